@@ -1,0 +1,42 @@
+# One command runs the main job, one passes the tests; each makes its own virtual environment.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test check format bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+install: $(STAMP) ## the virtual environment with the package and its tools
+
+run: $(STAMP) ## the main job: pack a generated cluster with every policy, and draw it
+	@mkdir -p out
+	$(BIN)/aliquot simulate --generate 200x8 --policy all --plot out/packing.svg
+
+test: $(STAMP) ## everything that needs no cluster
+	$(BIN)/python -m pytest -n auto
+
+check: $(STAMP) ## lint, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(STAMP) ## put the code into shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## how fast a decision is, and how it grows with the cluster
+	@mkdir -p out
+	$(BIN)/python bench/decision.py --plot out/decision.svg
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,6 @@
+"""WHAT IS IT?  Frozen values with the names of the trade; the standard library only.
+
+A *card* is one GPU. A *node* has cards and offers ways to use them. A *claim* is what a Pod asks for, whatever
+dialect it was written in. A *grant* is the answer: which cards of which node, how much of each, for which container.
+A *refusal* says why a claim does not go somewhere; an *invalid* says why a manifest is no claim at all.
+"""

@@ -1,0 +1,121 @@
+"""What a Pod asks for, whatever dialect it was written in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from .node import Offer
+
+
+class AppClass(StrEnum):
+    """Online work takes the card from offline work; normal work shares by quota."""
+
+    NORMAL = "normal"
+    ONLINE = "online"
+    OFFLINE = "offline"
+
+
+class Role(StrEnum):
+    """When a container runs: INIT containers one after the other before the rest, SIDECARs from their turn on."""
+
+    INIT = "init"
+    SIDECAR = "sidecar"
+    MAIN = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """How much of one card. Memory is absolute or a percentage of whichever card is chosen, never both."""
+
+    memory_mib: int = 0
+    memory_percent: int = 0
+    core_milli: int | None = None  # compute; None: none was asked for
+    greedy_milli: int | None = None  # offline compute
+    exclusive: bool = False  # the whole card
+
+    def memory_on(self, card_memory_mib: int) -> int:
+        """The MiB this slice takes of a card of that size."""
+        return self.memory_mib + self.memory_percent * card_memory_mib // 100
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerClaim:
+    """One container's request: `count` equal slices on distinct cards; None is every card of the node."""
+
+    name: str
+    index: int  # its place among the Pod's containers (or, for INIT and SIDECAR, among its init containers)
+    role: Role
+    slice: Slice
+    count: int | None = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One Pod's request. `containers` holds those that ask for GPU, init containers first, in the Pod's order."""
+
+    uid: str
+    namespace: str
+    name: str
+    dialect: str
+    offer: Offer
+    containers: tuple[ContainerClaim, ...]
+    app_class: AppClass = AppClass.NORMAL
+    together: bool = False  # all containers on the same cards
+    whole_node: bool = False
+    models: frozenset[str] | None = None  # None: any
+    owner: str | None = None  # whose replica it is
+    cpu_milli: int = 0
+    memory_mib: int = 0
+
+    @property
+    def key(self) -> str:
+        """namespace/name, as people write it."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What is taken of one card."""
+
+    memory_mib: int = 0
+    core_milli: int = 0
+    greedy_milli: int = 0
+    slices: int = 0
+    exclusive: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.memory_mib + other.memory_mib,
+            self.core_milli + other.core_milli,
+            self.greedy_milli + other.greedy_milli,
+            self.slices + other.slices,
+            self.exclusive + other.exclusive,
+        )
+
+    def __or__(self, other: Usage) -> Usage:
+        """The larger of the two in every respect: they are never there at the same time."""
+        return Usage(
+            max(self.memory_mib, other.memory_mib),
+            max(self.core_milli, other.core_milli),
+            max(self.greedy_milli, other.greedy_milli),
+            max(self.slices, other.slices),
+            max(self.exclusive, other.exclusive),
+        )
+
+
+def peak(parts: Iterable[tuple[Role, Usage]]) -> Usage:
+    """The most that is in use at once, counted as Kubernetes counts: max(init peak, sum of app and sidecars).
+
+    The parts come in the Pod's order, init containers and sidecars first.
+    """
+    sidecars = mains = highest = Usage()
+    for role, usage in parts:
+        if role is Role.SIDECAR:
+            sidecars += usage
+        elif role is Role.INIT:
+            highest |= sidecars + usage
+        else:
+            mains += usage
+    return highest | (sidecars + mains)

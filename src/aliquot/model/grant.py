@@ -1,0 +1,51 @@
+"""The answer to a claim: which cards, how much of each, for which container."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .claim import Role, Usage, peak
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of one card, with percentages already turned into MiB."""
+
+    card: int
+    memory_mib: int
+    core_milli: int | None = None
+    greedy_milli: int | None = None
+    exclusive: bool = False
+    uuid: str = ""
+
+    def usage(self) -> Usage:
+        """What it takes of the card."""
+        return Usage(self.memory_mib, self.core_milli or 0, self.greedy_milli or 0, 1, int(self.exclusive))
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerGrant:
+    """What one container got."""
+
+    name: str
+    index: int
+    role: Role
+    shares: tuple[Share, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What one Pod got. `containers` in the Pod's order, init containers and sidecars first."""
+
+    uid: str
+    node: str
+    containers: tuple[ContainerGrant, ...]
+    whole_node: bool = False
+
+    def usage(self) -> dict[int, Usage]:
+        """Per card, the most that the Pod's containers use at once."""
+        parts: dict[int, list[tuple[Role, Usage]]] = {}
+        for container in self.containers:
+            for share in container.shares:
+                parts.setdefault(share.card, []).append((container.role, share.usage()))
+        return {card: peak(each) for card, each in sorted(parts.items())}

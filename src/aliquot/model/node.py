@@ -1,0 +1,40 @@
+"""One node: its cards, and the ways of using them that it offers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from .device import Card
+
+
+class Offer(StrEnum):
+    """A way of using cards. A claim needs one; a node serves several at once on the same cards."""
+
+    QGPU = "qgpu"
+    QGPU_MIXED = "qgpu-mixed"  # online and offline Pods on one card
+    GPUSHARE = "gpushare"
+    T9K_EXCLUSIVE = "t9k-xgn"  # whole cards and whole nodes
+    T9K_SHARED = "t9k-sgn"
+    ANY = "any"  # the simulator's: no label is needed
+
+
+class Isolation(StrEnum):
+    """What the node promises each Pod of a card's compute."""
+
+    BEST_EFFORT = "best-effort"
+    FIXED_SHARE = "fixed-share"
+    BURST_SHARE = "burst-share"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """`cpu_milli` and `memory_mib` are None where nobody said: then they limit nothing."""
+
+    name: str
+    cards: tuple[Card, ...] = ()
+    offers: frozenset[Offer] = frozenset()
+    isolation: Isolation = Isolation.BEST_EFFORT
+    cpu_milli: int | None = None
+    memory_mib: int | None = None
+    notes: tuple[str, ...] = ()  # what had to be assumed about it, in sentences

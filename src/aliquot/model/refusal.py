@@ -1,0 +1,63 @@
+"""Why not: a claim that does not go somewhere (Refusal), a manifest that is no claim (Invalid). Both are data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """What was short. `wanted` and `had` of a Refusal are in the unit given here."""
+
+    # about one card
+    MEMORY = "memory"  # GPU memory, MiB
+    CORE = "core"  # compute, milli-GPU
+    GREEDY = "core-greedy"  # offline compute, milli-GPU
+    SLICES = "slices"  # how many share the card
+    EXCLUSIVE = "exclusive"  # one of the two wants the card for itself; the number of shares on it
+    HEALTH = "health"  # the card is sick or gone
+    MODEL = "model"  # another GPU model was asked for
+    # about a node
+    CARDS = "cards"  # cards that fit, of those wanted
+    MODE = "mode"  # the node does not serve this dialect or this way of use
+    MIXED = "mixed"  # the node does not mix online and offline Pods
+    WHOLE_NODE = "whole-node"  # one of the two wants the node for itself; the number of Pods on it
+    CPU = "cpu"  # milli-CPU
+    HOST_MEMORY = "host-memory"  # MiB
+    # said by Kubernetes itself, not by us
+    UNSCHEDULABLE = "unschedulable"
+    NOT_READY = "not-ready"
+    TAINT = "taint"
+    SELECTOR = "selector"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One shortage at one place. `never`: even an empty card or node would not do."""
+
+    node: str
+    card: int | None
+    reason: Reason
+    wanted: int | str | None
+    had: int | str | None
+    never: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Invalid:
+    """One field of a manifest that breaks a rule."""
+
+    field: str
+    value: object
+    allowed: str
+
+    def sentence(self) -> str:
+        """Names the field, what it was, and what is allowed."""
+        return f"{self.field}: {_show(self.value)} is not allowed: {self.allowed}"
+
+
+def _show(value: object) -> str:
+    if value is None:
+        return "nothing"
+    text = f'"{value}"' if isinstance(value, str) else str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
