@@ -1,0 +1,49 @@
+"""HOW IS IT SPELLED?  Kubernetes objects in, the model's nouns out, and back. Pure.
+
+One module per dialect, and none knows another: `qgpu`, `t9k`, `gpushare`. `pods` and `nodes` read what is the same in
+all of them; `native` is our own pair of annotations; `kube` is what kube-scheduler itself would say; `registry` finds
+the dialect that is spoken. Annotation keys, label keys and resource names stand in the one module that owns them.
+
+Nothing here raises on any JSON: it parses, is refused with every broken rule (`Invalid`), or is not ours (None).
+Rendering takes values of ours and may rely on them.
+"""
+
+from .registry import (
+    DEFAULT_RULES,
+    MemoryUnit,
+    QgpuRules,
+    Rules,
+    Taints,
+    guess_gpushare_unit,
+    missing_tolerations,
+    parse_grant,
+    parse_node,
+    parse_pod,
+    parse_unhealthy,
+    render_env,
+    render_grant,
+    render_inventory,
+    render_pod,
+    taints,
+    tolerations,
+)
+
+__all__ = [
+    "DEFAULT_RULES",
+    "MemoryUnit",
+    "QgpuRules",
+    "Rules",
+    "Taints",
+    "guess_gpushare_unit",
+    "missing_tolerations",
+    "parse_grant",
+    "parse_node",
+    "parse_pod",
+    "parse_unhealthy",
+    "render_env",
+    "render_grant",
+    "render_inventory",
+    "render_pod",
+    "taints",
+    "tolerations",
+]

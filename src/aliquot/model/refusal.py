@@ -19,6 +19,7 @@ class Reason(StrEnum):
     MODEL = "model"  # another GPU model was asked for
     # about a node
     CARDS = "cards"  # cards that fit, of those wanted
+    CONTAINERS = "containers"  # each container alone would fit, together they do not
     MODE = "mode"  # the node does not serve this dialect or this way of use
     MIXED = "mixed"  # the node does not mix online and offline Pods
     WHOLE_NODE = "whole-node"  # one of the two wants the node for itself; the number of Pods on it
@@ -53,11 +54,19 @@ class Invalid:
 
     def sentence(self) -> str:
         """Names the field, what it was, and what is allowed."""
-        return f"{self.field}: {_show(self.value)} is not allowed: {self.allowed}"
+        if self.value is None:
+            return f"{self.field} is missing: {self.allowed}"
+        return f"{self.field}: {show(self.value)} is not allowed: {self.allowed}"
 
 
-def _show(value: object) -> str:
+def show(value: object) -> str:
+    """Any JSON value in a few words. Deep nesting and numbers of thousands of digits are more than str() can bear."""
     if value is None:
         return "nothing"
-    text = f'"{value}"' if isinstance(value, str) else str(value)
+    if isinstance(value, int) and value.bit_length() > 256:
+        return "a number of enormous size"
+    if isinstance(value, (dict, list)):
+        text = f"a {'mapping' if isinstance(value, dict) else 'list'} of {len(value)}"
+    else:
+        text = f'"{value}"' if isinstance(value, str) else str(value)
     return text if len(text) <= 80 else text[:77] + "..."

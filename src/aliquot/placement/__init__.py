@@ -1,0 +1,16 @@
+"""WHERE DOES IT GO?  Board, fit, score, choose, book: pure, no IO, no clock, no chance.
+
+    board.py     every card of the cluster as numpy columns, changed one row at a time
+    demand.py    a claim reduced to what a vector operation can compare with cards
+    fit.py       which nodes and cards would do, and every reason why the others would not
+    seat.py      which cards of one node each container gets
+    policies.py  binpack, spread, and the online/offline rule of qGPU
+    workload.py  what kind of Pods come here, learned from those seen
+    packing.py   fgd and dense: where least is spoiled for the Pods still to come
+    potential.py what a node is still good for, as one number
+    prices.py    what each remainder of a card is worth, for dense
+    choose.py    the best node for a claim, with scores kept per shape
+    book.py      who holds what: assume, confirm, forget, expire
+
+The same code serves the scheduler, one machine, and the simulator.
+"""

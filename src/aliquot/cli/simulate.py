@@ -1,0 +1,205 @@
+"""`aliquot simulate`: what a policy makes of a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aliquot.cli.main import InputError
+
+if TYPE_CHECKING:
+    from aliquot.model.node import Node
+    from aliquot.sim.replay import Outcome
+    from aliquot.sim.trace import PodSpec
+
+_NAMES = ("binpack", "spread", "fgd", "dense")
+_MOST_CARDS = 1_000_000  # of a generated cluster; more is a slip of the keyboard
+
+
+@click.command()
+@click.option("--nodes", "nodes_file", type=click.Path(path_type=Path), help="CSV: sn,cpu_milli,memory_mib,gpu,model")
+@click.option(
+    "--pods",
+    "pods_file",
+    type=click.Path(path_type=Path),
+    help="CSV: name,cpu_milli,memory_mib,num_gpu,gpu_milli[,gpu_spec]; gpu_spec 'A|B' restricts the model",
+)
+@click.option("--generate", metavar="NODESxGPUS", help="Make up the nodes and the Pods, as in --generate 200x8")
+@click.option("--policy", type=click.Choice([*_NAMES, "all"]), default="dense", show_default=True)
+@click.option("--seed", type=int, default=42, show_default=True, help="Decides the order of arrivals, and nothing else")
+@click.option(
+    "--target", type=float, default=1.3, show_default=True, help="GPU asked for, as a multiple of the GPU there is"
+)
+@click.option(
+    "--workload",
+    type=click.Choice(["trace", "seen"]),
+    default="trace",
+    show_default=True,
+    help="What fgd and dense know of the Pods to come: the mix of the whole trace, or what they have seen so far",
+)
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw allocation over arrivals, SVG")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def simulate(
+    nodes_file: Path | None,
+    pods_file: Path | None,
+    generate: str | None,
+    policy: str,
+    seed: int,
+    target: float,
+    workload: str,
+    plot: Path | None,
+    output: str,
+) -> None:
+    """How well the placement policies pack a trace of Pods.
+
+    The Pods of the trace, and more drawn from it until they ask for TARGET times the GPU there is, come in an order
+    decided by the seed. None leaves; one that does not fit is dropped; CPU and memory count.
+
+    \b
+    aliquot simulate --generate 200x8 --policy all --plot packing.svg
+    aliquot simulate --nodes nodes.csv --pods pods.csv --policy dense --seed 42 -o json
+    """
+    if not 0 < target <= 100:
+        raise InputError(f"--target: {target} is not allowed: a number above 0, up to 100")
+    nodes, pods = _load(nodes_file, pods_file, generate, seed)
+    names = _NAMES if policy == "all" else (policy,)
+    outcomes = [_run(nodes, pods, name, seed, target, workload) for name in names]
+    if plot is not None:
+        _draw(plot, outcomes, len(nodes), seed)
+    results = [_result(outcome, seed, target, len(nodes), workload) for outcome in outcomes]
+    if output == "json":
+        import msgspec
+
+        answer = results if policy == "all" else results[0]
+        click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+    else:
+        _print(results, plot)
+
+
+def _load(
+    nodes_file: Path | None, pods_file: Path | None, generated: str | None, seed: int
+) -> tuple[list[Node], list[PodSpec]]:
+    from aliquot.sim import trace
+
+    if generated is not None:
+        if nodes_file or pods_file:
+            raise InputError("--generate makes up nodes and Pods: leave --nodes and --pods out")
+        size = re.fullmatch(r"([0-9]{1,7})x([0-9]{1,3})", generated)
+        nodes, cards = (int(size[1]), int(size[2])) if size else (0, 0)
+        if not (nodes and 1 <= cards <= 128 and nodes * cards <= _MOST_CARDS):
+            raise InputError(
+                f'--generate: "{generated}" is not allowed: NODESxGPUS with 1 to 128 GPUs each, as in 200x8'
+            )
+        return trace.generate(nodes, cards, seed)
+    if nodes_file is None or pods_file is None:
+        raise InputError("give --nodes NODES.csv and --pods PODS.csv, or --generate 200x8 to try it without files")
+    try:
+        read = trace.parse_nodes(_lines(nodes_file), str(nodes_file))
+        models = frozenset(card.model for node in read for card in node.cards)
+        if not any(node.cards for node in read):
+            raise InputError(f"{nodes_file}:2: column gpu: no node has a GPU")
+        return read, trace.parse_pods(_lines(pods_file), str(pods_file), models)
+    except trace.TraceError as error:
+        raise InputError(str(error)) from error
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return file.readlines()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise InputError(f"{path}:{line}: column {error.start + 1}: is not UTF-8 text") from error
+
+
+def _run(nodes: list[Node], pods: list[PodSpec], policy: str, seed: int, target: float, workload: str) -> Outcome:
+    from aliquot.sim.arrivals import arrivals
+    from aliquot.sim.replay import replay
+
+    total = sum(len(node.cards) for node in nodes) * 1000
+    coming = arrivals(pods, round(target * total), seed)
+    known = pods if workload == "trace" else []
+    with _progress(policy, len(coming)) as progress:
+        return replay(nodes, coming, policy, known=known, clock=time.perf_counter, progress=progress)
+
+
+@contextlib.contextmanager
+def _progress(policy: str, steps: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr when a person looks."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(policy, total=steps)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _result(outcome: Outcome, seed: int, target: float, nodes: int, workload: str) -> dict[str, Any]:
+    return {
+        "policy": outcome.policy,
+        "seed": seed,
+        "target": target,
+        "allocated_percent": round(outcome.percent(outcome.allocated_milli), 3),
+        "allocated_percent_at_100": round(outcome.percent(outcome.allocated_milli_at_100), 3),
+        "arrived": outcome.arrived,
+        "placed": outcome.placed,
+        "dropped": outcome.dropped,
+        "decisions_per_second": round(outcome.arrived / max(outcome.seconds, 1e-9), 1),
+        "seconds": round(outcome.seconds, 3),
+        "nodes": nodes,
+        "gpus": outcome.total_milli // 1000,
+        "workload": workload,
+    }
+
+
+def _print(results: list[dict[str, Any]], plot: Path | None) -> None:
+    from aliquot.cli.tables import bar, table
+
+    first = results[0]
+    cluster = f"{first['nodes']:,} nodes, {first['gpus']:,} GPUs"
+    click.echo(f"{cluster}; {first['arrived']:,} Pods ask for {first['target']:.0%} of them (seed {first['seed']})\n")
+    head = ("POLICY", "ALLOCATED", "", "AT 100%", "DROPPED", "DECISIONS/S")
+    rows = [
+        (
+            result["policy"],
+            f"{result['allocated_percent']:.2f}%",
+            bar(result["allocated_percent"] / 100, 30),
+            f"{result['allocated_percent_at_100']:.2f}%",
+            f"{result['dropped']:,}",
+            f"{result['decisions_per_second']:,.0f}",
+        )
+        for result in results
+    ]
+    click.echo(table(head, rows, right=frozenset({1, 3, 4, 5})))
+    if plot is not None:
+        click.echo(f"\nplot: {plot}")
+
+
+def _draw(path: Path, outcomes: list[Outcome], nodes: int, seed: int) -> None:
+    from aliquot.cli.plot import line_chart
+
+    most = max(outcome.curve[-1][0] for outcome in outcomes)
+    chart = line_chart(
+        "GPU allocated as Pods arrive",
+        f"{nodes:,} nodes, {outcomes[0].total_milli // 1000:,} GPUs, seed {seed}; dashed: nothing ever dropped",
+        "GPU asked for so far, % of all there is",
+        "GPU allocated, %",
+        {f"{outcome.policy} {outcome.percent(outcome.allocated_milli):.2f}%": outcome.curve for outcome in outcomes},
+        ideal=[(0, 0), (min(100, most), min(100, most)), (most, min(100, most))],
+    )
+    try:
+        path.write_text(chart, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error

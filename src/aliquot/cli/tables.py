@@ -1,0 +1,31 @@
+"""Plain columns, for terminals and pipes alike."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> str:
+    """Columns two spaces apart, those of `right` aligned right, no space at the end of a line."""
+    every = [head, *rows]
+    widths = [max(_width(row[at]) for row in every) for at in range(len(head))]
+    return "\n".join(
+        "  ".join(_pad(row[at], widths[at], at in right) for at in range(len(head))).rstrip() for row in every
+    )
+
+
+def bar(part: float, width: int) -> str:
+    """A bar of eighths of a character; `part` from 0 to 1."""
+    eighths = round(max(0.0, min(1.0, part)) * width * 8)
+    return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
+
+
+def _width(text: str) -> int:
+    """Columns on a terminal: Chinese characters take two."""
+    return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text)
+
+
+def _pad(text: str, width: int, right: bool) -> str:
+    space = " " * (width - _width(text))
+    return space + text if right else text + space

@@ -1,0 +1,299 @@
+"""gpushare (Aliyun): a card's memory, in one whole unit for the whole cluster, GiB or MiB.
+
+All containers of a Pod share its card. `aliyun.com/gpu-count: "4"` on the Pod spreads each container's gpu-mem evenly
+over four cards. What a Pod got is written in two forms, because the peers read either:
+
+    ALIYUN_COM_GPU_MEM_IDX, _DEV, _POD, _ASSIGNED, _ASSUME_TIME    the old ones; they know of one card only
+    scheduler.framework.gpushare.allocation                        {"<container>": {"<card>": memory}}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from enum import StrEnum
+
+import msgspec
+
+from aliquot.model.claim import Claim, ContainerClaim, Role, Slice
+from aliquot.model.grant import ContainerGrant, Grant, Share
+from aliquot.model.node import Node, Offer
+from aliquot.model.refusal import Invalid
+
+from .nodes import MOST_CARDS, Capacity, NodeView, read_node, told
+from .pods import Pod, Words, count_at, mapping_at, unnamed
+
+DIALECT = "gpushare"
+MEMORY = "aliyun.com/gpu-mem"
+COUNT = "aliyun.com/gpu-count"
+RESOURCES = (MEMORY, COUNT)
+
+INDEX = "ALIYUN_COM_GPU_MEM_IDX"
+CARD_SIZE = "ALIYUN_COM_GPU_MEM_DEV"
+POD_TOTAL = "ALIYUN_COM_GPU_MEM_POD"
+CONTAINER_TOTAL = "ALIYUN_COM_GPU_MEM_CONTAINER"
+ASSIGNED = "ALIYUN_COM_GPU_MEM_ASSIGNED"
+ASSUME_TIME = "ALIYUN_COM_GPU_MEM_ASSUME_TIME"
+ALLOCATION = "scheduler.framework.gpushare.allocation"
+ANNOTATIONS = (COUNT, ALLOCATION, INDEX, CARD_SIZE, POD_TOTAL, ASSIGNED, ASSUME_TIME)
+
+NODE_LABEL = "gpushare"
+_UNHEALTHY = "unhealthy-gpu-"
+
+
+class MemoryUnit(StrEnum):
+    """What one of gpu-mem is; the device plugin's --memory-unit."""
+
+    GIB = "GiB"
+    MIB = "MiB"
+
+    @property
+    def mib(self) -> int:
+        """The unit in MiB."""
+        return 1024 if self is MemoryUnit.GIB else 1
+
+
+def first_mention(pod: Pod) -> str | None:
+    """Where the Pod first speaks this dialect."""
+    said = pod.first_mention(RESOURCES)
+    if said is None and COUNT in pod.labels:
+        return f'metadata.labels["{COUNT}"]'
+    if said is None and COUNT in pod.annotations:
+        return f'metadata.annotations["{COUNT}"]'
+    return said
+
+
+def parse_pod(pod: Pod, unit: MemoryUnit) -> Claim | list[Invalid]:
+    """What a Pod of this dialect asks for, or every rule it breaks."""
+    asking = pod.asking(MEMORY)
+    problems = unnamed(asking)
+    cards = _cards(pod, problems)
+    if not asking:
+        field = f'spec.containers[*].resources.limits["{MEMORY}"]'
+        problems.append(
+            Invalid(field, None, f"{COUNT} needs it: the memory on all the cards together, in whole {unit}")
+        )
+    containers = []
+    for container in asking:
+        memory = container.count(MEMORY, problems, allowed=f"whole {unit}, at least 1, without a unit")
+        if memory is None or cards is None:
+            continue
+        if memory % cards:
+            allowed = f"a multiple of {cards}, for {COUNT} spreads it evenly over {cards} cards"
+            problems.append(Invalid(container.field(MEMORY), container.value(MEMORY), allowed))
+        piece = Slice(memory_mib=memory // cards * unit.mib)
+        containers.append(ContainerClaim(container.name, container.index, container.role, piece, cards))
+    if problems:
+        return problems
+    return Claim(
+        uid=pod.uid,
+        namespace=pod.namespace,
+        name=pod.name,
+        dialect=DIALECT,
+        offer=Offer.GPUSHARE,
+        containers=tuple(containers),
+        together=True,
+        owner=pod.owner,
+        cpu_milli=pod.cpu_milli,
+        memory_mib=pod.memory_mib,
+    )
+
+
+def _cards(pod: Pod, problems: list[Invalid]) -> int | None:
+    """How many cards the Pod wants: 1 unless label, annotation or a container says so, and all that say agree."""
+    allowed = "a whole number of cards, at least 1"
+    said: list[tuple[str, int | None]] = []
+    for field, value in (
+        (f'metadata.labels["{COUNT}"]', pod.labels.get(COUNT)),
+        (f'metadata.annotations["{COUNT}"]', pod.annotation(COUNT)),
+    ):
+        if value is not None:
+            said.append((field, count_at(value, field, problems, allowed=allowed)))
+    said += [(each.field(COUNT), each.count(COUNT, problems, allowed=allowed)) for each in pod.asking(COUNT)]
+    if any(count is None for _, count in said):
+        return None
+    if not said:
+        return 1
+    first, cards = said[0]
+    for field, other in said[1:]:
+        if other != cards:
+            problems.append(Invalid(field, other, f"the same number of cards as {first} ({cards})"))
+            return None
+    return cards
+
+
+def words(claim: Claim, unit: MemoryUnit) -> Words:
+    """How the claim is spelled in this dialect."""
+    cards = claim.containers[0].count or 1
+    return Words(
+        limits={each.name: {MEMORY: each.slice.memory_mib * cards // unit.mib} for each in claim.containers},
+        annotations={COUNT: str(cards)} if cards > 1 else {},
+    )
+
+
+def offers(node: NodeView, *, inventory: bool) -> frozenset[Offer]:
+    """A node offers gpushare if it advertises gpu-mem or, with an inventory of ours, if it is labelled so."""
+    advertised = node.count(MEMORY, [])
+    labelled = inventory and node.labels.get(NODE_LABEL) == "true"
+    return frozenset({Offer.GPUSHARE}) if advertised or labelled else frozenset()
+
+
+def capacity(node: NodeView, unit: MemoryUnit, problems: list[Invalid]) -> Capacity:
+    """What gpu-mem and gpu-count tell of the node's cards. A count alone, left behind by a plugin, tells nothing."""
+    memory = told(MEMORY, node.count(MEMORY, problems))
+    cards = told(COUNT, node.count(COUNT, problems))
+    return Capacity(cards if memory else None, memory, unit.mib)
+
+
+def guess_unit(nodes: Iterable[object]) -> MemoryUnit:
+    """The cluster's unit, by its nodes: nobody has a card of more than 1000 GiB, nor one of less than 1000 MiB."""
+    for value in nodes:
+        node = read_node(value)
+        if isinstance(node, Invalid):
+            continue
+        memory, cards = node.count(MEMORY, []), node.count(COUNT, [])
+        if memory and memory > 1000 * (cards or 1):
+            return MemoryUnit.MIB
+    return MemoryUnit.GIB
+
+
+def parse_unhealthy(configmap: object) -> tuple[str, frozenset[int]] | Invalid | None:
+    """The node and the cards that ConfigMap kube-system/unhealthy-gpu-NODE takes out; None for another object."""
+    problems: list[Invalid] = []
+    whole = mapping_at(configmap, "", problems)
+    metadata = mapping_at(whole.get("metadata"), "metadata", problems)
+    name = metadata.get("name")
+    if whole.get("kind", "ConfigMap") != "ConfigMap" or metadata.get("namespace") != "kube-system":
+        return None
+    if not isinstance(name, str) or not name.startswith(_UNHEALTHY):
+        return None
+    gpus = mapping_at(whole.get("data"), "data", problems).get("gpus", "")
+    if not isinstance(gpus, str):
+        problems.append(Invalid("data.gpus", gpus, 'card numbers with commas between, as "0,2"'))
+    if problems:
+        return problems[0]
+    cards = [_card(part.strip()) for part in str(gpus).split(",") if part.strip()]
+    if any(card is None for card in cards):
+        return Invalid("data.gpus", gpus, 'card numbers with commas between, as "0,2"')
+    return name.removeprefix(_UNHEALTHY), frozenset(card for card in cards if card is not None)
+
+
+def _card(text: str) -> int | None:
+    """A card's number as the peers write it; None for anything else."""
+    readable = text.isascii() and text.isdigit() and len(text) <= 4
+    return int(text) if readable and int(text) < MOST_CARDS else None
+
+
+def parse_grant(pod: Pod, claim: Claim) -> tuple[ContainerGrant, ...] | Invalid | None:
+    """What the peers' annotations say the Pod got; the newer one first. None where neither tells."""
+    allocation = pod.annotations.get(ALLOCATION)
+    if allocation is not None:
+        granted = _from_allocation(allocation, claim)
+        if granted is not None:
+            return granted
+    index = pod.annotations.get(INDEX)
+    return None if index is None else _from_index(index, pod.annotations.get(POD_TOTAL), claim)
+
+
+def _from_allocation(value: object, claim: Claim) -> tuple[ContainerGrant, ...] | Invalid | None:
+    field = f'metadata.annotations["{ALLOCATION}"]'
+    try:
+        wire = msgspec.json.decode(value if isinstance(value, str) else "", type=dict[str, dict[str, int]])
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return Invalid(field, value, 'JSON as {"<container>": {"<card>": memory}}')
+    if not any(wire.values()):
+        return None
+    cards: dict[int, tuple[Share, ...]] = {}
+    for each in claim.containers:
+        if each.role is not Role.MAIN:
+            continue
+        shares = _shares(wire.get(str(each.index), {}), each.slice.memory_mib * (each.count or 1))
+        if shares is None:
+            return Invalid(field, value, f"the cards of container {each.name}, with the gpu-mem it asks for in all")
+        cards[each.index] = shares
+    # The annotation knows no init containers: they run on the Pod's cards, as all its containers do.
+    indexes = sorted({share.card for shares in cards.values() for share in shares})
+    if not indexes:
+        return None
+    return tuple(
+        ContainerGrant(
+            each.name,
+            each.index,
+            each.role,
+            cards[each.index]
+            if each.role is Role.MAIN
+            else _evenly(indexes, each.slice.memory_mib * (each.count or 1)),
+        )
+        for each in claim.containers
+    )
+
+
+def _shares(amounts: dict[str, int], total_mib: int) -> tuple[Share, ...] | None:
+    """The annotation does not say its unit; what the container asked for does, for both must come to the same."""
+    total = sum(amounts.values())
+    unit = next((each.mib for each in MemoryUnit if total * each.mib == total_mib), None)
+    if unit is None or any(amount < 0 for amount in amounts.values()):
+        return None
+    shares = []
+    for key, amount in amounts.items():
+        card = _card(key)
+        if card is None:
+            return None
+        if amount:
+            shares.append(Share(card=card, memory_mib=amount * unit))
+    return tuple(sorted(shares, key=lambda share: share.card))
+
+
+def _evenly(cards: list[int], total_mib: int) -> tuple[Share, ...]:
+    return tuple(Share(card=card, memory_mib=-(-total_mib // len(cards))) for card in cards)
+
+
+def _from_index(value: object, total: object, claim: Claim) -> tuple[ContainerGrant, ...] | Invalid:
+    """A scheduler that writes the old annotation alone knows one card, and put all that the Pod asks for on it."""
+    card = _card(value) if isinstance(value, str) else None
+    if card is None:
+        return Invalid(f'metadata.annotations["{INDEX}"]', value, "the number of a card, 0 or more")
+    problems: list[Invalid] = []
+    if total is not None:
+        count_at(total, f'metadata.annotations["{POD_TOTAL}"]', problems, allowed="the Pod's gpu-mem in all", least=0)
+    if problems:
+        return problems[0]
+    return tuple(
+        ContainerGrant(each.name, each.index, each.role, (Share(card, each.slice.memory_mib * (each.count or 1)),))
+        for each in claim.containers
+    )
+
+
+def render_grant(grant: Grant, node: Node, now_ns: int, unit: MemoryUnit) -> dict[str, str]:
+    """The peers' annotations, old and new, for what the Pod got. Not assigned yet: the node's agent says when it is."""
+    allocation = {
+        str(each.index): {str(share.card): share.memory_mib // unit.mib for share in each.shares}
+        for each in grant.containers
+        if each.role is Role.MAIN
+    }
+    return {
+        **_totals(grant, node, unit),
+        ASSIGNED: "false",
+        ASSUME_TIME: str(now_ns),
+        ALLOCATION: json.dumps(allocation, separators=(",", ":")),
+    }
+
+
+def render_env(grant: Grant, granted: ContainerGrant, node: Node, visible: str, unit: MemoryUnit) -> dict[str, str]:
+    """The environment promised to the container."""
+    return {
+        "NVIDIA_VISIBLE_DEVICES": visible,
+        **_totals(grant, node, unit),
+        CONTAINER_TOTAL: str(sum(share.memory_mib for share in granted.shares) // unit.mib),
+    }
+
+
+def _totals(grant: Grant, node: Node, unit: MemoryUnit) -> dict[str, str]:
+    usage = grant.usage()
+    first = min(usage)
+    size = next((card.memory_mib for card in node.cards if card.index == first), 0)
+    return {
+        INDEX: str(first),
+        CARD_SIZE: str(size // unit.mib),
+        POD_TOTAL: str(sum(each.memory_mib for each in usage.values()) // unit.mib),
+    }

@@ -1,0 +1,185 @@
+"""Our own annotations: what cards a node has, and what a Pod got. Versioned JSON; the tests prove the round trip.
+
+    on a Node   aliquot.dev/inventory   {"v":1,"cards":[{"index":0,"uuid":"GPU-..","memory_mib":23028,"model":"A30"}]}
+    on a Pod    aliquot.dev/grant       {"v":1,"node":"n1","containers":[{"name":"main","cards":[{"index":0,..}]}]}
+
+A field at its default is left out. Fields we do not know are passed over, so that a newer writer may add some; what
+an older reader would misunderstand gets a new version.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from aliquot.model.claim import Claim
+from aliquot.model.device import Card
+from aliquot.model.grant import ContainerGrant, Grant, Share
+from aliquot.model.node import Node
+from aliquot.model.refusal import Invalid
+
+from .nodes import MOST_CARDS, NodeView
+from .pods import LARGEST_COUNT, Pod
+
+INVENTORY = "aliquot.dev/inventory"
+GRANT = "aliquot.dev/grant"
+ANNOTATIONS = (GRANT,)
+
+_VERSION = 1
+
+Index = Annotated[int, msgspec.Meta(ge=0, lt=MOST_CARDS)]
+Amount = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_COUNT)]
+
+
+class _Card(msgspec.Struct, kw_only=True, omit_defaults=True):
+    index: Index
+    uuid: str = ""
+    memory_mib: Amount
+    model: str = ""
+    healthy: bool = True
+    numa: int | None = None
+
+
+class _Inventory(msgspec.Struct, kw_only=True):
+    v: int
+    cards: list[_Card]
+
+
+class _Share(msgspec.Struct, kw_only=True, omit_defaults=True):
+    index: Index
+    uuid: str = ""
+    memory_mib: Amount
+    core_milli: Amount | None = None
+    greedy_milli: Amount | None = None
+    exclusive: bool = False
+
+
+class _Container(msgspec.Struct, kw_only=True):
+    name: str
+    cards: list[_Share]
+
+
+class _Grant(msgspec.Struct, kw_only=True, omit_defaults=True):
+    v: int
+    node: str
+    whole_node: bool = False
+    containers: list[_Container]
+
+
+_Wire = TypeVar("_Wire", _Inventory, _Grant)
+
+
+def _decode(value: object, field: str, form: type[_Wire]) -> _Wire | Invalid:
+    if not isinstance(value, str):
+        return Invalid(field, value, "JSON text")
+    try:
+        wire = msgspec.json.decode(value, type=form)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        return Invalid(field, value, f"what aliquot writes there ({error})")
+    if wire.v != _VERSION:
+        return Invalid(field, value, f"version {_VERSION}; version {wire.v} is of another release of aliquot")
+    return wire
+
+
+def render_inventory(cards: Iterable[Card]) -> dict[str, str]:
+    """The annotation that tells a node's cards."""
+    wire = _Inventory(
+        v=_VERSION,
+        cards=[
+            _Card(
+                index=card.index,
+                uuid=card.uuid,
+                memory_mib=card.memory_mib,
+                model=card.model,
+                healthy=card.healthy,
+                numa=card.numa,
+            )
+            for card in cards
+        ],
+    )
+    return {INVENTORY: msgspec.json.encode(wire).decode()}
+
+
+def parse_inventory(node: NodeView, problems: list[Invalid]) -> tuple[Card, ...] | None:
+    """The node's cards by their number; None where the annotation is missing or became one more problem."""
+    if INVENTORY not in node.annotations:
+        return None
+    field = f'metadata.annotations["{INVENTORY}"]'
+    wire = _decode(node.annotations[INVENTORY], field, _Inventory)
+    if isinstance(wire, Invalid):
+        problems.append(wire)
+        return None
+    for what, seen in (
+        ("index", Counter(card.index for card in wire.cards)),
+        ("uuid", Counter(card.uuid for card in wire.cards if card.uuid)),
+    ):
+        twice = [each for each, times in seen.items() if times > 1]
+        if twice:
+            problems.append(Invalid(field, twice[0], f"every card has its own {what}"))
+            return None
+    cards = (Card(each.index, each.memory_mib, each.uuid, each.model, each.healthy, each.numa) for each in wire.cards)
+    return tuple(sorted(cards, key=lambda card: card.index))
+
+
+def render_grant(grant: Grant) -> dict[str, str]:
+    """The annotation that tells what a Pod got."""
+    containers = [
+        _Container(
+            name=container.name,
+            cards=[
+                _Share(
+                    index=share.card,
+                    uuid=share.uuid,
+                    memory_mib=share.memory_mib,
+                    core_milli=share.core_milli,
+                    greedy_milli=share.greedy_milli,
+                    exclusive=share.exclusive,
+                )
+                for share in container.shares
+            ],
+        )
+        for container in grant.containers
+    ]
+    wire = _Grant(v=_VERSION, node=grant.node, whole_node=grant.whole_node, containers=containers)
+    return {GRANT: msgspec.json.encode(wire).decode()}
+
+
+def parse_grant(pod: Pod, claim: Claim, node_name: str, node: Node | None) -> Grant | Invalid | None:
+    """What the Pod got; None where the annotation is missing."""
+    if GRANT not in pod.annotations:
+        return None
+    field, value = f'metadata.annotations["{GRANT}"]', pod.annotations[GRANT]
+    wire = _decode(value, field, _Grant)
+    if isinstance(wire, Invalid):
+        return wire
+    if wire.node != node_name:
+        return Invalid(field, wire.node, f"the grant of the node the Pod is on, {node_name}; this one is stale")
+    granted = {each.name: each.cards for each in wire.containers}
+    asked = [each.name for each in claim.containers]
+    if len(granted) != len(wire.containers) or sorted(granted) != sorted(asked):
+        return Invalid(field, ", ".join(granted), f"one grant for each container that asks: {', '.join(asked)}")
+    today = {card.uuid: card.index for card in node.cards if card.uuid} if node else {}
+    return Grant(
+        uid=claim.uid,
+        node=node_name,
+        containers=tuple(
+            ContainerGrant(each.name, each.index, each.role, tuple(_share(wire, today) for wire in granted[each.name]))
+            for each in claim.containers
+        ),
+        whole_node=wire.whole_node,
+    )
+
+
+def _share(wire: _Share, today: dict[str, int]) -> Share:
+    """The card is who its UUID says, whatever its number was. One that is gone keeps its number, and so is counted."""
+    return Share(
+        card=today.get(wire.uuid, wire.index),
+        memory_mib=wire.memory_mib,
+        core_milli=wire.core_milli,
+        greedy_milli=wire.greedy_milli,
+        exclusive=wire.exclusive,
+        uuid=wire.uuid,
+    )

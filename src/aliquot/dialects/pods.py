@@ -1,0 +1,341 @@
+"""What every Pod says to Kubernetes, whatever the dialect: its names, its containers, what they ask for.
+
+Reading never raises. Wrong shapes become `Pod.problems`; they are told only if the Pod turns out to be ours, because
+a Pod that is not ours is not ours to judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+from typing import Any
+
+from aliquot.model.claim import Claim, Role, Usage, peak
+from aliquot.model.quantity import QuantityError, parse_count, parse_quantity
+from aliquot.model.refusal import Invalid
+
+# Counts are 32-bit-sized and amounts 63-bit-sized, as in Kubernetes: a "1e999" must not travel further than this door.
+LARGEST_COUNT = 10**9
+LARGEST_AMOUNT = 2**63 - 1
+MIB = 2**20
+
+Json = Mapping[str, Any]
+
+
+def mapping_at(value: object, field: str, problems: list[Invalid]) -> Json:
+    """The mapping that is there; null is an empty one, as Go writes it."""
+    if value is None:
+        return {}
+    if isinstance(value, dict):
+        return value
+    problems.append(Invalid(field, value, "a mapping"))
+    return {}
+
+
+def list_at(value: object, field: str, problems: list[Invalid]) -> list[object]:
+    """The list that is there; null is an empty one, as Go writes it."""
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return value
+    problems.append(Invalid(field, value, "a list"))
+    return []
+
+
+def text_at(value: object, field: str, problems: list[Invalid]) -> str:
+    """The printable text that is there; null is empty."""
+    if value is None:
+        return ""
+    if isinstance(value, str) and value.isprintable():
+        return value
+    problems.append(Invalid(field, value, "text"))
+    return ""
+
+
+def count_at(
+    value: object, field: str, problems: list[Invalid], *, allowed: str, least: int = 1, most: int = LARGEST_COUNT
+) -> int | None:
+    """The whole number that is there, or None and one more problem."""
+    outcome = _count(value, field, allowed=allowed, least=least, most=most)
+    if isinstance(outcome, Invalid):
+        problems.append(outcome)
+        return None
+    return outcome
+
+
+def amount_at(value: object, field: str, problems: list[Invalid]) -> Fraction:
+    """The quantity of CPU or bytes that is there; where it cannot be read, zero and one more problem."""
+    try:
+        amount = parse_quantity(value)
+    except QuantityError as error:
+        problems.append(Invalid(field, value, f"a Kubernetes quantity: {error}"))
+        return Fraction(0)
+    if not 0 <= amount <= LARGEST_AMOUNT:
+        problems.append(Invalid(field, value, "a Kubernetes quantity of at least 0 and less than 2^63"))
+        return Fraction(0)
+    return amount
+
+
+def _count(value: object, field: str, *, allowed: str, least: int, most: int) -> int | Invalid:
+    try:
+        count = parse_count(value)
+    except QuantityError as error:
+        return Invalid(field, value, f"{allowed} (it must be {error})")
+    if not least <= count <= most:
+        return Invalid(field, value, allowed)
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One container and what it asks for. `path` is where it stands in the Pod."""
+
+    path: str
+    name: str
+    index: int  # its place in its list
+    role: Role
+    limits: Json
+    requests: Json
+
+    def asks(self, *resources: str) -> bool:
+        """Whether it names any of the resources, however badly."""
+        return any(resource in self.limits or resource in self.requests for resource in resources)
+
+    def field(self, resource: str) -> str:
+        """Where the resource is written or, when it is not, would be."""
+        only_requested = resource in self.requests and resource not in self.limits
+        return f'{self.path}.resources.{"requests" if only_requested else "limits"}["{resource}"]'
+
+    def value(self, resource: str) -> object:
+        """What is written there."""
+        return self.limits[resource] if resource in self.limits else self.requests.get(resource)
+
+    def count(
+        self, resource: str, problems: list[Invalid], *, allowed: str, least: int = 1, most: int = LARGEST_COUNT
+    ) -> int | None:
+        """How many it asks for; None if it does not ask, or if what it asks for became one more problem.
+
+        Extended resources cannot be overcommitted: requests equal limits, or only one of the two is given.
+        """
+        read: list[int] = []
+        for side, amounts in (("limits", self.limits), ("requests", self.requests)):
+            if resource not in amounts:
+                continue
+            field = f'{self.path}.resources.{side}["{resource}"]'
+            outcome = _count(amounts[resource], field, allowed=allowed, least=least, most=most)
+            if isinstance(outcome, Invalid):
+                problems.append(outcome)
+                return None
+            read.append(outcome)
+        if len(read) == 2 and read[0] != read[1]:
+            field = f'{self.path}.resources.requests["{resource}"]'
+            problems.append(
+                Invalid(
+                    field, self.requests[resource], f"the same as in limits ({read[0]}), or leave it out of requests"
+                )
+            )
+            return None
+        return read[0] if read else None
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A Pod as far as a dialect may care."""
+
+    uid: str
+    namespace: str
+    name: str
+    owner: str | None
+    labels: Json
+    annotations: Json
+    misplaced: Json  # annotations written beside metadata instead of in it
+    containers: tuple[Container, ...]  # init containers and sidecars first
+    cpu_milli: int
+    memory_mib: int
+    problems: tuple[Invalid, ...]
+
+    def annotation(self, key: str) -> object:
+        """The annotation, even a misplaced one, so that one slip is told once and not by its consequences too."""
+        return self.annotations[key] if key in self.annotations else self.misplaced.get(key)
+
+    def asking(self, *resources: str) -> list[Container]:
+        """The containers that name any of the resources."""
+        return [container for container in self.containers if container.asks(*resources)]
+
+    def first_mention(self, resources: Iterable[str]) -> str | None:
+        """The field where one of the resources is first named; None where none is."""
+        for container in self.containers:
+            for resource in resources:
+                if container.asks(resource):
+                    return container.field(resource)
+        return None
+
+
+def read_pod(value: object) -> Pod | None:
+    """What the Pod says; None for what is no Pod at all."""
+    if not isinstance(value, dict):
+        return None
+    problems: list[Invalid] = []
+    metadata = mapping_at(value.get("metadata"), "metadata", problems)
+    spec = mapping_at(value.get("spec"), "spec", problems)
+    namespace = text_at(metadata.get("namespace"), "metadata.namespace", problems) or "default"
+    # A Pod on its way through admission may have no name yet.
+    prefix = text_at(metadata.get("generateName"), "metadata.generateName", problems)
+    name = text_at(metadata.get("name"), "metadata.name", problems) or prefix
+    containers = tuple(_containers(spec, problems))
+    cpu_milli, memory = _requests(spec, containers, problems)
+    return Pod(
+        uid=text_at(metadata.get("uid"), "metadata.uid", problems) or f"{namespace}/{name}",
+        namespace=namespace,
+        name=name,
+        owner=_owner(metadata, namespace, problems),
+        labels=mapping_at(metadata.get("labels"), "metadata.labels", problems),
+        annotations=mapping_at(metadata.get("annotations"), "metadata.annotations", problems),
+        misplaced=mapping_at(value.get("annotations"), "annotations", problems),
+        containers=containers,
+        cpu_milli=cpu_milli,
+        memory_mib=-(-memory // MIB),
+        problems=tuple(problems),
+    )
+
+
+def _containers(spec: Json, problems: list[Invalid]) -> Iterable[Container]:
+    for key in ("initContainers", "containers"):
+        for index, each in enumerate(list_at(spec.get(key), f"spec.{key}", problems)):
+            path = f"spec.{key}[{index}]"
+            container = mapping_at(each, path, problems)
+            resources = mapping_at(container.get("resources"), f"{path}.resources", problems)
+            role = Role.MAIN
+            if key == "initContainers":
+                role = Role.SIDECAR if container.get("restartPolicy") == "Always" else Role.INIT
+            yield Container(
+                path=path,
+                name=text_at(container.get("name"), f"{path}.name", problems),
+                index=index,
+                role=role,
+                limits=mapping_at(resources.get("limits"), f"{path}.resources.limits", problems),
+                requests=mapping_at(resources.get("requests"), f"{path}.resources.requests", problems),
+            )
+
+
+def _owner(metadata: Json, namespace: str, problems: list[Invalid]) -> str | None:
+    owners = list_at(metadata.get("ownerReferences"), "metadata.ownerReferences", problems)
+    for index, each in enumerate(owners):
+        path = f"metadata.ownerReferences[{index}]"
+        owner = mapping_at(each, path, problems)
+        if owner.get("controller") is True:
+            kind = text_at(owner.get("kind"), f"{path}.kind", problems)
+            return f"{kind}/{namespace}/{text_at(owner.get('name'), f'{path}.name', problems)}"
+    return None
+
+
+def _requests(spec: Json, containers: Iterable[Container], problems: list[Invalid]) -> tuple[int, int]:
+    """Milli-CPU and bytes as kube-scheduler counts them.
+
+    The Pod's own figure where it gives one, else max(init peak, sum); and the runtime's overhead on top.
+    """
+    own = mapping_at(spec.get("resources"), "spec.resources", problems)
+    limits = mapping_at(own.get("limits"), "spec.resources.limits", problems)
+    requests = mapping_at(own.get("requests"), "spec.resources.requests", problems)
+    overhead = mapping_at(spec.get("overhead"), "spec.overhead", problems)
+    pod = Container("spec", "", 0, Role.MAIN, limits, requests)
+
+    def total(resource: str, scale: int) -> int:
+        parts = [pod] if pod.asks(resource) else containers
+        peak_of_parts = _at_once((each.role, _requested(each, resource, scale, problems)) for each in parts)
+        if resource not in overhead:
+            return peak_of_parts
+        return peak_of_parts + ceil(amount_at(overhead[resource], f'spec.overhead["{resource}"]', problems) * scale)
+
+    return total("cpu", 1000), total("memory", 1)
+
+
+def _requested(container: Container, resource: str, scale: int, problems: list[Invalid]) -> int:
+    """The request or, as Kubernetes defaults it, the limit."""
+    for side, amounts in (("requests", container.requests), ("limits", container.limits)):
+        if resource in amounts:
+            field = f'{container.path}.resources.{side}["{resource}"]'
+            return ceil(amount_at(amounts[resource], field, problems) * scale)
+    return 0
+
+
+def _at_once(parts: Iterable[tuple[Role, int]]) -> int:
+    """The model's rule for cards, used for CPU and bytes: Usage adds up any number, whatever its field is called."""
+    return peak((role, Usage(memory_mib=amount)) for role, amount in parts).memory_mib
+
+
+def unnamed(containers: Iterable[Container]) -> list[Invalid]:
+    """Grants are kept by container name, so those that ask for GPU need one each, as Kubernetes demands anyway."""
+    problems: list[Invalid] = []
+    seen: set[str] = set()
+    for container in containers:
+        if not container.name:
+            problems.append(Invalid(f"{container.path}.name", None, "a container that asks for GPU needs a name"))
+        elif container.name in seen:
+            problems.append(Invalid(f"{container.path}.name", container.name, "each container needs its own name"))
+        seen.add(container.name)
+    return problems
+
+
+def tolerates(toleration: object, taint: Json) -> bool:
+    """Kubernetes' rule: no key is any key, no effect is any effect, Equal unless it says Exists."""
+    if not isinstance(toleration, dict):
+        return False
+    key, effect = toleration.get("key") or "", toleration.get("effect") or ""
+    if effect and effect != taint.get("effect"):
+        return False
+    if key and key != taint.get("key"):
+        return False
+    if toleration.get("operator") == "Exists":
+        return True
+    same = (toleration.get("value") or "") == (taint.get("value") or "")
+    return bool(key) and same and toleration.get("operator") in (None, "", "Equal")
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """How a claim is spelled in one dialect: each container's resources by its name, and the Pod's own marks."""
+
+    limits: Mapping[str, Mapping[str, int]]
+    annotations: Mapping[str, str]
+
+
+def render_pod(claim: Claim, words: Words) -> dict[str, Any]:
+    """A manifest that says the claim. Containers that ask for nothing fill the places the claim leaves out."""
+    spec: dict[str, list[dict[str, Any]]] = {"initContainers": [], "containers": []}
+    taken = {container.name for container in claim.containers}
+    for container in claim.containers:
+        siblings = spec["containers" if container.role is Role.MAIN else "initContainers"]
+        _fill(siblings, container.index, taken)
+        limits = {resource: str(amount) for resource, amount in words.limits[container.name].items()}
+        written: dict[str, Any] = {"name": container.name, "image": "example", "resources": {"limits": limits}}
+        if container.role is Role.SIDECAR:
+            written["restartPolicy"] = "Always"
+        siblings.append(written)
+    _fill(spec["containers"], max(1, len(spec["containers"])), taken)
+    # All of it in one container: then the sum is the peak.
+    resources = spec["containers"][0].setdefault("resources", {})
+    resources["requests"] = {"cpu": f"{claim.cpu_milli}m", "memory": f"{claim.memory_mib}Mi"}
+    metadata: dict[str, Any] = {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid}
+    if words.annotations:
+        metadata["annotations"] = dict(words.annotations)
+    if claim.owner is not None:
+        kind, _, name = claim.owner.split("/", 2)
+        metadata["ownerReferences"] = [{"kind": kind, "name": name, "controller": True}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {key: each for key, each in spec.items() if each},
+    }
+
+
+def _fill(siblings: list[dict[str, Any]], upto: int, taken: set[str]) -> None:
+    while len(siblings) < upto:
+        number = len(taken)
+        while f"other-{number}" in taken:
+            number += 1
+        taken.add(f"other-{number}")
+        siblings.append({"name": f"other-{number}", "image": "example"})

@@ -1,0 +1,208 @@
+"""T9k (TensorStack): whole cards, a percentage of one card's memory, or the whole node.
+
+    resource                              per container          the node's node-alloc-mode
+    tensorstack.dev/nvidia-gpu            1 or more cards        xgn
+    tensorstack.dev/nvidia-gpu-percent    1..100 of one card     sgn
+    tensorstack.dev/nvidia-gpu-node       1, one container only  xgn
+
+A Pod asks in one of the three ways. xgn nodes carry a taint that keeps other Pods away, and lose it with the label;
+Pods that need an xgn node get the toleration by themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from aliquot.model.claim import Claim, ContainerClaim, Slice
+from aliquot.model.device import Card
+from aliquot.model.grant import ContainerGrant, Grant, Share
+from aliquot.model.node import Node, Offer
+from aliquot.model.refusal import Invalid
+
+from .nodes import Capacity, NodeView, told, told_in_percent
+from .pods import Container, Json, Pod, Words, list_at, mapping_at, tolerates, unnamed
+
+DIALECT = "t9k"
+CARDS = "tensorstack.dev/nvidia-gpu"
+PERCENT = "tensorstack.dev/nvidia-gpu-percent"
+NODE = "tensorstack.dev/nvidia-gpu-node"
+RESOURCES = (CARDS, PERCENT, NODE)
+ANNOTATIONS: tuple[str, ...] = ()
+
+ACCELERATOR_LABEL = "sched.tensorstack.dev/accelerator"
+MODE_LABEL = "sched.tensorstack.dev/node-alloc-mode"
+_MODES = {"xgn": Offer.T9K_EXCLUSIVE, "sgn": Offer.T9K_SHARED}
+
+TAINT = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule"}
+
+_ALLOWED = {
+    CARDS: "a whole number of cards, at least 1",
+    PERCENT: "1 to 100 percent of one card's memory",
+    NODE: "1: a Pod takes one whole node",
+}
+_MOST = {CARDS: 10**9, PERCENT: 100, NODE: 1}
+
+
+def first_mention(pod: Pod) -> str | None:
+    """Where the Pod first speaks this dialect."""
+    return pod.first_mention(RESOURCES)
+
+
+def parse_pod(pod: Pod) -> Claim | list[Invalid]:
+    """What a Pod of this dialect asks for, or every rule it breaks."""
+    asking = pod.asking(*RESOURCES)
+    problems = unnamed(asking)
+    containers = []
+    for container in asking:
+        for resource in RESOURCES:
+            count = container.count(resource, problems, allowed=_ALLOWED[resource], most=_MOST[resource])
+            if count is not None:
+                containers.append(_claim(container, resource, count))
+    problems += _mixed(asking) + _second_node(asking)
+    if problems:
+        return problems
+    shared = asking[0].asks(PERCENT)
+    return Claim(
+        uid=pod.uid,
+        namespace=pod.namespace,
+        name=pod.name,
+        dialect=DIALECT,
+        offer=Offer.T9K_SHARED if shared else Offer.T9K_EXCLUSIVE,
+        containers=tuple(containers),
+        whole_node=asking[0].asks(NODE),
+        owner=pod.owner,
+        cpu_milli=pod.cpu_milli,
+        memory_mib=pod.memory_mib,
+    )
+
+
+def _claim(container: Container, resource: str, count: int) -> ContainerClaim:
+    if resource == PERCENT:
+        return ContainerClaim(container.name, container.index, container.role, Slice(memory_percent=count))
+    whole = Slice(memory_percent=100, exclusive=True)
+    return ContainerClaim(container.name, container.index, container.role, whole, None if resource == NODE else count)
+
+
+def _mixed(asking: list[Container]) -> list[Invalid]:
+    """Whole cards, percentages and whole nodes live on different nodes."""
+    mentions = [(each, resource) for each in asking for resource in RESOURCES if each.asks(resource)]
+    first, way = mentions[0]
+    allowed = f"one way of asking in a Pod: {first.field(way)} already asks for {way}"
+    return [
+        Invalid(each.field(resource), each.value(resource), allowed) for each, resource in mentions if resource != way
+    ]
+
+
+def _second_node(asking: list[Container]) -> list[Invalid]:
+    nodes = [each for each in asking if each.asks(NODE)]
+    return [
+        Invalid(
+            each.field(NODE), each.value(NODE), f"only one container of a Pod: {nodes[0].field(NODE)} has it already"
+        )
+        for each in nodes[1:]
+    ]
+
+
+def words(claim: Claim) -> Words:
+    """How the claim is spelled in this dialect."""
+    return Words({each.name: _spell(each) for each in claim.containers}, {})
+
+
+def _spell(container: ContainerClaim) -> dict[str, int]:
+    if container.count is None:
+        return {NODE: 1}
+    if container.slice.exclusive:
+        return {CARDS: container.count}
+    return {PERCENT: container.slice.memory_percent}
+
+
+def offers(labels: Json, problems: list[Invalid]) -> frozenset[Offer]:
+    """What the node's labels offer; AMD and Huawei accelerators offer nothing of ours."""
+    mode = labels.get(MODE_LABEL)
+    if mode is None:
+        return frozenset()
+    if not isinstance(mode, str) or mode not in _MODES:
+        problems.append(Invalid(f'metadata.labels["{MODE_LABEL}"]', mode, "xgn (exclusive) or sgn (shared)"))
+        return frozenset()
+    return frozenset({_MODES[mode]}) if labels.get(ACCELERATOR_LABEL) == "nvidia-gpu" else frozenset()
+
+
+def capacity(node: NodeView, notes: list[str], problems: list[Invalid]) -> Capacity:
+    """How many cards nvidia-gpu, or nvidia-gpu-percent, tells of. Neither tells their memory."""
+    cards = told(CARDS, node.count(CARDS, problems))
+    return Capacity(cards or told_in_percent(PERCENT, node.count(PERCENT, problems), notes))
+
+
+@dataclass(frozen=True, slots=True)
+class Taints:
+    """What has to change on a node: the taints it should get and those it should lose."""
+
+    add: tuple[dict[str, str], ...] = ()
+    remove: tuple[dict[str, Any], ...] = ()  # as they stand on the node
+
+
+def taints(node: object) -> Taints:
+    """The change that makes the node's taint follow its labels. A label that cannot be read changes nothing."""
+    problems: list[Invalid] = []
+    whole = mapping_at(node, "node", problems)
+    labels = mapping_at(mapping_at(whole.get("metadata"), "metadata", problems).get("labels"), "labels", problems)
+    present = list_at(mapping_at(whole.get("spec"), "spec", problems).get("taints"), "spec.taints", problems)
+    wanted = Offer.T9K_EXCLUSIVE in offers(labels, problems)
+    if problems:
+        return Taints()
+    ours = [each for each in present if isinstance(each, dict) and _same(each, "key") and _same(each, "effect")]
+    right = [each for each in ours if _same(each, "value")]
+    wrong = ours if not wanted else [each for each in ours if not _same(each, "value")]
+    return Taints(
+        add=(dict(TAINT),) if wanted and not right else (),
+        remove=tuple(wrong),
+    )
+
+
+def _same(taint: Json, part: str) -> bool:
+    return bool(taint.get(part) == TAINT[part])
+
+
+def tolerations(claim: Claim) -> list[dict[str, str]]:
+    """What a Pod with this claim must tolerate to reach the nodes it needs."""
+    return [{**TAINT, "operator": "Equal"}] if claim.offer is Offer.T9K_EXCLUSIVE else []
+
+
+def missing_tolerations(pod: object, claim: Claim) -> list[dict[str, str]]:
+    """Those of them that the Pod does not have yet, in its own or in a wider form."""
+    spec = mapping_at(mapping_at(pod, "", []).get("spec"), "spec", [])
+    present = list_at(spec.get("tolerations"), "spec.tolerations", [])
+    return [each for each in tolerations(claim) if not any(tolerates(toleration, TAINT) for toleration in present)]
+
+
+def whole_node_grant(claim: Claim, node: Node) -> Grant:
+    """A Pod that has the node has all of its cards; no annotation need say so."""
+    return Grant(
+        uid=claim.uid,
+        node=node.name,
+        containers=tuple(
+            ContainerGrant(each.name, each.index, each.role, tuple(_all_of(card) for card in node.cards))
+            for each in claim.containers
+        ),
+        whole_node=True,
+    )
+
+
+def _all_of(card: Card) -> Share:
+    return Share(card=card.index, memory_mib=card.memory_mib, exclusive=True, uuid=card.uuid)
+
+
+def render_env(claim: Claim, granted: ContainerGrant, visible: str) -> dict[str, str]:
+    """The environment promised to the container.
+
+    T9K_GPU_MEMORY is documented as "m MB"; frameworks take such limits in units of 2^20, so that is what it holds.
+    """
+    if claim.whole_node:
+        return {"NVIDIA_VISIBLE_DEVICES": "all"}
+    env = {"NVIDIA_VISIBLE_DEVICES": visible}
+    asked = next((each for each in claim.containers if each.name == granted.name), None)
+    if asked is not None and not asked.slice.exclusive:
+        env["T9K_GPU_PERCENT"] = str(asked.slice.memory_percent)
+        env["T9K_GPU_MEMORY"] = str(sum(share.memory_mib for share in granted.shares))
+    return env

@@ -1,0 +1,305 @@
+"""The whole cluster as numpy columns, so that a decision over 40,000 cards is a few vector operations.
+
+A row is a node, a slot is a card's index on it. The `room_*` columns hold what is still free, with everything that
+closes a card (sick, gone, held exclusively) already folded in as -1: "does it fit" is then one comparison per
+dimension. They are signed on purpose: what runs on a card that shrank or fell sick stays accounted, and room
+simply goes below zero instead of wrapping around.
+
+Rows are kept as long as anything is booked on them, even when the node is gone: nothing booked is ever forgotten
+because a node blinked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aliquot.model.claim import AppClass, Usage
+from aliquot.model.device import CORE_MILLI
+from aliquot.model.node import Node, Offer
+
+Ints = npt.NDArray[np.signedinteger[Any]]
+Floats = npt.NDArray[np.floating[Any]]
+Bools = npt.NDArray[np.bool_]
+
+UNLIMITED = 1 << 30  # more slices, MiB or milli-CPU than anything has; fits an int32 with room to add
+CLOSED = -1  # the room of a card that takes nothing
+
+_OFFER_BIT = {offer: 1 << place for place, offer in enumerate(Offer)}
+_CARD_COLUMNS = (
+    "memory",
+    "max_slices",
+    "healthy",
+    "model",
+    "used_memory",
+    "used_core",
+    "used_greedy",
+    "used_slices",
+    "exclusive",
+    "online",
+    "offline",
+    "room_memory",
+    "room_core",
+    "room_greedy",
+    "room_slices",
+    "milli",
+)
+_NODE_COLUMNS = (
+    "present",
+    "offers",
+    "cpu",
+    "host_memory",
+    "room_cpu",
+    "room_host",
+    "pods",
+    "taken",
+    "cards",
+    "load",
+    "free",
+    "changed",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Occupant:
+    """What one Pod takes of its node. A Pod that uses no GPU has an empty `usage`."""
+
+    usage: Mapping[int, Usage]
+    app_class: AppClass = AppClass.NORMAL
+    owner: str | None = None
+    whole_node: bool = False
+    cpu_milli: int = 0
+    memory_mib: int = 0
+    daemon: bool = False
+
+
+class Board:
+    """See the head of the file. Mutated only through its methods; read freely by column."""
+
+    # per card [row, slot]: what there is ...
+    memory: Ints  # MiB; 0: no such card
+    max_slices: Ints
+    healthy: Bools
+    model: Ints  # an index into `models`
+    # ... what is taken ...
+    used_memory: Ints
+    used_core: Ints
+    used_greedy: Ints
+    used_slices: Ints
+    exclusive: Ints
+    online: Ints
+    offline: Ints
+    # ... and what is left, CLOSED where the card takes nothing
+    room_memory: Ints
+    room_core: Ints
+    room_greedy: Ints
+    room_slices: Ints
+    milli: Ints  # the free part of the card in thousandths, by its scarcer dimension; 0 where closed
+    # per node [row]
+    present: Bools
+    offers: Ints  # a bit per Offer
+    cpu: Ints
+    host_memory: Ints
+    room_cpu: Ints
+    room_host: Ints
+    pods: Ints  # Pods on the node that are no DaemonSet's
+    taken: Ints  # Pods that hold the whole node
+    cards: Ints  # how many healthy cards
+    load: Ints  # used thousandths over all its cards, 0..1000
+    free: Ints  # free milli-GPU of the node
+    changed: Ints  # the clock's count at the last change
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.width = 1
+        self.names: list[str] = []
+        self.nodes: list[Node | None] = []
+        self.row_of: dict[str, int] = {}
+        self.models: dict[str, int] = {"": 0}
+        self.replicas: dict[str, dict[tuple[int, int], int]] = {}  # owner -> (row, slot) -> how many of its Pods
+        self.clock = 0  # counts changes; `changed` says at which count each row changed last
+        self._booked: list[int] = []  # bookings per row: a row with any is kept
+        self._usual: int | None = None
+        self._spare: list[int] = []  # rows of nodes gone, to be used again
+        for name in _CARD_COLUMNS:
+            setattr(self, name, np.zeros((0, 1), bool if name == "healthy" else np.int32))
+        for name in _NODE_COLUMNS:
+            setattr(self, name, np.zeros(0, self._node_type(name)))
+
+    # --- nodes -----------------------------------------------------------------------------------------------
+
+    def set_node(self, node: Node) -> int:
+        """Add the node, or take in what changed about it; what is booked there stays booked. Returns its row."""
+        row = self._row(node.name)
+        known = self.nodes[row]
+        if known is None or known.cards != node.cards:
+            self._usual = None
+        self._widen(max((card.index + 1 for card in node.cards), default=1))
+        self.nodes[row] = node
+        self.memory[row] = 0
+        self.healthy[row] = False
+        self.max_slices[row] = 0
+        for card in node.cards:
+            self.memory[row, card.index] = card.memory_mib
+            self.healthy[row, card.index] = card.healthy
+            self.max_slices[row, card.index] = UNLIMITED if card.max_slices is None else card.max_slices
+            self.model[row, card.index] = self.models.setdefault(card.model, len(self.models))
+        self.present[row] = True
+        self.offers[row] = sum(_OFFER_BIT[offer] for offer in node.offers)
+        for column, room, value in (
+            (self.cpu, self.room_cpu, node.cpu_milli),
+            (self.host_memory, self.room_host, node.memory_mib),
+        ):
+            total = UNLIMITED if value is None else value
+            room[row] += total - column[row]
+            column[row] = total
+        self._refresh(row)
+        return row
+
+    def drop_node(self, name: str) -> None:
+        """The node is gone. Its row takes no more claims, and is used again once nothing is booked on it."""
+        row = self.row_of.get(name)
+        if row is None:
+            return
+        self.nodes[row] = None
+        self._usual = None
+        self.present[row] = False
+        self._refresh(row)
+        self._retire(row)
+
+    def node(self, name: str) -> Node | None:
+        """The node as last set, None when unknown or gone."""
+        row = self.row_of.get(name)
+        return None if row is None else self.nodes[row]
+
+    def usual_memory(self) -> int:
+        """MiB of the cluster's middle card, by which shares of memory are compared; 1 when there is no card."""
+        if self._usual is None:
+            sizes = np.sort(self.memory[: self.rows][self.memory[: self.rows] > 0])
+            self._usual = int(sizes[len(sizes) // 2]) if len(sizes) else 1
+        return self._usual
+
+    # --- what is on them -------------------------------------------------------------------------------------
+
+    def take(self, name: str, occupant: Occupant) -> None:
+        """Book a Pod on a node, known to us or not yet. No questions: whether it fits is decided elsewhere."""
+        row = self._row(name)
+        self._booked[row] += 1
+        self._change(row, occupant, 1)
+
+    def release(self, name: str, occupant: Occupant) -> None:
+        """Undo the `take` of the same arguments."""
+        row = self.row_of[name]
+        self._booked[row] -= 1
+        self._change(row, occupant, -1)
+        self._retire(row)
+
+    def _change(self, row: int, occupant: Occupant, sign: int) -> None:
+        self._widen(max(occupant.usage, default=0) + 1)
+        for slot, use in occupant.usage.items():
+            self.used_memory[row, slot] += sign * use.memory_mib
+            self.used_core[row, slot] += sign * use.core_milli
+            self.used_greedy[row, slot] += sign * use.greedy_milli
+            self.used_slices[row, slot] += sign * use.slices
+            self.exclusive[row, slot] += sign * use.exclusive
+            if occupant.app_class is AppClass.ONLINE:
+                self.online[row, slot] += sign
+            elif occupant.app_class is AppClass.OFFLINE:
+                self.offline[row, slot] += sign
+            if occupant.owner is not None:
+                self._count_replica(occupant.owner, (row, slot), sign)
+        self.room_cpu[row] -= sign * occupant.cpu_milli
+        self.room_host[row] -= sign * occupant.memory_mib
+        self.pods[row] += 0 if occupant.daemon else sign
+        self.taken[row] += sign if occupant.whole_node else 0
+        self._refresh(row)
+
+    def _count_replica(self, owner: str, place: tuple[int, int], sign: int) -> None:
+        places = self.replicas.setdefault(owner, {})
+        places[place] = places.get(place, 0) + sign
+        if places[place] == 0:
+            del places[place]
+            if not places:
+                del self.replicas[owner]
+
+    def _refresh(self, row: int) -> None:
+        """Work out what is left on the row, and write down that it changed."""
+        memory = self.memory[row]
+        is_open = self.healthy[row] & bool(self.present[row] and not self.taken[row]) & (memory > 0)
+        room_memory = memory - self.used_memory[row]
+        room_core = CORE_MILLI - self.used_core[row]
+        shareable = is_open & (self.exclusive[row] == 0)
+        self.room_memory[row] = np.where(is_open, room_memory, CLOSED)
+        self.room_core[row] = np.where(is_open, room_core, CLOSED)
+        self.room_greedy[row] = np.where(is_open, CORE_MILLI - self.used_greedy[row], CLOSED)
+        self.room_slices[row] = np.where(shareable, self.max_slices[row] - self.used_slices[row], CLOSED)
+        scarcer = np.minimum(room_core, room_memory.astype(np.int64) * 1000 // np.maximum(memory, 1))
+        self.milli[row] = np.where(shareable, np.maximum(scarcer, 0), 0)
+        cards = int(is_open.sum())
+        free = int(self.milli[row].sum())
+        self.cards[row] = cards
+        self.free[row] = free
+        self.load[row] = 1000 - free // cards if cards else 1000
+        self.clock += 1
+        self.changed[row] = self.clock
+
+    # --- space -----------------------------------------------------------------------------------------------
+
+    def _row(self, name: str) -> int:
+        row = self.row_of.get(name)
+        if row is not None:
+            return row
+        if self._spare:
+            row = self._spare.pop()
+            self.names[row] = name
+        else:
+            row = self.rows
+            self.rows += 1
+            self.names.append(name)
+            self.nodes.append(None)
+            self._booked.append(0)
+            if row >= len(self.present):
+                self._lengthen(max(16, 2 * row))
+        self.row_of[name] = row
+        for column in _CARD_COLUMNS + _NODE_COLUMNS:
+            getattr(self, column)[row] = 0
+        return row
+
+    def _retire(self, row: int) -> None:
+        if self.nodes[row] is None and self._booked[row] == 0 and self.row_of.pop(self.names[row], None) is not None:
+            self.names[row] = ""
+            self._spare.append(row)
+
+    @staticmethod
+    def _node_type(name: str) -> Any:
+        if name == "present":
+            return bool
+        return np.int64 if name in ("cpu", "host_memory", "room_cpu", "room_host", "free", "changed") else np.int32
+
+    def _lengthen(self, rows: int) -> None:
+        for name in _CARD_COLUMNS + _NODE_COLUMNS:
+            old = getattr(self, name)
+            new = np.zeros((rows, *old.shape[1:]), old.dtype)
+            new[: len(old)] = old
+            setattr(self, name, new)
+
+    def _widen(self, width: int) -> None:
+        if width <= self.width:
+            return
+        for name in _CARD_COLUMNS:
+            old = getattr(self, name)
+            new = np.zeros((old.shape[0], width), old.dtype)
+            new[:, : self.width] = old
+            if name.startswith("room_"):
+                new[:, self.width :] = CLOSED
+            setattr(self, name, new)
+        self.width = width
+
+
+def offer_bit(offer: Offer) -> int:
+    """The bit of the `offers` column that stands for it."""
+    return _OFFER_BIT[offer]

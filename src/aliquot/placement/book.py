@@ -1,0 +1,141 @@
+"""Who holds what: assume, confirm, forget, expire. Keyed by Pod UID, so that saying a thing twice changes nothing.
+
+    assume   we decided, the API server has not said so yet; refused when the cards are no longer free
+    confirm  the API server says so: taken as it is, even where it overbooks a card (what runs, runs)
+    forget   the Pod is gone from the API server; a Pod that is only terminating still holds its cards
+    expire   an assumption nobody confirmed in time is given up
+
+The board is changed only here, by `take` and `release` in pairs: what is booked and what the board shows never part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from aliquot.model.claim import Claim, Usage
+from aliquot.model.grant import Grant
+from aliquot.model.refusal import Reason, Refusal
+
+from .board import Board, Occupant
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """One Pod's place. `deadline` is None once confirmed."""
+
+    uid: str
+    node: str
+    occupant: Occupant
+    deadline: float | None = None
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the API server has said so."""
+        return self.deadline is None
+
+
+def occupant_of(claim: Claim, grant: Grant) -> Occupant:
+    """What the Pod takes of its node."""
+    return Occupant(
+        usage=grant.usage(),
+        app_class=claim.app_class,
+        owner=claim.owner,
+        whole_node=grant.whole_node,
+        cpu_milli=claim.cpu_milli,
+        memory_mib=claim.memory_mib,
+    )
+
+
+class Ledger:
+    """The bookings of one board."""
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self._bookings: dict[str, Booking] = {}
+
+    def __len__(self) -> int:
+        return len(self._bookings)
+
+    def __iter__(self) -> Iterator[Booking]:
+        return iter(self._bookings.values())
+
+    def get(self, uid: str) -> Booking | None:
+        """The Pod's booking, if it has one."""
+        return self._bookings.get(uid)
+
+    def assume(self, claim: Claim, grant: Grant, deadline: float) -> Booking | list[Refusal]:
+        """Hold the grant until the deadline. The Pod's present booking is answered when there is one."""
+        present = self._bookings.get(claim.uid)
+        if present is not None:
+            return present
+        occupant = occupant_of(claim, grant)
+        refusals = self._no_room(grant.node, occupant)
+        if refusals:
+            return refusals
+        return self._enter(Booking(claim.uid, grant.node, occupant, deadline))
+
+    def confirm(self, uid: str, node: str, occupant: Occupant) -> Booking:
+        """The Pod is there, says the API server; replaces whatever was booked for it."""
+        present = self._bookings.get(uid)
+        booking = Booking(uid, node, occupant)
+        if present is not None and present.node == node and present.occupant == occupant:
+            self._bookings[uid] = booking
+            return booking
+        self.forget(uid)
+        return self._enter(booking)
+
+    def forget(self, uid: str) -> bool:
+        """The Pod is gone. False when nothing was booked for it."""
+        booking = self._bookings.pop(uid, None)
+        if booking is None:
+            return False
+        self.board.release(booking.node, booking.occupant)
+        return True
+
+    def expire(self, now: float) -> list[Booking]:
+        """Give up the assumptions whose deadline has come; returns them."""
+        late = [booking for booking in self if booking.deadline is not None and booking.deadline <= now]
+        for booking in late:
+            self.forget(booking.uid)
+        return late
+
+    def _enter(self, booking: Booking) -> Booking:
+        self.board.take(booking.node, booking.occupant)
+        self._bookings[booking.uid] = booking
+        return booking
+
+    def _no_room(self, node: str, occupant: Occupant) -> list[Refusal]:
+        """Why the occupant cannot be added: the last look before the cards are held."""
+        board = self.board
+        row = board.row_of.get(node)
+        if row is None or not board.present[row]:
+            return [Refusal(node, None, Reason.NOT_READY, None, None, False)]
+        if board.taken[row] or (occupant.whole_node and board.pods[row]):
+            return [Refusal(node, None, Reason.WHOLE_NODE, 0, int(board.pods[row]), False)]
+        found = [refusal for slot, use in occupant.usage.items() for refusal in self._short(node, row, slot, use)]
+        for reason, wanted, room in (
+            (Reason.CPU, occupant.cpu_milli, int(board.room_cpu[row])),
+            (Reason.HOST_MEMORY, occupant.memory_mib, int(board.room_host[row])),
+        ):
+            if wanted > max(room, 0):
+                found.append(Refusal(node, None, reason, wanted, room, False))
+        return found
+
+    def _short(self, node: str, row: int, slot: int, use: Usage) -> Iterator[Refusal]:
+        board = self.board
+        if slot >= board.width or not board.healthy[row, slot] or board.memory[row, slot] == 0:
+            yield Refusal(node, slot, Reason.HEALTH, 1, 0, False)
+            return
+        tenants, held = int(board.used_slices[row, slot]), int(board.exclusive[row, slot])
+        if held or (use.exclusive and tenants):
+            yield Refusal(node, slot, Reason.EXCLUSIVE, 0, held or tenants, False)
+            return
+        for reason, wanted, room in (
+            (Reason.MEMORY, use.memory_mib, board.room_memory[row, slot]),
+            (Reason.CORE, use.core_milli, board.room_core[row, slot]),
+            (Reason.GREEDY, use.greedy_milli, board.room_greedy[row, slot]),
+            (Reason.SLICES, 0 if use.exclusive else use.slices, board.room_slices[row, slot]),
+        ):
+            if wanted > int(room):
+                yield Refusal(node, slot, reason, wanted, int(room), False)

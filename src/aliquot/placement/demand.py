@@ -1,0 +1,96 @@
+"""A claim reduced to what vector operations can compare with cards.
+
+Most claims come down to `count` equal slices on distinct cards: one container; containers that stay together; whole
+cards. Those are exact in one comparison over the whole board. Only Pods with several containers that may go to
+different cards stay a list of parts, of which the board can only say "each part alone would fit" and seat.py the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aliquot.model.claim import AppClass, Claim, ContainerClaim, Slice, Usage, peak
+from aliquot.model.device import CORE_MILLI
+from aliquot.model.node import Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`count` cards that each have room for `slice`, which counts as `tenants` of those that share the card."""
+
+    slice: Slice
+    count: int
+    tenants: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The shape of a claim: claims of equal demand fit in the same places and score alike. Hashable, a cache's key."""
+
+    offer: Offer
+    parts: tuple[Part, ...]  # none: no card is wanted, only a node
+    whole_node: bool
+    app_class: AppClass
+    models: frozenset[str] | None
+    cpu_milli: int
+    memory_mib: int
+
+    @property
+    def exact(self) -> bool:
+        """True when "the parts fit" already means "the claim fits"."""
+        return len(self.parts) <= 1
+
+
+def demand_of(claim: Claim) -> Demand:
+    """What the claim comes down to."""
+    return Demand(
+        claim.offer,
+        () if claim.whole_node else _parts(claim),
+        claim.whole_node,
+        claim.app_class,
+        claim.models,
+        claim.cpu_milli,
+        claim.memory_mib,
+    )
+
+
+def _parts(claim: Claim) -> tuple[Part, ...]:
+    asking = claim.containers
+    if len(asking) == 1:
+        return (Part(asking[0].slice, asking[0].count or 0),)
+    if claim.together:
+        return (_stacked(asking),)
+    if asking and all(each.slice == asking[0].slice and each.slice.exclusive for each in asking):
+        cards = peak((each.role, Usage(slices=each.count or 0)) for each in asking).slices
+        return (Part(asking[0].slice, cards),)
+    return tuple(Part(each.slice, each.count or 0) for each in asking)
+
+
+def _stacked(asking: tuple[ContainerClaim, ...]) -> Part:
+    """All containers on the same cards: as much of each card as they use at once."""
+
+    def most(amount: Callable[[Slice], int | None]) -> int | None:
+        if all(amount(each.slice) is None for each in asking):
+            return None
+        return peak((each.role, Usage(slices=amount(each.slice) or 0)) for each in asking).slices
+
+    return Part(
+        Slice(
+            memory_mib=most(lambda part: part.memory_mib) or 0,
+            memory_percent=most(lambda part: part.memory_percent) or 0,
+            core_milli=most(lambda part: part.core_milli),
+            greedy_milli=most(lambda part: part.greedy_milli),
+            exclusive=any(each.slice.exclusive for each in asking),
+        ),
+        max(each.count or 0 for each in asking),
+        peak((each.role, Usage(slices=1)) for each in asking).slices,
+    )
+
+
+def milli_of(part: Part, card_memory_mib: int) -> int:
+    """The part's share of a card of that size in thousandths, by its larger dimension."""
+    if part.slice.exclusive:
+        return CORE_MILLI
+    memory = -(-part.slice.memory_on(card_memory_mib) * 1000 // max(card_memory_mib, 1))
+    return min(CORE_MILLI, max(part.slice.core_milli or 0, memory))

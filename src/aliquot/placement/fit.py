@@ -1,0 +1,210 @@
+"""Which nodes and cards would do, and every reason why the others would not.
+
+`fits` is the fast answer for a decision; `refusals` is the slow one for a person. They must agree: a node has a
+refusal exactly when it does not fit (tests/placement/test_fit.py holds them to it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from aliquot.model.claim import Slice
+from aliquot.model.device import CORE_MILLI
+from aliquot.model.node import Offer
+from aliquot.model.refusal import Reason, Refusal
+
+from .board import Board, Bools, Ints, offer_bit
+from .demand import Demand, Part
+
+
+def fits(board: Board, demand: Demand, rows: Ints | slice) -> tuple[Bools, Bools]:
+    """(nodes that fit, cards that fit the demand's first part) of those rows; for an inexact demand, may fit."""
+    nodes = fitting_nodes(board, demand, rows)
+    if not demand.parts:
+        return nodes, np.zeros((len(nodes), board.width), bool)
+    first, *others = demand.parts
+    cards = fitting_cards(board, first, demand.models, rows)
+    nodes &= enough(cards, first.count)
+    for part in others:
+        nodes &= enough(fitting_cards(board, part, demand.models, rows), part.count)
+    return nodes, cards
+
+
+def fitting_nodes(board: Board, demand: Demand, rows: Ints | slice) -> Bools:
+    """Leaving cards aside: does the node serve this way of use, and have its CPU, memory and quiet?"""
+    nodes = (board.offers[rows] & offer_bit(demand.offer)) != 0
+    nodes &= board.present[rows]
+    nodes &= board.taken[rows] == 0
+    if demand.cpu_milli:
+        nodes &= board.room_cpu[rows] >= demand.cpu_milli
+    if demand.memory_mib:
+        nodes &= board.room_host[rows] >= demand.memory_mib
+    if demand.whole_node:
+        every = (board.memory[rows] == 0) | (board.room_memory[rows] >= 0) & (board.used_slices[rows] == 0)
+        nodes &= (board.pods[rows] == 0) & (board.cards[rows] > 0) & every.all(axis=1)
+    return nodes
+
+
+def fitting_cards(board: Board, part: Part, models: frozenset[str] | None, rows: Ints | slice) -> Bools:
+    """The cards with room for one slice of the part."""
+    cards: Bools = board.room_memory[rows] >= memory_need(board, part.slice, rows)
+    if part.slice.core_milli:
+        cards &= board.room_core[rows] >= part.slice.core_milli
+    if part.slice.greedy_milli:
+        cards &= board.room_greedy[rows] >= part.slice.greedy_milli
+    if part.slice.exclusive:
+        cards &= board.used_slices[rows] == 0
+    else:
+        cards &= board.room_slices[rows] >= part.tenants
+    if models is not None:
+        cards &= _wanted_models(board, models)[board.model[rows]]
+    return cards
+
+
+def memory_need(board: Board, part: Slice, rows: Ints | slice) -> Ints | int:
+    """MiB of each card that the slice would take; one number where it is the same for all."""
+    if not part.memory_percent:
+        return part.memory_mib
+    need = board.memory[rows].astype(np.int64) * part.memory_percent // 100 + part.memory_mib
+    return need.astype(np.int32)
+
+
+def enough(cards: Bools, count: int) -> Bools:
+    """Per node: are that many of its cards marked?"""
+    if count == 1:
+        return np.logical_or.reduce(cards, axis=1)
+    return cards.sum(axis=1) >= count
+
+
+def _wanted_models(board: Board, models: frozenset[str]) -> Bools:
+    return np.array([name in models for name in board.models], bool)
+
+
+# --- why not ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """One reason at many places, as columns. `slots` is None for reasons about whole nodes."""
+
+    reason: Reason
+    rows: Ints
+    slots: Ints | None
+    wanted: Ints
+    had: Ints
+    never: Bools
+
+    def refusals(self, board: Board) -> Iterator[Refusal]:
+        """One by one."""
+        slots = self.slots.tolist() if self.slots is not None else [None] * len(self.rows)
+        for row, slot, wanted, had, never in zip(
+            self.rows.tolist(), slots, self.wanted.tolist(), self.had.tolist(), self.never.tolist(), strict=True
+        ):
+            yield Refusal(board.names[row], slot, self.reason, wanted, had, never)
+
+
+def shortages(board: Board, demand: Demand, rows: Ints) -> list[Shortage]:
+    """Every shortage on every one of the rows that does not fit. A row that fits has none."""
+    nodes, _ = fits(board, demand, rows)
+    rows = rows[~nodes]
+    found = [*_about_nodes(board, demand, rows)]
+    served = rows[(board.offers[rows] & offer_bit(demand.offer)) != 0]
+    for part in demand.parts:
+        found += _about_cards(board, part, demand.models, served)
+    return [shortage for shortage in found if len(shortage.rows)]
+
+
+def _about_nodes(board: Board, demand: Demand, rows: Ints) -> Iterator[Shortage]:
+    def node_shortage(reason: Reason, short: Bools, wanted: int, had: Ints | int, never: Bools | bool) -> Shortage:
+        at = rows[short]
+        return Shortage(
+            reason, at, None, np.full(len(at), wanted), np.broadcast_to(had, len(rows))[short],
+            np.broadcast_to(never, len(rows))[short],
+        )  # fmt: skip
+
+    serves = (board.offers[rows] & offer_bit(demand.offer)) != 0
+    if demand.offer is Offer.QGPU_MIXED:
+        plain = (board.offers[rows] & offer_bit(Offer.QGPU)) != 0
+        yield node_shortage(Reason.MIXED, ~serves & plain, 1, 0, True)
+        yield node_shortage(Reason.MODE, ~serves & ~plain, 1, 0, True)
+    else:
+        yield node_shortage(Reason.MODE, ~serves, 1, 0, True)
+    yield node_shortage(Reason.WHOLE_NODE, serves & (board.taken[rows] > 0), 0, board.taken[rows], False)
+    if demand.whole_node:
+        quiet = board.taken[rows] == 0
+        yield node_shortage(Reason.WHOLE_NODE, serves & quiet & (board.pods[rows] > 0), 0, board.pods[rows], False)
+        there = (board.memory[rows] > 0).sum(axis=1)
+        sick = board.cards[rows] < np.maximum(there, 1)
+        yield node_shortage(Reason.HEALTH, serves & quiet & sick, 0, there - board.cards[rows], there == 0)
+        busy = ((board.used_slices[rows] > 0) & (board.memory[rows] > 0)).any(axis=1) & (board.pods[rows] == 0)
+        yield node_shortage(Reason.WHOLE_NODE, serves & quiet & busy, 0, 1, False)
+    for reason, wanted, room, total in (
+        (Reason.CPU, demand.cpu_milli, board.room_cpu, board.cpu),
+        (Reason.HOST_MEMORY, demand.memory_mib, board.room_host, board.host_memory),
+    ):
+        if wanted:
+            yield node_shortage(reason, serves & (room[rows] < wanted), wanted, room[rows], total[rows] < wanted)
+
+
+def _about_cards(board: Board, part: Part, models: frozenset[str] | None, rows: Ints) -> Iterator[Shortage]:
+    """Per card every dimension that is short; and per node, when some cards would do but too few."""
+    there = board.memory[rows] > 0
+    free = board.taken[rows][:, None] == 0  # the cards of a node that is taken whole are not the reason
+    right = np.ones_like(there) if models is None else _wanted_models(board, models)[board.model[rows]]
+    healthy = board.healthy[rows]
+    asked = there & free & right & healthy
+
+    def card_shortage(reason: Reason, short: Bools, wanted: Ints | int, had: Ints, never: Bools | bool) -> Shortage:
+        at, slots = np.nonzero(short)
+        return Shortage(
+            reason, rows[at], slots, np.broadcast_to(wanted, short.shape)[short].astype(np.int64),
+            np.maximum(had[short].astype(np.int64), 0), np.broadcast_to(never, short.shape)[short],
+        )  # fmt: skip
+
+    sick = there & free & ~healthy
+    yield card_shortage(Reason.HEALTH, sick, 1, np.zeros_like(there, np.int32), False)
+    yield card_shortage(Reason.MODEL, there & free & ~right, 1, np.zeros_like(there, np.int32), True)
+    memory, room = board.memory[rows], board.room_memory[rows]
+    need = memory_need(board, part.slice, rows)
+    could = there & right & (memory >= need) & ((part.slice.core_milli or 0) <= CORE_MILLI)
+    if part.slice.exclusive:
+        tenants = board.used_slices[rows]
+        yield card_shortage(Reason.EXCLUSIVE, asked & (tenants > 0), 0, tenants, False)
+        asked = asked & (tenants == 0)
+    else:
+        held = board.exclusive[rows] > 0
+        yield card_shortage(Reason.EXCLUSIVE, asked & held, 0, board.exclusive[rows], False)
+        asked = asked & ~held
+        most, slices = board.max_slices[rows], board.room_slices[rows]
+        could &= most >= part.tenants
+        yield card_shortage(Reason.SLICES, asked & (slices < part.tenants), part.tenants, slices, most < part.tenants)
+    yield card_shortage(Reason.MEMORY, asked & (room < need), need, room, memory < need)
+    core, greedy = part.slice.core_milli or 0, part.slice.greedy_milli or 0
+    rooms = board.room_core[rows]
+    yield card_shortage(Reason.CORE, asked & (rooms < core), core, rooms, core > CORE_MILLI)
+    rooms = board.room_greedy[rows]
+    yield card_shortage(Reason.GREEDY, asked & (rooms < greedy), greedy, rooms, greedy > CORE_MILLI)
+
+    cards = fitting_cards(board, part, models, rows).sum(axis=1)
+    few = (cards < part.count) & ((part.count > 1) | (there.sum(axis=1) == 0)) & free[:, 0]
+    yield Shortage(
+        Reason.CARDS, rows[few], None, np.full(int(few.sum()), part.count), cards[few],
+        could.sum(axis=1)[few] < part.count,
+    )  # fmt: skip
+
+
+def could_ever(board: Board, demand: Demand, rows: Ints) -> Bools:
+    """Per row: would the claim fit if the node were empty? False means that waiting does not help."""
+    bare = (board.offers[rows] & offer_bit(demand.offer)) != 0
+    bare &= (board.cpu[rows] >= demand.cpu_milli) & (board.host_memory[rows] >= demand.memory_mib)
+    for part in demand.parts:
+        cards = (board.memory[rows] > 0) & (board.memory[rows] >= memory_need(board, part.slice, rows))
+        cards &= (part.slice.core_milli or 0) <= CORE_MILLI
+        cards &= part.slice.exclusive | (board.max_slices[rows] >= part.tenants)
+        if demand.models is not None:
+            cards &= _wanted_models(board, demand.models)[board.model[rows]]
+        bare &= enough(cards, part.count)
+    return bare

@@ -1,0 +1,130 @@
+"""`fgd` and `dense`: place where least is spoiled for the Pods still to come. docs/packing.md has the figures.
+
+Both score by how much the node's potential grows (potential.py):
+
+    fgd    F alone, rounded as published
+    dense  V + 0.1 F + 0.1 S + 0.03 X
+
+The Pods still to come are taken to be like those seen; the estimate is made anew when what is seen has changed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from aliquot.model.claim import AppClass, Slice
+from aliquot.model.device import CORE_MILLI
+
+from .board import Board, Bools, Floats, Ints
+from .demand import Demand
+from .fit import fitting_cards, memory_need
+from .policies import Fill
+from .potential import Potential, Weights
+from .workload import Workload
+
+# The published score is int(100 * sigmoid(-growth / 1000)): these are the growths where it changes. Without the
+# rounding the same rule packs 0.7 points worse: every tiny difference then scatters Pods over the nodes.
+_PUBLISHED_STEPS = tuple(sorted(-1000.0 * math.log(k / (100 - k)) for k in range(1, 100)))
+
+
+class Packing:
+    """The policy for one set of weights, with the workload it has learned."""
+
+    def __init__(self, name: str, weights: Weights, steps: tuple[float, ...] = ()) -> None:
+        self.name = name
+        self.version = 0
+        self._weights = weights
+        self._steps = np.array(steps)  # growths at which a rounded score steps up; none: not rounded
+        self._mixed = Fill("binpack", 1)  # Pods with an app-class follow qGPU's rule
+        self._workload = Workload()
+        self._potential: Potential | None = None
+
+    def apart(self, demand: Demand) -> bool:
+        """Packing asks for no distance, except where qGPU's rule does."""
+        return demand.app_class is not AppClass.NORMAL and self._mixed.apart(demand)
+
+    def observe(self, board: Board, demand: Demand) -> None:
+        """Learn from one more Pod seen."""
+        self._workload.observe(demand, board.usual_memory())
+        if self._workload.has_news():
+            self.learn(board)
+
+    def learn(self, board: Board) -> None:
+        """Take the workload as seen so far for what is to come."""
+        self._potential = Potential(board, self._weights, self._workload.lesson())
+        self.version += 1
+
+    def node_scores(self, board: Board, demand: Demand, rows: Ints, cards: Bools) -> Floats:
+        """The potential's growth when the best cards of each node are taken."""
+        if demand.app_class is not AppClass.NORMAL:
+            return self._mixed.node_scores(board, demand, rows, cards)
+        potential = self._known(board)
+        if not demand.parts or demand.parts[0].count > 1 or not demand.exact:
+            after = self._after_all(board, demand, rows, cards)
+            return self._rounded(potential.growth_of_several(rows, after, demand.cpu_milli))
+        before, after = board.milli[rows], self._after(board, demand.parts[0].slice, rows)
+        at, slots = np.nonzero(cards & ~_seen_before(before, after))
+        growth = potential.growth_of_one(rows[at], before[at, slots], after[at, slots], demand.cpu_milli)
+        scores = np.full(before.shape, np.inf)
+        scores[at, slots] = self._rounded(growth)
+        return scores.min(axis=1)
+
+    def card_scores(self, board: Board, demand: Demand, row: int) -> Floats:
+        """The potential's growth for each card of the row; whole cards in their order."""
+        if demand.app_class is not AppClass.NORMAL:
+            return self._mixed.card_scores(board, demand, row)
+        if not demand.parts or demand.parts[0].slice.exclusive or demand.parts[0].slice.core_milli == CORE_MILLI:
+            return np.arange(board.width, dtype=float)
+        rows = np.array([row])
+        after = self._after(board, demand.parts[0].slice, rows)[0]
+        rows = rows.repeat(board.width)
+        return self._rounded(self._known(board).growth_of_one(rows, board.milli[row], after, demand.cpu_milli))
+
+    def _known(self, board: Board) -> Potential:
+        if self._potential is None:
+            self.learn(board)
+        assert self._potential is not None
+        return self._potential
+
+    def _rounded(self, growth: Floats) -> Floats:
+        return np.searchsorted(self._steps, growth).astype(float) if len(self._steps) else growth
+
+    def _after(self, board: Board, part: Slice, rows: Ints) -> Ints:
+        """[row, slot]: free milli of each card if the slice went there."""
+        if part.exclusive:
+            return np.zeros((len(rows), board.width), np.int64)
+        left = board.room_core[rows] - (part.core_milli or 0)
+        if part.memory_mib or part.memory_percent:
+            memory = board.memory[rows].astype(np.int64)
+            rest = (board.room_memory[rows] - memory_need(board, part, rows)) * 1000 // np.maximum(memory, 1)
+            left = np.minimum(left, rest)
+        # A card of 700 free core and 300 free memory has 300 milli: what takes only core may leave those 300.
+        return np.clip(left, 0, board.milli[rows])
+
+    def _after_all(self, board: Board, demand: Demand, rows: Ints, cards: Bools) -> Ints:
+        """[row, slot]: free milli after every part was given its cards, the first that fit."""
+        left = board.milli[rows] * (0 if demand.whole_node else 1)
+        for part in demand.parts:
+            fitting = cards if part is demand.parts[0] else fitting_cards(board, part, demand.models, rows)
+            chosen = fitting & (np.cumsum(fitting, axis=1) <= part.count)
+            left = np.where(chosen, np.minimum(left, self._after(board, part.slice, rows)), left)
+        return left
+
+
+def _seen_before(before: Ints, after: Ints) -> Bools:
+    """[row, slot]: an earlier card of the node has just as much free, so it need not be tried again."""
+    both = before.astype(np.int64) * (CORE_MILLI + 1) + after
+    same = both[:, :, None] == both[:, None, :]
+    return np.logical_or.reduce(np.tril(same, -1), axis=2)
+
+
+def fgd() -> Packing:
+    """Least expected fragmentation, as published."""
+    return Packing("fgd", Weights(value=0.0, fragments=1.0, stranded=0.0, ahead=0.0), _PUBLISHED_STEPS)
+
+
+def dense() -> Packing:
+    """The densest rule we know."""
+    return Packing("dense", Weights(value=1.0, fragments=0.1, stranded=0.1, ahead=0.03))

@@ -1,0 +1,91 @@
+"""Policies: which of the nodes that fit, and which of its cards. The smallest score wins, ties by the board's order.
+
+`binpack` fills the fullest node first and its fullest card; `spread` the emptiest, replicas of one owner apart.
+Whatever the policy, Pods with an app-class follow qGPU's rule (seed 000): online Pods spread, first onto cards
+without offline Pods; offline Pods binpack, first onto cards without online Pods.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from aliquot.model.claim import AppClass
+
+from .board import Board, Bools, Floats, Ints
+from .demand import Demand
+
+# Keys of one order folded into one number, the weightier in the higher digits; all exact in a float64.
+_LOAD = 4096.0  # over any card's 0..1000 free thousandths
+_AVOID = _LOAD * 4096.0  # over any node's load
+APART = _AVOID * 4.0  # over everything: another replica of the same owner
+
+
+class Policy(Protocol):
+    """How to rank. Pure: the same board and demand give the same scores, whatever was asked before."""
+
+    name: str
+    version: int  # changes when scores given before no longer hold
+
+    def apart(self, demand: Demand) -> bool:
+        """Whether replicas of one owner are kept apart."""
+
+    def node_scores(self, board: Board, demand: Demand, rows: Ints, cards: Bools) -> Floats:
+        """One score per row, all of which fit; `cards` are those of them that fit the demand's first part."""
+
+    def card_scores(self, board: Board, demand: Demand, row: int) -> Floats:
+        """One score per slot of the row: the order in which its cards are taken."""
+
+
+class Fill:
+    """binpack (sign 1) and spread (sign -1): by what is left on the card and by the load of the node."""
+
+    version = 0
+
+    def __init__(self, name: str, sign: int) -> None:
+        self.name = name
+        self.sign = sign
+
+    def apart(self, demand: Demand) -> bool:
+        """Spreading keeps replicas apart."""
+        return self._sign(demand) < 0
+
+    def node_scores(self, board: Board, demand: Demand, rows: Ints, cards: Bools) -> Floats:
+        """First the cards to avoid, then the node's load, then what is left on the card."""
+        sign = self._sign(demand)
+        load = board.load[rows] * (-sign * _LOAD)
+        if not demand.parts:
+            return load + board.cards[rows]  # a whole node, or none of its cards: the smallest that will do
+        scores = np.where(cards, self._cards(board, demand, rows), np.inf)
+        count = demand.parts[0].count
+        last = scores.min(axis=1) if count == 1 else np.partition(scores, count - 1, axis=1)[:, count - 1]
+        result: Floats = load + last
+        return result
+
+    def card_scores(self, board: Board, demand: Demand, row: int) -> Floats:
+        """First the cards to avoid, then what is left."""
+        return self._cards(board, demand, np.array([row]))[0]
+
+    def _cards(self, board: Board, demand: Demand, rows: Ints) -> Floats:
+        scores: Floats = board.milli[rows] * float(self._sign(demand))
+        if demand.app_class is AppClass.ONLINE:
+            scores += (board.offline[rows] > 0) * _AVOID
+        elif demand.app_class is AppClass.OFFLINE:
+            scores += (board.online[rows] > 0) * _AVOID
+        return scores
+
+    def _sign(self, demand: Demand) -> int:
+        if demand.app_class is AppClass.ONLINE:
+            return -1
+        return 1 if demand.app_class is AppClass.OFFLINE else self.sign
+
+
+def binpack() -> Fill:
+    """Fill one card before the next."""
+    return Fill("binpack", 1)
+
+
+def spread() -> Fill:
+    """Most free first, replicas apart."""
+    return Fill("spread", -1)

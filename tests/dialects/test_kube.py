@@ -1,0 +1,286 @@
+"""Kubernetes' own verdicts: cordons, readiness, taints, selectors; and the Pods that a manifest makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aliquot.dialects import parse_pod
+from aliquot.dialects.kube import expand, is_daemon, is_finished, node_refusals
+from aliquot.model.claim import Claim
+from aliquot.model.refusal import Invalid, Reason
+
+MEM = "aliyun.com/gpu-mem"
+XGN = {"sched.tensorstack.dev/accelerator": "nvidia-gpu", "sched.tensorstack.dev/node-alloc-mode": "xgn"}
+
+
+def pod(resource: str = MEM, **spec: object) -> dict[str, Any]:
+    container = {"name": "c", "resources": {"limits": {resource: 1}}}
+    return {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [container], **spec}}
+
+
+def node(
+    *, labels: dict[str, str] | None = None, ready: object = None, taints: object = None, unschedulable: object = None
+) -> dict[str, Any]:
+    conditions = [{"type": "MemoryPressure", "status": "False"}]
+    if ready is not None:
+        conditions.append({"type": "Ready", "status": ready})  # type: ignore[dict-item]
+    return {
+        "metadata": {"name": "n1", "labels": labels},
+        "spec": {"taints": taints, "unschedulable": unschedulable},
+        "status": {"conditions": conditions},
+    }
+
+
+def told(manifest: dict[str, Any], node_obj: object) -> list[tuple[Reason, object, object, bool]]:
+    claim = parse_pod(manifest)
+    assert isinstance(claim, Claim)
+    return [(each.reason, each.wanted, each.had, each.never) for each in node_refusals(manifest, claim, node_obj)]
+
+
+def test_a_plain_node_takes_a_plain_pod() -> None:
+    assert told(pod(), node(ready="True")) == []
+
+
+def test_a_node_that_does_not_say_is_ready() -> None:
+    assert told(pod(), node()) == []
+
+
+@pytest.mark.parametrize("status", ["False", "Unknown"])
+def test_a_node_that_is_not_ready_takes_nothing_for_now(status: str) -> None:
+    taint = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
+    assert told(pod(), node(ready=status, taints=[taint])) == [(Reason.NOT_READY, "True", status, False)]
+
+
+def test_a_cordoned_node_takes_only_pods_that_tolerate_it() -> None:
+    taint = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+    cordoned = node(unschedulable=True, taints=[taint])
+    assert told(pod(), cordoned) == [(Reason.UNSCHEDULABLE, None, "cordoned", False)]
+    assert told(pod(tolerations=[{"operator": "Exists"}]), cordoned) == []
+
+
+# taints
+
+TAINT = {"key": "team", "value": "ml", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("toleration", "helps"),
+    [
+        ({"key": "team", "operator": "Equal", "value": "ml", "effect": "NoSchedule"}, True),
+        ({"key": "team", "value": "ml"}, True),
+        ({"key": "team", "operator": "Exists"}, True),
+        ({"operator": "Exists"}, True),
+        ({"key": "team", "value": "web"}, False),
+        ({"key": "team", "value": "ml", "effect": "NoExecute"}, False),
+        ({"key": "teams", "operator": "Exists"}, False),
+        ({"value": "ml"}, False),
+        ({"key": "team", "operator": "Like", "value": "ml"}, False),
+        (None, False),
+    ],
+)
+def test_a_taint_keeps_pods_away_that_do_not_tolerate_it(toleration: object, helps: bool) -> None:
+    expected = [] if helps else [(Reason.TAINT, None, "team=ml:NoSchedule", False)]
+    assert told(pod(tolerations=[toleration]), node(taints=[TAINT])) == expected
+
+
+def test_a_taint_that_only_prefers_keeps_nobody_away() -> None:
+    assert told(pod(), node(taints=[{**TAINT, "effect": "PreferNoSchedule"}])) == []
+    assert told(pod(), node(taints=[{**TAINT, "effect": "NoExecute"}]))[0][0] is Reason.TAINT
+
+
+def test_an_xgn_node_keeps_other_pods_away_even_before_its_taint_is_written() -> None:
+    shown = "sched.tensorstack.dev/xgn-mode=true:NoSchedule"
+    assert told(pod(), node(labels=XGN)) == [(Reason.TAINT, None, shown, False)]
+
+
+def test_a_pod_for_whole_cards_tolerates_it_by_itself() -> None:
+    assert told(pod("tensorstack.dev/nvidia-gpu"), node(labels=XGN)) == []
+
+
+# selectors
+
+
+def affinity(*terms: object) -> dict[str, Any]:
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}
+    return pod(affinity={"nodeAffinity": required})
+
+
+def expression(operator: object, *values: object, key: object = "zone") -> dict[str, Any]:
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
+
+
+def test_every_label_of_a_node_selector_must_be_there() -> None:
+    wanted = pod(nodeSelector={"zone": "a", "gpu": "t4"})
+    assert told(wanted, node(labels={"zone": "a", "gpu": "t4"})) == []
+    assert told(wanted, node(labels={"zone": "b"})) == [
+        (Reason.SELECTOR, "zone=a", "zone=b", True),
+        (Reason.SELECTOR, "gpu=t4", None, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("term", "matches"),
+    [
+        (expression("In", "a", "b"), True),
+        (expression("In", "b"), False),
+        (expression("In", "a", key="nowhere"), False),
+        (expression("NotIn", "b"), True),
+        (expression("NotIn", "a"), False),
+        (expression("NotIn", "a", key="nowhere"), True),
+        (expression("Exists"), True),
+        (expression("Exists", key="nowhere"), False),
+        (expression("DoesNotExist"), False),
+        (expression("DoesNotExist", key="nowhere"), True),
+        (expression("Gt", "7", key="cards"), True),
+        (expression("Gt", "8", key="cards"), False),
+        (expression("Lt", "9", key="cards"), True),
+        (expression("Lt", "8", key="cards"), False),
+        (expression("Gt", "x", key="cards"), False),
+        (expression("Gt", "1", "2", key="cards"), False),
+        (expression("Gt", "7"), False),
+        (expression("Near", "a"), False),
+        (expression("In", "a", key=["zone"]), False),
+        ({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}, True),
+        ({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}, False),
+        ({}, False),
+        ("nonsense", False),
+    ],
+)
+def test_required_affinity(term: object, matches: bool) -> None:
+    refusals = told(affinity(term), node(labels={"zone": "a", "cards": "8"}))
+    assert [(reason, never) for reason, _, _, never in refusals] == ([] if matches else [(Reason.SELECTOR, True)])
+
+
+def test_one_term_of_an_affinity_is_enough_and_all_of_its_expressions_are_needed() -> None:
+    parts = [expression("In", "a"), expression("Exists", key="x")]
+    both = {"matchExpressions": [each for part in parts for each in part["matchExpressions"]]}
+    there = node(labels={"zone": "a"})
+    assert told(affinity(both, expression("In", "a")), there) == []
+    assert told(affinity(both), there) == [(Reason.SELECTOR, "zone In [a] and x Exists", None, True)]
+    assert told(affinity(), there) == [(Reason.SELECTOR, "nothing at all", None, True)]
+
+
+def test_a_pod_that_names_its_node_goes_to_no_other() -> None:
+    assert told(pod(nodeName="n1"), node()) == []
+    assert told(pod(nodeName="n2"), node()) == [(Reason.SELECTOR, "spec.nodeName=n2", "n1", True)]
+
+
+# the Pods a manifest makes
+
+
+def workload(kind: str, template: object = None, **spec: object) -> dict[str, Any]:
+    made = {"metadata": {"labels": {"app": "web"}}, "spec": pod()["spec"]} if template is None else template
+    return {"apiVersion": "apps/v1beta1", "kind": kind, "metadata": {"name": "web"}, "spec": {"template": made, **spec}}
+
+
+def pods_of(manifest: object) -> list[dict[str, Any]]:
+    made = expand(manifest)
+    assert isinstance(made, list), made
+    return made
+
+
+def only(manifest: object) -> dict[str, Any]:
+    (made,) = pods_of(manifest)
+    return made
+
+
+def names(manifest: object) -> list[str]:
+    return [each["metadata"]["name"] for each in pods_of(manifest)]
+
+
+def test_a_pod_is_itself() -> None:
+    assert expand(pod()) == [pod()]
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "ReplicaSet", "StatefulSet", "ReplicationController"])
+def test_a_workload_is_its_replicas_and_one_unless_it_says(kind: str) -> None:
+    assert names(workload(kind, replicas=3)) == ["web-0", "web-1", "web-2"]
+    assert names(workload(kind)) == ["web-0"]
+    assert names(workload(kind, replicas=0)) == []
+
+
+def test_a_job_is_as_many_as_run_at_once() -> None:
+    assert names(workload("Job", parallelism=2)) == ["web-0", "web-1"]
+    assert names(workload("Job", parallelism=4, completions=3)) == ["web-0", "web-1", "web-2"]
+    assert names(workload("Job", completions=3)) == ["web-0"]
+
+
+def test_replicas_know_their_owner_and_namespace() -> None:
+    claim = parse_pod(only(workload("StatefulSet")))
+    assert isinstance(claim, Claim)
+    assert (claim.key, claim.uid, claim.owner) == ("default/web-0", "default/web-0", "StatefulSet/default/web")
+
+
+def test_a_slip_in_a_template_is_told_like_any_other() -> None:
+    template = {"annotations": {"aliyun.com/gpu-count": "2"}, "spec": pod()["spec"]}
+    assert isinstance(parse_pod(only(workload("Deployment", template))), tuple)
+
+
+def test_a_list_is_all_of_its_items_in_order() -> None:
+    inner = {"kind": "List", "items": [workload("Job"), {"kind": "Service"}]}
+    assert names({"kind": "List", "items": [workload("Deployment", replicas=2), inner, pod()]}) == [
+        "web-0",
+        "web-1",
+        "web-0",
+        "p",
+    ]
+
+
+def test_the_items_of_a_pod_list_need_not_repeat_their_kind() -> None:
+    assert names({"kind": "PodList", "items": [{"metadata": {"name": "a"}}]}) == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["DaemonSet", "CronJob", "Service", "Node", "ConfigMap"])
+def test_other_kinds_make_no_pods_to_place(kind: str) -> None:
+    assert expand(workload(kind)) == []
+
+
+def test_an_empty_document_makes_none() -> None:
+    assert expand(None) == []
+
+
+@pytest.mark.parametrize(
+    ("manifest", "field"),
+    [
+        ([], "manifest"),
+        ("Pod", "manifest"),
+        ({}, "kind"),
+        ({"kind": 3}, "kind"),
+        ({"kind": "List", "items": 3}, "items"),
+        ({"kind": "List", "items": [pod(), 3]}, "items[1]"),
+        ({"kind": "List", "items": [{"kind": "Job"}]}, "items[0].metadata"),
+        ({"kind": "Job", "metadata": {"name": "j"}}, "spec"),
+        ({"kind": "Job", "metadata": {}, "spec": {}}, "metadata.name"),
+        (workload("Job", "x"), "spec.template"),
+        (workload("Job", {"metadata": {}}), "spec.template"),
+        (workload("Deployment", replicas="3"), "spec.replicas"),
+        (workload("Deployment", replicas=-1), "spec.replicas"),
+        (workload("Deployment", replicas=True), "spec.replicas"),
+        (workload("Deployment", replicas=10**9), "spec.replicas"),
+    ],
+)
+def test_a_manifest_of_the_wrong_shape_is_an_error_that_names_the_field(manifest: object, field: str) -> None:
+    made = expand(manifest)
+    assert isinstance(made, Invalid)
+    assert made.field == field
+
+
+def test_pods_that_ran_to_their_end_are_finished() -> None:
+    assert [is_finished({"status": {"phase": phase}}) for phase in ("Succeeded", "Failed", "Running", None)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert not is_finished("nonsense")
+
+
+def test_pods_of_a_daemon_set_are_daemons() -> None:
+    def owned(kind: str) -> object:
+        return {"metadata": {"ownerReferences": [{"kind": kind, "name": "x", "controller": True}]}}
+
+    assert is_daemon(owned("DaemonSet"))
+    assert not is_daemon(owned("ReplicaSet"))
+    assert not is_daemon(None)

@@ -1,0 +1,99 @@
+"""Our own grant annotation: the same for every dialect, and it knows cards by UUID."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from aliquot.dialects import parse_grant, parse_pod, render_env, render_grant
+from aliquot.model.claim import Claim, Role
+from aliquot.model.device import Card
+from aliquot.model.grant import ContainerGrant, Grant, Share
+from aliquot.model.node import Node
+
+GRANT = "aliquot.dev/grant"
+CORE, MEM = "tke.cloud.tencent.com/qgpu-core", "tke.cloud.tencent.com/qgpu-memory"
+NODE = Node("n1", (Card(0, 16384, "GPU-a"), Card(1, 16384, "GPU-b")))
+
+
+def pod(grant: object = None, node_name: object = "n1") -> dict[str, Any]:
+    container = {"name": "main", "resources": {"limits": {CORE: 30, MEM: 5}}}
+    return {
+        "metadata": {"name": "p", "uid": "u", "annotations": {} if grant is None else {GRANT: grant}},
+        "spec": {"nodeName": node_name, "containers": [container]},
+    }
+
+
+def the_claim() -> Claim:
+    parsed = parse_pod(pod())
+    assert isinstance(parsed, Claim)
+    return parsed
+
+
+CLAIM = the_claim()
+ON_CARD_1 = Grant("u", "n1", (ContainerGrant("main", 0, Role.MAIN, (Share(1, 5120, core_milli=300, uuid="GPU-b"),)),))
+WRITTEN = (
+    '{"v":1,"node":"n1","containers":[{"name":"main",'
+    '"cards":[{"index":1,"uuid":"GPU-b","memory_mib":5120,"core_milli":300}]}]}'
+)
+
+
+def test_a_grant_is_compact_versioned_json() -> None:
+    assert render_grant(CLAIM, ON_CARD_1, NODE, 0) == {GRANT: WRITTEN}
+
+
+def test_a_grant_is_read_back() -> None:
+    assert parse_grant(pod(WRITTEN), CLAIM, NODE) == ON_CARD_1
+
+
+def test_a_card_is_who_its_uuid_says_though_its_number_changed_over_a_reboot() -> None:
+    swapped = Node("n1", (Card(0, 16384, "GPU-b"), Card(1, 16384, "GPU-a")))
+    parsed = parse_grant(pod(WRITTEN), CLAIM, swapped)
+    assert isinstance(parsed, Grant)
+    assert parsed.containers[0].shares[0].card == 0
+
+
+@pytest.mark.parametrize("node", [None, Node("n1"), Node("n1", (Card(1, 16384),))])
+def test_a_card_that_is_gone_or_unknown_keeps_its_number_and_so_stays_accounted(node: Node | None) -> None:
+    assert parse_grant(pod(WRITTEN), CLAIM, node) == ON_CARD_1
+
+
+def test_the_cards_are_visible_to_the_container_by_uuid() -> None:
+    assert render_env(CLAIM, ON_CARD_1, NODE, "main") == {"NVIDIA_VISIBLE_DEVICES": "GPU-b"}
+    assert render_env(CLAIM, ON_CARD_1, NODE, "other") == {}
+
+
+def test_a_pod_that_is_on_no_node_has_nothing() -> None:
+    assert parse_grant(pod(WRITTEN, node_name=None), CLAIM, NODE) is None
+    assert parse_grant("no Pod", CLAIM, NODE) is None
+
+
+def test_without_the_annotation_nothing_is_known() -> None:
+    assert parse_grant(pod(), CLAIM, NODE) is None
+
+
+def changed(**parts: object) -> str:
+    return json.dumps({**json.loads(WRITTEN), **parts})
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (changed(node="n2"), "this one is stale"),
+        (changed(v=9), "version 9"),
+        (changed(containers=[]), "one grant for each container that asks: main"),
+        (changed(containers=[{"name": "x", "cards": []}]), "one grant for each container that asks: main"),
+        (changed(containers=json.loads(WRITTEN)["containers"] * 2), "one grant for each container"),
+        (changed(containers=[{"name": "main", "cards": [{"index": 0, "memory_mib": -1}]}]), "memory_mib"),
+        (changed(containers=[{"name": "main", "cards": [{"index": 10**6, "memory_mib": 1}]}]), "index"),
+        ("nonsense", "what aliquot writes there"),
+        (5, "JSON text"),
+    ],
+)
+def test_a_grant_that_cannot_be_read_is_an_error(written: object, said: str) -> None:
+    parsed = parse_grant(pod(written), CLAIM, NODE)
+    assert isinstance(parsed, tuple)
+    assert parsed[0].field == f'metadata.annotations["{GRANT}"]'
+    assert said in parsed[0].sentence()

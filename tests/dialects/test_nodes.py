@@ -1,0 +1,161 @@
+"""Nodes: cards from our inventory or from what the node advertises, and what had to be assumed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from aliquot.dialects import parse_node, render_inventory
+from aliquot.model.device import Card
+from aliquot.model.node import Node
+
+MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
+QMEM, QCORE = "tke.cloud.tencent.com/qgpu-memory", "tke.cloud.tencent.com/qgpu-core"
+T9K, T9K_PERCENT = "tensorstack.dev/nvidia-gpu", "tensorstack.dev/nvidia-gpu-percent"
+INVENTORY = "aliquot.dev/inventory"
+
+
+def node(capacity: object = None, *, inventory: object = None, **rest: Any) -> dict[str, Any]:
+    annotations = {} if inventory is None else {INVENTORY: inventory}
+    return {"metadata": {"name": "n1", "annotations": annotations}, "status": {"capacity": capacity}, **rest}
+
+
+def good(manifest: object) -> Node:
+    parsed = parse_node(manifest)
+    assert isinstance(parsed, Node), parsed
+    return parsed
+
+
+def sizes(manifest: object) -> list[int]:
+    return [card.memory_mib // 1024 for card in good(manifest).cards]
+
+
+def test_a_node_without_any_gpu_has_no_cards() -> None:
+    parsed = good(node({"cpu": "4"}))
+    assert (parsed.cards, parsed.offers, parsed.notes) == ((), frozenset(), ())
+
+
+def test_cpu_and_memory_are_what_is_allocatable() -> None:
+    status = {"capacity": {"cpu": 8, "memory": "32Gi"}, "allocatable": {"cpu": "7900m", "memory": "31Gi"}}
+    parsed = good(node(status=status))
+    assert (parsed.cpu_milli, parsed.memory_mib) == (7900, 31 * 1024)
+
+
+def test_without_allocatable_they_are_the_capacity_and_without_both_unknown() -> None:
+    assert good(node({"cpu": 8})).cpu_milli == 8000
+    assert good(node()).cpu_milli is None
+    assert good(node()).memory_mib is None
+
+
+@pytest.mark.parametrize(
+    ("capacity", "gib", "note"),
+    [
+        ({MEM: 47, COUNT: 2}, [23, 23], "aliyun.com/gpu-mem is 47, which 2 cards do not share evenly"),
+        ({MEM: 16}, [16], "does not say how many cards"),
+        ({QMEM: 16}, [16], "does not say how many cards"),
+        ({QMEM: 32, QCORE: 150}, [32], "is 150, not a multiple of 100: counted as 1 card"),
+        ({QCORE: 200}, [16, 16], "16 GiB each is assumed"),
+        ({T9K: 2}, [16, 16], "16 GiB each is assumed"),
+        ({MEM: 48, COUNT: 2, QMEM: 64, QCORE: 200}, [24, 24], "tells of 24576 MiB a card"),
+        (
+            {MEM: 48, COUNT: 2, T9K: 3},
+            [24, 24],
+            "tells of 2 cards, tensorstack.dev/nvidia-gpu of 3",
+        ),
+    ],
+)
+def test_what_is_assumed_about_the_cards_is_said(capacity: dict[str, int], gib: list[int], note: str) -> None:
+    assert sizes(node(capacity)) == gib
+    (said,) = good(node(capacity)).notes
+    assert note in said
+
+
+def test_several_dialects_on_one_node_describe_the_same_cards() -> None:
+    parsed = node({MEM: 64, COUNT: 2, QMEM: 64, QCORE: 200, T9K: 0, T9K_PERCENT: 200})
+    assert sizes(parsed) == [32, 32]
+    assert good(parsed).notes == ()
+
+
+def test_one_dialect_may_tell_the_number_and_another_the_memory() -> None:
+    parsed = node({T9K: 2, QMEM: 48})
+    assert sizes(parsed) == [24, 24]
+    assert good(parsed).notes == ()
+
+
+def test_without_capacity_what_is_allocatable_tells_the_cards() -> None:
+    assert sizes(node(status={"allocatable": {MEM: 32, COUNT: 2}})) == [16, 16]
+
+
+def test_the_inventory_wins_over_the_capacity_and_its_cards_may_be_unequal() -> None:
+    cards = (Card(0, 16384, "GPU-a", "T4"), Card(1, 81559, "GPU-b", "A100", healthy=False, numa=1))
+    parsed = good(node({MEM: 64, COUNT: 4}, inventory=render_inventory(cards)[INVENTORY]))
+    assert parsed.cards == cards
+    assert parsed.notes == ()
+
+
+def test_the_inventory_is_compact_json_with_a_version() -> None:
+    written = render_inventory([Card(0, 16384, "GPU-a")])
+    assert written == {INVENTORY: '{"v":1,"cards":[{"index":0,"uuid":"GPU-a","memory_mib":16384}]}'}
+
+
+def test_cards_of_an_inventory_are_put_in_order() -> None:
+    written = render_inventory([Card(1, 2048), Card(0, 1024)])[INVENTORY]
+    assert [card.index for card in good(node(inventory=written)).cards] == [0, 1]
+
+
+def test_fields_a_newer_writer_added_are_passed_over() -> None:
+    written = {"v": 1, "cards": [{"index": 0, "memory_mib": 1024, "colour": "green"}], "at": 5}
+    assert sizes(node(inventory=json.dumps(written))) == [1]
+
+
+@pytest.mark.parametrize(
+    ("inventory", "said"),
+    [
+        ("", "what aliquot writes there"),
+        ("{", "what aliquot writes there"),
+        ("[" * 100_000, "what aliquot writes there"),
+        ("\ud800", "what aliquot writes there"),
+        ([], "JSON text"),
+        ('{"v":2,"cards":[]}', "version 2 is of another release"),
+        ('{"v":1,"cards":[{"index":0}]}', "memory_mib"),
+        ('{"v":1,"cards":[{"index":-1,"memory_mib":1}]}', "$.cards[0].index"),
+        ('{"v":1,"cards":[{"index":0,"memory_mib":"16Gi"}]}', "$.cards[0].memory_mib"),
+        ('{"v":1,"cards":[{"index":0,"memory_mib":1},{"index":0,"memory_mib":1}]}', "its own index"),
+        (
+            '{"v":1,"cards":[{"index":0,"memory_mib":1,"uuid":"a"},{"index":1,"memory_mib":1,"uuid":"a"}]}',
+            "its own uuid",
+        ),
+    ],
+)
+def test_an_inventory_that_cannot_be_read_is_an_error_and_not_an_empty_node(inventory: object, said: str) -> None:
+    parsed = parse_node(node({MEM: 16, COUNT: 1}, inventory=inventory))
+    assert isinstance(parsed, tuple)
+    assert parsed[0].field == f'metadata.annotations["{INVENTORY}"]'
+    assert said in parsed[0].sentence()
+
+
+@pytest.mark.parametrize(
+    ("manifest", "field"),
+    [
+        (None, "node"),
+        ([], "node"),
+        ({}, "metadata.name"),
+        ({"metadata": {"name": 3}}, "metadata.name"),
+        ({"metadata": []}, "metadata"),
+        (node(status=[]), "status"),
+        (node([]), "status.capacity"),
+        (node({MEM: "many"}), f'status.capacity["{MEM}"]'),
+        (node({MEM: "-1"}), f'status.capacity["{MEM}"]'),
+        (node({QMEM: "1.5"}), f'status.capacity["{QMEM}"]'),
+        (node({MEM: "1e9", COUNT: "1e9"}), f'status.capacity["{COUNT}"]'),
+        (node({"cpu": "x"}), 'status.capacity["cpu"]'),
+        (node(spec={"taints": {}}), "spec.taints"),
+        (node({MEM: "many"}, inventory='{"v":1,"cards":[]}'), f'status.capacity["{MEM}"]'),
+    ],
+)
+def test_a_node_that_cannot_be_read_is_an_error_that_names_the_field(manifest: object, field: str) -> None:
+    parsed = parse_node(manifest)
+    assert isinstance(parsed, tuple)
+    assert [each.field for each in parsed] == [field]

@@ -1,0 +1,65 @@
+"""What a Pod uses at once, counted as Kubernetes counts: max(init peak, sum of app and sidecars)."""
+
+from __future__ import annotations
+
+import pytest
+
+from aliquot.model.claim import Role, Slice, Usage, peak
+from aliquot.model.grant import ContainerGrant, Grant, Share
+
+INIT, SIDECAR, MAIN = Role.INIT, Role.SIDECAR, Role.MAIN
+
+
+@pytest.mark.parametrize(
+    ("parts", "most"),
+    [
+        ([], 0),
+        ([(MAIN, 3), (MAIN, 4)], 7),
+        ([(INIT, 5), (INIT, 6), (MAIN, 3)], 6),
+        ([(INIT, 5), (MAIN, 3), (MAIN, 4)], 7),
+        ([(SIDECAR, 2), (MAIN, 3)], 5),
+        ([(SIDECAR, 2), (INIT, 5), (MAIN, 3)], 7),  # the sidecar runs while the init container after it does
+        ([(INIT, 5), (SIDECAR, 2), (MAIN, 3)], 5),  # and not while the one before it does
+        ([(INIT, 1), (SIDECAR, 2), (SIDECAR, 2), (INIT, 4), (MAIN, 3)], 8),
+    ],
+)
+def test_peak_is_the_larger_of_init_peak_and_sum(parts: list[tuple[Role, int]], most: int) -> None:
+    assert peak((role, Usage(memory_mib=amount)) for role, amount in parts) == Usage(memory_mib=most)
+
+
+def test_peak_takes_the_largest_of_every_dimension_by_itself() -> None:
+    parts = [
+        (INIT, Usage(memory_mib=9, core_milli=100, slices=1)),
+        (MAIN, Usage(memory_mib=3, core_milli=500, slices=1)),
+    ]
+    assert peak(parts) == Usage(memory_mib=9, core_milli=500, slices=1)
+
+
+def test_a_percentage_is_of_the_card_that_was_chosen_rounded_down() -> None:
+    assert Slice(memory_percent=30).memory_on(16384) == 4915
+    assert Slice(memory_mib=3072).memory_on(16384) == 3072
+
+
+def _granted(name: str, role: Role, *shares: Share) -> ContainerGrant:
+    return ContainerGrant(name, 0, role, shares)
+
+
+def test_a_grant_uses_of_each_card_the_peak_of_the_containers_on_it() -> None:
+    grant = Grant(
+        "u",
+        "n1",
+        (
+            _granted("init", INIT, Share(0, 5000), Share(1, 5000)),
+            _granted("a", MAIN, Share(0, 3000, core_milli=300)),
+            _granted("b", MAIN, Share(0, 1000, core_milli=200)),
+        ),
+    )
+    assert grant.usage() == {
+        0: Usage(memory_mib=5000, core_milli=500, slices=2),
+        1: Usage(memory_mib=5000, slices=1),
+    }
+
+
+def test_a_grant_counts_exclusive_shares() -> None:
+    grant = Grant("u", "n1", (_granted("a", MAIN, Share(2, 100, exclusive=True)),))
+    assert grant.usage() == {2: Usage(memory_mib=100, slices=1, exclusive=1)}

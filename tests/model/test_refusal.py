@@ -1,0 +1,42 @@
+"""An Invalid is a sentence that names the field, what it was, and what is allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from aliquot.model.refusal import Invalid, show
+
+
+def test_the_sentence_names_field_value_and_what_is_allowed() -> None:
+    assert Invalid("spec.x", "5Gi", "whole GiB").sentence() == 'spec.x: "5Gi" is not allowed: whole GiB'
+
+
+def test_what_is_not_there_is_missing() -> None:
+    assert Invalid("spec.x", None, "required").sentence() == "spec.x is missing: required"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "nothing"),
+        ("a", '"a"'),
+        (3, "3"),
+        (True, "True"),
+        ({"a": 1}, "a mapping of 1"),
+        ([1, 2], "a list of 2"),
+    ],
+)
+def test_a_value_is_shown_as_people_write_it(value: object, shown: str) -> None:
+    assert show(value) == shown
+
+
+def test_a_long_value_is_cut() -> None:
+    assert len(show("x" * 1000)) == 80
+
+
+def test_a_value_that_str_cannot_bear_is_shown_all_the_same() -> None:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert show(deep) == "a list of 1"
+    assert show(10**5000) == "a number of enormous size"

@@ -1,0 +1,243 @@
+"""Fit: what a claim may have, and refusals as data for everything else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.model.claim import Claim, Role, Slice, Usage
+from aliquot.model.device import Card
+from aliquot.model.node import Node, Offer
+from aliquot.model.refusal import Reason, Refusal
+from aliquot.placement.board import Board, Occupant
+from aliquot.placement.choose import POLICIES, Chooser
+from aliquot.placement.demand import demand_of
+from aliquot.placement.fit import fits
+from builders import (
+    GIB,
+    a_board,
+    a_claim,
+    a_container,
+    a_node,
+    a_slice,
+    asking,
+    offline,
+    online,
+    whole_cards,
+    whole_node,
+)
+
+
+def _refusals(board: Board, claim: Claim) -> list[Refusal]:
+    return Chooser(board, POLICIES["binpack"]()).refusals(claim)
+
+
+def _fits(board: Board, claim: Claim) -> list[str]:
+    rows = Chooser(board, POLICIES["binpack"]()).fitting(claim)
+    return [board.names[row] for row in rows.tolist()]
+
+
+def test_memory_that_is_taken_now_is_a_busy_refusal_with_wanted_and_had() -> None:
+    board = a_board(a_node("n1", 16))
+    board.take("n1", Occupant({0: Usage(13 * GIB, slices=1)}))
+    assert _refusals(board, asking(5)) == [Refusal("n1", 0, Reason.MEMORY, 5 * GIB, 3 * GIB, never=False)]
+
+
+def test_a_card_too_small_never_fits() -> None:
+    assert _refusals(a_board(a_node("n1", 16)), asking(24)) == [
+        Refusal("n1", 0, Reason.MEMORY, 24 * GIB, 16 * GIB, never=True)
+    ]
+
+
+def test_every_shortage_of_a_card_is_told() -> None:
+    board = a_board(Node("n1", (Card(0, 16 * GIB, max_slices=1),), frozenset(Offer)))
+    board.take("n1", Occupant({0: Usage(13 * GIB, 800, slices=1)}))
+    assert {refusal.reason for refusal in _refusals(board, asking(5, 30))} == {
+        Reason.MEMORY,
+        Reason.CORE,
+        Reason.SLICES,
+    }
+
+
+def test_a_sick_card_takes_nothing_and_may_come_back() -> None:
+    board = a_board(Node("n1", (Card(0, 16 * GIB, healthy=False),), frozenset(Offer)))
+    assert _refusals(board, asking(1)) == [Refusal("n1", 0, Reason.HEALTH, 1, 0, never=False)]
+
+
+def test_an_exclusive_card_takes_nobody_else() -> None:
+    board = a_board(a_node("n1", 16))
+    board.take("n1", Occupant({0: Usage(16 * GIB, slices=1, exclusive=1)}))
+    assert _refusals(board, asking(1)) == [Refusal("n1", 0, Reason.EXCLUSIVE, 0, 1, never=False)]
+
+
+def test_a_shared_card_is_not_given_exclusively() -> None:
+    board = a_board(a_node("n1", 16))
+    board.take("n1", Occupant({0: Usage(GIB, slices=1)}))
+    assert _refusals(board, whole_cards(1)) == [
+        Refusal("n1", 0, Reason.EXCLUSIVE, 0, 1, never=False),
+    ]
+
+
+def test_several_slices_need_as_many_cards() -> None:
+    board = a_board(a_node("n1", 16, 16, 4))
+    assert _refusals(board, asking(8, count=3)) == [
+        Refusal("n1", 2, Reason.MEMORY, 8 * GIB, 4 * GIB, never=True),
+        Refusal("n1", None, Reason.CARDS, 3, 2, never=True),
+    ]
+    assert _fits(board, asking(8, count=2)) == ["n1"]
+
+
+def test_a_node_of_another_mode_never_fits() -> None:
+    board = a_board(a_node("n1", 16, offers=frozenset({Offer.GPUSHARE})))
+    claim = asking(1, offer=Offer.QGPU)
+    assert _refusals(board, claim) == [Refusal("n1", None, Reason.MODE, 1, 0, never=True)]
+
+
+@pytest.mark.parametrize("claim", [online(1), offline(1, 50)], ids=["online", "offline"])
+def test_pods_with_an_app_class_go_only_to_nodes_that_mix(claim: Claim) -> None:
+    board = a_board(
+        a_node("plain", 16, offers=frozenset({Offer.QGPU})),
+        a_node("mixed", 16, offers=frozenset({Offer.QGPU, Offer.QGPU_MIXED})),
+    )
+    assert _fits(board, claim) == ["mixed"]
+    assert _refusals(board, claim) == [Refusal("plain", None, Reason.MIXED, 1, 0, never=True)]
+
+
+def test_online_core_is_no_capacity_dimension_and_offline_greedy_core_is() -> None:
+    board = a_board(a_node("n1", 32))
+    board.take("n1", Occupant({0: Usage(GIB, 1000, 600, 1)}))
+    assert _fits(board, online(1)) == ["n1"]
+    assert _fits(board, offline(1, 40)) == ["n1"]
+    assert _refusals(board, offline(1, 50)) == [Refusal("n1", 0, Reason.GREEDY, 500, 400, never=False)]
+
+
+def test_a_whole_node_needs_a_node_free_of_other_pods_daemons_excepted() -> None:
+    board = a_board(a_node("busy", 16), a_node("quiet", 16), a_node("bare", offers=frozenset({Offer.T9K_EXCLUSIVE})))
+    board.set_node(Node("bare", (), frozenset({Offer.T9K_EXCLUSIVE})))
+    board.take("busy", Occupant({}))
+    board.take("quiet", Occupant({}, daemon=True))
+    assert _fits(board, whole_node()) == ["quiet"]
+    assert {(each.node, each.reason, each.had) for each in _refusals(board, whole_node())} == {
+        ("busy", Reason.WHOLE_NODE, 1),
+        ("bare", Reason.HEALTH, 0),
+    }
+
+
+def test_a_node_that_is_taken_whole_is_blocked_for_all() -> None:
+    board = a_board(a_node("n1", 16))
+    board.take("n1", Occupant({0: Usage(16 * GIB, slices=1, exclusive=1)}, whole_node=True))
+    assert _refusals(board, asking(1)) == [Refusal("n1", None, Reason.WHOLE_NODE, 0, 1, never=False)]
+
+
+def test_cpu_and_memory_of_the_node_count_where_they_are_known() -> None:
+    board = a_board(a_node("n1", 16, cpu_milli=4000, memory_mib=1024))
+    board.take("n1", Occupant({}, cpu_milli=3000))
+    found = _refusals(board, asking(1, cpu_milli=2000, memory_mib=2048))
+    assert found == [
+        Refusal("n1", None, Reason.CPU, 2000, 1000, never=False),
+        Refusal("n1", None, Reason.HOST_MEMORY, 2048, 1024, never=True),
+    ]
+
+
+def test_a_percentage_is_of_the_card_chosen() -> None:
+    board = a_board(a_node("n1", 16, 80))
+    board.take("n1", Occupant({0: Usage(12 * GIB, slices=1), 1: Usage(50 * GIB, slices=1)}))
+    claim = a_claim(a_container(Slice(memory_percent=30)))
+    assert Chooser(board, POLICIES["binpack"]()).fitting(claim).tolist() == [0]
+    grant = Chooser(board, POLICIES["binpack"]()).choose(claim)
+    assert grant is not None
+    assert [(share.card, share.memory_mib) for share in grant.containers[0].shares] == [(1, 24 * GIB)]
+
+
+def test_only_the_models_asked_for() -> None:
+    board = a_board(
+        Node("a", (Card(0, 16 * GIB, model="A10"),), frozenset(Offer)),
+        Node("t", (Card(0, 16 * GIB, model="T4"),), frozenset(Offer)),
+    )
+    claim = asking(1, models=frozenset({"T4"}))
+    assert _fits(board, claim) == ["t"]
+    assert _refusals(board, claim) == [Refusal("a", 0, Reason.MODEL, 1, 0, never=True)]
+
+
+def test_containers_that_only_fit_one_by_one_are_refused_together() -> None:
+    board = a_board(a_node("n1", 8))
+    claim = a_claim(a_container(a_slice(5), name="a"), a_container(a_slice(5), name="b", index=1))
+    assert _fits(board, claim) == []
+    assert [refusal.reason for refusal in _refusals(board, claim)] == [Reason.CONTAINERS]
+
+
+# --- the fast answer and the slow one agree ----------------------------------------------------------------------
+
+_slices = st.one_of(
+    st.builds(a_slice, st.integers(0, 20), st.none() | st.integers(0, 110), st.none() | st.integers(1, 100)),
+    st.builds(Slice, memory_percent=st.integers(1, 100)),
+    st.just(Slice(memory_percent=100, exclusive=True)),
+)
+_offers = st.sampled_from(list(Offer))
+
+
+@st.composite
+def _claims(draw: st.DrawFn) -> Claim:
+    if draw(st.integers(0, 9)) == 0:
+        return whole_node()
+    containers = [
+        a_container(
+            draw(_slices), draw(st.integers(1, 3)), role=draw(st.sampled_from(list(Role))), name=f"c{at}", index=at
+        )
+        for at in range(draw(st.integers(1, 3)))
+    ]
+    containers.sort(key=lambda container: container.role is Role.MAIN)
+    return a_claim(
+        *containers,
+        offer=draw(_offers),
+        together=draw(st.booleans()) and len({each.count for each in containers}) == 1,
+        cpu_milli=draw(st.sampled_from([0, 500, 3000])),
+        memory_mib=draw(st.sampled_from([0, 512, 4096])),
+    )
+
+
+@st.composite
+def _boards(draw: st.DrawFn) -> Board:
+    board = Board()
+    for at in range(draw(st.integers(1, 4))):
+        cards = tuple(
+            Card(
+                index,
+                draw(st.sampled_from([8, 16, 24])) * GIB,
+                healthy=draw(st.integers(0, 5)) > 0,
+                max_slices=draw(st.none() | st.integers(0, 4)),
+            )
+            for index in range(draw(st.integers(0, 4)))
+        )
+        cpu = draw(st.none() | st.integers(0, 4000))
+        board.set_node(Node(f"n{at}", cards, draw(st.frozensets(_offers)), cpu_milli=cpu, memory_mib=cpu))
+        for card in cards:
+            if draw(st.booleans()):
+                use = Usage(draw(st.integers(0, 26)) * GIB, draw(st.integers(0, 1000)), draw(st.integers(0, 1000)), 1,
+                            draw(st.integers(0, 1)))  # fmt: skip
+                board.take(f"n{at}", Occupant({card.index: use}, daemon=draw(st.booleans())))
+    return board
+
+
+@given(_boards(), _claims())
+def test_a_node_has_refusals_exactly_when_the_claim_does_not_fit_it(board: Board, claim: Claim) -> None:
+    chooser = Chooser(board, POLICIES["spread"]())
+    fitting = {board.names[row] for row in chooser.fitting(claim).tolist()}
+    refused = {refusal.node for refusal in chooser.refusals(claim)}
+    assert fitting.isdisjoint(refused)
+    assert fitting | refused == set(board.row_of)
+
+
+@given(_boards(), _claims())
+def test_what_can_never_fit_does_not_fit_now_and_an_empty_cluster_takes_the_rest(board: Board, claim: Claim) -> None:
+    rows = np.arange(board.rows)
+    nodes, _ = fits(board, demand_of(claim), rows)
+    chooser = Chooser(board, POLICIES["binpack"]())
+    if nodes.any():
+        assert chooser.could_ever(claim)
+    for refusal in chooser.refusals(claim):
+        if refusal.reason is Reason.MEMORY and refusal.never:
+            assert refusal.card is not None
+            assert int(board.memory[board.row_of[refusal.node], refusal.card]) < (refusal.wanted or 0)
