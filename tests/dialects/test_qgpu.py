@@ -294,10 +294,11 @@ def test_a_node_offers_qgpu_only_by_its_label() -> None:
     assert good(node(qgpu_device_enable="true")).offers == frozenset()
 
 
-def test_a_node_mixes_online_and_offline_only_by_both_labels() -> None:
+def test_a_node_mixes_online_and_offline_by_the_second_label_unless_the_first_forbids() -> None:
     both = good(node(qgpu_device_enable="enable", mixed_qgpu_enable="enable"))
     assert both.offers == {Offer.QGPU, Offer.QGPU_MIXED}
-    assert good(node(mixed_qgpu_enable="enable")).offers == frozenset()
+    assert good(node(mixed_qgpu_enable="enable")).offers == both.offers
+    assert good(node(mixed_qgpu_enable="enable", qgpu_device_enable="disable")).offers == frozenset()
     assert good(node(qgpu_device_enable="enable", mixed_qgpu_enable="yes")).offers == {Offer.QGPU}
 
 

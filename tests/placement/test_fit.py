@@ -240,4 +240,5 @@ def test_what_can_never_fit_does_not_fit_now_and_an_empty_cluster_takes_the_rest
     for refusal in chooser.refusals(claim):
         if refusal.reason is Reason.MEMORY and refusal.never:
             assert refusal.card is not None
-            assert int(board.memory[board.row_of[refusal.node], refusal.card]) < (refusal.wanted or 0)
+            assert isinstance(refusal.wanted, int)
+            assert int(board.memory[board.row_of[refusal.node], refusal.card]) < refusal.wanted

@@ -10,6 +10,7 @@ Rendering takes values of ours and may rely on them.
 
 from .registry import (
     DEFAULT_RULES,
+    ENABLED_BY,
     MemoryUnit,
     QgpuRules,
     Rules,
@@ -30,6 +31,7 @@ from .registry import (
 
 __all__ = [
     "DEFAULT_RULES",
+    "ENABLED_BY",
     "MemoryUnit",
     "QgpuRules",
     "Rules",

@@ -138,6 +138,9 @@ def offers(node: NodeView, *, inventory: bool) -> frozenset[Offer]:
     return frozenset({Offer.GPUSHARE}) if advertised or labelled else frozenset()
 
 
+ENABLED_BY = {Offer.GPUSHARE: f"capacity {MEMORY}, or label {NODE_LABEL}=true and cards that the agent found"}
+
+
 def capacity(node: NodeView, unit: MemoryUnit, problems: list[Invalid]) -> Capacity:
     """What gpu-mem and gpu-count tell of the node's cards. A count alone, left behind by a plugin, tells nothing."""
     memory = told(MEMORY, node.count(MEMORY, problems))

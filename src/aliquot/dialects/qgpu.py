@@ -223,12 +223,21 @@ def _spell(container: ContainerClaim) -> dict[str, int]:
 
 
 def offers(labels: Json) -> frozenset[Offer]:
-    """What the node's labels enable. Capacity without the label is no offer."""
-    if labels.get(ENABLE_LABEL) != "enable":
+    """What the node's labels enable. Capacity without a label is no offer.
+
+    The first label is set by the controller where cards are found, the second by people: a node that a person chose for
+    mixing counts as enabled unless the first label says otherwise.
+    """
+    mixed = labels.get(MIXED_LABEL) == "enable"
+    if labels.get(ENABLE_LABEL, "enable" if mixed else None) != "enable":
         return frozenset()
-    if labels.get(MIXED_LABEL) != "enable":
-        return frozenset({Offer.QGPU})
-    return frozenset({Offer.QGPU, Offer.QGPU_MIXED})
+    return frozenset({Offer.QGPU, Offer.QGPU_MIXED}) if mixed else frozenset({Offer.QGPU})
+
+
+ENABLED_BY = {
+    Offer.QGPU: f"label {ENABLE_LABEL}=enable",
+    Offer.QGPU_MIXED: f"label {MIXED_LABEL}=enable",
+}
 
 
 def isolation(labels: Json, problems: list[Invalid]) -> Isolation:
@@ -244,8 +253,8 @@ def isolation(labels: Json, problems: list[Invalid]) -> Isolation:
 
 
 def max_slices(memory_mib: int, rules: QgpuRules) -> int:
-    """How many may share a card of that size."""
-    return 16 if rules is QgpuRules.Y2026 else memory_mib // GIB // 4
+    """How many may share a card of that size. The seed's "32G" card really has 32,510 MiB: the size is rounded."""
+    return 16 if rules is QgpuRules.Y2026 else round(memory_mib / GIB) // 4
 
 
 def capacity(node: NodeView, notes: list[str], problems: list[Invalid]) -> Capacity:

@@ -21,6 +21,7 @@ from .t9k import Taints, missing_tolerations, taints, tolerations
 
 __all__ = [
     "DEFAULT_RULES",
+    "ENABLED_BY",
     "MemoryUnit",
     "QgpuRules",
     "Rules",
@@ -51,6 +52,9 @@ class Rules:
 DEFAULT_RULES = Rules()
 
 guess_gpushare_unit = gpushare.guess_unit
+
+# What a node must have to offer each way of use, in words.
+ENABLED_BY = {**qgpu.ENABLED_BY, **t9k.ENABLED_BY, **gpushare.ENABLED_BY}
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,6 +128,9 @@ def offers(labels: Json, problems: list[Invalid]) -> frozenset[Offer]:
     return frozenset({_MODES[mode]}) if labels.get(ACCELERATOR_LABEL) == "nvidia-gpu" else frozenset()
 
 
+ENABLED_BY = {offer: f"labels {ACCELERATOR_LABEL}=nvidia-gpu and {MODE_LABEL}={mode}" for mode, offer in _MODES.items()}
+
+
 def capacity(node: NodeView, notes: list[str], problems: list[Invalid]) -> Capacity:
     """How many cards nvidia-gpu, or nvidia-gpu-percent, tells of. Neither tells their memory."""
     cards = told(CARDS, node.count(CARDS, problems))

@@ -25,6 +25,7 @@ class Reason(StrEnum):
     WHOLE_NODE = "whole-node"  # one of the two wants the node for itself; the number of Pods on it
     CPU = "cpu"  # milli-CPU
     HOST_MEMORY = "host-memory"  # MiB
+    INVALID = "invalid-node"  # the node breaks a rule of its dialect; `had` is the sentence
     # said by Kubernetes itself, not by us
     UNSCHEDULABLE = "unschedulable"
     NOT_READY = "not-ready"

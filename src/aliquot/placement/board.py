@@ -26,8 +26,10 @@ Ints = npt.NDArray[np.signedinteger[Any]]
 Floats = npt.NDArray[np.floating[Any]]
 Bools = npt.NDArray[np.bool_]
 
-UNLIMITED = 1 << 30  # more slices, MiB or milli-CPU than anything has; fits an int32 with room to add
+UNLIMITED = 1 << 30  # more slices, MiB or milli-CPU than anything has. Larger numbers are lies, and count as this much
 CLOSED = -1  # the room of a card that takes nothing
+
+_SHUT = (CLOSED, CLOSED, CLOSED, CLOSED, 0)
 
 _OFFER_BIT = {offer: 1 << place for place, offer in enumerate(Offer)}
 _CARD_COLUMNS = (
@@ -126,9 +128,9 @@ class Board:
         self._usual: int | None = None
         self._spare: list[int] = []  # rows of nodes gone, to be used again
         for name in _CARD_COLUMNS:
-            setattr(self, name, np.zeros((0, 1), bool if name == "healthy" else np.int32))
+            setattr(self, name, np.zeros((0, 1), bool if name == "healthy" else np.int64))
         for name in _NODE_COLUMNS:
-            setattr(self, name, np.zeros(0, self._node_type(name)))
+            setattr(self, name, np.zeros(0, bool if name == "present" else np.int64))
 
     # --- nodes -----------------------------------------------------------------------------------------------
 
@@ -144,7 +146,7 @@ class Board:
         self.healthy[row] = False
         self.max_slices[row] = 0
         for card in node.cards:
-            self.memory[row, card.index] = card.memory_mib
+            self.memory[row, card.index] = min(card.memory_mib, UNLIMITED)
             self.healthy[row, card.index] = card.healthy
             self.max_slices[row, card.index] = UNLIMITED if card.max_slices is None else card.max_slices
             self.model[row, card.index] = self.models.setdefault(card.model, len(self.models))
@@ -154,7 +156,7 @@ class Board:
             (self.cpu, self.room_cpu, node.cpu_milli),
             (self.host_memory, self.room_host, node.memory_mib),
         ):
-            total = UNLIMITED if value is None else value
+            total = UNLIMITED if value is None else min(value, UNLIMITED)
             room[row] += total - column[row]
             column[row] = total
         self._refresh(row)
@@ -201,19 +203,19 @@ class Board:
     def _change(self, row: int, occupant: Occupant, sign: int) -> None:
         self._widen(max(occupant.usage, default=0) + 1)
         for slot, use in occupant.usage.items():
-            self.used_memory[row, slot] += sign * use.memory_mib
-            self.used_core[row, slot] += sign * use.core_milli
-            self.used_greedy[row, slot] += sign * use.greedy_milli
-            self.used_slices[row, slot] += sign * use.slices
-            self.exclusive[row, slot] += sign * use.exclusive
+            self.used_memory[row, slot] += sign * min(use.memory_mib, UNLIMITED)
+            self.used_core[row, slot] += sign * min(use.core_milli, UNLIMITED)
+            self.used_greedy[row, slot] += sign * min(use.greedy_milli, UNLIMITED)
+            self.used_slices[row, slot] += sign * min(use.slices, UNLIMITED)
+            self.exclusive[row, slot] += sign * min(use.exclusive, UNLIMITED)
             if occupant.app_class is AppClass.ONLINE:
                 self.online[row, slot] += sign
             elif occupant.app_class is AppClass.OFFLINE:
                 self.offline[row, slot] += sign
             if occupant.owner is not None:
                 self._count_replica(occupant.owner, (row, slot), sign)
-        self.room_cpu[row] -= sign * occupant.cpu_milli
-        self.room_host[row] -= sign * occupant.memory_mib
+        self.room_cpu[row] -= sign * min(occupant.cpu_milli, UNLIMITED)
+        self.room_host[row] -= sign * min(occupant.memory_mib, UNLIMITED)
         self.pods[row] += 0 if occupant.daemon else sign
         self.taken[row] += sign if occupant.whole_node else 0
         self._refresh(row)
@@ -227,25 +229,58 @@ class Board:
                 del self.replicas[owner]
 
     def _refresh(self, row: int) -> None:
-        """Work out what is left on the row, and write down that it changed."""
-        memory = self.memory[row]
-        is_open = self.healthy[row] & bool(self.present[row] and not self.taken[row]) & (memory > 0)
-        room_memory = memory - self.used_memory[row]
-        room_core = CORE_MILLI - self.used_core[row]
-        shareable = is_open & (self.exclusive[row] == 0)
-        self.room_memory[row] = np.where(is_open, room_memory, CLOSED)
-        self.room_core[row] = np.where(is_open, room_core, CLOSED)
-        self.room_greedy[row] = np.where(is_open, CORE_MILLI - self.used_greedy[row], CLOSED)
-        self.room_slices[row] = np.where(shareable, self.max_slices[row] - self.used_slices[row], CLOSED)
-        scarcer = np.minimum(room_core, room_memory.astype(np.int64) * 1000 // np.maximum(memory, 1))
-        self.milli[row] = np.where(shareable, np.maximum(scarcer, 0), 0)
-        cards = int(is_open.sum())
-        free = int(self.milli[row].sum())
+        """Work out what is left on the row, and write down that it changed.
+
+        In plain numbers: on the few cards of one node they are faster than numpy.
+        """
+        usable = bool(self.present[row]) and not self.taken[row]
+        rooms = [
+            self._room(usable and healthy, *each)
+            for healthy, *each in zip(
+                self.healthy[row].tolist(),
+                self.memory[row].tolist(),
+                self.used_memory[row].tolist(),
+                self.used_core[row].tolist(),
+                self.used_greedy[row].tolist(),
+                self.max_slices[row].tolist(),
+                self.used_slices[row].tolist(),
+                self.exclusive[row].tolist(),
+                strict=True,
+            )
+        ]
+        memory, core, greedy, slices, milli = zip(*rooms, strict=True)
+        self.room_memory[row] = memory
+        self.room_core[row] = core
+        self.room_greedy[row] = greedy
+        self.room_slices[row] = slices
+        self.milli[row] = milli
+        cards = sum(each is not _SHUT for each in rooms)
+        free = sum(milli)
         self.cards[row] = cards
         self.free[row] = free
         self.load[row] = 1000 - free // cards if cards else 1000
         self.clock += 1
         self.changed[row] = self.clock
+
+    @staticmethod
+    def _room(
+        is_open: bool,
+        memory: int,
+        used_memory: int,
+        used_core: int,
+        used_greedy: int,
+        max_slices: int,
+        used_slices: int,
+        exclusive: int,
+    ) -> tuple[int, int, int, int, int]:
+        """(memory, core, greedy, slices, milli) that are left of one card."""
+        if not is_open or not memory:
+            return _SHUT
+        left, core = memory - used_memory, CORE_MILLI - used_core
+        if exclusive:
+            return left, core, CORE_MILLI - used_greedy, CLOSED, 0
+        milli = max(0, min(core, left * 1000 // memory))
+        return left, core, CORE_MILLI - used_greedy, max_slices - used_slices, milli
 
     # --- space -----------------------------------------------------------------------------------------------
 
@@ -273,12 +308,6 @@ class Board:
         if self.nodes[row] is None and self._booked[row] == 0 and self.row_of.pop(self.names[row], None) is not None:
             self.names[row] = ""
             self._spare.append(row)
-
-    @staticmethod
-    def _node_type(name: str) -> Any:
-        if name == "present":
-            return bool
-        return np.int64 if name in ("cpu", "host_memory", "room_cpu", "room_host", "free", "changed") else np.int32
 
     def _lengthen(self, rows: int) -> None:
         for name in _CARD_COLUMNS + _NODE_COLUMNS:

@@ -8,7 +8,7 @@ operations and one argmin, on any number of nodes.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ from .demand import Demand, demand_of
 from .fit import could_ever, fits, shortages
 from .packing import Packing, dense, fgd
 from .policies import APART, Policy, binpack, spread
-from .seat import seat
+from .seat import grant_on, seat
 
 POLICIES: dict[str, Callable[[], Policy]] = {"binpack": binpack, "spread": spread, "fgd": fgd, "dense": dense}
 
@@ -34,6 +34,7 @@ class _Kept:
     """The scores of one shape: by row, infinite where it does not fit; right for the board at `clock`."""
 
     scores: Floats
+    cards: Ints  # the card each row would take first
     clock: int
     version: int
 
@@ -45,12 +46,14 @@ class Chooser:
         self.board = board
         self.policy = policy
         self._kept: OrderedDict[Demand, _Kept] = OrderedDict()
+        self._latest: tuple[Claim, Demand] | None = None
 
     def choose(self, claim: Claim, among: Ints | None = None) -> Grant | None:
         """The best place for the claim, of all rows or of those; None when there is none now. Books nothing."""
-        demand = demand_of(claim)
+        demand = self._demand(claim)
         kept = self._scores(demand)
         scores = self._with_distance(claim, demand, kept.scores)
+        one_card = demand.exact and demand.parts and demand.parts[0].count == 1 and not self._distant(claim, demand)
         while True:
             if among is None:
                 row = int(scores.argmin()) if len(scores) else 0
@@ -58,6 +61,8 @@ class Chooser:
                 row = int(among[scores[among].argmin()]) if len(among) else 0
             if not len(scores) or not np.isfinite(scores[row]) or (among is not None and not len(among)):
                 return None
+            if one_card:
+                return grant_on(self.board, row, claim, [[int(kept.cards[row])]] * len(claim.containers))
             grant = self.seat(claim, row, demand)
             if grant is not None:
                 return grant
@@ -66,7 +71,7 @@ class Chooser:
 
     def fitting(self, claim: Claim, among: Ints | None = None) -> Ints:
         """The rows that the claim fits, of all or of those."""
-        demand = demand_of(claim)
+        demand = self._demand(claim)
         kept = self._scores(demand)
         rows = np.arange(self.board.rows) if among is None else among
         rows = rows[np.isfinite(kept.scores[rows])]
@@ -78,42 +83,37 @@ class Chooser:
 
     def seat(self, claim: Claim, row: int, demand: Demand | None = None) -> Grant | None:
         """The claim's cards on that row, None when it does not fit there."""
-        demand = demand or demand_of(claim)
+        demand = demand or self._demand(claim)
         scores = self.policy.card_scores(self.board, demand, row)
-        if claim.owner is not None and self.policy.apart(demand):
-            for (at, slot), times in self.board.replicas.get(claim.owner, {}).items():
-                if at == row:
-                    scores[slot] += APART * times
+        for (at, slot), times in self._distant(claim, demand).items():
+            if at == row:
+                scores[slot] += APART * times
         return seat(self.board, row, claim, demand, _order(scores))
 
     def refusals(self, claim: Claim, among: Ints | None = None) -> list[Refusal]:
         """Every reason why the claim does not go to the rows (all, or those) that it does not fit."""
-        demand = demand_of(claim)
+        demand = self._demand(claim)
         rows = np.arange(self.board.rows) if among is None else among
         rows = rows[self.board.present[rows]]
         found = [each for shortage in shortages(self.board, demand, rows) for each in shortage.refusals(self.board)]
         if not demand.exact:
-            found += self._unseated(claim, demand, rows)
+            told = {refusal.node for refusal in found}
+            found += [
+                Refusal(self.board.names[row], None, Reason.CONTAINERS, len(claim.containers), None, False)
+                for row in rows.tolist()
+                if self.board.names[row] not in told and self.seat(claim, row, demand) is None
+            ]
         return found
-
-    def _unseated(self, claim: Claim, demand: Demand, rows: Ints) -> list[Refusal]:
-        nodes, _ = fits(self.board, demand, rows)
-        wanted = len(claim.containers)
-        return [
-            Refusal(self.board.names[row], None, Reason.CONTAINERS, wanted, None, False)
-            for row in rows[nodes].tolist()
-            if self.seat(claim, row, demand) is None
-        ]
 
     def could_ever(self, claim: Claim) -> bool:
         """Whether the claim would fit somewhere if the cluster were empty."""
         rows = np.flatnonzero(self.board.present[: self.board.rows])
-        return bool(could_ever(self.board, demand_of(claim), rows).any())
+        return bool(could_ever(self.board, self._demand(claim), rows).any())
 
     def observe(self, claim: Claim) -> None:
         """Learn from one more Pod seen, where the policy learns."""
         if isinstance(self.policy, Packing):
-            self.policy.observe(self.board, demand_of(claim))
+            self.policy.observe(self.board, self._demand(claim))
 
     def learn(self) -> None:
         """Take what was seen so far for what is to come, where the policy learns."""
@@ -124,27 +124,41 @@ class Chooser:
         board, policy = self.board, self.policy
         kept = self._kept.get(demand)
         if kept is None or kept.version != policy.version:
-            kept = _Kept(np.full(board.rows, np.inf), -1, policy.version)
+            kept = _Kept(np.full(board.rows, np.inf), np.zeros(board.rows, int), -1, policy.version)
             self._kept[demand] = kept
             if len(self._kept) > _SHAPES_KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(demand)
-        if len(kept.scores) < board.rows:
-            kept.scores = np.concatenate([kept.scores, np.full(board.rows - len(kept.scores), np.inf)])
+        missing = board.rows - len(kept.scores)
+        if missing:
+            kept.scores = np.concatenate([kept.scores, np.full(missing, np.inf)])
+            kept.cards = np.concatenate([kept.cards, np.zeros(missing, int)])
         if kept.clock < board.clock:
             stale = np.flatnonzero(board.changed[: board.rows] > kept.clock)
             nodes, cards = fits(board, demand, stale)
             kept.scores[stale] = np.inf
             rows = stale[nodes]
             if len(rows):
-                kept.scores[rows] = policy.node_scores(board, demand, rows, cards[nodes])
+                kept.scores[rows], kept.cards[rows] = policy.node_scores(board, demand, rows, cards[nodes])
             kept.clock = board.clock
         return kept
 
+    def _distant(self, claim: Claim, demand: Demand) -> Mapping[tuple[int, int], int]:
+        """Where the replicas are that this one should keep away from, and how many."""
+        if claim.owner is None or not self.policy.apart(demand):
+            return {}
+        return self.board.replicas.get(claim.owner, {})
+
+    def _demand(self, claim: Claim) -> Demand:
+        """The claim's demand; a claim is usually asked about several times in a row."""
+        if self._latest is None or self._latest[0] is not claim:
+            self._latest = (claim, demand_of(claim))
+        return self._latest[1]
+
     def _with_distance(self, claim: Claim, demand: Demand, scores: Floats) -> Floats:
         """The scores with the owner's other replicas pushed away; a copy when there are any."""
-        places = self.board.replicas.get(claim.owner or "", {})
-        if not places or not self.policy.apart(demand):
+        places = self._distant(claim, demand)
+        if not places:
             return scores
         scores = scores.copy()
         for (row, _), times in places.items():

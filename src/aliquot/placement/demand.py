@@ -14,6 +14,8 @@ from aliquot.model.claim import AppClass, Claim, ContainerClaim, Slice, Usage, p
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.node import Offer
 
+_NONE = Usage()
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -35,6 +37,7 @@ class Demand:
     models: frozenset[str] | None
     cpu_milli: int
     memory_mib: int
+    at_once: Usage = _NONE  # of an inexact demand: what all parts use at once, on whatever cards
 
     @property
     def exact(self) -> bool:
@@ -44,14 +47,26 @@ class Demand:
 
 def demand_of(claim: Claim) -> Demand:
     """What the claim comes down to."""
+    parts = () if claim.whole_node else _parts(claim)
     return Demand(
         claim.offer,
-        () if claim.whole_node else _parts(claim),
+        parts,
         claim.whole_node,
         claim.app_class,
         claim.models,
         claim.cpu_milli,
         claim.memory_mib,
+        _at_once(claim) if len(parts) > 1 else _NONE,
+    )
+
+
+def _at_once(claim: Claim) -> Usage:
+    return peak(
+        (
+            each.role,
+            Usage((each.count or 0) * each.slice.memory_mib, (each.count or 0) * (each.slice.core_milli or 0)),
+        )
+        for each in claim.containers
     )
 
 

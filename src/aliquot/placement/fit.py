@@ -30,7 +30,16 @@ def fits(board: Board, demand: Demand, rows: Ints | slice) -> tuple[Bools, Bools
     nodes &= enough(cards, first.count)
     for part in others:
         nodes &= enough(fitting_cards(board, part, demand.models, rows), part.count)
+    if others:
+        nodes &= _room_in_all(board, demand, rows)
     return nodes, cards
+
+
+def _room_in_all(board: Board, demand: Demand, rows: Ints | slice) -> Bools:
+    """Is there as much left on all cards together as the parts need at once? Spares most of the search in seat.py."""
+    memory = np.maximum(board.room_memory[rows], 0).sum(axis=1)
+    core = np.maximum(board.room_core[rows], 0).sum(axis=1)
+    return (memory >= demand.at_once.memory_mib) & (core >= demand.at_once.core_milli)
 
 
 def fitting_nodes(board: Board, demand: Demand, rows: Ints | slice) -> Bools:
@@ -68,8 +77,7 @@ def memory_need(board: Board, part: Slice, rows: Ints | slice) -> Ints | int:
     """MiB of each card that the slice would take; one number where it is the same for all."""
     if not part.memory_percent:
         return part.memory_mib
-    need = board.memory[rows].astype(np.int64) * part.memory_percent // 100 + part.memory_mib
-    return need.astype(np.int32)
+    return board.memory[rows] * part.memory_percent // 100 + part.memory_mib
 
 
 def enough(cards: Bools, count: int) -> Bools:
@@ -160,13 +168,13 @@ def _about_cards(board: Board, part: Part, models: frozenset[str] | None, rows: 
     def card_shortage(reason: Reason, short: Bools, wanted: Ints | int, had: Ints, never: Bools | bool) -> Shortage:
         at, slots = np.nonzero(short)
         return Shortage(
-            reason, rows[at], slots, np.broadcast_to(wanted, short.shape)[short].astype(np.int64),
-            np.maximum(had[short].astype(np.int64), 0), np.broadcast_to(never, short.shape)[short],
+            reason, rows[at], slots, np.broadcast_to(wanted, short.shape)[short],
+            np.maximum(had[short], 0), np.broadcast_to(never, short.shape)[short],
         )  # fmt: skip
 
     sick = there & free & ~healthy
-    yield card_shortage(Reason.HEALTH, sick, 1, np.zeros_like(there, np.int32), False)
-    yield card_shortage(Reason.MODEL, there & free & ~right, 1, np.zeros_like(there, np.int32), True)
+    yield card_shortage(Reason.HEALTH, sick, 1, np.zeros_like(there), False)
+    yield card_shortage(Reason.MODEL, there & free & ~right, 1, np.zeros_like(there), True)
     memory, room = board.memory[rows], board.room_memory[rows]
     need = memory_need(board, part.slice, rows)
     could = there & right & (memory >= need) & ((part.slice.core_milli or 0) <= CORE_MILLI)

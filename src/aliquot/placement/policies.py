@@ -31,8 +31,11 @@ class Policy(Protocol):
     def apart(self, demand: Demand) -> bool:
         """Whether replicas of one owner are kept apart."""
 
-    def node_scores(self, board: Board, demand: Demand, rows: Ints, cards: Bools) -> Floats:
-        """One score per row, all of which fit; `cards` are those of them that fit the demand's first part."""
+    def node_scores(self, board: Board, demand: Demand, rows: Ints, cards: Bools) -> tuple[Floats, Ints]:
+        """One score per row, all of which fit, and the card it would take first.
+
+        `cards` are those of the rows that fit the demand's first part.
+        """
 
     def card_scores(self, board: Board, demand: Demand, row: int) -> Floats:
         """One score per slot of the row: the order in which its cards are taken."""
@@ -51,17 +54,17 @@ class Fill:
         """Spreading keeps replicas apart."""
         return self._sign(demand) < 0
 
-    def node_scores(self, board: Board, demand: Demand, rows: Ints, cards: Bools) -> Floats:
+    def node_scores(self, board: Board, demand: Demand, rows: Ints, cards: Bools) -> tuple[Floats, Ints]:
         """First the cards to avoid, then the node's load, then what is left on the card."""
         sign = self._sign(demand)
         load = board.load[rows] * (-sign * _LOAD)
         if not demand.parts:
-            return load + board.cards[rows]  # a whole node, or none of its cards: the smallest that will do
+            # a whole node, or none of its cards: the smallest that will do
+            return load + board.cards[rows], np.zeros(len(rows), int)
         scores = np.where(cards, self._cards(board, demand, rows), np.inf)
         count = demand.parts[0].count
         last = scores.min(axis=1) if count == 1 else np.partition(scores, count - 1, axis=1)[:, count - 1]
-        result: Floats = load + last
-        return result
+        return load + last, scores.argmin(axis=1)
 
     def card_scores(self, board: Board, demand: Demand, row: int) -> Floats:
         """First the cards to avoid, then what is left."""

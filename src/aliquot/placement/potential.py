@@ -23,7 +23,7 @@ import numpy as np
 
 from aliquot.model.device import CORE_MILLI
 
-from .board import Board, Floats, Ints
+from .board import Board, Bools, Floats, Ints
 from .prices import remainder_values
 from .workload import Shape, typical_pods
 
@@ -50,74 +50,73 @@ class Potential:
         self._typical = typical_pods(shapes)
         self._values = remainder_values(pieces)
         free = np.arange(CORE_MILLI + 1)[:, None]
-        self._enough = (free >= self._typical.milli).astype(float)  # [free milli, kind]: would the card do?
-        self._usable = free * self._enough  # ... and how much of it is then of use
+        enough = (free >= self._typical.milli).astype(float)
+        # [free milli, kinds twice]: would the card do for the kind, and how much of it is then of use
+        self._uses = np.hstack([enough, free * enough])
+        self._access: Bools = np.zeros((0, 0), bool)  # [model, kind]: may use a card of that model
         self._clock = -1
-        self._counts: Floats = np.zeros((0, 0))  # [row, kind]: how many cards would do
-        self._usables: Floats = np.zeros((0, 0))  # [row, kind]: how much is free on them
+        self._of_row: Floats = np.zeros((0, self._uses.shape[1]))  # the same, summed over the cards of each row
         self._fragments: Floats = np.zeros(0)  # [row]: F, in weights
+        self._stranded: Floats = np.zeros(0)  # [row]: the terms in S and X
 
     def growth_of_one(self, rows: Ints, before: Ints, after: Ints, cpu_milli: int) -> Floats:
         """For each option: the growth when one card of that row goes from `before` to `after` free milli."""
         self._follow()
-        counts = self._counts[rows] - self._enough[before] + self._enough[after]
-        usables = self._usables[rows] - self._usable[before] + self._usable[after]
+        uses = self._of_row.take(rows, axis=0)
+        uses -= self._uses.take(before, axis=0)
+        uses += self._uses.take(after, axis=0)
         taken = before - after
-        growth = self._fragments_grown(rows, counts, usables, taken, cpu_milli)
+        growth = self._fragments_grown(rows, uses, taken, cpu_milli)
         growth += self._weights.value * (self._values[before] - self._values[after])
-        return growth + self._strandings(rows, taken, cpu_milli)
+        return growth + self._strandings(rows, taken, cpu_milli) - self._stranded[rows]
 
     def growth_of_several(self, rows: Ints, after: Ints, cpu_milli: int) -> Floats:
         """For each row: the growth when its cards come to have `after[row, slot]` free milli."""
         self._follow()
         before = self._board.milli[rows]
         taken = (before - after).sum(axis=1)
-        counts, usables = self._enough[after].sum(axis=1), self._usable[after].sum(axis=1)
-        growth = self._fragments_grown(rows, counts, usables, taken, cpu_milli)
+        growth = self._fragments_grown(rows, self._uses[after].sum(axis=1), taken, cpu_milli)
         growth += self._weights.value * (self._values[before] - self._values[after]).sum(axis=1)
-        return growth + self._strandings(rows, taken, cpu_milli)
+        return growth + self._strandings(rows, taken, cpu_milli) - self._stranded[rows]
 
-    def _fragments_grown(self, rows: Ints, counts: Floats, usables: Floats, taken: Ints, cpu_milli: int) -> Floats:
-        after = self._in_weights(rows, counts, usables, self._board.free[rows] - taken, cpu_milli)
+    def _fragments_grown(self, rows: Ints, uses: Floats, taken: Ints, cpu_milli: int) -> Floats:
+        after = self._in_weights(rows, uses, self._board.free[rows] - taken, cpu_milli)
         return (after - self._fragments[rows]) * (self._weights.fragments / self._typical.total)
 
-    def _in_weights(self, rows: Ints, counts: Floats, usables: Floats, free: Ints, cpu_milli: int) -> Floats:
+    def _in_weights(self, rows: Ints, uses: Floats, free: Ints, cpu_milli: int) -> Floats:
         """F of each row, for those cards and that much less CPU, times the total weight."""
         board, typical = self._board, self._typical
-        served = typical.served[typical.level(board.room_cpu[rows] - cpu_milli)]
+        served = typical.served.take(typical.level(board.room_cpu[rows] - cpu_milli), axis=0)
         if any(typical.models):
-            served = served * typical.access(board)[board.model[rows, 0]]
-        useful = np.einsum("rk,rk,rk->r", served, usables, counts >= typical.count)
+            if len(self._access) != len(board.models):
+                self._access = typical.access(board)
+            served = served * self._access[board.model[rows, 0]]
+        kinds = len(typical.milli)
+        enough = uses[:, :kinds] >= typical.count
+        useful = np.einsum("rk,rk,rk->r", served, uses[:, kinds:], enough)
         return free * float(typical.total) - useful
 
-    def _strandings(self, rows: Ints, taken: Ints, cpu_milli: int) -> Floats:
-        """Growth of the terms in S and X when `taken` milli and that much CPU go."""
-        rho = self._typical.cpu_per_milli
-        growth = np.zeros(len(rows))
-        if not rho:
-            return growth
-        free, cpu = self._board.free[rows], self._board.room_cpu[rows]
-        before, after = cpu / rho, (cpu - cpu_milli) / rho
-        for weight, times in ((self._weights.stranded, 1), (self._weights.ahead, 2)):
-            if weight:
-                later = np.maximum(0.0, times * (free - taken) - after)
-                growth += weight * (later - np.maximum(0.0, times * free - before))
-        return growth
+    def _strandings(self, rows: Ints, taken: Ints | int, cpu_milli: int) -> Floats:
+        """The terms in S and X once `taken` milli and that much CPU are gone."""
+        weights, rho = self._weights, self._typical.cpu_per_milli
+        if not rho or not (weights.stranded or weights.ahead):
+            return np.zeros(len(rows))
+        free = self._board.free[rows] - taken
+        sold = (self._board.room_cpu[rows] - cpu_milli) / rho
+        return weights.stranded * np.maximum(0.0, free - sold) + weights.ahead * np.maximum(0.0, 2 * free - sold)
 
     def _follow(self) -> None:
         """Bring what is kept per row up to date."""
         board = self._board
         if self._clock == board.clock:
             return
-        missing = len(board.changed) - len(self._counts)
+        missing = len(board.changed) - len(self._fragments)
         if missing:
-            kinds = len(self._typical.milli)
-            self._counts = np.concatenate([self._counts.reshape(-1, kinds), np.zeros((missing, kinds))])
-            self._usables = np.concatenate([self._usables.reshape(-1, kinds), np.zeros((missing, kinds))])
+            self._of_row = np.concatenate([self._of_row, np.zeros((missing, self._of_row.shape[1]))])
             self._fragments = np.concatenate([self._fragments, np.zeros(missing)])
+            self._stranded = np.concatenate([self._stranded, np.zeros(missing)])
         rows = np.flatnonzero(board.changed[: board.rows] > self._clock)
-        milli = board.milli[rows]
-        self._counts[rows] = self._enough[milli].sum(axis=1)
-        self._usables[rows] = self._usable[milli].sum(axis=1)
-        self._fragments[rows] = self._in_weights(rows, self._counts[rows], self._usables[rows], board.free[rows], 0)
+        self._of_row[rows] = self._uses[board.milli[rows]].sum(axis=1)
+        self._fragments[rows] = self._in_weights(rows, self._of_row[rows], board.free[rows], 0)
+        self._stranded[rows] = self._strandings(rows, 0, 0)
         self._clock = board.clock

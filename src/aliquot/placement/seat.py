@@ -17,7 +17,7 @@ from aliquot.model.grant import ContainerGrant, Grant, Share
 
 from .board import Board
 from .demand import Demand
-from .fit import fits, fitting_cards
+from .fit import fits
 
 # Combinations of cards tried for one Pod on one node. A Pod of 3 containers on 8 cards has at most 512.
 _PATIENCE = 20_000
@@ -26,22 +26,25 @@ _PATIENCE = 20_000
 def seat(board: Board, row: int, claim: Claim, demand: Demand, ranking: Sequence[int]) -> Grant | None:
     """The grant on that node, cards taken in the order of `ranking`; None when it does not fit."""
     rows = np.array([row])
-    nodes, _ = fits(board, demand, rows)
+    nodes, fitting = fits(board, demand, rows)
     if not nodes[0]:
         return None
     if claim.whole_node:
         cards = [slot for slot in range(board.width) if board.memory[row, slot] > 0]
         chosen = [cards] * len(claim.containers)
     elif len(claim.containers) == 1 or claim.together:
-        part = demand.parts[0]
-        fitting = fitting_cards(board, part, demand.models, rows)[0]
-        cards = [slot for slot in ranking if fitting[slot]][: part.count]
+        cards = [slot for slot in ranking if fitting[0, slot]][: demand.parts[0].count]
         chosen = [cards] * len(claim.containers)
     else:
         found = _search(board, row, claim, demand, ranking)
         if found is None:
             return None
         chosen = found
+    return grant_on(board, row, claim, chosen)
+
+
+def grant_on(board: Board, row: int, claim: Claim, chosen: Sequence[Sequence[int]]) -> Grant:
+    """The grant that gives each container those cards."""
     return Grant(
         claim.uid,
         board.names[row],

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -34,6 +35,17 @@ class Shape:
     models: tuple[str, ...] = ()  # none: any
 
 
+@lru_cache(maxsize=1024)
+def shape_of(demand: Demand, card_memory_mib: int) -> Shape:
+    """The demand on cards of that size."""
+    models = tuple(sorted(demand.models or ()))
+    if demand.whole_node:
+        return Shape(1, CORE_MILLI, demand.cpu_milli, models)
+    milli = max((milli_of(part, card_memory_mib) for part in demand.parts), default=0)
+    count = sum(part.count for part in demand.parts) if milli else 0
+    return Shape(count, milli, demand.cpu_milli, models)
+
+
 class Workload:
     """Counts the shapes of the Pods seen."""
 
@@ -45,14 +57,7 @@ class Workload:
 
     def observe(self, demand: Demand, card_memory_mib: int) -> None:
         """One more Pod like this; a share of memory is taken of a card of that size."""
-        count = 1 if demand.whole_node else sum(part.count for part in demand.parts)
-        if demand.whole_node:
-            milli = CORE_MILLI
-        else:
-            milli = max((milli_of(part, card_memory_mib) for part in demand.parts), default=0)
-        if not milli:
-            count = 0
-        self._counts[Shape(count, milli, demand.cpu_milli, tuple(sorted(demand.models or ())))] += 1
+        self._counts[shape_of(demand, card_memory_mib)] += 1
         self._total += 1
         if self._total >= _MEMORY:
             self._counts = Counter({shape: times // 2 for shape, times in self._counts.items() if times > 1})
