@@ -268,4 +268,4 @@ def _why_not(verdict: Verdict) -> Iterable[str]:
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         count = f"{len(names):,}".rjust(wide)
         sentence = _SENTENCES[reason].format(wanted=group.wanted, had=group.most)
-        yield f"    {count} node{'s' if largest > 1 else ''}  {sentence}  [{shown}]"
+        yield f"    {count} {'node ' if len(names) == 1 else 'nodes'}  {sentence}  [{shown}]"

@@ -127,9 +127,8 @@ class Snapshot:
             return Verdict(key, claim, self.running[key], notes=("runs there already",))
         self.chooser.observe(claim)
         open_rows, closed = self._open(obj, claim)
-        among = np.flatnonzero(open_rows)
-        grant = self.chooser.choose(claim, among)
-        refusals = (*closed, *self.chooser.refusals(claim, among))
+        grant = self.chooser.choose(claim, np.flatnonzero(open_rows))
+        refusals = (*closed, *self.chooser.refusals(claim))
         if grant is not None:
             self.ledger.confirm(self._new_uid(claim), grant.node, occupant_of(claim, grant))
         return Verdict(key, claim, grant, refusals=refusals)

@@ -1,0 +1,241 @@
+"""Booking: no sequence of events double-books a card or leaks a byte of it."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+
+from aliquot.model.claim import AppClass, Claim, Role, Usage
+from aliquot.model.grant import ContainerGrant, Grant, Share
+from aliquot.model.refusal import Reason
+from aliquot.placement.board import Board, Occupant
+from aliquot.placement.book import Booking, Ledger, occupant_of
+from aliquot.placement.choose import POLICIES, Chooser
+from builders import GIB, a_board, a_node, asking, whole_cards, whole_node
+
+
+def _ledger(*memory_gib: int) -> Ledger:
+    return Ledger(a_board(a_node("n1", *memory_gib)))
+
+
+def _grant(claim: Claim, card: int = 0, node: str = "n1") -> Grant:
+    share = Share(card, claim.containers[0].slice.memory_mib, exclusive=claim.containers[0].slice.exclusive)
+    return Grant(claim.uid, node, (ContainerGrant("main", 0, Role.MAIN, (share,)),))
+
+
+def _free(ledger: Ledger, card: int = 0) -> int:
+    return int(ledger.board.room_memory[0, card]) // GIB
+
+
+def test_assuming_twice_holds_the_cards_once() -> None:
+    ledger, claim = _ledger(16), asking(10)
+    first = ledger.assume(claim, _grant(claim), deadline=5.0)
+    assert ledger.assume(claim, _grant(claim), deadline=9.0) == first
+    assert _free(ledger) == 6
+
+
+def test_assuming_another_place_answers_the_booking_there_is() -> None:
+    ledger, claim = _ledger(16, 16), asking(10)
+    first = ledger.assume(claim, _grant(claim, card=0), deadline=5.0)
+    assert ledger.assume(claim, _grant(claim, card=1), deadline=5.0) == first
+    assert _free(ledger, 1) == 16
+
+
+def test_a_card_is_not_assumed_twice_over() -> None:
+    ledger = _ledger(16)
+    first, second = asking(10, name="a"), asking(10, name="b")
+    assert isinstance(ledger.assume(first, _grant(first), 5.0), Booking)
+    refusals = ledger.assume(second, _grant(second), 5.0)
+    assert isinstance(refusals, list)
+    assert [(each.reason, each.wanted, each.had) for each in refusals] == [(Reason.MEMORY, 10 * GIB, 6 * GIB)]
+    assert len(ledger) == 1
+
+
+def test_an_exclusive_card_and_a_shared_one_exclude_each_other() -> None:
+    ledger, shared, alone = _ledger(16), asking(1, name="shared"), whole_cards(1, name="alone")
+    ledger.assume(shared, _grant(shared), 5.0)
+    refused = ledger.assume(alone, _grant(alone), 5.0)
+    assert isinstance(refused, list)
+    assert refused[0].reason is Reason.EXCLUSIVE
+    ledger.forget("shared")
+    assert isinstance(ledger.assume(alone, _grant(alone), 5.0), Booking)
+    assert isinstance(ledger.assume(shared, _grant(shared), 5.0), list)
+
+
+def test_a_card_that_went_away_between_choice_and_booking_is_refused() -> None:
+    ledger, claim = _ledger(16, 16), asking(1)
+    ledger.board.set_node(a_node("n1", 16))
+    refused = ledger.assume(claim, _grant(claim, card=1), 5.0)
+    assert isinstance(refused, list)
+    assert refused[0].reason is Reason.HEALTH
+    ledger.board.drop_node("n1")
+    refused = ledger.assume(claim, _grant(claim), 5.0)
+    assert isinstance(refused, list)
+    assert refused[0].reason is Reason.NOT_READY
+
+
+def test_a_whole_node_is_not_assumed_over_others() -> None:
+    ledger, one, all_of_it = _ledger(16), asking(1, name="one"), whole_node("all")
+    ledger.assume(one, _grant(one), 5.0)
+    grant = Grant("all", "n1", _grant(whole_cards(1)).containers, whole_node=True)
+    refused = ledger.assume(all_of_it, grant, 5.0)
+    assert isinstance(refused, list)
+    assert refused[0].reason is Reason.WHOLE_NODE
+
+
+def test_an_assumption_nobody_confirms_expires() -> None:
+    ledger, claim = _ledger(16), asking(10)
+    ledger.assume(claim, _grant(claim), deadline=5.0)
+    assert ledger.expire(4.9) == []
+    assert [booking.uid for booking in ledger.expire(5.0)] == ["pod"]
+    assert _free(ledger) == 16
+
+
+def test_what_is_confirmed_never_expires() -> None:
+    ledger, claim = _ledger(16), asking(10)
+    ledger.assume(claim, _grant(claim), deadline=5.0)
+    ledger.confirm(claim.uid, "n1", occupant_of(claim, _grant(claim)))
+    assert ledger.expire(1e9) == []
+    assert _free(ledger) == 6
+
+
+def test_the_api_server_is_right_when_it_says_another_place() -> None:
+    ledger, claim = _ledger(16, 16), asking(10)
+    ledger.assume(claim, _grant(claim, card=0), deadline=5.0)
+    ledger.confirm(claim.uid, "n1", occupant_of(claim, _grant(claim, card=1)))
+    assert (_free(ledger, 0), _free(ledger, 1)) == (16, 6)
+
+
+def test_what_the_api_server_overbooked_is_counted_and_leaves_nothing_behind() -> None:
+    ledger = _ledger(16)
+    for name in ("a", "b"):
+        claim = asking(10, name=name)
+        ledger.confirm(claim.uid, "n1", occupant_of(claim, _grant(claim)))
+    assert _free(ledger) == -4
+    assert isinstance(ledger.assume(asking(1, name="c"), _grant(asking(1, name="c")), 5.0), list)
+    assert ledger.forget("a")
+    assert ledger.forget("b")
+    assert not ledger.forget("b")
+    assert _free(ledger) == 16
+
+
+def test_a_terminating_pod_keeps_its_cards_until_it_is_gone() -> None:
+    """Its object is still there, so it is confirmed again with every event; only its absence frees the cards."""
+    ledger, claim = _ledger(16), asking(10)
+    for _ in range(3):
+        ledger.confirm(claim.uid, "n1", occupant_of(claim, _grant(claim)))
+    assert _free(ledger) == 6
+    ledger.forget(claim.uid)
+    assert _free(ledger) == 16
+
+
+# --- against a naive model -------------------------------------------------------------------------------------------
+
+NODES = {"n1": (16, 24), "n2": (8,), "n3": (16, 16, 16)}
+
+
+class Bookings(RuleBasedStateMachine):
+    """Random events; after each, the board must be what adding up the bookings by hand gives."""
+
+    pods = Bundle("pods")
+
+    @initialize()
+    def empty(self) -> None:
+        self.board = a_board(*(a_node(name, *sizes) for name, sizes in NODES.items()))
+        self.ledger = Ledger(self.board)
+        self.choosers = {name: Chooser(self.board, policy()) for name, policy in POLICIES.items()}
+        self.there = set(NODES)
+        self.held: dict[str, tuple[str, Occupant, float | None]] = {}
+        self.told_by_api: set[str] = set()
+        self.now = 0.0
+        self.count = 0
+
+    @rule(target=pods, memory=st.integers(1, 20), cards=st.integers(1, 3), policy=st.sampled_from(list(POLICIES)),
+          app_class=st.sampled_from(list(AppClass)), exclusive=st.booleans())  # fmt: skip
+    def schedule(self, memory: int, cards: int, policy: str, app_class: AppClass, exclusive: bool) -> object:
+        self.count += 1
+        name = f"pod-{self.count}"
+        claim = whole_cards(cards, name) if exclusive else asking(memory, count=cards, name=name, app_class=app_class)
+        grant = self.choosers[policy].choose(claim)
+        if grant is None:
+            return multiple()
+        assert grant.node in self.there
+        booking = self.ledger.assume(claim, grant, self.now + 10)
+        assert isinstance(booking, Booking), "what was chosen just now must be free"
+        self.held[name] = (grant.node, booking.occupant, self.now + 10)
+        return claim
+
+    @rule(claim=pods)
+    def confirm(self, claim: Claim) -> None:
+        if claim.uid in self.held:
+            node, occupant, _ = self.held[claim.uid]
+            self.ledger.confirm(claim.uid, node, occupant)
+            self.held[claim.uid] = (node, occupant, None)
+
+    @rule(claim=pods, node=st.sampled_from(list(NODES)), card=st.integers(0, 2))
+    def api_server_says_otherwise(self, claim: Claim, node: str, card: int) -> None:
+        occupant = Occupant({card: Usage(3 * GIB, slices=1)}, claim.app_class)
+        self.ledger.confirm(claim.uid, node, occupant)
+        self.held[claim.uid] = (node, occupant, None)
+        self.told_by_api.add(claim.uid)
+
+    @rule(claim=consumes(pods))
+    def gone(self, claim: Claim) -> None:
+        assert self.ledger.forget(claim.uid) == (claim.uid in self.held)
+        self.held.pop(claim.uid, None)
+        self.told_by_api.discard(claim.uid)
+
+    @rule(seconds=st.floats(0, 20))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        late = {uid for uid, (_, _, deadline) in self.held.items() if deadline is not None and deadline <= self.now}
+        assert {booking.uid for booking in self.ledger.expire(self.now)} == late
+        for uid in late:
+            del self.held[uid]
+
+    @rule(name=st.sampled_from(list(NODES)))
+    def node_blinks(self, name: str) -> None:
+        if name in self.there:
+            self.board.drop_node(name)
+        else:
+            self.board.set_node(a_node(name, *NODES[name]))
+        self.there ^= {name}
+
+    @invariant()
+    def the_board_is_the_sum_of_the_bookings(self) -> None:
+        assert {booking.uid for booking in self.ledger} == set(self.held)
+        used: dict[tuple[str, int], int] = {}
+        slices: dict[tuple[str, int], int] = {}
+        for node, occupant, _ in self.held.values():
+            for card, usage in occupant.usage.items():
+                used[node, card] = used.get((node, card), 0) + usage.memory_mib
+                slices[node, card] = slices.get((node, card), 0) + usage.slices
+        for name, row in self.board.row_of.items():
+            for card in range(self.board.width):
+                assert self.board.used_memory[row, card] == used.pop((name, card), 0)
+                assert self.board.used_slices[row, card] == slices.pop((name, card), 0)
+        assert not any(used.values())
+
+    @invariant()
+    def no_card_is_booked_twice_by_us(self) -> None:
+        if self.told_by_api:
+            return  # what the API server overbooked is its own
+        for name in self.there:
+            row = self.board.row_of[name]
+            for card, size in enumerate(NODES[name]):
+                assert self.board.used_memory[row, card] <= size * GIB
+                assert self.board.exclusive[row, card] == 0 or self.board.used_slices[row, card] == 1
+
+
+TestBookings = Bookings.TestCase
+TestBookings.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_an_empty_ledger_leaves_an_empty_board() -> None:
+    board = Board()
+    ledger = Ledger(board)
+    claim = asking(4)
+    ledger.confirm(claim.uid, "unknown", occupant_of(claim, _grant(claim, node="unknown")))
+    ledger.forget(claim.uid)
+    assert board.row_of == {}

@@ -1,0 +1,159 @@
+"""Choosing: the same board and the same claim give the same answer, whatever was asked before."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.model.claim import AppClass, Claim, Role, Slice
+from aliquot.model.device import Card
+from aliquot.model.node import Node, Offer
+from aliquot.placement.board import Board
+from aliquot.placement.book import Booking, Ledger
+from aliquot.placement.choose import POLICIES, Chooser
+from aliquot.placement.packing import Packing
+from builders import GIB, a_claim, a_container, a_node, a_slice
+
+
+def _cluster(sizes: list[list[int]]) -> Board:
+    board = Board()
+    for at, cards in enumerate(sizes):
+        board.set_node(a_node(f"n{at}", *cards, cpu_milli=16_000, memory_mib=64 * GIB))
+    return board
+
+
+_sizes = st.lists(st.lists(st.sampled_from([8, 16, 24]), min_size=1, max_size=4), min_size=1, max_size=5)
+
+
+@st.composite
+def _claims(draw: st.DrawFn) -> list[Claim]:
+    claims = []
+    for at in range(draw(st.integers(1, 25))):
+        app_class = draw(st.sampled_from([AppClass.NORMAL, AppClass.NORMAL, AppClass.ONLINE, AppClass.OFFLINE]))
+        greedy = 30 if app_class is AppClass.OFFLINE else None
+        containers = [
+            a_container(
+                a_slice(draw(st.integers(1, 12)), None if greedy else draw(st.none() | st.integers(5, 60)), greedy),
+                draw(st.integers(1, 2)),
+                name=f"c{place}",
+                index=place,
+            )
+            for place in range(draw(st.sampled_from([1, 1, 1, 2])))
+        ]
+        claims.append(
+            a_claim(
+                *containers,
+                name=f"p{at}",
+                app_class=app_class,
+                offer=Offer.QGPU if app_class is AppClass.NORMAL else Offer.QGPU_MIXED,
+                owner=draw(st.sampled_from([None, "a", "b"])),
+                cpu_milli=draw(st.sampled_from([0, 1000, 4000])),
+            )
+        )
+    return claims
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(sizes=_sizes, claims=_claims(), leaving=st.lists(st.booleans(), min_size=25, max_size=25))
+def test_scores_kept_from_before_give_what_a_fresh_look_gives(
+    policy: str, sizes: list[list[int]], claims: list[Claim], leaving: list[bool]
+) -> None:
+    board = _cluster(sizes)
+    ledger, kept = Ledger(board), Chooser(board, POLICIES[policy]())
+    for at, claim in enumerate(claims):
+        fresh = Chooser(board, POLICIES[policy]())
+        if isinstance(kept.policy, Packing) and isinstance(fresh.policy, Packing):
+            for seen in claims[: at + 1]:
+                fresh.policy._workload.observe(fresh._demand(seen), board.usual_memory())
+            kept.observe(claim)
+            kept.learn()
+            fresh.learn()
+        answer = kept.choose(claim)
+        assert answer == fresh.choose(claim)
+        assert answer == kept.choose(claim)
+        assert sorted(kept.fitting(claim).tolist()) == sorted(fresh.fitting(claim).tolist())
+        if answer is not None:
+            assert isinstance(ledger.assume(claim, answer, 1.0), Booking)
+        if leaving[at]:
+            ledger.forget(f"p{at // 2}")
+
+
+# --- several containers on one node: the search finds a way exactly when there is one -------------------------------
+
+
+def _possible(free: list[int], claim: Claim) -> bool:
+    """By trying everything."""
+    from aliquot.model.claim import Usage, peak
+
+    def every_way(places: list[tuple[int, ...]]) -> bool:
+        for slot, room in enumerate(free):
+            parts = [
+                (container.role, Usage(container.slice.memory_mib))
+                for container, cards in zip(claim.containers, places, strict=True)
+                if slot in cards
+            ]
+            if peak(parts).memory_mib > room * GIB:
+                return False
+        return True
+
+    options = []
+    for container in claim.containers:
+        slots = [(a,) for a in range(len(free))]
+        if container.count == 2:
+            slots = [(a, b) for a in range(len(free)) for b in range(a)]  # type: ignore[misc]
+        options.append(slots)
+    return any(every_way(list(places)) for places in product(*options))
+
+
+@given(
+    free=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    parts=st.lists(
+        st.tuples(st.integers(1, 8), st.integers(1, 2), st.sampled_from(list(Role))), min_size=2, max_size=4
+    ),
+    policy=st.sampled_from(["binpack", "spread"]),
+)
+def test_containers_are_seated_exactly_when_there_is_a_way(
+    free: list[int], parts: list[tuple[int, int, Role]], policy: str
+) -> None:
+    parts.sort(key=lambda part: part[2] is Role.MAIN)
+    claim = a_claim(
+        *(
+            a_container(a_slice(size), count, role=role, name=f"c{at}", index=at)
+            for at, (size, count, role) in enumerate(parts)
+        )
+    )
+    board = _cluster([free])
+    grant = Chooser(board, POLICIES[policy]()).choose(claim)
+    assert (grant is not None) == _possible(free, claim)
+    if grant is not None:
+        for slot, usage in grant.usage().items():
+            assert usage.memory_mib <= free[slot] * GIB
+        for container, wanted in zip(grant.containers, claim.containers, strict=True):
+            assert len({share.card for share in container.shares}) == wanted.count
+
+
+def test_a_pod_with_absurdly_many_containers_is_answered_in_bounded_time() -> None:
+    """Two hundred containers on 16 cards with no way to seat them: patience ends, and the answer is no."""
+    board = _cluster([[8] * 16])
+    claim = a_claim(*(a_container(a_slice(3), 8, name=f"c{at}", index=at) for at in range(200)))
+    assert Chooser(board, POLICIES["binpack"]()).choose(claim) is None
+
+
+def test_ties_go_to_the_first_node_of_the_board() -> None:
+    board = _cluster([[16], [16], [16]])
+    for policy in POLICIES.values():
+        grant = Chooser(board, policy()).choose(a_claim(a_container(a_slice(4))))
+        assert grant is not None
+        assert grant.node == "n0"
+
+
+def test_a_percentage_becomes_the_mib_of_the_card_chosen() -> None:
+    board = Board()
+    board.set_node(Node("n1", (Card(0, 23_028, uuid="GPU-a"),), frozenset(Offer)))
+    grant = Chooser(board, POLICIES["binpack"]()).choose(a_claim(a_container(Slice(memory_percent=30))))
+    assert grant is not None
+    [share] = grant.containers[0].shares
+    assert (share.memory_mib, share.uuid) == (6908, "GPU-a")
