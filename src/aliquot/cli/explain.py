@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from aliquot.cli.main import InputError
+from aliquot.cli.errors import InputError
+from aliquot.cli.tables import printable
 
 if TYPE_CHECKING:
+    from aliquot.cli.manifests import Manifest
     from aliquot.model.grant import Grant, Share
-    from aliquot.model.refusal import Refusal
-    from aliquot.services.snapshot import Verdict
+    from aliquot.services.snapshot import Note, Verdict
+
+_MOST_NAMES = 3  # of a note; five thousand nodes may all need the same assumption
+_WIDEST_NAME = 60
+
+# Kinds that may well make no Pod, with "replicas: 0": such a file is read, and all of its no Pods fit.
+_WORKLOADS = ("Deployment", "ReplicaSet", "StatefulSet", "ReplicationController", "Job")
 
 
 @click.command()
@@ -52,68 +58,95 @@ def explain(
     """Where Pods would go on a cluster, or every reason why not.
 
     The Pods of PODS.yaml (Deployments, StatefulSets and Jobs count as their replicas) are taken in order, each booked
-    before the next. Nothing is changed anywhere. Exit code 0 when all fit, 1 when some do not, 2 when the input
-    cannot be read.
+    before the next. Nothing is changed anywhere. What had to be assumed about the cluster is noted on stderr. Exit
+    code 0 when all fit, 1 when some do not, 2 when the input cannot be read.
 
     \b
     kubectl get nodes,pods -A -o json > cluster.json
     aliquot explain -f pods.yaml --cluster cluster.json
     """
     from aliquot import dialects
-    from aliquot.cli.manifests import flatten, read_documents
+    from aliquot.cli.manifests import read_manifests
     from aliquot.dialects import MemoryUnit, QgpuRules, Rules
-    from aliquot.services.snapshot import take_snapshot
+    from aliquot.services.snapshot import pod_key, take_snapshot
 
-    pods = _pods(filename)
-    objects = flatten(read_documents(cluster), cluster)
-    nodes = [obj for obj in objects if isinstance(obj, dict) and obj.get("kind") == "Node"]
+    if str(filename) == str(cluster) == "-":
+        raise InputError("-f and --cluster cannot both be read from stdin")
+    pods = _pods(filename, read_manifests(filename))
+    objects = [manifest.value for manifest in read_manifests(cluster)]
+    nodes = [obj for obj in objects if obj.get("kind") == "Node"]
     if not nodes:
         raise InputError(f"{cluster}:1:1: has no Node in it: kubectl get nodes,pods -A -o yaml prints some")
     unit = dialects.guess_gpushare_unit(nodes) if memory_unit == "auto" else MemoryUnit(memory_unit)
     snapshot = take_snapshot(objects, policy=priority, rules=Rules(QgpuRules(rules), unit))
-    for note in snapshot.notes:
-        click.echo(f"note: {note}", err=True)
-    verdicts = [snapshot.place(pod) for pod in pods]
+    for line in _noted(snapshot.notes):
+        click.echo(f"note: {printable(line)}", err=True)
+    # One by one, and each written before the next: the reasons of 200 Pods on 5,000 nodes are more than memory holds.
+    verdicts = (snapshot.place(pod, why_not_elsewhere=output == "json") for pod in pods)
     if output == "json":
-        import msgspec
-
-        answer = [_as_json(verdict) for verdict in verdicts]
-        click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+        all_fit = _write_json(verdicts)
     else:
-        click.echo("\n".join(_lines(verdicts, len(nodes))))
-    context.exit(0 if all(verdict.fits for verdict in verdicts) else 1)
+        widths = [max((len(name) for name in names), default=0) for names in (map(pod_key, pods), snapshot.nodes)]
+        all_fit = _write_table(verdicts, nodes=len(nodes), widths=widths)
+    context.exit(0 if all_fit else 1)
 
 
-def _pods(path: Path) -> list[dict[str, Any]]:
-    from aliquot.cli.manifests import flatten, read_documents
+def _pods(path: Path, manifests: list[Manifest]) -> list[dict[str, Any]]:
     from aliquot.dialects import kube
     from aliquot.model.refusal import Invalid
 
     found: list[dict[str, Any]] = []
-    for line, document in read_documents(path):
-        for obj in flatten([(line, document)], path):
-            made = kube.expand(obj)
-            if isinstance(made, Invalid):
-                raise InputError(f"{path}:{line}:1: {made.sentence()}")
-            found += made
-    if not found:
-        raise InputError(f"{path}:1:1: has no Pod in it: a Pod, Deployment, StatefulSet or Job is wanted")
+    for manifest in manifests:
+        made = kube.expand(manifest.value)
+        if isinstance(made, Invalid):
+            raise manifest.error(made.sentence())
+        found += made
+    kinds = sorted({str(manifest.value["kind"]) for manifest in manifests})
+    if not found and not any(kind in _WORKLOADS for kind in kinds):
+        only = f", only {', '.join(kinds)}" if kinds else ""
+        raise InputError(f"{path}:1:1: has no Pod in it{only}: a Pod, Deployment, StatefulSet or Job is wanted")
     return found
+
+
+def _noted(notes: Iterable[Note]) -> Iterator[str]:
+    """Each text once, with whom it is about."""
+    about: dict[str, list[str]] = {}
+    for note in notes:
+        about.setdefault(note.text, []).append(note.about)
+    for text, names in about.items():
+        more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
+        yield f"{', '.join(names[:_MOST_NAMES])}{more}: {text}"
 
 
 # --- as JSON -----------------------------------------------------------------------------------------------------
 
 
-def _as_json(verdict: Verdict) -> dict[str, Any]:
-    entry: dict[str, Any] = {
+def _write_json(verdicts: Iterable[Verdict]) -> bool:
+    """A list, one entry per Pod. Whether all fit."""
+    import msgspec
+
+    fits, before = True, "["
+    told: tuple[object, msgspec.Raw] = (None, msgspec.Raw(b"[]"))
+    for verdict in verdicts:
+        if told[0] is not verdict.refusals:  # replicas that do not fit share theirs
+            told = (verdict.refusals, msgspec.Raw(msgspec.json.encode(_refusals(verdict))))
+        entry = msgspec.json.format(msgspec.json.encode({**_entry(verdict), "refusals": told[1]}), indent=2)
+        click.echo(f"{before}\n  " + entry.decode().replace("\n", "\n  "), nl=False)
+        if verdict.remark:
+            click.echo(f"note: {printable(verdict.pod)}: {verdict.remark}", err=True)
+        fits, before = fits and verdict.fits, ","
+    click.echo("\n]" if before == "," else "[]")
+    return fits
+
+
+def _entry(verdict: Verdict) -> dict[str, Any]:
+    return {
         "pod": verdict.pod,
         "fits": verdict.fits,
         "node": verdict.grant.node if verdict.grant else None,
         "containers": _containers(verdict.grant) if verdict.grant else {},
         "error": "; ".join(broken.sentence() for broken in verdict.broken) or None,
-        "refusals": [_refusal(refusal, verdict) for refusal in verdict.refusals],
     }
-    return {**entry, "notes": list(verdict.notes)} if verdict.notes else entry
 
 
 def _containers(grant: Grant) -> dict[str, list[dict[str, Any]]]:
@@ -121,151 +154,96 @@ def _containers(grant: Grant) -> dict[str, list[dict[str, Any]]]:
 
 
 def _share(share: Share) -> dict[str, Any]:
+    from aliquot.cli.reasons import in_units
+
     core = 1000 if share.exclusive else share.core_milli
-    entry = {"card": share.card, "memory_gib": _in(share.memory_mib, 1024), "core": _in(core, 10)}
-    if share.greedy_milli is not None:
-        entry["core_greedy"] = _in(share.greedy_milli, 10)
-    if share.exclusive:
-        entry["exclusive"] = True
-    return entry
+    return {"card": share.card, "memory_gib": in_units(share.memory_mib, 1024), "core": in_units(core, 10)}
 
 
-def _refusal(refusal: Refusal, verdict: Verdict) -> dict[str, Any]:
-    wanted, had = _amounts(refusal, verdict)
-    return {
-        "node": refusal.node,
-        "card": refusal.card,
-        "reason": str(refusal.reason),
-        "wanted": wanted,
-        "had": had,
-        "never": refusal.never,
-    }
+def _refusals(verdict: Verdict) -> list[dict[str, Any]]:
+    from aliquot.cli.reasons import amounts
 
-
-def _amounts(refusal: Refusal, verdict: Verdict) -> tuple[Any, Any]:
-    """Wanted and had in the units people use: GiB, percent of a card, cores; or the words that name a condition."""
-    from aliquot.dialects import ENABLED_BY
-    from aliquot.model.refusal import Reason
-
-    if refusal.reason in (Reason.MODE, Reason.MIXED) and verdict.claim is not None:
-        return ENABLED_BY[verdict.claim.offer], None
-    per = {Reason.MEMORY: 1024, Reason.HOST_MEMORY: 1024, Reason.CORE: 10, Reason.GREEDY: 10, Reason.CPU: 1000}.get(
-        refusal.reason, 1
-    )
-    return _in(refusal.wanted, per), _in(refusal.had, per)
-
-
-def _in(amount: int | str | None, per: int) -> int | float | str | None:
-    if not isinstance(amount, int):
-        return amount
-    return amount // per if amount % per == 0 else round(amount / per, 2)
+    entries = []
+    for refusal in verdict.refusals:
+        wanted, had = amounts(refusal, verdict.claim)
+        entries.append(
+            {
+                "node": refusal.node,
+                "card": refusal.card,
+                "reason": str(refusal.reason),
+                "wanted": wanted,
+                "had": had,
+                "never": refusal.never,
+            }
+        )
+    return entries
 
 
 # --- for people --------------------------------------------------------------------------------------------------
 
 
-def _lines(verdicts: list[Verdict], nodes: int) -> Iterable[str]:
-    wide = max(len(verdict.pod) for verdict in verdicts)
+def _write_table(verdicts: Iterable[Verdict], *, nodes: int, widths: list[int]) -> bool:
+    """A line for each Pod that fits, a paragraph for each that does not, alike ones together. Whether all fit."""
+    ours = fits = others = 0
+    alike: list[Verdict] = []
     for verdict in verdicts:
-        name = verdict.pod.ljust(wide)
-        if verdict.grant is not None:
-            yield f"{name}  {verdict.grant.node}  {_cards(verdict.grant)}{_remarks(verdict)}"
-        elif verdict.broken:
-            yield f"{name}  is not allowed"
-            yield from (f"    {broken.sentence()}" for broken in verdict.broken)
-        elif not verdict.ours:
-            yield f"{name}  -{_remarks(verdict)}"
-        else:
-            yield f"{name}  fits none of {nodes:,} node{'s' if nodes > 1 else ''}{_hope(verdict)}"
-            yield from _why_not(verdict)
-    misfits = sum(not verdict.fits for verdict in verdicts)
-    yield f"\n{len(verdicts) - misfits} of {len(verdicts)} fit" if misfits else f"\nall {len(verdicts)} fit"
+        if alike and not _alike(alike[-1], verdict):
+            _echo(_paragraph(alike, nodes, widths))
+            alike = []
+        alike.append(verdict)
+        ours, fits, others = ours + verdict.ours, fits + (verdict.ours and verdict.fits), others + (not verdict.ours)
+    if alike:
+        _echo(_paragraph(alike, nodes, widths))
+    sum_of_it = "no Pods of ours" if not ours else f"all {ours:,} fit" if fits == ours else f"{fits:,} of {ours:,} fit"
+    tail = f"; {others:,} {'are' if others > 1 else 'is'} not ours" if others else ""
+    click.echo(f"\n{sum_of_it}{tail}")
+    return fits == ours
 
 
-def _remarks(verdict: Verdict) -> str:
-    return f"  ({'; '.join(verdict.notes)})" if verdict.notes else ""
+def _echo(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(printable(line))
+
+
+def _alike(one: Verdict, other: Verdict) -> bool:
+    """Whether both do not fit, for the same reasons: replicas, as a rule."""
+    return not one.fits and not other.fits and one.broken == other.broken and one.refusals is other.refusals
+
+
+def _paragraph(alike: list[Verdict], nodes: int, widths: list[int]) -> Iterator[str]:
+    from aliquot.cli.reasons import why_not
+
+    verdict, many = alike[0], len(alike) > 1
+    name = f"{verdict.pod} ... {alike[-1].pod} ({len(alike):,} Pods)" if many else verdict.pod
+    name = name.ljust(min(widths[0], _WIDEST_NAME))
+    remark = f"  ({verdict.remark})" if verdict.remark else ""
+    if verdict.grant is not None:
+        yield f"{name}  {verdict.grant.node.ljust(widths[1])}  {_cards(verdict.grant)}{remark}"
+    elif verdict.broken:
+        yield f"{name}  {'are' if many else 'is'} not allowed"
+        yield from (f"    {broken.sentence()}" for broken in verdict.broken)
+    elif verdict.claim is None:
+        yield f"{name}  -{remark}"
+    else:
+        yield f"{name}  {'fit' if many else 'fits'} none of {nodes:,} node{'s' * (nodes > 1)}"
+        yield from why_not(verdict.refusals, verdict.claim)
 
 
 def _cards(grant: Grant) -> str:
+    from aliquot.cli.reasons import in_units
+
     parts = []
     for container in grant.containers:
         shares = []
         for share in container.shares:
             entry = _share(share)
             amounts = [f"{entry['memory_gib']} GiB"]
-            if entry["core"] is not None:
+            if share.exclusive:
+                amounts.append("whole")
+            elif entry["core"] is not None:
                 amounts.append(f"{entry['core']}%")
-            if "core_greedy" in entry:
-                amounts.append(f"greedy {entry['core_greedy']}%")
+            if share.greedy_milli is not None:
+                amounts.append(f"greedy {in_units(share.greedy_milli, 10)}%")
             shares.append(f"GPU {share.card} ({', '.join(amounts)})")
         parts.append(f"{container.name}: {' + '.join(shares)}")
     return "; ".join(parts)
-
-
-def _hope(verdict: Verdict) -> str:
-    """Whether waiting helps: some node must have refused only for what passes."""
-    never = {refusal.node for refusal in verdict.refusals if refusal.never and refusal.card is None}
-    sizes: dict[str, list[bool]] = {}
-    for refusal in verdict.refusals:
-        if refusal.card is not None:
-            sizes.setdefault(refusal.node, []).append(refusal.never)
-    never |= {node for node, cards in sizes.items() if all(cards)}
-    if {refusal.node for refusal in verdict.refusals} - never:
-        return " now; it may when others leave"
-    return ", and never will as they are"
-
-
-@dataclass(slots=True)
-class _Group:
-    """One reason, over all the nodes that gave it."""
-
-    nodes: dict[str, None] = field(default_factory=dict)
-    most: Any = None
-    wanted: Any = None
-    never: bool = True
-
-
-_SENTENCES = {
-    "memory": "GPU memory: {wanted} GiB wanted, no card has over {had} GiB free",
-    "core": "compute: {wanted}% of a card wanted, no card has over {had}% free",
-    "core-greedy": "offline compute: {wanted}% of a card wanted, no card has over {had}% free",
-    "slices": "too many share the card already",
-    "exclusive": "the card is held exclusively, or shared where it is wanted exclusively",
-    "health": "the card is sick or gone",
-    "model": "the card is of another model",
-    "cards": "{wanted} cards wanted, {had} would do",
-    "containers": "each container alone would fit, all {wanted} together do not",
-    "mode": "the node does not serve this: it needs {wanted}",
-    "mixed": "the node does not mix online and offline Pods: it needs {wanted}",
-    "whole-node": "the node is taken by others, or as a whole",
-    "cpu": "CPU: {wanted} wanted, {had} free at most",
-    "host-memory": "memory of the node: {wanted} GiB wanted, {had} GiB free at most",
-    "invalid-node": "the node's labels or inventory break a rule: {had}",
-    "unschedulable": "the node is cordoned",
-    "not-ready": "the node is not ready",
-    "taint": "the Pod does not tolerate the taint {had}",
-    "selector": "the node does not match {wanted}",
-}
-
-
-def _why_not(verdict: Verdict) -> Iterable[str]:
-    """Every reason once, with how many nodes gave it; a node may give several."""
-    groups: dict[tuple[str, Any], _Group] = {}
-    for refusal in verdict.refusals:
-        wanted, had = _amounts(refusal, verdict)
-        words = isinstance(had, str) or isinstance(wanted, str)
-        group = groups.setdefault((str(refusal.reason), (wanted, had) if words else None), _Group())
-        group.nodes[refusal.node] = None
-        if not isinstance(had, int | float) or group.most is None or had > group.most:
-            group.most = had
-        if not isinstance(wanted, int | float) or group.wanted is None or wanted > group.wanted:
-            group.wanted = wanted
-        group.never = group.never and refusal.never
-    largest = max((len(group.nodes) for group in groups.values()), default=0)
-    wide = len(f"{largest:,}")
-    for (reason, _), group in sorted(groups.items(), key=lambda item: (-len(item[1].nodes), item[0][0])):
-        names = list(group.nodes)
-        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        count = f"{len(names):,}".rjust(wide)
-        sentence = _SENTENCES[reason].format(wanted=group.wanted, had=group.most)
-        yield f"    {count} {'node ' if len(names) == 1 else 'nodes'}  {sentence}  [{shown}]"

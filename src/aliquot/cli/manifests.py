@@ -1,77 +1,72 @@
-"""The files people hand us: YAML or JSON, several documents, with line and column in every error."""
+"""The files people hand us: YAML or JSON, several documents, Lists; with line and column in every error."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
-from aliquot.cli.main import InputError
-
-
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # the C one where it is built in
-    """YAML as Kubernetes reads it: a date is text."""
+from aliquot.cli.errors import InputError
+from aliquot.cli.values import Document, Place, ValuesError, parse_yaml
 
 
-_Loader.yaml_implicit_resolvers = {
-    sign: [(tag, form) for tag, form in known if tag != "tag:yaml.org,2002:timestamp"]
-    for sign, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One Kubernetes object, and where it stands."""
+
+    value: dict[str, Any]
+    path: Path
+    place: Place
+
+    def error(self, message: str) -> InputError:
+        """An error about it."""
+        return _error(self.path, self.place, message)
 
 
-def read_documents(path: Path) -> list[tuple[int, Any]]:
-    """(line, document) of each, empty ones left out. "-" is standard input. Raises InputError."""
+def read_manifests(path: Path) -> list[Manifest]:
+    """The objects of all documents, Lists opened. "-" is standard input. Raises InputError."""
+    return [each for document in _read(path) for each in _opened(path, document)]
+
+
+def _read(path: Path) -> list[Document]:
     try:
         raw = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from error
-    if raw.lstrip()[:1] == b"{":  # JSON is YAML too, but a hundred times faster read as JSON
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    if raw.lstrip()[:1] == b"{":  # JSON is YAML too, but twenty times faster read as JSON
         try:
-            return [(1, msgspec.json.decode(raw))]
-        except msgspec.DecodeError:
-            pass  # several documents, or YAML in braces: YAML's reader tells better what is wrong
-    return _read_yaml(path, raw)
-
-
-def _read_yaml(path: Path, raw: bytes) -> list[tuple[int, Any]]:
-    loader = None
+            return [Document(msgspec.json.decode(raw))]
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            pass  # several documents, or YAML in braces; where it is neither, YAML's reader tells the line
     try:
-        loader = _Loader(raw)
-        documents = []
-        while loader.check_node():
-            node = loader.get_node()
-            documents.append((node.start_mark.line + 1, loader.construct_document(node)))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"{mark.line + 1}:{mark.column + 1}" if mark else "1:1"
-        raise InputError(f"{path}:{place}: is not YAML: {error.problem or error.context}") from error
-    except yaml.reader.ReaderError as error:
-        line = raw[: error.position].count(b"\n") + 1
-        raise InputError(f"{path}:{line}:1: is not YAML: {error.reason}") from error
-    except (ValueError, RecursionError) as error:  # a number of 5,000 digits; a thousand brackets
-        raise InputError(f"{path}:1:1: cannot be read: {str(error).splitlines()[0]}") from error
-    finally:
-        if loader is not None:
-            loader.dispose()
-    return [(line, document) for line, document in documents if document is not None]
+        return list(parse_yaml(raw))
+    except ValuesError as error:
+        raise _error(path, error.place, str(error)) from error
 
 
-def flatten(documents: list[tuple[int, Any]], path: Path) -> list[Any]:
-    """The objects of all documents, Lists opened. Raises InputError for what is no Kubernetes object."""
-    found: list[Any] = []
-    for line, document in documents:
-        if not isinstance(document, dict):
-            what = "a list" if isinstance(document, list) else "not a mapping"
-            raise InputError(f"{path}:{line}:1: {what}: a Kubernetes object is wanted (kind, metadata, spec)")
-        items = document.get("items")
-        if str(document.get("kind", "")).endswith("List") and items is not None:
-            if not isinstance(items, list):
-                raise InputError(f"{path}:{line}:1: items: a list is wanted")
-            kind = str(document["kind"]).removesuffix("List")
-            found += [{"kind": kind, **item} if kind and isinstance(item, dict) else item for item in items]
+def _opened(path: Path, document: Document) -> Iterator[Manifest]:
+    waiting: list[tuple[str, Place, Any]] = [("", document.place, document.value)]
+    while waiting:
+        where, place, value = waiting.pop()
+        if not isinstance(value, dict):
+            what = "a list" if isinstance(value, list) else "nothing" if value is None else "not a mapping"
+            raise _error(path, place, f"{where or 'the document'} is {what}: a Kubernetes object is wanted")
+        kind, items = value.get("kind"), value.get("items")
+        if not isinstance(kind, str) or not kind.endswith("List") or "items" not in value:
+            yield Manifest(value, path, place)
+        elif not isinstance(items, list | None):
+            raise _error(path, place, f"{where}{'.' if where else ''}items is not a list")
         else:
-            found.append(document)
-    return found
+            of = kind.removesuffix("List")
+            for index, item in reversed(list(enumerate(items or []))):
+                # The items of a PodList do not repeat that they are Pods.
+                named = {"kind": of, **item} if of and isinstance(item, dict) else item
+                waiting.append((f"{where}{'.' if where else ''}items[{index}]", document.place_of(item), named))
+
+
+def _error(path: Path, place: Place, message: str) -> InputError:
+    return InputError(f"{path}:{place[0]}:{place[1]}: {message}")

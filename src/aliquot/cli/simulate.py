@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import os
 import re
 import sys
 import time
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aliquot.cli.main import InputError
+from aliquot.cli.errors import InputError
 
 if TYPE_CHECKING:
     from aliquot.model.node import Node
@@ -68,6 +70,8 @@ def simulate(
     """
     if not 0 < target <= 100:
         raise InputError(f"--target: {target} is not allowed: a number above 0, up to 100")
+    if plot is not None:
+        _check_writable(plot)
     nodes, pods = _load(nodes_file, pods_file, generate, seed)
     names = _NAMES if policy == "all" else (policy,)
     outcomes = [_run(nodes, pods, name, seed, target, workload) for name in names]
@@ -112,13 +116,15 @@ def _load(
 
 def _lines(path: Path) -> list[str]:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return file.readlines()
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from error
+        raw = path.read_bytes()
+        text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise InputError(f"{path}:{line}: column {error.start + 1}: is not UTF-8 text") from error
+        before = raw[: error.start]
+        line, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
+        raise InputError(f"{path}:{line}: column {column}: is not UTF-8 text") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    return io.StringIO(text, newline="").readlines()
 
 
 def _run(nodes: list[Node], pods: list[PodSpec], policy: str, seed: int, target: float, workload: str) -> Outcome:
@@ -168,8 +174,11 @@ def _print(results: list[dict[str, Any]], plot: Path | None) -> None:
     from aliquot.cli.tables import bar, table
 
     first = results[0]
-    cluster = f"{first['nodes']:,} nodes, {first['gpus']:,} GPUs"
-    click.echo(f"{cluster}; {first['arrived']:,} Pods ask for {first['target']:.0%} of them (seed {first['seed']})\n")
+    nodes, gpus, pods = (
+        f"{first[key]:,} {noun}{'s' * (first[key] != 1)}"
+        for key, noun in (("nodes", "node"), ("gpus", "GPU"), ("arrived", "Pod"))
+    )
+    click.echo(f"{nodes}, {gpus}; {pods}, for a target of {first['target']:.0%} of the GPU (seed {first['seed']})\n")
     head = ("POLICY", "ALLOCATED", "", "AT 100%", "DROPPED", "DECISIONS/S")
     rows = [
         (
@@ -187,6 +196,14 @@ def _print(results: list[dict[str, Any]], plot: Path | None) -> None:
         click.echo(f"\nplot: {plot}")
 
 
+def _check_writable(path: Path) -> None:
+    """Better told now than after the simulation."""
+    if not path.parent.is_dir():
+        raise InputError(f"--plot: {path}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InputError(f"--plot: {path}: Permission denied")
+
+
 def _draw(path: Path, outcomes: list[Outcome], nodes: int, seed: int) -> None:
     from aliquot.cli.plot import line_chart
 
@@ -202,4 +219,4 @@ def _draw(path: Path, outcomes: list[Outcome], nodes: int, seed: int) -> None:
     try:
         path.write_text(chart, encoding="utf-8")
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from error
+        raise InputError(f"--plot: {path}: {error.strerror or error}") from error

@@ -21,6 +21,11 @@ def bar(part: float, width: int) -> str:
     return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
 
 
+def printable(text: str) -> str:
+    """The text on one line, with what would steer a terminal written out: names come from files of others."""
+    return text if text.isprintable() else "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
 def _width(text: str) -> int:
     """Columns on a terminal: Chinese characters take two."""
     return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text)

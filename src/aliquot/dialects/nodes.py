@@ -15,7 +15,7 @@ from aliquot.model.refusal import Invalid
 from .pods import MIB, Json, amount_at, count_at, list_at, mapping_at, text_at
 
 # More than any machine holds; keeps a node that says "1e9" from becoming a thousand million cards.
-MOST_CARDS = 1024
+MOST_CARDS = 128  # of one node; no machine has more, and the board is as wide as the widest node
 
 ASSUMED_CARD_MIB = 16 * 1024
 

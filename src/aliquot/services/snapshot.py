@@ -19,13 +19,22 @@ from aliquot.dialects import Rules, kube
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
-from aliquot.model.refusal import Invalid, Reason, Refusal
+from aliquot.model.refusal import Invalid, Reason, Refusal, show
 from aliquot.placement.board import Board, Bools, Occupant
 from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
+from aliquot.placement.demand import Demand, demand_of
 
 # What of a Pod's spec decides which nodes kube-scheduler lets it on.
 _GATES = ("nodeName", "nodeSelector", "affinity", "tolerations")
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What had to be assumed or left out, and about whom. Many may have the same text."""
+
+    about: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +46,7 @@ class Verdict:
     grant: Grant | None = None
     broken: tuple[Invalid, ...] = ()
     refusals: tuple[Refusal, ...] = ()
-    notes: tuple[str, ...] = ()
+    remark: str | None = None
 
     @property
     def ours(self) -> bool:
@@ -48,6 +57,14 @@ class Verdict:
     def fits(self) -> bool:
         """Whether it has a place, or needs none of ours."""
         return self.grant is not None or not self.ours
+
+
+@dataclass(frozen=True, slots=True)
+class _Gate:
+    """The rows Kubernetes lets a kind of Pod on, and why not on the others."""
+
+    rows: Bools
+    closed: tuple[Refusal, ...]
 
 
 @dataclass(slots=True)
@@ -61,94 +78,132 @@ class Snapshot:
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)  # as Kubernetes shows them
     unusable: dict[str, tuple[Invalid, ...]] = field(default_factory=dict)  # nodes that break a rule
     running: dict[str, Grant] = field(default_factory=dict)  # by namespace/name
-    notes: list[str] = field(default_factory=list)
-    _gates: dict[str, tuple[Bools, tuple[Refusal, ...]]] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+    _gates: dict[str, _Gate] = field(default_factory=dict)
+    _told: tuple[Demand, _Gate, int, tuple[Refusal, ...]] | None = None  # the latest refusals, and of what
 
     # --- taking in what is there ---------------------------------------------------------------------------
 
     def add_node(self, obj: dict[str, Any], unhealthy: frozenset[int]) -> None:
         """One Node object."""
         node = dialects.parse_node(obj, self.rules, unhealthy)
-        name = _name(obj)
         if isinstance(node, Node):
             self.nodes[node.name] = obj
             self.board.set_node(node)
-            self.notes += [f"{node.name}: {note}" for note in node.notes]
+            self.notes += [Note(node.name, text) for text in node.notes]
         else:
+            name = _name(obj) or "(a node without a name)"
             self.unusable[name] = node
-            self.notes += [f"{name}: {broken.sentence()}" for broken in node]
+            self.notes += [Note(name, f"takes no Pods of ours: {broken.sentence()}") for broken in node]
 
-    def add_pod(self, obj: dict[str, Any]) -> None:
-        """One Pod object; only those bound to a node and not finished hold anything."""
-        name = _bound_to(obj)
-        if name is None or kube.is_finished(obj):
-            return
-        claim = dialects.parse_pod(obj, self.rules)
-        key = _key(obj)
-        if not isinstance(claim, Claim):
-            if claim is not None:
-                self.notes.append(f"{key} runs on {name} and is not counted: {claim[0].sentence()}")
-            cpu, memory = kube.pod_request(obj)
-            self.ledger.confirm(
-                _uid(obj), name, Occupant({}, cpu_milli=cpu, memory_mib=memory, daemon=kube.is_daemon(obj))
-            )
-            return
-        self.chooser.observe(claim)
-        grant = dialects.parse_grant(obj, claim, self.board.node(name))
-        if not isinstance(grant, Grant):
-            grant = self._guessed(claim, name, grant)
-        if grant is None:
-            self.notes.append(f"{key} runs on {name} and is not counted: nothing tells its cards, and none has room")
-            return
-        self.running[key] = grant
-        self.ledger.confirm(claim.uid, name, occupant_of(claim, grant))
+    def add_pods(self, pods: Iterable[dict[str, Any]]) -> None:
+        """The Pods there are; only those bound to a node and not finished hold anything.
 
-    def _guessed(self, claim: Claim, name: str, broken: tuple[Invalid, ...] | None) -> Grant | None:
+        Those whose cards are told come first, so that the others are guessed around them.
+        """
+        untold = []
+        for obj in pods:
+            name = _bound_to(obj)
+            if name is None or kube.is_finished(obj):
+                continue
+            claim = dialects.parse_pod(obj, self.rules)
+            if not isinstance(claim, Claim):
+                if claim is not None:
+                    self.notes.append(
+                        Note(f"{pod_key(obj)} on {name}", f"its GPU is not counted: {claim[0].sentence()}")
+                    )
+                self._book_without_cards(obj, name)
+                continue
+            self.chooser.observe(claim)
+            grant = dialects.parse_grant(obj, claim, self.board.node(name))
+            if isinstance(grant, Grant):
+                self._book(claim, grant)
+            else:
+                untold.append((obj, name, claim, grant))
+        for obj, name, claim, broken in untold:
+            self._guess(obj, name, claim, broken)
+
+    def _book(self, claim: Claim, grant: Grant) -> None:
+        self.running[claim.key] = grant
+        self.ledger.confirm(claim.uid, grant.node, occupant_of(claim, grant))
+
+    def _book_without_cards(self, obj: dict[str, Any], name: str) -> None:
+        """A Pod of whose cards we know nothing, if it has any, still takes its CPU and memory, and its place."""
+        cpu, memory = kube.pod_request(obj)
+        occupant = Occupant({}, cpu_milli=cpu, memory_mib=memory, daemon=kube.is_daemon(obj))
+        self.ledger.confirm(_uid(obj), name, occupant)
+
+    def _guess(self, obj: dict[str, Any], name: str, claim: Claim, broken: tuple[Invalid, ...] | None) -> None:
         """Where a Pod most likely sits that was scheduled past us."""
+        why = broken[0].sentence() if broken else "no annotation tells its cards"
         row = self.board.row_of.get(name)
-        grant = None if row is None else self.chooser.seat(claim, row)
-        if grant is not None:
-            why = broken[0].sentence() if broken else "no annotation tells its cards"
-            cards = sorted({share.card for container in grant.containers for share in container.shares})
-            self.notes.append(f"{claim.key} on {name}: {why}; card {', '.join(map(str, cards))} assumed")
-        return grant
+        known = row is not None and bool(self.board.present[row])
+        grant = self.chooser.seat(claim, row) if known and row is not None else None
+        if grant is None:
+            reason = "and none of the node's has room" if known else "and its node is not among those given"
+            self.notes.append(Note(f"{claim.key} on {name}", f"its GPU is not counted: {why}, {reason}"))
+            self._book_without_cards(obj, name)
+            return
+        cards = sorted({share.card for container in grant.containers for share in container.shares})
+        where = f"card{'s' * (len(cards) > 1)} {', '.join(map(str, cards))}"
+        self.notes.append(Note(f"{claim.key} ({where} of {name})", f"the place is a guess: {why}"))
+        self._book(claim, grant)
 
     # --- placing -------------------------------------------------------------------------------------------
 
-    def place(self, obj: dict[str, Any]) -> Verdict:
-        """Where the Pod goes, booked; or every reason why not."""
-        key = _key(obj)
+    def place(self, obj: dict[str, Any], *, why_not_elsewhere: bool = True) -> Verdict:
+        """Where the Pod goes, booked; or every reason why not.
+
+        A Pod that has a place is told the refusals of the other nodes too, unless that is not wanted.
+        """
+        key = pod_key(obj)
         claim = dialects.parse_pod(obj, self.rules)
         if claim is None:
-            return Verdict(key, notes=("asks for no GPU in any of the dialects: not ours to place",))
+            return Verdict(key, remark="asks for no GPU in any of the dialects: not ours to place")
         if not isinstance(claim, Claim):
             return Verdict(key, broken=claim)
-        if key in self.running:
-            return Verdict(key, claim, self.running[key], notes=("runs there already",))
+        if claim.key in self.running:
+            return Verdict(key, claim, self.running[claim.key], remark="runs there already")
         self.chooser.observe(claim)
-        open_rows, closed = self._open(obj, claim)
-        grant = self.chooser.choose(claim, np.flatnonzero(open_rows))
-        refusals = (*closed, *self.chooser.refusals(claim))
+        gate = self._gate(obj, claim)
+        grant = self.chooser.choose(claim, np.flatnonzero(gate.rows))
+        refusals = self._refusals(claim, gate) if grant is None or why_not_elsewhere else ()
         if grant is not None:
             self.ledger.confirm(self._new_uid(claim), grant.node, occupant_of(claim, grant))
         return Verdict(key, claim, grant, refusals=refusals)
 
-    def _open(self, obj: dict[str, Any], claim: Claim) -> tuple[Bools, tuple[Refusal, ...]]:
-        """The rows Kubernetes lets the Pod on, and why not on the others; worked out once per kind of Pod."""
-        spec = obj.get("spec") if isinstance(obj.get("spec"), dict) else {}
-        key = json.dumps([dialects.tolerations(claim), *((spec or {}).get(gate) for gate in _GATES)], default=str)
+    def _refusals(self, claim: Claim, gate: _Gate) -> tuple[Refusal, ...]:
+        """Every reason, of Kubernetes and ours. Replicas that all do not fit share one answer: nothing changed."""
+        demand, told, clock = demand_of(claim), self._told, self.board.clock
+        if told is None or told[0] != demand or told[1] is not gate or told[2] != clock:
+            told = (demand, gate, clock, (*gate.closed, *self.chooser.refusals(claim)))
+            self._told = told
+        return told[3]
+
+    def _gate(self, obj: dict[str, Any], claim: Claim) -> _Gate:
+        """What Kubernetes says; worked out once per kind of Pod."""
+        spec = obj.get("spec")
+        spec = spec if isinstance(spec, dict) else {}
+        try:
+            key = json.dumps([dialects.tolerations(claim), *(spec.get(gate) for gate in _GATES)], default=str)
+        except (ValueError, RecursionError):  # nested deeper than anything Kubernetes would take
+            return self._asked(obj, claim)
         if key not in self._gates:
-            rows = self.board.present[: self.board.rows].copy()
-            closed = [
-                Refusal(name, None, Reason.INVALID, None, broken[0].sentence(), never=True)
-                for name, broken in self.unusable.items()
-            ]
-            for name, node in self.nodes.items():
-                refusals = kube.node_refusals(obj, claim, node)
-                closed += refusals
-                rows[self.board.row_of[name]] &= not refusals
-            self._gates[key] = (rows, tuple(closed))
+            self._gates[key] = self._asked(obj, claim)
         return self._gates[key]
+
+    def _asked(self, obj: dict[str, Any], claim: Claim) -> _Gate:
+        rows = self.board.present[: self.board.rows].copy()
+        closed = [
+            Refusal(name, None, Reason.INVALID, None, broken[0].sentence(), never=True)
+            for name, broken in self.unusable.items()
+        ]
+        for name, node in self.nodes.items():
+            refusals = kube.node_refusals(obj, claim, node)
+            if refusals:
+                closed += refusals
+                rows[self.board.row_of[name]] = False
+        return _Gate(rows, tuple(closed))
 
     def _new_uid(self, claim: Claim) -> str:
         """The claim's UID, or one of our own where manifests without a UID share a name."""
@@ -161,49 +216,49 @@ class Snapshot:
 
 def take_snapshot(objects: Iterable[object], *, policy: str, rules: Rules) -> Snapshot:
     """The cluster that these objects show, in whatever order they come. Other kinds than the three are ignored."""
-    kinds: dict[object, list[dict[str, Any]]] = {}
+    kinds: dict[str, list[dict[str, Any]]] = {}
     for obj in objects:
         if isinstance(obj, dict):
-            kinds.setdefault(obj.get("kind"), []).append(obj)
+            kinds.setdefault(str(obj.get("kind")), []).append(obj)
     board = Board()
     snapshot = Snapshot(board, Ledger(board), Chooser(board, POLICIES[policy]()), rules)
     unhealthy: dict[str, frozenset[int]] = {}
     for obj in kinds.get("ConfigMap", []):
         sick = dialects.parse_unhealthy(obj)
         if isinstance(sick, Invalid):
-            snapshot.notes.append(sick.sentence())
+            snapshot.notes.append(Note(pod_key(obj), f"is not heeded: {sick.sentence()}"))
         elif sick is not None:
             unhealthy[sick[0]] = sick[1]
     for obj in kinds.get("Node", []):
         snapshot.add_node(obj, unhealthy.get(_name(obj), frozenset()))
-    # Pods whose cards are told come first, so that those whose cards must be guessed are guessed around them.
-    for obj in sorted(kinds.get("Pod", []), key=_tells_nothing):
-        snapshot.add_pod(obj)
+    snapshot.add_pods(kinds.get("Pod", []))
     return snapshot
 
 
-def _tells_nothing(obj: dict[str, Any]) -> bool:
+def _metadata(obj: dict[str, Any]) -> dict[str, Any]:
     metadata = obj.get("metadata")
-    return not (isinstance(metadata, dict) and metadata.get("annotations"))
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def _name(obj: dict[str, Any]) -> str:
-    metadata = obj.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, dict) else None
+    name = _metadata(obj).get("name")
     return name if isinstance(name, str) else ""
 
 
-def _key(obj: dict[str, Any]) -> str:
-    metadata = obj.get("metadata")
-    found = metadata if isinstance(metadata, dict) else {}
-    name = found.get("name") or found.get("generateName") or "(no name)"
-    return f"{found.get('namespace') or 'default'}/{name}"
+def pod_key(obj: dict[str, Any]) -> str:
+    """namespace/name, even where they are not what they should be."""
+    metadata = _metadata(obj)
+    namespace, name = metadata.get("namespace"), metadata.get("name")
+    name = metadata.get("generateName") if name in (None, "") else name
+    return "/".join(
+        each if isinstance(each, str) and each else missing if each in (None, "") else show(each)
+        for each, missing in ((namespace, "default"), (name, "(no name)"))
+    )
 
 
 def _uid(obj: dict[str, Any]) -> str:
-    metadata = obj.get("metadata")
-    uid = metadata.get("uid") if isinstance(metadata, dict) else None
-    return uid if isinstance(uid, str) and uid else _key(obj)
+    uid = _metadata(obj).get("uid")
+    return uid if isinstance(uid, str) and uid else pod_key(obj)
 
 
 def _bound_to(obj: dict[str, Any]) -> str | None:

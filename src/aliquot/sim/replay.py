@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aliquot.model.node import Node
 from aliquot.placement.board import Board
-from aliquot.placement.book import Ledger
+from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
 
 from .trace import PodSpec
@@ -65,7 +65,8 @@ def replay(
         if grant is None:
             dropped += 1
         else:
-            ledger.assume(claim, grant, float("inf"))
+            booked = ledger.assume(claim, grant, float("inf"))
+            assert isinstance(booked, Booking), f"{policy} chose what is not free: {booked}"
             allocated += pod.demand_milli
         asked += pod.demand_milli
         if asked <= total:

@@ -74,7 +74,8 @@ def parse_pods(lines: Iterable[str], source: str, models: frozenset[str]) -> lis
     pods = []
     for row in _rows(lines, source, ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")):
         cards = row.whole("num_gpu", most=_MOST_CARDS)
-        milli = row.whole("gpu_milli", least=1 if cards else 0, most=CORE_MILLI if cards else 0)
+        # A Pod without a card asks for nothing of one.
+        milli = row.whole("gpu_milli", least=1, most=CORE_MILLI) if cards else row.whole("gpu_milli", most=0)
         spec = [name.strip() for name in (row.cells.get("gpu_spec") or "").split("|") if name.strip()]
         if spec and models.isdisjoint(spec):
             known = ", ".join(sorted(models - {""})) or "none"
@@ -102,19 +103,17 @@ class _Row:
 
     def whole(self, column: str, *, least: int = 0, most: int = _MOST) -> int:
         value = self.cells[column].strip()
-        try:
-            number = int(value) if value.isascii() and len(value) < 20 else None
-        except ValueError:
-            number = None
+        number = int(value) if value.isascii() and value.isdigit() and len(value) < 20 else None
         if number is None or not least <= number <= most:
-            raise self.error(column, f'"{value}" is not allowed: a whole number from {least} to {most}')
+            allowed = f"a whole number from {least} to {most}" if least < most else f"only {most}"
+            raise self.error(column, f'"{value}" is not allowed: {allowed}')
         return number
 
 
 def _rows(lines: Iterable[str], source: str, needed: tuple[str, ...]) -> Iterator[_Row]:
     reader = csv.reader(_without_nul(lines, source), strict=True)
     try:
-        header = [name.strip().removeprefix("\ufeff") for name in next(reader, [])]
+        header = [name.strip() for name in next(reader, [])]
         if not header:
             raise TraceError(f"{source}:1: column {needed[0]}: the file is empty: it needs {','.join(needed)}")
         for name in needed:

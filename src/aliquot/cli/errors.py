@@ -1,0 +1,21 @@
+"""What goes wrong before any work is done: one line on stderr, exit code 2."""
+
+from __future__ import annotations
+
+import click
+
+from aliquot.cli.tables import printable
+
+
+class InputError(click.ClickException):
+    """What we were given cannot be read."""
+
+    exit_code = 2
+
+    def format_message(self) -> str:
+        """One line, whatever the file had in it."""
+        return printable(self.message)
+
+    def show(self, file: object = None) -> None:
+        """One line on stderr, without click's usage block."""
+        click.echo(f"aliquot: {self.format_message()}", err=True)

@@ -1,0 +1,251 @@
+"""YAML as plain values, read as Kubernetes reads it and safe to walk.
+
+PyYAML's own constructor recurses (deep nesting ends the process), makes loops out of aliases, and raises whatever
+Python raises on `!!bool maybe`. This one builds from the parser's events: no recursion, no loops, every error with its
+line and column, and in half the time.
+
+As in Kubernetes, scalars are YAML 1.1's (`on` is true) except that a date is text, and keys are always text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+_DEEPEST = 200  # levels; the deepest schemas in Kubernetes have some sixty
+_MOST_REPEATED = 100_000  # values that aliases repeat; a few lines of aliases can stand for more than memory holds
+
+_TAG = "tag:yaml.org,2002:"
+_Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one where it is built in
+
+Place = tuple[int, int]
+
+
+class ValuesError(ValueError):
+    """The text is not YAML, or not YAML for us."""
+
+    def __init__(self, message: str, place: Place) -> None:
+        super().__init__(message)
+        self.place = place
+
+
+@dataclass(slots=True)
+class Document:
+    """One document, and where its mappings of the first levels stand."""
+
+    value: Any
+    place: Place = (1, 1)
+    places: dict[int, Place] = field(default_factory=dict)  # by id() of the mapping
+
+    def place_of(self, value: object) -> Place:
+        """Line and column of one of the mappings; of the document where that is not known."""
+        return self.places.get(id(value), self.place)
+
+
+def parse_yaml(raw: bytes) -> Iterator[Document]:
+    """The documents that are not empty. Raises ValuesError."""
+    try:
+        parser = _Parser(raw)
+        try:
+            yield from _documents(parser)
+        finally:
+            parser.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = _place(mark) if mark else (1, 1)
+        # The parser's end of a file without a last newline is on a line that the file does not have.
+        end = raw.count(b"\n") + 1, len(raw) - raw.rfind(b"\n")
+        raise ValuesError(f"is not YAML: {error.problem or error.context}", min(place, end)) from error
+    except yaml.reader.ReaderError as error:
+        before = raw[: error.position]
+        place = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
+        raise ValuesError(f"is not YAML: {error.reason}", place) from error
+
+
+def _documents(parser: Any) -> Iterator[Document]:
+    while parser.check_event():
+        event = parser.get_event()
+        if isinstance(event, yaml.DocumentStartEvent):
+            document = _Builder(parser).build()
+            if document.value is not None:
+                yield document
+
+
+def _place(mark: Any) -> Place:
+    return mark.line + 1, mark.column + 1
+
+
+@dataclass(slots=True)
+class _Open:
+    """A mapping or list that is not finished yet."""
+
+    value: Any
+    anchor: str | None
+    began: int  # values counted when it began
+    place: Place
+    key: str | None = None
+    merging: bool = False  # the key is YAML's << and not text that looks like it
+    merged: list[dict[str, Any]] = field(default_factory=list)
+
+
+class _Builder:
+    """Builds one document from its events."""
+
+    def __init__(self, parser: Any) -> None:
+        self.parser = parser
+        self.open: list[_Open] = []
+        self.anchors: dict[str, tuple[Any, int] | None] = {}  # None: begun and not finished
+        self.count = self.repeated = 0
+        self.document = Document(None)
+        self.plain: dict[str, Any] = {}  # scalars repeat a lot
+
+    def build(self) -> Document:
+        first = True
+        while True:
+            event = self.parser.get_event()
+            if isinstance(event, yaml.DocumentEndEvent):
+                return self.document
+            if first:
+                self.document.place, first = _place(event.start_mark), False
+            if isinstance(event, yaml.ScalarEvent):
+                value = self._scalar(event)
+                if event.anchor:
+                    self.anchors[event.anchor] = (value, 1)
+                self._put(value, event)
+            elif isinstance(event, yaml.AliasEvent):
+                self._put(self._alias(event), event)
+            elif isinstance(event, yaml.CollectionStartEvent):
+                self._begin(event)
+            else:
+                self._end(event)
+
+    def _begin(self, event: Any) -> None:
+        if len(self.open) >= _DEEPEST:
+            raise ValuesError(f"is nested deeper than {_DEEPEST} levels", _place(event.start_mark))
+        kind = "map" if isinstance(event, yaml.MappingStartEvent) else "seq"
+        value: Any = {} if kind == "map" else []
+        if event.tag not in (None, "!", _TAG + kind):
+            raise ValuesError(f"has the tag {event.tag}: Kubernetes knows none", _place(event.start_mark))
+        if event.anchor:
+            self.anchors[event.anchor] = None
+        place = _place(event.start_mark)
+        if kind == "map" and len(self.open) <= 4:  # as deep as the items of a List of Lists
+            self.document.places[id(value)] = place
+        self.open.append(_Open(value, event.anchor, self.count, place))
+
+    def _end(self, event: Any) -> None:
+        done = self.open.pop()
+        for each in done.merged:
+            for key, value in each.items():
+                done.value.setdefault(key, value)
+        if done.anchor:
+            self.anchors[done.anchor] = (done.value, self.count - done.began + 1)
+        self._put(done.value, event, done.place)
+
+    def _put(self, value: Any, event: Any, place: Place | None = None) -> None:
+        self.count += 1
+        if not self.open:
+            self.document.value = value
+            return
+        top = self.open[-1]
+        if isinstance(top.value, list):
+            top.value.append(value)
+        elif top.key is None:
+            top.key = self._key(value, event, top, place)
+        else:
+            if top.merging:
+                self._merge(value, event, top)
+            else:
+                top.value[top.key] = value
+            top.key, top.merging = None, False
+
+    def _key(self, value: Any, event: Any, top: _Open, place: Place | None) -> str:
+        if isinstance(value, (dict, list)):
+            raise ValuesError("has a key that is not text", place or _place(event.start_mark))
+        key = event.value if isinstance(event, yaml.ScalarEvent) else str(value)
+        top.merging = key == "<<" and isinstance(event, yaml.ScalarEvent) and event.implicit[0]
+        if key in top.value:
+            raise ValuesError(f'has the key "{key}" twice in one mapping', _place(event.start_mark))
+        return str(key)
+
+    def _merge(self, value: Any, event: Any, top: _Open) -> None:
+        each = value if isinstance(value, list) else [value]
+        if not all(isinstance(part, dict) for part in each):
+            raise ValuesError("merges (<<) what is not a mapping", _place(event.start_mark))
+        top.merged += each
+
+    def _alias(self, event: Any) -> Any:
+        if event.anchor not in self.anchors:
+            raise ValuesError(f'is not YAML: no anchor is called "{event.anchor}"', _place(event.start_mark))
+        known = self.anchors[event.anchor]
+        if known is None:
+            raise ValuesError(f'has the alias "{event.anchor}" inside of itself', _place(event.start_mark))
+        value, size = known
+        self.count += size - 1
+        self.repeated += size
+        if self.repeated > _MOST_REPEATED:
+            raise ValuesError(f"repeats more than {_MOST_REPEATED} values by aliases", _place(event.start_mark))
+        return value
+
+    def _scalar(self, event: Any) -> Any:
+        tag, text = event.tag, event.value
+        if tag is None:
+            if not event.implicit[0]:
+                return text
+            if text not in self.plain:
+                self.plain[text] = _resolve(text)
+            value = self.plain[text]
+        elif tag in ("!", _TAG + "str", _TAG + "timestamp", _TAG + "binary"):
+            return text
+        elif tag.removeprefix(_TAG) in ("bool", "int", "float", "null"):
+            value = _resolve(text)
+        else:
+            raise ValuesError(f"has the tag {tag}: Kubernetes knows none", _place(event.start_mark))
+        if value is _UNREADABLE:
+            raise ValuesError("has a number of more digits than can be read", _place(event.start_mark))
+        return value
+
+
+_UNREADABLE = object()
+
+
+def _base(base: int) -> Callable[[str], int]:
+    return lambda text: int(text.replace("_", ""), base)
+
+
+def _octal(text: str) -> int:
+    return int(text.replace("_", "").replace("o", ""), 8)
+
+
+_WORDS: dict[str, Any] = {"": None, "~": None}
+for _spelled, _meant in (("null", None), ("true", True), ("yes", True), ("on", True)):
+    _WORDS |= dict.fromkeys((_spelled, _spelled.capitalize(), _spelled.upper()), _meant)
+for _spelled in ("false", "no", "off"):
+    _WORDS |= dict.fromkeys((_spelled, _spelled.capitalize(), _spelled.upper()), False)
+
+_NUMBERS: tuple[tuple[re.Pattern[str], Callable[[str], Any]], ...] = (
+    (re.compile(r"[-+]?(?:0|[1-9][0-9_]*)", re.ASCII), _base(10)),
+    (re.compile(r"[-+]?0x[0-9a-fA-F]+", re.ASCII), _base(16)),
+    (re.compile(r"[-+]?0b[01]+", re.ASCII), _base(2)),
+    (re.compile(r"[-+]?0o?[0-7]+", re.ASCII), _octal),
+    (re.compile(r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9]+)(?:[eE][-+]?[0-9]+)?", re.ASCII), float),
+    (re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"), lambda text: float(text.replace(".", ""))),
+)
+
+
+def _resolve(text: str) -> Any:
+    """What an unquoted scalar means."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if text[0] in "0123456789+-.":
+        for form, read in _NUMBERS:
+            if form.fullmatch(text):
+                try:
+                    return read(text)
+                except ValueError:  # thousands of digits are more than int() reads
+                    return _UNREADABLE
+    return text

@@ -1,0 +1,107 @@
+"""The command itself, as a shell sees it: exit codes, one line on stderr, a prompt `--help`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from manifests import gpushare_node, gpushare_pod, replicas
+
+COMMAND = (sys.executable, "-c", "from aliquot.cli.main import main; main()")
+
+
+def aliquot(*arguments: str, **more: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False, **more)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """Pods of which some fit, and a cluster of two hundred nodes."""
+    (tmp_path / "pods.json").write_text(json.dumps(replicas(40, gpushare_pod("", 17))))
+    nodes = [gpushare_node(f"n{at}", *[16] * 8) for at in range(200)]
+    (tmp_path / "cluster.json").write_text(json.dumps({"kind": "List", "items": nodes}))
+    return ["-f", str(tmp_path / "pods.json"), "--cluster", str(tmp_path / "cluster.json")]
+
+
+def test_without_arguments_it_shows_its_help() -> None:
+    shown = aliquot()
+    assert shown.returncode == 0
+    assert "explain" in shown.stdout
+    assert "simulate" in shown.stdout
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = "import sys, aliquot.cli.main; print(*({'numpy', 'yaml', 'msgspec', 'rich'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["explain"], ["explode"], ["simulate", "--policy", "best"], ["simulate", "--seed", "x"], ["--what"]]
+)
+def test_a_slip_in_the_command_line_is_one_line_and_exit_code_2(arguments: list[str]) -> None:
+    said = aliquot(*arguments)
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr.startswith("aliquot: ")
+    assert said.stderr.count("\n") == 1
+
+
+def test_pods_that_do_not_fit_are_exit_code_1(files: list[str]) -> None:
+    assert aliquot("explain", *files).returncode == 1
+
+
+def test_a_reader_that_goes_away_is_no_error_of_ours(files: list[str]) -> None:
+    with subprocess.Popen([*COMMAND, "explain", *files, "-o", "json"], stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "[\n"
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(30) == 141
+
+
+def test_a_full_disk_is_told(files: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        said = subprocess.run([*COMMAND, "explain", *files], stdout=full, stderr=-1, text=True, check=False)
+    assert (said.returncode, said.stderr) == (2, "aliquot: output: No space left on device\n")
+
+
+def test_an_interrupt_ends_it_with_130_and_no_traceback(tmp_path: Path) -> None:
+    fifo = tmp_path / "pods"
+    os.mkfifo(fifo)  # nobody writes: it waits there until it is interrupted
+    command = [*COMMAND, "explain", "-f", str(fifo), "--cluster", "x"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with process, fifo.open("w"):  # opens when the command does
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert (process.returncode, "Traceback" in said) == (130, False)
+
+
+def test_a_progress_bar_is_shown_on_a_terminal_only() -> None:
+    arguments = ["simulate", "--generate", "20x8", "--policy", "binpack"]
+    assert aliquot(*arguments).stderr == ""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, *arguments], stdout=-1, stderr=theirs, env={**os.environ, "TERM": "xterm"}
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        try:
+            while piece := os.read(ours, 4096):
+                shown += piece
+        except OSError:  # the other end closed
+            pass
+        process.communicate(timeout=30)
+    os.close(ours)
+    assert b"binpack" in shown
+
+
+def test_a_terminal_of_ascii_only_is_no_obstacle() -> None:
+    shown = aliquot("simulate", "--generate", "2x2", env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
+    assert (shown.returncode, shown.stderr) == (0, "")

@@ -1,0 +1,106 @@
+"""`aliquot simulate`: a trace or a generated cluster in, how well it was packed out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from aliquot.cli.main import cli
+
+NODES = "sn,cpu_milli,memory_mib,gpu,model\n" + "".join(f"n{at},96000,393216,4,{'AB'[at % 2]}\n" for at in range(8))
+KINDS = ("4000,16384,1,300,", "8000,32768,1,700,A", "12000,65536,1,1000,A|B", "24000,131072,2,1000,", "4000,8192,0,0,")
+PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\n" + "".join(
+    f"p{at},{KINDS[at % len(KINDS)]}\n" for at in range(40)
+)
+POLICIES = ["binpack", "spread", "fgd", "dense"]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> list[str]:
+    (tmp_path / "nodes.csv").write_text(NODES)
+    (tmp_path / "pods.csv").write_text(PODS)
+    return ["--nodes", str(tmp_path / "nodes.csv"), "--pods", str(tmp_path / "pods.csv")]
+
+
+def simulate(*arguments: str) -> str:
+    result = CliRunner().invoke(cli, ["simulate", *arguments])
+    assert (result.exit_code, result.stderr) == (0, "")
+    return result.stdout
+
+
+def results(*arguments: str) -> Any:
+    return json.loads(simulate(*arguments, "-o", "json"))
+
+
+def lasting(result: dict[str, Any]) -> dict[str, Any]:
+    """What must be the same in every run: all but the time it took."""
+    return {key: value for key, value in result.items() if key not in ("seconds", "decisions_per_second")}
+
+
+def test_the_json_tells_how_well_it_packed(trace: list[str]) -> None:
+    result = results(*trace, "--policy", "fgd", "--seed", "7")
+    assert (result["policy"], result["seed"], result["target"]) == ("fgd", 7, 1.3)
+    assert (result["nodes"], result["gpus"]) == (8, 32)
+    assert result["placed"] + result["dropped"] == result["arrived"]
+    assert 50 < result["allocated_percent_at_100"] <= result["allocated_percent"] <= 100
+    assert result["decisions_per_second"] > 0
+
+
+def test_the_same_seed_gives_the_same_answer_and_another_seed_another_order(trace: list[str]) -> None:
+    first, again, other = (results(*trace, "--seed", seed) for seed in ("1", "1", "2"))
+    assert lasting(first) == lasting(again)
+    assert lasting(first) != lasting({**other, "seed": 1})
+
+
+def test_all_policies_are_compared_on_the_same_arrivals(trace: list[str]) -> None:
+    every = results(*trace, "--policy", "all")
+    assert [result["policy"] for result in every] == POLICIES
+    assert len({result["arrived"] for result in every}) == 1
+    assert lasting(every[3]) == lasting(results(*trace, "--policy", "dense"))
+
+
+def test_the_table_has_a_line_for_each_policy(trace: list[str]) -> None:
+    head, blank, columns, *rows = simulate(*trace, "--policy", "all").splitlines()
+    assert head.startswith("8 nodes, 32 GPUs; ")
+    assert (blank, columns.split()) == ("", ["POLICY", "ALLOCATED", "AT", "100%", "DROPPED", "DECISIONS/S"])
+    assert [row.split()[0] for row in rows] == POLICIES
+
+
+def test_a_larger_target_brings_more_pods(trace: list[str]) -> None:
+    small, large = (results(*trace, "--target", target) for target in ("0.5", "2"))
+    assert small["arrived"] < large["arrived"]
+    assert small["dropped"] == 0 < large["dropped"]
+
+
+def test_the_model_that_a_pod_wants_is_heeded(tmp_path: Path, trace: list[str]) -> None:
+    (tmp_path / "pods.csv").write_text(PODS.splitlines()[0] + "\np,1,1,1,1000,A\n")
+    assert results(*trace)["allocated_percent"] == 50
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_no_obstacle(tmp_path: Path, trace: list[str]) -> None:
+    plain = results(*trace)
+    (tmp_path / "pods.csv").write_bytes(b"\xef\xbb\xbf" + PODS.replace("\n", "\r\n").encode())
+    assert lasting(results(*trace)) == lasting(plain)
+
+
+def test_pods_without_any_gpu_allocate_none_and_are_drawn_all_the_same(tmp_path: Path, trace: list[str]) -> None:
+    (tmp_path / "pods.csv").write_text(PODS.splitlines()[0] + "\np,1,1,0,0,\n")
+    assert results(*trace, "--plot", str(tmp_path / "a.svg"))["allocated_percent"] == 0
+    ElementTree.parse(tmp_path / "a.svg")
+
+
+def test_a_generated_cluster_needs_no_file() -> None:
+    result = results("--generate", "6x4", "--workload", "seen")
+    assert (result["nodes"], result["gpus"], result["policy"], result["workload"]) == (6, 24, "dense", "seen")
+
+
+def test_the_plot_is_well_formed_and_names_every_policy(tmp_path: Path) -> None:
+    told = simulate("--generate", "4x4", "--policy", "all", "--plot", str(tmp_path / "a.svg"))
+    assert told.endswith(f"plot: {tmp_path / 'a.svg'}\n")
+    texts = [each.text or "" for each in ElementTree.parse(tmp_path / "a.svg").iter("{http://www.w3.org/2000/svg}text")]
+    assert {text.split()[0] for text in texts if text.endswith("%") and text[0].isalpha()} >= set(POLICIES)
