@@ -11,15 +11,16 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@echo "installing into $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 install: $(STAMP) ## the virtual environment with the package and its tools
 
 run: $(STAMP) ## the main job: pack a generated cluster with every policy, and draw it
 	@mkdir -p out
-	$(BIN)/aliquot simulate --generate 200x8 --policy all --plot out/packing.svg
+	@$(BIN)/aliquot simulate --generate 200x8 --policy all --plot out/packing.svg
 
 test: $(STAMP) ## everything that needs no cluster
 	$(BIN)/python -m pytest -n auto

@@ -91,7 +91,7 @@ def main() -> int:
         top = 100 * options.target
         ideal = [(0.0, 0.0), (100.0, 100.0), (top, 100.0)]
         x, y = "GPU asked for so far, % of all there is", "GPU allocated, %"
-        options.plot.write_text(line_chart("GPU allocated as Pods arrive", note, x, y, lines, ideal))
+        options.plot.write_text(line_chart("GPU allocated as Pods arrive", note, x, y, lines, ideal, (70.0, 70.0)))
     missed = list(_missed(means))
     print("\n".join(missed) if missed else "all limits held", file=sys.stderr)
     return 1 if missed else 0

@@ -154,7 +154,8 @@ def _about_nodes(board: Board, demand: Demand, rows: Ints) -> Iterator[Shortage]
         (Reason.HOST_MEMORY, demand.memory_mib, board.room_host, board.host_memory),
     ):
         if wanted:
-            yield node_shortage(reason, serves & (room[rows] < wanted), wanted, room[rows], total[rows] < wanted)
+            free = np.maximum(room[rows], 0)
+            yield node_shortage(reason, serves & (room[rows] < wanted), wanted, free, total[rows] < wanted)
 
 
 def _about_cards(board: Board, part: Part, models: frozenset[str] | None, rows: Ints) -> Iterator[Shortage]:
