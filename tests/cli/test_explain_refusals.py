@@ -85,7 +85,7 @@ def holding(limits: Json, **more: Any) -> Json:
         ("slices", asking({QGPU_MEMORY: 1}), [a_node("n1", 3, labels=QGPU)], 1, 0, True),
         ("exclusive", asking({T9K_CARDS: 1}), [a_node("n1", 16, labels=XGN), holding({T9K_CARDS: 1})], 0, 1, False),
         ("cards", asking({T9K_CARDS: 3}), [a_node("n1", 16, 16, labels=XGN)], 3, 2, True),
-        ("containers", a_pod("p", *THREE), [a_node("n1", 10, 10, labels=QGPU)], 3, None, False),
+        ("containers", a_pod("p", *THREE), [a_node("n1", 10, 10, labels=QGPU)], 3, None, True),
         ("mode", asking({T9K_CARDS: 1}), [a_node("n1", 16, labels=SGN)], NEEDS_XGN, None, True),
         (
             "mixed",

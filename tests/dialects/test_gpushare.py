@@ -313,7 +313,6 @@ def test_init_containers_run_on_the_pods_cards() -> None:
         {"ALIYUN_COM_GPU_MEM_IDX": "-1"},
         {"ALIYUN_COM_GPU_MEM_IDX": "x"},
         {"ALIYUN_COM_GPU_MEM_IDX": 1},
-        {"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "much"},
         {ALLOCATION: "{"},
         {ALLOCATION: "[" * 100_000},
         {ALLOCATION: '{"0":{"x":3}}'},

@@ -97,3 +97,49 @@ def test_a_grant_that_cannot_be_read_is_an_error(written: object, said: str) -> 
     assert isinstance(parsed, tuple)
     assert parsed[0].field == f'metadata.annotations["{GRANT}"]'
     assert said in parsed[0].sentence()
+
+
+@pytest.mark.parametrize(
+    ("cards", "told"),
+    [
+        ([], "as many cards"),
+        ([{"index": 0, "memory_mib": 3072}, {"index": 1, "memory_mib": 3072}], "as many cards"),
+        ([{"index": 0, "memory_mib": 3071}], "as much memory"),
+        ([{"index": 0, "memory_mib": 3072, "core_milli": 10}], "the compute"),
+        ([{"index": 0, "memory_mib": 3072, "exclusive": True}], "the compute"),
+    ],
+)
+def test_a_grant_that_is_not_what_the_pod_asks_for_is_not_believed(cards: list[object], told: str) -> None:
+    """Whoever can write annotations could otherwise use a card and book nothing of it."""
+    wire = {"v": 1, "node": "n1", "containers": [{"name": "main", "cards": cards}]}
+    pod = {
+        "metadata": {"name": "p", "annotations": {"aliquot.dev/grant": json.dumps(wire)}},
+        "spec": {
+            "nodeName": "n1",
+            "containers": [{"name": "main", "resources": {"limits": {"aliyun.com/gpu-mem": 3}}}],
+        },
+    }
+    claim = parse_pod(pod)
+    assert isinstance(claim, Claim)
+    refused = parse_grant(pod, claim, None)
+    assert isinstance(refused, tuple)
+    assert told in refused[0].sentence()
+
+
+def test_a_grant_of_the_whole_node_is_for_those_that_ask_for_it() -> None:
+    wire = {
+        "v": 1,
+        "node": "n1",
+        "whole_node": True,
+        "containers": [{"name": "m", "cards": [{"index": 0, "memory_mib": 1}]}],
+    }
+    pod = {
+        "metadata": {"name": "p", "annotations": {"aliquot.dev/grant": json.dumps(wire)}},
+        "spec": {
+            "nodeName": "n1",
+            "containers": [{"name": "m", "resources": {"limits": {"tensorstack.dev/nvidia-gpu-percent": 30}}}],
+        },
+    }
+    claim = parse_pod(pod)
+    assert isinstance(claim, Claim)
+    assert isinstance(parse_grant(pod, claim, None), tuple)

@@ -166,7 +166,7 @@ inventories = st.lists(
     st.builds(
         Card,
         index=st.integers(0, 63),
-        memory_mib=st.integers(0, 10**6),
+        memory_mib=st.integers(1, 10**6),
         uuid=st.just("") | words,
         model=st.text(max_size=12),
         healthy=st.booleans(),

@@ -84,6 +84,23 @@ def test_a_booking_may_come_before_its_node() -> None:
     assert board.room_memory[0, 3] == 12 * GIB
 
 
+def test_a_booking_on_a_card_that_no_node_has_is_kept_aside_and_counted_when_the_card_comes() -> None:
+    """Otherwise an annotation that names card 127 would make the board that wide for all."""
+    board = a_board(a_node("n1", 16))
+    board.take("n1", _holding(4, slot=127))
+    assert board.width == 1
+    board.set_node(a_node("n2", *[16] * 128))
+    board.set_node(a_node("n1", *[16] * 128))
+    assert board.room_memory[0, 127] == 12 * GIB
+    board.release("n1", _holding(4, slot=127))
+    assert board.room_memory[0, 127] == 16 * GIB
+    board = a_board(a_node("n1", 16))
+    board.take("n1", _holding(4, slot=9))
+    board.release("n1", _holding(4, slot=9))
+    board.set_node(a_node("n1", *[16] * 10))
+    assert board.room_memory[0, 9] == 16 * GIB
+
+
 def test_a_wider_node_widens_the_board() -> None:
     board = a_board(a_node("n1", 16))
     board.set_node(a_node("n2", *[24] * 8))
@@ -102,4 +119,6 @@ def test_the_usual_card_is_the_middle_one() -> None:
     assert board.usual_memory() == 16 * GIB
     board.set_node(a_node("n1", 80, 80))
     assert board.usual_memory() == 80 * GIB
-    assert Board().usual_memory() == 1
+    board.drop_node("n2")
+    board.drop_node("n1")
+    assert board.usual_memory() == Board().usual_memory() == 1

@@ -142,6 +142,15 @@ def test_a_pod_with_absurdly_many_containers_is_answered_in_bounded_time() -> No
     assert Chooser(board, POLICIES["binpack"]()).choose(claim) is None
 
 
+def test_a_pod_that_fits_nowhere_is_answered_in_bounded_time_on_many_nodes() -> None:
+    """Nine containers of 60% never fit 8 cards; nine of all sizes end with the patience of the decision."""
+    board = _cluster([[16] * 8] * 300)
+    alike = a_claim(*(a_container(Slice(memory_percent=60), name=f"c{at}", index=at) for at in range(9)))
+    mixed = a_claim(*(a_container(Slice(memory_percent=52 + at), name=f"c{at}", index=at) for at in range(9)))
+    for claim in (alike, mixed):
+        assert Chooser(board, POLICIES["binpack"]()).choose(claim) is None
+
+
 def test_ties_go_to_the_first_node_of_the_board() -> None:
     board = _cluster([[16], [16], [16]])
     for policy in POLICIES.values():

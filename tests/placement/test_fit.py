@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,9 +11,8 @@ from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Reason, Refusal
 from aliquot.placement.board import Board, Occupant
+from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
-from aliquot.placement.demand import demand_of
-from aliquot.placement.fit import fits
 from builders import (
     GIB,
     a_board,
@@ -193,6 +191,7 @@ def _claims(draw: st.DrawFn) -> Claim:
         *containers,
         offer=draw(_offers),
         together=draw(st.booleans()) and len({each.count for each in containers}) == 1,
+        models=draw(st.sampled_from([None, None, frozenset({"A"})])),
         cpu_milli=draw(st.sampled_from([0, 500, 3000])),
         memory_mib=draw(st.sampled_from([0, 512, 4096])),
     )
@@ -207,6 +206,7 @@ def _boards(draw: st.DrawFn) -> Board:
                 index,
                 draw(st.sampled_from([8, 16, 24])) * GIB,
                 healthy=draw(st.integers(0, 5)) > 0,
+                model=draw(st.sampled_from(["", "A"])),
                 max_slices=draw(st.none() | st.integers(0, 4)),
             )
             for index in range(draw(st.integers(0, 4)))
@@ -221,24 +221,89 @@ def _boards(draw: st.DrawFn) -> Board:
     return board
 
 
-@given(_boards(), _claims())
-def test_a_node_has_refusals_exactly_when_the_claim_does_not_fit_it(board: Board, claim: Claim) -> None:
-    chooser = Chooser(board, POLICIES["spread"]())
+@pytest.mark.parametrize("policy", POLICIES)
+@given(board=_boards(), claim=_claims())
+def test_a_node_has_refusals_exactly_when_the_claim_does_not_fit_it(policy: str, board: Board, claim: Claim) -> None:
+    chooser = Chooser(board, POLICIES[policy]())
     fitting = {board.names[row] for row in chooser.fitting(claim).tolist()}
     refused = {refusal.node for refusal in chooser.refusals(claim)}
     assert fitting.isdisjoint(refused)
     assert fitting | refused == set(board.row_of)
 
 
-@given(_boards(), _claims())
-def test_what_can_never_fit_does_not_fit_now_and_an_empty_cluster_takes_the_rest(board: Board, claim: Claim) -> None:
-    rows = np.arange(board.rows)
-    nodes, _ = fits(board, demand_of(claim), rows)
-    chooser = Chooser(board, POLICIES["binpack"]())
-    if nodes.any():
-        assert chooser.could_ever(claim)
-    for refusal in chooser.refusals(claim):
-        if refusal.reason is Reason.MEMORY and refusal.never:
-            assert refusal.card is not None
-            assert isinstance(refusal.wanted, int)
-            assert int(board.memory[board.row_of[refusal.node], refusal.card]) < refusal.wanted
+@pytest.mark.parametrize("policy", POLICIES)
+@given(board=_boards(), claim=_claims())
+def test_what_is_chosen_can_be_booked_and_nothing_is_told_twice(policy: str, board: Board, claim: Claim) -> None:
+    chooser = Chooser(board, POLICIES[policy]())
+    grant = chooser.choose(claim)
+    assert (grant is not None) == bool(len(chooser.fitting(claim)))
+    told = [(each.node, each.card, each.reason, each.wanted) for each in chooser.refusals(claim)]
+    assert len(told) == len(set(told))
+    if grant is not None:
+        assert isinstance(Ledger(board).assume(claim, grant, 1.0), Booking)
+
+
+@given(board=_boards(), claim=_claims())
+def test_where_a_node_never_fits_it_does_not_fit_healthy_and_empty_either(board: Board, claim: Claim) -> None:
+    refusals = Chooser(board, POLICIES["binpack"]()).refusals(claim)
+    for name, row in board.row_of.items():
+        node = board.nodes[row]
+        assert node is not None
+        healthy = Node(
+            name,
+            tuple(
+                Card(card.index, card.memory_mib, model=card.model, max_slices=card.max_slices) for card in node.cards
+            ),
+            node.offers,
+            cpu_milli=node.cpu_milli,
+            memory_mib=node.memory_mib,
+        )
+        of_node = [each for each in refusals if each.node == name]
+        if any(each.never for each in of_node if each.card is None):
+            assert not _fits(a_board(healthy), claim)
+        by_card: dict[int, bool] = {}
+        for each in of_node:
+            if each.card is not None:
+                by_card[each.card] = by_card.get(each.card, False) or each.never
+        if len(by_card) == len(node.cards) > 0 and all(by_card.values()):
+            assert not _fits(a_board(healthy), claim)
+
+
+def test_a_card_that_is_held_and_too_small_never_fits() -> None:
+    board = a_board(a_node("n1", 8))
+    board.take("n1", Occupant({0: Usage(8 * GIB, slices=1, exclusive=1)}))
+    assert _refusals(board, asking(24)) == [Refusal("n1", 0, Reason.EXCLUSIVE, 0, 1, never=True)]
+
+
+def test_what_is_not_wanted_is_not_short_even_where_others_took_too_much_of_it() -> None:
+    """The API server overbooked the card's compute; online Pods do not care."""
+    board = a_board(a_node("n1", 32))
+    board.take("n1", Occupant({0: Usage(GIB, 1200, 1200, 1)}))
+    claim = online(1)
+    assert {each.reason for each in _refusals(board, asking(40))} == {Reason.MEMORY}
+    grant = Chooser(board, POLICIES["spread"]()).choose(claim)
+    assert grant is not None
+    assert isinstance(Ledger(board).assume(claim, grant, 1.0), Booking)
+
+
+def test_the_limit_on_sharing_is_qgpus_and_binds_no_other_dialect() -> None:
+    board = a_board(Node("n1", (Card(0, 16 * GIB, max_slices=1),), frozenset(Offer)))
+    board.take("n1", Occupant({0: Usage(GIB, slices=1)}))
+    assert _fits(board, asking(1, offer=Offer.GPUSHARE)) == ["n1"]
+    assert [each.reason for each in _refusals(board, asking(1, offer=Offer.QGPU))] == [Reason.SLICES]
+
+
+def test_a_node_short_of_cpu_alone_is_not_blamed_for_its_busy_cards() -> None:
+    board = a_board(a_node("n1", 16, 16, cpu_milli=1000))
+    board.take("n1", Occupant({0: Usage(16 * GIB, slices=1)}))
+    assert [each.reason for each in _refusals(board, asking(4, cpu_milli=2000))] == [Reason.CPU]
+
+
+def test_a_pod_that_asks_for_absurdly_much_cpu_is_refused_and_harms_no_other() -> None:
+    board = a_board(a_node("n1", 16, cpu_milli=8000))
+    for policy in POLICIES.values():
+        chooser = Chooser(board, policy())
+        for at in range(40):
+            chooser.observe(asking(1, name=f"p{at}", cpu_milli=10**21))
+        assert chooser.choose(asking(1, cpu_milli=10**21)) is None
+        assert chooser.choose(asking(1, cpu_milli=1000)) is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aliquot.model.claim import AppClass, Claim, Role, Usage
+from aliquot.model.claim import AppClass, Claim, Role, Slice, Usage
 from aliquot.model.device import Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node, Offer
@@ -74,6 +74,12 @@ def test_binpack_prefers_the_node_that_is_used_most() -> None:
 def test_spread_uses_different_nodes_and_then_different_cards() -> None:
     board = a_board(a_node("n1", 16, 16), a_node("n2", 16, 16))
     assert _place(board, "spread", *_replicas(4)) == [("n1", [0]), ("n2", [0]), ("n1", [1]), ("n2", [1])]
+
+
+def test_spread_takes_the_node_and_card_with_most_left_in_mib_not_in_percent() -> None:
+    board = a_board(a_node("small", 16), a_node("big", 16, 80))
+    board.take("big", Occupant({0: Usage(8 * GIB, slices=1), 1: Usage(40 * GIB, slices=1)}))
+    assert _place(board, "spread", asking(2)) == [("big", [1])]
 
 
 def test_spread_takes_the_node_with_most_left() -> None:
@@ -203,3 +209,49 @@ def test_among_limits_the_choice(policy: str) -> None:
     assert grant.node == "n3"
     assert chooser.choose(asking(1), np.array([], int)) is None
     assert Chooser(Board(), POLICIES[policy]()).choose(asking(1)) is None
+
+
+def test_a_card_that_fits_is_found_behind_one_that_looks_alike_and_does_not() -> None:
+    """As much free on both; but the first has as many Pods as may share it, or is full in the dimension wanted."""
+    for policy in POLICIES.values():
+        board = a_board(Node("n1", tuple(Card(at, 16 * GIB, max_slices=8) for at in range(2)), frozenset(Offer)))
+        board.take("n1", Occupant({0: Usage(8 * GIB, slices=8), 1: Usage(8 * GIB, slices=1)}))
+        grant = Chooser(board, policy()).choose(asking(1))
+        assert grant is not None
+        assert _cards(grant) == [1]
+        board = a_board(a_node("n1", 16, 16))
+        board.take("n1", Occupant({0: Usage(16 * GIB, 1000, slices=1), 1: Usage(4 * GIB, 1000, slices=1)}))
+        grant = Chooser(board, policy()).choose(asking(1))
+        assert grant is not None
+        assert _cards(grant) == [1]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_does_not_fit_for_one_pod_says_nothing_of_a_pod_whose_containers_run_in_turn(policy: str) -> None:
+    """60% and 60% at once do not fit a card; 60% in an init container and then 60% do."""
+    part = Slice(memory_percent=60)
+    at_once = a_claim(a_container(part, name="a"), a_container(part, name="b", index=1))
+    in_turn = a_claim(a_container(part, name="a", role=Role.INIT), a_container(part, name="b"))
+    chooser = Chooser(a_board(a_node("n1", 16)), POLICIES[policy]())
+    assert chooser.choose(at_once) is None
+    assert chooser.choose(in_turn) is not None
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_init_container_larger_than_the_whole_card_of_its_pod_goes_elsewhere(policy: str) -> None:
+    claim = a_claim(
+        a_container(a_slice(20, 50), name="init", role=Role.INIT),
+        a_container(Slice(memory_percent=100, core_milli=1000, exclusive=True), name="main"),
+    )
+    board = a_board(a_node("n1", 16, 24))
+    grant = Chooser(board, POLICIES[policy]()).choose(claim)
+    assert grant is not None
+    assert isinstance(Ledger(board).assume(claim, grant, 1.0), Booking)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_whole_cards_of_several_containers_are_found_however_wide_the_board_is(policy: str) -> None:
+    part = Slice(memory_percent=100, exclusive=True)
+    claim = a_claim(a_container(part, 4, name="a"), a_container(part, 4, name="b", index=1))
+    board = a_board(a_node("wide", *[8] * 64, offers=frozenset()), a_node("n1", *[16] * 8))
+    assert _place(board, policy, claim)[0][0] == "n1"

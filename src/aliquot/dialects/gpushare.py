@@ -195,7 +195,7 @@ def parse_grant(pod: Pod, claim: Claim) -> tuple[ContainerGrant, ...] | Invalid 
         if granted is not None:
             return granted
     index = pod.annotations.get(INDEX)
-    return None if index is None else _from_index(index, pod.annotations.get(POD_TOTAL), claim)
+    return None if index is None else _from_index(index, claim)
 
 
 def _from_allocation(value: object, claim: Claim) -> tuple[ContainerGrant, ...] | Invalid | None:
@@ -251,16 +251,11 @@ def _evenly(cards: list[int], total_mib: int) -> tuple[Share, ...]:
     return tuple(Share(card=card, memory_mib=-(-total_mib // len(cards))) for card in cards)
 
 
-def _from_index(value: object, total: object, claim: Claim) -> tuple[ContainerGrant, ...] | Invalid:
+def _from_index(value: object, claim: Claim) -> tuple[ContainerGrant, ...] | Invalid:
     """A scheduler that writes the old annotation alone knows one card, and put all that the Pod asks for on it."""
     card = _card(value) if isinstance(value, str) else None
     if card is None:
         return Invalid(f'metadata.annotations["{INDEX}"]', value, "the number of a card, 0 or more")
-    problems: list[Invalid] = []
-    if total is not None:
-        count_at(total, f'metadata.annotations["{POD_TOTAL}"]', problems, allowed="the Pod's gpu-mem in all", least=0)
-    if problems:
-        return problems[0]
     return tuple(
         ContainerGrant(each.name, each.index, each.role, (Share(card, each.slice.memory_mib * (each.count or 1)),))
         for each in claim.containers

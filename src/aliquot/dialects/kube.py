@@ -80,7 +80,9 @@ def _taints(node: Json, name: str, tolerations: list[Any]) -> list[Refusal]:
     if spec.get("unschedulable") is True:
         told.add(_UNSCHEDULABLE["key"])
     refusals = []
-    for taint in [*map(_mapping, _list(spec.get("taints"))), *taints(node).add]:
+    ours = taints(node)
+    staying = [taint for taint in map(_mapping, _list(spec.get("taints"))) if taint not in ours.remove]
+    for taint in [*staying, *ours.add]:
         if taint.get("effect") not in ("NoSchedule", "NoExecute") or _text(taint.get("key")) in told:
             continue
         if not any(tolerates(each, taint) for each in tolerations):
@@ -196,6 +198,8 @@ def expand(manifest: object) -> list[dict[str, Any]] | Invalid:
         if isinstance(pods, Invalid):
             return pods
         found += pods
+        if len(found) > MOST_PODS:
+            return Invalid(path.removesuffix(".") or "manifest", len(found), f"no more than {MOST_PODS:,} Pods in all")
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from aliquot.model.claim import Claim
+from aliquot.model.claim import Claim, ContainerClaim
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node
@@ -37,7 +37,7 @@ Amount = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_COUNT)]
 class _Card(msgspec.Struct, kw_only=True, omit_defaults=True):
     index: Index
     uuid: str = ""
-    memory_mib: Amount
+    memory_mib: Annotated[int, msgspec.Meta(ge=1, le=LARGEST_COUNT)]
     model: str = ""
     healthy: bool = True
     numa: int | None = None
@@ -161,6 +161,10 @@ def parse_grant(pod: Pod, claim: Claim, node_name: str, node: Node | None) -> Gr
     asked = [each.name for each in claim.containers]
     if len(granted) != len(wire.containers) or sorted(granted) != sorted(asked):
         return Invalid(field, ", ".join(granted), f"one grant for each container that asks: {', '.join(asked)}")
+    for each in claim.containers:
+        wrong = _not_what_was_asked(each, granted[each.name])
+        if wrong or wire.whole_node != claim.whole_node:
+            return Invalid(field, value, wrong or "the whole node exactly where the Pod asks for it")
     today = {card.uuid: card.index for card in node.cards if card.uuid} if node else {}
     return Grant(
         uid=claim.uid,
@@ -171,6 +175,23 @@ def parse_grant(pod: Pod, claim: Claim, node_name: str, node: Node | None) -> Gr
         ),
         whole_node=wire.whole_node,
     )
+
+
+def _not_what_was_asked(container: ContainerClaim, cards: list[_Share]) -> str | None:
+    """What the shares lack of the request: whoever can write annotations could otherwise book less than it uses."""
+    asked = container.slice
+    if len({card.index for card in cards}) != len(cards):
+        return f"each card of {container.name} once"
+    wanted = container.count or max(len(cards), 1)  # of a whole node: as many as it had
+    if len(cards) != wanted:
+        return f"as many cards as {container.name} asks for"
+    for card in cards:
+        if card.memory_mib < max(asked.memory_mib, min(asked.memory_percent, 1)):
+            return f"as much memory as {container.name} asks for"
+        compute = (asked.core_milli, asked.greedy_milli, asked.exclusive)
+        if (card.core_milli, card.greedy_milli, card.exclusive) != compute:
+            return f"the compute that {container.name} asks for"
+    return None
 
 
 def _share(wire: _Share, today: dict[str, int]) -> Share:

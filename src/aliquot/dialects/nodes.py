@@ -14,8 +14,8 @@ from aliquot.model.refusal import Invalid
 
 from .pods import MIB, Json, amount_at, count_at, list_at, mapping_at, text_at
 
-# More than any machine holds; keeps a node that says "1e9" from becoming a thousand million cards.
-MOST_CARDS = 128  # of one node; no machine has more, and the board is as wide as the widest node
+# More than any machine holds. The board is as wide as the widest node: one that says "1e9" must not make it so.
+MOST_CARDS = 128
 
 ASSUMED_CARD_MIB = 16 * 1024
 

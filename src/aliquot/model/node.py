@@ -19,6 +19,10 @@ class Offer(StrEnum):
     ANY = "any"  # the simulator's: no label is needed
 
 
+# Whose Pods heed Card.max_slices: the limit on how many share a card is qGPU's rule, not the others'.
+LIMITED_SHARING = frozenset({Offer.QGPU, Offer.QGPU_MIXED, Offer.ANY})
+
+
 class Isolation(StrEnum):
     """What the node promises each Pod of a card's compute."""
 

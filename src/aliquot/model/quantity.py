@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 
 _FORM = re.compile(r"([+-]?)(\d+(?:\.\d*)?|\.\d+)(?:([eE])([+-]?\d{1,3})|(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]))?\Z", re.ASCII)
 
@@ -45,11 +46,15 @@ def _parse(value: object) -> tuple[Fraction, str]:
             raise QuantityError("a number of sensible size")
         return Fraction(value), ""
     if isinstance(value, float):
-        text = repr(value)
-    elif isinstance(value, str):
-        text = value.strip()
-    else:
-        raise QuantityError("a number")
+        return _parse_text(repr(value))
+    if isinstance(value, str):
+        return _parse_text(value)
+    raise QuantityError("a number")
+
+
+@lru_cache(maxsize=4096)  # a cluster's Pods write the same few quantities again and again
+def _parse_text(text: str) -> tuple[Fraction, str]:
+    text = text.strip()
     match = _FORM.match(text) if len(text) <= _LONGEST else None
     if match is None:
         raise QuantityError("a number")

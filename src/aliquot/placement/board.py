@@ -50,6 +50,7 @@ _CARD_COLUMNS = (
     "room_slices",
     "milli",
 )
+_USED = ("used_memory", "used_core", "used_greedy", "used_slices", "exclusive", "online", "offline")
 _NODE_COLUMNS = (
     "present",
     "offers",
@@ -61,6 +62,7 @@ _NODE_COLUMNS = (
     "taken",
     "cards",
     "load",
+    "left",
     "free",
     "changed",
 )
@@ -112,6 +114,7 @@ class Board:
     taken: Ints  # Pods that hold the whole node
     cards: Ints  # how many healthy cards
     load: Ints  # used thousandths over all its cards, 0..1000
+    left: Ints  # MiB that are free on all its cards, by the scarcer dimension of each
     free: Ints  # free milli-GPU of the node
     changed: Ints  # the clock's count at the last change
 
@@ -126,6 +129,7 @@ class Board:
         self.clock = 0  # counts changes; `changed` says at which count each row changed last
         self._booked: list[int] = []  # bookings per row: a row with any is kept
         self._usual: int | None = None
+        self._beyond: dict[tuple[int, int], list[int]] = {}  # what is booked on cards that no node has (see _change)
         self._spare: list[int] = []  # rows of nodes gone, to be used again
         for name in _CARD_COLUMNS:
             setattr(self, name, np.zeros((0, 1), bool if name == "healthy" else np.int64))
@@ -181,7 +185,8 @@ class Board:
     def usual_memory(self) -> int:
         """MiB of the cluster's middle card, by which shares of memory are compared; 1 when there is no card."""
         if self._usual is None:
-            sizes = np.sort(self.memory[: self.rows][self.memory[: self.rows] > 0])
+            there = (self.memory[: self.rows] > 0) & self.present[: self.rows, None]
+            sizes = np.sort(self.memory[: self.rows][there])
             self._usual = int(sizes[len(sizes) // 2]) if len(sizes) else 1
         return self._usual
 
@@ -201,17 +206,17 @@ class Board:
         self._retire(row)
 
     def _change(self, row: int, occupant: Occupant, sign: int) -> None:
-        self._widen(max(occupant.usage, default=0) + 1)
         for slot, use in occupant.usage.items():
-            self.used_memory[row, slot] += sign * min(use.memory_mib, UNLIMITED)
-            self.used_core[row, slot] += sign * min(use.core_milli, UNLIMITED)
-            self.used_greedy[row, slot] += sign * min(use.greedy_milli, UNLIMITED)
-            self.used_slices[row, slot] += sign * min(use.slices, UNLIMITED)
-            self.exclusive[row, slot] += sign * min(use.exclusive, UNLIMITED)
-            if occupant.app_class is AppClass.ONLINE:
-                self.online[row, slot] += sign
-            elif occupant.app_class is AppClass.OFFLINE:
-                self.offline[row, slot] += sign
+            amounts = (
+                use.memory_mib,
+                use.core_milli,
+                use.greedy_milli,
+                use.slices,
+                use.exclusive,
+                int(occupant.app_class is AppClass.ONLINE),
+                int(occupant.app_class is AppClass.OFFLINE),
+            )
+            self._add(row, slot, [sign * min(amount, UNLIMITED) for amount in amounts])
             if occupant.owner is not None:
                 self._count_replica(occupant.owner, (row, slot), sign)
         self.room_cpu[row] -= sign * min(occupant.cpu_milli, UNLIMITED)
@@ -219,6 +224,21 @@ class Board:
         self.pods[row] += 0 if occupant.daemon else sign
         self.taken[row] += sign if occupant.whole_node else 0
         self._refresh(row)
+
+    def _add(self, row: int, slot: int, amounts: list[int]) -> None:
+        """Add to the `used` columns of a card.
+
+        A card that no node is wide enough for is kept aside until one is: otherwise an annotation that names card 127
+        would make the board that wide for all.
+        """
+        if slot < self.width:
+            for column, amount in zip(_USED, amounts, strict=True):
+                getattr(self, column)[row, slot] += amount
+            return
+        kept = self._beyond.setdefault((row, slot), [0] * len(_USED))
+        kept[:] = [before + amount for before, amount in zip(kept, amounts, strict=True)]
+        if not any(kept):
+            del self._beyond[row, slot]
 
     def _count_replica(self, owner: str, place: tuple[int, int], sign: int) -> None:
         places = self.replicas.setdefault(owner, {})
@@ -259,6 +279,7 @@ class Board:
         self.cards[row] = cards
         self.free[row] = free
         self.load[row] = 1000 - free // cards if cards else 1000
+        self.left[row] = sum(map(int.__mul__, milli, self.memory[row].tolist())) // CORE_MILLI
         self.clock += 1
         self.changed[row] = self.clock
 
@@ -327,6 +348,8 @@ class Board:
                 new[:, self.width :] = CLOSED
             setattr(self, name, new)
         self.width = width
+        for row, slot in [place for place in self._beyond if place[1] < width]:
+            self._add(row, slot, self._beyond.pop((row, slot)))
 
 
 def offer_bit(offer: Offer) -> int:

@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from aliquot.model.claim import Claim, Usage
+from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
+from aliquot.model.node import LIMITED_SHARING
 from aliquot.model.refusal import Reason, Refusal
 
 from .board import Board, Occupant
+from .fit import short_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +30,6 @@ class Booking:
     node: str
     occupant: Occupant
     deadline: float | None = None
-
-    @property
-    def confirmed(self) -> bool:
-        """Whether the API server has said so."""
-        return self.deadline is None
 
 
 def occupant_of(claim: Claim, grant: Grant) -> Occupant:
@@ -70,7 +67,7 @@ class Ledger:
         if present is not None:
             return present
         occupant = occupant_of(claim, grant)
-        refusals = self._no_room(grant.node, occupant)
+        refusals = self._no_room(grant.node, occupant, limited=claim.offer in LIMITED_SHARING)
         if refusals:
             return refusals
         return self._enter(Booking(claim.uid, grant.node, occupant, deadline))
@@ -105,7 +102,7 @@ class Ledger:
         self._bookings[booking.uid] = booking
         return booking
 
-    def _no_room(self, node: str, occupant: Occupant) -> list[Refusal]:
+    def _no_room(self, node: str, occupant: Occupant, *, limited: bool) -> list[Refusal]:
         """Why the occupant cannot be added: the last look before the cards are held."""
         board = self.board
         row = board.row_of.get(node)
@@ -113,29 +110,15 @@ class Ledger:
             return [Refusal(node, None, Reason.NOT_READY, None, None, False)]
         if board.taken[row] or (occupant.whole_node and board.pods[row]):
             return [Refusal(node, None, Reason.WHOLE_NODE, 0, int(board.pods[row]), False)]
-        found = [refusal for slot, use in occupant.usage.items() for refusal in self._short(node, row, slot, use)]
+        found = [
+            Refusal(node, slot, reason, wanted, had, False)
+            for slot, use in occupant.usage.items()
+            for reason, wanted, had in short_of(board, row, slot, use, limited=limited)
+        ]
         for reason, wanted, room in (
             (Reason.CPU, occupant.cpu_milli, int(board.room_cpu[row])),
             (Reason.HOST_MEMORY, occupant.memory_mib, int(board.room_host[row])),
         ):
-            if wanted > max(room, 0):
+            if wanted and wanted > room:
                 found.append(Refusal(node, None, reason, wanted, room, False))
         return found
-
-    def _short(self, node: str, row: int, slot: int, use: Usage) -> Iterator[Refusal]:
-        board = self.board
-        if slot >= board.width or not board.healthy[row, slot] or board.memory[row, slot] == 0:
-            yield Refusal(node, slot, Reason.HEALTH, 1, 0, False)
-            return
-        tenants, held = int(board.used_slices[row, slot]), int(board.exclusive[row, slot])
-        if held or (use.exclusive and tenants):
-            yield Refusal(node, slot, Reason.EXCLUSIVE, 0, held or tenants, False)
-            return
-        for reason, wanted, room in (
-            (Reason.MEMORY, use.memory_mib, board.room_memory[row, slot]),
-            (Reason.CORE, use.core_milli, board.room_core[row, slot]),
-            (Reason.GREEDY, use.greedy_milli, board.room_greedy[row, slot]),
-            (Reason.SLICES, 0 if use.exclusive else use.slices, board.room_slices[row, slot]),
-        ):
-            if wanted > int(room):
-                yield Refusal(node, slot, reason, wanted, int(room), False)

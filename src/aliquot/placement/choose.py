@@ -15,14 +15,15 @@ import numpy as np
 
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
+from aliquot.model.node import Node
 from aliquot.model.refusal import Reason, Refusal
 
 from .board import Board, Floats, Ints
 from .demand import Demand, demand_of
-from .fit import could_ever, fits, shortages
+from .fit import fits, shortages
 from .packing import Packing, dense, fgd
 from .policies import APART, Policy, binpack, spread
-from .seat import grant_on, seat
+from .seat import Patience, grant_on, seat
 
 POLICIES: dict[str, Callable[[], Policy]] = {"binpack": binpack, "spread": spread, "fgd": fgd, "dense": dense}
 
@@ -54,17 +55,17 @@ class Chooser:
         kept = self._scores(demand)
         scores = self._with_distance(claim, demand, kept.scores)
         one_card = demand.exact and demand.parts and demand.parts[0].count == 1 and not self._distant(claim, demand)
+        if not len(scores if among is None else among):
+            return None
+        patience = Patience()
         while True:
-            if among is None:
-                row = int(scores.argmin()) if len(scores) else 0
-            else:
-                row = int(among[scores[among].argmin()]) if len(among) else 0
-            if not len(scores) or not np.isfinite(scores[row]) or (among is not None and not len(among)):
+            row = int(scores.argmin()) if among is None else int(among[scores[among].argmin()])
+            if not np.isfinite(scores[row]):
                 return None
             if one_card:
                 return grant_on(self.board, row, claim, [[int(kept.cards[row])]] * len(claim.containers))
-            grant = self.seat(claim, row, demand)
-            if grant is not None:
+            grant = self.seat(claim, row, patience)
+            if grant is not None or not patience.left:
                 return grant
             # Each container alone would fit, together they do not: known for good until the row changes.
             kept.scores[row] = scores[row] = np.inf
@@ -77,18 +78,19 @@ class Chooser:
         rows = rows[np.isfinite(kept.scores[rows])]
         if demand.exact:
             return rows
-        seated = np.array([self.seat(claim, int(row), demand) is not None for row in rows], bool)
+        patience = Patience()
+        seated = np.array([self.seat(claim, int(row), patience) is not None for row in rows], bool)
         kept.scores[rows[~seated]] = np.inf
         return rows[seated]
 
-    def seat(self, claim: Claim, row: int, demand: Demand | None = None) -> Grant | None:
+    def seat(self, claim: Claim, row: int, patience: Patience | None = None) -> Grant | None:
         """The claim's cards on that row, None when it does not fit there."""
-        demand = demand or self._demand(claim)
+        demand = self._demand(claim)
         scores = self.policy.card_scores(self.board, demand, row)
         for (at, slot), times in self._distant(claim, demand).items():
             if at == row:
                 scores[slot] += APART * times
-        return seat(self.board, row, claim, demand, _order(scores))
+        return seat(self.board, row, claim, demand, _order(scores), patience or Patience())
 
     def refusals(self, claim: Claim, among: Ints | None = None) -> list[Refusal]:
         """Every reason why the claim does not go to the rows (all, or those) that it does not fit."""
@@ -97,18 +99,15 @@ class Chooser:
         rows = rows[self.board.present[rows]]
         found = [each for shortage in shortages(self.board, demand, rows) for each in shortage.refusals(self.board)]
         if not demand.exact:
-            told = {refusal.node for refusal in found}
+            told, patience, wanted = {refusal.node for refusal in found}, Patience(), len(claim.containers)
             found += [
-                Refusal(self.board.names[row], None, Reason.CONTAINERS, len(claim.containers), None, False)
+                Refusal(node.name, None, Reason.CONTAINERS, wanted, None, never=not _seats_when_empty(node, claim))
                 for row in rows.tolist()
-                if self.board.names[row] not in told and self.seat(claim, row, demand) is None
+                if (node := self.board.nodes[row]) is not None
+                and node.name not in told
+                and self.seat(claim, row, patience) is None
             ]
         return found
-
-    def could_ever(self, claim: Claim) -> bool:
-        """Whether the claim would fit somewhere if the cluster were empty."""
-        rows = np.flatnonzero(self.board.present[: self.board.rows])
-        return bool(could_ever(self.board, self._demand(claim), rows).any())
 
     def observe(self, claim: Claim) -> None:
         """Learn from one more Pod seen, where the policy learns."""
@@ -164,6 +163,13 @@ class Chooser:
         for (row, _), times in places.items():
             scores[row] += APART * times
         return scores
+
+
+def _seats_when_empty(node: Node, claim: Claim) -> bool:
+    """Whether the containers would fit the node together if nothing else were on it."""
+    board = Board()
+    board.set_node(node)
+    return Chooser(board, binpack()).seat(claim, 0) is not None
 
 
 def _order(scores: Floats) -> Sequence[int]:

@@ -10,20 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aliquot.model.claim import AppClass, Claim, ContainerClaim, Slice, Usage, peak
+from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice, Usage, peak
 from aliquot.model.device import CORE_MILLI
-from aliquot.model.node import Offer
+from aliquot.model.node import LIMITED_SHARING, Offer
+
+from .board import UNLIMITED
 
 _NONE = Usage()
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`count` cards that each have room for `slice`, which counts as `tenants` of those that share the card."""
+    """`count` cards that each have room for `slice`, which counts as `tenants` of the most that may share the card.
+
+    No tenants: the limit is not this claim's to heed. The role matters only where parts may go to different cards.
+    """
 
     slice: Slice
     count: int
-    tenants: int = 1
+    tenants: int
+    role: Role = Role.MAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +53,15 @@ class Demand:
 
 def demand_of(claim: Claim) -> Demand:
     """What the claim comes down to."""
-    parts = () if claim.whole_node else _parts(claim)
+    parts = () if claim.whole_node else _parts(claim, int(claim.offer in LIMITED_SHARING))
     return Demand(
         claim.offer,
         parts,
         claim.whole_node,
         claim.app_class,
         claim.models,
-        claim.cpu_milli,
-        claim.memory_mib,
+        min(claim.cpu_milli, UNLIMITED),
+        min(claim.memory_mib, UNLIMITED),
         _at_once(claim) if len(parts) > 1 else _NONE,
     )
 
@@ -70,19 +76,19 @@ def _at_once(claim: Claim) -> Usage:
     )
 
 
-def _parts(claim: Claim) -> tuple[Part, ...]:
+def _parts(claim: Claim, tenants: int) -> tuple[Part, ...]:
     asking = claim.containers
     if len(asking) == 1:
-        return (Part(asking[0].slice, asking[0].count or 0),)
+        return (Part(asking[0].slice, asking[0].count or 0, tenants),)
     if claim.together:
-        return (_stacked(asking),)
+        return (_stacked(asking, tenants),)
     if asking and all(each.slice == asking[0].slice and each.slice.exclusive for each in asking):
         cards = peak((each.role, Usage(slices=each.count or 0)) for each in asking).slices
-        return (Part(asking[0].slice, cards),)
-    return tuple(Part(each.slice, each.count or 0) for each in asking)
+        return (Part(asking[0].slice, cards, tenants),)
+    return tuple(Part(each.slice, each.count or 0, tenants, each.role) for each in asking)
 
 
-def _stacked(asking: tuple[ContainerClaim, ...]) -> Part:
+def _stacked(asking: tuple[ContainerClaim, ...], tenants: int) -> Part:
     """All containers on the same cards: as much of each card as they use at once."""
 
     def most(amount: Callable[[Slice], int | None]) -> int | None:
@@ -99,7 +105,7 @@ def _stacked(asking: tuple[ContainerClaim, ...]) -> Part:
             exclusive=any(each.slice.exclusive for each in asking),
         ),
         max(each.count or 0 for each in asking),
-        peak((each.role, Usage(slices=1)) for each in asking).slices,
+        tenants * peak((each.role, Usage(slices=1)) for each in asking).slices,
     )
 
 

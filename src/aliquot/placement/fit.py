@@ -1,7 +1,8 @@
 """Which nodes and cards would do, and every reason why the others would not.
 
-`fits` is the fast answer for a decision; `refusals` is the slow one for a person. They must agree: a node has a
-refusal exactly when it does not fit (tests/placement/test_fit.py holds them to it).
+`fits` is the fast answer for a decision; `shortages` is the slow one for a person; `short_of` is the answer for one
+card, where a search or a booking looks at it. They must agree (tests/placement/test_fit.py holds them to it): a node
+has a shortage exactly when the claim does not fit it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aliquot.model.claim import Slice
+from aliquot.model.claim import Slice, Usage
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.node import Offer
 from aliquot.model.refusal import Reason, Refusal
@@ -66,8 +67,10 @@ def fitting_cards(board: Board, part: Part, models: frozenset[str] | None, rows:
         cards &= board.room_greedy[rows] >= part.slice.greedy_milli
     if part.slice.exclusive:
         cards &= board.used_slices[rows] == 0
-    else:
+    elif part.tenants:
         cards &= board.room_slices[rows] >= part.tenants
+    else:
+        cards &= board.exclusive[rows] == 0
     if models is not None:
         cards &= _wanted_models(board, models)[board.model[rows]]
     return cards
@@ -121,8 +124,21 @@ def shortages(board: Board, demand: Demand, rows: Ints) -> list[Shortage]:
     found = [*_about_nodes(board, demand, rows)]
     served = rows[(board.offers[rows] & offer_bit(demand.offer)) != 0]
     for part in demand.parts:
-        found += _about_cards(board, part, demand.models, served)
-    return [shortage for shortage in found if len(shortage.rows)]
+        lacking = ~enough(fitting_cards(board, part, demand.models, served), part.count)
+        found += _about_cards(board, part, demand.models, served[lacking])
+    return [shortage for shortage in (found if demand.exact else _once(found)) if len(shortage.rows)]
+
+
+def _once(found: list[Shortage]) -> Iterator[Shortage]:
+    """What several parts say of the same place is told once."""
+    told: set[tuple[Reason, int, int, int]] = set()
+    for each in found:
+        slots = [-1] * len(each.rows) if each.slots is None else each.slots.tolist()
+        places = [(each.reason, *place) for place in zip(each.rows.tolist(), slots, each.wanted.tolist(), strict=True)]
+        new = np.array([place not in told for place in places], bool)
+        told.update(places)
+        at = None if each.slots is None else each.slots[new]
+        yield Shortage(each.reason, each.rows[new], at, each.wanted[new], each.had[new], each.never[new])
 
 
 def _about_nodes(board: Board, demand: Demand, rows: Ints) -> Iterator[Shortage]:
@@ -163,57 +179,70 @@ def _about_cards(board: Board, part: Part, models: frozenset[str] | None, rows: 
     there = board.memory[rows] > 0
     free = board.taken[rows][:, None] == 0  # the cards of a node that is taken whole are not the reason
     right = np.ones_like(there) if models is None else _wanted_models(board, models)[board.model[rows]]
-    healthy = board.healthy[rows]
-    asked = there & free & right & healthy
+    could = there & right & _would_do(board, part, rows)
 
-    def card_shortage(reason: Reason, short: Bools, wanted: Ints | int, had: Ints, never: Bools | bool) -> Shortage:
-        at, slots = np.nonzero(short)
+    def short(reason: Reason, cards: Bools, wanted: Ints | int, had: Ints | int, never: Bools | bool) -> Shortage:
+        at, slots = np.nonzero(cards)
         return Shortage(
-            reason, rows[at], slots, np.broadcast_to(wanted, short.shape)[short],
-            np.maximum(had[short], 0), np.broadcast_to(never, short.shape)[short],
+            reason, rows[at], slots, np.broadcast_to(wanted, cards.shape)[cards],
+            np.maximum(np.broadcast_to(had, cards.shape)[cards], 0), np.broadcast_to(never, cards.shape)[cards],
         )  # fmt: skip
 
-    sick = there & free & ~healthy
-    yield card_shortage(Reason.HEALTH, sick, 1, np.zeros_like(there), False)
-    yield card_shortage(Reason.MODEL, there & free & ~right, 1, np.zeros_like(there), True)
-    memory, room = board.memory[rows], board.room_memory[rows]
-    need = memory_need(board, part.slice, rows)
-    could = there & right & (memory >= need) & ((part.slice.core_milli or 0) <= CORE_MILLI)
-    if part.slice.exclusive:
-        tenants = board.used_slices[rows]
-        yield card_shortage(Reason.EXCLUSIVE, asked & (tenants > 0), 0, tenants, False)
-        asked = asked & (tenants == 0)
-    else:
-        held = board.exclusive[rows] > 0
-        yield card_shortage(Reason.EXCLUSIVE, asked & held, 0, board.exclusive[rows], False)
-        asked = asked & ~held
-        most, slices = board.max_slices[rows], board.room_slices[rows]
-        could &= most >= part.tenants
-        yield card_shortage(Reason.SLICES, asked & (slices < part.tenants), part.tenants, slices, most < part.tenants)
-    yield card_shortage(Reason.MEMORY, asked & (room < need), need, room, memory < need)
-    core, greedy = part.slice.core_milli or 0, part.slice.greedy_milli or 0
-    rooms = board.room_core[rows]
-    yield card_shortage(Reason.CORE, asked & (rooms < core), core, rooms, core > CORE_MILLI)
-    rooms = board.room_greedy[rows]
-    yield card_shortage(Reason.GREEDY, asked & (rooms < greedy), greedy, rooms, greedy > CORE_MILLI)
-
+    healthy = board.healthy[rows]
+    yield short(Reason.HEALTH, there & free & ~healthy, 1, 0, ~could)
+    yield short(Reason.MODEL, there & free & ~right, 1, 0, True)
+    # Exclusively held, or shared where it is wanted exclusively: what else it lacks is then beside the point.
+    others = board.used_slices[rows] if part.slice.exclusive else board.exclusive[rows]
+    asked = there & free & right & healthy
+    yield short(Reason.EXCLUSIVE, asked & (others > 0), 0, others, ~could)
+    asked &= others == 0
+    tenants = 0 if part.slice.exclusive else part.tenants
+    for reason, wanted, room, most in (
+        (Reason.MEMORY, memory_need(board, part.slice, rows), board.room_memory[rows], board.memory[rows]),
+        (Reason.CORE, part.slice.core_milli or 0, board.room_core[rows], CORE_MILLI),
+        (Reason.GREEDY, part.slice.greedy_milli or 0, board.room_greedy[rows], CORE_MILLI),
+        (Reason.SLICES, tenants, board.room_slices[rows], board.max_slices[rows]),
+    ):
+        if reason is Reason.MEMORY or np.any(wanted):
+            yield short(reason, asked & (room < wanted), wanted, room, most < np.asarray(wanted))
     cards = fitting_cards(board, part, models, rows).sum(axis=1)
-    few = (cards < part.count) & ((part.count > 1) | (there.sum(axis=1) == 0)) & free[:, 0]
+    few = (cards < part.count) & ((part.count > 1) | ~there.any(axis=1)) & free[:, 0]
     yield Shortage(
         Reason.CARDS, rows[few], None, np.full(int(few.sum()), part.count), cards[few],
         could.sum(axis=1)[few] < part.count,
     )  # fmt: skip
 
 
-def could_ever(board: Board, demand: Demand, rows: Ints) -> Bools:
-    """Per row: would the claim fit if the node were empty? False means that waiting does not help."""
-    bare = (board.offers[rows] & offer_bit(demand.offer)) != 0
-    bare &= (board.cpu[rows] >= demand.cpu_milli) & (board.host_memory[rows] >= demand.memory_mib)
-    for part in demand.parts:
-        cards = (board.memory[rows] > 0) & (board.memory[rows] >= memory_need(board, part.slice, rows))
-        cards &= (part.slice.core_milli or 0) <= CORE_MILLI
-        cards &= part.slice.exclusive | (board.max_slices[rows] >= part.tenants)
-        if demand.models is not None:
-            cards &= _wanted_models(board, demand.models)[board.model[rows]]
-        bare &= enough(cards, part.count)
-    return bare
+def _would_do(board: Board, part: Part, rows: Ints) -> Bools:
+    """Cards that would do if they were healthy and empty."""
+    cards: Bools = board.memory[rows] >= memory_need(board, part.slice, rows)
+    cards &= (part.slice.core_milli or 0) <= CORE_MILLI
+    if not part.slice.exclusive:
+        cards &= board.max_slices[rows] >= part.tenants
+    return cards
+
+
+# --- one card ----------------------------------------------------------------------------------------------------
+
+
+def short_of(board: Board, row: int, slot: int, use: Usage, *, limited: bool) -> list[tuple[Reason, int, int]]:
+    """(reason, wanted, had) of everything the card lacks for that usage. `limited`: heed how many may share it."""
+    if slot >= board.width or not board.healthy[row, slot] or not board.memory[row, slot]:
+        return [(Reason.HEALTH, 1, 0)]
+    others = int(board.used_slices[row, slot] if use.exclusive else board.exclusive[row, slot])
+    if others or (use.exclusive and use.slices > 1):
+        return [(Reason.EXCLUSIVE, 0, max(others, 1))]
+    room = int(board.room_memory[row, slot])
+    found = [(Reason.MEMORY, use.memory_mib, room)] if room < use.memory_mib else []
+    slices = use.slices if limited and not use.exclusive else 0
+    # What is not wanted is not short, even where others took more of it than there is.
+    found += [
+        (reason, wanted, int(column[row, slot]))
+        for reason, wanted, column in (
+            (Reason.CORE, use.core_milli, board.room_core),
+            (Reason.GREEDY, use.greedy_milli, board.room_greedy),
+            (Reason.SLICES, slices, board.room_slices),
+        )
+        if wanted and column[row, slot] < wanted
+    ]
+    return found

@@ -76,7 +76,7 @@ class Packing:
             growth = potential.growth_of_several(rows, after, demand.cpu_milli)
             return self._rounded(growth), np.zeros(len(rows), int)
         before, after = board.milli[rows], self._after(board, demand.parts[0].slice, rows)
-        tried = np.flatnonzero(cards & ~_seen_before(before, after))  # much faster than nonzero
+        tried = np.flatnonzero(cards & ~_seen_before(before, after, cards))  # much faster than nonzero
         at = rows.take(tried // board.width)
         growth = potential.growth_of_one(at, before.take(tried), after.take(tried), demand.cpu_milli)
         scores = np.full(before.shape, np.inf)
@@ -122,12 +122,12 @@ class Packing:
         return left
 
 
-def _seen_before(before: Ints, after: Ints) -> Bools:
-    """[row, slot]: an earlier card of the node has just as much free, so it need not be tried again."""
+def _seen_before(before: Ints, after: Ints, cards: Bools) -> Bools:
+    """[row, slot]: an earlier card that fits has just as much free, so this one need not be tried too."""
     both = before * (CORE_MILLI + 1) + after
     seen = np.zeros(both.shape, bool)
     for apart in range(1, both.shape[1]):
-        seen[:, apart:] |= both[:, apart:] == both[:, :-apart]
+        seen[:, apart:] |= (both[:, apart:] == both[:, :-apart]) & cards[:, :-apart]
     return seen
 
 

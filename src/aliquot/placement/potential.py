@@ -87,7 +87,7 @@ class Potential:
         """F of each row, for those cards and that much less CPU, times the total weight."""
         board, typical = self._board, self._typical
         served = typical.served.take(typical.level(board.room_cpu[rows] - cpu_milli), axis=0)
-        if any(typical.models):
+        if any(typical.models):  # by the node's first card: mixed nodes are rare, and this is only a score
             if len(self._access) != len(board.models):
                 self._access = typical.access(board)
             served = served * self._access[board.model[rows, 0]]
@@ -116,7 +116,8 @@ class Potential:
             self._fragments = np.concatenate([self._fragments, np.zeros(missing)])
             self._stranded = np.concatenate([self._stranded, np.zeros(missing)])
         rows = np.flatnonzero(board.changed[: board.rows] > self._clock)
-        self._of_row[rows] = self._uses[board.milli[rows]].sum(axis=1)
+        # Slot by slot: all at once would be rows x cards x kinds numbers in memory.
+        self._of_row[rows] = sum(self._uses.take(board.milli[rows, slot], axis=0) for slot in range(board.width))
         self._fragments[rows] = self._in_weights(rows, self._of_row[rows], board.free[rows], 0)
         self._stranded[rows] = self._strandings(rows, 0, 0)
         self._clock = board.clock

@@ -2,7 +2,7 @@
 
 One container, or containers that stay together, take the first cards in the policy's order that have room. Several
 containers that may go apart are seated by a small search, the hardest to place first, init containers last (they run
-before the others and reuse their cards). The search is exact up to a bound that no sane Pod reaches.
+before the others and reuse their cards). The search is exact as long as patience lasts, which is for all sane Pods.
 """
 
 from __future__ import annotations
@@ -14,16 +14,41 @@ import numpy as np
 
 from aliquot.model.claim import Claim, ContainerClaim, Role, Slice, Usage, peak
 from aliquot.model.grant import ContainerGrant, Grant, Share
+from aliquot.model.node import LIMITED_SHARING
 
 from .board import Board
-from .demand import Demand
-from .fit import fits
+from .demand import Demand, Part
+from .fit import fits, fitting_cards, short_of
 
-# Combinations of cards tried for one Pod on one node. A Pod of 3 containers on 8 cards has at most 512.
-_PATIENCE = 20_000
+# Sets of cards tried for one Pod: three containers on 8 cards have at most 512 on a node. The first is for one node,
+# the second for all nodes of one decision, which then ends within a second or two; the next goes on where it ended.
+_TRIES_PER_NODE = 20_000
+_TRIES_PER_DECISION = 100_000
 
 
-def seat(board: Board, row: int, claim: Claim, demand: Demand, ranking: Sequence[int]) -> Grant | None:
+class Patience:
+    """How many sets of cards one decision may still try."""
+
+    def __init__(self) -> None:
+        self.left = _TRIES_PER_DECISION
+        self._here = 0
+
+    def next_node(self) -> None:
+        """A new node: its own share begins anew."""
+        self._here = min(self.left, _TRIES_PER_NODE)
+
+    def spend(self) -> bool:
+        """One more try; False when there is none left."""
+        if self._here <= 0:
+            return False
+        self._here -= 1
+        self.left -= 1
+        return True
+
+
+def seat(
+    board: Board, row: int, claim: Claim, demand: Demand, ranking: Sequence[int], patience: Patience
+) -> Grant | None:
     """The grant on that node, cards taken in the order of `ranking`; None when it does not fit."""
     rows = np.array([row])
     nodes, fitting = fits(board, demand, rows)
@@ -36,7 +61,8 @@ def seat(board: Board, row: int, claim: Claim, demand: Demand, ranking: Sequence
         cards = [slot for slot in ranking if fitting[0, slot]][: demand.parts[0].count]
         chosen = [cards] * len(claim.containers)
     else:
-        found = _search(board, row, claim, demand, ranking)
+        patience.next_node()
+        found = _search(board, row, claim, demand, ranking, patience)
         if found is None:
             return None
         chosen = found
@@ -72,35 +98,53 @@ def _shares(board: Board, row: int, part: Slice, cards: Sequence[int]) -> tuple[
     )
 
 
-def _search(board: Board, row: int, claim: Claim, demand: Demand, ranking: Sequence[int]) -> list[list[int]] | None:
+def _search(
+    board: Board, row: int, claim: Claim, demand: Demand, ranking: Sequence[int], patience: Patience
+) -> list[list[int]] | None:
     """The cards of each container, found by trying; None when there is no way."""
     order = sorted(range(len(claim.containers)), key=lambda place: _hardness(board, row, claim.containers[place]))
-    right = [slot for slot in ranking if demand.models is None or _model(board, row, slot) in demand.models]
-    seated: dict[int, list[tuple[int, Role, Usage]]] = {slot: [] for slot in right}
+    limited = claim.offer in LIMITED_SHARING
+    choices = [_choices(board, row, claim.containers[place], demand, ranking, limited) for place in order]
+    seated: dict[int, list[tuple[int, Role, Usage]]] = {slot: [] for slot in ranking}
     chosen: list[list[int]] = [[] for _ in claim.containers]
-    tries = 0
 
-    def place_from(step: int) -> bool:
-        nonlocal tries
+    def place_from(step: int, first: int) -> bool:
+        """Seat the containers from that step on; the one at `step` may not take options before `first`."""
         if step == len(order):
             return True
         place = order[step]
         container = claim.containers[place]
-        for cards in _options(container, right, seated):
-            tries += 1
-            if tries > _PATIENCE:
+        # Equal containers are seated in the order of their options: the other orders are the same with names changed.
+        twin = step + 1 < len(order) and _interchangeable(container, claim.containers[order[step + 1]])
+        options = islice(_options(container, choices[step], seated), first, None)
+        for at, cards in enumerate(options, first):
+            if not patience.spend():
                 return False
             for card in cards:
                 seated[card].append((place, container.role, _usage(board, row, container.slice, card)))
-            if all(_has_room(board, row, card, seated[card]) for card in cards):
+            if all(_has_room(board, row, card, seated[card], limited) for card in cards):
                 chosen[place] = list(cards)
-                if place_from(step + 1):
+                if place_from(step + 1, at if twin else 0):
                     return True
             for card in cards:
                 seated[card].pop()
         return False
 
-    return chosen if place_from(0) else None
+    return chosen if place_from(0, 0) else None
+
+
+def _choices(
+    board: Board, row: int, container: ContainerClaim, demand: Demand, ranking: Sequence[int], limited: bool
+) -> list[int]:
+    """The cards that would do for the container alone, in the policy's order."""
+    part = Part(container.slice, container.count or 0, int(limited))
+    fitting = fitting_cards(board, part, demand.models, np.array([row]))[0]
+    return [slot for slot in ranking if fitting[slot]]
+
+
+def _interchangeable(one: ContainerClaim, other: ContainerClaim) -> bool:
+    """Init containers and sidecars are not: they meet others of their Pod in turn."""
+    return one.role is other.role is Role.MAIN and one.slice == other.slice and one.count == other.count
 
 
 def _options(
@@ -109,13 +153,19 @@ def _options(
     """Sets of cards to try. An init container goes first where its Pod already sits: that costs nothing."""
     if container.role is Role.INIT:
         ranking = sorted(ranking, key=lambda slot: not seated[slot])
-    return islice(combinations(ranking, container.count or 0), _PATIENCE)
+    return combinations(ranking, container.count or 0)
 
 
-def _hardness(board: Board, row: int, container: ContainerClaim) -> tuple[bool, bool, int, int]:
+def _hardness(board: Board, row: int, container: ContainerClaim) -> tuple[bool, bool, int, int, bool]:
     part = container.slice
     size = max(part.memory_on(int(board.memory[row].max())), part.core_milli or 0)
-    return (container.role is Role.INIT, not part.exclusive, -(container.count or 0), -size)
+    return (
+        container.role is Role.INIT,
+        not part.exclusive,
+        -(container.count or 0),
+        -size,
+        container.role is Role.SIDECAR,
+    )
 
 
 def _usage(board: Board, row: int, part: Slice, card: int) -> Usage:
@@ -124,18 +174,6 @@ def _usage(board: Board, row: int, part: Slice, card: int) -> Usage:
     ).usage()
 
 
-def _has_room(board: Board, row: int, card: int, tenants: list[tuple[int, Role, Usage]]) -> bool:
+def _has_room(board: Board, row: int, card: int, tenants: list[tuple[int, Role, Usage]], limited: bool) -> bool:
     use = peak((role, usage) for _, role, usage in sorted(tenants, key=lambda tenant: tenant[0]))
-    if use.exclusive:
-        return use.slices == 1 and bool(board.used_slices[row, card] == 0 and board.room_memory[row, card] >= 0)
-    return bool(
-        board.room_memory[row, card] >= use.memory_mib
-        and board.room_core[row, card] >= use.core_milli
-        and board.room_greedy[row, card] >= use.greedy_milli
-        and board.room_slices[row, card] >= use.slices
-    )
-
-
-def _model(board: Board, row: int, slot: int) -> str:
-    node = board.nodes[row]
-    return next((card.model for card in node.cards if card.index == slot), "") if node else ""
+    return not short_of(board, row, card, use, limited=limited)

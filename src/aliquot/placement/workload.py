@@ -17,6 +17,7 @@ from aliquot.model.device import CORE_MILLI
 
 from .board import Board, Bools, Floats, Ints
 from .demand import Demand, milli_of
+from .prices import GRAIN
 
 COVER = 0.95  # of the Pods seen; rarer shapes tell little and cost time
 _FIRST_LESSON = 32
@@ -27,7 +28,7 @@ _WEIGHT = 1 << 20  # frequencies become whole numbers, so that sums do not depen
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:
-    """One kind of Pod: `count` cards, `milli` thousandths of each, with that much CPU."""
+    """One kind of Pod: `count` cards, `milli` thousandths of each (in steps of ten), with that much CPU."""
 
     count: int
     milli: int
@@ -42,6 +43,7 @@ def shape_of(demand: Demand, card_memory_mib: int) -> Shape:
     if demand.whole_node:
         return Shape(1, CORE_MILLI, demand.cpu_milli, models)
     milli = max((milli_of(part, card_memory_mib) for part in demand.parts), default=0)
+    milli = -(-milli // GRAIN) * GRAIN
     count = sum(part.count for part in demand.parts) if milli else 0
     return Shape(count, milli, demand.cpu_milli, models)
 
