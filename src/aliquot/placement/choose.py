@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -64,8 +64,9 @@ class Chooser:
                 return None
             if one_card:
                 return grant_on(self.board, row, claim, [[int(kept.cards[row])]] * len(claim.containers))
+            had_patience = patience.untouched
             grant = self.seat(claim, row, patience)
-            if grant is not None or not patience.left:
+            if grant is not None or not (patience.left or had_patience):
                 return grant
             # Each container alone would fit, together they do not: known for good until the row changes.
             kept.scores[row] = scores[row] = np.inf
@@ -80,7 +81,8 @@ class Chooser:
             return rows
         patience = Patience()
         seated = np.array([self.seat(claim, int(row), patience) is not None for row in rows], bool)
-        kept.scores[rows[~seated]] = np.inf
+        if patience.left:  # otherwise some were given up, not found wanting
+            kept.scores[rows[~seated]] = np.inf
         return rows[seated]
 
     def seat(self, claim: Claim, row: int, patience: Patience | None = None) -> Grant | None:
@@ -166,9 +168,9 @@ class Chooser:
 
 
 def _seats_when_empty(node: Node, claim: Claim) -> bool:
-    """Whether the containers would fit the node together if nothing else were on it."""
+    """Whether the containers would fit the node together if its cards were healthy and nothing else were on it."""
     board = Board()
-    board.set_node(node)
+    board.set_node(replace(node, cards=tuple(replace(card, healthy=True) for card in node.cards)))
     return Chooser(board, binpack()).seat(claim, 0) is not None
 
 

@@ -20,30 +20,26 @@ from .board import Board
 from .demand import Demand, Part
 from .fit import fits, fitting_cards, short_of
 
-# Sets of cards tried for one Pod: three containers on 8 cards have at most 512 on a node. The first is for one node,
-# the second for all nodes of one decision, which then ends within a second or two; the next goes on where it ended.
-_TRIES_PER_NODE = 20_000
-_TRIES_PER_DECISION = 100_000
+# Sets of cards that one decision may try, over all nodes: some tenths of a second. Three containers on 8 cards have at
+# most 512 on a node, so only Pods of very many containers, of very many sizes, ever feel it.
+_TRIES = 20_000
 
 
 class Patience:
     """How many sets of cards one decision may still try."""
 
     def __init__(self) -> None:
-        self.left = _TRIES_PER_DECISION
-        self._here = 0
+        self.left = _TRIES
 
-    def next_node(self) -> None:
-        """A new node: its own share begins anew."""
-        self._here = min(self.left, _TRIES_PER_NODE)
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing was tried yet."""
+        return self.left == _TRIES
 
     def spend(self) -> bool:
         """One more try; False when there is none left."""
-        if self._here <= 0:
-            return False
-        self._here -= 1
-        self.left -= 1
-        return True
+        self.left -= self.left > 0
+        return self.left > 0
 
 
 def seat(
@@ -61,7 +57,6 @@ def seat(
         cards = [slot for slot in ranking if fitting[0, slot]][: demand.parts[0].count]
         chosen = [cards] * len(claim.containers)
     else:
-        patience.next_node()
         found = _search(board, row, claim, demand, ranking, patience)
         if found is None:
             return None
