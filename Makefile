@@ -35,9 +35,12 @@ format: $(STAMP) ## put the code into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) ## how fast a decision is, and how it grows with the cluster
+bench: $(STAMP) ## how fast a decision is, how it grows with the cluster; with DATA=FOLDER of traces also how dense
 	@mkdir -p out
 	$(BIN)/python bench/decision.py --plot out/decision.svg
+ifdef DATA
+	$(BIN)/python bench/packing.py --data $(DATA) --plot out/packing.svg
+endif
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,7 +12,7 @@ from typing import Any
 from aliquot.model.claim import Claim
 from aliquot.model.refusal import Invalid, Reason, Refusal, show
 
-from .pods import Json, read_pod, tolerates
+from .pods import Json, read_pod, tolerates, with_requests
 from .t9k import missing_tolerations, taints
 
 _UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "value": "", "effect": "NoSchedule"}
@@ -252,7 +252,10 @@ def _replicas(workload: dict[str, Any], kind: str, path: str) -> list[dict[str, 
 def pod_request(pod: object) -> tuple[int, int]:
     """Milli-CPU and MiB that any Pod takes of its node. What cannot be read counts nothing."""
     view = read_pod(pod)
-    return (0, 0) if view is None else (view.cpu_milli, view.memory_mib)
+    if view is None:
+        return 0, 0
+    counted = with_requests(view)
+    return counted.cpu_milli, counted.memory_mib
 
 
 def is_finished(pod: object) -> bool:

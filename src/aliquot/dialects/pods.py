@@ -7,7 +7,7 @@ a Pod that is not ours is not ours to judge.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 from typing import Any
@@ -152,9 +152,10 @@ class Pod:
     annotations: Json
     misplaced: Json  # annotations written beside metadata instead of in it
     containers: tuple[Container, ...]  # init containers and sidecars first
-    cpu_milli: int
-    memory_mib: int
+    spec: Json
     problems: tuple[Invalid, ...]
+    cpu_milli: int = 0  # as `with_requests` found them
+    memory_mib: int = 0
 
     def annotation(self, key: str) -> object:
         """The annotation, even a misplaced one, so that one slip is told once and not by its consequences too."""
@@ -174,7 +175,7 @@ class Pod:
 
 
 def read_pod(value: object) -> Pod | None:
-    """What the Pod says; None for what is no Pod at all."""
+    """What the Pod says; None for what is no Pod at all. Its CPU and memory are read by `with_requests`."""
     if not isinstance(value, dict):
         return None
     problems: list[Invalid] = []
@@ -185,7 +186,6 @@ def read_pod(value: object) -> Pod | None:
     prefix = text_at(metadata.get("generateName"), "metadata.generateName", problems)
     name = text_at(metadata.get("name"), "metadata.name", problems) or prefix
     containers = tuple(_containers(spec, problems))
-    cpu_milli, memory = _requests(spec, containers, problems)
     return Pod(
         uid=text_at(metadata.get("uid"), "metadata.uid", problems) or f"{namespace}/{name}",
         namespace=namespace,
@@ -195,10 +195,16 @@ def read_pod(value: object) -> Pod | None:
         annotations=mapping_at(metadata.get("annotations"), "metadata.annotations", problems),
         misplaced=mapping_at(value.get("annotations"), "annotations", problems),
         containers=containers,
-        cpu_milli=cpu_milli,
-        memory_mib=-(-memory // MIB),
+        spec=spec,
         problems=tuple(problems),
     )
+
+
+def with_requests(pod: Pod) -> Pod:
+    """The Pod with its CPU and memory; apart, because most Pods of a cluster are not ours and need not be added up."""
+    problems = list(pod.problems)
+    cpu_milli, memory = _requests(pod.spec, pod.containers, problems)
+    return replace(pod, cpu_milli=cpu_milli, memory_mib=-(-memory // MIB), problems=tuple(problems))
 
 
 def _containers(spec: Json, problems: list[Invalid]) -> Iterable[Container]:

@@ -15,7 +15,7 @@ from . import gpushare, native, pods, qgpu, t9k
 from .gpushare import MemoryUnit, parse_unhealthy
 from .native import render_inventory
 from .nodes import Capacity, NodeView, cards_from, read_node
-from .pods import Pod, read_pod
+from .pods import Pod, read_pod, with_requests
 from .qgpu import QgpuRules
 from .t9k import Taints, missing_tolerations, taints, tolerations
 
@@ -100,6 +100,7 @@ def parse_pod(pod: object, rules: Rules = DEFAULT_RULES) -> Claim | tuple[Invali
     slips = _misplaced(view) if spoken or any(key in _OUR_ANNOTATIONS for key in view.misplaced) else []
     if not spoken:
         return tuple(slips) or None
+    view = with_requests(view)
     problems = [*view.problems, *slips]
     (dialect, first), *others = spoken
     if others:
