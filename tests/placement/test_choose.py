@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from aliquot.model.claim import AppClass, Claim, Role, Slice
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
+from aliquot.model.refusal import Reason
+from aliquot.placement import POLICY_NAMES
 from aliquot.placement.board import Board
 from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
@@ -101,9 +103,9 @@ def _possible(free: list[int], claim: Claim) -> bool:
 
     options = []
     for container in claim.containers:
-        slots = [(a,) for a in range(len(free))]
+        slots: list[tuple[int, ...]] = [(a,) for a in range(len(free))]
         if container.count == 2:
-            slots = [(a, b) for a in range(len(free)) for b in range(a)]  # type: ignore[misc]
+            slots = [(a, b) for a in range(len(free)) for b in range(a)]
         options.append(slots)
     return any(every_way(list(places)) for places in product(*options))
 
@@ -148,7 +150,14 @@ def test_a_pod_that_fits_nowhere_is_answered_in_bounded_time_on_many_nodes() -> 
     alike = a_claim(*(a_container(Slice(memory_percent=60), name=f"c{at}", index=at) for at in range(9)))
     mixed = a_claim(*(a_container(Slice(memory_percent=52 + at), name=f"c{at}", index=at) for at in range(9)))
     for claim in (alike, mixed):
-        assert Chooser(board, POLICIES["binpack"]()).choose(claim) is None
+        chooser = Chooser(board, POLICIES["binpack"]())
+        assert chooser.choose(claim) is None
+        assert {refusal.reason for refusal in chooser.refusals(claim)} == {Reason.CONTAINERS}
+    assert all(refusal.never for refusal in Chooser(board, POLICIES["spread"]()).refusals(alike))
+
+
+def test_the_command_line_offers_the_policies_there_are() -> None:
+    assert tuple(POLICIES) == POLICY_NAMES
 
 
 def test_ties_go_to_the_first_node_of_the_board() -> None:

@@ -10,6 +10,7 @@ import click
 
 from aliquot.cli.errors import InputError
 from aliquot.cli.tables import printable
+from aliquot.placement import POLICY_NAMES
 
 if TYPE_CHECKING:
     from aliquot.cli.manifests import Manifest
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 3  # of a note; five thousand nodes may all need the same assumption
 _WIDEST_NAME = 60
-
-# Kinds that may well make no Pod, with "replicas: 0": such a file is read, and all of its no Pods fit.
-_WORKLOADS = ("Deployment", "ReplicaSet", "StatefulSet", "ReplicationController", "Job")
 
 
 @click.command()
@@ -31,9 +29,7 @@ _WORKLOADS = ("Deployment", "ReplicaSet", "StatefulSet", "ReplicationController"
     required=True,
     help="CLUSTER.yaml, as `kubectl get nodes,pods -A -o yaml` prints it (-o json is read faster)",
 )
-@click.option(
-    "--priority", type=click.Choice(["binpack", "spread", "fgd", "dense"]), default="binpack", show_default=True
-)
+@click.option("--priority", type=click.Choice(POLICY_NAMES), default="binpack", show_default=True)
 @click.option(
     "--rules", type=click.Choice(["seed", "2026"]), default="seed", show_default=True, help="Whose rules hold for qGPU"
 )
@@ -102,7 +98,8 @@ def _pods(path: Path, manifests: list[Manifest]) -> list[dict[str, Any]]:
             raise manifest.error(made.sentence())
         found += made
     kinds = sorted({str(manifest.value["kind"]) for manifest in manifests})
-    if not found and not any(kind in _WORKLOADS for kind in kinds):
+    # A workload may well make no Pod, with "replicas: 0": such a file is read, and all of its no Pods fit.
+    if not found and not any(kind in kube.WORKLOADS for kind in kinds):
         only = f", only {', '.join(kinds)}" if kinds else ""
         raise InputError(f"{path}:1:1: has no Pod in it{only}: a Pod, Deployment, StatefulSet or Job is wanted")
     return found

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aliquot.cli.errors import InputError
+from aliquot.placement import POLICY_NAMES
 
 if TYPE_CHECKING:
     from aliquot.model.node import Node
     from aliquot.sim.replay import Outcome
     from aliquot.sim.trace import PodSpec
 
-_NAMES = ("binpack", "spread", "fgd", "dense")
 _MOST_CARDS = 1_000_000  # of a generated cluster; more is a slip of the keyboard
 
 
@@ -34,8 +34,10 @@ _MOST_CARDS = 1_000_000  # of a generated cluster; more is a slip of the keyboar
     help="CSV: name,cpu_milli,memory_mib,num_gpu,gpu_milli[,gpu_spec]; gpu_spec 'A|B' restricts the model",
 )
 @click.option("--generate", metavar="NODESxGPUS", help="Make up the nodes and the Pods, as in --generate 200x8")
-@click.option("--policy", type=click.Choice([*_NAMES, "all"]), default="dense", show_default=True)
-@click.option("--seed", type=int, default=42, show_default=True, help="Decides the order of arrivals, and nothing else")
+@click.option("--policy", type=click.Choice([*POLICY_NAMES, "all"]), default="dense", show_default=True)
+@click.option(
+    "--seed", type=int, default=42, show_default=True, help="Decides the order of arrivals, and the Pods of --generate"
+)
 @click.option(
     "--target", type=float, default=1.3, show_default=True, help="GPU asked for, as a multiple of the GPU there is"
 )
@@ -73,7 +75,7 @@ def simulate(
     if plot is not None:
         _check_writable(plot)
     nodes, pods = _load(nodes_file, pods_file, generate, seed)
-    names = _NAMES if policy == "all" else (policy,)
+    names = POLICY_NAMES if policy == "all" else (policy,)
     outcomes = [_run(nodes, pods, name, seed, target, workload) for name in names]
     if plot is not None:
         _draw(plot, outcomes, len(nodes), seed)

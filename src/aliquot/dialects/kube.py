@@ -159,8 +159,8 @@ def _term_text(term: Json) -> str:
     return " and ".join(parts) or "a term that selects nothing"
 
 
-# Where the number of Pods is written, by kind.
-_REPLICAS = {
+# The kinds that make Pods, and where each writes how many.
+WORKLOADS = {
     "Deployment": "replicas",
     "ReplicaSet": "replicas",
     "StatefulSet": "replicas",
@@ -194,7 +194,7 @@ def expand(manifest: object) -> list[dict[str, Any]] | Invalid:
         if made is not None:
             waiting.extendleft(reversed(made))
             continue
-        pods = [each] if kind == "Pod" else _replicas(each, kind, path) if kind in _REPLICAS else []
+        pods = [each] if kind == "Pod" else _replicas(each, kind, path) if kind in WORKLOADS else []
         if isinstance(pods, Invalid):
             return pods
         found += pods
@@ -229,10 +229,10 @@ def _replicas(workload: dict[str, Any], kind: str, path: str) -> list[dict[str, 
     inner = template.get("metadata") or {} if isinstance(template, dict) else None
     if not isinstance(template, dict) or not isinstance(template.get("spec"), dict) or not isinstance(inner, dict):
         return Invalid(f"{path}spec.template", template, "a Pod template with a spec")
-    number = spec.get(_REPLICAS[kind])
+    number = spec.get(WORKLOADS[kind])
     number = 1 if number is None else number
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST_PODS:
-        return Invalid(f"{path}spec.{_REPLICAS[kind]}", number, f"a whole number, 0 to {MOST_PODS}")
+        return Invalid(f"{path}spec.{WORKLOADS[kind]}", number, f"a whole number, 0 to {MOST_PODS}")
     completions = spec.get("completions")
     if kind == "Job" and isinstance(completions, int):
         number = min(number, max(0, completions))

@@ -14,3 +14,6 @@
 
 The same code serves the scheduler, one machine, and the simulator.
 """
+
+# Here, where it costs nothing to read: the command line offers them before numpy is loaded. choose.POLICIES makes them.
+POLICY_NAMES = ("binpack", "spread", "fgd", "dense")

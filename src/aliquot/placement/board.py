@@ -1,9 +1,9 @@
 """The whole cluster as numpy columns, so that a decision over 40,000 cards is a few vector operations.
 
 A row is a node, a slot is a card's index on it. The `room_*` columns hold what is still free, with everything that
-closes a card (sick, gone, held exclusively) already folded in as -1: "does it fit" is then one comparison per
-dimension. They are signed on purpose: what runs on a card that shrank or fell sick stays accounted, and room
-simply goes below zero instead of wrapping around.
+closes a card (sick, gone, on a node that is gone or taken whole) already folded in as -1: "does it fit" is then one
+comparison per dimension. They are signed on purpose: what runs on a card that shrank or fell sick stays accounted, and
+room simply goes below zero instead of wrapping around.
 
 Rows are kept as long as anything is booked on them, even when the node is gone: nothing booked is ever forgotten
 because a node blinked.
@@ -129,7 +129,7 @@ class Board:
         self.clock = 0  # counts changes; `changed` says at which count each row changed last
         self._booked: list[int] = []  # bookings per row: a row with any is kept
         self._usual: int | None = None
-        self._beyond: dict[tuple[int, int], list[int]] = {}  # what is booked on cards that no node has (see _change)
+        self._beyond: dict[tuple[int, int], list[int]] = {}  # what is booked on cards that no node has (see _add)
         self._spare: list[int] = []  # rows of nodes gone, to be used again
         for name in _CARD_COLUMNS:
             setattr(self, name, np.zeros((0, 1), bool if name == "healthy" else np.int64))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from aliquot.model.claim import Claim
+from aliquot.model.device import Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
 from aliquot.model.refusal import Reason, Refusal
@@ -100,15 +101,21 @@ class Chooser:
         rows = np.arange(self.board.rows) if among is None else among
         rows = rows[self.board.present[rows]]
         found = [each for shortage in shortages(self.board, demand, rows) for each in shortage.refusals(self.board)]
-        if not demand.exact:
-            told, patience, wanted = {refusal.node for refusal in found}, Patience(), len(claim.containers)
-            found += [
-                Refusal(node.name, None, Reason.CONTAINERS, wanted, None, never=not _seats_when_empty(node, claim))
-                for row in rows.tolist()
-                if (node := self.board.nodes[row]) is not None
-                and node.name not in told
-                and self.seat(claim, row, patience) is None
-            ]
+        return found if demand.exact else found + self._unseated(claim, rows, {refusal.node for refusal in found})
+
+    def _unseated(self, claim: Claim, rows: Ints, told: set[str]) -> list[Refusal]:
+        """Of the nodes not told of yet, those whose cards do for each container but not for all of them together."""
+        patience, when_empty = Patience(), Patience()
+        never: dict[tuple[Card, ...], bool] = {}  # most nodes of a cluster have the same cards
+        found = []
+        for row in rows.tolist():
+            node = self.board.nodes[row]
+            if node is None or node.name in told or self.seat(claim, row, patience) is not None:
+                continue
+            bare = tuple(replace(card, healthy=True, uuid="") for card in node.cards)
+            if bare not in never:
+                never[bare] = _never_seats(replace(node, cards=bare), claim, when_empty)
+            found.append(Refusal(node.name, None, Reason.CONTAINERS, len(claim.containers), None, never=never[bare]))
         return found
 
     def observe(self, claim: Claim) -> None:
@@ -167,11 +174,11 @@ class Chooser:
         return scores
 
 
-def _seats_when_empty(node: Node, claim: Claim) -> bool:
-    """Whether the containers would fit the node together if its cards were healthy and nothing else were on it."""
+def _never_seats(node: Node, claim: Claim, patience: Patience) -> bool:
+    """Whether the containers would not fit the node together even if nothing else were on it; False when unknown."""
     board = Board()
-    board.set_node(replace(node, cards=tuple(replace(card, healthy=True) for card in node.cards)))
-    return Chooser(board, binpack()).seat(claim, 0) is not None
+    board.set_node(node)
+    return Chooser(board, binpack()).seat(claim, 0, patience) is None and patience.left > 0
 
 
 def _order(scores: Floats) -> Sequence[int]:

@@ -42,12 +42,11 @@ def _to_ten_milli(growth: Floats) -> Floats:
 class Packing:
     """The policy for one set of weights, with the workload it has learned."""
 
-    def __init__(self, name: str, weights: Weights, rounded: Callable[[Floats], Floats]) -> None:
-        self.name = name
+    def __init__(self, weights: Weights, rounded: Callable[[Floats], Floats]) -> None:
         self.version = 0
         self._weights = weights
         self._rounded = rounded
-        self._mixed = Fill("binpack", 1)  # Pods with an app-class follow qGPU's rule
+        self._mixed = Fill(1)  # Pods with an app-class follow qGPU's rule
         self._workload = Workload()
         self._potential: Potential | None = None
 
@@ -133,9 +132,9 @@ def _seen_before(before: Ints, after: Ints, cards: Bools) -> Bools:
 
 def fgd() -> Packing:
     """Least expected fragmentation, as published."""
-    return Packing("fgd", Weights(value=0.0, fragments=1.0, stranded=0.0, ahead=0.0), _published)
+    return Packing(Weights(value=0.0, fragments=1.0, stranded=0.0, ahead=0.0), _published)
 
 
 def dense() -> Packing:
     """The densest rule we know."""
-    return Packing("dense", Weights(value=1.0, fragments=0.1, stranded=0.1, ahead=0.03), _to_ten_milli)
+    return Packing(Weights(value=1.0, fragments=0.1, stranded=0.1, ahead=0.03), _to_ten_milli)

@@ -28,7 +28,6 @@ APART = _AVOID * 4.0  # over everything: another replica of the same owner
 class Policy(Protocol):
     """How to rank. For one `version`, the same board and demand give the same scores, whatever was asked before."""
 
-    name: str
     version: int  # changes when scores given before no longer hold
 
     def apart(self, demand: Demand) -> bool:
@@ -49,8 +48,7 @@ class Fill:
 
     version = 0
 
-    def __init__(self, name: str, sign: int) -> None:
-        self.name = name
+    def __init__(self, sign: int) -> None:
         self.sign = sign
 
     def apart(self, demand: Demand) -> bool:
@@ -91,9 +89,9 @@ class Fill:
 
 def binpack() -> Fill:
     """Fill one card before the next."""
-    return Fill("binpack", 1)
+    return Fill(1)
 
 
 def spread() -> Fill:
     """Most free first, replicas apart."""
-    return Fill("spread", -1)
+    return Fill(-1)
