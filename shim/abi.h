@@ -1,0 +1,90 @@
+/* abi.h - what a tenant's shim and the node's daemon share: one page of memory and four messages.
+ *
+ * A tenant (a Pod, or what `aliquot run` started) has one directory, named to its processes by ALIQUOT_TENANT:
+ *     page   this layout, mapped shared by every process of the tenant and by the daemon
+ *     sock   a SOCK_SEQPACKET unix socket on which the daemon listens
+ * The page is the tenant's own: whatever it writes there, it can only hurt itself. The daemon keeps its own copy of
+ * every limit, and reads from the page only counters. With the page alone (no daemon running) the memory quota holds.
+ *
+ * src/aliquot/adapters/page.py and link.py spell the same layout; tests/shim/test_abi.py compares the two.
+ */
+#ifndef ALIQUOT_ABI_H
+#define ALIQUOT_ABI_H
+#include <stddef.h>
+#include <stdint.h>
+
+#define ALQ_MAGIC    0x54514c41u /* "ALQT" */
+#define ALQ_VERSION  1u
+#define ALQ_CARDS    16          /* cards that one tenant may have */
+#define ALQ_SLOTS    256         /* processes that one tenant may have on GPUs at a time */
+#define ALQ_CHANNELS 128         /* channels that one group message may name */
+#define ALQ_UNLIMITED UINT64_MAX
+
+/* A pause or a closed gate older than this without a heartbeat is undone by the tenant itself: the daemon is gone. */
+#define ALQ_STALE_NS 600000000ull
+
+/* One card of the tenant. Written by the daemon alone. */
+struct alq_card {
+    char     uuid[48];      /* "GPU-xxxxxxxx-xxxx-...", NUL-terminated */
+    uint64_t memory_limit;  /* bytes, ALQ_UNLIMITED: the whole card */
+    uint64_t heartbeat_ns;  /* CLOCK_MONOTONIC of the daemon's latest round on this card */
+    uint8_t  pad[64];
+};
+
+/* One process on one card: a cache line. Each field has one writer, named here. */
+struct alq_use {
+    uint64_t memory;        /* process: bytes it has reserved (read-modify-write, by all its threads) */
+    uint64_t overhead;      /* daemon: bytes the driver takes for it beside those (context, code), seen by NVML */
+    uint64_t launches;      /* process: pieces of work handed to the card so far */
+    uint32_t waiting;       /* process: threads that are in a blocking wait for the card */
+    uint32_t gate;          /* daemon: 1 = closed: launches wait here (the level `gate`); a futex word */
+    uint32_t paused;        /* daemon sets 1 around a hardware pause; the process sets 0 when it resumed by itself */
+    uint32_t wake;          /* daemon arms 1; the process's next launch swaps it for 0 and sends ALQ_WAKE */
+    uint32_t refused;       /* process: allocations refused because of the quota */
+    uint32_t rescued;       /* process: times it ended a pause or a closed gate by itself, the daemon being gone */
+    uint8_t  pad[16];
+};
+
+/* One process. It owns slot i while it holds a POSIX write lock (F_SETLK) on byte i of the page's file; the kernel
+ * drops the lock when the process dies, however it dies, and it is not inherited by fork. Whoever can take the lock of
+ * a slot may clear it: that is how the memory of the dead is given back. */
+struct alq_slot {
+    uint32_t pid;           /* as the process sees itself */
+    uint32_t serial;        /* counts the owners this slot has had */
+    uint8_t  pad[56];
+    struct alq_use use[ALQ_CARDS];
+};
+
+struct alq_page {
+    uint32_t magic, version;
+    uint32_t cards;         /* how many of card[] are set */
+    uint32_t slots;         /* ALQ_SLOTS */
+    uint8_t  pad[48];
+    struct alq_card card[ALQ_CARDS];
+    struct alq_slot slot[ALQ_SLOTS];
+};
+
+_Static_assert(sizeof(struct alq_card) == 128 && sizeof(struct alq_use) == 64, "card, use");
+_Static_assert(sizeof(struct alq_slot) == 64 + 64 * ALQ_CARDS, "slot");
+_Static_assert(offsetof(struct alq_page, card) == 64, "page");
+
+/* ---- messages, shim to daemon; each is one packet. The daemon answers nothing: its answers are on the page. ---- */
+enum {
+    ALQ_HELLO = 1,          /* first on every connection; struct alq_hello */
+    ALQ_GROUP = 2,          /* one channel group, with a dup of the RM file as SCM_RIGHTS; struct alq_group */
+    ALQ_DONE = 3,           /* the groups since the hello or the last done are all there are now; struct alq_done */
+    ALQ_WAKE = 4,           /* work was handed to a card whose `wake` was armed; struct alq_wake */
+};
+struct alq_head  { uint32_t magic; uint16_t version, type; };
+struct alq_hello { struct alq_head head; uint32_t pid, slot; };
+struct alq_group {
+    struct alq_head head;
+    uint32_t client, group, device, subdevice;  /* RM handles */
+    uint32_t engine, compute;                   /* engine type as allocated; 1 when it carries a compute object */
+    uint32_t channels, pad;
+    uint32_t channel[ALQ_CHANNELS];             /* RM handles; only the first `channels` are sent */
+};
+struct alq_done  { struct alq_head head; uint32_t groups; };
+struct alq_wake  { struct alq_head head; uint32_t card; };  /* index into the page's card[] */
+
+#endif
