@@ -3,4 +3,5 @@
 A *card* is one GPU. A *node* has cards and offers ways to use them. A *claim* is what a Pod asks for, whatever
 dialect it was written in. A *grant* is the answer: which cards of which node, how much of each, for which container.
 A *refusal* says why a claim does not go somewhere; an *invalid* says why a manifest is no claim at all.
+A *tenant* is whoever shares a card on a node, with a *standing* on each.
 """
