@@ -42,7 +42,10 @@ struct alq_use {
     uint32_t wake;          /* daemon arms 1; the process's next launch swaps it for 0 and sends ALQ_WAKE */
     uint32_t refused;       /* process: allocations refused because of the quota */
     uint32_t rescued;       /* process: times it ended a pause or a closed gate by itself, the daemon being gone */
-    uint8_t  pad[16];
+    uint64_t busy_ns;       /* process: time in which it had work on the card that it had not yet seen done (see busy_since_ns) */
+    uint64_t busy_since_ns; /* process: 0, or CLOCK_MONOTONIC of the launch after which it has not yet seen its work done.
+                             * A launch sets it if 0. The end of a blocking wait, or a query that answers "done", adds the time
+                             * since to busy_ns and sets 0 (when no other thread waits). From it the daemon tells shares. */
 };
 
 /* One process. It owns slot i while it holds a POSIX write lock (F_SETLK) on byte i of the page's file; the kernel
