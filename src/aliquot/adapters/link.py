@@ -1,0 +1,146 @@
+"""Messages from a tenant's shim: shim/abi.h, spelled once more (tests/shim/test_abi.py compares).
+
+Whatever arrives is either one of the four messages, well-formed, or an error that ends the connection: the sender may
+be hostile. Files that come along are closed unless the message that carried them is taken.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+from dataclasses import dataclass
+
+from .page import CARDS, MAGIC, SLOTS, VERSION
+
+HELLO, GROUP, DONE, WAKE = 1, 2, 3, 4
+CHANNELS = 128
+
+_HEAD = struct.Struct("<I2H")
+_HELLO = struct.Struct("<2I")
+_GROUP = struct.Struct("<8I")
+_WORD = struct.Struct("<I")
+_LONGEST = _HEAD.size + _GROUP.size + 4 * CHANNELS
+_MOST_FILES = 8  # a hostile sender's files are taken and closed; the kernel drops what does not fit
+
+
+class LinkError(Exception):
+    """Not a message of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First on every connection. `pid` is what the process calls itself; who it is, the kernel says."""
+
+    pid: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSeen:
+    """A channel group; `fd` is ours to close."""
+
+    fd: int
+    client: int
+    group: int
+    device: int
+    subdevice: int
+    engine: int
+    compute: bool
+    channels: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The groups since the hello or the last done are all there are now."""
+
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Work was handed to a card that was armed."""
+
+    card: int
+
+
+Message = Hello | GroupSeen | Done | Wake
+
+
+def receive(connection: socket.socket) -> Message | None:
+    """The next message; None when the other side is gone. Raises BlockingIOError when there is none yet."""
+    data, ancillary, flags, _ = connection.recvmsg(
+        _LONGEST + 1, socket.CMSG_SPACE(4 * _MOST_FILES), socket.MSG_CMSG_CLOEXEC
+    )
+    files = _files(ancillary)
+    taken = False
+    try:
+        if not data:
+            return None
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise LinkError("longer than any message")
+        message = parse(data, files)
+        taken = isinstance(message, GroupSeen)
+        return message
+    finally:
+        if not taken:
+            for fd in files:
+                os.close(fd)
+
+
+def parse(data: bytes, files: list[int]) -> Message:
+    """One packet as a message. Raises LinkError."""
+    if len(data) < _HEAD.size:
+        raise LinkError(f"{len(data)} bytes are no message")
+    magic, version, kind = _HEAD.unpack_from(data)
+    if magic != MAGIC or version != VERSION:
+        raise LinkError(
+            f"version {version} of the shim, this daemon speaks {VERSION}: restart the process with the new shim"
+        )
+    body = data[_HEAD.size :]
+    if kind == GROUP:
+        return _group(body, files)
+    if files:
+        raise LinkError("a file where none belongs")
+    if kind == HELLO and len(body) == _HELLO.size:
+        pid, slot = _HELLO.unpack(body)
+        if slot >= SLOTS:
+            raise LinkError(f"slot {slot} of {SLOTS}")
+        return Hello(pid, slot)
+    if kind == DONE and len(body) == _WORD.size:
+        return Done(_WORD.unpack(body)[0])
+    if kind == WAKE and len(body) == _WORD.size:
+        card = _WORD.unpack(body)[0]
+        if card >= CARDS:
+            raise LinkError(f"card {card} of {CARDS}")
+        return Wake(card)
+    raise LinkError(f"kind {kind} with {len(body)} bytes")
+
+
+def _group(body: bytes, files: list[int]) -> GroupSeen:
+    if len(files) != 1:
+        raise LinkError(f"a group with {len(files)} files")
+    if len(body) < _GROUP.size:
+        raise LinkError("a group cut short")
+    client, group, device, subdevice, engine, compute, count, _ = _GROUP.unpack_from(body)
+    if not 0 < count <= CHANNELS or len(body) != _GROUP.size + 4 * count:
+        raise LinkError(f"a group of {count} channels in {len(body)} bytes")
+    channels = struct.unpack_from(f"<{count}I", body, _GROUP.size)
+    return GroupSeen(files[0], client, group, device, subdevice, engine, bool(compute), channels)
+
+
+def _files(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    files: list[int] = []
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers = array.array("i")
+            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+            files += numbers
+    return files
+
+
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of the other side, as the kernel knows it."""
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid

@@ -1,0 +1,106 @@
+"""NVIDIA's resource manager, through a file that a tenant handed over: shim/rm.h, spelled once more.
+
+Ownership is the open file: what a tenant's own process may do, whoever holds a dup of its file may do too. Every call
+takes a lock of the whole card for a third of a millisecond, sometimes for ten: never on a request's path.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import stat
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CONTROL_IOC = 0xC020462A
+SET_TIMESLICE = 0xA06C0103
+GET_TIMESLICE = 0xA06C0104
+DISABLE_CHANNELS = 0x2080110B
+GET_GID_INFO = 0x2080014A
+DISABLE_MAX = 64
+
+_CONTROL = struct.Struct("<4IQ2I")
+_STATUS_AT = 28
+_NVIDIACTL = (195, 255)  # the device number of /dev/nvidiactl
+
+# The objects are not there any more (or not yet): the tenant will register again, or is gone.
+GONE = frozenset({0x23, 0x33, 0x34, 0x36, 0x57})  # INVALID_CLIENT, OBJECT, OBJECT_HANDLE, OBJECT_PARENT, NOT_FOUND
+
+
+class RmError(Exception):
+    """The driver refused."""
+
+    def __init__(self, what: str, status: int) -> None:
+        super().__init__(f"{what}: status 0x{status:x}")
+        self.status = status
+
+    @property
+    def gone(self) -> bool:
+        """Whether the object is no more, rather than the control refused."""
+        return self.status in GONE
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A channel group and the file through which it may be controlled."""
+
+    fd: int
+    client: int
+    group: int
+    subdevice: int
+    channels: tuple[int, ...]
+
+
+def is_rm_file(fd: int, *, simulated: bool) -> bool:
+    """Whether controls may be sent to this file at all: a tenant may hand over anything."""
+    mode = os.fstat(fd)
+    if simulated:
+        return stat.S_ISSOCK(mode.st_mode)
+    return stat.S_ISCHR(mode.st_mode) and (os.major(mode.st_rdev), os.minor(mode.st_rdev)) == _NVIDIACTL
+
+
+def get_slice(group: Group) -> int:
+    """The group's time slice in microseconds."""
+    raw = _control(group, group.group, GET_TIMESLICE, bytes(8), "get time slice")
+    return int(struct.unpack_from("<Q", raw)[0])
+
+
+def set_slice(group: Group, microseconds: int) -> None:
+    """How long it may run while others have work."""
+    _control(group, group.group, SET_TIMESLICE, struct.pack("<Q", microseconds), "set time slice")
+
+
+def set_paused(group: Group, paused: bool) -> None:
+    """Stop the group's channels in mid-kernel, or let them go on."""
+    for at in range(0, len(group.channels), DISABLE_MAX):
+        part = group.channels[at : at + DISABLE_MAX]
+        _control(group, group.subdevice, DISABLE_CHANNELS, disable_params(paused, group.client, part), "pause")
+
+
+def disable_params(paused: bool, client: int, channels: Sequence[int]) -> bytes:
+    """struct rm_disable."""
+    rest = [0] * (DISABLE_MAX - len(channels))
+    clients = [client] * len(channels)
+    return struct.pack("<B3xI2B6xQ64I64I", paused, len(channels), 0, 0, 0, *clients, *rest, *channels, *rest)
+
+
+def uuid_of(group: Group) -> str:
+    """The UUID of the card that the group is on."""
+    raw = _control(group, group.subdevice, GET_GID_INFO, bytes(268), "card of the group")
+    length = min(int(struct.unpack_from("<I", raw, 8)[0]), 256)
+    return raw[12 : 12 + length].rstrip(b"\0").decode("ascii", "replace")
+
+
+def _control(group: Group, target: int, command: int, params: bytes, what: str) -> bytes:
+    buffer = ctypes.create_string_buffer(params, len(params))
+    request = bytearray(_CONTROL.pack(group.client, target, command, 0, ctypes.addressof(buffer), len(params), 0xFFFF))
+    try:
+        fcntl.ioctl(group.fd, CONTROL_IOC, request)
+    except OSError as error:
+        raise RmError(f"{what}: {error.strerror}", 0xFFFF) from error
+    status = int(struct.unpack_from("<I", request, _STATUS_AT)[0])
+    if status:
+        raise RmError(what, status)
+    return buffer.raw

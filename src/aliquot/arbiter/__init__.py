@@ -1,0 +1,12 @@
+"""WHOSE TURN IS IT?  Tenants, their activity and the time in; orders out. Pure: no IO, no clock, no chance.
+
+    orders.py   the few things that can be ordered of a context: a slice, a pause, a resume, a wake-up call
+    roster.py   who is on the card: tenants, their contexts, who was active lately
+    slices.py   how long each context may run at a stretch, by policy
+    turns.py    who may run at all where only one may: rotation by weight, windows by quota
+    card.py     one card: from who is there and what they do to the orders, and when to look again
+    account.py  what share of the card each context had
+
+A *context* is one process on one card: the hardware's unit (its channel group) is not the promise's unit (the tenant).
+The same code runs in the node's daemon and in the tests' virtual time.
+"""

@@ -1,0 +1,268 @@
+"""One card: from who is there and what they do, to orders.
+
+The wanted state follows from the roster, the rules and the time; orders are its difference from what was ordered
+before. So a context that registers again, or that was found changed, only has to be forgotten to be put right.
+
+Two ranks. In front: online work (and, where there is no online work, whatever is not offline). Behind: offline work
+beside it. Those in front share by policy, or compete freely if online. Of those behind at most one is enabled, with a
+slice so tiny that the hardware takes the card from it in mid-kernel whenever anybody in front has work; and none at
+all while the front was active within the release delay.
+An idle context is never paused: it may be inside some call of the driver that needs the card and is no launch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aliquot.model.claim import AppClass
+from aliquot.model.node import Isolation
+from aliquot.model.tenant import SharingRules, State
+
+from . import slices
+from .orders import Arm, Order, Pause, Resume, SetSlice
+from .roster import IDLE_AFTER, Context, Member, Reading, Roster
+from .turns import FOREVER, Rotation, Windows
+
+SAMPLE = 0.01  # how often activity is looked at while it decides something
+DOZE = 0.1  # and while it does not
+
+
+@dataclass(slots=True)
+class _Ordered:
+    """What was last ordered of a context; None: nothing yet, or forgotten."""
+
+    microseconds: int | None = None
+    enabled: bool | None = None
+    armed: bool = False
+
+
+@dataclass(slots=True)
+class CardArbiter:
+    """Events in, orders out. `deadline` is when to call `tick` next, if nothing happens before."""
+
+    rules: SharingRules = field(default_factory=SharingRules)
+    deadline: float = FOREVER
+    held: bool = False  # offline work is paused because work in front was active just now
+    preemptions: Counter[str] = field(default_factory=Counter)  # by tenant
+    roster: Roster = field(default_factory=Roster)
+    _ordered: dict[str, _Ordered] = field(default_factory=dict)
+    _front: Windows = field(default_factory=Windows)
+    _gated: Rotation = field(default_factory=Rotation)  # those in front, where slices do not bind
+    _behind: Rotation = field(default_factory=Rotation)
+    _capped: Windows = field(default_factory=Windows)  # those behind, under fixed-share
+    _former: tuple[str | None, str | None] = (None, None)  # whose windows it was before the last step
+    _front_was_active: bool = False
+
+    # --- events ----------------------------------------------------------------------------------------------
+
+    def admit(self, member: Member) -> None:
+        """A tenant of this card, or what changed about it."""
+        self.roster.members[member.tenant] = member
+
+    def dismiss(self, tenant: str) -> None:
+        """The tenant is gone, with all its contexts."""
+        self.roster.members.pop(tenant, None)
+        for name in [each.name for each in self.roster.contexts.values() if each.tenant == tenant]:
+            self.leave(name)
+
+    def join(self, name: str, tenant: str, *, preemptible: bool = True) -> None:
+        """A context registered, for the first time or again: what was ordered of it before may not hold any more."""
+        self.roster.contexts.setdefault(name, Context(name, tenant)).preemptible = preemptible
+        self.forget(name)
+
+    def leave(self, name: str) -> None:
+        """The context is gone."""
+        self.roster.contexts.pop(name, None)
+        self._ordered.pop(name, None)
+
+    def forget(self, name: str) -> None:
+        """What was ordered of it does not hold any more: order it again."""
+        self._ordered[name] = _Ordered()
+
+    def wake(self, name: str, now: float) -> None:
+        """It was idle and handed over work."""
+        if name in self._ordered:
+            self._ordered[name].armed = False
+        self.roster.touch(name, now)
+
+    def read(self, readings: Mapping[str, Reading], now: float) -> None:
+        """What the pages say now."""
+        self.roster.read(readings, [name for name, was in self._ordered.items() if was.enabled is not False], now)
+
+    # --- decision --------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> list[Order]:
+        """The orders that make it right for now; sets `deadline`."""
+        front, behind = self._ranks()
+        lengths = self._lengths(front, behind, now)
+        enabled = self._enabled_front(front, now) | self._enabled_behind(front, behind, now)
+        turns = (self._front, self._gated, self._behind, self._capped)
+        self.deadline = min(now + self._interval(front, behind), *(each.until for each in turns))
+        return self._difference([*front, *behind], lengths, enabled)
+
+    def performed(self, now: float) -> None:
+        """The orders of the last tick took effect at this time."""
+        self._front.switched(self._former[0], now)
+        self._capped.switched(self._former[1], now)
+        self.deadline = min(self.deadline, self._front.until, self._capped.until)
+
+    def state(self, name: str) -> State:
+        """What the context does at this moment."""
+        context, ordered = self.roster.contexts.get(name), self._ordered.get(name)
+        if context is None or ordered is None:
+            return State.IDLE
+        if ordered.enabled is False:
+            return State.PAUSED if self.held and self._is_offline(context) else State.WAITING
+        return State.RUNNING if context.active else State.IDLE
+
+    def weights(self) -> tuple[dict[str, int], dict[str, int]]:
+        """The slices of the enabled contexts, in front and behind: how the card's time is divided now."""
+        front, behind = self._ranks()
+        return tuple(  # type: ignore[return-value]  # mypy sees a tuple of unknown length
+            {
+                each.name: ordered.microseconds or slices.FAIR
+                for each in rank
+                if (ordered := self._ordered.get(each.name)) is not None and ordered.enabled is not False
+            }
+            for rank in (front, behind)
+        )
+
+    def slice_of(self, name: str) -> int | None:
+        """The slice that was ordered."""
+        ordered = self._ordered.get(name)
+        return None if ordered is None else ordered.microseconds
+
+    def paused(self, name: str) -> bool:
+        """Whether its pause was ordered."""
+        ordered = self._ordered.get(name)
+        return ordered is not None and ordered.enabled is False
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    def _is_offline(self, context: Context) -> bool:
+        member = self.roster.members.get(context.tenant)
+        return member is not None and member.app_class is AppClass.OFFLINE
+
+    def _ranks(self) -> tuple[list[Context], list[Context]]:
+        online, normal = self.roster.of_class(AppClass.ONLINE), self.roster.of_class(AppClass.NORMAL)
+        offline = self.roster.of_class(AppClass.OFFLINE)
+        return (online + normal, offline) if online or normal else (offline, [])
+
+    def _has_online(self) -> bool:
+        return bool(self.roster.of_class(AppClass.ONLINE))
+
+    def _lengths(self, front: Sequence[Context], behind: Sequence[Context], now: float) -> dict[str, int]:
+        tiny = {each.name: slices.TINY for each in behind}
+        if not front:
+            return tiny
+        busy = self.roster.lately(front, now)
+        if self._has_online():
+            return tiny | slices.online(front, [each for each in front if each in busy])
+        if behind and len(front) == 1:
+            return tiny | {front[0].name: slices.LONG}
+        if self.rules.isolation is Isolation.BURST_SHARE:
+            by_quota = self.roster.quotas(each.tenant for each in front)
+            return tiny | slices.proportional(front, by_quota) | slices.proportional(busy, by_quota)
+        return tiny | slices.equal(front) | slices.equal(busy)
+
+    def _enabled_front(self, front: Sequence[Context], now: float) -> set[str]:
+        """Under fixed-share only the tenant whose window it is, beside those that have nothing to do.
+
+        Under burst-share the slices do it all, unless there is one that they do not bind: then they take turns.
+        """
+        self._former = (self._front.turn, self._former[1])
+        quotas = self.roster.quotas(each.tenant for each in front)
+        working = {each.tenant: quotas[each.tenant] for each in front if each.active}
+        if self._turns_in_front(front) is Isolation.FIXED_SHARE:
+            turn = self._front.step(working, now)
+        elif self._turns_in_front(front) is Isolation.BURST_SHARE:
+            turn = self._gated.step(working, now)
+        else:
+            self._front, self._gated = Windows(), Rotation()
+            return {each.name for each in front}
+        return {each.name for each in front if each.tenant == turn or not each.active}
+
+    def _turns_in_front(self, front: Sequence[Context]) -> Isolation | None:
+        """By which policy those in front take turns; None: they all run, and the hardware divides."""
+        if self._has_online():
+            return None
+        if self.rules.isolation is Isolation.BURST_SHARE and all(each.preemptible for each in front):
+            return None
+        return None if self.rules.isolation is Isolation.BEST_EFFORT else self.rules.isolation
+
+    def _enabled_behind(self, front: Sequence[Context], behind: Sequence[Context], now: float) -> set[str]:
+        """One of those that have work, or none; and those that have nothing to do."""
+        working = [each for each in behind if each.active]
+        idle = {each.name for each in behind} - {each.name for each in working}
+        weights = self._weights_behind(working)
+        fixed = self.rules.isolation is Isolation.FIXED_SHARE
+        self._former = (self._former[0], self._capped.turn)
+        self._note_front(front, working, now)
+        if self.held:
+            self._behind.hold(weights, now)
+            self._capped.hold(now)
+            return idle
+        turn = self._capped.step(weights, now) if fixed else self._behind.step(weights, now)
+        if fixed:
+            self._behind = Rotation()
+        else:
+            self._capped = Windows()
+        return idle if turn is None else idle | {turn}
+
+    def _weights_behind(self, working: Sequence[Context]) -> dict[str, float]:
+        """A tenant's weight is split over its processes: the promise is per tenant."""
+        processes = Counter(each.tenant for each in working)
+        if self.rules.isolation is Isolation.BEST_EFFORT:
+            return {each.name: 1.0 / processes[each.tenant] for each in working}
+        everybody = dict.fromkeys(each.tenant for each in self.roster.of_class(AppClass.OFFLINE))
+        quotas = self.roster.quotas(everybody)
+        return {each.name: quotas[each.tenant] / processes[each.tenant] for each in working}
+
+    def _note_front(self, front: Sequence[Context], working: Sequence[Context], now: float) -> None:
+        """Whether offline work is held, and from whom the card was just taken."""
+        delay = self.rules.release_delay
+        if not all(each.preemptible for each in working):  # no slice takes the card from them: only a closed gate does
+            delay = max(delay, IDLE_AFTER)
+        latest = max((each.last_active for each in front), default=float("-inf"))
+        was_held, self.held = self.held, bool(working) and delay > 0 and now - latest < delay
+        active = now - latest < max(delay, IDLE_AFTER)
+        taken = self.held and not was_held if delay > 0 else active and not self._front_was_active
+        if taken:
+            self.preemptions.update({each.tenant for each in working})
+        self._front_was_active = active
+
+    def _interval(self, front: Sequence[Context], behind: Sequence[Context]) -> float:
+        """How soon to look at activity again. Whoever is idle rings by itself."""
+        watched = [*front, *behind] if behind or self._turns_in_front(front) else []
+        return SAMPLE if any(each.active for each in watched) else DOZE
+
+    def _difference(self, contexts: Sequence[Context], lengths: Mapping[str, int], enabled: set[str]) -> list[Order]:
+        """Orders from what was to what shall be.
+
+        Where no slice is tiny the next one is resumed before the former is paused, so that the card is never without
+        work; otherwise the pause comes first, since two enabled tiny slices would stall each other.
+        """
+        pauses: list[Order] = []
+        sliced: list[Order] = []
+        resumes: list[Order] = []
+        arms: list[Order] = []
+        for each in contexts:
+            was = self._ordered.setdefault(each.name, _Ordered())
+            if was.microseconds != lengths[each.name]:
+                was.microseconds = lengths[each.name]
+                sliced.append(SetSlice(each.name, was.microseconds))
+            may = each.name in enabled
+            if was.enabled is not may:
+                # Resumed even when nothing is known of it: a daemon before us may have died with it paused.
+                (resumes if may else pauses).append(Resume(each.name) if may else Pause(each.name))
+                was.enabled = may
+            if each.active:
+                was.armed = False
+            elif not was.armed:
+                was.armed = True
+                arms.append(Arm(each.name))
+        if sliced or slices.TINY in lengths.values():
+            return [*pauses, *sliced, *resumes, *arms]
+        return [*resumes, *pauses, *arms]

@@ -1,0 +1,106 @@
+"""Who is on the card, and who was active lately."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from aliquot.model.claim import AppClass
+from aliquot.model.device import CORE_MILLI
+
+# A context is idle after this long without a launch or a wait, counted only while it may run: one that is paused cannot
+# show that it has work. Short, since another's turn waits for it; longer than the gaps inside a training step.
+IDLE_AFTER = 0.05
+# Slices are shared among the contexts that were active within this; longer, since each change costs an RM call.
+LATELY = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A tenant of the card: its class, and its quota of compute (None: it asked for none)."""
+
+    tenant: str
+    app_class: AppClass
+    quota_milli: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a process's line on the page says: launches so far, whether a thread is inside a call that waits."""
+
+    launches: int
+    waiting: bool
+
+
+@dataclass(slots=True)
+class Context:
+    """One process on the card."""
+
+    name: str
+    tenant: str
+    preemptible: bool = True  # by the hardware, in mid-kernel; otherwise it stops at its next launch at the earliest
+    reading: Reading | None = None
+    idle_for: float = IDLE_AFTER  # enabled time without activity; a new one has shown none yet
+    last_active: float = float("-inf")
+
+    @property
+    def active(self) -> bool:
+        """Whether it has work, as far as one can tell."""
+        return self.idle_for < IDLE_AFTER
+
+
+@dataclass(slots=True)
+class Roster:
+    """Members and contexts. A context whose tenant is not known is ignored until it is."""
+
+    members: dict[str, Member] = field(default_factory=dict)
+    contexts: dict[str, Context] = field(default_factory=dict)
+    _read_at: float | None = None
+
+    def of_class(self, app_class: AppClass) -> list[Context]:
+        """In a steady order, so that equal states give equal orders."""
+        return [each for each in self._known() if self.members[each.tenant].app_class is app_class]
+
+    def read(self, readings: Mapping[str, Reading], enabled: Iterable[str], now: float) -> None:
+        """Take in what the pages say now. Contexts that were not enabled since the last time do not age."""
+        elapsed = 0.0 if self._read_at is None else max(0.0, now - self._read_at)
+        self._read_at = now
+        running = set(enabled)
+        for name, reading in readings.items():
+            context = self.contexts.get(name)
+            if context is None:
+                continue
+            before, context.reading = context.reading, reading
+            if reading.waiting or (before is not None and before.launches != reading.launches):
+                self.touch(name, now)
+            elif name in running:
+                context.idle_for += elapsed
+
+    def touch(self, name: str, now: float) -> None:
+        """It has work."""
+        context = self.contexts.get(name)
+        if context is not None:
+            context.idle_for, context.last_active = 0.0, now
+
+    def lately(self, contexts: Iterable[Context], now: float) -> list[Context]:
+        """Those active within the last second; all of them if none was, so that the first to wake is served well."""
+        every = list(contexts)
+        return [each for each in every if now - each.last_active < LATELY] or every
+
+    def quotas(self, tenants: Iterable[str]) -> dict[str, float]:
+        """Each tenant's part of the card, 0 to 1, never more than 1 together.
+
+        Tenants that asked for no quota share evenly what the others leave, but get at least as much as a hundredth.
+        """
+        names = list(dict.fromkeys(tenants))
+        asked = {name: self.members[name].quota_milli for name in names}
+        given = {name: milli / CORE_MILLI for name, milli in asked.items() if milli is not None}
+        silent = [name for name in names if asked[name] is None]
+        if silent:
+            each = max(0.01, (1.0 - sum(given.values())) / len(silent))
+            given |= dict.fromkeys(silent, each)
+        total = sum(given.values())
+        return {name: given[name] / max(1.0, total) for name in names}
+
+    def _known(self) -> Iterator[Context]:
+        return (each for _, each in sorted(self.contexts.items()) if each.tenant in self.members)

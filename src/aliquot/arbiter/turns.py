@@ -1,0 +1,110 @@
+"""Who may run at all, where only one may.
+
+Rotation: offline contexts beside online ones. Two contending tiny slices make no progress, so exactly one is enabled;
+by weight, and nobody's turn is wasted on one that is idle.
+Windows: fixed-share. Each tenant runs only in its own part of a period, whatever the others do; what a window overran
+or fell short is carried to the next, so that the mean is right although a pause takes its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+FOREVER = float("inf")
+
+
+@dataclass(slots=True)
+class Rotation:
+    """The one with the least time behind it, by weight, is next."""
+
+    quantum: float = 0.04
+    turn: str | None = None
+    until: float = FOREVER
+    _had: dict[str, float] = field(default_factory=dict)  # time had, over weight
+    _since: float | None = None  # None: nobody runs
+
+    def step(self, weights: Mapping[str, float], now: float) -> str | None:
+        """Whose turn it is, among these that have work."""
+        self._charge(weights, now)
+        self._since = now
+        least = min((self._had[name] for name in weights if name in self._had), default=0.0)
+        # Whoever comes back has no claim on the time it was away.
+        self._had = {name: max(least, self._had.get(name, least)) for name in weights}
+        if self.turn not in weights or now >= self.until:
+            self.turn = min(weights, key=lambda name: (self._had[name], name), default=None)
+            self.until = FOREVER
+        if len(weights) < 2:
+            self.until = FOREVER
+        elif self.until == FOREVER:
+            self.until = now + self.quantum
+        return self.turn
+
+    def hold(self, weights: Mapping[str, float], now: float) -> None:
+        """Nobody runs for now; whose turn it is keeps it for later."""
+        self._charge(weights, now)
+        self._since, self.until = None, FOREVER
+
+    def _charge(self, weights: Mapping[str, float], now: float) -> None:
+        if self._since is not None and self.turn is not None and self.turn in self._had and self.turn in weights:
+            self._had[self.turn] += max(0.0, now - self._since) / max(weights[self.turn], 1e-6)
+
+
+@dataclass(slots=True)
+class Windows:
+    """Quotas of a period. Only those with work take part; the rest of the period nobody runs."""
+
+    period: float = 0.1
+    shortest: float = 0.0005  # a window that is not worth two RM calls
+    turn: str | None = None
+    until: float = FOREVER
+    _left: dict[str, float] = field(default_factory=dict)
+    _began: float = 0.0
+    _since: float = 0.0
+
+    def step(self, quotas: Mapping[str, float], now: float) -> str | None:
+        """Whose window it is, among these that have work; None: the rest of the period."""
+        if self.turn is not None and self.turn in self._left:
+            self._left[self.turn] -= max(0.0, now - self._since)
+        self._since = now
+        if not self._left:
+            self._began = now
+        ahead = max(0.0, self._began + self.period - now)
+        # Whoever joins gets its part of what is left of the period.
+        self._left = {name: self._left.get(name, quota * min(ahead, self.period)) for name, quota in quotas.items()}
+        if not self._next() and now >= self._began + self.period - self.shortest:
+            self._renew(quotas, now)
+            self._next()
+        self.until = self._began + self.period if self.turn is None else now + self._left[self.turn]
+        if not quotas:
+            self.until = FOREVER
+        return self.turn
+
+    def switched(self, former: str | None, now: float) -> None:
+        """The last step's orders took effect only now: until here the former one ran, from here the turn counts."""
+        late = max(0.0, now - self._since)
+        self._since = now
+        if former is not None and former in self._left and former != self.turn:
+            self._left[former] -= late
+        if self.turn is not None and former != self.turn:
+            self.until += late
+
+    def hold(self, now: float) -> None:
+        """Nobody runs for now, for another reason than quotas: the time is nobody's."""
+        if self.turn is not None and self.turn in self._left:
+            self._left[self.turn] -= max(0.0, now - self._since)
+        self.turn, self._since, self.until = None, now, FOREVER
+
+    def _next(self) -> bool:
+        if self.turn in self._left and self._left[self.turn] > self.shortest:
+            return True
+        self.turn = next((name for name, left in self._left.items() if left > self.shortest), None)
+        return self.turn is not None
+
+    def _renew(self, quotas: Mapping[str, float], now: float) -> None:
+        """A new period: what was due since the last one began, and what was carried, in bounds."""
+        elapsed = min(now - self._began, 2 * self.period)
+        self._began = now
+        for name, quota in quotas.items():
+            due, most = quota * elapsed, 2 * quota * self.period
+            self._left[name] = max(-most, min(most, self._left[name] + due))

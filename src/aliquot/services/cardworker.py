@@ -1,0 +1,350 @@
+"""One card's loop: what its tenants do goes to the arbiter, what the arbiter orders goes to the hardware.
+
+A thread per card, since an RM call blocks for a third of a millisecond and sometimes for ten. It owns the RM files of
+its contexts: nobody else closes them, so that no control ever goes to a file number that means something else by now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from aliquot.adapters import page as pages
+from aliquot.adapters import rm
+from aliquot.adapters.page import Page, Use
+from aliquot.arbiter.account import Shares, divide
+from aliquot.arbiter.card import CardArbiter
+from aliquot.arbiter.orders import Arm, Order, Pause, Resume, SetSlice
+from aliquot.arbiter.roster import Member, Reading
+from aliquot.model.tenant import Finding, Level, SharingRules, Standing, State
+
+BEAT = 0.1  # a heartbeat at least this often: tenants undo a pause themselves after ALQ_STALE_NS without one
+STALLED = 0.5  # when our own last beat is older, tenants may have done so
+_CHECKS = (0.1, 0.5)  # when a new context's slice is looked at again: libcuda sets its own while it makes the context
+_AUDIT = 1.0  # and then one context each second
+_SETTLED = 1.0  # a changed slice after this is no accident of start-up
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Seat:
+    """A context on the card: which process, which line of which page, which groups."""
+
+    name: str
+    tenant: str
+    pid: int
+    page: Page
+    slot: int
+    card: int  # index on the page
+    groups: tuple[rm.Group, ...]
+    level: Level
+    joined: float = 0.0
+    checks: list[float] = field(default_factory=list)
+    last: Use | None = None
+    paused_since: float | None = None
+
+    def close(self) -> None:
+        """Let go of its files: as long as we hold them, the driver keeps the dead process's memory."""
+        for fd in {group.fd for group in self.groups}:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self.groups = ()
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What is told of a tenant on this card for as long as it is there."""
+
+    member: Member
+    page: Page
+    card: int
+    limit: int | None
+    paused_seconds: float = 0.0
+
+
+class CardWorker:
+    """The thread and its inbox. Everything but `post` and `standings` happens in the thread."""
+
+    def __init__(self, uuid: str, rules: SharingRules) -> None:
+        self.uuid = uuid
+        self.arbiter = CardArbiter(rules)
+        self.findings: dict[tuple[int | None, str], Finding] = {}
+        self._inbox: queue.SimpleQueue[Callable[[float], None] | None] = queue.SimpleQueue()
+        self._seats: dict[str, Seat] = {}
+        self._tallies: dict[str, _Tally] = {}
+        self._shares = Shares()
+        self._read_at = 0.0
+        self._beaten = 0.0
+        self._audited = 0.0
+        self._standings: tuple[Standing, ...] = ()
+        self._told = 0.0
+        self._thread = threading.Thread(target=self._run, name=f"card-{uuid[:12]}", daemon=True)
+
+    # --- called from other threads -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Resume everybody, then end."""
+        self._inbox.put(None)
+        self._thread.join(timeout=5)
+
+    def configure(self, rules: SharingRules) -> None:
+        """Other rules from now on."""
+        self._inbox.put(lambda now: setattr(self.arbiter, "rules", rules))
+
+    def admit(self, member: Member, page: Page, card: int, limit: int | None) -> None:
+        """A tenant of this card."""
+        self._inbox.put(lambda now: self._admit(member, page, card, limit))
+
+    def dismiss(self, tenant: str, then: Callable[[], None]) -> None:
+        """The tenant is gone; `then` is called when nothing of it is touched any more."""
+        self._inbox.put(lambda now: self._dismiss(tenant, then))
+
+    def join(self, seat: Seat) -> None:
+        """A process has these groups on the card now; its files are ours from here on."""
+        self._inbox.put(lambda now: self._join(seat, now))
+
+    def leave(self, name: str) -> None:
+        """The process is gone from the card."""
+        self._inbox.put(lambda now: self._leave(name))
+
+    def wake(self, name: str) -> None:
+        """It was idle and handed over work."""
+        self._inbox.put(lambda now: self.arbiter.wake(name, now))
+
+    def standings(self) -> tuple[Standing, ...]:
+        """As of the last round."""
+        return self._standings
+
+    # --- the thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            now = time.monotonic()
+            timeout = min(self.arbiter.deadline, self._beaten + BEAT) - now
+            going = self._take(max(0.0, timeout))
+            try:
+                if not going:
+                    self._let_everybody_go()
+                    return
+                self._round(time.monotonic())
+            except Exception:  # whatever it is, the next round must come: tenants hang on the heartbeat
+                log.exception("card %s: a round failed", self.uuid)
+                time.sleep(0.01)
+
+    def _take(self, timeout: float) -> bool:
+        """Take in what arrived; False: stop."""
+        try:
+            message = self._inbox.get(timeout=timeout) if timeout > 0 else self._inbox.get_nowait()
+            while True:
+                if message is None:
+                    return False
+                message(time.monotonic())
+                message = self._inbox.get_nowait()
+        except queue.Empty:
+            return True
+
+    def _round(self, now: float) -> None:
+        self._beat(now)
+        self._read(now)
+        orders = self.arbiter.tick(now)
+        if orders:
+            self._perform(orders)
+            self.arbiter.performed(time.monotonic())
+        self._audit(now)
+        self._tell(now)
+
+    def _beat(self, now: float) -> None:
+        if self._beaten and now - self._beaten > STALLED:
+            for name in self._seats:
+                if self.arbiter.paused(name):  # it may have gone on by itself
+                    self.arbiter.forget(name)
+        self._beaten = now
+        stamp = time.monotonic_ns()
+        for tally in self._tallies.values():
+            tally.page.beat(tally.card, stamp)
+
+    def _read(self, now: float) -> None:
+        stamp = time.monotonic_ns()
+        readings, busy = {}, {}
+        elapsed = now - self._read_at
+        for name, seat in self._seats.items():
+            use = seat.page.use(seat.slot, seat.card)
+            readings[name] = Reading(use.launches, use.waiting > 0)
+            if seat.last is not None and elapsed > 0:
+                busy[name] = max(0, _busy(use, stamp) - _busy(seat.last, stamp - int(elapsed * 1e9))) / (elapsed * 1e9)
+            seat.last = use
+        self._shares.add(self._read_at, now, divide(busy, *self.arbiter.weights()))
+        self._read_at = now
+        self.arbiter.read(readings, now)
+
+    # --- events ------------------------------------------------------------------------------------------------
+
+    def _admit(self, member: Member, page: Page, card: int, limit: int | None) -> None:
+        self.arbiter.admit(member)
+        self._tallies[member.tenant] = _Tally(member, page, card, limit)
+
+    def _dismiss(self, tenant: str, then: Callable[[], None]) -> None:
+        for name in [name for name, seat in self._seats.items() if seat.tenant == tenant]:
+            self._leave(name)
+        self.arbiter.dismiss(tenant)
+        self._tallies.pop(tenant, None)
+        then()
+
+    def _join(self, seat: Seat, now: float) -> None:
+        before = self._seats.get(seat.name)
+        if before is not None:
+            before.close()
+            seat.paused_since, seat.joined, seat.last = before.paused_since, before.joined, before.last
+        else:
+            seat.joined = now
+        seat.checks = [now + after for after in _CHECKS]
+        self._seats[seat.name] = seat
+        self.arbiter.join(seat.name, seat.tenant, preemptible=seat.level is Level.HARDWARE)
+
+    def _leave(self, name: str) -> None:
+        seat = self._seats.pop(name, None)
+        self.arbiter.leave(name)
+        if seat is not None:
+            self._count_pause(seat, time.monotonic())
+            seat.close()
+
+    # --- orders ------------------------------------------------------------------------------------------------
+
+    def _perform(self, orders: Iterable[Order]) -> None:
+        for order in orders:
+            seat = self._seats.get(order.context)
+            if seat is None:
+                continue
+            try:
+                self._perform_one(order, seat)
+            except rm.RmError as error:
+                if error.gone:
+                    log.info("%s: %s; it will register again or is gone", seat.name, error)
+                else:
+                    self._degrade(seat, error)
+
+    def _perform_one(self, order: Order, seat: Seat) -> None:
+        match order:
+            case SetSlice(_, microseconds):
+                if seat.level is Level.HARDWARE:
+                    for group in seat.groups:
+                        rm.set_slice(group, microseconds)
+            case Pause():
+                seat.paused_since = time.monotonic()
+                if seat.level is Level.HARDWARE:
+                    seat.page.beat(seat.card, time.monotonic_ns())
+                    seat.page.set_word(seat.slot, seat.card, pages.PAUSED, 1)
+                    for group in seat.groups:
+                        rm.set_paused(group, True)
+                else:
+                    seat.page.set_gate(seat.slot, seat.card, closed=True)
+            case Resume():
+                self._resume(seat)
+            case Arm():
+                seat.page.set_word(seat.slot, seat.card, pages.WAKE, 1)
+
+    def _resume(self, seat: Seat) -> None:
+        self._count_pause(seat, time.monotonic())
+        seat.page.set_gate(seat.slot, seat.card, closed=False)
+        if seat.level is Level.HARDWARE:
+            for group in seat.groups:
+                rm.set_paused(group, False)
+        seat.page.set_word(seat.slot, seat.card, pages.PAUSED, 0)
+
+    def _degrade(self, seat: Seat, error: rm.RmError) -> None:
+        """The driver refuses what it allowed at registration: hold it at the gate from now on."""
+        log.warning("%s: %s; held at the gate from now on", seat.name, error)
+        self._find(seat.pid, f"the driver refuses control of it ({error}): held at the gate from now on")
+        for group in seat.groups:
+            with contextlib.suppress(rm.RmError):
+                rm.set_paused(group, False)
+        seat.level = Level.GATE
+        self.arbiter.join(seat.name, seat.tenant, preemptible=False)
+        self.arbiter.deadline = 0.0
+
+    def _let_everybody_go(self) -> None:
+        for seat in self._seats.values():
+            with contextlib.suppress(rm.RmError):
+                self._resume(seat)
+            seat.close()
+        self._seats.clear()
+
+    def _count_pause(self, seat: Seat, now: float) -> None:
+        tally = self._tallies.get(seat.tenant)
+        if seat.paused_since is not None and tally is not None:
+            tally.paused_seconds += now - seat.paused_since
+        seat.paused_since = None
+
+    # --- what is seen ------------------------------------------------------------------------------------------
+
+    def _audit(self, now: float) -> None:
+        """Look whether slices are what was ordered: soon after a context came, then one context each second."""
+        due = [seat for seat in self._seats.values() if seat.checks and seat.checks[0] <= now]
+        for seat in due:
+            seat.checks.pop(0)
+        if now - self._audited >= _AUDIT:
+            self._audited = now
+            due += [seat for seat in self._seats.values() if not seat.checks][:1]
+            for seat in due[-1:]:  # to the end of the line
+                self._seats[seat.name] = self._seats.pop(seat.name)
+        for seat in due:
+            wanted = self.arbiter.slice_of(seat.name)
+            if seat.level is not Level.HARDWARE or wanted is None:
+                continue
+            try:
+                changed = {found for group in seat.groups if (found := rm.get_slice(group)) != wanted}
+            except rm.RmError:
+                continue
+            if changed:
+                self.arbiter.forget(seat.name)
+                self.arbiter.deadline = 0.0
+                if now - seat.joined > _SETTLED:
+                    self._find(seat.pid, f"its time slice was changed behind our back to {changed.pop()} us: set again")
+
+    def _find(self, pid: int | None, text: str) -> None:
+        self.findings[pid, text] = Finding(self.uuid, pid, text)
+
+    def _tell(self, now: float) -> None:
+        if now - self._told < BEAT:
+            return
+        self._told = now
+        self._standings = tuple(self._standing(tenant, tally, now) for tenant, tally in self._tallies.items())
+
+    def _standing(self, tenant: str, tally: _Tally, now: float) -> Standing:
+        seats = [seat for seat in self._seats.values() if seat.tenant == tenant]
+        states = {self.arbiter.state(seat.name) for seat in seats}
+        levels = {seat.level for seat in seats}
+        paused = sum(now - seat.paused_since for seat in seats if seat.paused_since is not None)
+        return Standing(
+            tenant=tenant,
+            uuid=self.uuid,
+            state=next((state for state in _TELLING if state in states), State.IDLE),
+            level=next((level for level in (Level.GATE, Level.HARDWARE) if level in levels), Level.NONE),
+            share=sum(self._shares.of(seat.name) for seat in seats),
+            memory_used=tally.page.used(tally.card),
+            memory_limit=tally.limit,
+            processes=tuple(sorted(seat.pid for seat in seats)),
+            preemptions=self.arbiter.preemptions[tenant],
+            paused_seconds=tally.paused_seconds + paused,
+            refused=tally.page.refused(tally.card),
+        )
+
+
+# Of a tenant's processes, the one that tells most.
+_TELLING = (State.RUNNING, State.PAUSED, State.WAITING, State.IDLE)
+
+
+def _busy(use: Use, stamp: int) -> int:
+    """Nanoseconds in which it had work, up to that time."""
+    return use.busy_ns + (max(0, stamp - use.busy_since_ns) if use.busy_since_ns else 0)
