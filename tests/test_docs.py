@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aliquot.cli.explain import explain
+from aliquot.cli.main import COMMANDS
 from aliquot.cli.simulate import simulate
 from aliquot.placement.choose import POLICIES
 
@@ -53,6 +55,20 @@ def test_make_run_prints_what_the_readme_shows_but_for_the_speed(readme: str) ->
 def test_every_policy_is_told_of(readme: str) -> None:
     text = (ROOT / readme).read_text()
     assert all(f"| `{policy}` |" in text for policy in POLICIES)
+
+
+@pytest.mark.parametrize("readme", READMES)
+def test_every_command_is_told_of(readme: str) -> None:
+    text = (ROOT / readme).read_text()
+    assert [name for name, _, _ in COMMANDS if f"aliquot {name}" not in text] == []
+
+
+def test_every_command_says_of_itself_what_the_list_says() -> None:
+    for name, place, line in COMMANDS:
+        if name != "run":
+            module, _, attribute = place.partition(":")
+            command = getattr(importlib.import_module(f"aliquot.cli.{module}"), attribute)
+            assert (command.help or "").startswith(line.rstrip(".")), name
 
 
 def test_every_link_between_documents_leads_somewhere() -> None:

@@ -1,7 +1,9 @@
 """The page that a tenant shares with the daemon: shim/abi.h, spelled once more (tests/shim/test_abi.py compares).
 
 Plain reads and writes of aligned words; each has one writer, named in abi.h. What a tenant writes is read as counters
-and nothing else: it is hostile ground.
+and nothing else: it is hostile ground. So is the file itself: its owner may cut it short at any time, and whoever then
+touches the mapping dies (SIGBUS). So it is read and written through the file, where that is merely an empty page; it is
+mapped only for the kernel to find those who wait at a gate.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ import ctypes
 import fcntl
 import mmap
 import os
+import stat
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from aliquot.model.tenant import Allotment
 
@@ -32,6 +36,7 @@ _USE = struct.Struct("<3Q6I2Q")
 SIZE = _SLOT_AT + SLOTS * _SLOT_SIZE
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+_MOST = 2**63 - 1  # no sum is told as more: whoever reads it may have 64 bits for it, and a tenant may claim anything
 # offsets inside a card and inside a use
 LIMIT, HEARTBEAT = 48, 56
 MEMORY, OVERHEAD, LAUNCHES, WAITING, GATE, PAUSED, WAKE, REFUSED, RESCUED, BUSY, BUSY_SINCE = (
@@ -41,6 +46,7 @@ MEMORY, OVERHEAD, LAUNCHES, WAITING, GATE, PAUSED, WAKE, REFUSED, RESCUED, BUSY,
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine)
 _FUTEX_WAKE = 1
+_libc = ctypes.CDLL(None)
 
 
 class PageError(Exception):
@@ -71,22 +77,28 @@ class Page:
         if len(allotments) > CARDS:
             raise PageError(f"a tenant may have {CARDS} cards, not {len(allotments)}")
         self.path = path
+        self.trouble: OSError | None = None  # why something could not be written: its owner's doing, or a full disk
         self.uuids = tuple(each.uuid for each in allotments)
         self.index = {uuid: at for at, uuid in enumerate(self.uuids)}
         # Truncated to size, never replaced: running processes have it mapped.
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        except OSError as error:
+            raise PageError(f"{path}: {error.strerror}") from error
+        try:
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                raise PageError(f"{path} is no plain file")
             if os.fstat(self._fd).st_size < SIZE:
-                os.ftruncate(self._fd, SIZE)
+                os.posix_fallocate(self._fd, 0, SIZE)  # so that a full disk is noticed now
             self._map = mmap.mmap(self._fd, SIZE)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, PageError) as error:
             os.close(self._fd)
-            raise PageError(f"{path}: {error}") from error
-        struct.pack_into("<2I", self._map, 8, len(allotments), SLOTS)
+            raise error if isinstance(error, PageError) else PageError(f"{path}: {error}") from error
+        self._write(8, struct.pack("<2I", len(allotments), SLOTS))
         for at, each in enumerate(allotments):
             limit = UNLIMITED if each.memory_bytes is None else each.memory_bytes
-            struct.pack_into("<48sQ", self._map, _CARD_AT + at * _CARD_SIZE, each.uuid.encode()[:47], limit)
-        struct.pack_into("<2I", self._map, 0, MAGIC, VERSION)
+            self._write(_CARD_AT + at * _CARD_SIZE, struct.pack("<48sQ", each.uuid.encode()[:47], limit))
+        self._write(0, struct.pack("<2I", MAGIC, VERSION))
 
     def fileno(self) -> int:
         """The page's file."""
@@ -94,52 +106,52 @@ class Page:
 
     def close(self) -> None:
         """Unmap; the file stays."""
-        self._map.close()
-        os.close(self._fd)
+        if self._fd >= 0:
+            self._map.close()
+            os.close(self._fd)
+            self._fd = -1  # by its old number another file may soon be known
 
     def beat(self, card: int, now_ns: int) -> None:
         """The daemon lives."""
-        _U64.pack_into(self._map, _CARD_AT + card * _CARD_SIZE + HEARTBEAT, now_ns)
+        self._write(_CARD_AT + card * _CARD_SIZE + HEARTBEAT, _U64.pack(now_ns))
 
     def use(self, slot: int, card: int) -> Use:
         """What a process's line says."""
-        return Use(*_USE.unpack_from(self._map, self._at(slot, card)))
+        return Use(*_USE.unpack(self._read(self._at(slot, card), _USE_SIZE)))
 
     def set_word(self, slot: int, card: int, field: int, value: int) -> None:
         """One of the daemon's 32-bit words: GATE, PAUSED, WAKE."""
-        _U32.pack_into(self._map, self._at(slot, card) + field, value)
+        self._write(self._at(slot, card) + field, _U32.pack(value))
 
     def set_gate(self, slot: int, card: int, *, closed: bool) -> None:
         """Close the gate, or open it and wake those who wait there."""
-        at = self._at(slot, card) + GATE
-        _U32.pack_into(self._map, at, closed)
+        self.set_word(slot, card, GATE, closed)
         if not closed:
-            _wake_waiters(self._map, at)
+            _wake_waiters(self._map, self._at(slot, card) + GATE)
 
     def set_overhead(self, slot: int, card: int, value: int) -> None:
         """What the driver takes for the process beside its allocations."""
-        _U64.pack_into(self._map, self._at(slot, card) + OVERHEAD, value)
+        self._write(self._at(slot, card) + OVERHEAD, _U64.pack(value))
 
     def pid(self, slot: int) -> int:
         """As the process sees itself; 0: the slot was never used."""
-        return int(_U32.unpack_from(self._map, _SLOT_AT + slot * _SLOT_SIZE)[0])
+        return int(_U32.unpack(self._read(_SLOT_AT + slot * _SLOT_SIZE, _U32.size))[0])
 
     def used(self, card: int) -> int:
         """Bytes reserved on the card by all its processes, overhead included."""
-        total = 0
-        for slot in range(SLOTS):
-            if self.pid(slot):
-                memory, overhead = struct.unpack_from("<2Q", self._map, self._at(slot, card))
-                total += memory + overhead
-        return total
+        return min(_MOST, self._sum(card, "Q", MEMORY) + self._sum(card, "Q", OVERHEAD))
 
     def refused(self, card: int) -> int:
         """Allocations past the quota so far."""
-        return sum(
-            int(_U32.unpack_from(self._map, self._at(slot, card) + REFUSED)[0])
-            for slot in range(SLOTS)
-            if self.pid(slot)
-        )
+        return self._sum(card, "I", REFUSED)
+
+    def _sum(self, card: int, kind: Literal["I", "Q"], field: int) -> int:
+        """Of one field of all the processes there are."""
+        slots = memoryview(self._read(_SLOT_AT, SLOTS * _SLOT_SIZE))
+        pids = slots.cast("I")[:: _SLOT_SIZE // 4]
+        size = struct.calcsize(f"<{kind}")
+        values = slots.cast(kind)[(self._at(0, card) - _SLOT_AT + field) // size :: _SLOT_SIZE // size]
+        return sum(value for pid, value in zip(pids.tolist(), values.tolist(), strict=True) if pid)
 
     def sweep(self) -> list[int]:
         """Clear the slots of the dead; the slots of the living.
@@ -147,18 +159,28 @@ class Page:
         Whoever lives holds the lock of its byte; so whose lock can be had is dead, and nobody takes the slot meanwhile.
         """
         living = []
-        for slot in range(SLOTS):
-            if not self.pid(slot):
-                continue
+        pids = memoryview(self._read(_SLOT_AT, SLOTS * _SLOT_SIZE)).cast("I")[:: _SLOT_SIZE // 4].tolist()
+        for slot in (slot for slot, pid in enumerate(pids) if pid):
             try:
                 fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
             except OSError:
                 living.append(slot)
                 continue
-            self._map[self._at(slot, 0) : self._at(slot, CARDS)] = bytes(CARDS * _USE_SIZE)
-            _U32.pack_into(self._map, _SLOT_AT + slot * _SLOT_SIZE, 0)
+            self._write(self._at(slot, 0), bytes(CARDS * _USE_SIZE))
+            self._write(_SLOT_AT + slot * _SLOT_SIZE, bytes(_U32.size))
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
         return living
+
+    def _read(self, at: int, size: int) -> bytes:
+        """What was cut off is empty."""
+        return os.pread(self._fd, size, at).ljust(size, b"\0")
+
+    def _write(self, at: int, data: bytes) -> None:
+        """A tenant that makes this fail has lost its page; the others' must be written all the same."""
+        try:
+            os.pwrite(self._fd, data, at)
+        except OSError as error:
+            self.trouble = error
 
     @staticmethod
     def _at(slot: int, card: int) -> int:
@@ -170,5 +192,5 @@ def _wake_waiters(mapped: mmap.mmap, at: int) -> None:
     if _FUTEX is None:
         return
     word = ctypes.c_uint32.from_buffer(mapped, at)
-    ctypes.CDLL(None).syscall(ctypes.c_long(_FUTEX), ctypes.byref(word), _FUTEX_WAKE, 2**31 - 1, None, None, 0)
+    _libc.syscall(ctypes.c_long(_FUTEX), ctypes.byref(word), _FUTEX_WAKE, 2**31 - 1, None, None, 0)
     del word  # while it lives the page cannot be unmapped

@@ -49,11 +49,12 @@ class Shares:
         """One stretch of time."""
         if ended > began:
             self._stretches.append((began, ended, parts))
-        while self._stretches and self._stretches[0][1] < ended - SPAN:
+        while self._stretches and self._stretches[0][1] <= ended - SPAN:
             self._stretches.popleft()
 
     def of(self, name: str) -> float:
         """0 to 1."""
-        length = sum(ended - began for began, ended, _ in self._stretches)
-        had = sum((ended - began) * parts.get(name, 0.0) for began, ended, parts in self._stretches)
-        return had / length if length else 0.0
+        since = self._stretches[-1][1] - SPAN if self._stretches else 0.0
+        lengths = [(ended - max(began, since), parts) for began, ended, parts in self._stretches]
+        total = sum(length for length, _ in lengths)
+        return sum(length * parts.get(name, 0.0) for length, parts in lengths) / total if total else 0.0

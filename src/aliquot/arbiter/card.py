@@ -13,7 +13,7 @@ An idle context is never paused: it may be inside some call of the driver that n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aliquot.model.claim import AppClass
@@ -27,6 +27,8 @@ from .turns import FOREVER, Rotation, Windows
 
 SAMPLE = 0.01  # how often activity is looked at while it decides something
 DOZE = 0.1  # and while it does not
+
+_SELDOM = 0.05  # the weight of a turn that is likely to be wasted
 
 
 @dataclass(slots=True)
@@ -54,6 +56,7 @@ class CardArbiter:
     _capped: Windows = field(default_factory=Windows)  # those behind, under fixed-share
     _former: tuple[str | None, str | None] = (None, None)  # whose windows it was before the last step
     _front_was_active: bool = False
+    _release: float = FOREVER  # when those held are let go if nothing happens before
 
     # --- events ----------------------------------------------------------------------------------------------
 
@@ -79,7 +82,8 @@ class CardArbiter:
 
     def forget(self, name: str) -> None:
         """What was ordered of it does not hold any more: order it again."""
-        self._ordered[name] = _Ordered()
+        if name in self.roster.contexts:
+            self._ordered[name] = _Ordered()
 
     def wake(self, name: str, now: float) -> None:
         """It was idle and handed over work."""
@@ -97,15 +101,26 @@ class CardArbiter:
         """The orders that make it right for now; sets `deadline`."""
         front, behind = self._ranks()
         lengths = self._lengths(front, behind, now)
-        enabled = self._enabled_front(front, now) | self._enabled_behind(front, behind, now)
+        enabled = self._enabled_front(front, now)
+        enabled |= self._enabled_behind([each for each in front if each.name in enabled], behind, now)
         turns = (self._front, self._gated, self._behind, self._capped)
-        self.deadline = min(now + self._interval(front, behind), *(each.until for each in turns))
+        self.deadline = min(now + self._interval(front, behind), self._release, *(each.until for each in turns))
         return self._difference([*front, *behind], lengths, enabled)
 
-    def performed(self, now: float) -> None:
-        """The orders of the last tick took effect at this time."""
-        self._front.switched(self._former[0], now)
-        self._capped.switched(self._former[1], now)
+    def performed(self, effects: Iterable[tuple[Order, float]]) -> None:
+        """When each order of the last tick took effect."""
+        pauses: dict[str, float] = {}
+        resumes: dict[str, float] = {}
+        for order, at in effects:
+            context = self.roster.contexts.get(order.context)
+            names = [order.context] if context is None else [order.context, context.tenant]
+            for name in names:  # windows are tenants' in front, contexts' behind
+                if isinstance(order, Pause):
+                    pauses[name] = at
+                elif isinstance(order, Resume):
+                    resumes.setdefault(name, at)
+        for windows, former in zip((self._front, self._capped), self._former, strict=True):
+            windows.switched(former, pauses.get(former or ""), resumes.get(windows.turn or ""))
         self.deadline = min(self.deadline, self._front.until, self._capped.until)
 
     def state(self, name: str) -> State:
@@ -154,17 +169,20 @@ class CardArbiter:
         return bool(self.roster.of_class(AppClass.ONLINE))
 
     def _lengths(self, front: Sequence[Context], behind: Sequence[Context], now: float) -> dict[str, int]:
-        tiny = {each.name: slices.TINY for each in behind}
+        tiny = {each.name: slices.TINY if each.active else slices.BRIEF for each in behind}
         if not front:
             return tiny
         busy = self.roster.lately(front, now)
         if self._has_online():
-            return tiny | slices.online(front, [each for each in front if each in busy])
+            cut = bool(behind) and self.rules.release_delay == 0
+            return tiny | slices.online(front, busy, cut=cut)
         if behind and len(front) == 1:
             return tiny | {front[0].name: slices.LONG}
         if self.rules.isolation is Isolation.BURST_SHARE:
             by_quota = self.roster.quotas(each.tenant for each in front)
             return tiny | slices.proportional(front, by_quota) | slices.proportional(busy, by_quota)
+        if self._turns_in_front(front) is not None:  # a tenant's processes have its window for themselves
+            return tiny | {each.name: slices.FAIR for each in front}
         return tiny | slices.equal(front) | slices.equal(busy)
 
     def _enabled_front(self, front: Sequence[Context], now: float) -> set[str]:
@@ -175,13 +193,14 @@ class CardArbiter:
         self._former = (self._front.turn, self._former[1])
         quotas = self.roster.quotas(each.tenant for each in front)
         working = {each.tenant: quotas[each.tenant] for each in front if each.active}
-        if self._turns_in_front(front) is Isolation.FIXED_SHARE:
-            turn = self._front.step(working, now)
-        elif self._turns_in_front(front) is Isolation.BURST_SHARE:
-            turn = self._gated.step(working, now)
-        else:
-            self._front, self._gated = Windows(), Rotation()
+        policy = self._turns_in_front(front)
+        if policy is not Isolation.FIXED_SHARE:
+            self._front = Windows()
+        if policy is not Isolation.BURST_SHARE:
+            self._gated = Rotation()
+        if policy is None:
             return {each.name for each in front}
+        turn = self._front.step(working, now) if policy is Isolation.FIXED_SHARE else self._gated.step(working, now)
         return {each.name for each in front if each.tenant == turn or not each.active}
 
     def _turns_in_front(self, front: Sequence[Context]) -> Isolation | None:
@@ -193,7 +212,7 @@ class CardArbiter:
         return None if self.rules.isolation is Isolation.BEST_EFFORT else self.rules.isolation
 
     def _enabled_behind(self, front: Sequence[Context], behind: Sequence[Context], now: float) -> set[str]:
-        """One of those that have work, or none; and those that have nothing to do."""
+        """One of those that have work, or none; and those that have nothing to do. `front`: those that may run."""
         working = [each for each in behind if each.active]
         idle = {each.name for each in behind} - {each.name for each in working}
         weights = self._weights_behind(working)
@@ -215,10 +234,14 @@ class CardArbiter:
         """A tenant's weight is split over its processes: the promise is per tenant."""
         processes = Counter(each.tenant for each in working)
         if self.rules.isolation is Isolation.BEST_EFFORT:
-            return {each.name: 1.0 / processes[each.tenant] for each in working}
-        everybody = dict.fromkeys(each.tenant for each in self.roster.of_class(AppClass.OFFLINE))
-        quotas = self.roster.quotas(everybody)
-        return {each.name: quotas[each.tenant] / processes[each.tenant] for each in working}
+            quotas = dict.fromkeys(processes, 1.0)
+        else:
+            quotas = self.roster.quotas(each.tenant for each in self.roster.of_class(AppClass.OFFLINE))
+        seldom = 1.0 if self.rules.isolation is Isolation.FIXED_SHARE else _SELDOM  # a window is nobody else's loss
+        return {
+            each.name: quotas[each.tenant] / processes[each.tenant] * (seldom if each.doubtful else 1.0)
+            for each in working
+        }
 
     def _note_front(self, front: Sequence[Context], working: Sequence[Context], now: float) -> None:
         """Whether offline work is held, and from whom the card was just taken."""
@@ -226,7 +249,8 @@ class CardArbiter:
         if not all(each.preemptible for each in working):  # no slice takes the card from them: only a closed gate does
             delay = max(delay, IDLE_AFTER)
         latest = max((each.last_active for each in front), default=float("-inf"))
-        was_held, self.held = self.held, bool(working) and delay > 0 and now - latest < delay
+        was_held, self.held = self.held, bool(working) and delay > 0 and now < latest + delay
+        self._release = latest + delay if self.held else FOREVER
         active = now - latest < max(delay, IDLE_AFTER)
         taken = self.held and not was_held if delay > 0 else active and not self._front_was_active
         if taken:
@@ -236,7 +260,7 @@ class CardArbiter:
     def _interval(self, front: Sequence[Context], behind: Sequence[Context]) -> float:
         """How soon to look at activity again. Whoever is idle rings by itself."""
         watched = [*front, *behind] if behind or self._turns_in_front(front) else []
-        return SAMPLE if any(each.active for each in watched) else DOZE
+        return DOZE if all(each.quiet for each in watched) else SAMPLE
 
     def _difference(self, contexts: Sequence[Context], lengths: Mapping[str, int], enabled: set[str]) -> list[Order]:
         """Orders from what was to what shall be.
@@ -258,7 +282,7 @@ class CardArbiter:
                 # Resumed even when nothing is known of it: a daemon before us may have died with it paused.
                 (resumes if may else pauses).append(Resume(each.name) if may else Pause(each.name))
                 was.enabled = may
-            if each.active:
+            if not each.quiet:
                 was.armed = False
             elif not was.armed:
                 was.armed = True

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from aliquot.model.claim import AppClass
 from aliquot.model.device import CORE_MILLI
 
-# A context is idle after this long without a launch or a wait, counted only while it may run: one that is paused cannot
-# show that it has work. Short, since another's turn waits for it; longer than the gaps inside a training step.
+# A context is quiet after this long without a launch or a wait, counted only while it may run: one that is paused
+# cannot show that it has work. Short, since another's turn waits for it; longer than the gaps inside a training step.
 IDLE_AFTER = 0.05
+# A quiet one that has not seen its work done may be in a long kernel, or may have forgotten to ask. After this long,
+# the latter: it still takes turns, or a kernel without end would stop the others for good; but seldom.
+DOUBT_AFTER = 0.5
 # Slices are shared among the contexts that were active within this; longer, since each change costs an RM call.
 LATELY = 1.0
 
@@ -26,10 +29,12 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a process's line on the page says: launches so far, whether a thread is inside a call that waits."""
+    """What a process's line on the page says: launches so far, whether a thread is inside a call that waits, whether
+    there is work that it has not yet seen done."""
 
     launches: int
     waiting: bool
+    outstanding: bool = False
 
 
 @dataclass(slots=True)
@@ -44,9 +49,19 @@ class Context:
     last_active: float = float("-inf")
 
     @property
+    def quiet(self) -> bool:
+        """Whether nothing was heard of it lately: its next launch is worth a call."""
+        return self.idle_for >= IDLE_AFTER
+
+    @property
     def active(self) -> bool:
         """Whether it has work, as far as one can tell."""
-        return self.idle_for < IDLE_AFTER
+        return not self.quiet or (self.reading is not None and self.reading.outstanding)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it is more likely that it has none."""
+        return self.idle_for >= DOUBT_AFTER
 
 
 @dataclass(slots=True)
@@ -71,7 +86,8 @@ class Roster:
             if context is None:
                 continue
             before, context.reading = context.reading, reading
-            if reading.waiting or (before is not None and before.launches != reading.launches):
+            # A wait that ended since the last time did so up to now: nobody is let in too early.
+            if reading.waiting or (before is not None and (before.waiting or before.launches != reading.launches)):
                 self.touch(name, now)
             elif name in running:
                 context.idle_for += elapsed

@@ -41,9 +41,10 @@ class Rotation:
         return self.turn
 
     def hold(self, weights: Mapping[str, float], now: float) -> None:
-        """Nobody runs for now; whose turn it is keeps it for later."""
+        """Nobody runs for now. Afterwards the one with the least is next: a turn that was kept would be renewed by each
+        hold, and holds may come more often than turns end."""
         self._charge(weights, now)
-        self._since, self.until = None, FOREVER
+        self.turn, self._since, self.until = None, None, FOREVER
 
     def _charge(self, weights: Mapping[str, float], now: float) -> None:
         if self._since is not None and self.turn is not None and self.turn in self._had and self.turn in weights:
@@ -56,6 +57,7 @@ class Windows:
 
     period: float = 0.1
     shortest: float = 0.0005  # a window that is not worth two RM calls
+    longest_debt: float = 0.1  # some pauses take 20 ms: small quotas pay for that over several periods
     turn: str | None = None
     until: float = FOREVER
     _left: dict[str, float] = field(default_factory=dict)
@@ -80,14 +82,22 @@ class Windows:
             self.until = FOREVER
         return self.turn
 
-    def switched(self, former: str | None, now: float) -> None:
-        """The last step's orders took effect only now: until here the former one ran, from here the turn counts."""
-        late = max(0.0, now - self._since)
-        self._since = now
-        if former is not None and former in self._left and former != self.turn:
-            self._left[former] -= late
-        if self.turn is not None and former != self.turn:
-            self.until += late
+    def switched(self, former: str | None, stopped: float | None, began: float | None) -> None:
+        """When the last step's orders took effect: the former one stopped, the one whose turn it is began.
+
+        None where nothing had to be ordered. While both could run, each had half.
+        """
+        if former == self.turn:
+            return
+        stopped = self._since if stopped is None else stopped
+        began = self._since if began is None else began
+        if self.turn is not None and began < stopped:
+            began = stopped = (began + stopped) / 2
+        if former is not None and former in self._left:
+            self._left[former] -= max(0.0, stopped - self._since)
+        if self.turn is not None:
+            self.until += max(0.0, began - self._since)
+            self._since = max(self._since, began)
 
     def hold(self, now: float) -> None:
         """Nobody runs for now, for another reason than quotas: the time is nobody's."""
@@ -102,9 +112,13 @@ class Windows:
         return self.turn is not None
 
     def _renew(self, quotas: Mapping[str, float], now: float) -> None:
-        """A new period: what was due since the last one began, and what was carried, in bounds."""
+        """A new period: what was due since the last one began, and what was carried, in bounds.
+
+        The least is what a small quota saves up for: a window that is worth it.
+        """
         elapsed = min(now - self._began, 2 * self.period)
         self._began = now
         for name, quota in quotas.items():
-            due, most = quota * elapsed, 2 * quota * self.period
-            self._left[name] = max(-most, min(most, self._left[name] + due))
+            most = max(2 * quota * self.period, 2 * self.shortest)
+            debt = max(2 * quota * self.period, self.longest_debt)
+            self._left[name] = max(-debt, min(most, self._left[name] + quota * elapsed))

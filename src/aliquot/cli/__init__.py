@@ -1,6 +1,25 @@
 """WHAT IS SEEN?  Commands and views: reading files, printing tables, drawing. No rules.
 
 main.py       the command `aliquot`, and every way out of it
+
+One machine:
+
+run.py        a command on a slice of a card: what is asked for; loads nothing heavy
+granting.py   from the request to the grant: the daemon, the queue, every way to be refused
+becoming.py   the exec, in the foreground or in the background
+starting.py   the daemon, started in the background when it is needed
+waiting.py    why a run waits, in one line
+amounts.py    memory and time as people type them
+up.py         the daemon by hand, and its end
+ps.py         who runs and who waits
+top.py        what each card and each tenant does
+stop.py       one run, by its name: its end, its output
+policy.py     how tenants share the cards
+asking.py     asking the daemon, and what to say when it says no
+burn.py       the sample workload
+
+Clusters:
+
 explain.py    where Pods would go, or every reason why not
 reasons.py    the reasons of five thousand nodes in a few lines
 simulate.py   what a policy makes of a trace

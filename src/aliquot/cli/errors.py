@@ -10,7 +10,9 @@ from aliquot.cli.tables import printable
 class InputError(click.ClickException):
     """What we were given cannot be read."""
 
-    exit_code = 2
+    def __init__(self, message: str, *, code: int = 2) -> None:
+        super().__init__(message)
+        self.exit_code = code  # type: ignore[misc]  # a class variable only for those who never need another
 
     def format_message(self) -> str:
         """One line, whatever the file had in it."""

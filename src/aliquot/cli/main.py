@@ -1,29 +1,82 @@
-"""The command `aliquot`. Heavy imports stay inside the commands: `aliquot --help` must be instant."""
+"""The command `aliquot`, but for `run`, which goes its own way (aliquot/__main__.py).
+
+A command is loaded when it is called, and heavy imports stay inside it: `aliquot --help` must be instant.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 
 import click
 
 import aliquot
-from aliquot.cli.explain import explain
-from aliquot.cli.simulate import simulate
 
 # As shells count what a signal ended: neither may look like "some do not fit" (1) or a bad input (2).
 _INTERRUPTED = 130
 _NOBODY_READS = 141
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+# name, module and command, and one line of help
+COMMANDS = (
+    ("run", "run", "Run a command on a slice of a card."),
+    ("ps", "ps:ps", "Show who runs on the cards of this machine, and who waits."),
+    ("top", "top:top", "Show what each card and each tenant does, over and over."),
+    ("stop", "stop:stop", "End a run."),
+    ("logs", "stop:logs", "Show the output of a run that was started with --detach."),
+    ("policy", "policy:policy", "See or change how tenants share the cards."),
+    ("up", "up:up", "Start the daemon of this machine."),
+    ("down", "up:down", "End the daemon."),
+    ("burn", "burn:burn", "A sample workload: kernels that are a fixed amount of work."),
+    ("explain", "explain:explain", "Where Pods would go on a cluster, or every reason why not."),
+    ("simulate", "simulate:simulate", "How well the placement policies pack a trace of Pods."),
+)
+
+
+class _Commands(click.Group):
+    """Knows its commands by name, and loads the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name, _, _ in COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        for name, place, _ in COMMANDS:
+            if name != cmd_name:
+                continue
+            if name == "run":
+                return _RUN
+            module, _, attribute = place.partition(":")
+            found: click.Command = getattr(importlib.import_module(f"aliquot.cli.{module}"), attribute)
+            return found
+        return None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """From the table, loading none of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, _, line in COMMANDS])
+
+
+def _run_by_itself(words: tuple[str, ...]) -> None:
+    from aliquot.cli.run import main as run
+
+    raise click.exceptions.Exit(run(list(words)))
+
+
+# For those who call this group directly; the command itself does not come this way.
+_RUN = click.Command(
+    "run",
+    callback=_run_by_itself,
+    params=[click.Argument(["words"], nargs=-1, type=click.UNPROCESSED)],
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(aliquot.__version__, prog_name="aliquot")
 def cli() -> None:
     """Share NVIDIA GPUs between many Pods, or many processes on one box."""
-
-
-cli.add_command(explain)
-cli.add_command(simulate)
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ from html import escape
 
 _WIDTH, _HEIGHT = 860, 480
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 150, 64, 52
-_COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2")
-_STYLE = """
+COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2")
+STYLE = """
   text { font: 13px system-ui, sans-serif; fill: #334155 }
   .title { font-size: 17px; font-weight: 600; fill: #0f172a } .note { fill: #64748b }
   .back { fill: #ffffff } .grid { stroke: #e2e8f0 } .axis { stroke: #94a3b8 }
@@ -50,7 +50,7 @@ def line_chart(
 
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">',
-        f"<title>{escape(title)}</title><style>{_STYLE}</style>",
+        f"<title>{escape(title)}</title><style>{STYLE}</style>",
         f'<rect class="back" width="{_WIDTH}" height="{_HEIGHT}"/>',
         f'<clipPath id="inside"><rect x="{_LEFT}" y="{_TOP}" width="{across}" height="{up}"/></clipPath>',
         f'<text class="title" x="{_LEFT}" y="28">{escape(title)}</text>',
@@ -73,7 +73,7 @@ def line_chart(
     named = [name for name in lines if lines[name]]
     heights = _apart([place(*lines[name][-1])[1] for name in named])
     for at, name in enumerate(named):
-        colour = _COLOURS[at % len(_COLOURS)]
+        colour = COLOURS[at % len(COLOURS)]
         out.append(f'<path class="line" clip-path="url(#inside)" stroke="{colour}" d="{path(lines[name])}"/>')
         x, y = place(*lines[name][-1])
         out.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>')

@@ -1,4 +1,22 @@
 """WHAT RUNS?  What joins the rooms: dialects on one side, placement on the other. No rules of its own.
 
-snapshot.py  a cluster as it stands at one moment, and where Pods would go on it
+snapshot.py    a cluster as it stands at one moment, and where Pods would go on it
+
+The daemon of one machine:
+
+local.py       from first to last: its home, its lock, what it joins, a quiet end
+door.py        its loop: the control socket, the ends of processes, the metrics port
+node.py        who runs, who waits, what is booked
+asks.py        what `aliquot run` asks for, from JSON to a claim
+queue.py       who waits for room, and who is next
+status.py      how the machine stands, as one JSON object
+metrics.py     the same in Prometheus's words
+lookout.py     what NVML tells of the cards, once a second
+arbiterd.py    tenants' processes register; each card's loop holds them to their shares
+cardworker.py  one card's loop: activity to the arbiter, orders to the hardware
+
+The sample workload:
+
+burn.py        kernels that are a fixed amount of work, and what became of them
+burngates.py   when they begin and end
 """

@@ -8,11 +8,14 @@ and by what the kernel says of it (SO_PEERCRED, its ancestors), not by what it s
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import resource
 import selectors
 import shutil
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +34,10 @@ from .cardworker import CardWorker, Seat
 
 _MOST_GROUPS = 64  # of one process: a context has one for compute and a few for copies
 _MOST_MESSAGES = 500  # of one process in a second; an honest one sends a few
+_MOST_COMING = 256  # groups that the processes of one tenant have begun to tell: each is a file of ours
+_QUIET = 1.0  # a tenant's faults are logged this often at most: it may provoke as many as it likes
+_NOWHERE = (None, Level.NONE)  # no file of the driver's, or no object of that file
+_FULL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _LOOK = 1.0  # how often the cards are looked at from outside
 _GRACE = 3.0  # a process this young on a card may be about to register
 
@@ -61,6 +68,7 @@ class _Tenancy:
     page: Page
     door: socket.socket
     processes: set[_Process] = field(default_factory=set)
+    scolded: float = float("-inf")  # when its faults were last logged
 
 
 class Arbiterd:
@@ -81,11 +89,14 @@ class Arbiterd:
             threading.Thread(target=self._look_around, name="lookout", daemon=True),
         ]
         self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
         self._woken.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ, self._drain)
 
     def start(self) -> None:
         """Begin."""
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # several files for each process on the cards
         for worker in self._workers.values():
             worker.start()
         for thread in self._threads:
@@ -95,10 +106,11 @@ class Arbiterd:
         """End; nobody stays paused. Pages and tenants' folders stay, for the next one."""
         self._stopping.set()
         self._ring()
+        for thread in self._threads:  # first: they post to the workers
+            if thread.is_alive():
+                thread.join(timeout=5)
         for worker in self._workers.values():
             worker.stop()
-        for thread in self._threads:
-            thread.join(timeout=5)
         with self._lock:
             for tenancy in self._tenancies.values():
                 self._close(tenancy)
@@ -114,11 +126,15 @@ class Arbiterd:
                 return
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             page = Page(directory / "page", tenant.allotments)
-            page.sweep()
-            door = _open_door(directory / "sock")
-            if os.geteuid() == 0:
-                for path in (directory, directory / "page", directory / "sock"):
-                    os.chown(path, tenant.uid, -1)
+            try:
+                page.sweep()
+                door = _open_door(directory / "sock", tenant.uid)
+                if os.geteuid() == 0:
+                    os.fchown(page.fileno(), tenant.uid, -1)
+                    os.chown(directory, tenant.uid, -1, follow_symlinks=False)
+            except BaseException:
+                page.close()
+                raise
             tenancy = _Tenancy(tenant, directory, page, door)
             self._tenancies[tenant.id] = tenancy
             for at, each in enumerate(tenant.allotments):
@@ -187,7 +203,9 @@ class Arbiterd:
     def _accept(self, tenancy: _Tenancy) -> None:
         try:
             connection, _ = tenancy.door.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in _FULL:  # it will be there the next time too: do not ask without pause
+                time.sleep(0.01)
             return
         connection.setblocking(False)
         with self._lock:
@@ -198,7 +216,7 @@ class Arbiterd:
             except OSError:
                 why = "it is gone already"
             if why is not None:
-                log.warning("tenant %s: process %d is not let in: %s", tenancy.tenant.name, pid, why)
+                _scold(tenancy, f"process {pid} is not let in: {why}")
                 connection.close()
                 return
             for former in [each for each in tenancy.processes if each.pid == pid]:
@@ -268,7 +286,11 @@ class Arbiterd:
             raise LinkError("no hello")
         elif len(process.coming) > _MOST_GROUPS:
             raise LinkError(f"more than {_MOST_GROUPS} groups")
+        elif sum(len(each.coming) for each in tenancy.processes) > _MOST_COMING:
+            raise LinkError(f"more than {_MOST_COMING} groups of its tenant are on their way")
         elif isinstance(message, Done):
+            if message.groups != len(process.coming):
+                raise LinkError(f"{len(process.coming)} groups came, {message.groups} were sent")
             self._register(tenancy, process)
         elif isinstance(message, Wake) and message.card < len(tenancy.page.uuids):
             uuid = tenancy.page.uuids[message.card]
@@ -278,54 +300,63 @@ class Arbiterd:
     def _register(self, tenancy: _Tenancy, process: _Process) -> None:
         """The groups are complete: seat the process on the cards they are on."""
         assert process.slot is not None
-        came, process.coming = process.coming, []
-        by_card: dict[str, list[rm.Group]] = {}
-        levels: dict[str, Level] = {}
-        for seen in came:
-            group = rm.Group(seen.fd, seen.client, seen.group, seen.subdevice, seen.channels)
-            found = self._probe(group) if seen.compute else None
-            if found is None or found[0] not in tenancy.page.index or found[0] not in self._workers:
-                os.close(seen.fd)  # copies are not divided; a card that is not the tenant's is the lookout's to tell
-                continue
-            uuid, level = found
-            by_card.setdefault(uuid, []).append(group)
-            levels[uuid] = Level.GATE if Level.GATE in (level, levels.get(uuid)) else level
-        if not by_card and not came:
-            # It uses CUDA, but its groups were not seen (under MPS they are the server's): only the gate holds it.
-            by_card = {uuid: [] for uuid in tenancy.page.uuids if uuid in self._workers}
-            levels = dict.fromkeys(by_card, Level.GATE)
+        by_card, gated = self._sort(tenancy, process)
         for uuid in process.cards - by_card.keys():
             self._workers[uuid].leave(_context(process))
         process.cards = set(by_card)
         for uuid, groups in by_card.items():
-            at = tenancy.page.index[uuid]
             seat = Seat(
                 _context(process),
                 process.tenant,
                 process.pid,
                 tenancy.page,
                 process.slot,
-                at,
+                tenancy.page.index[uuid],
                 tuple(groups),
-                levels[uuid],
+                Level.GATE if uuid in gated else Level.HARDWARE,
             )
             self._workers[uuid].join(seat)
 
-    def _probe(self, group: rm.Group) -> tuple[str, Level] | None:
-        """Which card it is on, and whether the driver lets us control it. None: no file or object of the driver's."""
+    def _sort(self, tenancy: _Tenancy, process: _Process) -> tuple[dict[str, list[rm.Group]], set[str]]:
+        """The groups that came, by the tenant's card they are on; and the cards where only the gate holds it."""
+        came, process.coming = process.coming, []
+        mine = {uuid for uuid in tenancy.page.uuids if uuid in self._workers}
+        # It uses CUDA, but its groups were not seen (under MPS they are the server's): only the gate holds it.
+        gated = set() if came else set(mine)
+        by_card: dict[str, list[rm.Group]] = {}
+        told: set[tuple[int, int]] = set()
+        for seen in came:
+            group = rm.Group(seen.fd, seen.client, seen.group, seen.subdevice, seen.channels)
+            twice = (seen.client, seen.group) in told
+            uuid, level = self._probe(group, anew=bool(process.cards)) if seen.compute and not twice else _NOWHERE
+            if level is Level.GATE:
+                gated |= mine if uuid is None else mine & {uuid}
+            if uuid is None or uuid not in mine:
+                os.close(seen.fd)  # copies are not divided; a card that is not the tenant's is the lookout's to tell
+                continue
+            told.add((seen.client, seen.group))
+            by_card.setdefault(uuid, []).append(group)
+        return {uuid: [] for uuid in gated} | by_card, gated
+
+    def _probe(self, group: rm.Group, *, anew: bool) -> tuple[str | None, Level]:
+        """Which card it is on (None: the driver does not tell), and whether the driver lets us control it.
+
+        `anew`: the process is seated already. It is not resumed then: it could end any pause by registering again.
+        """
+        uuid = None
         try:
             if not rm.is_rm_file(group.fd, simulated=self._simulated):
-                return None
+                return _NOWHERE
             uuid = rm.uuid_of(group)
-        except (rm.RmError, OSError):
-            return None
-        try:
             rm.set_slice(group, rm.get_slice(group))
-            rm.set_paused(group, False)
+            if not anew:
+                rm.set_paused(group, False)
+        except OSError:
+            return _NOWHERE
         except rm.RmError as error:
             if error.gone:
-                return None
-            log.warning("card %s: %s: its tenant is held at the gate", uuid, error)
+                return _NOWHERE
+            log.warning("card %s: %s: its tenant is held at the gate", uuid or "unknown", error)
             return uuid, Level.GATE
         return uuid, Level.HARDWARE
 
@@ -334,7 +365,7 @@ class Arbiterd:
             self._hang_up(tenancy, process)
 
     def _throw_out(self, tenancy: _Tenancy, process: _Process, why: str) -> None:
-        log.warning("tenant %s: process %d is thrown out: %s", tenancy.tenant.name, process.pid, why)
+        _scold(tenancy, f"process {process.pid} is thrown out: {why}")
         self._hang_up(tenancy, process)
 
     def _hang_up(self, tenancy: _Tenancy, process: _Process) -> None:
@@ -433,15 +464,39 @@ def _after(calls: int, then: Callable[[], None]) -> Callable[[], None]:
     return one_more
 
 
-def _open_door(path: Path) -> socket.socket:
+def _scold(tenancy: _Tenancy, what: str) -> None:
+    now = time.monotonic()
+    if now - tenancy.scolded >= _QUIET:
+        tenancy.scolded = now
+        log.warning("tenant %s: %s", tenancy.tenant.name, what)
+
+
+def _open_door(path: Path, uid: int) -> socket.socket:
     """The tenant's socket, listening. A door left by a daemon before us is replaced at once."""
     door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    with contextlib.suppress(FileNotFoundError):
-        fresh.unlink()
-    door.bind(str(fresh))
-    os.chmod(fresh, 0o600)
-    door.listen(64)
-    door.setblocking(False)
-    os.replace(fresh, path)
+    try:
+        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        with contextlib.suppress(FileNotFoundError):
+            fresh.unlink()
+        os.fchmod(door.fileno(), 0o600)  # the name's mode when it is bound
+        door.bind(str(fresh))
+        if os.geteuid() == 0:
+            _give(fresh, uid)
+        door.listen(64)
+        door.setblocking(False)
+        os.replace(fresh, path)
+    except BaseException:
+        door.close()
+        raise
     return door
+
+
+def _give(path: Path, uid: int) -> None:
+    """The socket of that name to that user. The folder is theirs: by now the name may be another file's."""
+    file = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISSOCK(os.fstat(file).st_mode):
+            raise FileExistsError(errno.EEXIST, "somebody put another file there", str(path))
+        os.chown(f"/proc/self/fd/{file}", uid, -1)
+    finally:
+        os.close(file)

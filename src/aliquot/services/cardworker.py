@@ -27,7 +27,7 @@ from aliquot.model.tenant import Finding, Level, SharingRules, Standing, State
 BEAT = 0.1  # a heartbeat at least this often: tenants undo a pause themselves after ALQ_STALE_NS without one
 STALLED = 0.5  # when our own last beat is older, tenants may have done so
 _CHECKS = (0.1, 0.5)  # when a new context's slice is looked at again: libcuda sets its own while it makes the context
-_AUDIT = 1.0  # and then one context each second
+_AUDIT = 1.0  # and then one context each second, and whether a process went on by itself
 _SETTLED = 1.0  # a changed slice after this is no accident of start-up
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ class Seat:
     checks: list[float] = field(default_factory=list)
     last: Use | None = None
     paused_since: float | None = None
+    rescued: float = 0.0  # when it was last found to have gone on by itself
 
     def close(self) -> None:
         """Let go of its files: as long as we hold them, the driver keeps the dead process's memory."""
@@ -75,7 +76,7 @@ class CardWorker:
     def __init__(self, uuid: str, rules: SharingRules) -> None:
         self.uuid = uuid
         self.arbiter = CardArbiter(rules)
-        self.findings: dict[tuple[int | None, str], Finding] = {}
+        self.findings: dict[tuple[int, str], Finding] = {}  # by process and kind
         self._inbox: queue.SimpleQueue[Callable[[float], None] | None] = queue.SimpleQueue()
         self._seats: dict[str, Seat] = {}
         self._tallies: dict[str, _Tally] = {}
@@ -94,9 +95,10 @@ class CardWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """Resume everybody, then end."""
+        """Resume everybody, then end. Nothing may be posted after this."""
         self._inbox.put(None)
-        self._thread.join(timeout=5)
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
 
     def configure(self, rules: SharingRules) -> None:
         """Other rules from now on."""
@@ -129,18 +131,17 @@ class CardWorker:
     # --- the thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
-            now = time.monotonic()
-            timeout = min(self.arbiter.deadline, self._beaten + BEAT) - now
-            going = self._take(max(0.0, timeout))
+        going = True
+        while going:
+            timeout = min(self.arbiter.deadline, self._beaten + BEAT) - time.monotonic()
             try:
-                if not going:
-                    self._let_everybody_go()
-                    return
-                self._round(time.monotonic())
+                going = self._take(max(0.0, timeout))
+                if going:
+                    self._round(time.monotonic())
             except Exception:  # whatever it is, the next round must come: tenants hang on the heartbeat
                 log.exception("card %s: a round failed", self.uuid)
                 time.sleep(0.01)
+        self._let_everybody_go()
 
     def _take(self, timeout: float) -> bool:
         """Take in what arrived; False: stop."""
@@ -159,8 +160,7 @@ class CardWorker:
         self._read(now)
         orders = self.arbiter.tick(now)
         if orders:
-            self._perform(orders)
-            self.arbiter.performed(time.monotonic())
+            self.arbiter.performed(self._perform(orders))
         self._audit(now)
         self._tell(now)
 
@@ -180,13 +180,21 @@ class CardWorker:
         elapsed = now - self._read_at
         for name, seat in self._seats.items():
             use = seat.page.use(seat.slot, seat.card)
-            readings[name] = Reading(use.launches, use.waiting > 0)
+            readings[name] = Reading(use.launches, use.waiting > 0, use.busy_since_ns != 0)
             if seat.last is not None and elapsed > 0:
                 busy[name] = max(0, _busy(use, stamp) - _busy(seat.last, stamp - int(elapsed * 1e9))) / (elapsed * 1e9)
             seat.last = use
+            if seat.level is Level.HARDWARE and not use.paused and self.arbiter.paused(name):
+                self._went_on(seat, now)
         self._shares.add(self._read_at, now, divide(busy, *self.arbiter.weights()))
         self._read_at = now
         self.arbiter.read(readings, now)
+
+    def _went_on(self, seat: Seat, now: float) -> None:
+        """It thought that we were gone, or says so: seldom enough that it cannot keep the card's lock busy."""
+        if now - seat.rescued >= _AUDIT:
+            seat.rescued = now
+            self.arbiter.forget(seat.name)
 
     # --- events ------------------------------------------------------------------------------------------------
 
@@ -204,6 +212,8 @@ class CardWorker:
     def _join(self, seat: Seat, now: float) -> None:
         before = self._seats.get(seat.name)
         if before is not None:
+            if seat.level is not Level.HARDWARE:  # it could be paused, now it can not: this is the last chance
+                self._let_go(before)
             before.close()
             seat.paused_since, seat.joined, seat.last = before.paused_since, before.joined, before.last
         else:
@@ -214,14 +224,19 @@ class CardWorker:
 
     def _leave(self, name: str) -> None:
         seat = self._seats.pop(name, None)
-        self.arbiter.leave(name)
         if seat is not None:
+            if self.arbiter.paused(name):  # it need not be dead: it may have come anew, or was thrown out
+                self._let_go(seat)
             self._count_pause(seat, time.monotonic())
             seat.close()
+            self._findings_end(seat.pid)
+        self.arbiter.leave(name)
 
     # --- orders ------------------------------------------------------------------------------------------------
 
-    def _perform(self, orders: Iterable[Order]) -> None:
+    def _perform(self, orders: Iterable[Order]) -> list[tuple[Order, float]]:
+        """When each took effect. Many slow ones together could last longer than tenants wait for a heartbeat."""
+        effects = []
         for order in orders:
             seat = self._seats.get(order.context)
             if seat is None:
@@ -233,50 +248,63 @@ class CardWorker:
                     log.info("%s: %s; it will register again or is gone", seat.name, error)
                 else:
                     self._degrade(seat, error)
+            now = time.monotonic()
+            effects.append((order, now))
+            if now - self._beaten >= BEAT:
+                self._beat(now)
+        return effects
 
     def _perform_one(self, order: Order, seat: Seat) -> None:
         match order:
             case SetSlice(_, microseconds):
                 if seat.level is Level.HARDWARE:
-                    for group in seat.groups:
-                        rm.set_slice(group, microseconds)
+                    _on_all(seat.groups, lambda group: rm.set_slice(group, microseconds))
             case Pause():
                 seat.paused_since = time.monotonic()
                 if seat.level is Level.HARDWARE:
                     seat.page.beat(seat.card, time.monotonic_ns())
                     seat.page.set_word(seat.slot, seat.card, pages.PAUSED, 1)
-                    for group in seat.groups:
-                        rm.set_paused(group, True)
+                    _on_all(seat.groups, lambda group: rm.set_paused(group, True))
                 else:
                     seat.page.set_gate(seat.slot, seat.card, closed=True)
             case Resume():
                 self._resume(seat)
             case Arm():
                 seat.page.set_word(seat.slot, seat.card, pages.WAKE, 1)
+                use = seat.page.use(seat.slot, seat.card)
+                if seat.last is not None and use.launches != seat.last.launches:  # since we looked: it will not ring
+                    self.arbiter.wake(seat.name, time.monotonic())
+                    self.arbiter.deadline = 0.0
 
     def _resume(self, seat: Seat) -> None:
         self._count_pause(seat, time.monotonic())
         seat.page.set_gate(seat.slot, seat.card, closed=False)
-        if seat.level is Level.HARDWARE:
-            for group in seat.groups:
-                rm.set_paused(group, False)
-        seat.page.set_word(seat.slot, seat.card, pages.PAUSED, 0)
+        try:
+            if seat.level is Level.HARDWARE:
+                _on_all(seat.groups, lambda group: rm.set_paused(group, False))
+        finally:
+            seat.page.set_word(seat.slot, seat.card, pages.PAUSED, 0)
+
+    def _let_go(self, seat: Seat) -> None:
+        """Resume what can be resumed, for the last time."""
+        with contextlib.suppress(rm.RmError):
+            self._resume(seat)
 
     def _degrade(self, seat: Seat, error: rm.RmError) -> None:
         """The driver refuses what it allowed at registration: hold it at the gate from now on."""
         log.warning("%s: %s; held at the gate from now on", seat.name, error)
-        self._find(seat.pid, f"the driver refuses control of it ({error}): held at the gate from now on")
-        for group in seat.groups:
-            with contextlib.suppress(rm.RmError):
-                rm.set_paused(group, False)
+        self._find(seat.pid, "refused", f"the driver refuses control of it ({error}): held at the gate from now on")
+        self._let_go(seat)
         seat.level = Level.GATE
         self.arbiter.join(seat.name, seat.tenant, preemptible=False)
         self.arbiter.deadline = 0.0
 
     def _let_everybody_go(self) -> None:
         for seat in self._seats.values():
-            with contextlib.suppress(rm.RmError):
-                self._resume(seat)
+            try:
+                self._let_go(seat)
+            except Exception:  # the next one is to be let go all the same
+                log.exception("%s may still be paused", seat.name)
             seat.close()
         self._seats.clear()
 
@@ -310,10 +338,16 @@ class CardWorker:
                 self.arbiter.forget(seat.name)
                 self.arbiter.deadline = 0.0
                 if now - seat.joined > _SETTLED:
-                    self._find(seat.pid, f"its time slice was changed behind our back to {changed.pop()} us: set again")
+                    text = f"its time slice was changed behind our back to {changed.pop()} us: set again"
+                    self._find(seat.pid, "slice", text)
 
-    def _find(self, pid: int | None, text: str) -> None:
-        self.findings[pid, text] = Finding(self.uuid, pid, text)
+    def _find(self, pid: int, kind: str, text: str) -> None:
+        """One of a kind of each process: its owner may provoke as many as it likes."""
+        self.findings[pid, kind] = Finding(self.uuid, pid, text)
+
+    def _findings_end(self, pid: int) -> None:
+        for key in [key for key in self.findings if key[0] == pid]:
+            del self.findings[key]
 
     def _tell(self, now: float) -> None:
         if now - self._told < BEAT:
@@ -343,6 +377,18 @@ class CardWorker:
 
 # Of a tenant's processes, the one that tells most.
 _TELLING = (State.RUNNING, State.PAUSED, State.WAITING, State.IDLE)
+
+
+def _on_all(groups: Iterable[rm.Group], control: Callable[[rm.Group], None]) -> None:
+    """On each, although it fails on some: one that is gone must not leave the others as they were. Raises the worst."""
+    failed: list[rm.RmError] = []
+    for group in groups:
+        try:
+            control(group)
+        except rm.RmError as error:
+            failed.append(error)
+    if failed:
+        raise min(failed, key=lambda error: error.gone)
 
 
 def _busy(use: Use, stamp: int) -> int:

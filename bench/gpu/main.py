@@ -1,0 +1,123 @@
+"""The bench from the command line: which rows, the table, and the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.gpu import health, report
+from bench.gpu.children import ChildError
+from bench.gpu.lab import Lab
+from bench.gpu.report import Row
+from bench.gpu.rows import (
+    busy_online,
+    cap,
+    chaos,
+    eight,
+    idle_online,
+    memory,
+    preemption,
+    several_offline,
+    shares,
+    shim_cost,
+    timeline,
+    torch_mix,
+    two_online,
+)
+
+# In the order of the table. Chaos comes last: whatever it breaks, the rest is measured.
+ROWS: dict[str, Callable[[Lab], list[Row]]] = {
+    "preemption": preemption.measure,
+    "timeline": timeline.measure,
+    "torch": torch_mix.measure,
+    "busy-online": busy_online.measure,
+    "idle-online": idle_online.measure,
+    "shares": shares.measure,
+    "cap": cap.measure,
+    "eight": eight.measure,
+    "shim-cost": shim_cost.measure,
+    "memory": memory.measure,
+    "two-online": two_online.measure,
+    "several-offline": several_offline.measure,
+    "chaos": chaos.measure,
+}
+RISKY = frozenset({"memory", "chaos", "torch"})
+
+
+def main(about: str | None) -> int:
+    """Measure, print, write; 0 when every row that was measured holds."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="NAME,...", help="these rows alone")
+    parser.add_argument("--list", action="store_true", help="the names of the rows")
+    parser.add_argument("--seconds", type=float, default=4.0, help="one measured window (default 4)")
+    parser.add_argument("--limit", type=float, default=540.0, help="seconds after which no further row is begun")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="where gpu.json and timeline.svg go")
+    parser.add_argument(
+        "--simulate", nargs="?", const="1x24GiB", metavar="CARDSxSIZE", help="on simulated cards (default 1x24GiB)"
+    )
+    options = parser.parse_args()
+    if options.list:
+        print("\n".join(ROWS))
+        return 0
+    names = options.only.split(",") if options.only else list(ROWS)
+    if unknown := sorted(set(names) - set(ROWS)):
+        parser.error(f"--only: {', '.join(unknown)}: unknown; there are {', '.join(ROWS)}")
+    if not 0.2 <= options.seconds <= 60:
+        parser.error("--seconds: from 0.2 to 60")
+    options.out.mkdir(parents=True, exist_ok=True)
+    lab = Lab(options.out, options.seconds, options.simulate)
+    try:
+        lab.open()
+        rows = _measure(lab, names, options.limit)
+    except ChildError as error:  # before any row: there is no card, or no daemon
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    finally:
+        lab.close()
+    print(report.render(rows))
+    print(f"\n{options.out / 'gpu.json'}")
+    return 0 if all(row.ok is not False for row in rows) else 1
+
+
+def _measure(lab: Lab, names: list[str], limit: float) -> list[Row]:
+    """Row by row; one that fails is a row that was missed, and the next is measured all the same."""
+    about, rows, seconds = report.machine(lab.simulate), [], {}
+    started, xids = time.monotonic(), health.xids()
+    for name in names:
+        began = time.monotonic()
+        if began - started > limit:
+            rows.append(Row(what=name, must="", measured=f"not begun: {limit:.0f} s were over", ok=False))
+            continue
+        print(f"{began - started:5.0f} s  {name}", file=sys.stderr, flush=True)
+        try:
+            found = ROWS[name](lab)
+        except Exception as error:  # of whatever kind: it belongs into the table, not in its place
+            found = [_failed(name, error)]
+        if name in RISKY:
+            found += _unwell(lab, name, xids)
+        rows += found
+        for row in found:
+            lab.say(f"{ {True: 'ok', False: 'MISSED', None: '-'}[row.ok] }: {row.what}: {row.measured} ({row.must})")
+        seconds[name] = round(time.monotonic() - began, 1)
+        report.write(lab.out / "gpu.json", {**about, "alone": lab.baselines()}, rows, seconds)
+    return rows
+
+
+def _failed(name: str, error: Exception) -> Row:
+    lines = str(error).strip().splitlines() or [""]
+    last = lines[0] if len(lines) == 1 else f"{lines[0][:60]} ... {lines[-1]}"
+    whole = "".join(traceback.format_exception(error))
+    return Row(what=name, must="", measured=f"failed: {last}", ok=False, numbers={"error": whole})
+
+
+def _unwell(lab: Lab, name: str, xids: int | None) -> list[Row]:
+    """A row only when the card is not well after it."""
+    after = health.examine(lab)
+    if after.works and (xids is None or after.xids is None or after.xids == xids):
+        return []
+    return [Row(what=f"the card after {name}", must="well", measured=str(asdict(after))[:200], ok=False)]

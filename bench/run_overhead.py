@@ -1,0 +1,82 @@
+"""What `aliquot run` costs before the command starts: the time of `aliquot run -- true` less that of `true` alone.
+
+    python bench/run_overhead.py [--times 50] [--simulate 2x24GiB]
+
+A daemon that runs already is asked; otherwise one with simulated cards is started in a home of its own, and ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from aliquot.adapters.control import ControlError, NoDaemonError, connect
+from aliquot.adapters.home import homes
+
+LIMIT_MS = 150.0  # what is promised
+
+
+def milliseconds(command: list[str], times: int) -> list[float]:
+    """Wall time of each run."""
+    taken = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+        taken.append((time.perf_counter() - begun) * 1000)
+    return taken
+
+
+def measure(times: int) -> dict[str, float]:
+    """Milliseconds before the exec: middle, 95th percentile, worst."""
+    program = shutil.which("aliquot")
+    command = [program] if program else [sys.executable, "-m", "aliquot"]
+    run = [*command, "run", "--memory", "256MiB", "--", "true"]
+    milliseconds(run, 3)  # caches
+    alone = statistics.median(milliseconds(["true"], times))
+    taken = sorted(each - alone for each in milliseconds(run, times))
+    return {
+        "p50": statistics.median(taken),
+        "p95": taken[min(len(taken) - 1, int(len(taken) * 0.95))],
+        "max": taken[-1],
+        "python_alone": statistics.median(milliseconds([sys.executable, "-c", "pass"], times)) - alone,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=int, default=50)
+    parser.add_argument("--simulate", default="2x24GiB", metavar="SPEC")
+    parser.add_argument("-o", "--output", choices=["text", "json"], default="text")
+    arguments = parser.parse_args()
+    made = None
+    try:
+        connect(homes())[0].close()
+    except (NoDaemonError, ControlError):
+        made = os.environ["ALIQUOT_HOME"] = tempfile.mkdtemp(prefix="alq")
+        up = [sys.executable, "-m", "aliquot", "up", "-d", "--metrics-port", "0", "--simulate", arguments.simulate]
+        subprocess.run(up, check=True, stderr=subprocess.DEVNULL)
+    try:
+        found = measure(arguments.times)
+    finally:
+        if made:
+            subprocess.run([sys.executable, "-m", "aliquot", "down"], check=False, stdout=subprocess.DEVNULL)
+            shutil.rmtree(made, ignore_errors=True)
+    if arguments.output == "json":
+        print(json.dumps({name: round(value, 1) for name, value in found.items()}))
+        return
+    print(
+        f"before the exec, {arguments.times} runs: p50 {found['p50']:.0f} ms, p95 {found['p95']:.0f} ms,"
+        f" worst {found['max']:.0f} ms (promised: {LIMIT_MS:.0f});"
+        f" starting Python alone takes {found['python_alone']:.0f} ms"
+    )
+
+
+if __name__ == "__main__":
+    main()

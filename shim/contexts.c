@@ -1,0 +1,85 @@
+/* contexts.c - the end of a context frees what was allocated in it, without a call for each. */
+#include "shim.h"
+
+#define ORDINALS 64
+static CUcontext primary[ORDINALS];     /* each device's own context, as cuDevicePrimaryCtxRetain gave it out */
+
+struct ending { CUcontext context; uint32_t before; };
+
+/* Pieces and pools belong to the device, not to a context: they stay. */
+static bool ends(const struct alq_entry *e, const void *with)
+{
+    const struct ending *ending = with;
+    return (e->kind == ALQ_MEMORY || e->kind == ALQ_ARRAY) && e->owner == (uintptr_t)ending->context &&
+           (int32_t)(e->serial - ending->before) < 0;
+}
+
+static void give_back_all(const struct ending *ending)
+{
+    struct alq_entry entry;
+    while (ending->context && alq_take_where(ends, ending, &entry))
+        alq_charge(entry.card, -(int64_t)entry.size);
+    alq_settle();
+}
+
+int alq_cuCtxDestroy_v2(fn_cuCtxDestroy_v2 *real, int ptsz, CUcontext context)
+{
+    (void)ptsz;
+    struct ending ending = { .context = context, .before = alq_serial() };
+    int result = real(context);
+    if (result == CUDA_SUCCESS)
+        give_back_all(&ending);
+    return result;
+}
+
+int alq_cuCtxDestroy(fn_cuCtxDestroy *real, int ptsz, CUcontext context)
+{
+    return alq_cuCtxDestroy_v2(real, ptsz, context);
+}
+
+int alq_cuDevicePrimaryCtxRetain(fn_cuDevicePrimaryCtxRetain *real, int ptsz, CUcontext *context, CUdevice device)
+{
+    (void)ptsz;
+    int result = real(context, device);
+    if (result == CUDA_SUCCESS && context && device >= 0 && device < ORDINALS)
+        __atomic_store_n(&primary[device], *context, __ATOMIC_RELAXED);
+    return result;
+}
+
+/* Released by its last holder, or reset: it is gone when it is no longer active. */
+static int leave(fn_cuDevicePrimaryCtxRelease *real, CUdevice device)
+{
+    struct ending ending = { .before = alq_serial() };
+    if (device >= 0 && device < ORDINALS)
+        ending.context = __atomic_load_n(&primary[device], __ATOMIC_RELAXED);
+    int result = real(device);
+    unsigned flags = 0;
+    int active = 1;
+    if (result == CUDA_SUCCESS && ALQ_REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && !active)
+        give_back_all(&ending);
+    return result;
+}
+
+int alq_cuDevicePrimaryCtxRelease(fn_cuDevicePrimaryCtxRelease *real, int ptsz, CUdevice device)
+{
+    (void)ptsz;
+    return leave(real, device);
+}
+
+int alq_cuDevicePrimaryCtxRelease_v2(fn_cuDevicePrimaryCtxRelease_v2 *real, int ptsz, CUdevice device)
+{
+    (void)ptsz;
+    return leave(real, device);
+}
+
+int alq_cuDevicePrimaryCtxReset(fn_cuDevicePrimaryCtxReset *real, int ptsz, CUdevice device)
+{
+    (void)ptsz;
+    return leave(real, device);
+}
+
+int alq_cuDevicePrimaryCtxReset_v2(fn_cuDevicePrimaryCtxReset_v2 *real, int ptsz, CUdevice device)
+{
+    (void)ptsz;
+    return leave(real, device);
+}

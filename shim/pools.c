@@ -1,0 +1,326 @@
+/* pools.c - stream-ordered memory. A pool is charged what it holds of the card, which is more than it has handed out:
+ * freed memory stays in the pool until it is trimmed, or until a wait when its release threshold is low.
+ *
+ * So a pool's charge is its attribute "reserved", read again after everything that may change it. Before an allocation
+ * the part that the pool cannot serve from its spare memory is reserved; after it the truth is charged. When that is past
+ * the quota although the guess was not (the spare memory was in the wrong pieces), the pools are trimmed, and if that
+ * does not help the allocation is taken back: for that moment the tenant was above its quota by one allocation.
+ */
+#include "shim.h"
+
+#define POOLS 64
+struct pool { CUmemoryPool handle; int card; uint64_t charged; };
+static struct pool pools[POOLS];            /* [0, count) */
+static int count;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;    /* held over reads of attributes and trims, never over waits */
+int alq_pools_live;                         /* there are pools or graph memory to settle; read without the lock */
+
+bool alq_capturing(CUstream stream, int ptsz)
+{
+    int status = CAPTURE_NONE;
+    int result = ptsz ? ALQ_REAL(cuStreamIsCapturing_ptsz)(stream, &status) : ALQ_REAL(cuStreamIsCapturing)(stream, &status);
+    /* an error other than "no such function" means the stream takes part in somebody's capture */
+    return result == CUDA_SUCCESS ? status != CAPTURE_NONE : result != CUDA_ERROR_NOT_FOUND;
+}
+
+/* ---- with `lock` held ---- */
+
+static struct pool *find(CUmemoryPool handle)
+{
+    for (int i = 0; i < count; i++)
+        if (pools[i].handle == handle)
+            return &pools[i];
+    return NULL;
+}
+
+/* NULL: there are too many. Then its allocations are charged one by one, which is too little by what it keeps spare. */
+static struct pool *enter(CUmemoryPool handle, int card)
+{
+    struct pool *pool = find(handle);
+    if (!pool && count < POOLS) {
+        pool = &pools[count++];
+        *pool = (struct pool){ .handle = handle, .card = card };
+        __atomic_store_n(&alq_pools_live, 1, __ATOMIC_RELAXED);
+    }
+    return pool;
+}
+
+/* Charges what the pool really holds, and gives `reserved` back, which was a guess about it. Returns how much the pool
+ * has spare. An unreadable pool (gone) holds nothing. */
+static uint64_t settle(struct pool *pool, uint64_t reserved)
+{
+    uint64_t holds = 0, used = 0;
+    if (ALQ_REAL(cuMemPoolGetAttribute)(pool->handle, POOL_RESERVED_NOW, &holds))
+        holds = 0;
+    if (ALQ_REAL(cuMemPoolGetAttribute)(pool->handle, POOL_USED_NOW, &used))
+        used = 0;
+    alq_charge(pool->card, (int64_t)(holds - pool->charged - reserved));
+    pool->charged = holds;
+    return holds > used ? holds - used : 0;
+}
+
+/* ---- room ---- */
+
+static void trim_all(int card)
+{
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < count; i++)
+        if (pools[i].card == card) {
+            ALQ_REAL(cuMemPoolTrimTo)(pools[i].handle, 0);
+            settle(&pools[i], 0);
+        }
+    pthread_mutex_unlock(&lock);
+    alq_graph_trim(card);
+}
+
+static bool trim_and_reserve(int card, uint64_t bytes, uint64_t need, CUstream stream, int ptsz, bool may_wait)
+{
+    trim_all(card);
+    if (alq_reserve(card, bytes, need))
+        return true;
+    if (!may_wait || alq_capturing(stream, ptsz))
+        return false;
+    if (ptsz)
+        ALQ_REAL_AS(cuStreamSynchronize, cuStreamSynchronize_ptsz)(stream);
+    else
+        ALQ_REAL(cuStreamSynchronize)(stream);
+    trim_all(card);
+    return alq_reserve(card, bytes, need);
+}
+
+/* Reserves; when that is past the quota, first takes back what this process's pools hold for nothing. With `may_wait` it
+ * waits for the work before, as the driver itself does when a card is full: frees on a stream count only then. */
+bool alq_make_room(int card, uint64_t bytes, uint64_t need, CUstream stream, int ptsz, bool may_wait)
+{
+    if (alq_reserve(card, bytes, need))
+        return true;
+    if (!__atomic_load_n(&alq_pools_live, __ATOMIC_RELAXED))
+        return false;
+    /* another thread may be capturing in the strict mode, which forbids such calls to everyone who is not relaxed */
+    int mode = CAPTURE_MODE_RELAXED;
+    bool swapped = ALQ_REAL(cuThreadExchangeStreamCaptureMode)(&mode) == CUDA_SUCCESS;
+    bool done = trim_and_reserve(card, bytes, need, stream, ptsz, may_wait);
+    if (swapped)
+        ALQ_REAL(cuThreadExchangeStreamCaptureMode)(&mode);
+    return done;
+}
+
+void alq_settle(void)
+{
+    if (!__atomic_load_n(&alq_pools_live, __ATOMIC_RELAXED))
+        return;
+    int saved = errno;
+    if (pthread_mutex_trylock(&lock) == 0) {    /* busy: whoever has it settles */
+        for (int i = 0; i < count; i++)
+            settle(&pools[i], 0);
+        pthread_mutex_unlock(&lock);
+        for (int card = 0; card < ALQ_CARDS; card++)
+            alq_graph_settle(card);
+    }
+    errno = saved;
+}
+
+/* ---- allocation ---- */
+
+/* Not in time for the guess: is this tenant now above its quota because of us? Then spare memory goes. */
+static bool settled_within(int card)
+{
+    for (int tries = 0; alq_limit(card) != ALQ_UNLIMITED && alq_used(card) > alq_limit(card); tries++) {
+        if (tries == 1)
+            return false;
+        trim_all(card);
+    }
+    return true;
+}
+
+/* What differs between the two entry points: which pool the driver will take. */
+struct request { CUdeviceptr *p; size_t n; CUmemoryPool pool; CUstream stream; int ptsz; };
+typedef int allocate_fn(const struct request *r, void *real);
+
+static int free_real(CUdeviceptr p, CUstream stream, int ptsz)
+{
+    return ptsz ? ALQ_REAL_AS(cuMemFreeAsync, cuMemFreeAsync_ptsz)(p, stream) : ALQ_REAL(cuMemFreeAsync)(p, stream);
+}
+
+static int allocate(const struct request *r, int card, allocate_fn *call, void *real)
+{
+    uint64_t need = alq_rounded(r->n), more = need, spare = 0, before = 0;
+    pthread_mutex_lock(&lock);
+    struct pool *pool = enter(r->pool, card);
+    if (pool) {
+        spare = settle(pool, 0);
+        before = pool->charged;
+        more = need > spare ? need - spare : 0;
+    }
+    pthread_mutex_unlock(&lock);
+    if (more && !alq_make_room(card, more, more < r->n ? more : r->n, r->stream, r->ptsz, true))
+        return alq_refuse(card);
+
+    int result = call(r, real);
+    bool grown = false;
+    pthread_mutex_lock(&lock);
+    pool = find(r->pool);
+    if (pool) {
+        settle(pool, more);
+        grown = pool->charged > before + more;
+    } else if (result != CUDA_SUCCESS) {
+        alq_charge(card, -(int64_t)more);
+    }
+    pthread_mutex_unlock(&lock);
+    if (result != CUDA_SUCCESS || !r->p)
+        return result;
+    if (grown && !settled_within(card)) {
+        free_real(*r->p, r->stream, r->ptsz);
+        alq_settle();
+        return alq_refuse(card);
+    }
+    alq_book((struct alq_entry){ .kind = pool ? ALQ_POOLED : ALQ_MEMORY, .key = *r->p, .size = need,
+                                 .owner = (uintptr_t)(pool ? r->pool : alq_context()), .card = (int8_t)card });
+    return result;
+}
+
+/* On a capturing stream nothing is allocated now: it becomes a node of the graph. */
+static int capture(const struct request *r, CUdevice device, allocate_fn *call, void *real)
+{
+    CUgraph graph = alq_graph_of(r->stream, r->ptsz);
+    if (!graph)
+        return call(r, real);
+    int result = alq_graph_may_alloc(graph, alq_rounded(r->n), device);
+    if (result)
+        return result;
+    result = call(r, real);
+    if (result == CUDA_SUCCESS && r->p)
+        alq_graph_allocates(graph, *r->p, alq_rounded(r->n), device);
+    return result;
+}
+
+static int call_async(const struct request *r, void *real)
+{
+    return ((fn_cuMemAllocAsync *)real)(r->p, r->n, r->stream);
+}
+
+static int call_from_pool(const struct request *r, void *real)
+{
+    return ((fn_cuMemAllocFromPoolAsync *)real)(r->p, r->n, r->pool, r->stream);
+}
+
+int alq_cuMemAllocAsync(fn_cuMemAllocAsync *real, int ptsz, CUdeviceptr *p, size_t n, CUstream stream)
+{
+    struct request r = { .p = p, .n = n, .stream = stream, .ptsz = ptsz };
+    CUdevice device = -1;
+    int card = alq_card_of_context(&device);
+    if (card == ALQ_NO_CONTEXT)
+        return real(p, n, stream);
+    if (card < 0)
+        return alq_refuse(card);
+    if (alq_capturing(stream, ptsz))
+        return capture(&r, device, call_async, (void *)real);
+    if (ALQ_REAL(cuDeviceGetMemPool)(&r.pool, device))
+        return real(p, n, stream);
+    return allocate(&r, card, call_async, (void *)real);
+}
+
+int alq_cuMemAllocFromPoolAsync(fn_cuMemAllocFromPoolAsync *real, int ptsz, CUdeviceptr *p, size_t n, CUmemoryPool pool,
+                                CUstream stream)
+{
+    struct request r = { .p = p, .n = n, .pool = pool, .stream = stream, .ptsz = ptsz };
+    pthread_mutex_lock(&lock);
+    struct pool *known = find(pool);
+    int card = known ? known->card : ALQ_CARDS;
+    pthread_mutex_unlock(&lock);
+    CUdevice device = -1;
+    int here = alq_card_of_context(&device);
+    if (card == ALQ_CARDS)          /* not created under our eyes: a default pool */
+        card = here;
+    if (card == ALQ_NO_CONTEXT)     /* a pool on the host; or no context, and the driver will say so */
+        return real(p, n, pool, stream);
+    if (card < 0)
+        return alq_refuse(card);
+    if (alq_capturing(stream, ptsz))
+        return capture(&r, device, call_from_pool, (void *)real);
+    return allocate(&r, card, call_from_pool, (void *)real);
+}
+
+int alq_cuMemFreeAsync(fn_cuMemFreeAsync *real, int ptsz, CUdeviceptr p, CUstream stream)
+{
+    struct alq_entry entry;
+    if (alq_find(ALQ_IN_GRAPH, p, &entry)) {
+        CUgraph graph = alq_capturing(stream, ptsz) ? alq_graph_of(stream, ptsz) : NULL;
+        int result = real(p, stream);
+        if (result == CUDA_SUCCESS && graph)
+            alq_graph_frees(graph, p);
+        else if (result == CUDA_SUCCESS)
+            alq_graph_settle(entry.card);
+        return result;
+    }
+    bool plain = alq_take(ALQ_MEMORY, p, &entry), pooled = !plain && alq_take(ALQ_POOLED, p, &entry);
+    int result = real(p, stream);
+    if (result != CUDA_SUCCESS && (plain || pooled))
+        alq_book(entry);
+    else if (plain)
+        alq_charge(entry.card, -(int64_t)entry.size);
+    else if (pooled)
+        alq_settle();
+    return result;
+}
+
+/* ---- pools of the program's own ---- */
+
+int alq_cuMemPoolCreate(fn_cuMemPoolCreate *real, int ptsz, CUmemoryPool *pool, const CUmemPoolProps *props)
+{
+    (void)ptsz;
+    int result = real(pool, props);
+    if (result == CUDA_SUCCESS && pool && props) {
+        const CUmemLocation *where = &props->location;
+        int ordinal = where->type == LOCATION_DEVICE ? where->id : where->type == LOCATION_DEVICE_PART ? where->id & 0xff : -1;
+        int card = ordinal < 0 ? ALQ_NO_CONTEXT : alq_card_of_device(ordinal);
+        pthread_mutex_lock(&lock);
+        enter(*pool, card);
+        pthread_mutex_unlock(&lock);
+    }
+    return result;
+}
+
+static bool of_pool(const struct alq_entry *e, const void *pool)
+{
+    return e->kind == ALQ_POOLED && e->owner == (uintptr_t)pool;
+}
+
+/* What was allocated from it lives on until it is freed, and is charged by itself from now on. */
+int alq_cuMemPoolDestroy(fn_cuMemPoolDestroy *real, int ptsz, CUmemoryPool handle)
+{
+    (void)ptsz;
+    int result = real(handle);
+    if (result != CUDA_SUCCESS)
+        return result;
+    pthread_mutex_lock(&lock);
+    struct pool *pool = find(handle);
+    if (pool) {
+        struct alq_entry entry;
+        while (alq_take_where(of_pool, handle, &entry)) {
+            alq_charge(entry.card, (int64_t)entry.size);
+            entry.kind = ALQ_MEMORY;
+            entry.owner = 0;
+            alq_book(entry);
+        }
+        alq_charge(pool->card, -(int64_t)pool->charged);
+        *pool = pools[--count];
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+int alq_cuMemPoolTrimTo(fn_cuMemPoolTrimTo *real, int ptsz, CUmemoryPool pool, size_t keep)
+{
+    (void)ptsz;
+    int result = real(pool, keep);
+    alq_settle();
+    return result;
+}
+
+void alq_pools_forget(void)
+{
+    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    count = 0;
+    alq_pools_live = 0;
+}

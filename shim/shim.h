@@ -1,0 +1,213 @@
+/* shim.h - what the parts of libaliquot.so know of each other.
+ *
+ *     resolve.c   finding the real functions; dlsym and cuGetProcAddress
+ *     wrappers.c  the exported hooks, generated from hooks.def
+ *     core.c      is there a tenant; files; fork
+ *     page.c      the tenant's page: this process's slot on it, and the memory ledger
+ *     cards.c     which card is meant
+ *     book.c      what this process has allocated: pointer or handle -> bytes
+ *     plain.c, pieces.c, pools.c, graphs.c, contexts.c, answers.c    the bodies of hooks
+ *     work.c      launches: counting, waking the daemon, the gate
+ *     observe.c   ioctl: which channel groups this process has
+ *     link.c      the thread that tells the daemon of them, and undoes a pause when the daemon is gone
+ *
+ * Rules of the house: nothing here exits, aborts, or waits without a bound. Nothing happens at all unless
+ * ALIQUOT_TENANT is set. errno is left as it was. A launch takes no lock and allocates nothing.
+ */
+#ifndef ALIQUOT_SHIM_H
+#define ALIQUOT_SHIM_H
+#include <errno.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include "abi.h"
+#include "driver.h"
+
+#define ALQ_EXPORT __attribute__((visibility("default")))
+#define ALQ_RARE(x) __builtin_expect(!!(x), 0)
+#define ALQ_STRIP(...) __VA_ARGS__
+
+/* The kinds of streams: how one line of hooks.def becomes one or two symbols. M(symbol, name, ptsz, ...) */
+#define ALQ_ONE(M, name, ...) M(name, name, 0, __VA_ARGS__)
+#define ALQ_SZ(M, name, ...)  M(name, name, 0, __VA_ARGS__) M(name##_ptsz, name, 1, __VA_ARGS__)
+#define ALQ_DS(M, name, ...)  M(name, name, 0, __VA_ARGS__) M(name##_ptds, name, 1, __VA_ARGS__)
+
+/* Types of all functions in the table, and the bodies that are written by hand. `ptsz`: the stream NULL is the calling
+ * thread's own. A body calls `real`, never the exported symbol. */
+#define GATE(name, kinds, params, ...) typedef int fn_##name params;
+#define NOTE(name, kinds, params, ...) typedef int fn_##name params;
+#define COPY(name, kinds, params, ...) typedef int fn_##name params;
+#define WAIT(name, kinds, params, ...) typedef int fn_##name params;
+#define QUERY(name, kinds, params, ...) typedef int fn_##name params;
+#define ASK(name, params) typedef int fn_##name params;
+#define BODY(name, kinds, params, args) typedef int fn_##name params; int alq_##name(fn_##name *real, int ptsz, ALQ_STRIP params);
+#include "hooks.def"
+
+/* ---- resolve.c ---- */
+#define ALQ_INDEX(symbol, ...) ALQ_AT_##symbol,
+enum alq_index {
+#define GATE(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
+#define NOTE(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
+#define COPY(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
+#define WAIT(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
+#define QUERY(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
+#define BODY(name, kinds, ...) ALQ_##kinds(ALQ_INDEX, name)
+#include "hooks.def"
+    ALQ_HOOKS,
+    ALQ_BEFORE_ASKS = ALQ_HOOKS - 1,
+#define ASK(name, params) ALQ_AT_##name,
+#include "hooks.def"
+    ALQ_SYMBOLS
+};
+struct alq_symbol {
+    const char *name;
+    void       *wrapper;    /* NULL for those that are only asked */
+    void       *real;       /* found on first use; never NULL after that */
+};
+extern struct alq_symbol alq_symbols[ALQ_SYMBOLS];
+
+/* The real function, or one that takes anything and answers CUDA_ERROR_NOT_FOUND. */
+void *alq_resolve(enum alq_index at);
+static inline void *alq_real_at(enum alq_index at)
+{
+    void *real = __atomic_load_n(&alq_symbols[at].real, __ATOMIC_ACQUIRE);
+    return ALQ_RARE(!real) ? alq_resolve(at) : real;
+}
+#define ALQ_REAL(symbol)       ((fn_##symbol *)alq_real_at(ALQ_AT_##symbol))
+#define ALQ_REAL_AS(name, sym) ((fn_##name *)alq_real_at(ALQ_AT_##sym))
+
+/* The next definition of a symbol of libc after this library, NULL if there is none. */
+void *alq_next(const char *name);
+
+/* ---- core.c ---- */
+extern int alq_mode;            /* 0: not looked yet, 1: no tenant, 2: a tenant. Read it through alq_on(). */
+int alq_look(void);             /* reads the environment, once; returns alq_mode */
+static inline bool alq_on(void)
+{
+    int mode = __atomic_load_n(&alq_mode, __ATOMIC_RELAXED);
+    return (ALQ_RARE(!mode) ? alq_look() : mode) == 2;
+}
+const char *alq_path(void);                 /* the tenant's directory */
+void alq_say(const char *format, ...) __attribute__((format(printf, 1, 2)));    /* one line on stderr */
+
+/* ---- page.c ---- */
+struct alq_page *alq_page(void);            /* the page, mapped; NULL (and said so once) when it cannot be used */
+extern struct alq_slot *alq_own;            /* this process's slot, NULL before it has one */
+struct alq_slot *alq_claim(void);           /* takes a slot when there is none; NULL when that is not possible */
+uint32_t alq_slot_index(void);
+void alq_keep_slot(void);                   /* notices when the program closed the page's file, and takes a slot anew */
+
+bool alq_reserve(int card, uint64_t bytes, uint64_t need);  /* false: past the quota, nothing was added */
+void alq_charge(int card, int64_t bytes);                   /* adds or gives back what cannot be refused */
+uint64_t alq_used(int card);                                /* by all processes of the tenant, with overheads */
+uint64_t alq_limit(int card);
+unsigned alq_reclaim(void);                                 /* gives back what the dead held; how many there were */
+int alq_refuse(int card);                                   /* counts a refusal, returns CUDA_ERROR_OUT_OF_MEMORY */
+
+/* ---- cards.c: an index into the page's card[], or one of these ---- */
+enum { ALQ_NO_CONTEXT = -1, ALQ_NOT_GRANTED = -2 };
+int alq_card_of_device(CUdevice device);
+int alq_card_of_context(CUdevice *device);  /* of the calling thread's current one; `device` may be NULL */
+int alq_card_of_uuid(const char *uuid);
+int alq_card_here(void);                    /* the same for launches: cached per thread, never negative */
+CUcontext alq_context(void);
+
+/* ---- book.c ---- */
+enum alq_kind { ALQ_MEMORY = 1, ALQ_POOLED, ALQ_ARRAY, ALQ_PIECE, ALQ_MAPPING, ALQ_GRAPH, ALQ_EXEC, ALQ_IN_GRAPH };
+struct alq_entry {
+    uint64_t key, size;
+    uint64_t owner;         /* MEMORY, ARRAY: context; POOLED: pool; MAPPING: the piece; IN_GRAPH: the graph */
+    uint64_t now;           /* PIECE: mappings; GRAPH: bytes live after the nodes so far */
+    uint32_t serial, refs;  /* serial: when it was entered; refs: of a PIECE */
+    int8_t   card;
+    uint8_t  kind;
+};
+bool alq_book(struct alq_entry entry);      /* false: no memory for it */
+bool alq_take(enum alq_kind kind, uint64_t key, struct alq_entry *out);     /* finds and removes */
+bool alq_find(enum alq_kind kind, uint64_t key, struct alq_entry *out);
+bool alq_change(enum alq_kind kind, uint64_t key, void (*change)(struct alq_entry *entry, void *with), void *with);
+bool alq_take_where(bool (*fits)(const struct alq_entry *entry, const void *with), const void *with, struct alq_entry *out);
+uint32_t alq_serial(void);                  /* entries made from now on have this serial or a later one */
+
+/* ---- pools.c, graphs.c ---- */
+bool alq_make_room(int card, uint64_t bytes, uint64_t need, CUstream stream, int ptsz, bool may_wait);
+void alq_settle(void);                      /* after a wait: pools may have given memory back */
+extern int alq_pools_live;                  /* there is something to settle */
+bool alq_capturing(CUstream stream, int ptsz);
+CUgraph alq_graph_of(CUstream stream, int ptsz);    /* the graph that a capturing stream builds, or NULL */
+int alq_graph_may_alloc(CUgraph graph, uint64_t bytes, CUdevice device);
+void alq_graph_allocates(CUgraph graph, CUdeviceptr p, uint64_t bytes, CUdevice device);
+void alq_graph_frees(CUgraph graph, CUdeviceptr p);
+void alq_graph_settle(int card);
+void alq_graph_trim(int card);
+uint64_t alq_rounded(uint64_t bytes);       /* what an allocation of so many bytes takes of the card */
+
+void alq_link_start(void);      /* link.c: starts the thread, once */
+
+/* ---- work.c ---- */
+void alq_work_slow(struct alq_use *use, int card, bool gated, int ptsz, CUstream stream);
+void alq_busy_begin(struct alq_use *use, int ptsz, CUstream stream);
+void alq_busy_end(struct alq_use *use);
+/* The line of the page on which work for the current card is noted; NULL: nothing to note. */
+static inline struct alq_use *alq_here(int *card)
+{
+    struct alq_slot *own = __atomic_load_n(&alq_own, __ATOMIC_ACQUIRE);
+    if (ALQ_RARE(!own)) {
+        if (!alq_on() || !(own = alq_claim()))
+            return NULL;
+        alq_link_start();   /* work without a group that was seen: under MPS it is the server's. The gate is left */
+    }
+    *card = alq_card_here();
+    return &own->use[*card];
+}
+/* Counts one piece of work; and when the daemon armed `wake` or closed the gate, what that asks for. */
+static inline struct alq_use *alq_work(bool gated, int ptsz, CUstream stream)
+{
+    int card = 0;
+    struct alq_use *use = alq_here(&card);
+    if (!use)
+        return NULL;
+    __atomic_fetch_add(&use->launches, 1, __ATOMIC_RELAXED);
+    if (gated)
+        __atomic_fetch_add(&use->waiting, 1, __ATOMIC_RELAXED);
+    if (ALQ_RARE(__atomic_load_n(&use->wake, __ATOMIC_RELAXED) | __atomic_load_n(&use->gate, __ATOMIC_RELAXED)))
+        alq_work_slow(use, card, gated, ptsz, stream);
+    if (gated && !__atomic_load_n(&use->busy_since_ns, __ATOMIC_RELAXED))
+        alq_busy_begin(use, ptsz, stream);
+    return use;
+}
+/* The gated work was handed over. Until then the process counts as waiting: at the gate, or for room in a full queue. */
+static inline void alq_handed_over(struct alq_use *use)
+{
+    if (use)
+        __atomic_fetch_sub(&use->waiting, 1, __ATOMIC_RELAXED);
+}
+
+/* ---- observe.c ---- */
+bool alq_group_at(unsigned n, struct alq_group *out, int *fd);  /* the n-th group with channels; false: no more */
+int alq_rm_control(int fd, uint32_t client, uint32_t object, uint32_t command, void *params, uint32_t size);
+
+/* ---- link.c ---- */
+void alq_link_start(void);      /* the first compute group: starts the thread, once */
+void alq_link_changed(void);    /* groups came or went */
+void alq_link_wake(int card);   /* sends ALQ_WAKE, never blocking */
+
+/* ---- files of ours: the program may close any number, and open its own there ---- */
+struct alq_file { int fd; dev_t dev; ino_t ino; };
+bool alq_file_ours(const struct alq_file *file);
+uint64_t alq_file_size(const struct alq_file *file);
+struct alq_file alq_file_high(int fd);      /* a duplicate at a high number, close-on-exec; .fd -1: failed */
+void alq_file_close(struct alq_file *file);
+
+/* ---- forked children start with nothing: each part forgets its own ---- */
+void alq_page_forget(void);
+void alq_book_forget(void);
+void alq_pools_forget(void);
+void alq_graphs_forget(void);
+void alq_observe_forget(void);
+void alq_link_forget(void);
+
+uint64_t alq_now(void);         /* CLOCK_MONOTONIC, ns */
+bool alq_stale(int card);       /* the daemon has not been heard of on this card for ALQ_STALE_NS */
+#endif

@@ -1,0 +1,58 @@
+/* work.c - launches, when the daemon asked for something: tell it that there is work, or wait at the gate. */
+#define _GNU_SOURCE
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#include "shim.h"
+
+#define ROUND_NS 100000000L     /* one sleep at the gate: a dead daemon is noticed that soon after ALQ_STALE_NS */
+
+/* Waits while the gate is closed and the daemon lives. The word is shared with the daemon, so it is no private futex. */
+static void wait_at_gate(struct alq_use *use, int card)
+{
+    static uint64_t rescued_at[ALQ_CARDS];      /* the heartbeat that was stale: each daemon's end counts once */
+    const struct timespec round = { .tv_nsec = ROUND_NS };
+    while (__atomic_load_n(&use->gate, __ATOMIC_ACQUIRE) == 1) {
+        if (alq_stale(card)) {
+            uint64_t beat = __atomic_load_n(&alq_page()->card[card].heartbeat_ns, __ATOMIC_RELAXED) + 1;
+            if (__atomic_exchange_n(&rescued_at[card], beat, __ATOMIC_RELAXED) != beat)
+                __atomic_fetch_add(&use->rescued, 1, __ATOMIC_RELAXED);
+            return;
+        }
+        syscall(SYS_futex, &use->gate, FUTEX_WAIT, 1, &round, NULL, 0);
+    }
+}
+
+/* The first kernel or graph since the process last saw its work done. Copies do not count: shares are of the compute engine. */
+void alq_busy_begin(struct alq_use *use, int ptsz, CUstream stream)
+{
+    int saved = errno;
+    uint64_t idle = 0;
+    if (!alq_capturing(stream, ptsz))
+        __atomic_compare_exchange_n(&use->busy_since_ns, &idle, alq_now(), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    errno = saved;
+}
+
+void alq_busy_end(struct alq_use *use)
+{
+    uint64_t since = __atomic_load_n(&use->busy_since_ns, __ATOMIC_RELAXED);
+    if (!since)
+        return;
+    int saved = errno;
+    uint64_t now = alq_now();
+    if (__atomic_compare_exchange_n(&use->busy_since_ns, &since, 0, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED) && now > since)
+        __atomic_fetch_add(&use->busy_ns, now - since, __ATOMIC_RELAXED);
+    errno = saved;
+}
+
+void alq_work_slow(struct alq_use *use, int card, bool gated, int ptsz, CUstream stream)
+{
+    int saved = errno;
+    if (__atomic_load_n(&use->wake, __ATOMIC_RELAXED) && __atomic_exchange_n(&use->wake, 0, __ATOMIC_ACQ_REL))
+        alq_link_wake(card);
+    /* a launch on a capturing stream does not run: it becomes a node, and whoever captures may hold locks */
+    if (gated && __atomic_load_n(&use->gate, __ATOMIC_RELAXED) == 1 && !alq_capturing(stream, ptsz))
+        wait_at_gate(use, card);
+    errno = saved;
+}

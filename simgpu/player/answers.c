@@ -1,0 +1,179 @@
+/* answers.c - what the player answers: ioctls, memory, lanes, and the questions of NVML. */
+#include "player.h"
+#include <errno.h>
+#include <string.h>
+
+#define WINDOW (1000ull * 1000 * 1000) /* utilisation is that of the last second unless a time is given */
+
+/* Adds an entry to the answer. Returns false when it is full. */
+static bool put(struct answer *answer, const void *entry, size_t size)
+{
+    if (answer->size + size > sizeof answer->bytes) return false;
+    memcpy(answer->bytes + answer->size, entry, size);
+    answer->size += size;
+    answer->head.count++;
+    return true;
+}
+
+static int answer_ioctl(struct connection *connection, const uint8_t *message, size_t size, struct answer *answer)
+{
+    struct sim_ioctl request;
+    if (size < sizeof request) return EINVAL;
+    memcpy(&request, message, sizeof request);
+    if (request.size > SIM_STRUCT_MAX || request.params > SIM_PARAMS_MAX ||
+        size != sizeof request + request.size + request.params)
+        return EINVAL;
+    answer->size = request.size + request.params;
+    memcpy(answer->bytes, message + sizeof request, answer->size);
+    return rm_ioctl(connection, request.nr, request.size, answer->bytes, request.params,
+                    answer->bytes + request.size);
+}
+
+static int answer_cards(struct answer *answer)
+{
+    for (uint32_t i = 0; i < player.set.cards; i++) {
+        struct sim_card card = { .memory = player.card[i].memory };
+        memcpy(card.uuid, player.card[i].uuid, sizeof card.uuid);
+        strncpy(card.name, player.set.name, sizeof card.name - 1);
+        put(answer, &card, sizeof card);
+    }
+    return 0;
+}
+
+/* A context: the group gets a lane, and the card loses what every context costs. */
+static int answer_attach(struct connection *connection, const struct sim_attach *request, struct answer *answer)
+{
+    struct object *object = object_find(connection, request->client, request->group);
+    if (!object || object->class_ != RM_CLASS_GROUP) return EINVAL;
+    struct card *card = object->card;
+    if (object->group->lane) return EBUSY;
+    if (card->memory - card->used < player.set.context_memory) return ENOMEM;
+    object->group->lane = lane_new(&answer->file);
+    if (!object->group->lane) return errno;
+    card->used += player.set.context_memory;
+    connection->memory[card->index] += player.set.context_memory;
+    connection->contexts[card->index]++;
+    return 0;
+}
+
+static int answer_bytes(struct connection *connection, const struct sim_bytes *request, struct answer *answer)
+{
+    if (request->card >= player.set.cards) return EINVAL;
+    struct card *card = &player.card[request->card];
+    uint64_t *mine = &connection->memory[request->card];
+    uint64_t overhead = connection->contexts[request->card] * player.set.context_memory;
+    if (request->head.kind == SIM_MEMORY) {
+        struct sim_memory memory = { card->memory, card->used };
+        put(answer, &memory, sizeof memory);
+        return 0;
+    }
+    if (request->head.kind == SIM_RESERVE) {
+        if (request->bytes > card->memory - card->used) return ENOMEM;
+        card->used += request->bytes;
+        *mine += request->bytes;
+        return 0;
+    }
+    if (request->bytes > *mine - overhead) return EINVAL;
+    card->used -= request->bytes;
+    *mine -= request->bytes;
+    return 0;
+}
+
+/* One entry per process with a context on the card. */
+static int answer_processes(const struct sim_since *request, struct answer *answer)
+{
+    struct sim_process *list = (struct sim_process *)(void *)answer->bytes;
+    for (struct connection *c = player.connections; c; c = c->next) {
+        if (!c->contexts[request->card]) continue;
+        uint32_t i = 0;
+        while (i < answer->head.count && list[i].pid != c->pid) i++;
+        struct sim_process entry = { .pid = c->pid, .memory = c->memory[request->card] };
+        if (i < answer->head.count) list[i].memory += entry.memory;
+        else put(answer, &entry, sizeof entry);
+    }
+    return 0;
+}
+
+/* The time from `since_us` to the end of the last whole bucket, on the simulated clock. Empty: `from` >= `to`. */
+static void period(const struct sim_since *request, uint64_t *from, uint64_t *to)
+{
+    uint64_t now = player.card[request->card].now;
+    *to = now / BUCKET * BUCKET;
+    *from = *to > WINDOW ? *to - WINDOW : 0;
+    int64_t since = (int64_t)(request->since_us * US) - player.realtime_offset;
+    if (request->since_us && since > 0 && *to - (uint64_t)since < BUCKETS * BUCKET)
+        *from = ((uint64_t)since + BUCKET / 2) / BUCKET * BUCKET; /* answers are stamped at the end of a bucket */
+    if (request->since_us && since > 0 && (uint64_t)since >= *to) *from = *to;
+}
+
+static uint32_t permille(uint64_t part, uint64_t from, uint64_t to)
+{
+    return to > from ? (uint32_t)((part * 1000 + (to - from) / 2) / (to - from)) : 0;
+}
+
+/* One entry per process that ran something on the card in the period. */
+static int answer_samples(const struct sim_since *request, struct answer *answer)
+{
+    struct sim_process *list = (struct sim_process *)(void *)answer->bytes;
+    uint64_t from, to;
+    period(request, &from, &to);
+    for (struct connection *c = player.connections; c && from < to; c = c->next) {
+        const struct usage *usage = c->usage[request->card];
+        uint64_t busy = usage ? usage_between(usage, from, to) : 0;
+        uint32_t i = 0;
+        if (!busy) continue;
+        while (i < answer->head.count && list[i].pid != c->pid) i++;
+        struct sim_process entry = { .pid = c->pid, .permille = permille(busy, from, to),
+                                     .memory = c->memory[request->card],
+                                     .stamp_us = (uint64_t)((int64_t)to + player.realtime_offset) / US };
+        if (i < answer->head.count) list[i].permille += entry.permille;
+        else put(answer, &entry, sizeof entry);
+    }
+    return 0;
+}
+
+static int answer_load(const struct sim_since *request, struct answer *answer)
+{
+    const struct card *card = &player.card[request->card];
+    uint64_t from, to;
+    period(request, &from, &to);
+    struct sim_load load = { permille(usage_between(&card->usage, from, to), from, to),
+                             (uint32_t)(card->used * 100 / card->memory) };
+    put(answer, &load, sizeof load);
+    return 0;
+}
+
+/* Answers one request, whatever it holds. The error is in the answer. */
+void answer_request(struct connection *connection, const uint8_t *message, size_t size, struct answer *answer)
+{
+    union { struct sim_head head; struct sim_attach attach; struct sim_bytes bytes; struct sim_since since; } request;
+    int error = EINVAL;
+    memset(&request, 0, sizeof request);
+    memcpy(&request, message, size < sizeof request ? size : sizeof request);
+    switch (request.head.kind) {
+    case SIM_IOCTL: error = answer_ioctl(connection, message, size, answer); break;
+    case SIM_CARDS: error = answer_cards(answer); break;
+    case SIM_ATTACH:
+        if (size == sizeof request.attach) error = answer_attach(connection, &request.attach, answer);
+        break;
+    case SIM_RESERVE:
+    case SIM_RELEASE:
+    case SIM_MEMORY:
+        if (size == sizeof request.bytes) error = answer_bytes(connection, &request.bytes, answer);
+        break;
+    case SIM_PROCESSES:
+    case SIM_SAMPLES:
+    case SIM_LOAD:
+        if (size != sizeof request.since || request.since.card >= player.set.cards) break;
+        error = request.head.kind == SIM_PROCESSES ? answer_processes(&request.since, answer)
+              : request.head.kind == SIM_SAMPLES   ? answer_samples(&request.since, answer)
+                                                   : answer_load(&request.since, answer);
+        break;
+    case SIM_STATE:
+        answer->size = state_json((char *)answer->bytes, sizeof answer->bytes / 2);
+        error = 0;
+        break;
+    }
+    answer->head.error = error;
+    if (error) answer->size = 0;
+}

@@ -1,0 +1,148 @@
+/* card.c - whose turn it is on a card.
+ *
+ * Groups with something to run take turns, each for its slice. To switch costs time, taken from the slice of the one
+ * that is switched in, and cannot be interrupted: so two groups with slices below that cost switch for ever and get
+ * nothing done, as on the real card. One that is alone keeps the card past its slice, and then loses it at once, in the
+ * middle of a kernel, when another one has something to run.
+ */
+#include "player.h"
+
+bool group_runnable(struct group *group)
+{
+    return group->lane && !group->lane->dead && group->lane->held && lane_pick(group->lane, group->card->now) >= 0;
+}
+
+/* The next in turn after the current one that has something to run, or NULL. */
+static struct group *contender(struct card *card)
+{
+    struct group *start = card->current ? card->current : card->runlist;
+    if (!start) return NULL;
+    for (struct group *g = start->next;; g = g->next) {
+        if (g != card->current && group_runnable(g)) return g;
+        if (g == start) return NULL;
+    }
+}
+
+static uint64_t slice_end(const struct card *card)
+{
+    return card->slice_start + card->current->slice;
+}
+
+static void switch_to(struct card *card, struct group *group)
+{
+    card->current = group;
+    card->active = true;
+    card->slice_start = card->now;
+    card->switch_end = card->now + player.set.switch_ns;
+    card->switches++;
+}
+
+/* Decides who has the card at this instant. */
+static void choose(struct card *card)
+{
+    if (card->active && card->now < card->switch_end) return; /* a switch runs to its end */
+    bool wants = card->current && group_runnable(card->current);
+    if (wants && card->active && card->now < slice_end(card)) return;
+    struct group *other = contender(card);
+    if (wants && !card->active) { /* woken up on a card that still has its state: a new slice, no switch */
+        card->active = true;
+        card->slice_start = card->now;
+    } else if (other) switch_to(card, other);
+    else card->active = wants;
+}
+
+/* Until when the current group runs what it runs now, if nothing arrives. */
+static uint64_t run_until(struct card *card, const struct work *work, const struct object *channel)
+{
+    uint64_t until = card->now + work->left;
+    if (channel->stop_at < until) until = channel->stop_at;
+    if (slice_end(card) < until && contender(card))
+        until = slice_end(card) > card->now ? slice_end(card) : card->now;
+    return until;
+}
+
+/* The entry that the current group runs now, with its channel in `channel`. */
+static struct work *running(struct card *card, int *stream, struct object **channel)
+{
+    struct lane *lane = card->current->lane;
+    *stream = lane_pick(lane, card->now);
+    if (*stream < 0) return NULL;
+    *channel = lane->queue[*stream].channel;
+    return &lane->work[lane->queue[*stream].first];
+}
+
+/* One event: up to `limit`, or earlier when something happens before. */
+static void step(struct card *card, uint64_t limit)
+{
+    if (card->runlist) {
+        struct group *g = card->runlist;
+        do {
+            uint64_t arrival = lane_admit(g, card->now);
+            if (arrival < limit) limit = arrival;
+        } while ((g = g->next) != card->runlist);
+    }
+    choose(card);
+    if (!card->active) {
+        card->now = limit;
+        return;
+    }
+    if (card->now < card->switch_end) {
+        uint64_t until = card->switch_end < limit ? card->switch_end : limit;
+        usage_add(&card->usage, card->now, until);
+        card->now = until;
+        return;
+    }
+    int stream;
+    struct object *channel;
+    struct work *work = running(card, &stream, &channel);
+    if (!work) return; /* its switch is over, and it was paused meanwhile: choose again */
+    uint64_t until = run_until(card, work, channel);
+    if (until > limit) until = limit;
+    if (!work->started) work->started = card->now;
+    card->current->lane->running = stream;
+    work->left -= until - card->now;
+    usage_add(&card->usage, card->now, until);
+    usage_charge(card->current, card->now, until);
+    card->now = until;
+    if (!work->left) lane_finish(card->current->lane, stream, until);
+}
+
+void card_advance(struct card *card, uint64_t to)
+{
+    while (card->now < to) step(card, to);
+}
+
+uint64_t card_next(struct card *card)
+{
+    if (!card->active) return NEVER;
+    if (card->now < card->switch_end) return card->switch_end;
+    int stream;
+    struct object *channel;
+    struct work *work = running(card, &stream, &channel);
+    return work ? run_until(card, work, channel) : card->now;
+}
+
+void group_join(struct card *card, struct group *group)
+{
+    group->card = card;
+    if (!card->runlist) {
+        card->runlist = group->next = group->previous = group;
+        return;
+    }
+    group->next = card->runlist;
+    group->previous = card->runlist->previous;
+    group->previous->next = group->next->previous = group;
+}
+
+void group_leave(struct group *group)
+{
+    struct card *card = group->card;
+    if (card->current == group) {
+        card->current = NULL;
+        card->active = false;
+        card->switch_end = card->now;
+    }
+    if (card->runlist == group) card->runlist = group->next == group ? NULL : group->next;
+    group->previous->next = group->next;
+    group->next->previous = group->previous;
+}

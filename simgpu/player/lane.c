@@ -1,0 +1,302 @@
+/* lane.c - the work of one context: taken from the shared ring, kept in a queue per stream.
+ *
+ * Whatever lies in shared memory may be garbage or change while we look: each entry is copied once and checked there.
+ * A lane with garbage in it is dead, as a context is after a fault on a real card; nobody else notices.
+ */
+#define _GNU_SOURCE
+#include "player.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define DURATION_MAX (1000ull * 1000 * 1000 * 1000 * 1000) /* a million seconds: the sums never overflow */
+#define STAMP_TRUST (1000ull * 1000 * 1000) /* a stamp further in the future is a lie and counts as now */
+#ifndef F_ADD_SEALS
+#define F_ADD_SEALS (1024 + 9)
+#endif
+#define SEALS (0x1 | 0x2 | 0x4) /* seal, shrink, grow: a client that shrinks it would kill us with SIGBUS */
+
+/* Makes the shared memory of a lane. Returns NULL with errno. */
+struct lane *lane_new(int *file)
+{
+    struct lane *lane = calloc(1, sizeof *lane);
+    int fd = lane ? (int)syscall(SYS_memfd_create, "simgpu-lane", 1u | 2u /* close on exec, sealable */) : -1;
+    if (fd < 0 || ftruncate(fd, sizeof *lane->shared) != 0 || fcntl(fd, F_ADD_SEALS, SEALS) != 0) goto failed;
+    lane->shared = mmap(NULL, sizeof *lane->shared, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (lane->shared == MAP_FAILED) goto failed;
+    lane->shared->magic = SIM_MAGIC;
+    lane->running = -1;
+    for (uint16_t i = 0; i < HELD; i++) lane->work[i].next = i + 1 < HELD ? (uint16_t)(i + 1) : NONE;
+    for (int i = 0; i < LANE_STREAMS; i++) lane->queue[i].first = lane->queue[i].last = NONE;
+    *file = fd;
+    return lane;
+failed:;
+    int error = errno;
+    if (fd >= 0) close(fd);
+    free(lane);
+    errno = error;
+    return NULL;
+}
+
+static void wake(uint32_t *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* Nothing more will be done on it: everyone who waits learns that. */
+static void lane_kill(struct lane *lane)
+{
+    lane->dead = true;
+    lane->held = 0;
+    lane->running = -1;
+    memset(lane->active, 0, sizeof lane->active);
+    __atomic_store_n(&lane->shared->dead, 1, __ATOMIC_SEQ_CST);
+    for (int i = 0; i < LANE_WAITS; i++) {
+        uint32_t armed = WAIT_ARMED;
+        if (__atomic_compare_exchange_n(&lane->shared->wait[i].state, &armed, WAIT_OVER, false, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_SEQ_CST))
+            wake(&lane->shared->wait[i].state);
+    }
+}
+
+void lane_free(struct lane *lane)
+{
+    if (!lane) return;
+    lane_kill(lane);
+    munmap(lane->shared, sizeof *lane->shared);
+    free(lane);
+}
+
+/* A channel is gone. Work that was still on it has nowhere to run: a fault. */
+void lane_forget_channel(struct lane *lane, const struct object *channel)
+{
+    for (int i = 0; i < LANE_STREAMS; i++) {
+        if (lane->queue[i].channel != channel) continue;
+        lane->queue[i].channel = NULL;
+        if (lane->active[i / 64] & 1ull << (i % 64)) lane_kill(lane);
+    }
+}
+
+/* The enabled or disabled channel with this handle in the group, or NULL. */
+struct object *channel_of(struct connection *owner, struct group *group, uint32_t handle)
+{
+    for (struct object *o = owner->objects; o; o = o->next)
+        if (o->handle == handle && o->group == group && rm_is_channel(o->class_)) return o;
+    return NULL;
+}
+
+static bool item_valid(const struct lane *lane, const struct lane_item *item)
+{
+    return item->stream < LANE_STREAMS && item->after_stream < LANE_STREAMS && item->kind >= LANE_RUN &&
+           item->kind <= LANE_HOST && item->result <= LANE_RESULTS && item->seq > lane->seq &&
+           item->after_seq < item->seq;
+}
+
+/* The channel of the entry becomes that of its stream. Returns false when the group has no such channel. */
+static bool bind_channel(struct group *group, const struct lane_item *item)
+{
+    struct queue *queue = &group->lane->queue[item->stream];
+    if (!queue->channel || queue->channel->handle != item->channel)
+        queue->channel = channel_of(group->owner, group, item->channel);
+    return queue->channel != NULL;
+}
+
+/* Puts a checked entry at the end of its stream. */
+static void enqueue(struct group *group, const struct lane_item *item)
+{
+    struct lane *lane = group->lane;
+    struct queue *queue = &lane->queue[item->stream];
+    uint16_t slot = lane->spare;
+    struct work *work = &lane->work[slot];
+    lane->spare = work->next;
+    lane->held++;
+    lane->seq = item->seq;
+    work->item = *item;
+    work->started = 0;
+    work->left = item->kind != LANE_RUN ? 0 : item->duration_ns < DURATION_MAX ? item->duration_ns : DURATION_MAX;
+    work->next = NONE;
+    if (queue->first == NONE) queue->first = slot;
+    else lane->work[queue->last].next = slot;
+    queue->last = slot;
+    lane->active[item->stream / 64] |= 1ull << (item->stream % 64);
+}
+
+/* When the host function at the head of this stream ended; NEVER: it has not. */
+static uint64_t host_end(const struct lane *lane, int stream, const struct lane_item *item)
+{
+    if (__atomic_load_n(&lane->shared->host[stream], __ATOMIC_ACQUIRE) < item->seq) return NEVER;
+    uint64_t end = lane->shared->host_ns[stream];
+    return end <= player.real_now + STAMP_TRUST ? end : 0;
+}
+
+/* When the next host function after `now` ended, or NEVER. */
+static uint64_t next_host_end(const struct lane *lane, uint64_t now)
+{
+    uint64_t next = NEVER;
+    for (int word = 0; word < LANE_STREAMS / 64; word++)
+        for (uint64_t bits = lane->active[word]; bits; bits &= bits - 1) {
+            int stream = word * 64 + __builtin_ctzll(bits);
+            const struct lane_item *item = &lane->work[lane->queue[stream].first].item;
+            uint64_t end = item->kind == LANE_HOST ? host_end(lane, stream, item) : NEVER;
+            if (end > now && end < next) next = end;
+        }
+    return next;
+}
+
+/* Takes what was submitted up to `now`. Returns when the next entry arrives, or NEVER. */
+static uint64_t take_arrivals(struct group *group, uint64_t now)
+{
+    struct lane *lane = group->lane;
+    struct sim_lane *shared = lane->shared;
+    uint64_t head = __atomic_load_n(&shared->head, __ATOMIC_ACQUIRE), tail = shared->tail;
+    uint64_t taken = lane->seq;
+    if (head - tail > LANE_RING) {
+        lane_kill(lane);
+        return NEVER;
+    }
+    while (tail < head && lane->held < HELD) {
+        struct lane_item item = shared->ring[tail % LANE_RING];
+        if (item.stamp > now && item.stamp <= player.real_now + STAMP_TRUST) {
+            __atomic_store_n(&shared->tail, tail, __ATOMIC_RELEASE);
+            return item.stamp;
+        }
+        if (!item_valid(lane, &item) || !bind_channel(group, &item)) {
+            lane_kill(lane);
+            return NEVER;
+        }
+        enqueue(group, &item);
+        tail++;
+    }
+    if (lane->seq != taken) __atomic_store_n(&shared->tail, tail, __ATOMIC_RELEASE);
+    return NEVER;
+}
+
+/* Takes what was submitted up to `now`. Returns when the process will change something next, or NEVER. */
+uint64_t lane_admit(struct group *group, uint64_t now)
+{
+    if (!group->lane || group->lane->dead) return NEVER;
+    uint64_t arrival = take_arrivals(group, now), host = next_host_end(group->lane, now);
+    return arrival < host ? arrival : host;
+}
+
+/* Whether the legacy default stream must still wait for another one. */
+static bool barred(const struct lane *lane, const struct lane_item *item)
+{
+    for (int word = 0; word < LANE_STREAMS / 64; word++)
+        for (uint64_t bits = lane->active[word]; bits; bits &= bits - 1) {
+            int stream = word * 64 + __builtin_ctzll(bits);
+            const struct lane_item *other = &lane->work[lane->queue[stream].first].item;
+            if (stream != item->stream && other->seq < item->seq && !(other->flags & LANE_NONBLOCKING)) return true;
+        }
+    return false;
+}
+
+/* Whether the first entry of a stream may run now: its channel is enabled and what it comes after is done. */
+static bool eligible(const struct lane *lane, int stream, uint64_t now)
+{
+    const struct queue *queue = &lane->queue[stream];
+    const struct lane_item *item = &lane->work[queue->first].item;
+    if (now >= queue->channel->stop_at) return false;
+    if (item->after_seq > lane->queue[item->after_stream].seq) return false;
+    if (item->kind == LANE_HOST && host_end(lane, stream, item) > now) return false;
+    return !(item->flags & LANE_BARRIER) || !barred(lane, item);
+}
+
+/* The one begun goes on; else the oldest that may run. Returns its stream, -1: none. */
+int lane_pick(struct lane *lane, uint64_t now)
+{
+    int best = -1;
+    uint64_t best_seq = NEVER;
+    if (lane->running >= 0 && eligible(lane, lane->running, now)) return lane->running;
+    for (int word = 0; word < LANE_STREAMS / 64; word++)
+        for (uint64_t bits = lane->active[word]; bits; bits &= bits - 1) {
+            int stream = word * 64 + __builtin_ctzll(bits);
+            uint64_t seq = lane->work[lane->queue[stream].first].item.seq;
+            if (seq < best_seq && eligible(lane, stream, now)) {
+                best = stream;
+                best_seq = seq;
+            }
+        }
+    return best;
+}
+
+/* The first entry of the stream is done at `now`. */
+void lane_finish(struct lane *lane, int stream, uint64_t now)
+{
+    struct queue *queue = &lane->queue[stream];
+    uint16_t slot = queue->first;
+    struct work *work = &lane->work[slot];
+    if (work->item.result) {
+        struct lane_result *result = &lane->shared->result[work->item.result - 1];
+        result->start_ns = work->started ? work->started : now;
+        result->end_ns = now;
+    }
+    queue->seq = work->item.seq;
+    __atomic_store_n(&lane->shared->done[stream], work->item.seq, __ATOMIC_RELEASE);
+    queue->first = work->next;
+    if (queue->first == NONE) {
+        queue->last = NONE;
+        lane->active[stream / 64] &= ~(1ull << (stream % 64));
+    }
+    if (lane->running == stream) lane->running = -1;
+    work->next = lane->spare;
+    lane->spare = slot;
+    lane->held--;
+}
+
+/* The earliest time, from `now` on, at which the stream can have reached `seq`: its own work alone. NEVER when only
+ * somebody outside can bring it on (a resume, a host function). */
+static uint64_t reach(const struct lane *lane, uint32_t stream, uint64_t seq, uint64_t now)
+{
+    const struct queue *queue = &lane->queue[stream];
+    uint64_t left = 0;
+    for (uint16_t slot = queue->first; slot != NONE; slot = lane->work[slot].next) {
+        left += lane->work[slot].left;
+        if (lane->work[slot].item.seq >= seq) break;
+    }
+    return now + left;
+}
+
+/* About when half of the ring will be free: when as many entries are finished as must be taken for that. */
+static uint64_t roomy(const struct lane *lane, uint64_t now)
+{
+    uint64_t waiting = lane->shared->head - lane->shared->tail, left = 0;
+    for (int stream = 0; stream < LANE_STREAMS; stream++)
+        for (uint16_t slot = lane->queue[stream].first; slot != NONE; slot = lane->work[slot].next)
+            left += lane->work[slot].left / HELD;
+    return waiting > LANE_RING / 2 ? now + left * (waiting - LANE_RING / 2) : now;
+}
+
+/* Ends the waits that are over. Returns when the next one may be, or NEVER. */
+uint64_t lane_serve_waits(struct group *group)
+{
+    struct lane *lane = group->lane;
+    uint64_t when = NEVER, now = group->card->now;
+    if (!lane || lane->dead || !__atomic_load_n(&lane->shared->waiters, __ATOMIC_SEQ_CST)) return NEVER;
+    for (int i = 0; i < LANE_WAITS; i++) {
+        struct lane_wait *wait = &lane->shared->wait[i];
+        if (__atomic_load_n(&wait->state, __ATOMIC_ACQUIRE) != WAIT_ARMED) continue;
+        uint32_t stream = wait->stream;
+        uint64_t seq = wait->seq, next;
+        bool over;
+        if (stream == LANE_SPACE) {
+            over = lane->shared->head - lane->shared->tail <= LANE_RING / 2;
+            next = roomy(lane, now);
+        } else {
+            stream %= LANE_STREAMS;
+            over = lane->queue[stream].seq >= seq;
+            next = reach(lane, stream, seq, now);
+        }
+        if (over) {
+            __atomic_store_n(&wait->state, WAIT_OVER, __ATOMIC_RELEASE);
+            wake(&wait->state);
+        } else if (next < when) when = next;
+    }
+    return when;
+}

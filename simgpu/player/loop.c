@@ -1,0 +1,315 @@
+/* loop.c - accepts, receives, answers, and wakes who waits.
+ *
+ * A round reads what has come on all connections, sorts it by the time of sending, and plays the cards up to each of
+ * these times in turn: an order that lay in the socket while the player had no processor counts from when it was given.
+ */
+#define _GNU_SOURCE
+#include "loop.h"
+#include "player.h"
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#define BATCH    64
+#define PER_TURN 16                          /* messages from one connection in one round: nobody floods the rest */
+#define LAG_MAX  (250ull * 1000 * 1000)      /* with work to do the cards never lag more, even when nobody waits */
+#define FILES    4
+#define PENDING_MAX 256
+
+volatile sig_atomic_t loop_stop;
+
+struct message {
+    _Alignas(16) uint8_t bytes[SIM_MESSAGE_MAX];
+    size_t size;
+    uint64_t stamp;
+    struct connection *from;
+    int reply;
+};
+static struct message batch[BATCH];
+static unsigned batched;
+
+/* An answer that is due later: real controls take their time. */
+struct pending {
+    struct pending *next;
+    uint64_t due;
+    int reply;
+    struct answer answer;                     /* last: only as much of it as is used */
+};
+static struct pending *pending;
+static unsigned pending_count;
+
+/* Sends and closes. Whoever asked may be gone, or have given us something else than a socket: their loss. */
+static void reply_with(int reply, struct answer *answer)
+{
+    union { struct cmsghdr align; char bytes[CMSG_SPACE(sizeof(int))]; } control;
+    struct iovec part[2] = { { &answer->head, sizeof answer->head }, { answer->bytes, answer->size } };
+    struct msghdr message = { .msg_iov = part, .msg_iovlen = 2 };
+    if (answer->file >= 0) {
+        memset(&control, 0, sizeof control);
+        message.msg_control = control.bytes;
+        message.msg_controllen = sizeof control.bytes;
+        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(header), &answer->file, sizeof(int));
+    }
+    (void)!sendmsg(reply, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (answer->file >= 0) close(answer->file);
+    close(reply);
+}
+
+/* Keeps an answer until `due`. Without room for it, it goes out at once. */
+static void reply_later(int reply, struct answer *answer, uint64_t due)
+{
+    size_t size = offsetof(struct answer, bytes) + answer->size;
+    struct pending *entry = pending_count < PENDING_MAX ? malloc(offsetof(struct pending, answer) + size) : NULL;
+    struct pending **link = &pending;
+    if (!entry) {
+        reply_with(reply, answer);
+        return;
+    }
+    entry->due = due;
+    entry->reply = reply;
+    memcpy(&entry->answer, answer, size);
+    pending_count++;
+    while (*link && (*link)->due <= due) link = &(*link)->next;
+    entry->next = *link;
+    *link = entry;
+}
+
+static void send_due(uint64_t now)
+{
+    while (pending && pending->due <= now) {
+        struct pending *entry = pending;
+        pending = entry->next;
+        pending_count--;
+        reply_with(entry->reply, &entry->answer);
+        free(entry);
+    }
+}
+
+/* Whether this message is an ioctl that sets a slice, pauses or resumes. */
+static bool is_scheduling(const struct message *message)
+{
+    struct { struct sim_ioctl head; struct rm_control control; } request;
+    if (message->size < sizeof request) return false;
+    memcpy(&request, message->bytes, sizeof request);
+    return request.head.head.kind == SIM_IOCTL && request.head.nr == RM_ESC_CONTROL &&
+           rm_is_scheduling_control(request.control.command);
+}
+
+static void advance_all(uint64_t to)
+{
+    for (uint32_t i = 0; i < player.set.cards; i++) card_advance(&player.card[i], to);
+}
+
+/* A bell: the lanes of this connection may be rung again from now on. */
+static void take_bell(struct connection *connection)
+{
+    for (struct object *o = connection->objects; o; o = o->next)
+        if (o->class_ == RM_CLASS_GROUP && o->group->lane)
+            __atomic_store_n(&o->group->lane->shared->rung, 0, __ATOMIC_SEQ_CST);
+}
+
+static void handle(struct message *message)
+{
+    static struct answer answer;
+    struct sim_head head;
+    memcpy(&head, message->bytes, sizeof head);
+    if (head.kind == SIM_BELL || message->reply < 0) {
+        if (message->reply >= 0) close(message->reply);
+        if (head.kind == SIM_BELL) take_bell(message->from);
+        return;
+    }
+    advance_all(message->stamp);
+    answer.head = (struct sim_answer){ .magic = SIM_MAGIC };
+    answer.size = 0;
+    answer.file = -1;
+    bool hung = head.kind == SIM_IOCTL && player.controls >= player.set.hang_after;
+    if (!hung) answer_request(message->from, message->bytes, message->size, &answer);
+    if (hung) {
+        answer.head.error = ENODEV; /* for the one too many that cannot be kept waiting */
+        reply_later(message->reply, &answer, NEVER);
+    }
+    else if (player.set.control_ns && is_scheduling(message))
+        reply_later(message->reply, &answer, player.real_now + player.set.control_ns);
+    else reply_with(message->reply, &answer);
+}
+
+/* Takes the first file of a message as the reply's socket, and closes the others. */
+static int take_reply(struct msghdr *header)
+{
+    int reply = -1;
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(header); c; c = CMSG_NXTHDR(header, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+        size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < count; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+            if (reply < 0) reply = fd;
+            else close(fd);
+        }
+    }
+    return reply;
+}
+
+/* Reads what a connection has sent. An empty packet looks like the end of the file; only the poll knows which it is. */
+static void receive(struct connection *connection, bool hung_up)
+{
+    for (int i = 0; i < PER_TURN && batched < BATCH; i++) {
+        struct message *message = &batch[batched];
+        union { struct cmsghdr align; char bytes[CMSG_SPACE(FILES * sizeof(int))]; } control;
+        struct iovec part = { message->bytes, sizeof message->bytes };
+        struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1,
+                                 .msg_control = control.bytes, .msg_controllen = sizeof control.bytes };
+        ssize_t n = recvmsg(connection->fd, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+        message->reply = n < 0 ? -1 : take_reply(&header);
+        if (n < 0 || (n == 0 && hung_up)) {
+            if (message->reply >= 0) close(message->reply);
+            connection->closed = true;
+            return;
+        }
+        struct sim_head head = { 0 };
+        if (n >= (ssize_t)sizeof head) memcpy(&head, message->bytes, sizeof head);
+        if (head.magic != SIM_MAGIC || header.msg_flags & MSG_TRUNC) { /* not one of ours: as if never sent */
+            if (message->reply >= 0) close(message->reply);
+            continue;
+        }
+        message->size = (size_t)n;
+        message->from = connection;
+        message->stamp = head.stamp < player.real_now ? head.stamp : player.real_now;
+        batched++;
+    }
+}
+
+static int by_stamp(const void *left, const void *right)
+{
+    const struct message *a = *(struct message *const *)left, *b = *(struct message *const *)right;
+    if (a->stamp != b->stamp) return a->stamp < b->stamp ? -1 : 1;
+    return a < b ? -1 : a > b;
+}
+
+/* Handles the batch in order of sending; messages of one connection stay in the order they came in. */
+static void handle_batch(void)
+{
+    struct message *order[BATCH];
+    for (unsigned i = 0; i < batched; i++) {
+        order[i] = &batch[i];
+        if (i && batch[i - 1].from == batch[i].from && batch[i].stamp < batch[i - 1].stamp)
+            batch[i].stamp = batch[i - 1].stamp;
+    }
+    qsort(order, batched, sizeof *order, by_stamp);
+    for (unsigned i = 0; i < batched; i++) handle(order[i]);
+    batched = 0;
+}
+
+static void accept_all(int listener)
+{
+    int fd;
+    while ((fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
+        struct ucred peer = { 0 };
+        socklen_t size = sizeof peer;
+        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size);
+        struct connection *made = player.connection_count < CONNECTIONS_MAX ? calloc(1, sizeof *made) : NULL;
+        if (!made) {
+            close(fd);
+            continue;
+        }
+        made->fd = fd;
+        made->pid = (uint32_t)peer.pid;
+        made->next = player.connections;
+        player.connections = made;
+        player.connection_count++;
+    }
+}
+
+/* All holders of the file are gone: its objects, work and memory go too. */
+static void drop_closed(void)
+{
+    for (struct connection **link = &player.connections; *link;) {
+        struct connection *c = *link;
+        if (!c->closed) {
+            link = &c->next;
+            continue;
+        }
+        *link = c->next;
+        player.connection_count--;
+        objects_free_all(c);
+        for (uint32_t i = 0; i < player.set.cards; i++) {
+            player.card[i].used -= c->memory[i];
+            free(c->usage[i]);
+        }
+        close(c->fd);
+        free(c);
+    }
+}
+
+/* Ends the waits that are over on a card. Returns when to look at it again. */
+static uint64_t serve_waits(struct card *card)
+{
+    uint64_t when = NEVER, next = card_next(card);
+    struct group *g = card->runlist;
+    if (g) do {
+        uint64_t reached = lane_serve_waits(g);
+        if (reached < when) when = reached;
+    } while ((g = g->next) != card->runlist);
+    if (when != NEVER && when < next) when = next; /* before that nothing changes */
+    uint64_t lag = card->active ? card->now + LAG_MAX : NEVER;
+    return when < lag ? when : lag;
+}
+
+static uint64_t serve_cards(void)
+{
+    uint64_t when = pending ? pending->due : NEVER;
+    for (uint32_t i = 0; i < player.set.cards; i++) {
+        uint64_t next = serve_waits(&player.card[i]);
+        if (next < when) when = next;
+    }
+    return when;
+}
+
+/* Waits until something comes or `when`. Returns how many of `polls` have something. */
+static int wait_until(struct pollfd *polls, nfds_t count, uint64_t when)
+{
+    uint64_t now = sim_now(), left = when > now ? when - now : 0;
+    struct timespec timeout = { (time_t)(left / 1000000000), (long)(left % 1000000000) };
+    sigset_t none; /* signals come here or not at all: one between the loop's test and this would be slept over */
+    sigemptyset(&none);
+    return ppoll(polls, count, when == NEVER ? NULL : &timeout, &none);
+}
+
+int loop_run(int listener)
+{
+    static struct pollfd polls[CONNECTIONS_MAX + 2];
+    static struct connection *whose[CONNECTIONS_MAX + 2];
+    uint64_t when = NEVER;
+    while (!loop_stop) {
+        nfds_t count = 2;
+        polls[0] = (struct pollfd){ listener, POLLIN, 0 };
+        polls[1] = (struct pollfd){ player.set.until_stdin_closes ? STDIN_FILENO : -1, POLLIN, 0 };
+        for (struct connection *c = player.connections; c; c = c->next, count++) {
+            polls[count] = (struct pollfd){ c->fd, POLLIN | POLLRDHUP, 0 };
+            whose[count] = c;
+        }
+        if (wait_until(polls, count, when) < 0 && errno != EINTR) return 1;
+        player.real_now = sim_now();
+        for (nfds_t i = 2; i < count; i++)
+            if (polls[i].revents) receive(whose[i], polls[i].revents & (POLLHUP | POLLRDHUP | POLLERR));
+        handle_batch();
+        player.real_now = sim_now();
+        advance_all(player.real_now);
+        drop_closed();
+        send_due(player.real_now);
+        if (polls[0].revents) accept_all(listener);
+        char byte[64];
+        if (polls[1].revents && read(STDIN_FILENO, byte, sizeof byte) <= 0) loop_stop = 1;
+        when = serve_cards();
+    }
+    return 0;
+}

@@ -1,0 +1,163 @@
+/* player.h - the nouns of the player: cards, connections, RM objects, groups and their work.
+ *
+ * One process plays all cards. Simulated time is CLOCK_MONOTONIC, but moves only here, from one event to the next (the
+ * end of a kernel, of a slice, of a switch, an arrival), each at its exact instant. A late wake-up of the player changes
+ * when a client hears of something, never what happened.
+ */
+#ifndef SIMGPU_PLAYER_H
+#define SIMGPU_PLAYER_H
+#include "../wire.h"
+#include "../../shim/rm.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+#define NEVER          UINT64_MAX
+#define US             1000ull
+#define DEFAULT_SLICE  (2048 * US)
+#define STOP_DELAY     (50 * US)       /* from the order to pause to the kernel standing still */
+#define BUCKET         (100 * 1000 * US) /* utilisation is kept per tenth of a second ... */
+#define BUCKETS        64              /* ... for the last six seconds */
+#define HELD           512             /* entries taken from a lane and not finished */
+#define NONE           UINT16_MAX
+#define OBJECTS_MAX    2048            /* per connection */
+#define CONNECTIONS_MAX 1000
+
+/* Time spent on a card in the buckets of the last seconds. */
+struct usage {
+    uint64_t index[BUCKETS]; /* which bucket of all time the entry is for */
+    uint64_t busy[BUCKETS];  /* ns */
+    uint64_t total;          /* ns since the beginning */
+};
+
+struct connection;
+struct group;
+
+/* An RM object. Objects live in the list of their connection. */
+struct object {
+    struct object *next;
+    uint32_t handle, parent, client, class_, engine;
+    struct card *card;       /* NULL for a root */
+    struct group *group;     /* of a group, and of a channel */
+    uint64_t stop_at;        /* a channel: when it is (or was) disabled; NEVER: enabled */
+};
+
+/* An entry of a lane that the player has taken. */
+struct work {
+    struct lane_item item;
+    uint64_t left;           /* ns still to run */
+    uint64_t started;        /* 0: not yet */
+    uint16_t next;           /* in its stream, or in the list of free ones */
+};
+struct queue {               /* one stream */
+    uint16_t first, last;    /* into work[] */
+    struct object *channel;  /* never NULL while there is work */
+    uint64_t seq;            /* the latest finished */
+};
+struct lane {
+    struct sim_lane *shared;
+    struct work work[HELD];
+    struct queue queue[LANE_STREAMS];
+    uint64_t active[LANE_STREAMS / 64]; /* bit i: queue i is not empty */
+    uint16_t spare, held;
+    int running;             /* stream of the entry begun and not finished, -1 */
+    uint64_t seq;            /* the latest taken */
+    bool dead;
+};
+
+/* A channel group (TSG): what the card switches between. */
+struct group {
+    struct group *next, *previous; /* the card's runlist, circular */
+    struct card *card;
+    struct connection *owner;
+    struct object *object;
+    struct lane *lane;       /* NULL: never given any work */
+    uint64_t slice, busy;    /* ns */
+};
+
+struct card {
+    uint32_t index;
+    char uuid[48];
+    uint64_t memory, used;
+    uint64_t now;            /* simulated time */
+    struct group *runlist;   /* any of the circle */
+    struct group *current;   /* whose state is loaded, busy or not */
+    bool active;             /* current has something to run, or is being switched in */
+    uint64_t slice_start, switch_end;
+    uint64_t switches;
+    struct usage usage;      /* kernels and switches */
+};
+
+/* One open file of the simulated /dev/nvidiactl. Gone when all holders have closed it. */
+struct connection {
+    struct connection *next;
+    int fd;
+    uint32_t pid;            /* who opened it */
+    bool closed;
+    struct object *objects;
+    uint32_t count, made;
+    uint64_t memory[SIM_CARDS_MAX];
+    uint32_t contexts[SIM_CARDS_MAX];
+    struct usage *usage[SIM_CARDS_MAX]; /* NULL: never ran anything there */
+};
+
+struct settings {
+    const char *socket, *name;
+    uint32_t cards;
+    uint64_t memory, context_memory;  /* bytes */
+    uint64_t switch_ns, control_ns;
+    bool refuse_controls, until_stdin_closes;
+    uint64_t hang_after;              /* controls answered before the driver hangs; NEVER */
+};
+struct player {
+    struct settings set;
+    struct card card[SIM_CARDS_MAX];
+    struct connection *connections;
+    uint32_t connection_count;
+    uint32_t next_client;
+    uint64_t real_now;                /* CLOCK_MONOTONIC as of this round */
+    uint64_t controls;                /* slices set, channels disabled or enabled */
+    int64_t realtime_offset;          /* CLOCK_REALTIME - CLOCK_MONOTONIC, ns */
+};
+extern struct player player;
+
+/* ---- card.c: whose turn it is ---- */
+void card_advance(struct card *card, uint64_t to);      /* plays up to `to`; nothing when that is past */
+uint64_t card_next(struct card *card);                  /* when something will happen next by itself, or NEVER */
+bool group_runnable(struct group *group);
+void group_join(struct card *card, struct group *group);
+void group_leave(struct group *group);
+
+/* ---- lane.c: what there is to do ---- */
+struct lane *lane_new(int *file);                       /* NULL: errno. `file` is the caller's to close */
+void lane_free(struct lane *lane);                      /* ends every wait on it */
+uint64_t lane_admit(struct group *group, uint64_t now);  /* -> when the process changes something next */
+int lane_pick(struct lane *lane, uint64_t now);         /* -> a stream whose first entry may run, or -1 */
+void lane_finish(struct lane *lane, int stream, uint64_t now);
+uint64_t lane_serve_waits(struct group *group);         /* ends those that are over -> when to look again */
+void lane_forget_channel(struct lane *lane, const struct object *channel);
+struct object *channel_of(struct connection *owner, struct group *group, uint32_t handle);
+
+/* ---- usage.c: who had how much ---- */
+void usage_add(struct usage *usage, uint64_t from, uint64_t to);
+uint64_t usage_between(const struct usage *usage, uint64_t from, uint64_t to); /* whole buckets */
+void usage_charge(struct group *group, uint64_t from, uint64_t to);
+
+/* ---- objects.c: the RM file ---- */
+int rm_ioctl(struct connection *connection, uint32_t nr, uint32_t size, void *bytes, uint32_t length, void *params);
+struct object *object_find(struct connection *connection, uint32_t client, uint32_t handle);
+void objects_free_all(struct connection *connection);
+
+/* ---- control.c ---- */
+uint32_t rm_control_do(struct connection *connection, struct rm_control *control, void *params, uint32_t length);
+bool rm_is_scheduling_control(uint32_t command);
+
+/* ---- answers.c: everything but the ioctls ---- */
+struct answer {
+    int file;                /* to pass on and then close, or -1 */
+    size_t size;             /* of bytes */
+    struct sim_answer head;
+    uint8_t bytes[SIM_ANSWER_MAX];
+};
+void answer_request(struct connection *connection, const uint8_t *message, size_t size, struct answer *answer);
+size_t state_json(char *text, size_t room);             /* state.c */
+#endif

@@ -1,0 +1,132 @@
+/* wire.h - what the simulated libraries and the player say to each other.
+ *
+ * A process has one connection to the player: a SOCK_SEQPACKET unix socket, which is its "RM file". Whoever holds the
+ * same open file may use it (that is the very property the arbiter lives on), so replies cannot come back on it: two
+ * processes would read each other's. Every request therefore brings the socket for its reply as SCM_RIGHTS.
+ *
+ * Work takes no request at all. A context has a lane: a piece of shared memory, made by the player, with a ring that the
+ * process fills and counters that the player advances. Entries carry the time of their submission, and the player looks
+ * at every ring before it moves simulated time; a launch is therefore a few stores, and exact however late the player
+ * wakes. A bell is rung only by somebody who wants to wait.
+ */
+#ifndef SIMGPU_WIRE_H
+#define SIMGPU_WIRE_H
+#include <stddef.h>
+#include <stdint.h>
+
+#define SIM_MAGIC 0x4d495347u /* "GSIM" */
+#define SIM_ENV   "ALIQUOT_SIMGPU"
+
+#define SIM_CARDS_MAX   16
+#define SIM_MESSAGE_MAX 8192  /* a request, whole */
+#define SIM_ANSWER_MAX  65536 /* an answer, whole */
+#define SIM_STRUCT_MAX  64    /* the struct of an ioctl */
+#define SIM_PARAMS_MAX  4096  /* what the struct points to */
+
+enum sim_kind {
+    SIM_IOCTL = 1,   /* struct sim_ioctl, struct, params   -> errno; struct, params */
+    SIM_CARDS,       /*                                    -> struct sim_card[] */
+    SIM_ATTACH,      /* struct sim_attach                  -> errno; the lane as SCM_RIGHTS */
+    SIM_RESERVE,     /* struct sim_bytes                   -> errno (ENOMEM: the card is full) */
+    SIM_RELEASE,     /* struct sim_bytes                   -> errno */
+    SIM_MEMORY,      /* struct sim_bytes, card             -> struct sim_memory */
+    SIM_BELL,        /* no answer: look at my lanes */
+    SIM_PROCESSES,   /* struct sim_since, card             -> struct sim_process[] */
+    SIM_SAMPLES,     /* struct sim_since                   -> struct sim_process[], per mille of the time since */
+    SIM_LOAD,        /* struct sim_since, card             -> struct sim_load */
+    SIM_STATE,       /*                                    -> JSON, for tests and people */
+};
+
+struct sim_head {
+    uint32_t magic, kind;
+    uint64_t stamp; /* CLOCK_MONOTONIC ns when it was sent: a late player applies it as of then */
+};
+struct sim_answer {
+    uint32_t magic;
+    int32_t  error; /* 0 or an errno */
+    uint32_t count; /* entries that follow */
+    uint32_t pad;
+};
+struct sim_ioctl  { struct sim_head head; uint32_t nr, size, params, pad; };
+struct sim_attach { struct sim_head head; uint32_t client, group; };
+struct sim_bytes  { struct sim_head head; uint32_t card, pad; uint64_t bytes; };
+struct sim_since  { struct sim_head head; uint32_t card, pad; uint64_t since_us; /* CLOCK_REALTIME */ };
+struct sim_card   { char uuid[48], name[80]; uint64_t memory; };
+struct sim_memory { uint64_t total, used; };
+struct sim_process { uint32_t pid, permille; uint64_t memory, stamp_us; };
+struct sim_load   { uint32_t permille, memory_percent; };
+
+/* ---- the lane: one context's work ---- */
+#define LANE_STREAMS 128  /* queues; stream 0 is the legacy default stream */
+#define LANE_RING    512  /* a power of two */
+#define LANE_WAITS   64
+#define LANE_RESULTS 4096
+#define LANE_SPACE   UINT32_MAX /* in place of a stream: waits for room in the ring */
+
+enum lane_kind {
+    LANE_RUN = 1,  /* occupies the card for duration_ns */
+    LANE_MARK,     /* nothing: an event, or the wait for another stream */
+    LANE_HOST,     /* done when the process says so in host[stream] */
+};
+enum lane_flag {
+    LANE_BARRIER = 1,     /* the legacy default stream: after everything submitted before it ... */
+    LANE_NONBLOCKING = 2, /* ... except on streams that asked not to care */
+};
+struct lane_item {
+    uint64_t stamp;        /* CLOCK_MONOTONIC ns */
+    uint64_t seq;          /* grows within the lane */
+    uint64_t duration_ns;
+    uint64_t after_seq;    /* not before done[after_stream] reaches this */
+    uint32_t channel;      /* RM handle */
+    uint16_t stream, after_stream;
+    uint16_t kind, flags;
+    uint32_t result;       /* 1 + index into result[], 0: nobody asks */
+};
+enum wait_state { WAIT_FREE = 0, WAIT_CLAIMED, WAIT_ARMED, WAIT_OVER };
+struct lane_wait {
+    uint32_t state;        /* a futex word; the process claims and arms, the player ends */
+    uint32_t stream;
+    uint64_t seq;
+};
+struct lane_result { uint64_t start_ns, end_ns; };
+struct sim_lane {
+    uint32_t magic;
+    uint32_t dead;         /* player: the group is gone, or garbage was found here; nothing will be done any more */
+    uint32_t pad0[14];
+    uint64_t head;         /* process: entries written so far */
+    uint32_t rung, waiters; /* process: a bell is on its way (the player takes it back); armed waits */
+    uint8_t  pad1[48];
+    uint64_t tail;         /* player: entries taken so far */
+    uint8_t  pad2[56];
+    uint64_t done[LANE_STREAMS];  /* player: the latest finished entry */
+    uint64_t host[LANE_STREAMS];  /* process: the latest finished host function ... */
+    uint64_t host_ns[LANE_STREAMS]; /* ... and when it ended, written before */
+    struct lane_wait   wait[LANE_WAITS];
+    struct lane_result result[LANE_RESULTS]; /* player */
+    struct lane_item   ring[LANE_RING];      /* process */
+};
+_Static_assert(sizeof(struct sim_head) == 16 && sizeof(struct lane_item) == 48, "wire");
+_Static_assert(offsetof(struct sim_lane, tail) == 128, "the two writers are on different cache lines");
+
+/* ---- the libraries' side (wire.c) ---- */
+
+/* Connects to the player named by $ALIQUOT_SIMGPU. Returns a close-on-exec socket or -1 with errno. */
+int sim_connect(void);
+
+/* One request, one answer, on any thread of any process that holds `fd`. The payload of the answer goes to `out` (at
+ * most `room` bytes; `got` says how many there were), a file that came with it to `file` (or is closed when NULL).
+ * Returns 0 or an errno, the player's or that of the connection (ENODEV: the player is gone). */
+int sim_call(int fd, void *request, size_t size, void *out, size_t room, size_t *got, uint32_t *count, int *file);
+
+/* Tells the player to look at this process's lanes. Never blocks. */
+void sim_bell(int fd);
+
+/* CLOCK_MONOTONIC in nanoseconds. */
+uint64_t sim_now(void);
+
+/* Does the ioctl of an RM file on a connection to the player. Returns 0, or -1 with errno. */
+int sim_rm_ioctl(int fd, unsigned long request, void *argument);
+
+/* 1 when `fd` is a connection to the player named by $ALIQUOT_SIMGPU. Leaves errno alone. */
+int sim_is_rm_file(int fd);
+#endif

@@ -1,0 +1,16 @@
+"""WHO DO WE TALK TO?  The doors to the world outside: files, sockets, processes, NVML, the driver. IO, no decisions.
+
+home.py       where the daemon of this machine lives: its folders and sockets
+control.py    how a command talks to the daemon: JSON lines over a unix socket
+processes.py  who lives: process ids that are not mixed up with their successors
+store.py      what the daemon must know after a restart, in SQLite
+nvml.py       what the driver tells of the cards
+player.py     the process that plays the simulated cards
+page.py       the page that a tenant's shim and the daemon share
+link.py       the messages of a tenant's shim
+rm.py         the controls of NVIDIA's resource manager
+cuda.py       the driver API, for the sample workload
+burnkernel.py its kernel
+
+The first three are loaded by `aliquot run` before every command it starts: they import little, and stay that way.
+"""

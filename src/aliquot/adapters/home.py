@@ -1,0 +1,100 @@
+"""Where the daemon of this machine lives: its folders and sockets. Imported by `aliquot run`: os and nothing else."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+SYSTEM_RUN = "/run/aliquot"
+SYSTEM_STATE = "/var/lib/aliquot"
+
+_SUN_PATH = 107  # bytes of a unix socket's name, without the NUL
+_ID = 10  # characters of a tenant's id
+
+
+class HomeError(ValueError):
+    """The home cannot be used; the message says what to do."""
+
+
+class Home(NamedTuple):
+    """`run` holds what ends with the boot (sockets, tenants' folders), `state` what outlives it (SQLite, logs)."""
+
+    run: str
+    state: str
+
+    @property
+    def control(self) -> str:
+        """The socket on which the daemon listens."""
+        return f"{self.run}/control.sock"
+
+    @property
+    def lock(self) -> str:
+        """Held (flock) by the one daemon, with its pid in it."""
+        return f"{self.run}/lock"
+
+    @property
+    def tenants(self) -> str:
+        """One folder per tenant, named by its id."""
+        return f"{self.run}/t"
+
+    @property
+    def player(self) -> str:
+        """What is known of the process that plays the simulated cards."""
+        return f"{self.run}/player.json"
+
+    @property
+    def player_socket(self) -> str:
+        """Where it listens."""
+        return f"{self.run}/player.sock"
+
+    @property
+    def database(self) -> str:
+        """SQLite."""
+        return f"{self.state}/state.db"
+
+    @property
+    def logs(self) -> str:
+        """The output of detached tenants, one file each."""
+        return f"{self.state}/logs"
+
+    @property
+    def daemon_log(self) -> str:
+        """What a daemon in the background says."""
+        return f"{self.state}/daemon.log"
+
+    def log_of(self, name: str) -> str:
+        """The output of one detached tenant."""
+        return f"{self.logs}/{name}.log"
+
+    def check(self) -> None:
+        """Raises HomeError when a tenant's socket would not fit into a unix address."""
+        longest = len(os.fsencode(f"{self.tenants}/{'x' * _ID}/.sock.4194304"))  # as it is called while it is made
+        if longest > _SUN_PATH:
+            raise HomeError(
+                f"{self.run} is {longest - _SUN_PATH} bytes too long a path for the sockets in it: "
+                "set ALIQUOT_HOME to a shorter one, such as /tmp/aliquot"
+            )
+
+
+def own_home() -> Home:
+    """Where a daemon of this user belongs."""
+    chosen = os.environ.get("ALIQUOT_HOME")
+    if chosen:
+        chosen = os.path.abspath(os.path.expanduser(chosen))
+        return Home(chosen, chosen)
+    if os.geteuid() == 0:
+        return Home(SYSTEM_RUN, SYSTEM_STATE)
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        return Home(os.path.join(runtime, "aliquot"), os.path.join(state, "aliquot"))
+    beside = os.path.expanduser("~/.aliquot")
+    return Home(beside, beside)
+
+
+def homes() -> list[Home]:
+    """Where to look for a daemon: the machine's own comes first, two would book the same cards twice."""
+    own = own_home()
+    if os.environ.get("ALIQUOT_HOME") or own.run == SYSTEM_RUN:
+        return [own]
+    return [Home(SYSTEM_RUN, SYSTEM_STATE), own]

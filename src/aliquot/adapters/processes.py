@@ -1,0 +1,128 @@
+"""Who lives. A process id alone names nobody for long: with the start time the kernel keeps, it names one process.
+
+Imported by `aliquot run`: keep it light.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+
+_ENVIRON = 1 << 18  # bytes of a process's environment that are looked at
+
+
+def start_time(pid: int) -> int | None:
+    """When it started, in clock ticks since boot; None when it is gone or a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def lives(pid: int | None, started: int | None) -> bool:
+    """Whether that very process still runs."""
+    if pid is None or pid <= 0:
+        return False
+    now = start_time(pid)
+    return now is not None and (started is None or now == started)
+
+
+def uid_of(pid: int) -> int | None:
+    """Whose it is (the effective user), None when it is gone."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            for line in file:
+                if line.startswith(b"Uid:"):
+                    return int(line.split()[2])
+    except OSError:
+        pass
+    return None
+
+
+def boot_id() -> str:
+    """Changes with every boot: what lived before it does not now."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def output_of(pid: int) -> str | None:
+    """Where its standard output goes, as the kernel names it."""
+    try:
+        return os.readlink(f"/proc/{pid}/fd/1")
+    except OSError:
+        return None
+
+
+def with_environment(name: str, value: str, *, uid: int | None = None) -> set[int]:
+    """The processes that were started with this in their environment; of that user, where one is given."""
+    wanted = b"\0" + os.fsencode(f"{name}={value}") + b"\0"
+    found = set()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                environment = file.read(_ENVIRON)
+        except OSError:
+            continue
+        if wanted in b"\0" + environment and (uid is None or uid_of(int(entry)) == uid):
+            found.add(int(entry))
+    return found
+
+
+def send_signal(pid: int, number: int, started: int | None = None) -> bool:
+    """Send it to that very process. False when it is gone. Raises PermissionError."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if not lives(pid, started):
+            return False
+        signal.pidfd_send_signal(handle, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def end(pid: int, started: int | None, *, patience: float) -> bool:
+    """SIGTERM, and SIGKILL when that is not heeded in time; whether it is gone now."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(PermissionError):
+            send_signal(pid, number, started)
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline:
+            if not lives(pid, started):
+                return True
+            time.sleep(0.02)
+    return not lives(pid, started)
+
+
+def identities(pids: Iterable[int]) -> dict[int, int]:
+    """Those that live, with their start times."""
+    found = {pid: start_time(pid) for pid in pids}
+    return {pid: started for pid, started in found.items() if started is not None}
+
+
+def ancestors(pid: int) -> list[int]:
+    """The process, its parent, the parent's parent and so on, as far as they live."""
+    chain: list[int] = []
+    while pid > 1 and pid not in chain:
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            break
+        chain.append(pid)
+        pid = parent
+    return chain

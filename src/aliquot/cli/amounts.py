@@ -1,0 +1,71 @@
+"""Amounts as people type them. Imported by `aliquot run`: re and nothing else."""
+
+from __future__ import annotations
+
+import re
+
+MEMORY_ALLOWED = "GiB, or with a unit, as in 10, 1.5GiB or 512MiB; at least 1MiB"
+DURATION_ALLOWED = "seconds, or with a unit, as in 90, 100ms, 10s, 5m or 2h"
+SIMULATE_ALLOWED = "how many cards of how much memory, as in 2x24GiB; at most 16 of 1GiB to 1024GiB"
+
+_MEMORY = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(MiB|GiB|TiB|)", re.IGNORECASE)
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(ms|s|m|h|)")
+_CARDS = re.compile(r"([0-9]{1,4})x(.+)")
+_PER_MIB = {"mib": 1, "gib": 1024, "tib": 1 << 20, "": 1024}
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+
+
+class AmountError(ValueError):
+    """Not an amount; the message says what is allowed."""
+
+
+def parse_memory(text: str) -> int:
+    """MiB."""
+    match = _MEMORY.fullmatch(text.strip())
+    amount = int(float(match[1]) * _PER_MIB[match[2].lower()]) if match else 0
+    if not 1 <= amount <= 1 << 30:
+        raise AmountError(MEMORY_ALLOWED)
+    return amount
+
+
+def parse_duration(text: str) -> float:
+    """Seconds."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise AmountError(DURATION_ALLOWED)
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def parse_cards(text: str) -> tuple[int, int]:
+    """How many cards to simulate, and MiB of each."""
+    match = _CARDS.fullmatch(text.strip())
+    try:
+        cards, memory = (int(match[1]), parse_memory(match[2])) if match else (0, 0)
+    except AmountError:
+        cards = memory = 0
+    if not (1 <= cards <= 16 and 1024 <= memory <= 1 << 20):
+        raise AmountError(SIMULATE_ALLOWED)
+    return cards, memory
+
+
+def looks_like_cards(text: str) -> bool:
+    """Whether the word after --simulate is meant for it."""
+    return re.match(r"[0-9]+x", text) is not None
+
+
+def memory(mib: float) -> str:
+    """GiB with one decimal; what is small in MiB."""
+    return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
+
+
+def duration(seconds: float) -> str:
+    """In one or two units."""
+    if 0 < seconds < 1:
+        return f"{seconds * 1000:g}ms"
+    if seconds < 60:
+        return f"{seconds:.0f}s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours // 24}d{hours % 24:02d}h"

@@ -1,0 +1,70 @@
+"""Asking the daemon, for the commands that need one that runs. What goes wrong is one line, with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from aliquot.adapters.control import AnswerError, ControlError, NoDaemonError, connect
+from aliquot.adapters.home import homes
+from aliquot.cli.amounts import DURATION_ALLOWED, AmountError, parse_duration
+from aliquot.cli.errors import InputError
+
+_DENIED = 77
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on
+    """Seconds, or with a unit."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, int | float):
+            return float(value)
+        try:
+            return parse_duration(value)
+        except AmountError:
+            self.fail(f"{value} is not allowed: {DURATION_ALLOWED}", param, ctx)
+
+
+def events(request: dict[str, Any], timeout: float | None = 10.0) -> Iterator[dict[str, Any]]:
+    """What the daemon says, the last being {"ok": ...}."""
+    try:
+        connection, _ = connect(homes())
+        try:
+            connection.send(request)
+            yield from connection.events(timeout)
+        finally:
+            connection.close()
+    except NoDaemonError:
+        raise InputError(
+            "no daemon runs on this machine: `aliquot up -d` starts one, and so does the first `aliquot run`"
+        ) from None
+    except TimeoutError:
+        raise InputError("the daemon does not answer") from None
+    except ControlError as error:
+        raise InputError(str(error)) from error
+    except AnswerError as error:
+        raise _refused(error) from error
+
+
+def ask(request: dict[str, Any]) -> dict[str, Any]:
+    """The one answer."""
+    for said in events(request):
+        if "ok" in said:
+            answer: dict[str, Any] = said["ok"]
+            return answer
+    raise InputError("the daemon said nothing")
+
+
+def _refused(error: AnswerError) -> InputError:
+    said = error.said
+    if error.kind == "unknown-name":
+        names = ", ".join(said.get("names", ()))
+        there = f"there are {names}" if names else "nothing runs"
+        return InputError(f"no run is called {said.get('name')}: {there}")
+    if error.kind == "invalid":
+        return InputError(f"{said.get('field')}: {said.get('value')} is not allowed: {said.get('allowed')}")
+    return InputError(str(error), code=_DENIED if error.kind == "denied" else 1)

@@ -1,0 +1,112 @@
+"""`aliquot top`: what each card and each tenant does at this moment."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import click
+
+from aliquot.cli.amounts import duration, memory
+from aliquot.cli.asking import ask
+from aliquot.cli.ps import core
+from aliquot.cli.tables import bar, table
+from aliquot.cli.waiting import reason
+
+_HEAD = ("NAME", "CLASS", "CORE", "SHARE", "", "MEMORY", "STATE", "LEVEL", "PREEMPTED")
+_RIGHT = frozenset({2, 3, 8})
+_BAR = 10
+
+
+@click.command()
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--once", is_flag=True, help="Show it once and end; always so with -o json, or when nobody looks")
+@click.option("--every", "interval", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="Seconds")
+def top(output: str, once: bool, interval: float) -> None:
+    """Show what each card and each tenant does, over and over.
+
+    \b
+    SHARE      part of the card's time over the last second
+    STATE      running, idle, paused (online work has the card), waiting (for its turn)
+    LEVEL      hardware (cut off in mid-kernel) or gate (held before the next kernel)
+    PREEMPTED  times that online work took the card
+    """
+    status = ask({"op": "status"})
+    if output == "json":
+        click.echo(json.dumps(status, indent=2))
+    elif once or not sys.stdout.isatty():
+        click.echo(view(status))
+    else:
+        _live(status, interval)
+
+
+def view(status: dict[str, Any]) -> str:
+    """The whole of it, as text."""
+    rules = status["rules"]
+    delay = duration(rules["release_delay_seconds"])
+    simulated = status["daemon"].get("simulated")
+    lines = [
+        f"policy {rules['policy']}, release delay {delay}" + (f", simulated cards {simulated}" if simulated else "")
+    ]
+    for card in status["cards"]:
+        lines += ["", _card_line(card)]
+        rows = [
+            _row(tenant, each)
+            for tenant in status["tenants"]
+            for each in tenant["cards"]
+            if each["uuid"] == card["uuid"]
+        ]
+        if rows:
+            lines.append(table(_HEAD, rows, _RIGHT))
+    if status["queue"]:
+        lines.append("")
+        lines += [f"waiting {each['position']}: {each['name']}: {reason(each)}" for each in status["queue"]]
+    if status["findings"]:
+        lines.append("")
+        lines += [_finding(each, status["cards"]) for each in status["findings"]]
+    return "\n".join(lines)
+
+
+def _finding(found: dict[str, Any], cards: list[dict[str, Any]]) -> str:
+    where = next((f"card {card['index']}" for card in cards if card["uuid"] == found["uuid"]), found["uuid"])
+    who = "" if found["pid"] is None else f"process {found['pid']} "
+    return f"found on {where}: {who}{found['text']}"
+
+
+def _card_line(card: dict[str, Any]) -> str:
+    words = [f"card {card['index']}  {card['model']}"]
+    if card["utilisation"] is not None:
+        words.append(f"busy {card['utilisation']:.0%}")
+    used, total = card["memory_used_bytes"], memory(card["memory_bytes"] >> 20)
+    words.append(total if used is None else f"{memory(used >> 20)} of {total} in use")
+    words.append(f"{memory(card['memory_booked_bytes'] >> 20)} booked")
+    return ", ".join(words)
+
+
+def _row(tenant: dict[str, Any], card: dict[str, Any]) -> tuple[str, ...]:
+    share = card["share"]
+    return (
+        tenant["name"],
+        tenant["class"],
+        core(card["core"]),
+        "-" if share is None else f"{share:.1%}",
+        "" if share is None else bar(share, _BAR),
+        f"{memory(card['memory_used_bytes'] >> 20)} / {memory(card['memory_limit_bytes'] >> 20)}",
+        card["state"],
+        card["level"],
+        str(card["preemptions"]),
+    )
+
+
+def _live(status: dict[str, Any], interval: float) -> None:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    with Live(Text(view(status)), console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            time.sleep(interval)
+            live.update(Text(view(ask({"op": "status"}))), refresh=True)

@@ -1,0 +1,219 @@
+"""`aliquot up`: the daemon of this machine, by hand; `aliquot down`: its end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aliquot.adapters.home import Home, HomeError, homes, own_home
+from aliquot.cli.amounts import SIMULATE_ALLOWED, AmountError, parse_cards
+from aliquot.cli.asking import Duration, ask
+from aliquot.cli.errors import InputError
+
+if TYPE_CHECKING:
+    from aliquot.adapters.player import Playing
+
+POLICY_CHOICES = ("best-effort", "fixed-share", "burst-share")
+NO_CARD = (
+    "no NVIDIA GPU can be used here ({why}). To try it without one: "
+    "`aliquot run --simulate -- COMMAND`, or `aliquot up --simulate 2x24GiB`"
+)
+_LONGEST_DELAY = 60.0
+
+
+@click.command()
+@click.option("-d", "--detach", is_flag=True, help="In the background; returns when it is ready")
+@click.option("--policy", type=click.Choice(POLICY_CHOICES), help="How tenants share a card  [default: as last set]")
+@click.option(
+    "--release-delay",
+    type=Duration(),
+    help="How long online work keeps a card that it left idle: 100ms, or 0 to hand gaps back at once  "
+    "[default: as last set]",
+)
+@click.option("--simulate", metavar="SPEC", help="Simulated cards instead of real ones, as in 2x24GiB")
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65535), help="For Prometheus, on 127.0.0.1; 0: none  [default: 9478]"
+)
+def up(
+    detach: bool, policy: str | None, release_delay: float | None, simulate: str | None, metrics_port: int | None
+) -> None:
+    """Start the daemon of this machine.
+
+    There is one per machine; `aliquot run` starts it when it is needed. It survives being killed: tenants run on, and
+    the next daemon takes them up again. With SIGTERM or `aliquot down` it ends and leaves nobody paused.
+
+    \b
+    aliquot up -d
+    aliquot up --policy fixed-share
+    aliquot up --simulate 2x24GiB -d
+    """
+    if release_delay is not None and release_delay > _LONGEST_DELAY:
+        raise InputError(f"--release-delay: {release_delay:g}s is not allowed: 0 (at once) to 60s")
+    spec = _spec(simulate)
+    if detach:
+        _in_background(policy, release_delay, simulate, metrics_port)
+        return
+    home = own_home()
+    if home not in homes()[:1]:
+        _none_for_the_machine(homes()[0])
+    _serve(home, policy, release_delay, spec, metrics_port)
+
+
+@click.command()
+def down() -> None:
+    """End the daemon.
+
+    Tenants run on, nobody stays paused, and their memory limits hold; the next daemon takes them up again. Simulated
+    cards end too, and with them whatever runs on them.
+    """
+    from aliquot.adapters import player, processes
+
+    said: dict[str, Any] = {}
+    simulated = any(player.playing(home) for home in homes())
+    try:
+        said = ask({"op": "down"})
+    except InputError:
+        if not simulated:
+            raise
+    pid = said.get("pid")
+    deadline = time.monotonic() + 10
+    while pid is not None and processes.lives(pid, None):
+        if time.monotonic() > deadline:
+            raise InputError(f"the daemon (pid {pid}) was told to end, and has not yet")
+        time.sleep(0.02)
+    for home in homes():
+        player.end(home)
+    names = said.get("tenants", [])
+    click.echo("the daemon has ended" if pid is not None else "no daemon ran; the simulated cards have ended")
+    if names and not simulated:
+        click.echo(f"{', '.join(names)}: running on; the next `aliquot up` or `aliquot run` takes them up again")
+    elif names:
+        click.echo(f"{', '.join(names)}: left without their simulated cards")
+
+
+def _spec(simulate: str | None) -> tuple[int, int] | None:
+    if simulate is None:
+        return None
+    try:
+        return parse_cards(simulate)
+    except AmountError:
+        raise InputError(f"--simulate: {simulate} is not allowed: {SIMULATE_ALLOWED}") from None
+
+
+def _none_for_the_machine(machine: Home) -> None:
+    """Two daemons would book the same cards twice."""
+    from aliquot.adapters.control import Connection, ControlError, NoDaemonError
+
+    try:
+        Connection(machine.control).close()
+    except (NoDaemonError, ControlError):
+        return
+    raise InputError(f"the daemon of the machine runs already ({machine.run}): `aliquot ps` shows it")
+
+
+def _in_background(policy: str | None, delay: float | None, simulate: str | None, port: int | None) -> None:
+    from aliquot.adapters.control import ControlError, NoDaemonError, connect
+    from aliquot.cli.starting import StartError, start
+
+    arguments = []
+    for flag, value in (("--policy", policy), ("--simulate", simulate), ("--metrics-port", port)):
+        arguments += [] if value is None else [flag, str(value)]
+    arguments += [] if delay is None else ["--release-delay", f"{delay * 1000:g}ms"]
+    try:
+        connect(homes())[0].close()
+    except NoDaemonError:
+        pass
+    except ControlError as error:
+        raise InputError(str(error)) from error
+    else:
+        about = ask({"op": "hello"})
+        raise _already(f"a daemon runs already for {about['home']}: pid {about['pid']}")
+    try:
+        start(arguments)[0].close()
+    except StartError as error:
+        raise InputError(str(error), code=error.code) from error
+    status = ask({"op": "status"})
+    cards = ", ".join(f"{each['index']}: {each['model']}" for each in status["cards"])
+    click.echo(f"aliquot: ready: pid {status['daemon']['pid']}; cards {cards}", err=True)
+
+
+def _serve(home: Home, policy: str | None, delay: float | None, spec: tuple[int, int] | None, port: int | None) -> None:
+    from aliquot.adapters import player
+    from aliquot.adapters.nvml import Nvml, NvmlError
+    from aliquot.adapters.store import StoreError
+    from aliquot.model.node import Isolation
+    from aliquot.services import local
+
+    logging.basicConfig(level=logging.INFO, format="aliquot: %(message)s", stream=sys.stderr)
+    playing = player.playing(home)
+    if spec is None and playing is not None:  # the home is simulated until `aliquot down`
+        spec = (playing.cards, playing.memory_mib)
+    try:
+        local.make_home(home)
+        os.close(local.take_lock(home))  # whoever runs says so before anything else is tried
+        if spec is not None:
+            playing = _simulated(home, spec)
+        if not os.path.exists(player.shim()):
+            raise InputError(f"{player.shim()} is not there: build it with `make install`")
+        nvml = Nvml()
+        libraries = player.preloadable(home)
+        front = {"LD_PRELOAD": [f"{libraries}/libaliquot.so"]}
+        if playing is not None:
+            front["LD_PRELOAD"].append(f"{libraries}/simgpu/libsimrm.so")
+            front["LD_LIBRARY_PATH"] = [f"{libraries}/simgpu"]
+        setup = local.Setup(
+            home=home,
+            nvml=nvml,
+            make_arbiter=_arbiter(nvml, simulated=playing is not None),
+            say=lambda text: click.echo(f"aliquot: {text}", err=True),
+            environment={} if playing is None else {"ALIQUOT_SIMGPU": playing.socket},
+            front=front,
+            policy=None if policy is None else Isolation(policy),
+            release_delay=delay,
+            simulated=None if playing is None else playing.spec,
+            metrics_port=port,
+        )
+        local.run_daemon(setup)
+    except NvmlError as error:
+        raise InputError(NO_CARD.format(why=error)) from error
+    except local.RunsAlreadyError as error:
+        raise _already(str(error)) from error
+    except (local.UpError, StoreError, HomeError, player.PlayerError) as error:
+        raise InputError(str(error)) from error
+
+
+def _simulated(home: Home, spec: tuple[int, int]) -> Playing:
+    """The player; before that, once, ourselves again with the stand-ins in front of the driver's libraries."""
+    from aliquot.adapters import player
+
+    playing = player.play(home, *spec)
+    stand_ins = f"{player.preloadable(home)}/simgpu"
+    preload = f"{stand_ins}/libsimrm.so"
+    if os.environ.get("ALIQUOT_SIMGPU") == playing.socket and os.environ.get("LD_PRELOAD") == preload:
+        return playing
+    path = os.environ.get("LD_LIBRARY_PATH")
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": preload,
+        "LD_LIBRARY_PATH": stand_ins + (f":{path}" if path else ""),
+        "ALIQUOT_SIMGPU": playing.socket,
+    }
+    return os.execve(sys.executable, [sys.executable, "-m", "aliquot", *sys.argv[1:]], environment)  # noqa: S606
+
+
+def _arbiter(nvml: Any, *, simulated: bool) -> Any:
+    def make(cards: Any, rules: Any) -> Any:
+        from aliquot.services.arbiterd import Arbiterd
+
+        return Arbiterd(cards, rules=rules, nvml=nvml, simulated=simulated)
+
+    return make
+
+
+def _already(text: str) -> InputError:
+    return InputError(text, code=1)

@@ -1,0 +1,128 @@
+"""What `aliquot run` asks for, from the JSON of the control socket to a claim. Nothing is believed unchecked."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
+from aliquot.model.device import Card
+from aliquot.model.node import Offer
+from aliquot.model.refusal import Invalid
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_NAME_ALLOWED = "letters, digits, and . _ - after the first, at most 63"
+_MOST_WORDS = 64  # of a command, kept for people to see
+_LONGEST_WORD = 256
+_INTERPRETERS = re.compile(r"python[0-9.]*|torchrun|bash|sh|node|perl|ruby")
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One `aliquot run`. Memory in MiB, core in percent of a card; None: not said."""
+
+    command: tuple[str, ...]
+    name: str | None = None
+    app_class: AppClass = AppClass.NORMAL
+    core: int | None = None
+    memory_mib: int | None = None
+    gpus: int = 1
+    wait: bool = True
+    detach: bool = False
+
+    def slice(self) -> Slice:
+        """Neither memory nor core: the whole card. Core alone: as much of the memory. Memory alone: no quota."""
+        if self.memory_mib is None and self.core is None:
+            return Slice(memory_percent=100, exclusive=True)
+        milli = None if self.core is None else self.core * 10
+        offline = self.app_class is AppClass.OFFLINE
+        return Slice(
+            memory_mib=self.memory_mib or 0,
+            memory_percent=(self.core or 0) if self.memory_mib is None else 0,
+            core_milli=None if offline else milli,
+            greedy_milli=milli if offline else None,
+        )
+
+    def claim(self, uid: str, name: str) -> Claim:
+        """As the placement core understands it."""
+        main = ContainerClaim("main", 0, Role.MAIN, self.slice(), self.gpus)
+        return Claim(uid, "local", name, "run", Offer.ANY, (main,), app_class=self.app_class)
+
+
+def parse_ask(said: dict[str, Any]) -> Ask | Invalid:
+    """The request, or the first thing that is wrong with it."""
+    command = said.get("command")
+    if not isinstance(command, list) or not command or not all(isinstance(word, str) for word in command):
+        return Invalid("command", command, "a list of words, the program first")
+    name = said.get("name")
+    if name is not None and not (isinstance(name, str) and NAME.fullmatch(name)):
+        return Invalid("name", name, _NAME_ALLOWED)
+    try:
+        app_class = AppClass(said.get("class", "normal"))
+    except ValueError:
+        return Invalid("class", said.get("class"), "online, offline or normal")
+    core, memory, gpus = said.get("core"), said.get("memory_mib"), said.get("gpus", 1)
+    if core is not None and not _within(core, 1, 100):
+        return Invalid("core", core, "a whole number from 1 to 100, percent of a card's compute")
+    if memory is not None and not _within(memory, 1, 1 << 30):
+        return Invalid("memory", memory, "at least 1MiB")
+    if not _within(gpus, 1, 1 << 16):
+        return Invalid("gpus", gpus, "a whole number, at least 1")
+    for flag in ("wait", "detach"):
+        if not isinstance(said.get(flag, False), bool):
+            return Invalid(flag, said.get(flag), "true or false")
+    words = tuple(_printable(word[:_LONGEST_WORD]) for word in command[:_MOST_WORDS])
+    return Ask(words, name, app_class, core, memory, gpus, said.get("wait", True), said.get("detach", False))
+
+
+def never_fits(ask: Ask, cards: tuple[Card, ...]) -> Invalid | None:
+    """What of it this machine could not give even if it were empty."""
+    if ask.gpus > len(cards):
+        return Invalid("gpus", ask.gpus, f"at most {len(cards)}: so many GPUs has this machine")
+    sizes = sorted((card.memory_mib for card in cards), reverse=True)
+    if ask.memory_mib is not None and ask.memory_mib > sizes[0]:
+        return Invalid("memory", mib(ask.memory_mib), f"at most {mib(sizes[0])}: the largest card here")
+    if ask.memory_mib is not None and ask.memory_mib > sizes[ask.gpus - 1]:
+        enough = sum(size >= ask.memory_mib for size in sizes)
+        return Invalid(
+            "gpus", ask.gpus, f"at most {enough} with --memory {mib(ask.memory_mib)}: so many cards have that"
+        )
+    return None
+
+
+def readable_name(command: tuple[str, ...]) -> str:
+    """What the run is called for short: the script where an interpreter runs one, else the program."""
+    words = [_stem(word) for word in command]
+    if _INTERPRETERS.fullmatch(words[0]) or _INTERPRETERS.fullmatch(os.path.basename(command[0])):
+        for at, word in enumerate(command[1:], 1):
+            if word == "-m" and at + 1 < len(command):
+                return _clean(command[at + 1])
+            if word == "-c":
+                break
+            if not word.startswith("-") and "." in word:
+                return _clean(words[at])
+    return _clean(words[0])
+
+
+def mib(amount: int) -> str:
+    """In the unit people use."""
+    return f"{amount // 1024}GiB" if amount % 1024 == 0 else f"{amount}MiB"
+
+
+def _stem(word: str) -> str:
+    base = os.path.basename(word)
+    return base.partition(".")[0] if base.endswith((".py", ".sh")) else base
+
+
+def _clean(word: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", word).strip("-_")[:24] or "run"
+
+
+def _within(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _printable(word: str) -> str:
+    return word.encode("utf-8", "replace").decode()

@@ -1,0 +1,376 @@
+"""A card in virtual time, and the arbiter at work on it. Whole nanoseconds: the same run gives the same figures.
+
+What the card does was measured on an H200 (see arbiter/slices.py): contexts with work take turns by their slices; a
+switch takes 0.13 ms out of the slice of the one switched in, so that shorter slices get nothing done; where only one
+has work its slice begins anew each time it ends, so that who comes next waits for the end of a slice, not of a kernel;
+a pause stops a context in mid-kernel. An order takes a third of a millisecond, sometimes much longer, and orders are
+performed one after the other, as the node's daemon does.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from math import inf
+
+from aliquot.arbiter.card import CardArbiter
+from aliquot.arbiter.orders import Arm, Order, Pause, Resume, SetSlice
+from aliquot.arbiter.roster import Member, Reading
+from aliquot.model.claim import AppClass
+from aliquot.model.tenant import SharingRules
+
+_STOCK = 2_048_000  # the slice of a context that nobody ordered anything of; nanoseconds, as all times in this file
+_RING = 200_000  # from a launch to the daemon's hearing of it
+_BEAT = 100_000_000  # the daemon looks at least this often
+_MOST_ROUNDS = 50  # without time passing: more is a decision that never settles
+
+Event = Callable[[CardArbiter, float], None]
+
+
+class SpinError(AssertionError):
+    """The arbiter asks to be called again and again at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a process does, in seconds: a job of `work` every `period` from `start` on, kernel after kernel.
+
+    As it stands it has work all the time. `waits`: it waits for the job in a blocking call; otherwise only its
+    launches show that it has work, and `sees` whether it ever asks if its work is done.
+    """
+
+    work: float = inf
+    period: float = inf
+    start: float = 0.0
+    kernel: float = 0.001
+    waits: bool = True
+    sees: bool = True
+
+
+@dataclass(slots=True)
+class _Context:
+    name: str
+    tenant: str
+    load: Load
+    preemptible: bool
+    slice: int = _STOCK
+    paused: bool = False
+    armed: bool = False
+    jobs: deque[int] = field(default_factory=deque)  # when each that is not done yet came
+    done: int = 0  # of the first of them
+    launched: int = 0  # its kernels, so far
+    launched_before: int = 0  # those of the jobs before
+    read: int = 0  # launches when the daemon last looked
+    ran: int = 0
+    latencies: list[float] = field(default_factory=list)
+
+    @property
+    def kernel(self) -> int:
+        return max(1, round(self.load.kernel * 1e9))
+
+    @property
+    def work(self) -> float:
+        return inf if self.load.work == inf else round(self.load.work * 1e9)
+
+    @property
+    def launches(self) -> int:
+        return self.launched_before + self.launched
+
+    @property
+    def at_gate(self) -> bool:
+        """Its next launch waits: that is all a pause does where the hardware is not controlled."""
+        return self.paused and not self.preemptible
+
+    @property
+    def runnable(self) -> bool:
+        if not self.jobs or (self.paused and self.preemptible):
+            return False
+        return self.done < (min(self.work, self.launched * self.kernel) if self.at_gate else self.work)
+
+    def launch(self) -> bool:
+        """Hand over what can be by now; whether the daemon is to be told."""
+        if not self.jobs or self.at_gate:
+            return False
+        before, self.launched = self.launched, max(self.launched, self.done // self.kernel + 1)
+        rings = self.launched > before and self.armed
+        self.armed = self.armed and not rings
+        return rings
+
+    def until_event(self) -> float:
+        """How much it can do before something happens: its job ends, or a launch that somebody looks at."""
+        most = min(self.work, self.launched * self.kernel) if self.armed or self.at_gate else self.work
+        return most - self.done
+
+
+class VirtualCard:
+    """Tenants' processes, the hardware, and the loop of the daemon."""
+
+    def __init__(
+        self, rules: SharingRules, *, latency: Callable[[], float] = lambda: 0.00035, switch: float = 0.00013
+    ) -> None:
+        """`latency`: what the next order takes; `switch`: what a switch takes, in seconds."""
+        self.arbiter = CardArbiter(rules)
+        self.orders: list[tuple[float, Order]] = []  # when each took effect
+        self.held: list[tuple[float, float, str]] = []  # who got on the card, from when to when
+        self.worst_stall = 0.0  # the longest time in which two with work had slices too short to get anything done
+        self._latency = latency
+        self._switch = round(switch * 1e9)
+        self._contexts: dict[str, _Context] = {}
+        self._gone: dict[str, int] = {}  # by tenant: what the contexts that left had
+        self._now = 0
+        self._marked = 0
+        self._current: _Context | None = None
+        self._began = 0  # its stretch
+        self._ready = 0  # until then it is being switched in
+        self._last: _Context | None = None
+        self._stalled: int | None = None
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._serial = count()
+        self._inbox: list[Event] = []
+        self._round_at: int | None = 0  # None: orders are being performed
+        self._rounds = 0
+
+    # --- what is on it -----------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """Seconds."""
+        return self._now / 1e9
+
+    def admit(self, tenant: str, app_class: AppClass = AppClass.NORMAL, quota: float | None = None) -> None:
+        """A tenant; its quota is a part of 1."""
+        member = Member(tenant, app_class, None if quota is None else round(quota * 1000))
+        self.post(lambda arbiter, now: arbiter.admit(member))
+
+    def start(self, name: str, tenant: str, load: Load, *, preemptible: bool = True) -> None:
+        """A process of the tenant."""
+        context = self._contexts[name] = _Context(name, tenant, load, preemptible)
+        self.post(lambda arbiter, now: arbiter.join(name, tenant, preemptible=preemptible))
+        self._at(self._now + round(load.start * 1e9), lambda: self._come(context))
+
+    def stop(self, name: str) -> None:
+        """The process ends."""
+        context = self._contexts.pop(name)
+        self._gone[context.tenant] = self._gone.get(context.tenant, 0) + context.ran
+        context.jobs.clear()
+        if self._current is context:
+            self._vacate()
+        self.post(lambda arbiter, now: arbiter.leave(name))
+        self._choose()
+
+    def post(self, event: Event) -> None:
+        """Something that the daemon hears of."""
+        self._inbox.append(event)
+        if self._round_at is not None:
+            self._round_at = self._now
+
+    # --- what is seen ------------------------------------------------------------------------------------------
+
+    def mark(self) -> None:
+        """Measure from here on."""
+        self._marked = self._now
+        self._gone.clear()
+        self.held.clear()
+        for context in self._contexts.values():
+            context.ran = 0
+            context.latencies.clear()
+
+    def share(self, tenant: str) -> float:
+        """Of the time since the mark, 0 to 1: what its work had of the card, switches not counted."""
+        ran = sum(each.ran for each in self._contexts.values() if each.tenant == tenant)
+        return (ran + self._gone.get(tenant, 0)) / max(1, self._now - self._marked)
+
+    def latencies(self, name: str) -> list[float]:
+        """Of each job that ended since the mark, from its coming to its end, in seconds."""
+        return self._contexts[name].latencies
+
+    def paused(self, name: str) -> bool:
+        """Whether it is stopped now."""
+        return self._contexts[name].paused
+
+    # --- time --------------------------------------------------------------------------------------------------
+
+    def run(self, seconds: float) -> None:
+        """Let so much time pass."""
+        end = self._now + round(seconds * 1e9)
+        while (then := self._next()) <= end:
+            self._pass(int(then))
+            self._happen()
+        self._pass(end)
+
+    def _next(self) -> float:
+        event = self._events[0][0] if self._events else inf
+        return min(event, inf if self._round_at is None else self._round_at, self._card_event())
+
+    def _card_event(self) -> float:
+        """When the one that runs comes to an end, of its work or its turn."""
+        current = self._current
+        if current is None:
+            return inf
+        begins = max(self._now, self._ready)
+        ends = begins + current.until_event()
+        return min(ends, self._slice_ends()) if self._rival() is not None else ends
+
+    def _slice_ends(self) -> int:
+        """The next end of the slice, which begins anew each time it ended; the first not before it is switched in."""
+        assert self._current is not None
+        length = self._current.slice
+        first = max(self._began + length, self._ready)
+        return first + -(-max(0, self._now - first) // length) * length
+
+    def _pass(self, then: int) -> None:
+        current = self._current
+        if current is not None:
+            progress = max(0, then - max(self._now, self._ready))
+            current.done += progress
+            current.ran += progress
+        self._now = max(self._now, then)
+
+    def _happen(self) -> None:
+        """All that is due now."""
+        if self._current is not None:
+            self._go_on(self._current)
+        while self._events and self._events[0][0] <= self._now:
+            heapq.heappop(self._events)[2]()
+        if self._round_at is not None and self._round_at <= self._now:
+            self._round()
+        self._choose()
+
+    def _at(self, time: int, action: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (time, next(self._serial), action))
+
+    # --- processes ---------------------------------------------------------------------------------------------
+
+    def _come(self, context: _Context) -> None:
+        """A job of its comes."""
+        if self._contexts.get(context.name) is not context:
+            return
+        context.jobs.append(self._now)
+        if context.load.period != inf:
+            self._at(self._now + round(context.load.period * 1e9), lambda: self._come(context))
+        self._hand_over(context)
+
+    def _hand_over(self, context: _Context) -> None:
+        if context.launch():
+            self._at(self._now + _RING, lambda: self.post(lambda arbiter, now: arbiter.wake(context.name, now)))
+
+    def _go_on(self, context: _Context) -> None:
+        """Its job may have ended, or its kernel: then it hands over the next."""
+        if context.jobs and context.done >= context.work:
+            context.latencies.append((self._now - context.jobs.popleft()) / 1e9)
+            context.launched_before += context.launched
+            context.done = context.launched = 0
+        self._hand_over(context)
+
+    # --- the hardware ------------------------------------------------------------------------------------------
+
+    def _rival(self) -> _Context | None:
+        """Who is next, in turn after the current one."""
+        every = list(self._contexts.values())
+        after = every.index(self._last) + 1 if self._last in every else 0
+        return next(
+            (each for each in every[after:] + every[:after] if each is not self._current and each.runnable), None
+        )
+
+    def _vacate(self) -> None:
+        current = self._current
+        if current is not None:
+            self.held.append((self._began / 1e9, self._now / 1e9, current.name))
+        self._current = None
+
+    def _choose(self) -> None:
+        """Whoever may run gets on the card if it is free, or if the slice of the one on it has ended."""
+        current = self._current
+        over = current is not None and self._rival() is not None and self._slice_ends() <= self._now
+        if current is not None and (over or not current.runnable):
+            self._vacate()
+        if self._current is None and (chosen := self._rival()) is not None:
+            self._began, self._ready = self._now, self._now + (self._switch if self._last not in (None, chosen) else 0)
+            self._current = self._last = chosen
+        self._note_stall()
+
+    def _note_stall(self) -> None:
+        if self._stalled is not None:
+            self.worst_stall = max(self.worst_stall, (self._now - self._stalled) / 1e9)
+        tiny = sum(each.runnable and each.slice <= self._switch for each in self._contexts.values())
+        if tiny < 2:
+            self._stalled = None
+        elif self._stalled is None:
+            self._stalled = self._now
+
+    # --- the daemon --------------------------------------------------------------------------------------------
+
+    def _round(self) -> None:
+        """As the daemon's: what arrived, what the pages say, a decision, its orders."""
+        inbox, self._inbox = self._inbox, []
+        for event in inbox:
+            event(self.arbiter, self.now)
+        for context in self._contexts.values():
+            self._hand_over(context)
+            context.read = context.launches
+        self.arbiter.read({name: _reading(each) for name, each in self._contexts.items()}, self.now)
+        orders = self.arbiter.tick(self.now)
+        self._round_at = None
+        if orders:
+            self._perform(deque(orders), len(self.orders))
+        else:
+            self._sleep()
+
+    def _perform(self, orders: deque[Order], first: int) -> None:
+        """One after the other, each at the end of the time it takes. `first`: where they are among all orders."""
+        while orders:
+            context = self._contexts.get(orders[0].context)
+            if context is not None and context.preemptible and not isinstance(orders[0], Arm):
+                self._at(self._now + round(self._latency() * 1e9), lambda: self._performed_one(orders, first))
+                return
+            self.obey(orders.popleft())
+        self.arbiter.performed((order, at) for at, order in self.orders[first:])
+        self._sleep()
+
+    def _performed_one(self, orders: deque[Order], first: int) -> None:
+        self.obey(orders.popleft())
+        self._perform(orders, first)
+
+    def obey(self, order: Order) -> None:
+        """Perform the order, at once."""
+        self.orders.append((self.now, order))
+        context = self._contexts.get(order.context)
+        match order:
+            case _ if context is None:
+                return
+            case SetSlice(_, microseconds):
+                context.slice = microseconds * 1000 if context.preemptible else context.slice
+            case Pause() | Resume():
+                self._hand_over(context)  # what it launched until now
+                context.paused = isinstance(order, Pause)
+                self._hand_over(context)
+            case Arm():
+                context.armed = True
+                if context.launches != context.read:  # it launched while we were about to ask it to tell
+                    self.post(lambda arbiter, now: arbiter.wake(order.context, now))
+        self._choose()
+
+    def _sleep(self) -> None:
+        if self._inbox:
+            self._round_at = self._now
+            return
+        deadline = self.arbiter.deadline
+        due = self._now + _BEAT if deadline == inf else min(self._now + _BEAT, _round_up(deadline))
+        self._rounds = self._rounds + 1 if due <= self._now else 0
+        if self._rounds > _MOST_ROUNDS:
+            raise SpinError(f"at {self.now}: the deadline is {deadline} again and again")
+        self._round_at = max(self._now, due)
+
+
+def _reading(context: _Context) -> Reading:
+    outstanding = bool(context.jobs) or (context.launches > 0 and not context.load.sees)
+    return Reading(context.launches, context.load.waits and bool(context.jobs), outstanding)
+
+
+def _round_up(seconds: float) -> int:
+    """Not before: a clock that is asked at the deadline answers the deadline or later."""
+    whole = round(seconds * 1e9)
+    return whole if whole / 1e9 >= seconds else whole + 1

@@ -1,0 +1,79 @@
+"""Who lives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from aliquot.adapters import processes
+from machines import PATIENCE, eventually
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    environment = {**os.environ, "ALIQUOT_MARK": "of this test"}
+    with subprocess.Popen(["sleep", "600"], env=environment) as process:
+        yield process
+        process.kill()
+
+
+def test_a_process_is_known_by_its_pid_and_the_moment_it_started(child: subprocess.Popen[bytes]) -> None:
+    started = processes.start_time(child.pid)
+    assert started is not None
+    assert processes.lives(child.pid, started)
+    assert not processes.lives(child.pid, started + 1)  # another, with the same pid
+
+
+def test_a_zombie_is_not_alive(child: subprocess.Popen[bytes]) -> None:
+    started = processes.start_time(child.pid)
+    child.kill()
+    eventually(lambda: not processes.lives(child.pid, started))  # nobody has waited for it yet
+    assert os.path.exists(f"/proc/{child.pid}")
+
+
+@pytest.mark.parametrize("pid", [None, 0, -1, 1 << 30])
+def test_nobody_is_not_alive(pid: int | None) -> None:
+    assert not processes.lives(pid, None)
+
+
+def test_a_name_with_brackets_does_not_confuse_it(tmp_path: object) -> None:
+    code = "import ctypes; ctypes.CDLL(None).prctl(15, b') Z 1 ('); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert processes.lives(process.pid, processes.start_time(process.pid))
+        process.kill()
+
+
+def test_processes_are_found_by_what_is_in_their_environment(child: subprocess.Popen[bytes]) -> None:
+    eventually(lambda: processes.with_environment("ALIQUOT_MARK", "of this test") == {child.pid})
+    assert processes.with_environment("ALIQUOT_MARK", "of this") == set()
+    assert processes.with_environment("ALIQUOT_MARK", "of this test", uid=os.geteuid()) == {child.pid}
+    assert processes.with_environment("ALIQUOT_MARK", "of this test", uid=12345) == set()
+
+
+def test_a_signal_goes_to_that_very_process_or_to_none(child: subprocess.Popen[bytes]) -> None:
+    started = processes.start_time(child.pid)
+    assert started is not None
+    assert not processes.send_signal(child.pid, signal.SIGKILL, started + 1)
+    assert child.poll() is None
+    assert processes.send_signal(child.pid, signal.SIGKILL, started)
+    assert child.wait(PATIENCE) == -signal.SIGKILL
+    assert not processes.send_signal(child.pid, signal.SIGKILL, started)
+
+
+def test_what_does_not_end_when_asked_is_killed() -> None:
+    with subprocess.Popen(["sh", "-c", "trap '' TERM; echo; while :; do sleep 0.05; done"], stdout=-1) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert processes.end(process.pid, processes.start_time(process.pid), patience=0.2)
+        assert process.wait(PATIENCE) == -signal.SIGKILL
+
+
+def test_its_ancestors_are_told_from_the_nearest_on(child: subprocess.Popen[bytes]) -> None:
+    assert os.getpid() in processes.ancestors(child.pid)

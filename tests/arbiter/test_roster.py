@@ -1,0 +1,127 @@
+"""Who is on the card, what is theirs, and who was active lately."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.arbiter.roster import DOUBT_AFTER, IDLE_AFTER, Context, Member, Reading, Roster
+from aliquot.model.claim import AppClass
+
+
+def roster(**quotas: int | None) -> Roster:
+    return Roster({name: Member(name, AppClass.NORMAL, milli) for name, milli in quotas.items()})
+
+
+class TestQuotas:
+    @given(st.dictionaries(st.text("abcdefgh", min_size=1, max_size=2), st.none() | st.integers(1, 1000), max_size=20))
+    def test_they_are_parts_of_one_card(self, asked: dict[str, int | None]) -> None:
+        found = roster(**asked).quotas(asked)
+        assert found.keys() == asked.keys()
+        assert sum(found.values()) <= 1.0 + 1e-9
+        assert all(part > 0.0 for part in found.values())
+
+    @given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 1000), min_size=1))
+    def test_who_asked_for_more_gets_more_and_nobody_more_than_asked(self, asked: dict[str, int]) -> None:
+        found = roster(**asked).quotas(asked)
+        for name, milli in asked.items():
+            assert found[name] <= milli / 1000 + 1e-9
+            assert all(found[name] <= found[other] for other in asked if milli < asked[other])
+
+    def test_what_fits_is_given_as_asked(self) -> None:
+        assert roster(a=300, b=500).quotas(["a", "b"]) == {"a": 0.3, "b": 0.5}
+
+    def test_who_asked_for_none_shares_what_the_others_leave(self) -> None:
+        assert roster(a=400, b=None, c=None).quotas("abc") == pytest.approx({"a": 0.4, "b": 0.3, "c": 0.3})
+
+    def test_who_asked_for_none_gets_something_on_a_card_that_is_full(self) -> None:
+        found = roster(a=600, b=400, c=None).quotas("abc")
+        assert found["c"] == pytest.approx(0.01, rel=0.02)
+        assert sum(found.values()) == pytest.approx(1.0)
+
+
+class TestActivity:
+    def of(self) -> tuple[Roster, Context]:
+        context = Context("a/1", "a")
+        return Roster({"a": Member("a", AppClass.NORMAL, None)}, {"a/1": context}), context
+
+    def read(self, roster: Roster, now: float, reading: Reading, *, enabled: bool = True) -> None:
+        roster.read({"a/1": reading}, ["a/1"] if enabled else [], now)
+
+    def test_a_new_one_has_shown_nothing_yet(self) -> None:
+        roster, context = self.of()
+        self.read(roster, 0.0, Reading(70, False))
+        assert not context.active
+
+    def test_a_launch_is_activity(self) -> None:
+        roster, context = self.of()
+        self.read(roster, 0.0, Reading(70, False))
+        self.read(roster, 0.01, Reading(71, False))
+        assert context.active
+        assert context.last_active == 0.01
+
+    def test_one_that_waits_for_the_card_has_work_however_long(self) -> None:
+        roster, context = self.of()
+        for at in range(100):
+            self.read(roster, at / 10, Reading(1, True))
+        assert context.active
+
+    def test_idle_after_a_while_without_either(self) -> None:
+        roster, context = self.of()
+        self.read(roster, 0.0, Reading(0, False))
+        self.read(roster, 1.0, Reading(1, False))
+        self.read(roster, 1.0 + IDLE_AFTER - 0.001, Reading(1, False))
+        assert context.active
+        self.read(roster, 1.0 + IDLE_AFTER + 0.001, Reading(1, False))
+        assert not context.active
+
+    def test_a_wait_that_ended_since_the_last_look_may_have_ended_just_now(self) -> None:
+        roster, context = self.of()
+        self.read(roster, 0.0, Reading(1, True))
+        self.read(roster, 0.3, Reading(1, False))
+        assert context.last_active == 0.3
+
+    def test_one_that_is_paused_cannot_show_that_it_has_work(self) -> None:
+        roster, context = self.of()
+        self.read(roster, 0.0, Reading(1, True))
+        self.read(roster, 10.0, Reading(1, False), enabled=False)
+        assert context.active
+
+    def test_work_that_was_not_seen_done_may_be_there_however_long(self) -> None:
+        """A kernel of a second, handed over and not waited for: no launch, no wait, and the card is taken."""
+        roster, context = self.of()
+        self.read(roster, 0.0, Reading(0, False))
+        self.read(roster, 0.01, Reading(1, False, outstanding=True))
+        self.read(roster, 1.0, Reading(1, False, outstanding=True))
+        assert context.active
+        assert context.quiet  # so its next launch rings
+
+    def test_but_it_is_doubted_after_a_while(self) -> None:
+        roster, context = self.of()
+        self.read(roster, 0.0, Reading(0, False))
+        self.read(roster, 1.0, Reading(1, False, outstanding=True))
+        self.read(roster, 1.0 + DOUBT_AFTER + 0.01, Reading(1, False, outstanding=True))
+        assert context.doubtful
+
+    @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.booleans(), st.booleans(), st.floats(-1.0, 1.0))))
+    def test_whatever_the_page_says_and_the_clock_does(self, said: list[tuple[int, bool, bool, float]]) -> None:
+        roster, context = self.of()
+        now = 0.0
+        for launches, waiting, outstanding, step in said:
+            now += step
+            self.read(roster, now, Reading(launches, waiting, outstanding))
+            assert context.idle_for >= 0.0
+
+
+def test_a_context_of_nobody_is_ignored_until_its_tenant_is_known() -> None:
+    roster = Roster({}, {"a/1": Context("a/1", "a")})
+    assert roster.of_class(AppClass.NORMAL) == []
+    roster.members["a"] = Member("a", AppClass.NORMAL, None)
+    assert [each.name for each in roster.of_class(AppClass.NORMAL)] == ["a/1"]
+
+
+def test_those_active_in_the_last_second_or_all() -> None:
+    first, second = Context("a", "a", last_active=10.0), Context("b", "b", last_active=9.5)
+    assert Roster().lately([first, second], 10.7) == [first]
+    assert Roster().lately([first, second], 99.0) == [first, second]

@@ -1,0 +1,68 @@
+"""How long each context may run at a stretch."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.arbiter import slices
+from aliquot.arbiter.roster import Context
+
+_processes = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 4), min_size=1)
+
+
+def contexts(processes: dict[str, int]) -> list[Context]:
+    return [Context(f"{tenant}/{at}", tenant) for tenant, count in processes.items() for at in range(count)]
+
+
+def gained(found: dict[str, int]) -> Counter[str]:
+    """What a round of slices is worth to each tenant: each switch is paid from the slice."""
+    worth: Counter[str] = Counter()
+    for name, length in found.items():
+        worth[name.partition("/")[0]] += length - slices.SWITCH
+    return worth
+
+
+@given(_processes)
+def test_equal_tenants_gain_the_same_however_many_processes(processes: dict[str, int]) -> None:
+    worth = gained(slices.equal(contexts(processes)))
+    assert max(worth.values()) - min(worth.values()) <= max(processes.values())
+
+
+@given(_processes, st.data())
+def test_proportional_tenants_gain_by_quota(processes: dict[str, int], data: st.DataObject) -> None:
+    quotas = {tenant: data.draw(st.floats(0.05, 1.0)) for tenant in processes}
+    worth, total = gained(slices.proportional(contexts(processes), quotas)), sum(quotas.values())
+    for tenant, quota in quotas.items():
+        assert worth[tenant] / worth.total() == pytest.approx(quota / total, abs=0.01)
+
+
+@given(_processes, st.data())
+def test_no_slice_of_those_that_contend_is_too_short_to_get_anything_done(
+    processes: dict[str, int], data: st.DataObject
+) -> None:
+    """Trap 1: below the cost of a switch nobody makes progress."""
+    every = contexts(processes)
+    quotas = {tenant: data.draw(st.floats(0.0001, 1.0)) for tenant in processes}
+    busy = data.draw(st.lists(st.sampled_from(every), unique_by=id))
+    found = [slices.equal(every), slices.proportional(every, quotas)]
+    found += [slices.online(every, busy, cut=cut) for cut in (False, True)]
+    assert min(length for each in found for length in each.values()) >= 5 * slices.SWITCH
+
+
+def test_one_online_context_alone_is_never_cut() -> None:
+    only = contexts({"a": 1})
+    assert slices.online(only, only, cut=True) == {"a/0": slices.LONG}
+
+
+@given(_processes, st.booleans(), st.data())
+def test_no_two_online_contexts_have_long_slices(processes: dict[str, int], cut: bool, data: st.DataObject) -> None:
+    """Trap 2: two long ones starve each other."""
+    every = contexts(processes)
+    found = slices.online(every, data.draw(st.lists(st.sampled_from(every), unique_by=id)), cut=cut)
+    if len(every) > 1:
+        assert slices.LONG not in found.values()
+        assert sum(length > 3_000 for length in found.values()) <= 1

@@ -1,0 +1,226 @@
+"""Who may run where only one may: rotations by weight, windows by quota."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aliquot.arbiter.turns import FOREVER, Rotation, Windows
+
+_names = st.sampled_from("abcdefgh")
+_weights = st.dictionaries(_names, st.floats(0.05, 1.0), min_size=1, max_size=5)
+
+
+def rotated(rotation: Rotation, weights: dict[str, float], seconds: float) -> dict[str, float]:
+    """What each had, when the rotation is asked just when it wants to be."""
+    had: Counter[str] = Counter()
+    now = 0.0
+    while now < seconds:
+        turn = rotation.step(weights, now)
+        then = min(rotation.until, now + 0.1)
+        had[turn or ""] += then - now  # type: ignore[assignment]
+        now = then
+    return {name: had[name] / now for name in weights}
+
+
+class TestRotation:
+    @given(_weights)
+    def test_turns_come_by_weight(self, weights: dict[str, float]) -> None:
+        total, shares = sum(weights.values()), rotated(Rotation(), weights, 40.0)
+        for name, weight in weights.items():
+            assert shares[name] == pytest.approx(weight / total, abs=0.01)
+
+    def test_one_alone_is_never_disturbed(self) -> None:
+        rotation = Rotation()
+        assert rotation.step({"a": 1.0}, 0.0) == "a"
+        assert rotation.until == FOREVER
+
+    def test_nobody_has_the_turn_when_nobody_has_work(self) -> None:
+        rotation = Rotation()
+        assert rotation.step({}, 0.0) is None
+        assert rotation.until == FOREVER
+
+    def test_the_turn_of_one_that_has_no_more_work_ends_at_once(self) -> None:
+        rotation = Rotation()
+        assert rotation.step({"a": 1.0, "b": 1.0}, 0.0) == "a"
+        assert rotation.step({"b": 1.0}, 0.001) == "b"
+
+    def test_who_was_away_has_no_claim_on_that_time(self) -> None:
+        rotation = Rotation()
+        rotation.step({"a": 1.0, "b": 1.0}, 0.0)
+        now = 0.0
+        while now < 10.0:
+            rotation.step({"a": 1.0}, now)
+            now += 0.01
+        shares = Counter[str]()
+        while now < 20.0:
+            shares[rotation.step({"a": 1.0, "b": 1.0}, now) or ""] += 1
+            now += 0.01
+        assert shares["b"] / shares.total() == pytest.approx(0.5, abs=0.01)
+
+    @given(st.floats(0.005, 0.08), st.floats(0.005, 0.08))
+    def test_holds_that_come_more_often_than_turns_end_starve_nobody(self, free: float, held: float) -> None:
+        """Online work every now and then, release-delay short: each gap must not go to the same offline tenant."""
+        rotation, weights, had, now = Rotation(), {"a": 0.5, "b": 0.5}, Counter[str](), 0.0
+        for _ in range(400):
+            end = now + free
+            while now < end:
+                turn = rotation.step(weights, now)
+                then = min(rotation.until, end)
+                had[turn or ""] += then - now  # type: ignore[assignment]
+                now = then
+            rotation.hold(weights, now)
+            now += held
+        assert had["a"] / (had["a"] + had["b"]) == pytest.approx(0.5, abs=0.02)
+
+    @given(_weights, st.lists(st.floats(0.0, 0.1), max_size=30))
+    def test_asking_twice_changes_nothing(self, weights: dict[str, float], steps: list[float]) -> None:
+        rotation, now = Rotation(), 0.0
+        for step in steps:
+            now += step
+            assert rotation.step(weights, now) == rotation.step(weights, now)
+            assert rotation.until > now
+
+
+def windowed(quotas: dict[str, float], seconds: float, lateness: random.Random | None, tail: float) -> dict[str, float]:
+    """What each had, when every order takes effect late. One of twenty takes up to `tail`."""
+    windows, had, now = Windows(), Counter[str](), 0.0
+    runs: str | None = None
+    while now < seconds:
+        former = windows.turn
+        turn = windows.step(quotas, now)
+        if turn != former:
+            late = 0.0
+            if lateness is not None:
+                late = lateness.uniform(0.0, tail) if lateness.random() < 0.05 else 0.0007
+            had[runs or ""] += late  # type: ignore[assignment]
+            now += late
+            windows.switched(former, now, now)
+            runs = turn
+        then = min(windows.until, now + 0.01)  # activity is looked at in between
+        assert then > now or windows.until <= now
+        had[runs or ""] += max(0.0, then - now)  # type: ignore[assignment]
+        now = max(now, then)
+    return {name: had[name] / now for name in quotas}
+
+
+_quotas = st.dictionaries(_names, st.floats(0.01, 1.0), min_size=1, max_size=6).map(
+    lambda asked: {name: part / max(1.0, sum(asked.values())) for name, part in asked.items()}
+)
+
+
+class TestWindows:
+    @settings(max_examples=40)
+    @given(_quotas)
+    def test_each_has_its_quota_and_no_more(self, quotas: dict[str, float]) -> None:
+        shares = windowed(quotas, 20.0, None, 0.0)
+        for name, quota in quotas.items():
+            assert shares[name] == pytest.approx(quota, abs=0.006)
+
+    @settings(max_examples=40)
+    @given(_quotas, st.integers(0, 2**32), st.floats(0.0, 0.02))
+    def test_what_came_late_is_carried_so_the_mean_is_right(
+        self, quotas: dict[str, float], seed: int, tail: float
+    ) -> None:
+        shares = windowed(quotas, 30.0, random.Random(seed), tail)
+        for name, quota in quotas.items():
+            assert shares[name] <= quota + 0.01
+        spare = 1.0 - sum(quotas.values())
+        if spare > 0.1:  # otherwise the late orders cost what they cost, and all lose alike
+            for name, quota in quotas.items():
+                assert shares[name] == pytest.approx(quota, abs=0.01)
+
+    @pytest.mark.parametrize("quota", [0.001, 0.002, 0.004])
+    def test_even_the_smallest_quota_gets_windows(self, quota: float) -> None:
+        """A tenth of a percent of a period is not worth two orders: it is saved up until it is."""
+        assert windowed({"a": quota}, 60.0, None, 0.0)["a"] == pytest.approx(quota, abs=0.002)
+
+    def test_the_rest_of_the_period_is_nobodys(self) -> None:
+        windows = Windows()
+        assert windows.step({"a": 0.3}, 0.0) == "a"
+        assert windows.until == pytest.approx(0.03)
+        assert windows.step({"a": 0.3}, 0.03) is None
+        assert windows.until == pytest.approx(0.1)
+        assert windows.step({"a": 0.3}, 0.1) == "a"
+
+    def test_a_debt_is_paid_over_several_periods(self) -> None:
+        """A pause that took 20 ms, of a tenant that has 5 ms in a period: it waits four periods."""
+        windows = Windows()
+        windows.step({"a": 0.05}, 0.0)
+        assert windows.step({"a": 0.05}, 0.005) is None
+        windows.switched("a", 0.025, None)
+        began = [round(now, 3) for now in _turns(windows, {"a": 0.05}, 0.025, 0.8)]
+        assert began[0] >= 0.5
+
+    def test_a_debt_is_bounded(self) -> None:
+        """After a minute in which nobody looked, the tenant does not wait for an hour."""
+        windows = Windows()
+        windows.step({"a": 0.1}, 0.0)
+        began = _turns(windows, {"a": 0.1}, 60.0, 62.0)
+        assert began[0] < 61.5
+
+    def test_time_between_two_decisions_that_change_no_turn_is_charged(self) -> None:
+        """Orders for somebody else take time too; whose window it is runs meanwhile."""
+        windows = Windows()
+        windows.step({"a": 0.3}, 0.0)
+        former = windows.turn
+        windows.step({"a": 0.3}, 0.01)
+        windows.switched(former, None, None)
+        assert windows.step({"a": 0.3}, 0.03) is None
+
+    def test_a_window_begins_when_the_first_of_its_processes_runs_and_ends_when_the_last_stops(self) -> None:
+        windows = Windows()
+        windows.step({"a": 0.3, "b": 0.3}, 0.0)
+        windows.switched(None, None, 0.01)
+        assert windows.until == pytest.approx(0.04)
+        windows.step({"a": 0.3, "b": 0.3}, 0.04)
+        windows.switched("a", 0.05, 0.06)
+        assert windows.turn == "b"
+        assert windows.until == pytest.approx(0.09)
+
+    def test_while_two_could_run_each_had_half(self) -> None:
+        windows = Windows()
+        windows.step({"a": 0.3, "b": 0.3}, 0.0)
+        windows.step({"a": 0.3, "b": 0.3}, 0.03)
+        windows.switched("a", 0.05, 0.03)
+        assert windows.until == pytest.approx(0.07)
+
+    def test_who_joins_gets_its_part_of_what_is_left(self) -> None:
+        windows = Windows()
+        windows.step({"a": 0.3}, 0.0)
+        windows.step({"a": 0.3}, 0.03)
+        assert windows.step({"a": 0.3, "b": 0.5}, 0.06) == "b"
+        assert windows.until == pytest.approx(0.08)
+
+    def test_while_held_nobody_has_a_window(self) -> None:
+        windows = Windows()
+        windows.step({"a": 0.3}, 0.0)
+        windows.hold(0.01)
+        assert windows.turn is None
+        assert windows.until == FOREVER
+        assert windows.step({"a": 0.3}, 0.5) == "a"
+
+    @given(_quotas, st.lists(st.floats(0.0, 0.3), max_size=40))
+    def test_the_next_decision_is_always_ahead_and_asking_twice_changes_nothing(
+        self, quotas: dict[str, float], steps: list[float]
+    ) -> None:
+        windows, now = Windows(), 0.0
+        for step in steps:
+            now += step
+            assert windows.step(quotas, now) == windows.step(quotas, now)
+            assert now < windows.until < math.inf
+
+
+def _turns(windows: Windows, quotas: dict[str, float], now: float, end: float) -> list[float]:
+    """When turns began."""
+    asked: list[tuple[float, str | None]] = [(now, None)]
+    while now < end:
+        asked.append((now, windows.step(quotas, now)))
+        now = windows.until
+    return [at for (_, before), (at, turn) in pairwise(asked) if turn is not None and turn != before]

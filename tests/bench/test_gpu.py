@@ -1,0 +1,143 @@
+"""The bench of the GPU, as far as it can be held to account without one: its arithmetic and its pictures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+from xml.etree import ElementTree
+
+import pytest
+from bench.gpu.children import Child, ChildError
+from bench.gpu.drawing import Lane, Panel, held, timeline
+from bench.gpu.main import ROWS
+from bench.gpu.report import Row, render
+from bench.gpu.rows import shares
+from bench.gpu.rows.chaos import Life
+from bench.gpu.rows.memory import _verdict
+from bench.gpu.stage import Load, Window, micros
+
+ROOT = Path(__file__).parents[2]
+GIB = 1 << 30
+
+
+def test_a_kernel_that_was_stopped_held_the_card_before_and_after() -> None:
+    assert held([(0, 100), (100, 200)], [(20, 30), (90, 120), (150, 160)]) == [
+        (0, 20),
+        (30, 90),
+        (120, 150),
+        (160, 200),
+    ]
+
+
+def test_a_kernel_that_nobody_stopped_held_the_card_all_the_while() -> None:
+    assert held([(5, 9)], []) == [(5, 9)]
+    assert held([(5, 9)], [(0, 5), (9, 12)]) == [(5, 9)]
+    assert held([(5, 9)], [(0, 20)]) == []
+
+
+def test_the_timeline_has_a_lane_for_each_tenant_of_each_panel() -> None:
+    panels = [Panel("ours", [Lane("online", [(0, 1)]), Lane("offline <1>", [])]), Panel("stock", [Lane("online", [])])]
+    drawn = ElementTree.fromstring(timeline("t", panels, 300))
+    words = [each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert [word for word in words if word in ("online", "offline <1>")] == ["online", "offline <1>", "online"]
+    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}path"))) == 1
+
+
+@pytest.mark.parametrize("policy", shares.POLICIES)
+@pytest.mark.parametrize("count", shares.COUNTS)
+def test_the_shares_that_are_expected_never_exceed_the_card(policy: str, count: int) -> None:
+    wanted = shares.expected(policy, count)
+    assert len(wanted) == count
+    assert sum(wanted) == pytest.approx(1.0) or (policy == "fixed-share" and sum(wanted) < 1)
+
+
+def test_the_cast_mixes_kernels_and_has_one_tenant_of_three_processes() -> None:
+    assert {part.kernel for part in shares.CAST} == {"50us", "1ms", "20ms"}
+    assert sorted(part.processes for part in shares.CAST)[-2:] == [1, 3]
+    assert sum(part.quota for part in shares.CAST) == 100
+
+
+def test_a_share_is_read_between_two_completions_and_added_over_processes(tmp_path: Path) -> None:
+    load = Load("t", tmp_path, "1ms")
+    load.progress_file.write_text("10.0 0 0\n11.0 0 500\n10.0 1 0\n12.0 1 400\n13.0 0 1500\n13.5 0 15")
+    assert load.share(Window(10.5, 12.0)) == pytest.approx((750 + 300) * 0.001 / 1.5)
+
+
+def test_durations_are_read_as_they_are_written() -> None:
+    assert [micros(each) for each in ("50us", "1.5ms", "2s")] == [50.0, 1500.0, 2e6]
+
+
+def test_a_gap_is_excused_only_while_we_had_stopped_the_process(tmp_path: Path) -> None:
+    file = tmp_path / "progress"
+    file.write_text("1.0 0 1\n1.5 0 2\n3.5 0 3\n")
+    life = Life(cast(Child, None), file, stopped=[(1.6, 3.0)], ended=3.6)
+    assert [gap for _, gap in life.gaps()] == pytest.approx([0.5, 2.0 - 1.5, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("granted", "used", "verdict"),
+    [
+        (3.5 * GIB, 4.0 * GIB, "ok"),
+        (4.0 * GIB, 4.5 * GIB, "ok"),
+        (4.1 * GIB, 4.5 * GIB, "granted 4198 MiB of 4096"),
+        (3.0 * GIB, 3.5 * GIB, "refused at 3072 MiB of 4096, overhead 512"),
+    ],
+)
+def test_memory_is_judged_by_the_quota_and_what_the_context_takes(granted: float, used: float, verdict: str) -> None:
+    assert _verdict("alloc", int(granted), 4 * GIB, int(used)) == verdict
+
+
+def test_a_missed_row_stands_out() -> None:
+    rows = [Row(what="a", must="1", measured="2", ok=ok) for ok in (True, False, None)]
+    assert [line.split()[3] for line in render(rows).splitlines()[1:]] == ["ok", "MISSED", "-"]
+
+
+def test_a_child_that_fails_says_why(tmp_path: Path) -> None:
+    code = "import sys; print('no card', file=sys.stderr); sys.exit(3)"
+    child = Child("c", [sys.executable, "-c", code], {}, tmp_path)
+    with pytest.raises(ChildError, match=r"c ended with 3.*no card"):
+        child.wait_for("READY", 20)
+    with pytest.raises(ChildError, match=r"c ended with 3.*no card"):
+        child.result(20)
+
+
+def test_a_child_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    code = "import os, time; print('READY', os.fork(), flush=True); time.sleep(60)"
+    child = Child("c", [sys.executable, "-c", code], {}, tmp_path)
+    child.wait_for("READY", 20)
+    child.kill()
+    assert not child.alive()
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "bench" / "gpu" / "run.py"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_row_can_be_measured_on_a_simulated_card(tmp_path: Path) -> None:
+    done = command("--simulate", "--only", "cap,timeline", "--seconds", "0.5", "--out", str(tmp_path))
+    assert "over the cap" in done.stdout
+    assert "failed" not in done.stdout
+    (row,) = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    assert 0 < row["numbers"]["share"] < 0.5  # a quota of 30%; how exact, the machine of the tests cannot tell
+    assert (tmp_path / "timeline.svg").exists()
+    assert done.returncode == (0 if row["ok"] else 1)
+
+
+def test_the_rows_can_be_listed() -> None:
+    assert command("--list").stdout.split() == list(ROWS)
+
+
+@pytest.mark.parametrize("arguments", [["--only", "nonsense"], ["--seconds", "0"], ["--what"]])
+def test_a_slip_in_the_command_line_is_exit_code_2(arguments: list[str]) -> None:
+    said: Any = command(*arguments)
+    assert said.returncode == 2
+    assert "error" in said.stderr

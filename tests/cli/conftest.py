@@ -1,0 +1,32 @@
+"""Machines of paper for the commands to run on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from machines import Machine, paper
+
+
+@pytest.fixture(scope="session")
+def shared() -> Iterator[Machine]:
+    machine = paper("2x24")
+    machine.up()
+    yield machine
+    machine.close()
+
+
+@pytest.fixture
+def machine(shared: Machine) -> Iterator[Machine]:
+    """Two cards of 24 GiB, empty before and after."""
+    yield shared
+    shared.clear()
+
+
+@pytest.fixture
+def own() -> Iterator[Machine]:
+    """One card of 24 GiB, on a machine whose daemon a test may kill."""
+    machine = paper("1x24")
+    yield machine
+    machine.close()

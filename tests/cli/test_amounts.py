@@ -1,0 +1,97 @@
+"""Amounts as people type them, and as they read them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.cli.amounts import (
+    AmountError,
+    duration,
+    looks_like_cards,
+    memory,
+    parse_cards,
+    parse_duration,
+    parse_memory,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"),
+    [
+        ("10", 10240),
+        ("1.5", 1536),
+        ("512MiB", 512),
+        ("10GiB", 10240),
+        ("10gib", 10240),
+        ("1TiB", 1 << 20),
+        ("0.5", 512),
+    ],
+)
+def test_memory_is_gib_unless_a_unit_says_otherwise(text: str, mib: int) -> None:
+    assert parse_memory(text) == mib
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "x", "10GB", "10G", "1e3", "0.0001", "٣", "1" * 40, "nan", "1 GiB x"])
+def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
+    with pytest.raises(AmountError, match="512MiB"):
+        parse_memory(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("100ms", 0.1), ("0", 0), ("10s", 10), ("5m", 300), ("1.5h", 5400)]
+)
+def test_a_time_is_seconds_unless_a_unit_says_otherwise(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "5d", "inf", "1:30"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(AmountError, match="100ms"):
+        parse_duration(text)
+
+
+def test_cards_to_simulate() -> None:
+    assert parse_cards("2x24GiB") == (2, 24576)
+    assert parse_cards("1x8") == (1, 8192)
+    for text in ("2x", "x24", "0x24", "17x24", "2x512MiB", "2x2TiB", "2", "2x24GB"):
+        with pytest.raises(AmountError, match="2x24GiB"):
+            parse_cards(text)
+
+
+def test_the_word_after_simulate_is_its_own_only_when_it_looks_so() -> None:
+    assert looks_like_cards("2x24GiB")
+    assert looks_like_cards("2x")  # a slip, not a command
+    assert not looks_like_cards("python")
+    assert not looks_like_cards("./2x")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (0.1, "100ms"),
+        (1, "1s"),
+        (59, "59s"),
+        (60, "1m00s"),
+        (3599, "59m59s"),
+        (3600, "1h00m"),
+        (172800, "2d00h"),
+    ],
+)
+def test_a_time_is_shown_in_one_or_two_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_memory_is_shown_in_gib_and_what_is_small_in_mib() -> None:
+    assert (memory(512), memory(1024), memory(1536)) == ("512 MiB", "1.0 GiB", "1.5 GiB")
+
+
+@given(st.text())
+def test_no_text_is_more_than_refused(text: str) -> None:
+    for parse in (parse_memory, parse_duration, parse_cards):
+        try:
+            parse(text)
+        except AmountError:
+            continue

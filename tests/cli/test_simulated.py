@@ -1,0 +1,198 @@
+"""The whole of it, on simulated cards: daemon, arbiter, shim and tenants that compute."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aliquot.adapters import player
+from machines import ALIQUOT, Machine, eventually
+
+pytestmark = pytest.mark.skipif(not os.path.exists(player.shim()), reason="the libraries are not built")
+
+LOAD = (*ALIQUOT, "burn", "load", "--seconds", "600", "--iterations-per-us", "1000")
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Machine]:
+    machine = Machine([*ALIQUOT, "up", "--simulate", "2x24GiB", "--metrics-port", "0"])
+    machine.up()
+    yield machine
+    machine.aliquot("down")
+    machine.close()
+
+
+def standing(machine: Machine, name: str) -> dict[str, Any]:
+    """How the run stands on its first card."""
+    found: dict[str, Any] = next(each for each in machine.status()["tenants"] if each["name"] == name)["cards"][0]
+    return found
+
+
+def computes(machine: Machine, name: str) -> dict[str, Any]:
+    """How it stands once it computes, and that is measured."""
+
+    def look() -> dict[str, Any] | None:
+        found = standing(machine, name)
+        return found if found["state"] == "running" and found["share"] else None
+
+    found: dict[str, Any] = eventually(look)
+    return found
+
+
+def test_the_first_run_starts_the_daemon_and_down_leaves_nothing(tmp_path: Path) -> None:
+    machine = Machine([])
+    try:
+        said = machine.aliquot("run", "--simulate", "1x8GiB", "--", *ALIQUOT, "burn", "load", "--seconds", "0.2")
+        assert said.returncode == 0, said.stderr
+        assert said.stderr.startswith("aliquot: no daemon runs: starting one with simulated cards, 1x8GiB\n")
+        assert "Simulated GPU" in said.stdout
+        about = machine.status()["daemon"]
+        assert about["simulated"] == "1x8GiB"
+        playing = json.loads((machine.home / "player.json").read_text())
+        other = machine.aliquot("run", "--simulate", "2x8GiB", "--", "true")
+        assert (other.returncode, other.stderr) == (
+            2, "aliquot: --simulate: 2x8GiB is not allowed: 1x8GiB are simulated here; `aliquot down` ends them\n",
+        )  # fmt: skip
+        assert machine.aliquot("run", "--simulate", "--", "true").returncode == 0  # those there are do
+    finally:
+        machine.aliquot("down")
+        machine.close()
+    gone = [Path(f"/proc/{pid}") for pid in (about["pid"], playing["pid"])]
+    eventually(lambda: not any(path.exists() for path in gone))
+
+
+def test_a_tenant_that_computes_is_held_in_hardware_and_measured(machine: Machine) -> None:
+    name = machine.detach("--memory", "4", "--core", "30", "--", *LOAD)
+    found = computes(machine, name)
+    assert found["level"] == "hardware"
+    assert found["memory_limit_bytes"] == 4 << 30
+    assert 0 < found["memory_used_bytes"] < 1 << 30
+    assert len(found["pids"]) == 1
+
+
+def test_memory_past_the_limit_is_refused(machine: Machine) -> None:
+    said = machine.aliquot("run", "--memory", "1", "--", *LOAD, "--memory", "2GiB")
+    assert said.returncode not in (0, 75)
+    assert "quota" in said.stderr
+    name = machine.detach("--memory", "3", "--", *LOAD, "--memory", "2GiB")
+    assert computes(machine, name)["memory_used_bytes"] > 2 << 30
+
+
+def test_online_work_takes_the_card_from_offline_work(machine: Machine) -> None:
+    offline = machine.detach("--name", "off", "--class", "offline", "--memory", "4", "--core", "50", "--", *LOAD)
+    computes(machine, offline)
+    online = machine.detach("--name", "on", "--class", "online", "--memory", "20", "--", *LOAD)
+    computes(machine, online)
+    assert standing(machine, "on")["uuid"] != standing(machine, "off")["uuid"]  # there is a card without offline work
+    beside = machine.detach("--name", "beside", "--class", "online", "--memory", "20", "--", *LOAD)
+    assert standing(machine, beside)["uuid"] == standing(machine, "off")["uuid"]
+    eventually(lambda: standing(machine, "off")["state"] == "paused")
+    assert standing(machine, "off")["preemptions"] >= 1
+    machine.aliquot("stop", "beside")
+    computes(machine, "off")
+
+
+def test_a_killed_daemon_comes_back_simulated_and_takes_its_tenants_up(machine: Machine) -> None:
+    name = machine.detach("--memory", "4", "--core", "30", "--", *LOAD)
+    pid = computes(machine, name)["pids"]
+    os.kill(machine.status()["daemon"]["pid"], signal.SIGKILL)
+    said = machine.aliquot("run", "--memory", "1", "--", "echo", "on")
+    assert (said.stdout, said.stderr) == ("on\n", "aliquot: no daemon runs: starting one\n")
+    again = computes(machine, name)
+    assert (again["pids"], again["level"]) == (pid, "hardware")
+    assert machine.status()["cards"][0]["memory_booked_bytes"] == 4 << 30
+
+
+def test_the_policy_is_changed_under_those_who_run(machine: Machine) -> None:
+    for name, core in (("third", "25"), ("most", "75")):
+        machine.detach("--name", name, "--memory", "4", "--core", core, "--", *LOAD)
+    computes(machine, "most")
+    machine.aliquot("policy", "set", "fixed-share")
+    try:
+        eventually(lambda: standing(machine, "most")["share"] > 0.6 > 0.4 > standing(machine, "third")["share"])
+    finally:
+        machine.aliquot("policy", "set", "best-effort")
+
+
+def test_metrics_are_told_to_prometheus() -> None:
+    port = _free_port()
+    machine = Machine([*ALIQUOT, "up", "--simulate", "1x8GiB", "--metrics-port", str(port)])
+    try:
+        assert f"metrics on http://127.0.0.1:{port}/metrics" in machine.up()
+        machine.detach("--name", "m", "--memory", "2", "--core", "50", "--", *LOAD)
+        computes(machine, "m")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            lines = answer.read().decode().splitlines()
+        values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+        uuid = machine.status()["cards"][0]["uuid"]
+        labels = f'{{card="0",class="normal",tenant="m",uuid="{uuid}"}}'
+        assert values[f"aliquot_tenant_memory_limit_bytes{labels}"] == 2 << 30
+        assert values[f"aliquot_tenant_memory_used_bytes{labels}"] > 0
+        assert values[f"aliquot_tenant_share_ratio{labels}"] > 0
+        for counter in ("paused_seconds", "preemptions", "refused_allocations"):
+            assert f"aliquot_tenant_{counter}_total{labels}" in values
+        assert values["aliquot_queue_length"] == 0
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/")
+        machine.clear()
+    finally:
+        machine.aliquot("down")
+        machine.close()
+
+
+@pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
+def test_the_readme_shows_what_happens(readme: str) -> None:
+    """But for the numbers that are measured."""
+    text = (Path(__file__).parent.parent.parent / readme).read_text()
+    found = re.search(r"```console\n(\$ aliquot run --simulate.*?)```", text, re.DOTALL)
+    assert found
+    machine = Machine([])
+    machine.environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    try:
+        for block in found[1].removeprefix("$ ").split("\n$ "):
+            command, _, shown = block.partition("\n")
+            if command == "aliquot top":
+                computes(machine, "train")
+                computes(machine, "serve")
+                eventually(lambda: machine.status()["cards"][0]["memory_used_bytes"] >= 128 << 20)  # once a second
+            said = machine.aliquot(*shlex.split(command)[1:])
+            assert _unmeasured(said.stderr + said.stdout) == _unmeasured(shown), command
+        machine.clear()
+    finally:
+        machine.aliquot("down")
+        machine.close()
+
+
+def _unmeasured(text: str) -> list[str]:
+    lines = [re.sub(r"[█▏▎▍▌▋▊▉]+", " ", line) for line in text.strip().splitlines()]
+    return [" ".join(re.sub(r"[0-9.]+%|[0-9]+$", "#", line).split()) for line in lines]
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="this machine has a GPU")
+def test_a_machine_without_a_gpu_says_how_to_try_it(own: Machine) -> None:
+    for words in (["run", "--", "true"], ["up"], ["up", "-d"]):
+        said = own.aliquot(*words)
+        assert said.returncode == 2
+        assert said.stderr.splitlines()[-1] == (
+            "aliquot: no NVIDIA GPU can be used here (NVML: NVML Shared Library Not Found). To try it without one:"
+            " `aliquot run --simulate -- COMMAND`, or `aliquot up --simulate 2x24GiB`"
+        )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,492 @@
+"""The arbiter at work: processes register, are held to their shares, die; the daemon ends and leaves nobody paused."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aliquot.adapters import page as pages
+from aliquot.adapters.page import PageError
+from aliquot.arbiter import slices
+from aliquot.model.claim import AppClass
+from aliquot.model.node import Isolation
+from aliquot.model.tenant import Allotment, Level, SharingRules, State, Tenant
+from aliquot.services import arbiterd, cardworker
+from services.arbiterd_rig import UUIDS, Rig, ask, open_files, tell, until
+
+ONLINE, OFFLINE = AppClass.ONLINE, AppClass.OFFLINE
+ALONE = slices.FAIR + slices.SWITCH  # the slice of one that is alone
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    before = open_files()
+    made = Rig(tmp_path, monkeypatch)
+    yield made
+    made.end()
+    del made.children[:]
+    assert open_files() == before, "files were left open"
+
+
+class TestRegistration:
+    def test_a_process_is_seated_on_the_card_its_group_is_on(self, rig: Rig) -> None:
+        guest = rig.registered(rig.tenant("a"), 11)
+        standing = rig.standing("a")
+        assert standing.processes == (guest.pid,)
+        assert standing.level is Level.HARDWARE
+        assert standing.memory_limit == 10 << 30
+        until(lambda: rig.driver.slices.get((11, 1)) == ALONE, "the slice")
+        assert rig.driver.runs(11)
+
+    def test_copies_and_cards_of_others_are_let_go(self, rig: Rig) -> None:
+        guest = rig.guest(rig.tenant("a")).hello()
+        guest.group(11, rig.rm_file).group(11, rig.rm_file, group=2, compute=0).group(11, rig.rm_file, group=3, card=1)
+        guest.done(3)
+        until(lambda: rig.standing("a").processes)
+        until(lambda: rig.held_files() == 1, "the end of the other files")
+
+    def test_the_same_group_told_twice_is_one(self, rig: Rig) -> None:
+        guest = rig.guest(rig.tenant("a")).hello()
+        guest.group(11, rig.rm_file).group(11, rig.rm_file).done(2)
+        until(lambda: rig.standing("a").processes)
+        until(lambda: rig.held_files() == 1)
+
+    def test_who_registers_again_is_ordered_everything_again(self, rig: Rig) -> None:
+        guest = rig.registered(rig.tenant("a"), 11)
+        until(lambda: rig.driver.slices.get((11, 1)) == ALONE)
+        rig.driver.slices[11, 1] = 2048  # libcuda sets its own at the end of making a context
+        guest.group(11, rig.rm_file).group(11, rig.rm_file, group=2).done(2)
+        until(lambda: [rig.driver.slices.get((11, each)) for each in (1, 2)] == [ALONE, ALONE], "the slices")
+        until(lambda: rig.held_files() == 2, "the end of the former files")
+
+    def test_who_registers_with_less_keeps_less(self, rig: Rig) -> None:
+        guest = rig.registered(rig.tenant("a"), 11)
+        guest.group(11, rig.rm_file, group=2, card=1).done(1)
+        until(lambda: not rig.standing("a").processes, "its leaving")
+        until(lambda: rig.held_files() == 0)
+
+    def test_registering_again_ends_no_pause(self, rig: Rig) -> None:
+        """Or a process could end any pause of its own by telling of its groups all the time."""
+        online = rig.registered(rig.tenant("on", ONLINE), 11)
+        offline = rig.registered(rig.tenant("off", OFFLINE), 22)
+        offline.launch()
+        online.launch()
+        until(lambda: not rig.driver.runs(22), "the pause")
+        rig.driver.calls.clear()
+        offline.group(22, rig.rm_file).done(1)
+        until(lambda: ("pause", 22, None) in rig.driver.calls, "the pause again")
+        assert ("resume", 22, None) not in rig.driver.calls
+
+    def test_without_groups_it_is_held_at_the_gate(self, rig: Rig) -> None:
+        """Under MPS they are the server's."""
+        rig.guest(rig.tenant("a")).hello().done(0)
+        until(lambda: rig.standing("a").processes)
+        assert rig.standing("a").level is Level.GATE
+
+    @pytest.mark.parametrize("refused", ["uuid", "get", "set", "resume"])
+    def test_where_the_driver_refuses_it_is_held_at_the_gate(self, rig: Rig, refused: str) -> None:
+        rig.driver.refuses.add(refused)
+        rig.registered(rig.tenant("a"), 11)
+        assert rig.standing("a").level is Level.GATE
+
+    def test_a_group_that_is_gone_already_is_no_reason_for_the_gate(self, rig: Rig) -> None:
+        rig.driver.gone.add((11, 2))
+        rig.guest(rig.tenant("a")).hello().group(11, rig.rm_file).group(11, rig.rm_file, group=2).done(2)
+        until(lambda: rig.standing("a").processes)
+        assert rig.standing("a").level is Level.HARDWARE
+        until(lambda: rig.held_files() == 1)
+
+    def test_a_second_connection_of_a_process_ends_the_first(self, rig: Rig) -> None:
+        folder = rig.tenant("a")
+        first = rig.registered(folder, 11)
+        second = rig.guest(folder).hello().group(11, rig.rm_file).done(1)
+        until(first.ended, "the end of the first")
+        until(lambda: rig.standing("a").processes)
+        until(lambda: rig.held_files() == 1)
+        assert not second.ended()
+
+    def test_a_process_of_another_tenant_is_refused(self, rig: Rig) -> None:
+        mine, theirs = rig.tenant("a"), rig.tenant("b")
+        rig.registered(mine, 11)
+        rig.pids[theirs, 0] = rig.pids[mine, 0]
+        intruder = rig.guest(theirs)
+        until(intruder.ended, "the refusal")
+        assert not rig.standing("b").processes
+
+    def test_so_is_a_descendant_of_another_tenants_root(self, rig: Rig) -> None:
+        rig.tenant("a", root=os.getpid())
+        child = rig.child(rig.tenant("b"), 22)
+        assert ask(child, "ended") == "True"
+        assert not rig.standing("b").processes
+
+    def test_a_process_that_left_its_parents_is_let_in(self, rig: Rig) -> None:
+        rig.tenant("a", root=2**22 - 1)
+        rig.registered(rig.tenant("b", root=2**22 - 2), 22)
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+    def test_another_users_process_is_refused(self, rig: Rig) -> None:
+        folder = rig.tenant("a")
+        os.chmod(folder, 0o711)
+        os.chmod(folder / "sock", 0o666)  # not as it is: even then
+        child = rig.child(folder, 22, uid=65534)
+        assert ask(child, "ended") == "True"
+        assert not rig.standing("a").processes
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
+    def test_the_folder_page_and_door_are_the_tenants(self, rig: Rig) -> None:
+        rig.daemon.add(Tenant("a", "a", AppClass.NORMAL, (Allotment(UUIDS[0]),), 65534), rig.folder / "a")
+        for path in (rig.folder / "a", rig.folder / "a/page", rig.folder / "a/sock"):
+            assert os.lstat(path).st_uid == 65534
+            assert os.lstat(path).st_mode & 0o077 == 0
+
+
+class TestDeath:
+    def test_a_killed_process_is_gone_at_once_with_all_its_files(self, rig: Rig) -> None:
+        """As long as we hold them, the driver keeps the dead process's memory."""
+        folder = rig.tenant("a")
+        child = rig.child(folder, 11)
+        until(lambda: rig.standing("a").processes == (child.pid,))
+        assert rig.standing("a").memory_used == 1 << 30
+        child.kill()
+        until(lambda: rig.held_files() == 0, "the end of its files")
+        child.wait()
+        until(lambda: not rig.standing("a").processes)
+        until(lambda: not rig.daemon.alive("a"))
+        until(lambda: rig.standing("a").memory_used == 0, "its memory given back")
+
+    def test_although_a_child_of_its_holds_the_connection(self, rig: Rig) -> None:
+        """The end of the connection does not come: the kernel tells of the death."""
+        guest = rig.registered(rig.tenant("a"), 11)
+        (process,) = rig.daemon._tenancies["a"].processes
+        rig.daemon._died(rig.daemon._tenancies["a"], process)
+        until(lambda: rig.held_files() == 0)
+        until(guest.ended)
+
+    def test_one_that_was_paused_does_not_stop_the_others(self, rig: Rig) -> None:
+        online, offline = rig.tenant("on", ONLINE), rig.tenant("off", OFFLINE)
+        child = rig.child(offline, 22)
+        until(lambda: rig.standing("off").processes)
+        guest = rig.registered(online, 11)
+        page = os.open(offline / "page", os.O_RDWR)
+        os.pwrite(page, struct.pack("<I", 1), 64 + 16 * 128 + 64 + pages.WAITING)
+        os.close(page)
+        guest.launch()
+        until(lambda: not rig.driver.runs(22), "the pause")
+        child.kill()
+        until(lambda: rig.held_files() == 1)
+        until(lambda: not rig.standing("off").processes)
+
+    def test_a_daemon_knows_who_lives_although_nobody_registered_with_it(self, rig: Rig) -> None:
+        folder = rig.tenant("a")
+        assert not rig.daemon.alive("a")
+        rig.child(folder, 11)
+        assert rig.daemon.alive("a")
+        assert not rig.daemon.alive("nobody")
+
+
+class TestSharing:
+    def test_online_work_takes_the_card_and_gives_it_back(self, rig: Rig) -> None:
+        online = rig.registered(rig.tenant("on", ONLINE), 11)
+        offline = rig.registered(rig.tenant("off", OFFLINE), 22)
+        offline.launch()
+        until(lambda: rig.driver.slices.get((22, 1)) == 1, "the tiny slice")
+        until(lambda: online.use().wake, "the question")
+        online.launch()
+        until(lambda: not rig.driver.runs(22), "the pause")
+        assert offline.use().paused == 1
+        until(lambda: rig.standing("off").state is State.PAUSED)
+        assert rig.standing("off").preemptions == 1
+        online.rest()
+        until(lambda: rig.driver.runs(22), "the release")
+        until(lambda: offline.use().paused == 0)
+        until(lambda: rig.standing("off").paused_seconds > 0.05)
+
+    def test_at_the_gate_it_is_the_word_on_the_page(self, rig: Rig) -> None:
+        online = rig.registered(rig.tenant("on", ONLINE), 11)
+        offline = rig.guest(rig.tenant("off", OFFLINE)).hello().done(0)
+        until(lambda: rig.standing("off").processes)
+        offline.launch()
+        online.launch()
+        until(lambda: offline.use().gate == 1, "the closed gate")
+        assert offline.use().paused == 0
+        online.rest()
+        until(lambda: offline.use().gate == 0, "the open gate")
+
+    def test_rules_can_be_changed(self, rig: Rig) -> None:
+        guest = rig.registered(rig.tenant("a"), 11)
+        guest.launch()
+        rig.daemon.configure(SharingRules(Isolation.FIXED_SHARE))
+        until(lambda: not rig.driver.runs(11), "the end of its window")
+        rig.daemon.configure(SharingRules(Isolation.BURST_SHARE))
+        until(lambda: rig.driver.runs(11))
+        time.sleep(0.15)
+        assert rig.driver.runs(11)
+
+    def test_the_share_is_told(self, rig: Rig) -> None:
+        guest = rig.registered(rig.tenant("a"), 11)
+        guest.set(pages.BUSY_SINCE, time.monotonic_ns(), size=8)
+        until(lambda: (rig.standing("a").share or 0.0) > 0.9, "a share of nearly all")
+
+    def test_a_launch_between_the_look_and_the_question_is_not_lost(self, rig: Rig) -> None:
+        """The word is set too late for it to ring: so the count is looked at again after that."""
+        online = rig.registered(rig.tenant("on", ONLINE), 11)
+        offline = rig.registered(rig.tenant("off", OFFLINE), 22)
+        offline.launch()
+        until(lambda: rig.driver.slices.get((22, 1)) == 1)
+        worker = rig.daemon._workers[UUIDS[0]]
+        seat = worker._seats[f"on/{online.pid}"]
+        until(lambda: seat.last is not None)
+        real = seat.page.set_word
+
+        def launches_meanwhile(slot: int, card: int, field: int, value: int) -> None:
+            if field == pages.WAKE and slot == 0 and not online.use().launches:
+                online.set(pages.LAUNCHES, 1, size=8)
+            real(slot, card, field, value)
+
+        rig.patch.setattr(seat.page, "set_word", launches_meanwhile)
+        worker._inbox.put(lambda now: worker.arbiter.forget(seat.name))  # asks again
+        until(lambda: worker.arbiter.preemptions["off"], "the preemption")
+
+
+class TestHeartbeat:
+    def beat(self, folder: Path, card: int = 0) -> int:
+        found: int = struct.unpack_from("<Q", (folder / "page").read_bytes(), 64 + card * 128 + 56)[0]
+        return found
+
+    def test_it_is_on_every_page_of_every_card_all_the_time(self, rig: Rig) -> None:
+        both = Tenant("both", "both", AppClass.NORMAL, tuple(map(Allotment, UUIDS)), os.getuid())
+        rig.daemon.add(both, rig.folder / "both")
+        for card in (0, 1):
+            first = until(lambda at=card: self.beat(rig.folder / "both", at))
+            until(lambda at=card, before=first: self.beat(rig.folder / "both", at) > before, "the next beat")
+            assert time.monotonic_ns() - self.beat(rig.folder / "both", card) < 600_000_000
+
+    def test_it_goes_on_when_a_round_fails(self, rig: Rig) -> None:
+        folder = rig.tenant("a")
+        first = until(lambda: self.beat(folder))
+        rig.daemon._workers[UUIDS[0]]._inbox.put(lambda now: 1 / 0)  # type: ignore[arg-type, return-value]
+        until(lambda: self.beat(folder) > first)
+        rig.registered(folder, 11)
+
+    def test_it_goes_on_during_many_slow_orders(self, rig: Rig) -> None:
+        """Each may take 20 ms; a page whose last beat is old means to a tenant that we are gone."""
+        folder = rig.tenant("z", OFFLINE)
+        beats: list[int] = []
+        worker = rig.daemon._workers[UUIDS[0]]
+        rig.registered(folder, 22)
+        real = rig.driver.set_slice
+
+        def slow(group: object, microseconds: int) -> None:
+            time.sleep(0.03)
+            beats.append(self.beat(folder))
+            real(group, microseconds)  # type: ignore[arg-type]
+
+        rig.patch.setattr(cardworker.rm, "set_slice", slow)
+        (name,) = worker._seats
+        orders = [cardworker.SetSlice(name, 5000 + at) for at in range(8)]
+        worker._inbox.put(lambda now: worker._perform(orders) and None)
+        until(lambda: len(beats) >= 8)
+        assert len(set(beats)) >= 2
+
+    def test_after_a_stall_what_tenants_undid_is_done_again(self, rig: Rig) -> None:
+        online = rig.registered(rig.tenant("on", ONLINE), 11)
+        offline = rig.registered(rig.tenant("off", OFFLINE), 22)
+        offline.launch()
+        online.launch()
+        until(lambda: not rig.driver.runs(22))
+        worker = rig.daemon._workers[UUIDS[0]]
+        rig.driver.paused.clear()  # the tenant's own doing
+        worker._inbox.put(lambda now: setattr(worker, "_beaten", now - 10.0))
+        until(lambda: not rig.driver.runs(22), "the pause again")
+
+    def test_one_that_went_on_by_itself_is_paused_again_but_not_all_the_time(self, rig: Rig) -> None:
+        online = rig.registered(rig.tenant("on", ONLINE), 11)
+        offline = rig.registered(rig.tenant("off", OFFLINE), 22)
+        offline.launch()
+        online.launch()
+        until(lambda: not rig.driver.runs(22))
+        rig.driver.calls.clear()
+        until(lambda: offline.use().paused)
+        offline.set(pages.PAUSED, 0)
+        until(lambda: ("pause", 22, None) in rig.driver.calls, "the pause again")
+        until(lambda: offline.use().paused)
+        rig.driver.calls.clear()
+        for _ in range(20):
+            offline.set(pages.PAUSED, 0)
+            time.sleep(0.01)
+        assert rig.driver.calls.count(("pause", 22, None)) <= 1
+
+
+class TestRefusal:
+    def test_a_driver_that_refuses_later_leaves_it_to_the_gate(self, rig: Rig) -> None:
+        online = rig.registered(rig.tenant("on", ONLINE), 11)
+        offline = rig.registered(rig.tenant("off", OFFLINE), 22)
+        offline.launch()
+        rig.driver.refuses.add("pause")
+        online.launch()
+        until(lambda: offline.use().gate == 1, "the closed gate")
+        assert offline.use().paused == 0
+        assert rig.driver.runs(22)
+        until(lambda: rig.standing("off").level is Level.GATE)
+        assert [each.text for each in rig.daemon.findings() if "held at the gate" in each.text]
+
+    def test_a_group_that_is_gone_does_not_keep_the_others_paused(self, rig: Rig) -> None:
+        online = rig.registered(rig.tenant("on", ONLINE), 11)
+        offline = rig.guest(rig.tenant("off", OFFLINE)).hello()
+        offline.group(22, rig.rm_file).group(22, rig.rm_file, group=2).done(2)
+        until(lambda: rig.standing("off").processes)
+        offline.launch()
+        online.launch()
+        until(lambda: rig.driver.paused == {(22, 1), (22, 2)}, "the pause of both")
+        rig.driver.gone.add((22, 1))
+        online.rest()
+        until(lambda: rig.driver.paused == {(22, 1)}, "the release of the other")
+        until(lambda: offline.use().paused == 0)
+        assert rig.standing("off").level is Level.HARDWARE
+
+    def test_whoever_is_thrown_out_is_not_left_paused(self, rig: Rig) -> None:
+        online = rig.registered(rig.tenant("on", ONLINE), 11)
+        offline = rig.registered(rig.tenant("off", OFFLINE), 22)
+        offline.launch()
+        online.launch()
+        until(lambda: not rig.driver.runs(22))
+        offline.hello()  # a second time
+        until(offline.ended)
+        until(lambda: rig.driver.runs(22), "its resume")
+        assert offline.use().paused == 0
+
+    def test_a_slice_changed_behind_our_back_is_set_again_and_told(self, rig: Rig) -> None:
+        rig.patch.setattr(cardworker, "_CHECKS", (0.02, 0.04, 0.3))
+        rig.patch.setattr(cardworker, "_SETTLED", 0.1)
+        rig.registered(rig.tenant("a"), 11)
+        until(lambda: rig.driver.slices.get((11, 1)) == ALONE)
+        time.sleep(0.1)
+        rig.driver.slices[11, 1] = 1_000_000
+        until(lambda: rig.driver.slices[11, 1] == ALONE, "the slice again")
+        until(lambda: any("behind our back" in each.text for each in rig.daemon.findings()))
+        rig.guests[0].close()
+        until(lambda: not rig.daemon.findings(), "nothing to tell of one that is gone")
+
+
+class TestComingAndGoing:
+    def test_adding_twice_changes_nothing(self, rig: Rig) -> None:
+        guest = rig.registered(rig.tenant("a"), 11)
+        files = open_files()
+        rig.tenant("a")
+        assert open_files() == files
+        assert not guest.ended()
+
+    def test_a_removed_tenant_leaves_nothing(self, rig: Rig) -> None:
+        before = open_files()
+        folder = rig.tenant("a")
+        guest = rig.registered(folder, 11)
+        rig.daemon.remove("a")
+        rig.daemon.remove("a")
+        until(guest.ended)
+        guest.close()
+        until(lambda: open_files() == before, "the end of all files")
+        assert not folder.exists()
+        until(lambda: not rig.daemon.standings())
+
+    def test_a_tenant_that_was_removed_while_paused_is_resumed(self, rig: Rig) -> None:
+        online = rig.registered(rig.tenant("on", ONLINE), 11)
+        offline = rig.registered(rig.tenant("off", OFFLINE), 22)
+        offline.launch()
+        online.launch()
+        until(lambda: not rig.driver.runs(22))
+        rig.daemon.remove("off")
+        until(lambda: rig.driver.runs(22))
+
+    def test_one_that_comes_again_starts_anew(self, rig: Rig) -> None:
+        for client in (11, 12):
+            guest = rig.registered(rig.tenant("a"), client)
+            rig.daemon.remove("a")
+            until(guest.ended)
+
+    def test_the_next_daemon_takes_up_who_runs(self, rig: Rig) -> None:
+        folder = rig.tenant("a")
+        child = rig.child(folder, 11)
+        until(lambda: rig.standing("a").processes)
+        page = os.stat(folder / "page")
+        rig.daemon.stop()
+        rig.daemon = rig.another()
+        rig.tenant("a")
+        assert os.path.samestat(page, os.stat(folder / "page"))
+        assert rig.daemon.alive("a")
+        tell(child, "anew")
+        until(lambda: rig.standing("a").processes == (child.pid,), "its coming back")
+        assert rig.standing("a").memory_used == 1 << 30
+
+    def test_a_daemon_that_ends_leaves_nobody_paused_and_no_gate_closed(self, rig: Rig) -> None:
+        online = rig.registered(rig.tenant("on", ONLINE), 11)
+        hardware = rig.registered(rig.tenant("off", OFFLINE), 22)
+        gated = rig.guest(rig.tenant("mps", OFFLINE), 1).hello().done(0)
+        until(lambda: rig.standing("mps").processes)
+        for guest in (hardware, gated, online):
+            guest.launch()
+        until(lambda: not rig.driver.runs(22))
+        until(lambda: gated.use().gate == 1)
+        rig.daemon.stop()
+        assert rig.driver.runs(22)
+        assert hardware.use().paused == 0
+        assert gated.use().gate == 0
+        assert (rig.folder / "off/page").exists()
+
+    def test_a_page_that_cannot_be_made_leaves_nothing_open(self, rig: Rig) -> None:
+        before = open_files()
+        (rig.folder / "a").mkdir()
+        (rig.folder / "a/page").mkdir()
+        with pytest.raises(PageError):
+            rig.tenant("a")
+        (rig.folder / "b").mkdir()
+        (rig.folder / "b/sock").mkdir()
+        with pytest.raises(OSError, match="sock"):
+            rig.tenant("b")
+        assert open_files() == before
+        assert not rig.daemon.standings()
+
+    def test_a_name_that_became_another_file_is_not_given_away(self, tmp_path: Path) -> None:
+        """The folder is the tenant's: it may put a link to a file of root's where the daemon just made a socket."""
+        (tmp_path / "precious").touch()
+        (tmp_path / ".sock.1").symlink_to("precious")
+        with pytest.raises(OSError, match=r"sock\.1"):
+            arbiterd._give(tmp_path / ".sock.1", 65534)
+        os.link(tmp_path / "precious", tmp_path / ".sock.2")
+        with pytest.raises(FileExistsError):
+            arbiterd._give(tmp_path / ".sock.2", 65534)
+        assert os.stat(tmp_path / "precious").st_uid == os.getuid()
+
+
+class TestLookout:
+    def test_what_the_driver_takes_beside_allocations_goes_onto_the_page(self, rig: Rig) -> None:
+        guest = rig.registered(rig.tenant("a"), 11)
+        guest.set(pages.MEMORY, 1 << 30, size=8)
+        rig.nvml.on_card[UUIDS[0]] = {guest.pid: (1 << 30) + (500 << 20)}
+        rig.daemon._look_at(UUIDS[0])
+        assert guest.use().overhead == 500 << 20
+
+    def test_a_process_that_is_nobodys_is_told_after_a_while(self, rig: Rig) -> None:
+        rig.nvml.on_card[UUIDS[0]] = {2**22 - 5: 1 << 30}
+        assert rig.daemon._look_at(UUIDS[0]) == []
+        rig.patch.setattr(arbiterd, "_GRACE", -1.0)
+        (finding,) = rig.daemon._look_at(UUIDS[0])
+        assert finding.pid == 2**22 - 5
+        assert "aliquot run" in finding.text
+
+    def test_a_tenants_process_that_has_not_registered_is_told(self, rig: Rig) -> None:
+        folder = rig.tenant("a")
+        rig.patch.setattr(arbiterd, "_GRACE", -1.0)
+        child = rig.child(folder, 11)
+        until(lambda: rig.standing("a").processes)
+        rig.nvml.on_card[UUIDS[0]] = {child.pid: 1}
+        assert rig.daemon._look_at(UUIDS[0]) == []
+        tenant = rig.daemon._tenancies["a"].tenant
+        rig.patch.setattr(rig.daemon, "_owner", lambda pid: tenant.id)
+        rig.nvml.on_card[UUIDS[0]] = {2**22 - 5: 1}
+        (finding,) = rig.daemon._look_at(UUIDS[0])
+        assert "has not registered" in finding.text

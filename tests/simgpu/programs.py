@@ -1,0 +1,136 @@
+"""The programs that the tests run as tenants: `python -m simgpu.programs LINK NAME ARGUMENTS...`.
+
+What a program returns goes back over the link (a socket, as JSON); `serve` does what it is told over it."""
+
+from __future__ import annotations
+
+import ctypes as c
+import fcntl
+import json
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from simgpu import programs_device, programs_memory, programs_work
+from simgpu.driver import Session
+
+MIB = 1 << 20
+
+
+def rm_file() -> int:
+    """The descriptor of this process's RM file: its connection to the player."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as candidate:
+                if candidate.getpeername() == os.environ["ALIQUOT_SIMGPU"]:
+                    return int(name)
+        except (OSError, ValueError):
+            continue
+    raise LookupError("no RM file")
+
+
+class Server:
+    """A tenant on a string: one method per thing it can be told to do."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link = link
+        self.session = Session()
+        self.streams: list[c.c_void_p | None] = [None]
+        self.out = self.session.allocate(4096)
+
+    def hand_over(self) -> None:
+        socket.send_fds(self.link, [b"{}"], [rm_file()])
+
+    def launch(self, us: float, count: int = 1, stream: int = 0, slot: int = -1) -> bool:
+        for _ in range(count):
+            out = self.out + 24 * slot if slot >= 0 else 0
+            self.session.launch(us, stream=self.streams[stream], out=out)
+        return True
+
+    def stream(self) -> int:
+        self.streams.append(self.session.stream(1))
+        return len(self.streams) - 1
+
+    def synchronize(self) -> float:
+        start = time.monotonic()
+        self.session.synchronize()
+        return time.monotonic() - start
+
+    def done(self, stream: int = 0) -> bool:
+        return self.session.cuda.status("cuStreamQuery", self.streams[stream]) == 0
+
+    def times(self, slot: int) -> list[int]:
+        """How often the kernels of this slot ended, and when the last one began and ended."""
+        return self.session.read(self.out + 24 * slot, 3)
+
+    def allocate(self, mib: int) -> int:
+        address = c.c_uint64()
+        return self.session.cuda.status("cuMemAlloc_v2", c.byref(address), mib * MIB)
+
+
+def serve(link: socket.socket) -> None:
+    server = Server(link)
+    link.send(b'"ready"')
+    while message := link.recv(1 << 16):
+        order = json.loads(message)
+        method = getattr(server, order.pop("do").replace(" ", "_"))
+        result = method(**order)
+        if result is not None:
+            link.send(json.dumps(result).encode())
+
+
+def scribble() -> list[int]:
+    """Overwrites the counter in the shared memory of its context's lane, as a program gone wild might."""
+    session = Session()
+    with open("/proc/self/maps") as maps:
+        lane = next(line for line in maps if "simgpu-lane" in line)
+    session.launch(1000)
+    c.memset(int(lane.split("-")[0], 16) + 64, 0xA5, 8)
+    return [session.cuda.status("cuCtxSynchronize")]
+
+
+def control_as_a_daemon(link: socket.socket) -> list[int]:
+    """Receives an RM file and handles, and sets the slice with Python's own ioctl (libsimrm is preloaded)."""
+    message, files, _, _ = socket.recv_fds(link, 1 << 16, 1)
+    order = json.loads(message)
+    value = c.create_string_buffer(struct.pack("=Q", order["us"]), 8)
+    request = bytearray(
+        struct.pack("=4IQ2I", order["client"], order["group"], 0xA06C0103, 0, c.addressof(value), 8, 0xFFFF)
+    )
+    fcntl.ioctl(files[0], 0xC020462A, request)
+    return [struct.unpack_from("=I", request, 28)[0]]
+
+
+PROGRAMS: dict[str, Callable[..., Any]] = {
+    name: getattr(module, name)
+    for module in (programs_device, programs_memory, programs_work)
+    for name, value in vars(module).items()
+    if callable(value) and value.__module__ == module.__name__
+}
+
+
+def main() -> None:
+    link = socket.socket(fileno=int(sys.argv[1]))
+    name, arguments = sys.argv[2], [json.loads(argument) for argument in sys.argv[3:]]
+    if name == "serve":
+        serve(link)
+        return
+    if name.startswith("nvml"):  # imported late: the others do without
+        from simgpu import programs_nvml
+
+        result = getattr(programs_nvml, name)(*arguments)
+    elif name == "control_as_a_daemon":
+        result = control_as_a_daemon(link)
+    elif name == "scribble":
+        result = scribble()
+    else:
+        result = PROGRAMS[name](*arguments)
+    link.send(json.dumps(result).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Programs of the tests that allocate, copy and build graphs; each returns what it saw."""
+
+from __future__ import annotations
+
+import ctypes as c
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from simgpu.driver import CudaError, Session
+
+MIB = 1 << 20
+
+
+def attempt(*calls: Callable[[], object]) -> list[int]:
+    """The error code of each call, 0 where it went well."""
+    codes = []
+    for call in calls:
+        try:
+            call()
+            codes.append(0)
+        except CudaError as error:
+            codes.append(error.code)
+    return codes
+
+
+def memory(mib: int) -> dict[str, Any]:
+    """Allocates in every way there is, and sees what the card has left."""
+    session = Session()
+    cuda = session.cuda
+    start = session.free_memory()
+    seen: dict[str, Any] = {"start": start}
+
+    def taken() -> int:
+        return start - session.free_memory()
+
+    plain = session.allocate(mib * MIB)
+    seen["plain"] = taken()
+    cuda.call("cuMemFree_v2", plain)
+    seen["freed"] = taken()
+    managed = cuda.get("cuMemAllocManaged", mib * MIB, 1)
+    seen["managed"] = taken()
+    c.memset(managed, 7, 100)  # the program may write to it
+    cuda.call("cuMemFree_v2", managed)
+    pooled = cuda.get("cuMemAllocAsync", mib * MIB, None)
+    seen["pooled"] = taken()
+    cuda.call("cuMemFreeAsync", pooled, None)
+    seen["kept by the pool"] = taken()
+    session.synchronize()
+    seen["after synchronize"] = taken()
+    seen["too much"] = attempt(
+        lambda: session.allocate(seen["start"] + MIB),
+        lambda: cuda.get("cuMemAllocAsync", seen["start"] + MIB, None),
+        lambda: session.allocate(0),
+    )
+    seen["invalid"] = attempt(lambda: cuda.call("cuMemFree_v2", plain), lambda: cuda.call("cuMemFree_v2", 12345))
+    seen["end"] = taken()
+    return seen
+
+
+def pools() -> dict[str, int]:
+    """Reserved and used bytes of the default pool, as its memory comes and goes."""
+    session = Session()
+    cuda = session.cuda
+    pool = c.c_void_p(cuda.get("cuDeviceGetDefaultMemPool", 0))
+
+    def attribute(number: int) -> int:
+        value = c.c_uint64()
+        cuda.call("cuMemPoolGetAttribute", pool, number, c.byref(value))
+        return value.value
+
+    cuda.call("cuMemPoolSetAttribute", pool, 4, c.byref(c.c_uint64(2**64 - 1)))
+    first = cuda.get("cuMemAllocAsync", 40 * MIB, None)
+    seen = {"reserved": attribute(5), "used": attribute(7)}
+    cuda.call("cuMemFreeAsync", first, None)
+    session.synchronize()
+    seen |= {"kept": attribute(5), "unused": attribute(7), "high": attribute(8)}
+    cuda.call("cuMemPoolTrimTo", pool, 0)
+    seen["trimmed"] = attribute(5)
+    return seen
+
+
+def virtual_memory() -> dict[str, Any]:
+    """Reserve, create, map, unmap, release."""
+    session = Session()
+    cuda = session.cuda
+    start = session.free_memory()
+    size = 64 * MIB
+    prop = struct.pack("=iiiiQ8x", 1, 0, 1, 0, 0)
+    access = struct.pack("=iii", 1, 0, 3)
+    address = cuda.get("cuMemAddressReserve", size, 0, 0, 0)
+    seen: dict[str, Any] = {"reserved": start - session.free_memory()}
+    handle = cuda.get("cuMemCreate", size, prop, 0)
+    seen["created"] = start - session.free_memory()
+    cuda.call("cuMemMap", address, size, 0, handle, 0)
+    cuda.call("cuMemSetAccess", address, size, access, 1)
+    seen["twice"] = cuda.status("cuMemMap", address, size, 0, handle, 0)
+    cuda.call("cuMemRelease", handle)
+    seen["released"] = start - session.free_memory()
+    cuda.call("cuMemUnmap", address, size)
+    seen["unmapped"] = start - session.free_memory()
+    cuda.call("cuMemAddressFree", address, size)
+    seen["not a multiple"] = cuda.status("cuMemCreate", c.byref(c.c_uint64()), size + 1, prop, 0)
+    return seen
+
+
+def contents() -> dict[str, Any]:
+    """What is written is read back, in the order of the stream; large memory reads as zeros."""
+    session = Session()
+    cuda = session.cuda
+    one, two, large = session.allocate(64), session.allocate(64), session.allocate(2 * MIB)
+    cuda.call("cuMemcpyHtoD_v2", one, (c.c_uint64 * 2)(11, 22), 16)
+    cuda.call("cuMemcpyDtoD_v2", two, one, 16)
+    stream = session.stream()
+    source, target = (c.c_uint64 * 2)(33, 44), (c.c_uint64 * 2)()
+    cuda.call("cuMemcpyHtoDAsync_v2", one, source, 16, stream)
+    source[0] = 99  # pageable memory was taken when the call was made
+    cuda.call("cuMemcpyDtoHAsync_v2", target, one, 16, stream)
+    early = list(target)
+    cuda.call("cuStreamSynchronize", stream)
+    cuda.call("cuMemsetD8_v2", large, 255, 2 * MIB)
+    return {
+        "copied": session.read(two, 2),
+        "early": early,
+        "late": list(target),
+        "large": session.read(large, 1),
+        "beyond": cuda.status("cuMemcpyDtoH_v2", (c.c_uint64 * 16)(), one, 128),
+    }
+
+
+def graphs() -> dict[str, Any]:
+    """Captured and built by hand; memory of a graph is taken at its first launch."""
+    session = Session()
+    cuda = session.cuda
+    out = session.allocate(48)
+    stream = session.stream(1)
+    cuda.call("cuStreamBeginCapture_v2", stream, 0)
+    for _ in range(3):
+        session.launch(1000, stream=stream, out=out)
+    status = c.c_int()
+    cuda.call("cuStreamIsCapturing", stream, c.byref(status))
+    refused = cuda.status("cuStreamSynchronize", stream)
+    graph = c.c_void_p()
+    cuda.call("cuStreamEndCapture", stream, c.byref(graph))
+    nothing = session.read(out, 1)[0]
+    executable = c.c_void_p(cuda.get("cuGraphInstantiateWithFlags", graph, c.c_uint64(0)))
+    for _ in range(2):
+        cuda.call("cuGraphLaunch", executable, stream)
+    cuda.call("cuStreamSynchronize", stream)
+    seen = {"capturing": status.value, "refused": refused, "before": nothing, "after": session.read(out, 1)[0]}
+
+    start = session.free_memory()
+    built = c.c_void_p(cuda.get("cuGraphCreate", 0))
+    params = bytearray(struct.pack("=iiiiQQ56x", 1, 0, 1, 0, 0, 0) + struct.pack("=QQQQ", 0, 0, 64 * MIB, 0))
+    node = c.c_void_p()
+    buffer = (c.c_char * len(params)).from_buffer(params)
+    cuda.call("cuGraphAddMemAllocNode", c.byref(node), built, None, c.c_size_t(0), buffer)
+    seen["added"] = start - session.free_memory()
+    executable = c.c_void_p(cuda.get("cuGraphInstantiateWithFlags", built, c.c_uint64(0)))
+    cuda.call("cuGraphLaunch", executable, stream)
+    seen["launched"] = start - session.free_memory()
+    cuda.call("cuStreamSynchronize", stream)
+    cuda.call("cuGraphExecDestroy", executable)
+    seen["destroyed"] = start - session.free_memory()
+    return seen
