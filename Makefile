@@ -5,10 +5,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check format bench clean
+.PHONY: help install native run test check format bench bench-gpu clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "installing into $(VENV) ..."
@@ -18,11 +18,14 @@ $(STAMP): pyproject.toml constraints.txt
 
 install: $(STAMP) ## the virtual environment with the package and its tools
 
+native: $(STAMP) ## what is written in C: the shim and the stand-in GPU, into src/aliquot/lib
+	@$(BIN)/python shim/build.py
+
 run: $(STAMP) ## the main job: pack a generated cluster with every policy, and draw it
 	@mkdir -p out
 	@$(BIN)/aliquot simulate --generate 200x8 --policy all --plot out/packing.svg
 
-test: $(STAMP) ## everything that needs no cluster
+test: native ## everything that needs no cluster and no GPU
 	$(BIN)/python -m pytest -n auto
 
 check: $(STAMP) ## lint, types, import rules
@@ -42,5 +45,9 @@ ifdef DATA
 	$(BIN)/python bench/packing.py --data $(DATA) --plot out/packing.svg
 endif
 
+bench-gpu: native ## what sharing costs and what it holds to, on the GPU of this machine; some nine minutes
+	@mkdir -p out
+	$(BIN)/python bench/gpu/run.py --out out
+
 clean: ## remove what the other targets made
-	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) out src/aliquot/lib .pytest_cache .mypy_cache .ruff_cache .hypothesis

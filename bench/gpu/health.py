@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import dataclass
 
 from bench.gpu import words
 from bench.gpu.children import ChildError, answer
+from bench.gpu.kernellog import xids
 from bench.gpu.lab import Lab
 
 
@@ -18,15 +18,6 @@ class Health:
     works: bool
     xids: int | None
     said: str = ""
-
-
-def xids() -> int | None:
-    """Xid lines in the kernel's log so far."""
-    try:
-        log = subprocess.run(["dmesg"], capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return log.stdout.count("NVRM: Xid") if log.returncode == 0 else None
 
 
 def examine(lab: Lab) -> Health:

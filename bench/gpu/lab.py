@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from bench.gpu import grounds, words
 from bench.gpu.children import ChildError, answer
 from bench.gpu.grounds import Ground, Mps, Node, Stock
+from bench.gpu.kernellog import xids
 from bench.gpu.stage import Load, Stage, window
 from bench.gpu.words import Ask
 
@@ -40,6 +41,7 @@ class Lab:
         self._simulated: Node | None = None
         self.stock = Stock(self.env)
         self.rate = 0.0
+        self.xids_of_mps = 0
 
     def open(self) -> None:
         """Find the card, and measure it while nobody else is there."""
@@ -70,9 +72,15 @@ class Lab:
 
     def mps(self) -> contextlib.AbstractContextManager[Mps | None]:
         """MPS; None where there is none."""
-        if self.simulate:
-            return contextlib.nullcontext()
-        return grounds.mps(self.env, self.new_folder())
+        return contextlib.nullcontext() if self.simulate else self._mps()
+
+    @contextlib.contextmanager
+    def _mps(self) -> Iterator[Mps | None]:
+        """Its clients fault when they are ended with work pending: complaints that are not ours are counted apart."""
+        before = xids()
+        with grounds.mps(self.env, self.new_folder()) as mps:
+            yield mps
+        self.xids_of_mps += (xids() or 0) - (before or 0)
 
     def under_mps(self, measure: Callable[[Ground], Answer]) -> Answer | None:
         """The same under MPS; None where there is none, or where it does not work: it is not what is on trial."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench.gpu import health, report
 from bench.gpu.children import ChildError
+from bench.gpu.kernellog import xids
 from bench.gpu.lab import Lab
 from bench.gpu.report import Row
 from bench.gpu.rows import (
@@ -87,7 +88,7 @@ def main(about: str | None) -> int:
 def _measure(lab: Lab, names: list[str], limit: float) -> list[Row]:
     """Row by row; one that fails is a row that was missed, and the next is measured all the same."""
     about, rows, seconds = report.machine(lab.simulate), [], {}
-    started, xids = time.monotonic(), health.xids()
+    started, before = time.monotonic(), xids()
     for name in names:
         began = time.monotonic()
         if began - started > limit:
@@ -99,7 +100,7 @@ def _measure(lab: Lab, names: list[str], limit: float) -> list[Row]:
         except Exception as error:  # of whatever kind: it belongs into the table, not in its place
             found = [_failed(name, error)]
         if name in RISKY:
-            found += _unwell(lab, name, xids)
+            found += _unwell(lab, name, before)
         rows += found
         for row in found:
             lab.say(f"{ {True: 'ok', False: 'MISSED', None: '-'}[row.ok] }: {row.what}: {row.measured} ({row.must})")
@@ -115,9 +116,9 @@ def _failed(name: str, error: Exception) -> Row:
     return Row(what=name, must="", measured=f"failed: {last}", ok=False, numbers={"error": whole})
 
 
-def _unwell(lab: Lab, name: str, xids: int | None) -> list[Row]:
+def _unwell(lab: Lab, name: str, before: int | None) -> list[Row]:
     """A row only when the card is not well after it."""
     after = health.examine(lab)
-    if after.works and (xids is None or after.xids is None or after.xids == xids):
+    if after.works and (before is None or after.xids is None or after.xids == before + lab.xids_of_mps):
         return []
     return [Row(what=f"the card after {name}", must="well", measured=str(asdict(after))[:200], ok=False)]

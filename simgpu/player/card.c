@@ -112,14 +112,39 @@ void card_advance(struct card *card, uint64_t to)
     while (card->now < to) step(card, to);
 }
 
+/* When something will happen on an idle card: an entry that arrives after this very instant. */
+static uint64_t idle_until(struct card *card)
+{
+    uint64_t next = NEVER;
+    struct group *g = card->runlist;
+    if (g) do {
+        uint64_t arrival = lane_admit(g, card->now);
+        if (arrival < next) next = arrival;
+        if (group_runnable(g)) return card->now;
+    } while ((g = g->next) != card->runlist);
+    return next;
+}
+
 uint64_t card_next(struct card *card)
 {
-    if (!card->active) return NEVER;
+    if (!card->active) return idle_until(card);
     if (card->now < card->switch_end) return card->switch_end;
     int stream;
     struct object *channel;
     struct work *work = running(card, &stream, &channel);
     return work ? run_until(card, work, channel) : card->now;
+}
+
+/* The earliest time at which this group can be running: it, or the end of the slice or of the work of another. */
+uint64_t group_earliest(const struct group *group)
+{
+    const struct card *card = group->card;
+    if (!card->active || !card->current) return card->now;
+    if (card->now < card->switch_end) return card->switch_end;
+    if (card->current == group) return card->now;
+    uint64_t idle = card->now + lane_left(card->current->lane);
+    uint64_t turn = slice_end(card) > card->now ? slice_end(card) : card->now;
+    return (idle < turn ? idle : turn) + player.set.switch_ns;
 }
 
 void group_join(struct card *card, struct group *group)

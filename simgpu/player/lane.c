@@ -250,8 +250,7 @@ void lane_finish(struct lane *lane, int stream, uint64_t now)
     lane->held--;
 }
 
-/* The earliest time, from `now` on, at which the stream can have reached `seq`: its own work alone. NEVER when only
- * somebody outside can bring it on (a resume, a host function). */
+/* The earliest time, from `now` on, at which the stream can have reached `seq`: its own work alone. */
 static uint64_t reach(const struct lane *lane, uint32_t stream, uint64_t seq, uint64_t now)
 {
     const struct queue *queue = &lane->queue[stream];
@@ -263,22 +262,33 @@ static uint64_t reach(const struct lane *lane, uint32_t stream, uint64_t seq, ui
     return now + left;
 }
 
+/* How long all that it holds would run. */
+uint64_t lane_left(const struct lane *lane)
+{
+    uint64_t left = 0;
+    for (int word = 0; word < LANE_STREAMS / 64; word++)
+        for (uint64_t bits = lane->active[word]; bits; bits &= bits - 1) {
+            int stream = word * 64 + __builtin_ctzll(bits);
+            for (uint16_t slot = lane->queue[stream].first; slot != NONE; slot = lane->work[slot].next)
+                left += lane->work[slot].left;
+        }
+    return left;
+}
+
 /* About when half of the ring will be free: when as many entries are finished as must be taken for that. */
 static uint64_t roomy(const struct lane *lane, uint64_t now)
 {
-    uint64_t waiting = lane->shared->head - lane->shared->tail, left = 0;
-    for (int stream = 0; stream < LANE_STREAMS; stream++)
-        for (uint16_t slot = lane->queue[stream].first; slot != NONE; slot = lane->work[slot].next)
-            left += lane->work[slot].left / HELD;
-    return waiting > LANE_RING / 2 ? now + left * (waiting - LANE_RING / 2) : now;
+    uint64_t waiting = lane->shared->head - lane->shared->tail;
+    return waiting > LANE_RING / 2 ? now + lane_left(lane) / HELD * (waiting - LANE_RING / 2) : now;
 }
 
 /* Ends the waits that are over. Returns when the next one may be, or NEVER. */
 uint64_t lane_serve_waits(struct group *group)
 {
     struct lane *lane = group->lane;
-    uint64_t when = NEVER, now = group->card->now;
+    uint64_t when = NEVER;
     if (!lane || lane->dead || !__atomic_load_n(&lane->shared->waiters, __ATOMIC_SEQ_CST)) return NEVER;
+    uint64_t now = group_earliest(group);
     for (int i = 0; i < LANE_WAITS; i++) {
         struct lane_wait *wait = &lane->shared->wait[i];
         if (__atomic_load_n(&wait->state, __ATOMIC_ACQUIRE) != WAIT_ARMED) continue;
@@ -298,5 +308,6 @@ uint64_t lane_serve_waits(struct group *group)
             wake(&wait->state);
         } else if (next < when) when = next;
     }
-    return when;
+    /* Paused, or at a host function: only somebody outside can bring it on, and that will be heard of. */
+    return group_runnable(group) || lane->shared->head != lane->shared->tail ? when : NEVER;
 }

@@ -124,6 +124,7 @@ extern struct player player;
 void card_advance(struct card *card, uint64_t to);      /* plays up to `to`; nothing when that is past */
 uint64_t card_next(struct card *card);                  /* when something will happen next by itself, or NEVER */
 bool group_runnable(struct group *group);
+uint64_t group_earliest(const struct group *group);     /* when it can be running at the earliest */
 void group_join(struct card *card, struct group *group);
 void group_leave(struct group *group);
 
@@ -132,6 +133,7 @@ struct lane *lane_new(int *file);                       /* NULL: errno. `file` i
 void lane_free(struct lane *lane);                      /* ends every wait on it */
 uint64_t lane_admit(struct group *group, uint64_t now);  /* -> when the process changes something next */
 int lane_pick(struct lane *lane, uint64_t now);         /* -> a stream whose first entry may run, or -1 */
+uint64_t lane_left(const struct lane *lane);            /* ns of work that it holds */
 void lane_finish(struct lane *lane, int stream, uint64_t now);
 uint64_t lane_serve_waits(struct group *group);         /* ends those that are over -> when to look again */
 void lane_forget_channel(struct lane *lane, const struct object *channel);

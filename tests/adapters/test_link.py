@@ -42,7 +42,8 @@ class TestParse:
     @given(st.lists(_word, min_size=6, max_size=6), st.lists(_word, min_size=1, max_size=link.CHANNELS))
     def test_group(self, words: list[int], channels: list[int]) -> None:
         found = link.parse(packet(link.GROUP, *words, len(channels), 0, *channels), [77])
-        assert found == GroupSeen(77, *words[:5], compute=bool(words[5]), channels=tuple(channels))
+        client, group, device, subdevice, engine, compute = words
+        assert found == GroupSeen(77, client, group, device, subdevice, engine, bool(compute), tuple(channels))
 
     @given(_word)
     def test_done(self, groups: int) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aliquot.arbiter.card import CardArbiter
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import SharingRules
 from aliquot.sim.gpu import Load, VirtualCard
@@ -166,6 +168,10 @@ def test_at_the_gate_too_fixed_shares_are_the_quotas(quotas: Sequence[float]) ->
     assert shares == [pytest.approx(quota, abs=0.11) for quota in quotas]
 
 
+def _configure(rules: SharingRules, arbiter: CardArbiter, now: float) -> None:
+    arbiter.rules = rules
+
+
 def test_policies_may_change_while_some_are_held_at_the_gate() -> None:
     """A rotation that was left behind with a deadline in the past would make the daemon spin."""
     card = VirtualCard(SharingRules(Isolation.BURST_SHARE))
@@ -174,7 +180,7 @@ def test_policies_may_change_while_some_are_held_at_the_gate() -> None:
         card.start(f"{name}/1", name, Load(), preemptible=name != "b")
     for isolation in (Isolation.FIXED_SHARE, Isolation.BEST_EFFORT, Isolation.BURST_SHARE, Isolation.FIXED_SHARE):
         card.run(0.3)
-        card.post(lambda arbiter, now, new=isolation: setattr(arbiter, "rules", SharingRules(new)))
+        card.post(partial(_configure, SharingRules(isolation)))
     card.run(0.3)
     card.mark()
     card.run(3.0)

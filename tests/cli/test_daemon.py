@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -106,22 +103,3 @@ def test_a_home_too_long_for_sockets_says_what_to_do(tmp_path: Path) -> None:
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert said.returncode == 2
     assert "set ALIQUOT_HOME to a shorter one, such as /tmp/aliquot" in said.stderr
-
-
-def test_daemons_killed_at_random_lose_no_run_and_keep_none(own: Machine) -> None:
-    """Runs come and go; the daemon is killed again and again, wherever it happens to be."""
-    chance = random.Random(3)
-    own.up()
-    with contextlib.ExitStack() as stack:
-        runs = []
-        for _ in range(6):
-            for _ in range(3):
-                seconds = f"{chance.random() / 2:.2f}"
-                runs.append(stack.enter_context(own.begin("run", "--memory", "7", "--", "sleep", seconds)))
-            time.sleep(chance.random() / 4)
-            own.kill()
-            own.up()
-        assert [run.wait(PATIENCE) for run in runs] == [0] * len(runs)
-    eventually(lambda: own.names() == [])
-    own.clear()
-    assert list((own.home / "t").iterdir()) == []

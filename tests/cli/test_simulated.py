@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import re
 import shlex
 import signal
 import socket
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -153,6 +156,26 @@ def test_metrics_are_told_to_prometheus() -> None:
         machine.close()
 
 
+def test_daemons_killed_at_random_lose_no_run_and_keep_none(machine: Machine) -> None:
+    """Runs come and go; the daemon is killed again and again, wherever it happens to be, and comes back when needed."""
+    chance = random.Random(3)
+    lock = machine.home / "lock"
+    with contextlib.ExitStack() as stack:
+        runs = []
+        for _ in range(6):
+            for _ in range(3):
+                words = ("run", "--memory", "14", "--", "sleep", f"{chance.random() / 2:.2f}")
+                runs.append(stack.enter_context(machine.begin(*words)))
+            time.sleep(chance.random() / 2)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(lock.read_text()), signal.SIGKILL)
+        ended = [(run.wait(60), run.stderr.read()) for run in runs if run.stderr is not None]
+        assert [code for code, _ in ended] == [0] * len(runs), [said for code, said in ended if code]
+    assert machine.aliquot("run", "--", "true").returncode == 0  # starts the daemon where it was killed last
+    eventually(lambda: machine.names() == [])
+    assert list((machine.home / "t").iterdir()) == []
+
+
 @pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
 def test_the_readme_shows_what_happens(readme: str) -> None:
     """But for the numbers that are measured."""
@@ -168,6 +191,8 @@ def test_the_readme_shows_what_happens(readme: str) -> None:
                 computes(machine, "train")
                 computes(machine, "serve")
                 eventually(lambda: machine.status()["cards"][0]["memory_used_bytes"] >= 128 << 20)  # once a second
+                eventually(lambda: standing(machine, "serve")["memory_used_bytes"])
+                eventually(lambda: standing(machine, "train")["memory_used_bytes"])
             said = machine.aliquot(*shlex.split(command)[1:])
             assert _unmeasured(said.stderr + said.stdout) == _unmeasured(shown), command
         machine.clear()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from aliquot.adapters import page as pages
+from aliquot.adapters import rm
 from aliquot.adapters.page import PageError
 from aliquot.arbiter import slices
+from aliquot.arbiter.orders import SetSlice
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import Allotment, Level, SharingRules, State, Tenant
@@ -253,6 +256,10 @@ class TestSharing:
         until(lambda: worker.arbiter.preemptions["off"], "the preemption")
 
 
+def _passes(number: Callable[[], int], mark: int) -> bool:
+    return number() > mark
+
+
 class TestHeartbeat:
     def beat(self, folder: Path, card: int = 0) -> int:
         found: int = struct.unpack_from("<Q", (folder / "page").read_bytes(), 64 + card * 128 + 56)[0]
@@ -262,14 +269,15 @@ class TestHeartbeat:
         both = Tenant("both", "both", AppClass.NORMAL, tuple(map(Allotment, UUIDS)), os.getuid())
         rig.daemon.add(both, rig.folder / "both")
         for card in (0, 1):
-            first = until(lambda at=card: self.beat(rig.folder / "both", at))
-            until(lambda at=card, before=first: self.beat(rig.folder / "both", at) > before, "the next beat")
-            assert time.monotonic_ns() - self.beat(rig.folder / "both", card) < 600_000_000
+            beat = partial(self.beat, rig.folder / "both", card)
+            first = until(beat)
+            until(partial(_passes, beat, first), "the next beat")
+            assert time.monotonic_ns() - beat() < 600_000_000
 
     def test_it_goes_on_when_a_round_fails(self, rig: Rig) -> None:
         folder = rig.tenant("a")
         first = until(lambda: self.beat(folder))
-        rig.daemon._workers[UUIDS[0]]._inbox.put(lambda now: 1 / 0)  # type: ignore[arg-type, return-value]
+        rig.daemon._workers[UUIDS[0]]._inbox.put(lambda now: 1 / 0)  # type: ignore[arg-type]
         until(lambda: self.beat(folder) > first)
         rig.registered(folder, 11)
 
@@ -281,15 +289,15 @@ class TestHeartbeat:
         rig.registered(folder, 22)
         real = rig.driver.set_slice
 
-        def slow(group: object, microseconds: int) -> None:
+        def slow(group: rm.Group, microseconds: int) -> None:
             time.sleep(0.03)
             beats.append(self.beat(folder))
-            real(group, microseconds)  # type: ignore[arg-type]
+            real(group, microseconds)
 
-        rig.patch.setattr(cardworker.rm, "set_slice", slow)
+        rig.patch.setattr(rm, "set_slice", slow)
         (name,) = worker._seats
-        orders = [cardworker.SetSlice(name, 5000 + at) for at in range(8)]
-        worker._inbox.put(lambda now: worker._perform(orders) and None)
+        orders = [SetSlice(name, 5000 + at) for at in range(8)]
+        worker._inbox.put(lambda now: (worker._perform(orders), None)[1])
         until(lambda: len(beats) >= 8)
         assert len(set(beats)) >= 2
 

@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from aliquot.adapters import page as pages
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Level
 from aliquot.services import arbiterd
+from aliquot.services.cardworker import CardWorker
 from services.arbiterd_rig import SUBDEVICE, UUIDS, Guest, Rig, open_files, until
 
 quick = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -149,6 +151,24 @@ def test_whatever_file_is_handed_over_as_the_drivers(court: Court, make: Callabl
     assert not court.rig.standing("bad").processes
 
 
+def test_a_socket_that_makes_whoever_closes_it_wait(court: Court) -> None:
+    """SO_LINGER with data that nobody takes: its last close would last a minute, and the daemon's ear is one thread."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sender = socket.create_connection(server.getsockname())
+        sender.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sender.send(bytes(1 << 16))
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+        guest = court.attack().hello()
+        guest.say(link.GROUP, 66, 1, 0, SUBDEVICE, 1, 1, 1, 0, 7, files=(sender.fileno(),))
+        sender.close()  # not the last: one is on its way
+        guest.done(1)
+        guest.close()
+        until(lambda: not court.rig.daemon._tenancies["bad"].processes)
+    court.is_in_order()
+
+
 def test_the_drivers_file_with_handles_that_are_not_its_own(court: Court) -> None:
     """The driver knows whose they are: it answers that there is no such client."""
     court.rig.driver.gone |= {(66, 1)}
@@ -250,7 +270,7 @@ def test_no_files_left_to_accept_with_is_no_end(court: Court, monkeypatch: pytes
         def accept(self) -> None:
             raise OSError(24, "too many open files")
 
-    monkeypatch.setattr(arbiterd.time, "sleep", naps.append)
+    monkeypatch.setattr("aliquot.services.arbiterd.time.sleep", naps.append)
     court.rig.daemon._accept(arbiterd._Tenancy(tenancy.tenant, tenancy.directory, tenancy.page, Full()))  # type: ignore[arg-type]
     assert naps, "it does not ask again without a pause"
 
@@ -275,12 +295,17 @@ def test_a_page_full_of_anything(court: Court, garbage: bytes) -> None:
     court.rig.driver.calls.clear()
 
 
+def _has_told(worker: CardWorker, before: float) -> bool:
+    return worker._told > before
+
+
 def test_a_page_cut_short(court: Court) -> None:
     guest = court.rig.registered(court.folder, 66)
     worker = court.rig.daemon._workers[UUIDS[0]]
     for left in (pages.SIZE - 1, 70, 0):
         os.truncate(court.folder / "page", left)
-        until(lambda before=worker._told: worker._told > before, "a round")
+        told = worker._told
+        until(partial(_has_told, worker, told), "a round")
     guest.close()
     court.is_in_order()
 

@@ -48,8 +48,9 @@ class Array3D(ctypes.Structure):
 
 
 cuda: Any = ctypes.CDLL("libcuda.so.1")
-cuda.fake_taken.restype = c_uint64
-cuda.fake_calls.restype = c_uint64
+if hasattr(cuda, "fake_taken"):  # on_card.py runs this over the real one
+    cuda.fake_taken.restype = c_uint64
+    cuda.fake_calls.restype = c_uint64
 
 
 def say(**values: Any) -> None:

@@ -94,9 +94,9 @@ def test_the_page_is_laid_out_the_same(c: C) -> None:
 
 
 def test_a_line_of_the_page_is_read_field_by_field_as_it_is_written(c: C) -> None:
-    fields = (page.MEMORY, page.OVERHEAD, page.LAUNCHES, page.WAITING, page.GATE, page.PAUSED, page.WAKE, page.REFUSED)
-    fields += (page.RESCUED, page.BUSY, page.BUSY_SINCE)
-    assert list(fields) == [c[f"struct alq_use.{each}"] for each in _USE]
+    fields = [page.MEMORY, page.OVERHEAD, page.LAUNCHES, page.WAITING, page.GATE, page.PAUSED, page.WAKE, page.REFUSED]
+    fields += [page.RESCUED, page.BUSY, page.BUSY_SINCE]
+    assert fields == [c[f"struct alq_use.{each}"] for each in _USE]
     assert list(page.Use.__dataclass_fields__) == _USE
     for at, field in enumerate(fields):  # the format's own idea of where each field is
         line = bytearray(page._USE_SIZE)

@@ -17,6 +17,7 @@ from typing import Any
 from bench.gpu import health, words
 from bench.gpu.children import Child, ChildError
 from bench.gpu.grounds import Node
+from bench.gpu.kernellog import xids
 from bench.gpu.lab import Lab
 from bench.gpu.report import Row
 from bench.gpu.stage import Stage
@@ -66,7 +67,7 @@ class Life:
 
 
 def measure(lab: Lab) -> list[Row]:
-    before = health.xids()
+    before = xids()
     chance = random.Random(20261115)
     halves = [_play(lab, asks, KILLS // 2, chance) for asks in (EQUAL, MIXED)]
     after = health.examine(lab)
@@ -74,15 +75,15 @@ def measure(lab: Lab) -> list[Row]:
     worst = max(half["longest_gap_seconds"] for half in halves)
     left = [name for half in halves for name in half["left"]]
     deaths = [death for half in halves for death in half["deaths"]]
-    xids = None if before is None or after.xids is None else after.xids - before
+    complaints = None if before is None or after.xids is None else after.xids - before
     return [
         Row(
             what=f"{kills} kill -9 at random, SIGSTOP, daemon restarts: longest stand-still, left on the books, Xid",
             must=f"{KILLS}: <= 1 s, none, none",
-            measured=f"{worst:.2f} s, {len(left)}, {'log not readable' if xids is None else xids}"
+            measured=f"{worst:.2f} s, {len(left)}, {'log not readable' if complaints is None else complaints}"
             + (f"; {len(deaths)} died by themselves" if deaths else ""),
-            ok=kills >= KILLS and worst <= MOST_SECONDS and not (left or deaths or xids) and after.works,
-            numbers={"halves": halves, "xids": xids, "works": after.works, "said": after.said},
+            ok=kills >= KILLS and worst <= MOST_SECONDS and not (left or deaths or complaints) and after.works,
+            numbers={"halves": halves, "xids": complaints, "works": after.works, "said": after.said},
         )
     ]
 

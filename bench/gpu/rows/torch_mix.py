@@ -25,7 +25,7 @@ WORKLOADS = Path(__file__).parents[1] / "workloads"
 MOST_P99, LEAST_TRAINING, MOST_P99_HELD, LEAST_SHIM = 1.35, 0.97, 1.10, 0.995
 ONLINE, OFFLINE = "resnet.py", "transformer.py"
 _START_SECONDS = 75.0
-_TURNS, _TURN_SECONDS = 2, 3.0  # of training with and without the shim
+_TURNS, _TURN_SECONDS = 6, 1.5  # of training with and without the shim
 
 
 class Workload:

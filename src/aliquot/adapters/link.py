@@ -7,6 +7,7 @@ be hostile. Files that come along are closed unless the message that carried the
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import socket
 import struct
@@ -86,7 +87,7 @@ def receive(connection: socket.socket) -> Message | None:
     finally:
         if not taken:
             for fd in files:
-                os.close(fd)
+                discard(fd)
 
 
 def parse(data: bytes, files: list[int]) -> Message:
@@ -138,6 +139,17 @@ def _files(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
             numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
             files += numbers
     return files
+
+
+def discard(fd: int) -> None:
+    """Close a file that a stranger handed over. A socket may be set to make whoever closes it wait."""
+    try:
+        handed = socket.socket(fileno=fd)
+    except OSError:  # no socket
+        os.close(fd)
+        return
+    with handed, contextlib.suppress(OSError):
+        handed.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:

@@ -12,6 +12,9 @@ from aliquot.adapters.home import Home, HomeError, homes, own_home
 
 _PATIENCE = 60.0  # seconds; a cold start reads numpy from a slow disk, NVML wakes sleeping cards
 _STEP = 0.02
+_MOST_TRIES = 5
+_RUNS_ALREADY = 1  # the exit code of a daemon that found another
+_KILLED = range(-64, 0)
 _LONGEST_LOG = 4 << 20
 
 # What a daemon must not inherit from the one who happens to start it.
@@ -36,42 +39,49 @@ def connect_or_start(arguments: Sequence[str], say: Callable[[str], None]) -> tu
 
 
 def start(arguments: Sequence[str]) -> tuple[Connection, Home]:
-    """A daemon in the background that answers. Raises StartError."""
-    import subprocess
-
+    """A daemon in the background that answers: ours, or one that somebody else started first. Raises StartError."""
     home = own_home()
     try:
         home.check()
         os.makedirs(home.state, mode=0o755, exist_ok=True)
         _keep_short(home.daemon_log)
-        log = open(home.daemon_log, "ab")  # noqa: SIM115 - handed to the child, closed below
     except HomeError as error:
         raise StartError(str(error)) from error
     except OSError as error:
         raise StartError(f"{home.state}: {error.strerror}: set ALIQUOT_HOME to a folder of your own") from error
-    with log:
+    deadline = time.monotonic() + _PATIENCE
+    for _ in range(_MOST_TRIES):
+        code, said = _one(home, arguments, deadline)
+        if code is None:
+            return connect([home])
+        if code not in (_RUNS_ALREADY, *_KILLED):
+            break  # it said why, and will say so again
+    raise StartError(said, code if code > 0 else 1)
+
+
+def _one(home: Home, arguments: Sequence[str], deadline: float) -> tuple[int | None, str]:
+    """Start one. None: it answers, or another one does. Otherwise its exit code, and what it said last."""
+    import subprocess
+
+    environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+    with open(home.daemon_log, "ab") as log:
         said_before = log.tell()
-        environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
         process = subprocess.Popen(  # noqa: S603 - ourselves
             [sys.executable, "-m", "aliquot", "up", *arguments],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment,
         )  # fmt: skip
-    deadline = time.monotonic() + _PATIENCE
-    ended_at = None
     while time.monotonic() < deadline:
         try:
-            found = connect([home])
-            process.returncode = process.returncode or 0  # it is to outlive us: not ours to wait for
-            return found
+            connect([home])[0].close()
         except NoDaemonError:
-            pass
-        if ended_at is None and process.poll() is not None:
-            ended_at = time.monotonic()
-        # One started by somebody else at the same moment may have been first: then ours ended, and theirs will answer.
-        if ended_at is not None and (not _starting(home) or time.monotonic() > ended_at + 10):
-            raise StartError(_last_words(home, said_before), process.returncode)
-        time.sleep(_STEP)
-    raise StartError(f"the daemon did not answer within {_PATIENCE:.0f} s; {home.daemon_log} may tell why")
+            # One that somebody else started at the same moment may be first: ours ends then, and theirs will answer.
+            if process.poll() is not None and not _starting(home):
+                return process.returncode, _last_words(home, said_before)
+            time.sleep(_STEP)
+            continue
+        process.returncode = process.returncode or 0  # it is to outlive us: not ours to wait for
+        return None, ""
+    return 1, f"the daemon did not answer within {_PATIENCE:.0f} s; {home.daemon_log} may tell why"
 
 
 def wait_for_daemon(patience: float) -> tuple[Connection, Home]:

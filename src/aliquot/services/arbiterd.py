@@ -332,7 +332,7 @@ class Arbiterd:
             if level is Level.GATE:
                 gated |= mine if uuid is None else mine & {uuid}
             if uuid is None or uuid not in mine:
-                os.close(seen.fd)  # copies are not divided; a card that is not the tenant's is the lookout's to tell
+                link.discard(seen.fd)  # copies are not divided; cards that are not the tenant's the lookout tells of
                 continue
             told.add((seen.client, seen.group))
             by_card.setdefault(uuid, []).append(group)
@@ -378,7 +378,7 @@ class Arbiterd:
         process.connection.close()
         os.close(process.pidfd)
         for seen in process.coming:
-            os.close(seen.fd)
+            link.discard(seen.fd)
         for uuid in process.cards:
             self._workers[uuid].leave(_context(process))
 

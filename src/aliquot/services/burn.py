@@ -210,47 +210,73 @@ class Outcome:
 Tell = Callable[[float, float], None]  # seconds of the window so far, share so far
 
 
+class _Queue:
+    """Batches of kernels on the card, the oldest waited for first; streams and events go round."""
+
+    def __init__(self, burner: Burner) -> None:
+        plan, card = burner.plan, burner.card
+        self._card = card
+        self._streams = [card.stream() for _ in range(plan.streams)]
+        self._launches = [_batches(burner, stream, plan.batch) for stream in self._streams]
+        events = [card.event() for _ in range(plan.batches)]
+        self._records = [card.recorder(event, self._streams[at % plan.streams]) for at, event in enumerate(events)]
+        self._waits = [card.waiter(event) for event in events]
+        self._put = self._taken = 0
+
+    def warm_up(self) -> int:
+        """What the driver loads lazily, it loads now. Answers how many batches that took."""
+        for launch in self._launches:
+            self._card.check(launch())
+        self._card.synchronize()
+        return len(self._launches)
+
+    @property
+    def full(self) -> bool:
+        return self._put - self._taken == len(self._waits)
+
+    @property
+    def empty(self) -> bool:
+        return self._put == self._taken
+
+    def put(self) -> None:
+        place = self._put % len(self._waits)
+        self._card.check(self._launches[place % len(self._streams)]())
+        self._card.check(self._records[place]())
+        self._put += 1
+
+    def take(self) -> None:
+        """Wait for the oldest."""
+        self._card.check(self._waits[self._taken % len(self._waits)]())
+        self._taken += 1
+
+
 def load(plan: Plan, gate: Gate, index: int = 0, tell: Tell | None = None) -> Outcome:
     """Keep the card's queue full until the gate says it is over."""
     burner = Burner(plan)
-    card = burner.card
-    streams = [card.stream() for _ in range(plan.streams)]
-    batch, batches = plan.batch, plan.batches
-    launches = [_batches(burner, stream, batch) for stream in streams]
-    events = [card.event() for _ in range(batches)]
-    records = [card.recorder(event, streams[at % len(streams)]) for at, event in enumerate(events)]
-    waits = [card.waiter(event) for event in events]
-    for each in launches:  # what the driver loads lazily, it loads now
-        card.check(each())
-    card.synchronize()
-    before = batch * len(launches)
+    queue, batch = _Queue(burner), plan.batch
+    before = batch * queue.warm_up()
     gc.disable()  # a collection must not empty the queue
     begin = gate.begin()
-    now = time.monotonic()
-    marks = Marks(now, plan.progress, index)
-    at = done = 0
-    while True:
-        place = at % batches
-        if at >= batches:
-            card.check(waits[place]())
-            done, now = done + batch, time.monotonic()
-            marks.add(now, done)
-            if tell is not None and now > begin:
-                tell(now - begin, plan.kernel_us * 1e-6 * (done - marks.at(begin)) / (now - begin))
-            if gate.over(now):
-                break
-        card.check(launches[place % len(streams)]())
-        card.check(records[place]())
-        at += 1
-    end = now
-    for waiting in range(at - batches + 1, at):  # as a circle: the oldest first
-        card.check(waits[waiting % batches]())
+    end = time.monotonic()
+    marks = Marks(end, plan.progress, index)
+    done, over = 0, False
+    while not over:
+        while not queue.full:
+            queue.put()
+        queue.take()
+        done, end = done + batch, time.monotonic()
+        marks.add(end, done)
+        if tell is not None and end > begin:
+            tell(end - begin, plan.kernel_us * 1e-6 * (done - marks.at(begin)) / (end - begin))
+        over = gate.over(end)
+    while not queue.empty:
+        queue.take()
         done += batch
         marks.add(time.monotonic(), done)
     marks.close()
     gc.enable()
     result = _window(plan, burner, marks, begin, end)
-    result["queued"] = batch * batches
+    result["queued"] = batch * plan.batches
     if plan.check:
         result["right"] = burner.checked(before + done)
     return Outcome(result, burner.timeline() if plan.timeline else None)
