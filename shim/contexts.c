@@ -19,7 +19,6 @@ static void give_back_all(const struct ending *ending)
     struct alq_entry entry;
     while (ending->context && alq_take_where(ends, ending, &entry))
         alq_charge(entry.card, -(int64_t)entry.size);
-    alq_settle();
 }
 
 int alq_cuCtxDestroy_v2(fn_cuCtxDestroy_v2 *real, int ptsz, CUcontext context)
@@ -27,8 +26,10 @@ int alq_cuCtxDestroy_v2(fn_cuCtxDestroy_v2 *real, int ptsz, CUcontext context)
     (void)ptsz;
     struct ending ending = { .context = context, .before = alq_serial() };
     int result = real(context);
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS) {
         give_back_all(&ending);
+        alq_settle();
+    }
     return result;
 }
 
@@ -55,8 +56,10 @@ static int leave(fn_cuDevicePrimaryCtxRelease *real, CUdevice device)
     int result = real(device);
     unsigned flags = 0;
     int active = 1;
-    if (result == CUDA_SUCCESS && ALQ_REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && !active)
+    if (result == CUDA_SUCCESS && ALQ_REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && !active) {
         give_back_all(&ending);
+        alq_pools_drop(alq_card_of_device(device));
+    }
     return result;
 }
 

@@ -151,7 +151,7 @@ static bool connected(void)
     char byte;
     if (!alq_file_ours(&sock))
         return false;
-    ssize_t n = recv(sock.fd, &byte, 1, MSG_DONTWAIT);
+    ssize_t n = recv(sock.fd, &byte, 1, MSG_DONTWAIT | MSG_PEEK);  /* takes nothing, should it be another's by now */
     return n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR));
 }
 

@@ -117,10 +117,25 @@ static void clear_slot(struct alq_slot *slot)
     }
 }
 
+/* page_lock held, page mapped. The program may have closed our file: then its locks are gone, and it is opened again.
+ * False: it is not to be had. */
+static bool have_file(void)
+{
+    if (alq_file_ours(&page_file))
+        return true;
+    struct alq_file file = open_page();
+    if (file.fd >= 0 && file.dev == page_file.dev && file.ino == page_file.ino) {
+        page_file = file;
+        return true;
+    }
+    alq_file_close(&file);  /* another page by now: the mapped one lives on, without locks */
+    return false;
+}
+
 /* page_lock held, page mapped. Takes the first slot that nobody has. */
 static void take_slot(void)
 {
-    for (unsigned i = 0; i < ALQ_SLOTS; i++) {
+    for (unsigned i = 0; (i || have_file()) && i < ALQ_SLOTS; i++) {
         struct alq_slot *slot = &page->slot[i];
         if (!lock_byte((off_t)i, F_WRLCK))
             continue;
@@ -171,15 +186,13 @@ void alq_keep_slot(void)
     if (!__atomic_load_n(&alq_own, __ATOMIC_ACQUIRE) || alq_file_ours(&page_file))
         return;
     pthread_mutex_lock(&page_lock);
-    if (alq_own && !alq_file_ours(&page_file)) {
-        struct alq_file file = open_page();
-        if (file.fd >= 0 && file.dev == page_file.dev && file.ino == page_file.ino) {
-            uint32_t serial = alq_own->serial;
-            page_file = file;
-            if (!lock_byte((off_t)(alq_own - page->slot), F_WRLCK) || alq_own->serial != serial)
-                take_slot();    /* somebody has it already */
-        } else {
-            alq_file_close(&file);
+    if (alq_own && !alq_file_ours(&page_file) && have_file()) {
+        off_t byte = alq_own - page->slot;
+        bool locked = lock_byte(byte, F_WRLCK);
+        if (!locked || alq_own->pid != (uint32_t)getpid()) {    /* another process has it, or took us for dead */
+            if (locked)
+                lock_byte(byte, F_UNLCK);
+            take_slot();
         }
     }
     pthread_mutex_unlock(&page_lock);
@@ -189,7 +202,7 @@ unsigned alq_reclaim(void)
 {
     unsigned count = 0;
     pthread_mutex_lock(&page_lock);
-    for (unsigned i = 0; page && i < ALQ_SLOTS; i++) {
+    for (unsigned i = 0; page && (i || have_file()) && i < ALQ_SLOTS; i++) {
         struct alq_slot *slot = &page->slot[i];
         /* never our own: a second lock would succeed, and the unlock would give the slot away */
         if (slot == alq_own || !__atomic_load_n(&slot->pid, __ATOMIC_RELAXED) || !lock_byte((off_t)i, F_WRLCK))

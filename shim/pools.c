@@ -310,6 +310,29 @@ int alq_cuMemPoolDestroy(fn_cuMemPoolDestroy *real, int ptsz, CUmemoryPool handl
     return result;
 }
 
+static bool pooled_on(const struct alq_entry *e, const void *card)
+{
+    return e->kind == ALQ_POOLED && e->card == *(const int *)card;
+}
+
+/* The device's own context has ended: handles of its pools may mean nothing any more, and are not asked again. */
+void alq_pools_drop(int card)
+{
+    struct alq_entry entry;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < count;) {
+        if (pools[i].card == card) {
+            alq_charge(card, -(int64_t)pools[i].charged);
+            pools[i] = pools[--count];
+        } else {
+            i++;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    while (alq_take_where(pooled_on, &card, &entry))
+        ;
+}
+
 int alq_cuMemPoolTrimTo(fn_cuMemPoolTrimTo *real, int ptsz, CUmemoryPool pool, size_t keep)
 {
     (void)ptsz;

@@ -88,6 +88,7 @@ static dlsym_fn *the_real_dlsym(void)
     void *address = NULL;
     for (unsigned i = 0; dlvsym && !address && i < sizeof versions / sizeof *versions; i++)
         address = dlvsym(RTLD_NEXT, "dlsym", versions[i]);
+    dlerror();          /* of a version that this libc does not have */
     if (!address)
         dl_iterate_phdr(find_dlsym, &address);
     found = (dlsym_fn *)address;

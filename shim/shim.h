@@ -133,6 +133,7 @@ uint32_t alq_serial(void);                  /* entries made from now on have thi
 /* ---- pools.c, graphs.c ---- */
 bool alq_make_room(int card, uint64_t bytes, uint64_t need, CUstream stream, int ptsz, bool may_wait);
 void alq_settle(void);                      /* after a wait: pools may have given memory back */
+void alq_pools_drop(int card);
 extern int alq_pools_live;                  /* there is something to settle */
 bool alq_capturing(CUstream stream, int ptsz);
 CUgraph alq_graph_of(CUstream stream, int ptsz);    /* the graph that a capturing stream builds, or NULL */

@@ -21,8 +21,8 @@ int sim_is_rm_file(int fd)
     return same;
 }
 
-/* What the struct of an ioctl points to. Real RM knows the size of each class's parameters; the one that matters here is
- * the group's, which libraries pass with a size of 0. Returns 0, or EINVAL for a struct that no RM ioctl has. */
+/* What the struct of an ioctl points to. Real RM knows the size of each class's parameters; the one that matters here
+ * is the group's, which libraries pass with a size of 0. Returns 0, or EINVAL for a struct that no RM ioctl has. */
 static int params_of(unsigned nr, unsigned size, const void *argument, void **params, uint32_t *length)
 {
     *params = NULL;

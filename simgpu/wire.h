@@ -4,10 +4,10 @@
  * same open file may use it (that is the very property the arbiter lives on), so replies cannot come back on it: two
  * processes would read each other's. Every request therefore brings the socket for its reply as SCM_RIGHTS.
  *
- * Work takes no request at all. A context has a lane: a piece of shared memory, made by the player, with a ring that the
- * process fills and counters that the player advances. Entries carry the time of their submission, and the player looks
- * at every ring before it moves simulated time; a launch is therefore a few stores, and exact however late the player
- * wakes. A bell is rung only by somebody who wants to wait.
+ * Work takes no request at all. A context has a lane: a piece of shared memory, made by the player, with a ring that
+ * the process fills and counters that the player advances. Entries carry the time of their submission, and the player
+ * looks at every ring before it moves simulated time; a launch is therefore a few stores, and exact however late the
+ * player wakes. A bell is rung only by somebody who wants to wait.
  */
 #ifndef SIMGPU_WIRE_H
 #define SIMGPU_WIRE_H

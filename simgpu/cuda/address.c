@@ -1,7 +1,8 @@
 /* address.c - device addresses: which range they lie in, and what is in it.
  *
  * Addresses come from a part of the address space where no program has memory of its own, and go round it, so that a
- * freed address does not come back soon. Small ranges have contents, kept here in the process; large ones read as zeros.
+ * freed address does not come back soon. Small ranges have contents, kept here in the process; large ones read as
+ * zeros.
  */
 #include "driver.h"
 #include <stdlib.h>

@@ -23,7 +23,8 @@ typedef enum {
     CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE = 708, CUDA_ERROR_CONTEXT_IS_DESTROYED = 709, CUDA_ERROR_LAUNCH_FAILED = 719,
     CUDA_ERROR_NOT_PERMITTED = 800, CUDA_ERROR_NOT_SUPPORTED = 801, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
     CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED = 903,
-    CUDA_ERROR_STREAM_CAPTURE_UNJOINED = 904, CUDA_ERROR_STREAM_CAPTURE_ISOLATION = 905, CUDA_ERROR_CAPTURED_EVENT = 907, CUDA_ERROR_UNKNOWN = 999,
+    CUDA_ERROR_STREAM_CAPTURE_UNJOINED = 904, CUDA_ERROR_STREAM_CAPTURE_ISOLATION = 905,
+    CUDA_ERROR_CAPTURED_EVENT = 907, CUDA_ERROR_UNKNOWN = 999,
 } CUresult;
 
 typedef int CUdevice;
@@ -33,7 +34,6 @@ typedef uint64_t cuuint64_t;
 typedef struct CUctx_st *CUcontext;
 typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
-typedef struct CUlib_st *CUlibrary;
 typedef struct CUkern_st *CUkernel;
 typedef struct CUarray_st *CUarray;
 typedef struct CUmipmappedArray_st *CUmipmappedArray;
@@ -54,7 +54,6 @@ typedef int CUfunction_attribute;
 typedef int CUfunc_cache;
 typedef int CUlimit;
 typedef int CUjit_option;
-typedef int CUlibraryOption;
 typedef int CUstreamCaptureMode;
 typedef int CUmemAllocationHandleType;
 typedef int CUmemAllocationGranularity_flags;

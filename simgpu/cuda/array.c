@@ -105,7 +105,7 @@ API cuMipmappedArrayCreate(CUmipmappedArray *mipmap, const CUDA_ARRAY3D_DESCRIPT
         free(made);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    *made = (struct CUmipmappedArray_st){ .device = context->device, .shape = *shape, .bytes = bytes, .levels = levels };
+    *made = (struct CUmipmappedArray_st){ context->device, *shape, bytes, levels };
     *mipmap = made;
     return CUDA_SUCCESS;
 }

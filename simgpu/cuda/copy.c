@@ -5,8 +5,13 @@
 #define LINK_BYTES_PER_NS 25ull    /* between host and card */
 #define CARD_BYTES_PER_NS 1000ull  /* within the card */
 
-/* Whether an address means memory of this process: anything that is no range, and host ranges. */
-static bool is_host(CUdeviceptr address)
+uint64_t copy_ns(uint64_t bytes, bool over_link)
+{
+    return COPY_BASE_NS + bytes / (over_link ? LINK_BYTES_PER_NS : CARD_BYTES_PER_NS);
+}
+
+/* Anything that is no range, and host ranges. */
+bool is_host(CUdeviceptr address)
 {
     struct range range;
     return !range_find(address, &range) || range.kind == RANGE_HOST;
@@ -22,7 +27,7 @@ static CUresult copy(CUdeviceptr to, bool to_host, CUdeviceptr from, bool from_h
     if (!to || !from || (!to_host && !memory_known(to, bytes)) || (!from_host && !memory_known(from, bytes)))
         return CUDA_ERROR_INVALID_VALUE;
     struct op op = { .kind = OP_COPY, .copy = { to, from, bytes, 1, 0, 0, to_host, from_host } };
-    op.duration_ns = COPY_BASE_NS + bytes / (to_host || from_host ? LINK_BYTES_PER_NS : CARD_BYTES_PER_NS);
+    op.duration_ns = copy_ns(bytes, to_host || from_host);
     result = stream_issue(stream, &op);
     return result == CUDA_SUCCESS && wait ? stream_sync(stream) : result;
 }
@@ -89,7 +94,7 @@ static CUresult fill(CUdeviceptr to, uint32_t value, uint32_t width, size_t coun
     if (!count) return CUDA_SUCCESS;
     if (count > SIZE_MAX / width || to % width || !memory_known(to, count * width)) return CUDA_ERROR_INVALID_VALUE;
     struct op op = { .kind = OP_FILL, .fill = { to, count, 1, 0, value, width } };
-    op.duration_ns = COPY_BASE_NS + count * width / CARD_BYTES_PER_NS;
+    op.duration_ns = copy_ns(count * width, false);
     return stream_issue(stream, &op);
 }
 

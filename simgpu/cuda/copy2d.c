@@ -1,28 +1,23 @@
 /* copy2d.c - copies and fills in rows, between cards, and hints for managed memory (taken note of and no more). */
 #include "driver.h"
 
-#define COPY_BASE_NS 2000ull
-#define LINK_BYTES_PER_NS 25ull
-#define CARD_BYTES_PER_NS 1000ull
-
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
 CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes);
 
 /* Where one side of a copy begins. Returns false for memory that is not there; arrays have no contents (`*at` 0). */
 static bool side(int type, const void *host, CUdeviceptr device, size_t x, size_t y, size_t pitch, size_t width,
-                 size_t rows, CUdeviceptr *at, bool *is_host)
+                 size_t rows, CUdeviceptr *at, bool *host_side)
 {
-    struct range range;
     *at = type == CU_MEMORYTYPE_HOST ? (CUdeviceptr)(uintptr_t)host : device;
-    *is_host = type == CU_MEMORYTYPE_HOST;
+    *host_side = type == CU_MEMORYTYPE_HOST;
     if (type == CU_MEMORYTYPE_ARRAY) {
         *at = 0;
         return true;
     }
     if (!*at || type < CU_MEMORYTYPE_HOST || type > CU_MEMORYTYPE_UNIFIED || (rows > 1 && pitch < width)) return false;
-    if (type == CU_MEMORYTYPE_UNIFIED) *is_host = !range_find(*at, &range) || range.kind == RANGE_HOST;
+    if (type == CU_MEMORYTYPE_UNIFIED) *host_side = is_host(*at);
     *at += y * pitch + x;
-    return *is_host || memory_known(*at, (rows - 1) * pitch + width);
+    return *host_side || memory_known(*at, (rows - 1) * pitch + width);
 }
 
 static CUresult copy(const CUDA_MEMCPY2D *c, CUstream handle, bool wait)
@@ -42,8 +37,7 @@ static CUresult copy(const CUDA_MEMCPY2D *c, CUstream handle, bool wait)
     struct op op = { .kind = OP_COPY, .copy = { to, from, c->WidthInBytes, c->Height, c->dstPitch, c->srcPitch, to_host,
                                                 from_host } };
     if (!to || !from) op.copy.rows = 0; /* an array on one side: it takes its time and leaves nothing */
-    op.duration_ns = COPY_BASE_NS + c->WidthInBytes * c->Height /
-                     (to_host || from_host ? LINK_BYTES_PER_NS : CARD_BYTES_PER_NS);
+    op.duration_ns = copy_ns(c->WidthInBytes * c->Height, to_host || from_host);
     result = stream_issue(stream, &op);
     return result == CUDA_SUCCESS && wait ? stream_sync(stream) : result;
 }
@@ -79,7 +73,7 @@ static CUresult fill(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t widt
     if (to % width || (rows > 1 && pitch < count * width) || !memory_known(to, (rows - 1) * pitch + count * width))
         return CUDA_ERROR_INVALID_VALUE;
     struct op op = { .kind = OP_FILL, .fill = { to, count, rows, pitch, value, width } };
-    op.duration_ns = COPY_BASE_NS + count * width * rows / CARD_BYTES_PER_NS;
+    op.duration_ns = copy_ns(count * width * rows, false);
     return stream_issue(stream, &op);
 }
 
@@ -92,7 +86,8 @@ static CUresult fill(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t widt
     { \
         return fill(to, pitch, value, bits / 8, width, height, CU_STREAM_PER_THREAD); \
     } \
-    API cuMemsetD2D##bits##Async(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height, CUstream stream) \
+    API cuMemsetD2D##bits##Async(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height, \
+                                 CUstream stream) \
     { \
         return fill(to, pitch, value, bits / 8, width, height, stream); \
     }
@@ -133,7 +128,8 @@ API cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUdevice device, CUstr
     (void)device, (void)stream;
     return hint(address, bytes);
 }
-API cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, CUmemLocation location, unsigned int flags, CUstream stream)
+API cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, CUmemLocation location, unsigned int flags,
+                          CUstream stream)
 {
     (void)location, (void)flags, (void)stream;
     return hint(address, bytes);

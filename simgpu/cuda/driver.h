@@ -118,8 +118,9 @@ struct device *device_of(CUdevice ordinal);           /* NULL: no such */
 CUdevice ordinal_of(const struct device *device);
 
 /* ---- handles.c: which pointers are live objects ---- */
-enum handle { H_CONTEXT = 1, H_STREAM, H_EVENT, H_MODULE, H_FUNCTION, H_GRAPH, H_NODE, H_EXEC, H_ARRAY, H_MIPMAP, H_POOL,
-              H_LIBRARY };
+enum handle {
+    H_CONTEXT = 1, H_STREAM, H_EVENT, H_MODULE, H_FUNCTION, H_GRAPH, H_NODE, H_EXEC, H_ARRAY, H_MIPMAP, H_POOL,
+};
 bool handle_add(const void *object, enum handle kind);
 bool handle_is(const void *object, enum handle kind);
 bool handle_drop(const void *object, enum handle kind); /* false: it was none */
@@ -195,6 +196,10 @@ bool range_first_of(CUcontext context, struct range *found);
 void memory_write(CUdeviceptr to, const void *from, size_t bytes);
 void memory_read(void *to, CUdeviceptr from, size_t bytes); /* zeros where there are no contents */
 bool memory_known(CUdeviceptr address, size_t bytes);
+
+/* ---- copy.c ---- */
+uint64_t copy_ns(uint64_t bytes, bool over_link);     /* how long a copy or a fill takes */
+bool is_host(CUdeviceptr address);                    /* memory of this process */
 
 /* ---- ledger.c: bytes of a card ---- */
 CUresult ledger_reserve(struct device *device, uint64_t bytes);

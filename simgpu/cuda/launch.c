@@ -1,5 +1,5 @@
 /* launch.c - launches. A kernel whose name begins with "burn" takes burn(u64 iterations, u64 out): a nanosecond per
- * iteration, and at `out`, if that is not 0, it counts one more and notes when it began and ended. Others take 10 us. */
+ * iteration, and at `out`, if that is not 0, it counts one more and notes when it began and ended. Others: 10 us. */
 #include "launch.h"
 #include <string.h>
 

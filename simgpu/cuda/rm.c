@@ -1,6 +1,6 @@
 /* rm.c - the RM objects of a process, made by ioctl() as the real driver makes them.
  *
- * The calls go through libc's name on purpose: a shim that is loaded before it sees the same sequence as on a real card.
+ * The calls go through libc's name on purpose: a shim that is loaded before sees the same sequence as on a real card.
  */
 #define _GNU_SOURCE
 #include "driver.h"

@@ -101,9 +101,10 @@ static void period(const struct sim_since *request, uint64_t *from, uint64_t *to
     *to = now / BUCKET * BUCKET;
     *from = *to > WINDOW ? *to - WINDOW : 0;
     int64_t since = (int64_t)(request->since_us * US) - player.realtime_offset;
-    if (request->since_us && since > 0 && *to - (uint64_t)since < BUCKETS * BUCKET)
-        *from = ((uint64_t)since + BUCKET / 2) / BUCKET * BUCKET; /* answers are stamped at the end of a bucket */
-    if (request->since_us && since > 0 && (uint64_t)since >= *to) *from = *to;
+    if (!request->since_us) return;
+    uint64_t oldest = *to > (BUCKETS - 1) * BUCKET ? *to - (BUCKETS - 1) * BUCKET : 0;
+    uint64_t asked = since > 0 ? ((uint64_t)since + BUCKET / 2) / BUCKET * BUCKET : 0; /* answers end with a bucket */
+    *from = asked < oldest ? oldest : asked < *to ? asked : *to;
 }
 
 static uint32_t permille(uint64_t part, uint64_t from, uint64_t to)

@@ -1,8 +1,8 @@
 /* player.h - the nouns of the player: cards, connections, RM objects, groups and their work.
  *
  * One process plays all cards. Simulated time is CLOCK_MONOTONIC, but moves only here, from one event to the next (the
- * end of a kernel, of a slice, of a switch, an arrival), each at its exact instant. A late wake-up of the player changes
- * when a client hears of something, never what happened.
+ * end of a kernel, of a slice, of a switch, an arrival), each at its exact instant. A late wake-up of the player
+ * changes when a client hears of something, never what happened.
  */
 #ifndef SIMGPU_PLAYER_H
 #define SIMGPU_PLAYER_H

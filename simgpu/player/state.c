@@ -43,8 +43,8 @@ size_t state_json(char *bytes, size_t room)
     for (uint32_t i = 0; i < player.set.cards; i++) {
         const struct card *card = &player.card[i];
         const char *comma = "", *before = i ? "," : "";
-        say(&text, "%s{\"uuid\":\"%s\",\"now_ns\":%llu,\"memory\":%llu,\"used\":%llu,\"busy_ns\":%llu,\"switches\":%llu,"
-            "\"groups\":[", before, card->uuid, (unsigned long long)card->now, (unsigned long long)card->memory,
+        say(&text, "%s{\"uuid\":\"%s\",\"now_ns\":%llu,\"memory\":%llu,\"used\":%llu,\"busy_ns\":%llu,"
+            "\"switches\":%llu,\"groups\":[", before, card->uuid, (unsigned long long)card->now, (unsigned long long)card->memory,
             (unsigned long long)card->used, (unsigned long long)card->usage.total, (unsigned long long)card->switches);
         for (const struct connection *c = player.connections; c; c = c->next)
             for (const struct object *o = c->objects; o; o = o->next)

@@ -185,6 +185,19 @@ def test_a_change_of_class_is_heeded() -> None:
     assert Pause("a/1") in look(arbiter, 0.01, on=True, a=True)
 
 
+@pytest.mark.parametrize(("delay", "longer"), [(0.0, True), (0.1, False)])
+def test_the_one_busy_online_tenant_has_a_longer_slice_only_where_offline_work_may_cut_in(
+    delay: float, longer: bool
+) -> None:
+    """It gains nothing by it when it is alone on the card, and another online tenant would wait for its end."""
+    arbiter = card(("a/1", ONLINE), ("b/1", ONLINE), ("off/1", OFFLINE), delay=delay)
+    look(arbiter, 0.0, a=True)
+    first, second = arbiter.slice_of("a/1"), arbiter.slice_of("b/1")
+    assert first is not None
+    assert second is not None
+    assert (first > second) is longer
+
+
 def test_activity_is_looked_at_often_only_while_it_decides_something() -> None:
     alone = card(("a/1", NORMAL), ("b/1", NORMAL))
     look(alone, 0.0, a=True, b=True)

@@ -13,16 +13,19 @@ import pytest
 
 from aliquot.adapters import page as pages
 from aliquot.adapters import rm
-from aliquot.adapters.page import PageError
+from aliquot.adapters.page import Page, PageError
 from aliquot.arbiter import slices
-from aliquot.arbiter.orders import SetSlice
+from aliquot.arbiter.orders import Arm, SetSlice
+from aliquot.arbiter.roster import Member
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import Allotment, Level, SharingRules, State, Tenant
 from aliquot.services import arbiterd, cardworker
+from aliquot.services.cardworker import CardWorker, Seat
 from services.arbiterd_rig import UUIDS, Rig, ask, open_files, tell, until
 
 ONLINE, OFFLINE = AppClass.ONLINE, AppClass.OFFLINE
+STOCK = 2048  # the driver's own slice
 ALONE = slices.FAIR + slices.SWITCH  # the slice of one that is alone
 
 
@@ -235,25 +238,18 @@ class TestSharing:
         guest.set(pages.BUSY_SINCE, time.monotonic_ns(), size=8)
         until(lambda: (rig.standing("a").share or 0.0) > 0.9, "a share of nearly all")
 
-    def test_a_launch_between_the_look_and_the_question_is_not_lost(self, rig: Rig) -> None:
+    def test_a_launch_between_the_look_and_the_question_is_not_lost(self, tmp_path: Path) -> None:
         """The word is set too late for it to ring: so the count is looked at again after that."""
-        online = rig.registered(rig.tenant("on", ONLINE), 11)
-        offline = rig.registered(rig.tenant("off", OFFLINE), 22)
-        offline.launch()
-        until(lambda: rig.driver.slices.get((22, 1)) == 1)
-        worker = rig.daemon._workers[UUIDS[0]]
-        seat = worker._seats[f"on/{online.pid}"]
-        until(lambda: seat.last is not None)
-        real = seat.page.set_word
-
-        def launches_meanwhile(slot: int, card: int, field: int, value: int) -> None:
-            if field == pages.WAKE and slot == 0 and not online.use().launches:
-                online.set(pages.LAUNCHES, 1, size=8)
-            real(slot, card, field, value)
-
-        rig.patch.setattr(seat.page, "set_word", launches_meanwhile)
-        worker._inbox.put(lambda now: worker.arbiter.forget(seat.name))  # asks again
-        until(lambda: worker.arbiter.preemptions["off"], "the preemption")
+        worker = CardWorker(UUIDS[0], SharingRules())  # its thread is not started
+        page = Page(tmp_path / "page", (Allotment(UUIDS[0]),))
+        worker._admit(Member("a", AppClass.NORMAL, None), page, 0, None)
+        worker._join(Seat("a/1", "a", 1, page, 0, 0, (), Level.HARDWARE), 0.0)
+        worker._round(1.0)
+        os.pwrite(page.fileno(), struct.pack("<Q", 1), Page._at(0, 0) + pages.LAUNCHES)
+        worker._perform([Arm("a/1")])
+        assert worker.arbiter.deadline == 0.0
+        assert not worker.arbiter.roster.contexts["a/1"].quiet
+        page.close()
 
 
 def _passes(number: Callable[[], int], mark: int) -> bool:
@@ -308,9 +304,11 @@ class TestHeartbeat:
         online.launch()
         until(lambda: not rig.driver.runs(22))
         worker = rig.daemon._workers[UUIDS[0]]
-        rig.driver.paused.clear()  # the tenant's own doing
+        rig.driver.paused.clear()  # the tenants' own doing
+        rig.driver.slices[11, 1] = rig.driver.slices[22, 1] = STOCK
         worker._inbox.put(lambda now: setattr(worker, "_beaten", now - 10.0))
         until(lambda: not rig.driver.runs(22), "the pause again")
+        until(lambda: [rig.driver.slices[each, 1] for each in (11, 22)] == [slices.LONG, slices.TINY], "the slices")
 
     def test_one_that_went_on_by_itself_is_paused_again_but_not_all_the_time(self, rig: Rig) -> None:
         online = rig.registered(rig.tenant("on", ONLINE), 11)
@@ -367,6 +365,7 @@ class TestRefusal:
         until(offline.ended)
         until(lambda: rig.driver.runs(22), "its resume")
         assert offline.use().paused == 0
+        assert rig.driver.slices[22, 1] == STOCK
 
     def test_a_slice_changed_behind_our_back_is_set_again_and_told(self, rig: Rig) -> None:
         rig.patch.setattr(cardworker, "_CHECKS", (0.02, 0.04, 0.3))
@@ -439,8 +438,10 @@ class TestComingAndGoing:
             guest.launch()
         until(lambda: not rig.driver.runs(22))
         until(lambda: gated.use().gate == 1)
+        assert rig.driver.slices[22, 1] == slices.TINY
         rig.daemon.stop()
         assert rig.driver.runs(22)
+        assert rig.driver.slices[22, 1] == STOCK, "two that are left with tiny slices would stop each other for good"
         assert hardware.use().paused == 0
         assert gated.use().gate == 0
         assert (rig.folder / "off/page").exists()

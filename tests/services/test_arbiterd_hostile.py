@@ -161,6 +161,7 @@ def test_a_socket_that_makes_whoever_closes_it_wait(court: Court) -> None:
                 sender.send(bytes(1 << 16))
         sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
         guest = court.attack().hello()
+        until(lambda: court.rig.daemon._tenancies["bad"].processes)
         guest.say(link.GROUP, 66, 1, 0, SUBDEVICE, 1, 1, 1, 0, 7, files=(sender.fileno(),))
         sender.close()  # not the last: one is on its way
         guest.done(1)

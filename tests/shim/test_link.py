@@ -160,7 +160,7 @@ def test_a_daemon_that_comes_later_or_comes_back_hears_everything(tenant: Tenant
             began = time.monotonic()
             assert other.accept().slot == 0
             assert len(other.groups()) == 2
-            assert time.monotonic() - began < 1.5
+            assert time.monotonic() - began < 3
 
 
 def test_a_daemon_that_hangs_up_at_once_is_tried_again_without_hurry(tenant: Tenant) -> None:
@@ -189,7 +189,7 @@ def test_a_pause_whose_daemon_is_gone_is_undone_by_the_process_itself(tenant: Te
     tenant.beat()
     began = time.monotonic()
     eventually(lambda: tenant.use().paused == 0)
-    assert 0.5 < time.monotonic() - began < 1.0
+    assert 0.5 < time.monotonic() - began < 2.0
     assert tenant.use().rescued == 1
     channels = [int(line.split()[3]) for line in tenant.rm_log.read_text().splitlines() if line.startswith("enable")]
     assert sorted(channels) == [1, 6, 64]  # at most 64 in one call; the copy group too
@@ -227,12 +227,13 @@ def test_a_program_that_closes_all_files_does_not_have_its_own_touched(tenant: T
     """What it opens at the same numbers is its own: nothing is sent there, and nothing closed."""
     with daemon(tenant) as other:
         program = tenant.start("""
-            import socket
+            import socket, time
             rm = Context(); alloc_context = context(); alloc(MIB); say(); heard()
             os.closerange(3, 4096)
             mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             for n in range(512, 520): os.dup2(theirs.fileno(), n)
             say(); heard()
+            time.sleep(0.25)        # two rounds of the thread
             mine.setblocking(False)
             try: got = len(mine.recv(999))
             except BlockingIOError: got = 0
@@ -244,10 +245,16 @@ def test_a_program_that_closes_all_files_does_not_have_its_own_touched(tenant: T
         assert len(other.groups()) == 2
         program.tell()
         program.said()
-        other.accept()  # it connects again: its socket was closed
-        assert other.groups() == []  # its groups are out of reach: the file is gone
         program.tell()
         assert program.said() == {"got": 0, "still": True, "alloc": 0}
+        # it has connected again, perhaps twice: the program may have closed the first new socket too
+        for _ in range(3):
+            other.accept()
+            assert other.connection is not None
+            if not isinstance(message := receive(other.connection), Done | None):
+                raise AssertionError(message)  # its groups are out of reach: their file is gone
+            if message is not None:
+                break
         assert tenant.use().memory == 2 * MIB
 
 

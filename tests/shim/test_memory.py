@@ -307,6 +307,21 @@ def test_a_process_whose_files_were_all_closed_keeps_its_slot_and_its_charge(ten
     assert tenant.use().memory == 2 * GIB
 
 
+def test_a_process_that_was_taken_for_dead_registers_its_memory_anew(tenant: Tenant) -> None:
+    """Its files were closed, and before it noticed the daemon swept its slot."""
+    program = tenant.start("""
+        context(); alloc(GIB)
+        os.closerange(3, 4096)
+        say(); heard()
+        alloc(GIB); say(used=used()); heard()
+    """)
+    program.said()
+    assert tenant.page.sweep() == []
+    program.tell()
+    assert program.said() == {"used": 2 * GIB}
+    assert tenant.page.sweep() == [0]
+
+
 # ---- when the page is no page ----
 
 

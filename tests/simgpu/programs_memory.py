@@ -128,6 +128,26 @@ def contents() -> dict[str, Any]:
     }
 
 
+def rows() -> dict[str, Any]:
+    """Copies and fills in rows; hints are for managed memory only."""
+    session = Session()
+    cuda = session.cuda
+    target = session.allocate(4 * 32)
+    cuda.call("cuMemsetD2D8_v2", c.c_uint64(target), c.c_size_t(32), c.c_ubyte(1), c.c_size_t(8), c.c_size_t(4))
+    source = (c.c_uint64 * 4)(10, 11, 12, 13)
+    copy = struct.pack("=QQi4xQQQQ", 0, 0, 1, c.addressof(source), 0, 0, 16)
+    copy += struct.pack("=QQi4xQQQQQQ", 8, 1, 2, 0, target, 0, 32, 8, 2)
+    cuda.call("cuMemcpy2D_v2", copy)
+    managed = cuda.get("cuMemAllocManaged", 4096, 1)
+    return {
+        "words": session.read(target, 16),
+        "hints": [
+            cuda.status("cuMemPrefetchAsync", c.c_uint64(address), c.c_size_t(64), 0, None)
+            for address in (managed, target)
+        ],
+    }
+
+
 def graphs() -> dict[str, Any]:
     """Captured and built by hand; memory of a graph is taken at its first launch."""
     session = Session()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import threading
 import time
 from typing import Any
 
@@ -124,6 +125,33 @@ def launch_cost(count: int) -> float:
         best = min(best, (time.monotonic() - start) / count * 1e6)
         session.synchronize()
     return best
+
+
+def threads(number: int, kernels: int) -> list[int]:
+    """Each with its own stream, events and memory, and now and then a host function. What its kernels counted."""
+    session = Session()
+    counted = [0] * number
+    callback = c.CFUNCTYPE(None, c.c_void_p)(lambda _: None)
+
+    def work(index: int) -> None:
+        session.cuda.call("cuCtxSetCurrent", session.context)
+        out, stream, event = session.allocate(24), session.stream(index % 2), session.event()
+        for i in range(kernels):
+            session.launch(i % 50, stream=stream, out=out)
+            session.cuda.call("cuEventRecord", event, stream)
+            if i % 7 == 0:
+                session.cuda.call("cuEventSynchronize", event)
+            if i % 20 == 0:
+                session.cuda.call("cuLaunchHostFunc", stream, callback, None)
+        session.cuda.call("cuStreamSynchronize", stream)
+        counted[index] = session.read(out, 1)[0]
+
+    running = [threading.Thread(target=work, args=(index,)) for index in range(number)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    return counted
 
 
 def faults() -> list[int]:

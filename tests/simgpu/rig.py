@@ -137,12 +137,21 @@ class Player:
         for tenant in self.tenants:
             tenant.kill()
         assert self.process.poll() is None, f"the player died with {self.process.returncode}"
+        assert self.close() == 0
+
+    def close(self, number: int | None = None) -> int:
+        """Ends it with a signal, or without one by the end of its input; its exit code."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
+        if number is not None:
+            self.process.send_signal(number)
+        else:
+            self.process.stdin.close()
+        code = self.process.wait(PATIENCE)
         self.process.stdin.close()
-        assert self.process.wait(PATIENCE) == 0
         self.process.stdout.close()
         shutil.rmtree(self.folder)
+        return code
 
     def environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "LD_", "ALIQUOT_"))}

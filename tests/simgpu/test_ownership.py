@@ -110,3 +110,26 @@ def test_many_deaths_at_any_moment_leak_nothing(player: Player) -> None:
             tenant.kill()
     wait_until(lambda: not player.card().groups, "all groups are gone")
     assert player.card().used == 0
+
+
+def test_when_nobody_plays_the_card_any_more_programs_are_told() -> None:
+    """Within about a second, instead of waiting for ever."""
+    dying = Player("--memory", "8192")
+    tenant = dying.start("serve")
+    tenant.hear()
+    tenant.ask({"do": "launch", "us": 60_000_000})
+    tenant.say({"do": "attempt", "call": "cuCtxSynchronize"})
+    time.sleep(0.05)
+    dying.close(signal.SIGKILL)
+    assert tenant.hear() == 46
+    assert tenant.ask({"do": "allocate", "mib": 1}) == 46
+    tenant.kill()
+
+
+def test_a_player_ends_on_sigterm_and_leaves_no_socket() -> None:
+    player = Player("--memory", "8192")
+    tenant = player.start("serve")
+    tenant.hear()
+    assert player.close(signal.SIGTERM) == 0
+    assert not os.path.exists(player.socket)
+    tenant.kill()

@@ -3,6 +3,8 @@ own accounts, so that a busy machine changes nothing."""
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import struct
 import time
@@ -244,6 +246,38 @@ def test_wrong_handles_and_unknown_controls_are_refused(player: Player) -> None:
     assert file.control(group.client, group.group, DISABLE_CHANNELS, bytes(536))[0] != OK
     with pytest.raises(OSError, match="Invalid argument"):
         file.control(group.client, group.group, GET_TIMESLICE, bytes(5000))
+
+
+def test_a_player_that_gets_no_processor_distorts_nothing(player: Player) -> None:
+    """What happened meanwhile is played when it wakes: shares and times are those of a player that was always awake."""
+    tenants = [busy_tenant(player) for _ in range(2)]
+    for (tenant, file), us in zip(tenants, (3000, 7000), strict=True):
+        file.set_slice(tenant.group(), us)
+    before = player.card()
+    os.kill(player.process.pid, signal.SIGSTOP)
+    time.sleep(0.4)
+    os.kill(player.process.pid, signal.SIGCONT)
+    after = player.card()
+    elapsed = after.now_ns - before.now_ns
+    assert elapsed > 400_000_000
+    for (tenant, _), share in zip(tenants, (0.29, 0.69), strict=True):
+        busy = after.compute(tenant.pid)[0].busy_ns - before.compute(tenant.pid)[0].busy_ns
+        assert busy / elapsed == pytest.approx(share, abs=0.02)
+
+
+def test_work_begins_when_it_is_handed_over_even_if_the_player_sleeps(player: Player) -> None:
+    tenant = player.start("serve")
+    tenant.hear()
+    os.kill(player.process.pid, signal.SIGSTOP)
+    before = time.monotonic_ns()
+    tenant.ask({"do": "launch", "us": 1000, "slot": 0})
+    issued = time.monotonic_ns()
+    time.sleep(0.1)
+    os.kill(player.process.pid, signal.SIGCONT)
+    tenant.ask({"do": "synchronize"})
+    _, start, end = tenant.ask({"do": "times", "slot": 0})
+    assert before < start < issued + 100_000  # the first switch to its context
+    assert end - start == 1_000_000
 
 
 def test_each_card_is_shared_by_itself() -> None:

@@ -17,7 +17,6 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from aliquot.model.tenant import Allotment
 
@@ -137,21 +136,23 @@ class Page:
         """As the process sees itself; 0: the slot was never used."""
         return int(_U32.unpack(self._read(_SLOT_AT + slot * _SLOT_SIZE, _U32.size))[0])
 
+    def totals(self, card: int) -> tuple[int, int]:
+        """Bytes reserved on the card by all its processes, overhead included; and allocations past the quota so far."""
+        slots = self._read(_SLOT_AT, SLOTS * _SLOT_SIZE)
+        used = refused = 0
+        for slot in _taken(slots):
+            at = self._at(slot, card) - _SLOT_AT
+            use = Use(*_USE.unpack_from(slots, at))
+            used, refused = used + use.memory + use.overhead, refused + use.refused
+        return min(_MOST, used), refused
+
     def used(self, card: int) -> int:
-        """Bytes reserved on the card by all its processes, overhead included."""
-        return min(_MOST, self._sum(card, "Q", MEMORY) + self._sum(card, "Q", OVERHEAD))
+        """The first of the totals."""
+        return self.totals(card)[0]
 
     def refused(self, card: int) -> int:
-        """Allocations past the quota so far."""
-        return self._sum(card, "I", REFUSED)
-
-    def _sum(self, card: int, kind: Literal["I", "Q"], field: int) -> int:
-        """Of one field of all the processes there are."""
-        slots = memoryview(self._read(_SLOT_AT, SLOTS * _SLOT_SIZE))
-        pids = slots.cast("I")[:: _SLOT_SIZE // 4]
-        size = struct.calcsize(f"<{kind}")
-        values = slots.cast(kind)[(self._at(0, card) - _SLOT_AT + field) // size :: _SLOT_SIZE // size]
-        return sum(value for pid, value in zip(pids.tolist(), values.tolist(), strict=True) if pid)
+        """The second."""
+        return self.totals(card)[1]
 
     def sweep(self) -> list[int]:
         """Clear the slots of the dead; the slots of the living.
@@ -159,8 +160,7 @@ class Page:
         Whoever lives holds the lock of its byte; so whose lock can be had is dead, and nobody takes the slot meanwhile.
         """
         living = []
-        pids = memoryview(self._read(_SLOT_AT, SLOTS * _SLOT_SIZE)).cast("I")[:: _SLOT_SIZE // 4].tolist()
-        for slot in (slot for slot, pid in enumerate(pids) if pid):
+        for slot in _taken(self._read(_SLOT_AT, SLOTS * _SLOT_SIZE)):
             try:
                 fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
             except OSError:
@@ -185,6 +185,12 @@ class Page:
     @staticmethod
     def _at(slot: int, card: int) -> int:
         return _SLOT_AT + slot * _SLOT_SIZE + 64 + card * _USE_SIZE
+
+
+def _taken(slots: bytes) -> list[int]:
+    """Which of them have an owner."""
+    pids = memoryview(slots).cast("I")[:: _SLOT_SIZE // _U32.size].tolist()
+    return [slot for slot, pid in enumerate(pids) if pid]
 
 
 def _wake_waiters(mapped: mmap.mmap, at: int) -> None:

@@ -51,16 +51,16 @@ def start(arguments: Sequence[str]) -> tuple[Connection, Home]:
         raise StartError(f"{home.state}: {error.strerror}: set ALIQUOT_HOME to a folder of your own") from error
     deadline = time.monotonic() + _PATIENCE
     for _ in range(_MOST_TRIES):
-        code, said = _one(home, arguments, deadline)
-        if code is None:
-            return connect([home])
-        if code not in (_RUNS_ALREADY, *_KILLED):
-            break  # it said why, and will say so again
-    raise StartError(said, code if code > 0 else 1)
+        answer = _one(home, arguments, deadline)
+        if isinstance(answer, Connection):
+            return answer, home
+        if answer.code not in (_RUNS_ALREADY, *_KILLED):
+            raise answer  # it said why, and would say so again
+    raise StartError(f"the daemon was ended {_MOST_TRIES} times before it answered", 1)
 
 
-def _one(home: Home, arguments: Sequence[str], deadline: float) -> tuple[int | None, str]:
-    """Start one. None: it answers, or another one does. Otherwise its exit code, and what it said last."""
+def _one(home: Home, arguments: Sequence[str], deadline: float) -> Connection | StartError:
+    """Start one: a connection to it, or to another that was first; or how it ended."""
     import subprocess
 
     environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
@@ -72,16 +72,16 @@ def _one(home: Home, arguments: Sequence[str], deadline: float) -> tuple[int | N
         )  # fmt: skip
     while time.monotonic() < deadline:
         try:
-            connect([home])[0].close()
+            connection, _ = connect([home])
         except NoDaemonError:
             # One that somebody else started at the same moment may be first: ours ends then, and theirs will answer.
             if process.poll() is not None and not _starting(home):
-                return process.returncode, _last_words(home, said_before)
+                return StartError(_last_words(home, said_before), process.returncode)
             time.sleep(_STEP)
             continue
         process.returncode = process.returncode or 0  # it is to outlive us: not ours to wait for
-        return None, ""
-    return 1, f"the daemon did not answer within {_PATIENCE:.0f} s; {home.daemon_log} may tell why"
+        return connection
+    return StartError(f"the daemon did not answer within {_PATIENCE:.0f} s; {home.daemon_log} may tell why")
 
 
 def wait_for_daemon(patience: float) -> tuple[Connection, Home]:

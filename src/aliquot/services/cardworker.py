@@ -28,6 +28,7 @@ BEAT = 0.1  # a heartbeat at least this often: tenants undo a pause themselves a
 STALLED = 0.5  # when our own last beat is older, tenants may have done so
 _CHECKS = (0.1, 0.5)  # when a new context's slice is looked at again: libcuda sets its own while it makes the context
 _AUDIT = 1.0  # and then one context each second, and whether a process went on by itself
+_STOCK = 2048  # microseconds: the driver's own slice
 _SETTLED = 1.0  # a changed slice after this is no accident of start-up
 
 log = logging.getLogger(__name__)
@@ -166,9 +167,8 @@ class CardWorker:
 
     def _beat(self, now: float) -> None:
         if self._beaten and now - self._beaten > STALLED:
-            for name in self._seats:
-                if self.arbiter.paused(name):  # it may have gone on by itself
-                    self.arbiter.forget(name)
+            for name in self._seats:  # each may have gone on by itself, and with another slice
+                self.arbiter.forget(name)
         self._beaten = now
         stamp = time.monotonic_ns()
         for tally in self._tallies.values():
@@ -225,8 +225,7 @@ class CardWorker:
     def _leave(self, name: str) -> None:
         seat = self._seats.pop(name, None)
         if seat is not None:
-            if self.arbiter.paused(name):  # it need not be dead: it may have come anew, or was thrown out
-                self._let_go(seat)
+            self._let_go(seat)  # it need not be dead: it may have come anew, or was thrown out
             self._count_pause(seat, time.monotonic())
             seat.close()
             self._findings_end(seat.pid)
@@ -286,7 +285,13 @@ class CardWorker:
             seat.page.set_word(seat.slot, seat.card, pages.PAUSED, 0)
 
     def _let_go(self, seat: Seat) -> None:
-        """Resume what can be resumed, for the last time."""
+        """Resume what can be resumed, for the last time, with the slice it would have without us.
+
+        Two that are left with tiny slices would stop each other for good.
+        """
+        if seat.level is Level.HARDWARE:
+            with contextlib.suppress(rm.RmError):
+                _on_all(seat.groups, lambda group: rm.set_slice(group, _STOCK))
         with contextlib.suppress(rm.RmError):
             self._resume(seat)
 
@@ -360,18 +365,19 @@ class CardWorker:
         states = {self.arbiter.state(seat.name) for seat in seats}
         levels = {seat.level for seat in seats}
         paused = sum(now - seat.paused_since for seat in seats if seat.paused_since is not None)
+        used, refused = tally.page.totals(tally.card)
         return Standing(
             tenant=tenant,
             uuid=self.uuid,
             state=next((state for state in _TELLING if state in states), State.IDLE),
             level=next((level for level in (Level.GATE, Level.HARDWARE) if level in levels), Level.NONE),
             share=sum(self._shares.of(seat.name) for seat in seats),
-            memory_used=tally.page.used(tally.card),
+            memory_used=used,
             memory_limit=tally.limit,
             processes=tuple(sorted(seat.pid for seat in seats)),
             preemptions=self.arbiter.preemptions[tenant],
             paused_seconds=tally.paused_seconds + paused,
-            refused=tally.page.refused(tally.card),
+            refused=refused,
         )
 
 
