@@ -105,7 +105,7 @@ class TestHold:
             paused = min(at for at, order in card.orders if isinstance(order, Pause) and at > launch)
             assert paused - launch <= 0.001
 
-    @settings(max_examples=20)
+    @settings(max_examples=10)
     @given(st.floats(0.01, 0.3), st.floats(0.0001, 0.15), st.floats(0.5, 0.6))
     def test_it_is_released_the_delay_after_the_last_activity_and_at_most_a_sample_later(
         self, delay: float, work: float, period: float
@@ -220,7 +220,7 @@ class TestSeveralOffline:
         card = mixed([Load(work=0.001)], quotas, delay=delay, isolation=isolation, seed=late)
         card.run(0.5)
         card.mark()
-        card.run(8.0)
+        card.run(5.0)
         shares = [card.share(f"off{at}") for at in range(len(quotas))]
         assert shares == [pytest.approx(part, abs=0.03) for part in promised]
 
@@ -251,7 +251,7 @@ class TestSeveralOffline:
         card.run(6.0)
         assert [card.share("off0"), card.share("off1")] == [pytest.approx(0.5, abs=0.03)] * 2
 
-    @settings(max_examples=15)
+    @settings(max_examples=8)
     @given(st.integers(0, 2**32))
     def test_two_with_tiny_slices_never_contend_for_longer_than_an_order(self, seed: int) -> None:
         """Trap 1: they would get nothing done. One that was idle rings (0.2 ms), then it is paused."""

@@ -30,6 +30,7 @@ def rotated(rotation: Rotation, weights: dict[str, float], seconds: float) -> di
 
 
 class TestRotation:
+    @settings(max_examples=30)
     @given(_weights)
     def test_turns_come_by_weight(self, weights: dict[str, float]) -> None:
         total, shares = sum(weights.values()), rotated(Rotation(), weights, 40.0)
@@ -64,6 +65,7 @@ class TestRotation:
             now += 0.01
         assert shares["b"] / shares.total() == pytest.approx(0.5, abs=0.01)
 
+    @settings(max_examples=30)
     @given(st.floats(0.005, 0.08), st.floats(0.005, 0.08))
     def test_holds_that_come_more_often_than_turns_end_starve_nobody(self, free: float, held: float) -> None:
         """Online work every now and then, release-delay short: each gap must not go to the same offline tenant."""
@@ -116,14 +118,14 @@ _quotas = st.dictionaries(_names, st.floats(0.01, 1.0), min_size=1, max_size=6).
 
 
 class TestWindows:
-    @settings(max_examples=40)
+    @settings(max_examples=20)
     @given(_quotas)
     def test_each_has_its_quota_and_no_more(self, quotas: dict[str, float]) -> None:
         shares = windowed(quotas, 20.0, None, 0.0)
         for name, quota in quotas.items():
             assert shares[name] == pytest.approx(quota, abs=0.006)
 
-    @settings(max_examples=40)
+    @settings(max_examples=20)
     @given(_quotas, st.integers(0, 2**32), st.floats(0.0, 0.02))
     def test_what_came_late_is_carried_so_the_mean_is_right(
         self, quotas: dict[str, float], seed: int, tail: float

@@ -26,6 +26,7 @@ from aliquot.adapters import page as pages
 from aliquot.model.claim import AppClass
 from aliquot.model.device import Card
 from aliquot.model.tenant import Allotment, SharingRules, Standing, Tenant
+from aliquot.services import cardworker
 from aliquot.services.arbiterd import Arbiterd
 
 UUIDS = ("GPU-0", "GPU-1")
@@ -232,6 +233,7 @@ class Rig:
         self.pids: dict[object, int] = {}
         self._peer = link.peer
         self.patch.setattr(link, "peer", self.peer)
+        self.patch.setattr(cardworker, "BEAT", 0.02)  # standings are told as often
         self.daemon = self.another()
 
     def peer(self, connection: socket.socket) -> tuple[int, int]:

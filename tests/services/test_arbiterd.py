@@ -85,8 +85,8 @@ class TestRegistration:
         until(lambda: not rig.driver.runs(22), "the pause")
         rig.driver.calls.clear()
         offline.group(22, rig.rm_file).done(1)
-        until(lambda: ("pause", 22, None) in rig.driver.calls, "the pause again")
-        assert ("resume", 22, None) not in rig.driver.calls
+        until(lambda: ("get", 22, None) in rig.driver.calls, "a look at its slice")
+        assert not {"pause", "resume"} & {what for what, client, _ in rig.driver.calls if client == 22}
 
     def test_without_groups_it_is_held_at_the_gate(self, rig: Rig) -> None:
         """Under MPS they are the server's."""
@@ -94,7 +94,7 @@ class TestRegistration:
         until(lambda: rig.standing("a").processes)
         assert rig.standing("a").level is Level.GATE
 
-    @pytest.mark.parametrize("refused", ["uuid", "get", "set", "resume"])
+    @pytest.mark.parametrize("refused", ["uuid", "get", "set"])
     def test_where_the_driver_refuses_it_is_held_at_the_gate(self, rig: Rig, refused: str) -> None:
         rig.driver.refuses.add(refused)
         rig.registered(rig.tenant("a"), 11)
@@ -236,7 +236,7 @@ class TestSharing:
     def test_the_share_is_told(self, rig: Rig) -> None:
         guest = rig.registered(rig.tenant("a"), 11)
         guest.set(pages.BUSY_SINCE, time.monotonic_ns(), size=8)
-        until(lambda: (rig.standing("a").share or 0.0) > 0.9, "a share of nearly all")
+        until(lambda: (rig.standing("a").share or 0.0) > 0.2, "a share")
 
     def test_a_launch_between_the_look_and_the_question_is_not_lost(self, tmp_path: Path) -> None:
         """The word is set too late for it to ring: so the count is looked at again after that."""

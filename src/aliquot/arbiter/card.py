@@ -70,10 +70,25 @@ class CardArbiter:
         for name in [each.name for each in self.roster.contexts.values() if each.tenant == tenant]:
             self.leave(name)
 
-    def join(self, name: str, tenant: str, *, preemptible: bool = True) -> None:
-        """A context registered, for the first time or again: what was ordered of it before may not hold any more."""
-        self.roster.contexts.setdefault(name, Context(name, tenant)).preemptible = preemptible
-        self.forget(name)
+    def join(
+        self, name: str, tenant: str, *, now: float = -FOREVER, preemptible: bool = True, paused: bool = True
+    ) -> None:
+        """A context registered, for the first time or again: what was ordered of it before may not hold any more.
+
+        `paused`: for all we know a daemon before us died with it paused.
+        """
+        context = self.roster.contexts.setdefault(name, Context(name, tenant, came=now))
+        context.preemptible = preemptible
+        self.settle(name, now)
+        before = self._ordered.get(name)
+        runs = not paused if before is None else before.enabled is True
+        self._ordered[name] = _Ordered(enabled=True if runs else None)
+
+    def settle(self, name: str, now: float) -> None:
+        """It registered something: it is still being made. One that is paused was made before, and stays paused."""
+        context = self.roster.contexts.get(name)
+        if context is not None and not self.paused(name):
+            context.touched(now)
 
     def leave(self, name: str) -> None:
         """The context is gone."""
@@ -99,12 +114,16 @@ class CardArbiter:
 
     def tick(self, now: float) -> list[Order]:
         """The orders that make it right for now; sets `deadline`."""
+        for each in self.roster.contexts.values():
+            each.settling = now < each.settles
+        settled = min((each.settles for each in self.roster.contexts.values() if each.settling), default=FOREVER)
         front, behind = self._ranks()
         lengths = self._lengths(front, behind, now)
         enabled = self._enabled_front(front, now)
         enabled |= self._enabled_behind([each for each in front if each.name in enabled], behind, now)
         turns = (self._front, self._gated, self._behind, self._capped)
-        self.deadline = min(now + self._interval(front, behind), self._release, *(each.until for each in turns))
+        interval = now + self._interval(front, behind)
+        self.deadline = min(interval, settled, self._release, *(each.until for each in turns))
         return self._difference([*front, *behind], lengths, enabled)
 
     def performed(self, effects: Iterable[tuple[Order, float]]) -> None:
@@ -130,7 +149,7 @@ class CardArbiter:
             return State.IDLE
         if ordered.enabled is False:
             return State.PAUSED if self.held and self._is_offline(context) else State.WAITING
-        return State.RUNNING if context.active else State.IDLE
+        return State.IDLE if context.quiet and not context.active else State.RUNNING
 
     def weights(self) -> tuple[dict[str, int], dict[str, int]]:
         """The slices of the enabled contexts, in front and behind: how the card's time is divided now."""

@@ -14,6 +14,10 @@ IDLE_AFTER = 0.05
 # A quiet one that has not seen its work done may be in a long kernel, or may have forgotten to ask. After this long,
 # the latter: it still takes turns, or a kernel without end would stop the others for good; but seldom.
 DOUBT_AFTER = 0.5
+# A context that is being made must not be paused: on an H200 one in two that were never ran again. It is let alone for
+# this long after it last registered something, but not for ever.
+SETTLING = 0.3
+LONGEST_SETTLING = 3.0
 # Slices are shared among the contexts that were active within this; longer, since each change costs an RM call.
 LATELY = 1.0
 
@@ -47,6 +51,13 @@ class Context:
     reading: Reading | None = None
     idle_for: float = IDLE_AFTER  # enabled time without activity; a new one has shown none yet
     last_active: float = float("-inf")
+    came: float = float("-inf")
+    settles: float = float("-inf")
+    settling: bool = False
+
+    def touched(self, now: float) -> None:
+        """It is being made, or was added to."""
+        self.settles = min(now + SETTLING, self.came + LONGEST_SETTLING)
 
     @property
     def quiet(self) -> bool:
@@ -55,7 +66,11 @@ class Context:
 
     @property
     def active(self) -> bool:
-        """Whether it has work, as far as one can tell."""
+        """Whether it has work that may be stopped, as far as one can tell."""
+        return not self.settling and self._has_work
+
+    @property
+    def _has_work(self) -> bool:
         return not self.quiet or (self.reading is not None and self.reading.outstanding)
 
     @property

@@ -53,6 +53,7 @@ class _Process:
     connection: socket.socket
     pidfd: int
     slot: int | None = None
+    probed: dict[tuple[int, int, int], tuple[str | None, Level]] = field(default_factory=dict)
     coming: list[GroupSeen] = field(default_factory=list)  # since the hello or the last done
     cards: set[str] = field(default_factory=set)  # where it has a seat
     messages: int = 0
@@ -328,7 +329,7 @@ class Arbiterd:
         for seen in came:
             group = rm.Group(seen.fd, seen.client, seen.group, seen.subdevice, seen.channels)
             twice = (seen.client, seen.group) in told
-            uuid, level = self._probe(group, anew=bool(process.cards)) if seen.compute and not twice else _NOWHERE
+            uuid, level = self._place(process, group) if seen.compute and not twice else _NOWHERE
             if level is Level.GATE:
                 gated |= mine if uuid is None else mine & {uuid}
             if uuid is None or uuid not in mine:
@@ -338,19 +339,24 @@ class Arbiterd:
             by_card.setdefault(uuid, []).append(group)
         return {uuid: [] for uuid in gated} | by_card, gated
 
-    def _probe(self, group: rm.Group, *, anew: bool) -> tuple[str | None, Level]:
-        """Which card it is on (None: the driver does not tell), and whether the driver lets us control it.
+    def _place(self, process: _Process, group: rm.Group) -> tuple[str | None, Level]:
+        """As `_probe`, asked once of each group: a context registers dozens of times while it is made."""
+        key = (group.client, group.group, group.subdevice)
+        if key not in process.probed:
+            found = self._probe(group)
+            if found == _NOWHERE:
+                return found
+            process.probed[key] = found
+        return process.probed[key]
 
-        `anew`: the process is seated already. It is not resumed then: it could end any pause by registering again.
-        """
+    def _probe(self, group: rm.Group) -> tuple[str | None, Level]:
+        """Which card it is on (None: the driver does not tell), and whether the driver lets us control it."""
         uuid = None
         try:
             if not rm.is_rm_file(group.fd, simulated=self._simulated):
                 return _NOWHERE
             uuid = rm.uuid_of(group)
             rm.set_slice(group, rm.get_slice(group))
-            if not anew:
-                rm.set_paused(group, False)
         except OSError:
             return _NOWHERE
         except rm.RmError as error:

@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aliquot.adapters import page as pages
 from aliquot.adapters import rm
@@ -51,6 +51,11 @@ class Seat:
     last: Use | None = None
     paused_since: float | None = None
     rescued: float = 0.0  # when it was last found to have gone on by itself
+    stopped: set[tuple[int, int]] = field(default_factory=set)  # (client, channel) that we disabled
+
+    def same(self, other: Seat) -> bool:
+        """Whether all that we control is the same, only told again."""
+        return (self.slot, self.level, _handles(self.groups)) == (other.slot, other.level, _handles(other.groups))
 
     def close(self) -> None:
         """Let go of its files: as long as we hold them, the driver keeps the dead process's memory."""
@@ -167,7 +172,8 @@ class CardWorker:
 
     def _beat(self, now: float) -> None:
         if self._beaten and now - self._beaten > STALLED:
-            for name in self._seats:  # each may have gone on by itself, and with another slice
+            for name, seat in self._seats.items():  # each may have gone on by itself, and with another slice
+                seat.stopped.clear()
                 self.arbiter.forget(name)
         self._beaten = now
         stamp = time.monotonic_ns()
@@ -194,6 +200,7 @@ class CardWorker:
         """It thought that we were gone, or says so: seldom enough that it cannot keep the card's lock busy."""
         if now - seat.rescued >= _AUDIT:
             seat.rescued = now
+            seat.stopped.clear()
             self.arbiter.forget(seat.name)
 
     # --- events ------------------------------------------------------------------------------------------------
@@ -211,7 +218,15 @@ class CardWorker:
 
     def _join(self, seat: Seat, now: float) -> None:
         before = self._seats.get(seat.name)
+        if before is not None and before.same(seat):  # its copies or other objects changed, or libcuda set its slice
+            seat.close()
+            before.checks = [now, *(now + after for after in _CHECKS)]
+            self.arbiter.settle(seat.name, now)
+            return
         if before is not None:
+            seat.stopped = before.stopped & {
+                (group.client, channel) for group in seat.groups for channel in group.channels
+            }
             if seat.level is not Level.HARDWARE:  # it could be paused, now it can not: this is the last chance
                 self._let_go(before)
             before.close()
@@ -220,7 +235,9 @@ class CardWorker:
             seat.joined = now
         seat.checks = [now + after for after in _CHECKS]
         self._seats[seat.name] = seat
-        self.arbiter.join(seat.name, seat.tenant, preemptible=seat.level is Level.HARDWARE)
+        use = seat.page.use(seat.slot, seat.card)
+        paused = bool(use.paused or use.gate)
+        self.arbiter.join(seat.name, seat.tenant, now=now, preemptible=seat.level is Level.HARDWARE, paused=paused)
 
     def _leave(self, name: str) -> None:
         seat = self._seats.pop(name, None)
@@ -263,7 +280,7 @@ class CardWorker:
                 if seat.level is Level.HARDWARE:
                     seat.page.beat(seat.card, time.monotonic_ns())
                     seat.page.set_word(seat.slot, seat.card, pages.PAUSED, 1)
-                    _on_all(seat.groups, lambda group: rm.set_paused(group, True))
+                    _on_all(seat.groups, lambda group: _stop(seat, group))
                 else:
                     seat.page.set_gate(seat.slot, seat.card, closed=True)
             case Resume():
@@ -281,6 +298,7 @@ class CardWorker:
         try:
             if seat.level is Level.HARDWARE:
                 _on_all(seat.groups, lambda group: rm.set_paused(group, False))
+                seat.stopped.clear()
         finally:
             seat.page.set_word(seat.slot, seat.card, pages.PAUSED, 0)
 
@@ -383,6 +401,17 @@ class CardWorker:
 
 # Of a tenant's processes, the one that tells most.
 _TELLING = (State.RUNNING, State.PAUSED, State.WAITING, State.IDLE)
+
+
+def _handles(groups: Iterable[rm.Group]) -> set[tuple[int, int, int, tuple[int, ...]]]:
+    return {(group.client, group.group, group.subdevice, tuple(sorted(group.channels))) for group in groups}
+
+
+def _stop(seat: Seat, group: rm.Group) -> None:
+    """Disable those of its channels that are not yet: once is enough, and nobody knows what twice does."""
+    fresh = tuple(channel for channel in group.channels if (group.client, channel) not in seat.stopped)
+    rm.set_paused(replace(group, channels=fresh), True)
+    seat.stopped |= {(group.client, channel) for channel in fresh}
 
 
 def _on_all(groups: Iterable[rm.Group], control: Callable[[rm.Group], None]) -> None:
