@@ -184,6 +184,25 @@ static bool resume(const struct alq_group *group, int fd)
     return true;
 }
 
+/* The daemon may have left us a slice of a microsecond, which only works for one at a time: without it, two of those
+ * stop each other for good. So each takes the driver's own slice again, once for each end of a daemon. */
+static void reset_slices(int card, uint64_t last_beat)
+{
+    static uint64_t done[ALQ_CARDS];
+    struct alq_group group;
+    int fd;
+    bool all = true;
+    if (!last_beat || done[card] == last_beat)
+        return;
+    for (unsigned i = 0; alq_group_at(i, &group, &fd); i++) {
+        uint64_t stock = RM_STOCK_TIMESLICE;
+        if (group.compute && fd >= 0 && on_card(&group, fd, card))
+            all &= alq_rm_control(fd, group.client, group.group, RM_SET_TIMESLICE, &stock, sizeof stock) == RM_OK;
+    }
+    if (all)
+        done[card] = last_beat;
+}
+
 /* A pause that nobody will end: the daemon is gone. We resume our own channels; what fails is tried again next round. */
 static void rescue(void)
 {
@@ -192,6 +211,8 @@ static void rescue(void)
     if (!own || !page)
         return;
     for (int card = 0; card < (int)page->cards && card < ALQ_CARDS; card++) {
+        if (alq_stale(card))
+            reset_slices(card, __atomic_load_n(&page->card[card].heartbeat_ns, __ATOMIC_RELAXED));
         if (__atomic_load_n(&own->use[card].paused, __ATOMIC_ACQUIRE) != 1 || !alq_stale(card))
             continue;
         struct alq_group group;

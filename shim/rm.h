@@ -65,6 +65,7 @@ static inline int rm_is_compute(uint32_t c) /* VOLTA to BLACKWELL_COMPUTE */
 #define RM_SET_TIMESLICE 0xa06c0103u /* uint64_t microseconds. libcuda itself sets it at the end of making a context: a shim
                                       * that sees this one registers again, so that the daemon's value comes last */
 #define RM_GET_TIMESLICE 0xa06c0104u
+#define RM_STOCK_TIMESLICE 2048u     /* microseconds: what a context has that nobody set anything of */
 /* controls on a subdevice */
 #define RM_DISABLE_CHANNELS 0x2080110bu
 #define RM_GET_GID_INFO     0x2080014au /* the card's UUID */

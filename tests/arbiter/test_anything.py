@@ -54,16 +54,20 @@ class Anything(RuleBasedStateMachine):
         self.arbiter.admit(Member(tenant, *member))
         return tenant
 
-    @rule(target=names, tenant=tenants, process=st.integers(1, 3), preemptible=st.booleans())
-    def join(self, tenant: str, process: int, preemptible: bool) -> str:
+    @rule(target=names, tenant=tenants, process=st.integers(1, 3), preemptible=st.booleans(), made=st.booleans())
+    def join(self, tenant: str, process: int, preemptible: bool, made: bool) -> str:
         """For the first time, or again with other channels, which are not paused."""
         name = f"{tenant}/{process}"
         before = self.processes.get(name, Process(tenant, preemptible))
         self.processes[name] = Process(
             tenant, preemptible, before.launches, before.waiting, before.outstanding, before.microseconds, before.paused
         )
-        self.arbiter.join(name, tenant, preemptible=preemptible)
+        self.arbiter.join(name, tenant, now=-math.inf if made else self.now, preemptible=preemptible)
         return name
+
+    @rule(name=names)
+    def register_the_same_again(self, name: str) -> None:
+        self.arbiter.settle(name, self.now)
 
     @rule(name=names)
     def leave(self, name: str) -> None:

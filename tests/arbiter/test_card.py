@@ -9,7 +9,7 @@ import pytest
 from aliquot.arbiter import slices
 from aliquot.arbiter.card import DOZE, SAMPLE, CardArbiter
 from aliquot.arbiter.orders import Arm, Order, Pause, Resume, SetSlice
-from aliquot.arbiter.roster import Member, Reading
+from aliquot.arbiter.roster import LONGEST_SETTLING, SETTLING, Member, Reading
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import SharingRules, State
@@ -70,6 +70,39 @@ def test_who_registers_again_is_ordered_everything_again() -> None:
     assert arbiter.paused("off/1")
     arbiter.join("off/1", "off")
     assert look(arbiter, 0.01, on=True, off=True) == [Pause("off/1"), SetSlice("off/1", slices.TINY)]
+
+
+def test_a_context_that_is_being_made_is_let_alone() -> None:
+    """On an H200 one in two that were paused then never ran again."""
+    arbiter = card(("on/1", ONLINE))
+    arbiter.admit(Member("off", OFFLINE, None))
+    arbiter.join("off/1", "off", now=5.0)
+    look(arbiter, 5.1, on=True, off=True)
+    assert not arbiter.paused("off/1")
+    assert arbiter.slice_of("off/1") == slices.BRIEF
+    assert arbiter.deadline <= 5.0 + SETTLING
+    look(arbiter, 5.0 + SETTLING, on=True, off=True)
+    assert arbiter.paused("off/1")
+
+
+def test_but_not_for_ever_although_it_registers_all_the_time() -> None:
+    arbiter = card(("on/1", ONLINE))
+    arbiter.admit(Member("off", OFFLINE, None))
+    now = 0.0
+    while not arbiter.paused("off/1"):
+        arbiter.join("off/1", "off", now=now)
+        arbiter.settle("off/1", now)
+        look(arbiter, now, on=True, off=True)
+        now += 0.05
+    assert now == pytest.approx(LONGEST_SETTLING + 0.05, abs=0.06)
+
+
+def test_one_that_is_paused_stays_so_when_it_registers_more() -> None:
+    arbiter = card(("on/1", ONLINE), ("off/1", OFFLINE))
+    look(arbiter, 5.0, on=True, off=True)
+    arbiter.settle("off/1", 5.1)
+    look(arbiter, 5.1, on=True, off=True)
+    assert arbiter.paused("off/1")
 
 
 def test_what_was_found_changed_is_put_right() -> None:

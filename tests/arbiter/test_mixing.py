@@ -285,6 +285,17 @@ class TestSeveralOffline:
         card.run(3.0)
         assert card.share("off0") >= 0.9
 
+    def test_contexts_that_are_being_made_stall_nobody(self) -> None:
+        """They are not paused whatever happens: so their slices are not tiny."""
+        card = mixed([Load(work=0.001)], [None], delay=0.1)
+        for at in range(3):
+            card.admit(f"new{at}", AppClass.OFFLINE)
+            card.start(f"new{at}/1", f"new{at}", Load(), being_made=True)
+        card.run(0.25)
+        assert all(card.share(f"new{at}") > 0.05 for at in range(3))
+        card.run(1.0)
+        assert card.worst_stall <= 0.0002 + 6 * ORDER
+
 
 class TestGate:
     """Where the driver refuses control a pause works at the next launch, and no slice takes the card from a kernel."""

@@ -354,6 +354,8 @@ class TestRefusal:
         until(lambda: rig.driver.paused == {(22, 1)}, "the release of the other")
         until(lambda: offline.use().paused == 0)
         assert rig.standing("off").level is Level.HARDWARE
+        online.launch()
+        until(lambda: (22, 2) in rig.driver.paused, "the next pause of the other")
 
     def test_whoever_is_thrown_out_is_not_left_paused(self, rig: Rig) -> None:
         online = rig.registered(rig.tenant("on", ONLINE), 11)

@@ -151,6 +151,18 @@ def test_whatever_file_is_handed_over_as_the_drivers(court: Court, make: Callabl
     assert not court.rig.standing("bad").processes
 
 
+def test_another_file_with_handles_that_were_the_drivers_before(court: Court) -> None:
+    """What was asked of the driver once is remembered, but not of the file."""
+    guest = court.rig.registered(court.folder, 66)
+    handed = os.open("/dev/null", os.O_RDWR)
+    guest.say(link.GROUP, 66, 1, 0, SUBDEVICE, 1, 1, 3, 0, 7, 8, 9, files=(handed,))
+    os.close(handed)
+    guest.done(1)
+    until(lambda: not court.rig.standing("bad").processes, "its leaving the card")
+    guest.close()
+    court.is_in_order()
+
+
 def test_a_socket_that_makes_whoever_closes_it_wait(court: Court) -> None:
     """SO_LINGER with data that nobody takes: its last close would last a minute, and the daemon's ear is one thread."""
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -340,8 +340,13 @@ class Arbiterd:
         return {uuid: [] for uuid in gated} | by_card, gated
 
     def _place(self, process: _Process, group: rm.Group) -> tuple[str | None, Level]:
-        """As `_probe`, asked once of each group: a context registers dozens of times while it is made."""
+        """As `_probe`, asked once of each group: a context registers dozens of times while it is made.
+
+        The file is looked at each time: with known handles another one may come.
+        """
         key = (group.client, group.group, group.subdevice)
+        if not self._is_ours(group.fd):
+            return _NOWHERE
         if key not in process.probed:
             found = self._probe(group)
             if found == _NOWHERE:
@@ -353,18 +358,20 @@ class Arbiterd:
         """Which card it is on (None: the driver does not tell), and whether the driver lets us control it."""
         uuid = None
         try:
-            if not rm.is_rm_file(group.fd, simulated=self._simulated):
-                return _NOWHERE
             uuid = rm.uuid_of(group)
             rm.set_slice(group, rm.get_slice(group))
-        except OSError:
-            return _NOWHERE
         except rm.RmError as error:
             if error.gone:
                 return _NOWHERE
             log.warning("card %s: %s: its tenant is held at the gate", uuid or "unknown", error)
             return uuid, Level.GATE
         return uuid, Level.HARDWARE
+
+    def _is_ours(self, fd: int) -> bool:
+        try:
+            return rm.is_rm_file(fd, simulated=self._simulated)
+        except OSError:
+            return False
 
     def _died(self, tenancy: _Tenancy, process: _Process) -> None:
         with self._lock:

@@ -298,8 +298,8 @@ class CardWorker:
         try:
             if seat.level is Level.HARDWARE:
                 _on_all(seat.groups, lambda group: rm.set_paused(group, False))
-                seat.stopped.clear()
         finally:
+            seat.stopped.clear()  # also where it failed on one: the others must be stopped anew the next time
             seat.page.set_word(seat.slot, seat.card, pages.PAUSED, 0)
 
     def _let_go(self, seat: Seat) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from aliquot.adapters import processes
 from aliquot.adapters.home import Home
+from aliquot.adapters.page import PageError
 from aliquot.adapters.store import Store, StoreError
 from aliquot.model.device import Card
 from aliquot.model.grant import Grant
@@ -134,8 +135,17 @@ class LocalNode:
         tenant = tenancy.tenant
         if processes.lives(tenant.root, tenancy.started) or self._processes(tenant):
             return True
-        self.arbiter.add(tenant, self.directory(tenant.id))  # it can tell who has a place on the tenant's page
-        return self.arbiter.alive(tenant.id)
+        # the arbiter can tell who has a place on the tenant's page
+        return self._adopt(tenant) and self.arbiter.alive(tenant.id)
+
+    def _adopt(self, tenant: Tenant) -> bool:
+        """A tenant owns its folder and may have broken it: that is its own loss, not the other tenants'."""
+        try:
+            self.arbiter.add(tenant, self.directory(tenant.id))
+        except (PageError, OSError) as error:
+            _LOG.warning("%s has broken its folder and is beyond control: %s", tenant.name, error)
+            return False
+        return True
 
     def _take_up(self, tenancy: Tenancy) -> None:
         index = {card.uuid: card.index for card in self.cards}
@@ -146,7 +156,7 @@ class LocalNode:
             shares = tuple(share for share in shares if share.uuid in index)
         tenancy = replace(tenancy, shares=shares)
         self.ledger.confirm(tenancy.tenant.id, _MACHINE, _occupant(tenancy))
-        self.arbiter.add(tenancy.tenant, self.directory(tenancy.tenant.id))
+        self._adopt(tenancy.tenant)
         self.tenancies[tenancy.tenant.id] = tenancy
         self._watch(tenancy)
         _LOG.info("%s is taken up again (pid %s)", tenancy.tenant.name, tenancy.tenant.root)

@@ -145,10 +145,11 @@ class VirtualCard:
         member = Member(tenant, app_class, None if quota is None else round(quota * 1000))
         self.post(lambda arbiter, now: arbiter.admit(member))
 
-    def start(self, name: str, tenant: str, load: Load, *, preemptible: bool = True) -> None:
-        """A process of the tenant."""
+    def start(self, name: str, tenant: str, load: Load, *, preemptible: bool = True, being_made: bool = False) -> None:
+        """A process of the tenant; its context was made before, or only begins to be."""
         context = self._contexts[name] = _Context(name, tenant, load, preemptible)
-        self.post(lambda arbiter, now: arbiter.join(name, tenant, preemptible=preemptible))
+        made = -inf if not being_made else self.now
+        self.post(lambda arbiter, now: arbiter.join(name, tenant, now=made, preemptible=preemptible))
         self._at(self._now + round(load.start * 1e9), lambda: self._come(context))
 
     def stop(self, name: str) -> None:
