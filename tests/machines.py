@@ -65,7 +65,7 @@ class PaperArbiter:
 
     def add(self, tenant: Tenant, directory: Path) -> None:
         directory.mkdir(exist_ok=True)
-        (directory / "page").touch()
+        (directory / "page").open("ab").close()
         self.tenants[tenant.id] = (tenant, directory)
 
     def remove(self, tenant_id: str) -> None:
