@@ -60,7 +60,7 @@ def test_one_that_does_not_come_up_is_told_and_leaves_nothing(home: Home, script
 
 def test_one_that_is_not_built_says_how(home: Home) -> None:
     (Path(player.simulation()) / "player").unlink()
-    with pytest.raises(PlayerError, match="build it with `make install`"):
+    with pytest.raises(PlayerError, match="build it with `make native`"):
         player.play(home, 1, 8192)
 
 

@@ -73,6 +73,7 @@ def test_the_word_after_simulate_is_its_own_only_when_it_looks_so() -> None:
         (0, "0s"),
         (0.1, "100ms"),
         (1, "1s"),
+        (1.5, "1.5s"),
         (59, "59s"),
         (60, "1m00s"),
         (3599, "59m59s"),

@@ -110,7 +110,7 @@ def test_the_rate_of_the_card_can_be_measured_and_handed_on(card: dict[str, str]
 def test_a_rate_that_was_measured_on_the_way_is_told_with_a_warning(card: dict[str, str]) -> None:
     done = burn(card, "load", "--warmup", "0us", "--seconds", "0.2")
     assert done.returncode == 0
-    assert "beside other work that is too few" in done.stderr
+    assert "where others used it meanwhile, shares come out too large" in done.stderr
 
 
 def test_people_read_a_few_lines(card: dict[str, str]) -> None:

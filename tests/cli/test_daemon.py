@@ -74,13 +74,18 @@ def test_down_ends_the_daemon_and_says_who_runs_on(own: Machine) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("words", [["ps"], ["top"], ["stop", "x"], ["logs", "x"], ["policy"], ["down"]])
+@pytest.mark.parametrize("words", [["ps"], ["top"], ["stop", "x"], ["logs", "x"], ["policy"]])
 def test_without_a_daemon_it_is_said_how_to_start_one(own: Machine, words: list[str]) -> None:
     said = own.aliquot(*words)
     assert said.returncode == 2
     assert said.stderr == (
         "aliquot: no daemon runs on this machine: `aliquot up -d` starts one, and so does the first `aliquot run`\n"
     )
+
+
+def test_down_without_a_daemon_has_nothing_to_do(own: Machine) -> None:
+    said = own.aliquot("down")
+    assert (said.returncode, said.stdout, said.stderr) == (0, "no daemon runs: there is nothing to end\n", "")
 
 
 def test_a_damaged_database_is_put_aside_and_what_runs_is_found_again(own: Machine) -> None:

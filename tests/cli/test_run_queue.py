@@ -12,7 +12,7 @@ def test_without_memory_and_core_a_card_is_held_whole(machine: Machine) -> None:
     machine.detach("--", *FOREVER)
     said = machine.aliquot("run", "--no-wait", "--memory", "1", "--", "true")
     assert said.returncode == 75
-    assert said.stderr == "aliquot: no room now: card 0 is in use; the other card has no more\n"
+    assert said.stderr == "aliquot: no room now: card 0 is in use; 1 other card has no room either\n"
 
 
 def test_one_that_waits_says_where_it_stands_and_why_and_starts_when_there_is_room(machine: Machine) -> None:
@@ -20,11 +20,11 @@ def test_one_that_waits_says_where_it_stands_and_why_and_starts_when_there_is_ro
     with machine.begin("run", "--memory", "8", "--", "echo", "first") as first:
         assert first.stderr is not None
         assert first.stderr.readline() == (
-            "aliquot: waiting: 1st of 1; card 0 has 4.0 GiB of 8.0 GiB free; the other card has no more\n"
+            "aliquot: waiting: 1st of 1; card 0 has 4.0 GiB free (8.0 GiB wanted); 1 other card has no room either\n"
         )
         with machine.begin("run", "--memory", "9", "--", "echo", "second") as second:
             assert second.stderr is not None
-            assert second.stderr.readline().startswith("aliquot: waiting: 2nd of 2; card 0 has 4.0 GiB of 9.0 GiB free")
+            assert second.stderr.readline().startswith("aliquot: waiting: 2nd of 2; card 0 has 4.0 GiB free (9.0 GiB wanted)")
             assert first.stderr.readline().startswith("aliquot: waiting: 1st of 2; ")
             machine.aliquot("stop", blocker)
             assert first.communicate(timeout=PATIENCE)[0] == "first\n"
@@ -36,8 +36,8 @@ def test_no_wait_is_refused_with_the_reason(machine: Machine) -> None:
     said = machine.aliquot("run", "--no-wait", "--memory", "8", "--core", "30", "--", "true")
     assert said.returncode == 75
     assert said.stderr == (
-        "aliquot: no room now: card 0 has 4.0 GiB of 8.0 GiB free and has 20% of 30% of compute free;"
-        " the other card has no more\n"
+        "aliquot: no room now: card 0 has 4.0 GiB free (8.0 GiB wanted) and has 20% of compute free (30% wanted);"
+        " 1 other card has no room either\n"
     )
 
 
@@ -47,7 +47,7 @@ def test_a_wait_has_an_end_when_one_is_given(machine: Machine) -> None:
     assert said.returncode == 75
     assert (
         said.stderr.splitlines()[-1]
-        == "aliquot: --timeout: no room in time: card 0 is in use; the other card has no more"
+        == "aliquot: --timeout: no room in time: card 0 is in use; 1 other card has no room either"
     )
     assert machine.status()["queue"] == []
 

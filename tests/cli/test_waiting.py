@@ -16,16 +16,16 @@ def short(card: int, what: str, wanted: int, had: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("refusals", "sentence"),
     [
-        ([short(0, "memory", 8192, 4096)], "card 0 has 4.0 GiB of 8.0 GiB free"),
-        ([short(0, "core", 500, 205)], "card 0 has 20.5% of 50% of compute free"),
-        ([short(0, "core-greedy", 500, 0)], "card 0 has 0% of 50% of offline compute free"),
+        ([short(0, "memory", 8192, 4096)], "card 0 has 4.0 GiB free (8.0 GiB wanted)"),
+        ([short(0, "core", 500, 205)], "card 0 has 20.5% of compute free (50% wanted)"),
+        ([short(0, "core-greedy", 500, 0)], "card 0 has 0% of offline compute free (50% wanted)"),
         ([short(0, "exclusive", 0, 1)], "card 0 is in use"),
         ([short(0, "exclusive", 0, 3)], "card 0 is in use by 3"),
         ([short(0, "slices", 1, 0)], "card 0 is shared by as many as may"),
         ([short(0, "health", 1, 0)], "card 0 is not fit (health)"),
         (
             [short(0, "memory", 8192, 1024), short(1, "memory", 8192, 4096)],
-            "card 1 has 4.0 GiB of 8.0 GiB free; the other card has no more",
+            "card 1 has 4.0 GiB free (8.0 GiB wanted); 1 other card has no room either",
         ),
         (
             [
@@ -34,11 +34,11 @@ def short(card: int, what: str, wanted: int, had: int) -> dict[str, Any]:
                 short(2, "memory", 8, 7),
                 {"card": None, "reason": "cards"},
             ],
-            "card 2 has 7 MiB of 8 MiB free; the other 2 cards have no more",
+            "card 2 has 7 MiB free (8 MiB wanted); 2 other cards have no room either",
         ),
         (
             [short(0, "memory", 8192, 4096), short(0, "core", 500, 400), short(1, "exclusive", 0, 1)],
-            "card 1 is in use; the other card has no more",
+            "card 1 is in use; 1 other card has no room either",
         ),
         ([], "no room"),
     ],

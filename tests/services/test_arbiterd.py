@@ -15,6 +15,7 @@ from aliquot.adapters import page as pages
 from aliquot.adapters import rm
 from aliquot.adapters.page import Page, PageError
 from aliquot.arbiter import slices
+from aliquot.arbiter.card import CardArbiter
 from aliquot.arbiter.orders import Arm, SetSlice
 from aliquot.arbiter.roster import Member
 from aliquot.model.claim import AppClass
@@ -244,7 +245,7 @@ class TestSharing:
         page = Page(tmp_path / "page", (Allotment(UUIDS[0]),))
         worker._admit(Member("a", AppClass.NORMAL, None), page, 0, None)
         worker._join(Seat("a/1", "a", 1, page, 0, 0, (), Level.HARDWARE), 0.0)
-        worker._round(1.0)
+        worker._round(1.0, beat=True)
         os.pwrite(page.fileno(), struct.pack("<Q", 1), Page._at(0, 0) + pages.LAUNCHES)
         worker._perform([Arm("a/1")])
         assert worker.arbiter.deadline == 0.0
@@ -276,6 +277,21 @@ class TestHeartbeat:
         rig.daemon._workers[UUIDS[0]]._inbox.put(lambda now: 1 / 0)  # type: ignore[arg-type]
         until(lambda: self.beat(folder) > first)
         rig.registered(folder, 11)
+
+    def test_it_stops_when_every_round_fails_and_comes_back_with_the_first_that_does_not(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A heartbeat promises that pauses will be ended: who cannot keep that lets tenants end them themselves."""
+        folder = rig.tenant("a")
+        until(lambda: self.beat(folder))
+
+        def fails(*_: object) -> None:
+            raise ArithmeticError
+
+        with monkeypatch.context() as broken:
+            broken.setattr(CardArbiter, "tick", fails)
+            until(lambda: time.monotonic_ns() - self.beat(folder) > 600_000_000, "the silence")
+        until(lambda: time.monotonic_ns() - self.beat(folder) < 600_000_000, "the heartbeat")
 
     def test_it_goes_on_during_many_slow_orders(self, rig: Rig) -> None:
         """Each may take 20 ms; a page whose last beat is old means to a tenant that we are gone."""

@@ -86,7 +86,7 @@ def play(home: Home, cards: int, memory_mib: int) -> Playing:
         return found
     program = Path(simulation()) / "player"
     if not os.access(program, os.X_OK):
-        raise PlayerError(f"{program} is not there: build it with `make install`")
+        raise PlayerError(f"{program} is not there: build it with `make native`")
     arguments = [str(program), "--socket", home.player_socket, "--cards", str(cards), "--memory", str(memory_mib)]
     with open(f"{home.state}/player.log", "ab") as log:
         process = subprocess.Popen(  # noqa: S603 - our own program
@@ -98,7 +98,12 @@ def play(home: Home, cards: int, memory_mib: int) -> Playing:
     if started is None:
         raise PlayerError(f"{program} ended at once: {home.state}/player.log may tell why")
     found = Playing(process.pid, started, cards, memory_mib, home.player_socket)
-    Path(home.player).write_text(json.dumps(found._asdict()))
+    try:
+        Path(home.player).write_text(json.dumps(found._asdict()))
+    except OSError as error:  # nobody would find it again
+        process.kill()
+        process.wait()
+        raise PlayerError(f"{home.player}: {error.strerror}") from error
     process.returncode = 0  # it is to outlive us: not ours to wait for
     return found
 

@@ -63,7 +63,7 @@ def duration(seconds: float) -> str:
     if 0 < seconds < 1:
         return f"{seconds * 1000:g}ms"
     if seconds < 60:
-        return f"{seconds:.0f}s"
+        return f"{round(seconds, 3):g}s"
     minutes, rest = divmod(int(seconds), 60)
     if minutes < 60:
         return f"{minutes}m{rest:02d}s"

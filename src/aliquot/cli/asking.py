@@ -15,6 +15,10 @@ from aliquot.cli.errors import InputError
 _DENIED = 77
 
 
+class NoDaemonRunsError(InputError):
+    """Nobody is there to be asked."""
+
+
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on
     """Seconds, or with a unit."""
 
@@ -39,7 +43,7 @@ def events(request: dict[str, Any], timeout: float | None = 10.0) -> Iterator[di
         finally:
             connection.close()
     except NoDaemonError:
-        raise InputError(
+        raise NoDaemonRunsError(
             "no daemon runs on this machine: `aliquot up -d` starts one, and so does the first `aliquot run`"
         ) from None
     except TimeoutError:

@@ -249,8 +249,8 @@ def _calibrated(plan: Plan) -> Plan:
         return service.Outcome({"rate": service.calibrate(plan.device)[1]})
 
     rate = _guarded(lambda: float(spread(FileGate(warmup=0), 1, measure)[0].result["rate"]))
-    text = f"measured {rate:.4f} iterations per us; beside other work that is too few, and shares come out too large"
-    click.echo(f"aliquot: {text} (--iterations-per-us from an idle card)", err=True)
+    text = f"this card alone is taken to do {rate:.4f} iterations per us, as measured just now: where others used it"
+    click.echo(f"aliquot: {text} meanwhile, shares come out too large (--iterations-per-us sets it)", err=True)
     return replace(plan, iterations_per_us=rate)
 
 

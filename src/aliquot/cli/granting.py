@@ -76,6 +76,7 @@ def until_granted(
 ) -> dict[str, Any]:
     """Ask, and wait as long as it takes. When the daemon goes away meanwhile, the next one is asked."""
     standing: dict[str, Any] = {}
+    told = ""
     for _ in range(_MOST_TRIES):
         try:
             connection.send(request)
@@ -87,7 +88,8 @@ def until_granted(
                     granted: dict[str, Any] = said["ok"]
                     return granted
                 standing = said.get("waiting", standing)
-                tell(said)
+                if told != (told := waiting(standing)):  # what changed may be no part of the line
+                    tell(said)
         except AnswerError as error:
             raise _refused(error) from error
         except TimeoutError:

@@ -8,7 +8,7 @@ import click
 
 from aliquot.cli.amounts import duration
 from aliquot.cli.asking import Duration, ask
-from aliquot.cli.up import POLICY_CHOICES
+from aliquot.cli.up import POLICY_CHOICES, check_delay
 
 
 @click.group(invoke_without_command=True)
@@ -32,16 +32,17 @@ def get() -> None:
 
 
 @policy.command(name="set")
-@click.argument("name", type=click.Choice(POLICY_CHOICES))
+@click.argument("name", metavar="POLICY", type=click.Choice(POLICY_CHOICES))
 def set_policy(name: str) -> None:
-    """Change it, for all who run and all who come."""
+    """Change it, for all who run and all who come: best-effort, burst-share or fixed-share."""
     _show(ask({"op": "policy", "policy": name}))
 
 
-@policy.command(name="release-delay")
+@policy.command(name="release-delay", short_help="How long online work keeps a card that it left idle.")
 @click.argument("delay", type=Duration())
 def release_delay(delay: float) -> None:
     """How long online work keeps a card that it left idle: 100ms, or 0 to hand gaps back at once."""
+    check_delay(delay)
     _show(ask({"op": "policy", "release_delay": delay}))
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aliquot.adapters.home import Home, HomeError, homes, own_home
-from aliquot.cli.amounts import SIMULATE_ALLOWED, AmountError, parse_cards
-from aliquot.cli.asking import Duration, ask
+from aliquot.cli.amounts import SIMULATE_ALLOWED, AmountError, duration, memory, parse_cards
+from aliquot.cli.asking import Duration, NoDaemonRunsError, ask
 from aliquot.cli.errors import InputError
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def up(
     aliquot up --policy fixed-share
     aliquot up --simulate 2x24GiB -d
     """
-    if release_delay is not None and release_delay > _LONGEST_DELAY:
-        raise InputError(f"--release-delay: {release_delay:g}s is not allowed: 0 (at once) to 60s")
+    if release_delay is not None:
+        check_delay(release_delay)
     spec = _spec(simulate)
     if detach:
         _in_background(policy, release_delay, simulate, metrics_port)
@@ -77,9 +77,10 @@ def down() -> None:
     simulated = any(player.playing(home) for home in homes())
     try:
         said = ask({"op": "down"})
-    except InputError:
+    except NoDaemonRunsError:
         if not simulated:
-            raise
+            click.echo("no daemon runs: there is nothing to end")
+            return
     pid = said.get("pid")
     deadline = time.monotonic() + 10
     while pid is not None and processes.lives(pid, None):
@@ -94,6 +95,12 @@ def down() -> None:
         click.echo(f"{', '.join(names)}: running on; the next `aliquot up` or `aliquot run` takes them up again")
     elif names:
         click.echo(f"{', '.join(names)}: left without their simulated cards")
+
+
+def check_delay(seconds: float) -> None:
+    """As the daemon would refuse it, in the words of the command line."""
+    if seconds > _LONGEST_DELAY:
+        raise InputError(f"release-delay: {duration(seconds)} is not allowed: 0 (at once) to 60s")
 
 
 def _spec(simulate: str | None) -> tuple[int, int] | None:
@@ -119,6 +126,7 @@ def _none_for_the_machine(machine: Home) -> None:
 def _in_background(policy: str | None, delay: float | None, simulate: str | None, port: int | None) -> None:
     from aliquot.adapters.control import ControlError, NoDaemonError, connect
     from aliquot.cli.starting import StartError, start
+    from aliquot.services.local import METRICS_PORT
 
     arguments = []
     for flag, value in (("--policy", policy), ("--simulate", simulate), ("--metrics-port", port)):
@@ -138,8 +146,14 @@ def _in_background(policy: str | None, delay: float | None, simulate: str | None
     except StartError as error:
         raise InputError(str(error), code=error.code) from error
     status = ask({"op": "status"})
-    cards = ", ".join(f"{each['index']}: {each['model']}" for each in status["cards"])
-    click.echo(f"aliquot: ready: pid {status['daemon']['pid']}; cards {cards}", err=True)
+    cards = ", ".join(
+        f"{each['index']}: {each['model']} {memory(each['memory_bytes'] >> 20)}" for each in status["cards"]
+    )
+    listening = status["daemon"]["metrics_port"]
+    where = f"metrics on http://127.0.0.1:{listening}/metrics" if listening else "no metrics"
+    if not listening and port is None:
+        where += f": port {METRICS_PORT} is taken (--metrics-port chooses another)"
+    click.echo(f"aliquot: ready: pid {status['daemon']['pid']}; cards {cards}; {where}", err=True)
 
 
 def _serve(home: Home, policy: str | None, delay: float | None, spec: tuple[int, int] | None, port: int | None) -> None:
@@ -159,7 +173,7 @@ def _serve(home: Home, policy: str | None, delay: float | None, spec: tuple[int,
         if spec is not None:
             playing = _simulated(home, spec)
         if not os.path.exists(player.shim()):
-            raise InputError(f"{player.shim()} is not there: build it with `make install`")
+            raise InputError(f"{player.shim()} is not there: build it with `make native`")
         nvml = Nvml()
         libraries = player.preloadable(home)
         front = {"LD_PRELOAD": [f"{libraries}/libaliquot.so"]}
@@ -185,6 +199,8 @@ def _serve(home: Home, policy: str | None, delay: float | None, spec: tuple[int,
         raise _already(str(error)) from error
     except (local.UpError, StoreError, HomeError, player.PlayerError) as error:
         raise InputError(str(error)) from error
+    except OSError as error:  # a full disk, say
+        raise InputError(f"{error.filename or home.state}: {error.strerror or error}") from error
 
 
 def _simulated(home: Home, spec: tuple[int, int]) -> Playing:

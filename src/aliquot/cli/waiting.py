@@ -25,18 +25,18 @@ def reason(standing: dict[str, Any]) -> str:
     card, lacks = min(cards.items(), key=lambda item: (len(item[1]), sum(_lacking(each) for each in item[1]), item[0]))
     others = len(cards) - 1
     words = f"card {card} {' and '.join(_short(each) for each in lacks)}"
-    return words + (f"; the other {'card has' if others == 1 else f'{others} cards have'} no more" if others else "")
+    return words + (f"; {others} other card{'s have' if others > 1 else ' has'} no room either" if others else "")
 
 
 def _short(refusal: dict[str, Any]) -> str:
     wanted, had = refusal.get("wanted") or 0, refusal.get("had") or 0
     match refusal["reason"]:
         case "memory":
-            return f"has {memory(had)} of {memory(wanted)} free"
+            return f"has {memory(had)} free ({memory(wanted)} wanted)"
         case "core":
-            return f"has {had / 10:g}% of {wanted / 10:g}% of compute free"
+            return f"has {had / 10:g}% of compute free ({wanted / 10:g}% wanted)"
         case "core-greedy":
-            return f"has {had / 10:g}% of {wanted / 10:g}% of offline compute free"
+            return f"has {had / 10:g}% of offline compute free ({wanted / 10:g}% wanted)"
         case "exclusive":
             return "is in use" if had == 1 else f"is in use by {had}"
         case "slices":

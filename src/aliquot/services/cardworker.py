@@ -29,6 +29,7 @@ STALLED = 0.5  # when our own last beat is older, tenants may have done so
 _CHECKS = (0.1, 0.5)  # when a new context's slice is looked at again: libcuda sets its own while it makes the context
 _AUDIT = 1.0  # and then one context each second, and whether a process went on by itself
 _STOCK = 2048  # microseconds: the driver's own slice
+_MOST_FAILURES = 10  # rounds in a row, before the card counts as given up
 _SETTLED = 1.0  # a changed slice after this is no accident of start-up
 
 log = logging.getLogger(__name__)
@@ -137,16 +138,20 @@ class CardWorker:
     # --- the thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        going = True
+        going, failed = True, 0
         while going:
             timeout = min(self.arbiter.deadline, self._beaten + BEAT) - time.monotonic()
             try:
                 going = self._take(max(0.0, timeout))
                 if going:
-                    self._round(time.monotonic())
-            except Exception:  # whatever it is, the next round must come: tenants hang on the heartbeat
-                log.exception("card %s: a round failed", self.uuid)
-                time.sleep(0.01)
+                    # After many failures no heartbeat is better than one that promises orders: tenants let themselves go.
+                    self._round(time.monotonic(), beat=failed < _MOST_FAILURES)
+                failed = 0
+            except Exception:  # whatever it is, the next round must come
+                failed += 1
+                if failed in (1, _MOST_FAILURES) or failed % 1000 == 0:
+                    log.exception("card %s: a round failed, %d in a row", self.uuid, failed)
+                time.sleep(min(BEAT, 0.01 * failed))
         self._let_everybody_go()
 
     def _take(self, timeout: float) -> bool:
@@ -161,8 +166,9 @@ class CardWorker:
         except queue.Empty:
             return True
 
-    def _round(self, now: float) -> None:
-        self._beat(now)
+    def _round(self, now: float, *, beat: bool) -> None:
+        if beat:
+            self._beat(now)
         self._read(now)
         orders = self.arbiter.tick(now)
         if orders:

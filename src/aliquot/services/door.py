@@ -242,7 +242,8 @@ class Door:
 
     def _owner_only(self, caller: Caller, what: str, *also: int) -> None:
         if caller.uid not in (0, os.geteuid(), *also):
-            raise RefusedError("denied", text=f"only root and user {also[0] if also else os.geteuid()} may {what}")
+            owner = also[0] if also else os.geteuid()
+            raise RefusedError("denied", text=f"only root{f' and user {owner}' if owner else ''} may {what}")
 
     # --- metrics -----------------------------------------------------------------------------------------------
 

@@ -191,7 +191,7 @@ def _metrics_socket(port: int | None) -> socket.socket | None:
         listener.close()
         if port is not None:
             raise UpError(f"--metrics-port: {port}: {error.strerror}") from error
-        _LOG.warning("port %d for metrics: %s: there are none", METRICS_PORT, error.strerror)
+        _LOG.warning("no metrics: port %d: %s; --metrics-port chooses another", METRICS_PORT, error.strerror)
         return None
     listener.listen(16)
     return listener
