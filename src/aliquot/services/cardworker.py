@@ -144,7 +144,7 @@ class CardWorker:
             try:
                 going = self._take(max(0.0, timeout))
                 if going:
-                    # After many failures no heartbeat is better than one that promises orders: tenants let themselves go.
+                    # No heartbeat is better than one that promises orders that do not come: tenants let themselves go.
                     self._round(time.monotonic(), beat=failed < _MOST_FAILURES)
                 failed = 0
             except Exception:  # whatever it is, the next round must come
