@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from aliquot.cli.top import fitted
 from machines import ALIQUOT, FOREVER, PATIENCE, Machine, eventually, processes_of
 
 
@@ -110,7 +111,7 @@ def test_top_shows_each_card_with_its_tenants(machine: Machine) -> None:
     shown = machine.aliquot("top").stdout
     assert "policy best-effort, release delay 100ms" in shown
     assert "card 0  Paper 1000, busy 0%, 0 MiB of 24.0 GiB in use, 8.0 GiB booked" in shown
-    assert "serve  online   30%      -    0 MiB / 8.0 GiB  idle   none           0" in shown
+    assert "serve  online   30%      -              0 MiB / 8.0 GiB  idle   none           0" in shown
     told = machine.status()
     card = told["tenants"][0]["cards"][0]
     assert (card["core"], card["memory_limit_bytes"], card["state"], card["level"]) == (30, 8 << 30, "idle", "none")
@@ -136,12 +137,50 @@ def test_top_goes_on_as_long_as_somebody_looks(machine: Machine) -> None:
     os.close(ours)
 
 
+def test_q_leaves_top_and_a_narrow_terminal_cuts_lines_short(machine: Machine) -> None:
+    machine.detach("--name", "tenant-with-a-long-name", "--memory", "1", "--", *FOREVER)
+    ours, theirs = pty.openpty()
+    environment = {**machine.environment, "TERM": "xterm", "COLUMNS": "40", "LINES": "6"}
+    with subprocess.Popen([*ALIQUOT, "top"], stdin=theirs, stdout=theirs, stderr=-1, env=environment) as process:
+        os.close(theirs)
+        shown = b""
+        while b"more lines: aliquot top --once" not in shown:
+            shown += os.read(ours, 4096)
+        os.write(ours, b"xq")
+        with contextlib.suppress(OSError):  # the other end is closed
+            while os.read(ours, 4096):
+                pass
+        assert process.wait(PATIENCE) == 0
+    os.close(ours)
+    lines = shown.decode().splitlines()
+    assert next(line for line in lines if line.startswith("tenant-with")).rstrip().endswith("…")
+    assert max(map(len, lines[1:])) <= 40
+
+
+@pytest.mark.parametrize(
+    ("height", "shown"), [(3, "a\nb\nc"), (2, "a\n... 2 more lines: aliquot top --once"), (9, "a\nb\nc")]
+)
+def test_what_does_not_fit_on_the_screen_is_counted(height: int, shown: str) -> None:
+    assert fitted("a\nb\nc", height) == shown
+
+
+def test_stop_goes_on_to_the_next_when_one_is_not_there(machine: Machine) -> None:
+    name = machine.detach("--memory", "1", "--", *FOREVER)
+    said = machine.aliquot("stop", "ghost", name)
+    assert said.returncode == 2
+    assert said.stderr.splitlines()[0] == f"aliquot: no run is called ghost: there are {name}"
+    assert said.stderr.splitlines()[-1] == f"{name}: stopped"
+    assert machine.names() == []
+
+
 def test_the_policy_is_changed_while_all_run(machine: Machine) -> None:
     assert machine.aliquot("policy").stdout == "policy best-effort, release delay 100ms\n"
     assert machine.aliquot("policy", "set", "fixed-share").stdout == "policy fixed-share, release delay 100ms\n"
     assert machine.aliquot("policy", "release-delay", "0").stdout == "policy fixed-share, release delay 0s\n"
     assert machine.aliquot("policy", "get").stdout == "policy fixed-share, release delay 0s\n"
-    assert machine.aliquot("policy", "release-delay", "2m").returncode == 2
+    assert machine.aliquot("policy", "release-delay", "1500ms").stdout == "policy fixed-share, release delay 1.5s\n"
+    said = machine.aliquot("policy", "release-delay", "2m")
+    assert (said.returncode, said.stderr) == (2, "aliquot: release-delay: 2m00s is not allowed: 0 (at once) to 60s\n")
     machine.aliquot("policy", "set", "best-effort")
     machine.aliquot("policy", "release-delay", "100ms")
 

@@ -182,6 +182,17 @@ def test_help_tells_every_option() -> None:
         assert max(map(len, said.stdout.splitlines())) <= 120
 
 
+def test_help_that_cannot_be_written_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        said = subprocess.run([*ALIQUOT, "run", "--help"], stdout=full, stderr=-1, text=True, check=False)
+    assert (said.returncode, said.stderr) == (2, "aliquot: output: No space left on device\n")
+
+
+def test_aliquot_itself_is_found_where_the_path_does_not_lead(machine: Machine) -> None:
+    said = machine.aliquot("run", "--memory", "1", "--", "aliquot", "--version", PATH="/usr/bin:/bin")
+    assert (said.returncode, said.stdout[:8]) == (0, "aliquot,")
+
+
 def test_the_group_of_commands_knows_run_too() -> None:
     said = CliRunner().invoke(cli, ["run", "--core", "0", "--", "true"])
     assert said.exit_code == 2

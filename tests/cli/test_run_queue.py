@@ -24,11 +24,26 @@ def test_one_that_waits_says_where_it_stands_and_why_and_starts_when_there_is_ro
         )
         with machine.begin("run", "--memory", "9", "--", "echo", "second") as second:
             assert second.stderr is not None
-            assert second.stderr.readline().startswith("aliquot: waiting: 2nd of 2; card 0 has 4.0 GiB free (9.0 GiB wanted)")
+            assert second.stderr.readline().startswith(
+                "aliquot: waiting: 2nd of 2; card 0 has 4.0 GiB free (9.0 GiB wanted)"
+            )
             assert first.stderr.readline().startswith("aliquot: waiting: 1st of 2; ")
             machine.aliquot("stop", blocker)
             assert first.communicate(timeout=PATIENCE)[0] == "first\n"
             assert second.communicate(timeout=PATIENCE)[0] == "second\n"
+
+
+def test_a_line_is_said_again_only_when_it_says_something_else(machine: Machine) -> None:
+    blocker = machine.detach("--gpus", "2", "--memory", "14", "--", *FOREVER)
+    machine.detach("--memory", "1", "--", *FOREVER)
+    with machine.begin("run", "--memory", "20", "--", "echo", "first") as first:
+        eventually(lambda: machine.status()["queue"])
+        small = machine.detach("--memory", "1", "--", *FOREVER)  # less is free on the card that is not the nearest
+        machine.aliquot("stop", small)
+        machine.aliquot("stop", blocker)
+        assert first.communicate(timeout=PATIENCE)[1] == (
+            "aliquot: waiting: 1st of 1; card 1 has 10.0 GiB free (20.0 GiB wanted); 1 other card has no room either\n"
+        )
 
 
 def test_no_wait_is_refused_with_the_reason(machine: Machine) -> None:

@@ -134,6 +134,17 @@ def test_the_next_in_the_queue_starts_when_one_ends(house: House) -> None:
     assert told[1]["ok"]["name"] == "x-2"
 
 
+def test_those_who_wait_hear_nothing_of_one_that_would_not(house: House) -> None:
+    house.submit(memory_mib=20 * 1024)
+    told = house.submit(memory_mib=8 * 1024)
+    with pytest.raises(RefusedError) as refused:
+        house.submit(memory_mib=8 * 1024, wait=False)
+    assert (refused.value.said["kind"], refused.value.said["position"]) == ("busy", 2)
+    assert [each["event"]["waiting"]["of"] for each in told] == [1]
+    (waiting,) = status(house.node, {}, 1.0)["queue"]
+    assert (waiting["position"], waiting["of"]) == (1, 1)
+
+
 def test_a_process_that_asks_again_never_heard_the_first_answer(house: House) -> None:
     caller = house.process()
     house.submit(caller, memory_mib=4096)

@@ -26,6 +26,7 @@ from bench.gpu.words import Ask
 KILLS, MOST_SECONDS = 100, 1.0
 _LIMIT_SECONDS = 90.0  # of one half, however slow tenants start here
 _PAUSE = (0.1, 0.3)  # seconds from one blow to the next
+_STARTING = 12.0  # and until its first kernel, beside a storm
 _WAKING = 0.1  # what a process may take to get going after SIGCONT
 
 # Offline tenants wait for their turn and while online work has the card; seldom enough not to be taken for a pause that
@@ -47,6 +48,7 @@ class Life:
     file: Any
     stopped: list[tuple[float, float]] = field(default_factory=list)
     ended: float | None = None
+    began: float = field(default_factory=time.monotonic)
 
     def moves(self) -> bool:
         """Whether it came to its first kernel, and nobody ended it yet."""
@@ -54,11 +56,11 @@ class Life:
 
     def gaps(self) -> list[tuple[float, float]]:
         """Times without progress that it cannot be excused for: since when, how long."""
-        try:
+        moments = []
+        with contextlib.suppress(OSError):  # no file: it never came to its first kernel
             moments = [float(line.split()[0]) for line in self.file.read_text().splitlines() if len(line.split()) == 3]
-        except OSError:
-            return []  # it never came to its first kernel
-        if moments and self.ended is not None:
+        moments.insert(0, min(self.began + _STARTING, *moments, self.ended or time.monotonic()))
+        if self.ended is not None:
             moments.append(max(self.ended, moments[-1]))
         return [(before, after - before - self._excused(before, after)) for before, after in pairwise(moments)]
 

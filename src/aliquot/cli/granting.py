@@ -76,8 +76,8 @@ def until_granted(
 ) -> dict[str, Any]:
     """Ask, and wait as long as it takes. When the daemon goes away meanwhile, the next one is asked."""
     standing: dict[str, Any] = {}
-    told = ""
     for _ in range(_MOST_TRIES):
+        told = ""
         try:
             connection.send(request)
             answered = False
@@ -87,9 +87,11 @@ def until_granted(
                 if "ok" in said:
                     granted: dict[str, Any] = said["ok"]
                     return granted
-                standing = said.get("waiting", standing)
-                if told != (told := waiting(standing)):  # what changed may be no part of the line
-                    tell(said)
+                if "waiting" in said:
+                    standing = said["waiting"]
+                    if waiting(standing) != told:  # what changed may be no part of the line
+                        told = waiting(standing)
+                        tell(said)
         except AnswerError as error:
             raise _refused(error) from error
         except TimeoutError:
@@ -142,8 +144,7 @@ def deadline_of(timeout: str | None) -> float | None:
 
 def say_waiting(event: dict[str, Any]) -> None:
     """Where we stand, on stderr."""
-    if "waiting" in event:
-        say(waiting(event["waiting"]))
+    say(waiting(event["waiting"]))
 
 
 def say(text: str) -> None:

@@ -31,7 +31,7 @@ def get() -> None:
     _show(ask({"op": "policy"}))
 
 
-@policy.command(name="set")
+@policy.command(name="set", short_help="Change it, for all who run and all who come.")
 @click.argument("name", metavar="POLICY", type=click.Choice(POLICY_CHOICES))
 def set_policy(name: str) -> None:
     """Change it, for all who run and all who come: best-effort, burst-share or fixed-share."""

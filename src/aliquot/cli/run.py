@@ -8,6 +8,7 @@ code, signals, standard streams and terminal are what they would be without us.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from aliquot.cli.amounts import (
 )
 from aliquot.cli.becoming import become, detached
 from aliquot.cli.granting import (
+    BAD_INPUT,
     INTERRUPTED,
     NOT_EXECUTABLE,
     NOT_FOUND,
@@ -43,8 +45,9 @@ USAGE = "aliquot run [OPTIONS] [--] COMMAND [ARGS]..."
 HELP = """\
 Run a command on a slice of a card.
 
-Starts the daemon of this machine when none runs, waits in a queue while the machine is full (where it stands is told
-on stderr, Ctrl-C leaves), and then becomes the command: exit code, signals, stdin and terminal are the command's own.
+Starts the daemon of this machine when none runs, waits in a queue while the machine is full
+(where it stands is told on stderr, Ctrl-C leaves), and then becomes the command: exit code,
+signals, stdin and terminal are the command's own.
 
 aliquot run --memory 10 --core 30 -- python train.py
 aliquot run --class offline --core 50 --memory 20 -- python train.py
@@ -82,13 +85,22 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        return 141
+        return _unwritten(141)
+    except OSError as error:  # the disk is full, say
+        say(f"{error.filename or 'output'}: {error.strerror or error}")
+        return _unwritten(BAD_INPUT)
+
+
+def _unwritten(code: int) -> int:
+    """What is left in the buffer cannot be written; do not try again on the way out."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return code
 
 
 def _main(arguments: list[str]) -> int:
     options, command = _split(arguments)
     if "--help" in options:
-        print(help_text())
+        print(help_text(), flush=True)
         return 0
     request = _request(options, command)
     program = _find(command[0])
@@ -196,7 +208,10 @@ def _amount(flag: str, text: str, parse: Callable[[str], Any], allowed: str) -> 
 
 def _find(name: str) -> str:
     """The program, as a shell would find it: 127 when there is none, 126 when it cannot be run."""
-    places = [name] if "/" in name else [os.path.join(folder, name) for folder in os.get_exec_path()]
+    folders = os.get_exec_path()
+    if name == "aliquot":  # what we are ourselves is there, even if it was called as .venv/bin/aliquot
+        folders.append(os.path.dirname(sys.executable))
+    places = [name] if "/" in name else [os.path.join(folder, name) for folder in folders]
     there = [place for place in places if os.path.isfile(place)]
     for place in there:
         if os.access(place, os.X_OK):

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import sys
+import termios
 import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -23,9 +29,17 @@ _BAR = 10
 @click.command()
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option("--once", is_flag=True, help="Show it once and end; always so with -o json, or when nobody looks")
-@click.option("--every", "interval", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="Seconds")
+@click.option(
+    "--every",
+    "interval",
+    metavar="SECONDS",
+    type=click.FloatRange(0.1, 60),
+    default=1.0,
+    show_default=True,
+    help="From look to look",
+)
 def top(output: str, once: bool, interval: float) -> None:
-    """Show what each card and each tenant does, over and over.
+    """Show what each card and each tenant does, over and over. q or Ctrl-C leaves.
 
     \b
     SHARE      part of the card's time over the last second
@@ -91,8 +105,8 @@ def _row(tenant: dict[str, Any], card: dict[str, Any]) -> tuple[str, ...]:
         tenant["name"],
         tenant["class"],
         core(card["core"]),
-        "-" if share is None else f"{share:.1%}",
-        "" if share is None else bar(share, _BAR),
+        "-" if share is None else f"{share:6.1%}",  # as wide as ever: nothing moves from look to look
+        ("" if share is None else bar(share, _BAR)).ljust(_BAR),
         f"{memory(card['memory_used_bytes'] >> 20)} / {memory(card['memory_limit_bytes'] >> 20)}",
         card["state"],
         card["level"],
@@ -106,7 +120,48 @@ def _live(status: dict[str, Any], interval: float) -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
-    with Live(Text(view(status)), console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            time.sleep(interval)
-            live.update(Text(view(ask({"op": "status"}))), refresh=True)
+
+    def shown(status: dict[str, Any]) -> Text:
+        return Text(fitted(view(status), console.height), no_wrap=True, overflow="ellipsis")
+
+    with _keys() as left, Live(shown(status), console=console, screen=True, auto_refresh=False) as live:
+        while not left(interval):
+            live.update(shown(ask({"op": "status"})), refresh=True)
+
+
+def fitted(text: str, height: int) -> str:
+    """What does not fit on the screen is counted in its last line."""
+    lines = text.splitlines()
+    more = len(lines) - height + 1
+    return text if more <= 1 else "\n".join([*lines[: height - 1], f"... {more} more lines: aliquot top --once"])
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], bool]]:
+    """Waits as long as it is told, and tells whether q was pressed meanwhile."""
+    if not sys.stdin.isatty():
+        yield _asleep
+        return
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+
+    def left(seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while (rest := until - time.monotonic()) > 0:
+            if not select.select([keyboard], [], [], rest)[0]:
+                break
+            pressed = os.read(keyboard, 64)
+            if not pressed or b"q" in pressed.lower():  # nothing at all: the terminal is gone
+                return True
+        return False
+
+    try:
+        tty.setcbreak(keyboard)
+        yield left
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+
+
+def _asleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False

@@ -126,7 +126,6 @@ def _none_for_the_machine(machine: Home) -> None:
 def _in_background(policy: str | None, delay: float | None, simulate: str | None, port: int | None) -> None:
     from aliquot.adapters.control import ControlError, NoDaemonError, connect
     from aliquot.cli.starting import StartError, start
-    from aliquot.services.local import METRICS_PORT
 
     arguments = []
     for flag, value in (("--policy", policy), ("--simulate", simulate), ("--metrics-port", port)):
@@ -152,7 +151,7 @@ def _in_background(policy: str | None, delay: float | None, simulate: str | None
     listening = status["daemon"]["metrics_port"]
     where = f"metrics on http://127.0.0.1:{listening}/metrics" if listening else "no metrics"
     if not listening and port is None:
-        where += f": port {METRICS_PORT} is taken (--metrics-port chooses another)"
+        where += ": the usual port is taken (--metrics-port chooses another)"
     click.echo(f"aliquot: ready: pid {status['daemon']['pid']}; cards {cards}; {where}", err=True)
 
 

@@ -187,11 +187,12 @@ class LocalNode:
             log=self._new_log(name, caller) if ask.detach else None,
         )  # fmt: skip
         self.queue.add(entry)
-        self.advance(now)
+        self._start(now)
         if not ask.wait and entry in list(self.queue):
             standing = self.queue.standing(entry)
             self.queue.remove(entry)
-            raise RefusedError("busy", **standing)
+            raise RefusedError("busy", **standing)  # nobody else need hear that it was there
+        self._tell()
         return entry
 
     def leave(self, entry: Waiting, now: float) -> None:
@@ -201,10 +202,16 @@ class LocalNode:
 
     def advance(self, now: float) -> None:
         """Start whoever can start, and tell the others where they stand."""
+        self._start(now)
+        self._tell()
+
+    def _start(self, now: float) -> None:
         while (found := self.queue.next()) is not None:
             entry, grant = found
             self.queue.remove(entry)
             self._admit(entry, grant, now)
+
+    def _tell(self) -> None:
         for entry, standing in self.queue.standings():
             if entry.ask.wait and standing != entry.told:
                 entry.told = standing
