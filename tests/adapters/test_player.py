@@ -61,7 +61,7 @@ def test_one_that_does_not_come_up_is_told_and_leaves_nothing(home: Home, script
 def test_one_that_cannot_be_written_down_does_not_stay(home: Home) -> None:
     Path(home.player).mkdir()
     put(Path(player.simulation()) / "player", f"echo $$ > {home.run}/pid; echo ready; exec sleep 600 >/dev/null")
-    with pytest.raises(PlayerError, match="player.json: Is a directory"):
+    with pytest.raises(PlayerError, match=r"player\.json: Is a directory"):
         player.play(home, 1, 8192)
     assert not processes.lives(int(Path(home.run, "pid").read_text()), None)
     Path(home.player).rmdir()

@@ -189,7 +189,8 @@ def test_help_that_cannot_be_written_is_one_line() -> None:
 
 
 def test_aliquot_itself_is_found_where_the_path_does_not_lead(machine: Machine) -> None:
-    said = machine.aliquot("run", "--memory", "1", "--", "aliquot", "--version", PATH="/usr/bin:/bin")
+    environment = {**machine.environment, "PATH": "/usr/bin:/bin"}
+    said = machine.aliquot("run", "--memory", "1", "--", "aliquot", "--version", env=environment)
     assert (said.returncode, said.stdout[:8]) == (0, "aliquot,")
 
 
