@@ -119,7 +119,7 @@ REAL = "a daemon for real cards runs here; ALIQUOT_HOME=/tmp/sim makes room for 
         (["--memory", "0", "--", "true"], 2, f"--memory: 0 is not allowed: {OF_MEMORY}"),
         (["--memory", "10GB", "--", "true"], 2, f"--memory: 10GB is not allowed: {OF_MEMORY}"),
         (["--class", "urgent", "--", "true"], 2, "--class: urgent is not allowed: online, offline or normal"),
-        (["--gpus", "3", "--", "true"], 2, "--gpus: 3 is not allowed: at most 2: so many GPUs has this machine"),
+        (["--gpus", "3", "--", "true"], 2, "--gpus: 3 is not allowed: at most 2: this machine has no more"),
         (["--gpus", "0", "--", "true"], 2, "--gpus: 0 is not allowed: a whole number, at least 1"),
         (["--name", "a/b", "--", "true"], 2, f"--name: a/b is not allowed: {OF_NAME}"),
         (["--timeout", "soon", "--", "true"], 2, f"--timeout: soon is not allowed: {OF_TIME}"),

@@ -64,7 +64,8 @@ class Built:
             build.Target("librm.so", (f"{fake}/rm.c",), (*shared, include, "-ldl")),
             build.Target("libnext.so", (f"{fake}/next.c",), (*shared, "-ldl")),
             build.Target("plain", (f"{fake}/main.c",), ("-ldl",)),
-            build.Target("probe", (f"{fake}/probe.c",), (include, driver, ml, "-ldl")),
+            build.Target("liblate.so", (f"{fake}/late.c",), (*shared, include, "-ldl")),
+            build.Target("probe", (f"{fake}/probe.c",), (include, driver, ml, "-ldl", "-lpthread")),
         ):
             build.build(target, compiler, self.folder)
         # another build of the shim (--sanitize), when somebody wants these tests to run on it

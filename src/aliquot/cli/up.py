@@ -162,7 +162,10 @@ def _serve(home: Home, policy: str | None, delay: float | None, spec: tuple[int,
     from aliquot.model.node import Isolation
     from aliquot.services import local
 
-    logging.basicConfig(level=logging.INFO, format="aliquot: %(message)s", stream=sys.stderr)
+    # A log file needs the time; a terminal shows it as it happens, and systemd's journal writes its own.
+    to_file = not sys.stderr.isatty() and "JOURNAL_STREAM" not in os.environ
+    form = "%(asctime)s aliquot: %(message)s" if to_file else "aliquot: %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form, stream=sys.stderr)
     playing = player.playing(home)
     if spec is None and playing is not None:  # the home is simulated until `aliquot down`
         spec = (playing.cards, playing.memory_mib)

@@ -80,7 +80,7 @@ def parse_ask(said: dict[str, Any]) -> Ask | Invalid:
 def never_fits(ask: Ask, cards: tuple[Card, ...]) -> Invalid | None:
     """What of it this machine could not give even if it were empty."""
     if ask.gpus > len(cards):
-        return Invalid("gpus", ask.gpus, f"at most {len(cards)}: so many GPUs has this machine")
+        return Invalid("gpus", ask.gpus, f"at most {len(cards)}: this machine has no more")
     sizes = sorted((card.memory_mib for card in cards), reverse=True)
     if ask.memory_mib is not None and ask.memory_mib > sizes[0]:
         return Invalid("memory", mib(ask.memory_mib), f"at most {mib(sizes[0])}: the largest card here")

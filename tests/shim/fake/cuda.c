@@ -42,6 +42,14 @@ PUBLIC uint64_t fake_calls(const char *symbol)
 PUBLIC const char *fake_name(int i) { return i < ALQ_HOOKS ? names[i] : NULL; }
 PUBLIC uint64_t fake_taken(int card) { return taken[card]; }
 PUBLIC void fake_fail_next(int result) { fail_next = result; }
+/* attributes answer this result, as they may while a stream captures */
+static int forbidden;
+PUBLIC void fake_forbid(int result) { forbidden = result; }
+/* calls that end something take so long to return, after it is gone; and how often a pool was asked after its end */
+static int linger_ms, asked_dead;
+PUBLIC void fake_linger(int ms) { linger_ms = ms; }
+PUBLIC int fake_asked_dead(void) { return asked_dead; }
+static void linger(void) { usleep((unsigned)linger_ms * 1000); }
 PUBLIC int fake_waits(void) { return waits; }
 /* the next waits last until the file "go" is in the tenant's folder */
 static int hold;
@@ -113,7 +121,8 @@ PUBLIC int cuDevicePrimaryCtxGetState(int d, unsigned *flags, int *active) { *fl
 static int fake_cuDevicePrimaryCtxRetain(void **c, int d) { primary[d].refs++; *c = &primary[d]; return 0; }
 static int fake_cuDevicePrimaryCtxRelease(int d) { if (--primary[d].refs == 0) end_context(&primary[d]); return 0; }
 static int fake_cuDevicePrimaryCtxRelease_v2(int d) { return fake_cuDevicePrimaryCtxRelease(d); }
-static int fake_cuDevicePrimaryCtxReset(int d) { primary[d].refs = 0; end_context(&primary[d]); return 0; }
+static void set_dead(int d, int dead);
+static int fake_cuDevicePrimaryCtxReset(int d) { primary[d].refs = 0; end_context(&primary[d]); set_dead(d, 1); linger(); set_dead(d, 0); return 0; }
 static int fake_cuDevicePrimaryCtxReset_v2(int d) { return fake_cuDevicePrimaryCtxReset(d); }
 static int fake_cuCtxDestroy_v2(void *c) { end_context(c); if (current == c) current = NULL; return 0; }
 static int fake_cuCtxDestroy(void *c) { return fake_cuCtxDestroy_v2(c); }
@@ -174,6 +183,7 @@ static int fake_cuMemUnmap(CUdeviceptr p, size_t n)
         if (things[i].kind == 'v' && things[i].key >= p && things[i].key < p + n) {
             struct thing *t = things[i].owner; things[i].kind = 0; t->maps--; maybe_end(t); found = 1;
         }
+    linger();
     return found ? 0 : INVALID_VALUE;
 }
 static int fake_cuMemRetainAllocationHandle(CUmemHandle *h, void *p)
@@ -196,8 +206,9 @@ PUBLIC int cuStreamGetCaptureInfo_v2_ptsz(void *s, int *st, uint64_t *id, CUgrap
 PUBLIC int cuThreadExchangeStreamCaptureMode(int *mode) { static __thread int now; int old = now; now = *mode; *mode = old; return 0; }
 
 /* ---- pools: freed memory is `pending` until a wait, then spare until a trim (or at once, below the threshold) ---- */
-struct pool { int card; uint64_t reserved, used, pending, threshold; };
+struct pool { int card, dead; uint64_t reserved, used, pending, threshold; };
 static struct pool defaults[CARDS] = { { .card = 0 }, { .card = 1 } }, *made[16];
+static void set_dead(int d, int dead) { defaults[d].dead = dead; }
 static void shrink(struct pool *p, uint64_t keep)
 { uint64_t least = p->used + p->pending; if (keep < least) keep = least; if (p->reserved > keep) { taken[p->card] -= p->reserved - keep; p->reserved = keep; } }
 static void pass(struct pool *p) { p->pending = 0; shrink(p, p->threshold); }
@@ -232,7 +243,7 @@ static int graph_alloc(void *graph, uint64_t n, uint64_t *p);
 static int graph_free(void *graph, uint64_t p);
 PUBLIC int cuDeviceGetMemPool(void **p, int d) { *p = &defaults[d]; return 0; }
 PUBLIC int cuDeviceGetDefaultMemPool(void **p, int d) { *p = &defaults[d]; return 0; }
-PUBLIC int cuMemPoolGetAttribute(void *p, int a, uint64_t *v) { struct pool *q = p; *v = a == POOL_RESERVED_NOW ? q->reserved : a == POOL_USED_NOW ? q->used : 0; return 0; }
+PUBLIC int cuMemPoolGetAttribute(void *p, int a, uint64_t *v) { struct pool *q = p; asked_dead += q->dead; if (forbidden) return forbidden; *v = a == POOL_RESERVED_NOW ? q->reserved : a == POOL_USED_NOW ? q->used : 0; return 0; }
 PUBLIC int cuMemPoolSetAttribute(void *p, int a, uint64_t *v) { if (a == 4) ((struct pool *)p)->threshold = *v; return 0; }
 static int fake_cuMemAllocFromPoolAsync(CUdeviceptr *p, size_t n, void *pool, void *s)
 { int status = 0; capturing(s, &status); return status ? graph_alloc(((struct stream *)s)->graph, n, p) : pool_alloc(p, n, pool); }
@@ -241,7 +252,7 @@ static int fake_cuMemFreeAsync(CUdeviceptr p, void *s)
 { int status = 0; capturing(s, &status); return status ? graph_free(((struct stream *)s)->graph, p) : pool_free(p) ? unmake('m', p) : 0; }
 static int fake_cuMemPoolCreate(void **p, const CUmemPoolProps *props)
 { struct pool *q = calloc(1, sizeof *q); q->card = props->location.type == LOCATION_DEVICE ? props->location.id : 0; for (int i = 0; i < 16; i++) if (!made[i]) { made[i] = q; break; } *p = q; return 0; }
-static int fake_cuMemPoolDestroy(void *p) { shrink(p, 0); return 0; }
+static int fake_cuMemPoolDestroy(void *p) { ((struct pool *)p)->dead = 1; shrink(p, 0); linger(); return 0; }
 static int fake_cuMemPoolTrimTo(void *p, size_t keep) { shrink(p, keep); return 0; }
 
 /* ---- graphs: their memory is taken at the first launch, and kept until trimmed ---- */

@@ -1,10 +1,12 @@
 /* probe.c - a program linked with -lcuda: says for each symbol of hooks.def which library the ways to it lead to.
  *     probe linked | dlsym | proc | proc-ptds | next      one line per symbol: NAME LIBRARY
+ *     probe late LIBRARY      loads a library whose constructor asks the driver, while another thread does so too
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 #include "shim.h"
 
 #define DECLARE(symbol, name, ...) extern fn_##name symbol;
@@ -38,8 +40,29 @@ static void say(const char *what, void *address)
     printf("%s %s %s\n", what, file ? file + 1 : info.dli_fname, info.dli_sname ? info.dli_sname : "-");
 }
 
+static void *ask(void *unused)
+{
+    void *found = NULL;
+    int status;
+    (void)unused;
+    usleep(30000);      /* the constructor is running */
+    cuGetProcAddress_v2("cuMemAlloc", &found, 12000, 0, &status);
+    say("thread", found);
+    return NULL;
+}
+
+static int late(const char *library)
+{
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, ask, NULL) || !dlopen(library, RTLD_NOW))
+        return 1;
+    return pthread_join(thread, NULL);
+}
+
 int main(int argc, char **argv)
 {
+    if (argc > 2 && !strcmp(argv[1], "late"))
+        return late(argv[2]);
     const char *way = argc > 1 ? argv[1] : "linked";
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY), *nvml = dlopen("libnvidia-ml.so.1", RTLD_LAZY), *found;
     int status;
