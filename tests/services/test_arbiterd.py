@@ -21,7 +21,7 @@ from aliquot.arbiter.roster import Member
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import Allotment, Level, SharingRules, State, Tenant
-from aliquot.services import arbiterd, cardworker
+from aliquot.services import arbiterd, cardworker, patrol
 from aliquot.services.cardworker import CardWorker, Seat
 from services.arbiterd_rig import UUIDS, Rig, ask, open_files, tell, until
 
@@ -494,26 +494,26 @@ class TestLookout:
         guest = rig.registered(rig.tenant("a"), 11)
         guest.set(pages.MEMORY, 1 << 30, size=8)
         rig.nvml.on_card[UUIDS[0]] = {guest.pid: (1 << 30) + (500 << 20)}
-        rig.daemon._look_at(UUIDS[0])
+        rig.daemon._patrol.look_at(UUIDS[0])
         assert guest.use().overhead == 500 << 20
 
     def test_a_process_that_is_nobodys_is_told_after_a_while(self, rig: Rig) -> None:
         rig.nvml.on_card[UUIDS[0]] = {2**22 - 5: 1 << 30}
-        assert rig.daemon._look_at(UUIDS[0]) == []
-        rig.patch.setattr(arbiterd, "_GRACE", -1.0)
-        (finding,) = rig.daemon._look_at(UUIDS[0])
+        assert rig.daemon._patrol.look_at(UUIDS[0]) == []
+        rig.patch.setattr(patrol, "_GRACE", -1.0)
+        (finding,) = rig.daemon._patrol.look_at(UUIDS[0])
         assert finding.pid == 2**22 - 5
         assert "aliquot run" in finding.text
 
     def test_a_tenants_process_that_has_not_registered_is_told(self, rig: Rig) -> None:
         folder = rig.tenant("a")
-        rig.patch.setattr(arbiterd, "_GRACE", -1.0)
+        rig.patch.setattr(patrol, "_GRACE", -1.0)
         child = rig.child(folder, 11)
         until(lambda: rig.standing("a").processes)
         rig.nvml.on_card[UUIDS[0]] = {child.pid: 1}
-        assert rig.daemon._look_at(UUIDS[0]) == []
+        assert rig.daemon._patrol.look_at(UUIDS[0]) == []
         tenant = rig.daemon._tenancies["a"].tenant
         rig.patch.setattr(rig.daemon, "_owner", lambda pid: tenant.id)
         rig.nvml.on_card[UUIDS[0]] = {2**22 - 5: 1}
-        (finding,) = rig.daemon._look_at(UUIDS[0])
+        (finding,) = rig.daemon._patrol.look_at(UUIDS[0])
         assert "has not registered" in finding.text

@@ -14,6 +14,7 @@ metrics.py     the same in Prometheus's words
 lookout.py     what NVML tells of the cards, once a second
 arbiterd.py    tenants' processes register; each card's loop holds them to their shares
 cardworker.py  one card's loop: activity to the arbiter, orders to the hardware
+patrol.py      who is on the cards that is nobody's, and what the driver takes beside allocations
 
 The sample workload:
 

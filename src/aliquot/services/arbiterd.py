@@ -1,8 +1,8 @@
 """The arbiter at work on one node: tenants' processes register, each card's loop holds them to their shares.
 
-One thread listens to all tenants (link), one runs per card (cardworker), one looks around (unknown processes on the
-cards, memory that the driver takes beside allocations). A tenant's process is known by the socket it came in through
-and by what the kernel says of it (SO_PEERCRED, its ancestors), not by what it says of itself.
+One thread listens to all tenants (link), one runs per card (cardworker), one looks around (patrol). A tenant's process
+is known by the socket it came in through and by what the kernel says of it (SO_PEERCRED, its ancestors), not by what it
+says of itself.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from pathlib import Path
 
 from aliquot.adapters import link, processes, rm
 from aliquot.adapters.link import Done, GroupSeen, Hello, LinkError, Wake
-from aliquot.adapters.nvml import Nvml, NvmlError
+from aliquot.adapters.nvml import Nvml
 from aliquot.adapters.page import SLOTS, Page
 from aliquot.arbiter.roster import Member
 from aliquot.model.device import Card
 from aliquot.model.tenant import Finding, Level, SharingRules, Standing, Tenant
 
 from .cardworker import CardWorker, Seat
+from .patrol import Patrol, Place, Register
 
 _MOST_GROUPS = 64  # of one process: a context has one for compute and a few for copies
 _MOST_MESSAGES = 500  # of one process in a second; an honest one sends a few
@@ -38,8 +39,6 @@ _MOST_COMING = 256  # groups that the processes of one tenant have begun to tell
 _QUIET = 1.0  # a tenant's faults are logged this often at most: it may provoke as many as it likes
 _NOWHERE = (None, Level.NONE)  # no file of the driver's, or no object of that file
 _FULL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_LOOK = 1.0  # how often the cards are looked at from outside
-_GRACE = 3.0  # a process this young on a card may be about to register
 
 log = logging.getLogger(__name__)
 
@@ -77,17 +76,16 @@ class Arbiterd:
 
     def __init__(self, cards: Sequence[Card], *, rules: SharingRules, nvml: Nvml, simulated: bool) -> None:
         self._workers = {card.uuid: CardWorker(card.uuid, rules) for card in cards}
-        self._nvml = nvml
         self._simulated = simulated
         self._tenancies: dict[str, _Tenancy] = {}
         self._lock = threading.RLock()  # over the tenancies and what hangs on them
         self._selector = selectors.DefaultSelector()
-        self._strangers: dict[tuple[str, int], float] = {}  # unknown on a card since when
-        self._outside: list[Finding] = []
+        register = Register(self._lock, self._seated, self._owner_name, self._sweep)
+        self._patrol = Patrol(self._workers, nvml, register)
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._listen, name="link", daemon=True),
-            threading.Thread(target=self._look_around, name="lookout", daemon=True),
+            threading.Thread(target=self._patrol.run, args=(self._stopping,), name="patrol", daemon=True),
         ]
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
@@ -174,7 +172,7 @@ class Arbiterd:
     def findings(self) -> list[Finding]:
         """What should not be."""
         inside = [each for worker in self._workers.values() for each in list(worker.findings.values())]
-        return inside + list(self._outside)
+        return inside + self._patrol.findings
 
     def alive(self, tenant_id: str) -> bool:
         """Whether any of its processes that registered still lives."""
@@ -401,60 +399,25 @@ class Arbiterd:
         tenancy.door.close()
         tenancy.page.close()
 
-    # --- the looking thread ------------------------------------------------------------------------------------
+    # --- what the patrol asks ----------------------------------------------------------------------------------
 
-    def _look_around(self) -> None:
-        while not self._stopping.wait(_LOOK):
-            found: list[Finding] = []
-            for uuid in self._workers:
-                try:
-                    found += self._look_at(uuid)
-                except NvmlError as error:
-                    found.append(Finding(uuid, None, f"the card does not answer: {error}"))
-                except Exception:
-                    log.exception("looking at card %s failed", uuid)
-            self._outside = found
-            with self._lock:
-                for tenancy in self._tenancies.values():
-                    tenancy.page.sweep()
-
-    def _look_at(self, uuid: str) -> list[Finding]:
-        """Memory beside allocations goes onto the pages; processes that are nobody's are told."""
-        before = self._reserved(uuid)
-        on_card = self._nvml.processes(uuid)
-        with self._lock:
-            after = self._reserved(uuid)
-            for pid, (page, slot, at, bytes_) in after.items():
-                if pid in on_card and before.get(pid) == after[pid]:  # nothing was allocated while we looked
-                    page.set_overhead(slot, at, max(0, on_card[pid] - bytes_))
-            strange = {pid for pid in on_card if pid not in after and pid != os.getpid()}
-            owners = {pid: self._owner(pid) for pid in strange}
-        now = time.monotonic()
-        self._strangers = {
-            (card, pid): since for (card, pid), since in self._strangers.items() if card != uuid or pid in strange
+    def _seated(self, uuid: str) -> dict[int, Place]:
+        """Who has a seat, with what its page says it has on the card."""
+        return {
+            process.pid: Place(tenancy.page, process.slot, at, tenancy.page.use(process.slot, at).memory)
+            for tenancy in self._tenancies.values()
+            if (at := tenancy.page.index.get(uuid)) is not None
+            for process in tenancy.processes
+            if process.slot is not None
         }
-        return [
-            self._stranger(uuid, pid, owners[pid])
-            for pid in sorted(strange)
-            if now - self._strangers.setdefault((uuid, pid), now) > _GRACE
-        ]
 
-    def _stranger(self, uuid: str, pid: int, owner: str | None) -> Finding:
-        tenancy = self._tenancies.get(owner) if owner is not None else None
-        if tenancy is None:
-            return Finding(uuid, pid, "uses the card without being a tenant: start it with `aliquot run`")
-        return Finding(uuid, pid, f"is tenant {tenancy.tenant.name}'s but has not registered: is it statically linked?")
+    def _owner_name(self, pid: int) -> str | None:
+        owner = self._owner(pid)
+        return None if owner is None else self._tenancies[owner].tenant.name
 
-    def _reserved(self, uuid: str) -> dict[int, tuple[Page, int, int, int]]:
-        """Who is seated on the card, with what its page says it has there."""
-        with self._lock:
-            return {
-                process.pid: (tenancy.page, process.slot, at, tenancy.page.use(process.slot, at).memory)
-                for tenancy in self._tenancies.values()
-                if (at := tenancy.page.index.get(uuid)) is not None
-                for process in tenancy.processes
-                if process.slot is not None
-            }
+    def _sweep(self) -> None:
+        for tenancy in self._tenancies.values():
+            tenancy.page.sweep()
 
 
 def _context(process: _Process) -> str:

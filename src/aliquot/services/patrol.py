@@ -1,0 +1,97 @@
+"""Looks at the cards from outside: who is on them that is nobody's, and what the driver takes beside allocations.
+
+A thread of its own, since NVML may hang.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from aliquot.adapters.nvml import Nvml, NvmlError
+from aliquot.adapters.page import Page
+from aliquot.model.tenant import Finding
+
+_EVERY = 1.0
+_GRACE = 3.0  # a process this young on a card may be about to register
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A process's line on its tenant's page, and the bytes it says it has."""
+
+    page: Page
+    slot: int
+    card: int  # index on the page
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """What the arbiter's daemon knows; to be asked with its lock held."""
+
+    lock: threading.RLock
+    seated: Callable[[str], dict[int, Place]]  # by process, of one card
+    owner: Callable[[int], str | None]  # the name of the tenant whose descendant a process is
+    sweep: Callable[[], None]  # give back what the dead held
+
+
+class Patrol:
+    """See the head of the file."""
+
+    def __init__(self, uuids: Iterable[str], nvml: Nvml, register: Register) -> None:
+        self.findings: list[Finding] = []
+        self._uuids = tuple(uuids)
+        self._nvml = nvml
+        self._register = register
+        self._strangers: dict[tuple[str, int], float] = {}  # unknown on a card since when
+
+    def run(self, stopping: threading.Event) -> None:
+        """Until told to stop."""
+        while not stopping.wait(_EVERY):
+            found: list[Finding] = []
+            for uuid in self._uuids:
+                try:
+                    found += self.look_at(uuid)
+                except NvmlError as error:
+                    found.append(Finding(uuid, None, f"the card does not answer: {error}"))
+                except Exception:
+                    log.exception("looking at card %s failed", uuid)
+            self.findings = found
+            with self._register.lock:
+                self._register.sweep()
+
+    def look_at(self, uuid: str) -> list[Finding]:
+        """Memory beside allocations goes onto the pages; processes that are nobody's are told."""
+        register = self._register
+        with register.lock:
+            before = register.seated(uuid)
+        on_card = self._nvml.processes(uuid)
+        with register.lock:
+            after = register.seated(uuid)
+            for pid, place in after.items():
+                if pid in on_card and before.get(pid) == place:  # nothing was allocated while we looked
+                    place.page.set_overhead(place.slot, place.card, max(0, on_card[pid] - place.memory))
+            strange = {pid for pid in on_card if pid not in after and pid != os.getpid()}
+            owners = {pid: register.owner(pid) for pid in strange}
+        now = time.monotonic()
+        self._strangers = {
+            (card, pid): since for (card, pid), since in self._strangers.items() if card != uuid or pid in strange
+        }
+        return [
+            _stranger(uuid, pid, owners[pid])
+            for pid in sorted(strange)
+            if now - self._strangers.setdefault((uuid, pid), now) > _GRACE
+        ]
+
+
+def _stranger(uuid: str, pid: int, owner: str | None) -> Finding:
+    if owner is None:
+        return Finding(uuid, pid, "uses the card without being a tenant: start it with `aliquot run`")
+    return Finding(uuid, pid, f"is tenant {owner}'s but has not registered: is it statically linked?")
