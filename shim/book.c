@@ -11,7 +11,7 @@
 #define FIRST 256u
 static struct alq_entry *table;     /* .kind 0: empty */
 static size_t capacity, count;      /* capacity is a power of two */
-static uint32_t serials;
+static uint64_t serials;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static size_t home_of(uint64_t key, unsigned kind)
@@ -130,25 +130,30 @@ bool alq_change(enum alq_kind kind, uint64_t key, void (*change)(struct alq_entr
     return found;
 }
 
-/* Takes any one entry that fits. Called again until it answers false, it takes all of them. */
-bool alq_take_where(bool (*fits)(const struct alq_entry *entry, const void *with), const void *with, struct alq_entry *out)
+/* Takes any one entry that fits. Called again until it answers false, it takes all of them. `*at` is 0 at first, and then
+ * where the last one was: all together is one round through the table, not one for each. */
+bool alq_take_where(bool (*fits)(const struct alq_entry *entry, const void *with), const void *with, size_t *at,
+                    struct alq_entry *out)
 {
     pthread_mutex_lock(&lock);
     bool found = false;
-    for (size_t i = 0; i < capacity && !found; i++)
+    for (size_t n = 0; n < capacity && !found; n++) {
+        size_t i = (*at + n) & (capacity - 1);
         if (table[i].kind && fits(&table[i], with)) {
             *out = table[i];
-            remove_at(i);
+            remove_at(i);       /* another may have moved here */
+            *at = i;
             found = true;
         }
+    }
     pthread_mutex_unlock(&lock);
     return found;
 }
 
-uint32_t alq_serial(void)
+uint64_t alq_serial(void)
 {
     pthread_mutex_lock(&lock);
-    uint32_t next = serials + 1;
+    uint64_t next = serials + 1;
     pthread_mutex_unlock(&lock);
     return next;
 }

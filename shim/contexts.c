@@ -4,20 +4,21 @@
 #define ORDINALS 64
 static CUcontext primary[ORDINALS];     /* each device's own context, as cuDevicePrimaryCtxRetain gave it out */
 
-struct ending { CUcontext context; uint32_t before; };
+struct ending { CUcontext context; uint64_t before; };
 
 /* Pieces and pools belong to the device, not to a context: they stay. */
 static bool ends(const struct alq_entry *e, const void *with)
 {
     const struct ending *ending = with;
     return (e->kind == ALQ_MEMORY || e->kind == ALQ_ARRAY) && e->owner == (uintptr_t)ending->context &&
-           (int32_t)(e->serial - ending->before) < 0;
+           e->serial < ending->before;
 }
 
 static void give_back_all(const struct ending *ending)
 {
     struct alq_entry entry;
-    while (ending->context && alq_take_where(ends, ending, &entry))
+    size_t at = 0;
+    while (ending->context && alq_take_where(ends, ending, &at, &entry))
         alq_charge(entry.card, -(int64_t)entry.size);
 }
 
@@ -53,13 +54,16 @@ static int leave(fn_cuDevicePrimaryCtxRelease *real, CUdevice device)
     struct ending ending = { .before = alq_serial() };
     if (device >= 0 && device < ORDINALS)
         ending.context = __atomic_load_n(&primary[device], __ATOMIC_RELAXED);
+    int card = alq_card_of_device(device);
+    alq_pools_leave(card, true);
     int result = real(device);
     unsigned flags = 0;
     int active = 1;
     if (result == CUDA_SUCCESS && ALQ_REAL(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && !active) {
         give_back_all(&ending);
-        alq_pools_drop(alq_card_of_device(device));
+        alq_pools_drop(card);
     }
+    alq_pools_leave(card, false);
     return result;
 }
 

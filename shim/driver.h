@@ -43,6 +43,7 @@ enum { ARRAY_LAYERED = 0x01, ARRAY_CUBEMAP = 0x04, ARRAY_SPARSE = 0x40, ARRAY_DE
 enum { POOL_RESERVED_NOW = 5, POOL_USED_NOW = 7 };              /* CUmemPool_attribute */
 enum { GRAPH_USED_NOW = 0, GRAPH_RESERVED_NOW = 2 };            /* CUgraphMem_attribute */
 enum { CAPTURE_NONE = 0, CAPTURE_MODE_RELAXED = 2 };
+#define CAPTURE_FORBIDS(result) ((result) >= 900 && (result) <= 909)    /* CUDA_ERROR_STREAM_CAPTURE_*: ask again later */
 
 typedef struct { unsigned long long total, free, used; } nvmlMemory_t;
 typedef struct { unsigned version; unsigned long long total, reserved, free, used; } nvmlMemory_v2_t;

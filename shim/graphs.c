@@ -31,8 +31,9 @@ static uint64_t settle(int card, uint64_t reserved)
     uint64_t holds = 0, used = 0;
     if (!held[card].live)
         return 0;
-    if (ALQ_REAL(cuDeviceGetGraphMemAttribute)(held[card].device, GRAPH_RESERVED_NOW, &holds))
-        holds = 0;
+    int result = ALQ_REAL(cuDeviceGetGraphMemAttribute)(held[card].device, GRAPH_RESERVED_NOW, &holds);
+    if (result)
+        holds = CAPTURE_FORBIDS(result) ? held[card].charged : 0;
     if (ALQ_REAL(cuDeviceGetGraphMemAttribute)(held[card].device, GRAPH_USED_NOW, &used))
         used = 0;
     alq_charge(card, (int64_t)(holds - held[card].charged - reserved));
@@ -291,8 +292,9 @@ int alq_cuGraphDestroy(fn_cuGraphDestroy *real, int ptsz, CUgraph graph)
 {
     (void)ptsz;
     struct alq_entry known;
+    size_t at = 0;
     if (__atomic_load_n(&any, __ATOMIC_RELAXED) && alq_find(ALQ_GRAPH, (uintptr_t)graph, &known))
-        while (alq_take_where(of_graph, graph, &known))
+        while (alq_take_where(of_graph, graph, &at, &known))
             ;
     return real(graph);
 }

@@ -1,7 +1,8 @@
 /* link.c - the thread that tells the daemon which channel groups this process has, and that undoes a pause when the
  * daemon is gone.
  *
- * It starts with the first compute group and lives as long as the process. It never waits longer than ROUND: each round it
+ * It starts with the first compute group, or with the first use of the page where no group is seen (MPS), and lives as long
+ * as the process. It never waits longer than ROUND: each round it
  * looks whether the daemon still holds the other end, whether groups changed, and whether a pause is stale. The daemon
  * answers nothing; when the connection ends, it is made again, for ever, and everything is told again.
  */
@@ -25,6 +26,7 @@
 #define DEBOUNCES   10
 #define BACKOFF_MS  250
 #define SEND_MS     200         /* a daemon that takes nothing for so long is left, and tried again */
+#define SENDER_MS   500         /* a sender never blocks: one that has the socket for so long was ended in the midst of it */
 
 static int started;
 static uint32_t changes;        /* counts up when groups come or go; the thread sleeps on it */
@@ -53,11 +55,8 @@ static struct alq_head head(uint16_t type)
 
 static void replace_socket(struct alq_file with)
 {
-    uint32_t none = 0;
-    while (!__atomic_compare_exchange_n(&socket_busy, &none, 1, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) {
-        none = 0;
-        sleep_ms(1);            /* a sender never blocks, so this is soon over */
-    }
+    for (int ms = 0; ms < SENDER_MS && __atomic_exchange_n(&socket_busy, 1, __ATOMIC_ACQUIRE); ms++)
+        sleep_ms(1);
     alq_file_close(&sock);
     sock = with;
     __atomic_store_n(&socket_busy, 0, __ATOMIC_RELEASE);
@@ -134,7 +133,7 @@ static bool tell_groups(void)
     struct alq_group group;
     struct alq_done done = { .head = head(ALQ_DONE) };
     int fd;
-    for (unsigned i = 0; alq_group_at(i, &group, &fd); i++) {
+    for (size_t at = 0; alq_group_at(&at, &group, &fd);) {
         if (fd < 0)
             continue;           /* the program closed our file: this group is out of reach */
         group.head = head(ALQ_GROUP);
@@ -192,14 +191,15 @@ static void reset_slices(int card, uint64_t last_beat)
     struct alq_group group;
     int fd;
     bool all = true;
+    uint32_t before = __atomic_load_n(&changes, __ATOMIC_ACQUIRE);
     if (!last_beat || done[card] == last_beat)
         return;
-    for (unsigned i = 0; alq_group_at(i, &group, &fd); i++) {
+    for (size_t at = 0; alq_group_at(&at, &group, &fd);) {
         uint64_t stock = RM_STOCK_TIMESLICE;
         if (group.compute && fd >= 0 && on_card(&group, fd, card))
             all &= alq_rm_control(fd, group.client, group.group, RM_SET_TIMESLICE, &stock, sizeof stock) == RM_OK;
     }
-    if (all)
+    if (all && before == __atomic_load_n(&changes, __ATOMIC_ACQUIRE))   /* else one may have been passed over */
         done[card] = last_beat;
 }
 
@@ -210,17 +210,19 @@ static void rescue(void)
     struct alq_page *page = alq_page();
     if (!own || !page)
         return;
-    for (int card = 0; card < (int)page->cards && card < ALQ_CARDS; card++) {
+    for (int card = 0; (uint32_t)card < page->cards && card < ALQ_CARDS; card++) {
         if (alq_stale(card))
             reset_slices(card, __atomic_load_n(&page->card[card].heartbeat_ns, __ATOMIC_RELAXED));
         if (__atomic_load_n(&own->use[card].paused, __ATOMIC_ACQUIRE) != 1 || !alq_stale(card))
             continue;
         struct alq_group group;
         int fd;
+        uint32_t before = __atomic_load_n(&changes, __ATOMIC_ACQUIRE);
         bool all = true;
-        for (unsigned i = 0; alq_group_at(i, &group, &fd); i++)
+        for (size_t at = 0; alq_group_at(&at, &group, &fd);)
             all &= fd >= 0 && (!on_card(&group, fd, card) || resume(&group, fd));
         uint32_t one = 1;
+        all &= before == __atomic_load_n(&changes, __ATOMIC_ACQUIRE);
         if (all && __atomic_compare_exchange_n(&own->use[card].paused, &one, 0, false, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
             __atomic_fetch_add(&own->use[card].rescued, 1, __ATOMIC_RELAXED);
     }
@@ -253,8 +255,10 @@ static void *run(void *unused)
             debounce(&seen);
             if (alq_claim())
                 replace_socket(connect_daemon());
-            if (!connected() || !tell_hello() || !tell_groups())
-                continue;       /* what was begun is void: the next connection tells all again */
+            if (!connected() || !tell_hello() || !tell_groups()) {
+                replace_socket((struct alq_file){ .fd = -1 });  /* what was begun is void: the next one tells all again */
+                continue;
+            }
             told = seen;
         }
         backoff = 0;

@@ -256,18 +256,17 @@ static bool describe(const struct object *group, struct alq_group *out)
     return out->channels > 0;
 }
 
-bool alq_group_at(unsigned n, struct alq_group *out, int *fd)
+/* Objects that come or go between two calls may hide a group from the second: then there is a change to tell of, too. */
+bool alq_group_at(size_t *at, struct alq_group *out, int *fd)
 {
     bool found = false;
     pthread_mutex_lock(&lock);
-    for (size_t i = 0; i < count && !found; i++) {
-        if (objects[i].class_ != RM_CLASS_GROUP)
-            continue;
-        struct client *client = client_of(objects[i].client);
-        if (!client || !describe(&objects[i], out) || n-- > 0)
-            continue;
-        found = true;
-        *fd = alq_file_ours(&client->file) ? client->file.fd : -1;
+    for (; *at < count && !found; ++*at) {
+        const struct object *o = &objects[*at];
+        struct client *client = o->class_ == RM_CLASS_GROUP ? client_of(o->client) : NULL;
+        found = client && describe(o, out);
+        if (found)
+            *fd = alq_file_ours(&client->file) ? client->file.fd : -1;
     }
     pthread_mutex_unlock(&lock);
     return found;

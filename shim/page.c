@@ -16,6 +16,7 @@
 #define LEDGER_BYTE   ALQ_SLOTS     /* locked around a reservation, by processes of this tenant alone */
 #define LEDGER_WAIT   20000000ull   /* ns; past it we go on without: the limit holds, a race may be lost twice */
 #define CLAIM_AGAIN   100000000ull
+#define RECLAIMS      4             /* a page that is written over may show ever new dead */
 
 struct alq_slot *alq_own;
 
@@ -168,6 +169,8 @@ struct alq_slot *alq_claim(void)
             take_slot();
         own = alq_own;
         pthread_mutex_unlock(&page_lock);
+        if (own)
+            alq_link_start();   /* also where no group is ever seen: under MPS they are the server's, and the gate is left */
         errno = saved;
     }
     if (!own)
@@ -234,13 +237,13 @@ uint64_t alq_used(int card)
     return sum;
 }
 
-/* ledger held. Both sums move together: `mine` outlives the slot. */
+/* ledger held. `mine` outlives the slot, and is the truth: what others may have written on the page is put right. */
 static void add(int card, int64_t bytes)
 {
     if (bytes < 0 && (uint64_t)-bytes > mine[card])
         bytes = -(int64_t)mine[card];
     mine[card] += (uint64_t)bytes;
-    __atomic_fetch_add(&alq_own->use[card].memory, (uint64_t)bytes, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&alq_own->use[card].memory, mine[card], __ATOMIC_SEQ_CST);
 }
 
 void alq_charge(int card, int64_t bytes)
@@ -269,6 +272,8 @@ static bool lock_ledger_byte(void)
 {
     uint64_t deadline = 0;
     while (!lock_byte(LEDGER_BYTE, F_WRLCK)) {
+        if (errno != EAGAIN && errno != EACCES && errno != EINTR)
+            return false;       /* no file, or no locks on it: waiting brings none */
         uint64_t now = alq_now();
         if (!deadline)
             deadline = now + LEDGER_WAIT;
@@ -293,13 +298,9 @@ static bool try_add(int card, uint64_t bytes, uint64_t need)
     return false;
 }
 
-/* `bytes` is what the card will lose, `need` what the program asked for: the quota is compared with what was asked for,
- * so that one allocation of exactly the quota fits whatever the driver rounds it up to. */
-bool alq_reserve(int card, uint64_t bytes, uint64_t need)
+/* One look at the quota, with the dead still in it. */
+static bool reserve_once(int card, uint64_t bytes, uint64_t need)
 {
-    if (!alq_claim() || bytes > INT64_MAX)
-        return false;
-    alq_keep_slot();
     pthread_mutex_lock(&ledger);
     bool locked = lock_ledger_byte(), done = false;
     /* without the lock two more tries: whoever was in the way has had time to step back */
@@ -311,8 +312,19 @@ bool alq_reserve(int card, uint64_t bytes, uint64_t need)
     if (locked)
         lock_byte(LEDGER_BYTE, F_UNLCK);
     pthread_mutex_unlock(&ledger);
-    if (!done && alq_reclaim() > 0)
-        return alq_reserve(card, bytes, need);  /* ends: each round has fewer dead */
+    return done;
+}
+
+/* `bytes` is what the card will lose, `need` what the program asked for: the quota is compared with what was asked for,
+ * so that one allocation of exactly the quota fits whatever the driver rounds it up to. */
+bool alq_reserve(int card, uint64_t bytes, uint64_t need)
+{
+    if (!alq_claim() || bytes > INT64_MAX)
+        return false;
+    alq_keep_slot();
+    bool done = reserve_once(card, bytes, need);
+    for (int i = 0; !done && i < RECLAIMS && alq_reclaim() > 0; i++)
+        done = reserve_once(card, bytes, need);
     return done;
 }
 

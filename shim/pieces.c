@@ -85,30 +85,33 @@ int alq_cuMemImportFromShareableHandle(fn_cuMemImportFromShareableHandle *real, 
     return result;
 }
 
+static void end_mapping(const struct alq_entry *mapping)
+{
+    struct alq_entry piece;
+    if (step(mapping->owner, 0, -1, &piece))
+        alq_charge(piece.card, -(int64_t)piece.size);
+}
+
+/* The driver maps only where nothing is mapped: what the book still has there was unmapped, by a thread that is about to say so. */
 int alq_cuMemMap(fn_cuMemMap *real, int ptsz, CUdeviceptr p, size_t n, size_t at, CUmemHandle h, unsigned long long flags)
 {
     (void)ptsz;
-    struct alq_entry piece;
+    struct alq_entry piece, before;
     int result = real(p, n, at, h, flags);
+    if (result == CUDA_SUCCESS && alq_take(ALQ_MAPPING, p, &before))
+        end_mapping(&before);
     if (result == CUDA_SUCCESS && alq_find(ALQ_PIECE, h, &piece) &&
         alq_book((struct alq_entry){ .kind = ALQ_MAPPING, .key = p, .size = n, .owner = h, .card = piece.card }))
         step(h, 0, 1, &piece);
     return result;
 }
 
-struct range { CUdeviceptr from, to; uint32_t before; };
+struct range { CUdeviceptr from, to; uint64_t before; };
 
 static bool in_range(const struct alq_entry *e, const void *with)
 {
     const struct range *r = with;
-    return e->kind == ALQ_MAPPING && e->key >= r->from && e->key < r->to && (int32_t)(e->serial - r->before) < 0;
-}
-
-static void end_mapping(const struct alq_entry *mapping)
-{
-    struct alq_entry piece;
-    if (step(mapping->owner, 0, -1, &piece))
-        alq_charge(piece.card, -(int64_t)piece.size);
+    return e->kind == ALQ_MAPPING && e->key >= r->from && e->key < r->to && e->serial < r->before;
 }
 
 /* One call may end many mappings. Those made after it began, by another thread at the same addresses, are left. */
@@ -117,15 +120,15 @@ int alq_cuMemUnmap(fn_cuMemUnmap *real, int ptsz, CUdeviceptr p, size_t n)
     (void)ptsz;
     struct alq_entry mapping;
     struct range range = { .from = p, .to = p + n, .before = alq_serial() };
+    size_t at = 0;
+    /* the common case: one mapping, no search. It goes before the real call: after it another thread may map there */
+    bool one = alq_find(ALQ_MAPPING, p, &mapping) && mapping.size == n && alq_take(ALQ_MAPPING, p, &mapping);
     int result = real(p, n);
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (alq_find(ALQ_MAPPING, p, &mapping) && mapping.size == n && in_range(&mapping, &range)) {
-        if (alq_take(ALQ_MAPPING, p, &mapping))     /* the common case: one mapping, no search */
-            end_mapping(&mapping);
-        return result;
-    }
-    while (alq_take_where(in_range, &range, &mapping))
+    if (one && result == CUDA_SUCCESS)
+        end_mapping(&mapping);
+    else if (one)
+        alq_book(mapping);
+    while (!one && result == CUDA_SUCCESS && alq_take_where(in_range, &range, &at, &mapping))
         end_mapping(&mapping);
     return result;
 }

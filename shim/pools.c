@@ -12,6 +12,7 @@
 struct pool { CUmemoryPool handle; int card; uint64_t charged; };
 static struct pool pools[POOLS];            /* [0, count) */
 static int count;
+static int leaving[ALQ_CARDS];              /* threads that are ending the device's own context */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;    /* held over reads of attributes and trims, never over waits */
 int alq_pools_live;                         /* there are pools or graph memory to settle; read without the lock */
 
@@ -46,12 +47,17 @@ static struct pool *enter(CUmemoryPool handle, int card)
 }
 
 /* Charges what the pool really holds, and gives `reserved` back, which was a guess about it. Returns how much the pool
- * has spare. An unreadable pool (gone) holds nothing. */
+ * has spare. An unreadable pool (gone) holds nothing; one that may not be asked just now, what it held. */
 static uint64_t settle(struct pool *pool, uint64_t reserved)
 {
     uint64_t holds = 0, used = 0;
-    if (ALQ_REAL(cuMemPoolGetAttribute)(pool->handle, POOL_RESERVED_NOW, &holds))
-        holds = 0;
+    if (pool->card >= 0 && leaving[pool->card]) {
+        alq_charge(pool->card, -(int64_t)reserved);
+        return 0;
+    }
+    int result = ALQ_REAL(cuMemPoolGetAttribute)(pool->handle, POOL_RESERVED_NOW, &holds);
+    if (result)
+        holds = CAPTURE_FORBIDS(result) ? pool->charged : 0;
     if (ALQ_REAL(cuMemPoolGetAttribute)(pool->handle, POOL_USED_NOW, &used))
         used = 0;
     alq_charge(pool->card, (int64_t)(holds - pool->charged - reserved));
@@ -65,7 +71,7 @@ static void trim_all(int card)
 {
     pthread_mutex_lock(&lock);
     for (int i = 0; i < count; i++)
-        if (pools[i].card == card) {
+        if (pools[i].card == card && !leaving[card]) {
             ALQ_REAL(cuMemPoolTrimTo)(pools[i].handle, 0);
             settle(&pools[i], 0);
         }
@@ -174,7 +180,7 @@ static int allocate(const struct request *r, int card, allocate_fn *call, void *
         alq_settle();
         return alq_refuse(card);
     }
-    alq_book((struct alq_entry){ .kind = pool ? ALQ_POOLED : ALQ_MEMORY, .key = *r->p, .size = need,
+    alq_book((struct alq_entry){ .kind = pool ? ALQ_POOLED : ALQ_MEMORY, .key = *r->p, .size = pool ? need : more,
                                  .owner = (uintptr_t)(pool ? r->pool : alq_context()), .card = (int8_t)card });
     return result;
 }
@@ -286,27 +292,36 @@ static bool of_pool(const struct alq_entry *e, const void *pool)
     return e->kind == ALQ_POOLED && e->owner == (uintptr_t)pool;
 }
 
-/* What was allocated from it lives on until it is freed, and is charged by itself from now on. */
+/* What was allocated from it lives on until it is freed, and is charged by itself from now on. The pool goes from the list
+ * before the real call: after it another thread's wait would ask the driver about a handle that is gone. */
 int alq_cuMemPoolDestroy(fn_cuMemPoolDestroy *real, int ptsz, CUmemoryPool handle)
 {
     (void)ptsz;
-    int result = real(handle);
-    if (result != CUDA_SUCCESS)
-        return result;
+    struct pool gone = { .handle = NULL };
     pthread_mutex_lock(&lock);
     struct pool *pool = find(handle);
     if (pool) {
-        struct alq_entry entry;
-        while (alq_take_where(of_pool, handle, &entry)) {
-            alq_charge(entry.card, (int64_t)entry.size);
-            entry.kind = ALQ_MEMORY;
-            entry.owner = 0;
-            alq_book(entry);
-        }
-        alq_charge(pool->card, -(int64_t)pool->charged);
+        gone = *pool;
         *pool = pools[--count];
     }
     pthread_mutex_unlock(&lock);
+    int result = real(handle);
+    if (!gone.handle)
+        return result;
+    pthread_mutex_lock(&lock);
+    if (result != CUDA_SUCCESS && (pool = enter(handle, gone.card)))
+        pool->charged = gone.charged;
+    pthread_mutex_unlock(&lock);
+    struct alq_entry entry;
+    size_t at = 0;
+    while (result == CUDA_SUCCESS && alq_take_where(of_pool, handle, &at, &entry)) {
+        alq_charge(entry.card, (int64_t)entry.size);
+        entry.kind = ALQ_MEMORY;
+        entry.owner = 0;
+        alq_book(entry);
+    }
+    if (result == CUDA_SUCCESS)
+        alq_charge(gone.card, -(int64_t)gone.charged);
     return result;
 }
 
@@ -315,10 +330,21 @@ static bool pooled_on(const struct alq_entry *e, const void *card)
     return e->kind == ALQ_POOLED && e->card == *(const int *)card;
 }
 
+/* Another thread that waits for another card would ask the driver about pools that are just being ended with a context. */
+void alq_pools_leave(int card, bool begin)
+{
+    if (card < 0)
+        return;
+    pthread_mutex_lock(&lock);
+    leaving[card] += begin ? 1 : -1;
+    pthread_mutex_unlock(&lock);
+}
+
 /* The device's own context has ended: handles of its pools may mean nothing any more, and are not asked again. */
 void alq_pools_drop(int card)
 {
     struct alq_entry entry;
+    size_t at = 0;
     pthread_mutex_lock(&lock);
     for (int i = 0; i < count;) {
         if (pools[i].card == card) {
@@ -329,7 +355,7 @@ void alq_pools_drop(int card)
         }
     }
     pthread_mutex_unlock(&lock);
-    while (alq_take_where(pooled_on, &card, &entry))
+    while (alq_take_where(pooled_on, &card, &at, &entry))
         ;
 }
 
@@ -345,5 +371,7 @@ void alq_pools_forget(void)
 {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     count = 0;
+    for (int i = 0; i < ALQ_CARDS; i++)
+        leaving[i] = 0;
     alq_pools_live = 0;
 }

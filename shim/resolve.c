@@ -118,20 +118,33 @@ static void *library_of(const char *symbol)
     return handle;
 }
 
+static void resolve_one(void *library, dlsym_fn *look, struct alq_symbol *symbol)
+{
+    void *real = look(library, symbol->name);
+    if (!real || real == symbol->wrapper)       /* a "libcuda" that only forwards would call us for ever */
+        real = (void *)missing;
+    __atomic_store_n(&symbol->real, real, __ATOMIC_RELEASE);
+}
+
+/* In a tenant the library's functions are all found at the first call, which holds no lock of ours: dlsym waits for whoever
+ * is loading a library just then, and a constructor of that one may call a hook, and so wait for a lock of ours. For the
+ * same reason nothing is locked here: threads that come at the same time find and write the same. */
 void *alq_resolve(enum alq_index at)
 {
-    struct alq_symbol *symbol = &alq_symbols[at];
+    struct alq_symbol *wanted = &alq_symbols[at];
     int saved = errno;
-    void *real = NULL, *library = library_of(symbol->name);
+    void *library = library_of(wanted->name);
     dlsym_fn *look = the_real_dlsym();
     if (library && look) {
-        real = look(library, symbol->name);
-        if (!real || real == symbol->wrapper)   /* a "libcuda" that only forwards would call us for ever */
-            real = (void *)missing;
-        __atomic_store_n(&symbol->real, real, __ATOMIC_RELEASE);
+        for (int i = 0; alq_on() && i < ALQ_SYMBOLS; i++)
+            if ((alq_symbols[i].name[0] == 'n') == (wanted->name[0] == 'n'))
+                resolve_one(library, look, &alq_symbols[i]);
+        if (!alq_on())
+            resolve_one(library, look, wanted);
         dlerror();                              /* the program did not ask, so it shall not hear of it */
     }
     errno = saved;
+    void *real = __atomic_load_n(&wanted->real, __ATOMIC_ACQUIRE);
     return real ? real : (void *)missing;
 }
 
@@ -140,27 +153,27 @@ void *alq_resolve(enum alq_index at)
 #define BUCKETS 1024                            /* a power of two, several times ALQ_HOOKS */
 _Static_assert(ALQ_HOOKS * 3 < BUCKETS, "the map of wrappers is too full");
 static uint16_t buckets[BUCKETS];               /* index + 1; 0: empty */
-static pthread_once_t map_once = PTHREAD_ONCE_INIT;
+static int map_filled;
 
 static unsigned bucket_of(const void *p)
 {
     return (unsigned)(((uint64_t)(uintptr_t)p * 0x9e3779b97f4a7c15ull) >> 32) & (BUCKETS - 1);
 }
 
+/* No pthread_once: it would be held over dlsym (see alq_resolve). Threads that fill at the same time do so in the same order,
+ * and each function has one place that only the first of them takes. */
 static void fill_map(void)
 {
     for (int i = 0; i < ALQ_HOOKS; i++) {
-        if (alq_symbols[i].name[0] == 'n')
-            continue;                           /* cuGetProcAddress knows nothing of NVML */
-        void *real = alq_resolve(i);
-        if (real == (void *)missing)
-            continue;
-        unsigned b = bucket_of(real);
-        while (buckets[b] && alq_symbols[buckets[b] - 1].real != real)
-            b = (b + 1) & (BUCKETS - 1);
-        if (!buckets[b])                        /* two names of one function: the first line of the table wins */
-            buckets[b] = (uint16_t)(i + 1);
+        void *real = alq_symbols[i].name[0] == 'n' ? (void *)missing : alq_real_at(i);  /* it knows nothing of NVML */
+        for (unsigned b = bucket_of(real); real != (void *)missing; b = (b + 1) & (BUCKETS - 1)) {
+            uint16_t there = 0;                 /* two names of one function: the first line of the table wins */
+            if (__atomic_compare_exchange_n(&buckets[b], &there, (uint16_t)(i + 1), false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE) ||
+                alq_symbols[there - 1].real == real)
+                break;
+        }
     }
+    __atomic_store_n(&map_filled, 1, __ATOMIC_RELEASE);
 }
 
 /* The wrapper of a function of the driver; the function itself when it has none. */
@@ -168,7 +181,8 @@ static void *wrapper_of(void *real)
 {
     if (!library_of("cu"))
         return real;
-    pthread_once(&map_once, fill_map);
+    if (!__atomic_load_n(&map_filled, __ATOMIC_ACQUIRE))
+        fill_map();
     for (unsigned b = bucket_of(real); buckets[b]; b = (b + 1) & (BUCKETS - 1))
         if (alq_symbols[buckets[b] - 1].real == real)
             return alq_symbols[buckets[b] - 1].wrapper;
@@ -215,21 +229,23 @@ int alq_cuGetProcAddress_v2(fn_cuGetProcAddress_v2 *real, int ptsz, const char *
 
 /* ---- dlsym ---- */
 
+/* A hooked name that the driver has not, or there is no driver: the lookup would find our export, and the program would
+ * believe that there is a GPU, or a newer driver. A name that nobody has gives NULL and a dlerror. */
+static void *dlsym_absent(void *handle, const char *name)
+{
+    (void)name;
+    return the_real_dlsym()(handle, "(not in the GPU driver, or its library is not loaded)");
+}
+
 /* dlsym of a hooked name on a handle: the real answer, replaced when it is the driver's own function. */
 static void *dlsym_hooked(void *handle, const char *name)
 {
     int at = hook_named(name);
-    void *real = alq_resolve(at);               /* before the program's own lookup: dlerror must be that one's */
+    void *real = alq_real_at(at);               /* before the program's own lookup: dlerror must be that one's */
     void *found = the_real_dlsym()(handle, name);
+    if (found == alq_symbols[at].wrapper && real == (void *)missing)    /* the handle is the program's own: dlopen(NULL) */
+        return dlsym_absent(handle, name);
     return found && found == real ? alq_symbols[at].wrapper : found;
-}
-
-/* dlsym(RTLD_DEFAULT) of a hooked name without the driver: it would find our export, and the program would believe that
- * there is a GPU. A name that nobody has gives NULL and a dlerror. */
-static void *dlsym_absent(void *handle, const char *name)
-{
-    (void)name;
-    return the_real_dlsym()(handle, "(the GPU driver's library is not loaded)");
 }
 
 static void *dlsym_without_libc(void *handle, const char *name)
@@ -246,12 +262,11 @@ __attribute__((noinline, used)) static dlsym_fn *route(void *handle, const char 
     dlsym_fn *real = the_real_dlsym(), *answer = real ? real : dlsym_without_libc;
     bool driver = name && real && name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z';
     bool nvml = name && real && name[0] == 'n' && !strncmp(name, "nvml", 4);
-    if ((driver || nvml) && handle != RTLD_NEXT && hook_named(name) >= 0) {
-        if (handle != RTLD_DEFAULT)
-            answer = alq_on() ? dlsym_hooked : real;
-        else if (!library_of(name))
-            answer = dlsym_absent;
-    }
+    int at = (driver || nvml) && handle != RTLD_NEXT ? hook_named(name) : -1;
+    if (at >= 0 && handle != RTLD_DEFAULT)
+        answer = alq_on() ? dlsym_hooked : real;
+    else if (at >= 0 && alq_real_at(at) == (void *)missing)
+        answer = dlsym_absent;
     errno = saved;
     return answer;
 }

@@ -119,7 +119,8 @@ struct alq_entry {
     uint64_t key, size;
     uint64_t owner;         /* MEMORY, ARRAY: context; POOLED: pool; MAPPING: the piece; IN_GRAPH: the graph */
     uint64_t now;           /* PIECE: mappings; GRAPH: bytes live after the nodes so far */
-    uint32_t serial, refs;  /* serial: when it was entered; refs: of a PIECE */
+    uint64_t serial;        /* when it was entered */
+    uint32_t refs;          /* of a PIECE */
     int8_t   card;
     uint8_t  kind;
 };
@@ -127,12 +128,14 @@ bool alq_book(struct alq_entry entry);      /* false: no memory for it */
 bool alq_take(enum alq_kind kind, uint64_t key, struct alq_entry *out);     /* finds and removes */
 bool alq_find(enum alq_kind kind, uint64_t key, struct alq_entry *out);
 bool alq_change(enum alq_kind kind, uint64_t key, void (*change)(struct alq_entry *entry, void *with), void *with);
-bool alq_take_where(bool (*fits)(const struct alq_entry *entry, const void *with), const void *with, struct alq_entry *out);
-uint32_t alq_serial(void);                  /* entries made from now on have this serial or a later one */
+bool alq_take_where(bool (*fits)(const struct alq_entry *entry, const void *with), const void *with, size_t *at,
+                    struct alq_entry *out);
+uint64_t alq_serial(void);                  /* entries made from now on have this serial or a later one */
 
 /* ---- pools.c, graphs.c ---- */
 bool alq_make_room(int card, uint64_t bytes, uint64_t need, CUstream stream, int ptsz, bool may_wait);
 void alq_settle(void);                      /* after a wait: pools may have given memory back */
+void alq_pools_leave(int card, bool begin); /* around the end of the device's own context: its pools are not asked then */
 void alq_pools_drop(int card);
 extern int alq_pools_live;                  /* there is something to settle */
 bool alq_capturing(CUstream stream, int ptsz);
@@ -144,8 +147,6 @@ void alq_graph_settle(int card);
 void alq_graph_trim(int card);
 uint64_t alq_rounded(uint64_t bytes);       /* what an allocation of so many bytes takes of the card */
 
-void alq_link_start(void);      /* link.c: starts the thread, once */
-
 /* ---- work.c ---- */
 void alq_work_slow(struct alq_use *use, int card, bool gated, int ptsz, CUstream stream);
 void alq_busy_begin(struct alq_use *use, int ptsz, CUstream stream);
@@ -154,11 +155,8 @@ void alq_busy_end(struct alq_use *use);
 static inline struct alq_use *alq_here(int *card)
 {
     struct alq_slot *own = __atomic_load_n(&alq_own, __ATOMIC_ACQUIRE);
-    if (ALQ_RARE(!own)) {
-        if (!alq_on() || !(own = alq_claim()))
-            return NULL;
-        alq_link_start();   /* work without a group that was seen: under MPS it is the server's. The gate is left */
-    }
+    if (ALQ_RARE(!own) && (!alq_on() || !(own = alq_claim())))
+        return NULL;
     *card = alq_card_here();
     return &own->use[*card];
 }
@@ -178,19 +176,28 @@ static inline struct alq_use *alq_work(bool gated, int ptsz, CUstream stream)
         alq_busy_begin(use, ptsz, stream);
     return use;
 }
+/* One wait less. True: it was the last. Never below 0: the line may have been cleared meanwhile (the program closed our file,
+ * and was taken for dead) or written over, and a count that went round would show a wait for ever. */
+static inline bool alq_waited(struct alq_use *use)
+{
+    uint32_t n = __atomic_load_n(&use->waiting, __ATOMIC_RELAXED);
+    while (n && !__atomic_compare_exchange_n(&use->waiting, &n, n - 1, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+    return n <= 1;
+}
 /* The gated work was handed over. Until then the process counts as waiting: at the gate, or for room in a full queue. */
 static inline void alq_handed_over(struct alq_use *use)
 {
     if (use)
-        __atomic_fetch_sub(&use->waiting, 1, __ATOMIC_RELAXED);
+        alq_waited(use);
 }
 
 /* ---- observe.c ---- */
-bool alq_group_at(unsigned n, struct alq_group *out, int *fd);  /* the n-th group with channels; false: no more */
+bool alq_group_at(size_t *at, struct alq_group *out, int *fd);  /* the next group with channels, *at 0 at first; false: no more */
 int alq_rm_control(int fd, uint32_t client, uint32_t object, uint32_t command, void *params, uint32_t size);
 
 /* ---- link.c ---- */
-void alq_link_start(void);      /* the first compute group: starts the thread, once */
+void alq_link_start(void);      /* the first compute group, or the first use of the page: starts the thread, once */
 void alq_link_changed(void);    /* groups came or went */
 void alq_link_wake(int card);   /* sends ALQ_WAKE, never blocking */
 

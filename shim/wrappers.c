@@ -26,7 +26,7 @@
     if (use) \
         __atomic_fetch_add(&use->waiting, 1, __ATOMIC_RELAXED); \
     int result = ALQ_REAL_AS(name, symbol) args; \
-    if (use && __atomic_fetch_sub(&use->waiting, 1, __ATOMIC_RELAXED) == 1) \
+    if (use && alq_waited(use)) \
         alq_busy_end(use);
 
 #define WRAP_COPY(symbol, name, ptsz, params, args) \

@@ -321,7 +321,16 @@ static void *look(const char *name, int version, uint64_t flags)
     return NULL;
 }
 static int fake_cuGetProcAddress(const char *name, void **found, int version, uint64_t flags)
-{ *found = name && *name ? look(name, version, flags) : NULL; return *found ? 0 : CUDA_ERROR_NOT_FOUND; }
+{
+    static struct { char name[64]; int version; uint64_t flags; void *found; } last;    /* a driver has no need of the loader */
+    if (!name || !*name || strcmp(last.name, name) || last.version != version || last.flags != flags) {
+        last.found = name && *name ? look(name, version, flags) : NULL;
+        snprintf(last.name, sizeof last.name, "%s", name ? name : "");
+        last.version = version, last.flags = flags;
+    }
+    *found = last.found;
+    return *found ? 0 : CUDA_ERROR_NOT_FOUND;
+}
 static int fake_cuGetProcAddress_v2(const char *name, void **found, int version, uint64_t flags, int *status)
 { int result = fake_cuGetProcAddress(name, found, version, flags); if (status) *status = result ? 1 : 0; return result; }
 
