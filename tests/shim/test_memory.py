@@ -316,7 +316,7 @@ def test_a_process_that_was_taken_for_dead_registers_its_memory_anew(tenant: Ten
         alloc(GIB); say(used=used()); heard()
     """)
     program.said()
-    assert tenant.page.sweep() == []
+    assert tenant.page.sweep() in ([], [0])  # 0: its own thread has noticed first
     program.tell()
     assert program.said() == {"used": 2 * GIB}
     assert tenant.page.sweep() == [0]
