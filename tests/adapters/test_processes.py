@@ -22,6 +22,15 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
+def test_a_stopped_process_is_known_until_it_is_let_go_on(child: subprocess.Popen[bytes]) -> None:
+    assert not processes.is_stopped(child.pid)
+    child.send_signal(signal.SIGSTOP)
+    eventually(lambda: processes.is_stopped(child.pid))
+    child.send_signal(signal.SIGCONT)
+    eventually(lambda: not processes.is_stopped(child.pid))
+    assert not processes.is_stopped(0)
+
+
 def test_a_process_is_known_by_its_pid_and_the_moment_it_started(child: subprocess.Popen[bytes]) -> None:
     started = processes.start_time(child.pid)
     assert started is not None

@@ -32,6 +32,15 @@ def lives(pid: int | None, started: int | None) -> bool:
     return now is not None and (started is None or now == started)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether it was stopped, by a signal or a debugger, and does nothing until it is let go on."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except (OSError, IndexError):
+        return False
+
+
 def uid_of(pid: int) -> int | None:
     """Whose it is (the effective user), None when it is gone."""
     try:

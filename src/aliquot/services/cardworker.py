@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from aliquot.adapters import page as pages
-from aliquot.adapters import rm
+from aliquot.adapters import processes, rm
 from aliquot.adapters.page import Page, Use
 from aliquot.arbiter.account import Shares, divide
 from aliquot.arbiter.card import CardArbiter
@@ -30,6 +30,7 @@ _CHECKS = (0.1, 0.5)  # when a new context's slice is looked at again: libcuda s
 _AUDIT = 1.0  # and then one context each second, and whether a process went on by itself
 _STOCK = 2048  # microseconds: the driver's own slice
 _MOST_FAILURES = 10  # rounds in a row, before the card counts as given up
+_STILL = 0.3  # a wait this long may be that of a process that was stopped
 _SETTLED = 1.0  # a changed slice after this is no accident of start-up
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,9 @@ class Seat:
     paused_since: float | None = None
     rescued: float = 0.0  # when it was last found to have gone on by itself
     stopped: set[tuple[int, int]] = field(default_factory=set)  # (client, channel) that we disabled
+    moved: float = 0.0  # when it last launched something or did not wait
+    looked: float = 0.0  # when it was last looked at whether the process is stopped, and whether it was
+    frozen: bool = False
 
     def same(self, other: Seat) -> bool:
         """Whether all that we control is the same, only told again."""
@@ -192,7 +196,7 @@ class CardWorker:
         elapsed = now - self._read_at
         for name, seat in self._seats.items():
             use = seat.page.use(seat.slot, seat.card)
-            readings[name] = Reading(use.launches, use.waiting > 0, use.busy_since_ns != 0)
+            readings[name] = Reading(use.launches, _waits(seat, use, now), use.busy_since_ns != 0)
             if seat.last is not None and elapsed > 0:
                 busy[name] = max(0, _busy(use, stamp) - _busy(seat.last, stamp - int(elapsed * 1e9))) / (elapsed * 1e9)
             seat.last = use
@@ -411,6 +415,16 @@ _TELLING = (State.RUNNING, State.PAUSED, State.WAITING, State.IDLE)
 
 def _handles(groups: Iterable[rm.Group]) -> set[tuple[int, int, int, tuple[int, ...]]]:
     return {(group.client, group.group, group.subdevice, tuple(sorted(group.channels))) for group in groups}
+
+
+def _waits(seat: Seat, use: Use, now: float) -> bool:
+    """Whether a thread of it waits for the card. A process that was stopped inside a wait (SIGSTOP, a debugger) can
+    not say that the wait is over: it would keep the card for as long as it is stopped."""
+    if not use.waiting or seat.last is None or use.launches != seat.last.launches:
+        seat.moved, seat.frozen = now, False
+    elif now - seat.moved >= _STILL and now - seat.looked >= BEAT:
+        seat.looked, seat.frozen = now, processes.is_stopped(seat.pid)
+    return use.waiting > 0 and not seat.frozen
 
 
 def _stop(seat: Seat, group: rm.Group) -> None:

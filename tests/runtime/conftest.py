@@ -1,0 +1,42 @@
+"""A simulated card with a daemon over it, empty before each test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from aliquot.adapters import player
+from runtime.rig import Node
+
+
+@pytest.fixture(scope="session")
+def shared_node() -> Iterator[Node]:
+    if not os.path.exists(player.shim()):
+        pytest.skip("the libraries are not built")
+    node = Node()
+    yield node
+    node.close()
+
+
+@pytest.fixture
+def node(shared_node: Node) -> Iterator[Node]:
+    yield shared_node
+    shared_node.clear()
+
+
+@pytest.fixture(scope="session")
+def shared_refusing_node() -> Iterator[Node]:
+    if not os.path.exists(player.shim()):
+        pytest.skip("the libraries are not built")
+    node = Node("--refuse-controls")
+    yield node
+    node.close()
+
+
+@pytest.fixture
+def refusing_node(shared_refusing_node: Node) -> Iterator[Node]:
+    """Its driver lets nobody set slices or pause."""
+    yield shared_refusing_node
+    shared_refusing_node.clear()

@@ -1,0 +1,112 @@
+"""Whoever dies or hangs, nobody else stays paused."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from runtime.rig import GIB, Node
+from runtime.test_mixing import work
+from simgpu.rig import wait_until
+
+SOON = 3.0  # seconds: tenants notice after 0.6 that the daemon is gone; this machine may be busy
+
+
+@pytest.mark.parametrize("online_is", ["idle", "busy"])
+def test_when_the_daemon_is_killed_everybody_goes_on_and_the_next_one_takes_over(node: Node, online_is: str) -> None:
+    """Offline work has tiny slices or is paused at that moment: all of it where online work is busy."""
+    online = node.puppet(node.tenant("online"))
+    names = [node.tenant("offline") for _ in range(2)]
+    offline = [node.load(name, "20ms") for name in names]
+    node.until_runs(*offline)
+    if online_is == "busy":
+        work(online, 3000)
+        wait_until(lambda: all(node.standing(name)["state"] == "paused" for name in names), "both are paused")
+    node.kill_daemon()
+    pids = [load.pid for load in offline]
+    assert node.goes_on(*pids) < SOON
+    assert node.goes_on(*pids) < SOON  # and stay so
+    node.restart_daemon()
+    states = {"idle": {"running", "waiting"}, "busy": {"paused"}}[online_is]
+    wait_until(
+        lambda: all(
+            stands.get("processes") == [load.pid] and stands["state"] in states and stands["level"] == "hardware"
+            for load, name in zip(offline, names, strict=True)
+            if (stands := node.standing(name)) is not None
+        ),
+        "the new daemon has taken over",
+    )
+    if online_is == "busy":
+        (behind,) = node.shares(0.3, tuple(pids))
+        assert behind <= 0.02
+        online.hear()
+    node.goes_on(*pids)
+    assert [load.finish()["right"] for load in offline] == [True, True]
+
+
+def test_when_the_daemon_hangs_everybody_goes_on_until_it_is_back(node: Node) -> None:
+    online = node.puppet(node.tenant("online"))
+    names = [node.tenant("offline") for _ in range(2)]
+    offline = [node.load(name, "20ms") for name in names]
+    node.until_runs(*offline)
+    work(online, 3000)
+    wait_until(lambda: all(node.standing(name)["state"] == "paused" for name in names), "both are paused")
+    node.daemon.send_signal(signal.SIGSTOP)
+    pids = [load.pid for load in offline]
+    assert node.goes_on(*pids) < SOON
+    assert node.goes_on(*pids) < SOON
+    node.daemon.send_signal(signal.SIGCONT)
+    node.shares_come_to(lambda behind: behind <= 0.02, tuple(pids), seconds=0.2)
+    online.hear()
+    node.goes_on(*pids)
+    assert [load.finish()["right"] for load in offline] == [True, True]
+
+
+def test_a_paused_tenant_that_is_killed_gives_its_memory_back(node: Node) -> None:
+    online = node.puppet(node.tenant("online"))
+    name = node.tenant("offline", memory=4 * GIB)
+    offline = node.load(name, "20ms", "--memory", "3GiB")
+    node.until_runs(offline)
+    before = node.player.card().used
+    assert before > 3 * GIB
+    work(online, 800)
+    wait_until(lambda: node.standing(name)["state"] == "paused", "it is paused")
+    offline.kill()
+    wait_until(lambda: node.player.card().used < before - 3 * GIB, "the card has its memory back")
+    wait_until(lambda: node.standing(name)["memory_used"] == 0, "nothing of it is counted")
+    heir = node.puppet(name)
+    assert heir.ask({"do": "allocate", "mib": 3 * 1024}) == 0
+    online.hear()
+
+
+@pytest.mark.parametrize("policy", ["best-effort", "burst-share", "fixed-share"])
+def test_a_stopped_process_does_not_disturb_the_others(node: Node, policy: str) -> None:
+    node.configure(policy, release_delay=0)
+    node.puppet(node.tenant("online"))
+    stopped, going = (node.load(node.tenant("offline", core=50), "20ms") for _ in range(2))
+    node.until_runs(stopped, going)
+    os.kill(stopped.pid, signal.SIGSTOP)
+    enough = 0.45 if policy == "fixed-share" else 0.8
+    node.shares_come_to(lambda share: share >= enough, (going.pid,), seconds=0.7)
+    os.kill(stopped.pid, signal.SIGCONT)
+    node.goes_on(stopped.pid, going.pid)
+
+
+def test_a_stopped_online_process_does_not_keep_the_card(node: Node) -> None:
+    """It was stopped inside a wait for the card, and can not say that the wait is over."""
+    online = node.puppet(node.tenant("online"))
+    name = node.tenant("offline")
+    offline = node.load(name, "20ms")
+    node.until_runs(offline)
+    work(online, 300)
+    wait_until(lambda: node.standing(name)["state"] == "paused", "offline work is paused")
+    os.kill(online.pid, signal.SIGSTOP)
+    node.shares_come_to(lambda share: share >= 0.9, (offline.pid,), seconds=0.5)
+    os.kill(online.pid, signal.SIGCONT)
+    online.hear()
+    work(online, 300)
+    wait_until(lambda: node.standing(name)["state"] == "paused", "it is paused again")
+    online.hear()
+    node.goes_on(offline.pid)

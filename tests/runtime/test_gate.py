@@ -1,0 +1,44 @@
+"""Where the driver refuses slices and pauses, tenants are held at the gate: their next launch waits."""
+
+from __future__ import annotations
+
+from runtime.rig import Node, near
+from runtime.test_mixing import work
+from simgpu.rig import wait_until
+
+
+def test_fixed_share_is_held_roughly(refusing_node: Node) -> None:
+    """What was launched before the gate closed runs on: it is held as well as its queue is short."""
+    node = refusing_node
+    node.configure("fixed-share")
+    name = node.tenant(core=30)
+    load = node.load(name)
+    node.until_runs(load)
+    assert node.standing(name)["level"] == "gate"
+    node.shares_come_to(near([0.3], 10), (load.pid,))
+    assert node.player.card().compute(load.pid)[0].slice_us == 2048
+
+
+def test_burst_share_is_held_roughly(refusing_node: Node) -> None:
+    node = refusing_node
+    node.configure("burst-share")
+    loads = [node.load(node.tenant(core=core)) for core in (30, 70)]
+    node.until_runs(*loads)
+    node.shares_come_to(near([0.3, 0.7], 10), *((load.pid,) for load in loads))
+
+
+def test_online_work_closes_the_gate_to_offline_work(refusing_node: Node) -> None:
+    node = refusing_node
+    online = node.puppet(node.tenant("online"))
+    name = node.tenant("offline")
+    offline = node.load(name)
+    node.until_runs(offline)
+    work(online, 1500)
+    wait_until(lambda: node.standing(name)["state"] == "paused", "offline work waits at the gate")
+    assert node.standing(name)["level"] == "gate"
+    front, behind = node.shares(0.4, (online.pid,), (offline.pid,))
+    assert front >= 0.9
+    assert behind <= 0.1
+    online.hear()
+    node.goes_on(offline.pid)
+    assert offline.finish()["right"] is True
