@@ -73,8 +73,13 @@ def test_durations_are_read_as_they_are_written() -> None:
 def test_a_gap_is_excused_only_while_we_had_stopped_the_process(tmp_path: Path) -> None:
     file = tmp_path / "progress"
     file.write_text("1.0 0 1\n1.5 0 2\n3.5 0 3\n")
-    life = Life(cast(Child, None), file, stopped=[(1.6, 3.0)], ended=3.6)
-    assert [gap for _, gap in life.gaps()] == pytest.approx([0.5, 2.0 - 1.5, 0.1])
+    life = Life(cast(Child, None), file, stopped=[(1.6, 3.0)], ended=3.6, began=0.0)
+    assert [gap for _, gap in life.gaps()] == pytest.approx([0.0, 0.5, 2.0 - 1.5, 0.1])
+
+
+def test_a_tenant_that_never_comes_to_its_first_kernel_stands_still(tmp_path: Path) -> None:
+    life = Life(cast(Child, None), tmp_path / "nothing", ended=20.0, began=0.0)
+    assert [gap for _, gap in life.gaps()] == [20.0 - 12.0]
 
 
 @pytest.mark.parametrize(

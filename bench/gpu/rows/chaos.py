@@ -59,9 +59,10 @@ class Life:
         moments = []
         with contextlib.suppress(OSError):  # no file: it never came to its first kernel
             moments = [float(line.split()[0]) for line in self.file.read_text().splitlines() if len(line.split()) == 3]
-        moments.insert(0, min(self.began + _STARTING, *moments, self.ended or time.monotonic()))
-        if self.ended is not None:
-            moments.append(max(self.ended, moments[-1]))
+        end = self.ended or time.monotonic()
+        if self.ended is not None or not moments:
+            moments.append(max(end, *moments) if moments else end)
+        moments.insert(0, min(self.began + _STARTING, *moments))
         return [(before, after - before - self._excused(before, after)) for before, after in pairwise(moments)]
 
     def _excused(self, begin: float, end: float) -> float:
