@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from runtime.rig import Node, near
 
+DEEP = ("--depth", "64")  # a queue that lasts while a busy machine lets its process wait
+
 
 def test_three_tenants_share_by_policy_and_the_policy_is_changed_under_them(node: Node) -> None:
     """Quotas of 20, 30 and 50 percent; kernels of 1 and 20 ms; the second tenant has three processes."""
     small, middle, large = (node.tenant(core=core) for core in (20, 30, 50))
     by_tenant = [
         [node.load(small, "20ms")],
-        [node.load(middle, kernel) for kernel in ("1ms", "20ms", "1ms")],
-        [node.load(large, "1ms")],
+        [node.load(middle, kernel, *DEEP) for kernel in ("1ms", "20ms", "1ms")],
+        [node.load(large, "1ms", *DEEP)],
     ]
     node.until_runs(*(load for loads in by_tenant for load in loads))
     tenants = [tuple(load.pid for load in loads) for loads in by_tenant]
@@ -31,7 +33,7 @@ def test_under_fixed_share_a_tenant_gets_its_quota_of_an_idle_card_and_no_more(n
 
 def test_under_burst_share_what_one_leaves_the_others_have(node: Node) -> None:
     node.configure("burst-share")
-    leaving, staying = (node.load(node.tenant(core=core)) for core in (80, 20))
+    leaving, staying = (node.load(node.tenant(core=core), "1ms", *DEEP) for core in (80, 20))
     node.until_runs(leaving, staying)
     node.shares_come_to(near([0.8, 0.2], 5), (leaving.pid,), (staying.pid,))
     leaving.finish()
