@@ -76,23 +76,6 @@ def test_processes_are_told_with_their_memory(played: PlayedNvml) -> None:
     assert Nvml().processes("GPU-0") == {7: 100, 8: 0, 9: 0}
 
 
-def test_shares_are_averaged_over_the_samples_since_the_last_look(played: PlayedNvml) -> None:
-    played.answers["nvmlDeviceGetProcessUtilization"] = [
-        SimpleNamespace(pid=7, timeStamp=100, smUtil=99),
-        SimpleNamespace(pid=7, timeStamp=200, smUtil=40),
-        SimpleNamespace(pid=7, timeStamp=300, smUtil=60),
-        SimpleNamespace(pid=8, timeStamp=300, smUtil=250),
-        SimpleNamespace(pid=0, timeStamp=300, smUtil=1),
-    ]
-    assert Nvml().shares("GPU-0", 100) == ({7: 0.5, 8: 1.0}, 300)
-
-
-@pytest.mark.parametrize("nothing", [PlayedNotFoundError(), PlayedNotSupportedError(), []])
-def test_a_card_that_does_not_sample_has_no_shares(played: PlayedNvml, nothing: object) -> None:
-    played.answers["nvmlDeviceGetProcessUtilization"] = nothing
-    assert Nvml().shares("GPU-0", 5) == ({}, 5)
-
-
 def test_a_card_that_does_not_tell_how_busy_it_is(played: PlayedNvml) -> None:
     played.answers["nvmlDeviceGetUtilizationRates"] = PlayedNotSupportedError()
     assert Nvml().utilisation("GPU-0") is None

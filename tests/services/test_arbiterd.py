@@ -517,3 +517,15 @@ class TestLookout:
         rig.nvml.on_card[UUIDS[0]] = {2**22 - 5: 1}
         (finding,) = rig.daemon._patrol.look_at(UUIDS[0])
         assert "has not registered" in finding.text
+
+    def test_a_page_that_cannot_be_written_is_told_for_as_long_as_it_is_so(self, rig: Rig) -> None:
+        rig.tenant("a")
+        page = rig.daemon._tenancies["a"].page
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        with pytest.MonkeyPatch.context() as disk:
+            disk.setattr(os, "pwrite", full)
+            until(lambda: any("cannot be written" in each.text for each in rig.daemon.findings()), "the finding")
+        until(lambda: page.trouble is None and not rig.daemon.findings(), "its end")

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 WRONG = 1 << 40  # what a wrong thread adds to out[0]
 RESULT_BYTES = 24
-ITERATIONS_PER_US_SIMULATED = 1000.0
 
 _MULTIPLY, _ADD = 6364136223846793005, 1442695040888963407  # Knuth's MMIX
 

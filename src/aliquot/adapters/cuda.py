@@ -60,11 +60,6 @@ class CudaError(Exception):
         super().__init__(f"{call}: {text}")
         self.code = code
 
-    @property
-    def out_of_memory(self) -> bool:
-        """The card, or the tenant's quota on it, is used up."""
-        return self.code == _OUT_OF_MEMORY
-
 
 class NoDriverError(CudaError):
     """There is no driver, or it has no card for us."""

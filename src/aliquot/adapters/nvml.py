@@ -6,7 +6,6 @@ Every method may be called from any thread. Errors become NvmlError at this door
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 from typing import Any
 
 from aliquot.model.device import Card
@@ -73,22 +72,6 @@ class Nvml:
         """The compute processes on the card, with the bytes they take; 0 where the driver does not tell."""
         found = self._ask("nvmlDeviceGetComputeRunningProcesses", uuid)
         return {int(each.pid): _bytes(each.usedGpuMemory) for each in found or ()}
-
-    def shares(self, uuid: str, since_us: int) -> tuple[dict[int, float], int]:
-        """Each process's part of the card's time (0 to 1), averaged over the samples since; and the newest's time.
-
-        Empty where nothing was sampled since, or the card does not sample.
-        """
-        samples = self._ask("nvmlDeviceGetProcessUtilization", uuid, since_us)
-        if not samples:
-            return {}, since_us
-        seen: defaultdict[int, list[int]] = defaultdict(list)
-        newest = since_us
-        for each in samples:
-            if each.timeStamp > since_us and each.pid:
-                seen[int(each.pid)].append(min(int(each.smUtil), 100))
-                newest = max(newest, int(each.timeStamp))
-        return {pid: sum(parts) / len(parts) / 100 for pid, parts in seen.items()}, newest
 
     def utilisation(self, uuid: str) -> float | None:
         """The part of its time in which the card did anything, 0 to 1; None where it does not tell."""

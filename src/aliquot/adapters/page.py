@@ -179,6 +179,7 @@ class Page:
         """A tenant that makes this fail has lost its page; the others' must be written all the same."""
         try:
             os.pwrite(self._fd, data, at)
+            self.trouble = None
         except OSError as error:
             self.trouble = error
 

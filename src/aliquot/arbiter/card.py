@@ -154,14 +154,14 @@ class CardArbiter:
     def weights(self) -> tuple[dict[str, int], dict[str, int]]:
         """The slices of the enabled contexts, in front and behind: how the card's time is divided now."""
         front, behind = self._ranks()
-        return tuple(  # type: ignore[return-value]  # mypy sees a tuple of unknown length
-            {
-                each.name: ordered.microseconds or slices.FAIR
-                for each in rank
-                if (ordered := self._ordered.get(each.name)) is not None and ordered.enabled is not False
-            }
-            for rank in (front, behind)
-        )
+        return self._running(front), self._running(behind)
+
+    def _running(self, rank: Sequence[Context]) -> dict[str, int]:
+        return {
+            each.name: ordered.microseconds or slices.FAIR
+            for each in rank
+            if (ordered := self._ordered.get(each.name)) is not None and ordered.enabled is not False
+        }
 
     def slice_of(self, name: str) -> int | None:
         """The slice that was ordered."""

@@ -172,7 +172,19 @@ class Arbiterd:
     def findings(self) -> list[Finding]:
         """What should not be."""
         inside = [each for worker in self._workers.values() for each in list(worker.findings.values())]
-        return inside + self._patrol.findings
+        return inside + self._patrol.findings + self._unwritable()
+
+    def _unwritable(self) -> list[Finding]:
+        """Tenants whose page could not be written: no heartbeat, no gate, no pause holds there."""
+        with self._lock:
+            return [
+                Finding(
+                    uuid, tenancy.tenant.root, f"the page of tenant {tenancy.tenant.name} cannot be written: {trouble}"
+                )
+                for tenancy in self._tenancies.values()
+                if (trouble := tenancy.page.trouble) is not None
+                for uuid in tenancy.page.uuids[:1]
+            ]
 
     def alive(self, tenant_id: str) -> bool:
         """Whether any of its processes that registered still lives."""
@@ -331,7 +343,7 @@ class Arbiterd:
             if level is Level.GATE:
                 gated |= mine if uuid is None else mine & {uuid}
             if uuid is None or uuid not in mine:
-                link.discard(seen.fd)  # copies are not divided; cards that are not the tenant's the lookout tells of
+                link.discard(seen.fd)  # copies are not divided; cards that are not the tenant's the patrol tells of
                 continue
             told.add((seen.client, seen.group))
             by_card.setdefault(uuid, []).append(group)

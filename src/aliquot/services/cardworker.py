@@ -82,7 +82,7 @@ class _Tally:
 
 
 class CardWorker:
-    """The thread and its inbox. Everything but `post` and `standings` happens in the thread."""
+    """The thread and its inbox. What is said to it goes through the inbox; everything else happens in the thread."""
 
     def __init__(self, uuid: str, rules: SharingRules) -> None:
         self.uuid = uuid
