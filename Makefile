@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install native run test check format bench bench-gpu clean
+.PHONY: help install native run test e2e check format bench bench-gpu clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ run: $(STAMP) ## the main job: pack a generated cluster with every policy, and d
 
 test: native ## everything that needs no cluster and no GPU
 	$(BIN)/python -m pytest -n auto
+
+e2e: $(STAMP) ## the scheduler on a real Kubernetes on loopback; the first time builds it with Go, some seven minutes
+	@$(BIN)/python tests/testbed/build.py
+	$(BIN)/python -m pytest tests/e2e
 
 check: $(STAMP) ## lint, types, import rules
 	$(BIN)/ruff check .

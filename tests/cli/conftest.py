@@ -1,11 +1,14 @@
-"""Machines of paper for the commands to run on."""
+"""Machines and clusters of paper for the commands to run on."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from kubectls import PaperCluster
 from machines import Machine, paper
 
 
@@ -30,3 +33,14 @@ def own() -> Iterator[Machine]:
     machine = paper("1x24")
     yield machine
     machine.close()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PaperCluster:
+    """An empty cluster of paper, and its kubectl first on PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    made = PaperCluster(folder)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("KUBECTL", raising=False)
+    return made

@@ -21,7 +21,6 @@ burn.py       the sample workload
 Clusters:
 
 explain.py    where Pods would go, or every reason why not
-reasons.py    the reasons of five thousand nodes in a few lines
 simulate.py   what a policy makes of a trace
 manifests.py  the files people hand us, as Kubernetes objects with line and column
 values.py     YAML as plain values

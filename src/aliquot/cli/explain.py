@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aliquot.cli.errors import InputError
+from aliquot.cli.kubectl import Kubectl, kubectl_options, reach
 from aliquot.cli.tables import printable
 from aliquot.placement import POLICY_NAMES
 
@@ -19,16 +20,18 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 3  # of a note; five thousand nodes may all need the same assumption
 _WIDEST_NAME = 60
+_NO_NODES = "kubectl get nodes,pods -A -o yaml prints"
 
 
 @click.command()
-@click.option("-f", "--filename", type=click.Path(path_type=Path), required=True, help="PODS.yaml; - reads from stdin")
+@click.argument("pod", required=False)
+@click.option("-f", "--filename", type=click.Path(path_type=Path), help="PODS.yaml; - reads from stdin")
 @click.option(
     "--cluster",
     type=click.Path(path_type=Path),
-    required=True,
     help="CLUSTER.yaml, as `kubectl get nodes,pods -A -o yaml` prints it (-o json is read faster)",
 )
+@click.option("-n", "--namespace", help="Of POD  [default: the one kubectl uses]")
 @click.option("--priority", type=click.Choice(POLICY_NAMES), default="binpack", show_default=True)
 @click.option(
     "--rules", type=click.Choice(["seed", "2026"]), default="seed", show_default=True, help="Whose rules hold for qGPU"
@@ -41,11 +44,15 @@ _WIDEST_NAME = 60
     help="The unit of aliyun.com/gpu-mem; auto goes by what the nodes advertise",
 )
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@kubectl_options
 @click.pass_context
 def explain(
     context: click.Context,
-    filename: Path,
-    cluster: Path,
+    pod: str | None,
+    filename: Path | None,
+    cluster: Path | None,
+    namespace: str | None,
+    kubectl: Kubectl,
     priority: str,
     rules: str,
     memory_unit: str,
@@ -53,26 +60,27 @@ def explain(
 ) -> None:
     """Where Pods would go on a cluster, or every reason why not.
 
-    The Pods of PODS.yaml (Deployments, StatefulSets and Jobs count as their replicas) are taken in order, each booked
-    before the next. Nothing is changed anywhere. What had to be assumed about the cluster is noted on stderr. Exit
-    code 0 when all fit, 1 when some do not, 2 when the input cannot be read.
+    POD is one that is on the cluster. The Pods of PODS.yaml (Deployments, StatefulSets and Jobs count as their
+    replicas) are taken in order, each booked before the next. The cluster is the one kubectl talks to, or CLUSTER.yaml.
+    Nothing is changed anywhere. What had to be assumed about the cluster is noted on stderr. Exit code 0 when all fit,
+    1 when some do not, 2 when the input cannot be read.
 
     \b
+    aliquot explain my-pod -n team
+    aliquot explain -f pods.yaml
     kubectl get nodes,pods -A -o json > cluster.json
     aliquot explain -f pods.yaml --cluster cluster.json
     """
     from aliquot import dialects
-    from aliquot.cli.manifests import read_manifests
     from aliquot.dialects import MemoryUnit, QgpuRules, Rules
     from aliquot.services.snapshot import pod_key, take_snapshot
 
-    if str(filename) == str(cluster) == "-":
-        raise InputError("-f and --cluster cannot both be read from stdin")
-    pods = _pods(filename, read_manifests(filename))
-    objects = [manifest.value for manifest in read_manifests(cluster)]
+    pods, objects = _given(pod, namespace, filename, cluster, kubectl)
     nodes = [obj for obj in objects if obj.get("kind") == "Node"]
     if not nodes:
-        raise InputError(f"{cluster}:1:1: has no Node in it: kubectl get nodes,pods -A -o yaml prints some")
+        raise InputError(
+            f"{_NO_NODES} none" if cluster is None else f"{cluster}:1:1: has no Node in it: {_NO_NODES} some"
+        )
     unit = dialects.guess_gpushare_unit(nodes) if memory_unit == "auto" else MemoryUnit(memory_unit)
     snapshot = take_snapshot(objects, policy=priority, rules=Rules(QgpuRules(rules), unit))
     for line in _noted(snapshot.notes):
@@ -85,6 +93,34 @@ def explain(
         widths = [max((len(name) for name in names), default=0) for names in (map(pod_key, pods), snapshot.nodes)]
         all_fit = _write_table(verdicts, nodes=len(nodes), widths=widths)
     context.exit(0 if all_fit else 1)
+
+
+def _given(
+    pod: str | None, namespace: str | None, filename: Path | None, cluster: Path | None, kubectl: Kubectl
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The Pods to place, and what the cluster shows."""
+    from aliquot.cli.clusterview import live
+    from aliquot.cli.manifests import read_manifests
+
+    if (pod is None) == (filename is None):
+        raise click.UsageError("either POD or -f PODS.yaml is wanted")
+    if str(filename) == str(cluster) == "-":
+        raise InputError("-f and --cluster cannot both be read from stdin")
+    pods = [] if filename is None else _pods(filename, read_manifests(filename))
+    objects = reach(lambda: live(kubectl)) if cluster is None else [each.value for each in read_manifests(cluster)]
+    if pod is not None:
+        where = namespace or ("default" if cluster is not None else reach(kubectl.namespace))
+        pods = [_named(pod, where, objects)]
+    return pods, objects
+
+
+def _named(name: str, namespace: str, objects: list[dict[str, Any]]) -> dict[str, Any]:
+    from aliquot.services.snapshot import pod_key
+
+    for obj in objects:
+        if obj.get("kind") == "Pod" and pod_key(obj) == f"{namespace}/{name}":
+            return obj
+    raise InputError(f"{namespace}/{name} is not there: -n names another namespace; kubectl get pods -A lists them all")
 
 
 def _pods(path: Path, manifests: list[Manifest]) -> list[dict[str, Any]]:
@@ -151,14 +187,14 @@ def _containers(grant: Grant) -> dict[str, list[dict[str, Any]]]:
 
 
 def _share(share: Share) -> dict[str, Any]:
-    from aliquot.cli.reasons import in_units
+    from aliquot.services.reasons import in_units
 
     core = 1000 if share.exclusive else share.core_milli
     return {"card": share.card, "memory_gib": in_units(share.memory_mib, 1024), "core": in_units(core, 10)}
 
 
 def _refusals(verdict: Verdict) -> list[dict[str, Any]]:
-    from aliquot.cli.reasons import amounts
+    from aliquot.services.reasons import amounts
 
     entries = []
     for refusal in verdict.refusals:
@@ -208,7 +244,7 @@ def _alike(one: Verdict, other: Verdict) -> bool:
 
 
 def _paragraph(alike: list[Verdict], nodes: int, widths: list[int]) -> Iterator[str]:
-    from aliquot.cli.reasons import why_not
+    from aliquot.services.reasons import why_not
 
     verdict, many = alike[0], len(alike) > 1
     name = f"{verdict.pod} ... {alike[-1].pod} ({len(alike):,} Pods)" if many else verdict.pod
@@ -227,7 +263,7 @@ def _paragraph(alike: list[Verdict], nodes: int, widths: list[int]) -> Iterator[
 
 
 def _cards(grant: Grant) -> str:
-    from aliquot.cli.reasons import in_units
+    from aliquot.services.reasons import in_units
 
     parts = []
     for container in grant.containers:

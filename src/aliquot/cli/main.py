@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from typing import NoReturn
 
 import click
 
@@ -29,7 +30,9 @@ COMMANDS = (
     ("up", "up:up", "Start the daemon of this machine."),
     ("down", "up:down", "End the daemon."),
     ("burn", "burn:burn", "A sample workload: kernels that are a fixed amount of work."),
+    ("scheduler", "scheduler:scheduler", "The scheduler extender of a Kubernetes cluster."),
     ("explain", "explain:explain", "Where Pods would go on a cluster, or every reason why not."),
+    ("manifests", "wiring:manifests", "Print files for the cluster: how kube-scheduler is told of us."),
     ("simulate", "simulate:simulate", "How well the placement policies pack a trace of Pods."),
 )
 
@@ -80,9 +83,14 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: every way out has its exit code, and none is a traceback."""
+    """Entry point of `aliquot`."""
+    run_and_exit(cli, "aliquot", sys.argv[1:] or ["--help"])
+
+
+def run_and_exit(command: click.Command, name: str, arguments: list[str] | None = None) -> NoReturn:
+    """Run one of our commands to its end: every way out has its exit code, and none is a traceback."""
     try:
-        code = _run(sys.argv[1:] or ["--help"])
+        code = _run(command, name, sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
     except (click.Abort, KeyboardInterrupt):
         code = _INTERRUPTED
@@ -96,15 +104,15 @@ def main() -> None:
     sys.exit(code)
 
 
-def _run(arguments: list[str]) -> int:
-    """The exit code. Not by calling cli(), which ends a broken pipe with a 1."""
+def _run(command: click.Command, name: str, arguments: list[str]) -> int:
+    """The exit code. Not by calling the command, which ends a broken pipe with a 1."""
     try:
-        with cli.make_context("aliquot", arguments) as context:
-            cli.invoke(context)
+        with command.make_context(name, arguments) as context:
+            command.invoke(context)
     except click.exceptions.Exit as done:
         return done.exit_code
     except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx else "aliquot"
+        path = error.ctx.command_path if error.ctx else name
         _say(f"{' '.join(error.format_message().split())} ({path} --help tells what is allowed)")
         return error.exit_code
     except click.ClickException as error:

@@ -1,8 +1,8 @@
 """HOW IS IT SPELLED?  Kubernetes objects in, the model's nouns out, and back. Pure.
 
 One module per dialect, and none knows another: `qgpu`, `t9k`, `gpushare`. `pods` and `nodes` read what is the same in
-all of them; `native` is our own pair of annotations; `kube` is what kube-scheduler itself would say; `registry` finds
-the dialect that is spoken. Annotation keys, label keys and resource names stand in the one module that owns them.
+all of them; `native` is our own pair of annotations; `kube` is what kube-scheduler itself would say; `objects` is what
+the API server sends; `wiring` is how kube-scheduler is told of us; `registry` finds the dialect that is spoken. Annotation keys, label keys and resource names stand in the one module that owns them.
 
 Nothing here raises on any JSON: it parses, is refused with every broken rule (`Invalid`), or is not ours (None).
 Rendering takes values of ours and may rely on them.
@@ -11,7 +11,9 @@ Rendering takes values of ours and may rely on them.
 from .registry import (
     DEFAULT_RULES,
     ENABLED_BY,
+    Asked,
     MemoryUnit,
+    PodReader,
     QgpuRules,
     Rules,
     Taints,
@@ -26,13 +28,16 @@ from .registry import (
     render_inventory,
     render_pod,
     taints,
+    told_gpushare_unit,
     tolerations,
 )
 
 __all__ = [
     "DEFAULT_RULES",
     "ENABLED_BY",
+    "Asked",
     "MemoryUnit",
+    "PodReader",
     "QgpuRules",
     "Rules",
     "Taints",
@@ -47,5 +52,6 @@ __all__ = [
     "render_inventory",
     "render_pod",
     "taints",
+    "told_gpushare_unit",
     "tolerations",
 ]

@@ -20,8 +20,8 @@ from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Invalid
 
-from .nodes import MOST_CARDS, Capacity, NodeView, read_node, told
-from .pods import Pod, Words, count_at, mapping_at, unnamed
+from .nodes import MOST_CARDS, Capacity, NodeView, told
+from .pods import Json, Pod, Words, count_at, mapping_at, unnamed
 
 DIALECT = "gpushare"
 MEMORY = "aliyun.com/gpu-mem"
@@ -36,6 +36,7 @@ ASSIGNED = "ALIYUN_COM_GPU_MEM_ASSIGNED"
 ASSUME_TIME = "ALIYUN_COM_GPU_MEM_ASSUME_TIME"
 ALLOCATION = "scheduler.framework.gpushare.allocation"
 ANNOTATIONS = (COUNT, ALLOCATION, INDEX, CARD_SIZE, POD_TOTAL, ASSIGNED, ASSUME_TIME)
+MARKS = (COUNT,)  # annotations, and here labels too, that are part of what a Pod asks for
 
 NODE_LABEL = "gpushare"
 _UNHEALTHY = "unhealthy-gpu-"
@@ -148,16 +149,18 @@ def capacity(node: NodeView, unit: MemoryUnit, problems: list[Invalid]) -> Capac
     return Capacity(cards if memory else None, memory, unit.mib)
 
 
-def guess_unit(nodes: Iterable[object]) -> MemoryUnit:
-    """The cluster's unit, by its nodes: nobody has a card of more than 1000 GiB, nor one of less than 1000 MiB."""
-    for value in nodes:
-        node = read_node(value)
-        if isinstance(node, Invalid):
-            continue
+def told_unit(nodes: Iterable[NodeView]) -> MemoryUnit | None:
+    """The cluster's unit, by its nodes: nobody has a card of more than 1000 GiB, nor one of less than 1000 MiB.
+
+    None where no node advertises gpu-mem.
+    """
+    found = None
+    for node in nodes:
         memory, cards = node.count(MEMORY, []), node.count(COUNT, [])
         if memory and memory > 1000 * (cards or 1):
             return MemoryUnit.MIB
-    return MemoryUnit.GIB
+        found = MemoryUnit.GIB if memory else found
+    return found
 
 
 def parse_unhealthy(configmap: object) -> tuple[str, frozenset[int]] | Invalid | None:
@@ -187,14 +190,14 @@ def _card(text: str) -> int | None:
     return int(text) if readable and int(text) < MOST_CARDS else None
 
 
-def parse_grant(pod: Pod, claim: Claim) -> tuple[ContainerGrant, ...] | Invalid | None:
+def parse_grant(annotations: Json, claim: Claim) -> tuple[ContainerGrant, ...] | Invalid | None:
     """What the peers' annotations say the Pod got; the newer one first. None where neither tells."""
-    allocation = pod.annotations.get(ALLOCATION)
+    allocation = annotations.get(ALLOCATION)
     if allocation is not None:
         granted = _from_allocation(allocation, claim)
         if granted is not None:
             return granted
-    index = pod.annotations.get(INDEX)
+    index = annotations.get(INDEX)
     return None if index is None else _from_index(index, claim)
 
 

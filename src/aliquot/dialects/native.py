@@ -22,10 +22,11 @@ from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
 
 from .nodes import MOST_CARDS, NodeView
-from .pods import LARGEST_COUNT, Pod
+from .pods import LARGEST_COUNT, Json
 
 INVENTORY = "aliquot.dev/inventory"
 GRANT = "aliquot.dev/grant"
+RETRIED = "aliquot.dev/retried"  # when a waiting Pod was last touched, so that kube-scheduler tries it again
 ANNOTATIONS = (GRANT,)
 
 _VERSION = 1
@@ -147,11 +148,11 @@ def render_grant(grant: Grant) -> dict[str, str]:
     return {GRANT: msgspec.json.encode(wire).decode()}
 
 
-def parse_grant(pod: Pod, claim: Claim, node_name: str, node: Node | None) -> Grant | Invalid | None:
+def parse_grant(annotations: Json, claim: Claim, node_name: str, node: Node | None) -> Grant | Invalid | None:
     """What the Pod got; None where the annotation is missing."""
-    if GRANT not in pod.annotations:
+    if GRANT not in annotations:
         return None
-    field, value = f'metadata.annotations["{GRANT}"]', pod.annotations[GRANT]
+    field, value = f'metadata.annotations["{GRANT}"]', annotations[GRANT]
     wire = _decode(value, field, _Grant)
     if isinstance(wire, Invalid):
         return wire

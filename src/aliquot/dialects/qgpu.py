@@ -32,6 +32,7 @@ RESOURCES = (MEMORY, CORE, GREEDY)
 
 APP_CLASS = "tke.cloud.tencent.com/app-class"
 ANNOTATIONS = (APP_CLASS,)
+MARKS = ANNOTATIONS  # those that are part of what a Pod asks for
 
 ENABLE_LABEL = "qgpu-device-enable"
 MIXED_LABEL = "mixed-qgpu-enable"

@@ -15,6 +15,7 @@ from . import gpushare, native, pods, qgpu, t9k
 from .gpushare import MemoryUnit, parse_unhealthy
 from .native import render_inventory
 from .nodes import Capacity, NodeView, cards_from, read_node
+from .objects import ContainerObject, NodeObject, PodObject, Resources, node_view, pod_names, pod_view
 from .pods import Pod, read_pod, with_requests
 from .qgpu import QgpuRules
 from .t9k import Taints, missing_tolerations, taints, tolerations
@@ -22,7 +23,9 @@ from .t9k import Taints, missing_tolerations, taints, tolerations
 __all__ = [
     "DEFAULT_RULES",
     "ENABLED_BY",
+    "Asked",
     "MemoryUnit",
+    "PodReader",
     "QgpuRules",
     "Rules",
     "Taints",
@@ -37,6 +40,7 @@ __all__ = [
     "render_inventory",
     "render_pod",
     "taints",
+    "told_gpushare_unit",
     "tolerations",
 ]
 
@@ -51,7 +55,17 @@ class Rules:
 
 DEFAULT_RULES = Rules()
 
-guess_gpushare_unit = gpushare.guess_unit
+
+def told_gpushare_unit(nodes: Iterable[object]) -> MemoryUnit | None:
+    """The unit of gpu-mem in the cluster with these nodes; None where none of them advertises any."""
+    views = (node_view(node) if isinstance(node, NodeObject) else read_node(node) for node in nodes)
+    return gpushare.told_unit(view for view in views if isinstance(view, NodeView))
+
+
+def guess_gpushare_unit(nodes: Iterable[object]) -> MemoryUnit:
+    """The same, GiB where none of them tells."""
+    return told_gpushare_unit(nodes) or MemoryUnit.GIB
+
 
 # What a node must have to offer each way of use, in words.
 ENABLED_BY = {**qgpu.ENABLED_BY, **t9k.ENABLED_BY, **gpushare.ENABLED_BY}
@@ -94,12 +108,15 @@ _OUR_ANNOTATIONS = frozenset(qgpu.ANNOTATIONS + t9k.ANNOTATIONS + gpushare.ANNOT
 def parse_pod(pod: object, rules: Rules = DEFAULT_RULES) -> Claim | tuple[Invalid, ...] | None:
     """What the Pod asks for; every rule it breaks; or None for a Pod that is not ours. Never raises on any JSON."""
     view = read_pod(pod)
-    if view is None:
-        return None
+    return None if view is None else _parse(view, rules)[0]
+
+
+def _parse(view: Pod, rules: Rules) -> tuple[Claim | tuple[Invalid, ...] | None, Pod]:
+    """What the Pod asks for, as `parse_pod` says it; and the Pod, with its requests where they were read."""
     spoken = [(dialect, field) for dialect in _DIALECTS if (field := dialect.first_mention(view)) is not None]
     slips = _misplaced(view) if spoken or any(key in _OUR_ANNOTATIONS for key in view.misplaced) else []
     if not spoken:
-        return tuple(slips) or None
+        return tuple(slips) or None, view
     view = with_requests(view)
     problems = [*view.problems, *slips]
     (dialect, first), *others = spoken
@@ -108,11 +125,92 @@ def parse_pod(pod: object, rules: Rules = DEFAULT_RULES) -> Claim | tuple[Invali
             Invalid(field, other.name, f"one dialect in a Pod: {first} already speaks {dialect.name}")
             for other, field in others
         ]
-        return tuple(problems)
+        return tuple(problems), view
     claim = dialect.parse(view, rules)
     if isinstance(claim, list):
         problems += claim
-    return tuple(problems) if problems or isinstance(claim, list) else claim
+    return tuple(problems) if problems or isinstance(claim, list) else claim, view
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a Pod of the API server asks for, and what it takes of its node beside cards."""
+
+    claim: Claim | tuple[Invalid, ...] | None
+    cpu_milli: int
+    memory_mib: int
+
+
+class PodReader:
+    """Reads the Pods of one cluster. They are copies of a few hundred templates: each of these is read once."""
+
+    _MOST = 4096
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self._known: dict[object, Asked] = {}
+
+    def read(self, pod: PodObject) -> Asked:
+        """What the Pod asks for."""
+        key = self._shape(pod)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= self._MOST:
+                self._known.clear()
+            claim, view = _parse(pod_view(pod), self.rules)
+            view = view if isinstance(claim, Claim) else with_requests(view)
+            known = self._known[key] = Asked(claim, view.cpu_milli, view.memory_mib)
+        if not isinstance(known.claim, Claim):
+            return known
+        return Asked(_claim_for(pod, known.claim), known.cpu_milli, known.memory_mib)
+
+    @staticmethod
+    def _shape(pod: PodObject) -> object:
+        """All that the answer depends on, but for the Pod's names."""
+        metadata, spec = pod.metadata, pod.spec
+        labels, annotations = metadata.labels, metadata.annotations
+        return (
+            tuple(labels.get(mark) for mark in _MARKS) if labels else None,
+            tuple(annotations.get(mark) for mark in _MARKS) if annotations else None,
+            tuple(map(_container_shape, spec.containers or ())),
+            tuple(map(_container_shape, spec.init_containers or ())),
+            _resources_shape(spec.resources),
+            tuple(spec.overhead.items()) if spec.overhead else None,
+        )
+
+
+_MARKS = qgpu.MARKS + gpushare.MARKS
+
+
+def _container_shape(container: ContainerObject) -> object:
+    return container.name, container.restart_policy, _resources_shape(container.resources)
+
+
+def _resources_shape(resources: Resources | None) -> object:
+    if resources is None:
+        return None
+    limits, requests = resources.limits, resources.requests
+    return tuple(limits.items()) if limits else None, tuple(requests.items()) if requests else None
+
+
+def _claim_for(pod: PodObject, alike: Claim) -> Claim:
+    """That claim, as this Pod's."""
+    names = pod_names(pod)
+    return Claim(
+        uid=names.uid,
+        namespace=names.namespace,
+        name=names.name,
+        dialect=alike.dialect,
+        offer=alike.offer,
+        containers=alike.containers,
+        app_class=alike.app_class,
+        together=alike.together,
+        whole_node=alike.whole_node,
+        models=alike.models,
+        owner=names.owner,
+        cpu_milli=alike.cpu_milli,
+        memory_mib=alike.memory_mib,
+    )
 
 
 def _misplaced(pod: Pod) -> list[Invalid]:
@@ -134,10 +232,10 @@ def render_pod(claim: Claim, rules: Rules = DEFAULT_RULES) -> dict[str, Any]:
 
 
 def parse_node(
-    node: object, rules: Rules = DEFAULT_RULES, unhealthy: frozenset[int] = frozenset()
+    node: object | NodeObject, rules: Rules = DEFAULT_RULES, unhealthy: frozenset[int] = frozenset()
 ) -> Node | tuple[Invalid, ...]:
     """The node, its cards and what it offers; or every rule it breaks. Never raises on any JSON."""
-    view = read_node(node)
+    view = node_view(node) if isinstance(node, NodeObject) else read_node(node)
     if isinstance(view, Invalid):
         return (view,)
     problems = list(view.problems)
@@ -182,11 +280,18 @@ def parse_grant(pod: object, claim: Claim, node: Node | None) -> Grant | tuple[I
 
     A share may name a card the node no longer has: the Pod still holds it, and the caller decides what that means.
     """
+    if isinstance(pod, PodObject):
+        return _parse_grant(pod.metadata.annotations or {}, pod.spec.node_name, claim, node)
     view = read_pod(pod)
-    name = _node_name(pod)
-    if view is None or name is None:
+    return None if view is None else _parse_grant(view.annotations, _node_name(pod), claim, node)
+
+
+def _parse_grant(
+    annotations: pods.Json, name: str | None, claim: Claim, node: Node | None
+) -> Grant | tuple[Invalid, ...] | None:
+    if not name:
         return None
-    granted = native.parse_grant(view, claim, name, node)
+    granted = native.parse_grant(annotations, claim, name, node)
     if isinstance(granted, Invalid):
         return (granted,)
     if granted is not None:
@@ -195,7 +300,7 @@ def parse_grant(pod: object, claim: Claim, node: Node | None) -> Grant | tuple[I
         return None if node is None else replace(t9k.whole_node_grant(claim, node), node=name)
     if claim.dialect != gpushare.DIALECT:
         return None
-    containers = gpushare.parse_grant(view, claim)
+    containers = gpushare.parse_grant(annotations, claim)
     if isinstance(containers, Invalid):
         return (containers,)
     return None if containers is None else Grant(uid=claim.uid, node=name, containers=containers)

@@ -3,6 +3,7 @@
     board.py     every card of the cluster as numpy columns, changed one row at a time
     demand.py    a claim reduced to what a vector operation can compare with cards
     fit.py       which nodes and cards would do, and every reason why the others would not
+    verdicts.py  the one reason that keeps a claim from each node, for thousands of nodes at a time
     seat.py      which cards of one node each container gets
     policies.py  binpack, spread, and the online/offline rule of qGPU
     workload.py  what kind of Pods come here, learned from those seen

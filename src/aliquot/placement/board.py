@@ -11,7 +11,8 @@ because a node blinked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,6 +132,7 @@ class Board:
         self._usual: int | None = None
         self._beyond: dict[tuple[int, int], list[int]] = {}  # what is booked on cards that no node has (see _add)
         self._spare: list[int] = []  # rows of nodes gone, to be used again
+        self._stale: set[int] | None = None  # rows to be worked out when `together` ends
         for name in _CARD_COLUMNS:
             setattr(self, name, np.zeros((0, 1), bool if name == "healthy" else np.int64))
         for name in _NODE_COLUMNS:
@@ -189,6 +191,22 @@ class Board:
             sizes = np.sort(self.memory[: self.rows][there])
             self._usual = int(sizes[len(sizes) // 2]) if len(sizes) else 1
         return self._usual
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Many changes at once, as when a cluster is loaded: what is left on each row is worked out once, at the end.
+
+        Inside, the `room_*` columns are not to be read.
+        """
+        outermost = self._stale is None
+        self._stale = set() if self._stale is None else self._stale
+        try:
+            yield
+        finally:
+            if outermost:
+                rows, self._stale = self._stale, None
+                for row in sorted(rows):
+                    self._refresh(row)
 
     # --- what is on them -------------------------------------------------------------------------------------
 
@@ -253,6 +271,9 @@ class Board:
 
         In plain numbers: on the few cards of one node they are faster than numpy.
         """
+        if self._stale is not None:
+            self._stale.add(row)
+            return
         usable = bool(self.present[row]) and not self.taken[row]
         rooms = [
             self._room(usable and healthy, *each)

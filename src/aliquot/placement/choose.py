@@ -25,6 +25,7 @@ from .fit import fits, shortages
 from .packing import Packing, dense, fgd
 from .policies import APART, Policy, binpack, spread
 from .seat import Patience, grant_on, seat
+from .verdicts import FITS, TOGETHER_NOT, verdicts
 
 POLICIES: dict[str, Callable[[], Policy]] = {"binpack": binpack, "spread": spread, "fgd": fgd, "dense": dense}
 
@@ -39,6 +40,8 @@ class _Kept:
     cards: Ints  # the card each row would take first
     clock: int
     version: int
+    why: Ints | None = None  # by row, the verdict's code; FITS where it fits. Worked out when somebody asks
+    why_clock: int = -1
 
 
 class Chooser:
@@ -85,6 +88,31 @@ class Chooser:
         if patience.left:  # otherwise some were given up, not found wanting
             kept.scores[rows[~seated]] = np.inf
         return rows[seated]
+
+    def exact(self, claim: Claim) -> bool:
+        """Whether a finite score already means that it fits."""
+        return self._demand(claim).exact
+
+    def scores(self, claim: Claim) -> Floats:
+        """By row, the smaller the better, infinite where the claim does not fit (of an inexact demand: may not)."""
+        demand = self._demand(claim)
+        return self._with_distance(claim, demand, self._scores(demand).scores)
+
+    def why_not(self, claim: Claim) -> Ints:
+        """By row, the code of the one reason that keeps the claim away (verdicts.verdict_of), or FITS."""
+        demand = self._demand(claim)
+        kept, board = self._scores(demand), self.board
+        why = kept.why
+        if why is None or len(why) < board.rows:
+            why, kept.why_clock = np.full(board.rows, FITS), -1
+        if kept.why_clock < board.clock:
+            stale = np.flatnonzero(board.changed[: board.rows] > kept.why_clock)
+            why[stale] = verdicts(board, demand, stale)
+            kept.why, kept.why_clock = why, board.clock
+        lost = ~np.isfinite(kept.scores) & (why == FITS)  # each container alone would fit, together they do not
+        if lost.any():
+            why[lost] = TOGETHER_NOT
+        return why
 
     def seat(self, claim: Claim, row: int, patience: Patience | None = None) -> Grant | None:
         """The claim's cards on that row, None when it does not fit there."""

@@ -78,6 +78,7 @@ class Snapshot:
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)  # as Kubernetes shows them
     unusable: dict[str, tuple[Invalid, ...]] = field(default_factory=dict)  # nodes that break a rule
     running: dict[str, Grant] = field(default_factory=dict)  # by namespace/name
+    guessed: set[str] = field(default_factory=set)  # those of them whose cards nothing tells
     notes: list[Note] = field(default_factory=list)
     _gates: dict[str, _Gate] = field(default_factory=dict)
     _told: tuple[Demand, _Gate, int, tuple[Refusal, ...]] | None = None  # the latest refusals, and of what
@@ -147,12 +148,13 @@ class Snapshot:
         cards = sorted({share.card for container in grant.containers for share in container.shares})
         where = f"card{'s' * (len(cards) > 1)} {', '.join(map(str, cards))}"
         self.notes.append(Note(f"{claim.key} ({where} of {name})", f"the place is a guess: {why}"))
+        self.guessed.add(claim.key)
         self._book(claim, grant)
 
     # --- placing -------------------------------------------------------------------------------------------
 
-    def place(self, obj: dict[str, Any], *, why_not_elsewhere: bool = True) -> Verdict:
-        """Where the Pod goes, booked; or every reason why not.
+    def place(self, obj: dict[str, Any], *, why_not_elsewhere: bool = True, book: bool = True) -> Verdict:
+        """Where the Pod goes, booked unless that is not wanted; or every reason why not.
 
         A Pod that has a place is told the refusals of the other nodes too, unless that is not wanted.
         """
@@ -168,7 +170,7 @@ class Snapshot:
         gate = self._gate(obj, claim)
         grant = self.chooser.choose(claim, np.flatnonzero(gate.rows))
         refusals = self._refusals(claim, gate) if grant is None or why_not_elsewhere else ()
-        if grant is not None:
+        if grant is not None and book:
             self.ledger.confirm(self._new_uid(claim), grant.node, occupant_of(claim, grant))
         return Verdict(key, claim, grant, refusals=refusals)
 

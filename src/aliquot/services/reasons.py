@@ -1,6 +1,7 @@
-"""Why a Pod fits nowhere, for people: a few lines, on five nodes or five thousand.
+"""Why a Pod fits nowhere, for people: a few lines (`why_not`), or one sentence for an event (`one_sentence`).
 
-Every node is in one of three groups, so that the first thing seen is whether waiting helps:
+As short on five thousand nodes as on five. Every node is in one of three groups, so that the first thing seen is
+whether waiting helps:
 
     busy     it could take the Pod when others leave
     closed   Kubernetes keeps the Pod away for now (cordon, taint, not ready)
@@ -25,6 +26,9 @@ _PER = {Reason.MEMORY: 1024, Reason.HOST_MEMORY: 1024, Reason.CORE: 10, Reason.G
 
 _MOST_LINES = 8  # of a group; five thousand nodes may have as many different taints
 _MOST_NAMES = 3  # of a line
+_MOST_REASONS = 3  # of a group, in one sentence
+_LONGEST = 900  # an event's note takes 1,024 bytes
+_LONGEST_WORDS = 120  # of a node's own: a taint, a broken label
 
 
 def amounts(refusal: Refusal, claim: Claim | None) -> tuple[Amount, Amount]:
@@ -102,7 +106,46 @@ def _hopes(refusals: Iterable[Refusal]) -> dict[str, str]:
     return {each.node: hopes.get(each.node, "busy") for each in refusals}
 
 
-def _lines(refusals: Iterable[Refusal], claim: Claim, hope: str) -> Iterator[str]:
+def one_sentence(refusals: Sequence[Refusal], claim: Claim, nodes: int) -> str:
+    """Why a Pod fits none of so many nodes, in one sentence for an event: of each group the deciding reasons only."""
+    hopes = _hopes(refusals)
+    parts = []
+    for hope, (one, many) in (
+        ("busy", ("is busy", "are busy")),
+        ("closed", ("is closed to it for now", "are closed to it for now")),
+        ("never", ("will not take it", "will not take it")),
+    ):
+        count = sum(found == hope for found in hopes.values())
+        if not count:
+            continue
+        ranked = _ranked((each for each in refusals if hopes[each.node] == hope), hope)
+        told = [item for item in ranked if item[1].deciding] or ranked
+        reasons = []
+        for (reason, never, said), line in told[:_MOST_REASONS]:
+            of_them = "" if len(line.nodes) == count else f"{len(line.nodes):,} of them: "
+            reasons.append(of_them + _sentence(reason, never, _shortened(said), line, claim))
+        if len(told) > _MOST_REASONS:
+            reasons.append(f"{len(told) - _MOST_REASONS:,} more reasons")
+        parts.append(f"{count:,} {many if count > 1 else one} ({'; '.join(reasons)})")
+    if not parts:
+        return "fits nowhere: there is no node to try" if not nodes else f"fits none of {_nodes(nodes)}"
+    text = f"fits none of {_nodes(nodes)}: {', '.join(parts)}"
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+
+
+def _nodes(count: int) -> str:
+    return f"{count:,} node{'s' * (count != 1)}"
+
+
+def _shortened(words: object) -> object:
+    return words[: _LONGEST_WORDS - 3] + "..." if isinstance(words, str) and len(words) > _LONGEST_WORDS else words
+
+
+_Ranked = list[tuple[tuple[Reason, bool, object], _Line]]
+
+
+def _ranked(refusals: Iterable[Refusal], hope: str) -> _Ranked:
+    """The reasons of one group of nodes, the deciding ones first, then those of most nodes."""
     lines: dict[tuple[Reason, bool, object], _Line] = {}
     for each in refusals:
         # Nodes differ in what they have instead of a label, but all lack the same one; taints differ.
@@ -110,8 +153,12 @@ def _lines(refusals: Iterable[Refusal], claim: Claim, hope: str) -> Iterator[str
         line = lines.setdefault((each.reason, each.never, words), _Line())
         line.add(each)
         line.deciding = each.never == (hope == "never") and (hope == "closed") == (each.reason in _CLOSED)
-    ranked = sorted(lines.items(), key=lambda item: (not item[1].deciding, -len(item[1].nodes), item[0][0]))
-    wide = max(len(f"{len(line.nodes):,}") for line in lines.values())
+    return sorted(lines.items(), key=lambda item: (not item[1].deciding, -len(item[1].nodes), item[0][0]))
+
+
+def _lines(refusals: Iterable[Refusal], claim: Claim, hope: str) -> Iterator[str]:
+    ranked = _ranked(refusals, hope)
+    wide = max(len(f"{len(line.nodes):,}") for _, line in ranked)
     for (reason, never, said), line in ranked[:_MOST_LINES]:
         names = list(line.nodes)
         shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")

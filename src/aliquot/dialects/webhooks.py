@@ -1,0 +1,108 @@
+"""The MutatingWebhookConfiguration: which Pods the API server asks us about, where, and what if nobody answers."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from . import gpushare, qgpu, t9k
+
+PATH = "/review"
+CONFIGURATION = "aliquot"  # the object's name
+WEBHOOK = "pods.aliquot.dev"  # what a user sees: admission webhook "pods.aliquot.dev" denied the request
+_SECONDS = 5
+
+
+class FailurePolicy(StrEnum):
+    """What becomes of a Pod of ours while the webhook does not answer.
+
+    IGNORE lets it in: the scheduler refuses a broken Pod by the same rules, later and in an event, and a webhook that
+    is down stops nobody's work. FAIL keeps it out.
+    """
+
+    IGNORE = "Ignore"
+    FAIL = "Fail"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRef:
+    """A Service of the cluster."""
+
+    namespace: str
+    name: str
+    port: int = 443
+
+
+def webhook_configuration(
+    ca_bundle: bytes, where: ServiceRef | str, *, failure_policy: FailurePolicy = FailurePolicy.IGNORE
+) -> dict[str, Any]:
+    """The object. `where` is a Service, or the address (https://HOST:PORT) of a webhook outside of the cluster."""
+    client: dict[str, Any] = {"caBundle": base64.b64encode(ca_bundle).decode()}
+    if isinstance(where, ServiceRef):
+        client["service"] = {"namespace": where.namespace, "name": where.name, "path": PATH, "port": where.port}
+    else:
+        client["url"] = where.rstrip("/") + PATH
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": CONFIGURATION, "labels": {"app.kubernetes.io/name": "aliquot"}},
+        "webhooks": [
+            {
+                "name": WEBHOOK,
+                "clientConfig": client,
+                "rules": [
+                    {
+                        "apiGroups": [""],
+                        "apiVersions": ["v1"],
+                        "operations": ["CREATE"],
+                        "resources": ["pods"],
+                        "scope": "Namespaced",
+                    }
+                ],
+                "matchConditions": [{"name": "asks-for-gpu", "expression": _asks_for_gpu()}],
+                "matchPolicy": "Equivalent",
+                "failurePolicy": str(failure_policy),
+                "reinvocationPolicy": "IfNeeded",
+                "sideEffects": "None",
+                "timeoutSeconds": _SECONDS,
+                "admissionReviewVersions": ["v1"],
+            }
+        ],
+    }
+
+
+def configured(present: object, wanted: object) -> bool:
+    """Whether all that is wanted stands there. The API server adds defaults of its own, which do not matter."""
+    if isinstance(wanted, Mapping):
+        return isinstance(present, Mapping) and all(
+            key in present and configured(present[key], value) for key, value in wanted.items()
+        )
+    if isinstance(wanted, Sequence) and not isinstance(wanted, str):
+        return (
+            isinstance(present, Sequence)
+            and len(present) == len(wanted)
+            and all(configured(has, wants) for has, wants in zip(present, wanted, strict=True))
+        )
+    return present == wanted
+
+
+def _asks_for_gpu() -> str:
+    """CEL that is true of the Pods that speak one of the dialects: `first_mention` of each, once more.
+
+    The API server works it out itself, so that other Pods, nearly all of a cluster, cost no call.
+    """
+    resources = ", ".join(f"'{each}'" for each in (*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES))
+    side = "(has(c.resources.{0}) && c.resources.{0}.exists(r, r in [" + resources + "]))"
+    asks = f"has(c.resources) && ({side.format('limits')} || {side.format('requests')})"
+    mark = "(has(object.metadata.{0}) && '" + gpushare.COUNT + "' in object.metadata.{0})"
+    return " || ".join(
+        (
+            f"object.spec.containers.exists(c, {asks})",
+            f"(has(object.spec.initContainers) && object.spec.initContainers.exists(c, {asks}))",
+            mark.format("labels"),
+            mark.format("annotations"),
+        )
+    )

@@ -1,0 +1,68 @@
+"""The one reason that keeps a claim from each node, as a small number per row: what kube-scheduler is told.
+
+kube-scheduler counts equal reasons ("0/5000 nodes are available: 4990 ..."), so each node gives the one that decides,
+without figures of its own. `fit.shortages` knows them all; here the deciding one is picked, for all rows at once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aliquot.model.refusal import Reason
+
+from .board import Board, Ints
+from .demand import Demand
+from .fit import fits, shortages
+
+FITS = -1
+_REASONS = tuple(Reason)
+_CODE = {reason: at for at, reason in enumerate(_REASONS)}
+
+# What is said about the node itself decides over anything its cards say; how many cards would do, over what each lacks.
+_NODE_WEIGHT, _CARDS_WEIGHT = 10_000, 1_000
+
+
+def code_of(reason: Reason, never: bool) -> int:
+    """The number that stands for it."""
+    return 2 * _CODE[reason] + never
+
+
+def verdict_of(code: int) -> tuple[Reason, bool]:
+    """The reason, and whether even an empty node would not do."""
+    return _REASONS[code // 2], bool(code % 2)
+
+
+TOGETHER_NOT = code_of(Reason.CONTAINERS, never=False)
+
+
+def verdicts(board: Board, demand: Demand, rows: Ints) -> Ints:
+    """Per row the code of the reason that decides; FITS where none does. A row without a node has none to give."""
+    decided = np.full(len(rows), FITS)
+    nodes, _ = fits(board, demand, rows)
+    short = np.flatnonzero(~nodes & board.present[rows])
+    if not len(short):
+        return decided
+    lacking = rows[short]
+    place = np.full(board.rows, -1)
+    place[lacking] = np.arange(len(lacking))
+    weights = np.zeros((len(lacking), 2 * len(_REASONS)), np.int64)
+    out_for_good = np.zeros(len(lacking), bool)
+    refused = np.zeros((len(lacking), board.width), bool)
+    hopeless = np.zeros_like(refused)
+    for each in shortages(board, demand, lacking):
+        at = place[each.rows]
+        codes = 2 * _CODE[each.reason] + each.never
+        if each.slots is None:
+            weight = _CARDS_WEIGHT if each.reason is Reason.CARDS else _NODE_WEIGHT
+            np.add.at(weights, (at, codes), weight)
+            out_for_good[at[each.never]] = True
+        else:
+            np.add.at(weights, (at, codes), 1)
+            refused[at, each.slots] = True
+            hopeless[at[each.never], each.slots[each.never]] = True
+    # A node is out for good when every one of its cards that refused is.
+    out_for_good |= refused.any(axis=1) & (hopeless == refused).all(axis=1)
+    weights[out_for_good, 0::2] = 0
+    weights[~out_for_good, 1::2] = 0
+    decided[short] = weights.argmax(axis=1)
+    return decided

@@ -1,0 +1,39 @@
+"""How often each verb was called, with what outcome, how long it took: for metrics, and for `doctor` by the Lease."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+VERBS = ("filter", "prioritize", "bind", "preempt", "review")
+BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 0.5, 2.0, 5.0)  # seconds
+
+
+class Calls:
+    """Counts."""
+
+    def __init__(self, stamp: Callable[[], str]) -> None:
+        self.outcomes: Counter[tuple[str, str]] = Counter()  # (verb, outcome)
+        self.seconds: Counter[str] = Counter()
+        self.buckets: dict[str, list[int]] = {verb: [0] * (len(BUCKETS) + 1) for verb in VERBS}
+        self._last: dict[str, str] = {}
+        self._stamp = stamp
+
+    def count(self, verb: str, outcome: str, seconds: float) -> None:
+        """One more call."""
+        self.outcomes[verb, outcome] += 1
+        self.seconds[verb] += seconds  # type: ignore[assignment]
+        self.buckets[verb][bisect_left(BUCKETS, seconds)] += 1
+        self._last[verb] = self._stamp()
+
+    def told(self) -> dict[str, Any]:
+        """By verb: how many, and when the last one was."""
+        return {
+            verb: {
+                "count": sum(times for (of, _), times in self.outcomes.items() if of == verb),
+                "last": self._last.get(verb),
+            }
+            for verb in VERBS
+        }

@@ -1,0 +1,185 @@
+"""Who binds: one of several, by a Lease. The decision is a function of what the Lease says and how long it has said so.
+
+15 s without a sign and the Lease is free; the holder gives up by itself after 10 s without a renewal, so that between
+the two nobody binds: what the old one had on its way is settled before the new one begins. Clocks of other machines are
+never compared with ours: what counts is how long *we* have seen the Lease unchanged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from aliquot.adapters.kube import ApiError, Kube, Unreachable
+
+log = logging.getLogger(__name__)
+
+LEASE, GIVE_UP, RETRY = 15.0, 10.0, 2.0  # seconds
+ADDRESS, CALLS = "aliquot.dev/address", "aliquot.dev/calls"
+
+
+class _Metadata(msgspec.Struct, rename="camel"):
+    name: str = ""
+    resource_version: str = ""
+    annotations: dict[str, str] | None = None
+
+
+class _Spec(msgspec.Struct, rename="camel"):
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class LeaseObject(msgspec.Struct):
+    """A Lease, as far as it is read."""
+
+    metadata: _Metadata
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+
+
+@dataclass(slots=True)
+class Sight:
+    """The Lease as last seen, and since when it has looked like that."""
+
+    lease: LeaseObject | None
+    since: float
+
+
+def may_take(sight: Sight, identity: str, now: float) -> bool:
+    """Whether the Lease may be taken: nobody's, our own, or silent for as long as it was taken for."""
+    if sight.lease is None or not sight.lease.spec.holder_identity:
+        return True
+    spec = sight.lease.spec
+    return spec.holder_identity == identity or now - sight.since >= float(spec.lease_duration_seconds or LEASE)
+
+
+class Election:
+    """Stands for election as long as `run` runs. `leading` is to be asked before every write."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        *,
+        namespace: str,
+        name: str,
+        identity: str,
+        address: str,
+        calls: Callable[[], dict[str, Any]],
+        refresh: Callable[[], Awaitable[None]],
+        clock: Callable[[], float],
+    ) -> None:
+        self.identity = identity
+        self.leader: str | None = None  # who holds the Lease, as last seen
+        self.leader_address: str | None = None
+        self._kube, self._clock, self._refresh = kube, clock, refresh
+        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._path, self._name, self._namespace = f"{self._collection}/{name}", name, namespace
+        self._address, self._calls = address, calls
+        self._sight = Sight(None, 0.0)
+        self._until = 0.0  # we lead until then
+        self._ready = False  # we have seen everything that the one before us wrote
+        self._forbidden = False
+
+    @property
+    def leading(self) -> bool:
+        """Whether we may write now."""
+        return self._forbidden or (self._ready and self._clock() < self._until)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                await self._round()
+            except ApiError as error:
+                if error.status == 403 and not self._forbidden:
+                    # The vendor's own ClusterRole (seed 000) knows no Leases; its Deployment has one replica.
+                    log.warning(
+                        "no election: leading alone. Run no second replica, or allow get, create and update of leases",
+                        extra={"data": {"why": error.message}},
+                    )
+                    await self._refresh()
+                    self._forbidden = True
+                elif error.status not in (403, 409):
+                    log.warning("election", extra={"data": {"why": str(error)}})
+            except Unreachable as error:
+                log.warning("election", extra={"data": {"why": str(error)}})
+            await asyncio.sleep(RETRY if self._ready or self._forbidden else RETRY / 2)
+
+    async def resign(self) -> None:
+        """Give the Lease back, so that another need not wait for it to run out."""
+        was, self._until = self._ready, 0.0
+        if not was or self._sight.lease is None:
+            return
+        try:
+            await self._kube.replace(self._path, self._lease("", self._sight.lease), timeout=RETRY)
+        except (ApiError, Unreachable) as error:
+            log.info("the Lease will run out by itself", extra={"data": {"why": str(error)}})
+
+    async def _round(self) -> None:
+        now = self._clock()
+        lease = await self._look()
+        if lease is None or self._sight.lease is None or lease.spec != self._sight.lease.spec:
+            self._sight = Sight(lease, now)
+        else:
+            self._sight.lease = lease  # with its newest resourceVersion
+        self._tell(lease)
+        if now >= self._until or lease is None or lease.spec.holder_identity != self.identity:
+            self._ready = False  # somebody else may have led meanwhile
+        if not may_take(self._sight, self.identity, now):
+            return
+        await self._take(lease, now)
+        self._until = now + GIVE_UP
+        if not self._ready:
+            # Whatever the one before us has bound must be on our board before we decide anything.
+            await self._refresh()
+            self._ready = True
+            log.info("leading", extra={"data": {"identity": self.identity}})
+
+    def _tell(self, lease: LeaseObject | None) -> None:
+        self.leader = lease.spec.holder_identity or None if lease else None
+        self.leader_address = (lease.metadata.annotations or {}).get(ADDRESS) if lease and self.leader else None
+
+    async def _look(self) -> LeaseObject | None:
+        try:
+            lease: LeaseObject = await self._kube.get(self._path, into=LeaseObject, timeout=RETRY)
+            return lease
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def _take(self, lease: LeaseObject | None, now: float) -> None:
+        """One write with the version that was read: of two who try, one is refused."""
+        body = self._lease(self.identity, lease)
+        taken: LeaseObject
+        if lease is None:
+            taken = await self._kube.create(self._collection, body, into=LeaseObject, timeout=RETRY)
+        else:
+            taken = await self._kube.replace(self._path, body, into=LeaseObject, timeout=RETRY)
+        self._sight = Sight(taken, now)
+        self._tell(taken)
+
+    def _lease(self, holder: str, lease: LeaseObject | None) -> dict[str, Any]:
+        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        ours = lease is not None and lease.spec.holder_identity == self.identity
+        times = (lease.spec.lease_transitions or 0) if lease else 0
+        spec: dict[str, Any] = {
+            "holderIdentity": holder,
+            "leaseDurationSeconds": int(LEASE),
+            "renewTime": stamp,
+            "leaseTransitions": times if ours else times + 1,
+        }
+        if not ours:
+            spec["acquireTime"] = stamp
+        annotations = {ADDRESS: self._address, CALLS: msgspec.json.encode(self._calls()).decode()}
+        metadata: dict[str, Any] = {"name": self._name, "namespace": self._namespace, "annotations": annotations}
+        if lease is not None:
+            metadata["resourceVersion"] = lease.metadata.resource_version
+        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}

@@ -1,0 +1,333 @@
+"""`aliquot scheduler`: reflectors into the cluster, the extender over it, and what only the leader does.
+
+    reflectors   nodes, Pods, the ConfigMaps that take cards out  -> cluster (services/cluster.py)
+    extender     filter, prioritize, bind for kube-scheduler; forwarded to the leader where only it may
+    leader       binds, tells waiting Pods why, tries them again, keeps nodes' taints, labels and conditions
+    webhook      where it is switched on
+
+One process, one thread: between a decision and its booking nothing runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from aiohttp import web
+
+from aliquot import dialects
+from aliquot.adapters.kube import Kube, Server
+from aliquot.adapters.reflector import Reflector
+from aliquot.dialects import MemoryUnit, QgpuRules, Rules
+from aliquot.dialects.objects import ConfigMapObject, NodeObject, PodObject
+from aliquot.services.binder import Binder
+from aliquot.services.calls import Calls
+from aliquot.services.cluster import Cluster
+from aliquot.services.election import Election
+from aliquot.services.events import Events
+from aliquot.services.extender import Extender
+from aliquot.services.nodekeeper import NodeKeeper
+from aliquot.services.schedulermetrics import exposition
+from aliquot.services.waiting import Waiting
+
+log = logging.getLogger(__name__)
+
+_LAST_WORDS = 10.0  # seconds for what is under way when we are told to end
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a scheduler is told at its start."""
+
+    port: int = 12345
+    bind_address: str = "0.0.0.0"  # noqa: S104  # kube-scheduler is on another machine, as a rule
+    priority: str = "binpack"
+    rules: QgpuRules = QgpuRules.SEED
+    memory_unit: MemoryUnit | None = None  # None: by what the nodes advertise
+    leader_elect: bool = True
+    lease_namespace: str = "kube-system"
+    lease_name: str = "aliquot-scheduler"
+    advertise: str = ""  # host:port at which other instances reach this one
+    identity: str = ""
+    keep_nodes: bool = True
+    reconcile_seconds: float = 300.0
+
+
+class _NodeSink:
+    """Nodes into the cluster. While the unit of gpu-mem is not known, each list is read whole before it is believed."""
+
+    def __init__(self, cluster: Cluster, keeper: NodeKeeper | None, *, unit_known: bool, reread: Callable[[], None]):
+        self.cluster, self.keeper = cluster, keeper
+        self._unit_known, self._reread = unit_known, reread
+        self._list: list[NodeObject] | None = None
+
+    def listing(self) -> None:
+        self._list = []
+
+    def changed(self, item: NodeObject) -> None:
+        if self._list is not None:
+            self._list.append(item)
+            return
+        self._learn_unit([item])
+        self._take(item)
+
+    def gone(self, key: str) -> None:
+        self.cluster.drop_node(key)
+        if self.keeper is not None:
+            self.keeper.forget(key)
+
+    def listed(self, drift: int) -> None:
+        items, self._list = self._list or [], None
+        self._learn_unit(items)
+        self.cluster.begin()
+        for item in items:
+            self._take(item)
+        self.cluster.end()
+        _tell_drift("nodes", drift)
+
+    def _take(self, item: NodeObject) -> None:
+        self.cluster.set_node(item)
+        if self.keeper is not None:
+            self.keeper.observe(item)
+
+    def _learn_unit(self, items: list[NodeObject]) -> None:
+        unit = None if self._unit_known else dialects.told_gpushare_unit(items)
+        if unit is not None:
+            self._unit_known = True
+            log.info("unit of aliyun.com/gpu-mem", extra={"data": {"unit": str(unit)}})
+            if self.cluster.use_unit(unit):
+                self._reread()
+
+
+@dataclass(slots=True)
+class _PodSink:
+    cluster: Cluster
+
+    def listing(self) -> None:
+        self.cluster.begin()
+
+    def changed(self, item: PodObject) -> None:
+        self.cluster.set_pod(item)
+
+    def gone(self, key: str) -> None:
+        self.cluster.drop_pod(key)
+
+    def listed(self, drift: int) -> None:
+        self.cluster.end()
+        _tell_drift("pods", drift)
+
+
+@dataclass(slots=True)
+class _ConfigSink:
+    cluster: Cluster
+    keeper: NodeKeeper | None
+    before: dict[str, frozenset[int]] = field(default_factory=dict)
+
+    def listing(self) -> None: ...
+
+    def changed(self, item: ConfigMapObject) -> None:
+        wrong = self.cluster.set_unhealthy(item)
+        if wrong is not None:
+            log.warning("a ConfigMap is not heeded", extra={"data": {"why": wrong.sentence()}})
+        self._tell_keeper()
+
+    def gone(self, key: str) -> None:
+        self.cluster.drop_unhealthy(key)
+        self._tell_keeper()
+
+    def listed(self, drift: int) -> None: ...
+
+    def _tell_keeper(self) -> None:
+        now = dict(self.cluster.sick)
+        for name in self.before.keys() | now.keys():
+            if self.keeper is not None and self.before.get(name) != now.get(name):
+                self.keeper.observe_unhealthy(name, now.get(name, frozenset()))
+        self.before = now
+
+
+def _tell_drift(what: str, drift: int) -> None:
+    if drift:
+        log.info("compared with the API server", extra={"data": {"what": what, "differences": drift}})
+
+
+class Scheduler:
+    """One instance."""
+
+    def __init__(self, server: Server, settings: Settings) -> None:
+        self.settings = settings
+        self.kube = Kube(server, agent="aliquot-scheduler")
+        self.cluster = Cluster(settings.priority, Rules(settings.rules, settings.memory_unit or MemoryUnit.GIB))
+        self.calls = Calls(_stamp)
+        self.nodes: Reflector[NodeObject]
+        self.pods: Reflector[PodObject]
+        self._rereading: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Until SIGTERM or SIGINT; then what is under way is finished, and the Lease given back."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.kube)
+            await self._serve(stack, stop)
+
+    async def _serve(self, stack: AsyncExitStack, stop: asyncio.Event) -> None:
+        settings, cluster, kube = self.settings, self.cluster, self.kube
+        clock = time.monotonic
+        # The port is ours before the identity is: two processes of one name cannot both be here.
+        listener = socket.create_server((settings.bind_address, settings.port), backlog=1024)
+        stack.callback(listener.close)
+        events = Events(kube, "aliquot-scheduler", time.time)
+        identity = settings.identity or f"{socket.gethostname()}_{settings.port}"
+        address = settings.advertise or f"{_own_address()}:{settings.port}"
+        election = Election(
+            kube,
+            namespace=settings.lease_namespace,
+            name=settings.lease_name,
+            identity=identity,
+            address=address,
+            calls=self.calls.told,
+            refresh=self._refresh,
+            clock=clock,
+        )
+
+        def leading() -> bool:
+            return election.leading if settings.leader_elect else self._synced()
+
+        keeper = (
+            NodeKeeper(kube, events, is_leader=leading, clock=time.time, rules=lambda: cluster.rules)
+            if settings.keep_nodes
+            else None
+        )
+        node_sink = _NodeSink(cluster, keeper, unit_known=settings.memory_unit is not None, reread=self._reread_pods)
+        self.nodes = Reflector(kube, "/api/v1/nodes", NodeObject, node_sink)
+        self.pods = Reflector(kube, "/api/v1/pods", PodObject, _PodSink(cluster), after=self.nodes.synced)
+        configs = Reflector(
+            kube, "/api/v1/namespaces/kube-system/configmaps", ConfigMapObject, _ConfigSink(cluster, keeper)
+        )
+        binder = Binder(kube, cluster, may_write=leading, now_ns=time.time_ns)
+        waiting = Waiting(kube, cluster, events, leading=leading, clock=clock, stamp=_stamp)
+
+        def scrape() -> bytes:
+            return exposition(
+                cluster,
+                self.calls,
+                {
+                    "aliquot_leading": ("1 where this instance binds.", float(leading())),
+                    "aliquot_binds_under_way": ("Binds without an outcome yet.", binder.busy),
+                },
+                {
+                    "aliquot_relists": ("Lists after the first.", self.nodes.relists + self.pods.relists),
+                    "aliquot_drift": ("What those found that no watch had told.", self.nodes.drift + self.pods.drift),
+                    "aliquot_pods_retried": ("Waiting Pods touched to be tried again.", waiting.touched),
+                    "aliquot_events_written": ("Events written.", events.written),
+                },
+            )
+
+        extender = Extender(
+            cluster,
+            binder,
+            self.calls,
+            synced=self._synced,
+            leading=leading,
+            leader_address=lambda: election.leader_address,
+            metrics=scrape,
+            clock=clock,
+        )
+        runner = web.AppRunner(extender.app(), access_log=None)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.SockSite(runner, listener).start()
+        log.info(
+            "listening", extra={"data": {"address": f"{settings.bind_address}:{settings.port}", "identity": identity}}
+        )
+        works: list[Callable[[], Coroutine[Any, Any, None]]] = [
+            self.nodes.run,
+            self.pods.run,
+            configs.run,
+            events.run,
+            waiting.run,
+            self._reconcile,
+            self._settle_memory,
+        ]
+        works += [election.run] if settings.leader_elect else []
+        works += [keeper.run] if keeper is not None else []
+        tasks = [asyncio.create_task(_for_ever(work), name=getattr(work, "__qualname__", "")) for work in works]
+        await stop.wait()
+        log.info("stopping")
+        extender.stopping = True
+        try:
+            await asyncio.wait_for(binder.settle(), _LAST_WORDS)
+        except TimeoutError:
+            log.warning("ending with binds under way", extra={"data": {"binds": binder.busy}})
+        if settings.leader_elect:
+            await election.resign()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _synced(self) -> bool:
+        return self.nodes.synced.is_set() and self.pods.synced.is_set()
+
+    async def _refresh(self) -> None:
+        """Everything as the API server has it now, or later."""
+        if not self._synced():
+            await self.nodes.synced.wait()
+            await self.pods.synced.wait()
+        else:
+            await asyncio.gather(self.nodes.relist(), self.pods.relist())
+
+    async def _reconcile(self) -> None:
+        """From time to time compare what the watches told with what is there."""
+        while True:
+            await asyncio.sleep(self.settings.reconcile_seconds)
+            await self._refresh()
+
+    async def _settle_memory(self) -> None:
+        """What was loaded at the start stays: the collector need not look at it again and again."""
+        await self.pods.synced.wait()
+        gc.collect()
+        gc.freeze()
+
+    def _reread_pods(self) -> None:
+        if self.pods.synced.is_set():
+            self.pods.tell_again()
+            self._rereading = asyncio.get_running_loop().create_task(self.pods.relist())
+
+
+async def _for_ever(work: Callable[[], Awaitable[None]]) -> None:
+    """A part that fails is told and started again: the others do not stop for it."""
+    while True:
+        try:
+            await work()
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("a part failed; it starts again")
+            await asyncio.sleep(1.0)
+        else:
+            return
+
+
+def _stamp() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _own_address() -> str:
+    """The address that others see us at, by the route out; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

@@ -1,0 +1,103 @@
+"""The scheduler in Prometheus's words: base units, prefix aliquot_. Sums over the cluster, not a series per card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import aliquot
+from aliquot.services.calls import BUCKETS, VERBS, Calls
+from aliquot.services.cluster import Cluster
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+_MIB = 1 << 20
+
+
+def exposition(
+    cluster: Cluster, calls: Calls, gauges: dict[str, tuple[str, float]], counters: dict[str, tuple[str, float]]
+) -> bytes:
+    """What a scrape answers; `gauges` and `counters` are name -> (help, value) of what the parts count themselves."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    class Collector:
+        def collect(self) -> Iterator[Metric]:
+            return _families(cluster, calls, gauges, counters)
+
+    registry = CollectorRegistry()
+    registry.register(Collector())
+    return generate_latest(registry)
+
+
+def _families(
+    cluster: Cluster, calls: Calls, gauges: dict[str, tuple[str, float]], counters: dict[str, tuple[str, float]]
+) -> Iterator[Any]:
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        InfoMetricFamily,
+    )
+
+    yield InfoMetricFamily("aliquot_build", "This scheduler.", {"version": aliquot.__version__})
+    total = CounterMetricFamily("aliquot_extender_calls", "Calls by verb and outcome.", labels=("verb", "outcome"))
+    for (verb, outcome), times in sorted(calls.outcomes.items()):
+        total.add_metric((verb, outcome), times)
+    yield total
+    took = HistogramMetricFamily("aliquot_extender_call_seconds", "How long calls took.", labels=("verb",))
+    for verb in VERBS:
+        counts = np.cumsum(calls.buckets[verb]).tolist()
+        bounds = [*map(str, BUCKETS), "+Inf"]
+        took.add_metric((verb,), list(zip(bounds, counts, strict=True)), sum_value=float(calls.seconds[verb]))
+    yield took
+    board = cluster.board
+    here = board.present[: board.rows]
+    for name, help_text, value in (
+        ("aliquot_nodes", "Nodes that can take Pods of ours.", int(here.sum())),
+        ("aliquot_nodes_unusable", "Nodes that break a rule of their dialect.", len(cluster.unusable)),
+        ("aliquot_cards", "Healthy cards.", int(board.cards[: board.rows][here].sum())),
+        ("aliquot_cards_memory_bytes", "Memory of all cards.", int(board.memory[: board.rows][here].sum()) * _MIB),
+        (
+            "aliquot_cards_memory_booked_bytes",
+            "Memory given to Pods.",
+            int(board.used_memory[: board.rows][here].sum()) * _MIB,
+        ),
+        (
+            "aliquot_cards_core_booked_ratio",
+            "Compute given to Pods, in cards.",
+            int(board.used_core[: board.rows][here].sum()) / 1000,
+        ),
+        (
+            "aliquot_cards_free_ratio",
+            "What is free of all cards, in cards.",
+            int(board.free[: board.rows][here].sum()) / 1000,
+        ),
+        ("aliquot_pods_placed", "Pods of ours on nodes.", len(cluster.placed)),
+        ("aliquot_pods_assumed", "Pods sent to a node and not confirmed yet.", len(cluster.assumed)),
+        (
+            "aliquot_pods_doubtful",
+            "Pods whose cards are a guess.",
+            sum(each.doubt is not None for each in cluster.placed.values()),
+        ),
+        ("aliquot_pods_pending", "Pods of ours without a node.", len(cluster.pending)),
+        (
+            "aliquot_pods_waiting",
+            "Of those, given up by kube-scheduler for now.",
+            sum(each.refused for each in cluster.pending.values()),
+        ),
+        ("aliquot_cards_overbooked", "Cards given to more than they hold.", _overbooked(cluster)),
+    ):
+        yield GaugeMetricFamily(name, help_text, value=value)
+    for name, (help_text, number) in gauges.items():
+        yield GaugeMetricFamily(name, help_text, value=number)
+    for name, (help_text, number) in counters.items():
+        yield CounterMetricFamily(name, help_text, value=number)
+
+
+def _overbooked(cluster: Cluster) -> int:
+    board = cluster.board
+    there = board.memory[: board.rows] > 0
+    return int(((board.used_memory[: board.rows] > board.memory[: board.rows]) & there).sum())

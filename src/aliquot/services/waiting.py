@@ -1,0 +1,146 @@
+"""Pods that wait: each is told why, and tried again as soon as there is room.
+
+kube-scheduler tries a refused Pod again after any event of the cluster, and often sooner than we have heard of that
+event ourselves: it asks, is refused again by a board that is a moment behind, and then nothing more happens for up to
+five minutes. So when a node comes to fit a kind of Pod that it did not fit before, the Pods of that kind which
+kube-scheduler has given up are touched (an annotation): that is an event of its own, and they are tried at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import numpy as np
+
+from aliquot.adapters.kube import ApiError, Kube, Unreachable
+from aliquot.dialects.events import ObjectRef
+from aliquot.dialects.native import RETRIED
+from aliquot.model.claim import Claim
+from aliquot.placement.board import Bools
+from aliquot.placement.demand import Demand, demand_of
+from aliquot.services.cluster import Cluster, Pending
+from aliquot.services.events import Teller
+from aliquot.services.reasons import one_sentence
+
+log = logging.getLogger(__name__)
+
+_LOOK = 0.1  # seconds between looks at the board
+_AGAIN = 1.0  # a Pod is touched no more often than that
+_AT_ONCE = 20  # Pods touched in one look; those behind them come with the next
+_TELL = 15.0  # seconds between two sentences about one Pod
+_TELL_AT_ONCE = 5  # sentences worked out in one look: each goes over all nodes
+
+
+class Waiting:
+    """Looks after the Pods that kube-scheduler has given up, as long as `run` runs and we lead."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        cluster: Cluster,
+        events: Teller,
+        *,
+        leading: Callable[[], bool],
+        clock: Callable[[], float],
+        stamp: Callable[[], str],
+    ) -> None:
+        self.touched = 0
+        self._kube, self._cluster, self._events = kube, cluster, events
+        self._leading, self._clock, self._stamp = leading, clock, stamp
+        self._fitted: dict[Demand, Bools] = {}  # which rows fitted each kind of waiting Pod when last looked
+        self._looked = -1  # the board's clock then
+        self._touch_next: dict[str, None] = {}  # uids, in order
+        self._touched_at: dict[str, float] = {}
+        self._told_at: dict[str, float] = {}
+        self._sentences: dict[Demand, tuple[int, str]] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK)
+            now = self._clock()
+            self._cluster.drop_late_holds(now)
+            if not self._leading():
+                self._fitted.clear()
+                continue
+            given_up = {uid: each for uid, each in self._cluster.pending.items() if each.refused}
+            self.look(given_up)
+            self._tell(given_up, now)
+            await self._touch(given_up, now)
+
+    def look(self, given_up: dict[str, Pending]) -> None:
+        """Note the Pods for which a node has come to fit."""
+        board = self._cluster.board
+        kinds: dict[Demand, list[Pending]] = {}
+        for each in given_up.values():
+            if isinstance(each.claim, Claim):
+                kinds.setdefault(demand_of(each.claim), []).append(each)
+        self._fitted = {demand: rows for demand, rows in self._fitted.items() if demand in kinds}
+        if board.clock == self._looked and kinds.keys() == self._fitted.keys():
+            return
+        self._looked = board.clock
+        for demand, pods in kinds.items():
+            claim = pods[0].claim
+            assert isinstance(claim, Claim)
+            fits = np.isfinite(self._cluster.chooser.scores(claim))
+            before = self._fitted.get(demand)
+            self._fitted[demand] = fits
+            # Of a kind not seen before nothing is known to have changed, and yet it may have, while it was given up.
+            more = fits if before is None else fits[: len(before)] & ~before
+            grown = before is not None and bool(fits[len(before) :].any())
+            if more.any() or grown:
+                self._touch_next |= dict.fromkeys(each.uid for each in pods)
+
+    def _tell(self, given_up: dict[str, Pending], now: float) -> None:
+        """Say why, on the Pods that were not told for a while."""
+        self._told_at = {uid: at for uid, at in self._told_at.items() if uid in given_up}
+        due = [each for uid, each in given_up.items() if now - self._told_at.get(uid, -_TELL) >= _TELL]
+        worked_out = 0
+        for each in due:
+            if worked_out >= _TELL_AT_ONCE:
+                break
+            sentence, fresh = self._sentence(each)
+            worked_out += fresh
+            self._told_at[each.uid] = now
+            if sentence is not None:
+                namespace, name = each.key.split("/", 1)
+                about = ObjectRef("Pod", name, namespace, each.uid)
+                self._events.emit(about, "WaitingForGPU", sentence, type="Warning", action="Scheduling")
+
+    def _sentence(self, pod: Pending) -> tuple[str | None, bool]:
+        """Why the Pod waits, None where it is not for want of a card; and whether that had to be worked out."""
+        if not isinstance(pod.claim, Claim):
+            return "; ".join(each.sentence() for each in pod.claim), False
+        demand, clock = demand_of(pod.claim), self._cluster.board.clock
+        known = self._sentences.get(demand)
+        if known is not None and known[0] == clock:
+            return known[1] or None, False
+        if len(self._sentences) > 256:
+            self._sentences.clear()
+        chooser, board = self._cluster.chooser, self._cluster.board
+        nodes = int(board.present[: board.rows].sum())
+        fits = len(chooser.fitting(pod.claim)) > 0
+        sentence = "" if fits else one_sentence(chooser.refusals(pod.claim), pod.claim, nodes)
+        self._sentences[demand] = (clock, sentence)
+        return sentence or None, True
+
+    async def _touch(self, given_up: dict[str, Pending], now: float) -> None:
+        self._touched_at = {uid: at for uid, at in self._touched_at.items() if now - at < _AGAIN}
+        self._touch_next = {uid: None for uid in self._touch_next if uid in given_up}
+        ready = [uid for uid in self._touch_next if uid not in self._touched_at][:_AT_ONCE]
+        for uid in ready:
+            del self._touch_next[uid]
+            self._touched_at[uid] = now
+        await asyncio.gather(*(self._touch_one(given_up[uid]) for uid in ready))
+
+    async def _touch_one(self, pod: Pending) -> None:
+        namespace, name = pod.key.split("/", 1)
+        body = {"metadata": {"uid": pod.uid, "annotations": {RETRIED: self._stamp()}}}
+        try:
+            await self._kube.patch(f"/api/v1/namespaces/{namespace}/pods/{name}", body)
+            self.touched += 1
+        except (ApiError, Unreachable) as error:
+            if not (isinstance(error, ApiError) and error.status in (404, 409)):  # gone meanwhile
+                log.warning("cannot have a Pod tried again", extra={"data": {"pod": pod.key, "why": str(error)}})

@@ -1,0 +1,68 @@
+"""The product on a real control plane, which all tests share: `make e2e`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed import objects
+from testbed.build import CannotBuildError
+from testbed.plane import ControlPlane, KubeScheduler
+from testbed.product import AliquotScheduler
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """One for all tests. Its logs stay in pytest's folder for the run, to be read after a failure."""
+    try:
+        control_plane = ControlPlane(tmp_path_factory.mktemp("plane"))
+    except CannotBuildError as error:
+        pytest.exit(f"no control plane to test on: {error}", returncode=1)
+    with control_plane:
+        yield control_plane
+
+
+@pytest.fixture
+def clean(plane: ControlPlane) -> Iterator[ControlPlane]:
+    """The control plane, empty before the test, as every test leaves it empty."""
+    yield plane
+    objects.remove_all(plane)
+
+
+@pytest.fixture
+def aliquot_scheduler(clean: ControlPlane, tmp_path: Path) -> Iterator[Callable[..., AliquotScheduler]]:
+    """Starts `aliquot scheduler` with these arguments, with the admin's kubeconfig unless another is given.
+
+    Those still running are ended after the test, before the objects they look after.
+    """
+    started: list[AliquotScheduler] = []
+
+    def start(*args: str, kubeconfig: Path | None = None, **more: Any) -> AliquotScheduler:
+        name = f"aliquot-scheduler-{len(started) + 1}"
+        log = tmp_path / f"{name}.log"
+        scheduler = AliquotScheduler(*args, kubeconfig=kubeconfig or clean.kubeconfig, log=log, name=name, **more)
+        started.append(scheduler)
+        return scheduler
+
+    yield start
+    for scheduler in started:
+        scheduler.stop()
+
+
+@pytest.fixture
+def kube_scheduler(clean: ControlPlane) -> Iterator[Callable[..., KubeScheduler]]:
+    """Starts kube-scheduler with this KubeSchedulerConfiguration (a mapping or a file), or a plain one."""
+    started: list[KubeScheduler] = []
+
+    def start(config: Mapping[str, Any] | Path | None = None, name: str = "kube-scheduler") -> KubeScheduler:
+        plain = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
+        scheduler = clean.start_scheduler(plain if config is None else config, name)
+        started.append(scheduler)
+        return scheduler
+
+    yield start
+    for scheduler in started:
+        scheduler.stop(patience=3)

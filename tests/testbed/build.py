@@ -1,0 +1,191 @@
+"""The Kubernetes programs the tests run on, built once from Go modules (go/go.mod says which version) and kept.
+
+`python tests/testbed/build.py` builds what is missing: some seven minutes on two cores, 3 GB of Go's build cache, and
+360 MB of programs in $XDG_CACHE_HOME (or ~/.cache)/aliquot/testbed/VERSION. Go fetches the modules through GOPROXY, as
+always, and a newer Go too where go.mod asks for one. What lies in $KUBEBUILDER_ASSETS, the convention of envtest, is
+taken from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+MODULES = Path(__file__).parent / "go"
+
+# Each must also be named in go/tools.go, or `go mod tidy` drops what it needs from go.sum.
+PACKAGES = {
+    "etcd": "go.etcd.io/etcd/server/v3",
+    "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
+    "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
+    "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
+    "kubectl": "k8s.io/kubernetes/cmd/kubectl",
+    "kubelet": "k8s.io/kubernetes/cmd/kubelet",
+}
+CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
+
+_OLDEST_GO = (1, 21)  # the first that fetches a newer Go when go.mod asks for one
+_SAY_EVERY = 60.0  # seconds between two lines where no terminal shows the bar
+
+
+class CannotBuildError(Exception):
+    """Why, and what to do."""
+
+
+def _said_in_go_mod(pattern: str) -> str:
+    found = re.search(pattern, (MODULES / "go.mod").read_text(), re.MULTILINE)
+    assert found, f"{MODULES / 'go.mod'} has no line like {pattern}"
+    return found[1]
+
+
+VERSION = _said_in_go_mod(r"^require k8s\.io/kubernetes (v\S+)$")
+
+
+def cache_folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "aliquot" / "testbed" / VERSION
+
+
+def binaries(names: Sequence[str] = CONTROL_PLANE) -> dict[str, Path]:
+    """Where each of the programs is; those that are nowhere are built first."""
+    assets, cache = os.environ.get("KUBEBUILDER_ASSETS"), cache_folder()
+    if assets and not Path(assets).is_dir():
+        raise CannotBuildError(
+            f"KUBEBUILDER_ASSETS is {assets!r}, which is no folder: unset it, or name one with {names}"
+        )
+    given = {name: Path(assets) / name for name in names if (Path(assets) / name).exists()} if assets else {}
+    wanted = [name for name in names if name not in given]
+    if not all((cache / name).exists() for name in wanted):
+        cache.mkdir(parents=True, exist_ok=True)
+        with _alone(cache):  # whoever waited here finds it built
+            _build([name for name in wanted if not (cache / name).exists()], cache)
+    return given | {name: cache / name for name in wanted}
+
+
+@contextlib.contextmanager
+def _alone(cache: Path) -> Iterator[None]:
+    """Two test runs build once. The lock ends with its process, however that ends."""
+    with (cache / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say(f"another process is building Kubernetes into {cache}; waiting for it ...")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build(names: Sequence[str], cache: Path) -> None:
+    if not names:
+        return
+    go = _find_go()
+    _say(f"building Kubernetes {VERSION} into {cache}, once: {', '.join(names)}")
+    began = time.monotonic()
+    steps = len(names) + 1
+    # Not `go mod download`, which fetches the whole module graph, most of it for nothing.
+    _run([go, "list", "-deps", *(PACKAGES[name] for name in names)], "fetching the Go modules", 0, steps, began)
+    major, minor = VERSION.lstrip("v").split(".")[:2]
+    base = "k8s.io/component-base/version"
+    flags = f"-s -w -X {base}.gitVersion={VERSION} -X {base}.gitMajor={major} -X {base}.gitMinor={minor}"
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".building-") as folder:
+        for step, name in enumerate(names, start=1):
+            unfinished = Path(folder) / name
+            command = [go, "build", "-trimpath", "-ldflags", flags, "-o", str(unfinished), PACKAGES[name]]
+            _run(command, f"{name} ({step} of {len(names)})", step, steps, began)
+            unfinished.replace(cache / name)  # there is either a whole program or none
+    _say(f"built in {_clock(time.monotonic() - began)}")
+
+
+def _find_go() -> str:
+    wanted = _said_in_go_mod(r"^go (\S+)$")
+    advice = f"install Go {wanted} (https://go.dev/dl), or set KUBEBUILDER_ASSETS to a folder with the programs"
+    go = shutil.which("go")
+    if go is None:
+        raise CannotBuildError(f"there is no `go` on the PATH to build Kubernetes with: {advice}")
+    # Not in the module's folder: there an old Go fails at the first line of go.mod it does not know.
+    asked = subprocess.run([go, "version"], cwd="/", env={**os.environ, "GOTOOLCHAIN": "local"}, capture_output=True)
+    words = asked.stdout.decode(errors="replace")
+    found = re.search(r"go(\d+)\.(\d+)", words)
+    if not found:
+        raise CannotBuildError(f"`{go} version` did not tell a version but {words or asked.stderr!r}: {advice}")
+    if (int(found[1]), int(found[2])) < _OLDEST_GO:
+        oldest = ".".join(map(str, _OLDEST_GO))
+        raise CannotBuildError(
+            f"{go} is {found[0]}; {oldest} is the oldest that can fetch Go {wanted} itself: {advice}"
+        )
+    return go
+
+
+def _run(command: Sequence[str], what: str, step: int, steps: int, began: float) -> None:
+    """Runs it, and shows where we are while it runs."""
+    own = time.monotonic()
+    environment: Mapping[str, str] = {**os.environ, "CGO_ENABLED": "0"}
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, cwd=MODULES, env=environment, stdout=output, stderr=output)
+        terminal = sys.stderr.isatty()
+        if not terminal:
+            _say(f"[{step}/{steps - 1}] {what} ...")
+        said = own
+        try:
+            while process.poll() is None:
+                now = time.monotonic()
+                if terminal:
+                    _draw(what, step, steps, now - own, now - began)
+                elif now - said >= _SAY_EVERY:
+                    said = now
+                    _say(f"[{step}/{steps - 1}] {what}, {_clock(now - own)}")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(0.2)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            if terminal:
+                sys.stderr.write("\r\x1b[K")
+        if process.returncode:
+            output.seek(0)
+            said_last = output.read().decode(errors="replace").strip()[-3000:]
+            raise CannotBuildError(
+                f"{what}: `go {command[1]}` ended with exit code {process.returncode}:\n{said_last}\n"
+                "If modules could not be fetched: check GOPROXY and the network, then run it again; "
+                "what was fetched and built so far is kept."
+            )
+    _say(f"[{step}/{steps - 1}] {what}: {_clock(time.monotonic() - own)}")
+
+
+def _draw(what: str, step: int, steps: int, own: float, whole: float) -> None:
+    full = round(24 * step / steps)
+    sys.stderr.write(f"\r\x1b[K[{'#' * full}{'.' * (24 - full)}] {what}  {_clock(own)}, {_clock(whole)} in all")
+    sys.stderr.flush()
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    try:
+        found = binaries(sys.argv[1:] or CONTROL_PLANE)
+    except KeyError as error:
+        sys.exit(f"no such program: {error}; those that can be built: {', '.join(PACKAGES)}")
+    except CannotBuildError as error:
+        sys.exit(f"cannot build the testbed: {error}")
+    except KeyboardInterrupt:
+        sys.exit("stopped; what was built so far is kept")
+    _say(f"Kubernetes {VERSION} for the tests: {', '.join(sorted({str(path.parent) for path in found.values()}))}")
+
+
+if __name__ == "__main__":
+    main()

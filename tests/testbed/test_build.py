@@ -1,0 +1,96 @@
+"""Building the testbed: what it says when it cannot."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from testbed import build
+from testbed.build import CannotBuildError, binaries
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing is built, and only what a test puts there is on the PATH."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
+    (tmp_path / "bin").mkdir()
+    return build.cache_folder()
+
+
+def _go(folder: Path, version: str, otherwise: str) -> None:
+    """A `go` that tells this version and does the rest as the script says."""
+    script = folder / "bin" / "go"
+    script.write_text(
+        f'#!/bin/sh\nif [ "$1" = version ]; then echo go version {version} linux/amd64; exit; fi\n{otherwise}\n'
+    )
+    script.chmod(0o755)
+
+
+def test_what_was_built_before_is_used_without_go(empty_cache: Path) -> None:
+    empty_cache.mkdir(parents=True)
+    (empty_cache / "etcd").touch()
+    assert binaries(["etcd"]) == {"etcd": empty_cache / "etcd"}
+
+
+def test_without_go_the_error_says_what_to_install() -> None:
+    with pytest.raises(CannotBuildError, match=r"no `go` on the PATH.*install Go 1\.\d+.*KUBEBUILDER_ASSETS"):
+        binaries(["etcd"])
+
+
+def test_a_go_that_cannot_fetch_a_newer_one_is_named_with_its_version(tmp_path: Path) -> None:
+    _go(tmp_path, "go1.19.8", "exit 1")
+    with pytest.raises(CannotBuildError, match=r"bin/go is go1\.19; 1\.21 is the oldest"):
+        binaries(["etcd"])
+
+
+def test_modules_that_cannot_be_fetched_are_told_in_gos_own_words(tmp_path: Path, empty_cache: Path) -> None:
+    _go(tmp_path, "go1.26.0", "echo dial tcp: no route to host >&2; exit 1")
+    with pytest.raises(CannotBuildError, match=r"fetching the Go modules.*\n.*no route to host\n.*GOPROXY"):
+        binaries(["etcd"])
+    assert not (empty_cache / "etcd").exists()
+
+
+def test_each_program_is_built_once_and_progress_tells_which_of_how_many(
+    tmp_path: Path, empty_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # $6 is what follows -o: a shell script stands for Go, and writes what it was asked to build.
+    _go(tmp_path, "go1.26.0", '[ "$1" = build ] && echo "$7" >"$6"; exit 0')
+    assert binaries(["etcd", "kubectl"]) == {"etcd": empty_cache / "etcd", "kubectl": empty_cache / "kubectl"}
+    assert (empty_cache / "kubectl").read_text().strip() == "k8s.io/kubernetes/cmd/kubectl"
+    told = capsys.readouterr().err
+    assert "[1/2] etcd (1 of 2)" in told
+    assert "[2/2] kubectl (2 of 2)" in told
+    os.unlink(tmp_path / "bin" / "go")
+    binaries(["etcd", "kubectl"])
+    assert capsys.readouterr().err == ""
+    assert sorted(path.name for path in empty_cache.iterdir()) == [".lock", "etcd", "kubectl"]
+
+
+def test_a_program_that_fails_to_build_leaves_nothing_that_looks_built(tmp_path: Path, empty_cache: Path) -> None:
+    _go(tmp_path, "go1.26.0", '[ "$1" = build ] || exit 0; echo half >"$6"; echo undefined: x >&2; exit 1')
+    with pytest.raises(CannotBuildError, match=r"etcd \(1 of 1\).*exit code 1:\nundefined: x"):
+        binaries(["etcd"])
+    assert [path.name for path in empty_cache.iterdir()] == [".lock"]
+
+
+def test_programs_of_kubebuilder_assets_are_taken_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assets = tmp_path / "assets"
+    assets.mkdir()
+    (assets / "etcd").touch()
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(assets))
+    assert binaries(["etcd"]) == {"etcd": assets / "etcd"}
+
+
+def test_kubebuilder_assets_that_name_no_folder_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", "/nowhere")
+    with pytest.raises(CannotBuildError, match="KUBEBUILDER_ASSETS is '/nowhere', which is no folder"):
+        binaries(["etcd"])
+
+
+def test_every_program_is_named_in_tools_go() -> None:
+    tools = (build.MODULES / "tools.go").read_text()
+    assert all(f'_ "{package}"' in tools for package in build.PACKAGES.values())
