@@ -16,5 +16,11 @@ def main() -> None:
     others()
 
 
+def qgpu_scheduler() -> None:
+    """`qgpu-scheduler`, as the vendor's manifests call it: `aliquot scheduler`."""
+    sys.argv.insert(1, "scheduler")
+    main()
+
+
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""What the webhook answers: broken Pods are refused with every rule, the others get what they need, and nothing raises."""
+"""What the webhook answers: a refusal with every broken rule, or what the Pod needs; and nothing raises."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ import json
 from typing import Any
 
 import pytest
-from dialects.test_properties import NODE, anything, claims, grants, mutated
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from aliquot.dialects import Rules, parse_pod, render_grant, render_pod
+from aliquot.dialects.admission import AdmissionSettings, env_annotation, render_env_annotations, review
+from aliquot.model.claim import Claim
+from aliquot.model.grant import Grant
+from aliquot.model.refusal import Invalid
+from dialects.test_properties import NODE, anything, claims, grants, mutated
 from manifests import (
     COUNT,
     MEM,
@@ -24,12 +30,6 @@ from manifests import (
     asking,
     gpushare_pod,
 )
-
-from aliquot.dialects import Rules, parse_pod, render_grant, render_pod
-from aliquot.dialects.admission import AdmissionSettings, env_annotation, render_env_annotations, review
-from aliquot.model.claim import Claim
-from aliquot.model.grant import Grant
-from aliquot.model.refusal import Invalid
 
 Json = dict[str, Any]
 TOLERATION = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule", "operator": "Equal"}

@@ -49,7 +49,9 @@ def test_defaults_that_the_api_server_adds_are_no_difference() -> None:
 
 def test_what_somebody_changed_is_a_difference() -> None:
     wanted = webhook_configuration(b"CA", SERVICE)
-    for change in ({"failurePolicy": "Fail"}, {"matchConditions": []}, {"clientConfig": {}}, {"rules": None}):
+    changes: tuple[dict[str, object], ...]
+    changes = ({"failurePolicy": "Fail"}, {"matchConditions": []}, {"clientConfig": {}}, {"rules": None})
+    for change in changes:
         present = copy.deepcopy(wanted)
         present["webhooks"][0] |= change
         assert not configured(present, wanted)

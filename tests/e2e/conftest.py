@@ -29,6 +29,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 def clean(plane: ControlPlane) -> Iterator[ControlPlane]:
     """The control plane, empty before the test, as every test leaves it empty."""
     yield plane
+    plane.start_apiserver()  # a test that stopped it may have failed before it started it again
     objects.remove_all(plane)
 
 

@@ -143,6 +143,16 @@ def test_a_thousand_nodes_of_real_size_are_made_and_removed_within_seconds(clean
     assert time.monotonic() - began < 60
 
 
+def test_what_a_test_made_is_gone_for_the_next_one(clean: ControlPlane) -> None:
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "ours"}, "spec": {}}
+    clean.api("POST", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases", lease)
+    objects.create(clean, objects.node("n"), objects.pod("p", node="n", terminationGracePeriodSeconds=600))
+    objects.create(clean, {"kind": "Secret", "metadata": {"name": "s", "namespace": "kube-system"}})
+    objects.remove_all(clean)
+    left = clean.kubectl("get", "nodes,pods,secrets,leases", "--all-namespaces", "-o", "name").split()
+    assert [name for name in left if "/apiserver-" not in name] == []
+
+
 def test_programs_end_with_the_test_run_however_that_ends(tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from testbed.processes import Program\n"

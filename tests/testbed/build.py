@@ -57,6 +57,9 @@ def cache_folder() -> Path:
 
 def binaries(names: Sequence[str] = CONTROL_PLANE) -> dict[str, Path]:
     """Where each of the programs is; those that are nowhere are built first."""
+    unknown = [name for name in names if name not in PACKAGES]
+    if unknown:
+        raise CannotBuildError(f"no such program: {', '.join(unknown)}; known are {', '.join(PACKAGES)}")
     assets, cache = os.environ.get("KUBEBUILDER_ASSETS"), cache_folder()
     if assets and not Path(assets).is_dir():
         raise CannotBuildError(
@@ -178,8 +181,6 @@ def _say(line: str) -> None:
 def main() -> None:
     try:
         found = binaries(sys.argv[1:] or CONTROL_PLANE)
-    except KeyError as error:
-        sys.exit(f"no such program: {error}; those that can be built: {', '.join(PACKAGES)}")
     except CannotBuildError as error:
         sys.exit(f"cannot build the testbed: {error}")
     except KeyboardInterrupt:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import sys
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,20 +32,31 @@ class AliquotScheduler(Program):
         command = [sys.executable, "-m", "aliquot", "scheduler", *where, *args]
         super().__init__(command, log, name=name, environment=environment)
         if wait:
-            self.wait_ready(lambda: self.get("/readyz") is not None, 30)
+            self.wait_ready(lambda: self.ask("GET", "/readyz")[0] == 200, 30)
 
-    def get(self, path: str, *, timeout: float = 10.0) -> str:
-        """The body of its answer; OSError (urllib's HTTPError among them) where it does not say 200."""
-        with urllib.request.urlopen(f"{self.url}{path}", timeout=timeout) as response:
-            answer: bytes = response.read()
+    def ask(self, method: str, path: str, data: bytes | None = None, *, timeout: float = 10.0) -> tuple[int, bytes]:
+        """The status and the body of its answer, whatever they are; OSError where there is none."""
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=timeout)
+        try:
+            connection.request(method, path, data, {} if data is None else {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return response.status, response.read()
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"{method} {path}: {error!r}") from error
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> str:
+        """What it answers with 200."""
+        status, answer = self.ask("GET", path)
+        assert status == 200, f"GET {path}: {status} {answer!r}"
         return answer.decode()
 
-    def post(self, path: str, body: object, *, timeout: float = 10.0) -> Any:
+    def post(self, path: str, body: object) -> Any:
         """Its decoded answer to a verb of kube-scheduler's."""
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.url}{path}", data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=timeout) as response:
-            return json.load(response)
+        status, answer = self.ask("POST", path, json.dumps(body).encode())
+        assert status == 200, f"POST {path}: {status} {answer!r}"
+        return json.loads(answer)
 
     def entries(self) -> list[dict[str, Any]]:
         """Its log as data. A line that is not JSON is an error: the log is for machines."""

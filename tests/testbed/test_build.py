@@ -91,6 +91,11 @@ def test_kubebuilder_assets_that_name_no_folder_are_an_error(monkeypatch: pytest
         binaries(["etcd"])
 
 
+def test_a_program_nobody_knows_is_refused_with_those_known() -> None:
+    with pytest.raises(CannotBuildError, match=r"no such program: kubelt; known are etcd, .*kubelet"):
+        binaries(["kubelt"])
+
+
 def test_every_program_is_named_in_tools_go() -> None:
     tools = (build.MODULES / "tools.go").read_text()
     assert all(f'_ "{package}"' in tools for package in build.PACKAGES.values())

@@ -11,6 +11,11 @@ link.py       the messages of a tenant's shim
 rm.py         the controls of NVIDIA's resource manager
 cuda.py       the driver API, for the sample workload
 burnkernel.py its kernel
+kubeconfig.py where the API server is, and who we are to it
+kube.py       the Kubernetes API, as little of it as we use
+reflector.py  what is in a collection of the API server, now and from now on
+certificates.py  a certificate authority of our own, and what it signs
+logs.py       logs as JSON lines
 
 The first three are loaded by `aliquot run` before every command it starts: they import little, and stay that way.
 """

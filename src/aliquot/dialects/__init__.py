@@ -1,8 +1,11 @@
 """HOW IS IT SPELLED?  Kubernetes objects in, the model's nouns out, and back. Pure.
 
 One module per dialect, and none knows another: `qgpu`, `t9k`, `gpushare`. `pods` and `nodes` read what is the same in
-all of them; `native` is our own pair of annotations; `kube` is what kube-scheduler itself would say; `objects` is what
-the API server sends; `wiring` is how kube-scheduler is told of us; `registry` finds the dialect that is spoken. Annotation keys, label keys and resource names stand in the one module that owns them.
+all of them; `registry` finds the dialect that is spoken; `native` is our own annotations. Beside them stand the words
+of Kubernetes: `kube` is what kube-scheduler itself would say, `objects` what the API server sends, `extender` what
+kube-scheduler and we say to each other, `wiring` how it is told of us, `admission` and `webhooks` what the API server
+asks before it takes a Pod, `upkeep` what a node should look like, `events` how things are told. Annotation keys, label
+keys and resource names stand in the one module that owns them.
 
 Nothing here raises on any JSON: it parses, is refused with every broken rule (`Invalid`), or is not ours (None).
 Rendering takes values of ours and may rely on them.
@@ -13,6 +16,7 @@ from .registry import (
     ENABLED_BY,
     Asked,
     MemoryUnit,
+    NodeReader,
     PodReader,
     QgpuRules,
     Rules,
@@ -37,6 +41,7 @@ __all__ = [
     "ENABLED_BY",
     "Asked",
     "MemoryUnit",
+    "NodeReader",
     "PodReader",
     "QgpuRules",
     "Rules",

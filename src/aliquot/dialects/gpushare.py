@@ -39,6 +39,7 @@ ANNOTATIONS = (COUNT, ALLOCATION, INDEX, CARD_SIZE, POD_TOTAL, ASSIGNED, ASSUME_
 MARKS = (COUNT,)  # annotations, and here labels too, that are part of what a Pod asks for
 
 NODE_LABEL = "gpushare"
+LABELS = (NODE_LABEL,)
 _UNHEALTHY = "unhealthy-gpu-"
 
 

@@ -37,6 +37,7 @@ MARKS = ANNOTATIONS  # those that are part of what a Pod asks for
 ENABLE_LABEL = "qgpu-device-enable"
 MIXED_LABEL = "mixed-qgpu-enable"
 POLICY_LABEL = "tke.cloud.tencent.com/qgpu-schedule-policy"
+LABELS = (ENABLE_LABEL, MIXED_LABEL, POLICY_LABEL)
 
 _POLICIES = {
     "best-effort": Isolation.BEST_EFFORT,

@@ -25,6 +25,7 @@ __all__ = [
     "ENABLED_BY",
     "Asked",
     "MemoryUnit",
+    "NodeReader",
     "PodReader",
     "QgpuRules",
     "Rules",
@@ -248,16 +249,13 @@ def parse_node(
         cards, notes = inventory, []
     by_qgpu = qgpu.offers(view.labels)
     offers = by_qgpu | t9k.offers(view.labels, problems) | gpushare.offers(view, inventory=inventory is not None)
+    if unhealthy:
+        cards = tuple(replace(card, healthy=card.healthy and card.index not in unhealthy) for card in cards)
+    if by_qgpu:
+        cards = tuple(replace(card, max_slices=qgpu.max_slices(card.memory_mib, rules.qgpu)) for card in cards)
     result = Node(
         name=view.name,
-        cards=tuple(
-            replace(
-                card,
-                healthy=card.healthy and card.index not in unhealthy,
-                max_slices=qgpu.max_slices(card.memory_mib, rules.qgpu) if by_qgpu else None,
-            )
-            for card in cards
-        ),
+        cards=cards,
         offers=offers,
         isolation=qgpu.isolation(view.labels, problems),
         cpu_milli=view.cpu_milli(problems),
@@ -265,6 +263,42 @@ def parse_node(
         notes=tuple(notes),
     )
     return tuple(problems) if problems else result
+
+
+class NodeReader:
+    """Reads the Nodes of one cluster. Most are alike but for their names: each kind is read once."""
+
+    _MOST = 4096
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self._known: dict[object, Node | tuple[Invalid, ...]] = {}
+
+    def read(self, node: NodeObject) -> Node | tuple[Invalid, ...]:
+        """As `parse_node` says it."""
+        annotations = node.metadata.annotations
+        if (annotations and native.INVENTORY in annotations) or not node.metadata.name:
+            return parse_node(node, self.rules)  # cards have names of their own: no two such nodes are alike
+        key = self._kind(node)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= self._MOST:
+                self._known.clear()
+            known = self._known[key] = parse_node(node, self.rules)
+        return replace(known, name=node.metadata.name) if isinstance(known, Node) else known
+
+    @staticmethod
+    def _kind(node: NodeObject) -> object:
+        labels, status = node.metadata.labels, node.status
+        return (
+            tuple(labels.get(label) for label in _NODE_LABELS) if labels else None,
+            tuple(status.capacity.get(amount) for amount in _NODE_AMOUNTS) if status.capacity else None,
+            tuple(status.allocatable.get(amount) for amount in _NODE_AMOUNTS) if status.allocatable else None,
+        )
+
+
+_NODE_LABELS = qgpu.LABELS + t9k.LABELS + gpushare.LABELS
+_NODE_AMOUNTS = ("cpu", "memory", *qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES)
 
 
 def _capacities(node: NodeView, rules: Rules, notes: list[str], problems: list[Invalid]) -> list[Capacity]:

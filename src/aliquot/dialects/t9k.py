@@ -32,6 +32,7 @@ ANNOTATIONS: tuple[str, ...] = ()
 
 ACCELERATOR_LABEL = "sched.tensorstack.dev/accelerator"
 MODE_LABEL = "sched.tensorstack.dev/node-alloc-mode"
+LABELS = (ACCELERATOR_LABEL, MODE_LABEL)
 _MODES = {"xgn": Offer.T9K_EXCLUSIVE, "sgn": Offer.T9K_SHARED}
 
 TAINT = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule"}

@@ -148,14 +148,15 @@ class Board:
             self._usual = None
         self._widen(max((card.index + 1 for card in node.cards), default=1))
         self.nodes[row] = node
-        self.memory[row] = 0
-        self.healthy[row] = False
-        self.max_slices[row] = 0
+        memory, healthy, slices = [0] * self.width, [False] * self.width, [0] * self.width
+        models = self.model[row].tolist()
         for card in node.cards:
-            self.memory[row, card.index] = min(card.memory_mib, UNLIMITED)
-            self.healthy[row, card.index] = card.healthy
-            self.max_slices[row, card.index] = UNLIMITED if card.max_slices is None else card.max_slices
-            self.model[row, card.index] = self.models.setdefault(card.model, len(self.models))
+            memory[card.index] = min(card.memory_mib, UNLIMITED)
+            healthy[card.index] = card.healthy
+            slices[card.index] = UNLIMITED if card.max_slices is None else card.max_slices
+            models[card.index] = self.models.setdefault(card.model, len(self.models))
+        # One write per column: a cluster of 5,000 nodes is loaded in a fraction of the time.
+        self.memory[row], self.healthy[row], self.max_slices[row], self.model[row] = memory, healthy, slices, models
         self.present[row] = True
         self.offers[row] = sum(_OFFER_BIT[offer] for offer in node.offers)
         for column, room, value in (
@@ -333,6 +334,8 @@ class Board:
         if self._spare:
             row = self._spare.pop()
             self.names[row] = name
+            for column in _CARD_COLUMNS + _NODE_COLUMNS:
+                getattr(self, column)[row] = 0
         else:
             row = self.rows
             self.rows += 1
@@ -342,8 +345,6 @@ class Board:
             if row >= len(self.present):
                 self._lengthen(max(16, 2 * row))
         self.row_of[name] = row
-        for column in _CARD_COLUMNS + _NODE_COLUMNS:
-            getattr(self, column)[row] = 0
         return row
 
     def _retire(self, row: int) -> None:

@@ -17,6 +17,23 @@ arbiterd.py    tenants' processes register; each card's loop holds them to their
 cardworker.py  one card's loop: activity to the arbiter, orders to the hardware
 patrol.py      who is on the cards that is nobody's, and what the driver takes beside allocations
 
+The scheduler of a Kubernetes cluster:
+
+scheduler.py   from first to last: what follows the API server, what answers, what only the leader does
+cluster.py     the live cluster: what the API server told, what we decided, and the board of both
+answers.py     what kube-scheduler's verbs and the peers' tools are answered
+extender.py    the HTTP door
+binder.py      from a decision to a bound Pod: one write, and whatever becomes of it
+election.py    who of several binds
+waiting.py     Pods that wait: told why, tried again when there is room
+nodekeeper.py  nodes' taints, labels and conditions
+events.py      what `kubectl describe` shows
+pace.py        how fast we may write beside the work that matters
+webhook.py     what the API server asks before it takes a Pod
+calls.py       how often each verb was called, and how long it took
+schedulermetrics.py  the scheduler in Prometheus's words
+overview.py    the cluster for people
+
 The sample workload:
 
 burn.py        kernels that are a fixed amount of work, and what became of them

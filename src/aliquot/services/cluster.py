@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from aliquot import dialects
-from aliquot.dialects import MemoryUnit, PodReader, Rules
+from aliquot.dialects import MemoryUnit, NodeReader, PodReader, Rules
 from aliquot.dialects.objects import ConfigMapObject, NodeObject, PodObject, pod_names
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
@@ -78,6 +78,7 @@ class Cluster:
     ledger: Ledger = field(init=False)
     chooser: Chooser = field(init=False)
     _reader: PodReader = field(init=False)
+    _node_reader: NodeReader = field(init=False)
     _untold: dict[str, tuple[PodObject, Claim, str]] = field(default_factory=dict)  # to be guessed when a list ends
     _told: dict[str, Node] = field(default_factory=dict)  # nodes as they say themselves
     _batch: ExitStack | None = None
@@ -85,7 +86,10 @@ class Cluster:
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.board)
         self.chooser = Chooser(self.board, POLICIES[self.policy]())
-        self._reader = PodReader(self.rules)
+        self._read_by(self.rules)
+
+    def _read_by(self, rules: Rules) -> None:
+        self.rules, self._reader, self._node_reader = rules, PodReader(rules), NodeReader(rules)
 
     # --- lists ------------------------------------------------------------------------------------------------
 
@@ -109,7 +113,7 @@ class Cluster:
     def set_node(self, node: NodeObject) -> None:
         """A node is there, or has changed."""
         name = node.metadata.name
-        told = dialects.parse_node(node, self.rules)
+        told = self._node_reader.read(node)
         if not isinstance(told, Node):
             self.unusable[name] = told
             self._told.pop(name, None)
@@ -182,8 +186,7 @@ class Cluster:
         """From now on gpu-mem is counted in that. True where it was not: Pods read before must be read again."""
         if unit is self.rules.gpushare_unit:
             return False
-        self.rules = replace(self.rules, gpushare_unit=unit)
-        self._reader = PodReader(self.rules)
+        self._read_by(replace(self.rules, gpushare_unit=unit))
         return True
 
     # --- Pods -------------------------------------------------------------------------------------------------
@@ -277,7 +280,10 @@ class Cluster:
     def rows(self, names: Sequence[str]) -> Ints:
         """The board's row of each name, -1 for one that is not known."""
         row_of = self.board.row_of
-        return np.fromiter((row_of.get(name, -1) for name in names), np.int64, len(names))
+        try:
+            return np.fromiter(map(row_of.__getitem__, names), np.int64, len(names))
+        except KeyError:
+            return np.fromiter((row_of.get(name, -1) for name in names), np.int64, len(names))
 
     def filter(self, claim: Claim, names: Sequence[str]) -> Filtered:
         """Which of the nodes would take the claim now."""
