@@ -15,6 +15,7 @@ from aliquot.dialects.wiring import (
 )
 from aliquot.model.refusal import Invalid
 
+VERBS = ("filter", "prioritize", "preempt", "bind")
 URL = "http://127.0.0.1:12345/aliquot"
 
 
@@ -53,7 +54,7 @@ def test_the_pods_of_every_dialect_come_to_one_extender() -> None:
     (extender,) = render_config(Wiring((1, 36), URL))["extenders"]
     names = [each["name"] for each in extender["managedResources"]]
     assert names == [*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES]
-    assert [extender[verb] for verb in ("filterVerb", "prioritizeVerb", "bindVerb")] == ["filter", "prioritize", "bind"]
+    assert [extender[f"{verb}Verb"] for verb in VERBS] == list(VERBS)
 
 
 def test_kube_scheduler_goes_on_counting_the_resources_as_the_kubelet_does() -> None:

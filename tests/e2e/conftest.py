@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from testbed import objects
+from testbed.audit import overbooked
 from testbed.build import CannotBuildError
 from testbed.plane import ControlPlane, KubeScheduler
 from testbed.product import AliquotScheduler
+from testbed.wired import Wired
 
 
 @pytest.fixture(scope="session")
@@ -67,3 +69,23 @@ def kube_scheduler(clean: ControlPlane) -> Iterator[Callable[..., KubeScheduler]
     yield start
     for scheduler in started:
         scheduler.stop(patience=3)
+
+
+@pytest.fixture(scope="module")
+def wired(
+    plane: ControlPlane, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Wired]:
+    """Ours and a kube-scheduler that knows of it, once for a module; its SCHEDULER_ARGS are given to ours."""
+    args: tuple[str, ...] = getattr(request.module, "SCHEDULER_ARGS", ())
+    running = Wired(plane, tmp_path_factory.mktemp("wired"), *args)
+    yield running
+    running.stop()
+    objects.remove_all(plane)
+
+
+@pytest.fixture
+def cluster(wired: Wired) -> Iterator[Wired]:
+    """The same for one test. Whatever it did: in the end no card is given away twice, says the API server alone."""
+    yield wired
+    assert overbooked(wired.plane) == []
+    wired.tidy()

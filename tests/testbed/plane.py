@@ -132,8 +132,8 @@ class ControlPlane:
         if self._etcd is not None:
             self._etcd.stop()
             self._etcd = None
-        if not self._keep:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        gone = self.folder / "etcd" if self._keep else self.folder  # logs are worth keeping, data is not
+        shutil.rmtree(gone, ignore_errors=True)
 
     def start_apiserver(self) -> None:
         """On the port, data and certificates it had before, if it ran before; nothing happens while it runs."""

@@ -32,6 +32,7 @@ COMMANDS = (
     ("burn", "burn:burn", "A sample workload: kernels that are a fixed amount of work."),
     ("scheduler", "scheduler:scheduler", "The scheduler extender of a Kubernetes cluster."),
     ("explain", "explain:explain", "Where Pods would go on a cluster, or every reason why not."),
+    ("doctor", "doctor:doctor", "Look for what is wrong with aliquot on a cluster, and say what to do."),
     ("manifests", "wiring:manifests", "Print files for the cluster: how kube-scheduler is told of us."),
     ("simulate", "simulate:simulate", "How well the placement policies pack a trace of Pods."),
 )

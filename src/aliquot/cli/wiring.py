@@ -168,6 +168,7 @@ _COMMENTS = {
     "profiles:": "percentageOfNodesToScore: 100 would pack better on more than 100 nodes; it is left out because it"
     " slows down the other Pods of the cluster too (--nodes-to-score 100 adds it).",
     "- urlPrefix:": "One extender for all dialects: only one may bind.",
+    "preemptVerb:": "Whom to evict is asked too: only those whose leaving frees the card that is needed.",
     "weight:": "A point of ours counts 1,000, and we give 0 to 10; all of kube-scheduler's own plugins together come to"
     " 1,200 at most. So the cards decide where a Pod goes, and the others break ties.",
     "nodeCacheCapable:": "Names of nodes travel instead of whole nodes: 158 kB instead of 58 MB for 5,000 of them.",

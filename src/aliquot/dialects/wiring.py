@@ -139,6 +139,7 @@ def _extender(wiring: Wiring) -> dict[str, Any]:
         "urlPrefix": wiring.url,
         "filterVerb": "filter",
         "prioritizeVerb": "prioritize",
+        "preemptVerb": "preempt",
         "bindVerb": "bind",
         "weight": _WEIGHT,
         "nodeCacheCapable": True,

@@ -13,7 +13,7 @@ from aliquot.model.device import Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node, Offer
 from aliquot.services.reasons import one_sentence
-from aliquot.services.snapshot import Note, Snapshot, pod_key, take_snapshot
+from aliquot.services.snapshot import Note, Snapshot, Verdict, pod_key, take_snapshot
 
 Json = dict[str, Any]
 
@@ -66,12 +66,19 @@ class Overview:
     notes: tuple[Note, ...]
     snapshot: Snapshot
 
+    def verdict(self, pod: Json) -> Verdict:
+        """Where a waiting Pod would go, or every reason why not."""
+        return self.snapshot.place(pod, why_not_elsewhere=False, book=False)
+
     def why_waits(self, pod: Json) -> str:
         """One sentence. Works out the answer when asked: on a large cluster each takes its time."""
         gates = _gates(pod)
         if gates:
             return f"is held back by its scheduling gates: {', '.join(gates)}"
-        verdict = self.snapshot.place(pod, why_not_elsewhere=False, book=False)
+        return self.sentence(self.verdict(pod))
+
+    def sentence(self, verdict: Verdict) -> str:
+        """Why a Pod with that verdict waits."""
         if verdict.broken:
             return f"breaks a rule: {verdict.broken[0].sentence()}"
         if verdict.grant is not None:
@@ -99,9 +106,8 @@ def look(objects: Iterable[Json], rules: Rules) -> Overview:
             grant = snapshot.running[claim.key]
             standing = PodStanding(claim.key, grant.node, claim, grant, claim.key in snapshot.guessed)
             pods.setdefault(grant.node, []).append(standing)
-    nodes = (_nodes(snapshot, pods)) if given else ()
     return Overview(
-        tuple(sorted(nodes, key=lambda node: node.name)),
+        tuple(sorted(_nodes(snapshot, pods), key=lambda node: node.name)),
         tuple(sorted(waiting, key=_age_and_name)),
         tuple(snapshot.notes),
         snapshot,

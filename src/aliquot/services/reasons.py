@@ -89,6 +89,11 @@ def why_not(refusals: Sequence[Refusal], claim: Claim) -> Iterator[str]:
             yield from _lines((each for each in refusals if hopes[each.node] == hope), claim, hope)
 
 
+def waiting_helps(refusals: Iterable[Refusal]) -> bool:
+    """Whether any node could take the Pod later, as node and Pod are."""
+    return any(hope != "never" for hope in _hopes(list(refusals)).values())
+
+
 def _hopes(refusals: Iterable[Refusal]) -> dict[str, str]:
     """Per node: busy, closed or never."""
     hopes: dict[str, str] = {}

@@ -51,6 +51,7 @@ class Waiting:
         self._leading, self._clock, self._stamp = leading, clock, stamp
         self._fitted: dict[Demand, Bools] = {}  # which rows fitted each kind of waiting Pod when last looked
         self._looked = -1  # the board's clock then
+        self._known: set[str] = set()  # who was given up then
         self._touch_next: dict[str, None] = {}  # uids, in order
         self._touched_at: dict[str, float] = {}
         self._told_at: dict[str, float] = {}
@@ -63,7 +64,7 @@ class Waiting:
             now = self._clock()
             self._cluster.drop_late_holds(now)
             if not self._leading():
-                self._fitted.clear()
+                self._known.clear()
                 continue
             given_up = {uid: each for uid, each in self._cluster.pending.items() if each.refused}
             self.look(given_up)
@@ -71,27 +72,28 @@ class Waiting:
             await self._touch(given_up, now)
 
     def look(self, given_up: dict[str, Pending]) -> None:
-        """Note the Pods for which a node has come to fit."""
+        """Note the Pods to be tried again: a node has come to fit them, or fitted all along when they were given up."""
         board = self._cluster.board
+        new = given_up.keys() - self._known
+        self._known = set(given_up)
+        if board.clock == self._looked and not new:
+            return
+        self._looked = board.clock
         kinds: dict[Demand, list[Pending]] = {}
         for each in given_up.values():
             if isinstance(each.claim, Claim):
                 kinds.setdefault(demand_of(each.claim), []).append(each)
-        self._fitted = {demand: rows for demand, rows in self._fitted.items() if demand in kinds}
-        if board.clock == self._looked and kinds.keys() == self._fitted.keys():
-            return
-        self._looked = board.clock
+        before, self._fitted = self._fitted, {}
         for demand, pods in kinds.items():
             claim = pods[0].claim
             assert isinstance(claim, Claim)
             fits = np.isfinite(self._cluster.chooser.scores(claim))
-            before = self._fitted.get(demand)
             self._fitted[demand] = fits
-            # Of a kind not seen before nothing is known to have changed, and yet it may have, while it was given up.
-            more = fits if before is None else fits[: len(before)] & ~before
-            grown = before is not None and bool(fits[len(before) :].any())
-            if more.any() or grown:
+            known = before.get(demand)
+            if known is not None and _more(known, fits):
                 self._touch_next |= dict.fromkeys(each.uid for each in pods)
+            elif fits.any():  # kube-scheduler asked while we were a moment behind
+                self._touch_next |= dict.fromkeys(each.uid for each in pods if each.uid in new)
 
     def _tell(self, given_up: dict[str, Pending], now: float) -> None:
         """Say why, on the Pods that were not told for a while."""
@@ -144,3 +146,8 @@ class Waiting:
         except (ApiError, Unreachable) as error:
             if not (isinstance(error, ApiError) and error.status in (404, 409)):  # gone meanwhile
                 log.warning("cannot have a Pod tried again", extra={"data": {"pod": pod.key, "why": str(error)}})
+
+
+def _more(before: Bools, now: Bools) -> bool:
+    """Whether a row fits that did not."""
+    return bool((now[: len(before)] & ~before).any() or now[len(before) :].any())
