@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install native run test e2e check format bench bench-gpu clean
+.PHONY: help install native run test e2e check format bench bench-gpu bench-scheduler clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,12 @@ endif
 bench-gpu: native ## what sharing costs and what it holds to, on the GPU of this machine; some nine minutes
 	@mkdir -p out
 	$(BIN)/python bench/gpu/run.py --out out
+
+# PEERS="--peer 'NAME=[VAR=VALUE ...] COMMAND'": other extenders on the same API server with the same calls
+bench-scheduler: $(STAMP) ## the scheduler at 1,000 and 5,000 nodes on a real Kubernetes on loopback; some four minutes
+	@mkdir -p out
+	@$(BIN)/python tests/testbed/build.py
+	$(BIN)/python bench/scheduler/run.py --out out/scheduler.json $(PEERS)
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) out src/aliquot/lib .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -29,14 +29,14 @@ if words[:2] == ["get", "--raw"]:
             answer = [each for each in answer if each["spec"].get("nodeName") == node]
         start, limit = int(query.get("continue", 0)), int(query.get("limit", len(answer) or 1))
         more = {{"continue": str(start + limit)}} if start + limit < len(answer) else {{}}
-        page = [{{key: value for key, value in each.items() if key != "kind"}} for each in answer[start : start + limit]]
+        page = answer[start : start + limit]
+        page = [{{key: value for key, value in each.items() if key != "kind"}} for each in page]
         answer = {{"kind": "List", "metadata": more, "items": page}}
 elif words[0] == "config":
-    answer = answers.get("namespace", "")
-    print(answer)
+    print(answers.get("namespace", ""))
     sys.exit()
 else:
-    answer = answers.get(words[0] + " " + (json.loads(sys.stdin.read())["metadata"]["name"] if "-" in words else words[1]))
+    answer = answers.get(words[0] + " " + json.loads(sys.stdin.read())["metadata"]["name"])
 if isinstance(answer, str):
     sys.exit(answer)
 print(json.dumps(answer))

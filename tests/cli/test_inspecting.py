@@ -21,7 +21,6 @@ from manifests import (
     on_card,
 )
 
-
 ALLOCATION = "scheduler.framework.gpushare.allocation"
 
 

@@ -42,9 +42,8 @@ def test_a_list_that_expired_between_two_pages_is_asked_for_whole(
 
 def test_flags_of_kubectl_are_handed_on(cluster: PaperCluster) -> None:
     invoked(inspect, "--context", "prod", "--as=me", "--insecure-skip-tls-verify", "--as-group", "a", "--as-group", "b")
-    assert cluster.calls[0][3:] == ["--context=prod", "--as=me", "--as-group=a", "--as-group=b"] + [
-        "--insecure-skip-tls-verify"
-    ]
+    handed = "--context=prod --as=me --as-group=a --as-group=b --insecure-skip-tls-verify"
+    assert cluster.calls[0][3:] == handed.split()
 
 
 def test_the_environment_may_name_another_kubectl(cluster: PaperCluster, monkeypatch: pytest.MonkeyPatch) -> None:

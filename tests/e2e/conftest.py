@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from testbed import objects
-from testbed.audit import overbooked
 from testbed.build import CannotBuildError
+from testbed.holdings import overbooked
 from testbed.plane import ControlPlane, KubeScheduler
 from testbed.product import AliquotScheduler
 from testbed.wired import Wired
@@ -75,9 +75,13 @@ def kube_scheduler(clean: ControlPlane) -> Iterator[Callable[..., KubeScheduler]
 def wired(
     plane: ControlPlane, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Wired]:
-    """Ours and a kube-scheduler that knows of it, once for a module; its SCHEDULER_ARGS are given to ours."""
+    """Ours and a kube-scheduler that knows of it, once for a module.
+
+    The module's SCHEDULER_ARGS are given to ours, its EXTENDER to kube-scheduler, over what our file says.
+    """
     args: tuple[str, ...] = getattr(request.module, "SCHEDULER_ARGS", ())
-    running = Wired(plane, tmp_path_factory.mktemp("wired"), *args)
+    extender: Mapping[str, Any] = getattr(request.module, "EXTENDER", {})
+    running = Wired(plane, tmp_path_factory.mktemp("wired"), *args, extender=extender)
     yield running
     running.stop()
     objects.remove_all(plane)
@@ -87,5 +91,6 @@ def wired(
 def cluster(wired: Wired) -> Iterator[Wired]:
     """The same for one test. Whatever it did: in the end no card is given away twice, says the API server alone."""
     yield wired
-    assert overbooked(wired.plane) == []
+    wrong = overbooked(wired.plane)
     wired.tidy()
+    assert wrong == []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from manifests import MIXED
-from testbed import audit, objects
+from testbed import holdings, objects
 from testbed.gpus import TOLERATION, gpushare_node, qgpu_node, sgn_node, xgn_node
 from testbed.processes import wait_until
 from testbed.wired import Wired
@@ -43,7 +43,7 @@ def test_000_online_and_offline_pods_go_where_mixing_is_switched_on(all_kinds: W
 def test_000_001_an_ordinary_pod_goes_where_qgpu_is_enabled(all_kinds: Wired, name: str) -> None:
     all_kinds.apply(SEEDS / f"{name}-pod.yaml")
     assert all_kinds.bound(name)[name] in ("qgpu", "mixed")
-    assert [dict(use) for use in audit.held(all_kinds.pod(name)).values()] == [
+    assert [dict(use) for use in holdings.held(all_kinds.pod(name)).values()] == [
         {"memory_mib": 5 * 1024, "core_milli": 300, "greedy_milli": 0}
     ]
 

@@ -147,7 +147,7 @@ def test_ten_thousand_waiting_pods_are_no_flood() -> None:
         rig.say(about=ObjectRef("Pod", f"p{number}", "team", str(number)))
     for _ in range(60):
         rig.step(after=1)
-    assert len(rig.api.calls) == pytest.approx(650, abs=5)
+    assert len(rig.api.calls) == pytest.approx(650, abs=20)
 
 
 def test_more_topics_than_can_be_kept_lose_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,152 +1,130 @@
-"""Who holds what, by the API server alone: no line of the product is used, so that it cannot be wrong in the same way.
+"""What the API server alone knows of cards: who holds how much of each, and whether any is given out twice.
 
-assert overbooked(plane) == []
+Nothing of the product is used: the annotation is read here once more, from its description.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self
 
-from testbed.objects import Object, list_pods
+from testbed.client import Refused
 from testbed.plane import ControlPlane
 
 GRANT = "aliquot.dev/grant"
-INVENTORY = "aliquot.dev/inventory"
-_MEMORY, _CORE, _GREEDY = "memory_mib", "core_milli", "greedy_milli"
-_WHOLE = 1000  # thousandths of a card
-
-Cards = dict[int, dict[str, int]]  # by the card's number
+Object = dict[str, Any]
+Card = tuple[str, int]  # node, number
+_WHOLE_CARD = 1000  # of compute
 
 
-def granted(pod: Object) -> dict[str, list[int]]:
-    """The cards that each container of the Pod was given, by its grant."""
-    return {each["name"]: [card["index"] for card in each["cards"]] for each in _grant(pod)["containers"]}
+def shares(pod: Object) -> list[tuple[Card, int, int]]:
+    """(card, MiB, thousandths of its compute) of a Pod that is on a node and not finished; it must tell them."""
+    if not pod["spec"].get("nodeName") or pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+        return []
+    told = json.loads(pod["metadata"]["annotations"][GRANT])
+    assert told["node"] == pod["spec"]["nodeName"], f"{pod['metadata']['name']}: a grant of another node: {told}"
+    return [
+        ((told["node"], card["index"]), card["memory_mib"], card.get("core_milli") or 0)
+        for container in told["containers"]
+        for card in container["cards"]
+    ]
 
 
-def cards_of(pod: Object) -> list[int]:
-    """All cards of the Pod, each once."""
-    return sorted({card for cards in granted(pod).values() for card in cards})
-
-
-def held(pod: Object) -> Cards:
-    """What the Pod holds of each card at once: max(init peak, sum of app containers and sidecars)."""
-    shares = {each["name"]: each["cards"] for each in _grant(pod)["containers"]}
-    sidecars: Cards = defaultdict(lambda: defaultdict(int))
-    peak: Cards = defaultdict(lambda: defaultdict(int))
-    for container in pod["spec"].get("initContainers") or ():
-        mine = shares.get(container["name"], [])
-        if container.get("restartPolicy") == "Always":
-            _add(sidecars, mine)
-            _raise_to(peak, sidecars)
-        else:
-            _raise_to(peak, _added(sidecars, mine))
-    for container in pod["spec"]["containers"]:
-        _add(sidecars, shares.get(container["name"], []))
-    _raise_to(peak, sidecars)
-    return peak
-
-
-def overbooked(plane: ControlPlane) -> list[str]:
-    """Every card that more was given of than it has, and every Pod that is where it may not be; in sentences."""
-    nodes = {node["metadata"]["name"]: node for node in plane.api("GET", "/api/v1/nodes")["items"]}
-    return judge(nodes, list_pods(plane))
-
-
-@dataclass(slots=True)
-class _Books:
-    used: Cards = field(default_factory=lambda: defaultdict(lambda: defaultdict(int)))
-    pods: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))  # by card
-    alone: dict[int, str] = field(default_factory=dict)  # cards that one Pod has to itself
-    here: list[str] = field(default_factory=list)  # all Pods but those of DaemonSets
-    owner: str | None = None  # who has the whole node
-
-
-def judge(nodes: Mapping[str, Object], pods: Iterable[Object]) -> list[str]:
-    """The same of objects read before."""
-    books: dict[str, _Books] = defaultdict(_Books)
-    wrong = []
+def booked(pods: Iterable[Object]) -> dict[Card, int]:
+    """MiB that are given out, by card."""
+    memory: Counter[Card] = Counter()
     for pod in pods:
-        name, node = pod["metadata"]["name"], pod["spec"].get("nodeName")
-        if not node or pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
-            continue
-        book = books[node]
-        if not any(owner["kind"] == "DaemonSet" for owner in pod["metadata"].get("ownerReferences") or ()):
-            book.here.append(name)
-        if GRANT not in (pod["metadata"].get("annotations") or {}):
-            continue
-        grant = _grant(pod)
-        if grant["node"] != node:
-            wrong.append(f"{name} is on {node} with a grant of {grant['node']}")
-        book.owner = name if grant.get("whole_node") else book.owner
-        for card, use in held(pod).items():
-            _add(book.used, [{"index": card, **use}])
-            book.pods[card].append(name)
-        for card in _exclusive(grant):
-            book.alone[card] = name
-    return wrong + [sentence for name, book in books.items() for sentence in _judge(name, nodes.get(name), book)]
+        for card, mib, _ in shares(pod):
+            memory[card] += mib
+    return {card: mib for card, mib in memory.items() if mib}
 
 
-def _judge(name: str, node: Object | None, book: _Books) -> Iterable[str]:
-    if book.owner is not None and book.here != [book.owner]:
-        yield f"{name} is {book.owner}'s alone, and yet there are {book.here}"
-    for card, owner in book.alone.items():
-        if book.pods[card] != [owner]:
-            yield f"card {card} of {name} is {owner}'s alone, and yet there are {book.pods[card]}"
-    sizes = {} if node is None else sizes_of(node)
-    shared_by_four = node is not None and "qgpu-device-enable" in node["metadata"].get("labels", {})
-    for card, use in book.used.items():
-        if card in sizes and use[_MEMORY] > sizes[card]:
-            yield f"card {card} of {name} has {sizes[card]} MiB, {use[_MEMORY]} given to {book.pods[card]}"
-        for what in (_CORE, _GREEDY):
-            if use[what] > _WHOLE:
-                yield f"card {card} of {name}: {what} {use[what]} given to {book.pods[card]}"
-        if card in sizes and shared_by_four and len(book.pods[card]) > round(sizes[card] / 1024) // 4:
-            yield f"card {card} of {name} is shared by {book.pods[card]}, more than its memory / 4"
+def overbooked(pods: Iterable[Object], card_mib: int) -> list[str]:
+    """The cards of which more is given out than there is; nothing when all is well."""
+    return _too_much((shares(pod) for pod in pods), card_mib)
 
 
-def sizes_of(node: Object) -> dict[int, int]:
-    """The memory of each card in MiB, by the inventory or by what the node advertises in GiB."""
-    annotations = node["metadata"].get("annotations") or {}
-    if INVENTORY in annotations:
-        return {card["index"]: card["memory_mib"] for card in json.loads(annotations[INVENTORY])["cards"]}
-    amounts = node["status"].get("capacity", {})
-    for memory, count, per in (
-        ("aliyun.com/gpu-mem", "aliyun.com/gpu-count", 1),
-        ("tke.cloud.tencent.com/qgpu-memory", "tke.cloud.tencent.com/qgpu-core", 100),
-    ):
-        if memory in amounts and count in amounts:
-            cards = int(amounts[count]) // per
-            return dict.fromkeys(range(cards), int(amounts[memory]) // cards * 1024)
-    return {}
+def _too_much(held: Iterable[Iterable[tuple[Card, int, int]]], card_mib: int) -> list[str]:
+    memory: Counter[Card] = Counter()
+    core: Counter[Card] = Counter()
+    for each in held:
+        for card, mib, milli in each:
+            memory[card] += mib
+            core[card] += milli
+    return [f"{card}: {mib} MiB of {card_mib}" for card, mib in memory.items() if mib > card_mib] + [
+        f"{card}: compute {milli} of {_WHOLE_CARD}" for card, milli in core.items() if milli > _WHOLE_CARD
+    ]
 
 
-def _grant(pod: Object) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(pod["metadata"]["annotations"][GRANT])
-    return found
+class Auditor:
+    """Follows every Pod of the cluster, and looks at all cards after each change. What it found is in `wrong`.
 
+    Also that a Pod which is on a node never comes to another, nor loses or changes its grant.
+    """
 
-def _exclusive(grant: Mapping[str, Any]) -> set[int]:
-    return {card["index"] for each in grant["containers"] for card in each["cards"] if card.get("exclusive")}
+    def __init__(self, plane: ControlPlane, card_mib: int) -> None:
+        self._plane, self._card_mib = plane, card_mib
+        self.wrong: list[str] = []
+        self.looks = 0
+        self._bound: dict[str, tuple[str, str]] = {}  # uid -> node, grant
+        self._held: dict[str, list[tuple[Card, int, int]]] = {}  # uid -> shares
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="auditor", daemon=True)
 
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
 
-def _add(to: Cards, shares: Iterable[Mapping[str, Any]]) -> None:
-    for share in shares:
-        for what in (_MEMORY, _CORE, _GREEDY):
-            to[share["index"]][what] += share.get(what) or 0
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(10)
 
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._follow()
+            except (OSError, Refused, http.client.HTTPException, json.JSONDecodeError):  # restarted, or compacted
+                self._stop.wait(0.2)
+            except Exception as error:  # a grant that cannot be read, say
+                self.wrong.append(repr(error))
+                return
 
-def _added(to: Cards, shares: Iterable[Mapping[str, Any]]) -> Cards:
-    copy: Cards = defaultdict(lambda: defaultdict(int))
-    _add(copy, ({"index": card, **use} for card, use in to.items()))
-    _add(copy, shares)
-    return copy
+    def _follow(self) -> None:
+        listed = self._plane.api("GET", "/api/v1/pods")
+        self._held.clear()
+        for pod in listed["items"]:
+            self._note(pod)
+        self._look()
+        version = listed["metadata"]["resourceVersion"]
+        with self._plane.api.watch("/api/v1/pods", resourceVersion=version, timeout=1.0) as events:
+            for event in events:
+                if event["type"] == "ERROR":
+                    return
+                pod = event["object"]
+                if event["type"] == "DELETED":
+                    self._held.pop(pod["metadata"]["uid"], None)
+                else:
+                    self._note(pod)
+                    self._look()
+                if self._stop.is_set():
+                    return
 
+    def _note(self, pod: Object) -> None:
+        node, uid = pod["spec"].get("nodeName"), pod["metadata"]["uid"]
+        if not node:
+            return
+        now = (node, pod["metadata"]["annotations"].get(GRANT, ""))
+        self._held[uid] = shares(pod)
+        if self._bound.setdefault(uid, now) != now:
+            self.wrong.append(f"{pod['metadata']['name']} was bound twice: {self._bound[uid]}, then {now}")
 
-def _raise_to(peak: Cards, now: Cards) -> None:
-    for card, use in now.items():
-        for what, amount in use.items():
-            peak[card][what] = max(peak[card][what], amount)
+    def _look(self) -> None:
+        self.looks += 1
+        self.wrong += _too_much(self._held.values(), self._card_mib)

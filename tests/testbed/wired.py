@@ -1,18 +1,18 @@
-"""The product as it runs in a cluster: `aliquot scheduler`, and a kube-scheduler that was told of it by our own file."""
+"""The product as it runs in a cluster: `aliquot scheduler`, and a kube-scheduler told of it by our own file."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from testbed import audit, objects
-from testbed.client import MERGE_PATCH
+from testbed import holdings, objects
+from testbed.client import MERGE_PATCH, Refused
 from testbed.objects import Object
 from testbed.plane import ControlPlane, KubeScheduler
 from testbed.processes import wait_until
@@ -38,12 +38,13 @@ class Wired:
         plane: ControlPlane,
         folder: Path,
         *args: str,
-        change: Callable[[dict[str, Any]], None] = lambda config: None,
+        extender: Mapping[str, Any] | None = None,
     ) -> None:
+        """`extender` are settings that differ from what our file says of us."""
         self.plane, self._folder, self._args = plane, folder, args
         self.ours = AliquotScheduler(*args, kubeconfig=plane.kubeconfig, log=folder / "aliquot-scheduler.log")
         config = scheduler_config(self.ours.url)
-        change(config)
+        config["extenders"][0].update(extender or {})
         try:
             self.kube: KubeScheduler = plane.start_scheduler(config)
         except BaseException:
@@ -98,20 +99,29 @@ class Wired:
         return found
 
     def cards(self, name: str) -> list[int]:
-        return audit.cards_of(self.pod(name))
+        return holdings.cards_of(self.pod(name))
 
     def told(self, name: str, reason: str, *, seconds: float = 15.0) -> str:
         """The first event of that reason about the object: its message."""
 
+        uid = self._uid(name)
+
         def found() -> str | None:
-            for each, message in objects.events_of(self.plane, name):
-                if each == reason:
-                    return message
-            return None
+            params = {"fieldSelector": f"involvedObject.name={name},reason={reason}"}
+            events = self.plane.api("GET", "/api/v1/namespaces/default/events", params=params)["items"]
+            # Of a Pod of that name in the test before, something may still be told.
+            return next((each["message"] for each in events if each["involvedObject"].get("uid") == uid), None)
 
         message = wait_until(found, seconds, f"{reason} on {name}", saw=lambda: objects.events_of(self.plane, name))
         assert message is not None
         return message
+
+    def _uid(self, name: str) -> str:
+        try:
+            found = objects.get_pod(self.plane, name)
+        except Refused:
+            found = objects.get_node(self.plane, name)
+        return str(found["metadata"]["uid"])
 
     def waits(self, name: str) -> str:
         """The Pod has been tried and refused; kube-scheduler's words."""

@@ -94,9 +94,10 @@ class Kube:
         params: Mapping[str, str] | None = None,
         into: Any = Any,
         timeout: float = 10.0,
+        connect: float | None = None,
     ) -> Any:
-        """POST: a new object in the collection."""
-        return await self._ask("POST", path, body, "application/json", params, into, timeout)
+        """POST: a new object in the collection. Not sent where no connection is free within `connect` seconds."""
+        return await self._ask("POST", path, body, "application/json", params, into, timeout, connect)
 
     async def replace(
         self,
@@ -153,11 +154,12 @@ class Kube:
         params: Mapping[str, str] | None,
         into: Any,
         timeout: float,
+        connect: float | None = None,
     ) -> Any:
         data = None if form is None else msgspec.json.encode(body)
         try:
             async with await self._send(
-                method, path, data, form, params, aiohttp.ClientTimeout(total=timeout)
+                method, path, data, form, params, aiohttp.ClientTimeout(total=timeout, connect=connect)
             ) as answer:
                 raw = await answer.read()
                 status = answer.status

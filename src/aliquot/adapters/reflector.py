@@ -5,7 +5,8 @@
     410     the version is too old to resume: list again, and tell only what differs from what was told before
     else    wait, longer each time and never all clients at once, and resume
 
-A sink is told of every change once, in order. It is never told that a thing is gone because a watch broke.
+A sink is told of every change once, in order. It is never told that a thing is gone because a watch broke. What others
+have asked the API server for (`hear`) is told too where it is news: by its version, which only ever grows.
 """
 
 from __future__ import annotations
@@ -88,6 +89,11 @@ def key_of(item: Item) -> str:
     return f"{metadata.namespace}/{metadata.name}" if metadata.namespace else str(metadata.name)
 
 
+def _newer(version: str, than: str) -> bool:
+    """Whether the one resourceVersion is of later than the other; both count the writes of the whole cluster."""
+    return version.isdigit() and (not than.isdigit() or int(version) > int(than))
+
+
 class Reflector(Generic[T]):
     """Follows one collection, as long as `run` runs."""
 
@@ -124,7 +130,7 @@ class Reflector(Generic[T]):
         while True:
             started = loop.time()
             try:
-                if not self._version or self._wanted:
+                while not self._version or self._wanted:  # a list may be wanted while one is under way
                     await self._list()
                     attempt = 0
                 await self._watch_until_ended()
@@ -160,6 +166,13 @@ class Reflector(Generic[T]):
             self._watching.cancel()
         await done
 
+    def hear(self, item: T) -> None:
+        """What somebody else got from the API server. Told only where the watch has told nothing later, or its end."""
+        key, version = key_of(item), item.metadata.resource_version
+        if _newer(version, self._seen.get(key, self._version)):
+            self._seen[key] = version
+            self._sink.changed(item)
+
     # --- list ----------------------------------------------------------------------------------------------------
 
     async def _list(self) -> None:
@@ -175,29 +188,32 @@ class Reflector(Generic[T]):
                 done.set_result(None)
 
     async def _list_pages(self) -> None:
-        before, self._seen = self._seen, {}
         differences, version = 0, ""
         pages: list[list[T]] = []
-        try:
-            # Nothing is told before all is there: a list that breaks in the middle has changed nothing.
-            async for version, items in self._pages():
-                pages.append(items)
-            if self._after is not None:
-                await self._after.wait()
-        except BaseException:
-            self._seen = before
-            raise
+        # Nothing is told before all is there: a list that breaks in the middle has changed nothing.
+        async for at, items in self._pages():
+            version = at
+            pages.append(items)
+        if self._after is not None:
+            await self._after.wait()
+        before, self._seen = self._seen, {}
         self._sink.listing()
         for items in pages:
             for item in items:
                 key = key_of(item)
-                known = before.pop(key, None)
-                self._seen[key] = item.metadata.resource_version
-                if known != item.metadata.resource_version:
+                known, listed = before.pop(key, None), item.metadata.resource_version
+                if known is not None and _newer(known, listed):  # heard while the list was on its way
+                    self._seen[key] = known
+                    continue
+                self._seen[key] = listed
+                if known != listed:
                     differences += 1
                     self._sink.changed(item)
             items.clear()
-        for key in before:
+        for key, known in before.items():
+            if _newer(known, version):
+                self._seen[key] = known
+                continue
             differences += 1
             self._sink.gone(key)
         self._version = version
@@ -233,7 +249,8 @@ class Reflector(Generic[T]):
         try:
             await self._watching
         except asyncio.CancelledError:
-            if not self._wanted:  # it is not a relist that ended the watch: somebody ends us
+            us = asyncio.current_task()
+            if not self._wanted or (us is not None and us.cancelling()):  # no relist ended the watch: somebody ends us
                 self._watching.cancel()
                 raise
         finally:
@@ -265,6 +282,8 @@ class Reflector(Generic[T]):
         item = self._item.decode(event.object)
         key = key_of(item)
         self._version = item.metadata.resource_version
+        if _newer(self._seen.get(key, ""), self._version):  # heard of already, as it was later
+            return
         if event.type == "DELETED":
             if self._seen.pop(key, None) is not None:
                 self._sink.gone(key)

@@ -20,21 +20,22 @@ burn.py       the sample workload
 
 Clusters:
 
-explain.py    where Pods would go, or every reason why not
-clusterview.py  `kubectl aliquot`: nodes, cards, Pods, and who waits why
-inspecting.py   `kubectl inspect gpushare`, to the byte as the peer prints it
-tabwriter.py    columns as Go lays them out, which that takes
-doctor.py       what is wrong with the installation, each with its fix
+scheduler.py        the scheduler extender: its flags and its configuration file
+explain.py          where Pods would go, or every reason why not
+clusterview.py      `kubectl aliquot`: nodes, cards, Pods, and who waits why
+inspecting.py       `kubectl inspect gpushare`, to the byte as the peer prints it
+tabwriter.py        columns as Go lays them out, which that takes
+doctor.py           what is wrong with the installation, each with its fix
 schedulerchecks.py  is the scheduler there, asked, and its webhook trusted
-nodechecks.py   do nodes advertise what their labels say
-podchecks.py    do annotations and reality agree, and who waits
-findings.py     what the checks find, as data
-wiring.py       `aliquot manifests`: how kube-scheduler is told of us
-kubectl.py      the cluster as the user's own kubectl sees it
-simulate.py   what a policy makes of a trace
-manifests.py  the files people hand us, as Kubernetes objects with line and column
-values.py     YAML as plain values
-errors.py     what goes wrong before any work is done
-plot.py       line charts as SVG
-tables.py     plain columns
+nodechecks.py       do nodes advertise what their labels say
+podchecks.py        do annotations and reality agree, and who waits
+findings.py         what the checks find, as data
+wiring.py           `aliquot manifests`: how kube-scheduler is told of us
+kubectl.py          the cluster as the user's own kubectl sees it
+simulate.py         what a policy makes of a trace
+manifests.py        the files people hand us, as Kubernetes objects with line and column
+values.py           YAML as plain values
+errors.py           what goes wrong before any work is done
+plot.py             line charts as SVG
+tables.py           plain columns
 """

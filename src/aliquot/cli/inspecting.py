@@ -151,7 +151,7 @@ def _address(obj: Json) -> str:
     addresses = status.get("addresses") if isinstance(status, dict) else None
     for each in addresses if isinstance(addresses, list) else []:
         if isinstance(each, dict) and each.get("type") == "InternalIP":
-            return str(each.get("address"))
+            return printable(str(each.get("address")))  # a node says of itself what it likes
     return "unknown"
 
 

@@ -28,7 +28,7 @@ def pod_findings(pods: Iterable[Json], nodes: Mapping[str, Node], rules: Rules, 
     for pod in pods:
         claim = dialects.parse_pod(pod, rules)
         name = part(pod, "spec", "nodeName")
-        if claim is None or not name:
+        if claim is None or not isinstance(name, str) or not name:
             continue
         ours += 1
         if kube.is_finished(pod):

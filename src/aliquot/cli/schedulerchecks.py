@@ -35,7 +35,7 @@ def lease_findings(lease: Json | None, name: str, now: datetime) -> Iterator[Fin
         return
     holder, seconds = part(lease, "spec", "holderIdentity"), part(lease, "spec", "leaseDurationSeconds")
     renewed = moment(part(lease, "spec", "renewTime"))
-    lasts = timedelta(seconds=seconds if isinstance(seconds, int) else 15)
+    lasts = timedelta(seconds=seconds if isinstance(seconds, int) and 0 < seconds < 86_400 else 15)
     if not holder:
         what = "nobody holds it: the scheduler has ended and no other has taken over"
         yield found("scheduler", f"Lease {name}", what, "start `aliquot scheduler` again")
@@ -96,9 +96,9 @@ def _unasked(pod: Json) -> Finding:
     """Why a Pod waits about which nobody asked us: the three ways in which that comes about."""
     name = part(pod, "spec", "schedulerName") or "default-scheduler"
     conditions = part(pod, "status", "conditions")
-    scheduled = next(
-        (each for each in conditions or () if isinstance(each, dict) and each.get("type") == "PodScheduled"), None
-    )
+    conditions = conditions if isinstance(conditions, list) else []
+    tried = (each for each in conditions if isinstance(each, dict) and each.get("type") == "PodScheduled")
+    scheduled = next(tried, None)
     if part(pod, "spec", "schedulingGates"):
         what = "waits for its scheduling gates, which somebody else must take away"
         return Finding("extender", Level.NOTE, (pod_key(pod),), what)

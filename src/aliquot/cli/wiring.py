@@ -134,6 +134,8 @@ Where it goes, on every control plane node that kubeadm set up:
        - {{name: aliquot, mountPath: /etc/kubernetes/aliquot-scheduler-config.yaml, readOnly: true}}
        - {{name: aliquot, hostPath: {{path: /etc/kubernetes/aliquot-scheduler-config.yaml, type: File}}}}
   3. the kubelet restarts kube-scheduler by itself; `aliquot doctor` tells whether it asks us.
+kube-scheduler runs in the host's network, where names of Services are not known: urlPrefix is an address that answers
+on that node, of an `aliquot scheduler` there (its --bind-address and --port) or of a NodePort.
 """
 
 _SECOND = """\

@@ -6,7 +6,7 @@ its body on the way: what goes wrong is said in `Error`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -54,10 +54,18 @@ class Victims(msgspec.Struct):
     NumPDBViolations: int = 0
 
 
+class WholeVictims(msgspec.Struct):
+    """The same from a scheduler whose configuration does not say nodeCacheCapable."""
+
+    Pods: list[PodObject] | None = None
+    NumPDBViolations: int = 0
+
+
 class Preemption(msgspec.Struct):
-    """What preempt is asked. Whole victims come from a scheduler that does not say nodeCacheCapable: not read."""
+    """What preempt is asked: one of the two."""
 
     Pod: PodObject
+    NodeNameToVictims: dict[str, WholeVictims] | None = None
     NodeNameToMetaVictims: dict[str, Victims] | None = None
 
 
@@ -99,6 +107,16 @@ def parse_preemption(body: bytes) -> Preemption:
     return _parse(body, Preemption)
 
 
+def offered_victims(asked: Preemption) -> dict[str, Victims]:
+    """By node the Pods that kube-scheduler would have go, however they came."""
+    if asked.NodeNameToMetaVictims is not None:
+        return asked.NodeNameToMetaVictims
+    return {
+        name: Victims([Victim(pod.metadata.uid) for pod in whole.Pods or ()], whole.NumPDBViolations)
+        for name, whole in (asked.NodeNameToVictims or {}).items()
+    }
+
+
 def _parse(body: bytes, kind: type[_Asked]) -> _Asked:
     try:
         found: _Asked = _DECODERS[kind].decode(body)
@@ -106,14 +124,15 @@ def _parse(body: bytes, kind: type[_Asked]) -> _Asked:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         first = error
     try:  # keys in another case than Go writes them
-        loose = msgspec.json.decode(body)
-        if not isinstance(loose, dict):
-            raise WireError(f"a JSON object is wanted, not {type(loose).__name__}")
+        loose = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         names = {field.lower(): field for field in kind.__struct_fields__}
-        return msgspec.convert({names.get(key.lower(), key): value for key, value in loose.items()}, kind)
+        renamed: _Asked = _DECODERS[kind].decode(
+            msgspec.json.encode({names.get(key.lower(), key): value for key, value in loose.items()})
+        )
+        return renamed
     except msgspec.ValidationError as error:
         raise WireError(f"cannot be read: {error}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise WireError(f"cannot be read: {first}") from first
 
 
@@ -156,9 +175,24 @@ def render_error(error: str) -> bytes:
     )
 
 
-def render_scores(names: Sequence[str], scores: Iterable[int]) -> bytes:
-    """The answer of prioritize: a bare list."""
-    return msgspec.json.encode([_Score(name, score) for name, score in zip(names, scores, strict=True)])
+def render_scores(names: Sequence[str], scores: Sequence[int]) -> bytes:
+    """The answer of prioritize: a bare list. Scores are 0 to 10.
+
+    The words for each node are kept: of an answer for 5,000 nodes, nothing costs as much as writing their names anew.
+    """
+    try:
+        parts = [words[score] for words, score in zip(map(_WORDS.__getitem__, names), scores, strict=True)]
+    except KeyError:
+        if len(_WORDS) + len(names) > _MOST_WORDS:
+            _WORDS.clear()
+        for name in names:
+            _WORDS[name] = tuple(msgspec.json.encode(_Score(name, score)) for score in range(11))
+        parts = [_WORDS[name][score] for name, score in zip(names, scores, strict=True)]
+    return b"[" + b",".join(parts) + b"]"
+
+
+_WORDS: dict[str, tuple[bytes, ...]] = {}
+_MOST_WORDS = 20_000
 
 
 def render_bound(error: str = "") -> bytes:

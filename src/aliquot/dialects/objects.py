@@ -62,6 +62,7 @@ class PodSpec(msgspec.Struct, rename="camel", gc=False):
 
     node_name: str | None = None
     scheduler_name: str | None = None
+    priority: int | None = None
     containers: list[ContainerObject] | None = None
     init_containers: list[ContainerObject] | None = None
     overhead: Amounts | None = None

@@ -1,4 +1,8 @@
-"""The MutatingWebhookConfiguration: which Pods the API server asks us about, where, and what if nobody answers."""
+"""What the API server keeps of the webhook.
+
+MutatingWebhookConfiguration   which Pods it asks us about, where, and what if nobody answers
+Secret                         the webhook's keys, which its replicas share
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,10 @@ from . import gpushare, qgpu, t9k
 PATH = "/review"
 CONFIGURATION = "aliquot"  # the object's name
 WEBHOOK = "pods.aliquot.dev"  # what a user sees: admission webhook "pods.aliquot.dev" denied the request
+CONFIGURATIONS_PATH = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 _SECONDS = 5
+
+TLS_CERTIFICATE, TLS_KEY, CA_CERTIFICATES, CA_KEY = "tls.crt", "tls.key", "ca.crt", "ca.key"
 
 
 class FailurePolicy(StrEnum):
@@ -106,3 +113,38 @@ def _asks_for_gpu() -> str:
             mark.format("annotations"),
         )
     )
+
+
+def secrets_path(namespace: str) -> str:
+    """Where Secrets of that namespace are kept."""
+    return f"/api/v1/namespaces/{namespace}/secrets"
+
+
+def parse_secret(secret: object) -> dict[str, bytes]:
+    """What the Secret holds; what is not base64 is left out. Never raises on any JSON."""
+    data = secret.get("data") if isinstance(secret, dict) else None
+    held = {}
+    for key, value in (data if isinstance(data, dict) else {}).items():
+        try:
+            held[key] = base64.b64decode(value, validate=True)
+        except (ValueError, TypeError):
+            continue
+    return held
+
+
+def render_secret(name: str, namespace: str, data: Mapping[str, bytes], version: str | None = None) -> dict[str, Any]:
+    """The Secret; with the version of the one it replaces, so that no other writer's work is lost."""
+    metadata: dict[str, Any] = {
+        "name": name,
+        "namespace": namespace,
+        "labels": {"app.kubernetes.io/name": "aliquot"},
+    }
+    if version is not None:
+        metadata["resourceVersion"] = version
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "kubernetes.io/tls",
+        "metadata": metadata,
+        "data": {key: base64.b64encode(value).decode() for key, value in data.items()},
+    }

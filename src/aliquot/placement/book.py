@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from aliquot.model.claim import Claim
+from aliquot.model.device import CORE_MILLI
 from aliquot.model.grant import Grant
 from aliquot.model.node import LIMITED_SHARING
 from aliquot.model.refusal import Reason, Refusal
@@ -96,6 +97,28 @@ class Ledger:
         for booking in late:
             self.forget(booking.uid)
         return late
+
+    def still_fits(self, booking: Booking, claim: Claim) -> bool:
+        """Whether the claim's cards are still good and in nobody's way, with this booking of it among the others."""
+        board = self.board
+        row = board.row_of.get(booking.node)
+        if row is None or not board.present[row] or board.room_cpu[row] < 0 or board.room_host[row] < 0:
+            return False
+        if board.taken[row] and not (booking.occupant.whole_node and board.taken[row] == board.pods[row] == 1):
+            return False
+        limited = claim.offer in LIMITED_SHARING
+        return all(
+            slot < board.width
+            and bool(board.healthy[row, slot])
+            and board.used_memory[row, slot] <= board.memory[row, slot]
+            and board.used_core[row, slot] <= CORE_MILLI
+            and board.used_greedy[row, slot] <= CORE_MILLI
+            and (
+                not limited or board.exclusive[row, slot] or board.used_slices[row, slot] <= board.max_slices[row, slot]
+            )
+            and (not board.exclusive[row, slot] or board.used_slices[row, slot] == 1)
+            for slot in booking.occupant.usage
+        )
 
     def _enter(self, booking: Booking) -> Booking:
         self.board.take(booking.node, booking.occupant)

@@ -109,7 +109,8 @@ class Chooser:
             stale = np.flatnonzero(board.changed[: board.rows] > kept.why_clock)
             why[stale] = verdicts(board, demand, stale)
             kept.why, kept.why_clock = why, board.clock
-        lost = ~np.isfinite(kept.scores) & (why == FITS)  # each container alone would fit, together they do not
+        # Each container alone would fit, together they do not.
+        lost = ~np.isfinite(kept.scores) & (why == FITS) & board.present[: board.rows]
         if lost.any():
             why[lost] = TOGETHER_NOT
         return why

@@ -64,5 +64,6 @@ def verdicts(board: Board, demand: Demand, rows: Ints) -> Ints:
     out_for_good |= refused.any(axis=1) & (hopeless == refused).all(axis=1)
     weights[out_for_good, 0::2] = 0
     weights[~out_for_good, 1::2] = 0
-    decided[short] = weights.argmax(axis=1)
+    # No card and no part is short by itself, and yet all that is left is not enough for all of them.
+    decided[short] = np.where(weights.any(axis=1), weights.argmax(axis=1), TOGETHER_NOT)
     return decided

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aliquot.dialects import ENABLED_BY, extender
-from aliquot.dialects.extender import Args, Preemption, Victims
+from aliquot.dialects.extender import Args, Preemption, Victim, Victims
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
@@ -14,6 +14,7 @@ from aliquot.model.refusal import Reason
 from aliquot.placement.demand import demand_of
 from aliquot.placement.verdicts import verdict_of
 from aliquot.services.cluster import Cluster
+from aliquot.services.preemption import victims as victims_of
 from aliquot.services.reasons import in_units
 
 _UNKNOWN = "aliquot has not heard of this node yet"
@@ -33,10 +34,9 @@ def filter_answer(cluster: Cluster, args: Args) -> tuple[bytes, Mapping[str, int
             "fit": 0,
         }
     found = cluster.filter(claim, names)
-    if not found.codes and not found.unknown:
-        busy: dict[str, str] = {}
-        never: dict[str, str] = {}
-    else:
+    busy: dict[str, str] = {}
+    never: dict[str, str] = {}
+    if found.codes or found.unknown:
         sentences = {code: _sentence(code, claim) for code in set(found.codes.values())}
         busy = {name: sentences[code] for name, code in found.codes.items() if not code & 1}
         never = {name: sentences[code] for name, code in found.codes.items() if code & 1}
@@ -46,14 +46,10 @@ def filter_answer(cluster: Cluster, args: Args) -> tuple[bytes, Mapping[str, int
                 never[name] = f"the node is broken: {broken_node[0].sentence()}"
             else:
                 busy[name] = _UNKNOWN
-        for name in [name for name in never if name in cluster.unusable]:
-            never[name] = f"the node is broken: {cluster.unusable[name][0].sentence()}"
     return extender.render_filtered(args, names, found.fit, busy, never), {"asked": len(names), "fit": len(found.fit)}
 
 
 def _sentence(code: int, claim: Claim) -> str:
-    if code < 0:  # a row that is no node any more
-        return _UNKNOWN
     return short_reason(*verdict_of(code), claim)
 
 
@@ -118,17 +114,17 @@ def scores_answer(cluster: Cluster, args: Args) -> tuple[bytes, Claim | None, Gr
 
 
 def preemption_answer(cluster: Cluster, asked: Preemption) -> dict[str, Victims]:
-    """Of the nodes that kube-scheduler would clear for the Pod, those where that would free the cards it needs."""
-    offered = asked.NodeNameToMetaVictims or {}
+    """Where Pods would have to go for this one, and which: only where that frees the cards it needs."""
+    offered = extender.offered_victims(asked)
     claim = cluster.read(asked.Pod)
     if claim is None:
         return offered
     if not isinstance(claim, Claim):
         return {}
+    uids = {name: [each.UID for each in victims.Pods or ()] for name, victims in offered.items()}
+    chosen = victims_of(cluster, claim, asked.Pod.spec.priority or 0, uids)
     return {
-        name: victims
-        for name, victims in offered.items()
-        if cluster.fits_without(claim, name, [each.UID for each in victims.Pods or ()])
+        name: Victims([Victim(uid) for uid in gone], offered[name].NumPDBViolations) for name, gone in chosen.items()
     }
 
 

@@ -3,7 +3,7 @@
 The write carries the grant: node and cards reach the Pod together or not at all. Its outcome is known only when the API
 server has told it; until then the cards stay held, whoever asks and however long it takes:
 
-    201                     bound; the watch will confirm
+    201                     bound; the watch will confirm, or the Pod itself where that takes long (`_UNCONFIRMED`)
     409, 404, other 4xx     it did not happen, unless the same call has happened before: the Pod itself tells
     no answer               the Pod itself tells, but not before the write can no longer happen (`_SETTLED`)
 
@@ -32,10 +32,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PATIENCE = 4.0  # seconds for one write; told to the API server too, which then gives it up
+_CONNECT = 1.0  # seconds for a connection: a write is sent soon after we were sure to lead, or not at all
 _SETTLED = 6.0  # after that long, a write without an answer has happened or never will
+_UNCONFIRMED = 10.0  # a watch that broke may never tell of a Pod that was bound and deleted meanwhile
 
 
-class Refused(Exception):  # noqa: N818  # a refusal, not an error
+class Refused(Exception):
     """The Pod is not bound, and why; kube-scheduler will try again."""
 
 
@@ -48,13 +50,15 @@ class Binder:
         cluster: Cluster,
         *,
         may_write: Callable[[], bool],
+        heard: Callable[[PodObject], None],
         now_ns: Callable[[], int],
         more_annotations: Callable[[Placed], Mapping[str, str]] = lambda placed: {},
     ) -> None:
         self._kube, self._cluster = kube, cluster
-        self._may_write, self._now_ns, self._more = may_write, now_ns, more_annotations
+        self._may_write, self._heard, self._now_ns, self._more = may_write, heard, now_ns, more_annotations
         self._binding: dict[str, asyncio.Task[None]] = {}  # by uid: the call that is under way
         self._asking: set[asyncio.Task[None]] = set()
+        self._said_yes: set[str] = set()  # uids that the API server bound, lately
 
     @property
     def busy(self) -> int:
@@ -84,13 +88,13 @@ class Binder:
         claim = await self._claim(binding)
         cluster = self._cluster
         if claim is None:  # not ours, and yet we are asked to bind it
-            await self._write(binding, binding.PodUID, {})
+            await self._bind_plain(binding)
             return
         known = cluster.assumed.get(claim.uid) or cluster.placed.get(claim.uid)
         if known is not None:
-            if claim.uid in cluster.placed and known.grant.node == binding.Node:
-                return
-            raise Refused(f"{claim.key}: an earlier bind to {known.grant.node} has not told its outcome yet")
+            if claim.uid not in cluster.placed and claim.uid not in self._said_yes:
+                raise Refused(f"{claim.key}: an earlier bind to {known.grant.node} has not told its outcome yet")
+            return  # whether it is the node that is meant now, `bind` looks
         if not self._may_write():
             raise Refused("this instance does not lead any more: the next try reaches the one that does")
         # From here to the booking nothing waits: no other decision can come between.
@@ -102,6 +106,15 @@ class Binder:
         assert node is not None, "a node that took the claim is there"
         annotations = dialects.render_grant(claim, placed.grant, node, self._now_ns(), cluster.rules)
         await self._send(binding, claim, {**annotations, **self._more(placed)})
+
+    async def _bind_plain(self, binding: Binding) -> None:
+        """A Pod that holds no cards: there is nothing to keep."""
+        try:
+            await self._write(binding, binding.PodUID, {})
+        except ApiError as error:
+            pod = await self._look(binding) if error.status == 409 else None
+            if pod is None or pod.spec.node_name != binding.Node or pod.metadata.uid != binding.PodUID:
+                raise Refused(f"{binding.PodNamespace}/{binding.PodName}: {error}") from error
 
     async def _claim(self, binding: Binding) -> Claim | None:
         """What the Pod asks for; from the API server where the watch has not told of it yet."""
@@ -115,7 +128,7 @@ class Binder:
         if claim is not None and not isinstance(claim, Claim):
             raise Refused("; ".join(each.sentence() for each in claim))
         if pod.spec.node_name:
-            self._cluster.set_pod(pod)
+            self._heard(pod)
             if pod.spec.node_name != binding.Node:
                 raise Refused(f"{binding.PodNamespace}/{binding.PodName} is bound to {pod.spec.node_name} already")
         return claim
@@ -123,6 +136,8 @@ class Binder:
     async def _send(self, binding: Binding, claim: Claim, annotations: Mapping[str, str]) -> None:
         try:
             await self._write(binding, claim.uid, annotations)
+            self._said_yes.add(claim.uid)
+            asyncio.get_running_loop().call_later(_UNCONFIRMED, self._confirmed, binding, claim)
         except ApiError as error:
             await self._after_no(binding, claim, error)
         except Unreachable as error:
@@ -134,7 +149,13 @@ class Binder:
     async def _write(self, binding: Binding, uid: str, annotations: Mapping[str, str]) -> None:
         path = f"/api/v1/namespaces/{binding.PodNamespace}/pods/{binding.PodName}/binding"
         body = extender.render_binding(binding, uid if uid == binding.PodUID else "", annotations)
-        await self._kube.create(path, body, params={"timeout": f"{_PATIENCE:.0f}s"}, timeout=_PATIENCE + 1)
+        patience = {"timeout": f"{_PATIENCE:.0f}s"}
+        await self._kube.create(path, body, params=patience, timeout=_PATIENCE + _CONNECT, connect=_CONNECT)
+
+    def _confirmed(self, binding: Binding, claim: Claim) -> None:
+        self._said_yes.discard(claim.uid)
+        if claim.uid in self._cluster.assumed:
+            self._ask_until_known(binding, claim)
 
     async def _after_no(self, binding: Binding, claim: Claim, error: ApiError) -> None:
         """It did not happen, or it had happened before: only the Pod knows."""
@@ -166,7 +187,7 @@ class Binder:
         pod = await self._look(binding)
         if pod is None or pod.metadata.uid != claim.uid or not pod.spec.node_name:
             return False
-        self._cluster.set_pod(pod)
+        self._heard(pod)
         return pod.spec.node_name == binding.Node
 
     def _ask_until_known(self, binding: Binding, claim: Claim) -> None:
@@ -179,11 +200,13 @@ class Binder:
         settled, attempt = loop.time() + _SETTLED, 0
         while claim.uid in self._cluster.assumed:  # the watch may tell before we do
             attempt += 1
+            asked = loop.time()
             try:
                 bound = await self._settle_by_look(binding, claim)
-                if bound or loop.time() >= settled:
+                if bound or asked >= settled:  # a look from before then may be older than its answer tells
                     break
             except Unreachable as error:
+                settled = loop.time() + _SETTLED  # what does not answer may have the write still before it
                 log.info("outcome not known yet", extra={"data": {"pod": claim.key, "why": str(error)}})
             await asyncio.sleep(pause_before(attempt, 0.5))
         self._cluster.unassume(claim.uid)  # does nothing where the Pod turned out to be bound

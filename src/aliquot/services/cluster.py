@@ -28,6 +28,7 @@ from aliquot.model.refusal import Invalid, Reason, Refusal
 from aliquot.placement.board import Board, Ints, Occupant
 from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
+from aliquot.placement.verdicts import FITS, TOGETHER_NOT
 
 NEVER = float("inf")  # the deadline of what only the API server may end
 
@@ -54,7 +55,10 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """What a filter call answers: names that fit; for the others, the code of the reason (placement.verdicts)."""
+    """What a filter call answers: names that fit; for the others, the code of the reason (placement.verdicts).
+
+    `unknown` are no nodes that we know, or none any more.
+    """
 
     fit: Sequence[str]
     codes: dict[str, int]
@@ -70,16 +74,18 @@ class Cluster:
     board: Board = field(default_factory=Board)
     pending: dict[str, Pending] = field(default_factory=dict)  # by uid, as all of these
     assumed: dict[str, Placed] = field(default_factory=dict)
-    held: set[str] = field(default_factory=set)  # assumed before anything was sent: may be dropped at any time
+    held: dict[str, Grant] = field(default_factory=dict)  # kept before anything was sent: may be dropped at any time
     placed: dict[str, Placed] = field(default_factory=dict)
     unusable: dict[str, tuple[Invalid, ...]] = field(default_factory=dict)  # nodes that break a rule, by name
     sick: dict[str, frozenset[int]] = field(default_factory=dict)  # cards that a ConfigMap takes out, by node
     seen: dict[str, str] = field(default_factory=dict)  # key -> uid of every Pod there is
+    priorities: dict[str, int] = field(default_factory=dict)  # of Pods on nodes; most have 0, which is left out
     ledger: Ledger = field(init=False)
     chooser: Chooser = field(init=False)
     _reader: PodReader = field(init=False)
     _node_reader: NodeReader = field(init=False)
     _untold: dict[str, tuple[PodObject, Claim, str]] = field(default_factory=dict)  # to be guessed when a list ends
+    _unseated: dict[str, PodObject] = field(default_factory=dict)  # on a node, and no card of it was found for them
     _told: dict[str, Node] = field(default_factory=dict)  # nodes as they say themselves
     _batch: ExitStack | None = None
 
@@ -139,6 +145,8 @@ class Cluster:
         self.board.set_node(node)
         if before is None or before.cards != node.cards:
             self._reseat(node)
+            for uid, pod in [each for each in self._unseated.items() if each[1].spec.node_name == node.name]:
+                self._set_bound(pod, uid, node.name)
 
     def drop_node(self, name: str) -> None:
         """A node is gone; what runs there stays booked until its Pods are gone too."""
@@ -218,9 +226,10 @@ class Cluster:
 
     def _forget(self, uid: str) -> None:
         self.ledger.forget(uid)
-        for known in (self.pending, self.assumed, self.placed, self._untold):
+        for known in (self.pending, self.assumed, self.placed, self._untold, self._unseated):
             known.pop(uid, None)
-        self.held.discard(uid)
+        self.held.pop(uid, None)
+        self.priorities.pop(uid, None)
 
     def _set_pending(self, pod: PodObject, key: str, uid: str) -> None:
         claim = self._reader.read(pod).claim
@@ -233,8 +242,12 @@ class Cluster:
 
     def _set_bound(self, pod: PodObject, uid: str, name: str) -> None:
         self.pending.pop(uid, None)
-        self.held.discard(uid)
+        self.held.pop(uid, None)
+        self._untold.pop(uid, None)
+        self._unseated.pop(uid, None)
         assumed = self.assumed.pop(uid, None)
+        if pod.spec.priority:
+            self.priorities[uid] = pod.spec.priority
         asked = self._reader.read(pod)
         claim = asked.claim
         if not isinstance(claim, Claim):
@@ -251,7 +264,7 @@ class Cluster:
         else:
             why = grant[0].sentence() if grant else "no annotation tells its cards"
             known = self.placed.get(uid)
-            if known is not None and known.grant.node == name:
+            if known is not None and known.grant.node == name and known.grant.containers:
                 self._place(replace(known, doubt=why))  # it stays where it was counted before
             elif self._batch is not None:
                 self._untold[uid] = (pod, claim, why)  # after those that tell, to be guessed around them
@@ -272,6 +285,7 @@ class Cluster:
             grant = self.chooser.seat(claim, row)
         if grant is None:  # no card of the node has room, or the node is not known: its CPU and its place still count
             grant = Grant(claim.uid, name, ())
+            self._unseated[claim.uid] = pod
             why += ", and no card of the node has room for it"
         self._place(Placed(claim, grant, why))
 
@@ -290,18 +304,19 @@ class Cluster:
         self.release_hold(claim.uid)
         rows = self.rows(names)
         if self.chooser.exact(claim):
-            fits = np.isfinite(self.chooser.scores(claim))[rows]
+            fits = rows >= 0
+            fits[fits] = np.isfinite(self.chooser.scores(claim))[rows[fits]]
         else:
             fits = np.isin(rows, self.chooser.fitting(claim, np.unique(rows[rows >= 0])))
-        unknown: tuple[str, ...] = ()
-        if len(rows) and rows.min() < 0:
-            fits &= rows >= 0
-            unknown = tuple(name for name, row in zip(names, rows.tolist(), strict=True) if row < 0)
         if fits.all():
             return Filtered(names, {})
-        why = self.chooser.why_not(claim)
-        lost = np.flatnonzero(~fits & (rows >= 0))
-        codes = dict(zip([names[at] for at in lost.tolist()], why[rows[lost]].tolist(), strict=True))
+        there = rows >= 0  # rows of nodes that are gone are kept for what is booked on them: they give no reason
+        there[there] = self.board.present[rows[there]]
+        lost = np.flatnonzero(~fits & there)
+        told = self.chooser.why_not(claim)[rows[lost]]
+        told[told == FITS] = TOGETHER_NOT  # a search found that, and it is not always kept
+        codes = dict(zip([names[at] for at in lost.tolist()], told.tolist(), strict=True))
+        unknown = tuple(names[at] for at in np.flatnonzero(~there).tolist())
         return Filtered([names[at] for at in np.flatnonzero(fits).tolist()], codes, unknown)
 
     def rank(self, claim: Claim, names: Sequence[str]) -> tuple[Ints, Grant | None]:
@@ -309,7 +324,8 @@ class Cluster:
         rows = self.rows(names)
         known = rows >= 0
         best = self.chooser.choose(claim, rows[known])
-        scores = np.where(known, self.chooser.scores(claim)[rows], np.inf)
+        scores = np.full(len(rows), np.inf)
+        scores[known] = self.chooser.scores(claim)[rows[known]]
         order = np.empty(len(rows), np.int64)
         order[np.argsort(scores, kind="stable")] = np.arange(len(rows))
         ranks = 5 - 5 * order // max(len(rows), 1)
@@ -319,12 +335,11 @@ class Cluster:
     def hold(self, claim: Claim, grant: Grant, deadline: float) -> None:
         """Keep the place that the claim will most likely get, so that the next claim is not sent there too."""
         if self.ledger.get(claim.uid) is None and not isinstance(self.ledger.assume(claim, grant, deadline), list):
-            self.held.add(claim.uid)
+            self.held[claim.uid] = grant
 
     def release_hold(self, uid: str) -> None:
         """The claim is looked at anew: what was kept for it on the way is free again."""
-        if uid in self.held:
-            self.held.discard(uid)
+        if self.held.pop(uid, None) is not None:
             self.ledger.forget(uid)
 
     def drop_late_holds(self, now: float) -> None:
@@ -336,7 +351,14 @@ class Cluster:
 
     def assume(self, claim: Claim, name: str) -> Placed | list[Refusal]:
         """Decide the claim's cards on that node and book them, in one step. Held until the API server speaks."""
-        self.release_hold(claim.uid)
+        kept = self.held.pop(claim.uid, None)
+        booking = self.ledger.get(claim.uid)
+        if kept is not None and booking is not None and kept.node == name and self.ledger.still_fits(booking, claim):
+            self.ledger.confirm(claim.uid, name, booking.occupant)  # ours already; only nobody may drop it any more
+            placed = self.assumed[claim.uid] = Placed(claim, kept)
+            return placed
+        if kept is not None:
+            self.ledger.forget(claim.uid)
         row = self.board.row_of.get(name)
         if row is None or not self.board.present[row]:
             return [Refusal(name, None, Reason.NOT_READY, None, None, False)]

@@ -72,7 +72,7 @@ class Election:
         identity: str,
         address: str,
         calls: Callable[[], dict[str, Any]],
-        refresh: Callable[[], Awaitable[None]],
+        refresh: Callable[[bool], Awaitable[None]],
         clock: Callable[[], float],
     ) -> None:
         self.identity = identity
@@ -104,7 +104,7 @@ class Election:
                         "no election: leading alone. Run no second replica, or allow get, create and update of leases",
                         extra={"data": {"why": error.message}},
                     )
-                    await self._refresh()
+                    await self._refresh(False)
                     self._forbidden = True
                 elif error.status not in (403, 409):
                     log.warning("election", extra={"data": {"why": str(error)}})
@@ -134,11 +134,16 @@ class Election:
             self._ready = False  # somebody else may have led meanwhile
         if not may_take(self._sight, self.identity, now):
             return
+        others = lease is not None and lease.spec.holder_identity != self.identity
         await self._take(lease, now)
         self._until = now + GIVE_UP
         if not self._ready:
             # Whatever the one before us has bound must be on our board before we decide anything.
-            await self._refresh()
+            await self._refresh(others)
+            # That may have taken long. This write is refused where somebody has taken the Lease meanwhile.
+            now = self._clock()
+            await self._take(self._sight.lease, now)
+            self._until = now + GIVE_UP
             self._ready = True
             log.info("leading", extra={"data": {"identity": self.identity}})
 

@@ -13,6 +13,7 @@ A role that knows only core/v1 events (the seeds') is found out by the first 403
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import logging
 from collections import OrderedDict
@@ -152,13 +153,11 @@ class Events:
         while True:
             self._wake.clear()
             pause = await self.step()
-            if pause > 0:
-                try:
-                    await asyncio.wait_for(self._wake.wait(), pause)
-                except TimeoutError:
-                    continue
-                # What has just been told may not be due before the rest, but waits no longer than the pace asks for.
-                await asyncio.sleep(min(pause, self._pace.wait(self._clock())))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):  # not wait_for: it may swallow the cancellation that ends us
+                    await self._wake.wait()
+                    # Something was told while we waited: it goes as soon as the pace allows.
+                    await asyncio.sleep(self._pace.wait(self._clock()))
 
     async def step(self) -> float:
         """Send what is due and may go; the seconds until there may be more to do."""

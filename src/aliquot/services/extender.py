@@ -119,6 +119,8 @@ class Extender:
 
     async def _bind(self, body: bytes, request: web.Request) -> bytes:
         binding = wire.parse_binding(body)
+        if self.stopping:
+            raise Refused("this instance is ending: the next try reaches another")
         if not self._leading():
             return await self._pass_on(body, request)
         began = self._clock()

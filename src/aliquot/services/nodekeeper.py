@@ -11,6 +11,7 @@ leader knows at once what is left. Nothing is kept that a restart would miss.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -99,6 +100,7 @@ class NodeKeeper:
         else:
             self._unhealthy.pop(name, None)
         self._plan(name)  # to be read afresh: the node itself has not changed, and may not be at hand
+        self._wake.set()
 
     def forget(self, name: str) -> None:
         """The node is gone."""
@@ -117,10 +119,9 @@ class NodeKeeper:
         while True:
             self._wake.clear()
             pause = await self.step()
-            try:
-                await asyncio.wait_for(self._wake.wait(), pause)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):  # not wait_for: it may swallow the cancellation that ends us
+                    await self._wake.wait()
 
     async def step(self) -> float:
         """Look at what came and do what is due; the seconds until there may be more to do."""
@@ -155,7 +156,6 @@ class NodeKeeper:
             done = None
         due = now if done is None else done.at + back_off(done.times, first=_FIRST_RETRY, longest=_LAST_RETRY)
         self._todo.setdefault(name, _Todo(due=due))
-        self._wake.set()
 
     def _needs_something(self, name: str, node: NodeObject | Mapping[str, Any]) -> bool:
         if isinstance(node, NodeObject):

@@ -215,7 +215,7 @@ class Scheduler:
         configs = Reflector(
             kube, "/api/v1/namespaces/kube-system/configmaps", ConfigMapObject, _ConfigSink(cluster, keeper)
         )
-        binder = Binder(kube, cluster, may_write=leading, now_ns=time.time_ns)
+        binder = Binder(kube, cluster, may_write=leading, heard=self.pods.hear, now_ns=time.time_ns)
         waiting = Waiting(kube, cluster, events, leading=leading, clock=clock, stamp=_stamp)
 
         def scrape() -> bytes:
@@ -268,10 +268,10 @@ class Scheduler:
         extender.stopping = True
         try:
             await asyncio.wait_for(binder.settle(), _LAST_WORDS)
-        except TimeoutError:
+            if settings.leader_elect:
+                await election.resign()
+        except TimeoutError:  # nobody else may lead before these have an outcome: the Lease runs out by itself
             log.warning("ending with binds under way", extra={"data": {"binds": binder.busy}})
-        if settings.leader_elect:
-            await election.resign()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -279,12 +279,13 @@ class Scheduler:
     def _synced(self) -> bool:
         return self.nodes.synced.is_set() and self.pods.synced.is_set()
 
-    async def _refresh(self) -> None:
-        """Everything as the API server has it now, or later."""
-        if not self._synced():
-            await self.nodes.synced.wait()
-            await self.pods.synced.wait()
-        else:
+    async def _refresh(self, others_wrote: bool = True) -> None:
+        """Everything as the API server has it now, or later. The first list may be of before now: somebody else's
+        last binds may not be in it."""
+        synced = self._synced()
+        await self.nodes.synced.wait()
+        await self.pods.synced.wait()
+        if synced or others_wrote:
             await asyncio.gather(self.nodes.relist(), self.pods.relist())
 
     async def _reconcile(self) -> None:

@@ -1,0 +1,219 @@
+"""The order of things: one control plane, every extender in turn, the small cluster first and then the large one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.scheduler import report
+from bench.scheduler.calls import Verbs
+from bench.scheduler.contestants import Contestant, Running, ours, peer
+from bench.scheduler.ground import Ground, client_of
+from bench.scheduler.kube import through_kube_scheduler
+from bench.scheduler.trials import Numbers, cold_start, latency, throughput
+
+TRIALS = {
+    "latency": "filter and prioritize, one caller, the small cluster",
+    "throughput": "filter + prioritize + bind by several streams, the small cluster",
+    "kube": "Pods through a real kube-scheduler, the small cluster",
+    "large": "cold start, filter and prioritize with every name, memory: the large cluster",
+}
+PLAIN = "kube-scheduler alone"
+
+
+def _options(doc: str | None, argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    number = parser.add_argument
+    number("--nodes", type=int, default=1_000, help="of the small cluster")
+    number("--large-nodes", type=int, default=5_000, help="of the large one")
+    number("--cards", type=int, default=8, help="of a node")
+    number("--names", type=int, default=420, help="in a call; kube-scheduler sends 420 of 1,000")
+    number("--streams", type=int, default=8)
+    number("--pods", type=int, default=1_000, help="for filter + prioritize + bind")
+    number("--kube-pods", type=int, default=500, help="through kube-scheduler")
+    number("--calls", type=int, default=1_000, help="of each verb, for its latency")
+    number("--seconds", type=float, default=30.0, help="that a slow extender may take for one trial")
+    parser.add_argument("--only", default="", metavar="NAME,...", help="some trials; --list tells them")
+    parser.add_argument("--list", action="store_true", help="the trials, and nothing is run")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=[VAR=VALUE ...] COMMAND")
+    parser.add_argument("--no-ours", action="store_true", help="the peers alone")
+    parser.add_argument("--ours-flags", default="", help="more words for `aliquot scheduler`")
+    parser.add_argument("--filter-path", default="/gpushare-scheduler/filter", help="of the peers, and of --url")
+    parser.add_argument("--prioritize-path", default="", help="[default: the peers have none]")
+    parser.add_argument("--bind-path", default="/gpushare-scheduler/bind")
+    parser.add_argument("--whole-nodes", action="store_true", help="whole Nodes in the calls to the peers, not names")
+    parser.add_argument("--resource", default="aliyun.com/gpu-mem", help="GPU memory in GiB, of nodes and Pods")
+    parser.add_argument("--count-resource", default="aliyun.com/gpu-count", help="cards, of nodes")
+    parser.add_argument("--url", default="", help="an extender that runs already, on the API server of --kubeconfig")
+    parser.add_argument("--pid", type=int, help="its process, where its CPU and memory are wanted")
+    parser.add_argument("--kubeconfig", type=Path, help="an API server that is there, in place of one of our own")
+    parser.add_argument("-o", "--output", choices=["table", "json"], default="table")
+    parser.add_argument("--out", type=Path, help="the JSON into this file too")
+    options = parser.parse_args(argv)
+    unknown = sorted({name for name in options.only.split(",") if name} - TRIALS.keys())
+    if unknown:
+        parser.error(f"--only: no trial is called {', '.join(unknown)}; allowed: {', '.join(TRIALS)}")
+    if options.url and not options.kubeconfig:
+        parser.error("--url needs --kubeconfig: the API server that the extender looks at")
+    return options
+
+
+def contestants(options: argparse.Namespace) -> list[Contestant]:
+    verbs = Verbs(
+        filter=options.filter_path,
+        prioritize=options.prioritize_path or None,
+        bind=options.bind_path,
+        whole_nodes=options.whole_nodes,
+    )
+    if options.url:
+        return [Contestant(name="given", verbs=verbs, url=options.url, pid=options.pid)]
+    own = [] if options.no_ours else [ours(options.ours_flags.split())]
+    return own + [peer(text, verbs) for text in options.peer]
+
+
+class Bench:
+    """The trials that were asked for, one after the other."""
+
+    def __init__(self, options: argparse.Namespace, ground: Ground, folder: Path) -> None:
+        self._options, self._ground, self._folder = options, ground, folder
+        self.trials = [name for name in TRIALS if not options.only or name in options.only.split(",")]
+        self.results: dict[str, Numbers] = {}
+
+    def run(self, field: list[Contestant]) -> None:
+        options, ground = self._options, self._ground
+        for each in field:
+            self.results[each.name] = {}
+        if set(self.trials) - {"large"}:
+            ground.grow(options.nodes)
+        for each in field:
+            self._small(each)
+        if "kube" in self.trials and ground.plane is not None:
+            ground.say(f"{PLAIN}: {options.kube_pods} Pods")
+            self.results[PLAIN] = {}
+            self._guard(PLAIN, lambda: self._through(None))
+        if "large" in self.trials:
+            ground.grow(options.large_nodes)
+            for each in field:
+                self._guard(each.name, lambda each=each: self._large(each))  # type: ignore[misc]
+        for found in self.results.values():
+            counts = [value for key, value in found.items() if key in ("wrongs", "kube_wrongs")]
+            if counts:
+                found["all_wrongs"] = sum(counts)
+
+    def _small(self, each: Contestant) -> None:
+        options, ground = self._options, self._ground
+        for trial in (name for name in self.trials if name in ("latency", "throughput", "kube")):
+            if trial == "kube" and ground.plane is None:
+                continue
+            ground.say(f"{each.name}: {TRIALS[trial]}")
+
+            def measure(trial: str = trial) -> Numbers:
+                with self._running(each) as running:
+                    if trial == "latency":
+                        return latency(
+                            running,
+                            ground,
+                            names=options.names,
+                            calls=options.calls,
+                            seconds=options.seconds,
+                            label="small",
+                        )
+                    if trial == "throughput":
+                        return throughput(
+                            running,
+                            ground,
+                            names=options.names,
+                            pods=options.pods,
+                            streams=options.streams,
+                            seconds=options.seconds,
+                        )
+                    return self._through(running)
+
+            self._guard(each.name, measure)
+
+    def _through(self, running: Running | None) -> Numbers:
+        options = self._options
+        return through_kube_scheduler(
+            running, self._ground, pods=options.kube_pods, seconds=2 * options.seconds, resource=options.resource
+        )
+
+    def _large(self, each: Contestant) -> Numbers:
+        options, ground = self._options, self._ground
+        ground.say(f"{each.name}: cold start")
+        running, found = cold_start(each, ground, self._folder, seconds=4 * options.seconds)
+        try:
+            ground.say(f"{each.name}: {found['cold_s']:.2f} s; filter and prioritize with {len(ground.nodes):,} names")
+            names = len(ground.nodes)
+            calls = latency(running, ground, names=names, calls=200, seconds=options.seconds, label="large")
+            memory = running.memory_mb()
+        finally:
+            running.stop()
+        told = {"memory_mb": memory["VmRSS"], "memory_peak_mb": memory["VmHWM"]} if memory else {}
+        return {**found, **calls, **told}
+
+    @contextmanager
+    def _running(self, each: Contestant) -> Iterator[Running]:
+        running = each.start(self._ground.kubeconfig, self._folder)
+        try:
+            running.wait_ready()
+            yield running
+        finally:
+            running.stop()
+
+    def _guard(self, name: str, measure: Callable[[], Numbers]) -> None:
+        """A peer that breaks down is told, and the others go on."""
+        try:
+            self.results[name] |= measure()
+        except (OSError, RuntimeError, TimeoutError) as error:
+            self._ground.say(f"{name}: {error}")
+            self.results[name]["failed"] = 1
+            self._ground.clear()
+
+
+def main(doc: str | None, argv: list[str] | None = None) -> int:
+    """Measure, print; exit 1 when a limit is missed."""
+    options = _options(doc, argv)
+    if options.list:
+        print("\n".join(f"{name:<12}{what}" for name, what in TRIALS.items()))
+        return 0
+    try:
+        field = contestants(options)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    began = time.monotonic()
+
+    def tell(text: str) -> None:
+        print(f"  {time.monotonic() - began:5.0f} s  {text}", file=sys.stderr, flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="aliquot-bench-") as name, _ground(options, Path(name), tell) as ground:
+        bench = Bench(options, ground, Path(name))
+        bench.run(field)
+    rows = report.figures(options.nodes, options.large_nodes, options.names, options.streams, options.kube_pods)
+    mine = field[0].name
+    whole = report.as_json(rows, bench.results, {**report.machine(), "seconds": round(time.monotonic() - began)})
+    if options.out:
+        options.out.write_text(whole + "\n")
+    print(whole if options.output == "json" else report.render(rows, bench.results, mine))
+    failed = [f"{each} broke down" for each, found in bench.results.items() if each == mine and "failed" in found]
+    short = report.missed(rows, bench.results, mine) + failed
+    print("\n".join(short) if short else "all limits held", file=sys.stderr)
+    return 1 if short else 0
+
+
+@contextmanager
+def _ground(options: argparse.Namespace, folder: Path, tell: Callable[[str], None]) -> Iterator[Ground]:
+    more = {"cards": options.cards, "resource": options.resource, "count_resource": options.count_resource}
+    if options.kubeconfig:
+        yield Ground(client_of(options.kubeconfig, folder), options.kubeconfig, None, tell=tell, **more)
+        return
+    from testbed.plane import ControlPlane
+
+    tell("a control plane starts")
+    with ControlPlane() as plane:
+        yield Ground(plane.api, plane.kubeconfig, plane, tell=tell, **more)

@@ -1,0 +1,150 @@
+"""Whatever holds a card is counted, whoever put it there, by what the API server tells; also after a restart."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from manifests import MEM, MIXED, T9K_CARDS, T9K_NODE
+from testbed import objects
+from testbed.gpus import gpushare_node, gpushare_pod, inventory, offline_pod, qgpu_node, t9k_pod, xgn_node
+from testbed.objects import container, pod
+from testbed.processes import wait_until
+from testbed.wired import Wired
+
+
+def _used(cluster: Wired) -> dict[tuple[str, int], int]:
+    """GiB by card, as ours sees it; cards that nobody holds are left out."""
+    return {
+        (node["name"], card["index"]): card["used_memory_mib"] // 1024
+        for node in cluster.status()["nodes"]
+        for card in node["cards"]
+        if card["used_memory_mib"]
+    }
+
+
+def _nodes(cluster: Wired) -> list[dict[str, Any]]:
+    """All that ours knows of nodes, cards and Pods on them."""
+    nodes: list[dict[str, Any]] = cluster.status()["nodes"]
+    return [{**node, "pods": sorted(node["pods"], key=lambda pod: str(pod["uid"]))} for node in nodes]
+
+
+def _wait_used(cluster: Wired, used: dict[tuple[str, int], int]) -> None:
+    wait_until(lambda: _used(cluster) == used, 5, f"{used} is counted", saw=lambda: _used(cluster), every=0.05)
+
+
+def test_a_pod_that_was_bound_past_us_is_counted_on_the_card_it_most_likely_has(cluster: Wired) -> None:
+    cluster.create(gpushare_node("n", 8, 8))
+    cluster.placed(gpushare_pod("ours", 6))
+    cluster.create(gpushare_pod("past", 4, node="n"))
+    _wait_used(cluster, {("n", 0): 6, ("n", 1): 4})
+    (told,) = [each for each in cluster.status()["nodes"][0]["pods"] if each["pod"] == "default/past"]
+    assert told["doubt"] == "no annotation tells its cards"
+    assert cluster.placed(gpushare_pod("next", 3)) == [("n", [1])]
+    cluster.restart_ours()
+    assert _used(cluster) == {("n", 0): 6, ("n", 1): 7}
+
+
+def test_pods_of_the_peer_are_understood_by_its_annotations(cluster: Wired) -> None:
+    cluster.create(gpushare_node("n", 8, 8, 8))
+    old = {"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_POD": "5", "ALIYUN_COM_GPU_MEM_ASSIGNED": "true"}
+    new = {"scheduler.framework.gpushare.allocation": '{"0":{"1":2,"2":2}}', "ALIYUN_COM_GPU_MEM_IDX": "1"}
+    cluster.create(gpushare_pod("old", 5, annotations=old, node="n"))
+    cluster.create(gpushare_pod("new", 4, cards=2, annotations=new, node="n"))
+    expected = {("n", 1): 7, ("n", 2): 2}
+    _wait_used(cluster, expected)
+    cluster.restart_ours()
+    assert _used(cluster) == expected
+    assert all(each["doubt"] is None for each in cluster.status()["nodes"][0]["pods"])
+    assert cluster.placed(gpushare_pod("a", 8), gpushare_pod("b", 6)) == [("n", [0]), ("n", [2])]
+
+
+def test_after_a_restart_everything_is_where_it_was(cluster: Wired) -> None:
+    cluster.create(
+        gpushare_node("share", 8, 24, 8), qgpu_node("mixed", 16, 16, labels=MIXED), xgn_node("xgn"), xgn_node("node", 2)
+    )
+    init = [container("before", {MEM: 7})]
+    cluster.placed(
+        gpushare_pod("two", 8, cards=2),
+        pod("init", {MEM: 2}, init=init),
+        offline_pod("offline", 4, 30),
+        t9k_pod("whole", T9K_NODE, 1),
+        t9k_pod("cards", T9K_CARDS, 2),
+    )
+    before = _nodes(cluster)
+    assert sum(len(each["pods"]) for each in before) == 5
+    cluster.restart_ours()
+    assert _nodes(cluster) == before
+    # And what it decides next is as if it had never been away.
+    cluster.create(t9k_pod("late", T9K_CARDS, 4))
+    cluster.waits("late")
+    assert cluster.placed(t9k_pod("last", T9K_CARDS, 2))[0][0] == "xgn"
+
+
+def test_a_terminating_pod_keeps_its_card_until_it_is_gone(cluster: Wired) -> None:
+    cluster.create(gpushare_node("n", 8))
+    held = gpushare_pod("a", 6)
+    held["metadata"]["finalizers"] = ["example.com/slow"]
+    cluster.placed(held)
+    objects.delete_pod(cluster.plane, "a")
+    wait_until(lambda: cluster.pod("a")["metadata"].get("deletionTimestamp"), 5, "a is terminating")
+    cluster.create(gpushare_pod("b", 4))
+    cluster.waits("b")
+    assert _used(cluster) == {("n", 0): 6}
+    cluster.patch("/api/v1/namespaces/default/pods/a", {"metadata": {"finalizers": None}})
+    assert cluster.bound("b") == {"b": "n"}
+
+
+def test_a_card_is_who_its_uuid_says_when_numbers_change_over_a_reboot(cluster: Wired) -> None:
+    cluster.create(gpushare_node("n", 8, 8, annotations=inventory(8, 8)))
+    cluster.placed(gpushare_pod("a", 6))
+    swapped = [
+        {"index": 0, "uuid": "GPU-1", "memory_mib": 8192},
+        {"index": 1, "uuid": "GPU-0", "memory_mib": 8192},
+    ]
+    cluster.annotate_node("n", {"aliquot.dev/inventory": json.dumps({"v": 1, "cards": swapped})})
+    _wait_used(cluster, {("n", 1): 6})
+    assert cluster.placed(gpushare_pod("b", 4)) == [("n", [0])]
+    cluster.restart_ours()
+    assert _used(cluster) == {("n", 0): 4, ("n", 1): 6}
+
+
+def test_the_peers_inspect_tells_who_holds_what(cluster: Wired) -> None:
+    cluster.create(gpushare_node("n", 8, 8), objects.node("bare"))
+    cluster.placed(gpushare_pod("a", 5), gpushare_pod("b", 4, cards=2))
+
+    def pod(name: str, gib: int) -> dict[str, object]:
+        return {"name": name, "namespace": "default", "usedGPU": gib}
+
+    devs = [
+        {"id": 0, "totalGPU": 8, "usedGPU": 7, "pods": [pod("a", 5), pod("b", 2)]},
+        {"id": 1, "totalGPU": 8, "usedGPU": 2, "pods": [pod("b", 2)]},
+    ]
+    expected = {"nodes": [{"name": "n", "totalGPU": 16, "usedGPU": 9, "devs": devs}]}
+    assert json.loads(cluster.ours.get("/gpushare-scheduler/inspect")) == expected
+    assert json.loads(cluster.ours.get("/gpushare-scheduler/inspect/n")) == expected
+    status, answer = cluster.ours.ask("GET", "/gpushare-scheduler/inspect/bare")
+    assert (status, json.loads(answer)) == (404, {"error": "no node with cards is called bare"})
+
+
+def test_the_other_doors_tell_how_it_goes(cluster: Wired) -> None:
+    cluster.create(gpushare_node("n", 8), gpushare_node("m", 8))  # of one node alone no scores are asked
+    cluster.placed(gpushare_pod("a", 6))
+    assert cluster.status() == json.loads(cluster.ours.get("/scheduler/status"))
+    assert cluster.status()["leading"] is True
+    calls = cluster.status()["calls"]
+    assert all(calls[verb]["count"] > 0 and calls[verb]["last"] for verb in ("filter", "prioritize", "bind"))
+    assert set(json.loads(cluster.ours.get("/version"))) == {"version"}
+    assert cluster.ours.get("/livez") == cluster.ours.get("/readyz") == "ok\n"
+    metrics = cluster.ours.get("/metrics")
+    assert "aliquot_leading 1.0" in metrics
+    assert not [line for line in metrics.splitlines() if line and not line.startswith(("#", "aliquot_"))]
+
+
+def test_its_log_is_json_and_tells_each_decision_as_data(cluster: Wired) -> None:
+    cluster.create(gpushare_node("n", 8))
+    cluster.placed(gpushare_pod("a", 6))
+    uid = cluster.pod("a")["metadata"]["uid"]
+    (told,) = [each for each in cluster.ours.entries() if each.get("uid") == uid or uid in str(each)]
+    assert "bound" in str(told)
+    assert "default/a" in str(told)

@@ -1,0 +1,143 @@
+"""Pods that wait: each is told why in one sentence, and bound within a second of the moment there is room."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from manifests import MEM
+from testbed import objects
+from testbed.gpus import gpushare_node, gpushare_pod, inventory
+from testbed.objects import delete_pod, finish_pod, pod
+from testbed.processes import wait_until
+from testbed.wired import Wired
+
+SOON = 3.0  # seconds; on an idle machine it is less than one
+
+
+def _two_busy_cards(cluster: Wired) -> None:
+    """4 GiB are left on the node, but no more than 2 on a card: kube-scheduler sees room where we see none."""
+    cluster.create(gpushare_node("n", 8, 8))
+    cluster.placed(gpushare_pod("a", 6), gpushare_pod("b", 6))
+
+
+def _bound_after(cluster: Wired, free: Callable[[], object], *names: str) -> float:
+    """Seconds from the moment that cards are freed until the Pods are bound."""
+    began = time.monotonic()
+    free()
+    wait_until(
+        lambda: all(objects.bound_to(cluster.plane, name) for name in names),
+        20,
+        f"{names} bound",
+        saw=lambda: [objects.events_of(cluster.plane, name) for name in names],
+        every=0.02,
+    )
+    taken = time.monotonic() - began
+    print(f"bound {taken:.2f} s after room was made")
+    return taken
+
+
+def test_the_pod_and_kube_scheduler_both_say_why_it_waits(cluster: Wired) -> None:
+    _two_busy_cards(cluster)
+    cluster.create(gpushare_pod("c", 4))
+    assert "0/1 nodes are available: 1 GPU memory: 4 GiB wanted, no card has that much free." in cluster.waits("c")
+    said = cluster.told("c", "WaitingForGPU")
+    assert said == "fits none of 1 node: 1 is busy (GPU memory: 4 GiB wanted, at most 2 GiB free on 2 cards)"
+
+
+def test_kube_scheduler_counts_the_nodes_that_give_the_same_reason(cluster: Wired) -> None:
+    cluster.create(gpushare_node("small", 2, 2, 2), *(gpushare_node(f"n{number}", 8, 8) for number in range(3)))
+    cluster.placed(*(gpushare_pod(f"p{number}", 6) for number in range(6)))
+    cluster.create(gpushare_pod("c", 4))
+    told = cluster.waits("c")
+    assert "0/4 nodes are available" in told
+    assert "3 GPU memory: 4 GiB wanted, no card has that much free" in told
+    assert "1 GPU memory: 4 GiB wanted, no card is that large" in told
+
+
+def test_a_pod_that_breaks_a_rule_is_told_which(cluster: Wired) -> None:
+    """Where no webhook keeps it out."""
+    cluster.create(gpushare_node("n", 8, 8), gpushare_pod("odd", 3, cards=2))
+    rule = 'limits["aliyun.com/gpu-mem"]: "3" is not allowed: a multiple of 2'
+    assert rule in cluster.waits("odd")
+    assert rule in cluster.told("odd", "WaitingForGPU")
+
+
+@pytest.mark.parametrize("how", [delete_pod, finish_pod])
+def test_when_a_pod_goes_the_waiting_one_takes_its_card(cluster: Wired, how: Callable[..., None]) -> None:
+    _two_busy_cards(cluster)
+    cluster.create(gpushare_pod("c", 4))
+    cluster.waits("c")
+    assert _bound_after(cluster, lambda: how(cluster.plane, "b"), "c") < SOON
+    assert cluster.cards("c") == [1]
+
+
+def test_when_a_node_comes_the_waiting_one_goes_there(cluster: Wired) -> None:
+    _two_busy_cards(cluster)
+    cluster.create(gpushare_pod("c", 4))
+    cluster.waits("c")
+    assert _bound_after(cluster, lambda: cluster.create(gpushare_node("m", 8)), "c") < SOON
+
+
+def test_when_a_card_is_well_again_the_waiting_one_goes_there(cluster: Wired) -> None:
+    cluster.create(gpushare_node("n", 8, 8, annotations=inventory(8, 8, sick=[1])))
+    cluster.placed(gpushare_pod("a", 6))
+    cluster.create(gpushare_pod("c", 4))
+    cluster.waits("c")
+    assert _bound_after(cluster, lambda: cluster.annotate_node("n", inventory(8, 8)), "c") < SOON
+
+
+def test_it_works_as_fast_where_kube_scheduler_sees_no_room_either(cluster: Wired) -> None:
+    cluster.create(gpushare_node("n", 8))
+    cluster.placed(gpushare_pod("a", 8))
+    cluster.create(gpushare_pod("c", 4))
+    assert "Insufficient aliyun.com/gpu-mem" in cluster.waits("c")
+    assert _bound_after(cluster, lambda: delete_pod(cluster.plane, "a"), "c") < SOON
+
+
+def test_it_works_as_fast_for_one_that_has_waited_long(cluster: Wired) -> None:
+    """Tried many times over, a Pod is not put off for longer and longer."""
+    _two_busy_cards(cluster)
+    cluster.create(gpushare_pod("c", 4))
+    cluster.waits("c")
+    for number in range(6):  # each an event at which kube-scheduler tries again
+        cluster.label_node("n", {"round": str(number)})
+        time.sleep(0.3)
+    assert _bound_after(cluster, lambda: delete_pod(cluster.plane, "b"), "c") < SOON
+
+
+def test_as_many_wait_as_there_is_room_for_are_bound_together(cluster: Wired) -> None:
+    cluster.create(*(gpushare_node(f"n{number}", 8, 8) for number in range(5)))
+    # 2 of 8 are left on each card: 20 GiB in all, and not one card for 3.
+    objects.create_many(cluster.plane, [gpushare_pod(f"a{number}", 6) for number in range(10)])
+    cluster.bound(*(f"a{number}" for number in range(10)))
+    waiting = [f"c{number}" for number in range(12)]
+    objects.create_many(cluster.plane, [gpushare_pod(name, 8) for name in waiting])
+    for name in waiting:
+        cluster.waits(name)
+
+    def free() -> None:
+        for number in range(10):
+            delete_pod(cluster.plane, f"a{number}")
+
+    def bound() -> int:
+        return sum(1 for each in objects.list_pods(cluster.plane) if each["spec"].get("nodeName"))
+
+    began = time.monotonic()
+    free()
+    wait_until(lambda: bound() == 10, 20, "10 of 12 bound", saw=bound, every=0.05)
+    print(f"10 Pods bound {time.monotonic() - began:.2f} s after room was made")
+    assert time.monotonic() - began < SOON + 1
+
+
+def test_a_pod_that_never_fits_is_told_so_and_nobody_is_driven_away_for_it(cluster: Wired) -> None:
+    cluster.create(gpushare_node("n", 16, 16))
+    cluster.placed(gpushare_pod("low", 4))
+    cluster.create(pod("high", {MEM: 20}, priorityClassName="system-cluster-critical"))
+    told = cluster.waits("high")
+    assert "1 GPU memory: 20 GiB wanted, no card is that large" in told
+    assert "Preemption is not helpful for scheduling" in told
+    assert "will not take it" in cluster.told("high", "WaitingForGPU")
+    assert objects.bound_to(cluster.plane, "low") == "n"

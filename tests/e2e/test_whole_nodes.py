@@ -1,0 +1,29 @@
+"""A kube-scheduler that was not told nodeCacheCapable, as the peers' files leave it: whole Nodes go both ways."""
+
+from __future__ import annotations
+
+from testbed import objects
+from testbed.gpus import gpushare_node, gpushare_pod
+from testbed.wired import Wired
+
+EXTENDER = {"nodeCacheCapable": False}
+
+
+def test_pods_get_their_cards_all_the_same(cluster: Wired) -> None:
+    cluster.create(*map(objects.fat, [gpushare_node("a", 8, 8), gpushare_node("b", 8, 8)]))
+    places = cluster.placed(*(gpushare_pod(f"p{number}", 4) for number in range(8)))
+    assert [card for _, [card] in places] == [0, 0, 1, 1] * 2
+    assert {name for name, _ in places[:4]} != {name for name, _ in places[4:]}
+
+
+def test_reasons_are_told_all_the_same(cluster: Wired) -> None:
+    cluster.create(gpushare_node("n", 8, 8))
+    cluster.placed(gpushare_pod("a", 6), gpushare_pod("b", 6))
+    cluster.create(gpushare_pod("c", 4))
+    assert "GPU memory: 4 GiB wanted, no card has that much free" in cluster.waits("c")
+
+
+def test_an_important_pod_gets_its_card_all_the_same(cluster: Wired) -> None:
+    cluster.create(gpushare_node("n", 8))
+    cluster.placed(gpushare_pod("lesser", 6))
+    assert cluster.placed(gpushare_pod("p", 4, priorityClassName="system-cluster-critical")) == [("n", [0])]

@@ -1,0 +1,201 @@
+"""Verdicts: the one reason per node that kube-scheduler is told, and whether waiting helps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aliquot.model.claim import Claim, Usage
+from aliquot.model.device import Card
+from aliquot.model.node import Node, Offer
+from aliquot.model.refusal import Reason
+from aliquot.placement.board import Board, Occupant
+from aliquot.placement.choose import POLICIES, Chooser
+from aliquot.placement.demand import demand_of
+from aliquot.placement.fit import fits
+from aliquot.placement.verdicts import FITS, code_of, verdict_of, verdicts
+from aliquot.services.reasons import _hopes
+from builders import GIB, a_board, a_claim, a_container, a_node, a_slice, asking, online, whole_cards, whole_node
+from placement.boards import Change, boards, changes, claims
+
+
+def _verdict(board: Board, claim: Claim, node: str = "n1") -> tuple[Reason, bool] | None:
+    code = int(Chooser(board, POLICIES["binpack"]()).why_not(claim)[board.row_of[node]])
+    return None if code == FITS else verdict_of(code)
+
+
+def _busy(memory_gib: int = 0, *, node: Node | None = None, core: int = 0, exclusive: int = 0) -> Board:
+    board = a_board(node or a_node("n1", 16))
+    board.take("n1", Occupant({0: Usage(memory_gib * GIB, 10 * core, slices=1, exclusive=exclusive)}))
+    return board
+
+
+TWO_FIVES = a_claim(a_container(a_slice(5), name="a"), a_container(a_slice(5), name="b", index=1))
+QGPU_ONLY = a_node("n1", 16, offers=frozenset({Offer.QGPU}))
+SICK = Node("n1", (Card(0, 16 * GIB, healthy=False),), frozenset(Offer))
+
+
+@pytest.mark.parametrize(
+    ("board", "claim", "verdict"),
+    [
+        (a_board(a_node()), asking(4), None),
+        (_busy(14), asking(4), (Reason.MEMORY, False)),
+        (a_board(a_node()), asking(24), (Reason.MEMORY, True)),
+        (_busy(1, core=90), asking(1, 20), (Reason.CORE, False)),
+        (_busy(1, exclusive=1), asking(1), (Reason.EXCLUSIVE, False)),
+        (_busy(1), whole_cards(1), (Reason.EXCLUSIVE, False)),
+        (a_board(a_node()), whole_cards(2), (Reason.CARDS, True)),
+        (_busy(1, node=a_node("n1", 16, 16)), whole_cards(2), (Reason.CARDS, False)),
+        (a_board(Node("n1", (), frozenset(Offer))), asking(1), (Reason.CARDS, True)),
+        (a_board(SICK), asking(1), (Reason.HEALTH, False)),
+        (_busy(1), whole_node(), (Reason.WHOLE_NODE, False)),
+        (a_board(QGPU_ONLY), asking(1, offer=Offer.GPUSHARE), (Reason.MODE, True)),
+        (a_board(QGPU_ONLY), online(1), (Reason.MIXED, True)),
+        (a_board(a_node("n1", 16, cpu_milli=100)), asking(24, cpu_milli=200), (Reason.CPU, True)),
+        (_busy(14, node=a_node("n1", 16, 4)), asking(8), (Reason.MEMORY, False)),
+        (a_board(a_node("n1", 8)), TWO_FIVES, (Reason.CONTAINERS, False)),
+    ],
+    ids=[
+        "it fits",
+        "memory taken",
+        "card too small",
+        "compute taken",
+        "held whole by another",
+        "shared by others",
+        "fewer cards than wanted",
+        "fewer cards free than wanted",
+        "no card",
+        "sick",
+        "others on the node",
+        "another dialect",
+        "no mixing",
+        "what the node lacks over what its cards lack",
+        "one card of two could do later",
+        "each container alone would fit",
+    ],
+)
+def test_the_verdict_when(board: Board, claim: Claim, verdict: tuple[Reason, bool] | None) -> None:
+    assert _verdict(board, claim) == verdict
+
+
+def test_the_reason_of_most_cards_decides() -> None:
+    node = Node("n1", (*(Card(at, 16 * GIB, healthy=False) for at in range(3)), Card(3, 16 * GIB)), frozenset(Offer))
+    board = a_board(node)
+    board.take("n1", Occupant({3: Usage(14 * GIB, slices=1)}))
+    assert _verdict(board, asking(4)) == (Reason.HEALTH, False)
+
+
+def test_a_row_whose_node_is_gone_has_no_reason_to_give() -> None:
+    board = _busy(14)
+    board.drop_node("n1")
+    for claim in (asking(4), TWO_FIVES, whole_node()):
+        assert _verdict(board, claim) is None
+
+
+def test_every_reason_has_a_number_of_its_own() -> None:
+    codes = {code_of(reason, never): (reason, never) for reason in Reason for never in (False, True)}
+    assert len(codes) == 2 * len(Reason)
+    assert all(verdict_of(code) == meant for code, meant in codes.items())
+    assert FITS not in codes
+
+
+# --- on any board ----------------------------------------------------------------------------------------------------
+
+
+@given(boards(), claims())
+def test_a_row_has_a_verdict_exactly_when_its_node_does_not_fit(board: Board, claim: Claim) -> None:
+    demand, rows = demand_of(claim), np.arange(board.rows)
+    fitting, _ = fits(board, demand, rows)
+    assert ((verdicts(board, demand, rows) == FITS) == (fitting | ~board.present[rows])).all()
+
+
+@given(boards(), claims())
+def test_a_node_that_is_told_as_hopeless_is_one_that_the_refusals_tell_so(board: Board, claim: Claim) -> None:
+    demand, rows = demand_of(claim), np.arange(board.rows)
+    chooser = Chooser(board, POLICIES["binpack"]())
+    refusals = chooser.refusals(claim)
+    hopes = _hopes([each for each in refusals if each.reason is not Reason.CONTAINERS])
+    for row, code in zip(rows.tolist(), verdicts(board, demand, rows).tolist(), strict=True):
+        name = board.names[row]
+        if name in hopes:
+            reason, never = verdict_of(code)
+            assert never == (hopes[name] == "never")
+            assert reason in {each.reason for each in refusals if each.node == name and each.never == never}
+        elif code != FITS:
+            assert verdict_of(code) == (Reason.CONTAINERS, False)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=30)
+@given(board=boards(), claim=claims())
+def test_filter_and_verdicts_never_contradict_each_other(policy: str, board: Board, claim: Claim) -> None:
+    chooser = Chooser(board, POLICIES[policy]())
+    fitting = set(chooser.fitting(claim).tolist())
+    why = chooser.why_not(claim)
+    here = np.flatnonzero(board.present[: board.rows]).tolist()
+    assert all(row not in fitting or why[row] == FITS for row in here)
+    if chooser.exact(claim):  # of the others a search decides, and what it found is not always kept
+        assert all(row in fitting or why[row] != FITS for row in here)
+        assert fitting == set(np.flatnonzero(np.isfinite(chooser.scores(claim))).tolist())
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(changes, claims()), max_size=12), claims())
+def test_verdicts_kept_over_many_changes_are_those_of_a_fresh_look(
+    steps: list[tuple[Change, Claim]], often: Claim
+) -> None:
+    board = Board()
+    chooser = Chooser(board, POLICIES["binpack"]())
+    held: list[tuple[str, Occupant]] = []
+    for change, now_and_then in steps:
+        change(board, held)
+        for claim in (often, now_and_then):
+            chooser.fitting(claim)
+            fresh = Chooser(board, POLICIES["binpack"]())
+            fresh.fitting(claim)
+            assert chooser.why_not(claim).tolist() == fresh.why_not(claim).tolist()
+            assert chooser.scores(claim).tolist() == fresh.scores(claim).tolist()
+
+
+def _everything(board: Board) -> dict[str, object]:
+    """All that a board tells, but for when each row changed."""
+    told: dict[str, object] = {
+        name: value[: board.rows].tolist()
+        for name, value in vars(board).items()
+        if isinstance(value, np.ndarray) and name != "changed"
+    }
+    told |= {name: getattr(board, name) for name in ("rows", "width", "names", "nodes", "row_of", "models", "replicas")}
+    return told | {"booked": board._booked, "beyond": board._beyond, "spare": board._spare}
+
+
+@settings(max_examples=100)
+@given(st.lists(changes, max_size=10), st.lists(changes, max_size=10), claims())
+def test_changes_made_together_leave_the_board_that_they_leave_one_by_one(
+    before: list[Change], together: list[Change], claim: Claim
+) -> None:
+    one, other = Board(), Board()
+    holds: tuple[list[tuple[str, Occupant]], ...] = ([], [])
+    kept = Chooser(other, POLICIES["binpack"]())
+    for board, held in zip((one, other), holds, strict=True):
+        for change in before:
+            change(board, held)
+    kept.why_not(claim)
+    for change in together:
+        change(one, holds[0])
+    with other.together(), other.together():
+        for change in together:
+            change(other, holds[1])
+    assert _everything(one) == _everything(other)
+    fresh = Chooser(other, POLICIES["binpack"]())
+    assert kept.why_not(claim).tolist() == fresh.why_not(claim).tolist()
+    assert kept.scores(claim).tolist() == fresh.scores(claim).tolist()
+
+
+def test_changes_that_break_off_in_the_middle_are_still_worked_out() -> None:
+    board = a_board(a_node("n1", 16))
+    with pytest.raises(RuntimeError), board.together():
+        board.take("n1", Occupant({0: Usage(10 * GIB, slices=1)}))
+        raise RuntimeError
+    assert board.room_memory[0, 0] == 6 * GIB
