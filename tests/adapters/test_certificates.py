@@ -77,7 +77,7 @@ def test_a_bundle_of_old_and_new_trusts_both() -> None:
 
 def test_a_certificate_tells_its_times_and_names() -> None:
     facts = read_facts(issue(AUTHORITY, ["a", "127.0.0.1"], NOW, 60).certificate)
-    assert (facts.made, facts.ends, facts.names) == (NOW, NOW + 60, {"a", "127.0.0.1"})
+    assert (facts.made, facts.ends, facts.names) == (NOW, NOW + 60, frozenset({"a", "127.0.0.1"}))
     assert read_facts(AUTHORITY.certificate).names == frozenset()
 
 

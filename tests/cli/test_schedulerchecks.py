@@ -119,6 +119,12 @@ def test_a_scheduler_name_that_nobody_serves_is_told() -> None:
     assert "--second" in str(finding.fix)
 
 
+def test_a_default_scheduler_that_does_not_run_is_told_as_that() -> None:
+    pods = [waiting(gpushare_pod("p"), 60, message=None)]
+    finding = only(call_findings(a_lease(calls=asked(9, 90)), pods, Rules(), NOW))
+    assert str(finding.fix).startswith("is kube-scheduler running?")
+
+
 def test_nodes_that_do_not_advertise_the_resource_are_the_reason_why_we_are_not_asked() -> None:
     message = f"0/3 nodes are available: 3 Insufficient {MEM}. preemption: 0/3 nodes are available"
     finding = only(

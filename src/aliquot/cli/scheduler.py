@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from aliquot.cli.errors import InputError
 from aliquot.placement import POLICY_NAMES
+
+if TYPE_CHECKING:
+    from aliquot.services.scheduler import Settings
+    from aliquot.services.webhook import WebhookSettings
 
 _DEFAULT_PORT = 12345
 
@@ -34,6 +38,24 @@ _DEFAULT_PORT = 12345
 @click.option("--advertise", metavar="HOST:PORT", help="Where other instances reach this one  [default: found out]")
 @click.option(
     "--keep-nodes/--no-keep-nodes", default=None, help="Taints, labels and conditions of nodes  [default: on]"
+)
+@click.option(
+    "--webhook-port", type=click.IntRange(0, 65535), help="The admission webhook, over TLS; 0: none  [default: 0]"
+)
+@click.option(
+    "--webhook-service", metavar="NAMESPACE/NAME", help="Its Service  [default: aliquot-webhook by the Lease]"
+)
+@click.option("--webhook-url", metavar="https://HOST:PORT", help="Where the API server reaches it without a Service")
+@click.option(
+    "--webhook-failure",
+    type=click.Choice(["ignore", "fail"]),
+    help="What becomes of Pods while it is away: taken unchecked, or refused  [default: ignore]",
+)
+@click.option("--scheduler-name", metavar="NAME", help="Has the webhook give Pods of ours this schedulerName")
+@click.option(
+    "--env-by-annotation/--no-env-by-annotation",
+    default=None,
+    help="Has containers read their environment from annotations, for runtimes without CDI  [default: off]",
 )
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning"]), help="[default: info]")
 def scheduler(**given: Any) -> None:
@@ -88,7 +110,7 @@ def _port_of_environment() -> int:
     return int(text)
 
 
-# What a file may say, and of which kind it must be; None: any text.
+# What a file may say, and of which kind it must be: a port, or 0 too; one of some words; None: any text.
 _KINDS: dict[str, object] = {
     "priority": POLICY_NAMES,
     "port": int,
@@ -101,6 +123,12 @@ _KINDS: dict[str, object] = {
     "lease_name": None,
     "advertise": None,
     "keep_nodes": bool,
+    "webhook_port": (int, 0),
+    "webhook_service": None,
+    "webhook_url": None,
+    "webhook_failure": ("ignore", "fail"),
+    "scheduler_name": None,
+    "env_by_annotation": bool,
     "log_level": ("debug", "info", "warning"),
 }
 
@@ -127,23 +155,70 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _checked(path: Path, key: str, value: object, kind: object) -> object:
+    least = 1
+    if isinstance(kind, tuple) and kind[0] is int:
+        kind, least = kind
     if isinstance(kind, tuple):
         if str(value) not in kind:
             raise InputError(f'{path}: {key}: "{value}" is not allowed: one of {", ".join(kind)}')
         return str(value)
     if kind is bool and not isinstance(value, bool):
         raise InputError(f'{path}: {key}: "{value}" is not allowed: true or false')
-    if kind is int and (isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 65536):
-        raise InputError(f'{path}: {key}: "{value}" is not allowed: a number from 1 to 65535')
+    if kind is int and (isinstance(value, bool) or not isinstance(value, int) or not least <= value < 65536):
+        raise InputError(f'{path}: {key}: "{value}" is not allowed: a number from {least} to 65535')
     if kind is None and not isinstance(value, str):
         raise InputError(f'{path}: {key}: "{value}" is not allowed: text')
     return value
 
 
-def _settings(options: dict[str, Any]) -> Any:
+def _settings(options: dict[str, Any]) -> Settings:
     from aliquot.dialects import MemoryUnit, QgpuRules
     from aliquot.services.scheduler import Settings
 
     unit = options.pop("memory_unit", "auto")
     rules = options.pop("rules", "seed")
-    return Settings(rules=QgpuRules(rules), memory_unit=None if unit == "auto" else MemoryUnit(unit), **options)
+    webhook = _webhook(options)
+    return Settings(
+        rules=QgpuRules(rules),
+        memory_unit=None if unit == "auto" else MemoryUnit(unit),
+        webhook=webhook,
+        **options,
+    )
+
+
+def _webhook(options: dict[str, Any]) -> WebhookSettings | None:
+    """The webhook's part of the options, taken out of them. Raises InputError for what goes not together."""
+    from aliquot.dialects.admission import AdmissionSettings
+    from aliquot.dialects.webhooks import FailurePolicy, ServiceRef
+    from aliquot.services.webhook import WebhookSettings
+
+    port = options.pop("webhook_port", 0)
+    service, url = options.pop("webhook_service", None), options.pop("webhook_url", None)
+    failure = options.pop("webhook_failure", "ignore")
+    name, by_annotation = options.pop("scheduler_name", None), options.pop("env_by_annotation", False)
+    if not port:
+        for option, value in (
+            ("--webhook-service", service),
+            ("--webhook-url", url),
+            ("--scheduler-name", name),
+            ("--env-by-annotation", by_annotation),
+        ):
+            if value:
+                raise InputError(f"{option} is what the webhook does, and that is off: give it a --webhook-port")
+        return None
+    namespace = options.get("lease_namespace", "kube-system")
+    if url is not None and service is not None:
+        raise InputError("--webhook-service and --webhook-url both say where the webhook is: leave one out")
+    if url is not None and not url.startswith("https://"):
+        raise InputError(f'--webhook-url: "{url}" is not allowed: https://HOST:PORT')
+    space, slash, called = (service or f"{namespace}/aliquot-webhook").partition("/")
+    if not (space and slash and called):
+        raise InputError(f'--webhook-service: "{service}" is not allowed: NAMESPACE/NAME')
+    return WebhookSettings(
+        port=port,
+        where=url or ServiceRef(namespace=space, name=called),
+        **({"bind_address": options["bind_address"]} if "bind_address" in options else {}),
+        namespace=namespace,
+        failure_policy=FailurePolicy.FAIL if failure == "fail" else FailurePolicy.IGNORE,
+        admission=AdmissionSettings(scheduler_name=name, env_by_field_ref=by_annotation),
+    )

@@ -12,7 +12,7 @@ import msgspec
 from aliquot import dialects
 from aliquot.cli.findings import Finding, Json, Level, found, moment, ok, part
 from aliquot.dialects import Rules, gpushare, kube, native, qgpu, t9k, webhooks
-from aliquot.dialects.wiring import SCHEDULER_NAME, T9K_SCHEDULER_NAME
+from aliquot.dialects.wiring import DEFAULT_SCHEDULER_NAME, SCHEDULER_NAME, T9K_SCHEDULER_NAME
 from aliquot.model.claim import Claim
 from aliquot.services.election import ADDRESS, CALLS
 from aliquot.services.snapshot import pod_key
@@ -94,7 +94,7 @@ def _calls(told: object) -> Mapping[str, _Verb] | None:
 
 def _unasked(pod: Json) -> Finding:
     """Why a Pod waits about which nobody asked us: the three ways in which that comes about."""
-    name = part(pod, "spec", "schedulerName") or "default-scheduler"
+    name = part(pod, "spec", "schedulerName") or DEFAULT_SCHEDULER_NAME
     conditions = part(pod, "status", "conditions")
     conditions = conditions if isinstance(conditions, list) else []
     tried = (each for each in conditions if isinstance(each, dict) and each.get("type") == "PodScheduled")
@@ -104,8 +104,11 @@ def _unasked(pod: Json) -> Finding:
         return Finding("extender", Level.NOTE, (pod_key(pod),), what)
     if scheduled is None:
         what = f"waits, and no scheduler has looked at it: none serves its schedulerName {name}"
-        fix = f"`aliquot manifests scheduler-config --second` serves {SCHEDULER_NAME} and {T9K_SCHEDULER_NAME};"
-        fix += " or change spec.schedulerName"
+        if name == DEFAULT_SCHEDULER_NAME:
+            fix = "is kube-scheduler running? kubectl get pods -n kube-system; its log tells why it does not"
+        else:
+            fix = f"`aliquot manifests scheduler-config --second` serves {SCHEDULER_NAME} and {T9K_SCHEDULER_NAME};"
+            fix += " or change spec.schedulerName"
         return found("extender", pod_key(pod), what, fix)
     said = str(scheduled.get("message") or "")
     short = sorted(each for each in _RESOURCES if f"Insufficient {each}" in said)

@@ -25,6 +25,7 @@ answers.py     what kube-scheduler's verbs and the peers' tools are answered
 extender.py    the HTTP door
 binder.py      from a decision to a bound Pod: one write, and whatever becomes of it
 election.py    who of several binds
+preemption.py  who would have to go for an important Pod
 waiting.py     Pods that wait: told why, tried again when there is room
 nodekeeper.py  nodes' taints, labels and conditions
 events.py      what `kubectl describe` shows

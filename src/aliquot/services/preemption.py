@@ -27,7 +27,7 @@ def victims(
     for name, lesser in _lesser(cluster, priority, offered).items():
         if len(found) == _MOST_NODES:
             break
-        chosen = _fewest(cluster, claim, name, [*dict.fromkeys([*offered[name], *lesser])])
+        chosen = _fewest(cluster, claim, name, offered[name], lesser)
         if chosen:
             found[name] = chosen
     return found
@@ -47,13 +47,14 @@ def _lesser(cluster: Cluster, priority: int, names: Iterable[str]) -> dict[str, 
     return found
 
 
-def _fewest(cluster: Cluster, claim: Claim, name: str, going: list[str]) -> list[str]:
-    """Of those, the ones who have to go, none of them without need; nobody where even all are not enough."""
+def _fewest(cluster: Cluster, claim: Claim, name: str, offered: Sequence[str], lesser: Sequence[str]) -> Sequence[str]:
+    """Of all those the ones who have to go, none of them without need; nobody where even all are not enough."""
+    going = [*dict.fromkeys([*offered, *lesser])]
     if not cluster.fits_without(claim, name, going):
         return []
     for uid in sorted(going, key=lambda uid: -cluster.priorities.get(uid, 0)):
         booking = cluster.ledger.get(uid)
-        if booking is None or not booking.occupant.usage:
+        if uid in offered and (booking is None or not booking.occupant.usage):
             continue  # it holds no card: kube-scheduler has another reason to want it gone
         others = [each for each in going if each != uid]
         if cluster.fits_without(claim, name, others):

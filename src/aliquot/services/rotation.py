@@ -70,9 +70,6 @@ def _renewed(keys: Keys, authority: Pair, wanted: frozenset[str], now: float, li
     signer = read_facts(authority.certificate)
     if signer.ends <= now or not belong_together(authority):
         return _fresh(wanted, now, lifetimes, _unexpired(keys.trusted, now))
-    if now >= signer.ends - lifetimes.authority / 3:
-        younger = make_authority(_NAME, now, lifetimes.authority)
-        return replace(keys, authority=younger, trusted=younger.certificate + _unexpired(keys.trusted, now))
     shown = read_facts(keys.serving.certificate)
     usable = (
         shown.ends > now
@@ -80,6 +77,9 @@ def _renewed(keys: Keys, authority: Pair, wanted: frozenset[str], now: float, li
         and belong_together(keys.serving)
         and any(signed_by(keys.serving.certificate, each) for each in split(keys.trusted))
     )
+    if usable and now >= signer.ends - lifetimes.authority / 3:
+        younger = make_authority(_NAME, now, lifetimes.authority)
+        return replace(keys, authority=younger, trusted=younger.certificate + _unexpired(keys.trusted, now))
     due = now >= shown.ends - lifetimes.certificate / 3
     known = now >= signer.made + lifetimes.known or signed_by(keys.serving.certificate, authority.certificate)
     if usable and not (due and known):

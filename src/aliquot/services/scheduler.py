@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -28,16 +28,20 @@ from aliquot import dialects
 from aliquot.adapters.kube import Kube, Server
 from aliquot.adapters.reflector import Reflector
 from aliquot.dialects import MemoryUnit, QgpuRules, Rules
+from aliquot.dialects.admission import render_env_annotations
 from aliquot.dialects.objects import ConfigMapObject, NodeObject, PodObject
 from aliquot.services.binder import Binder
 from aliquot.services.calls import Calls
-from aliquot.services.cluster import Cluster
+from aliquot.services.cluster import Cluster, Placed
 from aliquot.services.election import Election
 from aliquot.services.events import Events
 from aliquot.services.extender import Extender
 from aliquot.services.nodekeeper import NodeKeeper
 from aliquot.services.schedulermetrics import exposition
 from aliquot.services.waiting import Waiting
+
+if TYPE_CHECKING:
+    from aliquot.services.webhook import WebhookSettings
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +63,7 @@ class Settings:
     advertise: str = ""  # host:port at which other instances reach this one
     identity: str = ""
     keep_nodes: bool = True
+    webhook: WebhookSettings | None = None  # None: it is off
     reconcile_seconds: float = 300.0
 
 
@@ -215,7 +220,14 @@ class Scheduler:
         configs = Reflector(
             kube, "/api/v1/namespaces/kube-system/configmaps", ConfigMapObject, _ConfigSink(cluster, keeper)
         )
-        binder = Binder(kube, cluster, may_write=leading, heard=self.pods.hear, now_ns=time.time_ns)
+        binder = Binder(
+            kube,
+            cluster,
+            may_write=leading,
+            heard=self.pods.hear,
+            now_ns=time.time_ns,
+            more_annotations=self._env_annotations,
+        )
         waiting = Waiting(kube, cluster, events, leading=leading, clock=clock, stamp=_stamp)
 
         def scrape() -> bytes:
@@ -262,6 +274,7 @@ class Scheduler:
         ]
         works += [election.run] if settings.leader_elect else []
         works += [keeper.run] if keeper is not None else []
+        works += [lambda: self._webhook(leading)] if settings.webhook is not None else []
         tasks = [asyncio.create_task(_for_ever(work), name=getattr(work, "__qualname__", "")) for work in works]
         await stop.wait()
         log.info("stopping")
@@ -275,6 +288,26 @@ class Scheduler:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _webhook(self, leading: Callable[[], bool]) -> None:
+        from aliquot.services.webhook import serve_webhook  # its cryptography is loaded where it is wanted
+
+        assert self.settings.webhook is not None
+        await serve_webhook(
+            self.kube,
+            self.settings.webhook,
+            lambda: self.cluster.rules,
+            is_leader=leading,
+            on_call=lambda verb: self.calls.count(verb, "ok", 0.0),
+            clock=time.time,
+        )
+
+    def _env_annotations(self, placed: Placed) -> dict[str, str]:
+        """What containers are promised as environment, where the webhook has them read it from annotations."""
+        webhook, node = self.settings.webhook, self.cluster.board.node(placed.grant.node)
+        if webhook is None or not webhook.admission.env_by_field_ref or node is None:
+            return {}
+        return render_env_annotations(placed.claim, placed.grant, node, self.cluster.rules)
 
     def _synced(self) -> bool:
         return self.nodes.synced.is_set() and self.pods.synced.is_set()

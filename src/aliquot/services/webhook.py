@@ -46,13 +46,13 @@ from aliquot.model.refusal import Invalid
 
 from .pace import back_off
 from .rotation import Keys, Lifetimes, renewed
+from .serving import quiet_runner
 
 log = logging.getLogger(__name__)
 
 LARGEST_BODY = 3 << 20  # bytes: the API server itself takes no larger object
 _LOOK_EVERY = 30.0
 _FIRST_RETRY, _LAST_RETRY = 1.0, 60.0
-_GOODBYE = 2.0  # seconds for reviews under way when we end
 _OLD_PATH = "/mutate"
 
 
@@ -89,7 +89,7 @@ async def serve_webhook(
 ) -> None:
     """The webhook, until cancelled. Raises OSError where its port is taken. `clock` tells seconds since 1970."""
     keeper = KeyKeeper(kube, settings, is_leader=is_leader, clock=clock)
-    runner = web.AppRunner(review_app(rules, settings.admission, on_call), access_log=None, shutdown_timeout=_GOODBYE)
+    runner = quiet_runner(review_app(rules, settings.admission, on_call))
     await runner.setup()
     try:
         listening = False

@@ -1,0 +1,160 @@
+"""The same bind twice, and Pods and nodes that go, or come back as others, while they are bound."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from testbed import objects
+from testbed.asking import Extender
+from testbed.cards import (
+    Start,
+    assert_board_is_true,
+    assert_no_trace,
+    auditor,
+    board_of,
+    gpushare_node,
+    wait_leads,
+    whole_card,
+)
+from testbed.plane import ControlPlane
+from testbed.processes import wait_until
+from testbed.product import AliquotScheduler
+from testbed.proxy import BINDING, Fault, Proxy
+
+
+@pytest.fixture
+def proxy(clean: ControlPlane) -> Iterator[Proxy]:
+    with Proxy(clean) as line:
+        yield line
+
+
+@pytest.fixture
+def ours(clean: ControlPlane, proxy: Proxy, aliquot_scheduler: Start) -> Iterator[AliquotScheduler]:
+    """A scheduler that leads, and two nodes of two cards each."""
+    objects.create(clean, gpushare_node("n", 2), gpushare_node("m", 2))
+    scheduler = aliquot_scheduler(kubeconfig=proxy.kubeconfig)
+    wait_leads(scheduler)
+    yield scheduler
+    assert_no_trace(scheduler)
+
+
+def test_a_bind_that_comes_eight_times_at_once_happens_once_and_is_answered_eight_times(
+    clean: ControlPlane, ours: AliquotScheduler, proxy: Proxy
+) -> None:
+    (pod,) = objects.create(clean, whole_card("p"))
+    extender = Extender(ours.port)
+    with auditor(clean) as found, ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda _: extender.bind(pod, "n"), range(8))) == [""] * 8
+    assert found.wrong == []
+    assert sum("/binding" in each for each in proxy.requests) == 1
+    assert_board_is_true(clean, ours)
+
+
+def test_a_bind_repeated_before_the_watch_has_told_of_it_is_answered_as_the_first_was(
+    clean: ControlPlane, ours: AliquotScheduler, proxy: Proxy
+) -> None:
+    (pod,) = objects.create(clean, whole_card("p"))
+    time.sleep(0.2)
+    proxy.quiet_watches()
+    extender = Extender(ours.port)
+    assert [extender.bind(pod, "n") for _ in range(3)] == [""] * 3
+    assert "bound to n already" in extender.bind(pod, "m")
+    proxy.quiet_watches(False)
+    wait_until(lambda: len(board_of(ours)) == 1, 5, "the board has it once")
+
+
+def test_binds_of_one_pod_to_two_nodes_at_once_bind_it_to_one(clean: ControlPlane, ours: AliquotScheduler) -> None:
+    extender = Extender(ours.port)
+    pods = objects.create(clean, *(whole_card(f"p{n}") for n in range(2)))
+    with auditor(clean) as found, ThreadPoolExecutor(8) as pool:
+        for pod in pods:
+            said = list(pool.map(lambda name, pod=pod: extender.bind(pod, name), ["n", "m"] * 4))  # type: ignore[misc]
+            where = objects.bound_to(clean, pod["metadata"]["name"])
+            assert where in ("n", "m")
+            for name, each in zip(["n", "m"] * 4, said, strict=True):
+                assert (each == "") == (name == where), said
+    assert found.wrong == []
+    assert_board_is_true(clean, ours)
+
+
+def test_a_pod_deleted_while_it_is_bound_is_refused_and_holds_nothing(
+    clean: ControlPlane, ours: AliquotScheduler, proxy: Proxy
+) -> None:
+    (pod,) = objects.create(clean, whole_card("p"))
+    time.sleep(0.2)
+    on_its_way = proxy.add(Fault(BINDING, held=0.6))
+    with ThreadPoolExecutor(1) as pool:
+        said = pool.submit(Extender(ours.port).bind, pod, "n")
+        wait_until(lambda: on_its_way.met, 5, "the bind is on its way", every=0.01)
+        objects.delete_pod(clean, "p")
+    assert "not found" in said.result()
+    assert board_of(ours) == {}
+    assert "default/p is gone" in Extender(ours.port).bind(pod, "n")
+
+
+def test_a_pod_that_is_being_deleted_is_refused_and_holds_nothing(clean: ControlPlane, ours: AliquotScheduler) -> None:
+    held = whole_card("p") | {}
+    held["metadata"]["finalizers"] = ["example.com/wait"]
+    (pod,) = objects.create(clean, held)
+    objects.delete_pod(clean, "p")
+    assert "being deleted" in Extender(ours.port).bind(pod, "n")
+    assert board_of(ours) == {}
+    clean.api(
+        "PATCH",
+        "/api/v1/namespaces/default/pods/p",
+        {"metadata": {"finalizers": None}},
+        content_type="application/merge-patch+json",
+    )
+
+
+def test_a_pod_made_anew_by_the_same_name_is_another_pod(
+    clean: ControlPlane, ours: AliquotScheduler, proxy: Proxy
+) -> None:
+    extender = Extender(ours.port)
+    (old,) = objects.create(clean, whole_card("p"))
+    time.sleep(0.2)
+    on_its_way = proxy.add(Fault(BINDING, held=0.8))
+    with ThreadPoolExecutor(1) as pool:
+        said = pool.submit(extender.bind, old, "n")
+        wait_until(lambda: on_its_way.met, 5, "the bind is on its way", every=0.01)
+        objects.delete_pod(clean, "p")
+        (new,) = objects.create(clean, whole_card("p"))
+        assert extender.bind(new, "m") == ""
+    assert said.result() != ""
+    assert objects.bound_to(clean, "p") == "m"
+    assert "default/p is gone" in extender.bind(old, "n")
+    assert_board_is_true(clean, ours)
+
+
+def test_a_node_deleted_while_a_pod_is_bound_to_it_counts_the_pod_when_it_comes_back(
+    clean: ControlPlane, ours: AliquotScheduler, proxy: Proxy
+) -> None:
+    extender = Extender(ours.port)
+    pod, other, third = objects.create(clean, whole_card("p"), whole_card("q"), whole_card("r"))
+    time.sleep(0.2)
+    on_its_way = proxy.add(Fault(BINDING, held=0.6))
+    with ThreadPoolExecutor(1) as pool:
+        said = pool.submit(extender.bind, pod, "n")
+        wait_until(lambda: on_its_way.met, 5, "the bind is on its way", every=0.01)
+        clean.api("DELETE", "/api/v1/nodes/n")
+    assert said.result() == ""  # the API server asks for no node; garbage collection will find the Pod
+    assert extender.bind(other, "n") != ""
+    objects.create(clean, gpushare_node("n", 2))
+    wait_until(lambda: extender.bind(other, "n") == "", 5, "the node takes Pods again")
+    assert "n does not take" in extender.bind(third, "n")
+    assert_board_is_true(clean, ours)
+
+
+def test_a_pod_that_asks_for_no_cards_is_bound_too_and_twice_is_once(
+    clean: ControlPlane, ours: AliquotScheduler
+) -> None:
+    extender = Extender(ours.port)
+    (pod,) = objects.create(clean, objects.pod("plain"))
+    assert [extender.bind(pod, "n") for _ in range(2)] == [""] * 2
+    assert "bound to n already" in extender.bind(pod, "m")
+    objects.delete_pod(clean, "plain")
+    assert "gone" in extender.bind(pod, "n")

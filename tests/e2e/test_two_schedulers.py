@@ -1,0 +1,203 @@
+"""Two schedulers and one Lease: both answer, one binds, and no change of who that is gives a card out twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from testbed import objects
+from testbed.asking import Extender
+from testbed.cards import (
+    LEASE,
+    Object,
+    Start,
+    assert_board_is_true,
+    assert_no_trace,
+    attempt,
+    auditor,
+    bind_until_bound,
+    board_of,
+    gpushare_node,
+    leads,
+    wait_leads,
+    whole_card,
+)
+from testbed.plane import ControlPlane
+from testbed.processes import free_port, wait_until
+from testbed.product import AliquotScheduler
+from testbed.proxy import ALWAYS, BINDING, Fault, Proxy
+
+NAMES = ["n0", "n1"]
+
+
+def two(start: Start, **first: object) -> tuple[AliquotScheduler, AliquotScheduler]:
+    """One that leads and one that stands by."""
+    leader = _one(start, **first)
+    wait_leads(leader)
+    standby = _one(start)
+    assert not leads(standby)
+    return leader, standby
+
+
+def _one(start: Start, **more: object) -> AliquotScheduler:
+    port = free_port()
+    return start(f"--advertise=127.0.0.1:{port}", port=port, **more)
+
+
+def bound_by(scheduler: AliquotScheduler) -> set[str]:
+    return {entry["pod"] for entry in scheduler.entries() if entry["msg"] == "bound"}
+
+
+@contextmanager
+def asked_all_the_time(schedulers: Sequence[AliquotScheduler], pods: Sequence[Object]) -> Iterator[None]:
+    """Each of them is asked for every Pod, over and over: twice as many Pods as there are cards."""
+    end = threading.Event()
+
+    def ask(scheduler: AliquotScheduler) -> None:
+        extender = Extender(scheduler.port, timeout=2)
+        while not end.is_set():
+            for pod in pods:
+                attempt(lambda pod=pod: extender.schedule(pod, NAMES))  # type: ignore[misc]
+                if end.wait(0.02):
+                    return
+
+    threads = [threading.Thread(target=ask, args=[each]) for each in schedulers for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.fixture
+def crowd(clean: ControlPlane) -> list[Object]:
+    """Eight cards, and sixteen Pods of which each wants one for itself."""
+    objects.create(clean, *(gpushare_node(name) for name in NAMES))
+    return objects.create(clean, *(whole_card(f"p{n}") for n in range(16)))
+
+
+def bound(plane: ControlPlane) -> int:
+    return sum(1 for pod in objects.list_pods(plane) if pod["spec"].get("nodeName"))
+
+
+def test_the_standby_answers_filter_and_passes_binds_on_to_the_leader(
+    clean: ControlPlane, aliquot_scheduler: Start, crowd: list[Object]
+) -> None:
+    leader, standby = two(aliquot_scheduler)
+    asked = {"Pod": crowd[0], "Nodes": None, "NodeNames": NAMES}
+    assert standby.post("/aliquot/filter", asked)["NodeNames"] == NAMES
+    assert standby.ask("GET", "/readyz")[0] == 200
+    with ThreadPoolExecutor(4) as pool:
+        said = list(pool.map(lambda pod: Extender(standby.port).schedule(pod, NAMES), crowd[:4]))
+    assert said == [""] * 4
+    assert bound_by(leader) == {f"default/p{n}" for n in range(4)}
+    wait_until(lambda: len(board_of(standby)) == 4, 5, "the standby sees them too")
+    lease = clean.api("GET", LEASE)
+    assert lease["metadata"]["annotations"]["aliquot.dev/address"] == f"127.0.0.1:{leader.port}"
+    wait_until(
+        lambda: json.loads(clean.api("GET", LEASE)["metadata"]["annotations"]["aliquot.dev/calls"])["bind"]["count"],
+        5,
+        "the Lease tells that binds were asked for",
+    )
+    assert_no_trace(leader, standby)
+
+
+def test_a_leader_told_to_end_hands_over_at_once_under_load(
+    clean: ControlPlane, aliquot_scheduler: Start, crowd: list[Object]
+) -> None:
+    leader, standby = two(aliquot_scheduler)
+    with auditor(clean) as found, asked_all_the_time([leader, standby], crowd):
+        wait_until(lambda: bound(clean) >= 3, 5, "some are bound", every=0.02)
+        assert leader.stop() == 0
+        wait_leads(standby, 4)
+        wait_until(lambda: bound(clean) == 8, 10, "every card is given out")
+        time.sleep(1)
+    assert found.wrong == []
+    assert bound(clean) == 8
+    assert_board_is_true(clean, standby)
+    assert_no_trace(leader, standby)
+
+
+def test_a_leader_that_is_killed_is_followed_when_its_lease_has_run_out(
+    clean: ControlPlane, aliquot_scheduler: Start, crowd: list[Object]
+) -> None:
+    leader, standby = two(aliquot_scheduler)
+    with auditor(clean) as found, asked_all_the_time([leader, standby], crowd):
+        wait_until(lambda: bound(clean) >= 2, 5, "some are bound", every=0.02)
+        leader.kill()
+        killed = time.monotonic()
+        wait_leads(standby, 20)
+        assert time.monotonic() - killed > 10  # it could not know any sooner
+        wait_until(lambda: bound(clean) == 8, 10, "every card is given out")
+    assert found.wrong == []
+    assert_board_is_true(clean, standby)
+    assert_no_trace(standby)
+
+
+def test_a_leader_that_slept_longer_than_its_lease_binds_nothing_when_it_wakes(
+    clean: ControlPlane, aliquot_scheduler: Start, crowd: list[Object]
+) -> None:
+    leader, standby = two(aliquot_scheduler)
+    bind_until_bound(clean, leader.port, crowd[:2], NAMES)
+    leader.signal(signal.SIGSTOP)
+    with auditor(clean) as found, ThreadPoolExecutor(6) as pool:
+        wait_leads(standby, 20)
+        bind_until_bound(clean, standby.port, crowd[2:8], NAMES)  # all cards are given out; the sleeper sees six free
+        late = [
+            pool.submit(attempt, lambda pod=pod, name=name: Extender(leader.port).bind(pod, name))  # type: ignore[misc]
+            for pod, name in zip(crowd[8:14], NAMES * 3, strict=True)
+        ]
+        time.sleep(0.3)
+        leader.signal(signal.SIGCONT)  # its cache is old, and six binds have waited for it
+        said = [each.result() for each in late]
+        assert all(said), said
+        with asked_all_the_time([leader, standby], crowd):
+            time.sleep(2)
+    assert found.wrong == []
+    assert bound(clean) == 8
+    assert not leads(leader)
+    for scheduler in (leader, standby):
+        assert_board_is_true(clean, scheduler)
+    assert_no_trace(leader, standby)
+
+
+def test_a_leader_cut_off_from_its_lease_stops_before_another_begins_also_with_slow_binds(
+    clean: ControlPlane, aliquot_scheduler: Start, crowd: list[Object]
+) -> None:
+    with Proxy(clean) as line:
+        leader, standby = two(aliquot_scheduler, kubeconfig=line.kubeconfig)
+        line.quiet_watches()  # nor does it hear what others do
+        line.add(Fault(r"(PUT|GET) .*/leases/.*", times=ALWAYS, swallowed=True))
+        line.add(Fault(BINDING, times=ALWAYS, held=3.0))
+        later = iter(crowd)
+        with auditor(clean) as found, ThreadPoolExecutor(4) as pool:
+            cut = time.monotonic()
+            asked = []
+            while time.monotonic() - cut < 18:  # one bind every two seconds, always some on their way
+                pod = next(later, None)
+                if pod is not None:
+                    asked.append(pool.submit(attempt, lambda pod=pod: Extender(leader.port).schedule(pod, NAMES)))  # type: ignore[misc]
+                if leads(standby):
+                    break
+                time.sleep(1.5)
+            wait_leads(standby, 10)
+            with asked_all_the_time([standby], crowd):
+                wait_until(lambda: bound(clean) == 8, 20, "every card is given out")
+                for each in asked:
+                    each.result()
+                time.sleep(1)
+        assert found.wrong == []
+        assert bound(clean) == 8
+        assert not leads(leader)
+        assert_board_is_true(clean, standby)
+        assert_no_trace(leader, standby)
