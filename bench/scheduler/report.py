@@ -57,6 +57,7 @@ def figures(small: int, large: int, names: int, streams: int, pods: int) -> list
         Figure("memory_peak_mb", "  at most", digits=0),
         Figure("kube_pods_per_s", f"{pods} Pods at once through kube-scheduler, Pods/s, {small:,} nodes", least=120),
         Figure("kube_before_pods_per_s", "  Pods created beforehand"),
+        Figure("others", "share of the machine that other programs took, at worst", digits=2),
         Figure("all_wrongs", "cards over-allocated, Pods lost", most=0, digits=0),
     ]
 

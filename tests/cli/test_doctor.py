@@ -30,7 +30,11 @@ def well(cluster: PaperCluster) -> PaperCluster:
     cluster.answer("/version", {"gitVersion": "v1.36.4"})
     cluster.answer(LEASE, {"metadata": {"annotations": annotations}, "spec": spec})
     cluster.answer(WEBHOOK, webhook_configuration(b"ca", "https://10.0.0.7:9443"))
-    denied = 'Error from server: admission webhook "pods.aliquot.dev" denied the request: qgpu-memory is missing'
+    denied = (
+        'The Pod "aliquot-doctor-breaks-a-rule" is invalid: '
+        'spec.containers[0].resources.limits["tke.cloud.tencent.com/qgpu-memory"]: '
+        "required with any other qGPU resource: whole GiB, at least 1, without a unit"
+    )
     cluster.answer(f"create {broken_pod()['metadata']['name']}", denied)
     tolerated = exclusive_pod()
     tolerated["spec"]["tolerations"] = [{"key": "sched.tensorstack.dev/xgn-mode", "operator": "Exists"}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from aliquot.cli.clusterview import aliquot
 from aliquot.cli.inspecting import inspect
 from aliquot.cli.kubectl import Kubectl, KubectlError, Trouble
 from kubectls import PaperCluster, invoked
@@ -44,6 +45,11 @@ def test_flags_of_kubectl_are_handed_on(cluster: PaperCluster) -> None:
     invoked(inspect, "--context", "prod", "--as=me", "--insecure-skip-tls-verify", "--as-group", "a", "--as-group", "b")
     handed = "--context=prod --as=me --as-group=a --as-group=b --insecure-skip-tls-verify"
     assert cluster.calls[0][3:] == handed.split()
+
+
+def test_a_namespace_changes_nothing_for_cards_are_nobodys_in_particular(cluster: PaperCluster) -> None:
+    assert invoked(inspect, "-n", "team").stdout == invoked(inspect).stdout
+    assert invoked(aliquot, "--namespace=team").exit_code == 0
 
 
 def test_the_environment_may_name_another_kubectl(cluster: PaperCluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,7 +167,11 @@ def test_counts_that_cannot_be_read_are_told(calls: str) -> None:
 # --- the webhook -----------------------------------------------------------------------------------------------------
 
 CA = b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
-DENIED = 'Error from server: admission webhook "pods.aliquot.dev" denied the request: qgpu-memory is missing'
+DENIED = (
+    'The Pod "aliquot-doctor-breaks-a-rule" is invalid: '
+    'spec.containers[0].resources.limits["tke.cloud.tencent.com/qgpu-memory"]: '
+    "required with any other qGPU resource: whole GiB, at least 1, without a unit"
+)
 REFUSED = Probe(None, DENIED)
 
 
@@ -196,7 +200,6 @@ def test_a_webhook_that_refuses_and_tolerates_is_well() -> None:
 @pytest.mark.parametrize(
     ("findings", "what"),
     [
-        (looked(None), "does not exist"),
         (looked(webhook_configuration(b"", "https://10.0.0.1")), "has no caBundle"),
         (looked(CONFIGURED, ca=b"another"), "is not of the authority"),
         (looked(CONFIGURED, broken=Probe({"kind": "Pod"}, None)), "let a Pod in that breaks a rule"),
@@ -213,6 +216,13 @@ def test_each_fault_of_the_webhook_is_a_finding_with_a_fix(findings: list[Findin
     told = [each for each in findings if each.level is Level.FINDING]
     assert [what in each.what for each in told] == [True]
     assert told[0].fix
+
+
+def test_a_webhook_that_is_not_there_may_be_meant_so() -> None:
+    (told,) = looked(None)
+    assert told.level is Level.NOTE
+    assert "does not exist" in told.what
+    assert told.fix
 
 
 def test_a_trial_that_may_not_be_made_is_told_as_that() -> None:

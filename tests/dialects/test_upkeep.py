@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+from aliquot.dialects import render_inventory
 from aliquot.dialects.upkeep import Upkeep, may_need_upkeep, upkeep
+from aliquot.model.device import Card
 from dialects.test_properties import anything, mutated, nodes
 from manifests import QGPU, SGN, XGN, a_node
 
@@ -166,28 +168,37 @@ def test_a_node_that_breaks_a_rule_is_told_of_and_still_gets_its_taint() -> None
 
 
 def looks_needy(node: Json) -> bool:
-    metadata, spec, status = (node.get(key) or {} for key in ("metadata", "spec", "status"))
-    return may_need_upkeep(
-        metadata.get("labels") or {},
-        metadata.get("annotations") or {},
-        spec.get("taints") or (),
-        status.get("conditions") or (),
-    )
+    metadata, taints, conditions = node["metadata"], node["spec"].get("taints"), node["status"].get("conditions")
+    return may_need_upkeep(metadata["labels"], metadata.get("annotations") or {}, taints or (), conditions or ())
+
+
+SICK = with_cards(False, labels=QGPU)
 
 
 @pytest.mark.parametrize(
-    "node", [with_cards(True), a_node("n1", labels=XGN), a_node("n1", taints=[TAINT]), with_cards(False, labels=QGPU)]
+    "node",
+    [
+        with_cards(True),
+        a_node("n1", labels=XGN),
+        a_node("n1", taints=[TAINT]),
+        SICK,
+        {**with_cards(True, labels=QGPU), "status": with_condition(SICK, upkeep(SICK, NOW))["status"]},
+    ],
+    ids=["a label", "a taint", "a taint to take away", "a sick card", "a card that is well again"],
 )
 def test_the_quick_look_misses_nobody(node: Json) -> None:
     assert upkeep(node, NOW).needed
     assert looks_needy(node)
 
 
-def test_the_quick_look_passes_over_other_nodes() -> None:
+def test_the_quick_look_passes_over_nodes_that_are_as_they_should_be() -> None:
     ready = {"type": "Ready", "status": "True"}
     other = a_node("n1", taints=[{"key": "a", "effect": "NoSchedule"}])
     other["status"]["conditions"] = [ready]
-    assert not looks_needy(other)
+    as_the_agent_writes = a_node("n1", labels=QGPU)
+    as_the_agent_writes["metadata"]["annotations"] = render_inventory([Card(0, 16384, "GPU-0")])
+    for node in (other, as_the_agent_writes, a_node("n1", labels=XGN, taints=[TAINT])):
+        assert not looks_needy(node)
 
 
 @settings(max_examples=200)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -35,7 +36,7 @@ def test_a_gpushare_pod_is_bound_with_its_cards_in_one_write(
     kube_scheduler(made)
     clean.api("POST", "/api/v1/namespaces/default/pods", objects.pod("p1", {"aliyun.com/gpu-mem": 3}))
 
-    def bound() -> object:
+    def bound() -> Any:
         pod = clean.api("GET", "/api/v1/namespaces/default/pods/p1")
         return pod if pod["spec"].get("nodeName") else None
 

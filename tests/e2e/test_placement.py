@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from manifests import COUNT, MEM, MIXED, QGPU_CORE, QGPU_MEMORY
 from testbed import holdings, objects
 from testbed.gpus import gpushare_node, gpushare_pod, inventory, offline_pod, online_pod, qgpu_node
@@ -73,6 +75,28 @@ def test_a_card_too_small_for_the_pod_is_never_taken(cluster: Wired) -> None:
     cluster.create(gpushare_pod("p", 17))
     assert "GPU memory: 17 GiB wanted, no card is that large" in cluster.waits("p")
     assert "Preemption is not helpful" in cluster.waits("p")
+
+
+def test_a_card_that_two_dialects_advertise_is_one_card(cluster: Wired) -> None:
+    """kube-scheduler counts 16 GiB of each: 32 where there are 16."""
+    amounts = {MEM: 16, COUNT: 2, QGPU_MEMORY: 16, QGPU_CORE: 200}
+    cluster.create(objects.node("n", amounts, labels={**MIXED, "gpushare": "true"}))
+    qgpu = {QGPU_MEMORY: 6, QGPU_CORE: 50}
+    places = cluster.placed(gpushare_pod("a", 6), pod("b", qgpu))
+    assert sorted(card for _, [card] in places) == [0, 1]
+    cluster.create(pod("c", qgpu), gpushare_pod("d", 6))
+    assert "no card has that much free" in cluster.waits("c")
+    assert "no card has that much free" in cluster.waits("d")
+
+
+def test_eighty_pods_at_once_fill_every_card_to_the_last_gib(cluster: Wired) -> None:
+    cluster.create(*(gpushare_node(f"n{number}", 8, 8, 8, 8) for number in range(10)))
+    pods = [gpushare_pod(f"p{number}", 4) for number in range(80)]
+    began = time.monotonic()
+    objects.create_many(cluster.plane, pods)
+    bound = cluster.bound(*(f"p{number}" for number in range(len(pods))), seconds=60)
+    print(f"{len(pods)} Pods in {time.monotonic() - began:.1f} s")
+    assert set(bound.values()) == {f"n{number}" for number in range(10)}
 
 
 # --- online and offline (seed 000) -----------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import yaml
 from testbed import objects
 from testbed.build import binaries
 from testbed.plane import ControlPlane, KubeScheduler
+from testbed.processes import free_port
 from testbed.product import AliquotScheduler
 
 MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
@@ -150,3 +151,21 @@ def findings(shell: Shell, kubeconfig: Path | None = None) -> list[dict[str, Any
     assert result.returncode in (0, 1), result.stderr
     told: list[dict[str, Any]] = json.loads(result.stdout)
     return told
+
+
+def test_doctor_tries_the_webhook_and_tells_when_it_is_gone(
+    clean: ControlPlane, shell: Shell, aliquot_scheduler: Callable[..., AliquotScheduler]
+) -> None:
+    port = free_port()
+    ours = aliquot_scheduler(f"--webhook-port={port}", f"--webhook-url=https://127.0.0.1:{port}")
+
+    def trials() -> list[tuple[str, str]]:
+        return [(str(each["level"]), str(each["what"])) for each in findings(shell) if each["check"] == "webhook"]
+
+    well = [("ok", "refuses a Pod that breaks a rule, and says which"), ("ok", "gives T9k Pods their toleration")]
+    objects.wait_until(lambda: trials() == well, 30, "the webhook does its work", saw=trials)
+    assert clean.api("GET", "/api/v1/namespaces/default/pods")["items"] == []
+    ours.kill()
+    level, what = trials()[0]
+    assert level == "finding"
+    assert "let a Pod in that breaks a rule" in what

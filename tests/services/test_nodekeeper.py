@@ -12,6 +12,7 @@ import pytest
 
 from aliquot.adapters.kube import ApiError, Unreachable
 from aliquot.dialects.objects import NodeObject
+from aliquot.model.refusal import Invalid
 from aliquot.services.events import ObjectRef
 from aliquot.services.nodekeeper import NodeKeeper
 from manifests import QGPU, XGN, a_node
@@ -201,13 +202,18 @@ def test_what_another_undoes_again_and_again_is_not_fought_over() -> None:
 
 
 def test_a_node_that_breaks_a_rule_is_told_of_once() -> None:
-    node = a_node("n1", labels={"tke.cloud.tencent.com/qgpu-schedule-policy": "mine"})
-    node["metadata"]["annotations"] = {"aliquot.dev/inventory": "{"}
     rig = Rig()
+    node = msgspec.convert(a_node("n1"), NodeObject)
+    wrong = Invalid('metadata.labels["mode"]', "mine", "xgn or sgn")
     for _ in range(3):
-        rig.put(node)
+        rig.keeper.observe(node, (wrong,))
         rig.step()
     assert rig.told.events == [("n1", "InvalidNode", "Warning")]
+    rig.keeper.observe(node)
+    rig.step()
+    rig.keeper.observe(node, (wrong,))
+    rig.step()
+    assert len(rig.told.events) == 2
     assert rig.api.calls == []
 
 

@@ -35,6 +35,7 @@ _MOST_TROUBLED = 10
     help="wide: a line per node however many there are, with its cards",
 )
 @click.option("--pending", is_flag=True, help="Only the Pods that wait, each with its reason")
+@click.option("-n", "--namespace", hidden=True, expose_value=False)  # cards are nobody's in particular
 @kubectl_options
 def aliquot(node: str | None, detail: bool, output: str, pending: bool, kubectl: Kubectl) -> None:
     """Show the cluster's GPUs: what nodes offer and hold, who is on them, and who waits and why.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+_SECRET = "aliquot-webhook-tls"  # noqa: S105  # its name
 _WIDEST = 14  # of a check's name
 
 
@@ -82,17 +82,19 @@ class _Cluster:
         return self._one("scheduler", path)
 
     def webhook(self) -> Json | None:
-        from aliquot.dialects.webhooks import CONFIGURATION
+        from aliquot.dialects.webhooks import CONFIGURATION, CONFIGURATIONS_PATH
 
-        return self._one("webhook", f"{_WEBHOOKS}/{CONFIGURATION}")
+        return self._one("webhook", f"{CONFIGURATIONS_PATH}/{CONFIGURATION}")
 
     def authority(self) -> str | None:
         """The certificate that signs the webhook's; Secrets are seldom readable, and the trials tell as much."""
+        from aliquot.dialects.webhooks import CA_CERTIFICATES, secrets_path
+
         try:
-            secret = self.kubectl.get(f"/api/v1/namespaces/{self.lease_namespace}/secrets/aliquot-webhook-tls")
+            secret = self.kubectl.get(f"{secrets_path(self.lease_namespace)}/{_SECRET}")
         except KubectlError:
             return None
-        told = part(secret, "data", "ca.crt")
+        told = part(secret, "data", CA_CERTIFICATES)
         return told if isinstance(told, str) else None
 
     def trial(self, pod: Json) -> Probe:

@@ -66,6 +66,7 @@ class SharedNode:
 @click.option(
     "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="How to print it"
 )
+@click.option("-n", "--namespace", hidden=True, expose_value=False)  # cards are nobody's in particular
 @kubectl_options
 def inspect(node: str | None, details: bool, output: str, kubectl: Kubectl) -> None:
     """Show how much GPU memory is allocated on the nodes that share it, or on NODE alone."""

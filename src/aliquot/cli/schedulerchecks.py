@@ -14,7 +14,6 @@ from aliquot.cli.findings import Finding, Json, Level, found, moment, ok, part
 from aliquot.dialects import Rules, gpushare, kube, native, qgpu, t9k, webhooks
 from aliquot.dialects.wiring import DEFAULT_SCHEDULER_NAME, SCHEDULER_NAME, T9K_SCHEDULER_NAME
 from aliquot.model.claim import Claim
-from aliquot.services.election import ADDRESS, CALLS
 from aliquot.services.snapshot import pod_key
 
 PATIENCE = timedelta(seconds=30)
@@ -44,16 +43,16 @@ def lease_findings(lease: Json | None, name: str, now: datetime) -> Iterator[Fin
         what = f"{holder} holds it, but renewed it last {when}: it hangs, died, or does not reach the API server"
         yield found("scheduler", f"Lease {name}", what, f"look at the log of {holder}, and restart it")
     else:
-        address = part(lease, "metadata", "annotations", ADDRESS) or "an address it does not tell"
+        address = part(lease, "metadata", "annotations", native.ADDRESS) or "an address it does not tell"
         yield ok("scheduler", f"{holder} leads, at {address}")
 
 
 def call_findings(lease: Json | None, pods: Iterable[Json], rules: Rules, now: datetime) -> Iterator[Finding]:
     """Whether kube-scheduler asks us at all: by the calls that were counted, and by what became of Pods."""
-    told = part(lease, "metadata", "annotations", CALLS)
+    told = part(lease, "metadata", "annotations", native.CALLS)
     calls = _calls(told)
     if calls is None:
-        what = f"annotation {CALLS} cannot be read, so it is not known whether the extender is called"
+        what = f"annotation {native.CALLS} cannot be read, so it is not known whether the extender is called"
         yield found("extender", "the scheduler's Lease", what, "run the same release of aliquot everywhere")
         calls = {}
     last = moment(calls.get("filter", _Verb()).last)
@@ -170,7 +169,8 @@ def webhook_findings(configuration: Json | None, ca: str | None, broken: Probe, 
     name = f"MutatingWebhookConfiguration {webhooks.CONFIGURATION}"
     if configuration is None:
         what = "does not exist: mistakes are told only after `kubectl apply`, and T9k Pods get no toleration"
-        yield found("webhook", name, what, "run `aliquot scheduler` with its webhook on; its log says what it lacks")
+        fix = "if it is wanted: `aliquot scheduler --webhook-port 9443`; its log says what it lacks"
+        yield Finding("webhook", Level.NOTE, (name,), what, fix)
         return
     hooks = part(configuration, "webhooks")
     bundles = [part(each, "clientConfig", "caBundle") for each in hooks] if isinstance(hooks, list) else []
@@ -185,17 +185,21 @@ def webhook_findings(configuration: Json | None, ca: str | None, broken: Probe, 
 
 
 def _contains(bundle: object, ca: str) -> bool:
-    """Whether the certificate is in the bundle, which holds two while one follows the other."""
+    """Whether all the authorities are in the bundle: there are two while one follows the other."""
     try:
         held, wanted = base64.b64decode(str(bundle)), base64.b64decode(ca)
     except ValueError:
         return False
-    return bool(wanted.strip()) and wanted.strip() in held
+    certificates = [each.strip() for each in wanted.split(_END) if each.strip()]
+    return bool(certificates) and all(each in held for each in certificates)
+
+
+_END = b"-----END CERTIFICATE-----"
 
 
 def _refuses(probe: Probe, name: str) -> Iterator[Finding]:
     said = probe.refusal or ""
-    if webhooks.WEBHOOK in said and "denied the request" in said:
+    if _our_words(said):
         yield ok("webhook", "refuses a Pod that breaks a rule, and says which")
     elif probe.pod is not None:
         what = "let a Pod in that breaks a rule: the API server does not reach the webhook, or does not trust it"
@@ -205,6 +209,12 @@ def _refuses(probe: Probe, name: str) -> Iterator[Finding]:
         yield found("webhook", name, f"cannot be called, and keeps Pods out: {said[:300]}", _CALL_FAILED)
     else:
         yield Finding("webhook", Level.UNKNOWN, (name,), f"a trial Pod could not be made: {said[:300]}", _MAY_CREATE)
+
+
+def _our_words(said: str) -> bool:
+    """Whether the refusal names the rule that the trial Pod breaks; kubectl puts field and rule in words of its own."""
+    broken = dialects.parse_pod(broken_pod())
+    return isinstance(broken, tuple) and all(each.field in said and each.allowed in said for each in broken)
 
 
 def _tolerates(probe: Probe, name: str) -> Iterator[Finding]:

@@ -124,20 +124,22 @@ def _status(problems: tuple[Invalid, ...], pod: Json) -> dict[str, Any]:
     else:
         numbered = "; ".join(f"({number}) {each}" for number, each in enumerate(sentences, 1))
         message = f"{len(problems)} rules are broken: {numbered}" + (f"; and {more} more" if more > 0 else "")
-    causes = [
-        {
-            "reason": "FieldValueRequired" if each.value is None else "FieldValueInvalid",
-            "field": _printable(each.field),
-            "message": _printable(
-                each.allowed if each.value is None else f"{show(each.value)} is not allowed: {each.allowed}"
-            ),
-        }
-        for each in told
-    ]
+    causes = [_cause(each) for each in told]
     metadata = mapping_at(pod.get("metadata"), "", [])
     name = metadata.get("name") or metadata.get("generateName")
     details = {"kind": "Pod", "name": _printable(name) if isinstance(name, str) else "", "causes": causes}
     return {"status": "Failure", "code": 422, "reason": "Invalid", "message": message, "details": details}
+
+
+def _cause(problem: Invalid) -> dict[str, str]:
+    """kubectl prints field and message, as it does of Kubernetes' own rules."""
+    missing = problem.value is None
+    why = "missing" if missing else f"{show(problem.value)} is not allowed"
+    return {
+        "reason": "FieldValueRequired" if missing else "FieldValueInvalid",
+        "field": _printable(problem.field),
+        "message": _printable(f"{why}: {problem.allowed}"),
+    }
 
 
 def _printable(text: str) -> str:

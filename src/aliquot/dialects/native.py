@@ -26,6 +26,8 @@ from .pods import LARGEST_COUNT, Json
 
 INVENTORY = "aliquot.dev/inventory"
 GRANT = "aliquot.dev/grant"
+ADDRESS = "aliquot.dev/address"  # on the scheduler's Lease: where the leader is
+CALLS = "aliquot.dev/calls"  # there too: how often, and when last, it was called
 RETRIED = "aliquot.dev/retried"  # when a waiting Pod was last touched, so that kube-scheduler tries it again
 ANNOTATIONS = (GRANT,)
 

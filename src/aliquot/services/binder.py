@@ -85,8 +85,15 @@ class Binder:
             await asyncio.wait([*self._binding.values(), *self._asking])
 
     async def _bind(self, binding: Binding) -> None:
-        claim = await self._claim(binding)
         cluster = self._cluster
+        pending = cluster.pending.get(binding.PodUID)
+        if pending is not None and isinstance(pending.claim, Claim):
+            claim: Claim | None = pending.claim
+        else:  # the watch has not told of it yet, or it waits no more
+            pod = await self._pod(binding)
+            if pod.spec.node_name:  # the one that is meant: it was bound before
+                return
+            claim = self._read(pod)
         if claim is None:  # not ours, and yet we are asked to bind it
             await self._bind_plain(binding)
             return
@@ -116,21 +123,21 @@ class Binder:
             if pod is None or pod.spec.node_name != binding.Node or pod.metadata.uid != binding.PodUID:
                 raise Refused(f"{binding.PodNamespace}/{binding.PodName}: {error}") from error
 
-    async def _claim(self, binding: Binding) -> Claim | None:
-        """What the Pod asks for; from the API server where the watch has not told of it yet."""
-        pending = self._cluster.pending.get(binding.PodUID)
-        if pending is not None and isinstance(pending.claim, Claim):
-            return pending.claim
+    async def _pod(self, binding: Binding) -> PodObject:
+        """The Pod as the API server has it, without a node or on the one that is meant. Raises Refused."""
         pod = await self._look(binding)
         if pod is None or (binding.PodUID and pod.metadata.uid != binding.PodUID):
             raise Refused(f"{binding.PodNamespace}/{binding.PodName} is gone")
-        claim = self._cluster.read(pod)
-        if claim is not None and not isinstance(claim, Claim):
-            raise Refused("; ".join(each.sentence() for each in claim))
         if pod.spec.node_name:
             self._heard(pod)
             if pod.spec.node_name != binding.Node:
                 raise Refused(f"{binding.PodNamespace}/{binding.PodName} is bound to {pod.spec.node_name} already")
+        return pod
+
+    def _read(self, pod: PodObject) -> Claim | None:
+        claim = self._cluster.read(pod)
+        if claim is not None and not isinstance(claim, Claim):
+            raise Refused("; ".join(each.sentence() for each in claim))
         return claim
 
     async def _send(self, binding: Binding, claim: Claim, annotations: Mapping[str, str]) -> None:
@@ -165,6 +172,7 @@ class Binder:
         if error.status == 409:
             try:
                 if await self._settle_by_look(binding, claim):
+                    self._cluster.unassume(claim.uid)  # does nothing, but for a Pod that has finished since
                     return
             except Unreachable:
                 self._ask_until_known(binding, claim)

@@ -74,7 +74,7 @@ class Cluster:
     board: Board = field(default_factory=Board)
     pending: dict[str, Pending] = field(default_factory=dict)  # by uid, as all of these
     assumed: dict[str, Placed] = field(default_factory=dict)
-    held: dict[str, Grant] = field(default_factory=dict)  # kept before anything was sent: may be dropped at any time
+    held: dict[str, Placed] = field(default_factory=dict)  # kept before anything was sent: may be dropped at any time
     placed: dict[str, Placed] = field(default_factory=dict)
     unusable: dict[str, tuple[Invalid, ...]] = field(default_factory=dict)  # nodes that break a rule, by name
     sick: dict[str, frozenset[int]] = field(default_factory=dict)  # cards that a ConfigMap takes out, by node
@@ -157,6 +157,8 @@ class Cluster:
     def _reseat(self, node: Node) -> None:
         """Cards are who their UUID says: what is booked follows them when their numbers change over a reboot."""
         today = {card.uuid: card.index for card in node.cards if card.uuid}
+        for uid in [uid for uid, kept in self.held.items() if kept.grant.node == node.name]:
+            self.release_hold(uid)
         for known in (self.placed, self.assumed):
             for uid, placed in list(known.items()):
                 if placed.grant.node != node.name or not today:
@@ -335,7 +337,7 @@ class Cluster:
     def hold(self, claim: Claim, grant: Grant, deadline: float) -> None:
         """Keep the place that the claim will most likely get, so that the next claim is not sent there too."""
         if self.ledger.get(claim.uid) is None and not isinstance(self.ledger.assume(claim, grant, deadline), list):
-            self.held[claim.uid] = grant
+            self.held[claim.uid] = Placed(claim, grant)
 
     def release_hold(self, uid: str) -> None:
         """The claim is looked at anew: what was kept for it on the way is free again."""
@@ -353,10 +355,12 @@ class Cluster:
         """Decide the claim's cards on that node and book them, in one step. Held until the API server speaks."""
         kept = self.held.pop(claim.uid, None)
         booking = self.ledger.get(claim.uid)
-        if kept is not None and booking is not None and kept.node == name and self.ledger.still_fits(booking, claim):
+        # What was kept is for the Pod as it was told to prioritize, by anybody: it counts where the Pod is just that.
+        same = kept is not None and kept.grant.node == name and kept.claim == claim
+        if kept is not None and booking is not None and same and self.ledger.still_fits(booking, claim):
             self.ledger.confirm(claim.uid, name, booking.occupant)  # ours already; only nobody may drop it any more
-            placed = self.assumed[claim.uid] = Placed(claim, kept)
-            return placed
+            self.assumed[claim.uid] = kept
+            return kept
         if kept is not None:
             self.ledger.forget(claim.uid)
         row = self.board.row_of.get(name)

@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 
 from aliquot.adapters.kube import ApiError, Kube, Unreachable
+from aliquot.dialects.native import ADDRESS, CALLS
 
 log = logging.getLogger(__name__)
 
 LEASE, GIVE_UP, RETRY = 15.0, 10.0, 2.0  # seconds
-ADDRESS, CALLS = "aliquot.dev/address", "aliquot.dev/calls"
 
 
 class _Metadata(msgspec.Struct, rename="camel"):

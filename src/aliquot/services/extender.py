@@ -82,7 +82,7 @@ class Extender:
             try:
                 if not self._synced():
                     raise WireError("aliquot has not read the cluster yet: it will in a moment")
-                body = await answer(await request.read(), request)
+                body = await answer(await _read(request), request)
                 outcome = "ok"
             except (WireError, Refused, Unreachable) as error:
                 outcome = "refused" if isinstance(error, Refused) else "error"
@@ -92,8 +92,6 @@ class Extender:
                     extra={"data": {"why": str(error)}},
                 )
                 body = failure(f"aliquot: {error}")
-            except web.HTTPRequestEntityTooLarge:
-                outcome, body = "error", failure(f"aliquot: a body of more than {LARGEST_BODY >> 20} MiB is not read")
             except Exception:
                 log.exception(f"{name} failed")
                 outcome, body = "error", failure("aliquot: an error of its own; its log tells more")
@@ -107,7 +105,7 @@ class Extender:
         answer, found = answers.filter_answer(self._cluster, args)
         if log.isEnabledFor(logging.DEBUG) or not found["fit"]:
             log.info(
-                "filtered", extra={"data": {"pod": f"{args.Pod.metadata.namespace}/{args.Pod.metadata.name}", **found}}
+                "filtered", extra={"data": {"pod": f"{args.Pod.metadata.namespace}/{args.Pod.metadata.name:.253}", **found}}
             )
         return answer
 
@@ -190,6 +188,15 @@ class Extender:
 
     async def _scraped(self, request: web.Request) -> web.Response:
         return web.Response(body=self._metrics(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+
+async def _read(request: web.Request) -> bytes:
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise WireError(f"a body of more than {LARGEST_BODY >> 20} MiB is not read") from error
+    except (web.RequestPayloadError, ConnectionError) as error:
+        raise WireError("the body breaks off, or is not packed as its header says") from error
 
 
 def _json(value: object, status: int = 200) -> web.Response:

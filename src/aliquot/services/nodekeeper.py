@@ -15,7 +15,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -54,6 +54,16 @@ class _Done:
     times: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """One patch, and the right that it takes."""
+
+    right: str
+    path: str
+    patch: Mapping[str, Any]
+    form: Literal["merge", "strategic"]
+
+
 class NodeKeeper:
     """See the head of the file. `clock` tells seconds since 1970."""
 
@@ -74,7 +84,7 @@ class NodeKeeper:
         self._is_leader, self._clock = is_leader, clock
         self._rules, self._enable_qgpu = rules, enable_qgpu
         self._pace = Pace(per_second=per_second, burst=burst)
-        self._came: dict[str, NodeObject | Mapping[str, Any]] = {}
+        self._came: dict[str, tuple[NodeObject, tuple[Invalid, ...]]] = {}
         self._todo: dict[str, _Todo] = {}
         self._done: dict[str, _Done] = {}
         self._unhealthy: dict[str, frozenset[int]] = {}
@@ -84,12 +94,10 @@ class NodeKeeper:
 
     # --- what is told --------------------------------------------------------------------------------------------
 
-    def observe(self, node: NodeObject | Mapping[str, Any]) -> None:
-        """A node was added or has changed."""
-        name = node.metadata.name if isinstance(node, NodeObject) else _text(node.get("metadata"), "name")
-        if name:
-            self._came[name] = node
-            self._wake.set()
+    def observe(self, node: NodeObject, problems: tuple[Invalid, ...] = ()) -> None:
+        """A node was added or has changed; with every rule that it breaks, which an event tells."""
+        self._came[node.metadata.name] = (node, problems)
+        self._wake.set()
 
     def observe_unhealthy(self, name: str, cards: frozenset[int]) -> None:
         """The cards that the node's ConfigMap takes out; none when it is gone."""
@@ -139,7 +147,8 @@ class NodeKeeper:
     async def _look(self) -> None:
         seen = 0
         while self._came:
-            name, node = self._came.popitem()
+            name, (node, problems) = self._came.popitem()
+            self._tell_of(problems, ObjectRef("Node", name, uid=node.metadata.uid))
             if self._needs_something(name, node):
                 self._plan(name)
             elif name in self._todo and not self._todo[name].failures:
@@ -157,32 +166,30 @@ class NodeKeeper:
         due = now if done is None else done.at + back_off(done.times, first=_FIRST_RETRY, longest=_LAST_RETRY)
         self._todo.setdefault(name, _Todo(due=due))
 
-    def _needs_something(self, name: str, node: NodeObject | Mapping[str, Any]) -> bool:
-        if isinstance(node, NodeObject):
-            meta, status = node.metadata, node.status
-            types = ({"type": each.type} for each in status.conditions or ())
-            near = may_need_upkeep(meta.labels or {}, meta.annotations or {}, node.spec.taints or (), types)
-            if not near and name not in self._unhealthy and name not in self._broken:
-                return False
-            node = msgspec.to_builtins(node)
-        return self._judge(name, node).needed
+    def _needs_something(self, name: str, node: NodeObject) -> bool:
+        meta, status = node.metadata, node.status
+        types = ({"type": each.type} for each in status.conditions or ())
+        may = may_need_upkeep(
+            meta.labels or {}, meta.annotations or {}, node.spec.taints or (), types, enable_qgpu=self._enable_qgpu
+        )
+        return (may or name in self._unhealthy) and self._judge(name, msgspec.to_builtins(node)).needed
 
     def _judge(self, name: str, node: object) -> Upkeep:
-        """What the node lacks; and an event, once, that says which rules it breaks."""
-        judged = upkeep(
+        return upkeep(
             node,
             timestamp(self._clock()),
             rules=self._rules(),
             unhealthy=self._unhealthy.get(name, frozenset()),
             enable_qgpu=self._enable_qgpu,
         )
-        if not judged.problems:
-            self._broken.pop(name, None)
-        elif self._broken.get(name) != judged.problems and self._is_leader():
-            self._broken[name] = judged.problems
-            sentences = "; ".join(each.sentence() for each in judged.problems)
-            self._tell(name, node, Told("InvalidNode", sentences, "Warning"))
-        return judged
+
+    def _tell_of(self, problems: tuple[Invalid, ...], node: ObjectRef) -> None:
+        """An event, once, that says which rules the node breaks."""
+        if not problems:
+            self._broken.pop(node.name, None)
+        elif self._broken.get(node.name) != problems and self._is_leader():
+            self._broken[node.name] = problems
+            self._events.emit(node, "InvalidNode", "; ".join(each.sentence() for each in problems), type="Warning")
 
     async def _attend(self, name: str) -> None:
         todo = self._todo[name]
@@ -207,37 +214,27 @@ class NodeKeeper:
         except ApiError as error:
             return error.status == 404 or self._refused("get nodes", error)
         judged = self._judge(name, node)
+        about = ObjectRef("Node", name, uid=node["metadata"].get("uid", ""))
         done = True
         if judged.node is not None:
-            done &= await self._write("patch nodes", path, judged.node, "merge", name, node, judged.told_of_node)
+            done &= await self._write(_Write("patch nodes", path, judged.node, "merge"), about, judged.told_of_node)
         if judged.status is not None:
-            where = f"{path}/status"
-            done &= await self._write(
-                "patch nodes/status", where, judged.status, "strategic", name, node, judged.told_of_status
-            )
+            write = _Write("patch nodes/status", f"{path}/status", judged.status, "strategic")
+            done &= await self._write(write, about, judged.told_of_status)
         return done
 
-    async def _write(
-        self,
-        right: str,
-        path: str,
-        patch: Mapping[str, Any],
-        form: Any,
-        name: str,
-        node: object,
-        told: tuple[Told, ...],
-    ) -> bool:
+    async def _write(self, write: _Write, about: ObjectRef, told: tuple[Told, ...]) -> bool:
         try:
-            await self._kube.patch(path, patch, form=form)
+            await self._kube.patch(write.path, write.patch, form=write.form)
         except ApiError as error:
             if error.status == 404:
                 return True
-            return error.status != 409 and self._refused(right, error)
+            return error.status != 409 and self._refused(write.right, error)
         self.writes += 1
-        before = self._done.get(name)
-        self._done[name] = _Done(self._clock(), 1 if before is None else before.times + 1)
+        before = self._done.get(about.name)
+        self._done[about.name] = _Done(self._clock(), 1 if before is None else before.times + 1)
         for each in told:
-            self._tell(name, node, each)
+            self._events.emit(about, each.reason, each.message, type=each.type)
         return True
 
     def _refused(self, right: str, error: ApiError) -> bool:
@@ -249,16 +246,7 @@ class NodeKeeper:
             self._warn(f"{right} {error.status}", f"a node was not looked after: {right}: {error}")
         return False
 
-    def _tell(self, name: str, node: object, told: Told) -> None:
-        uid = _text(node.get("metadata"), "uid") if isinstance(node, Mapping) else ""
-        self._events.emit(ObjectRef("Node", name, uid=uid), told.reason, told.message, type=told.type)
-
     def _warn(self, about: str, sentence: str) -> None:
         if about not in self._warned:
             self._warned.add(about)
             log.warning(sentence)
-
-
-def _text(holder: object, key: str) -> str:
-    found = holder.get(key) if isinstance(holder, Mapping) else None
-    return found if isinstance(found, str) else ""

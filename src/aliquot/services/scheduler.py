@@ -38,6 +38,7 @@ from aliquot.services.events import Events
 from aliquot.services.extender import Extender
 from aliquot.services.nodekeeper import NodeKeeper
 from aliquot.services.schedulermetrics import exposition
+from aliquot.services.serving import quiet_runner
 from aliquot.services.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ class Scheduler:
             metrics=scrape,
             clock=clock,
         )
-        runner = web.AppRunner(extender.app(), access_log=None)
+        runner = quiet_runner(extender.app())
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.SockSite(runner, listener).start()

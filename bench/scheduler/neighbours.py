@@ -1,0 +1,49 @@
+"""Who else used the machine meanwhile: a figure taken on a busy one says little, and must say so."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Neighbours:
+    """The share of all cores that programs other than ours took, from here to `share`."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._busy, self._own = _busy_seconds(), _own_seconds()
+
+    def share(self) -> float:
+        took = max(1e-9, (time.monotonic() - self._began) * (os.cpu_count() or 1))
+        others = (_busy_seconds() - self._busy) - (_own_seconds() - self._own)
+        return min(1.0, max(0.0, others / took))
+
+
+def _busy_seconds() -> float:
+    fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return (sum(fields) - fields[3] - fields[4]) / _TICKS  # all but idle and waiting for disks
+
+
+def _own_seconds() -> float:
+    """This process, its children that ended, and those that run, with theirs."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used) + sum(_child_seconds().values())
+
+
+def _child_seconds() -> dict[int, float]:
+    found: dict[int, float] = {}
+    me = str(os.getpid())
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[1] == me:
+            found[int(folder.name)] = sum(int(word) for word in fields[11:15]) / _TICKS
+    return found

@@ -1,0 +1,303 @@
+"""The admission webhook as a real API server and kubectl see it."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import ssl
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from aliquot.adapters.certificates import read_facts, split
+from aliquot.dialects import Rules, parse_pod, render_grant
+from aliquot.dialects.admission import AdmissionSettings, render_env_annotations
+from aliquot.dialects.webhooks import FailurePolicy
+from aliquot.model.claim import Claim
+from aliquot.model.device import Card
+from aliquot.model.grant import ContainerGrant, Grant, Share
+from aliquot.model.node import Node
+from aliquot.services.rotation import Lifetimes
+from aliquot.services.webhook import WebhookSettings, serve_webhook
+from e2e.aside import Aside
+from testbed import objects
+from testbed.client import Refused
+from testbed.plane import HOST, ControlPlane
+from testbed.processes import free_port
+from testbed.product import AliquotScheduler
+
+CORE, MEMORY = "tke.cloud.tencent.com/qgpu-core", "tke.cloud.tencent.com/qgpu-memory"
+CARDS, PERCENT = "tensorstack.dev/nvidia-gpu", "tensorstack.dev/nvidia-gpu-percent"
+SHARED, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
+CONFIGURATION = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/aliquot"
+SECRET = "/api/v1/namespaces/kube-system/secrets/aliquot-webhook-tls"
+TOLERATION = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule", "operator": "Equal"}
+
+Object = dict[str, Any]
+
+
+class Webhook:
+    """A running webhook, and how often it was called."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+
+    def count(self, name: str) -> None:
+        self.calls[name] += 1
+
+
+@contextmanager
+def a_webhook(plane: ControlPlane, *, account: Path | None = None, wait: bool = True, **more: Any) -> Iterator[Webhook]:
+    """A webhook on loopback that the API server knows of."""
+    running = Webhook()
+    port = free_port()
+    settings = WebhookSettings(port=port, bind_address=HOST, where=f"https://{HOST}:{port}", **more)
+
+    async def work(kube: Any) -> None:
+        await serve_webhook(kube, settings, Rules, is_leader=lambda: True, on_call=running.count, clock=time.time)
+
+    with Aside(plane, work, account=account):
+        if wait:
+            objects.wait_until(lambda: trusted(plane), 20, "the API server asks the webhook")
+        yield running
+
+
+def trusted(plane: ControlPlane) -> bool:
+    """Whether a broken Pod is refused, which the API server does some moments after it was told of the webhook."""
+    try:
+        plane.api("POST", "/api/v1/namespaces/default/pods", objects.pod("probe", {CORE: 30}), params={"dryRun": "All"})
+    except Refused:
+        return True
+    return False
+
+
+def shake_hands(url: str, bundle: bytes) -> None:
+    """A new connection, as the API server would make it. Raises SSLError where the certificate is not trusted."""
+    host, port = urlsplit(url).hostname, urlsplit(url).port
+    context = ssl.create_default_context(cadata=bundle.decode())
+    with socket.create_connection((host, port or 443), 10) as plain, context.wrap_socket(plain, server_hostname=host):
+        pass
+
+
+def created(plane: ControlPlane, pod: Object) -> Object:
+    (made,) = objects.create(plane, pod)
+    return made
+
+
+@pytest.fixture
+def fresh(clean: ControlPlane) -> Iterator[ControlPlane]:
+    """The control plane; the keys that a test made are gone after it."""
+    yield clean
+    with suppress(Refused):
+        clean.api("DELETE", SECRET)
+
+
+def test_kubectl_apply_says_which_rule_a_pod_breaks(fresh: ControlPlane) -> None:
+    with a_webhook(fresh):
+        broken = yaml.safe_dump(objects.pod("broken", {CORE: 130, MEMORY: 4}))
+        said = fresh.kubectl("apply", "-f", "-", stdin=broken, check=False)
+    assert f'spec.containers[0].resources.limits["{CORE}"]' in said
+    assert '"130" is not allowed: whole percent of one card, 1 to 99' in said
+    assert objects.list_pods(fresh) == []
+
+
+def test_a_deployments_events_say_it_too(fresh: ControlPlane) -> None:
+    template = objects.pod("p", {CORE: 30})
+    labels = {"app": "web"}
+    replicas = {
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
+        "metadata": {"name": "web", "namespace": "default"},
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": template["spec"]},
+        },
+    }
+    path = "/apis/apps/v1/namespaces/default/replicasets"
+    with a_webhook(fresh):
+        fresh.api("POST", path, replicas)
+        sentence = f'limits["{MEMORY}"] is missing: required with any other qGPU resource'
+        objects.wait_until(
+            lambda: any(sentence in message for _, message in objects.events_of(fresh, "web")),
+            20,
+            "an event with the sentence",
+            saw=lambda: objects.events_of(fresh, "web"),
+        )
+        fresh.api("DELETE", f"{path}/web")
+
+
+def test_a_t9k_pod_gets_its_toleration_and_its_scheduler(fresh: ControlPlane) -> None:
+    admission = AdmissionSettings(scheduler_names={"t9k": "t9k-scheduler"})
+    with a_webhook(fresh, admission=admission):
+        spec = created(fresh, objects.pod("whole", {CARDS: 1}))["spec"]
+        shared = created(fresh, objects.pod("part", {PERCENT: 30}))["spec"]
+        own = created(fresh, objects.pod("own", {CARDS: 1}, scheduler="mine"))["spec"]
+    assert TOLERATION in spec["tolerations"]
+    assert TOLERATION not in shared["tolerations"]
+    assert [each["schedulerName"] for each in (spec, shared, own)] == ["t9k-scheduler", "t9k-scheduler", "mine"]
+
+
+def test_a_grant_that_was_left_in_a_template_is_taken_off_and_kubectl_warns(fresh: ControlPlane) -> None:
+    stale = {"ALIYUN_COM_GPU_MEM_IDX": "0", "aliquot.dev/grant": "{}", "mine": "stays"}
+    with a_webhook(fresh):
+        said = fresh.kubectl(
+            "apply", "-f", "-", stdin=yaml.safe_dump(objects.pod("p", {SHARED: 2}, annotations=stale)), check=False
+        )
+        annotations = objects.get_pod(fresh, "p")["metadata"]["annotations"]
+    assert "Warning: annotation ALIYUN_COM_GPU_MEM_IDX was removed" in said
+    assert annotations.keys() & stale.keys() == {"mine"}
+
+
+def test_only_pods_of_ours_come(fresh: ControlPlane) -> None:
+    ours = [
+        objects.pod("limits", {SHARED: 2}),
+        objects.pod("labelled", {SHARED: 2}, labels={COUNT: "1"}),
+        objects.pod("annotated", {SHARED: 2}, annotations={COUNT: "1"}),
+        objects.pod("init", init=[objects.container("first", {MEMORY: 2})]),
+    ]
+    requests = objects.container("main")
+    requests["resources"] = {"requests": {MEMORY: "2"}, "limits": {MEMORY: "2"}}
+    ours.append(objects.pod("requests", containers=[requests]))
+    with a_webhook(fresh) as webhook:
+        before = webhook.calls["review"]
+        for number in range(5):
+            created(fresh, objects.pod(f"other-{number}", {"cpu": "1", "example.com/gpu": "1"}, labels={"a": "b"}))
+        created(fresh, objects.pod("bare", containers=[{"name": "main", "image": "registry.example/pause"}]))
+        assert webhook.calls["review"] == before
+        for number, pod in enumerate(ours, 1):
+            created(fresh, pod)
+            assert webhook.calls["review"] == before + number, pod["metadata"]["name"]
+
+
+def test_a_mark_alone_is_ours_and_refused(fresh: ControlPlane) -> None:
+    """gpu-count without gpu-mem: the user meant something."""
+    with a_webhook(fresh):
+        for marks in ({"labels": {COUNT: "2"}}, {"annotations": {COUNT: "2"}}):
+            with pytest.raises(Refused, match=r"is missing: aliyun\.com/gpu-count needs it"):
+                created(fresh, objects.pod("marked", **marks))  # type: ignore[arg-type]  # mypy cannot see which
+
+
+def test_a_webhook_that_is_down_stops_nobody(fresh: ControlPlane) -> None:
+    with a_webhook(fresh):
+        pass
+    assert created(fresh, objects.pod("broken", {CORE: 30}))["metadata"]["name"] == "broken"
+
+
+def test_a_webhook_that_is_down_stops_our_pods_and_no_others_where_that_is_wanted(fresh: ControlPlane) -> None:
+    with a_webhook(fresh, failure_policy=FailurePolicy.FAIL):
+        pass
+    with pytest.raises(Refused, match=r"failed calling webhook"):
+        created(fresh, objects.pod("ours", {MEMORY: 2}))
+    assert created(fresh, objects.pod("other", {"cpu": "1"}))
+
+
+def test_env_by_field_ref_is_what_the_binding_wrote(fresh: ControlPlane) -> None:
+    """The API server takes the fieldRefs, and the Binding sets the annotations that they name."""
+    admission = AdmissionSettings(env_by_field_ref=True)
+    name = "a-container-with-a-name-that-is-longer-than-an-annotation-allows"[:63].rstrip("-")
+    with a_webhook(fresh, admission=admission):
+        objects.create(fresh, objects.node("n1"))
+        pod = created(fresh, objects.pod("p", containers=[objects.container(name, {SHARED: 2})]))
+    claim = parse_pod(pod)
+    assert isinstance(claim, Claim)
+    (asked,) = claim.containers
+    share = ContainerGrant(asked.name, asked.index, asked.role, (Share(0, 2048, uuid="GPU-7"),))
+    grant, node = Grant(claim.uid, "n1", (share,)), Node("n1", (Card(0, 16384, "GPU-7"),))
+    annotations = render_grant(claim, grant, node, 1) | render_env_annotations(claim, grant, node, Rules())
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "p", "annotations": annotations},
+        "target": {"kind": "Node", "name": "n1"},
+    }
+    fresh.api("POST", "/api/v1/namespaces/default/pods/p/binding", binding)
+    bound = objects.get_pod(fresh, "p")
+    env = {
+        each["name"]: bound["metadata"]["annotations"][each["valueFrom"]["fieldRef"]["fieldPath"].split("'")[1]]
+        for each in bound["spec"]["containers"][0]["env"]
+    }
+    assert env == {
+        "NVIDIA_VISIBLE_DEVICES": "GPU-7",
+        "ALIYUN_COM_GPU_MEM_IDX": "0",
+        "ALIYUN_COM_GPU_MEM_DEV": "16",
+        "ALIYUN_COM_GPU_MEM_POD": "2",
+        "ALIYUN_COM_GPU_MEM_CONTAINER": "2",
+    }
+
+
+def test_no_review_fails_while_certificates_and_authority_are_renewed(fresh: ControlPlane) -> None:
+    """Lives of seconds: in half a minute the certificate is renewed some five times, the authority at least once."""
+    lives = Lifetimes(authority=30.0, certificate=9.0, known=3.0)
+    seen: set[bytes] = set()
+    bundles: list[int] = []
+
+    def ask(number: int) -> bool:
+        """With Fail, a Pod that is let in was reviewed; over new connections as over kept ones."""
+        made = fresh.api(
+            "POST",
+            "/api/v1/namespaces/default/pods",
+            objects.pod(f"p-{number}", {CARDS: 1}),
+            params={"dryRun": "All"},
+        )
+        return TOLERATION in made["spec"]["tolerations"]
+
+    known: bytes | None = None  # the bundle of the look before: what an API server that is late still has
+    with a_webhook(fresh, lifetimes=lives, failure_policy=FailurePolicy.FAIL), ThreadPoolExecutor(4) as pool:
+        ends, number = time.monotonic() + 32, 0
+        while time.monotonic() < ends:
+            assert all(pool.map(ask, range(number, number + 8)))
+            number += 8
+            client = fresh.api("GET", CONFIGURATION)["webhooks"][0]["clientConfig"]
+            bundle = base64.b64decode(client["caBundle"])
+            shake_hands(client["url"], known or bundle)  # the API server keeps its connections: here is a new one
+            known = bundle
+            kept = fresh.api("GET", SECRET)["data"]
+            seen.add(base64.b64decode(kept["tls.crt"]))
+            bundles.append(len(split(base64.b64decode(kept["ca.crt"]))))
+            time.sleep(0.1)
+    assert len(seen) >= 4
+    assert max(bundles) >= 2
+    assert all(read_facts(each).names == {HOST} for each in seen)
+
+
+def test_a_second_webhook_shows_the_firsts_keys(fresh: ControlPlane) -> None:
+    with a_webhook(fresh):
+        first = fresh.api("GET", SECRET)
+    with a_webhook(fresh):
+        second = fresh.api("GET", SECRET)
+    assert first["data"] == second["data"]
+
+
+def test_a_role_without_rights_serves_and_tells_what_it_lacks(
+    fresh: ControlPlane, caplog: pytest.LogCaptureFixture
+) -> None:
+    account = fresh.kubeconfig_for("kube-system/nobody")
+    with a_webhook(fresh, account=account, wait=False):
+        objects.wait_until(lambda: "mutatingwebhookconfigurations" in caplog.text, 20, "a warning")
+    told = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert told == [
+        "the webhook's replicas cannot share their keys: the role lacks get on secrets (aliquot-webhook-tls)",
+        "the API server is not told of the webhook: the role lacks get on "
+        "mutatingwebhookconfigurations.admissionregistration.k8s.io (aliquot)",
+    ]
+
+
+def test_the_scheduler_has_it_where_it_is_switched_on(
+    fresh: ControlPlane, aliquot_scheduler: Callable[..., AliquotScheduler]
+) -> None:
+    port = free_port()
+    scheduler = aliquot_scheduler(f"--webhook-port={port}", f"--webhook-url=https://{HOST}:{port}")
+    objects.wait_until(lambda: trusted(fresh), 30, "the API server asks the webhook", saw=lambda: scheduler.log)
+    said = fresh.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(objects.pod("broken", {CORE: 130})), check=False)
+    assert 'The Pod "broken" is invalid' in said
+    assert TOLERATION in created(fresh, objects.pod("whole", {CARDS: 1}))["spec"]["tolerations"]
+    assert 'verb="review"' in scheduler.get("/metrics")
