@@ -148,6 +148,7 @@ class Bench:
         options, ground = self._options, self._ground
         ground.say(f"{each.name}: cold start")
         running, found = cold_start(each, ground, self._folder, seconds=4 * options.seconds)
+        self.results[each.name] |= found  # kept, even where it breaks down over what comes now
         try:
             ground.say(f"{each.name}: {found['cold_s']:.2f} s; filter and prioritize with {len(ground.nodes):,} names")
             names = len(ground.nodes)
@@ -156,7 +157,7 @@ class Bench:
         finally:
             running.stop()
         told = {"memory_mb": memory["VmRSS"], "memory_peak_mb": memory["VmHWM"]} if memory else {}
-        return {**found, **calls, **told}
+        return {**calls, **told}
 
     @contextmanager
     def _running(self, each: Contestant) -> Iterator[Running]:

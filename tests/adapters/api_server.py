@@ -68,7 +68,7 @@ class ApiServer:
         self.expired_in_stream = True  # how 410 is told to a watch: as an event, or as the answer
         self._oldest = 0
         self._history: list[tuple[int, bytes]] = []
-        self._watches: dict[web.Request, asyncio.Queue[bytes | None]] = {}
+        self._watches: list[tuple[web.Request, asyncio.Queue[bytes | None]]] = []
         self._lists: dict[str, tuple[int, list[Json]]] = {}
         self._runner: web.AppRunner | None = None
         self.url = ""
@@ -119,17 +119,17 @@ class ApiServer:
 
     def say(self, line: bytes) -> None:
         """Tell those who watch something, whatever it is."""
-        for queue in self._watches.values():
+        for _, queue in self._watches:
             queue.put_nowait(line)
 
     def end_watches(self) -> None:
         """As the server does when their time is over."""
-        for queue in self._watches.values():
+        for _, queue in self._watches:
             queue.put_nowait(None)
 
     def cut(self) -> None:
         """Every watch loses its connection."""
-        for request in list(self._watches):
+        for request, _ in list(self._watches):
             if request.transport is not None:
                 request.transport.abort()
 
@@ -200,14 +200,14 @@ class ApiServer:
         for version, line in self._history:
             if version > since:
                 queue.put_nowait(line)
-        self._watches[request] = queue
+        self._watches.append((request, queue))
         try:
             while (line := await queue.get()) is not None:
                 await answer.write(line)
         except ConnectionError:
             pass
         finally:
-            del self._watches[request]
+            self._watches = [each for each in self._watches if each[1] is not queue]
         return answer
 
 

@@ -90,6 +90,8 @@ def wired(
 @pytest.fixture
 def cluster(wired: Wired) -> Iterator[Wired]:
     """The same for one test. Whatever it did: in the end no card is given away twice, says the API server alone."""
+    if not wired.ours.running:  # a test that failed in the middle of a restart
+        wired.restart_ours()
     yield wired
     wrong = overbooked(wired.plane)
     wired.tidy()

@@ -72,7 +72,7 @@ def test_binds_of_one_pod_to_two_nodes_at_once_bind_it_to_one(clean: ControlPlan
     pods = objects.create(clean, *(whole_card(f"p{n}") for n in range(2)))
     with auditor(clean) as found, ThreadPoolExecutor(8) as pool:
         for pod in pods:
-            said = list(pool.map(lambda name, pod=pod: extender.bind(pod, name), ["n", "m"] * 4))  # type: ignore[misc]
+            said = list(pool.map(lambda name, pod=pod: extender.bind(pod, name), ["n", "m"] * 4))
             where = objects.bound_to(clean, pod["metadata"]["name"])
             assert where in ("n", "m")
             for name, each in zip(["n", "m"] * 4, said, strict=True):

@@ -99,7 +99,8 @@ class Stream:
         try:
             objects.delete_pod(self._plane, name_of(pod))
         except Refused as error:
-            assert error.status == 404
+            if error.status != 404:
+                raise
         self.kept.remove(pod)
 
 
@@ -118,9 +119,8 @@ def test_no_card_is_given_twice_and_no_pod_lost_while_pods_churn_and_the_schedul
                 running.result()
         last = lives[-1]
         wait_leads(last)
-        print(
-            f"{PODS} Pods, {len(lives)} lives, {sum(s.bound for s in streams)} binds, {time.monotonic() - began:.0f} s"
-        )
+        binds = sum(stream.bound for stream in streams)
+        print(f"{PODS} Pods, {binds} binds, {len(lives) - 1} kills, {time.monotonic() - began:.0f} s")
         kept = [pod for stream in streams for pod in stream.kept]
         assert_board_is_true(clean, last, 20)
         assert sorted(map(name_of, objects.list_pods(clean))) == sorted(map(name_of, kept))

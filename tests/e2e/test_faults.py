@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -62,13 +63,13 @@ def test_a_scheduler_killed_fifty_times_around_its_binds_loses_no_pod_and_gives_
     def kill() -> None:
         os.kill(running[-1].pid, signal.SIGKILL)
 
-    ways = cycle(
+    ways: Iterator[dict[str, Any]] = cycle(
         [
-            lambda skip: Fault(BINDING, skip=skip, before=kill, swallowed=True),  # nothing was written
-            lambda skip: Fault(BINDING, skip=skip, after=kill, lost=True),  # written, and nobody heard
-            lambda skip: Fault(BINDING, skip=skip, after=kill, status=500),  # written, and told that it was not
-            lambda skip: Fault(BINDING, skip=skip, lost=True, times=3),  # answers were lost before the end
-            lambda skip: Fault(BINDING, skip=skip, status=429, times=3),
+            {"before": kill, "swallowed": True},  # nothing was written
+            {"after": kill, "lost": True},  # written, and nobody heard
+            {"after": kill, "status": 500},  # written, and told that it was not
+            {"lost": True, "times": 3},  # answers were lost before the end
+            {"status": 429, "times": 3},
         ]
     )
     pods: list[Object] = []
@@ -77,7 +78,7 @@ def test_a_scheduler_killed_fifty_times_around_its_binds_loses_no_pod_and_gives_
         for number in range(50):
             running.append(aliquot_scheduler(port=port, kubeconfig=proxy.kubeconfig))
             wait_leads(running[-1])
-            proxy.add(next(ways)(rng.randrange(4)))
+            proxy.add(Fault(BINDING, skip=rng.randrange(4), **next(ways)))
             fresh = objects.create(clean, *(some_pod(f"p{number}-{n}", rng) for n in range(4)))
             pods += fresh
             with ThreadPoolExecutor(4) as pool:

@@ -73,8 +73,7 @@ def test_unequal_cards_are_known_by_their_own_sizes(cluster: Wired) -> None:
 def test_a_card_too_small_for_the_pod_is_never_taken(cluster: Wired) -> None:
     cluster.create(gpushare_node("n", 8, 8, 16))
     cluster.create(gpushare_pod("p", 17))
-    assert "GPU memory: 17 GiB wanted, no card is that large" in cluster.waits("p")
-    assert "Preemption is not helpful" in cluster.waits("p")
+    cluster.waits("p", "GPU memory: 17 GiB wanted, no card is that large", "Preemption is not helpful")
 
 
 def test_a_card_that_two_dialects_advertise_is_one_card(cluster: Wired) -> None:
@@ -85,8 +84,8 @@ def test_a_card_that_two_dialects_advertise_is_one_card(cluster: Wired) -> None:
     places = cluster.placed(gpushare_pod("a", 6), pod("b", qgpu))
     assert sorted(card for _, [card] in places) == [0, 1]
     cluster.create(pod("c", qgpu), gpushare_pod("d", 6))
-    assert "no card has that much free" in cluster.waits("c")
-    assert "no card has that much free" in cluster.waits("d")
+    cluster.waits("c", "no card has that much free")
+    cluster.waits("d", "no card has that much free")
 
 
 def test_eighty_pods_at_once_fill_every_card_to_the_last_gib(cluster: Wired) -> None:
@@ -124,7 +123,7 @@ def test_offline_pods_pack_and_prefer_cards_without_online_ones(cluster: Wired) 
 
 def test_online_and_offline_pods_wait_for_a_node_that_mixes(cluster: Wired) -> None:
     cluster.create(qgpu_node("n", 32), online_pod("online", 4))
-    assert "not for online and offline Pods: that takes label mixed-qgpu-enable=enable" in cluster.waits("online")
+    cluster.waits("online", "not for online and offline Pods: that takes label mixed-qgpu-enable=enable")
     cluster.label_node("n", {"mixed-qgpu-enable": "enable"})
     assert cluster.bound("online") == {"online": "n"}
 
@@ -137,7 +136,7 @@ def test_no_more_share_a_card_than_a_quarter_of_its_gib(cluster: Wired) -> None:
         ("n", [card]) for card in (0, 0, 1, 1)
     ]
     cluster.create(pod("fifth", small))
-    assert "as many Pods share each GPU as may" in cluster.waits("fifth")
+    cluster.waits("fifth", "as many Pods share each GPU as may")
 
 
 # --- cards that fall sick --------------------------------------------------------------------------------------------
@@ -175,7 +174,7 @@ def test_a_node_that_loses_a_card_counts_what_runs_there_and_takes_what_still_fi
     assert cluster.placed(gpushare_pod("b", 6)) == [("n", [1])]
     cluster.annotate_node("n", inventory(8))
     cluster.create(gpushare_pod("c", 3))
-    assert "no card has that much free" in cluster.waits("c")
+    cluster.waits("c", "no card has that much free")
     assert cluster.placed(gpushare_pod("d", 2)) == [("n", [0])]
     cluster.annotate_node("n", inventory(8, 8, 8))
     objects.set_resources(cluster.plane, "n", {MEM: 24, COUNT: 3})

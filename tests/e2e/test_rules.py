@@ -40,7 +40,7 @@ def test_core_above_100_is_several_cards(
 
 def test_core_below_100_goes_in_steps_of_5(cluster: Wired) -> None:
     cluster.create(qgpu_node("n", 32), pod("p", {QGPU_CORE: 42, QGPU_MEMORY: 4}))
-    assert '"42" is not allowed: 5 to 95 in steps of 5' in cluster.waits("p")
+    cluster.waits("p", '"42" is not allowed: 5 to 95 in steps of 5')
 
 
 def test_where_nodes_count_gpu_mem_in_mib_pods_do_too(cluster: Wired) -> None:

@@ -32,7 +32,7 @@ def test_a_node_gets_the_taint_with_its_label_and_loses_it_with_it(cluster: Wire
     _wait_taints(cluster, "n", other, TAINT)
     cluster.label_node("n", {MODE: "sgn"})
     _wait_taints(cluster, "n", other)
-    assert "only Pods that need xgn may come" in cluster.told("n", "TaintAdded")
+    cluster.told("n", "TaintAdded", "only Pods that need xgn may come")
 
 
 def test_what_does_not_need_an_exclusive_node_does_not_land_there(cluster: Wired) -> None:
@@ -40,7 +40,7 @@ def test_what_does_not_need_an_exclusive_node_does_not_land_there(cluster: Wired
     _wait_taints(cluster, "xgn", TAINT)
     cluster.create(pod("plain"), t9k_pod("intolerant", T9K_CARDS, 1, tolerant=False))
     for name in ("plain", "intolerant"):
-        assert "untolerated taint" in cluster.waits(name)
+        cluster.waits(name, "untolerated taint")
     cluster.create(t9k_pod("tolerant", T9K_CARDS, 1))
     assert cluster.bound("tolerant") == {"tolerant": "xgn"}
 
@@ -50,7 +50,7 @@ def test_an_exclusive_pod_shares_its_cards_with_nobody(cluster: Wired) -> None:
     places = cluster.placed(t9k_pod("two", T9K_CARDS, 2), t9k_pod("one", T9K_CARDS, 1))
     assert len({card for _, cards in places for card in cards}) == 3
     cluster.create(t9k_pod("more", T9K_CARDS, 2))
-    assert "Insufficient tensorstack.dev/nvidia-gpu" in cluster.waits("more")
+    cluster.waits("more", "Insufficient tensorstack.dev/nvidia-gpu")
 
 
 def test_percentages_of_several_pods_share_a_card_up_to_all_of_it(cluster: Wired) -> None:
@@ -59,7 +59,7 @@ def test_percentages_of_several_pods_share_a_card_up_to_all_of_it(cluster: Wired
     assert sorted(card for _, [card] in places) == [0, 0, 1, 1]
     # 40% is left in all, but no card has more than 20%: only we know.
     cluster.create(t9k_pod("fifth", T9K_PERCENT, 30))
-    assert "no card has that much free" in cluster.waits("fifth")
+    cluster.waits("fifth", "no card has that much free")
     cluster.create(t9k_pod("small", T9K_PERCENT, 20))
     assert cluster.bound("small") == {"small": "sgn"}
 
@@ -70,8 +70,7 @@ def test_a_pod_does_not_go_to_a_node_of_the_other_mode(cluster: Wired, resource:
     cluster.create(node("n", everything, labels=labels))
     tolerant = [{"operator": "Exists"}]
     cluster.create(pod("p", {resource: 1}, scheduler="t9k-scheduler", tolerations=tolerant))
-    told = cluster.waits("p")
-    assert "not for t9k Pods: that takes labels sched.tensorstack.dev/accelerator=nvidia-gpu and" in told
+    cluster.waits("p", "not for t9k Pods: that takes labels sched.tensorstack.dev/accelerator=nvidia-gpu and")
 
 
 def test_a_pod_that_wants_the_node_waits_until_it_is_empty_and_then_blocks_it(cluster: Wired) -> None:
@@ -81,7 +80,7 @@ def test_a_pod_that_wants_the_node_waits_until_it_is_empty_and_then_blocks_it(cl
     wait_until(lambda: [p for p in objects.list_pods(cluster.plane) if p["spec"].get("nodeName")], 20, "a daemon Pod")
     cluster.placed(t9k_pod("card", T9K_CARDS, 1))
     cluster.create(t9k_pod("whole", T9K_NODE, 1))
-    assert "the whole node is wanted, and other Pods are on it" in cluster.waits("whole")
+    cluster.waits("whole", "the whole node is wanted, and other Pods are on it")
 
     objects.delete_pod(cluster.plane, "card")
     assert cluster.bound("whole") == {"whole": "xgn"}
@@ -90,7 +89,7 @@ def test_a_pod_that_wants_the_node_waits_until_it_is_empty_and_then_blocks_it(cl
     assert grant["whole_node"] is True
 
     cluster.create(t9k_pod("late", T9K_CARDS, 1))
-    assert "another Pod has the whole node" in cluster.waits("late")
+    cluster.waits("late", "another Pod has the whole node")
     assert holdings.overbooked(cluster.plane) == []
     objects.delete_pod(cluster.plane, "whole")
     assert cluster.bound("late") == {"late": "xgn"}
@@ -99,6 +98,7 @@ def test_a_pod_that_wants_the_node_waits_until_it_is_empty_and_then_blocks_it(cl
 def test_a_plain_pod_on_the_node_is_in_the_way_too(cluster: Wired) -> None:
     cluster.create(xgn_node("one", 4), xgn_node("two", 2))
     cluster.create(pod("plain", node="two"))
+    cluster.wait_heard()
     assert cluster.placed(t9k_pod("whole", T9K_NODE, 1)) == [("one", [0, 1, 2, 3])]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import socket
 import ssl
 import time
@@ -301,3 +302,49 @@ def test_the_scheduler_has_it_where_it_is_switched_on(
     assert 'The Pod "broken" is invalid' in said
     assert TOLERATION in created(fresh, objects.pod("whole", {CARDS: 1}))["spec"]["tolerations"]
     assert 'verb="review"' in scheduler.get("/metrics")
+
+
+def memory_mib(pid: int) -> float:
+    """What the process has of the machine's memory now."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+
+def test_whatever_is_sent_is_answered_without_a_traceback_and_memory_stays_flat(
+    fresh: ControlPlane, aliquot_scheduler: Callable[..., AliquotScheduler]
+) -> None:
+    port = free_port()
+    scheduler = aliquot_scheduler(f"--webhook-port={port}", f"--webhook-url=https://{HOST}:{port}")
+    objects.wait_until(lambda: trusted(fresh), 30, "the API server asks the webhook", saw=lambda: scheduler.log)
+    context = ssl.create_default_context(cadata=base64.b64decode(fresh.api("GET", SECRET)["data"]["ca.crt"]).decode())
+    head = b'{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u","operation":"CREATE",'
+    bodies = (
+        (413, b" " * 10_485_760),
+        (400, b"[" * 2_000_000),
+        (400, head),
+        (400, b'{"a":' * 100_000 + b"1" + b"}" * 100_000),
+        (400, b"\xff" * 100_000),
+        (200, head + b'"kind":{"kind":"Pod"},"object":{"spec":' + b"[" * 300 + b"]" * 300 + b"}}}"),
+        (200, head + b'"kind":{"kind":"Pod"},"unknown":[1,2,{"a":null}],"object":7}}'),
+    )
+
+    def send(times: int) -> None:
+        for status, body in bodies * times:
+            assert post(port, context, body) == status
+
+    send(5)
+    before = memory_mib(scheduler.pid)
+    send(25)
+    assert memory_mib(scheduler.pid) < before + 15
+    assert trusted(fresh)
+    assert "Traceback" not in scheduler.log
+
+
+def post(port: int, context: ssl.SSLContext, body: bytes) -> int:
+    """The status of the answer."""
+    connection = http.client.HTTPSConnection(HOST, port, context=context, timeout=30)
+    try:
+        connection.request("POST", "/review", body)
+        return connection.getresponse().status
+    finally:
+        connection.close()

@@ -117,13 +117,9 @@ def test_a_body_of_ten_megabytes_is_refused_and_memory_stays_flat() -> None:
     async def use(client: aiohttp.ClientSession) -> list[tuple[int, str]]:
         said = []
         for chunked in (False, True):
-            try:
-                async with client.post(
-                    "/review", data=pieces() if chunked else io.BytesIO(b" " * 10_485_760)
-                ) as answer:
-                    said.append((answer.status, await answer.text()))
-            except aiohttp.ClientError:  # it hung up while we were still talking
-                said.append((413, "the body is larger than"))
+            body = pieces() if chunked else io.BytesIO(b" " * 10_485_760)
+            async with client.post("/review", data=body) as answer:
+                said.append((answer.status, await answer.text()))
         return said
 
     tracemalloc.start()

@@ -101,8 +101,8 @@ class Wired:
     def cards(self, name: str) -> list[int]:
         return holdings.cards_of(self.pod(name))
 
-    def told(self, name: str, reason: str, *, seconds: float = 15.0) -> str:
-        """The first event of that reason about the object: its message."""
+    def told(self, name: str, reason: str, *words: str, seconds: float = 15.0) -> str:
+        """The message of an event about the object, of that reason and with those words, once there is one."""
 
         uid = self._uid(name)
 
@@ -110,9 +110,11 @@ class Wired:
             params = {"fieldSelector": f"involvedObject.name={name},reason={reason}"}
             events = self.plane.api("GET", "/api/v1/namespaces/default/events", params=params)["items"]
             # Of a Pod of that name in the test before, something may still be told.
-            return next((each["message"] for each in events if each["involvedObject"].get("uid") == uid), None)
+            mine = [each["message"] for each in events if each["involvedObject"].get("uid") == uid]
+            return next((message for message in mine if all(word in message for word in words)), None)
 
-        message = wait_until(found, seconds, f"{reason} on {name}", saw=lambda: objects.events_of(self.plane, name))
+        what = f"{reason} on {name}: {' ... '.join(words)}"
+        message = wait_until(found, seconds, what, saw=lambda: objects.events_of(self.plane, name))
         assert message is not None
         return message
 
@@ -123,11 +125,21 @@ class Wired:
             found = objects.get_node(self.plane, name)
         return str(found["metadata"]["uid"])
 
-    def waits(self, name: str) -> str:
-        """The Pod has been tried and refused; kube-scheduler's words."""
-        message = self.told(name, "FailedScheduling")
+    def waits(self, name: str, *words: str) -> None:
+        """The Pod has been tried and refused by kube-scheduler, in those words.
+
+        Not always in its first: it may try a Pod before it has heard of the nodes that were made just before.
+        """
+        self.told(name, "FailedScheduling", *words)
         assert objects.bound_to(self.plane, name) is None
-        return message
+
+    def wait_heard(self) -> None:
+        """Ours has heard of every Pod that was made before."""
+        name = "heard-of"
+        self.create(objects.pod(name, {"aliyun.com/gpu-mem": 1}, scheduler="nobody"))
+        heard = f"default/{name}"
+        wait_until(lambda: heard in [each["pod"] for each in self.status()["pending"]], 5, "ours is there", every=0.02)
+        objects.delete_pod(self.plane, name)
 
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.ours.get("/aliquot/status"))

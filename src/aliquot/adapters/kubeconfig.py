@@ -154,12 +154,10 @@ def _beside(path: Path, name: object) -> Path:
 
 def _tls(path: Path, cluster: dict[str, Any], user: dict[str, Any]) -> ssl.SSLContext:
     ca = _material(path, cluster, "certificate-authority")
-    context = ssl.create_default_context()
-    if ca is not None:
-        try:
-            context = ssl.create_default_context(cadata=ca.decode())
-        except (ssl.SSLError, ValueError) as error:
-            raise KubeConfigError(f"{path}: certificate-authority: not a certificate: {error}") from error
+    try:  # the machine's own authorities only where the file names none: they take a while to load
+        context = ssl.create_default_context(cadata=None if ca is None else ca.decode())
+    except (ssl.SSLError, ValueError) as error:
+        raise KubeConfigError(f"{path}: certificate-authority: not a certificate: {error}") from error
     if cluster.get("insecure-skip-tls-verify"):
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 _PAGE = 1000
 _WATCH_SECONDS = (240, 480)  # the server ends a watch after that long; spread, so that not all are renewed at once
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 15.0
-_SOUND = 20.0  # seconds: a watch that held so long was in order, and the next failure is a first one
+_SOUND = 20.0  # seconds: a watch that held so long, or told anything, was in order; the next failure is a first one
+_ONCE_LISTED = 3  # a server that can list is there: it is not kept waiting for long
 
 
 class Item(Protocol):
@@ -122,6 +123,7 @@ class Reflector(Generic[T]):
         self._version = ""
         self._wanted: list[asyncio.Future[None]] = []  # who asked for a fresh list
         self._watching: asyncio.Task[None] | None = None
+        self._told = False  # whether the last watch told anything
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -132,17 +134,16 @@ class Reflector(Generic[T]):
             try:
                 while not self._version or self._wanted:  # a list may be wanted while one is under way
                     await self._list()
-                    attempt = 0
+                    attempt = min(attempt, _ONCE_LISTED)
                 await self._watch_until_ended()
-                if loop.time() - started >= _SOUND:
-                    attempt = 0
+                if self._wanted:
                     continue
                 attempt += 1  # a server that ends every watch at once must not be asked in a tight loop
-            except Expired as error:
+            except Expired as error:  # nor one that lists what it cannot watch from
                 log.info("relisting", extra={"data": {"path": self.path, "why": str(error)}})
                 self._version = ""
-                continue
-            except (ApiError, Unreachable, msgspec.MsgspecError) as error:
+                attempt += 1
+            except (ApiError, Unreachable, msgspec.MsgspecError, UnicodeDecodeError) as error:
                 attempt += 1
                 if isinstance(error, ApiError) and error.status == 410:
                     self._version = ""
@@ -151,8 +152,9 @@ class Reflector(Generic[T]):
                         "cannot follow the API server",
                         extra={"data": {"path": self.path, "why": str(error), "attempt": attempt}},
                     )
-            if not self._wanted:
-                await asyncio.sleep(pause_before(max(attempt, 1), self._chance()))
+            if self._told or loop.time() - started >= _SOUND:
+                attempt = 1
+            await asyncio.sleep(pause_before(attempt, self._chance()))
 
     def tell_again(self) -> None:
         """With the next list, tell everything as if it had changed: it is to be read by other rules."""
@@ -207,7 +209,7 @@ class Reflector(Generic[T]):
                     continue
                 self._seen[key] = listed
                 if known != listed:
-                    differences += 1
+                    differences += known != ""  # what is told again was known
                     self._sink.changed(item)
             items.clear()
         for key, known in before.items():
@@ -257,6 +259,7 @@ class Reflector(Generic[T]):
             self._watching = None
 
     async def _watch(self) -> None:
+        self._told = False
         low, high = _WATCH_SECONDS
         params = {
             **self._params,
@@ -275,6 +278,7 @@ class Reflector(Generic[T]):
             if failure.code == 410 or failure.reason in ("Expired", "Gone"):
                 raise Expired(failure.message)
             raise ApiError(failure.code, failure.reason, failure.message)
+        self._told = True
         if event.type == "BOOKMARK":
             mark = msgspec.json.decode(event.object, type=_VersionOnly)
             self._version = mark.metadata.resource_version

@@ -6,12 +6,19 @@ its body on the way: what goes wrong is said in `Error`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
+from aliquot.model.refusal import show
+
 from .objects import PodObject
+
+# DNS-1123, as the API server checks the names of Pods, namespaces and nodes.
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+_LONGEST_NAME = 253
 
 
 class WireError(ValueError):
@@ -97,8 +104,11 @@ def parse_binding(body: bytes) -> Binding:
     """The question of bind. Raises WireError."""
     binding = _parse(body, Binding)
     for field in ("PodName", "PodNamespace", "Node"):
-        if not getattr(binding, field):
+        name = getattr(binding, field)
+        if not name:
             raise WireError(f"{field} is empty: bind needs it")
+        if len(name) > _LONGEST_NAME or not _NAME.fullmatch(name):  # it becomes a part of a path of the API
+            raise WireError(f"{field}: {show(name)} is not allowed: a name of Kubernetes (a-z, 0-9, - and .)")
     return binding
 
 

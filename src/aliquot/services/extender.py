@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 import aliquot
 from aliquot.adapters.kube import Unreachable
@@ -105,7 +106,8 @@ class Extender:
         answer, found = answers.filter_answer(self._cluster, args)
         if log.isEnabledFor(logging.DEBUG) or not found["fit"]:
             log.info(
-                "filtered", extra={"data": {"pod": f"{args.Pod.metadata.namespace}/{args.Pod.metadata.name:.253}", **found}}
+                "filtered",
+                extra={"data": {"pod": f"{args.Pod.metadata.namespace}/{args.Pod.metadata.name:.253}", **found}},
             )
         return answer
 
@@ -195,7 +197,7 @@ async def _read(request: web.Request) -> bytes:
         return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise WireError(f"a body of more than {LARGEST_BODY >> 20} MiB is not read") from error
-    except (web.RequestPayloadError, ConnectionError) as error:
+    except (web.RequestPayloadError, HttpProcessingError, ConnectionError) as error:
         raise WireError("the body breaks off, or is not packed as its header says") from error
 
 
