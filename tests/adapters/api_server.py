@@ -129,13 +129,14 @@ class ApiServer:
 
     def cut(self) -> None:
         """Every watch loses its connection."""
-        for request, _ in list(self._watches):
+        for request, queue in self._watches:
             if request.transport is not None:
                 request.transport.abort()
+            queue.put_nowait(None)
 
     @property
     def watching(self) -> int:
-        return len(self._watches)
+        return sum(request.transport is not None and not request.transport.is_closing() for request, _ in self._watches)
 
     def asked(self, *, watch: bool) -> list[web.Request]:
         """The lists, or the watches, so far."""
@@ -202,7 +203,7 @@ class ApiServer:
                 queue.put_nowait(line)
         self._watches.append((request, queue))
         try:
-            while (line := await queue.get()) is not None:
+            while (line := await queue.get()) is not None and request.transport is not None:
                 await answer.write(line)
         except ConnectionError:
             pass

@@ -6,7 +6,7 @@ import time
 
 from manifests import COUNT, MEM, MIXED, QGPU_CORE, QGPU_MEMORY
 from testbed import holdings, objects
-from testbed.gpus import gpushare_node, gpushare_pod, inventory, offline_pod, online_pod, qgpu_node
+from testbed.gpus import gpushare_node, gpushare_pod, inventory, offline_pod, online_pod, qgpu_node, unhealthy
 from testbed.objects import container, pod
 from testbed.wired import Wired
 
@@ -158,8 +158,7 @@ def test_a_sick_card_keeps_its_pods_and_gets_no_new_ones_until_it_is_well(cluste
 def test_the_config_map_of_gpushare_takes_a_card_out_and_gives_it_back(cluster: Wired) -> None:
     cluster.create(gpushare_node("n", 8, 8))
     assert cluster.placed(gpushare_pod("before", 2)) == [("n", [0])]
-    metadata = {"name": "unhealthy-gpu-n", "namespace": "kube-system"}
-    cluster.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"gpus": "0"}})
+    cluster.create(unhealthy("n", "0"))
     cluster.told("n", "SickCards")
     assert cluster.placed(gpushare_pod("during", 2)) == [("n", [1])]
     assert _used(cluster) == {0: 2048, 1: 2048}

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from manifests import MEM
+from manifests import MEM, QGPU, QGPU_CORE, QGPU_MEMORY
 from testbed import objects
-from testbed.gpus import gpushare_node, gpushare_pod, inventory
+from testbed.gpus import gpushare_node, gpushare_pod, inventory, qgpu_node, unhealthy
 from testbed.objects import delete_pod, finish_pod, pod
 from testbed.processes import wait_until
 from testbed.wired import Wired
@@ -86,6 +86,25 @@ def test_when_a_card_is_well_again_the_waiting_one_goes_there(cluster: Wired) ->
     cluster.create(gpushare_pod("c", 4))
     cluster.waits("c")
     assert _bound_after(cluster, lambda: cluster.annotate_node("n", inventory(8, 8)), "c") < SOON
+
+
+def test_when_a_config_map_gives_a_card_back_the_waiting_one_goes_there(cluster: Wired) -> None:
+    """kube-scheduler does not look at ConfigMaps: that it tries again is our doing."""
+    cluster.create(unhealthy("n", "1"), gpushare_node("n", 8, 8))
+    cluster.placed(gpushare_pod("a", 6))
+    cluster.create(gpushare_pod("c", 4))
+    cluster.waits("c", "the GPUs that would do are sick or gone")
+    path = "/api/v1/namespaces/kube-system/configmaps/unhealthy-gpu-n"
+    assert _bound_after(cluster, lambda: cluster.plane.api("DELETE", path), "c") < SOON
+
+
+def test_a_node_that_breaks_a_rule_takes_nobody_until_it_is_put_right(cluster: Wired) -> None:
+    policy = "tke.cloud.tencent.com/qgpu-schedule-policy"
+    cluster.create(qgpu_node("n", 16, labels={**QGPU, policy: "fair"}), pod("p", {QGPU_MEMORY: 4, QGPU_CORE: 20}))
+    rule = f'metadata.labels["{policy}"]: "fair" is not allowed: best-effort or be, fixed-share or fs'
+    cluster.waits("p", f"the node is broken: {rule}")
+    cluster.told("n", "InvalidNode", rule)
+    assert _bound_after(cluster, lambda: cluster.label_node("n", {policy: "fs"}), "p") < SOON
 
 
 def test_it_works_as_fast_where_kube_scheduler_sees_no_room_either(cluster: Wired) -> None:

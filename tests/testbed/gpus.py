@@ -44,6 +44,12 @@ def gpushare_node(name: str, *cards_gib: int, **more: Any) -> Object:
     return node(name, amounts, labels=labels, annotations={**told, **more.pop("annotations", {})}, **more)
 
 
+def unhealthy(name: str, cards: str) -> Object:
+    """gpushare's ConfigMap that takes cards of a node out."""
+    metadata = {"name": f"unhealthy-gpu-{name}", "namespace": "kube-system"}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"gpus": cards}}
+
+
 def qgpu_node(name: str, *cards_gib: int, labels: Mapping[str, str] = QGPU, **more: Any) -> Object:
     amounts = {QGPU_MEMORY: sum(cards_gib), QGPU_CORE: 100 * len(cards_gib), QGPU_GREEDY: 100 * len(cards_gib)}
     return node(name, amounts, labels=labels, **more)

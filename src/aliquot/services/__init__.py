@@ -31,6 +31,8 @@ nodekeeper.py  nodes' taints, labels and conditions
 events.py      what `kubectl describe` shows
 pace.py        how fast we may write beside the work that matters
 webhook.py     what the API server asks before it takes a Pod
+rotation.py    when the webhook's keys are renewed, and in which order
+serving.py     how we serve HTTP: quietly
 calls.py       how often each verb was called, and how long it took
 schedulermetrics.py  the scheduler in Prometheus's words
 overview.py    the cluster for people

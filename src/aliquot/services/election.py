@@ -22,6 +22,7 @@ from aliquot.dialects.native import ADDRESS, CALLS
 log = logging.getLogger(__name__)
 
 LEASE, GIVE_UP, RETRY = 15.0, 10.0, 2.0  # seconds
+_FORBIDDEN_AFTER = 3  # rounds; an API server that starts says 403 too until it has read its roles
 
 
 class _Metadata(msgspec.Struct, rename="camel"):
@@ -85,7 +86,10 @@ class Election:
         self._sight = Sight(None, 0.0)
         self._until = 0.0  # we lead until then
         self._ready = False  # we have seen everything that the one before us wrote
+        self._readable = False  # the Lease was shown to us once: we have the right to it
+        self._refusals = 0  # rounds that ended with a 403, one after the other
         self._forbidden = False
+        self._turn, self._ended = asyncio.Lock(), False
 
     @property
     def leading(self) -> bool:
@@ -94,31 +98,41 @@ class Election:
 
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
+        while not self._ended:
             try:
-                await self._round()
+                async with self._turn:
+                    await self._round()
+                self._refusals, self._forbidden = 0, False
             except ApiError as error:
-                if error.status == 403 and not self._forbidden:
-                    # The vendor's own ClusterRole (seed 000) knows no Leases; its Deployment has one replica.
-                    log.warning(
-                        "no election: leading alone. Run no second replica, or allow get, create and update of leases",
-                        extra={"data": {"why": error.message}},
-                    )
-                    await self._refresh(False)
-                    self._forbidden = True
-                elif error.status not in (403, 409):
+                if error.status == 403 and not self._readable:
+                    await self._refused(error)
+                elif error.status != 409:
                     log.warning("election", extra={"data": {"why": str(error)}})
             except Unreachable as error:
                 log.warning("election", extra={"data": {"why": str(error)}})
             await asyncio.sleep(RETRY if self._ready or self._forbidden else RETRY / 2)
 
+    async def _refused(self, error: ApiError) -> None:
+        """The vendor's own ClusterRole (seed 000) knows no Leases; its Deployment has one replica."""
+        self._refusals += 1
+        if self._refusals == _FORBIDDEN_AFTER:
+            log.warning(
+                "no election: leading alone. Run no second replica, or allow get, create and update of leases",
+                extra={"data": {"why": error.message}},
+            )
+            await self._refresh(False)
+            self._forbidden = True
+
     async def resign(self) -> None:
         """Give the Lease back, so that another need not wait for it to run out."""
-        was, self._until = self._ready, 0.0
-        if not was or self._sight.lease is None:
-            return
+        self._ended = True
         try:
-            await self._kube.replace(self._path, self._lease("", self._sight.lease), timeout=RETRY)
+            async with asyncio.timeout(2 * RETRY), self._turn:  # a renewal on its way would be in the way of it
+                was, self._until = self._ready, 0.0
+                if was and self._sight.lease is not None:
+                    await self._kube.replace(self._path, self._lease("", self._sight.lease), timeout=RETRY)
+        except TimeoutError:
+            log.info("the Lease will run out by itself")
         except (ApiError, Unreachable) as error:
             log.info("the Lease will run out by itself", extra={"data": {"why": str(error)}})
 
@@ -154,11 +168,12 @@ class Election:
     async def _look(self) -> LeaseObject | None:
         try:
             lease: LeaseObject = await self._kube.get(self._path, into=LeaseObject, timeout=RETRY)
-            return lease
         except ApiError as error:
             if error.status == 404:
                 return None
             raise
+        self._readable = True
+        return lease
 
     async def _take(self, lease: LeaseObject | None, now: float) -> None:
         """One write with the version that was read: of two who try, one is refused."""

@@ -103,7 +103,7 @@ class _NodeSink:
     def _take(self, item: NodeObject) -> None:
         self.cluster.set_node(item)
         if self.keeper is not None:
-            self.keeper.observe(item)
+            self.keeper.observe(item, self.cluster.unusable.get(item.metadata.name, ()))
 
     def _learn_unit(self, items: list[NodeObject]) -> None:
         unit = None if self._unit_known else dialects.told_gpushare_unit(items)
