@@ -67,6 +67,8 @@ class Sink:
 class Rig:
     """A server, a reflector that follows it, and what the sink was told."""
 
+    following: asyncio.Task[None]
+
     def __init__(self, server: ApiServer, kube: Kube, **more: Any) -> None:
         self.server, self.sink = server, Sink()
         self.reflector: Reflector[Thing] = Reflector(kube, PATH, Thing, self.sink, chance=lambda: 0.0, **more)
@@ -96,13 +98,13 @@ def play(
         async with ApiServer() as server, server.kube() as kube:
             before(server)
             rig = Rig(server, kube)
-            following = asyncio.create_task(rig.reflector.run())
+            rig.following = asyncio.create_task(rig.reflector.run())
             try:
                 await scene(rig)
             finally:
-                following.cancel()
+                rig.following.cancel()
                 with suppress(asyncio.CancelledError):
-                    await following
+                    await rig.following
 
     asyncio.run(asyncio.wait_for(run(), seconds))
 
@@ -533,12 +535,10 @@ def test_a_server_that_always_fails_is_not_asked_in_a_tight_loop(
 def test_it_ends_when_it_is_told_to_even_while_a_list_is_wanted() -> None:
     async def scene(rig: Rig) -> None:
         await rig.synced()
-        following = asyncio.create_task(rig.reflector.run())
-        await until(lambda: rig.server.watching == 2)  # this one and the one that `play` started
         asked = asyncio.create_task(rig.reflector.relist())
         await asyncio.sleep(0)
-        following.cancel()
-        done, _ = await asyncio.wait([following], timeout=5.0)
+        rig.following.cancel()
+        done, _ = await asyncio.wait([rig.following], timeout=5.0)
         assert done
         asked.cancel()
 

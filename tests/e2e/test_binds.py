@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from testbed import objects
+from testbed import audit, objects
 from testbed.asking import Extender
 from testbed.cards import (
+    CARD_GIB,
+    MEM,
     Start,
     assert_board_is_true,
     assert_no_trace,
@@ -128,6 +130,28 @@ def test_a_pod_made_anew_by_the_same_name_is_another_pod(
     assert objects.bound_to(clean, "p") == "m"
     assert "default/p is gone" in extender.bind(old, "n")
     assert_board_is_true(clean, ours)
+
+
+def test_a_finished_pod_bound_once_more_is_bound_already_and_holds_nothing(
+    clean: ControlPlane, ours: AliquotScheduler
+) -> None:
+    (pod,) = objects.create(clean, whole_card("p"))
+    assert Extender(ours.port).bind(pod, "n") == ""
+    objects.finish_pod(clean, "p")
+    wait_until(lambda: not board_of(ours), 5, "its card is free")
+    assert Extender(ours.port).bind(pod, "n") == ""
+    assert board_of(ours) == {}
+
+
+def test_what_was_told_to_prioritize_is_not_believed_by_bind(clean: ControlPlane, ours: AliquotScheduler) -> None:
+    pod, other = objects.create(clean, whole_card("p"), whole_card("q"))
+    small = pod | {"spec": objects.pod("p", {MEM: 1})["spec"]}
+    extender = Extender(ours.port)
+    extender.ask("prioritize", {"Pod": small, "NodeNames": ["n"]})
+    assert extender.bind(pod, "n") == ""
+    assert_board_is_true(clean, ours)
+    assert list(audit.booked(objects.list_pods(clean)).values()) == [CARD_GIB * 1024]
+    assert extender.bind(other, "n") == ""
 
 
 def test_a_node_deleted_while_a_pod_is_bound_to_it_counts_the_pod_when_it_comes_back(

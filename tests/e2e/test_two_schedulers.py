@@ -201,3 +201,44 @@ def test_a_leader_cut_off_from_its_lease_stops_before_another_begins_also_with_s
         assert not leads(leader)
         assert_board_is_true(clean, standby)
         assert_no_trace(leader, standby)
+
+
+def test_a_403_that_passes_makes_nobody_lead_alone(
+    clean: ControlPlane, aliquot_scheduler: Start, crowd: list[Object]
+) -> None:
+    """An API server that starts says 403 to all until it has read its roles."""
+    with Proxy(clean) as line:
+        leader = _one(aliquot_scheduler)
+        wait_leads(leader)
+        refused = line.add(Fault(r"GET .*/leases/.*", times=2, status=403, swallowed=True))
+        standby = _one(aliquot_scheduler, kubeconfig=line.kubeconfig)
+        for again in range(2):
+            while refused.met < refused.times:
+                assert not leads(standby)
+                time.sleep(0.1)
+            time.sleep(1.5)
+            assert not leads(standby)
+            if not again:
+                refused = line.add(Fault(r"GET .*/leases/.*", times=4, status=403, swallowed=True))
+        assert leads(leader)
+
+
+def test_one_that_starts_while_the_leader_binds_its_last_knows_of_them_before_it_leads(
+    clean: ControlPlane, aliquot_scheduler: Start, crowd: list[Object]
+) -> None:
+    """As in every rolling update: what was listed first may be older than the last binds."""
+    with Proxy(clean) as line:
+        leader = _one(aliquot_scheduler)
+        wait_leads(leader)
+        line.quiet_watches()  # no watch may help
+        listed = threading.Event()
+        line.add(Fault(r"GET /api/v1/pods", after=listed.set, late=3.0))
+        port = free_port()
+        new = aliquot_scheduler(f"--advertise=127.0.0.1:{port}", port=port, kubeconfig=line.kubeconfig, wait=False)
+        assert listed.wait(10)
+        bind_until_bound(clean, leader.port, crowd[:4], NAMES)
+        assert leader.stop() == 0
+        wait_leads(new, 10)
+        full = {pod["spec"]["nodeName"] for pod in objects.list_pods(clean) if pod["spec"].get("nodeName")}
+        assert len(full) == 1  # binpack
+        assert "does not take" in Extender(port).bind(crowd[8], full.pop())

@@ -74,6 +74,7 @@ class Proxy:
         self._faults: list[Fault] = []
         self._cut = self._quiet = False
         self._watching: set[asyncio.Transport] = set()
+        self._handling: set[asyncio.Task[Any]] = set()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="proxy", daemon=True)
         self._ready, self._end = threading.Event(), asyncio.Event()
 
@@ -129,11 +130,18 @@ class Proxy:
             await web.TCPSite(runner, HOST, self.port).start()
             self._ready.set()
             await self._end.wait()
+            for task in list(self._handling):  # also those whose client is long gone
+                task.cancel()
             await runner.cleanup()
+        await asyncio.sleep(0.2)  # TLS says goodbye
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         asked = f"{request.method} {request.raw_path}"
         self.requests.append(asked)
+        task = asyncio.current_task()
+        assert task is not None
+        self._handling.add(task)
+        task.add_done_callback(self._handling.discard)
         body = await request.read()
         fault = next((each for each in self._faults if each.takes(asked)), None) or Fault("")
         if fault.before is not None:

@@ -130,7 +130,8 @@ def read_kubeconfig(path: Path, context: str | None = None) -> Server:
 
 
 def _named(path: Path, config: dict[str, Any], many: str, one: str, name: object) -> dict[str, Any]:
-    for each in config.get(many) or []:
+    listed = config.get(many)
+    for each in listed if isinstance(listed, list) else ():
         if isinstance(each, dict) and each.get("name") == name and isinstance(each.get(one), dict):
             found: dict[str, Any] = each[one]
             return found
@@ -195,10 +196,11 @@ def _present(path: Path, context: ssl.SSLContext, certificate: bytes, key: bytes
 
 def _run_plugin(command: Mapping[str, Any]) -> str | None:
     """The token of an exec plugin (client.authentication.k8s.io), as cloud vendors ship them."""
-    words = [str(command.get("command", "")), *map(str, command.get("args") or [])]
-    env = {each["name"]: each["value"] for each in command.get("env") or []}
+    program = str(command.get("command", ""))
     ask = {"apiVersion": command.get("apiVersion"), "kind": "ExecCredential", "spec": {"interactive": False}}
     try:
+        words = [program, *map(str, command.get("args") or [])]
+        env = {str(each["name"]): str(each["value"]) for each in command.get("env") or []}
         done = subprocess.run(  # noqa: S603  # the user's own kubeconfig names it, as for kubectl
             words,
             env={**os.environ, **env, "KUBERNETES_EXEC_INFO": json.dumps(ask)},
@@ -207,11 +209,15 @@ def _run_plugin(command: Mapping[str, Any]) -> str | None:
             check=True,
         )
         status = json.loads(done.stdout).get("status") or {}
+    except (KeyError, TypeError) as error:
+        raise KubeConfigError(
+            f"the login program {program}: args is a list of words, and env one of name and value"
+        ) from error
     except (OSError, subprocess.SubprocessError, ValueError, AttributeError) as error:
-        raise KubeConfigError(f"the login program {words[0]} of the kubeconfig failed: {error}") from error
+        raise KubeConfigError(f"the login program {program} of the kubeconfig failed: {error}") from error
     if "token" not in status:
         raise KubeConfigError(
-            f"the login program {words[0]} gave no token; client certificates of plugins are not read"
+            f"the login program {program} gave no token; client certificates of plugins are not read"
         )
     return str(status["token"])
 

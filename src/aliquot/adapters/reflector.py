@@ -286,7 +286,8 @@ class Reflector(Generic[T]):
         item = self._item.decode(event.object)
         key = key_of(item)
         self._version = item.metadata.resource_version
-        if _newer(self._seen.get(key, ""), self._version):  # heard of already, as it was later
+        known = self._seen.get(key, "")
+        if known == self._version or _newer(known, self._version):  # heard of already, or as it was later
             return
         if event.type == "DELETED":
             if self._seen.pop(key, None) is not None:

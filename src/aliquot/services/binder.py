@@ -72,12 +72,17 @@ class Binder:
         if under_way is None:
             under_way = asyncio.get_running_loop().create_task(self._bind(binding))
             self._binding[uid] = under_way
-            under_way.add_done_callback(lambda _: self._binding.pop(uid, None))
+            under_way.add_done_callback(lambda task: self._over(uid, task))
         # A caller that goes away does not take the write with it.
         await asyncio.shield(under_way)
         placed = self._cluster.assumed.get(uid) or self._cluster.placed.get(uid)
         if placed is not None and placed.grant.node != binding.Node:
             raise Refused(f"{binding.PodNamespace}/{binding.PodName} is bound to {placed.grant.node} already")
+
+    def _over(self, uid: str, task: asyncio.Task[None]) -> None:
+        self._binding.pop(uid, None)
+        if not task.cancelled():
+            task.exception()  # looked at, even where its caller is not there any more
 
     async def settle(self) -> None:
         """Until nothing is under way, before the process ends."""

@@ -89,6 +89,7 @@ class Election:
         self._readable = False  # the Lease was shown to us once: we have the right to it
         self._refusals = 0  # rounds that ended with a 403, one after the other
         self._forbidden = False
+        self._said = ""  # what went wrong in the last round
         self._turn, self._ended = asyncio.Lock(), False
 
     @property
@@ -102,15 +103,21 @@ class Election:
             try:
                 async with self._turn:
                     await self._round()
-                self._refusals, self._forbidden = 0, False
+                self._refusals, self._forbidden, self._said = 0, False, ""
             except ApiError as error:
                 if error.status == 403 and not self._readable:
                     await self._refused(error)
                 elif error.status != 409:
-                    log.warning("election", extra={"data": {"why": str(error)}})
+                    self._warn(error)
             except Unreachable as error:
-                log.warning("election", extra={"data": {"why": str(error)}})
+                self._warn(error)
             await asyncio.sleep(RETRY if self._ready or self._forbidden else RETRY / 2)
+
+    def _warn(self, error: Exception) -> None:
+        """Once, however many rounds end so."""
+        if self._said != str(error):
+            self._said = str(error)
+            log.warning("election", extra={"data": {"why": self._said}})
 
     async def _refused(self, error: ApiError) -> None:
         """The vendor's own ClusterRole (seed 000) knows no Leases; its Deployment has one replica."""
