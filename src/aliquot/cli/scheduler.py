@@ -118,7 +118,7 @@ def _port_of_environment() -> int:
     text = os.environ.get("PORT", "")
     if not text:
         return _DEFAULT_PORT
-    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
+    if not text.isascii() or not text.isdigit() or len(text) > 5 or not 0 < int(text) < 65536:
         raise InputError(f'$PORT: "{text}" is not allowed: a number from 1 to 65535')
     return int(text)
 
@@ -162,7 +162,8 @@ def _read(path: Path) -> dict[str, Any]:
     for key, value in (found or {}).items():
         name = str(key).replace("-", "_")
         if name not in _KINDS:
-            raise InputError(f"{path}: {key}: no such option; allowed: {', '.join(sorted(_KINDS))}".replace("_", "-"))
+            allowed = ", ".join(sorted(_KINDS)).replace("_", "-")
+            raise InputError(f"{path}: {key}: no such option; allowed: {allowed}")
         options[name] = _checked(path, str(key), value, _KINDS[name])
     return options
 

@@ -147,7 +147,8 @@ class Election:
         now = self._clock()
         lease = await self._look()
         if lease is None or self._sight.lease is None or lease.spec != self._sight.lease.spec:
-            self._sight = Sight(lease, now)
+            # Seen now, not when we asked: it may have been renewed between the two.
+            self._sight = Sight(lease, self._clock())
         else:
             self._sight.lease = lease  # with its newest resourceVersion
         self._tell(lease)
