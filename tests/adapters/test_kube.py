@@ -92,7 +92,11 @@ def test_a_no_tells_status_reason_and_message() -> None:
 
 @pytest.mark.parametrize(
     ("said", "message"),
-    [("<html>bad gateway</html>", "<html>bad gateway</html>"), ("", "HTTP 502"), ('{"reason":null}', '{"reason":null}')],
+    [
+        ("<html>bad gateway</html>", "<html>bad gateway</html>"),
+        ("", "HTTP 502"),
+        ('{"reason":null}', '{"reason":null}'),
+    ],
 )
 def test_a_no_that_is_not_the_api_servers_own_is_a_no_too(said: str, message: str) -> None:
     async def scene(server: ApiServer, kube: Kube) -> None:

@@ -512,7 +512,14 @@ def test_what_others_heard_while_a_list_was_on_its_way_is_not_undone_by_it() -> 
         lambda server: server.faults.extend([hang_up] * 1000),
         lambda server: server.faults.extend([status(500)] * 1000),
     ],
-    ids=["every watch ends at once", "always 410", "always 410 in the stream", "no watch", "nobody there", "always 500"],
+    ids=[
+        "every watch ends at once",
+        "always 410",
+        "always 410 in the stream",
+        "no watch",
+        "nobody there",
+        "always 500",
+    ],
 )
 @pytest.mark.parametrize("wanted", [False, True], ids=["", "a list is wanted"])
 def test_a_server_that_always_fails_is_not_asked_in_a_tight_loop(

@@ -18,7 +18,6 @@ from aliquot.dialects.extender import Binding
 from aliquot.dialects.objects import PodObject
 from aliquot.model.grant import Grant
 from aliquot.services.binder import Binder, Refused
-from aliquot.services.cluster import Cluster
 from builders import GIB
 from manifests import MEM, Json
 from services.live import a_cluster, as_pod, claim_of, live_node, pod_json
@@ -320,9 +319,7 @@ def test_binds_of_one_pod_at_once_are_one_write() -> None:
     async def scene() -> None:
         rig = Rig(live_node(), live_node("n2"))
         rig.pod()
-        outcomes = await asyncio.gather(
-            rig.bind(), rig.bind(), rig.bind(node="n2"), rig.bind(), return_exceptions=True
-        )
+        outcomes = await asyncio.gather(rig.bind(), rig.bind(), rig.bind(node="n2"), rig.bind(), return_exceptions=True)
         assert [isinstance(each, Refused) for each in outcomes] == [False, False, True, False]
         assert (rig.binds, rig.free) == (1, 12)
 
@@ -349,9 +346,7 @@ def test_of_many_pods_that_come_at_once_as_many_are_bound_as_have_room() -> None
         outcomes = await asyncio.gather(*(rig.bind(f"p{at}") for at in range(10)), return_exceptions=True)
         assert sum(each is None for each in outcomes) == 3
         refused = [str(each) for each in outcomes if each is not None]
-        assert refused[0] == (
-            "n1 does not take ns/p3 any more: GPU memory: 5 GiB wanted, no card has that much free"
-        )
+        assert refused[0] == ("n1 does not take ns/p3 any more: GPU memory: 5 GiB wanted, no card has that much free")
         assert rig.free == 1
 
     play(scene())

@@ -402,6 +402,76 @@ def test_a_held_place_becomes_the_assumed_one_and_is_counted_once() -> None:
     assert (set(cluster.held), free(cluster)) == (set(), 12)
 
 
+def _held(cluster: Cluster, pod: PodObject, node: str = "n1") -> Claim:
+    claim = claim_of(cluster, pod)
+    _, best = cluster.rank(claim, [node])
+    assert best is not None
+    cluster.hold(claim, best, deadline=10.0)
+    return claim
+
+
+def test_the_place_that_was_held_is_the_one_that_is_taken() -> None:
+    cluster = a_cluster(live_node("n1", 16, 16), policy="spread")
+    claim = _held(cluster, live_pod())
+    kept = cluster.held["uid-p"].grant
+    cluster.set_pod(live_pod("q", on="n1", annotations={"ALIYUN_COM_GPU_MEM_IDX": "0"}))
+    placed = cluster.assume(claim, "n1")
+    assert isinstance(placed, Placed)
+    assert placed.grant == kept
+
+
+def test_a_hold_on_another_node_than_the_one_that_is_bound_is_let_go() -> None:
+    cluster = a_cluster(live_node("n1"), live_node("n2"))
+    assert isinstance(cluster.assume(_held(cluster, live_pod(), "n2"), "n1"), Placed)
+    assert (free(cluster, "n1"), free(cluster, "n2")) == (12, 16)
+
+
+SHAKEN: dict[str, tuple[Json, Any]] = {
+    "its card fell sick": ({MEM: "4"}, lambda cluster: cluster.set_unhealthy(unhealthy("n1", "0"))),
+    "its card was given to others too": (
+        {MEM: "16"},
+        lambda cluster: cluster.set_pod(live_pod("q", on="n1", annotations=ON_CARD_0)),
+    ),
+    "its card shrank": ({MEM: "16"}, lambda cluster: cluster.set_node(live_node("n1", 8))),
+    "its node is gone": ({MEM: "4"}, lambda cluster: cluster.drop_node("n1")),
+    "its node serves others now": ({MEM: "4"}, lambda cluster: cluster.set_node(live_node("n1", labels={}))),
+    "others came to the whole node": (
+        {T9K_NODE: "1"},
+        lambda cluster: cluster.set_pod(live_pod("q", {"cpu": "1"}, on="n1")),
+    ),
+    "another took the whole node": (
+        {MEM: "4"},
+        lambda cluster: cluster.set_pod(live_pod("q", {T9K_NODE: "1"}, on="n1")),
+    ),
+    "its CPU is gone": (
+        {MEM: "4", "cpu": "3"},
+        lambda cluster: cluster.set_pod(live_pod("q", {"cpu": "3"}, on="n1")),
+    ),
+}
+
+
+@pytest.mark.parametrize(("limits", "happens"), SHAKEN.values(), ids=SHAKEN)
+def test_a_held_place_is_not_taken_when(limits: Json, happens: Any) -> None:
+    cluster = a_cluster(live_node("n1", 16, cpu="4"))
+    claim = _held(cluster, live_pod(limits=limits))
+    happens(cluster)
+    refused = cluster.assume(claim, "n1")
+    assert isinstance(refused, list)
+    assert refused
+    assert "uid-p" not in {booking.uid for booking in cluster.ledger}
+
+
+def test_a_held_card_is_who_its_uuid_says_when_the_cards_are_renumbered() -> None:
+    cluster = a_cluster(live_node("n1", 16, 24))
+    claim = _held(cluster, live_pod(limits={MEM: "20"}))
+    swapped = [Card(0, 24 * GIB, "n1-1"), Card(1, 16 * GIB, "n1-0")]
+    cluster.set_node(as_node(inventory_json("n1", swapped)))
+    placed = cluster.assume(claim, "n1")
+    assert isinstance(placed, Placed)
+    assert [(share.card, share.uuid) for share in placed.grant.containers[0].shares] == [(0, "n1-1")]
+    assert (free(cluster, card=0), free(cluster, card=1)) == (4, 16)
+
+
 def test_what_is_assumed_or_placed_is_not_held_again() -> None:
     cluster = a_cluster(live_node())
     placed = assumed(cluster, live_pod())

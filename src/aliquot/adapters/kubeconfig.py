@@ -216,9 +216,7 @@ def _run_plugin(command: Mapping[str, Any]) -> str | None:
     except (OSError, subprocess.SubprocessError, ValueError, AttributeError) as error:
         raise KubeConfigError(f"the login program {program} of the kubeconfig failed: {error}") from error
     if "token" not in status:
-        raise KubeConfigError(
-            f"the login program {program} gave no token; client certificates of plugins are not read"
-        )
+        raise KubeConfigError(f"the login program {program} gave no token; client certificates of plugins are not read")
     return str(status["token"])
 
 

@@ -87,8 +87,9 @@ def scheduler(**given: Any) -> None:
     try:
         asyncio.run(Scheduler(server, settings).run())
     except OSError as error:
+        ports = f"{settings.port}" + (f" and {settings.webhook.port}" if settings.webhook else "")
         raise InputError(
-            f"cannot listen on {settings.bind_address}:{settings.port}: {error.strerror or error}; name another --port"
+            f"cannot listen on {settings.bind_address}:{ports}: {error.strerror or error}; name another --port"
         ) from error
 
 

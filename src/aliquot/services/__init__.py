@@ -20,6 +20,7 @@ patrol.py      who is on the cards that is nobody's, and what the driver takes b
 The scheduler of a Kubernetes cluster:
 
 scheduler.py   from first to last: what follows the API server, what answers, what only the leader does
+following.py   what the reflectors tell, into the cluster
 cluster.py     the live cluster: what the API server told, what we decided, and the board of both
 answers.py     what kube-scheduler's verbs and the peers' tools are answered
 extender.py    the HTTP door

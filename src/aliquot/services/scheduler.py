@@ -18,13 +18,12 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from aliquot import dialects
 from aliquot.adapters.kube import Kube, Server
 from aliquot.adapters.reflector import Reflector
 from aliquot.dialects import MemoryUnit, QgpuRules, Rules
@@ -36,6 +35,7 @@ from aliquot.services.cluster import Cluster, Placed
 from aliquot.services.election import Election
 from aliquot.services.events import Events
 from aliquot.services.extender import Extender
+from aliquot.services.following import ConfigSink, NodeSink, PodSink
 from aliquot.services.nodekeeper import NodeKeeper
 from aliquot.services.schedulermetrics import exposition
 from aliquot.services.serving import quiet_runner
@@ -68,229 +68,124 @@ class Settings:
     reconcile_seconds: float = 300.0
 
 
-class _NodeSink:
-    """Nodes into the cluster. While the unit of gpu-mem is not known, each list is read whole before it is believed."""
-
-    def __init__(self, cluster: Cluster, keeper: NodeKeeper | None, *, unit_known: bool, reread: Callable[[], None]):
-        self.cluster, self.keeper = cluster, keeper
-        self._unit_known, self._reread = unit_known, reread
-        self._list: list[NodeObject] | None = None
-
-    def listing(self) -> None:
-        self._list = []
-
-    def changed(self, item: NodeObject) -> None:
-        if self._list is not None:
-            self._list.append(item)
-            return
-        self._learn_unit([item])
-        self._take(item)
-
-    def gone(self, key: str) -> None:
-        self.cluster.drop_node(key)
-        if self.keeper is not None:
-            self.keeper.forget(key)
-
-    def listed(self, drift: int) -> None:
-        items, self._list = self._list or [], None
-        self._learn_unit(items)
-        self.cluster.begin()
-        for item in items:
-            self._take(item)
-        self.cluster.end()
-        _tell_drift("nodes", drift)
-
-    def _take(self, item: NodeObject) -> None:
-        self.cluster.set_node(item)
-        if self.keeper is not None:
-            self.keeper.observe(item, self.cluster.unusable.get(item.metadata.name, ()))
-
-    def _learn_unit(self, items: list[NodeObject]) -> None:
-        unit = None if self._unit_known else dialects.told_gpushare_unit(items)
-        if unit is not None:
-            self._unit_known = True
-            log.info("unit of aliyun.com/gpu-mem", extra={"data": {"unit": str(unit)}})
-            if self.cluster.use_unit(unit):
-                self._reread()
-
-
-@dataclass(slots=True)
-class _PodSink:
-    cluster: Cluster
-
-    def listing(self) -> None:
-        self.cluster.begin()
-
-    def changed(self, item: PodObject) -> None:
-        self.cluster.set_pod(item)
-
-    def gone(self, key: str) -> None:
-        self.cluster.drop_pod(key)
-
-    def listed(self, drift: int) -> None:
-        self.cluster.end()
-        _tell_drift("pods", drift)
-
-
-@dataclass(slots=True)
-class _ConfigSink:
-    cluster: Cluster
-    keeper: NodeKeeper | None
-    before: dict[str, frozenset[int]] = field(default_factory=dict)
-
-    def listing(self) -> None: ...
-
-    def changed(self, item: ConfigMapObject) -> None:
-        wrong = self.cluster.set_unhealthy(item)
-        if wrong is not None:
-            log.warning("a ConfigMap is not heeded", extra={"data": {"why": wrong.sentence()}})
-        self._tell_keeper()
-
-    def gone(self, key: str) -> None:
-        self.cluster.drop_unhealthy(key)
-        self._tell_keeper()
-
-    def listed(self, drift: int) -> None: ...
-
-    def _tell_keeper(self) -> None:
-        now = dict(self.cluster.sick)
-        for name in self.before.keys() | now.keys():
-            if self.keeper is not None and self.before.get(name) != now.get(name):
-                self.keeper.observe_unhealthy(name, now.get(name, frozenset()))
-        self.before = now
-
-
-def _tell_drift(what: str, drift: int) -> None:
-    if drift:
-        log.info("compared with the API server", extra={"data": {"what": what, "differences": drift}})
-
-
 class Scheduler:
-    """One instance."""
+    """One instance: its parts, put together."""
 
     def __init__(self, server: Server, settings: Settings) -> None:
         self.settings = settings
-        self.kube = Kube(server, agent="aliquot-scheduler")
-        self.cluster = Cluster(settings.priority, Rules(settings.rules, settings.memory_unit or MemoryUnit.GIB))
+        self.kube = kube = Kube(server, agent="aliquot-scheduler")
+        self.cluster = cluster = Cluster(
+            settings.priority, Rules(settings.rules, settings.memory_unit or MemoryUnit.GIB)
+        )
         self.calls = Calls(_stamp)
-        self.nodes: Reflector[NodeObject]
-        self.pods: Reflector[PodObject]
+        self.events = Events(kube, "aliquot-scheduler", time.time)
+        self.election = self._election()
+        self.keeper = (
+            NodeKeeper(kube, self.events, is_leader=self._leading, clock=time.time, rules=lambda: cluster.rules)
+            if settings.keep_nodes
+            else None
+        )
+        node_sink = NodeSink(
+            cluster, self.keeper, unit_known=settings.memory_unit is not None, reread=self._reread_pods
+        )
+        self.nodes = Reflector(kube, "/api/v1/nodes", NodeObject, node_sink)
+        self.pods = Reflector(kube, "/api/v1/pods", PodObject, PodSink(cluster), after=self.nodes.synced)
+        self.configs = Reflector(
+            kube, "/api/v1/namespaces/kube-system/configmaps", ConfigMapObject, ConfigSink(cluster, self.keeper)
+        )
+        self.binder = Binder(
+            kube,
+            cluster,
+            may_write=self._leading,
+            heard=self.pods.hear,
+            now_ns=time.time_ns,
+            more_annotations=self._env_annotations,
+        )
+        self.waiting = Waiting(kube, cluster, self.events, leading=self._leading, clock=time.monotonic, stamp=_stamp)
+        self.extender = Extender(
+            cluster,
+            self.binder,
+            self.calls,
+            synced=self._synced,
+            leading=self._leading,
+            leader_address=lambda: self.election.leader_address,
+            metrics=self._scraped,
+            clock=time.monotonic,
+        )
         self._rereading: asyncio.Task[None] | None = None
 
+    def _election(self) -> Election:
+        settings = self.settings
+        return Election(
+            self.kube,
+            namespace=settings.lease_namespace,
+            name=settings.lease_name,
+            identity=settings.identity or f"{socket.gethostname()}_{settings.port}",
+            address=settings.advertise or f"{_own_address()}:{settings.port}",
+            calls=self.calls.told,
+            refresh=self._refresh,
+            clock=time.monotonic,
+        )
+
     async def run(self) -> None:
-        """Until SIGTERM or SIGINT; then what is under way is finished, and the Lease given back."""
+        """Until SIGTERM or SIGINT; then what is under way is finished, and the Lease given back.
+
+        Raises OSError where a port is taken.
+        """
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.kube)
-            await self._serve(stack, stop)
+            await self._listen(stack)
+            tasks = [asyncio.create_task(_for_ever(work)) for work in self._works()]
+            await stop.wait()
+            await self._end(tasks)
 
-    async def _serve(self, stack: AsyncExitStack, stop: asyncio.Event) -> None:
-        settings, cluster, kube = self.settings, self.cluster, self.kube
-        clock = time.monotonic
+    async def _listen(self, stack: AsyncExitStack) -> None:
+        settings = self.settings
         # The port is ours before the identity is: two processes of one name cannot both be here.
         listener = socket.create_server((settings.bind_address, settings.port), backlog=1024)
         stack.callback(listener.close)
-        events = Events(kube, "aliquot-scheduler", time.time)
-        identity = settings.identity or f"{socket.gethostname()}_{settings.port}"
-        address = settings.advertise or f"{_own_address()}:{settings.port}"
-        election = Election(
-            kube,
-            namespace=settings.lease_namespace,
-            name=settings.lease_name,
-            identity=identity,
-            address=address,
-            calls=self.calls.told,
-            refresh=self._refresh,
-            clock=clock,
-        )
-
-        def leading() -> bool:
-            return election.leading if settings.leader_elect else self._synced()
-
-        keeper = (
-            NodeKeeper(kube, events, is_leader=leading, clock=time.time, rules=lambda: cluster.rules)
-            if settings.keep_nodes
-            else None
-        )
-        node_sink = _NodeSink(cluster, keeper, unit_known=settings.memory_unit is not None, reread=self._reread_pods)
-        self.nodes = Reflector(kube, "/api/v1/nodes", NodeObject, node_sink)
-        self.pods = Reflector(kube, "/api/v1/pods", PodObject, _PodSink(cluster), after=self.nodes.synced)
-        configs = Reflector(
-            kube, "/api/v1/namespaces/kube-system/configmaps", ConfigMapObject, _ConfigSink(cluster, keeper)
-        )
-        binder = Binder(
-            kube,
-            cluster,
-            may_write=leading,
-            heard=self.pods.hear,
-            now_ns=time.time_ns,
-            more_annotations=self._env_annotations,
-        )
-        waiting = Waiting(kube, cluster, events, leading=leading, clock=clock, stamp=_stamp)
-
-        def scrape() -> bytes:
-            return exposition(
-                cluster,
-                self.calls,
-                {
-                    "aliquot_leading": ("1 where this instance binds.", float(leading())),
-                    "aliquot_binds_under_way": ("Binds without an outcome yet.", binder.busy),
-                },
-                {
-                    "aliquot_relists": ("Lists after the first.", self.nodes.relists + self.pods.relists),
-                    "aliquot_drift": ("What those found that no watch had told.", self.nodes.drift + self.pods.drift),
-                    "aliquot_pods_retried": ("Waiting Pods touched to be tried again.", waiting.touched),
-                    "aliquot_events_written": ("Events written.", events.written),
-                },
-            )
-
-        extender = Extender(
-            cluster,
-            binder,
-            self.calls,
-            synced=self._synced,
-            leading=leading,
-            leader_address=lambda: election.leader_address,
-            metrics=scrape,
-            clock=clock,
-        )
-        runner = quiet_runner(extender.app())
+        if settings.webhook is not None:  # a look only; it listens once it has keys
+            socket.create_server((settings.webhook.bind_address, settings.webhook.port)).close()
+        runner = quiet_runner(self.extender.app())
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.SockSite(runner, listener).start()
-        log.info(
-            "listening", extra={"data": {"address": f"{settings.bind_address}:{settings.port}", "identity": identity}}
-        )
-        works: list[Callable[[], Coroutine[Any, Any, None]]] = [
+        where = f"{settings.bind_address}:{settings.port}"
+        log.info("listening", extra={"data": {"address": where, "identity": self.election.identity}})
+
+    def _works(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        """What runs as long as we do."""
+        return [
             self.nodes.run,
             self.pods.run,
-            configs.run,
-            events.run,
-            waiting.run,
+            self.configs.run,
+            self.events.run,
+            self.waiting.run,
             self._reconcile,
             self._settle_memory,
+            *([self.election.run] if self.settings.leader_elect else []),
+            *([self.keeper.run] if self.keeper is not None else []),
+            *([self._webhook] if self.settings.webhook is not None else []),
         ]
-        works += [election.run] if settings.leader_elect else []
-        works += [keeper.run] if keeper is not None else []
-        works += [lambda: self._webhook(leading)] if settings.webhook is not None else []
-        tasks = [asyncio.create_task(_for_ever(work), name=getattr(work, "__qualname__", "")) for work in works]
-        await stop.wait()
+
+    async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
         log.info("stopping")
-        extender.stopping = True
+        self.extender.stopping = True
         try:
-            await asyncio.wait_for(binder.settle(), _LAST_WORDS)
-            if settings.leader_elect:
-                await election.resign()
+            await asyncio.wait_for(self.binder.settle(), _LAST_WORDS)
+            if self.settings.leader_elect:
+                await self.election.resign()
         except TimeoutError:  # nobody else may lead before these have an outcome: the Lease runs out by itself
-            log.warning("ending with binds under way", extra={"data": {"binds": binder.busy}})
+            log.warning("ending with binds under way", extra={"data": {"binds": self.binder.busy}})
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _webhook(self, leading: Callable[[], bool]) -> None:
+    async def _webhook(self) -> None:
         from aliquot.services.webhook import serve_webhook  # its cryptography is loaded where it is wanted
 
         assert self.settings.webhook is not None
@@ -298,10 +193,15 @@ class Scheduler:
             self.kube,
             self.settings.webhook,
             lambda: self.cluster.rules,
-            is_leader=leading,
+            is_leader=self._leading,
             on_call=lambda verb: self.calls.count(verb, "ok", 0.0),
             clock=time.time,
         )
+
+    # --- what the parts ask of each other -------------------------------------------------------------------------
+
+    def _leading(self) -> bool:
+        return self.election.leading if self.settings.leader_elect else self._synced()
 
     def _env_annotations(self, placed: Placed) -> dict[str, str]:
         """What containers are promised as environment, where the webhook has them read it from annotations."""
@@ -338,6 +238,22 @@ class Scheduler:
         if self.pods.synced.is_set():
             self.pods.tell_again()
             self._rereading = asyncio.get_running_loop().create_task(self.pods.relist())
+
+    def _scraped(self) -> bytes:
+        return exposition(
+            self.cluster,
+            self.calls,
+            {
+                "aliquot_leading": ("1 where this instance binds.", float(self._leading())),
+                "aliquot_binds_under_way": ("Binds without an outcome yet.", self.binder.busy),
+            },
+            {
+                "aliquot_relists": ("Lists after the first.", self.nodes.relists + self.pods.relists),
+                "aliquot_drift": ("What those found that no watch had told.", self.nodes.drift + self.pods.drift),
+                "aliquot_pods_retried": ("Waiting Pods touched to be tried again.", self.waiting.touched),
+                "aliquot_events_written": ("Events written.", self.events.written),
+            },
+        )
 
 
 async def _for_ever(work: Callable[[], Awaitable[None]]) -> None:
