@@ -29,7 +29,7 @@ CARD_GIB, WITNESS_GIB, FILLER_GIB = 80, 96, 20
 _WITNESS_EVERY = 50
 _LABEL = "aliquot-bench"
 EMPTY = "bench-empty"
-_FILLER, _TRIED = "filler", "tried"
+_NODE, _FILLER, _TRIED = "node", "filler", "tried"
 _THREADS = 8
 
 
@@ -77,7 +77,7 @@ class Ground:
 
     def _node(self, name: str, cards: int, card_gib: int) -> Object:
         amounts = {self._resource: cards * card_gib, self._count: cards}
-        return objects.fat(objects.node(name, amounts, labels={gpushare.NODE_LABEL: "true"}))
+        return objects.fat(objects.node(name, amounts, labels={gpushare.NODE_LABEL: "true", _LABEL: _NODE}))
 
     def _filler(self, name: str, node: str, card: int, card_gib: int, amount: int) -> Object:
         told = {
@@ -118,6 +118,11 @@ class Ground:
         path = "/api/v1/namespaces/default/pods"
         self.api("DELETE", path, {"gracePeriodSeconds": 0}, params=selector)
         wait_until(lambda: not self.tried(), 60, "the Pods of the last trial are gone")
+
+    def remove(self) -> None:
+        """Everything that was made here, from an API server of somebody else's."""
+        for path in ("/api/v1/namespaces/default/pods", "/api/v1/nodes"):
+            self.api("DELETE", path, {"gracePeriodSeconds": 0}, params={"labelSelector": _LABEL})
 
     def tried(self) -> list[Object]:
         """The Pods of this trial, as the API server has them."""

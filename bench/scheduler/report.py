@@ -70,6 +70,8 @@ def render(rows: Sequence[Figure], results: Results, mine: str) -> str:
         head += [name.upper(), "x OURS"]
     body = []
     for row in rows:
+        if not any(row.key in found for found in results.values()):  # not asked for
+            continue
         own = results.get(mine, {}).get(row.key)
         verdict = {True: "ok", False: "MISSED", None: ""}[None if own is None else row.holds(own)]
         cells = [row.what, row.must, _told(own, row.digits), verdict]

@@ -203,8 +203,8 @@ class ApiServer:
                 queue.put_nowait(line)
         self._watches.append((request, queue))
         try:
-            while (line := await queue.get()) is not None and request.transport is not None:
-                await answer.write(line)
+            while (said := await queue.get()) is not None and request.transport is not None:
+                await answer.write(said)
         except ConnectionError:
             pass
         finally:

@@ -166,7 +166,11 @@ def test_a_list_is_read_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
         assert [each.query["resourceVersion"] for each in rig.server.asked(watch=True)] == ["105"]
 
-    play(scene, before=lambda server: [server.put(name) for name in "abcde"])
+    def before(server: ApiServer) -> None:
+        for name in "abcde":
+            server.put(name)
+
+    play(scene, before=before)
 
 
 def test_nothing_is_told_before_what_must_be_known_first_is_known() -> None:
@@ -561,8 +565,8 @@ def test_pauses_grow_to_a_bound_and_never_fall_below_half_of_it(attempt: int, ch
 
 
 def test_a_key_is_what_people_write() -> None:
-    assert key_of(SimpleNamespace(metadata=Meta("n", ""))) == "n"  # type: ignore[arg-type]
-    assert key_of(SimpleNamespace(metadata=Meta("n", "ns"))) == "ns/n"  # type: ignore[arg-type]
+    assert key_of(SimpleNamespace(metadata=Meta("n", ""))) == "n"
+    assert key_of(SimpleNamespace(metadata=Meta("n", "ns"))) == "ns/n"
 
 
 # --- whatever happens ------------------------------------------------------------------------------------------------

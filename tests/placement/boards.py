@@ -86,7 +86,10 @@ Change = Callable[[Board, list[tuple[str, Occupant]]], None]
 
 
 def _set(node: Node) -> Change:
-    return lambda board, held: board.set_node(node) and None
+    def change(board: Board, held: list[tuple[str, Occupant]]) -> None:
+        board.set_node(node)
+
+    return change
 
 
 def _drop(name: str) -> Change:

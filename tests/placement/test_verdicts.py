@@ -195,7 +195,12 @@ def test_changes_made_together_leave_the_board_that_they_leave_one_by_one(
 
 def test_changes_that_break_off_in_the_middle_are_still_worked_out() -> None:
     board = a_board(a_node("n1", 16))
-    with pytest.raises(RuntimeError), board.together():
-        board.take("n1", Occupant({0: Usage(10 * GIB, slices=1)}))
-        raise RuntimeError
+
+    def breaks_off() -> None:
+        with board.together():
+            board.take("n1", Occupant({0: Usage(10 * GIB, slices=1)}))
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        breaks_off()
     assert board.room_memory[0, 0] == 6 * GIB

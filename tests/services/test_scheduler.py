@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import socket
 
@@ -24,7 +25,7 @@ def test_a_part_that_fails_is_told_and_started_again(caplog: pytest.LogCaptureFi
 
     with caplog.at_level(logging.ERROR):
         play(module._for_ever(work))
-    assert [later - earlier for earlier, later in zip(began, began[1:], strict=False)] == [1.0, 1.0, 1.0]
+    assert [later - earlier for earlier, later in itertools.pairwise(began)] == [1.0, 1.0, 1.0]
     assert caplog.text.count("a part failed; it starts again") == 3
 
 
