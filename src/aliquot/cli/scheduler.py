@@ -26,6 +26,11 @@ _DEFAULT_PORT = 12345
     "--kubeconfig", type=click.Path(path_type=Path), help="Else $KUBECONFIG, the Pod's account, ~/.kube/config"
 )
 @click.option("--config", type=click.Path(path_type=Path), help="A YAML file with these options; the command line wins")
+@click.option(
+    "--shortlist",
+    type=click.IntRange(0, 65535),
+    help="How many of the nodes that fit are told to kube-scheduler, the best; 0: all  [default: 16]",
+)
 @click.option("--rules", type=click.Choice(["seed", "2026"]), help="Whose rules hold for qGPU  [default: seed]")
 @click.option(
     "--memory-unit",
@@ -130,6 +135,7 @@ _KINDS: dict[str, object] = {
     "port": int,
     "bind_address": None,
     "kubeconfig": None,
+    "shortlist": (int, 0),
     "rules": ("seed", "2026"),
     "memory_unit": ("auto", "GiB", "MiB"),
     "leader_elect": bool,

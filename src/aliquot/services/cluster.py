@@ -71,6 +71,7 @@ class Cluster:
 
     policy: str
     rules: Rules = dialects.DEFAULT_RULES
+    shortlist: int = 0  # how many of the nodes that fit are told to kube-scheduler; 0: all
     board: Board = field(default_factory=Board)
     pending: dict[str, Pending] = field(default_factory=dict)  # by uid, as all of these
     assumed: dict[str, Placed] = field(default_factory=dict)
@@ -310,8 +311,9 @@ class Cluster:
             fits[fits] = np.isfinite(self.chooser.scores(claim))[rows[fits]]
         else:
             fits = np.isin(rows, self.chooser.fitting(claim, np.unique(rows[rows >= 0])))
+        chosen = self._best(claim, rows, np.flatnonzero(fits))
         if fits.all():
-            return Filtered(names, {})
+            return Filtered(names if len(chosen) == len(names) else [names[at] for at in chosen.tolist()], {})
         there = rows >= 0  # rows of nodes that are gone are kept for what is booked on them: they give no reason
         there[there] = self.board.present[rows[there]]
         lost = np.flatnonzero(~fits & there)
@@ -319,7 +321,17 @@ class Cluster:
         told[told == FITS] = TOGETHER_NOT  # a search found that, and it is not always kept
         codes = dict(zip([names[at] for at in lost.tolist()], told.tolist(), strict=True))
         unknown = tuple(names[at] for at in np.flatnonzero(~there).tolist())
-        return Filtered([names[at] for at in np.flatnonzero(fits).tolist()], codes, unknown)
+        return Filtered([names[at] for at in chosen.tolist()], codes, unknown)
+
+    def _best(self, claim: Claim, rows: Ints, fitting: Ints) -> Ints:
+        """Of the places in `rows` that fit, the best few in the order asked: one of them will be chosen anyway.
+
+        Whatever else kube-scheduler looks at is then looked at for those only, which is most of what a Pod costs it.
+        """
+        if not self.shortlist or len(fitting) <= self.shortlist:
+            return fitting
+        scores = self.chooser.scores(claim)[rows[fitting]]
+        return np.sort(fitting[np.argpartition(scores, self.shortlist - 1)[: self.shortlist]])
 
     def rank(self, claim: Claim, names: Sequence[str]) -> tuple[Ints, Grant | None]:
         """0 (worst) to 5 for each name, and the grant of the best of them, which should be told apart from all."""

@@ -56,6 +56,7 @@ class Settings:
     port: int = 12345
     bind_address: str = "0.0.0.0"  # noqa: S104  # kube-scheduler is on another machine, as a rule
     priority: str = "binpack"
+    shortlist: int = 16
     rules: QgpuRules = QgpuRules.SEED
     memory_unit: MemoryUnit | None = None  # None: by what the nodes advertise
     leader_elect: bool = True
@@ -74,9 +75,8 @@ class Scheduler:
     def __init__(self, server: Server, settings: Settings) -> None:
         self.settings = settings
         self.kube = kube = Kube(server, agent="aliquot-scheduler")
-        self.cluster = cluster = Cluster(
-            settings.priority, Rules(settings.rules, settings.memory_unit or MemoryUnit.GIB)
-        )
+        rules = Rules(settings.rules, settings.memory_unit or MemoryUnit.GIB)
+        self.cluster = cluster = Cluster(settings.priority, rules, settings.shortlist)
         self.calls = Calls(_stamp)
         self.events = Events(kube, "aliquot-scheduler", time.time)
         self.election = self._election()
