@@ -775,3 +775,54 @@ class Events(RuleBasedStateMachine):
 
 TestEvents = Events.TestCase
 TestEvents.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+# --- the shortlist ---------------------------------------------------------------------------------------------------
+
+
+def _many(shortlist: int, nodes: int = 40) -> tuple[Cluster, Claim, list[str]]:
+    """A cluster of equal nodes, of which the last is a little fuller: with binpack, the best."""
+    cluster = Cluster("binpack", shortlist=shortlist)
+    names = [f"n{at}" for at in range(nodes)]
+    for name in names:
+        cluster.set_node(live_node(name))
+    cluster.set_pod(live_pod("there", {MEM: "1"}, on=names[-1], annotations=ON_CARD_0))
+    return cluster, claim_of(cluster, live_pod("p", {MEM: "1"})), names
+
+
+def test_at_first_only_the_best_node_is_told() -> None:
+    cluster, claim, names = _many(1)
+    told = cluster.filter(claim, names)
+    assert told.fit == [names[-1]]
+    assert told.likely is not None
+    assert told.likely.node == names[-1]
+    assert not told.codes
+
+
+def test_a_pod_that_comes_again_is_told_more_each_time_in_the_order_asked() -> None:
+    cluster, claim, names = _many(1)
+    told = [cluster.filter(claim, names).fit for _ in range(3)]
+    assert [len(each) for each in told] == [1, 16, 40]
+    assert told[1] == sorted(told[1], key=names.index)
+    assert names[-1] in told[1]
+
+
+def test_every_pod_has_a_first_time_of_its_own_and_one_more_when_it_is_made_anew() -> None:
+    cluster, claim, names = _many(1)
+    cluster.filter(claim, names)
+    other = claim_of(cluster, live_pod("q", {MEM: "1"}))
+    assert len(cluster.filter(other, names).fit) == 1
+    cluster.set_pod(live_pod("p", {MEM: "1"}))
+    cluster.drop_pod("ns/p")
+    assert len(cluster.filter(claim, names).fit) == 1
+
+
+def test_without_a_shortlist_all_nodes_that_fit_are_told() -> None:
+    cluster, claim, names = _many(0)
+    assert cluster.filter(claim, names).fit == names
+
+
+def test_a_pod_that_fits_nowhere_has_not_had_its_first_time() -> None:
+    cluster, claim, names = _many(1)
+    assert cluster.filter(claim, ["unheard-of"]).fit == []
+    assert cluster.filter(claim, names).fit == [names[-1]]

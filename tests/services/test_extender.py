@@ -166,11 +166,19 @@ def test_the_leader_holds_the_place_it_recommends_and_a_standby_does_not() -> No
     async def scene(rig: Rig) -> None:
         await rig.post("/aliquot/prioritize", question())
         assert set(rig.cluster.held) == {"uid-p"}
+        rig.leading = False
         await rig.post("/aliquot/filter", question())
         assert not rig.cluster.held
-        rig.leading = False
         await rig.post("/aliquot/prioritize", question())
         assert not rig.cluster.held
+
+    serve(scene)
+
+
+def test_the_only_node_that_is_told_is_held_at_once_for_nobody_will_ask_for_scores() -> None:
+    async def scene(rig: Rig) -> None:
+        await rig.post("/aliquot/filter", question())
+        assert set(rig.cluster.held) == {"uid-p"}
 
     serve(scene)
 

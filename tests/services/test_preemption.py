@@ -126,6 +126,6 @@ def test_whole_victims_are_read_as_well_as_their_uids() -> None:
     pod = {"metadata": {"name": "p", "uid": "u"}}
     body = {"Pod": pod, "NodeNameToVictims": {"n1": {"Pods": [pod], "NumPDBViolations": 2}}}
     asked = parse_preemption(msgspec.json.encode(body))
-    (only,) = offered_victims(asked)["n1"].Pods or ()
+    (only,) = offered_victims(asked)["n1"].Pods or []
     assert (only.UID, offered_victims(asked)["n1"].NumPDBViolations) == ("u", 2)
     assert preemption_answer(Cluster("binpack"), asked) == offered_victims(asked), "not ours: nothing to object"

@@ -24,7 +24,7 @@ APPLY_PATCH = "application/apply-patch+yaml"
 _IDLE_SECONDS = 60.0  # the API server closes connections that were idle for 90 s
 
 
-class Refused(Exception):  # noqa: N818  # reads as what happened
+class Refused(Exception):  # reads as what happened
     """The API server's answer was not a success."""
 
     def __init__(self, status: int, body: Any, what: str) -> None:

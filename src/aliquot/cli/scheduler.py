@@ -29,7 +29,7 @@ _DEFAULT_PORT = 12345
 @click.option(
     "--shortlist",
     type=click.IntRange(0, 65535),
-    help="How many of the nodes that fit are told to kube-scheduler, the best; 0: all  [default: 16]",
+    help="How many of the nodes that fit are told when a Pod is first asked about; 0: all  [default: 1, the best]",
 )
 @click.option("--rules", type=click.Choice(["seed", "2026"]), help="Whose rules hold for qGPU  [default: seed]")
 @click.option(

@@ -196,7 +196,8 @@ def render_scores(names: Sequence[str], scores: Sequence[int]) -> bytes:
         if len(_WORDS) + len(names) > _MOST_WORDS:
             _WORDS.clear()
         for name in names:
-            _WORDS[name] = tuple(msgspec.json.encode(_Score(name, score)) for score in range(11))
+            if name not in _WORDS:
+                _WORDS[name] = tuple(msgspec.json.encode(_Score(name, score)) for score in range(11))
         parts = [_WORDS[name][score] for name, score in zip(names, scores, strict=True)]
     return b"[" + b",".join(parts) + b"]"
 

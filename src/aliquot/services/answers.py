@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from aliquot.dialects import ENABLED_BY, extender
@@ -21,18 +21,26 @@ _UNKNOWN = "aliquot has not heard of this node yet"
 _CHOSEN = 10  # a score of its own: kube-scheduler breaks ties by chance
 
 
-def filter_answer(cluster: Cluster, args: Args) -> tuple[bytes, Mapping[str, int]]:
-    """The answer, and what was found as numbers for the log."""
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a filter call came to: how many nodes were asked about and told, and what the Pod will get, where that is
+    certain enough."""
+
+    asked: int
+    fit: int
+    claim: Claim | None = None
+    likely: Grant | None = None
+
+
+def filter_answer(cluster: Cluster, args: Args) -> tuple[bytes, Told]:
+    """The answer, and what it came to."""
     names = extender.asked_names(args)
     claim = cluster.read(args.Pod)
     if claim is None:  # not ours: nothing to object
-        return extender.render_filtered(args, names, names, {}, {}), {"asked": len(names), "fit": len(names)}
+        return extender.render_filtered(args, names, names, {}, {}), Told(len(names), len(names))
     if not isinstance(claim, Claim):
         broken = "; ".join(each.sentence() for each in claim)
-        return extender.render_filtered(args, names, [], {}, dict.fromkeys(names, broken)), {
-            "asked": len(names),
-            "fit": 0,
-        }
+        return extender.render_filtered(args, names, [], {}, dict.fromkeys(names, broken)), Told(len(names), 0)
     found = cluster.filter(claim, names)
     busy: dict[str, str] = {}
     never: dict[str, str] = {}
@@ -46,7 +54,8 @@ def filter_answer(cluster: Cluster, args: Args) -> tuple[bytes, Mapping[str, int
                 never[name] = f"the node is broken: {broken_node[0].sentence()}"
             else:
                 busy[name] = _UNKNOWN
-    return extender.render_filtered(args, names, found.fit, busy, never), {"asked": len(names), "fit": len(found.fit)}
+    told = Told(len(names), len(found.fit), claim, found.likely)
+    return extender.render_filtered(args, names, found.fit, busy, never), told
 
 
 def _sentence(code: int, claim: Claim) -> str:

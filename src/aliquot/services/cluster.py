@@ -30,6 +30,8 @@ from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.placement.verdicts import FITS, TOGETHER_NOT
 
+_WIDER = 16  # times as many nodes are told to a Pod that comes again
+_MOST_TRIES = 20_000
 NEVER = float("inf")  # the deadline of what only the API server may end
 
 
@@ -57,12 +59,14 @@ class Pending:
 class Filtered:
     """What a filter call answers: names that fit; for the others, the code of the reason (placement.verdicts).
 
-    `unknown` are no nodes that we know, or none any more.
+    `unknown` are no nodes that we know, or none any more. `likely` is what the Pod will get, where that is certain
+    enough: only one name is told.
     """
 
     fit: Sequence[str]
     codes: dict[str, int]
     unknown: tuple[str, ...] = ()
+    likely: Grant | None = None
 
 
 @dataclass(slots=True)
@@ -71,7 +75,7 @@ class Cluster:
 
     policy: str
     rules: Rules = dialects.DEFAULT_RULES
-    shortlist: int = 0  # how many of the nodes that fit are told to kube-scheduler; 0: all
+    shortlist: int = 0  # how many of the nodes that fit are told when a Pod is first asked about; 0: all
     board: Board = field(default_factory=Board)
     pending: dict[str, Pending] = field(default_factory=dict)  # by uid, as all of these
     assumed: dict[str, Placed] = field(default_factory=dict)
@@ -88,6 +92,7 @@ class Cluster:
     _untold: dict[str, tuple[PodObject, Claim, str]] = field(default_factory=dict)  # to be guessed when a list ends
     _unseated: dict[str, PodObject] = field(default_factory=dict)  # on a node, and no card of it was found for them
     _told: dict[str, Node] = field(default_factory=dict)  # nodes as they say themselves
+    _tries: dict[str, int] = field(default_factory=dict)  # how often a Pod was told a shortlist and came again
     _batch: ExitStack | None = None
 
     def __post_init__(self) -> None:
@@ -232,6 +237,7 @@ class Cluster:
         for known in (self.pending, self.assumed, self.placed, self._untold, self._unseated):
             known.pop(uid, None)
         self.held.pop(uid, None)
+        self._tries.pop(uid, None)
         self.priorities.pop(uid, None)
 
     def _set_pending(self, pod: PodObject, key: str, uid: str) -> None:
@@ -246,6 +252,7 @@ class Cluster:
     def _set_bound(self, pod: PodObject, uid: str, name: str) -> None:
         self.pending.pop(uid, None)
         self.held.pop(uid, None)
+        self._tries.pop(uid, None)
         self._untold.pop(uid, None)
         self._unseated.pop(uid, None)
         assumed = self.assumed.pop(uid, None)
@@ -312,26 +319,35 @@ class Cluster:
         else:
             fits = np.isin(rows, self.chooser.fitting(claim, np.unique(rows[rows >= 0])))
         chosen = self._best(claim, rows, np.flatnonzero(fits))
+        told = names if len(chosen) == len(names) else [names[at] for at in chosen.tolist()]
+        likely = self.chooser.choose(claim, rows[chosen]) if len(chosen) == 1 else None
         if fits.all():
-            return Filtered(names if len(chosen) == len(names) else [names[at] for at in chosen.tolist()], {})
+            return Filtered(told, {}, (), likely)
         there = rows >= 0  # rows of nodes that are gone are kept for what is booked on them: they give no reason
         there[there] = self.board.present[rows[there]]
         lost = np.flatnonzero(~fits & there)
-        told = self.chooser.why_not(claim)[rows[lost]]
-        told[told == FITS] = TOGETHER_NOT  # a search found that, and it is not always kept
-        codes = dict(zip([names[at] for at in lost.tolist()], told.tolist(), strict=True))
+        why = self.chooser.why_not(claim)[rows[lost]]
+        why[why == FITS] = TOGETHER_NOT  # a search found that, and it is not always kept
+        codes = dict(zip([names[at] for at in lost.tolist()], why.tolist(), strict=True))
         unknown = tuple(names[at] for at in np.flatnonzero(~there).tolist())
-        return Filtered([names[at] for at in chosen.tolist()], codes, unknown)
+        return Filtered(told, codes, unknown, likely)
 
     def _best(self, claim: Claim, rows: Ints, fitting: Ints) -> Ints:
-        """Of the places in `rows` that fit, the best few in the order asked: one of them will be chosen anyway.
+        """Of the places in `rows` that fit, the best few in the order asked: the best of all is chosen anyway.
 
-        Whatever else kube-scheduler looks at is then looked at for those only, which is most of what a Pod costs it.
+        What kube-scheduler still does for every node it is told is most of what a Pod costs it. Should the best come to
+        nothing (another extender, a plugin), the Pod comes again, and is told more each time.
         """
-        if not self.shortlist or len(fitting) <= self.shortlist:
+        if not self.shortlist or not len(fitting):
+            return fitting
+        tries = self._tries[claim.uid] = self._tries.get(claim.uid, -1) + 1
+        if len(self._tries) > _MOST_TRIES:
+            self._tries.clear()
+        few = self.shortlist * _WIDER ** min(tries, 4)
+        if len(fitting) <= few:
             return fitting
         scores = self.chooser.scores(claim)[rows[fitting]]
-        return np.sort(fitting[np.argpartition(scores, self.shortlist - 1)[: self.shortlist]])
+        return np.sort(fitting[np.argpartition(scores, few - 1)[:few]])
 
     def rank(self, claim: Claim, names: Sequence[str]) -> tuple[Ints, Grant | None]:
         """0 (worst) to 5 for each name, and the grant of the best of them, which should be told apart from all."""

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 # 15,000 names, or 2,000 whole nodes; kube-scheduler sends no more.
 LARGEST_BODY = 64 << 20
-_HELD = 2.0  # seconds that the place of a Pod is kept between prioritize and bind
+_HELD = 2.0  # seconds that the place of a Pod is kept between the choice and bind
 _FORWARDED = "X-Aliquot-Forwarded"
 _JSON = "application/json"
 
@@ -103,12 +103,12 @@ class Extender:
 
     async def _filter(self, body: bytes, request: web.Request) -> bytes:
         args = wire.parse_args(body)
-        answer, found = answers.filter_answer(self._cluster, args)
-        if log.isEnabledFor(logging.DEBUG) or not found["fit"]:
-            log.info(
-                "filtered",
-                extra={"data": {"pod": f"{args.Pod.metadata.namespace}/{args.Pod.metadata.name:.253}", **found}},
-            )
+        answer, told = answers.filter_answer(self._cluster, args)
+        if told.claim is not None and told.likely is not None and self._leading():  # nobody will be asked to choose
+            self._cluster.hold(told.claim, told.likely, self._clock() + _HELD)
+        if log.isEnabledFor(logging.DEBUG) or not told.fit:
+            pod = f"{args.Pod.metadata.namespace}/{args.Pod.metadata.name:.253}"
+            log.info("filtered", extra={"data": {"pod": pod, "asked": told.asked, "fit": told.fit}})
         return answer
 
     async def _prioritize(self, body: bytes, request: web.Request) -> bytes:

@@ -56,7 +56,7 @@ class Settings:
     port: int = 12345
     bind_address: str = "0.0.0.0"  # noqa: S104  # kube-scheduler is on another machine, as a rule
     priority: str = "binpack"
-    shortlist: int = 16
+    shortlist: int = 1
     rules: QgpuRules = QgpuRules.SEED
     memory_unit: MemoryUnit | None = None  # None: by what the nodes advertise
     leader_elect: bool = True
