@@ -54,7 +54,7 @@ def test_nano_gpus_own_wiring_reaches_us(
     aliquot_scheduler: Callable[..., AliquotScheduler],
     kube_scheduler: Callable[..., KubeScheduler],
 ) -> None:
-    """Its prioritize is called priorities (asked where several nodes are told), and what the seed's manifest starts is started: a flag, and $PORT."""
+    """Its prioritize is called priorities, and what the seed's manifest starts is started: a flag, and $PORT."""
     objects.create(clean, qgpu_node("a", 16, 16), qgpu_node("b", 16, 16))
     ours = aliquot_scheduler("--priority=binpack", "--shortlist=0")
     extender = {
