@@ -68,9 +68,9 @@ class Kube:
     async def __aenter__(self) -> Kube:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=_CONNECTIONS, ssl=self.server.tls or True),
-            headers={"User-Agent": self._agent, "Accept": "application/json"},
+            # Unpacked: beside the API server, packing a list of 5,000 nodes takes longer than sending it.
+            headers={"User-Agent": self._agent, "Accept": "application/json", "Accept-Encoding": "identity"},
             read_bufsize=_CHUNK,
-            auto_decompress=True,
         )
         return self
 

@@ -171,8 +171,8 @@ class PodReader:
         metadata, spec = pod.metadata, pod.spec
         labels, annotations = metadata.labels, metadata.annotations
         return (
-            tuple(labels.get(mark) for mark in _MARKS) if labels else None,
-            tuple(annotations.get(mark) for mark in _MARKS) if annotations else None,
+            tuple(map(labels.get, _MARKS)) if labels else None,
+            tuple(map(annotations.get, _MARKS)) if annotations else None,
             tuple(map(_container_shape, spec.containers or ())),
             tuple(map(_container_shape, spec.init_containers or ())),
             _resources_shape(spec.resources),
@@ -291,9 +291,9 @@ class NodeReader:
     def _kind(node: NodeObject) -> object:
         labels, status = node.metadata.labels, node.status
         return (
-            tuple(labels.get(label) for label in _NODE_LABELS) if labels else None,
-            tuple(status.capacity.get(amount) for amount in _NODE_AMOUNTS) if status.capacity else None,
-            tuple(status.allocatable.get(amount) for amount in _NODE_AMOUNTS) if status.allocatable else None,
+            tuple(map(labels.get, _NODE_LABELS)) if labels else None,
+            tuple(map(status.capacity.get, _NODE_AMOUNTS)) if status.capacity else None,
+            tuple(map(status.allocatable.get, _NODE_AMOUNTS)) if status.allocatable else None,
         )
 
 

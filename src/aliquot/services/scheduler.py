@@ -229,8 +229,12 @@ class Scheduler:
             await self._refresh()
 
     async def _settle_memory(self) -> None:
-        """What was loaded at the start stays: the collector need not look at it again and again."""
-        await self.pods.synced.wait()
+        """What is loaded at the start stays: the collector need not look at it, neither meanwhile nor ever after."""
+        gc.disable()
+        try:
+            await self.pods.synced.wait()
+        finally:
+            gc.enable()
         gc.collect()
         gc.freeze()
 
