@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -75,11 +75,16 @@ class _Grant(msgspec.Struct, kw_only=True, omit_defaults=True):
 _Wire = TypeVar("_Wire", _Inventory, _Grant)
 
 
+# Made once: ten thousand grants are read when a cluster is loaded.
+_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {form: msgspec.json.Decoder(form) for form in (_Inventory, _Grant)}
+_GRANT_FIELD = f'metadata.annotations["{GRANT}"]'
+
+
 def _decode(value: object, field: str, form: type[_Wire]) -> _Wire | Invalid:
     if not isinstance(value, str):
         return Invalid(field, value, "JSON text")
     try:
-        wire = msgspec.json.decode(value, type=form)
+        wire: _Wire = _DECODERS[form].decode(value)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         return Invalid(field, value, f"what aliquot writes there ({error})")
     if wire.v != _VERSION:
@@ -154,7 +159,7 @@ def parse_grant(annotations: Json, claim: Claim, node_name: str, node: Node | No
     """What the Pod got; None where the annotation is missing."""
     if GRANT not in annotations:
         return None
-    field, value = f'metadata.annotations["{GRANT}"]', annotations[GRANT]
+    field, value = _GRANT_FIELD, annotations[GRANT]
     wire = _decode(value, field, _Grant)
     if isinstance(wire, Invalid):
         return wire
@@ -162,13 +167,14 @@ def parse_grant(annotations: Json, claim: Claim, node_name: str, node: Node | No
         return Invalid(field, wire.node, f"the grant of the node the Pod is on, {node_name}; this one is stale")
     granted = {each.name: each.cards for each in wire.containers}
     asked = [each.name for each in claim.containers]
-    if len(granted) != len(wire.containers) or sorted(granted) != sorted(asked):
+    if len(granted) != len(wire.containers) or granted.keys() != set(asked):
         return Invalid(field, ", ".join(granted), f"one grant for each container that asks: {', '.join(asked)}")
     for each in claim.containers:
         wrong = _not_what_was_asked(each, granted[each.name])
         if wrong or wire.whole_node != claim.whole_node:
             return Invalid(field, value, wrong or "the whole node exactly where the Pod asks for it")
-    today = {card.uuid: card.index for card in node.cards if card.uuid} if node else {}
+    named = node is not None and any(card.uuid for each in wire.containers for card in each.cards)
+    today = {card.uuid: card.index for card in node.cards if card.uuid} if node and named else {}
     return Grant(
         uid=claim.uid,
         node=node_name,
@@ -183,15 +189,16 @@ def parse_grant(annotations: Json, claim: Claim, node_name: str, node: Node | No
 def _not_what_was_asked(container: ContainerClaim, cards: list[_Share]) -> str | None:
     """What the shares lack of the request: whoever can write annotations could otherwise book less than it uses."""
     asked = container.slice
-    if len({card.index for card in cards}) != len(cards):
+    if len(cards) > 1 and len({card.index for card in cards}) != len(cards):
         return f"each card of {container.name} once"
     wanted = container.count or max(len(cards), 1)  # of a whole node: as many as it had
     if len(cards) != wanted:
         return f"as many cards as {container.name} asks for"
+    least = max(asked.memory_mib, min(asked.memory_percent, 1))
+    compute = (asked.core_milli, asked.greedy_milli, asked.exclusive)
     for card in cards:
-        if card.memory_mib < max(asked.memory_mib, min(asked.memory_percent, 1)):
+        if card.memory_mib < least:
             return f"as much memory as {container.name} asks for"
-        compute = (asked.core_milli, asked.greedy_milli, asked.exclusive)
         if (card.core_milli, card.greedy_milli, card.exclusive) != compute:
             return f"the compute that {container.name} asks for"
     return None

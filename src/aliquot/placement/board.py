@@ -264,7 +264,8 @@ class Board:
         """
         if slot < self.width:
             for column, amount in zip(_USED, amounts, strict=True):
-                getattr(self, column)[row, slot] += amount
+                if amount:
+                    getattr(self, column)[row, slot] += amount
             return
         kept = self._beyond.setdefault((row, slot), [0] * len(_USED))
         kept[:] = [before + amount for before, amount in zip(kept, amounts, strict=True)]
