@@ -543,6 +543,54 @@ def test_a_server_that_always_fails_is_not_asked_in_a_tight_loop(
     play(scene, before=hostile)
 
 
+def test_a_server_that_goes_away_after_it_told_much_is_not_asked_in_a_tight_loop_for_a_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene(rig: Rig) -> None:
+        await rig.synced()
+        rig.server.put("d")
+        await rig.same()
+        monkeypatch.setattr(module, "_FIRST_PAUSE", 0.05)
+        monkeypatch.setattr(module, "_LONGEST_PAUSE", 15.0)
+        rig.server.faults.extend([hang_up] * 1000)
+        rig.server.calls.clear()
+        asked = asyncio.create_task(rig.reflector.relist())
+        await asyncio.sleep(0.4)
+        assert len(rig.server.calls) <= 14  # each try may be two calls, as above
+        asked.cancel()
+
+    play(scene, before=three)
+
+
+@pytest.mark.parametrize("at", ["changed", "gone"])
+def test_what_a_sink_failed_at_in_a_list_is_told_by_the_next(at: str) -> None:
+    async def scene(rig: Rig) -> None:
+        await rig.synced()
+        rig.server.put("b", size=2, quietly=True)
+        rig.server.put("z", quietly=True)
+        for name in "ac":
+            rig.server.remove(name, quietly=True)
+        told, failing = getattr(rig.sink, at), True
+
+        def fail_once(what: Any) -> None:
+            nonlocal failing
+            if failing:
+                failing = False
+                raise RuntimeError("broken")
+            told(what)
+
+        setattr(rig.sink, at, fail_once)
+        asked = asyncio.create_task(rig.reflector.relist())
+        with pytest.raises(RuntimeError, match="broken"):
+            await rig.following
+        assert not rig.sink.in_list
+        rig.following = asyncio.create_task(rig.reflector.run())
+        await asked
+        assert rig.sink.known == sizes(rig.server) == {"b": 2, "z": 0}
+
+    play(scene, before=three)
+
+
 def test_it_ends_when_it_is_told_to_even_while_a_list_is_wanted() -> None:
     async def scene(rig: Rig) -> None:
         await rig.synced()

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aliquot.dialects import extender
 from aliquot.dialects.extender import (
     Args,
     Binding,
@@ -105,6 +106,13 @@ def test_a_question_that_cannot_be_read_says_where_and_why(sent: bytes, says: st
     assert says in str(refused.value)
 
 
+@pytest.mark.parametrize("field", ["name", "namespace", "uid"])
+def test_a_pod_with_a_name_that_no_pod_can_have_is_told(field: str) -> None:
+    pod = {**POD, "metadata": {**POD["metadata"], field: "x" * 254}}
+    with pytest.raises(WireError, match=rf"Pod\.metadata\.{field} is longer than 253"):
+        parse_args(body(Pod=pod, NodeNames=[]))
+
+
 def test_a_question_about_no_nodes_at_all_is_told() -> None:
     with pytest.raises(WireError, match="neither NodeNames nor Nodes is there"):
         asked_names(args())
@@ -197,6 +205,13 @@ def test_an_error_is_said_where_kube_scheduler_looks_for_it() -> None:
 
 def test_scores_are_a_bare_list_of_whole_numbers() -> None:
     assert json.loads(render_scores(["a", "b"], [10, 0])) == [{"Host": "a", "Score": 10}, {"Host": "b", "Score": 0}]
+
+
+@pytest.mark.parametrize("names", [["n" * 1_000_000], [f"n{at}" for at in range(30_000)]], ids=["long", "many"])
+def test_names_that_no_cluster_has_are_scored_and_not_kept(names: list[str]) -> None:
+    before = dict(extender._WORDS)
+    assert json.loads(render_scores(names, [3] * len(names))) == [{"Host": name, "Score": 3} for name in names]
+    assert extender._WORDS == before
 
 
 def test_victims_are_handed_back_in_the_words_they_came_in() -> None:

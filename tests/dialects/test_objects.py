@@ -301,6 +301,14 @@ def test_a_reader_forgets_rather_than_grow_without_bound(monkeypatch: pytest.Mon
     assert len(node_reader._known) <= 10
 
 
+def test_a_reader_keeps_nothing_of_a_pod_with_very_long_words() -> None:
+    reader = PodReader(DEFAULT_RULES)
+    pod = gpushare_pod("p", 1)
+    pod["metadata"]["annotations"] = {"aliyun.com/gpu-count": "x" * 100_000}
+    assert isinstance(reader.read(typed_pod(pod)).claim, tuple)
+    assert reader._known == {}
+
+
 def test_nodes_that_are_alike_keep_their_names() -> None:
     reader = NodeReader(DEFAULT_RULES)
     first, second = (reader.read(typed_node(a_node(name, capacity={MEM: "16"}))) for name in ("a", "b"))

@@ -403,6 +403,37 @@ def test_a_pod_that_the_watch_has_not_told_of_is_looked_up(uid: str) -> None:
     play(scene())
 
 
+def test_a_pod_made_anew_after_it_was_looked_up_is_not_bound_in_the_place_of_the_one_before() -> None:
+    async def scene() -> None:
+        rig = Rig(watch=False)
+        rig.pod(told=False)
+        binding = asyncio.create_task(rig.bind(uid=""))
+        await asyncio.sleep(1.5 * rig.api.slow)  # looked up, and the write is on its way
+        rig.pod(told=False, uid="another")
+        with pytest.raises(Refused, match="409"):
+            await binding
+        assert "nodeName" not in rig.api.pods["p"]["spec"]
+        assert rig.free == 16
+
+    play(scene())
+
+
+def test_what_could_not_be_written_down_holds_nothing() -> None:
+    async def scene() -> None:
+        rig = Rig()
+        rig.pod()
+
+        def broken(placed: object) -> dict[str, str]:
+            raise RuntimeError("broken")
+
+        rig.binder._more = broken
+        with pytest.raises(RuntimeError, match="broken"):
+            await rig.bind()
+        assert (rig.binds, rig.free, rig.cluster.assumed) == (0, 16, {})
+
+    play(scene())
+
+
 @pytest.mark.parametrize(("uid", "there"), [("uid-p", False), ("another", True)], ids=["not there", "made anew"])
 def test_a_pod_that_is_gone_is_not_bound(uid: str, there: bool) -> None:
     async def scene() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 import aliquot
@@ -202,6 +203,15 @@ def test_a_standby_answers_filter_itself_and_hands_a_bind_on_to_the_leader() -> 
         assert "does not answer" in (await standby.post("/scheduler/bind", BINDING))["Error"]
 
     assert serve(scene).bound == []
+
+
+def test_a_standby_does_not_hand_back_what_somebody_else_says_at_the_leaders_address() -> None:
+    async def scene(rig: Rig) -> None:
+        async with TestServer(web.Application()) as somebody:
+            rig.leading, rig.leader = False, f"{somebody.host}:{somebody.port}"
+            assert "HTTP 404 is answered" in (await rig.post("/aliquot/bind", BINDING))["Error"]
+
+    serve(scene)
 
 
 def test_a_standby_that_knows_no_leader_says_so() -> None:

@@ -56,6 +56,21 @@ class Nodes:
         self.sink.listed(0)
 
 
+def test_a_list_of_nodes_that_fails_in_the_middle_leaves_a_board_that_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = Nodes()
+    nodes.list(live_node("n1"))
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(nodes.keeper, "observe", fail)
+        with pytest.raises(RuntimeError, match="broken"):
+            nodes.list(live_node("n1", 8))
+    nodes.cluster.set_pod(live_pod(limits={MEM: "4"}, on="n1", annotations=ON_CARD_0))
+    assert nodes.cluster.board.room_memory[0, 0] == 4 * GIB
+
+
 def advertising(name: str, memory: int) -> NodeObject:
     return live_node(name, labels={}, **{MEM: str(memory)})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,6 +85,19 @@ def test_for_a_whole_node_all_go_but_those_of_daemon_sets() -> None:
     whole = claim_of(cluster, live_pod("whole", {T9K_NODE: 1}))
     found = victims(cluster, whole, IMPORTANT, {"n1": [a]})
     assert {name: set(uids) for name, uids in found.items()} == {"n1": {plain.metadata.uid, a, b}}
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["", "held before"])
+def test_a_pod_that_is_not_on_its_node_yet_is_nobody_to_evict(held: bool) -> None:
+    cluster = a_cluster(live_node("n1", 8))
+    on_its_way = claim_of(cluster, live_pod("on-its-way", {MEM: 6}))
+    if held:
+        _, best = cluster.rank(on_its_way, ["n1"])
+        assert best is not None
+        cluster.hold(on_its_way, best, deadline=10.0)
+    cluster.assume(on_its_way, "n1")
+    assert list(cluster.assumed) == [on_its_way.uid]
+    assert chosen(cluster, 4, {"n1": []}) == {}
 
 
 def test_priorities_are_forgotten_with_their_pods() -> None:

@@ -123,14 +123,14 @@ class Reflector(Generic[T]):
         self._version = ""
         self._wanted: list[asyncio.Future[None]] = []  # who asked for a fresh list
         self._watching: asyncio.Task[None] | None = None
-        self._told = False  # whether the last watch told anything
+        self._told = False  # whether the watch of this round told anything
 
     async def run(self) -> None:
         """Until cancelled."""
         loop = asyncio.get_running_loop()
         attempt = 0
         while True:
-            started = loop.time()
+            started, self._told = loop.time(), False
             try:
                 while not self._version or self._wanted:  # a list may be wanted while one is under way
                     await self._list()
@@ -190,7 +190,7 @@ class Reflector(Generic[T]):
                 done.set_result(None)
 
     async def _list_pages(self) -> None:
-        differences, version = 0, ""
+        version = ""
         pages: list[list[T]] = []
         # Nothing is told before all is there: a list that breaks in the middle has changed nothing.
         async for at, items in self._pages():
@@ -200,30 +200,43 @@ class Reflector(Generic[T]):
             await self._after.wait()
         before, self._seen = self._seen, {}
         self._sink.listing()
-        for items in pages:
-            for item in items:
-                key = key_of(item)
-                known, listed = before.pop(key, None), item.metadata.resource_version
-                if known is not None and _newer(known, listed):  # heard while the list was on its way
-                    self._seen[key] = known
-                    continue
-                self._seen[key] = listed
-                if known != listed:
-                    differences += known != ""  # what is told again was known
-                    self._sink.changed(item)
-            items.clear()
-        for key, known in before.items():
-            if _newer(known, version):
-                self._seen[key] = known
-                continue
-            differences += 1
-            self._sink.gone(key)
+        try:
+            differences = self._tell_list(pages, before, version)
+        except BaseException:  # the sink's own fault: what was not told yet is told by the next list
+            self._seen = before | self._seen
+            self._version = ""
+            self._sink.listed(0)
+            raise
         self._version = version
         if self.synced.is_set():
             self.relists += 1
             self.drift += differences
         self._sink.listed(differences if self.synced.is_set() else 0)
         self.synced.set()
+
+    def _tell_list(self, pages: list[list[T]], before: dict[str, str], version: str) -> int:
+        """Tell what differs from what was told `before`, of which nothing is left then; how much that was."""
+        differences = 0
+        for items in pages:
+            for item in items:
+                key = key_of(item)
+                known, listed = before.get(key), item.metadata.resource_version
+                if known is not None and _newer(known, listed):  # heard while the list was on its way
+                    listed = known
+                elif known != listed:
+                    differences += known != ""  # what is told again was known
+                    self._sink.changed(item)
+                self._seen[key] = listed
+                before.pop(key, None)
+            items.clear()
+        for key, known in list(before.items()):
+            if _newer(known, version):
+                self._seen[key] = known
+            else:
+                differences += 1
+                self._sink.gone(key)
+            del before[key]
+        return differences
 
     async def _pages(self) -> AsyncIterator[tuple[str, list[T]]]:
         more, version = "", ""
@@ -259,7 +272,6 @@ class Reflector(Generic[T]):
             self._watching = None
 
     async def _watch(self) -> None:
-        self._told = False
         low, high = _WATCH_SECONDS
         params = {
             **self._params,

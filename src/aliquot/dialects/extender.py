@@ -97,7 +97,11 @@ _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
 
 def parse_args(body: bytes) -> Args:
     """The question of filter or prioritize. Raises WireError."""
-    return _parse(body, Args)
+    args = _parse(body, Args)
+    for field in ("name", "namespace", "uid"):
+        if len(getattr(args.Pod.metadata, field)) > _LONGEST_NAME:  # it is kept for a while
+            raise WireError(f"Pod.metadata.{field} is longer than {_LONGEST_NAME} characters: no Pod's is")
+    return args
 
 
 def parse_binding(body: bytes) -> Binding:
@@ -193,6 +197,8 @@ def render_scores(names: Sequence[str], scores: Sequence[int]) -> bytes:
     try:
         parts = [words[score] for words, score in zip(map(_WORDS.__getitem__, names), scores, strict=True)]
     except KeyError:
+        if len(names) > _MOST_WORDS or max(map(len, names)) > _LONGEST_NAME:  # no cluster's: nothing to keep
+            return msgspec.json.encode([_Score(name, score) for name, score in zip(names, scores, strict=True)])
         if len(_WORDS) + len(names) > _MOST_WORDS:
             _WORDS.clear()
         for name in names:

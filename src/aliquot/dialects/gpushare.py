@@ -151,15 +151,17 @@ def capacity(node: NodeView, unit: MemoryUnit, problems: list[Invalid]) -> Capac
 
 
 def told_unit(nodes: Iterable[NodeView]) -> MemoryUnit | None:
-    """The cluster's unit, by the first node that advertises gpu-mem; None where none does.
+    """The cluster's unit, by its nodes: nobody has a card of more than 1000 GiB. None where no node advertises gpu-mem.
 
-    Nobody has a card of more than 1000 GiB, nor one of less than 1000 MiB.
+    One such node is enough, wherever it stands: another may have lost most of its cards, and then tell too little.
     """
+    found = None
     for node in nodes:
         memory, cards = node.count(MEMORY, []), node.count(COUNT, [])
-        if memory:
-            return MemoryUnit.MIB if memory > 1000 * (cards or 1) else MemoryUnit.GIB
-    return None
+        if memory and memory > 1000 * (cards or 1):
+            return MemoryUnit.MIB
+        found = MemoryUnit.GIB if memory else found
+    return found
 
 
 def parse_unhealthy(configmap: object) -> tuple[str, frozenset[int]] | Invalid | None:

@@ -59,8 +59,21 @@ DEFAULT_RULES = Rules()
 
 def told_gpushare_unit(nodes: Iterable[object]) -> MemoryUnit | None:
     """The unit of gpu-mem in the cluster with these nodes; None where none of them advertises any."""
-    views = (node_view(node) if isinstance(node, NodeObject) else read_node(node) for node in nodes)
+    views = (node_view(node) if isinstance(node, NodeObject) else read_node(node) for node in _unlike(nodes))
     return gpushare.told_unit(view for view in views if isinstance(view, NodeView))
+
+
+def _unlike(nodes: Iterable[object]) -> Iterable[object]:
+    """Of nodes that say the same of gpushare's resources one each: five thousand are mostly alike."""
+    said = set()
+    for node in nodes:
+        if isinstance(node, NodeObject):
+            sides = (node.status.capacity or {}, node.status.allocatable or {})
+            key = tuple(side.get(name) for side in sides for name in gpushare.RESOURCES)
+            if key in said:
+                continue
+            said.add(key)
+        yield node
 
 
 def guess_gpushare_unit(nodes: Iterable[object]) -> MemoryUnit:
@@ -143,9 +156,13 @@ class Asked:
 
 
 class PodReader:
-    """Reads the Pods of one cluster. They are copies of a few hundred templates: each of these is read once."""
+    """Reads the Pods of one cluster. They are copies of a few hundred templates: each of these is read once.
+
+    Not kept is what is read of a Pod with very long words: whoever sends us such could fill our memory.
+    """
 
     _MOST = 4096
+    _LONGEST = 8192  # characters
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
@@ -156,14 +173,20 @@ class PodReader:
         key = self._shape(pod)
         known = self._known.get(key)
         if known is None:
-            if len(self._known) >= self._MOST:
-                self._known.clear()
             claim, view = _parse(pod_view(pod), self.rules)
             view = view if isinstance(claim, Claim) else with_requests(view)
-            known = self._known[key] = Asked(claim, view.cpu_milli, view.memory_mib)
+            known = Asked(claim, view.cpu_milli, view.memory_mib)
+            self._keep(key, known)
         if not isinstance(known.claim, Claim):
             return known
         return Asked(_claim_for(pod, known.claim), known.cpu_milli, known.memory_mib)
+
+    def _keep(self, key: object, asked: Asked) -> None:
+        if len(str(key)) > self._LONGEST:
+            return
+        if len(self._known) >= self._MOST:
+            self._known.clear()
+        self._known[key] = asked
 
     @staticmethod
     def _shape(pod: PodObject) -> object:

@@ -114,10 +114,18 @@ class Binder:
         if isinstance(placed, list):
             why = "; ".join(dict.fromkeys(short_reason(each.reason, each.never, claim) for each in placed))
             raise Refused(f"{binding.Node} does not take {claim.key} any more: {why or 'its cards are taken'}")
-        node = cluster.board.node(binding.Node)
+        try:
+            annotations = self._annotations(placed)
+        except BaseException:  # nothing was sent
+            cluster.unassume(claim.uid)
+            raise
+        await self._send(binding, claim, annotations)
+
+    def _annotations(self, placed: Placed) -> dict[str, str]:
+        node = self._cluster.board.node(placed.grant.node)
         assert node is not None, "a node that took the claim is there"
-        annotations = dialects.render_grant(claim, placed.grant, node, self._now_ns(), cluster.rules)
-        await self._send(binding, claim, {**annotations, **self._more(placed)})
+        told = dialects.render_grant(placed.claim, placed.grant, node, self._now_ns(), self._cluster.rules)
+        return {**told, **self._more(placed)}
 
     async def _bind_plain(self, binding: Binding) -> None:
         """A Pod that holds no cards: there is nothing to keep."""
@@ -160,7 +168,7 @@ class Binder:
 
     async def _write(self, binding: Binding, uid: str, annotations: Mapping[str, str]) -> None:
         path = f"/api/v1/namespaces/{binding.PodNamespace}/pods/{binding.PodName}/binding"
-        body = extender.render_binding(binding, uid if uid == binding.PodUID else "", annotations)
+        body = extender.render_binding(binding, uid, annotations)
         patience = {"timeout": f"{_PATIENCE:.0f}s"}
         await self._kube.create(path, body, params=patience, timeout=_PATIENCE + _CONNECT, connect=_CONNECT)
 

@@ -107,7 +107,7 @@ class Extender:
         if told.claim is not None and told.likely is not None and self._leading():  # nobody will be asked to choose
             self._cluster.hold(told.claim, told.likely, self._clock() + _HELD)
         if log.isEnabledFor(logging.DEBUG) or not told.fit:
-            pod = f"{args.Pod.metadata.namespace}/{args.Pod.metadata.name:.253}"
+            pod = f"{args.Pod.metadata.namespace}/{args.Pod.metadata.name}"
             log.info("filtered", extra={"data": {"pod": pod, "asked": told.asked, "fit": told.fit}})
         return answer
 
@@ -150,6 +150,8 @@ class Extender:
             async with self._session.post(
                 f"http://{address}{request.path}", data=body, headers={_FORWARDED: "1", "Content-Type": _JSON}
             ) as answer:
+                if answer.status != 200:  # somebody else is there: what leads answers 200, whatever it says
+                    raise Refused(f"at {address}, where the leader should be, HTTP {answer.status} is answered")
                 return await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Refused(f"the leader at {address} does not answer: {error}") from error

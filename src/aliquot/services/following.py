@@ -41,9 +41,11 @@ class NodeSink:
         items, self._list = self._list or [], None
         self._learn_unit(items)
         self.cluster.begin()
-        for item in items:
-            self._take(item)
-        self.cluster.end()
+        try:
+            for item in items:
+                self._take(item)
+        finally:
+            self.cluster.end()
         _tell_drift("nodes", drift)
 
     def _take(self, item: NodeObject) -> None:

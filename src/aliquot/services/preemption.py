@@ -39,7 +39,8 @@ def _lesser(cluster: Cluster, priority: int, names: Iterable[str]) -> dict[str, 
     for each in cluster.ledger:
         if (
             each.node in found
-            and each.deadline is None
+            and each.uid not in cluster.assumed  # not there yet: kube-scheduler could not evict it
+            and each.uid not in cluster.held
             and not each.occupant.daemon
             and cluster.priorities.get(each.uid, 0) < priority
         ):

@@ -115,13 +115,14 @@ class Scheduler:
         self._rereading: asyncio.Task[None] | None = None
 
     def _election(self) -> Election:
-        settings = self.settings
+        settings, ours = self.settings, f"{_own_address()}:{self.settings.port}"
         return Election(
             self.kube,
             namespace=settings.lease_namespace,
             name=settings.lease_name,
-            identity=settings.identity or f"{socket.gethostname()}_{settings.port}",
-            address=settings.advertise or f"{_own_address()}:{settings.port}",
+            # By name and address: replicas that are all given one hostname are still not one candidate.
+            identity=settings.identity or f"{socket.gethostname()}_{ours}",
+            address=settings.advertise or ours,
             calls=self.calls.told,
             refresh=self._refresh,
             clock=time.monotonic,
@@ -280,9 +281,11 @@ def _stamp() -> str:
 
 def _own_address() -> str:
     """The address that others see us at, by the route out; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    for family, anybody, form in ((socket.AF_INET, "192.0.2.1", "{}"), (socket.AF_INET6, "2001:db8::1", "[{}]")):
         try:
-            probe.connect(("192.0.2.1", 9))
-            return str(probe.getsockname()[0])
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((anybody, 9))
+                return form.format(probe.getsockname()[0])
         except OSError:
-            return "127.0.0.1"
+            continue
+    return "127.0.0.1"
