@@ -168,6 +168,35 @@ def test_a_token_that_is_not_accepted_is_read_anew_once_and_the_call_made_again(
     play(scene, Credential(file=file))
 
 
+def test_a_login_program_is_asked_beside_the_loop_and_once_for_all_who_wait(tmp_path: Path) -> None:
+    program = tmp_path / "login"
+    program.write_text(
+        f"#!/bin/sh\nsleep 0.3; echo x >> {tmp_path}/asked; n=$(wc -l < {tmp_path}/asked)\n"
+        """echo "{\\"status\\":{\\"token\\":\\"t$((n))\\"}}"\n"""
+    )
+    program.chmod(0o755)
+
+    async def scene(server: ApiServer, kube: Kube) -> None:
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0.01)
+                turns += 1
+
+        beside = asyncio.create_task(others())
+        server.tokens = {"t1"}
+        await asyncio.gather(*(kube.get(POD) for _ in range(5)))
+        server.tokens = {"t2"}
+        await asyncio.gather(*(kube.get(POD) for _ in range(5)))
+        beside.cancel()
+        assert (tmp_path / "asked").read_text() == "x\nx\n"
+        assert turns > 20
+
+    play(scene, Credential(command={"command": str(program)}))
+
+
 def test_without_a_token_a_401_is_final() -> None:
     async def scene(server: ApiServer, kube: Kube) -> None:
         server.tokens = {"x"}

@@ -223,6 +223,14 @@ def test_a_key_of_another_certificate_is_told(tmp_path: Path, authority: Pair, c
         read_kubeconfig(written(tmp_path, config(HTTPS, user)))
 
 
+@pytest.mark.parametrize("given", ["client-certificate", "client-key"])
+def test_a_certificate_without_its_key_is_told_and_not_passed_over(tmp_path: Path, given: str, client: Pair) -> None:
+    lacking = "client-key" if given == "client-certificate" else "client-certificate"
+    path = written(tmp_path, config(HTTPS, {f"{given}-data": b64(client.certificate)}))
+    with pytest.raises(KubeConfigError, match=f"{lacking} is missing"):
+        read_kubeconfig(path)
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(KubeConfigError, match="none: No such file"):
         find_server(tmp_path / "none")

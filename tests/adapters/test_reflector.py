@@ -562,6 +562,15 @@ def test_a_server_that_goes_away_after_it_told_much_is_not_asked_in_a_tight_loop
     play(scene, before=three)
 
 
+@pytest.mark.parametrize("fault", [None, status(403, "Forbidden", "no list")], ids=["listed", "forbidden"])
+def test_whoever_needs_an_answer_has_one_when_all_is_listed_or_may_not_be(fault: Any) -> None:
+    async def scene(rig: Rig) -> None:
+        await asyncio.wait_for(rig.reflector.answered.wait(), 5.0)
+        assert rig.reflector.synced.is_set() == (fault is None)
+
+    play(scene, before=lambda server: server.faults.extend([hang_up] + [fault] * 1000 if fault else []))
+
+
 @pytest.mark.parametrize("at", ["changed", "gone"])
 def test_what_a_sink_failed_at_in_a_list_is_told_by_the_next(at: str) -> None:
     async def scene(rig: Rig) -> None:

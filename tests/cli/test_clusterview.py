@@ -170,6 +170,18 @@ def test_a_pod_that_waits_although_it_fits_is_told_so(cluster: PaperCluster) -> 
     assert printed("--pending")[2] == "    fits on n1: kube-scheduler has not tried it since, or does not ask us"
 
 
+def test_a_pod_that_kube_scheduler_refuses_for_another_reason_tells_that_reason(cluster: PaperCluster) -> None:
+    said = (
+        "0/5 nodes are available: 5 Insufficient cpu. no new claims to deallocate, preemption: 0/5 nodes are available."
+    )
+    pod = gpushare_pod("p", 4)
+    pod["status"] = {"conditions": [{"type": "PodScheduled", "reason": "Unschedulable", "message": said}]}
+    cluster.show(gpushare_node("n1", 16), pod)
+    assert printed("--pending")[2] == (
+        "    its GPU would fit on n1, but kube-scheduler last said: 0/5 nodes are available: 5 Insufficient cpu"
+    )
+
+
 def test_a_pod_that_is_held_back_or_breaks_a_rule_says_so(cluster: PaperCluster) -> None:
     held = gpushare_pod("p", 4, schedulingGates=[{"name": "example.com/wait"}])
     cluster.show(gpushare_node("n1", 16), held, gpushare_pod("q", 3, annotations={COUNT: "2"}))

@@ -47,6 +47,12 @@ def test_nodes_that_are_well_are_counted_and_nothing_else() -> None:
             "is not labelled",
             "kubectl label node n1 qgpu-device-enable=enable",
         ),
+        (
+            a_node("n1", 16, labels={"qgpu-device-enable": "yes"}, capacity={QGPU_MEMORY: "16"}),
+            "labels",
+            '"yes" is neither enable nor disable',
+            "kubectl label node n1 --overwrite qgpu-device-enable=enable",
+        ),
         (a_node("n1", 16, capacity={T9K_CARDS: "1"}), "labels", "is not labelled", "node-alloc-mode=xgn"),
         (a_node("n1", 16, capacity={T9K_PERCENT: "100"}), "labels", "is not labelled", "node-alloc-mode=sgn"),
         (
@@ -79,12 +85,6 @@ def test_nodes_that_are_well_are_counted_and_nothing_else() -> None:
             "80 GiB of GPU memory, but the kubelet advertises 32 GiB",
             "restart the node agent on n1",
         ),
-        (
-            a_node("n1", labels={"gpushare": "true"}, capacity={MEM: "32"}),
-            "cards",
-            "one is assumed",
-            "run the node agent there",
-        ),
     ],
 )
 def test_each_fault_is_found_with_its_fix(node: Json, check: str, what: str, fix: str) -> None:
@@ -93,6 +93,13 @@ def test_each_fault_is_found_with_its_fix(node: Json, check: str, what: str, fix
     assert finding.about == ("n1",)
     assert what in finding.what
     assert fix in str(finding.advice)
+
+
+def test_what_had_to_be_guessed_at_is_told_but_is_not_wrong() -> None:
+    node = a_node("n1", labels={"gpushare": "true"}, capacity={MEM: "32"})
+    (note,) = [each for each in node_findings([node], {}, Rules()) if each.level is Level.NOTE]
+    assert "one is assumed" in note.what
+    assert "aliquot.dev/inventory tells the cards" in str(note.advice)
 
 
 def test_a_sick_card_is_found_whoever_says_so() -> None:

@@ -130,6 +130,18 @@ def test_waiting_for_what_never_comes_is() -> None:
     assert told.advice == "`aliquot explain p -n default` tells every reason"
 
 
+def test_a_pod_that_fits_by_its_cards_but_is_refused_for_something_else_is_told_of() -> None:
+    condition = {
+        "type": "PodScheduled",
+        "reason": "Unschedulable",
+        "message": "0/1 nodes are available: 1 Insufficient cpu.",
+    }
+    (told,) = waits(gpushare_node("n1", 16), {**gpushare_pod("p", 4), "status": {"conditions": [condition]}})
+    assert told.level is Level.NOTE
+    assert told.what.endswith("kube-scheduler last said: 0/1 nodes are available: 1 Insufficient cpu")
+    assert waits(gpushare_node("n1", 16), gpushare_pod("p", 4)) == []
+
+
 def test_a_broken_pod_is_told_its_rule() -> None:
     (told,) = waits(gpushare_node("n1", 16), gpushare_pod("p", 3, annotations={COUNT: "2"}))
     assert (told.level, told.fix) == (Level.FINDING, "correct its manifest")

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from aliquot.adapters.kube import Server
-from aliquot.cli.scheduler import scheduler
+from aliquot.cli.errors import InputError
+from aliquot.cli.scheduler import _scheduler_names, scheduler
 from aliquot.dialects import MemoryUnit, QgpuRules
 from aliquot.services.scheduler import Settings
 from kubectls import invoked
@@ -209,3 +210,12 @@ def test_the_webhook_is_off_until_it_has_a_port(started: Started) -> None:
     _ran("--webhook-port", "8443", "--bind-address", "127.0.0.1")
     webhook: Any = started.settings.webhook
     assert (webhook.port, webhook.bind_address) == (8443, "127.0.0.1")
+
+
+def test_pods_of_one_dialect_may_be_sent_to_a_scheduler_of_their_own() -> None:
+    assert _scheduler_names("aliquot-scheduler,t9k=t9k-scheduler") == ("aliquot-scheduler", {"t9k": "t9k-scheduler"})
+    assert _scheduler_names("t9k=t9k-scheduler") == (None, {"t9k": "t9k-scheduler"})
+    assert _scheduler_names("") == (None, {})
+    for wrong in ("a,b", "t9k=", "volcano=x"):
+        with pytest.raises(InputError, match="--scheduler-name"):
+            _scheduler_names(wrong)

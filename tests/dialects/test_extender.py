@@ -211,7 +211,7 @@ def test_scores_are_a_bare_list_of_whole_numbers() -> None:
 def test_names_that_no_cluster_has_are_scored_and_not_kept(names: list[str]) -> None:
     before = dict(extender._WORDS)
     assert json.loads(render_scores(names, [3] * len(names))) == [{"Host": name, "Score": 3} for name in names]
-    assert extender._WORDS == before
+    assert before == extender._WORDS
 
 
 def test_victims_are_handed_back_in_the_words_they_came_in() -> None:

@@ -817,6 +817,30 @@ def test_every_pod_has_a_first_time_of_its_own_and_one_more_when_it_is_made_anew
     assert len(cluster.filter(claim, names).fit) == 1
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_containers_that_may_go_apart_are_seated_on_as_many_nodes_as_are_told_and_no_more(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, seated = Cluster(policy, shortlist=1), 0
+    names = [f"n{at}" for at in range(40)]
+    for at, name in enumerate(names):
+        cluster.set_node(live_node(name, *((8, 8) if at % 2 else (8,))))
+    claim, seat = claim_of(cluster, as_pod(TWO_FIVES)), cluster.chooser.seat
+
+    def counted(*args: Any) -> Any:
+        nonlocal seated
+        seated += 1
+        return seat(*args)
+
+    monkeypatch.setattr(cluster.chooser, "seat", counted)
+    for few in (1, 16, 20):
+        told = cluster.filter(claim, names)
+        assert len(told.fit) == few
+        assert set(told.fit) <= set(names[1::2])
+        assert told.codes.keys() <= set(names[::2]), "only those that were looked at, and do not fit"
+    assert seated <= 1 + 16 + 20 + 20 + 1  # each that is told, each that does not fit once, and the likely one
+
+
 def test_without_a_shortlist_all_nodes_that_fit_are_told() -> None:
     cluster, claim, names = _many(0)
     assert cluster.filter(claim, names).fit == names

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from aliquot.services.calls import Calls
@@ -65,6 +67,16 @@ def test_a_card_given_to_more_than_it_holds_is_counted() -> None:
     cluster = a_cluster(live_node("n1", 16))
     for name in ("a", "b"):
         cluster.set_pod(live_pod(name, {MEM: "12"}, on="n1", annotations=ON_CARD_0))
+    assert scraped(cluster)["aliquot_cards_overbooked"] == 1
+
+
+def test_so_is_a_card_whose_compute_is_given_away_twice() -> None:
+    cluster = a_cluster(live_node("n1", 16))
+    card = {"index": 0, "memory_mib": 1024, "core_milli": 600}
+    grant = {"v": 1, "node": "n1", "containers": [{"name": "main", "cards": [card]}]}
+    for name in ("a", "b"):
+        limits = {QGPU_CORE: "60", QGPU_MEMORY: "1"}
+        cluster.set_pod(live_pod(name, limits, on="n1", annotations={"aliquot.dev/grant": json.dumps(grant)}))
     assert scraped(cluster)["aliquot_cards_overbooked"] == 1
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from aliquot.adapters.kube import ApiError, Kube
 from aliquot.dialects.events import ObjectRef
+from aliquot.services import waiting as module
 from aliquot.services.waiting import Waiting
 from manifests import MEM, QGPU_MEMORY, Json
 from services.live import a_cluster, live_node, live_pod
@@ -324,6 +325,57 @@ def test_sentences_that_must_be_worked_out_are_a_few_at_a_time() -> None:
         assert len(rig.told) == 5
         await asyncio.sleep(1.0)
         assert len(rig.told) == 12
+
+    waits(scene)
+
+
+def test_sentences_that_take_long_to_work_out_leave_time_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+
+    def slow(*_: object) -> str:
+        nonlocal now
+        now += 0.2
+        return "because"
+
+    monkeypatch.setattr(module, "one_sentence", slow)
+    told: list[str] = []
+
+    class Noting:
+        def emit(self, about: ObjectRef, *_: object, **__: object) -> None:
+            told.append(about.name)
+
+    cluster = a_cluster(live_node("n1", 1))
+    waiting = Waiting(cast(Kube, None), cluster, Noting(), leading=bool, clock=lambda: now, stamp=str)
+    for gib in range(2, 6):
+        cluster.set_pod(live_pod(f"p{gib}", {MEM: str(gib)}, refused=True))
+    waiting._tell(cluster.pending, now)
+    assert told == ["p2"]
+    now += 1.9
+    waiting._tell(cluster.pending, now)
+    assert told == ["p2"]
+    now += 0.2
+    waiting._tell(cluster.pending, now)
+    assert told == ["p2", "p3"]
+
+
+def test_what_happens_elsewhere_does_not_make_the_sentence_be_worked_out_for_each_pod_of_a_kind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worked_out = 0
+
+    def count(*_: object) -> str:
+        nonlocal worked_out
+        worked_out += 1
+        return "because"
+
+    monkeypatch.setattr(module, "one_sentence", count)
+
+    async def scene(rig: Rig) -> None:
+        for at in range(30):
+            rig.give_up(f"p{at}")
+            rig.cluster.set_pod(live_pod(f"plain{at}", {"cpu": "1"}, on="n1"))
+            await asyncio.sleep(0.2)
+        assert (len(rig.told), worked_out) == (30, 1)
 
     waits(scene)
 

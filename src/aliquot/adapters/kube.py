@@ -64,6 +64,7 @@ class Kube:
         self.server = server
         self._agent = agent
         self._session: aiohttp.ClientSession | None = None
+        self._login = asyncio.Lock()
 
     async def __aenter__(self) -> Kube:
         self._session = aiohttp.ClientSession(
@@ -157,10 +158,10 @@ class Kube:
         connect: float | None = None,
     ) -> Any:
         data = None if form is None else msgspec.json.encode(body)
+        limit = aiohttp.ClientTimeout(total=timeout, connect=connect)
         try:
-            async with await self._send(
-                method, path, data, form, params, aiohttp.ClientTimeout(total=timeout, connect=connect)
-            ) as answer:
+            # Over both tries, where there are two: who asked to bind a Pod does not want that to happen much later.
+            async with asyncio.timeout(timeout), await self._send(method, path, data, form, params, limit) as answer:
                 raw = await answer.read()
                 status = answer.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -184,8 +185,9 @@ class Kube:
         """Asked once more with a fresh token where the first was not accepted: it may have run out meanwhile."""
         assert self._session is not None, "a Kube is used as `async with Kube(server)`"
         headers = {} if form is None else {"Content-Type": form}
+        token = None
         for fresh in (False, True):
-            token = await self._token(fresh)
+            token = await self._token(token)
             if token is not None:
                 headers["Authorization"] = f"Bearer {token}"
             answer = await self._session.request(
@@ -196,9 +198,16 @@ class Kube:
             answer.release()
         return answer
 
-    async def _token(self, fresh: bool) -> str | None:
+    async def _token(self, refused: str | None) -> str | None:
+        """The token now; `refused` is one that the API server has just not accepted."""
+        credential = self.server.credential
         try:
-            return self.server.credential.token(monotonic(), fresh=fresh)
+            if not credential.runs_program(refused):
+                # Where a program gives them, somebody else has had a new one meanwhile.
+                return credential.token(monotonic(), fresh=refused is not None and not credential.by_program)
+            async with self._login:  # one asks for all, and beside the loop
+                fresh = refused is not None and credential.runs_program(refused)
+                return await asyncio.to_thread(credential.token, monotonic(), fresh=fresh)
         except KubeConfigError as error:
             raise Unreachable(str(error)) from error
 

@@ -47,6 +47,15 @@ class Credential:
             self._read_at = now
         return self._token
 
+    @property
+    def by_program(self) -> bool:
+        """Whether a program gives it, and no file."""
+        return self._command is not None and self._file is None
+
+    def runs_program(self, refused: str | None) -> bool:
+        """Whether a program, which may take long, must be asked for another token than that (None: for a first one)."""
+        return self.by_program and self._token == refused
+
     def _read(self) -> str | None:
         if self._file is not None:
             try:
@@ -163,6 +172,9 @@ def _tls(path: Path, cluster: dict[str, Any], user: dict[str, Any]) -> ssl.SSLCo
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     certificate, key = _material(path, user, "client-certificate"), _material(path, user, "client-key")
+    if (certificate is None) != (key is None):
+        lacks = "client-certificate" if certificate is None else "client-key"
+        raise KubeConfigError(f"{path}: {lacks} is missing: a certificate and its key are needed, or neither")
     if certificate is not None and key is not None:
         _present(path, context, certificate, key)
     return context

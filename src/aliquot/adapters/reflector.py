@@ -111,6 +111,7 @@ class Reflector(Generic[T]):
     ) -> None:
         self.path = path
         self.synced = asyncio.Event()
+        self.answered = asyncio.Event()  # synced, or told that we may not be
         self.relists = 0  # lists after the first
         self.drift = 0  # differences those found that no watch had told
         self._kube, self._sink, self._params, self._chance = kube, sink, dict(params or {}), chance
@@ -145,8 +146,9 @@ class Reflector(Generic[T]):
                 attempt += 1
             except (ApiError, Unreachable, msgspec.MsgspecError, UnicodeDecodeError) as error:
                 attempt += 1
-                if isinstance(error, ApiError) and error.status == 410:
-                    self._version = ""
+                if isinstance(error, ApiError):
+                    self.answered.set()
+                    self._version = "" if error.status == 410 else self._version
                 if attempt in (1, 4) or attempt % 16 == 0:
                     log.warning(
                         "cannot follow the API server",
@@ -213,6 +215,7 @@ class Reflector(Generic[T]):
             self.drift += differences
         self._sink.listed(differences if self.synced.is_set() else 0)
         self.synced.set()
+        self.answered.set()
 
     def _tell_list(self, pages: list[list[T]], before: dict[str, str], version: str) -> int:
         """Tell what differs from what was told `before`, of which nothing is left then; how much that was."""

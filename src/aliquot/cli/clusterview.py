@@ -225,7 +225,7 @@ def _in_all(nodes: Sequence[NodeStanding]) -> str:
     pods, online, offline = _people(nodes)
     return (
         f"{len(nodes):,} node{'s' * (len(nodes) != 1)}, {sum(len(each.cards) for each in nodes):,} GPUs:"
-        f" memory {memory} GiB, core {core} GPUs, {pods} Pods ({online} online, {offline} offline)"
+        f" memory {memory} GiB, core {core} GPUs, {pods} Pod{'s' * (pods != '1')} ({online} online, {offline} offline)"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from aliquot import dialects
-from aliquot.cli.findings import Finding, Json, found, ok, part
+from aliquot.cli.findings import Finding, Json, Level, found, ok, part
 from aliquot.dialects import Rules, gpushare, native, qgpu, t9k
 from aliquot.dialects.nodes import NodeView, read_node
 from aliquot.model.node import Node, Offer
@@ -59,6 +59,11 @@ def _labels(name: str, view: NodeView) -> Iterator[Finding]:
     if _advertised(view, qgpu.MEMORY) and qgpu.ENABLE_LABEL not in view.labels and Offer.QGPU not in labelled:
         what = f"advertises {qgpu.MEMORY}, but is not labelled for it: qGPU Pods do not go there"
         yield found("labels", name, what, f"kubectl label node NODE {qgpu.ENABLE_LABEL}=enable")
+    for label in (qgpu.ENABLE_LABEL, qgpu.MIXED_LABEL):
+        value = view.labels.get(label, "disable")
+        if value not in ("enable", "disable"):
+            what = f'label {label}: "{value}" is neither enable nor disable, and counts as disable'
+            yield found("labels", name, what, f"kubectl label node NODE --overwrite {label}=enable")
     for resource, mode in ((t9k.CARDS, "xgn"), (t9k.PERCENT, "sgn")):
         if _advertised(view, resource) and t9k.MODE_LABEL not in view.labels:
             what = f"advertises {resource}, but is not labelled for it: T9k Pods do not go there"
@@ -101,7 +106,8 @@ def _inventory(name: str, obj: Json, node: Node, rules: Rules) -> Iterator[Findi
     if not isinstance(annotations, dict) or native.INVENTORY not in annotations:
         if node.offers:
             for note in node.notes:
-                yield found("cards", name, f"had to be guessed at: {note}", "run the node agent there")
+                fix = f"if that is wrong: annotation {native.INVENTORY} tells the cards, as the agent will"
+                yield Finding("cards", Level.NOTE, (name,), f"had to be guessed at: {note}", fix)
         return
     rest = {key: value for key, value in annotations.items() if key != native.INVENTORY}
     bare = dialects.parse_node({**obj, "metadata": {**obj["metadata"], "annotations": rest}}, rules)

@@ -13,10 +13,14 @@ from aliquot.model.claim import Claim, Usage
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
-from aliquot.services.overview import Overview
+from aliquot.services.overview import Overview, last_refusal
 from aliquot.services.reasons import in_units, waiting_helps
 from aliquot.services.snapshot import pod_key
 
+_NOT_BY_CARDS = (
+    "see to what kube-scheduler names: taints, CPU, resources that nodes do not advertise; a T9k Pod that was made"
+    " without the webhook lacks its toleration: delete and apply it again once the webhook runs"
+)
 _MOST_WAITING = 200  # Pods whose reasons are worked out; on 5,000 nodes each takes a tenth of a second
 _ADMISSION = "UnexpectedAdmissionError"
 
@@ -104,11 +108,13 @@ def waiting_findings(seen: Overview) -> Iterator[Finding]:
     for pod in seen.waiting[:_MOST_WAITING]:
         verdict = seen.verdict(pod)
         if verdict.grant is not None:
-            continue  # the extender's checks tell why it is not tried
+            if last_refusal(pod):  # where it was not even tried, the extender's checks tell why
+                yield Finding("waiting", Level.NOTE, (pod_key(pod),), seen.sentence(pod, verdict), _NOT_BY_CARDS)
+            continue
         hopeful = bool(verdict.refusals) and waiting_helps(verdict.refusals)
         level = Level.NOTE if hopeful else Level.FINDING
         advice = "correct its manifest" if verdict.broken else fix
-        yield Finding("waiting", level, (pod_key(pod),), seen.sentence(verdict), advice)
+        yield Finding("waiting", level, (pod_key(pod),), seen.sentence(pod, verdict), advice)
     if len(seen.waiting) > _MOST_WAITING:
         what = f"{len(seen.waiting) - _MOST_WAITING:,} more Pods wait"
         yield Finding("waiting", Level.NOTE, (), what, "`kubectl aliquot --pending` tells why each of them does")

@@ -56,7 +56,11 @@ _DEFAULT_PORT = 12345
     type=click.Choice(["ignore", "fail"]),
     help="What becomes of Pods while it is away: taken unchecked, or refused  [default: ignore]",
 )
-@click.option("--scheduler-name", metavar="NAME", help="Has the webhook give Pods of ours this schedulerName")
+@click.option(
+    "--scheduler-name",
+    metavar="NAME[,DIALECT=NAME]",
+    help="Has the webhook give Pods of ours this schedulerName, or those of one dialect another",
+)
 @click.option(
     "--env-by-annotation/--no-env-by-annotation",
     default=None,
@@ -241,5 +245,18 @@ def _webhook(options: dict[str, Any]) -> WebhookSettings | None:
         **({"bind_address": options["bind_address"]} if "bind_address" in options else {}),
         namespace=namespace,
         failure_policy=FailurePolicy.FAIL if failure == "fail" else FailurePolicy.IGNORE,
-        admission=AdmissionSettings(scheduler_name=name, env_by_field_ref=by_annotation),
+        admission=AdmissionSettings(*_scheduler_names(name or ""), env_by_field_ref=by_annotation),
     )
+
+
+def _scheduler_names(text: str) -> tuple[str | None, dict[str, str]]:
+    """The name for all, and those for the Pods of one dialect. Raises InputError."""
+    from aliquot.dialects.wiring import DIALECTS
+
+    parts = [part.partition("=") for part in text.split(",") if part]
+    plain = [name for name, equals, _ in parts if not equals]
+    named = {dialect: name for dialect, equals, name in parts if equals}
+    if len(plain) > 1 or not all(named.values()) or not named.keys() <= DIALECTS.keys():
+        allowed = f"NAME, or DIALECT=NAME with one of {', '.join(DIALECTS)}, with commas between"
+        raise InputError(f'--scheduler-name: "{text}" is not allowed: {allowed}')
+    return (plain[0] if plain else None), named

@@ -78,7 +78,8 @@ def call_findings(lease: Json | None, pods: Iterable[Json], rules: Rules, now: d
         if not count:
             yield Finding("extender", Level.NOTE, (), "was not called yet, and no Pod of ours has had need of it")
         else:
-            yield ok("extender", f"was asked {count:,} times, last at {calls['filter'].last}; {bound:,} binds")
+            times = f"{count:,} time{'s' * (count != 1)}"
+            yield ok("extender", f"was asked {times}, last at {calls['filter'].last}; binds: {bound:,}")
 
 
 def _calls(told: object) -> Mapping[str, _Verb] | None:
@@ -204,6 +205,7 @@ def _refuses(probe: Probe, name: str) -> Iterator[Finding]:
     elif probe.pod is not None:
         what = "let a Pod in that breaks a rule: the API server does not reach the webhook, or does not trust it"
         fix = f'the API server\'s log tells: "failed calling webhook {webhooks.WEBHOOK}"; is its Service or URL right?'
+        fix += f" If the webhook was switched off: kubectl delete mutatingwebhookconfiguration {webhooks.CONFIGURATION}"
         yield found("webhook", name, what, fix)
     elif "failed calling webhook" in said:
         yield found("webhook", name, f"cannot be called, and keeps Pods out: {said[:300]}", _CALL_FAILED)

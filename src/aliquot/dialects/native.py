@@ -187,7 +187,7 @@ def parse_grant(annotations: Json, claim: Claim, node_name: str, node: Node | No
 
 
 def _not_what_was_asked(container: ContainerClaim, cards: list[_Share]) -> str | None:
-    """What the shares lack of the request: whoever can write annotations could otherwise book less than it uses."""
+    """How the shares differ from the request: who can write annotations could book less than it uses, or more."""
     asked = container.slice
     if len(cards) > 1 and len({card.index for card in cards}) != len(cards):
         return f"each card of {container.name} once"
@@ -197,7 +197,7 @@ def _not_what_was_asked(container: ContainerClaim, cards: list[_Share]) -> str |
     least = max(asked.memory_mib, min(asked.memory_percent, 1))
     compute = (asked.core_milli, asked.greedy_milli, asked.exclusive)
     for card in cards:
-        if card.memory_mib < least:
+        if card.memory_mib < least or (card.memory_mib > least and not asked.memory_percent):
             return f"as much memory as {container.name} asks for"
         if (card.core_milli, card.greedy_milli, card.exclusive) != compute:
             return f"the compute that {container.name} asks for"

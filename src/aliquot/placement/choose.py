@@ -89,6 +89,23 @@ class Chooser:
             kept.scores[rows[~seated]] = np.inf
         return rows[seated]
 
+    def first_fitting(self, claim: Claim, among: Ints, most: int) -> Ints:
+        """Of those rows the best so many that the claim fits, looked at one by one and no further than that."""
+        demand = self._demand(claim)
+        kept = self._scores(demand)
+        scores = self._with_distance(claim, demand, kept.scores)
+        rows = among[np.isfinite(scores[among])]
+        found: list[int] = []
+        patience = Patience()
+        for row in rows[np.argsort(scores[rows], kind="stable")].tolist():
+            if len(found) == most or not patience.left:
+                break
+            if self.seat(claim, row, patience) is not None:
+                found.append(row)
+            elif patience.left:  # otherwise it was given up, not found wanting
+                kept.scores[row] = np.inf
+        return np.array(found, np.int64)
+
     def exact(self, claim: Claim) -> bool:
         """Whether a finite score already means that it fits."""
         return self._demand(claim).exact

@@ -13,7 +13,7 @@ from aliquot.model.node import Node
 from aliquot.model.refusal import Reason
 from aliquot.placement.demand import demand_of
 from aliquot.placement.verdicts import verdict_of
-from aliquot.services.cluster import Cluster
+from aliquot.services.cluster import Cluster, Placed
 from aliquot.services.preemption import victims as victims_of
 from aliquot.services.reasons import in_units
 
@@ -184,54 +184,56 @@ def _holders(cluster: Cluster) -> dict[str, dict[int, list[tuple[Claim, int]]]]:
 
 def status_answer(cluster: Cluster) -> dict[str, Any]:
     """Everything, for people and for tools of our own: each node with its cards, each Pod with its shares."""
-    board = cluster.board
     pods: dict[str, list[dict[str, Any]]] = {}
     for placed in (*cluster.placed.values(), *cluster.assumed.values()):
-        pods.setdefault(placed.grant.node, []).append(
-            {
-                "pod": placed.claim.key,
-                "uid": placed.claim.uid,
-                "dialect": placed.claim.dialect,
-                "class": str(placed.claim.app_class),
-                "doubt": placed.doubt,
-                "cards": [
-                    {
-                        "index": card,
-                        "memory_mib": use.memory_mib,
-                        "core": use.core_milli / 10,
-                        "exclusive": bool(use.exclusive),
-                    }
-                    for card, use in placed.grant.usage().items()
-                ],
-            }
-        )
+        pods.setdefault(placed.grant.node, []).append(_status_pod(placed))
     return {
         "policy": cluster.policy,
-        "nodes": [
-            {
-                "name": node.name,
-                "offers": sorted(map(str, node.offers)),
-                "isolation": str(node.isolation),
-                "cards": [
-                    {
-                        "index": card.index,
-                        "uuid": card.uuid,
-                        "model": card.model,
-                        "healthy": card.healthy,
-                        "memory_mib": card.memory_mib,
-                        "used_memory_mib": int(board.used_memory[row, card.index]),
-                        "used_core": int(board.used_core[row, card.index]) / 10,
-                    }
-                    for card in node.cards
-                ],
-                "pods": pods.get(node.name, []),
-            }
-            for node in cluster.nodes()
-            for row in [board.row_of[node.name]]
-        ],
+        "nodes": [_status_node(cluster, node, pods.get(node.name, [])) for node in cluster.nodes()],
         "pending": [
             {"pod": each.key, "uid": each.uid, "refused": each.refused, "scheduler": each.scheduler}
             for each in cluster.pending.values()
         ],
         "unusable": {name: [each.sentence() for each in broken] for name, broken in cluster.unusable.items()},
+    }
+
+
+def _status_pod(placed: Placed) -> dict[str, Any]:
+    return {
+        "pod": placed.claim.key,
+        "uid": placed.claim.uid,
+        "dialect": placed.claim.dialect,
+        "class": str(placed.claim.app_class),
+        "doubt": placed.doubt,
+        "cards": [
+            {
+                "index": card,
+                "memory_mib": use.memory_mib,
+                "core": use.core_milli / 10,
+                "exclusive": bool(use.exclusive),
+            }
+            for card, use in placed.grant.usage().items()
+        ],
+    }
+
+
+def _status_node(cluster: Cluster, node: Node, pods: list[dict[str, Any]]) -> dict[str, Any]:
+    board, row = cluster.board, cluster.board.row_of[node.name]
+    return {
+        "name": node.name,
+        "offers": sorted(map(str, node.offers)),
+        "isolation": str(node.isolation),
+        "cards": [
+            {
+                "index": card.index,
+                "uuid": card.uuid,
+                "model": card.model,
+                "healthy": card.healthy,
+                "memory_mib": card.memory_mib,
+                "used_memory_mib": int(board.used_memory[row, card.index]),
+                "used_core": int(board.used_core[row, card.index]) / 10,
+            }
+            for card in node.cards
+        ],
+        "pods": pods,
     }

@@ -313,12 +313,15 @@ class Cluster:
         """Which of the nodes would take the claim now."""
         self.release_hold(claim.uid)
         rows = self.rows(names)
+        fits = rows >= 0
         if self.chooser.exact(claim):
-            fits = rows >= 0
             fits[fits] = np.isfinite(self.chooser.scores(claim))[rows[fits]]
-        else:
-            fits = np.isin(rows, self.chooser.fitting(claim, np.unique(rows[rows >= 0])))
-        chosen = self._best(claim, rows, np.flatnonzero(fits))
+            chosen = self._best(claim, rows, np.flatnonzero(fits))
+        else:  # whether containers that may go apart fit a node is a search on it: the best first, as many as are told
+            found = self.chooser.first_fitting(claim, np.unique(rows[fits]), self._few(claim) or len(rows))
+            chosen = np.flatnonzero(np.isin(rows, found))
+            self._count_try(claim, len(chosen))
+            fits[fits] = np.isfinite(self.chooser.scores(claim))[rows[fits]] & bool(len(chosen))
         told = names if len(chosen) == len(names) else [names[at] for at in chosen.tolist()]
         likely = self.chooser.choose(claim, rows[chosen]) if len(chosen) == 1 else None
         if fits.all():
@@ -338,16 +341,24 @@ class Cluster:
         What kube-scheduler still does for every node it is told is most of what a Pod costs it. Should the best come to
         nothing (another extender, a plugin), the Pod comes again, and is told more each time.
         """
-        if not self.shortlist or not len(fitting):
-            return fitting
-        tries = self._tries[claim.uid] = self._tries.get(claim.uid, -1) + 1
-        if len(self._tries) > _MOST_TRIES:
-            self._tries.clear()
-        few = self.shortlist * _WIDER ** min(tries, 4)
-        if len(fitting) <= few:
+        few = self._few(claim)
+        self._count_try(claim, len(fitting))
+        if not few or len(fitting) <= few:
             return fitting
         scores = self.chooser.scores(claim)[rows[fitting]]
         return np.sort(fitting[np.argpartition(scores, few - 1)[:few]])
+
+    def _few(self, claim: Claim) -> int:
+        """How many nodes the Pod is told now; 0: all."""
+        few: int = self.shortlist * _WIDER ** min(self._tries.get(claim.uid, 0), 4)
+        return few
+
+    def _count_try(self, claim: Claim, told: int) -> None:
+        """Where it was told any, the Pod has had one more try."""
+        if self.shortlist and told:
+            if len(self._tries) >= _MOST_TRIES:
+                self._tries.clear()
+            self._tries[claim.uid] = self._tries.get(claim.uid, 0) + 1
 
     def rank(self, claim: Claim, names: Sequence[str]) -> tuple[Ints, Grant | None]:
         """0 (worst) to 5 for each name, and the grant of the best of them, which should be told apart from all."""

@@ -117,7 +117,7 @@ class Election:
         """Once, however many rounds end so."""
         if self._said != str(error):
             self._said = str(error)
-            log.warning("election", extra={"data": {"why": self._said}})
+            log.warning("cannot read or write the Lease", extra={"data": {"why": self._said}})
 
     async def _refused(self, error: ApiError) -> None:
         """The vendor's own ClusterRole (seed 000) knows no Leases; its Deployment has one replica."""

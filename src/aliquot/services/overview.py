@@ -75,13 +75,16 @@ class Overview:
         gates = _gates(pod)
         if gates:
             return f"is held back by its scheduling gates: {', '.join(gates)}"
-        return self.sentence(self.verdict(pod))
+        return self.sentence(pod, self.verdict(pod))
 
-    def sentence(self, verdict: Verdict) -> str:
-        """Why a Pod with that verdict waits."""
+    def sentence(self, pod: Json, verdict: Verdict) -> str:
+        """Why the Pod, with that verdict, waits."""
         if verdict.broken:
             return f"breaks a rule: {verdict.broken[0].sentence()}"
         if verdict.grant is not None:
+            said = last_refusal(pod)
+            if said:
+                return f"its GPU would fit on {verdict.grant.node}, but kube-scheduler last said: {said}"
             return f"fits on {verdict.grant.node}: kube-scheduler has not tried it since, or does not ask us"
         if verdict.claim is None:
             return "asks for no GPU of ours"
@@ -159,6 +162,23 @@ def _gates(pod: Json) -> list[str]:
     spec = pod.get("spec")
     gates = spec.get("schedulingGates") if isinstance(spec, dict) else None
     return [str(each.get("name")) for each in gates if isinstance(each, dict)] if isinstance(gates, list) else []
+
+
+def last_refusal(pod: Json) -> str:
+    """Why kube-scheduler could not place it when it last tried, less what it says of preemption; empty: it did not.
+
+    It knows of taints, CPU and extended resources that a placement of cards does not look at.
+    """
+    status = pod.get("status")
+    conditions = status.get("conditions") if isinstance(status, dict) else None
+    for each in conditions if isinstance(conditions, list) else []:
+        if isinstance(each, dict) and each.get("type") == "PodScheduled" and each.get("reason") == "Unschedulable":
+            message = each.get("message")
+            said = message if isinstance(message, str) else ""
+            for aside in (" no new claims to deallocate", " preemption:"):
+                said = said.partition(aside)[0]
+            return " ".join(said.split()).rstrip(".")
+    return ""
 
 
 def created(obj: Json) -> str:

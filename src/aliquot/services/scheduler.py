@@ -115,7 +115,9 @@ class Scheduler:
         self._rereading: asyncio.Task[None] | None = None
 
     def _election(self) -> Election:
-        settings, ours = self.settings, f"{_own_address()}:{self.settings.port}"
+        settings = self.settings
+        everywhere = settings.bind_address in ("0.0.0.0", "::", "")  # noqa: S104  # asked, not listened on
+        ours = f"{_own_address() if everywhere else settings.bind_address}:{settings.port}"
         return Election(
             self.kube,
             namespace=settings.lease_namespace,
@@ -212,15 +214,19 @@ class Scheduler:
         return render_env_annotations(placed.claim, placed.grant, node, self.cluster.rules)
 
     def _synced(self) -> bool:
+        """Whether we may answer. Sick cards are known by then, or we have no right to know them."""
+        return self._listed() and self.configs.answered.is_set()
+
+    def _listed(self) -> bool:
         return self.nodes.synced.is_set() and self.pods.synced.is_set()
 
     async def _refresh(self, others_wrote: bool = True) -> None:
         """Everything as the API server has it now, or later. The first list may be of before now: somebody else's
         last binds may not be in it."""
-        synced = self._synced()
+        listed = self._listed()
         await self.nodes.synced.wait()
         await self.pods.synced.wait()
-        if synced or others_wrote:
+        if listed or others_wrote:
             await asyncio.gather(self.nodes.relist(), self.pods.relist())
 
     async def _reconcile(self) -> None:
@@ -236,6 +242,8 @@ class Scheduler:
             await self.pods.synced.wait()
         finally:
             gc.enable()
+        told = {"nodes": int(self.cluster.board.present.sum()), "pods": len(self.cluster.seen)}
+        log.info("the cluster is read", extra={"data": {**told, "server": self.kube.server.url}})
         gc.collect()
         gc.freeze()
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import aliquot
+from aliquot.model.device import CORE_MILLI
 from aliquot.services.calls import BUCKETS, VERBS, Calls
 from aliquot.services.cluster import Cluster
 
@@ -35,14 +36,21 @@ def exposition(
 def _families(
     cluster: Cluster, calls: Calls, gauges: dict[str, tuple[str, float]], counters: dict[str, tuple[str, float]]
 ) -> Iterator[Any]:
-    from prometheus_client.core import (
-        CounterMetricFamily,
-        GaugeMetricFamily,
-        HistogramMetricFamily,
-        InfoMetricFamily,
-    )
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
     yield InfoMetricFamily("aliquot_build", "This scheduler.", {"version": aliquot.__version__})
+    yield from _of_calls(calls)
+    for name, help_text, value in _of_cluster(cluster):
+        yield GaugeMetricFamily(name, help_text, value=value)
+    for name, (help_text, number) in gauges.items():
+        yield GaugeMetricFamily(name, help_text, value=number)
+    for name, (help_text, number) in counters.items():
+        yield CounterMetricFamily(name, help_text, value=number)
+
+
+def _of_calls(calls: Calls) -> Iterator[Any]:
+    from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
     total = CounterMetricFamily("aliquot_extender_calls", "Calls by verb and outcome.", labels=("verb", "outcome"))
     for (verb, outcome), times in sorted(calls.outcomes.items()):
         total.add_metric((verb, outcome), times)
@@ -53,9 +61,13 @@ def _families(
         bounds = [*map(str, BUCKETS), "+Inf"]
         took.add_metric((verb,), list(zip(bounds, counts, strict=True)), sum_value=float(calls.seconds[verb]))
     yield took
+
+
+def _of_cluster(cluster: Cluster) -> tuple[tuple[str, str, float], ...]:
+    """Name, help and value."""
     board = cluster.board
     here = board.present[: board.rows]
-    for name, help_text, value in (
+    return (
         ("aliquot_nodes", "Nodes that can take Pods of ours.", int(here.sum())),
         ("aliquot_nodes_unusable", "Nodes that break a rule of their dialect.", len(cluster.unusable)),
         ("aliquot_cards", "Healthy cards.", int(board.cards[: board.rows][here].sum())),
@@ -89,15 +101,11 @@ def _families(
             sum(each.refused for each in cluster.pending.values()),
         ),
         ("aliquot_cards_overbooked", "Cards given to more than they hold.", _overbooked(cluster)),
-    ):
-        yield GaugeMetricFamily(name, help_text, value=value)
-    for name, (help_text, number) in gauges.items():
-        yield GaugeMetricFamily(name, help_text, value=number)
-    for name, (help_text, number) in counters.items():
-        yield CounterMetricFamily(name, help_text, value=number)
+    )
 
 
 def _overbooked(cluster: Cluster) -> int:
     board = cluster.board
-    there = board.memory[: board.rows] > 0
-    return int(((board.used_memory[: board.rows] > board.memory[: board.rows]) & there).sum())
+    memory = board.memory[: board.rows]
+    over = (board.used_memory[: board.rows] > memory) | (board.used_core[: board.rows] > CORE_MILLI)
+    return int((over & (memory > 0)).sum())

@@ -30,7 +30,10 @@ _LOOK = 0.1  # seconds between looks at the board
 _AGAIN = 1.0  # a Pod is touched no more often than that
 _AT_ONCE = 20  # Pods touched in one look; those behind them come with the next
 _TELL = 15.0  # seconds between two sentences about one Pod
-_TELL_AT_ONCE = 5  # sentences worked out in one look: each goes over all nodes
+_TELL_AT_ONCE = 5  # sentences worked out in one look: each goes over all nodes, some 100 ms where they are 5,000
+_TELL_LONGEST = 0.02  # seconds for them in one look; no more is begun after that
+_REST = 10.0  # times as long as they took, nothing more is worked out: binds and filters come first
+_FRESH = 10.0  # seconds that a sentence is good for other Pods of its kind, whatever happens on some node
 
 
 class Waiting:
@@ -55,7 +58,8 @@ class Waiting:
         self._touch_next: dict[str, None] = {}  # uids, in order
         self._touched_at: dict[str, float] = {}
         self._told_at: dict[str, float] = {}
-        self._sentences: dict[Demand, tuple[int, str]] = {}
+        self._tell_next = 0.0
+        self._sentences: dict[Demand, tuple[float, str]] = {}  # and when they were worked out
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -98,35 +102,41 @@ class Waiting:
     def _tell(self, given_up: dict[str, Pending], now: float) -> None:
         """Say why, on the Pods that were not told for a while."""
         self._told_at = {uid: at for uid, at in self._told_at.items() if uid in given_up}
+        began = self._clock()
+        if began < self._tell_next:
+            return
         due = [each for uid, each in given_up.items() if now - self._told_at.get(uid, -_TELL) >= _TELL]
         worked_out = 0
         for each in due:
-            if worked_out >= _TELL_AT_ONCE:
+            if worked_out >= _TELL_AT_ONCE or self._clock() - began > _TELL_LONGEST:
                 break
-            sentence, fresh = self._sentence(each)
+            sentence, fresh = self._sentence(each, now)
             worked_out += fresh
             self._told_at[each.uid] = now
             if sentence is not None:
                 namespace, name = each.key.split("/", 1)
                 about = ObjectRef("Pod", name, namespace, each.uid)
                 self._events.emit(about, "WaitingForGPU", sentence, type="Warning", action="Scheduling")
+        ended = self._clock()
+        self._tell_next = ended + _REST * (ended - began)
 
-    def _sentence(self, pod: Pending) -> tuple[str | None, bool]:
+    def _sentence(self, pod: Pending, now: float) -> tuple[str | None, bool]:
         """Why the Pod waits, None where it is not for want of a card; and whether that had to be worked out."""
         if not isinstance(pod.claim, Claim):
             return "; ".join(each.sentence() for each in pod.claim), False
-        demand, clock = demand_of(pod.claim), self._cluster.board.clock
+        chooser, board = self._cluster.chooser, self._cluster.board
+        if len(chooser.first_fitting(pod.claim, np.arange(board.rows), 1)):
+            return None, False
+        demand = demand_of(pod.claim)
         known = self._sentences.get(demand)
-        if known is not None and known[0] == clock:
-            return known[1] or None, False
+        if known is not None and now - known[0] < _FRESH:
+            return known[1], False
         if len(self._sentences) > 256:
             self._sentences.clear()
-        chooser, board = self._cluster.chooser, self._cluster.board
         nodes = int(board.present[: board.rows].sum())
-        fits = len(chooser.fitting(pod.claim)) > 0
-        sentence = "" if fits else one_sentence(chooser.refusals(pod.claim), pod.claim, nodes)
-        self._sentences[demand] = (clock, sentence)
-        return sentence or None, True
+        sentence = one_sentence(chooser.refusals(pod.claim), pod.claim, nodes)
+        self._sentences[demand] = (now, sentence)
+        return sentence, True
 
     async def _touch(self, given_up: dict[str, Pending], now: float) -> None:
         self._touched_at = {uid: at for uid, at in self._touched_at.items() if now - at < _AGAIN}
