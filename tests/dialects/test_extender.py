@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.dialects import extender
 from aliquot.dialects.extender import (
     Args,
     Binding,
@@ -205,13 +204,6 @@ def test_an_error_is_said_where_kube_scheduler_looks_for_it() -> None:
 
 def test_scores_are_a_bare_list_of_whole_numbers() -> None:
     assert json.loads(render_scores(["a", "b"], [10, 0])) == [{"Host": "a", "Score": 10}, {"Host": "b", "Score": 0}]
-
-
-@pytest.mark.parametrize("names", [["n" * 1_000_000], [f"n{at}" for at in range(30_000)]], ids=["long", "many"])
-def test_names_that_no_cluster_has_are_scored_and_not_kept(names: list[str]) -> None:
-    before = dict(extender._WORDS)
-    assert json.loads(render_scores(names, [3] * len(names))) == [{"Host": name, "Score": 3} for name in names]
-    assert before == extender._WORDS
 
 
 def test_victims_are_handed_back_in_the_words_they_came_in() -> None:

@@ -190,26 +190,8 @@ def render_error(error: str) -> bytes:
 
 
 def render_scores(names: Sequence[str], scores: Sequence[int]) -> bytes:
-    """The answer of prioritize: a bare list. Scores are 0 to 10.
-
-    The words before the score are kept for each node: of an answer for 5,000 nodes, nothing costs as much as writing
-    their names anew.
-    """
-    try:
-        words = [_WORDS[name] for name in names]
-    except KeyError:
-        if len(names) > _MOST_WORDS or max(map(len, names)) > _LONGEST_NAME:  # no cluster's: nothing to keep
-            return msgspec.json.encode([_Score(name, score) for name, score in zip(names, scores, strict=True)])
-        if len(_WORDS) + len(names) > _MOST_WORDS:
-            _WORDS.clear()
-        _WORDS.update((name, b'{"Host":' + msgspec.json.encode(name) + b',"Score":') for name in names)
-        words = [_WORDS[name] for name in names]
-    return b"[" + b",".join([word + _ENDS[score] for word, score in zip(words, scores, strict=True)]) + b"]"
-
-
-_WORDS: dict[str, bytes] = {}
-_MOST_WORDS = 20_000
-_ENDS = [b"%d}" % score for score in range(11)]
+    """The answer of prioritize: a bare list. Scores are 0 to 10."""
+    return msgspec.json.encode([_Score(name, score) for name, score in zip(names, scores, strict=True)])
 
 
 def render_bound(error: str = "") -> bytes:
