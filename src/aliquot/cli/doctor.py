@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_SECRET = "aliquot-webhook-tls"  # noqa: S105  # its name
 _WIDEST = 14  # of a check's name
 
 
@@ -88,10 +87,10 @@ class _Cluster:
 
     def authority(self) -> str | None:
         """The certificate that signs the webhook's; Secrets are seldom readable, and the trials tell as much."""
-        from aliquot.dialects.webhooks import CA_CERTIFICATES, secrets_path
+        from aliquot.dialects.webhooks import CA_CERTIFICATES, SECRET, secrets_path
 
         try:
-            secret = self.kubectl.get(f"{secrets_path(self.lease_namespace)}/{_SECRET}")
+            secret = self.kubectl.get(f"{secrets_path(self.lease_namespace)}/{SECRET}")
         except KubectlError:
             return None
         told = part(secret, "data", CA_CERTIFICATES)

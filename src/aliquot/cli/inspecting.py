@@ -7,7 +7,7 @@ line, nodes and Pods come in a fixed order, and Pods of the other dialects that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -202,41 +202,23 @@ def _asked(claim: Claim, shared: SharedNode, unit: int) -> int:
 
 def as_json(nodes: Iterable[SharedNode]) -> Json:
     """As the peer's extender answers GET /inspect; what is pending is its device -1."""
-    return {
-        "nodes": [
-            {
-                "name": node.name,
-                "totalGPU": node.total,
-                "usedGPU": node.used,
-                "devs": [
-                    {
-                        "id": card,
-                        "totalGPU": size,
-                        "usedGPU": node.used_of(card),
-                        "pods": [_pod(pod, pod.cards[card]) for pod in node.pods if card in pod.cards],
-                    }
-                    for card, size in enumerate(node.cards)
-                ]
-                + (
-                    []
-                    if node.pending is None
-                    else [
-                        {
-                            "id": -1,
-                            "totalGPU": 0,
-                            "usedGPU": node.pending,
-                            "pods": [_pod(pod, pod.pending) for pod in node.pods if pod.pending],
-                        }
-                    ]
-                ),
-            }
-            for node in nodes
-        ]
-    }
+    from aliquot.dialects import gpushare
+
+    return gpushare.render_inspected(
+        gpushare.render_inspected_node(node.name, total=node.total, used=node.used, cards=_cards_as_json(node))
+        for node in nodes
+    )
 
 
-def _pod(pod: HeldPod, used: int) -> Json:
-    return {"name": pod.name, "namespace": pod.namespace, "usedGPU": used}
+def _cards_as_json(node: SharedNode) -> Iterator[Json]:
+    from aliquot.dialects import gpushare
+
+    for card, size in enumerate(node.cards):
+        pods = [(pod.namespace, pod.name, pod.cards[card]) for pod in node.pods if card in pod.cards]
+        yield gpushare.render_inspected_card(card, total=size, used=node.used_of(card), pods=pods)
+    if node.pending is not None:
+        pods = [(pod.namespace, pod.name, pod.pending) for pod in node.pods if pod.pending]
+        yield gpushare.render_inspected_card(-1, total=0, used=node.pending, pods=pods)
 
 
 # --- for people and scripts ------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -299,3 +300,22 @@ def _totals(grant: Grant, node: Node, unit: MemoryUnit) -> dict[str, str]:
         CARD_SIZE: str(size // unit.mib),
         POD_TOTAL: str(sum(each.memory_mib for each in usage.values()) // unit.mib),
     }
+
+
+# --- inspect: the JSON of the peer's GET /inspect, all memory in the cluster's unit ----------------------------------
+
+
+def render_inspected_card(index: int, *, total: int, used: int, pods: Iterable[tuple[str, str, int]]) -> dict[str, Any]:
+    """One card, and the namespace, name and memory of each Pod on it."""
+    told = [{"name": name, "namespace": namespace, "usedGPU": memory} for namespace, name, memory in pods]
+    return {"id": index, "totalGPU": total, "usedGPU": used, "pods": told}
+
+
+def render_inspected_node(name: str, *, total: int, used: int, cards: Iterable[Json]) -> dict[str, Any]:
+    """One node."""
+    return {"name": name, "totalGPU": total, "usedGPU": used, "devs": list(cards)}
+
+
+def render_inspected(nodes: Iterable[Json]) -> dict[str, Any]:
+    """All of them."""
+    return {"nodes": list(nodes)}

@@ -20,6 +20,7 @@ WEBHOOK = "pods.aliquot.dev"  # what a user sees: admission webhook "pods.aliquo
 CONFIGURATIONS_PATH = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 _SECONDS = 5
 
+SECRET = "aliquot-webhook-tls"  # noqa: S105  # its name
 TLS_CERTIFICATE, TLS_KEY, CA_CERTIFICATES, CA_KEY = "tls.crt", "tls.key", "ca.crt", "ca.key"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from aliquot.dialects import ENABLED_BY, extender
+from aliquot.dialects import ENABLED_BY, extender, gpushare
 from aliquot.dialects.extender import Args, Preemption, Victim, Victims
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
@@ -144,33 +144,31 @@ def inspect_answer(cluster: Cluster, name: str | None = None) -> dict[str, Any]:
     """gpushare's inspect: memory by card in the cluster's unit, and who holds it."""
     unit = cluster.rules.gpushare_unit.mib
     holders = _holders(cluster)
-    nodes = [
-        _inspect_node(node, holders.get(node.name, {}), unit) for node in cluster.nodes() if name in (None, node.name)
-    ]
-    return {"nodes": [node for node in nodes if node["devs"]]}
+    return gpushare.render_inspected(
+        _inspect_node(node, holders.get(node.name, {}), unit)
+        for node in cluster.nodes()
+        if node.cards and name in (None, node.name)
+    )
 
 
 def _inspect_node(node: Node, holders: dict[int, list[tuple[Claim, int]]], unit: int) -> dict[str, Any]:
-    devs = []
-    for card in node.cards:
-        pods = [
-            {"name": claim.name, "namespace": claim.namespace, "usedGPU": memory // unit}
-            for claim, memory in holders.get(card.index, [])
-        ]
-        devs.append(
-            {
-                "id": card.index,
-                "totalGPU": card.memory_mib // unit,
-                "usedGPU": sum(memory for _, memory in holders.get(card.index, [])) // unit,
-                "pods": pods,
-            }
-        )
-    return {
-        "name": node.name,
-        "totalGPU": sum(dev["totalGPU"] for dev in devs),
-        "usedGPU": sum(dev["usedGPU"] for dev in devs),
-        "devs": devs,
-    }
+    totals = [card.memory_mib // unit for card in node.cards]
+    held = [holders.get(card.index, []) for card in node.cards]
+    used = [sum(memory for _, memory in each) // unit for each in held]
+    return gpushare.render_inspected_node(
+        node.name,
+        total=sum(totals),
+        used=sum(used),
+        cards=[
+            gpushare.render_inspected_card(
+                card.index,
+                total=totals[at],
+                used=used[at],
+                pods=[(claim.namespace, claim.name, memory // unit) for claim, memory in held[at]],
+            )
+            for at, card in enumerate(node.cards)
+        ],
+    )
 
 
 def _holders(cluster: Cluster) -> dict[str, dict[int, list[tuple[Claim, int]]]]:

@@ -16,7 +16,7 @@ class Calls:
 
     def __init__(self, stamp: Callable[[], str]) -> None:
         self.outcomes: Counter[tuple[str, str]] = Counter()  # (verb, outcome)
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = dict.fromkeys(VERBS, 0.0)
         self.buckets: dict[str, list[int]] = {verb: [0] * (len(BUCKETS) + 1) for verb in VERBS}
         self._last: dict[str, str] = {}
         self._stamp = stamp
@@ -24,7 +24,7 @@ class Calls:
     def count(self, verb: str, outcome: str, seconds: float) -> None:
         """One more call."""
         self.outcomes[verb, outcome] += 1
-        self.seconds[verb] += seconds  # type: ignore[assignment]
+        self.seconds[verb] += seconds
         self.buckets[verb][bisect_left(BUCKETS, seconds)] += 1
         self._last[verb] = self._stamp()
 

@@ -22,6 +22,7 @@ from aliquot.services import answers
 from aliquot.services.binder import Binder, Refused
 from aliquot.services.calls import Calls
 from aliquot.services.cluster import Cluster
+from aliquot.services.metrics import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +192,7 @@ class Extender:
         return web.Response(text="ok\n")
 
     async def _scraped(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        return web.Response(body=self._metrics(), headers={"Content-Type": CONTENT_TYPE})
 
 
 async def _read(request: web.Request) -> bytes:

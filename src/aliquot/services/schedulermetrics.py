@@ -59,7 +59,7 @@ def _of_calls(calls: Calls) -> Iterator[Any]:
     for verb in VERBS:
         counts = np.cumsum(calls.buckets[verb]).tolist()
         bounds = [*map(str, BUCKETS), "+Inf"]
-        took.add_metric((verb,), list(zip(bounds, counts, strict=True)), sum_value=float(calls.seconds[verb]))
+        took.add_metric((verb,), list(zip(bounds, counts, strict=True)), sum_value=calls.seconds[verb])
     yield took
 
 

@@ -32,6 +32,7 @@ from aliquot.dialects.webhooks import (
     CONFIGURATION,
     CONFIGURATIONS_PATH,
     PATH,
+    SECRET,
     TLS_CERTIFICATE,
     TLS_KEY,
     FailurePolicy,
@@ -64,7 +65,7 @@ class WebhookSettings:
     where: ServiceRef | str
     bind_address: str = "0.0.0.0"  # noqa: S104  # the API server comes from outside of the Pod
     namespace: str = "kube-system"  # of the Secret
-    secret: str = "aliquot-webhook-tls"  # noqa: S105  # its name
+    secret: str = SECRET
     failure_policy: FailurePolicy = FailurePolicy.IGNORE
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     lifetimes: Lifetimes = field(default_factory=Lifetimes)
