@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aliquot.adapters.kube import ApiError, Kube, Unreachable
-from aliquot.services.election import GIVE_UP, LEASE, RETRY, Election, LeaseObject, Sight, may_take
+from aliquot.dialects.leases import LeaseObject
+from aliquot.services.election import GIVE_UP, LEASE, RETRY, Election, Sight, may_take
 from services.virtual import play
 
 Json = dict[str, Any]

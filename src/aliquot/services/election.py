@@ -17,32 +17,13 @@ from typing import Any
 import msgspec
 
 from aliquot.adapters.kube import ApiError, Kube, Unreachable
+from aliquot.dialects.leases import LeaseObject, leases_path, render_lease
 from aliquot.dialects.native import ADDRESS, CALLS
 
 log = logging.getLogger(__name__)
 
 LEASE, GIVE_UP, RETRY = 15.0, 10.0, 2.0  # seconds
 _FORBIDDEN_AFTER = 3  # rounds; an API server that starts says 403 too until it has read its roles
-
-
-class _Metadata(msgspec.Struct, rename="camel"):
-    name: str = ""
-    resource_version: str = ""
-    annotations: dict[str, str] | None = None
-
-
-class _Spec(msgspec.Struct, rename="camel"):
-    holder_identity: str | None = None
-    lease_duration_seconds: int | None = None
-    renew_time: str | None = None
-    lease_transitions: int | None = None
-
-
-class LeaseObject(msgspec.Struct):
-    """A Lease, as far as it is read."""
-
-    metadata: _Metadata
-    spec: _Spec = msgspec.field(default_factory=_Spec)
 
 
 @dataclass(slots=True)
@@ -80,7 +61,7 @@ class Election:
         self.leader: str | None = None  # who holds the Lease, as last seen
         self.leader_address: str | None = None
         self._kube, self._clock, self._refresh = kube, clock, refresh
-        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._collection = leases_path(namespace)
         self._path, self._name, self._namespace = f"{self._collection}/{name}", name, namespace
         self._address, self._calls = address, calls
         self._sight = Sight(None, 0.0)
@@ -195,19 +176,13 @@ class Election:
         self._tell(taken)
 
     def _lease(self, holder: str, lease: LeaseObject | None) -> dict[str, Any]:
-        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        ours = lease is not None and lease.spec.holder_identity == self.identity
-        times = (lease.spec.lease_transitions or 0) if lease else 0
-        spec: dict[str, Any] = {
-            "holderIdentity": holder,
-            "leaseDurationSeconds": int(LEASE),
-            "renewTime": stamp,
-            "leaseTransitions": times if ours else times + 1,
-        }
-        if not ours:
-            spec["acquireTime"] = stamp
-        annotations = {ADDRESS: self._address, CALLS: msgspec.json.encode(self._calls()).decode()}
-        metadata: dict[str, Any] = {"name": self._name, "namespace": self._namespace, "annotations": annotations}
-        if lease is not None:
-            metadata["resourceVersion"] = lease.metadata.resource_version
-        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+        return render_lease(
+            self._namespace,
+            self._name,
+            lease,
+            holder=holder,
+            anew=lease is None or lease.spec.holder_identity != self.identity,
+            seconds=int(LEASE),
+            at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            annotations={ADDRESS: self._address, CALLS: msgspec.json.encode(self._calls()).decode()},
+        )
