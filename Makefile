@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install native run test e2e check format bench bench-gpu bench-scheduler clean
+.PHONY: help install native protos run test e2e check format bench bench-gpu bench-scheduler clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +21,12 @@ install: $(STAMP) ## the virtual environment with the package and its tools
 native: $(STAMP) ## what is written in C: the shim and the stand-in GPU, into src/aliquot/lib
 	@$(BIN)/python shim/build.py
 
+KUBELET := aliquot/adapters/kubelet
+PROTOC   = $(BIN)/python -m grpc_tools.protoc --proto_path=src --python_out=$(1) --pyi_out=$(1) src/$(KUBELET)/*.proto
+
+protos: $(STAMP) ## the kubelet's messages, from the .proto files to Python
+	$(call PROTOC,src)
+
 run: $(STAMP) ## the main job: pack a generated cluster with every policy, and draw it
 	@mkdir -p out
 	@$(BIN)/aliquot simulate --generate 200x8 --policy all --plot out/packing.svg
@@ -32,7 +38,11 @@ e2e: $(STAMP) ## the scheduler on a real Kubernetes on loopback; the first time 
 	@$(BIN)/python tests/testbed/build.py
 	$(BIN)/python -m pytest tests/e2e
 
-check: $(STAMP) ## lint, types, import rules
+check: $(STAMP) ## lint, types, import rules, what is generated
+	@rm -rf out/protos && mkdir -p out/protos
+	$(call PROTOC,out/protos)
+	@for made in out/protos/$(KUBELET)/*; do cmp "$$made" "src/$(KUBELET)/$${made##*/}" || \
+	    { echo "$${made##*/} is not what its .proto file says: run make protos" >&2; exit 1; }; done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

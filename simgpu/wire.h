@@ -35,6 +35,8 @@ enum sim_kind {
     SIM_SAMPLES,     /* struct sim_since                   -> struct sim_process[], per mille of the time since */
     SIM_LOAD,        /* struct sim_since, card             -> struct sim_load */
     SIM_STATE,       /*                                    -> JSON, for tests and people */
+    SIM_FAULT,       /* struct sim_fault                   -> errno; what happens to a card: for tests and people */
+    SIM_EVENTS,      /* struct sim_since, since an event   -> struct sim_event[] after that one, as far as they are kept */
 };
 
 struct sim_head {
@@ -55,6 +57,15 @@ struct sim_card   { char uuid[48], name[80]; uint64_t memory; };
 struct sim_memory { uint64_t total, used; };
 struct sim_process { uint32_t pid, permille; uint64_t memory, stamp_us; };
 struct sim_load   { uint32_t permille, memory_percent; };
+struct sim_fault  { struct sim_head head; uint32_t card, what; uint64_t xid; /* SIM_XID: its number */ };
+struct sim_event  { uint64_t number; uint32_t card, xid; /* numbers begin at 1 */ };
+
+enum sim_what {
+    SIM_LOSE = 1,    /* off the bus: its contexts are dead, and nothing on it answers (ENODEV, RM_GPU_IS_LOST) ... */
+    SIM_RESTORE,     /* ... until it is back, for new contexts */
+    SIM_XID,         /* NVML's event sets hear of it; nothing else happens */
+};
+#define RM_GPU_IS_LOST 0x0f
 
 /* ---- the lane: one context's work ---- */
 #define LANE_STREAMS 128  /* queues; stream 0 is the legacy default stream */

@@ -8,14 +8,15 @@
 static __thread CUcontext stack[STACK];
 static __thread int depth;
 
-/* The thread's current context. */
+/* The thread's current context. One that died under it (its card fell off the bus, say) is good for nothing. */
 CUresult context_current(CUcontext *context)
 {
     CUresult result = driver_check();
     if (result != CUDA_SUCCESS) return result;
     *context = depth ? stack[depth - 1] : NULL;
     if (!*context) return CUDA_ERROR_INVALID_CONTEXT;
-    return (*context)->dead ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS;
+    if ((*context)->dead) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return __atomic_load_n(&(*context)->lane->dead, __ATOMIC_ACQUIRE) ? CUDA_ERROR_LAUNCH_FAILED : CUDA_SUCCESS;
 }
 
 CUresult context_check(CUcontext context)

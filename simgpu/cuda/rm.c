@@ -28,6 +28,7 @@ static CUresult make(uint32_t parent, uint32_t class_, void *params, uint32_t si
                                 .params = (uint64_t)(uintptr_t)params, .params_size = size };
     if (rm_ioctl(RM_IOC_ALLOC64, &alloc) != 0) return driver_error(errno);
     *handle = alloc.object;
+    if (alloc.status == RM_GPU_IS_LOST) return CUDA_ERROR_DEVICE_UNAVAILABLE;
     return alloc.status == RM_OK ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
 }
 

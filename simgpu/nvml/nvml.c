@@ -4,10 +4,8 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <time.h>
 #include <unistd.h>
 
 #define DRIVER_VERSION "580.0.0-simulated"
@@ -28,9 +26,14 @@ nvmlReturn_t nvml_ask(uint32_t kind, uint32_t card, uint64_t since, void *out, s
     return error == ENODEV ? NVML_ERROR_GPU_IS_LOST : NVML_ERROR_UNKNOWN;
 }
 
+nvmlReturn_t nvml_ready(void)
+{
+    return __atomic_load_n(&users, __ATOMIC_ACQUIRE) ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
+}
+
 nvmlReturn_t nvml_check(nvmlDevice_t device)
 {
-    if (!__atomic_load_n(&users, __ATOMIC_ACQUIRE)) return NVML_ERROR_UNINITIALIZED;
+    if (nvml_ready() != NVML_SUCCESS) return NVML_ERROR_UNINITIALIZED;
     for (unsigned i = 0; i < count; i++)
         if (device == &cards[i]) return NVML_SUCCESS;
     return NVML_ERROR_INVALID_ARGUMENT;
@@ -140,12 +143,20 @@ API nvmlDeviceGetCount_v2(unsigned int *out)
     return NVML_SUCCESS;
 }
 
+/* The card's handle; as on a real one, not while the card is off the bus. */
+static nvmlReturn_t handle_of(unsigned int index, nvmlDevice_t *device)
+{
+    struct sim_memory memory;
+    nvmlReturn_t result = nvml_ask(SIM_MEMORY, index, 0, &memory, sizeof memory, NULL);
+    if (result == NVML_SUCCESS) *device = &cards[index];
+    return result;
+}
+
 API nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
 {
     if (!users) return NVML_ERROR_UNINITIALIZED;
     if (!device || index >= count) return NVML_ERROR_INVALID_ARGUMENT;
-    *device = &cards[index];
-    return NVML_SUCCESS;
+    return handle_of(index, device);
 }
 
 API nvmlDeviceGetCount(unsigned int *out)
@@ -163,10 +174,7 @@ API nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
     if (!users) return NVML_ERROR_UNINITIALIZED;
     if (!device || !uuid) return NVML_ERROR_INVALID_ARGUMENT;
     for (unsigned i = 0; i < count; i++)
-        if (strcasecmp(uuid, cards[i].about.uuid) == 0) {
-            *device = &cards[i];
-            return NVML_SUCCESS;
-        }
+        if (strcasecmp(uuid, cards[i].about.uuid) == 0) return handle_of(i, device);
     return NVML_ERROR_NOT_FOUND;
 }
 
@@ -176,8 +184,7 @@ API nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *device)
     if (!users) return NVML_ERROR_UNINITIALIZED;
     if (!device || !bus_id || sscanf(bus_id, "%x:%x:%x", &domain, &bus, &slot) != 3) return NVML_ERROR_INVALID_ARGUMENT;
     if (domain || slot || !bus || bus > count) return NVML_ERROR_NOT_FOUND;
-    *device = &cards[bus - 1];
-    return NVML_SUCCESS;
+    return handle_of(bus - 1, device);
 }
 
 API nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int room)
@@ -211,7 +218,7 @@ NUMBER(nvmlDeviceGetComputeMode, unsigned int, 0)
 NUMBER(nvmlDeviceGetPersistenceMode, unsigned int, 1)
 NUMBER(nvmlDeviceGetBrand, unsigned int, 14)
 NUMBER(nvmlDeviceGetArchitecture, unsigned int, 9)
-NUMBER(nvmlDeviceGetSupportedEventTypes, unsigned long long, 0)
+NUMBER(nvmlDeviceGetSupportedEventTypes, unsigned long long, NVML_EVENT_XID)
 
 /* Questions that this card has no answer to. */
 #define NOT_SUPPORTED(function, ...) \
@@ -294,40 +301,4 @@ API nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *out)
     result = nvml_ask(SIM_LOAD, device->card, 0, &load, sizeof load, NULL);
     if (result == NVML_SUCCESS) *out = (nvmlUtilization_t){ (load.permille + 5) / 10, load.memory_percent };
     return result;
-}
-
-/* ---- events: sets can be made and waited on; nothing ever happens to a simulated card ---- */
-struct nvmlEventSet_st { unsigned long long types; };
-
-API nvmlEventSetCreate(nvmlEventSet_t *set)
-{
-    if (!users) return NVML_ERROR_UNINITIALIZED;
-    if (!set) return NVML_ERROR_INVALID_ARGUMENT;
-    *set = calloc(1, sizeof **set);
-    return *set ? NVML_SUCCESS : NVML_ERROR_MEMORY;
-}
-
-API nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set)
-{
-    nvmlReturn_t result = nvml_check(device);
-    if (result != NVML_SUCCESS) return result;
-    if (!set) return NVML_ERROR_INVALID_ARGUMENT;
-    set->types |= types;
-    return NVML_SUCCESS;
-}
-
-API nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout_ms)
-{
-    struct timespec rest = { timeout_ms / 1000, (long)(timeout_ms % 1000) * 1000000 };
-    if (!users) return NVML_ERROR_UNINITIALIZED;
-    if (!set || !data) return NVML_ERROR_INVALID_ARGUMENT;
-    while (nanosleep(&rest, &rest) != 0 && errno == EINTR) {}
-    return NVML_ERROR_TIMEOUT;
-}
-
-API nvmlEventSetFree(nvmlEventSet_t set)
-{
-    if (!set) return NVML_ERROR_INVALID_ARGUMENT;
-    free(set);
-    return NVML_SUCCESS;
 }

@@ -41,12 +41,17 @@ typedef struct {
 _Static_assert(sizeof(nvmlMemory_v2_t) == 40 && sizeof(nvmlProcessInfo_t) == 24, "memory, process");
 _Static_assert(sizeof(nvmlPciInfo_t) == 68 && sizeof(nvmlProcessUtilizationSample_t) == 32, "pci, sample");
 
+#define NVML_EVENT_XID 8ull /* nvmlEventTypeXidCriticalError */
+
 #define API __attribute__((visibility("default"))) nvmlReturn_t
 
 struct nvmlDevice_st { uint32_t card; struct sim_card about; };
 
 /* One question about a card to the player; answers of at most `room` bytes, in `count` entries. */
 nvmlReturn_t nvml_ask(uint32_t kind, uint32_t card, uint64_t since, void *out, size_t room, uint32_t *count);
+
+/* NVML_SUCCESS, or that the library is not initialised. */
+nvmlReturn_t nvml_ready(void);
 
 /* Whether the library is initialised and the handle is one of its cards. */
 nvmlReturn_t nvml_check(nvmlDevice_t device);

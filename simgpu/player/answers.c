@@ -46,6 +46,7 @@ static int answer_attach(struct connection *connection, const struct sim_attach 
     struct object *object = object_find(connection, request->client, request->group);
     if (!object || object->class_ != RM_CLASS_GROUP) return EINVAL;
     struct card *card = object->card;
+    if (card->lost) return ENODEV;
     if (object->group->lane) return EBUSY;
     if (card->memory - card->used < player.set.context_memory) return ENOMEM;
     object->group->lane = lane_new(&answer->file);
@@ -62,6 +63,7 @@ static int answer_bytes(struct connection *connection, const struct sim_bytes *r
     struct card *card = &player.card[request->card];
     uint64_t *mine = &connection->memory[request->card];
     uint64_t overhead = connection->contexts[request->card] * player.set.context_memory;
+    if (card->lost && request->head.kind != SIM_RELEASE) return ENODEV;
     if (request->head.kind == SIM_MEMORY) {
         struct sim_memory memory = { card->memory, card->used };
         put(answer, &memory, sizeof memory);
@@ -144,10 +146,20 @@ static int answer_load(const struct sim_since *request, struct answer *answer)
     return 0;
 }
 
+/* What happened to the cards after the event of that number. */
+static int answer_events(uint64_t since, struct answer *answer)
+{
+    uint64_t first = player.events < EVENTS_KEPT ? 1 : player.events - EVENTS_KEPT + 1;
+    for (uint64_t n = since < first ? first : since + 1; n <= player.events; n++)
+        put(answer, &player.event[n % EVENTS_KEPT], sizeof *player.event);
+    return 0;
+}
+
 /* Answers one request, whatever it holds. The error is in the answer. */
 void answer_request(struct connection *connection, const uint8_t *message, size_t size, struct answer *answer)
 {
-    union { struct sim_head head; struct sim_attach attach; struct sim_bytes bytes; struct sim_since since; } request;
+    union { struct sim_head head; struct sim_attach attach; struct sim_bytes bytes; struct sim_since since;
+            struct sim_fault fault; } request;
     int error = EINVAL;
     memset(&request, 0, sizeof request);
     memcpy(&request, message, size < sizeof request ? size : sizeof request);
@@ -166,9 +178,16 @@ void answer_request(struct connection *connection, const uint8_t *message, size_
     case SIM_SAMPLES:
     case SIM_LOAD:
         if (size != sizeof request.since || request.since.card >= player.set.cards) break;
-        error = request.head.kind == SIM_PROCESSES ? answer_processes(&request.since, answer)
+        error = player.card[request.since.card].lost ? ENODEV
+              : request.head.kind == SIM_PROCESSES ? answer_processes(&request.since, answer)
               : request.head.kind == SIM_SAMPLES   ? answer_samples(&request.since, answer)
                                                    : answer_load(&request.since, answer);
+        break;
+    case SIM_FAULT:
+        if (size == sizeof request.fault) error = fault_happens(&request.fault);
+        break;
+    case SIM_EVENTS:
+        if (size == sizeof request.since) error = answer_events(request.since.since_us, answer);
         break;
     case SIM_STATE:
         answer->size = state_json((char *)answer->bytes, sizeof answer->bytes / 2);

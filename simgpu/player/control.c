@@ -84,6 +84,7 @@ uint32_t rm_control_do(struct connection *connection, struct rm_control *control
     struct object *object = object_find(connection, control->client, control->object);
     if (!object_find(connection, control->client, control->client)) return RM_INVALID_CLIENT;
     if (!object) return RM_INVALID_OBJECT;
+    if (object->card && object->card->lost) return RM_GPU_IS_LOST;
     if (rm_is_scheduling_control(control->command)) {
         if (player.set.refuse_controls) return RM_INSUFFICIENT_PERMISSIONS;
         player.controls++;

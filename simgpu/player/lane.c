@@ -51,7 +51,7 @@ static void wake(uint32_t *word)
 }
 
 /* Nothing more will be done on it: everyone who waits learns that. */
-static void lane_kill(struct lane *lane)
+void lane_kill(struct lane *lane)
 {
     lane->dead = true;
     lane->held = 0;

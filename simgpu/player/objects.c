@@ -54,7 +54,9 @@ static uint32_t prepare(struct connection *connection, struct object *made, cons
         if (length >= sizeof index) memcpy(&index, params, sizeof index); /* NV0080_ALLOC_PARAMETERS.deviceId */
         if (index >= player.set.cards) return RM_INVALID_DEVICE;
         made->card = &player.card[index];
-    } else if (made->class_ == RM_CLASS_SUBDEVICE) {
+    }
+    if (made->card && made->card->lost) return RM_GPU_IS_LOST;
+    if (made->class_ == RM_CLASS_SUBDEVICE) {
         if (parent->class_ != RM_CLASS_DEVICE) return RM_INVALID_PARENT;
     } else if (made->class_ == RM_CLASS_GROUP) {
         struct rm_group_params group = { 0 };

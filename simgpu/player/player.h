@@ -21,6 +21,7 @@
 #define NONE           UINT16_MAX
 #define OBJECTS_MAX    2048            /* per connection */
 #define CONNECTIONS_MAX 1000
+#define EVENTS_KEPT    64              /* Xids; whoever asks more seldom misses some */
 
 /* Time spent on a card in the buckets of the last seconds. */
 struct usage {
@@ -78,6 +79,7 @@ struct card {
     uint32_t index;
     char uuid[48];
     uint64_t memory, used;
+    bool lost;               /* off the bus */
     uint64_t now;            /* simulated time */
     struct group *runlist;   /* any of the circle */
     struct group *current;   /* whose state is loaded, busy or not */
@@ -116,6 +118,8 @@ struct player {
     uint32_t next_client;
     uint64_t real_now;                /* CLOCK_MONOTONIC as of this round */
     uint64_t controls;                /* slices set, channels disabled or enabled */
+    struct sim_event event[EVENTS_KEPT]; /* by number */
+    uint64_t events;                  /* the number of the last */
     int64_t realtime_offset;          /* CLOCK_REALTIME - CLOCK_MONOTONIC, ns */
 };
 extern struct player player;
@@ -130,7 +134,8 @@ void group_leave(struct group *group);
 
 /* ---- lane.c: what there is to do ---- */
 struct lane *lane_new(int *file);                       /* NULL: errno. `file` is the caller's to close */
-void lane_free(struct lane *lane);                      /* ends every wait on it */
+void lane_kill(struct lane *lane);                      /* nothing more will be done on it; ends every wait on it */
+void lane_free(struct lane *lane);                      /* the same, and it is gone */
 uint64_t lane_admit(struct group *group, uint64_t now);  /* -> when the process changes something next */
 int lane_pick(struct lane *lane, uint64_t now);         /* -> a stream whose first entry may run, or -1 */
 uint64_t lane_left(const struct lane *lane);            /* ns of work that it holds */
@@ -161,5 +166,6 @@ struct answer {
     uint8_t bytes[SIM_ANSWER_MAX];
 };
 void answer_request(struct connection *connection, const uint8_t *message, size_t size, struct answer *answer);
+int fault_happens(const struct sim_fault *fault);       /* fault.c: 0 or an errno */
 size_t state_json(char *text, size_t room);             /* state.c */
 #endif

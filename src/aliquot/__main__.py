@@ -22,5 +22,11 @@ def qgpu_scheduler() -> None:
     main()
 
 
+def qgpu_manager() -> None:
+    """`qgpu-manager`, as the vendor's manifests call it: `aliquot agent`."""
+    sys.argv.insert(1, "agent")
+    main()
+
+
 if __name__ == "__main__":
     main()

@@ -92,7 +92,7 @@ def test_a_file_of_a_later_version_is_left_alone(folder: Path) -> None:
 
 def test_a_disk_that_is_full_is_an_error_and_leaves_nothing_half_written(folder: Path) -> None:
     store = a_store(folder)
-    store._database.execute("PRAGMA max_page_count = 1")  # as if the disk were full
+    store._database.connection.execute("PRAGMA max_page_count = 1")  # as if the disk were full
     big = Tenancy(tenancy().tenant, tenancy().shares, 1, ("x" * 100_000,), 0.0)
     with pytest.raises(StoreError, match="full"):
         store.add(big)
@@ -101,6 +101,6 @@ def test_a_disk_that_is_full_is_an_error_and_leaves_nothing_half_written(folder:
 
 
 def test_every_write_is_on_the_disk_when_it_returns(folder: Path) -> None:
-    database = a_store(folder)._database
+    database = a_store(folder)._database.connection
     assert database.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
     assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)

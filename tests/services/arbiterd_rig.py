@@ -221,6 +221,7 @@ class Rig:
     folder: Path
     patch: pytest.MonkeyPatch
     rules: SharingRules = field(default_factory=SharingRules)
+    whose: Callable[[int], str | None] | None = None
 
     def __post_init__(self) -> None:
         self.rm_file = self.folder / "nvidiactl"
@@ -254,7 +255,8 @@ class Rig:
     def another(self) -> Arbiterd:
         """A daemon, as after a restart."""
         cards = [Card(at, 80 * 1024, uuid=uuid) for at, uuid in enumerate(UUIDS)]
-        made = Arbiterd(cards, rules=self.rules, nvml=self.nvml, simulated=True)  # type: ignore[arg-type]
+        nvml: Any = self.nvml
+        made = Arbiterd(cards, rules=self.rules, nvml=nvml, simulated=True, whose=self.whose)
         made.start()
         return made
 
@@ -277,12 +279,13 @@ class Rig:
         until(lambda: guest.pid in self.standing(folder.name).processes, "the registration")
         return guest
 
-    def child(self, folder: Path, client: int, slot: int = 0, uid: int = -1) -> subprocess.Popen[str]:
-        """Another process that registers with one group."""
+    def child(
+        self, folder: Path, client: int, slot: int = 0, uid: int = -1, wrapper: tuple[str, ...] = ()
+    ) -> subprocess.Popen[str]:
+        """Another process that registers with one group; started by the wrapper, where one is given."""
         arguments = [str(folder), str(slot), str(client), str(self.rm_file), str(uid)]
-        child = subprocess.Popen(
-            [sys.executable, "-S", "-c", CHILD, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        command = [*wrapper, sys.executable, "-S", "-c", CHILD, *arguments]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.children.append(child)
         assert child.stdout is not None
         assert child.stdout.readline() == "there\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.adapters import page as pages
-from aliquot.adapters import rm
+from aliquot.adapters import rm, tenantfolder
 from aliquot.adapters.page import Page, PageError
 from aliquot.arbiter import slices
 from aliquot.arbiter.card import CardArbiter
@@ -21,7 +21,7 @@ from aliquot.arbiter.roster import Member
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import Allotment, Level, SharingRules, State, Tenant
-from aliquot.services import arbiterd, cardworker, patrol
+from aliquot.services import cardworker, patrol
 from aliquot.services.cardworker import CardWorker, Seat
 from services.arbiterd_rig import UUIDS, Rig, ask, open_files, tell, until
 
@@ -482,10 +482,10 @@ class TestComingAndGoing:
         (tmp_path / "precious").touch()
         (tmp_path / ".sock.1").symlink_to("precious")
         with pytest.raises(OSError, match=r"sock\.1"):
-            arbiterd._give(tmp_path / ".sock.1", 65534)
+            tenantfolder._give(tmp_path / ".sock.1", 65534)
         os.link(tmp_path / "precious", tmp_path / ".sock.2")
         with pytest.raises(FileExistsError):
-            arbiterd._give(tmp_path / ".sock.2", 65534)
+            tenantfolder._give(tmp_path / ".sock.2", 65534)
         assert os.stat(tmp_path / "precious").st_uid == os.getuid()
 
 

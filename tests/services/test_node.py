@@ -20,7 +20,8 @@ from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Level, SharingRules, Standing, State
 from aliquot.services import node as module
 from aliquot.services.asks import Ask
-from aliquot.services.node import Caller, LocalNode, RefusedError
+from aliquot.services.conversing import Caller, RefusedError
+from aliquot.services.node import LocalNode
 from aliquot.services.status import status
 from machines import PaperArbiter, cards
 

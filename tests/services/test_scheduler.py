@@ -24,14 +24,14 @@ def test_a_part_that_fails_is_told_and_started_again(caplog: pytest.LogCaptureFi
             raise RuntimeError("broken")
 
     with caplog.at_level(logging.ERROR):
-        play(module._for_ever(work))
+        play(module.for_ever(work))
     assert [later - earlier for earlier, later in itertools.pairwise(began)] == [1.0, 1.0, 1.0]
     assert caplog.text.count("a part failed; it starts again") == 3
 
 
 def test_a_part_that_is_ended_is_not_started_again() -> None:
     async def scene() -> None:
-        started = asyncio.create_task(module._for_ever(asyncio.Event().wait))  # type: ignore[arg-type]
+        started = asyncio.create_task(module.for_ever(asyncio.Event().wait))  # type: ignore[arg-type]
         await asyncio.sleep(1.0)
         started.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -125,6 +125,9 @@ def main() -> None:
     if name.startswith("nvml"):  # imported late: the others do without
         from simgpu import programs_nvml
 
+        if name in ("nvml_events", "nvml_health"):
+            getattr(programs_nvml, name)(link)
+            return
         result = getattr(programs_nvml, name)(*arguments)
     elif name == "control_as_a_daemon":
         result = control_as_a_daemon(link)

@@ -58,6 +58,14 @@ def proc_address(name: str, version: int, flags: int) -> list[Any]:
     return [result, status.value, information.symbol.decode()]
 
 
+def context_on(ordinal: int) -> int:
+    """What the making of a context there answers."""
+    cuda = Cuda()
+    cuda.call("cuInit", 0)
+    context = c.c_void_p()
+    return cuda.status("cuCtxCreate_v2", c.byref(context), 0, ordinal)
+
+
 def fork_after_init() -> list[int]:
     """What the parent and then the child are told."""
     session = Session()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import time
 from typing import Any
 
 import pynvml
+
+from aliquot.adapters.nvml import Nvml, NvmlError
+from aliquot.services import cardhealth
 
 
 def nvml(seconds: float) -> dict[str, Any]:
@@ -62,3 +67,50 @@ def nvml_without_driver() -> str:
     except pynvml.NVMLError_DriverNotLoaded:
         return "driver not loaded"
     return "initialised"
+
+
+def nvml_lost() -> list[str]:
+    """What pynvml says of the first card, which is off the bus; of the second it says the same things as ever."""
+    pynvml.nvmlInit()
+    said = []
+    for call in (pynvml.nvmlDeviceGetHandleByIndex, _uuid_of_second):
+        try:
+            said.append(str(call(0)))
+        except pynvml.NVMLError_GpuIsLost:
+            said.append("lost")
+    nvml = Nvml()
+    listed = [card.uuid for card in nvml.cards()]
+    try:
+        nvml.memory("GPU-5106f000-51b6-4a11-9000-000000000000")
+    except NvmlError as error:
+        said.append("lost" if error.lost else str(error))
+    return [*said, *listed]
+
+
+def _uuid_of_second(_: int) -> str:
+    return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(1)))
+
+
+def nvml_events(link: socket.socket) -> None:
+    """Hears of both cards, and tells."""
+    pynvml.nvmlInit()
+    nvml = Nvml()
+    watch = nvml.watch([card.uuid for card in nvml.cards()])
+    link.send(json.dumps(sorted(watch.heard)).encode())
+    while link.recv(1 << 16):
+        link.send(json.dumps(watch.wait(0.3)).encode())
+    watch.close()
+
+
+def nvml_health(link: socket.socket) -> None:
+    """Keeps the health of the cards as an agent does, only faster; tells every change until the link ends."""
+    cardhealth._EVERY = 0.02  # type: ignore[misc]
+    kept = cardhealth.CardHealth(Nvml(), on_change=lambda: _tell(link, kept))
+    _tell(link, kept)
+    kept.start()
+    link.recv(1)
+    kept.stop()
+
+
+def _tell(link: socket.socket, kept: cardhealth.CardHealth) -> None:
+    link.send(json.dumps([[card.healthy for card in kept.cards], list(kept.why.values())]).encode())

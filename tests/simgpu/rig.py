@@ -106,6 +106,7 @@ class Card:
     used: int
     busy_ns: int
     switches: int
+    lost: bool
     groups: tuple[Group, ...]
 
     def compute(self, pid: int | None = None) -> tuple[Group, ...]:

@@ -1,7 +1,7 @@
-"""The Kubernetes programs the tests run on, built once from Go modules (go/go.mod says which version) and kept.
+"""The programs the tests run on, built once from Go modules and kept; go/go.mod and containers/go.mod say the versions.
 
-`python tests/testbed/build.py` builds what is missing: some seven minutes on two cores, 3 GB of Go's build cache, and
-360 MB of programs in $XDG_CACHE_HOME (or ~/.cache)/aliquot/testbed/VERSION. Go fetches the modules through GOPROXY, as
+`python tests/testbed/build.py` builds what is missing: some nine minutes on two cores, 3 GB of Go's build cache, and
+520 MB of programs in $XDG_CACHE_HOME (or ~/.cache)/aliquot/testbed/VERSION. Go fetches the modules through GOPROXY, as
 always, and a newer Go too where go.mod asks for one. What lies in $KUBEBUILDER_ASSETS, the convention of envtest, is
 taken from there.
 """
@@ -18,60 +18,108 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-MODULES = Path(__file__).parent / "go"
-
-# Each must also be named in go/tools.go, or `go mod tidy` drops what it needs from go.sum.
-PACKAGES = {
-    "etcd": "go.etcd.io/etcd/server/v3",
-    "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
-    "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
-    "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
-    "kubectl": "k8s.io/kubernetes/cmd/kubectl",
-    "kubelet": "k8s.io/kubernetes/cmd/kubelet",
-}
-CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
-
-_OLDEST_GO = (1, 21)  # the first that fetches a newer Go when go.mod asks for one
-_SAY_EVERY = 60.0  # seconds between two lines where no terminal shows the bar
+HERE = Path(__file__).parent
 
 
 class CannotBuildError(Exception):
     """Why, and what to do."""
 
 
-def _said_in_go_mod(pattern: str) -> str:
-    found = re.search(pattern, (MODULES / "go.mod").read_text(), re.MULTILINE)
-    assert found, f"{MODULES / 'go.mod'} has no line like {pattern}"
-    return found[1]
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A go.mod, the programs built with it, and the modules whose versions say which builds are the same."""
+
+    title: str
+    folder: Path
+    packages: Mapping[str, str]  # each also named in the folder's tools.go, or `go mod tidy` drops what it needs
+    versioned: tuple[str, ...]
+
+    def said(self, pattern: str) -> str:
+        found = re.search(pattern, (self.folder / "go.mod").read_text(), re.MULTILINE)
+        assert found, f"{self.folder / 'go.mod'} has no line like {pattern}"
+        return found[1]
+
+    def version(self, of: str) -> str:
+        return self.said(rf"^require {re.escape(of)} (v\S+)$")
 
 
-VERSION = _said_in_go_mod(r"^require k8s\.io/kubernetes (v\S+)$")
+KUBERNETES = Module(
+    "Kubernetes",
+    HERE / "go",
+    {
+        "etcd": "go.etcd.io/etcd/server/v3",
+        "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
+        "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
+        "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
+        "kubectl": "k8s.io/kubernetes/cmd/kubectl",
+        "kubelet": "k8s.io/kubernetes/cmd/kubelet",
+    },
+    ("k8s.io/kubernetes",),
+)
+CONTAINERS = Module(
+    "containerd and runc",
+    HERE / "containers",
+    {
+        "containerd": "github.com/containerd/containerd/v2/cmd/containerd",
+        "containerd-shim-runc-v2": "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+        "ctr": "github.com/containerd/containerd/v2/cmd/ctr",
+        "runc": "github.com/opencontainers/runc",
+    },
+    ("github.com/containerd/containerd/v2", "github.com/opencontainers/runc"),
+)
+MODULES = (KUBERNETES, CONTAINERS)
+VERSION = KUBERNETES.version("k8s.io/kubernetes")
+_WITH_C = ("runc",)  # enters namespaces before Go's threads begin, in C
+
+NODE = ("kubelet", "containerd", "containerd-shim-runc-v2", "ctr", "runc")
+CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
+
+_OLDEST_GO = (1, 21)  # the first that fetches a newer Go when go.mod asks for one
+_SAY_EVERY = 60.0  # seconds between two lines where no terminal shows the bar
 
 
-def cache_folder() -> Path:
+def cache_home() -> Path:
+    """Everything the testbed keeps from run to run."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "aliquot" / "testbed" / VERSION
+    return Path(home) / "aliquot" / "testbed"
+
+
+def cache_folder(module: Module = KUBERNETES) -> Path:
+    if module is KUBERNETES:
+        return cache_home() / VERSION
+    parts = [f"{Path(of.removesuffix('/v2')).name}-{module.version(of)}" for of in module.versioned]
+    return cache_home() / "-".join(parts)
 
 
 def binaries(names: Sequence[str] = CONTROL_PLANE) -> dict[str, Path]:
     """Where each of the programs is; those that are nowhere are built first."""
-    unknown = [name for name in names if name not in PACKAGES]
+    known = [name for module in MODULES for name in module.packages]
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise CannotBuildError(f"no such program: {', '.join(unknown)}; known are {', '.join(PACKAGES)}")
-    assets, cache = os.environ.get("KUBEBUILDER_ASSETS"), cache_folder()
+        raise CannotBuildError(f"no such program: {', '.join(unknown)}; known are {', '.join(known)}")
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
     if assets and not Path(assets).is_dir():
         raise CannotBuildError(
             f"KUBEBUILDER_ASSETS is {assets!r}, which is no folder: unset it, or name one with {names}"
         )
     given = {name: Path(assets) / name for name in names if (Path(assets) / name).exists()} if assets else {}
     wanted = [name for name in names if name not in given]
+    found: dict[str, Path] = {}
+    for module in MODULES:
+        found |= _built([name for name in wanted if name in module.packages], module)
+    return {name: (given | found)[name] for name in names}
+
+
+def _built(wanted: Sequence[str], module: Module) -> dict[str, Path]:
+    cache = cache_folder(module)
     if not all((cache / name).exists() for name in wanted):
         cache.mkdir(parents=True, exist_ok=True)
         with _alone(cache):  # whoever waited here finds it built
-            _build([name for name in wanted if not (cache / name).exists()], cache)
-    return given | {name: cache / name for name in wanted}
+            _build([name for name in wanted if not (cache / name).exists()], module, cache)
+    return {name: cache / name for name in wanted}
 
 
 @contextlib.contextmanager
@@ -81,38 +129,55 @@ def _alone(cache: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say(f"another process is building Kubernetes into {cache}; waiting for it ...")
+            _say(f"another process is building into {cache}; waiting for it ...")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _build(names: Sequence[str], cache: Path) -> None:
+def _build(names: Sequence[str], module: Module, cache: Path) -> None:
     if not names:
         return
-    go = _find_go()
-    _say(f"building Kubernetes {VERSION} into {cache}, once: {', '.join(names)}")
+    go = _find_go(module)
+    _say(f"building {module.title} into {cache}, once: {', '.join(names)}")
     began = time.monotonic()
     steps = len(names) + 1
+    packages = [module.packages[name] for name in names]
     # Not `go mod download`, which fetches the whole module graph, most of it for nothing.
-    _run([go, "list", "-deps", *(PACKAGES[name] for name in names)], "fetching the Go modules", 0, steps, began)
-    major, minor = VERSION.lstrip("v").split(".")[:2]
-    base = "k8s.io/component-base/version"
-    flags = f"-s -w -X {base}.gitVersion={VERSION} -X {base}.gitMajor={major} -X {base}.gitMinor={minor}"
+    fetch = _Step("fetching the Go modules", 0, steps, began)
+    _run([go, "list", "-deps", *packages], fetch, module, _environment(names))
     with tempfile.TemporaryDirectory(dir=cache, prefix=".building-") as folder:
         for step, name in enumerate(names, start=1):
             unfinished = Path(folder) / name
-            command = [go, "build", "-trimpath", "-ldflags", flags, "-o", str(unfinished), PACKAGES[name]]
-            _run(command, f"{name} ({step} of {len(names)})", step, steps, began)
+            flags = ["-trimpath", "-ldflags", f"-s -w {_version_flags(module)}", "-o", str(unfinished)]
+            progress = _Step(f"{name} ({step} of {len(names)})", step, steps, began)
+            _run([go, "build", *flags, module.packages[name]], progress, module, _environment([name]))
             unfinished.replace(cache / name)  # there is either a whole program or none
     _say(f"built in {_clock(time.monotonic() - began)}")
 
 
-def _find_go() -> str:
-    wanted = _said_in_go_mod(r"^go (\S+)$")
+def _version_flags(module: Module) -> str:
+    """What the programs say of themselves; without it they take themselves for unknown ones."""
+    if module is CONTAINERS:
+        of = module.versioned[0]
+        return f"-X {of}/version.Version={module.version(of)}"
+    major, minor = VERSION.lstrip("v").split(".")[:2]
+    base = "k8s.io/component-base/version"
+    return f"-X {base}.gitVersion={VERSION} -X {base}.gitMajor={major} -X {base}.gitMinor={minor}"
+
+
+def _environment(names: Sequence[str]) -> dict[str, str]:
+    if not any(name in _WITH_C for name in names):
+        return {**os.environ, "CGO_ENABLED": "0"}
+    compiler = shutil.which("gcc") or f"{sys.executable} -m ziglang cc"
+    return {"CC": compiler, **os.environ, "CGO_ENABLED": "1"}
+
+
+def _find_go(module: Module) -> str:
+    wanted = module.said(r"^go (\S+)$")
     advice = f"install Go {wanted} (https://go.dev/dl), or set KUBEBUILDER_ASSETS to a folder with the programs"
     go = shutil.which("go")
     if go is None:
-        raise CannotBuildError(f"there is no `go` on the PATH to build Kubernetes with: {advice}")
+        raise CannotBuildError(f"there is no `go` on the PATH to build {module.title} with: {advice}")
     # Not in the module's folder: there an old Go fails at the first line of go.mod it does not know.
     asked = subprocess.run([go, "version"], cwd="/", env={**os.environ, "GOTOOLCHAIN": "local"}, capture_output=True)
     words = asked.stdout.decode(errors="replace")
@@ -127,12 +192,22 @@ def _find_go() -> str:
     return go
 
 
-def _run(command: Sequence[str], what: str, step: int, steps: int, began: float) -> None:
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Where we are."""
+
+    what: str
+    number: int
+    of: int
+    began: float  # all of it
+
+
+def _run(command: Sequence[str], where: _Step, module: Module, environment: Mapping[str, str]) -> None:
     """Runs it, and shows where we are while it runs."""
     own = time.monotonic()
-    environment: Mapping[str, str] = {**os.environ, "CGO_ENABLED": "0"}
+    what, step, steps, began = where.what, where.number, where.of, where.began
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(command, cwd=MODULES, env=environment, stdout=output, stderr=output)
+        process = subprocess.Popen(command, cwd=module.folder, env=environment, stdout=output, stderr=output)
         terminal = sys.stderr.isatty()
         if not terminal:
             _say(f"[{step}/{steps - 1}] {what} ...")
@@ -180,12 +255,12 @@ def _say(line: str) -> None:
 
 def main() -> None:
     try:
-        found = binaries(sys.argv[1:] or CONTROL_PLANE)
+        found = binaries(sys.argv[1:] or (*CONTROL_PLANE, *NODE))
     except CannotBuildError as error:
         sys.exit(f"cannot build the testbed: {error}")
     except KeyboardInterrupt:
         sys.exit("stopped; what was built so far is kept")
-    _say(f"Kubernetes {VERSION} for the tests: {', '.join(sorted({str(path.parent) for path in found.values()}))}")
+    _say(f"the programs of the tests: {', '.join(sorted({str(path.parent) for path in found.values()}))}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 
 `python tests/testbed/plane.py` starts one to look at, until Ctrl-C. Nodes are made by hand (objects.py): there is no
 kubelet, so the controllers that would judge silent nodes are off, and nobody ends a Pod that is given a grace period.
+Nodes of nodes.py are real.
 """
 
 from __future__ import annotations
@@ -283,6 +284,7 @@ class ControlPlane:
             "--endpoint-reconciler-type=none",  # it would look for an address other than loopback
             "--disable-admission-plugins=TaintNodesByCondition",  # cleared by a controller that is off
             "--allow-privileged=true",
+            "--kubelet-preferred-address-types=InternalIP",  # the names of real nodes are in no DNS
             "--max-requests-inflight=3000",  # benchmarks measure the product, not the API server's limits
             "--max-mutating-requests-inflight=1500",
             "--delete-collection-workers=16",  # tests tidy up thousands of objects

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Nothing is built, and only what a test puts there is on the PATH."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
+    for name in ("KUBEBUILDER_ASSETS", "CC"):
+        monkeypatch.delenv(name, raising=False)
     (tmp_path / "bin").mkdir()
     return build.cache_folder()
 
@@ -96,6 +98,23 @@ def test_a_program_nobody_knows_is_refused_with_those_known() -> None:
         binaries(["kubelt"])
 
 
-def test_every_program_is_named_in_tools_go() -> None:
-    tools = (build.MODULES / "tools.go").read_text()
-    assert all(f'_ "{package}"' in tools for package in build.PACKAGES.values())
+@pytest.mark.parametrize("module", build.MODULES, ids=lambda module: module.title)
+def test_every_program_is_named_in_tools_go(module: build.Module) -> None:
+    tools = (module.folder / "tools.go").read_text()
+    assert all(f'_ "{package}"' in tools for package in module.packages.values())
+
+
+def test_programs_of_both_modules_are_kept_apart_by_their_versions(tmp_path: Path, empty_cache: Path) -> None:
+    _go(tmp_path, "go1.26.8", '[ "$1" = build ] && echo "$7" >"$6"; exit 0')
+    found = binaries(["runc", "kubelet"])
+    assert list(found) == ["runc", "kubelet"]
+    assert found["kubelet"].parent == empty_cache
+    version = r"v\d+\.\d+\.\d+"
+    assert re.fullmatch(rf"containerd-{version}-runc-{version}", found["runc"].parent.name)
+
+
+def test_runc_is_built_with_c_and_the_others_without(tmp_path: Path) -> None:
+    _go(tmp_path, "go1.26.8", '[ "$1" = build ] && echo "$CGO_ENABLED" "$CC" >"$6"; exit 0')
+    found = binaries(["runc", "ctr"])
+    assert found["ctr"].read_text().strip() == "0"
+    assert re.fullmatch(r"1 .+ -m ziglang cc", found["runc"].read_text().strip())  # there is no gcc here

@@ -5,17 +5,34 @@ Every method may be called from any thread. Errors become NvmlError at this door
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from aliquot.model.device import Card
+from aliquot.model.health import DOUBLE_BIT_ECC
 
 _MIB = 1 << 20
 _UNKNOWN_MEMORY = (1 << 64) - 1  # what NVML says where the driver model does not tell
+_PATIENCE = 5.0  # seconds until those who are asking must have their answers
 
 
 class NvmlError(Exception):
-    """NVML cannot be used, or a card does not answer."""
+    """NVML cannot be used, or a card does not answer. `said` is the driver's word; `lost`: it says the card is gone."""
+
+    def __init__(self, text: str, *, said: str = "", lost: bool = False) -> None:
+        super().__init__(text)
+        self.said = said or text
+        self.lost = lost
+
+
+class Xid(NamedTuple):
+    """The driver told of an error of a card."""
+
+    uuid: str
+    number: int
 
 
 class Nvml:
@@ -28,11 +45,19 @@ class Nvml:
             raise NvmlError("the Python package nvidia-ml-py is not installed") from error
         self._nvml: Any = pynvml
         self._handles: dict[str, Any] = {}
+        self._cards: dict[str, Card] = {}  # as they last answered
         self._lock = threading.Lock()
+        self._turn = threading.Condition()  # over the next two
+        self._asking = 0
+        self._open = False
+        self._init()
+
+    def _init(self) -> None:
         try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError as error:
+            self._nvml.nvmlInit()
+        except self._nvml.NVMLError as error:
             raise NvmlError(f"NVML: {error}") from error
+        self._open = True
 
     def close(self) -> None:
         """Let go of NVML."""
@@ -40,26 +65,53 @@ class Nvml:
             self._nvml.nvmlShutdown()
         except self._nvml.NVMLError as error:
             raise NvmlError(f"NVML: {error}") from error
+        self._open = False
+
+    def reopen(self) -> None:
+        """Begin anew with the driver: who asked before a card was reset is told for ever that it is lost.
+
+        Not while anybody waits for an answer, and with no watch open. Raises NvmlError.
+        """
+        with self._turn:
+            if not self._turn.wait_for(lambda: not self._asking, _PATIENCE):
+                raise NvmlError("NVML does not answer: it cannot be opened anew")
+            if self._open:
+                self.close()
+            with self._lock:
+                self._handles.clear()
+            self._init()
 
     def cards(self) -> tuple[Card, ...]:
-        """Every card, in NVML's order. A card that does not answer is there, and not healthy."""
+        """Every card, in NVML's order. A card that does not answer is there, and not healthy; but one that never did
+        is not there, since nobody can say which it is."""
+        with self._using():
+            try:
+                found = [self._card(index) for index in range(self._nvml.nvmlDeviceGetCount())]
+            except self._nvml.NVMLError as error:
+                raise NvmlError(f"NVML: {error}") from error
+        return tuple(card for card in found if card is not None)
+
+    def _card(self, index: int) -> Card | None:
         nvml = self._nvml
         try:
-            return tuple(self._card(index) for index in range(nvml.nvmlDeviceGetCount()))
-        except nvml.NVMLError as error:
-            raise NvmlError(f"NVML: {error}") from error
-
-    def _card(self, index: int) -> Card:
-        nvml = self._nvml
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-        self._handles[uuid] = handle
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+        except nvml.NVMLError:
+            known = next((card for card in self._cards.values() if card.index == index), None)
+            return None if known is None else replace(known, healthy=False)
+        with self._lock:
+            self._handles[uuid] = handle
         try:
             numa: int | None = int(nvml.nvmlDeviceGetNumaNodeId(handle))
         except (nvml.NVMLError, AttributeError):
             numa = None
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle).total // _MIB
-        return Card(index, memory, uuid=uuid, model=_text(nvml.nvmlDeviceGetName(handle)), numa=numa)
+        try:
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle).total // _MIB
+            card = Card(index, memory, uuid=uuid, model=_text(nvml.nvmlDeviceGetName(handle)), numa=numa)
+        except nvml.NVMLError:
+            return replace(self._cards.get(uuid, Card(index, 0, uuid=uuid, numa=numa)), index=index, healthy=False)
+        self._cards[uuid] = card
+        return card
 
     def driver(self) -> str:
         """The driver's version."""
@@ -83,21 +135,88 @@ class Nvml:
         found = self._ask("nvmlDeviceGetMemoryInfo", uuid)
         return (0, 0) if found is None else (int(found.used), int(found.total))
 
+    def watch(self, uuids: Iterable[str]) -> Watch:
+        """Hear of the errors of these cards; those that do not tell, or do not answer now, are left out."""
+        handles = {}
+        for uuid in uuids:
+            with contextlib.suppress(NvmlError), self._using():
+                handles[uuid] = self._handle(uuid)
+        return Watch(self._nvml, handles)
+
     def _ask(self, function: str, uuid: str, *more: object) -> Any:
         """What NVML answers; None where it has nothing to say on that."""
         nvml = self._nvml
-        try:
-            return getattr(nvml, function)(self._handle(uuid), *more)
-        except (nvml.NVMLError_NotFound, nvml.NVMLError_NotSupported):
-            return None
-        except nvml.NVMLError as error:
-            raise NvmlError(f"{uuid}: {function}: {error}") from error
+        with self._using():
+            handle = self._handle(uuid)
+            try:
+                return getattr(nvml, function)(handle, *more)
+            except (nvml.NVMLError_NotFound, nvml.NVMLError_NotSupported):
+                return None
+            except nvml.NVMLError as error:
+                raise self._error(f"{uuid}: {function}", error) from error
 
     def _handle(self, uuid: str) -> Any:
+        nvml = self._nvml
         with self._lock:
-            if uuid not in self._handles:
-                self._handles[uuid] = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-            return self._handles[uuid]
+            try:
+                if uuid not in self._handles:
+                    self._handles[uuid] = nvml.nvmlDeviceGetHandleByUUID(uuid)
+                return self._handles[uuid]
+            except nvml.NVMLError_NotFound as error:
+                raise NvmlError(f"{uuid}: NVML lists no such card", said="it is not listed", lost=True) from error
+            except nvml.NVMLError as error:
+                raise self._error(f"{uuid}: nvmlDeviceGetHandleByUUID", error) from error
+
+    def _error(self, what: str, error: Exception) -> NvmlError:
+        lost = isinstance(error, self._nvml.NVMLError_GpuIsLost | self._nvml.NVMLError_ResetRequired)
+        return NvmlError(f"{what}: {error}", said=str(error), lost=lost)
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[None]:
+        with self._turn:
+            self._asking += 1
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._asking -= 1
+                self._turn.notify_all()
+
+
+class Watch:
+    """The errors of some cards, as they happen. For one thread."""
+
+    def __init__(self, nvml: Any, handles: dict[str, Any]) -> None:
+        self._nvml = nvml
+        self.heard: set[str] = set()  # the cards that tell
+        try:
+            self._set = nvml.nvmlEventSetCreate()
+        except nvml.NVMLError as error:
+            raise NvmlError(f"NVML: {error}") from error
+        wanted = nvml.nvmlEventTypeXidCriticalError | nvml.nvmlEventTypeDoubleBitEccError
+        for uuid, handle in handles.items():
+            with contextlib.suppress(nvml.NVMLError):
+                told = wanted & nvml.nvmlDeviceGetSupportedEventTypes(handle)
+                nvml.nvmlDeviceRegisterEvents(handle, told, self._set)
+                self.heard |= {uuid} if told else set()
+
+    def wait(self, seconds: float) -> Xid | None:
+        """The next error; None when there was none in that time. Raises NvmlError: then it is to be closed."""
+        nvml = self._nvml
+        try:
+            event = nvml.nvmlEventSetWait_v2(self._set, int(seconds * 1000))
+            uuid = _text(nvml.nvmlDeviceGetUUID(event.device))
+        except nvml.NVMLError_Timeout:
+            return None
+        except nvml.NVMLError as error:
+            raise NvmlError(f"NVML: {error}") from error
+        is_ecc = event.eventType == nvml.nvmlEventTypeDoubleBitEccError
+        return Xid(uuid, DOUBLE_BIT_ECC if is_ecc else int(event.eventData))
+
+    def close(self) -> None:
+        """No more."""
+        with contextlib.suppress(self._nvml.NVMLError):  # there is nothing that anybody could do
+            self._nvml.nvmlEventSetFree(self._set)
 
 
 def _text(value: str | bytes) -> str:

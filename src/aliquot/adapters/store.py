@@ -10,10 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import sqlite3
-import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,9 +19,10 @@ from aliquot.model.grant import Share
 from aliquot.model.tenancy import Tenancy, allotments_of
 from aliquot.model.tenant import Tenant
 
-_STRICT = "STRICT" if sqlite3.sqlite_version_info >= (3, 37) else ""
+from .database import STRICT, Database, StoreError
 
-# One step per version: user_version counts the steps done. Steps are only ever added.
+__all__ = ["Store", "StoreError"]
+
 _STEPS = (
     f"""
     CREATE TABLE tenants (
@@ -38,7 +35,7 @@ _STEPS = (
         command TEXT NOT NULL,
         created REAL NOT NULL,
         log     TEXT
-    ) {_STRICT};
+    ) {STRICT};
     CREATE TABLE shares (
         tenant       TEXT NOT NULL REFERENCES tenants (id) ON DELETE CASCADE,
         uuid         TEXT NOT NULL,
@@ -48,14 +45,10 @@ _STEPS = (
         greedy_milli INTEGER,
         exclusive    INTEGER NOT NULL,
         PRIMARY KEY (tenant, uuid)
-    ) {_STRICT};
-    CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL) {_STRICT};
+    ) {STRICT};
+    CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL) {STRICT};
     """,
 )
-
-
-class StoreError(Exception):
-    """The state cannot be read or written."""
 
 
 class Store:
@@ -65,45 +58,10 @@ class Store:
         self.path = path
         self.notes: list[str] = []  # what went wrong and was mended, in sentences
         self._copies = Path(copies)
-        try:
-            self._database = self._open()
-        except sqlite3.DatabaseError as error:
-            self._put_aside(error)
-            try:
-                self._database = self._open()
-                self._rebuild()
-            except sqlite3.Error as again:
-                raise StoreError(f"{path}: {again}") from again
-
-    def _open(self) -> sqlite3.Connection:
-        database = sqlite3.connect(self.path, isolation_level=None)
-        try:
-            database.execute("PRAGMA journal_mode = WAL")
-            database.execute("PRAGMA synchronous = FULL")
-            database.execute("PRAGMA foreign_keys = ON")
-            (found,) = database.execute("PRAGMA integrity_check(1)").fetchone()
-            if found != "ok":
-                raise sqlite3.DatabaseError(found)
-            (done,) = database.execute("PRAGMA user_version").fetchone()
-            if done > len(_STEPS):
-                raise StoreError(f"{self.path}: written by a later version of aliquot: use that, or remove the file")
-            for version, step in enumerate(_STEPS[done:], done + 1):
-                database.executescript(f"BEGIN IMMEDIATE; {step} PRAGMA user_version = {version}; COMMIT;")
-        except BaseException:
-            database.close()
-            raise
-        return database
-
-    def _put_aside(self, error: Exception) -> None:
-        aside = f"{self.path}.damaged-{time.strftime('%Y%m%dT%H%M%S')}"
-        try:
-            os.replace(self.path, aside)
-        except OSError as failed:
-            raise StoreError(f"{self.path}: {error}; and it cannot be put aside: {failed.strerror}") from error
-        for more in ("-wal", "-shm"):
-            with contextlib.suppress(FileNotFoundError):
-                os.replace(self.path + more, aside + more)
-        self.notes.append(f"{self.path} was damaged ({error}): it is now {aside}; the policy is back to its default")
+        self._database = Database(path, _STEPS)
+        if self._database.damage:
+            self.notes.append(f"{self._database.damage}; the policy is back to its default")
+            self._rebuild()
 
     def _rebuild(self) -> None:
         """From the copies beside the tenants' folders."""
@@ -125,11 +83,11 @@ class Store:
 
     def tenancies(self) -> list[Tenancy]:
         """Everyone who was there, oldest first."""
-        rows = self._all(
+        rows = self._database.all(
             "SELECT id, name, class, uid, root, started, command, created, log FROM tenants ORDER BY created"
         )
         shares: dict[str, list[dict[str, Any]]] = {}
-        for tenant, *share in self._all(
+        for tenant, *share in self._database.all(
             "SELECT tenant, uuid, card, memory_mib, core_milli, greedy_milli, exclusive FROM shares ORDER BY card"
         ):
             names = ("uuid", "card", "memory_mib", "core_milli", "greedy_milli", "exclusive")
@@ -157,12 +115,12 @@ class Store:
         """It is gone. Says nothing when it never was."""
         with contextlib.suppress(FileNotFoundError):
             (self._copies / f"{tenant_id}.json").unlink()
-        with self._transaction() as database:
+        with self._database.transaction() as database:
             database.execute("DELETE FROM tenants WHERE id = ?", (tenant_id,))
 
     def _insert(self, tenancy: Tenancy) -> None:
         values = _render(tenancy)
-        with self._transaction() as database:
+        with self._database.transaction() as database:
             database.execute(
                 "INSERT INTO tenants (id, name, class, uid, root, started, command, created, log)"
                 " VALUES (:id, :name, :class, :uid, :root, :started, :command, :created, :log)",
@@ -178,32 +136,13 @@ class Store:
 
     def setting(self, key: str) -> str | None:
         """What was last set, None when nothing was."""
-        found = self._all("SELECT value FROM settings WHERE key = ?", key)
+        found = self._database.all("SELECT value FROM settings WHERE key = ?", key)
         return str(found[0][0]) if found else None
 
     def set(self, key: str, value: str) -> None:
         """On the disk when this returns."""
-        with self._transaction() as database:
+        with self._database.transaction() as database:
             database.execute("INSERT OR REPLACE INTO settings (key, value) VALUES (?, ?)", (key, value))
-
-    def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        try:
-            return self._database.execute(query, values).fetchall()
-        except sqlite3.Error as error:
-            raise StoreError(f"{self.path}: {error}") from error
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        try:
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._database
-            except BaseException:
-                self._database.execute("ROLLBACK")
-                raise
-            self._database.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise StoreError(f"{self.path}: {error}") from error
 
 
 def _render(tenancy: Tenancy) -> dict[str, Any]:

@@ -11,6 +11,7 @@ starting.py   the daemon, started in the background when it is needed
 waiting.py    why a run waits, in one line
 amounts.py    memory and time as people type them
 up.py         the daemon by hand, and its end
+simulated.py  cards that are not there
 ps.py         who runs and who waits
 top.py        what each card and each tenant does
 stop.py       one run, by its name: its end, its output
@@ -21,6 +22,8 @@ burn.py       the sample workload
 Clusters:
 
 scheduler.py        the scheduler extender: its flags and its configuration file
+agent.py            the agent of one node: its flags
+install.py          the shim on the host, for the containers of the agent
 explain.py          where Pods would go, or every reason why not
 clusterview.py      `kubectl aliquot`: nodes, cards, Pods, and who waits why
 inspecting.py       `kubectl inspect gpushare`, to the byte as the peer prints it

@@ -41,7 +41,7 @@ def _running(tenant: dict[str, Any]) -> tuple[str, ...]:
     return (
         tenant["name"],
         tenant["class"],
-        str(tenant["pid"]),
+        "-" if tenant["pid"] is None else str(tenant["pid"]),  # a Pod has several
         ",".join(str(card["index"]) for card in cards),
         "whole" if first["exclusive"] else memory(first["memory_limit_bytes"] >> 20),
         core(first["core"]),

@@ -79,7 +79,7 @@ def scheduler(**given: Any) -> None:
     """
     import asyncio
 
-    _load_aiohttp()
+    load_aiohttp()
     from aliquot.adapters.kube import KubeConfigError, find_server
     from aliquot.adapters.logs import start_logging
     from aliquot.services.scheduler import Scheduler
@@ -102,7 +102,7 @@ def scheduler(**given: Any) -> None:
         ) from error
 
 
-def _load_aiohttp() -> None:
+def load_aiohttp() -> None:
     """Loading it reads the machine's certificate authorities twice, 150 ms of a start of 1.5 s, for connections that we
     never make: ours to the API server bring their own (adapters/kubeconfig.py)."""
     kept = {name: os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")}

@@ -18,7 +18,7 @@ import click
 from aliquot.cli.amounts import duration, memory
 from aliquot.cli.asking import ask
 from aliquot.cli.ps import core
-from aliquot.cli.tables import bar, table
+from aliquot.cli.tables import bar, printable, table
 from aliquot.cli.waiting import reason
 
 _HEAD = ("NAME", "CLASS", "CORE", "SHARE", "", "MEMORY", "STATE", "LEVEL", "PREEMPTED")
@@ -60,10 +60,15 @@ def view(status: dict[str, Any]) -> str:
     """The whole of it, as text."""
     rules = status["rules"]
     delay = duration(rules["release_delay_seconds"])
-    simulated = status["daemon"].get("simulated")
+    node, simulated = (status["daemon"].get(key) for key in ("node", "simulated"))
     lines = [
-        f"policy {rules['policy']}, release delay {delay}" + (f", simulated cards {simulated}" if simulated else "")
+        (f"node {node}, " if node else "")
+        + f"policy {rules['policy']}, release delay {delay}"
+        + (f", simulated cards {simulated}" if simulated else "")
     ]
+    waits_for = status.get("agent", {}).get("waits_for")
+    if waits_for:
+        lines.append(f"not ready: {waits_for}")
     for card in status["cards"]:
         lines += ["", _card_line(card)]
         rows = [
@@ -96,6 +101,8 @@ def _card_line(card: dict[str, Any]) -> str:
     used, total = card["memory_used_bytes"], memory(card["memory_bytes"] >> 20)
     words.append(total if used is None else f"{memory(used >> 20)} of {total} in use")
     words.append(f"{memory(card['memory_booked_bytes'] >> 20)} booked")
+    if not card.get("healthy", True):
+        words.append(f"OUT: {printable(card['why_out'] or 'it does not say why')}")
     return ", ".join(words)
 
 

@@ -6,17 +6,15 @@ import logging
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from aliquot.adapters.home import Home, HomeError, homes, own_home
-from aliquot.cli.amounts import SIMULATE_ALLOWED, AmountError, duration, memory, parse_cards
+from aliquot.cli.amounts import duration, memory
 from aliquot.cli.asking import Duration, NoDaemonRunsError, ask
 from aliquot.cli.errors import InputError
-
-if TYPE_CHECKING:
-    from aliquot.adapters.player import Playing
+from aliquot.cli.simulated import parse_simulation, with_stand_ins
 
 POLICY_CHOICES = ("best-effort", "fixed-share", "burst-share")
 NO_CARD = (
@@ -54,7 +52,7 @@ def up(
     """
     if release_delay is not None:
         check_delay(release_delay)
-    spec = _spec(simulate)
+    spec = parse_simulation(simulate)
     if detach:
         _in_background(policy, release_delay, simulate, metrics_port)
         return
@@ -101,15 +99,6 @@ def check_delay(seconds: float) -> None:
     """As the daemon would refuse it, in the words of the command line."""
     if seconds > _LONGEST_DELAY:
         raise InputError(f"release-delay: {duration(seconds)} is not allowed: 0 (at once) to 60s")
-
-
-def _spec(simulate: str | None) -> tuple[int, int] | None:
-    if simulate is None:
-        return None
-    try:
-        return parse_cards(simulate)
-    except AmountError:
-        raise InputError(f"--simulate: {simulate} is not allowed: {SIMULATE_ALLOWED}") from None
 
 
 def _none_for_the_machine(machine: Home) -> None:
@@ -160,7 +149,7 @@ def _serve(home: Home, policy: str | None, delay: float | None, spec: tuple[int,
     from aliquot.adapters.nvml import Nvml, NvmlError
     from aliquot.adapters.store import StoreError
     from aliquot.model.node import Isolation
-    from aliquot.services import local
+    from aliquot.services import local, premises
 
     # A log file needs the time; a terminal shows it as it happens, and systemd's journal writes its own.
     to_file = not sys.stderr.isatty() and "JOURNAL_STREAM" not in os.environ
@@ -170,10 +159,10 @@ def _serve(home: Home, policy: str | None, delay: float | None, spec: tuple[int,
     if spec is None and playing is not None:  # the home is simulated until `aliquot down`
         spec = (playing.cards, playing.memory_mib)
     try:
-        local.make_home(home)
-        os.close(local.take_lock(home))  # whoever runs says so before anything else is tried
+        premises.make_home(home)
+        os.close(premises.take_lock(home))  # whoever runs says so before anything else is tried
         if spec is not None:
-            playing = _simulated(home, spec)
+            playing = with_stand_ins(home, spec)
         if not os.path.exists(player.shim()):
             raise InputError(f"{player.shim()} is not there: build it with `make native`")
         nvml = Nvml()
@@ -197,31 +186,12 @@ def _serve(home: Home, policy: str | None, delay: float | None, spec: tuple[int,
         local.run_daemon(setup)
     except NvmlError as error:
         raise InputError(NO_CARD.format(why=error)) from error
-    except local.RunsAlreadyError as error:
+    except premises.RunsAlreadyError as error:
         raise _already(str(error)) from error
-    except (local.UpError, StoreError, HomeError, player.PlayerError) as error:
+    except (premises.UpError, StoreError, HomeError, player.PlayerError) as error:
         raise InputError(str(error)) from error
     except OSError as error:  # a full disk, say
         raise InputError(f"{error.filename or home.state}: {error.strerror or error}") from error
-
-
-def _simulated(home: Home, spec: tuple[int, int]) -> Playing:
-    """The player; before that, once, ourselves again with the stand-ins in front of the driver's libraries."""
-    from aliquot.adapters import player
-
-    playing = player.play(home, *spec)
-    stand_ins = f"{player.preloadable(home)}/simgpu"
-    preload = f"{stand_ins}/libsimrm.so"
-    if os.environ.get("ALIQUOT_SIMGPU") == playing.socket and os.environ.get("LD_PRELOAD") == preload:
-        return playing
-    path = os.environ.get("LD_LIBRARY_PATH")
-    environment = {
-        **os.environ,
-        "LD_PRELOAD": preload,
-        "LD_LIBRARY_PATH": stand_ins + (f":{path}" if path else ""),
-        "ALIQUOT_SIMGPU": playing.socket,
-    }
-    return os.execve(sys.executable, [sys.executable, "-m", "aliquot", *sys.argv[1:]], environment)  # noqa: S606
 
 
 def _arbiter(nvml: Any, *, simulated: bool) -> Any:

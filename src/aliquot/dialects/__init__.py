@@ -4,8 +4,9 @@ One module per dialect, and none knows another: `qgpu`, `t9k`, `gpushare`. `pods
 all of them; `registry` finds the dialect that is spoken; `native` is our own annotations. Beside them stand the words
 of Kubernetes: `kube` is what kube-scheduler itself would say, `objects` what the API server sends, `extender` what
 kube-scheduler and we say to each other, `wiring` how it is told of us, `admission` and `webhooks` what the API server
-asks before it takes a Pod, `upkeep` what a node should look like, `events` how things are told, `leases` who leads.
-Annotation keys, label keys and resource names stand in the one module that owns them.
+asks before it takes a Pod, `upkeep` what a node should look like, `events` how things are told, `leases` who leads,
+`advertising` what the kubelet is told of a node's cards, `cdi` what container runtimes read. Annotation keys, label
+keys and resource names stand in the one module that owns them.
 
 Nothing here raises on any JSON: it parses, is refused with every broken rule (`Invalid`), or is not ours (None).
 Rendering takes values of ours and may rely on them.
@@ -27,6 +28,7 @@ from .registry import (
     parse_node,
     parse_pod,
     parse_unhealthy,
+    render_assigned,
     render_env,
     render_grant,
     render_inventory,
@@ -52,6 +54,7 @@ __all__ = [
     "parse_node",
     "parse_pod",
     "parse_unhealthy",
+    "render_assigned",
     "render_env",
     "render_grant",
     "render_inventory",

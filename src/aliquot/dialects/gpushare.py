@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from aliquot.model.claim import Claim, ContainerClaim, Role, Slice
+from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Invalid
@@ -151,6 +152,11 @@ def capacity(node: NodeView, unit: MemoryUnit, problems: list[Invalid]) -> Capac
     return Capacity(cards if memory else None, memory, unit.mib)
 
 
+def amounts(card: Card, offers: frozenset[Offer], unit: MemoryUnit) -> dict[str, int]:
+    """What the card adds to the node's resources. Memory in whole units, rounded down."""
+    return {MEMORY: card.memory_mib // unit.mib, COUNT: 1} if Offer.GPUSHARE in offers else {}
+
+
 def told_unit(nodes: Iterable[NodeView]) -> MemoryUnit | None:
     """The cluster's unit, by its nodes: nobody has a card of more than 1000 GiB. None where no node advertises gpu-mem.
 
@@ -280,6 +286,11 @@ def render_grant(grant: Grant, node: Node, now_ns: int, unit: MemoryUnit) -> dic
         ASSUME_TIME: str(now_ns),
         ALLOCATION: json.dumps(allocation, separators=(",", ":")),
     }
+
+
+def render_assigned() -> dict[str, str]:
+    """The annotation that says that a container of the Pod is on its cards."""
+    return {ASSIGNED: "true"}
 
 
 def render_env(grant: Grant, granted: ContainerGrant, node: Node, visible: str, unit: MemoryUnit) -> dict[str, str]:

@@ -119,12 +119,19 @@ class NodeSpec(msgspec.Struct, gc=False):
     unschedulable: bool | None = None
 
 
-class NodeStatus(msgspec.Struct, gc=False):
+class NodeInfo(msgspec.Struct, rename="camel", gc=False):
+    """What the kubelet tells of itself."""
+
+    container_runtime_version: str = ""
+
+
+class NodeStatus(msgspec.Struct, rename="camel", gc=False):
     """What is read of it."""
 
     capacity: Amounts | None = None
     allocatable: Amounts | None = None
     conditions: list[Condition] | None = None
+    node_info: NodeInfo | None = None
 
 
 class NodeObject(msgspec.Struct, gc=False):

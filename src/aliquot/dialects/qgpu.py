@@ -17,7 +17,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Slice, Usage, peak
-from aliquot.model.device import CORE_MILLI
+from aliquot.model.device import CORE_MILLI, Card
 from aliquot.model.node import Isolation, Offer
 from aliquot.model.refusal import Invalid
 
@@ -266,3 +266,11 @@ def capacity(node: NodeView, notes: list[str], problems: list[Invalid]) -> Capac
         memory=told(MEMORY, node.count(MEMORY, problems)),
         unit_mib=GIB,
     )
+
+
+def amounts(card: Card, offers: frozenset[Offer]) -> dict[str, int]:
+    """What the card adds to the node's resources. Memory in whole GiB, rounded down: no card promises what it lacks."""
+    if Offer.QGPU not in offers:
+        return {}
+    greedy = {GREEDY: 100} if Offer.QGPU_MIXED in offers else {}
+    return {CORE: 100, MEMORY: card.memory_mib // GIB, **greedy}

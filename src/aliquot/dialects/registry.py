@@ -36,6 +36,7 @@ __all__ = [
     "parse_node",
     "parse_pod",
     "parse_unhealthy",
+    "render_assigned",
     "render_env",
     "render_grant",
     "render_inventory",
@@ -375,6 +376,11 @@ def render_grant(claim: Claim, grant: Grant, node: Node, now_ns: int, rules: Rul
     if claim.dialect == gpushare.DIALECT:
         annotations |= gpushare.render_grant(grant, node, now_ns, rules.gpushare_unit)
     return annotations
+
+
+def render_assigned(claim: Claim) -> dict[str, str]:
+    """The annotations that tell the dialect's own tools that the Pod is on its cards."""
+    return gpushare.render_assigned() if claim.dialect == gpushare.DIALECT else {}
 
 
 def render_env(claim: Claim, grant: Grant, node: Node, container: str, rules: Rules = DEFAULT_RULES) -> dict[str, str]:

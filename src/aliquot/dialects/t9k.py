@@ -138,6 +138,19 @@ def capacity(node: NodeView, notes: list[str], problems: list[Invalid]) -> Capac
     return Capacity(cards or told_in_percent(PERCENT, node.count(PERCENT, problems), notes))
 
 
+def amounts(card: Card, offers: frozenset[Offer]) -> dict[str, int]:
+    """What the card adds to the node's resources, by the node's mode."""
+    return {
+        **({CARDS: 1} if Offer.T9K_EXCLUSIVE in offers else {}),
+        **({PERCENT: 100} if Offer.T9K_SHARED in offers else {}),
+    }
+
+
+def amounts_of_node(offers: frozenset[Offer]) -> dict[str, int]:
+    """What the node has as a whole, however many cards it has."""
+    return {NODE: 1} if Offer.T9K_EXCLUSIVE in offers else {}
+
+
 @dataclass(frozen=True, slots=True)
 class Taints:
     """What has to change on a node: the taints it should get and those it should lose."""

@@ -20,13 +20,17 @@ class Allotment:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """`id` names its directory and never comes twice; `name` is for people. `root` is its first process."""
+    """`id` names its directory and never comes twice (a Pod's is its UID); `name` is for people.
+
+    `uid` is the user whose processes it has; None, a Pod: any user who reaches its directory. `root` is its first
+    process, where it has one.
+    """
 
     id: str
     name: str
     app_class: AppClass
     allotments: tuple[Allotment, ...]
-    uid: int
+    uid: int | None
     root: int | None = None
 
 
@@ -72,10 +76,25 @@ class Standing:
     refused: int  # allocations past its quota
 
 
+class Oddity(StrEnum):
+    """What kind of thing should not be."""
+
+    STRANGER = "stranger"  # a process on the card that is no tenant's
+    TRESPASSER = "trespasser"  # a tenant's process, on a card that the tenant has no part of
+    UNREGISTERED = "unregistered"  # a tenant's process that is not held to its share
+    SLICE = "slice"  # a time slice changed behind our back
+    REFUSED = "refused"  # the driver no longer lets us control it
+    PAGE = "page"  # a tenant's page cannot be written
+    SILENT = "silent"  # the card does not answer
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something on a card that should not be: an unknown process, a slice changed behind our back."""
+    """Something on a card that should not be. `owner` is whose the process is: a tenant's id, or the UID of a Pod that
+    is no tenant here; None: nobody's that we know."""
 
     uuid: str
     pid: int | None
+    kind: Oddity
     text: str
+    owner: str | None = None

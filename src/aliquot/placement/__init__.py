@@ -12,6 +12,7 @@
     prices.py    what each remainder of a card is worth, for dense
     choose.py    the best node for a claim, with scores kept per shape
     book.py      who holds what: assume, confirm, forget, expire
+    crowding.py  one node, in plain numbers: would a Pod take a card beyond what it has
 
 The same code serves the scheduler, one machine, and the simulator.
 """

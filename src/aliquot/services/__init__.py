@@ -5,8 +5,10 @@ reasons.py     why a Pod fits nowhere, in a few lines or one sentence
 
 The daemon of one machine:
 
-local.py       from first to last: its home, its lock, what it joins, a quiet end
+local.py       from first to last: what it joins, a quiet end
+premises.py    its home and its lock
 door.py        its loop: the control socket, the ends of processes, the metrics port
+conversing.py  a daemon's side of the control socket, whichever daemon it is
 node.py        who runs, who waits, what is booked
 asks.py        what `aliquot run` asks for, from JSON to a claim
 queue.py       who waits for room, and who is next
@@ -14,7 +16,9 @@ status.py      how the machine stands, as one JSON object
 metrics.py     the same in Prometheus's words
 lookout.py     what NVML tells of the cards, once a second
 arbiterd.py    tenants' processes register; each card's loop holds them to their shares
+grouping.py    which cards a process's channel groups are on
 cardworker.py  one card's loop: activity to the arbiter, orders to the hardware
+cardhealth.py  which cards are well, and why the others are not
 patrol.py      who is on the cards that is nobody's, and what the driver takes beside allocations
 
 The scheduler of a Kubernetes cluster:
@@ -30,6 +34,7 @@ preemption.py  who would have to go for an important Pod
 waiting.py     Pods that wait: told why, tried again when there is room
 nodekeeper.py  nodes' taints, labels and conditions
 events.py      what `kubectl describe` shows
+unending.py    parts that run as long as the process does
 pace.py        how fast we may write beside the work that matters
 webhook.py     what the API server asks before it takes a Pod
 rotation.py    when the webhook's keys are renewed, and in which order
@@ -37,6 +42,23 @@ serving.py     how we serve HTTP: quietly
 calls.py       how often each verb was called, and how long it took
 schedulermetrics.py  the scheduler in Prometheus's words
 overview.py    the cluster for people
+
+The agent of a node of a Kubernetes cluster:
+
+agent.py       from first to last: what follows the API server and the kubelet, and what is done once a second
+assembly.py    its parts, made for a real node
+plugins.py     our device plugins at the kubelet, there whenever it is
+usher.py       whose a container's devices are, and what its Pod was given
+doorway.py     how a container gets to its tenant's folder: CDI, or mounts
+fixtures.py    what every container gets: the shim, and what stands in for a driver
+podtenants.py  Pods as tenants of the arbiter
+shelf.py       the Pods of the node
+nodeclerk.py   the Node: its labels, its inventory, events
+counting.py    what the kubelet asks, counted and timed
+agentstatus.py   how the agent stands, as one JSON object
+agentmetrics.py  the same in Prometheus's words
+agenthttp.py     the HTTP door: alive, ready, metrics
+agentdoor.py     the control socket, for `aliquot top`, `ps` and `doctor` on the node
 
 The sample workload:
 

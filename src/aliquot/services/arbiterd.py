@@ -1,8 +1,8 @@
 """The arbiter at work on one node: tenants' processes register, each card's loop holds them to their shares.
 
 One thread listens to all tenants (link), one runs per card (cardworker), one looks around (patrol). A tenant's process
-is known by the socket it came in through and by what the kernel says of it (SO_PEERCRED, its ancestors), not by what it
-says of itself.
+is known by the socket it came in through and by what the kernel says of it (SO_PEERCRED, then its ancestors, or its
+cgroup where tenants are Pods), not by what it says of itself.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ import resource
 import selectors
 import shutil
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aliquot.adapters import link, processes, rm
+from aliquot.adapters import link, processes, tenantfolder
 from aliquot.adapters.link import Done, GroupSeen, Hello, LinkError, Wake
 from aliquot.adapters.nvml import Nvml
 from aliquot.adapters.page import SLOTS, Page
 from aliquot.arbiter.roster import Member
 from aliquot.model.device import Card
-from aliquot.model.tenant import Finding, Level, SharingRules, Standing, Tenant
+from aliquot.model.tenant import Finding, Level, Oddity, SharingRules, Standing, Tenant
 
 from .cardworker import CardWorker, Seat
-from .patrol import Patrol, Place, Register
+from .grouping import Grouping
+from .patrol import Owner, Patrol, Place, Register
 
 _MOST_GROUPS = 64  # of one process: a context has one for compute and a few for copies
 _MOST_MESSAGES = 500  # of one process in a second; an honest one sends a few
 _MOST_COMING = 256  # groups that the processes of one tenant have begun to tell: each is a file of ours
 _QUIET = 1.0  # a tenant's faults are logged this often at most: it may provoke as many as it likes
-_NOWHERE = (None, Level.NONE)  # no file of the driver's, or no object of that file
 _FULL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+_UNSEEN = "its process id cannot be seen from here: an agent in a container needs the host's (hostPID: true)"
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +52,8 @@ class _Process:
     pid: int
     connection: socket.socket
     pidfd: int
+    grouping: Grouping
     slot: int | None = None
-    probed: dict[tuple[int, int, int], tuple[str | None, Level]] = field(default_factory=dict)
     coming: list[GroupSeen] = field(default_factory=list)  # since the hello or the last done
     cards: set[str] = field(default_factory=set)  # where it has a seat
     messages: int = 0
@@ -72,15 +73,28 @@ class _Tenancy:
 
 
 class Arbiterd:
-    """See the head of the file. All methods may be called from any thread, and are quick."""
+    """See the head of the file. All methods may be called from any thread, and are quick.
 
-    def __init__(self, cards: Sequence[Card], *, rules: SharingRules, nvml: Nvml, simulated: bool) -> None:
+    `whose` tells the id of the tenant that a process is of. Where it is given, only its word counts: whoever it does
+    not know is let in nowhere. Without it a process is of the tenant whose descendant it is.
+    """
+
+    def __init__(
+        self,
+        cards: Sequence[Card],
+        *,
+        rules: SharingRules,
+        nvml: Nvml,
+        simulated: bool,
+        whose: Callable[[int], str | None] | None = None,
+    ) -> None:
         self._workers = {card.uuid: CardWorker(card.uuid, rules) for card in cards}
         self._simulated = simulated
+        self._whose = whose
         self._tenancies: dict[str, _Tenancy] = {}
         self._lock = threading.RLock()  # over the tenancies and what hangs on them
         self._selector = selectors.DefaultSelector()
-        register = Register(self._lock, self._seated, self._owner_name, self._sweep)
+        register = Register(self._lock, self._seated, self._owner_of, self._sweep, pods=whose is not None)
         self._patrol = Patrol(self._workers, nvml, register)
         self._stopping = threading.Event()
         self._threads = [
@@ -119,21 +133,16 @@ class Arbiterd:
         self._woken.close()
 
     def add(self, tenant: Tenant, directory: Path) -> None:
-        """Make or adopt the tenant's page and door. Saying it twice changes nothing."""
+        """Make or adopt the tenant's page and door. Saying it twice changes nothing, but puts a folder right that
+        somebody removed meanwhile. Raises OSError and PageError."""
         with self._lock:
-            if tenant.id in self._tenancies:
-                return
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            page = Page(directory / "page", tenant.allotments)
-            try:
-                page.sweep()
-                door = _open_door(directory / "sock", tenant.uid)
-                if os.geteuid() == 0:
-                    os.fchown(page.fileno(), tenant.uid, -1)
-                    os.chown(directory, tenant.uid, -1, follow_symlinks=False)
-            except BaseException:
-                page.close()
-                raise
+            there = self._tenancies.get(tenant.id)
+            if there is not None:
+                if tenantfolder.is_whole(directory, there.page):
+                    return
+                log.warning("tenant %s: %s was taken away: it is made anew", tenant.name, directory)
+                self._drop(self._tenancies.pop(tenant.id))
+            page, door = tenantfolder.furnish(directory, tenant.allotments, tenant.uid)
             tenancy = _Tenancy(tenant, directory, page, door)
             self._tenancies[tenant.id] = tenancy
             for at, each in enumerate(tenant.allotments):
@@ -150,15 +159,19 @@ class Arbiterd:
             tenancy = self._tenancies.pop(tenant_id, None)
             if tenancy is None:
                 return
-            for process in list(tenancy.processes):
-                self._hang_up(tenancy, process)
-            self._selector.unregister(tenancy.door)
-            tenancy.door.close()
-            workers = [self._workers[each.uuid] for each in tenancy.tenant.allotments if each.uuid in self._workers]
+            self._drop(tenancy)
+        shutil.rmtree(tenancy.directory, ignore_errors=True)
+
+    def _drop(self, tenancy: _Tenancy) -> None:
+        """Let go of all that hangs on it; its folder stays. The page is closed when no card's loop touches it."""
+        for process in list(tenancy.processes):
+            self._hang_up(tenancy, process)
+        self._selector.unregister(tenancy.door)
+        tenancy.door.close()
+        workers = [self._workers[each.uuid] for each in tenancy.tenant.allotments if each.uuid in self._workers]
         page_is_free = _after(len(workers), tenancy.page.close)
         for worker in workers:
-            worker.dismiss(tenant_id, page_is_free)
-        shutil.rmtree(tenancy.directory, ignore_errors=True)
+            worker.dismiss(tenancy.tenant.id, page_is_free)
 
     def configure(self, rules: SharingRules) -> None:
         """Other rules from now on."""
@@ -179,10 +192,15 @@ class Arbiterd:
         with self._lock:
             return [
                 Finding(
-                    uuid, tenancy.tenant.root, f"the page of tenant {tenancy.tenant.name} cannot be written: {trouble}"
+                    uuid,
+                    tenant.root,
+                    Oddity.PAGE,
+                    f"the page of tenant {tenant.name} cannot be written: {trouble}",
+                    tenant.id,
                 )
                 for tenancy in self._tenancies.values()
                 if (trouble := tenancy.page.trouble) is not None
+                for tenant in (tenancy.tenant,)
                 for uuid in tenancy.page.uuids[:1]
             ]
 
@@ -232,7 +250,7 @@ class Arbiterd:
                 return
             for former in [each for each in tenancy.processes if each.pid == pid]:
                 self._hang_up(tenancy, former)  # it has only one link, and this is the newer
-            process = _Process(tenancy.tenant.id, pid, connection, pidfd)
+            process = _Process(tenancy.tenant.id, pid, connection, pidfd, Grouping(simulated=self._simulated))
             tenancy.processes.add(process)
             self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear(tenancy, process))
             # A forked child may hold the connection open after its parent's death: the kernel tells of the death.
@@ -242,17 +260,24 @@ class Arbiterd:
         """Why this process is not of this tenant."""
         if tenancy.tenant.id not in self._tenancies:
             return "the tenant is gone"
-        if uid not in (0, tenancy.tenant.uid, os.geteuid()):
+        if pid <= 0:  # in a pid namespace that is not below ours
+            return _UNSEEN
+        if tenancy.tenant.uid is not None and uid not in (0, tenancy.tenant.uid, os.geteuid()):
             return f"it is user {uid}'s, the tenant is user {tenancy.tenant.uid}'s"
         if len(tenancy.processes) >= SLOTS:
             return f"the tenant has {SLOTS} processes already"
         owner = self._owner(pid)
+        if owner is None and self._whose is not None:
+            return "it is in no Pod's cgroup"
         if owner is not None and owner != tenancy.tenant.id:
-            return f"it belongs to tenant {self._tenancies[owner].tenant.name}"
+            other = self._tenancies.get(owner)
+            return f"it belongs to Pod {owner}" if other is None else f"it belongs to tenant {other.tenant.name}"
         return None
 
     def _owner(self, pid: int) -> str | None:
-        """Whose descendant it is; None: nobody's we know (a daemon that left its parents, say)."""
+        """As `whose` says; without it whose descendant it is. None: nobody's we know (it left its parents, say)."""
+        if self._whose is not None:
+            return self._whose(pid)
         roots = {each.tenant.root: name for name, each in self._tenancies.items() if each.tenant.root is not None}
         known = {process.pid: name for name, each in self._tenancies.items() for process in each.processes}
         anchors = known | roots
@@ -311,7 +336,8 @@ class Arbiterd:
     def _register(self, tenancy: _Tenancy, process: _Process) -> None:
         """The groups are complete: seat the process on the cards they are on."""
         assert process.slot is not None
-        by_card, gated = self._sort(tenancy, process)
+        came, process.coming = process.coming, []
+        by_card, gated = process.grouping.sort(came, {uuid for uuid in tenancy.page.uuids if uuid in self._workers})
         for uuid in process.cards - by_card.keys():
             self._workers[uuid].leave(_context(process))
         process.cards = set(by_card)
@@ -327,61 +353,6 @@ class Arbiterd:
                 Level.GATE if uuid in gated else Level.HARDWARE,
             )
             self._workers[uuid].join(seat)
-
-    def _sort(self, tenancy: _Tenancy, process: _Process) -> tuple[dict[str, list[rm.Group]], set[str]]:
-        """The groups that came, by the tenant's card they are on; and the cards where only the gate holds it."""
-        came, process.coming = process.coming, []
-        mine = {uuid for uuid in tenancy.page.uuids if uuid in self._workers}
-        # It uses CUDA, but its groups were not seen (under MPS they are the server's): only the gate holds it.
-        gated = set() if came else set(mine)
-        by_card: dict[str, list[rm.Group]] = {}
-        told: set[tuple[int, int]] = set()
-        for seen in came:
-            group = rm.Group(seen.fd, seen.client, seen.group, seen.subdevice, seen.channels)
-            twice = (seen.client, seen.group) in told
-            uuid, level = self._place(process, group) if seen.compute and not twice else _NOWHERE
-            if level is Level.GATE:
-                gated |= mine if uuid is None else mine & {uuid}
-            if uuid is None or uuid not in mine:
-                link.discard(seen.fd)  # copies are not divided; cards that are not the tenant's the patrol tells of
-                continue
-            told.add((seen.client, seen.group))
-            by_card.setdefault(uuid, []).append(group)
-        return {uuid: [] for uuid in gated} | by_card, gated
-
-    def _place(self, process: _Process, group: rm.Group) -> tuple[str | None, Level]:
-        """As `_probe`, asked once of each group: a context registers dozens of times while it is made.
-
-        The file is looked at each time: with known handles another one may come.
-        """
-        key = (group.client, group.group, group.subdevice)
-        if not self._is_ours(group.fd):
-            return _NOWHERE
-        if key not in process.probed:
-            found = self._probe(group)
-            if found == _NOWHERE:
-                return found
-            process.probed[key] = found
-        return process.probed[key]
-
-    def _probe(self, group: rm.Group) -> tuple[str | None, Level]:
-        """Which card it is on (None: the driver does not tell), and whether the driver lets us control it."""
-        uuid = None
-        try:
-            uuid = rm.uuid_of(group)
-            rm.set_slice(group, rm.get_slice(group))
-        except rm.RmError as error:
-            if error.gone:
-                return _NOWHERE
-            log.warning("card %s: %s: its tenant is held at the gate", uuid or "unknown", error)
-            return uuid, Level.GATE
-        return uuid, Level.HARDWARE
-
-    def _is_ours(self, fd: int) -> bool:
-        try:
-            return rm.is_rm_file(fd, simulated=self._simulated)
-        except OSError:
-            return False
 
     def _died(self, tenancy: _Tenancy, process: _Process) -> None:
         with self._lock:
@@ -423,9 +394,13 @@ class Arbiterd:
             if process.slot is not None
         }
 
-    def _owner_name(self, pid: int) -> str | None:
+    def _owner_of(self, pid: int) -> Owner | None:
+        """Whose a process on a card is."""
         owner = self._owner(pid)
-        return None if owner is None else self._tenancies[owner].tenant.name
+        if owner is None:
+            return None
+        tenancy = self._tenancies.get(owner)
+        return Owner(owner) if tenancy is None else Owner(owner, tenancy.tenant.name, frozenset(tenancy.page.uuids))
 
     def _sweep(self) -> None:
         for tenancy in self._tenancies.values():
@@ -457,34 +432,3 @@ def _scold(tenancy: _Tenancy, what: str) -> None:
     if now - tenancy.scolded >= _QUIET:
         tenancy.scolded = now
         log.warning("tenant %s: %s", tenancy.tenant.name, what)
-
-
-def _open_door(path: Path, uid: int) -> socket.socket:
-    """The tenant's socket, listening. A door left by a daemon before us is replaced at once."""
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        fresh = path.with_name(f".{path.name}.{os.getpid()}")
-        with contextlib.suppress(FileNotFoundError):
-            fresh.unlink()
-        os.fchmod(door.fileno(), 0o600)  # the name's mode when it is bound
-        door.bind(str(fresh))
-        if os.geteuid() == 0:
-            _give(fresh, uid)
-        door.listen(64)
-        door.setblocking(False)
-        os.replace(fresh, path)
-    except BaseException:
-        door.close()
-        raise
-    return door
-
-
-def _give(path: Path, uid: int) -> None:
-    """The socket of that name to that user. The folder is theirs: by now the name may be another file's."""
-    file = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISSOCK(os.fstat(file).st_mode):
-            raise FileExistsError(errno.EEXIST, "somebody put another file there", str(path))
-        os.chown(f"/proc/self/fd/{file}", uid, -1)
-    finally:
-        os.close(file)

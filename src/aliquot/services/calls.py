@@ -1,23 +1,24 @@
-"""How often each verb was called, with what outcome, how long it took: for metrics, and for `doctor` by the Lease."""
+"""How often each verb was called, with what outcome, how long it took: for metrics and `doctor`."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-VERBS = ("filter", "prioritize", "bind", "preempt", "review")
+VERBS = ("filter", "prioritize", "bind", "preempt", "review")  # kube-scheduler's, and the API server's
 BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 0.5, 2.0, 5.0)  # seconds
 
 
 class Calls:
     """Counts."""
 
-    def __init__(self, stamp: Callable[[], str]) -> None:
+    def __init__(self, stamp: Callable[[], str], verbs: Sequence[str] = VERBS) -> None:
+        self.verbs = tuple(verbs)
         self.outcomes: Counter[tuple[str, str]] = Counter()  # (verb, outcome)
-        self.seconds: dict[str, float] = dict.fromkeys(VERBS, 0.0)
-        self.buckets: dict[str, list[int]] = {verb: [0] * (len(BUCKETS) + 1) for verb in VERBS}
+        self.seconds: dict[str, float] = dict.fromkeys(verbs, 0.0)
+        self.buckets: dict[str, list[int]] = {verb: [0] * (len(BUCKETS) + 1) for verb in verbs}
         self._last: dict[str, str] = {}
         self._stamp = stamp
 
@@ -35,5 +36,5 @@ class Calls:
                 "count": sum(times for (of, _), times in self.outcomes.items() if of == verb),
                 "last": self._last.get(verb),
             }
-            for verb in VERBS
+            for verb in self.verbs
         }

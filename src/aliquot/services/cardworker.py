@@ -22,7 +22,7 @@ from aliquot.arbiter.account import Shares, divide
 from aliquot.arbiter.card import CardArbiter
 from aliquot.arbiter.orders import Arm, Order, Pause, Resume, SetSlice
 from aliquot.arbiter.roster import Member, Reading
-from aliquot.model.tenant import Finding, Level, SharingRules, Standing, State
+from aliquot.model.tenant import Finding, Level, Oddity, SharingRules, Standing, State
 
 BEAT = 0.1  # a heartbeat at least this often: tenants undo a pause themselves after ALQ_STALE_NS without one
 STALLED = 0.5  # when our own last beat is older, tenants may have done so
@@ -87,7 +87,7 @@ class CardWorker:
     def __init__(self, uuid: str, rules: SharingRules) -> None:
         self.uuid = uuid
         self.arbiter = CardArbiter(rules)
-        self.findings: dict[tuple[int, str], Finding] = {}  # by process and kind
+        self.findings: dict[tuple[int, Oddity], Finding] = {}  # by process and kind
         self._inbox: queue.SimpleQueue[Callable[[float], None] | None] = queue.SimpleQueue()
         self._seats: dict[str, Seat] = {}
         self._tallies: dict[str, _Tally] = {}
@@ -326,7 +326,8 @@ class CardWorker:
     def _degrade(self, seat: Seat, error: rm.RmError) -> None:
         """The driver refuses what it allowed at registration: hold it at the gate from now on."""
         log.warning("%s: %s; held at the gate from now on", seat.name, error)
-        self._find(seat.pid, "refused", f"the driver refuses control of it ({error}): held at the gate from now on")
+        text = f"the driver refuses control of it ({error}): held at the gate from now on"
+        self._find(seat, Oddity.REFUSED, text)
         self._let_go(seat)
         seat.level = Level.GATE
         self.arbiter.join(seat.name, seat.tenant, preemptible=False)
@@ -372,11 +373,11 @@ class CardWorker:
                 self.arbiter.deadline = 0.0
                 if now - seat.joined > _SETTLED:
                     text = f"its time slice was changed behind our back to {changed.pop()} us: set again"
-                    self._find(seat.pid, "slice", text)
+                    self._find(seat, Oddity.SLICE, text)
 
-    def _find(self, pid: int, kind: str, text: str) -> None:
+    def _find(self, seat: Seat, kind: Oddity, text: str) -> None:
         """One of a kind of each process: its owner may provoke as many as it likes."""
-        self.findings[pid, kind] = Finding(self.uuid, pid, text)
+        self.findings[seat.pid, kind] = Finding(self.uuid, seat.pid, kind, text, seat.tenant)
 
     def _findings_end(self, pid: int) -> None:
         for key in [key for key in self.findings if key[0] == pid]:

@@ -12,19 +12,16 @@ asks is known from the socket. Errors are answers:
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
 import socket
-import struct
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-import aliquot
 from aliquot.adapters import processes
 from aliquot.adapters.control import LONGEST
 from aliquot.adapters.store import StoreError
@@ -33,16 +30,17 @@ from aliquot.model.refusal import Invalid
 from aliquot.model.tenancy import Tenancy
 
 from .asks import parse_ask
+from .conversing import FIRST_WORDS, Caller, RefusedError, caller_of, hang_up, invalid, request_of
+from .conversing import say as say_to
 from .lookout import Lookout
 from .metrics import CONTENT_TYPE, exposition
-from .node import Caller, LocalNode, RefusedError, invalid
+from .node import LocalNode
 from .queue import Waiting
 from .status import status
 
 _LOG = logging.getLogger("aliquot.door")
 _MOST_CONNECTIONS = 1024
 _MOST_OF_ONE_USER = 256  # so that nobody but root can use them all up
-_FIRST_WORDS = 10.0  # seconds in which a connection must have said what it wants
 _SWEEP = 0.25  # seconds between looks at tenants whose first process is gone
 _LONGEST_DELAY = 60.0
 
@@ -97,14 +95,13 @@ class Door:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         def say(answer: dict[str, Any]) -> None:
-            if not writer.is_closing():
-                writer.write(json.dumps(answer).encode() + b"\n")
+            say_to(writer, answer)
 
-        caller = _caller(writer)
+        caller = caller_of(writer)
         self._connections[caller.uid] += 1
         try:
             self._count(caller)
-            request = await _request(reader)
+            request = await request_of(reader)
             if request.get("op") == "run":
                 await self._run(request, caller, reader, say)
             else:
@@ -125,7 +122,7 @@ class Door:
             say({"error": {"kind": "failed", "text": f"the daemon stumbled: {type(error).__name__}: {error}"}})
         finally:
             self._connections[caller.uid] -= 1
-            await _hang_up(writer)
+            await hang_up(writer)
 
     def _count(self, caller: Caller) -> None:
         most = _MOST_CONNECTIONS if caller.uid == 0 else _MOST_OF_ONE_USER
@@ -240,7 +237,7 @@ class Door:
         names = sorted(each.tenant.name for each in self.node.tenancies.values())
         return {"pid": os.getpid(), "tenants": names, "waiting": [entry.name for entry in self.node.queue]}
 
-    def _owner_only(self, caller: Caller, what: str, *also: int) -> None:
+    def _owner_only(self, caller: Caller, what: str, *also: int | None) -> None:
         if caller.uid not in (0, os.geteuid(), *also):
             owner = also[0] if also else os.geteuid()
             raise RefusedError("denied", text=f"only root{f' and user {owner}' if owner else ''} may {what}")
@@ -249,7 +246,7 @@ class Door:
 
     async def _scraped(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            asked = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _FIRST_WORDS)
+            asked = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), FIRST_WORDS)
             method, path, *_ = asked.split(b" ", 2)
             if method not in (b"GET", b"HEAD") or path.partition(b"?")[0] != b"/metrics":
                 code, body = "404 Not Found", b"only GET /metrics\n"
@@ -264,7 +261,7 @@ class Door:
         except Exception:
             _LOG.exception("a scrape went wrong")
         finally:
-            await _hang_up(writer)
+            await hang_up(writer)
 
 
 def watch(node: LocalNode, tenancy: Tenancy) -> None:
@@ -287,24 +284,6 @@ def watch(node: LocalNode, tenancy: Tenancy) -> None:
         loop.call_soon(ended)
 
 
-def _caller(writer: asyncio.StreamWriter) -> Caller:
-    raw = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return Caller(*struct.unpack("3i", raw))
-
-
-async def _request(reader: asyncio.StreamReader) -> dict[str, Any]:
-    try:
-        line = await asyncio.wait_for(reader.readline(), _FIRST_WORDS)
-        request = json.loads(line)
-    except (ValueError, RecursionError):  # too long, not UTF-8, not JSON, nested too deep
-        raise RefusedError("malformed", text=f"not a line of JSON of at most {LONGEST} bytes") from None
-    except TimeoutError:
-        raise RefusedError("malformed", text="nothing was asked") from None
-    if not isinstance(request, dict):
-        raise RefusedError("malformed", text="not a JSON object")
-    return request
-
-
 async def _until_closed(reader: asyncio.StreamReader) -> None:
     """Whatever else it says while it waits is not heeded."""
     try:
@@ -312,15 +291,6 @@ async def _until_closed(reader: asyncio.StreamReader) -> None:
             pass
     except ConnectionError:
         pass
-
-
-async def _hang_up(writer: asyncio.StreamWriter) -> None:
-    try:
-        await asyncio.wait_for(writer.drain(), _FIRST_WORDS)
-        writer.close()
-        await writer.wait_closed()
-    except (ConnectionError, TimeoutError, OSError):
-        writer.transport.abort()
 
 
 def _signal_all(there: dict[int, int], number: signal.Signals) -> None:
@@ -331,8 +301,3 @@ def _signal_all(there: dict[int, int], number: signal.Signals) -> None:
                 processes.send_signal(pid, signal.SIGCONT, started)  # a stopped process hears nothing else
         except PermissionError as error:
             _LOG.warning("process %d: %s", pid, error)
-
-
-def about(pid: int, since: float, **more: Any) -> dict[str, Any]:
-    """What the daemon says of itself."""
-    return {"pid": pid, "uid": os.geteuid(), "version": aliquot.__version__, "since": since, **more}

@@ -1,4 +1,4 @@
-"""The daemon of one machine from first to last: its home, its lock, what it joins, and a quiet end.
+"""The daemon of one machine from first to last: its home, what it joins, and a quiet end.
 
 There is one per home, held by a lock on a file that the kernel drops with the process. A daemon that ends, however it
 ends, leaves its tenants running: the next one takes them up again.
@@ -7,9 +7,6 @@ ends, leaves its tenants running: the next one takes them up again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
-import fcntl
 import logging
 import os
 import resource
@@ -26,20 +23,14 @@ from aliquot.model.node import Isolation
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import SharingRules
 
-from .door import Door, about, watch
+from .conversing import about, listen, unlink
+from .door import Door, watch
 from .lookout import Lookout
 from .node import Arbiter, LocalNode
+from .premises import UpError, make_home, take_lock
 
 METRICS_PORT = 9478
 _LOG = logging.getLogger("aliquot")
-
-
-class RunsAlreadyError(Exception):
-    """Another daemon has this home."""
-
-
-class UpError(Exception):
-    """The daemon cannot start; the message says why."""
 
 
 class Arbiterd(Arbiter, Protocol):
@@ -50,37 +41,6 @@ class Arbiterd(Arbiter, Protocol):
 
 
 MakeArbiter = Callable[[Sequence[Card], SharingRules], Arbiterd]
-
-
-def make_home(home: Home) -> None:
-    """Its folders. Others may pass through to their own tenants' folders, and read nothing else."""
-    home.check()
-    for folder in (home.run, home.state, home.tenants, home.logs):
-        try:
-            os.makedirs(folder, mode=0o755, exist_ok=True)
-            owner = os.stat(folder).st_uid
-            if owner == os.geteuid():
-                os.chmod(folder, 0o755)  # noqa: S103 - see above
-        except OSError as error:
-            raise UpError(f"{folder}: {error.strerror}: set ALIQUOT_HOME to a folder of your own") from error
-        if owner != os.geteuid():  # whoever owns it could put anything in our way
-            raise UpError(f"{folder} belongs to user {owner}: set ALIQUOT_HOME to a folder of your own")
-
-
-def take_lock(home: Home) -> int:
-    """The lock, held as long as the file is open. Raises RunsAlreadyError."""
-    handle = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        who = os.read(handle, 32).decode(errors="replace").strip() or "?"
-        os.close(handle)
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
-            raise UpError(f"{home.lock}: {error.strerror}") from error
-        raise RunsAlreadyError(f"a daemon runs already for {home.run}: pid {who}") from error
-    os.ftruncate(handle, 0)
-    os.write(handle, f"{os.getpid()}\n".encode())
-    return handle
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +102,12 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
     arbiter.start()
     try:
         node.restore()
-        listener = _listen(home)
+        listener = listen(home.control)
         await door.serve(listener, metrics, lambda: setup.say(_ready(node, simulated, port)))
     finally:
         arbiter.stop()
         lookout.stop()
-        _unlink(home.control)
+        unlink(home.control)
 
 
 def _environment(setup: Setup, tenancy: Tenancy, folder: str) -> dict[str, Any]:
@@ -167,16 +127,6 @@ def _wished(rules: SharingRules, policy: Isolation | None, delay: float | None) 
     if policy is not None:
         rules = replace(rules, isolation=policy)
     return rules if delay is None else replace(rules, release_delay=delay)
-
-
-def _listen(home: Home) -> socket.socket:
-    """Anyone on the machine may ask; who asks decides what is answered."""
-    _unlink(home.control)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    listener.bind(home.control)
-    os.chmod(home.control, 0o666)  # noqa: S103 - see above
-    listener.listen(128)
-    return listener
 
 
 def _metrics_socket(port: int | None) -> socket.socket | None:
@@ -209,8 +159,3 @@ def _ready(node: LocalNode, simulated: str | None, port: int | None) -> str:
     if port:
         words.append(f"metrics on http://127.0.0.1:{port}/metrics")
     return "; ".join(words)
-
-
-def _unlink(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)

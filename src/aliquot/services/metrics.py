@@ -1,18 +1,28 @@
-"""The status in Prometheus's words. prometheus-client is loaded with the first scrape: most machines never have one."""
+"""The status in Prometheus's words. prometheus-client is loaded with the first scrape: most machines never have one.
+
+One table for runs and for Pods: they differ in the labels that tell whose a series is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import aliquot
+
+from .calls import BUCKETS, Calls
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_ON_CARD = ("tenant", "class", "card", "uuid")
+# label: the field of a tenant in the status
+RUNS = {"tenant": "name"}
+PODS = {"namespace": "namespace", "pod": "pod"}
+
+_ON_CARD = ("class", "card", "uuid")
 # name, what it is, counter or gauge, field of a tenant's card in the status
 _OF_TENANTS = (
     ("aliquot_tenant_share_ratio", "Part of the card's time over the last second.", False, "share"),
@@ -29,50 +39,83 @@ _OF_CARDS = (
     ("aliquot_card_core_booked_ratio", "Compute promised to tenants.", "core_booked"),
     ("aliquot_card_utilisation_ratio", "Part of its time in which the card did anything.", "utilisation"),
     ("aliquot_card_tenants", "Tenants on the card.", "tenants"),
+    ("aliquot_card_healthy", "1 where the card is well, 0 where it is out.", "healthy"),
 )
 
 
-def exposition(status: dict[str, Any]) -> bytes:
-    """What a scrape of /metrics answers."""
+def exposition(status: dict[str, Any], who: Mapping[str, str] = RUNS, more: Iterable[Metric] = ()) -> bytes:
+    """What a scrape of /metrics answers: the status with these labels for its tenants, and whatever else there is."""
+    return expose([*_families(status, who), *more])
+
+
+def expose(families: Iterable[Metric]) -> bytes:
+    """These, as they go over the wire."""
     from prometheus_client import CollectorRegistry, generate_latest
 
+    told = list(families)
+
     class Collector:
-        def collect(self) -> Iterator[Metric]:
-            return _families(status)
+        def collect(self) -> list[Metric]:
+            return told
 
     registry = CollectorRegistry()
     registry.register(Collector())
     return generate_latest(registry)
 
 
-def _families(status: dict[str, Any]) -> Iterator[Metric]:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+def of_calls(calls: Calls, prefix: str) -> Iterator[Metric]:
+    """How often each verb was called, and how long it took."""
+    from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
+    total = CounterMetricFamily(f"{prefix}_calls", "Calls by verb and outcome.", labels=("verb", "outcome"))
+    for (verb, outcome), times in sorted(calls.outcomes.items()):
+        total.add_metric((verb, outcome), times)
+    yield total
+    took = HistogramMetricFamily(f"{prefix}_call_seconds", "How long calls took.", labels=("verb",))
+    bounds = [*map(str, BUCKETS), "+Inf"]
+    for verb in calls.verbs:
+        counts = [float(each) for each in accumulate(calls.buckets[verb])]
+        took.add_metric((verb,), list(zip(bounds, counts, strict=True)), sum_value=calls.seconds[verb])
+    yield took
+
+
+def _families(status: dict[str, Any], who: Mapping[str, str]) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 
     yield InfoMetricFamily("aliquot_build", "This daemon.", {"version": aliquot.__version__})
-    for name, help_text, counts, field in _OF_TENANTS:
-        family = (CounterMetricFamily if counts else GaugeMetricFamily)(name, help_text, labels=_ON_CARD)
-        for tenant in status["tenants"]:
-            for card in tenant["cards"]:
-                if card[field] is not None:
-                    labels = (tenant["name"], tenant["class"], str(card["index"]), card["uuid"])
-                    family.add_metric(labels, float(card[field]))
-        yield family
-    state = GaugeMetricFamily(
-        "aliquot_tenant_state", "1 for the state it is in, and the level.", labels=(*_ON_CARD, "state", "level")
-    )
-    for tenant in status["tenants"]:
-        for card in tenant["cards"]:
-            who = (tenant["name"], tenant["class"], str(card["index"]), card["uuid"])
-            state.add_metric((*who, card["state"], card["level"]), 1.0)
-    yield state
+    yield from _of_tenants(status["tenants"], who)
     for name, help_text, field in _OF_CARDS:
         gauge = GaugeMetricFamily(name, help_text, labels=("card", "uuid", "model"))
         for card in status["cards"]:
-            if card[field] is not None:
+            if card.get(field) is not None:
                 value = card[field] / 100 if field == "core_booked" else card[field]
                 gauge.add_metric((str(card["index"]), card["uuid"], card["model"]), float(value))
         yield gauge
-    yield GaugeMetricFamily("aliquot_queue_length", "Runs that wait for room.", value=len(status["queue"]))
+    if who is RUNS:  # Pods wait in the cluster, not here
+        yield GaugeMetricFamily("aliquot_queue_length", "Runs that wait for room.", value=len(status["queue"]))
     yield GaugeMetricFamily(
         "aliquot_findings", "Things that should not be: see `aliquot top`.", value=len(status["findings"])
     )
+
+
+def _of_tenants(tenants: list[dict[str, Any]], who: Mapping[str, str]) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    labels = (*who, *_ON_CARD)
+    seats = [
+        (card, (*(str(tenant[field]) for field in who.values()), tenant["class"], str(card["index"]), card["uuid"]))
+        for tenant in tenants
+        for card in tenant["cards"]
+    ]
+    for name, help_text, counts, field in _OF_TENANTS:
+        family = (CounterMetricFamily if counts else GaugeMetricFamily)(name, help_text, labels=labels)
+        for card, whose in seats:
+            if card[field] is not None:
+                family.add_metric(whose, float(card[field]))
+        yield family
+    state = GaugeMetricFamily(
+        "aliquot_tenant_state", "1 for the state it is in, and the level.", labels=(*labels, "state", "level")
+    )
+    for card, whose in seats:
+        state.add_metric((*whose, card["state"], card["level"]), 1.0)
+    yield state

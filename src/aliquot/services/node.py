@@ -16,7 +16,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,6 +35,7 @@ from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
 
 from .asks import Ask, never_fits, readable_name
+from .conversing import Caller, RefusedError, invalid
 from .queue import Queue, Waiting
 
 _LOG = logging.getLogger("aliquot.node")
@@ -50,28 +51,6 @@ class Arbiter(Protocol):
     def standings(self) -> list[Standing]: ...
     def findings(self) -> list[Finding]: ...
     def alive(self, tenant_id: str) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks, as the kernel says."""
-
-    pid: int
-    uid: int
-    gid: int
-
-
-class RefusedError(Exception):
-    """The answer is no, and this is why, as it goes over the wire."""
-
-    def __init__(self, kind: str, **more: Any) -> None:
-        super().__init__(kind)
-        self.said = {"kind": kind, **more}
-
-
-def invalid(broken: Invalid) -> RefusedError:
-    """One field that is not allowed."""
-    return RefusedError("invalid", field=broken.field, value=broken.value, allowed=broken.allowed)
 
 
 class LocalNode:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from aliquot.adapters.nvml import Nvml, NvmlError
 from aliquot.adapters.page import Page
-from aliquot.model.tenant import Finding
+from aliquot.model.tenant import Finding, Oddity
 
 _EVERY = 1.0
 _GRACE = 3.0  # a process this young on a card may be about to register
@@ -33,13 +33,23 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose a process is. `name` is a tenant's; None: that is no tenant here (a Pod that was given no card)."""
+
+    id: str
+    name: str | None = None
+    uuids: frozenset[str] = frozenset()  # the cards it has a part of
+
+
+@dataclass(frozen=True, slots=True)
 class Register:
     """What the arbiter's daemon knows; to be asked with its lock held."""
 
     lock: threading.RLock
     seated: Callable[[str], dict[int, Place]]  # by process, of one card
-    owner: Callable[[int], str | None]  # the name of the tenant whose descendant a process is
+    owner: Callable[[int], Owner | None]
     sweep: Callable[[], None]  # give back what the dead held
+    pods: bool  # tenants are Pods, not what `aliquot run` started
 
 
 class Patrol:
@@ -60,7 +70,7 @@ class Patrol:
                 try:
                     found += self.look_at(uuid)
                 except NvmlError as error:
-                    found.append(Finding(uuid, None, f"the card does not answer: {error}"))
+                    found.append(Finding(uuid, None, Oddity.SILENT, f"the card does not answer: {error}"))
                 except Exception:
                     log.exception("looking at card %s failed", uuid)
             self.findings = found
@@ -85,13 +95,22 @@ class Patrol:
             (card, pid): since for (card, pid), since in self._strangers.items() if card != uuid or pid in strange
         }
         return [
-            _stranger(uuid, pid, owners[pid])
+            _stranger(uuid, pid, owners[pid], pods=register.pods)
             for pid in sorted(strange)
             if now - self._strangers.setdefault((uuid, pid), now) > _GRACE
         ]
 
 
-def _stranger(uuid: str, pid: int, owner: str | None) -> Finding:
+def _stranger(uuid: str, pid: int, owner: Owner | None, *, pods: bool) -> Finding:
+    """Why it has no seat."""
     if owner is None:
-        return Finding(uuid, pid, "uses the card without being a tenant: start it with `aliquot run`")
-    return Finding(uuid, pid, f"is tenant {owner}'s but has not registered: is it statically linked?")
+        advice = "it is of no Pod" if pods else "start it with `aliquot run`"
+        return Finding(uuid, pid, Oddity.STRANGER, f"uses the card without being a tenant: {advice}")
+    if owner.name is None:
+        text = f"uses the card without being a tenant: Pod {owner.id} was given no card here"
+        return Finding(uuid, pid, Oddity.STRANGER, text, owner.id)
+    if uuid not in owner.uuids:
+        text = f"is tenant {owner.name}'s, which has no part of this card"
+        return Finding(uuid, pid, Oddity.TRESPASSER, text, owner.id)
+    text = f"is tenant {owner.name}'s but has not registered: is it statically linked?"
+    return Finding(uuid, pid, Oddity.UNREGISTERED, text, owner.id)

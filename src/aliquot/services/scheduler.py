@@ -16,7 +16,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -39,6 +39,7 @@ from aliquot.services.following import ConfigSink, NodeSink, PodSink
 from aliquot.services.nodekeeper import NodeKeeper
 from aliquot.services.schedulermetrics import exposition
 from aliquot.services.serving import quiet_runner
+from aliquot.services.unending import for_ever
 from aliquot.services.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class Scheduler:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.kube)
             await self._listen(stack)
-            tasks = [asyncio.create_task(_for_ever(work)) for work in self._works()]
+            tasks = [asyncio.create_task(for_ever(work)) for work in self._works()]
             await stop.wait()
             await self._end(tasks)
 
@@ -267,20 +268,6 @@ class Scheduler:
                 "aliquot_events_written": ("Events written.", self.events.written),
             },
         )
-
-
-async def _for_ever(work: Callable[[], Awaitable[None]]) -> None:
-    """A part that fails is told and started again: the others do not stop for it."""
-    while True:
-        try:
-            await work()
-        except asyncio.CancelledError:
-            raise
-        except Exception:
-            log.exception("a part failed; it starts again")
-            await asyncio.sleep(1.0)
-        else:
-            return
 
 
 def _stamp() -> str:

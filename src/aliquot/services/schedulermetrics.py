@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 import aliquot
 from aliquot.model.device import CORE_MILLI
-from aliquot.services.calls import BUCKETS, VERBS, Calls
+from aliquot.services.calls import Calls
 from aliquot.services.cluster import Cluster
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric
+from aliquot.services.metrics import expose, of_calls
 
 _MIB = 1 << 20
 
@@ -22,15 +18,7 @@ def exposition(
     cluster: Cluster, calls: Calls, gauges: dict[str, tuple[str, float]], counters: dict[str, tuple[str, float]]
 ) -> bytes:
     """What a scrape answers; `gauges` and `counters` are name -> (help, value) of what the parts count themselves."""
-    from prometheus_client import CollectorRegistry, generate_latest
-
-    class Collector:
-        def collect(self) -> Iterator[Metric]:
-            return _families(cluster, calls, gauges, counters)
-
-    registry = CollectorRegistry()
-    registry.register(Collector())
-    return generate_latest(registry)
+    return expose(_families(cluster, calls, gauges, counters))
 
 
 def _families(
@@ -39,28 +27,13 @@ def _families(
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
     yield InfoMetricFamily("aliquot_build", "This scheduler.", {"version": aliquot.__version__})
-    yield from _of_calls(calls)
+    yield from of_calls(calls, "aliquot_extender")
     for name, help_text, value in _of_cluster(cluster):
         yield GaugeMetricFamily(name, help_text, value=value)
     for name, (help_text, number) in gauges.items():
         yield GaugeMetricFamily(name, help_text, value=number)
     for name, (help_text, number) in counters.items():
         yield CounterMetricFamily(name, help_text, value=number)
-
-
-def _of_calls(calls: Calls) -> Iterator[Any]:
-    from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
-
-    total = CounterMetricFamily("aliquot_extender_calls", "Calls by verb and outcome.", labels=("verb", "outcome"))
-    for (verb, outcome), times in sorted(calls.outcomes.items()):
-        total.add_metric((verb, outcome), times)
-    yield total
-    took = HistogramMetricFamily("aliquot_extender_call_seconds", "How long calls took.", labels=("verb",))
-    for verb in VERBS:
-        counts = np.cumsum(calls.buckets[verb]).tolist()
-        bounds = [*map(str, BUCKETS), "+Inf"]
-        took.add_metric((verb,), list(zip(bounds, counts, strict=True)), sum_value=calls.seconds[verb])
-    yield took
 
 
 def _of_cluster(cluster: Cluster) -> tuple[tuple[str, str, float], ...]:

@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from aliquot.model.device import Card
+from aliquot.model.grant import Share
 from aliquot.model.tenancy import Tenancy
-from aliquot.model.tenant import Standing, State
+from aliquot.model.tenant import Finding, SharingRules, Standing, State
 
-from .node import LocalNode
-from .queue import Waiting
+if TYPE_CHECKING:  # a node's agent uses the rest of this, and does without their numpy
+    from .node import LocalNode
+    from .queue import Waiting
 
 
 def status(node: LocalNode, seen: Mapping[str, Mapping[str, Any]], now: float) -> dict[str, Any]:
     """`seen` is what NVML told last of each card, by uuid."""
-    standings: dict[str, dict[str, Standing]] = {}
-    for each in node.arbiter.standings():
-        standings.setdefault(each.tenant, {})[each.uuid] = each
+    standings = by_tenant(node.arbiter.standings())
     return {
-        "rules": {"policy": node.rules.isolation.value, "release_delay_seconds": node.rules.release_delay},
+        "rules": rules_told(node.rules),
         "cards": [_card(node, card, seen.get(card.uuid, {})) for card in node.cards],
         "tenants": [_tenant(each, standings.get(each.tenant.id, {}), now) for each in node.tenancies.values()],
         "queue": [_waiting(node, entry, now) for entry in node.queue],
-        "findings": [{"uuid": each.uuid, "pid": each.pid, "text": each.text} for each in node.arbiter.findings()],
+        "findings": [finding_told(each) for each in node.arbiter.findings()],
     }
+
+
+def by_tenant(standings: Iterable[Standing]) -> dict[str, dict[str, Standing]]:
+    """By the tenant's id, and then by card."""
+    found: dict[str, dict[str, Standing]] = {}
+    for each in standings:
+        found.setdefault(each.tenant, {})[each.uuid] = each
+    return found
+
+
+def rules_told(rules: SharingRules) -> dict[str, Any]:
+    """How tenants share."""
+    return {"policy": rules.isolation.value, "release_delay_seconds": rules.release_delay}
+
+
+def finding_told(finding: Finding) -> dict[str, Any]:
+    """What should not be."""
+    return {"uuid": finding.uuid, "pid": finding.pid, "text": finding.text}
 
 
 def _card(node: LocalNode, card: Card, seen: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,18 +72,23 @@ def _tenant(tenancy: Tenancy, standings: Mapping[str, Standing], now: float) -> 
         "created": tenancy.created,
         "age_seconds": max(0.0, now - tenancy.created),
         "log": tenancy.log,
-        "cards": [
-            {
-                "index": share.card,
-                "uuid": share.uuid,
-                "exclusive": share.exclusive,
-                "core": _percent(share.core_milli if share.greedy_milli is None else share.greedy_milli),
-                "memory_limit_bytes": share.memory_mib << 20,
-                **_standing(standings.get(share.uuid)),
-            }
-            for share in tenancy.shares
-        ],
+        "cards": shares_told(tenancy.shares, standings),
     }
+
+
+def shares_told(shares: Iterable[Share], standings: Mapping[str, Standing]) -> list[dict[str, Any]]:
+    """What a tenant was promised of each of its cards, and how it stands there."""
+    return [
+        {
+            "index": share.card,
+            "uuid": share.uuid,
+            "exclusive": share.exclusive,
+            "core": _percent(share.core_milli if share.greedy_milli is None else share.greedy_milli),
+            "memory_limit_bytes": share.memory_mib << 20,
+            **_standing(standings.get(share.uuid)),
+        }
+        for share in shares
+    ]
 
 
 def _standing(found: Standing | None) -> dict[str, Any]:

@@ -1,0 +1,44 @@
+"""Which Pod a process is of, as the kernel has it: the kubelet puts every Pod into a cgroup named after its UID.
+
+The *first* Pod on the path counts. A container that may make cgroups of its own can name one after another Pod, but
+only below its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+# An API Pod's UID is a UUID; a static Pod's is the 32 hexadecimal digits of its manifest's hash. systemd reads a dash
+# in a slice's name as a step down, so the kubelet spells it as an underscore there.
+_UID = r"(?P<uid>[0-9a-f]{8}([-_])[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{12}|[0-9a-f]{32})"
+_PLAIN = re.compile(rf"pod{_UID}")
+# A cgroup root's steps come first; a runtime that does not speak to systemd keeps "slice:runtime:id" as one name.
+_SLICE = re.compile(rf"(?:[^/]*-)?kubepods(?:-burstable|-besteffort)?-pod{_UID}\.slice(?::[^/]*)?")
+_GONE = " (deleted)"  # what the kernel appends when the cgroup was removed and a last process is still in it
+
+
+def pod_of(pid: int, *, proc: Path = Path("/proc")) -> str | None:
+    """The UID of the Pod; None where it is in none, or is gone."""
+    try:
+        return parse_cgroups((proc / str(pid) / "cgroup").read_text(errors="replace"))
+    except OSError:
+        return None
+
+
+def pods_seen(*, proc: Path = Path("/proc")) -> dict[str, int]:
+    """How many processes of each Pod there are, by UID, as far as they can be seen from here."""
+    owners = Counter(pod_of(int(each.name), proc=proc) for each in proc.iterdir() if each.name.isdigit())
+    return {uid: times for uid, times in owners.items() if uid is not None}
+
+
+def parse_cgroups(text: str) -> str | None:
+    """The same from /proc/PID/cgroup: one line in version 2, one for each hierarchy in version 1."""
+    for line in text.splitlines():
+        path = line.split(":", 2)[2] if line.count(":") >= 2 else ""
+        for step in path.removesuffix(_GONE).split("/"):
+            found = _PLAIN.fullmatch(step) or _SLICE.fullmatch(step)
+            if found is not None:
+                return found["uid"].replace("_", "-")
+    return None

@@ -1,0 +1,141 @@
+"""SQLite as both stores use it: what is written is on the disk when the call returns, and a bad file stops nobody.
+
+A file that is damaged is put aside under another name, and a new one is begun; what was lost is the caller's to find
+again. A file that is whole but cannot be used (of a later version, of another program, locked, on a full or
+read-only disk) is left alone, and the error says what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+STRICT = "STRICT" if sqlite3.sqlite_version_info >= (3, 37) else ""
+
+PATIENCE = 5.0  # seconds for which another process may hold the file
+
+# By SQLite's primary result code. SQLITE_ERROR, while a file is opened: its tables are not the ones it should have.
+_DAMAGE = frozenset({sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_WHAT_TO_DO = {
+    sqlite3.SQLITE_FULL: "free some space there; nothing was written",
+    sqlite3.SQLITE_IOERR: "look into the kernel's log for errors of that disk; nothing was written",
+    sqlite3.SQLITE_READONLY: "make the file and its folder writable for this process",
+    sqlite3.SQLITE_CANTOPEN: "the folder must be there, and writable for this process",
+    sqlite3.SQLITE_BUSY: "another process uses it: end that one, or choose another file",
+}
+
+
+class StoreError(Exception):
+    """The state cannot be read or written."""
+
+
+class Database:
+    """One file. `steps` has one script per version: user_version counts those done. Steps are only ever added.
+
+    `application` tells our kinds of files apart, so that one is never taken for the other. Used by one thread.
+    """
+
+    def __init__(self, path: str, steps: Sequence[str], *, application: int = 0) -> None:
+        self.path = path
+        self.damage: str | None = None  # the sentence that tells what was put aside, if anything was
+        self._steps = steps
+        self._application = application
+        try:
+            self.connection = self._open()
+        except sqlite3.DatabaseError as error:
+            if _code(error) not in _DAMAGE:
+                raise self._told(error) from error
+            self._put_aside(error)
+            try:
+                self.connection = self._open()
+            except sqlite3.Error as again:
+                raise self._told(again) from again
+        self._files = self._inodes()
+
+    def _open(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = FULL")
+            database.execute("PRAGMA foreign_keys = ON")
+            (found,) = database.execute("PRAGMA integrity_check(1)").fetchone()
+            if found != "ok":
+                raise sqlite3.DatabaseError(found)
+            (done,) = database.execute("PRAGMA user_version").fetchone()
+            (application,) = database.execute("PRAGMA application_id").fetchone()
+            if done and application != self._application:
+                raise StoreError(f"{self.path}: the state of another program: choose another file, or remove this one")
+            if done > len(self._steps):
+                raise StoreError(f"{self.path}: written by a later version of aliquot: use that, or remove the file")
+            for version, step in enumerate(self._steps[done:], done + 1):
+                database.executescript(
+                    f"BEGIN IMMEDIATE; {step} PRAGMA application_id = {self._application};"
+                    f" PRAGMA user_version = {version}; COMMIT;"
+                )
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def _put_aside(self, error: Exception) -> None:
+        aside = f"{self.path}.damaged-{time.strftime('%Y%m%dT%H%M%S')}"
+        try:
+            os.replace(self.path, aside)
+        except OSError as failed:
+            raise StoreError(f"{self.path}: {error}; and it cannot be put aside: {failed.strerror}") from error
+        for more in ("-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(self.path + more, aside + more)
+        self.damage = f"{self.path} was damaged ({error}): it is now {aside}"
+
+    def there(self) -> bool:
+        """Whether what we write to is still what is on the disk under this name: people delete files that are open."""
+        return self._files is not None and self._inodes() == self._files
+
+    def _inodes(self) -> tuple[tuple[int, int], ...] | None:
+        try:  # the log holds what was written last
+            stats = [os.stat(self.path + more) for more in ("", "-wal")]
+        except OSError:
+            return None
+        return tuple((stat.st_dev, stat.st_ino) for stat in stats)
+
+    def close(self) -> None:
+        """Let go of the file. From now on another may get its inode."""
+        self._files = None
+        self.connection.close()
+
+    def all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """Every row of the answer."""
+        try:
+            return self.connection.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._told(error) from error
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All of it is on the disk afterwards, or nothing and StoreError is raised."""
+        database = self.connection
+        try:
+            database.execute("BEGIN IMMEDIATE")
+            try:
+                yield database
+                database.execute("COMMIT")
+            except BaseException:
+                if database.in_transaction:  # a full disk may have ended it
+                    database.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise self._told(error) from error
+
+    def _told(self, error: sqlite3.Error) -> StoreError:
+        advice = _WHAT_TO_DO.get(_code(error))
+        return StoreError(f"{self.path}: {error}" + (f": {advice}" if advice else ""))
+
+
+def _code(error: sqlite3.Error) -> int:
+    """The primary result code. An error of ours has none: it is what the integrity check found."""
+    return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)) & 0xFF

@@ -1,0 +1,59 @@
+"""The kubelet's own notes of who holds which devices, kubelet_internal_checkpoint in its device plugin folder.
+
+They tell what PodResources does not: the Pod's UID, and init containers. Their form is the kubelet's private business
+and without a version, so what is not as we know it (kubelet 1.20 to 1.36) counts as not there. The kubelet writes them
+before it calls PreStartContainer, beside and then renames: they are never half written. Its checksum is not looked at:
+it is one of the memory of a Go program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+CHECKPOINT = "kubelet_internal_checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The devices of one resource that one container holds. A container of a Pod that ended may stand here a while."""
+
+    pod_uid: str
+    container: str
+    resource: str
+    ids: frozenset[str]
+
+
+class _Entry(
+    msgspec.Struct,
+    rename={"pod_uid": "PodUID", "container": "ContainerName", "resource": "ResourceName", "ids": "DeviceIDs"},
+):
+    pod_uid: str
+    container: str
+    resource: str
+    ids: dict[int, list[str] | None] | None  # by NUMA node, -1 where none is known
+
+
+class _Data(msgspec.Struct, rename={"entries": "PodDeviceEntries"}):
+    entries: list[_Entry] | None
+
+
+class _Checkpoint(msgspec.Struct, rename={"data": "Data"}):
+    data: _Data
+
+
+def read_checkpoint(path: Path) -> tuple[Entry, ...] | None:
+    """What the kubelet has noted; None where the file is not there, or not in a form we know."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=_Checkpoint)
+    except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
+        return None
+    return tuple(
+        Entry(each.pod_uid, each.container, each.resource, _all(each.ids or {})) for each in found.data.entries or ()
+    )
+
+
+def _all(by_numa: dict[int, list[str] | None]) -> frozenset[str]:
+    return frozenset(each for ids in by_numa.values() for each in ids or ())

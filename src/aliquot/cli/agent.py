@@ -1,0 +1,176 @@
+"""`aliquot agent`: the agent of one node of a cluster."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aliquot.adapters.home import SYSTEM_RUN, SYSTEM_STATE, Home
+from aliquot.cli.asking import Duration
+from aliquot.cli.errors import InputError
+from aliquot.cli.simulated import parse_simulation, with_stand_ins
+
+if TYPE_CHECKING:
+    from aliquot.adapters.player import Playing
+
+NO_CARD = (
+    "no NVIDIA GPU can be used on this node ({why}). Does the container see the driver (NVIDIA_VISIBLE_DEVICES=all "
+    "with NVIDIA's runtime, or its libraries mounted)? To try it without cards: --simulate 4x16GiB"
+)
+
+
+@click.command()
+@click.option("--nodename", metavar="NAME", help="The name of the Node  [default: $NODE_NAME, else the host's name]")
+@click.option(
+    "--kubeconfig", type=click.Path(path_type=Path), help="Else $KUBECONFIG, the Pod's account, ~/.kube/config"
+)
+@click.option(
+    "--dbfile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path(SYSTEM_STATE, "state.db"),
+    show_default=True,
+    help="What must outlive a restart; the shim is kept beside it",
+)
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(SYSTEM_RUN),
+    show_default=True,
+    help="Where the Pods' sockets are, on the host and in here alike",
+)
+@click.option(
+    "--kubelet-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("/var/lib/kubelet"),
+    show_default=True,
+    help="With device-plugins and pod-resources in it",
+)
+@click.option(
+    "--cdi",
+    type=click.Choice(["auto", "on", "off"]),
+    default="auto",
+    show_default=True,
+    help="How containers are given their cards; off: by mounts and the webhook's --env-by-annotation, for runtimes "
+    "without CDI; auto goes by the runtime's version",
+)
+@click.option(
+    "--cdi-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("/var/run/cdi"),
+    show_default=True,
+    help="One of the runtime's cdi_spec_dirs",
+)
+@click.option(
+    "--driver",
+    type=click.Choice(["auto", "runtime", "cdi"]),
+    default="auto",
+    show_default=True,
+    help="Who brings NVIDIA's driver into containers: NVIDIA's container runtime, or we, from the file that "
+    "`nvidia-ctk cdi generate` wrote; auto: the file, where there is one",
+)
+@click.option(
+    "--memory-unit",
+    type=click.Choice(["GiB", "MiB"]),
+    default="GiB",
+    show_default=True,
+    help="The unit of aliyun.com/gpu-mem in this cluster",
+)
+@click.option(
+    "--release-delay",
+    type=Duration(),
+    default="100ms",
+    show_default=True,
+    help="How long online work keeps a card that it left idle; 0 hands gaps back at once",
+)
+@click.option("--simulate", metavar="SPEC", help="Simulated cards instead of real ones, as in 4x16GiB")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=9479, show_default=True, help="/metrics, /readyz, /livez; 0: none"
+)
+@click.option("--bind-address", default="0.0.0.0", show_default=True, help="The address to listen on")  # noqa: S104
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning"]), default="info", show_default=True)
+def agent(**given: Any) -> None:
+    """The agent of one node of a Kubernetes cluster.
+
+    It tells the kubelet and the scheduler of the node's cards, gives each container the cards that its Pod was granted,
+    and holds Pods to their memory and their share. What the node offers is by its labels, and may change at any time.
+    Killed and started again it goes on where it was; running Pods do not notice.
+
+    \b
+    aliquot agent --nodename gpu-7
+    aliquot agent --simulate 4x16GiB        try it on a node without cards
+    qgpu-manager --nodename=gpu-7 --dbfile=/var/lib/qgpu/meta.db     the same, by the name in the vendor's manifests
+    """
+    from aliquot.cli.up import check_delay
+
+    check_delay(given["release_delay"])
+    _serve(given)
+
+
+def _serve(given: dict[str, Any]) -> None:
+    from aliquot.adapters import player
+    from aliquot.adapters.cdifolder import CdiError
+    from aliquot.adapters.database import StoreError
+    from aliquot.adapters.home import HomeError
+    from aliquot.adapters.logs import start_logging
+    from aliquot.adapters.nvml import NvmlError
+    from aliquot.adapters.shims import ShimError
+    from aliquot.services import premises
+
+    database: Path = given["dbfile"].absolute()
+    home = Home(str(given["run_dir"].absolute()), str(database.parent))
+    spec = parse_simulation(given["simulate"])
+    try:
+        for folder, mode in ((home.run, 0o755), (home.state, 0o755), (home.tenants, 0o700), (f"{home.run}/a", 0o700)):
+            premises.make_folder(folder, mode)
+        lock = premises.take_lock(home)
+        try:
+            playing = None if spec is None else with_stand_ins(home, spec)
+            start_logging(given["log_level"])
+            _run(given, home, playing)
+        finally:
+            os.close(lock)
+    except NvmlError as error:
+        raise InputError(NO_CARD.format(why=error)) from error
+    except premises.RunsAlreadyError as error:
+        raise InputError(f"{error}: stop it first, a node has one agent, or one `aliquot up`", code=1) from error
+    except (premises.UpError, StoreError, ShimError, CdiError, HomeError, player.PlayerError) as error:
+        raise InputError(str(error)) from error
+
+
+def _run(given: dict[str, Any], home: Home, playing: Playing | None) -> None:
+    from aliquot.adapters.kube import KubeConfigError, find_server
+    from aliquot.cli.scheduler import load_aiohttp
+
+    load_aiohttp()
+    from aliquot.dialects import MemoryUnit, Rules
+    from aliquot.services.agent import Settings
+    from aliquot.services.assembly import run_agent
+
+    try:
+        server = find_server(given["kubeconfig"])
+    except KubeConfigError as error:
+        raise InputError(str(error)) from error
+    settings = Settings(
+        node_name=given["nodename"] or os.environ.get("NODE_NAME") or socket.gethostname(),
+        tenants=Path(home.tenants),
+        links=Path(home.run, "a"),
+        cdi={"auto": None, "on": True, "off": False}[given["cdi"]],
+        cdi_folder=given["cdi_dir"],
+        kubelet=given["kubelet_dir"],
+        rules=Rules(gpushare_unit=MemoryUnit(given["memory_unit"])),
+        release_delay=given["release_delay"],
+        port=given["port"],
+        bind_address=given["bind_address"],
+        control=Path(home.control),
+        simulated=None if playing is None else playing.spec,
+    )
+    try:
+        run_agent(server, settings, database=given["dbfile"].absolute(), playing=playing, driver=given["driver"])
+    except OSError as error:
+        if error.filename is not None or error.strerror is None:
+            raise
+        raise InputError(f"cannot listen on {settings.bind_address}:{settings.port}: {error.strerror}") from error

@@ -1,0 +1,197 @@
+"""How a container runtime is told what to put into a container: the Container Device Interface, one file per answer.
+
+    # aliquot {"v":1,"uid":"5c1f..","namespace":"ml","pod":"train-0","container":"main"}
+    {"cdiVersion":"0.5.0","kind":"aliquot.dev/qgpu-core","devices":[{"name":"3f2a..","containerEdits":{..}}]}
+
+Whose a file is stands in a comment. CDI has annotations for such things, but only from 0.6.0 on, and the library in
+containerd 1.7.0 knows 0.5.0, refuses fields that it does not know, and then may refuse the other files too. Every
+version of it reads the files as YAML, whatever they are called; JSON under a comment is YAML, hence `.yaml`.
+
+Our edits are those of the device. What the driver needs is taken over as it is from NVIDIA's own file and is told as
+the edits of the whole file: runtimes apply these first, so that ours win where both say something.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from aliquot.model.edits import OLDEST, CdiName, Edits, Mount, Spec
+
+__all__ = ["CdiName", "Edits", "Mount", "Spec", "driver_edits", "name_of", "parse_spec", "reads_cdi", "render_spec"]
+
+VENDOR = "aliquot.dev"
+DRIVER_KIND = "nvidia.com/gpu"
+
+_MARK = b"# aliquot "
+_FORM = 1
+_HASH = 12  # bytes: no two of the devices of a node ever meet
+_READ_ONLY = ("ro", "bind", "nosuid", "nodev")  # not noexec: libraries are mapped as programs are
+_WRITABLE = ("rw", "bind", "nosuid", "nodev", "noexec")
+# Legal in JSON as they are; YAML refuses them or takes them for ends of lines.
+_NOT_YAML = re.compile("[\x7f-\xa0\u2028\u2029\ufeff\ufffe\uffff]")
+
+
+class _Mount(msgspec.Struct, rename="camel"):
+    host_path: str
+    container_path: str
+    options: list[str] = []
+
+
+class _Node(msgspec.Struct):
+    path: str
+
+
+class _Edits(msgspec.Struct, rename="camel", omit_defaults=True):
+    env: list[str] = []
+    device_nodes: list[_Node] = []
+    mounts: list[_Mount] = []
+
+
+class _Device(msgspec.Struct, rename="camel"):
+    name: str
+    container_edits: _Edits
+
+
+class _File(msgspec.Struct, rename="camel", omit_defaults=True):
+    cdi_version: str
+    kind: str
+    devices: list[_Device]
+    container_edits: dict[str, Any] = {}
+
+
+class _Whose(msgspec.Struct):
+    v: int
+    uid: str
+    namespace: str
+    pod: str
+    container: str
+
+
+_FILE = msgspec.json.Decoder(_File)
+_WHOSE = msgspec.json.Decoder(_Whose)
+
+
+def name_of(resource: str, ids: Iterable[str]) -> CdiName:
+    """The same for the same devices of the same resource, in whatever order they come, and for no others."""
+    held = "\0".join([resource, *sorted(ids)]).encode()
+    device = hashlib.blake2b(held, digest_size=_HASH).hexdigest()
+    return CdiName(f"{VENDOR}/{_class_of(resource)}", device)
+
+
+def _class_of(resource: str) -> str:
+    """The resource without its domain. A class of one character crashes containerd, one with a dot takes CDI 0.6.0."""
+    legal = re.sub(r"[^A-Za-z0-9_-]", "-", resource.rpartition("/")[2]).strip("-_")
+    return legal if len(legal) > 1 and legal[0].isalpha() else f"gpu-{legal}".rstrip("-")
+
+
+def render_spec(spec: Spec) -> bytes:
+    """The file. Equal specs give equal bytes."""
+    edits = spec.edits
+    ours = _Edits(
+        env=[f"{key}={value}" for key, value in sorted(edits.env.items())],
+        device_nodes=[_Node(path) for path in edits.devices],
+        mounts=[
+            _Mount(mount.host, mount.container, list(_WRITABLE if mount.writable else _READ_ONLY))
+            for mount in edits.mounts
+        ],
+    )
+    file = _File(edits.version, spec.name.kind, [_Device(spec.name.device, ours)], dict(edits.extra))
+    whose = _Whose(_FORM, spec.pod_uid, spec.namespace, spec.pod, spec.container)
+    text = _NOT_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", msgspec.json.encode(file).decode())
+    # The comment in ASCII: nothing in it may look like the end of a line.
+    return _MARK + json.dumps(msgspec.to_builtins(whose)).encode() + b"\n" + text.encode() + b"\n"
+
+
+def parse_spec(data: bytes) -> Spec | None:
+    """What we wrote; None where it is another's, or damaged."""
+    head, _, body = data.partition(b"\n")
+    if not head.startswith(_MARK):
+        return None
+    try:
+        whose, file = _WHOSE.decode(head[len(_MARK) :]), _FILE.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    if whose.v != _FORM or len(file.devices) != 1 or not file.kind.startswith(f"{VENDOR}/"):
+        return None
+    (device,) = file.devices
+    found = device.container_edits
+    edits = Edits(
+        env={key: value for key, _, value in (each.partition("=") for each in found.env)},
+        mounts=tuple(Mount(each.host_path, each.container_path, "ro" not in each.options) for each in found.mounts),
+        devices=tuple(node.path for node in found.device_nodes),
+        extra=file.container_edits,
+        version=file.cdi_version,
+    )
+    return Spec(CdiName(file.kind, device.name), edits, whose.uid, whose.namespace, whose.pod, whose.container)
+
+
+_ALWAYS_ON = {"containerd": 2, "cri-o": 1}  # the first major version that reads CDI unless told not to
+
+
+def reads_cdi(runtime: str) -> bool:
+    """Whether a runtime, told as the kubelet tells it (`containerd://2.1.0`), reads CDI by itself.
+
+    containerd 1.7 can, but must be told to (`enable_cdi`), and nothing outside it shows that: it counts as one that
+    does not.
+    """
+    name, _, version = runtime.partition("://")
+    major = version.removeprefix("v").partition(".")[0]
+    return name in _ALWAYS_ON and major.isdigit() and int(major) >= _ALWAYS_ON[name]
+
+
+# --- the driver's own file -------------------------------------------------------------------------------------------
+
+
+def driver_edits(spec: object, uuids: Sequence[str], *, indices: Mapping[str, int] | None = None) -> Edits | None:
+    """What NVIDIA's own CDI file (as `nvidia-ctk cdi generate` writes it, parsed) says of these cards, and of all.
+
+    The file names cards by UUID, by number, or both: `indices` tells the numbers of today. None where it is another
+    file, or says nothing of one of the cards: half of a driver is worse than none.
+    """
+    try:  # YAML has dates and anchors that lead back; whatever is not JSON is not CDI either
+        plain = msgspec.json.decode(msgspec.json.encode(spec))
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
+        return None
+    if not isinstance(plain, dict) or plain.get("kind") != DRIVER_KIND:
+        return None
+    version, devices = plain.get("cdiVersion"), plain.get("devices")
+    if not isinstance(version, str) or not isinstance(devices, list):
+        return None
+    told = {each.get("name"): each.get("containerEdits") for each in devices if _has_a_name(each)}
+    merged: dict[str, Any] = {}
+    for part in (plain.get("containerEdits") or {}, *(_of_card(told, uuid, indices or {}) for uuid in uuids)):
+        if not isinstance(part, dict):
+            return None
+        for key, value in part.items():
+            merged[key] = _joined(merged.get(key), value)
+    return Edits({}, extra=merged, version=_newer(version, OLDEST))
+
+
+def _has_a_name(device: object) -> bool:
+    return isinstance(device, dict) and isinstance(device.get("name"), str)
+
+
+def _of_card(told: Mapping[Any, Any], uuid: str, indices: Mapping[str, int]) -> Any:
+    """By its UUID where the file has it: numbers may have changed since the file was written."""
+    return told[uuid] if uuid in told else told.get(str(indices.get(uuid, "")))
+
+
+def _joined(before: Any, now: Any) -> Any:
+    """Lists one after the other, each thing once: the cards have device nodes in common."""
+    if not isinstance(before, list) or not isinstance(now, list):
+        return now
+    return before + [each for each in now if each not in before]
+
+
+def _newer(one: str, other: str) -> str:
+    """Of two versions; what is no version is left to whoever reads the file."""
+    numbers = [re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", each) for each in (one, other)]
+    if not all(numbers):
+        return one
+    return max(one, other, key=lambda each: tuple(int(part) for part in each.split(".")))

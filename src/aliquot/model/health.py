@@ -1,0 +1,129 @@
+"""Whether new work may go to a card: what takes it out, and what brings it back.
+
+Nothing here ends what runs on a card: whoever has it keeps it, and stays accounted. The rule:
+
+ an Xid that is the application's own     nothing; the driver ended that application, the card goes on
+ any other Xid                            out at once, and out for good: the card may answer and compute wrong results
+ ... and then it was reset                back. A reset is seen as silence after the Xid, and then answers
+ the driver says that it is lost          out at once
+ it does not answer                       out at the second look running: one may fail on a busy machine
+ it answers again                         back at the third look running, unless an Xid had taken it out
+
+What an operator says (a fresh `Health()`), and a restart of whoever keeps this, forget everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+
+from .device import Card
+
+PATIENCE = 2  # looks running without an answer take a card out
+PROBATION = 3  # looks running with an answer bring it back
+
+# What NVIDIA's own device plugin leaves in service, no more and no less.
+OF_THE_APPLICATION = frozenset({13, 31, 43, 45, 68, 109})
+DOUBLE_BIT_ECC = 48  # where the driver tells of it as an event of its own
+
+_XIDS = {
+    13: "a kernel's fault",
+    31: "a kernel's bad address",
+    43: "a channel was stopped after its program's fault",
+    45: "channels were cleaned up after their program's fault",
+    48: "a memory error that could not be corrected",
+    61: "its microcontroller failed",
+    62: "its microcontroller halted",
+    63: "a row of its memory is to be replaced",
+    64: "a row of its memory could not be replaced",
+    68: "its video processor's fault",
+    69: "its graphics engine failed",
+    74: "its NVLink failed",
+    79: "it fell off the bus",
+    92: "many memory errors, corrected",
+    94: "a memory error that was contained",
+    95: "a memory error that was not contained",
+    109: "a context could not be switched in time",
+    110: "a security fault",
+    119: "its firmware (GSP) does not answer",
+    120: "its firmware (GSP) failed",
+    121: "its link to the CPU failed",
+    140: "memory errors that could not be corrected",
+    143: "it could not be initialised",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a card does."""
+
+    why: str | None = None  # why it is out; None: it is in
+    xid: int | None = None  # the Xid that took it out, the first of several
+    misses: int = 0  # looks running without an answer
+    answers: int = 0  # looks running with one
+    was_dark: bool = False  # it has been out of reach since the Xid: whatever comes back was reset
+
+    @property
+    def is_out(self) -> bool:
+        """Whether no new work may go there."""
+        return self.why is not None
+
+
+def describe_xid(xid: int) -> str:
+    """For people."""
+    words = _XIDS.get(xid)
+    return f"Xid {xid}" if words is None else f"Xid {xid}, {words}"
+
+
+def hit(health: Health, xid: int, *, ignored: Set[int] = frozenset()) -> Health:
+    """The driver told of an Xid. `ignored` are those that the node's owner wants ignored beside the application's."""
+    if xid in OF_THE_APPLICATION or xid in ignored:
+        return health
+    if health.xid is not None:  # the first is the cause, but a reset before this one does not count
+        return replace(health, answers=0, was_dark=False)
+    return Health(describe_xid(xid), xid, health.misses)
+
+
+def answered(health: Health) -> Health:
+    """It answered a look."""
+    answers = min(PROBATION, health.answers + 1)
+    if health.is_out and answers == PROBATION and (health.xid is None or health.was_dark):
+        return Health(answers=answers)
+    return replace(health, misses=0, answers=answers)
+
+
+def missed(health: Health, why: str, *, lost: bool = False) -> Health:
+    """It did not answer a look. `lost`: the driver says that it is gone, which is no passing trouble."""
+    misses = PATIENCE if lost else min(PATIENCE, health.misses + 1)
+    is_dark = misses == PATIENCE
+    if health.xid is not None:
+        return replace(health, misses=misses, answers=0, was_dark=health.was_dark or is_dark)
+    return Health(why if is_dark else health.why, misses=misses)
+
+
+def inventory(remembered: Sequence[Card], listed: Sequence[Card]) -> tuple[Card, ...]:
+    """The cards of this boot: those that the driver lists, and those that it listed before, as unhealthy.
+
+    Whoever was remembered keeps its number. The driver counts anew without a card that it lost, but numbers have been
+    given out: two cards of one number would be one to whoever knows it by that.
+    """
+    now = {card.uuid: card for card in listed}
+    merged = {
+        card.uuid: replace(now.get(card.uuid, replace(card, healthy=False)), index=card.index) for card in remembered
+    }
+    for card in listed:
+        if card.uuid not in merged:
+            taken = {each.index for each in merged.values()}
+            index = card.index if card.index not in taken else max(taken) + 1
+            merged[card.uuid] = replace(card, index=index)
+    sized = {card.uuid: card for card in remembered if card.memory_mib}
+    return tuple(
+        sorted((_with_size(card, sized.get(card.uuid)) for card in merged.values()), key=lambda card: card.index)
+    )
+
+
+def _with_size(card: Card, before: Card | None) -> Card:
+    """What a card that does not answer had when it did."""
+    if card.memory_mib or before is None:
+        return card
+    return replace(card, memory_mib=before.memory_mib, model=card.model or before.model)

@@ -1,0 +1,356 @@
+"""`aliquot agent`: one per node. Advertises the cards, leads containers to them, and holds tenants to their shares.
+
+    plugins       a device plugin for each resource that the node's labels ask for; the kubelet comes and goes
+    usher         whose a container's devices are, and what its Pod was given
+    podtenants    Pods as tenants of the arbiter (its threads are beside this loop)
+    health        cards that are out, told to the kubelet, to the scheduler (inventory) and in events
+    upkeep        once a second: who has ended, what should not be on the cards, what is to be written
+
+Everything is rebuilt at a start: tenants from the database, then from the API server and the kubelet. Killed at any
+line, it leaves running Pods as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from aliquot import dialects
+from aliquot.adapters.cdifolder import CdiFolder
+from aliquot.adapters.kube import Kube, Server
+from aliquot.adapters.kubelet.books import Books
+from aliquot.adapters.podstore import PodStore
+from aliquot.adapters.reflector import Reflector
+from aliquot.dialects import Rules
+from aliquot.dialects.advertising import Token, adverts, tokens
+from aliquot.dialects.cdi import parse_spec, reads_cdi, render_spec
+from aliquot.dialects.objects import NodeObject, PodObject
+from aliquot.model.device import Card
+from aliquot.model.node import Node
+from aliquot.model.refusal import Invalid
+from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
+
+from .agentdoor import AgentDoor
+from .agenthttp import AgentHttp
+from .agentstatus import Scene, resources_told, status
+from .calls import Calls
+from .conversing import about
+from .counting import ALLOCATE, PRESTART, CountedDesk
+from .doorway import CdiDoorway, EitherDoorway, Fixtures, MountDoorway
+from .events import Events, timestamp
+from .lookout import Lookout
+from .nodeclerk import NodeClerk
+from .plugins import Plugins, Refused
+from .podtenants import PodTenants
+from .serving import quiet_runner
+from .shelf import Shelf
+from .unending import for_ever
+from .usher import Usher
+
+log = logging.getLogger(__name__)
+
+_UPKEEP = 1.0  # seconds
+_HELD = 5.0  # seconds between two looks at who holds which devices, while a card is out
+
+
+class Arbiter(Protocol):
+    """services/arbiterd.py."""
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def add(self, tenant: Tenant, directory: Path) -> None: ...
+    def remove(self, tenant_id: str) -> None: ...
+    def configure(self, rules: SharingRules) -> None: ...
+    def standings(self) -> list[Standing]: ...
+    def findings(self) -> list[Finding]: ...
+    def alive(self, tenant_id: str) -> bool: ...
+
+
+class Health(Protocol):
+    """services/cardhealth.py."""
+
+    @property
+    def cards(self) -> tuple[Card, ...]: ...
+    @property
+    def why(self) -> Mapping[str, str]: ...
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an agent is told at its start."""
+
+    node_name: str
+    tenants: Path  # one folder for each Pod on the cards
+    links: Path  # the same by the names of devices, for runtimes without CDI
+    cdi: bool | None = None  # None: by the runtime's version
+    cdi_folder: Path = Path("/var/run/cdi")
+    kubelet: Path = Path("/var/lib/kubelet")
+    rules: Rules = dialects.DEFAULT_RULES
+    release_delay: float = 0.1
+    port: int = 9479
+    bind_address: str = "0.0.0.0"  # noqa: S104  # Prometheus is elsewhere
+    control: Path | None = None  # where `aliquot top`, `ps` and `doctor` on the node ask; None: nowhere
+    simulated: str | None = None  # the cards, as the command line writes them
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What it is made of, and the tests have others of."""
+
+    store: PodStore
+    arbiter: Arbiter
+    health: Health
+    fixtures: Fixtures
+    lookout: Lookout | None = None  # how much of the cards is in use; None: nobody looks
+
+
+class Agent:
+    """One node's agent: its parts, put together."""
+
+    def __init__(self, server: Server, settings: Settings, parts: Parts) -> None:
+        self.settings, self.parts = settings, parts
+        self.kube = kube = Kube(server, agent="aliquot-agent")
+        self.events = Events(kube, "aliquot-agent", time.time, instance=settings.node_name)
+        self.kubelet = Books(settings.kubelet)
+        self.clerk = NodeClerk(kube, self.events, settings.node_name, changed=self._node_changed)
+        self.doorway = doorway = EitherDoorway(
+            CdiDoorway(CdiFolder(settings.cdi_folder, render_spec, parse_spec), settings.tenants, parts.fixtures),
+            MountDoorway(settings.links, settings.tenants, parts.fixtures),
+            has_cdi=self._has_cdi,
+        )
+        self.tenants = PodTenants(
+            store=parts.store,
+            arbiter=parts.arbiter,
+            folder=settings.tenants,
+            clock=time.monotonic,
+            withdraw=doorway.withdraw,
+        )
+        self.shelf = Shelf(kube, ended=self.tenants.leave, runs=self.tenants.stay)
+        on_node = {"fieldSelector": f"spec.nodeName={settings.node_name}"}
+        self.pods = Reflector(kube, "/api/v1/pods", PodObject, self.shelf, params=on_node)
+        self.shelf.reflector = self.pods
+        this_node = {"fieldSelector": f"metadata.name={settings.node_name}"}
+        self.nodes = Reflector(kube, "/api/v1/nodes", NodeObject, self.clerk, params=this_node)
+        self.usher = Usher(
+            kubelet=self.kubelet,
+            pods=self.shelf,
+            tenants=self.tenants,
+            doorway=doorway,
+            events=self.events,
+            node=self.node,
+            sick=lambda uuid: parts.health.why.get(uuid),
+            rules=settings.rules,
+            clock=time.time,
+            assigned=self.clerk.assigned,
+        )
+        self.calls = Calls(lambda: timestamp(time.time()), (ALLOCATE, PRESTART))
+        self.plugins = Plugins(self.kubelet.plugins, CountedDesk(self.usher, self.calls, time.monotonic))
+        self._since = time.time()
+        self.restored = asyncio.Event()
+        self._awake = asyncio.Event()
+        self._rules = SharingRules(release_delay=settings.release_delay)
+        self._offered: Mapping[str, tuple[Token, ...]] = {}
+        self._held: dict[str, frozenset[str]] = {}
+        self._held_at = float("-inf")
+
+    # --- from first to last --------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until SIGTERM or SIGINT. Running Pods stay as they are, and nobody stays paused."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.kube)
+            stack.push_async_callback(self.kubelet.close)
+            await self._listen(stack)
+            self.parts.health.start()
+            stack.callback(self.parts.health.stop)
+            if self.parts.lookout is not None:
+                self.parts.lookout.start()
+                stack.callback(self.parts.lookout.stop)
+            self.parts.arbiter.configure(self._rules)
+            self.parts.arbiter.start()
+            stack.callback(self.parts.arbiter.stop)
+            taken_up = self.tenants.take_up()
+            told = {"node": self.settings.node_name, "cards": len(self.parts.health.cards), "pods": taken_up}
+            log.info("the agent runs", extra={"data": told})
+            tasks = [asyncio.create_task(for_ever(work)) for work in self._works()]
+            await stop.wait()
+            log.info("stopping")
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _works(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        return [
+            self.nodes.run,
+            self.pods.run,
+            self.events.run,
+            self.clerk.run,
+            self._restore,
+            self.plugins.run,
+            self._upkeep,
+            *([] if self.settings.control is None else [AgentDoor(self, str(self.settings.control)).run]),
+        ]
+
+    async def _listen(self, stack: AsyncExitStack) -> None:
+        settings = self.settings
+        if not settings.port:
+            return
+        runner = quiet_runner(AgentHttp(self).app())
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, settings.bind_address, settings.port).start()
+
+    def wake(self) -> None:
+        """Look now: something has changed. From the loop's thread only."""
+        self._awake.set()
+
+    # --- what is known of the node -------------------------------------------------------------------------------
+
+    def node(self) -> Node:
+        """This node with its cards as they are, and what its labels ask of us."""
+        return self.clerk.node(self.parts.health.cards, self.settings.rules)
+
+    def _has_cdi(self) -> bool:
+        return reads_cdi(self.clerk.runtime) if self.settings.cdi is None else self.settings.cdi
+
+    def ready(self) -> str | None:
+        """None when all is in order; else what we wait for."""
+        if not self.pods.synced.is_set() or not self.clerk.known:
+            return "the API server has not told the node and its Pods yet"
+        if not self.restored.is_set():
+            return "the Pods on the cards are being taken up again"
+        missing = self._offered.keys() - self.plugins.registered
+        if missing:
+            return f"the kubelet has not accepted {', '.join(sorted(missing))} yet"
+        return None if self.clerk.published else "the inventory is not on the Node yet"
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Who we are, and where our things are: what `aliquot doctor` looks at."""
+        settings = self.settings
+        return about(
+            os.getpid(),
+            self._since,
+            node=settings.node_name,
+            simulated=settings.simulated,
+            home=str(settings.tenants.parent),
+            database=str(self.parts.store.path),
+            kubelet=str(settings.kubelet),
+            cdi=str(settings.cdi_folder) if self._has_cdi() else None,
+            metrics_port=settings.port or None,
+        )
+
+    def status(self) -> dict[str, Any]:
+        """All there is to see, of the same shape as a machine's daemon tells it."""
+        parts, tenants = self.parts, self.tenants
+        scene = Scene(
+            rules=self._rules,
+            cards=parts.health.cards,
+            why=parts.health.why,
+            seen={} if parts.lookout is None else parts.lookout.seen,
+            tenancies=tenants.tenancies.values(),
+            ended=tenants.ended,
+            standings=parts.arbiter.standings(),
+            findings=parts.arbiter.findings(),
+        )
+        agent = {
+            "waits_for": self.ready(),
+            "resources": resources_told(self._offered, self.plugins.registered),
+            "kubelet_restarts": self.plugins.restarts,
+            "calls": self.calls.told(),
+        }
+        return {"daemon": self.about, "agent": agent, **status(scene, time.time())}
+
+    def _node_changed(self) -> None:
+        node = self.node()
+        rules = replace(self._rules, isolation=node.isolation)
+        if rules != self._rules:
+            log.info("another policy", extra={"data": {"policy": rules.isolation.value}})
+            self._rules = rules
+            self.parts.arbiter.configure(rules)
+        self.wake()
+
+    # --- after a start -------------------------------------------------------------------------------------------
+
+    async def _restore(self) -> None:
+        """What the database did not know: folders without a tenant; and tenants whose Pod ended while we were away."""
+        await self.pods.synced.wait()
+        await self.clerk.heard.wait()
+        here = {pod.metadata.uid: pod for pod in self.shelf if not pod.finished}
+        for uid in list(self.tenants.tenancies):
+            if uid not in here:
+                self.tenants.leave(uid)
+        strays = self.tenants.left_behind() | set(self.doorway.led().values()) - self.tenants.tenancies.keys()
+        for uid in strays:
+            self._take_in(uid, here.get(uid))
+        self.restored.set()
+
+    def _take_in(self, uid: str, pod: PodObject | None) -> None:
+        if pod is None:
+            self.tenants.discard(uid)
+            return
+        try:
+            self.tenants.admit(self.usher.tenancy_of(pod))
+            log.info("a running Pod is taken in again", extra={"data": {"pod": pod.metadata.name, "uid": uid}})
+        except Refused as error:
+            log.warning("a folder without a grant", extra={"data": {"pod": pod.metadata.name, "why": str(error)}})
+
+    # --- once a second -------------------------------------------------------------------------------------------
+
+    async def _upkeep(self) -> None:
+        await self.clerk.heard.wait()
+        await self.restored.wait()
+        while True:
+            self.parts.store.set_cards(self.parts.health.cards)
+            self.clerk.publish(self.parts.health.cards)
+            self.clerk.tell_health(self.parts.health, self.tenants.tenancies.values())
+            await self._offer()
+            self.clerk.tell_findings(self.parts.arbiter.findings(), self.shelf)
+            self.clerk.tell_lingering(self.tenants.sweep())
+            self._awake.clear()
+            try:
+                await asyncio.wait_for(self._awake.wait(), _UPKEEP)
+            except TimeoutError:
+                continue
+
+    async def _offer(self) -> None:
+        """What the kubelet may give away, and which of it is out."""
+        node = self.node()
+        wanted = adverts(node, self.settings.rules)
+        if isinstance(wanted, Invalid):
+            self.clerk.tell_refused(wanted)
+            wanted = ()
+        if any(not card.healthy for card in node.cards):
+            await self._look_who_holds()
+        offered = {each.resource: tokens(each, node.cards, self._held) for each in wanted}
+        if offered != self._offered:
+            self._offered = offered
+            self.plugins.offer(offered)
+
+    async def _look_who_holds(self) -> None:
+        now = time.monotonic()
+        if now - self._held_at < _HELD:
+            return
+        self._held_at = now
+        cards = {each.key: frozenset(share.uuid for share in each.shares) for each in self.tenants.tenancies.values()}
+        held: dict[str, frozenset[str]] = {}
+        for holder in await self.kubelet.holders():
+            for ids in holder.devices.values():
+                held |= dict.fromkeys(ids, cards.get(f"{holder.namespace}/{holder.name}", frozenset()))
+        self._held = held

@@ -1,0 +1,52 @@
+"""The HTTP door of a node's agent: is it alive, is it ready, what does it measure. Nothing here changes anything."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+from aiohttp import web
+
+from .agentmetrics import agent_exposition
+from .calls import Calls
+from .metrics import CONTENT_TYPE
+
+
+class Agent(Protocol):
+    """What is seen of it (services/agent.py)."""
+
+    @property
+    def calls(self) -> Calls: ...
+    def ready(self) -> str | None: ...
+    def status(self) -> dict[str, Any]: ...
+
+
+class AgentHttp:
+    """Answers for one agent."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def app(self) -> web.Application:
+        """The routes."""
+        app = web.Application()
+        app.router.add_get("/livez", self._livez)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/status", self._status)
+        return app
+
+    async def _livez(self, request: web.Request) -> web.Response:
+        """That it answers at all."""
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        waits_for = self._agent.ready()
+        return web.Response(text="ok\n") if waits_for is None else web.Response(status=503, text=f"{waits_for}\n")
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        body = agent_exposition(self._agent.status(), self._agent.calls)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return web.Response(body=msgspec.json.encode(self._agent.status()), content_type="application/json")

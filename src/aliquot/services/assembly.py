@@ -1,0 +1,51 @@
+"""The agent's parts, made for a real node: NVML, arbiter, database, the shim on the host."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+
+from aliquot.adapters import cgroups
+from aliquot.adapters.driverfile import DriverFile
+from aliquot.adapters.kube import Server
+from aliquot.adapters.nvml import Nvml, NvmlError
+from aliquot.adapters.player import Playing
+from aliquot.adapters.podstore import PodStore
+from aliquot.model.tenant import SharingRules
+
+from .agent import Agent, Parts, Settings
+from .arbiterd import Arbiterd
+from .cardhealth import CardHealth
+from .fixtures import install_fixtures
+from .lookout import Lookout
+
+log = logging.getLogger(__name__)
+
+
+def run_agent(server: Server, settings: Settings, *, database: Path, playing: Playing | None, driver: str) -> None:
+    """Until it is told to end. Raises NvmlError, StoreError, ShimError, CdiError, and OSError for a port in use."""
+    nvml = Nvml()
+    store = PodStore(database)
+    for note in store.notes:
+        log.warning("the database", extra={"data": {"note": note}})
+    if playing is not None:
+        os.chmod(playing.socket, 0o666)  # noqa: S103 - containers run as any user; they are all that reaches it
+    try:
+        health = CardHealth(nvml, remembered=store.cards())
+        if not health.cards:
+            raise NvmlError("NVML tells of no card")
+        numbers = {card.uuid: card.index for card in health.cards}
+        arbiter = Arbiterd(
+            health.cards, rules=SharingRules(), nvml=nvml, simulated=playing is not None, whose=cgroups.pod_of
+        )
+        file = None if driver == "runtime" else DriverFile(wanted=driver == "cdi")
+        fixtures = install_fixtures(database.parent, playing, file, numbers)
+        asyncio.run(_run(server, settings, Parts(store, arbiter, health, fixtures, Lookout(health.cards, nvml))))
+    finally:
+        store.close()
+
+
+async def _run(server: Server, settings: Settings, parts: Parts) -> None:
+    await Agent(server, settings, parts).run()

@@ -1,0 +1,226 @@
+"""Which cards are well: the driver's errors (Xids) as they happen, and a look at each card every second.
+
+Two threads, since NVML may hang: one looks, the other hears of errors and notices when the first hangs. What takes a
+card out and what brings it back is decided in model/health.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from aliquot.adapters.nvml import NvmlError, Xid
+from aliquot.model.device import Card
+from aliquot.model.health import PATIENCE, Health, answered, hit, inventory, missed
+
+_EVERY = 1.0
+_HANGS = 10.0  # seconds of no answer at all that count as none
+_REOPEN = 5  # looks between two attempts to find out whether a lost card was reset
+
+log = logging.getLogger(__name__)
+
+
+class Errors(Protocol):
+    """What Nvml.watch gives."""
+
+    def wait(self, seconds: float) -> Xid | None: ...
+    def close(self) -> None: ...
+
+
+class Driver(Protocol):
+    """The part of NVML that is used here."""
+
+    def cards(self) -> tuple[Card, ...]: ...
+    def memory(self, uuid: str) -> tuple[int, int]: ...
+    def watch(self, uuids: Sequence[str]) -> Errors: ...
+    def reopen(self) -> None: ...
+
+
+class CardHealth:
+    """The cards of this boot, `remembered` ones included, with `healthy` as they are now.
+
+    `why` has the reason of each that is out. `on_change` is called, from a thread of ours, after either changed.
+    `ignored`: Xids that take no card out on this node, beside those that are the application's own anyway.
+    """
+
+    def __init__(
+        self,
+        nvml: Driver,
+        *,
+        remembered: Sequence[Card] = (),
+        ignored: Set[int] = frozenset(),
+        on_change: Callable[[], None] | None = None,
+    ) -> None:
+        self._nvml = nvml
+        self._ignored = ignored
+        self._on_change = on_change
+        self._lock = threading.Lock()  # over what follows
+        self._cards = {card.uuid: card for card in inventory(remembered, self._listed())}
+        self._health = {uuid: _at_first(card) for uuid, card in self._cards.items()}
+        self._asking: tuple[str, float] | None = None  # whom the look is waiting for, since when
+        self._over = threading.Event()
+        self._renew = threading.Event()  # the watch is to be made anew ...
+        self._reopen = threading.Event()  # ... after NVML was opened anew
+        self._threads = [
+            threading.Thread(target=self._look_on, name="card-health", daemon=True),
+            threading.Thread(target=self._listen, name="card-errors", daemon=True),
+        ]
+        self.cards: tuple[Card, ...] = ()
+        self.why: Mapping[str, str] = {}
+        self._publish()
+
+    def start(self) -> None:
+        """Begin."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """No more. A thread that hangs in the driver is left behind."""
+        self._over.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(timeout=3)
+
+    def pardon(self, uuid: str) -> None:
+        """An operator says that the card is well: only what it does from now on counts."""
+        with self._lock:
+            if uuid in self._health:
+                self._health[uuid] = Health()
+        self._settle()
+
+    # --- the thread that looks ---------------------------------------------------------------------------------
+
+    def _look_on(self) -> None:
+        looks = 0
+        while not self._over.wait(_EVERY):
+            looks += 1
+            try:
+                self.look()
+                if looks % _REOPEN == 0 and any(each.misses >= PATIENCE for each in self._health.values()):
+                    self._reopen.set()
+            except Exception:  # the next look must come
+                log.exception("looking at the cards failed")
+
+    def look(self) -> None:
+        """One look at each card."""
+        for uuid in self._cards:
+            self._asking = (uuid, time.monotonic())
+            try:
+                self._nvml.memory(uuid)
+            except NvmlError as error:
+                self._turn(uuid, partial(missed, why=_silence(error), lost=error.lost))
+            else:
+                self._turn(uuid, answered)
+            finally:
+                self._asking = None
+        self._settle()
+
+    # --- the thread that listens -------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        watch: Errors | None = None
+        said = ""
+        while not self._over.is_set():
+            try:
+                watch = self._watch(watch)
+                error = watch.wait(_EVERY)
+                if error is not None:
+                    self.heard(error)
+                said = ""
+            except NvmlError as error:
+                if str(error) != said:
+                    log.warning("errors of the cards cannot be heard of, only looked for: %s", error)
+                said = str(error)
+                self._renew.set()
+                self._over.wait(_EVERY)
+            except Exception:
+                log.exception("listening to the cards' errors failed")
+                self._over.wait(_EVERY)
+            self.notice_hang(time.monotonic())
+        if watch is not None:
+            watch.close()
+
+    def _watch(self, watch: Errors | None) -> Errors:
+        """One that is up to date: the one there is, or a new one. NVML is opened anew here, where no watch is left."""
+        if watch is not None and not (self._renew.is_set() or self._reopen.is_set()):
+            return watch
+        if watch is not None:
+            watch.close()
+        self._renew.clear()
+        if self._reopen.is_set():
+            self._reopen.clear()
+            self._nvml.reopen()
+        return self._nvml.watch(tuple(self._cards))
+
+    def heard(self, error: Xid) -> None:
+        """The driver told of an error."""
+        log.warning("card %s: Xid %d", error.uuid, error.number)
+        self._turn(error.uuid, lambda health: hit(health, error.number, ignored=self._ignored))
+        self._settle()
+
+    def notice_hang(self, now: float) -> None:
+        """The look waits for a card, and has for too long."""
+        asking = self._asking
+        if asking is not None and now - asking[1] > _HANGS:
+            self._turn(asking[0], partial(missed, why="the driver hangs when it is asked for it", lost=True))
+            self._settle()
+
+    # --- both --------------------------------------------------------------------------------------------------
+
+    def _listed(self) -> tuple[Card, ...]:
+        try:
+            return self._nvml.cards()
+        except NvmlError as error:
+            log.warning("the cards cannot be listed: %s", error)
+            return ()
+
+    def _turn(self, uuid: str, turn: Callable[[Health], Health]) -> None:
+        with self._lock:
+            if uuid in self._health:
+                self._health[uuid] = turn(self._health[uuid])
+
+    def _settle(self) -> None:
+        """Tell what changed."""
+        back = {card.uuid for card in self.cards if not card.healthy and not self._health[card.uuid].is_out}
+        if back:
+            self._renew.set()  # who was lost was not listened to
+            self._measure(back)
+        before = (self.cards, self.why)
+        with self._lock:
+            self._publish()
+            changed = before[0] != self.cards
+        if not changed:
+            return
+        for card in self.cards:
+            if card.uuid in self.why.keys() - before[1].keys():
+                log.warning("card %d (%s) is out: %s", card.index, card.uuid, self.why[card.uuid])
+            if card.uuid in before[1].keys() - self.why.keys():
+                log.warning("card %d (%s) is back", card.index, card.uuid)
+        if self._on_change is not None:
+            self._on_change()
+
+    def _measure(self, uuids: Set[str]) -> None:
+        """What those who did not answer before have to tell."""
+        listed = self._listed()
+        with self._lock:
+            for card in listed:
+                if card.uuid in uuids and card.healthy:
+                    self._cards[card.uuid] = replace(card, index=self._cards[card.uuid].index)
+
+    def _publish(self) -> None:
+        health = self._health
+        self.why = {uuid: each.why for uuid, each in health.items() if each.why is not None}
+        self.cards = tuple(replace(card, healthy=not health[uuid].is_out) for uuid, card in self._cards.items())
+
+
+def _at_first(card: Card) -> Health:
+    return Health() if card.healthy else Health("the driver does not answer for it", misses=PATIENCE)
+
+
+def _silence(error: NvmlError) -> str:
+    return f"the driver does not answer for it: {error.said}"

@@ -1,0 +1,213 @@
+"""What the agent writes of its node, and what it reads there: labels in, inventory out, events on Node and Pods.
+
+Writes are wishes: each is compared with what the API server last told, and written until it stands there. The inventory
+goes in by the `status` of the Node, whose metadata a patch of it may change: that is all that the seeds' role allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from aliquot import dialects
+from aliquot.adapters.kube import ApiError, Kube, Unreachable
+from aliquot.dialects import Rules
+from aliquot.dialects.objects import Metadata, NodeObject, PodObject
+from aliquot.model.claim import Claim
+from aliquot.model.device import Card
+from aliquot.model.node import Node
+from aliquot.model.podtenancy import PodTenancy
+from aliquot.model.refusal import Invalid
+from aliquot.model.tenant import Finding
+
+from .events import ObjectRef, Teller
+from .pace import back_off
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 15.0
+
+
+class Sickness(Protocol):
+    """What is known of the cards that are out."""
+
+    @property
+    def cards(self) -> tuple[Card, ...]: ...
+    @property
+    def why(self) -> Mapping[str, str]: ...
+
+
+class Pods(Protocol):
+    """The Pods of the node."""
+
+    def by_uid(self, uid: str) -> PodObject | None: ...
+
+
+class NodeClerk:
+    """A reflector's sink for the one Node; `changed` is called when its labels have changed."""
+
+    def __init__(self, kube: Kube, events: Teller, name: str, *, changed: Callable[[], None]) -> None:
+        self.heard = asyncio.Event()  # of the Node
+        self._kube, self._events, self._name, self._changed = kube, events, name, changed
+        self._seen: NodeObject | None = None
+        self._inventory: dict[str, str] = {}
+        self._marks: dict[str, tuple[PodObject, dict[str, str]]] = {}  # annotations that Pods are to get, by UID
+        self._out: frozenset[str] = frozenset()
+        self._problems: tuple[Invalid, ...] = ()
+        self._refused: Invalid | None = None
+        self._wake = asyncio.Event()
+
+    # --- the Node, as it is told -----------------------------------------------------------------------------------
+
+    @property
+    def known(self) -> bool:
+        """Whether the API server has a Node of our name."""
+        return self._seen is not None
+
+    @property
+    def runtime(self) -> str:
+        """The container runtime with its version, as `containerd://2.1.0`; empty while it is not known."""
+        info = self._seen.status.node_info if self._seen else None
+        return info.container_runtime_version if info else ""
+
+    @property
+    def published(self) -> bool:
+        """Whether the inventory on the Node is ours."""
+        there = (self._seen.metadata.annotations if self._seen else None) or {}
+        return bool(self._inventory) and self._inventory.items() <= there.items()
+
+    def listing(self) -> None: ...
+
+    def changed(self, item: NodeObject) -> None:
+        before = self._seen.metadata.labels if self._seen else None
+        first, self._seen = self._seen is None, item
+        self.heard.set()
+        self._wake.set()
+        if first or before != item.metadata.labels:
+            self._changed()
+
+    def gone(self, key: str) -> None:
+        self._seen = None
+
+    def listed(self, drift: int) -> None:
+        if self._seen is None:
+            log.warning("there is no Node of this name", extra={"data": {"node": self._name}})
+
+    def node(self, cards: tuple[Card, ...], rules: Rules) -> Node:
+        """The Node with these cards. What it offers is by its labels alone: what it advertises is our own doing."""
+        labels = self._seen.metadata.labels if self._seen else None
+        told = Metadata(name=self._name, labels=labels, annotations=dialects.render_inventory(cards))
+        found = dialects.parse_node(NodeObject(told), rules)
+        if isinstance(found, Node):
+            self._problems = ()
+            return found
+        if found != self._problems:
+            self._problems = found
+            self._tell("BadLabel", "; ".join(each.sentence() for each in found))
+        return Node(self._name, cards)
+
+    # --- what is to stand there ------------------------------------------------------------------------------------
+
+    def publish(self, cards: tuple[Card, ...]) -> None:
+        """These are the cards of the node."""
+        self._inventory = dialects.render_inventory(cards)
+        if not self.published:
+            self._wake.set()
+
+    def assigned(self, pod: PodObject, claim: Claim) -> None:
+        """The Pod's container is on its cards, which peers' tools read from an annotation."""
+        marks = dialects.render_assigned(claim)
+        if marks.items() <= (pod.metadata.annotations or {}).items():
+            return
+        self._marks[pod.metadata.uid] = (pod, marks)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Writes what is to stand there, until cancelled."""
+        attempt = 0
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self._write()
+                attempt = 0
+            except (ApiError, Unreachable) as error:
+                attempt += 1
+                if attempt in (1, 5) or attempt % 20 == 0:
+                    log.warning("cannot write to the API server", extra={"data": {"why": str(error)}})
+                await asyncio.sleep(back_off(attempt, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE))
+                self._wake.set()
+
+    async def _write(self) -> None:
+        if self._inventory and self.known and not self.published:
+            body = {"metadata": {"annotations": dict(self._inventory)}}
+            self.changed(await self._kube.patch(f"/api/v1/nodes/{self._name}/status", body, into=NodeObject))
+        for uid, (pod, marks) in list(self._marks.items()):
+            # The UID in the patch: a Pod that was made anew under this name is not meant.
+            mark = {"metadata": {"uid": uid, "annotations": marks}}
+            path = f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}"
+            try:
+                await self._kube.patch(path, mark, into=bytes)
+            except ApiError as error:
+                if error.status not in (403, 404, 409, 422):
+                    raise
+                log.info("a Pod is not marked", extra={"data": {"pod": pod.metadata.name, "why": error.message}})
+            self._marks.pop(uid, None)
+
+    # --- what happened ---------------------------------------------------------------------------------------------
+
+    def tell_health(self, health: Sickness, tenancies: Iterable[PodTenancy]) -> None:
+        """Cards that have gone out, or are back: on the Node, and on the Pods that have them."""
+        out = frozenset(health.why)
+        cards = {card.uuid: card for card in health.cards}
+        for uuid in out - self._out:
+            text = health.why[uuid]
+            self._tell("GPUUnhealthy", text)
+            for each in tenancies:
+                if any(share.uuid == uuid for share in each.shares):
+                    self._events.emit(_of(each), "GPUUnhealthy", text, action="Watch")
+        for uuid in self._out - out:
+            if uuid in cards:
+                self._tell("GPUHealthy", f"card {cards[uuid].index} ({uuid}) is back", type="Normal")
+        self._out = out
+
+    def tell_findings(self, findings: Iterable[Finding], pods: Pods) -> None:
+        """What should not be on the cards: on the Pod it belongs to, else on the Node."""
+        by_place: dict[ObjectRef, list[str]] = {}
+        for each in findings:
+            pod = pods.by_uid(each.owner) if each.owner else None
+            about = self._reference() if pod is None else _of_pod(pod)
+            who = "" if each.pid is None else f"process {each.pid} "
+            by_place.setdefault(about, []).append(f"card {each.uuid}: {who}{each.text}")
+        for about, texts in by_place.items():
+            self._events.emit(about, "GPUFinding", "; ".join(sorted(texts)), action="Watch")
+
+    def tell_lingering(self, tenancies: Iterable[PodTenancy]) -> None:
+        """Pods that ended a while ago and still have processes on a card."""
+        for each in tenancies:
+            self._tell(
+                "GPUStillInUse", f"Pod {each.key} ({each.uid}) has ended, but its processes are still on its cards"
+            )
+
+    def tell_refused(self, problem: Invalid) -> None:
+        """Something that the node's owner asks for and cannot have. Told once."""
+        if problem != self._refused:
+            self._refused = problem
+            self._tell("CannotAdvertise", problem.sentence())
+
+    def _tell(self, reason: str, text: str, *, type: str = "Warning") -> None:
+        log.warning("told of the node", extra={"data": {"reason": reason, "text": text}})
+        self._events.emit(self._reference(), reason, text, type=type, action="Watch")
+
+    def _reference(self) -> ObjectRef:
+        return ObjectRef("Node", self._name, uid=self._seen.metadata.uid if self._seen else "")
+
+
+def _of(tenancy: PodTenancy) -> ObjectRef:
+    return ObjectRef("Pod", tenancy.name, tenancy.namespace, tenancy.uid)
+
+
+def _of_pod(pod: PodObject) -> ObjectRef:
+    return ObjectRef("Pod", pod.metadata.name, pod.metadata.namespace, pod.metadata.uid)

@@ -1,0 +1,53 @@
+"""A daemon's home, made and locked: one daemon per home, by a lock on a file that the kernel drops with the process."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+
+from aliquot.adapters.home import Home
+
+
+class RunsAlreadyError(Exception):
+    """Another daemon has this home."""
+
+
+class UpError(Exception):
+    """The daemon cannot start; the message says why."""
+
+
+def make_home(home: Home) -> None:
+    """Its folders. Others may pass through to their own tenants' folders, and read nothing else."""
+    home.check()
+    for folder in (home.run, home.state, home.tenants, home.logs):
+        make_folder(folder, 0o755)
+
+
+def make_folder(folder: str, mode: int) -> None:
+    """Ours, with that mode. Raises UpError."""
+    try:
+        os.makedirs(folder, mode=mode, exist_ok=True)
+        owner = os.stat(folder).st_uid
+        if owner == os.geteuid():
+            os.chmod(folder, mode)
+    except OSError as error:
+        raise UpError(f"{folder}: {error.strerror}: set ALIQUOT_HOME to a folder of your own") from error
+    if owner != os.geteuid():  # whoever owns it could put anything in our way
+        raise UpError(f"{folder} belongs to user {owner}: set ALIQUOT_HOME to a folder of your own")
+
+
+def take_lock(home: Home) -> int:
+    """The lock, held as long as the file is open. Raises RunsAlreadyError."""
+    handle = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        who = os.read(handle, 32).decode(errors="replace").strip() or "?"
+        os.close(handle)
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise UpError(f"{home.lock}: {error.strerror}") from error
+        raise RunsAlreadyError(f"a daemon runs already for {home.run}: pid {who}") from error
+    os.ftruncate(handle, 0)
+    os.write(handle, f"{os.getpid()}\n".encode())
+    return handle

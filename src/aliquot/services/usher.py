@@ -1,0 +1,272 @@
+"""Leads each container to the cards its Pod was given. What the kubelet asks of a device plugin, answered.
+
+    allocate    which devices, but not for whom: answered with a name, under which nothing is found yet
+    prepare     just before the container is made (PreStartContainer). Whose the devices are, the kubelet tells
+                (PodResources, and its checkpoint for the UID and for init containers); what the Pod was given, its
+                annotation. The Pod becomes a tenant, and what the container needs is put under the name
+
+Nothing is guessed, by size or by age. Whatever cannot be known is refused, with an event that says why; the kubelet
+asks again, and the container starts as soon as the reason is gone. Between reading and writing nothing is awaited.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from aliquot import dialects
+from aliquot.adapters.cdifolder import CdiError
+from aliquot.adapters.database import StoreError
+from aliquot.adapters.driverfile import DriverFileError
+from aliquot.adapters.kube import ApiError, Unreachable
+from aliquot.adapters.kubelet.channel import KubeletError
+from aliquot.adapters.kubelet.checkpoint import Entry
+from aliquot.adapters.kubelet.podresources import Holder
+from aliquot.dialects import PodReader, QgpuRules, Rules
+from aliquot.dialects.objects import PodObject
+from aliquot.model.claim import Claim
+from aliquot.model.device import Card
+from aliquot.model.grant import Grant
+from aliquot.model.node import Node
+from aliquot.model.podtenancy import PodTenancy
+from aliquot.placement.crowding import crowded
+
+from .doorway import Doorway, Place
+from .events import ObjectRef, Teller
+from .plugins import Allocation, Refused
+from .podtenants import CannotHostError, PodTenants, shares_of
+
+log = logging.getLogger(__name__)
+
+REFUSED = "GPURefused"
+
+
+class Bookkeeper(Protocol):
+    """Who tells which Pod holds which devices: the kubelet."""
+
+    async def holders(self) -> list[Holder]: ...
+    def checkpoint(self) -> tuple[Entry, ...] | None: ...
+
+
+class Shelf(Protocol):
+    """The Pods of this node, as they were last told (services/shelf.py)."""
+
+    def named(self, namespace: str, name: str) -> PodObject | None: ...
+    def by_uid(self, uid: str) -> PodObject | None: ...
+    async def fetch(self, namespace: str, name: str) -> PodObject: ...
+    async def refresh(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """Whose the devices are, as far as the kubelet tells. `uid` comes from its private file and may be missing."""
+
+    namespace: str
+    name: str
+    container: str
+    uid: str | None
+
+
+class Usher:
+    """See the head of the file."""
+
+    def __init__(
+        self,
+        *,
+        kubelet: Bookkeeper,
+        pods: Shelf,
+        tenants: PodTenants,
+        doorway: Doorway,
+        events: Teller,
+        node: Callable[[], Node],  # with the cards as they are now
+        sick: Callable[[str], str | None],  # why the card of that UUID is out; None: it is well
+        rules: Rules,
+        clock: Callable[[], float],  # seconds since 1970
+        assigned: Callable[[PodObject, Claim], None] = lambda pod, claim: None,
+    ) -> None:
+        self.prepared = 0
+        self.refused = 0
+        self._kubelet, self._pods, self._tenants, self._doorway = kubelet, pods, tenants, doorway
+        self._events, self._node, self._sick, self._clock = events, node, sick, clock
+        self._rules, self._assigned = rules, assigned
+        # A grant is read by the rules it was given by, whichever the scheduler was told.
+        order = sorted(QgpuRules, key=lambda each: each is not rules.qgpu)
+        self._readers = tuple(PodReader(replace(rules, qgpu=each)) for each in order)
+
+    # --- what the kubelet asks -----------------------------------------------------------------------------------
+
+    def allocate(self, resource: str, ids: frozenset[str]) -> Allocation:
+        """The name under which `prepare` will put what the container needs. What an earlier Pod left there goes."""
+        try:
+            return self._doorway.open(resource, ids)
+        except (CdiError, OSError) as error:
+            raise Refused(str(error)) from error
+
+    async def prepare(self, resource: str, ids: frozenset[str]) -> None:
+        """Raises Refused."""
+        owner = await self._owner(resource, ids)
+        pod = await self._pod_of(owner)
+        try:
+            await self._settle(pod, owner.container, resource, ids)
+        except Refused as error:
+            self.refused += 1
+            log.warning("a container is refused", extra={"data": {"pod": _key(pod), "why": str(error)}})
+            self._events.emit(_reference(pod), REFUSED, str(error), action="StartContainer")
+            raise
+        self.prepared += 1
+
+    async def _settle(self, pod: PodObject, container: str, resource: str, ids: frozenset[str]) -> None:
+        claim, grant = self.granted(pod)
+        if self._full(pod, claim, grant):
+            await self._pods.refresh()  # somebody may have left whose end we have not heard of
+            self._tenants.sweep()
+        # No await from here on.
+        crowd = self._full(pod, claim, grant)
+        if crowd is not None:
+            raise Refused(f"{crowd}; were these Pods placed by two schedulers? `aliquot doctor` looks")
+        tenancy = self._tenancy(pod, claim, grant)
+        place = self._place(tenancy, claim, grant, container)
+        try:
+            self._tenants.admit(tenancy)
+            self._doorway.lead(resource, ids, place, pod)
+        except (StoreError, CdiError, CannotHostError, DriverFileError, OSError) as error:
+            raise Refused(f"the node's agent cannot prepare it: {error}") from error
+        log.info(
+            "a container is led to its cards",
+            extra={"data": {"pod": _key(pod), "container": container, "cards": [each.uuid for each in tenancy.shares]}},
+        )
+        self._assigned(pod, claim)
+
+    # --- whose it is ---------------------------------------------------------------------------------------------
+
+    async def _owner(self, resource: str, ids: frozenset[str]) -> _Owner:
+        try:
+            holders = await self._kubelet.holders()
+        except KubeletError as error:
+            raise Refused(f"the kubelet does not tell whose devices these are: {error}") from error
+        entries = [each for each in self._kubelet.checkpoint() or () if each.resource == resource and each.ids & ids]
+        uid = next(iter({each.pod_uid for each in entries}), None) if _one_pod(entries) else None
+        held = [each for each in holders if each.devices.get(resource, frozenset()) & ids]
+        same = [each for each in held if each.devices[resource] == ids] or held
+        if same:
+            return _Owner(same[0].namespace, same[0].name, self._container(same, entries, ids), uid)
+        # An init container whose size is no other's is not listed, but is in the kubelet's own file.
+        pod = self._pods.by_uid(uid) if uid is not None else None
+        if pod is None:
+            raise Refused(
+                f"the kubelet does not tell whose these {len(ids)} devices of {resource} are; it will ask again"
+            )
+        return _Owner(pod.metadata.namespace, pod.metadata.name, self._container([], entries, ids), uid)
+
+    @staticmethod
+    def _container(held: Sequence[Holder], entries: Iterable[Entry], ids: frozenset[str]) -> str:
+        """An init container that has the same devices as an application's gets what that one gets: it runs before it,
+        and the devices are one Pod's."""
+        exact = [each.container for each in entries if each.ids == ids]
+        listed = [each.container for each in held]
+        return next((each for each in listed if each in exact), (exact or listed or [""])[0])
+
+    async def _pod_of(self, owner: _Owner) -> PodObject:
+        """The Pod, as the watch told it where that is certainly this one, else asked for."""
+        known = self._pods.named(owner.namespace, owner.name)
+        if known is not None and owner.uid == known.metadata.uid:
+            return known
+        try:
+            found = await self._pods.fetch(owner.namespace, owner.name)
+        except ApiError as error:
+            raise Refused(
+                f"Pod {owner.namespace}/{owner.name} is not known to the API server: {error.message}"
+            ) from error
+        except Unreachable as error:
+            raise Refused(f"the API server cannot be asked for Pod {owner.namespace}/{owner.name}: {error}") from error
+        if owner.uid is not None and found.metadata.uid != owner.uid:
+            raise Refused(f"Pod {owner.namespace}/{owner.name} was made anew: this container is of the former one")
+        return found
+
+    # --- what it was given ---------------------------------------------------------------------------------------
+
+    def granted(self, pod: PodObject) -> tuple[Claim, Grant]:
+        """What the Pod asked for and got, on cards that are here and well. Raises Refused."""
+        claim, grant = self.read(pod)
+        known = {card.uuid: card for card in self._node().cards}
+        for share in shares_of(grant, self._uuids()):
+            if share.uuid not in known:
+                raise Refused(f"it was given card {share.uuid or share.card}, which this node does not have")
+            why = self._sick(share.uuid)
+            if why is not None:
+                raise Refused(why)
+        return claim, grant
+
+    def read(self, pod: PodObject) -> tuple[Claim, Grant]:
+        """What the Pod asked for and got, wherever that is. Raises Refused."""
+        why = "it asks for no card"
+        for reader in self._readers:
+            claim = reader.read(pod).claim
+            if isinstance(claim, Claim):
+                found = dialects.parse_grant(pod, claim, self._node())
+                if isinstance(found, Grant):
+                    return claim, found
+                why = _not_granted(pod) if found is None else found[0].sentence()
+            elif claim is not None and why == "it asks for no card":
+                why = claim[0].sentence()
+        raise Refused(why)
+
+    def tenancy_of(self, pod: PodObject) -> PodTenancy:
+        """The Pod as a tenant. Raises Refused."""
+        return self._tenancy(pod, *self.read(pod))
+
+    def _tenancy(self, pod: PodObject, claim: Claim, grant: Grant) -> PodTenancy:
+        return PodTenancy(
+            uid=pod.metadata.uid,
+            namespace=pod.metadata.namespace,
+            name=pod.metadata.name,
+            app_class=claim.app_class,
+            shares=shares_of(grant, self._uuids()),
+            created=self._clock(),
+        )
+
+    def _uuids(self) -> dict[int, str]:
+        return {card.index: card.uuid for card in self._node().cards}
+
+    def _full(self, pod: PodObject, claim: Claim, grant: Grant) -> str | None:
+        cards: dict[str, Card] = {card.uuid: card for card in self._node().cards}
+        others = [
+            share
+            for tenancy in self._tenants.tenancies.values()
+            if tenancy.uid != pod.metadata.uid
+            for share in tenancy.shares
+        ]
+        return crowded(cards, others, shares_of(grant, self._uuids()))
+
+    def _place(self, tenancy: PodTenancy, claim: Claim, grant: Grant, container: str) -> Place:
+        """A container that has no name, or one that asked for nothing, is an init container of a form we do not know:
+        it gets what the first one gets."""
+        granted = next((each for each in grant.containers if each.name == container), grant.containers[0])
+        numbers = self._uuids()
+        cards = tuple(share.uuid or numbers.get(share.card, "") for share in granted.shares)
+        return Place(
+            tenancy, container, cards, dialects.render_env(claim, grant, self._node(), granted.name, self._rules)
+        )
+
+
+def _one_pod(entries: Sequence[Entry]) -> bool:
+    return len({each.pod_uid for each in entries}) == 1
+
+
+def _not_granted(pod: PodObject) -> str:
+    by = pod.spec.scheduler_name or "the scheduler"
+    return (
+        f"no card was given to it: {by} put it here without asking aliquot. Have that scheduler ask "
+        "(`aliquot manifests scheduler-config`, `aliquot doctor`) or name one that does in spec.schedulerName, "
+        "and make the Pod anew"
+    )
+
+
+def _key(pod: PodObject) -> str:
+    return f"{pod.metadata.namespace}/{pod.metadata.name}"
+
+
+def _reference(pod: PodObject) -> ObjectRef:
+    return ObjectRef("Pod", pod.metadata.name, pod.metadata.namespace, pod.metadata.uid)

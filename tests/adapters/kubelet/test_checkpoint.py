@@ -1,0 +1,92 @@
+"""The kubelet's checkpoint: what it says of devices, or nothing at all; never an error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aliquot.adapters.kubelet.checkpoint import Entry, read_checkpoint
+
+CORE = "tke.cloud.tencent.com/qgpu-core"
+ENTRY = {
+    "PodUID": "5c1f0d2e-0000-4000-8000-000000000001",
+    "ContainerName": "init",
+    "ResourceName": CORE,
+    "DeviceIDs": {"-1": ["GPU-1-_-4", "GPU-1-_-7"]},
+    "AllocResp": "Ogw=",
+}
+
+
+def written(folder: Path, entries: Any, **more: Any) -> Path:
+    """As kubelet 1.36 writes it."""
+    path = folder / "kubelet_internal_checkpoint"
+    data = {"PodDeviceEntries": entries, "RegisteredDevices": {CORE: ["GPU-1-_-4"]}}
+    path.write_text(json.dumps({"Data": data, "Checksum": 1234567890, **more}))
+    return path
+
+
+def test_it_tells_pod_container_resource_and_devices(tmp_path: Path) -> None:
+    told = read_checkpoint(written(tmp_path, [ENTRY]))
+    assert told == (Entry(ENTRY["PodUID"], "init", CORE, frozenset({"GPU-1-_-4", "GPU-1-_-7"})),)  # type: ignore[arg-type]  # the entry is of many types
+
+
+def test_devices_of_several_numa_nodes_are_taken_together(tmp_path: Path) -> None:
+    (entry,) = read_checkpoint(written(tmp_path, [{**ENTRY, "DeviceIDs": {"0": ["a"], "1": ["b", "c"]}}])) or ()
+    assert entry.ids == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("none", [None, []])
+def test_before_the_first_pod_there_is_nobody(tmp_path: Path, none: object) -> None:
+    assert read_checkpoint(written(tmp_path, none)) == ()
+
+
+def test_a_field_that_a_later_kubelet_adds_is_passed_over(tmp_path: Path) -> None:
+    assert read_checkpoint(written(tmp_path, [{**ENTRY, "New": [1]}], Version="v3")) is not None
+
+
+def test_no_file_is_nothing(tmp_path: Path) -> None:
+    assert read_checkpoint(tmp_path / "kubelet_internal_checkpoint") is None
+    assert read_checkpoint(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"a": ENTRY},
+        [{**ENTRY, "DeviceIDs": ["GPU-1-_-4"]}],
+        [{**ENTRY, "DeviceIDs": {"-1": "GPU-1-_-4"}}],
+        [{**ENTRY, "PodUID": 7}],
+        [{key: value for key, value in ENTRY.items() if key != "ContainerName"}],
+    ],
+    ids=["a mapping of entries", "devices of kubelet 1.19", "one device", "a number for a Pod", "no container"],
+)
+def test_a_form_we_do_not_know_is_nothing_not_a_part_of_it(tmp_path: Path, entries: object) -> None:
+    assert read_checkpoint(written(tmp_path, entries)) is None
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.binary()
+    | st.recursive(
+        st.none() | st.integers() | st.text(),
+        lambda inner: (
+            st.lists(inner) | st.dictionaries(st.sampled_from(["Data", "PodDeviceEntries", *ENTRY]) | st.text(), inner)
+        ),
+    ).map(lambda value: json.dumps(value).encode())
+)
+def test_nothing_that_may_stand_there_raises(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "checkpoint"
+    path.write_bytes(content)
+    told = read_checkpoint(path)
+    assert told is None or all(isinstance(each, Entry) for each in told)
+
+
+def test_brackets_without_end_are_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    path.write_bytes(b'{"Data":' + b"[" * 200_000)
+    assert read_checkpoint(path) is None

@@ -1,0 +1,70 @@
+"""The product on real nodes: two kubelets and two containerds on a control plane of their own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from testbed.build import CONTROL_PLANE, NODE, CannotBuildError, binaries
+from testbed.images import Registry
+from testbed.nodes import RealNode, remove_pods
+from testbed.plane import ControlPlane
+
+NAMES = ("n1", "n2")
+
+
+@pytest.fixture(scope="session")
+def registry() -> Iterator[Registry]:
+    """Any image that is pulled from it is the probe."""
+    if os.geteuid():
+        pytest.fail("real nodes need root: run as root, or leave them out with --ignore=tests/e2e/node", pytrace=False)
+    try:
+        binaries((*CONTROL_PLANE, *NODE))
+        serving = Registry()
+    except CannotBuildError as error:
+        pytest.exit(f"no real nodes to test on: {error}", returncode=1)
+    yield serving
+    serving.close()
+
+
+@pytest.fixture(scope="session")
+def nodes_plane(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """Not the one of the other tests, which remove every Node they find."""
+    with ControlPlane(tmp_path_factory.mktemp("nodes-plane")) as control_plane:
+        yield control_plane
+
+
+@pytest.fixture(scope="session")
+def both(
+    nodes_plane: ControlPlane, registry: Registry, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[RealNode, ...]]:
+    """Two nodes for all tests. Their logs stay in pytest's folder for the run."""
+    found = tuple(RealNode(nodes_plane, name, tmp_path_factory.mktemp(name), registry) for name in NAMES)
+    try:
+        for node in found:
+            node.begin()
+        for node in found:
+            node.wait_ready()
+        yield found
+    finally:
+        for node in found:
+            node.stop()
+
+
+@pytest.fixture
+def nodes(both: tuple[RealNode, ...], nodes_plane: ControlPlane) -> Iterator[Sequence[RealNode]]:
+    """The two nodes, ready and without Pods before the test, as every test leaves them."""
+    for node in both:
+        node.heal()  # a test that failed may have stopped something
+    yield both
+    for node in both:
+        node.heal()
+    remove_pods(nodes_plane, both)
+
+
+@pytest.fixture
+def node(nodes: Sequence[RealNode]) -> RealNode:
+    """The first of them, for a test that needs one."""
+    return nodes[0]

@@ -1,0 +1,119 @@
+"""What takes a card out, and what brings it back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.model.health import OF_THE_APPLICATION, PROBATION, Health, answered, describe_xid, hit, missed
+
+WELL = Health()
+FELL_OFF = hit(WELL, 79)
+
+
+def answers(health: Health, times: int) -> Health:
+    for _ in range(times):
+        health = answered(health)
+    return health
+
+
+@pytest.mark.parametrize("xid", sorted(OF_THE_APPLICATION))
+def test_an_xid_of_the_application_takes_no_card_out(xid: int) -> None:
+    assert hit(WELL, xid) == WELL
+    assert hit(FELL_OFF, xid) == FELL_OFF, "nor does it say anything of one that is out"
+
+
+def test_those_are_the_ones_that_nvidias_device_plugin_ignores() -> None:
+    assert {13, 31, 43, 45, 68, 109} == OF_THE_APPLICATION
+
+
+@pytest.mark.parametrize("xid", [48, 62, 64, 74, 79, 94, 95, 119, 120, 999])
+def test_any_other_xid_takes_it_out_at_once_even_one_that_we_never_heard_of(xid: int) -> None:
+    assert hit(WELL, xid).is_out
+    assert str(xid) in (hit(WELL, xid).why or "")
+
+
+def test_the_nodes_owner_may_have_more_ignored() -> None:
+    assert not hit(WELL, 94, ignored={94}).is_out
+
+
+def test_the_reason_is_in_words_where_we_have_some() -> None:
+    assert FELL_OFF.why == "Xid 79, it fell off the bus"
+    assert describe_xid(999) == "Xid 999"
+
+
+def test_the_first_xid_is_the_cause() -> None:
+    assert hit(hit(WELL, 79), 45).why == FELL_OFF.why
+    assert hit(hit(WELL, 79), 119).why == FELL_OFF.why
+
+
+def test_answers_alone_do_not_bring_back_what_an_xid_took_out() -> None:
+    """It may answer and compute wrong results."""
+    assert answers(hit(WELL, 48), 1000).is_out
+
+
+def test_one_miss_between_is_no_reset() -> None:
+    assert answers(missed(hit(WELL, 48), "busy"), 1000).is_out
+
+
+def test_a_reset_brings_it_back_after_three_answers() -> None:
+    """It was gone after the Xid, and it answers: somebody reset it."""
+    back = missed(FELL_OFF, "GPU is lost", lost=True)
+    assert answers(back, PROBATION - 1).is_out
+    assert not answers(back, PROBATION).is_out
+
+
+def test_so_does_one_that_was_only_silent_for_a_while() -> None:
+    assert not answers(missed(missed(FELL_OFF, "x"), "x"), PROBATION).is_out
+
+
+def test_an_xid_after_the_reset_takes_it_out_anew() -> None:
+    back = answers(missed(FELL_OFF, "GPU is lost", lost=True), 1)
+    assert answers(hit(back, 79), 1000).is_out
+    assert answers(hit(answers(back, PROBATION), 48), 1000).why == describe_xid(48)
+
+
+def test_an_xid_that_is_told_late_is_still_the_cause() -> None:
+    """The look was faster than the event."""
+    late = hit(missed(WELL, "GPU is lost", lost=True), 79)
+    assert late.why == FELL_OFF.why
+    assert not answers(missed(late, "GPU is lost", lost=True), PROBATION).is_out
+
+
+def test_one_miss_is_forgiven_and_two_are_not() -> None:
+    once = missed(WELL, "timeout")
+    assert not once.is_out
+    assert not missed(answered(once), "timeout").is_out
+    assert missed(once, "timeout").why == "timeout"
+
+
+def test_a_card_that_the_driver_lost_is_out_at_once() -> None:
+    assert missed(WELL, "GPU is lost", lost=True).why == "GPU is lost"
+
+
+def test_a_silent_card_is_back_after_three_answers_running() -> None:
+    out = missed(WELL, "GPU is lost", lost=True)
+    assert answers(out, PROBATION - 1).is_out
+    assert not answers(out, PROBATION).is_out
+    flapping = missed(answers(out, PROBATION - 1), "timeout")
+    assert answers(flapping, PROBATION - 1).is_out, "it has to begin anew"
+
+
+_events = st.lists(
+    st.one_of(
+        st.just(answered),
+        st.just(lambda health: missed(health, "timeout")),
+        st.just(lambda health: missed(health, "lost", lost=True)),
+        st.sampled_from([13, 48, 79]).map(lambda xid: lambda health: hit(health, xid)),
+    )
+)
+
+
+@given(_events)
+def test_whatever_happens_a_reset_and_three_answers_bring_it_back(events: list) -> None:  # type: ignore[type-arg]
+    health = WELL
+    for event in events:
+        before, health = health, event(health)
+        assert before.is_out or not health.is_out or health.answers == 0, "an answer takes no card out"
+    assert not answers(missed(health, "lost", lost=True), PROBATION).is_out

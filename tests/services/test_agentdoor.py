@@ -1,0 +1,107 @@
+"""The control socket of a node's agent, asked as the commands ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aliquot.adapters import control
+from aliquot.adapters.control import AnswerError, NoDaemonError
+from aliquot.adapters.home import Home
+from aliquot.services.agentdoor import AgentDoor
+from services.agents import PaperAgent
+
+Ask = Callable[..., dict[str, Any]]
+
+
+class _Running:
+    """The door in a thread with a loop of its own: who asks is a program that waits."""
+
+    def __init__(self, path: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._door = AgentDoor(PaperAgent(), path)
+        self._thread = threading.Thread(target=self._serve)
+        self._stands = threading.Event()
+
+    def _serve(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._run())
+
+    async def _run(self) -> None:
+        self.task = asyncio.create_task(self._door.run())
+        await asyncio.sleep(0)  # it listens before it first waits
+        await asyncio.sleep(0)
+        self._stands.set()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    def __enter__(self) -> _Running:
+        self._thread.start()
+        assert self._stands.wait(5)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self.task.cancel)
+        self._thread.join(5)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(str(tmp_path), str(tmp_path))
+
+
+@pytest.fixture
+def ask(home: Home) -> Iterator[Ask]:
+    with _Running(home.control):
+        yield lambda **request: control.ask([home], request)
+
+
+def test_it_says_which_node_it_is_the_agent_of(ask: Ask) -> None:
+    assert ask(op="hello")["node"] == "n1"
+
+
+def test_its_status_is_the_agents(ask: Ask) -> None:
+    assert [tenant["name"] for tenant in ask(op="status")["tenants"]] == ["ml/train-0", "web/serve"]
+
+
+def test_the_policy_may_be_seen_here_but_is_changed_by_the_nodes_label(ask: Ask) -> None:
+    assert ask(op="policy")["policy"] == "best-effort"
+    with pytest.raises(AnswerError, match="kubectl label node n1 --overwrite tke") as refused:
+        ask(op="policy", policy="fixed-share")
+    assert refused.value.kind == "denied"
+
+
+@pytest.mark.parametrize(
+    ("operation", "instead"),
+    [("run", "make a Pod"), ("stop", "kubectl delete pod"), ("logs", "kubectl logs"), ("down", "DaemonSet")],
+)
+def test_what_is_done_by_kubernetes_is_refused_with_where_to_turn(ask: Ask, operation: str, instead: str) -> None:
+    with pytest.raises(AnswerError, match="cards of this machine are Kubernetes's") as refused:
+        ask(op=operation, command=["true"])
+    assert instead in str(refused.value)
+
+
+def test_an_operation_that_nobody_knows_is_answered_with_those_there_are(ask: Ask) -> None:
+    with pytest.raises(AnswerError, match="there are hello, status, policy, processes"):
+        ask(op="dance")
+
+
+def test_it_counts_the_processes_of_each_pod_that_it_sees(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aliquot.services.agentdoor.pods_seen", lambda: {"u1": 3})
+    assert ask(op="processes") == {"pods": {"u1": 3}}
+
+
+def test_any_user_may_ask(ask: Ask, home: Home) -> None:
+    assert Path(home.control).stat().st_mode & 0o777 == 0o666
+
+
+def test_nothing_is_left_where_it_stood(home: Home) -> None:
+    with _Running(home.control):
+        pass
+    assert not Path(home.control).exists()
+    with pytest.raises(NoDaemonError):
+        control.ask([home], {"op": "hello"})

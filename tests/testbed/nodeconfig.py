@@ -1,0 +1,115 @@
+"""What the programs of a real node are told: containerd, its network plugin, kubelet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from testbed.images import SANDBOX
+
+CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+
+# No network is made: Kubernetes wants an address, and gets one out of the sandbox's name that nobody else has.
+_PLUGIN = """#!/bin/sh
+case "$CNI_COMMAND" in
+ADD)
+    id=$CNI_CONTAINERID
+    a=$(printf %d "0x$(printf %.2s "$id")") id=${id#??}
+    b=$(printf %d "0x$(printf %.2s "$id")") id=${id#??}
+    c=$(printf %d "0x$(printf %.2s "$id")")
+    echo '{"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "'"$CNI_NETNS"'"}],' \\
+         '"ips": [{"interface": 0, "address": "10.'"$a.$b.$c"'/32"}]}' ;;
+VERSION) echo '{"cniVersion": "1.0.0", "supportedVersions": ["1.0.0"]}' ;;
+esac
+"""
+
+
+def write_cni(config: Path, programs: Path) -> None:
+    for folder in (config, programs):
+        folder.mkdir(parents=True, exist_ok=True)
+    plugins = [{"type": "nowhere"}]
+    (config / "10-nowhere.conflist").write_text(
+        json.dumps({"cniVersion": "1.0.0", "name": "nowhere", "plugins": plugins})
+    )
+    (programs / "nowhere").write_text(_PLUGIN)
+    (programs / "nowhere").chmod(0o755)
+
+
+def mirror(url: str) -> str:
+    """Whatever registry an image names: this one is asked."""
+    return f'server = "{url}"\n[host."{url}"]\ncapabilities = ["pull", "resolve"]\n'
+
+
+def containerd(*, runtime: Path, registries: Path, cdi: bool) -> str:
+    return f"""version = 3
+root = "/var/lib/containerd"
+state = "/run/containerd"
+
+[grpc]
+address = "{CONTAINERD_SOCKET}"
+
+[plugins."io.containerd.internal.v1.opt"]
+path = "/var/lib/containerd/opt"  # by default in /opt, which is the machine's
+
+[plugins."io.containerd.cri.v1.runtime"]
+enable_cdi = {str(cdi).lower()}
+cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
+restrict_oom_score_adj = true  # a machine without CAP_SYS_RESOURCE
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+BinaryName = "{runtime}"  # finds runc on the PATH
+SystemdCgroup = false
+
+[plugins."io.containerd.cri.v1.runtime".cni]
+bin_dirs = ["/run/cni"]
+conf_dir = "/etc/cni/net.d"
+use_internal_loopback = true
+
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = "{SANDBOX}"
+
+[plugins."io.containerd.cri.v1.images".registry]
+config_path = "{registries}"
+"""
+
+
+def kubelet(address: str, cgroup: str) -> dict[str, Any]:
+    """Quick to notice things, and not concerned with how full or busy this machine is."""
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "address": address,
+        "port": 10250,
+        "readOnlyPort": 0,
+        "healthzPort": 0,
+        # The API server has no certificate to show; the address is on lo, for this machine alone.
+        "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+        "authorization": {"mode": "AlwaysAllow"},
+        "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": f"/{cgroup}",
+        "enforceNodeAllocatable": [],
+        "failCgroupV1": False,
+        "failSwapOn": False,
+        "oomScoreAdj": 0,
+        "localStorageCapacityIsolation": False,  # its folders are in memory
+        "volumePluginDir": "/var/lib/kubelet/volume-plugins",  # by default in /usr/libexec, which is the machine's
+        "makeIPTablesUtilChains": False,
+        "resolvConf": "",
+        "maxPods": 250,
+        "syncFrequency": "1s",
+        "nodeStatusUpdateFrequency": "1s",
+        "nodeStatusReportFrequency": "10s",
+        "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
+        "registryPullQPS": 0,
+        "serializeImagePulls": False,
+        "eventRecordQPS": 0,
+        "kubeAPIQPS": 200,
+        "kubeAPIBurst": 400,
+        "imageGCHighThresholdPercent": 100,
+        "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
+    }
