@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install native protos run test e2e check format bench bench-gpu bench-scheduler clean
+.PHONY: help install native protos run test e2e check format bench bench-gpu bench-scheduler bench-node clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,7 +34,7 @@ run: $(STAMP) ## the main job: pack a generated cluster with every policy, and d
 test: native ## everything that needs no cluster and no GPU
 	$(BIN)/python -m pytest -n auto
 
-e2e: $(STAMP) ## the scheduler on a real Kubernetes on loopback; the first time builds it with Go, some seven minutes
+e2e: native ## all of it on a real Kubernetes with real nodes on loopback, as root; the first time builds it with Go, some nine minutes
 	@$(BIN)/python tests/testbed/build.py
 	$(BIN)/python -m pytest tests/e2e
 
@@ -68,6 +68,10 @@ bench-scheduler: $(STAMP) ## the scheduler at 1,000 and 5,000 nodes on a real Ku
 	@mkdir -p out
 	@$(BIN)/python tests/testbed/build.py
 	$(BIN)/python bench/scheduler/run.py --out out/scheduler.json $(PEERS)
+
+bench-node: native ## what the agent adds to a container's start, its memory and CPU, on a real kubelet; as root, some four minutes
+	@$(BIN)/python tests/testbed/build.py
+	$(BIN)/python bench/node.py
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) out src/aliquot/lib .pytest_cache .mypy_cache .ruff_cache .hypothesis

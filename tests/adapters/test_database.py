@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.adapters import database as module
-from aliquot.adapters.database import Database, StoreError
+from aliquot.adapters.database import Database, StoreError, examine
 
 ONE = "CREATE TABLE things (name TEXT PRIMARY KEY);"
 TWO = "ALTER TABLE things ADD COLUMN size INTEGER;"
@@ -119,3 +119,26 @@ def test_a_file_that_was_let_go_of_is_not_there_though_another_may_have_its_inod
     first.close()
     assert second.there()
     assert not first.there()
+
+
+# --- looked at by another --------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_whole_can_be_looked_at_while_it_is_in_use_and_afterwards(tmp_path: Path) -> None:
+    database = a_database(tmp_path)
+    put(database, "one")
+    assert examine(database.path, application=7) is None
+    database.close()
+    assert examine(database.path, application=7) is None
+    assert [each.name for each in tmp_path.iterdir()] == ["a.db"], "looking leaves nothing behind"
+
+
+def test_what_is_wrong_with_a_file_is_told_and_nothing_is_mended(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    assert examine(str(path), application=7) == "is not there"
+    path.write_bytes(b"not a database at all" * 60)
+    assert examine(str(path), application=7) == "is damaged: file is not a database"
+    assert path.read_bytes().startswith(b"not a database")
+    path.unlink()
+    a_database(tmp_path).close()
+    assert examine(str(path), application=8) == "is the state of another program"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.adapters.shims import Installed, ShimError, install, sweep
+from aliquot.adapters.shims import Installed, ShimError, examine, install, sweep
 
 X86_64, AARCH64 = 62, 183
 
@@ -192,3 +192,23 @@ def test_a_sweep_removes_drafts_only_when_they_are_old(source: Path, state: Path
 
 def test_there_is_nothing_to_sweep_before_anything_was_installed(state: Path) -> None:
     assert sweep(state, set()) == []
+
+
+# --- looked at by another --------------------------------------------------------------------------------------------
+
+
+def test_a_version_that_was_installed_has_nothing_wrong_with_it(source: Path, tmp_path: Path) -> None:
+    install(source, tmp_path, "1", more=("simgpu/libsimrm.so",), machine="x86_64")
+    assert examine(tmp_path, machine="x86_64") is None
+
+
+def test_what_is_missing_or_of_another_machine_is_told(source: Path, tmp_path: Path) -> None:
+    assert "shim/current: No such file" in str(examine(tmp_path, machine="x86_64"))
+    installed = install(source, tmp_path, "1", more=("simgpu/libsimrm.so",), machine="x86_64")
+    assert "is for x86_64, and this host is aarch64" in str(examine(tmp_path, machine="aarch64"))
+    (installed.folder / "libsimrm.so").unlink()
+    assert "names /usr/local/lib/aliquot/libsimrm.so, which is not beside it" in str(
+        examine(tmp_path, machine="x86_64")
+    )
+    installed.library.unlink()
+    assert str(examine(tmp_path, machine="x86_64")).endswith("libaliquot.so is not there")

@@ -154,9 +154,9 @@ def test_of_a_sick_card_that_nobody_is_on_its_own_tokens_are_unhealthy() -> None
     assert healthy(tokens(FOUR_EACH, (SICK, B), {})) == ["B-_-0", "B-_-1", "B-_-2", "B-_-3"]
 
 
-def test_the_tokens_of_a_pod_on_the_sick_card_are_unhealthy_whatever_card_they_are_named_after() -> None:
+def test_the_tokens_of_a_pod_on_the_sick_card_stay_and_the_rest_of_the_card_is_taken_out_elsewhere() -> None:
     held = {"B-_-0": frozenset({"A"}), "B-_-1": frozenset({"A"})}
-    assert healthy(tokens(FOUR_EACH, (SICK, B), held)) == ["A-_-2", "A-_-3", "B-_-2", "B-_-3"]
+    assert healthy(tokens(FOUR_EACH, (SICK, B), held)) == ["A-_-2", "A-_-3", "B-_-0", "B-_-1", "B-_-2", "B-_-3"]
 
 
 def test_the_tokens_of_a_pod_on_a_sound_card_stay_healthy_whatever_card_they_are_named_after() -> None:
@@ -171,7 +171,8 @@ def test_a_card_that_is_not_told_of_any_more_is_as_a_sick_one() -> None:
 def test_a_pod_on_two_cards_holds_half_of_its_tokens_on_each() -> None:
     both = frozenset({"A", "B"})
     found = tokens(FOUR_EACH, (SICK, B), {f"A-_-{j}": both for j in range(4)})
-    assert healthy(found) == ["B-_-2", "B-_-3"]  # two of its four are on the sick card; the other two are free no more
+    free = [name for name in healthy(found) if name.startswith("B")]
+    assert free == ["B-_-2", "B-_-3"]  # two of its four are on the sick card, which has two more; two are on the other
 
 
 def test_a_node_that_is_not_sound_as_a_whole_is_not_offered_as_a_whole() -> None:
@@ -208,21 +209,22 @@ def loads(draw: st.DrawFn) -> tuple[Advert, list[Card], dict[str, frozenset[str]
 
 
 @given(loads())
-def test_the_kubelet_has_as_many_free_tokens_as_the_sound_cards_have_room(
+def test_the_kubelet_and_kube_scheduler_have_as_many_left_as_the_sound_cards_have_room(
     load: tuple[Advert, list[Card], dict[str, frozenset[str]], dict[str, int]],
 ) -> None:
     advert, cards, held, used = load
     found = tokens(advert, cards, held)
+    room = sum(advert.amounts[card.uuid] - used[card.uuid] for card in cards if card.healthy)
     free = [token for token in found if token.healthy and token.id not in held]
-    assert len(free) == sum(advert.amounts[card.uuid] - used[card.uuid] for card in cards if card.healthy)
+    assert len(free) == room
+    assert len(healthy(found)) - len(held) == room  # kube-scheduler: allocatable less all that is requested
 
 
 @given(loads())
-def test_tokens_neither_come_nor_go_with_health_and_pods_on_sound_cards_keep_theirs(
+def test_tokens_neither_come_nor_go_with_health_and_pods_keep_theirs(
     load: tuple[Advert, list[Card], dict[str, frozenset[str]], dict[str, int]],
 ) -> None:
     advert, cards, held, _ = load
     found = tokens(advert, cards, held)
     assert len({token.id for token in found}) == sum(advert.amounts.values())
-    sound = {card.uuid for card in cards if card.healthy}
-    assert all(token.healthy == (held[token.id] <= sound) for token in found if token.id in held)
+    assert all(token.healthy for token in found if token.id in held)

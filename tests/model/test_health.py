@@ -10,6 +10,7 @@ from aliquot.model.health import OF_THE_APPLICATION, PROBATION, Health, answered
 
 WELL = Health()
 FELL_OFF = hit(WELL, 79)
+BAD_MEMORY = hit(WELL, 48)
 
 
 def answers(health: Health, times: int) -> Health:
@@ -50,35 +51,41 @@ def test_the_first_xid_is_the_cause() -> None:
 
 def test_answers_alone_do_not_bring_back_what_an_xid_took_out() -> None:
     """It may answer and compute wrong results."""
-    assert answers(hit(WELL, 48), 1000).is_out
+    assert answers(BAD_MEMORY, 1000).is_out
 
 
 def test_one_miss_between_is_no_reset() -> None:
-    assert answers(missed(hit(WELL, 48), "busy"), 1000).is_out
+    assert answers(missed(BAD_MEMORY, "busy"), 1000).is_out
 
 
 def test_a_reset_brings_it_back_after_three_answers() -> None:
     """It was gone after the Xid, and it answers: somebody reset it."""
-    back = missed(FELL_OFF, "GPU is lost", lost=True)
+    back = missed(BAD_MEMORY, "GPU is lost", lost=True)
     assert answers(back, PROBATION - 1).is_out
     assert not answers(back, PROBATION).is_out
 
 
 def test_so_does_one_that_was_only_silent_for_a_while() -> None:
-    assert not answers(missed(missed(FELL_OFF, "x"), "x"), PROBATION).is_out
+    assert not answers(missed(missed(BAD_MEMORY, "x"), "x"), PROBATION).is_out
+
+
+def test_one_that_fell_off_the_bus_and_answers_was_reset_whether_or_not_its_silence_was_seen() -> None:
+    assert answers(FELL_OFF, PROBATION - 1).is_out
+    assert not answers(FELL_OFF, PROBATION).is_out
 
 
 def test_an_xid_after_the_reset_takes_it_out_anew() -> None:
-    back = answers(missed(FELL_OFF, "GPU is lost", lost=True), 1)
-    assert answers(hit(back, 79), 1000).is_out
+    back = answers(missed(BAD_MEMORY, "GPU is lost", lost=True), 1)
+    assert answers(hit(back, 48), 1000).is_out
     assert answers(hit(answers(back, PROBATION), 48), 1000).why == describe_xid(48)
 
 
 def test_an_xid_that_is_told_late_is_still_the_cause() -> None:
     """The look was faster than the event."""
-    late = hit(missed(WELL, "GPU is lost", lost=True), 79)
-    assert late.why == FELL_OFF.why
-    assert not answers(missed(late, "GPU is lost", lost=True), PROBATION).is_out
+    late = hit(missed(WELL, "GPU is lost", lost=True), 119)
+    assert late.why == describe_xid(119)
+    assert answers(late, PROBATION - 1).is_out
+    assert not answers(late, PROBATION).is_out
 
 
 def test_one_miss_is_forgiven_and_two_are_not() -> None:

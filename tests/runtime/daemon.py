@@ -1,6 +1,7 @@
 """The arbiter's daemon in a process of its own, over simulated cards: `python -m runtime.daemon` under libsimrm.
 
-It does what it is told on standard input, one JSON object a line, and ends with it; each is answered in a line."""
+It does what it is told on standard input, one JSON object a line, and ends with it; each is answered in a line. With
+`--pods` tenants are Pods: a process is of the one that it, or an ancestor of it, was said to be in (`belongs`)."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from aliquot.adapters import processes
 from aliquot.adapters.nvml import Nvml
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
@@ -26,7 +28,9 @@ class Server:
         nvml = Nvml()
         cards = nvml.cards()
         self.uuid = cards[0].uuid
-        self.arbiter = Arbiterd(cards, rules=SharingRules(), nvml=nvml, simulated=True)
+        self.pods: dict[int, str] | None = {} if "--pods" in sys.argv else None
+        whose = None if self.pods is None else self._whose
+        self.arbiter = Arbiterd(cards, rules=SharingRules(), nvml=nvml, simulated=True, whose=whose)
         self.arbiter.start()
 
     def configure(self, policy: str, release_delay: float) -> None:
@@ -34,10 +38,22 @@ class Server:
 
     def add(self, name: str, folder: str, app_class: str, core: int | None, memory: int) -> None:
         allotment = Allotment(self.uuid, memory, None if core is None else 10 * core)
-        self.arbiter.add(Tenant(name, name, AppClass(app_class), (allotment,), os.getuid()), Path(folder))
+        uid = os.getuid() if self.pods is None else None
+        self.arbiter.add(Tenant(name, name, AppClass(app_class), (allotment,), uid), Path(folder))
+
+    def belongs(self, pid: int, name: str) -> None:
+        assert self.pods is not None
+        self.pods[pid] = name
+
+    def _whose(self, pid: int) -> str | None:
+        pods = self.pods or {}
+        return next((pods[each] for each in processes.ancestors(pid) if each in pods), None)
 
     def remove(self, name: str) -> None:
         self.arbiter.remove(name)
+
+    def findings(self) -> list[dict[str, Any]]:
+        return [dataclasses.asdict(each) for each in self.arbiter.findings()]
 
     def standings(self) -> list[dict[str, Any]]:
         return [dataclasses.asdict(each) for each in self.arbiter.standings()]

@@ -49,7 +49,8 @@ class Load:
 class Node:
     """A card of 24 GiB, the daemon, and who is on the card."""
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, pods: bool = False) -> None:
+        self._daemon_options = ["--pods"] if pods else []
         self.folder = Path(tempfile.mkdtemp(prefix="alqrt"))  # short: the path of a socket has 107 bytes
         self.player = Player("--memory", str(24 * 1024), *options)
         self.rules: dict[str, Any] = {}
@@ -62,7 +63,7 @@ class Node:
     # --- the daemon --------------------------------------------------------------------------------------------
 
     def _start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "runtime.daemon"]
+        command = [sys.executable, "-m", "runtime.daemon", *self._daemon_options]
         pipe, environment = subprocess.PIPE, self.player.environment()
         daemon = subprocess.Popen(command, env=environment, cwd=ROOT / "tests", text=True, stdin=pipe, stdout=pipe)
         assert daemon.stdout is not None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from aliquot.dialects.advertising import Token
 from aliquot.model.claim import AppClass
@@ -12,6 +14,7 @@ from aliquot.model.device import Card
 from aliquot.model.grant import Share
 from aliquot.model.podtenancy import PodTenancy
 from aliquot.model.tenant import Finding, Level, Oddity, SharingRules, Standing, State
+from aliquot.services.agentdoor import AgentDoor
 from aliquot.services.agentstatus import Scene, resources_told, status
 from aliquot.services.calls import Calls
 
@@ -45,6 +48,7 @@ class PaperAgent:
     waits_for: str | None = None
     scene: Scene = field(default_factory=a_scene)
     offered: Mapping[str, tuple[Token, ...]] = field(default_factory=lambda: {RESOURCE: (Token("GPU-a-_-0", True, 0),)})
+    registered: frozenset[str] = frozenset({RESOURCE})
     calls: Calls = field(default_factory=lambda: Calls(lambda: "now", ("allocate", "prestart")))
     about: dict[str, Any] = field(default_factory=lambda: {"pid": 5, "node": "n1", "simulated": None})
 
@@ -54,8 +58,38 @@ class PaperAgent:
     def status(self) -> dict[str, Any]:
         agent = {
             "waits_for": self.waits_for,
-            "resources": resources_told(self.offered, frozenset({RESOURCE})),
+            "resources": resources_told(self.offered, self.registered),
             "kubelet_restarts": 2,
             "calls": self.calls.told(),
         }
         return {"daemon": self.about, "agent": agent, **status(self.scene, 1060.0)}
+
+
+class RunningDoor:
+    """The door in a thread with a loop of its own: who asks is a program that waits."""
+
+    def __init__(self, path: str, agent: PaperAgent | None = None) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._door = AgentDoor(agent or PaperAgent(), path)
+        self._thread = threading.Thread(target=self._serve)
+        self._stands = threading.Event()
+
+    def _serve(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._run())
+
+    async def _run(self) -> None:
+        self.task = asyncio.create_task(self._door.run())
+        await asyncio.sleep(0)  # it listens before it first waits
+        await asyncio.sleep(0)
+        self._stands.set()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._stands.wait(5)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self.task.cancel)
+        self._thread.join(5)

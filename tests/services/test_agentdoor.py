@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,40 +11,9 @@ import pytest
 from aliquot.adapters import control
 from aliquot.adapters.control import AnswerError, NoDaemonError
 from aliquot.adapters.home import Home
-from aliquot.services.agentdoor import AgentDoor
-from services.agents import PaperAgent
+from services.agents import RunningDoor
 
 Ask = Callable[..., dict[str, Any]]
-
-
-class _Running:
-    """The door in a thread with a loop of its own: who asks is a program that waits."""
-
-    def __init__(self, path: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._door = AgentDoor(PaperAgent(), path)
-        self._thread = threading.Thread(target=self._serve)
-        self._stands = threading.Event()
-
-    def _serve(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._run())
-
-    async def _run(self) -> None:
-        self.task = asyncio.create_task(self._door.run())
-        await asyncio.sleep(0)  # it listens before it first waits
-        await asyncio.sleep(0)
-        self._stands.set()
-        await asyncio.gather(self.task, return_exceptions=True)
-
-    def __enter__(self) -> _Running:
-        self._thread.start()
-        assert self._stands.wait(5)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self.task.cancel)
-        self._thread.join(5)
 
 
 @pytest.fixture
@@ -56,7 +23,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def ask(home: Home) -> Iterator[Ask]:
-    with _Running(home.control):
+    with RunningDoor(home.control):
         yield lambda **request: control.ask([home], request)
 
 
@@ -100,7 +67,7 @@ def test_any_user_may_ask(ask: Ask, home: Home) -> None:
 
 
 def test_nothing_is_left_where_it_stood(home: Home) -> None:
-    with _Running(home.control):
+    with RunningDoor(home.control):
         pass
     assert not Path(home.control).exists()
     with pytest.raises(NoDaemonError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -83,6 +85,13 @@ def test_the_agent_tells_what_it_offers_and_whether_it_is_ready() -> None:
 
 def test_nobody_queues_on_a_node() -> None:
     assert "aliquot_queue_length" not in asked(PaperAgent(), "/metrics")[2]
+
+
+def test_the_documents_tell_every_metric_and_no_others() -> None:
+    body = asked(PaperAgent(), "/metrics")[2]
+    there = set(re.findall(r"^# TYPE (aliquot_\w+) ", body, re.MULTILINE)) - {"aliquot_build_info"}
+    page = (Path(__file__).parents[2] / "docs" / "agent.md").read_text()
+    assert set(re.findall(r"`(aliquot_\w+)`", page)) == there
 
 
 def _has(told: list[str], line: str) -> bool:

@@ -103,14 +103,10 @@ def nvml_events(link: socket.socket) -> None:
 
 
 def nvml_health(link: socket.socket) -> None:
-    """Keeps the health of the cards as an agent does, only faster; tells every change until the link ends."""
-    cardhealth._EVERY = 0.02  # type: ignore[misc]
-    kept = cardhealth.CardHealth(Nvml(), on_change=lambda: _tell(link, kept))
-    _tell(link, kept)
+    """Keeps the health of the cards as an agent does, only faster; tells how they are whenever it is asked."""
+    cardhealth._EVERY = 0.02
+    kept = cardhealth.CardHealth(Nvml())
     kept.start()
-    link.recv(1)
+    while link.recv(1 << 16):
+        link.send(json.dumps([[card.healthy for card in kept.cards], list(kept.why.values())]).encode())
     kept.stop()
-
-
-def _tell(link: socket.socket, kept: cardhealth.CardHealth) -> None:
-    link.send(json.dumps([[card.healthy for card in kept.cards], list(kept.why.values())]).encode())

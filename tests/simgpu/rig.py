@@ -162,9 +162,9 @@ class Player:
             "LD_PRELOAD": f"{os.environ.get('SIMGPU_PRELOAD', '')} {library_folder() / 'libsimrm.so'}".strip(),
         }
 
-    def start(self, program: str, *arguments: object, **environment: str) -> Tenant:
-        """Starts one of programs.py as a process of its own."""
-        tenant = Tenant(self, program, arguments, environment)
+    def start(self, program: str, *arguments: object, wrapper: Sequence[str] = (), **environment: str) -> Tenant:
+        """Starts one of programs.py as a process of its own; by the wrapper, where one is given."""
+        tenant = Tenant(self, program, arguments, environment, wrapper)
         self.tenants.append(tenant)
         return tenant
 
@@ -215,11 +215,19 @@ class Player:
 class Tenant:
     """A process with a program of programs.py; they talk in JSON, and the RM file of the process can be had."""
 
-    def __init__(self, player: Player, program: str, arguments: Sequence[object], environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        player: Player,
+        program: str,
+        arguments: Sequence[object],
+        environment: dict[str, str],
+        wrapper: Sequence[str] = (),
+    ) -> None:
         self.player = player
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.link.settimeout(PATIENCE)
-        command = [sys.executable, "-m", "simgpu.programs", str(theirs.fileno()), program, *map(json.dumps, arguments)]
+        command = [*wrapper, sys.executable, "-m", "simgpu.programs", str(theirs.fileno()), program]
+        command += map(json.dumps, arguments)
         with theirs:
             self.process = subprocess.Popen(
                 command, env=player.environment() | environment, pass_fds=[theirs.fileno()], cwd=ROOT / "tests"

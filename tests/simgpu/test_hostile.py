@@ -27,7 +27,7 @@ def garbage(rng: random.Random) -> bytes:
     if rng.random() < 0.2:
         return noise
     head = struct.pack(
-        "=IIQ", MAGIC, rng.choice([*range(13), 2**32 - 1]), rng.choice([0, 2**64 - 1, rng.getrandbits(64)])
+        "=IIQ", MAGIC, rng.choice([*range(14), 2**32 - 1]), rng.choice([0, 2**64 - 1, rng.getrandbits(64)])
     )
     if rng.random() < 0.5:
         return head + noise

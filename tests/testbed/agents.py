@@ -7,7 +7,8 @@ import json
 import sys
 from typing import Any
 
-from testbed.nodes import NodeProgram, RealNode
+from testbed.nodeprogram import NodeProgram
+from testbed.nodes import RealNode
 from testbed.plane import HOST
 from testbed.processes import free_port, wait_until
 

@@ -29,7 +29,7 @@ from testbed.build import CannotBuildError, cache_home
 SANDBOX = "testbed.invalid/sandbox:1"  # the only name that does not mean the probe
 
 _SOURCES = Path(__file__).parent / "probe"
-_PROGRAMS = {"probe": ("probe.c", "card.c", "line.c"), "pause": ("pause.c",), "runtime": ("runtime.c",)}
+_PROGRAMS = {"probe": ("probe.c", "card.c", "line.c", "reach.c"), "pause": ("pause.c",), "runtime": ("runtime.c",)}
 _IN_IMAGE = ("probe", "pause")
 _FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror")
 # Beside what the programs need: what the shim and the stand-in driver need. A glibc of today keeps only the names.

@@ -13,6 +13,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
+from urllib.parse import quote
 
 STRICT = "STRICT" if sqlite3.sqlite_version_info >= (3, 37) else ""
 
@@ -134,6 +135,25 @@ class Database:
     def _told(self, error: sqlite3.Error) -> StoreError:
         advice = _WHAT_TO_DO.get(_code(error))
         return StoreError(f"{self.path}: {error}" + (f": {advice}" if advice else ""))
+
+
+def examine(path: str, *, application: int) -> str | None:
+    """What is wrong with a file that another process may be using; None: nothing. Nothing is changed."""
+    try:
+        os.stat(path)
+        how = "mode=ro" if os.path.exists(f"{path}-wal") else "immutable=1"  # nobody has it open: no log is made
+        with contextlib.closing(sqlite3.connect(f"file:{quote(path)}?{how}", uri=True, timeout=PATIENCE)) as database:
+            (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+            (kind,) = database.execute("PRAGMA application_id").fetchone()
+    except FileNotFoundError:
+        return "is not there"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    except sqlite3.Error as error:
+        return f"{'is damaged' if _code(error) in _DAMAGE else 'cannot be read'}: {error}"
+    if found != "ok":
+        return f"is damaged: {found}"
+    return None if kind == application else "is the state of another program"
 
 
 def _code(error: sqlite3.Error) -> int:

@@ -18,7 +18,7 @@ class DriverFile:
     """Read again when it has changed: drivers are updated while we run. Parsing takes longer than all else we do."""
 
     def __init__(self, *, wanted: bool, places: tuple[Path, ...] = PLACES) -> None:
-        self._wanted, self._places = wanted, places
+        self.wanted, self._places = wanted, places
         self._seen: tuple[Path, int, int] | None = None
         self._content: object = None
 
@@ -33,9 +33,9 @@ class DriverFile:
                 return self._content
             except FileNotFoundError:
                 continue
-            except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
                 raise DriverFileError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
-        if self._wanted:
+        if self.wanted:
             places = ", ".join(map(str, self._places))
             raise DriverFileError(f"--driver cdi: none of {places} is there: run `nvidia-ctk cdi generate` on the node")
         return None

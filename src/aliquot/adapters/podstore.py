@@ -19,6 +19,7 @@ from aliquot.model.grant import Share
 from aliquot.model.podtenancy import PodTenancy
 
 from .database import STRICT, Database, StoreError
+from .database import examine as examine_database
 
 __all__ = ["PodStore", "StoreError"]
 
@@ -193,6 +194,11 @@ class PodStore:
             raise
         self._database = fresh
         self.notes.append(f"{self.path} was gone: all that is known was written anew")
+
+
+def examine(path: Path) -> str | None:
+    """What is wrong with the file, for whoever is not the agent; None: nothing."""
+    return examine_database(str(path), application=_APPLICATION)
 
 
 def _insert(database: sqlite3.Connection, tenancy: PodTenancy) -> None:

@@ -110,6 +110,22 @@ def sweep(state: Path, keep: Collection[Path]) -> list[str]:
     return removed
 
 
+def examine(state: Path, *, machine: str | None = None) -> str | None:
+    """What is wrong with the version that new containers get; None: nothing."""
+    current = state / "shim" / _CURRENT
+    try:
+        os.readlink(current)
+        _library(current / LIBRARY, machine)
+        named = (current / PRELOAD).read_text().split()
+    except ShimError as error:
+        return str(error).partition(": build it")[0]
+    except OSError as error:
+        return f"{error.filename or current}: {error.strerror or error}"
+    here = [f"{IN_CONTAINERS}/{each.name}" for each in current.iterdir()]
+    lost = next((each for each in named if each not in here), None)
+    return None if lost is None else f"{current / PRELOAD} names {lost}, which is not beside it"
+
+
 def _remove(path: Path) -> None:
     """A folder or a link."""
     if path.is_symlink():

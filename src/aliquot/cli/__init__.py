@@ -32,6 +32,9 @@ doctor.py           what is wrong with the installation, each with its fix
 schedulerchecks.py  is the scheduler there, asked, and its webhook trusted
 nodechecks.py       do nodes advertise what their labels say
 podchecks.py        do annotations and reality agree, and who waits
+agentchecks.py      is the agent of this node there, with all that it needs
+holdingchecks.py    do specs, folders and the kubelet agree with what Pods were granted
+nodeside.py         what those two look at, read from this node
 findings.py         what the checks find, as data
 wiring.py           `aliquot manifests`: how kube-scheduler is told of us
 kubectl.py          the cluster as the user's own kubectl sees it

@@ -1,20 +1,24 @@
-"""`aliquot doctor`: what is wrong with the installation on a cluster, each with its fix.
+"""`aliquot doctor`: what is wrong with the installation on a cluster, each with its fix; and on the node where it runs.
 
-The checks themselves are pure (schedulerchecks, nodechecks, podchecks); here their objects are asked for, and what one
-may not see becomes a finding of its own.
+The checks themselves are pure (schedulerchecks, nodechecks, podchecks; for the node agentchecks and holdingchecks);
+here their objects are asked for, and what one may not see becomes a finding of its own.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from aliquot.cli.errors import InputError
 from aliquot.cli.findings import Finding, Json, Level, grouped, ok, part
-from aliquot.cli.kubectl import CONFIG_MAPS, Kubectl, KubectlError, Trouble, kubectl_options, reach
+from aliquot.cli.kubectl import CONFIG_MAPS, Kubectl, KubectlError, Trouble, kubectl_options
+from aliquot.cli.nodeside import Places, Site
 from aliquot.cli.tables import printable
 
 if TYPE_CHECKING:
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _WIDEST = 14  # of a check's name
+_AS_AGENT = "As for `aliquot agent`"
 
 
 @click.command()
@@ -30,6 +35,16 @@ _WIDEST = 14  # of a check's name
 @click.option("--lease-namespace", default="kube-system", show_default=True, help="Of the scheduler's Lease and Secret")
 @click.option("--lease-name", default="aliquot-scheduler", show_default=True)
 @click.option("--rules", type=click.Choice(["seed", "2026"]), default="seed", show_default=True)
+@click.option(
+    "--node/--no-node", default=None, help="Whether to look at this machine too  [default: where a kubelet is]"
+)
+@click.option("--nodename", metavar="NAME", help="Its Node  [default: as its agent says, $NODE_NAME, the host's name]")
+@click.option("--run-dir", type=click.Path(path_type=Path), default=Places().run, show_default=True, help=_AS_AGENT)
+@click.option("--dbfile", type=click.Path(path_type=Path), default=Places().database, show_default=True, help=_AS_AGENT)
+@click.option(
+    "--kubelet-dir", type=click.Path(path_type=Path), default=Places().kubelet, show_default=True, help=_AS_AGENT
+)
+@click.option("--cdi-dir", type=click.Path(path_type=Path), default=Places().cdi, show_default=True, help=_AS_AGENT)
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @kubectl_options
 @click.pass_context
@@ -39,18 +54,25 @@ def doctor(
     lease_namespace: str,
     lease_name: str,
     rules: str,
+    node: bool | None,
+    nodename: str | None,
+    run_dir: Path,
+    dbfile: Path,
+    kubelet_dir: Path,
+    cdi_dir: Path,
     output: str,
     kubectl: Kubectl,
 ) -> None:
     """Look for what is wrong with aliquot on a cluster, and say what to do.
 
-    Nothing is changed: Pods are tried with --dry-run=server. Exit code 0 when nothing is wrong, 1 with findings, 2 when
-    the cluster cannot be seen at all.
+    On a node, as root or in the agent's container, the agent and all that it stands on is looked at too. Nothing is
+    changed: Pods are tried with --dry-run=server. Exit code 0 when nothing is wrong, 1 with findings, 2 when neither
+    the cluster nor a node can be seen.
     """
-    version = reach(lambda: kubectl.get("/version"))  # the one thing that everybody may read
+    here = os.path.isdir(kubelet_dir / "device-plugins") if node is None else node
+    places = Places(run_dir, dbfile, kubelet_dir, cdi_dir) if here else None
     cluster = _Cluster(kubectl, namespace, lease_namespace, lease_name)
-    cluster.findings.append(ok("api", f"Kubernetes {part(version, 'gitVersion')} answers"))
-    findings = grouped([*cluster.findings, *_examine(cluster, rules)])
+    findings = grouped(_diagnosed(cluster, rules, places, nodename))
     wrong = sum(each.level in (Level.FINDING, Level.UNKNOWN) for each in findings)
     if output == "json":
         import msgspec
@@ -61,6 +83,24 @@ def doctor(
             click.echo(printable(line))
         click.echo(f"\n{wrong} finding{'s' * (wrong != 1)}" if wrong else "\nnothing is wrong")
     context.exit(1 if wrong else 0)
+
+
+def _diagnosed(cluster: _Cluster, rules: str, places: Places | None, node_name: str | None) -> Iterator[Finding]:
+    """Of the cluster, and of the node we are on where `places` says where to look."""
+    unseen: KubectlError | None = None
+    try:
+        version = cluster.kubectl.get("/version")  # the one thing that everybody may read
+        cluster.findings.append(ok("api", f"Kubernetes {part(version, 'gitVersion')} answers"))
+        yield from cluster.findings
+        yield from _examine(cluster, rules)
+    except KubectlError as error:
+        if places is None:
+            raise InputError(str(error)) from error
+        unseen = error
+    if places is not None:
+        from aliquot.cli.nodeside import look
+
+        yield from _of_node(look(places, node_name), cluster.kubectl, unseen, rules)
 
 
 # --- asking --------------------------------------------------------------------------------------------------------
@@ -192,6 +232,49 @@ def _of_objects(
     known = {name: node for name in seen.snapshot.nodes if (node := seen.snapshot.board.node(name)) is not None}
     yield from pod_findings(pods, known, rules, now)
     yield from waiting_findings(seen)
+
+
+# --- the node we are on --------------------------------------------------------------------------------------------
+
+
+def _of_node(site: Site, kubectl: Kubectl, unseen: KubectlError | None, qgpu_rules: str) -> Iterator[Finding]:
+    """`unseen`: why the cluster was not looked at; then what is told of all nodes and Pods is told of this one's."""
+    from aliquot import dialects
+    from aliquot.cli.agentchecks import agent_findings
+    from aliquot.cli.holdingchecks import holding_findings, living
+    from aliquot.cli.nodeside import settled
+
+    node, pods, about_api = _node_objects(site.node_name, kubectl, unseen)
+    yield from about_api
+    rules = dialects.Rules(dialects.QgpuRules(qgpu_rules), dialects.guess_gpushare_unit([node] if node else []))
+    yield from agent_findings(site, node, rules)
+    if node is None:
+        return
+    if unseen is not None:
+        yield from _of_objects([node], pods, [], rules, datetime.now(UTC))
+    yield from holding_findings(settled(site, frozenset(living(pods))), node, pods, rules)
+
+
+def _node_objects(
+    name: str, kubectl: Kubectl, unseen: KubectlError | None
+) -> tuple[Json | None, list[Json], list[Finding]]:
+    """The Node and its Pods, by kubectl or, where there is none, by the account of the Pod we are in."""
+    from aliquot.cli.nodeside import OwnAccountError, own_objects
+
+    try:
+        if unseen is None:
+            return kubectl.nodes(name)[0], kubectl.pods(name), []
+        if unseen.trouble is not Trouble.NO_KUBECTL:
+            raise unseen
+        node, pods = own_objects(name)
+        what = f"{unseen.said}: only this node was looked at"
+        return node, pods, [Finding("api", Level.NOTE, (name,), what, "run it where kubectl works, for the rest")]
+    except KubectlError as error:
+        said, advice = error.said, error.advice
+    except OwnAccountError as error:
+        said, advice = str(error), "name the cluster: --kubeconfig, or KUBECONFIG"
+    what = f"{said}; so what Pods should have is not known"
+    return None, [], [Finding("api", Level.UNKNOWN, (f"Node {name}",), what, advice or "is --nodename right?")]
 
 
 # --- telling -------------------------------------------------------------------------------------------------------

@@ -3,9 +3,9 @@
 A device here is a token, named after a card as gpushare does it (`<uuid>-_-<j>`), but not tied to it: the kubelet picks
 whichever it likes, and the Pod's annotation says which card it really has. Therefore
 
-    a sick card    is told by as many unhealthy tokens as it has, whichever they are: those that Pods on it hold, and
-                   of the free ones as many as the card has left. The kubelet then has as many free tokens as the sound
-                   cards have room
+    a sick card    takes free tokens out, whichever they are, as many as the card has left. Those that Pods on it hold
+                   stay healthy: kube-scheduler subtracts them once more, as requests. So both it and the kubelet
+                   have as many left as the sound cards have room
     the NUMA node  is told where it is the same for all cards. Told by token, it would make the kubelet choose CPUs, or
                    refuse Pods, by a card that they do not get
 """
@@ -102,19 +102,15 @@ def _unhealthy(
     names: Mapping[str, Sequence[str]], sick: Iterable[str], held: Mapping[str, frozenset[str]]
 ) -> frozenset[str]:
     """Which tokens are told unhealthy for these cards. Always the same for the same, so that nothing flickers."""
-    sick = frozenset(sick)
-    if not sick:
-        return frozenset()
-    taken = [name for name in chain.from_iterable(names.values()) if held.get(name, frozenset()) & sick]
     left = 0
-    for uuid in sick:
-        spread = Counter(len(held[name]) for name in taken if uuid in held[name])  # over so many cards: so many tokens
+    for uuid in (sick := frozenset(sick)):
+        spread = Counter(len(cards) for cards in held.values() if uuid in cards)  # over so many cards: so many tokens
         on_it = sum(Fraction(count, cards) for cards, count in spread.items())
         left += max(0, len(names[uuid]) - int(on_it))
     # Those named after the sick cards first: people read names.
     by_name = chain.from_iterable(names[uuid] for uuid in sorted(names, key=lambda uuid: uuid not in sick))
     free = (name for name in by_name if name not in held)
-    return frozenset(chain(taken, islice(free, left)))
+    return frozenset(islice(free, left))
 
 
 def _common_numa(cards: Sequence[Card]) -> int | None:

@@ -4,7 +4,7 @@ Nothing here ends what runs on a card: whoever has it keeps it, and stays accoun
 
  an Xid that is the application's own     nothing; the driver ended that application, the card goes on
  any other Xid                            out at once, and out for good: the card may answer and compute wrong results
- ... and then it was reset                back. A reset is seen as silence after the Xid, and then answers
+ ... and then it was reset                back. A reset is seen as silence after the Xid (79 is silence), then answers
  the driver says that it is lost          out at once
  it does not answer                       out at the second look running: one may fail on a busy machine
  it answers again                         back at the third look running, unless an Xid had taken it out
@@ -24,6 +24,7 @@ PROBATION = 3  # looks running with an answer bring it back
 
 # What NVIDIA's own device plugin leaves in service, no more and no less.
 OF_THE_APPLICATION = frozenset({13, 31, 43, 45, 68, 109})
+FELL_OFF = 79  # from the bus: the driver does not touch the card again before a reset
 DOUBLE_BIT_ECC = 48  # where the driver tells of it as an event of its own
 
 _XIDS = {
@@ -75,13 +76,20 @@ def describe_xid(xid: int) -> str:
     return f"Xid {xid}" if words is None else f"Xid {xid}, {words}"
 
 
+def describe_out(card: Card, why: str) -> str:
+    """The same of one card."""
+    return f"card {card.index} ({card.uuid}) is out: {why}"
+
+
 def hit(health: Health, xid: int, *, ignored: Set[int] = frozenset()) -> Health:
     """The driver told of an Xid. `ignored` are those that the node's owner wants ignored beside the application's."""
     if xid in OF_THE_APPLICATION or xid in ignored:
         return health
+    # Either this Xid says that it is out of reach, or a look was faster than the Xid that made it so.
+    is_dark = xid == FELL_OFF or health.misses == PATIENCE
     if health.xid is not None:  # the first is the cause, but a reset before this one does not count
-        return replace(health, answers=0, was_dark=False)
-    return Health(describe_xid(xid), xid, health.misses)
+        return replace(health, answers=0, was_dark=is_dark)
+    return Health(describe_xid(xid), xid, health.misses, was_dark=is_dark)
 
 
 def answered(health: Health) -> Health:

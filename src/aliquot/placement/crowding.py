@@ -33,7 +33,14 @@ def crowded(cards: Mapping[str, Card], held: Iterable[Share], more: Iterable[Sha
                 f"card {card.index} has {card.memory_mib} MiB, of which {before.memory_mib} are taken: "
                 f"{share.memory_mib} more do not fit"
             )
-        if before.core_milli + (share.core_milli or 0) > CORE_MILLI:
-            return f"card {card.index} has {before.core_milli / 10:g}% of its compute given away already"
+        for wanted, taken, what in (
+            (share.core_milli, before.core_milli, "compute"),
+            (share.greedy_milli, before.greedy_milli, "offline compute"),
+        ):
+            if wanted and taken + wanted > CORE_MILLI:  # what is not wanted is not short
+                return (
+                    f"card {card.index} has {taken / 10:g}% of its {what} given away already: "
+                    f"{wanted / 10:g}% more do not fit"
+                )
         used[share.uuid] = before + share.usage()
     return None

@@ -29,13 +29,15 @@ from aliquot import dialects
 from aliquot.adapters.cdifolder import CdiFolder
 from aliquot.adapters.kube import Kube, Server
 from aliquot.adapters.kubelet.books import Books
-from aliquot.adapters.podstore import PodStore
+from aliquot.adapters.kubelet.channel import KubeletError
+from aliquot.adapters.podstore import PodStore, StoreError
 from aliquot.adapters.reflector import Reflector
 from aliquot.dialects import Rules
 from aliquot.dialects.advertising import Token, adverts, tokens
 from aliquot.dialects.cdi import parse_spec, reads_cdi, render_spec
 from aliquot.dialects.objects import NodeObject, PodObject
 from aliquot.model.device import Card
+from aliquot.model.health import describe_out
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
@@ -51,7 +53,7 @@ from .events import Events, timestamp
 from .lookout import Lookout
 from .nodeclerk import NodeClerk
 from .plugins import Plugins, Refused
-from .podtenants import PodTenants
+from .podtenants import CannotHostError, PodTenants
 from .serving import quiet_runner
 from .shelf import Shelf
 from .unending import for_ever
@@ -150,7 +152,7 @@ class Agent:
             doorway=doorway,
             events=self.events,
             node=self.node,
-            sick=lambda uuid: parts.health.why.get(uuid),
+            sick=self._why_out,
             rules=settings.rules,
             clock=time.time,
             assigned=self.clerk.assigned,
@@ -162,7 +164,7 @@ class Agent:
         self._awake = asyncio.Event()
         self._rules = SharingRules(release_delay=settings.release_delay)
         self._offered: Mapping[str, tuple[Token, ...]] = {}
-        self._held: dict[str, frozenset[str]] = {}
+        self._held: dict[str, dict[str, frozenset[str]]] = {}  # by resource and ID: the cards of who holds it
         self._held_at = float("-inf")
 
     # --- from first to last --------------------------------------------------------------------------------------
@@ -225,6 +227,11 @@ class Agent:
     def node(self) -> Node:
         """This node with its cards as they are, and what its labels ask of us."""
         return self.clerk.node(self.parts.health.cards, self.settings.rules)
+
+    def _why_out(self, uuid: str) -> str | None:
+        health = self.parts.health
+        why = health.why.get(uuid)
+        return next((describe_out(card, why) for card in health.cards if why is not None and card.uuid == uuid), None)
 
     def _has_cdi(self) -> bool:
         return reads_cdi(self.clerk.runtime) if self.settings.cdi is None else self.settings.cdi
@@ -308,7 +315,7 @@ class Agent:
         try:
             self.tenants.admit(self.usher.tenancy_of(pod))
             log.info("a running Pod is taken in again", extra={"data": {"pod": pod.metadata.name, "uid": uid}})
-        except Refused as error:
+        except (Refused, CannotHostError, StoreError) as error:
             log.warning("a folder without a grant", extra={"data": {"pod": pod.metadata.name, "why": str(error)}})
 
     # --- once a second -------------------------------------------------------------------------------------------
@@ -338,7 +345,7 @@ class Agent:
             wanted = ()
         if any(not card.healthy for card in node.cards):
             await self._look_who_holds()
-        offered = {each.resource: tokens(each, node.cards, self._held) for each in wanted}
+        offered = {each.resource: tokens(each, node.cards, self._held.get(each.resource, {})) for each in wanted}
         if offered != self._offered:
             self._offered = offered
             self.plugins.offer(offered)
@@ -349,8 +356,14 @@ class Agent:
             return
         self._held_at = now
         cards = {each.key: frozenset(share.uuid for share in each.shares) for each in self.tenants.tenancies.values()}
-        held: dict[str, frozenset[str]] = {}
-        for holder in await self.kubelet.holders():
-            for ids in holder.devices.values():
-                held |= dict.fromkeys(ids, cards.get(f"{holder.namespace}/{holder.name}", frozenset()))
+        try:
+            holders = await self.kubelet.holders()
+        except KubeletError as error:  # it restarts: what it told before is still the best guess
+            log.warning("the kubelet does not tell who holds which devices", extra={"data": {"why": str(error)}})
+            return
+        held: dict[str, dict[str, frozenset[str]]] = {}  # each resource has devices of the same names
+        for holder in holders:
+            for resource, ids in holder.devices.items():
+                theirs = cards.get(f"{holder.namespace}/{holder.name}", frozenset())
+                held.setdefault(resource, {}).update(dict.fromkeys(ids, theirs))
         self._held = held

@@ -6,6 +6,7 @@ card out and what brings it back is decided in model/health.py.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -20,6 +21,7 @@ from aliquot.model.health import PATIENCE, Health, answered, hit, inventory, mis
 
 _EVERY = 1.0
 _HANGS = 10.0  # seconds of no answer at all that count as none
+_REST = 100  # errors that are heard of when a watch ends
 _REOPEN = 5  # looks between two attempts to find out whether a lost card was reset
 
 log = logging.getLogger(__name__)
@@ -64,6 +66,8 @@ class CardHealth:
         self._health = {uuid: _at_first(card) for uuid, card in self._cards.items()}
         self._asking: tuple[str, float] | None = None  # whom the look is waiting for, since when
         self._over = threading.Event()
+        self._listening = threading.Event()
+        self._watch: Errors | None = None  # the listening thread's own
         self._renew = threading.Event()  # the watch is to be made anew ...
         self._reopen = threading.Event()  # ... after NVML was opened anew
         self._threads = [
@@ -75,9 +79,10 @@ class CardHealth:
         self._publish()
 
     def start(self) -> None:
-        """Begin."""
+        """Begin. What happens after this returned is heard of."""
         for thread in self._threads:
             thread.start()
+        self._listening.wait(_EVERY)  # not for ever: NVML may hang
 
     def stop(self) -> None:
         """No more. A thread that hangs in the driver is left behind."""
@@ -123,39 +128,57 @@ class CardHealth:
     # --- the thread that listens -------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        watch: Errors | None = None
         said = ""
         while not self._over.is_set():
             try:
-                watch = self._watch(watch)
+                watch = self._up_to_date()
+                self._listening.set()
                 error = watch.wait(_EVERY)
                 if error is not None:
                     self.heard(error)
                 said = ""
-            except NvmlError as error:
-                if str(error) != said:
-                    log.warning("errors of the cards cannot be heard of, only looked for: %s", error)
-                said = str(error)
-                self._renew.set()
-                self._over.wait(_EVERY)
+            except NvmlError as trouble:
+                if str(trouble) != said:
+                    log.warning("errors of the cards cannot be heard of, only looked for: %s", trouble)
+                said = str(trouble)
+                self._pause()
             except Exception:
                 log.exception("listening to the cards' errors failed")
-                self._over.wait(_EVERY)
+                self._pause()
             self.notice_hang(time.monotonic())
-        if watch is not None:
-            watch.close()
+        self._end(self._watch)
 
-    def _watch(self, watch: Errors | None) -> Errors:
-        """One that is up to date: the one there is, or a new one. NVML is opened anew here, where no watch is left."""
-        if watch is not None and not (self._renew.is_set() or self._reopen.is_set()):
-            return watch
-        if watch is not None:
-            watch.close()
-        self._renew.clear()
+    def _pause(self) -> None:
+        self._listening.set()
+        self._end(self._watch)
+        self._watch = None
+        self._over.wait(_EVERY)
+
+    def _up_to_date(self) -> Errors:
+        """The watch, made anew where it must be. NVML is opened anew here, where it is known that no watch is open."""
         if self._reopen.is_set():
             self._reopen.clear()
+            self._end(self._watch)
+            self._watch = None
             self._nvml.reopen()
-        return self._nvml.watch(tuple(self._cards))
+        former = self._watch
+        if former is None or self._renew.is_set():
+            self._renew.clear()
+            self._watch = self._nvml.watch(tuple(self._cards))
+            self._end(former)  # now, not before: what happens between is heard of twice, and not never
+        assert self._watch is not None
+        return self._watch
+
+    def _end(self, watch: Errors | None) -> None:
+        """Hear the rest, and close it."""
+        if watch is None:
+            return
+        with contextlib.suppress(NvmlError):
+            for _ in range(_REST):
+                if (error := watch.wait(0)) is None:
+                    break
+                self.heard(error)
+        watch.close()
 
     def heard(self, error: Xid) -> None:
         """The driver told of an error."""

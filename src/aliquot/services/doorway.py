@@ -11,6 +11,7 @@ does not know us (it was restarted itself) finds them as they were.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,8 @@ class CdiDoorway:
 
     def __init__(self, folder: CdiFolder, tenants: Path, fixtures: Fixtures) -> None:
         self._folder, self._tenants, self._fixtures = folder, tenants, fixtures
-        self._names = {spec.name: spec.pod_uid for spec in folder.specs()}
+        # A node without CDI has no such folder; where it is wanted and missing, writing says so.
+        self._names = {spec.name: spec.pod_uid for spec in folder.specs()} if folder.path.is_dir() else {}
 
     def open(self, resource: str, ids: frozenset[str]) -> Allocation:
         name = name_of(resource, ids)
@@ -105,7 +107,7 @@ class MountDoorway:
 
     def open(self, resource: str, ids: frozenset[str]) -> Allocation:
         link, fixtures = self._link(resource, ids), self._fixtures
-        link.unlink(missing_ok=True)
+        _clear(link)
         driver = fixtures.driver(())  # which cards is not known yet
         return Allocation(
             env={**driver.env, **fixtures.env, TENANT_VARIABLE: TENANT},
@@ -121,19 +123,27 @@ class MountDoorway:
                 "in the runtime"
             )
         link = self._link(resource, ids)
+        self._links.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not link.is_symlink():
+            _clear(link)
         fresh = link.with_name(f".{link.name}.{os.getpid()}")
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(self._tenants / place.tenancy.uid)
         fresh.replace(link)
 
     def withdraw(self, uid: str) -> None:
-        for link in self._links.iterdir():
-            if link.is_symlink() and link.readlink().name == uid:
+        for link, owner in self._all().items():
+            if owner == uid:
                 link.unlink(missing_ok=True)
 
     def led(self) -> dict[str, str]:
         """Whose each link is, by its name."""
-        return {each.name: each.readlink().name for each in self._links.iterdir() if each.is_symlink()}
+        return {link.name: owner for link, owner in self._all().items()}
+
+    def _all(self) -> dict[Path, str]:
+        if not self._links.is_dir():
+            return {}
+        return {each: each.readlink().name for each in self._links.iterdir() if each.is_symlink()}
 
     def _link(self, resource: str, ids: frozenset[str]) -> Path:
         name = name_of(resource, ids)
@@ -162,6 +172,14 @@ class EitherDoorway:
 
     def _chosen(self) -> CdiDoorway | MountDoorway:
         return self._cdi if self._has_cdi() else self._mounts
+
+
+def _clear(link: Path) -> None:
+    """A runtime that is told of a folder that is not there makes one: containers that restart before us (the machine
+    was started anew) have it then in the link's place."""
+    if link.is_dir() and not link.is_symlink():
+        shutil.rmtree(link)
+    link.unlink(missing_ok=True)
 
 
 def _tenant_mounts(folder: Path) -> tuple[Mount, ...]:

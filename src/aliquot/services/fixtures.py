@@ -7,7 +7,7 @@ from pathlib import Path
 
 import aliquot
 from aliquot.adapters import player, shims
-from aliquot.adapters.driverfile import DriverFile
+from aliquot.adapters.driverfile import DriverFile, DriverFileError
 from aliquot.adapters.player import Playing
 from aliquot.dialects.cdi import driver_edits
 from aliquot.model.edits import Edits, Mount
@@ -40,10 +40,20 @@ def install_fixtures(
     def driver(uuids: Sequence[str]) -> Edits:
         if playing is not None:
             return _simulated(playing, uuids)
-        found = None if nvidia is None or not uuids else nvidia.read()
-        return (None if found is None else driver_edits(found, uuids, indices=numbers)) or Edits({})
+        return Edits({}) if nvidia is None or not uuids else _from_file(nvidia, uuids, numbers)
 
     return Fixtures(mounts, {}, driver)
+
+
+def _from_file(nvidia: DriverFile, uuids: Sequence[str], numbers: Mapping[str, int]) -> Edits:
+    """Where the file was not asked for and does not know the cards, it is left to NVIDIA's runtime."""
+    found = nvidia.read()
+    edits = None if found is None else driver_edits(found, uuids, indices=numbers)
+    if edits is None and nvidia.wanted:
+        raise DriverFileError(
+            f"--driver cdi: NVIDIA's CDI file does not tell of {', '.join(uuids)}: run `nvidia-ctk cdi generate` again"
+        )
+    return edits or Edits({})
 
 
 def _simulated(playing: Playing, uuids: Sequence[str]) -> Edits:

@@ -17,6 +17,7 @@ from aliquot.dialects import Rules
 from aliquot.dialects.objects import Metadata, NodeObject, PodObject
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
+from aliquot.model.health import describe_out
 from aliquot.model.node import Node
 from aliquot.model.podtenancy import PodTenancy
 from aliquot.model.refusal import Invalid
@@ -52,6 +53,7 @@ class NodeClerk:
         self.heard = asyncio.Event()  # of the Node
         self._kube, self._events, self._name, self._changed = kube, events, name, changed
         self._seen: NodeObject | None = None
+        self._runtime = ""
         self._inventory: dict[str, str] = {}
         self._marks: dict[str, tuple[PodObject, dict[str, str]]] = {}  # annotations that Pods are to get, by UID
         self._out: frozenset[str] = frozenset()
@@ -68,9 +70,11 @@ class NodeClerk:
 
     @property
     def runtime(self) -> str:
-        """The container runtime with its version, as `containerd://2.1.0`; empty while it is not known."""
-        info = self._seen.status.node_info if self._seen else None
-        return info.container_runtime_version if info else ""
+        """The container runtime with its version, as `containerd://2.1.0`; empty while it is not known.
+
+        A Node that is deleted, to be made anew, does not take the runtime with it.
+        """
+        return self._runtime
 
     @property
     def published(self) -> bool:
@@ -83,6 +87,8 @@ class NodeClerk:
     def changed(self, item: NodeObject) -> None:
         before = self._seen.metadata.labels if self._seen else None
         first, self._seen = self._seen is None, item
+        if item.status.node_info is not None:
+            self._runtime = item.status.node_info.container_runtime_version
         self.heard.set()
         self._wake.set()
         if first or before != item.metadata.labels:
@@ -141,9 +147,17 @@ class NodeClerk:
                 self._wake.set()
 
     async def _write(self) -> None:
+        try:
+            await self._write_inventory()
+        finally:  # a role that lets us write only the one, lets us write that one
+            await self._write_marks()
+
+    async def _write_inventory(self) -> None:
         if self._inventory and self.known and not self.published:
             body = {"metadata": {"annotations": dict(self._inventory)}}
             self.changed(await self._kube.patch(f"/api/v1/nodes/{self._name}/status", body, into=NodeObject))
+
+    async def _write_marks(self) -> None:
         for uid, (pod, marks) in list(self._marks.items()):
             # The UID in the patch: a Pod that was made anew under this name is not meant.
             mark = {"metadata": {"uid": uid, "annotations": marks}}
@@ -160,10 +174,11 @@ class NodeClerk:
 
     def tell_health(self, health: Sickness, tenancies: Iterable[PodTenancy]) -> None:
         """Cards that have gone out, or are back: on the Node, and on the Pods that have them."""
-        out = frozenset(health.why)
+        why = health.why  # once: it is another thread's
+        out = frozenset(why)
         cards = {card.uuid: card for card in health.cards}
         for uuid in out - self._out:
-            text = health.why[uuid]
+            text = describe_out(cards[uuid], why[uuid])
             self._tell("GPUUnhealthy", text)
             for each in tenancies:
                 if any(share.uuid == uuid for share in each.shares):

@@ -204,6 +204,8 @@ class Plugins:
                 plugin.why = str(error)
                 log.warning("not registered", extra={"data": {**told, "why": plugin.why}})
             return
+        if _identity(self._kubelet) != kubelet:
+            return  # it has started anew meanwhile, and which of the two has answered is not known: the next look asks
         log.info("registered", extra={"data": {**told, "devices": len(plugin.tokens)}})
         plugin.accepted_by, plugin.watched_at = kubelet, loop.time()
         plugin.attempts, plugin.why = 0, ""

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from aliquot.adapters.cdifolder import CdiError
 from aliquot.adapters.page import PageError
-from aliquot.adapters.podstore import PodStore
+from aliquot.adapters.podstore import PodStore, StoreError
 from aliquot.model.grant import Grant, Share
 from aliquot.model.podtenancy import PodTenancy
 from aliquot.model.tenancy import allotments_of
@@ -44,6 +45,7 @@ class _Leaving:
 
     since: float
     told: bool = False
+    why: str = ""  # it could not be let go
 
 
 class PodTenants:
@@ -88,10 +90,13 @@ class PodTenants:
         """Take the Pod in. Saying it twice changes nothing. Raises StoreError, CannotHostError."""
         known = self.tenancies.get(tenancy.uid)
         if known is None or known.shares != tenancy.shares or known.app_class != tenancy.app_class:
-            if known is not None:
-                self._arbiter.remove(tenancy.uid)
+            other = known is not None and _tenant(known) != _tenant(tenancy)  # else the cards' numbers changed, no more
+            if other and self._arbiter.alive(tenancy.uid):
+                raise CannotHostError("its grant was changed while it runs: delete the Pod and make it anew")
             self._store.add(tenancy)
             self.tenancies[tenancy.uid] = tenancy
+            if other:
+                self._arbiter.remove(tenancy.uid)
         self._leaving.pop(tenancy.uid, None)
         try:
             self._arbiter.add(_tenant(tenancy), self.folder_of(tenancy.uid))
@@ -99,14 +104,17 @@ class PodTenants:
             raise CannotHostError(f"{self.folder_of(tenancy.uid)}: {error}") from error
 
     def leave(self, uid: str) -> None:
-        """The Pod has ended: it is let go with the next sweep that finds none of its processes."""
-        if uid in self.tenancies:
+        """The Pod has ended: it is let go with the next sweep that finds none of its processes.
+
+        One that we do not know may have left a folder all the same: its grant could not be read when we started.
+        """
+        if uid in self.tenancies or self.folder_of(uid).exists():
             self._leaving.setdefault(uid, _Leaving(self._clock()))
 
     @property
     def ended(self) -> frozenset[str]:
         """UIDs of those that have ended and still have a process."""
-        return frozenset(self._leaving)
+        return frozenset(self._leaving.keys() & self.tenancies.keys())
 
     def stay(self, uid: str) -> None:
         """It has not ended after all."""
@@ -117,7 +125,7 @@ class PodTenants:
         lingering = []
         for uid, leaving in list(self._leaving.items()):
             if not self._arbiter.alive(uid):
-                self._let_go(uid)
+                self._try_to_let_go(uid, leaving)
             elif not leaving.told and self._clock() - leaving.since > _LINGERS:
                 leaving.told = True
                 lingering.append(self.tenancies[uid])
@@ -128,7 +136,20 @@ class PodTenants:
         self._withdraw(uid)
         shutil.rmtree(self.folder_of(uid), ignore_errors=True)
 
+    def _try_to_let_go(self, uid: str, leaving: _Leaving) -> None:
+        """Where a disk is full, say, the next sweep tries again; the others do not wait for this one."""
+        try:
+            self._let_go(uid)
+        except (StoreError, CdiError, OSError) as error:
+            if str(error) != leaving.why:
+                leaving.why = str(error)
+                log.warning("a Pod cannot be let go", extra={"data": {"uid": uid, "why": leaving.why}})
+
     def _let_go(self, uid: str) -> None:
+        if uid not in self.tenancies:
+            self.discard(uid)
+            del self._leaving[uid]
+            return
         self._withdraw(uid)
         self._arbiter.remove(uid)
         self._store.remove(uid)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -15,9 +17,16 @@ if TYPE_CHECKING:
 class Shelf:
     """A reflector's sink. `ended` is told the UID of a Pod that is gone, or has run to its end, or was made anew."""
 
-    def __init__(self, kube: Kube, *, ended: Callable[[str], None], runs: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        *,
+        ended: Callable[[str], None],
+        runs: Callable[[str], None],
+        patience: float = 5.0,  # seconds; the kubelet waits for thirty
+    ) -> None:
         self.reflector: Reflector[PodObject] | None = None  # set by whoever joins the two
-        self._kube, self._ended, self._runs = kube, ended, runs
+        self._kube, self._ended, self._runs, self._patience = kube, ended, runs, patience
         self._by_name: dict[str, PodObject] = {}
         self._names: dict[str, str] = {}  # by UID
 
@@ -40,9 +49,10 @@ class Shelf:
         return pod
 
     async def refresh(self) -> None:
-        """Compare with the API server now."""
+        """Compare with the API server now; where it does not answer soon, what we know must do."""
         if self.reflector is not None:
-            await self.reflector.relist()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.reflector.relist(), self._patience)
 
     # --- what the reflector tells --------------------------------------------------------------------------------
 

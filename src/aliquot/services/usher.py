@@ -123,6 +123,7 @@ class Usher:
             await self._pods.refresh()  # somebody may have left whose end we have not heard of
             self._tenants.sweep()
         # No await from here on.
+        self._check_here(pod)
         crowd = self._full(pod, claim, grant)
         if crowd is not None:
             raise Refused(f"{crowd}; were these Pods placed by two schedulers? `aliquot doctor` looks")
@@ -185,6 +186,12 @@ class Usher:
             raise Refused(f"Pod {owner.namespace}/{owner.name} was made anew: this container is of the former one")
         return found
 
+    def _check_here(self, pod: PodObject) -> None:
+        """Nobody would ever tell of the end of one that has ended already: it would hold its cards for good."""
+        now = self._pods.by_uid(pod.metadata.uid)
+        if now is None or now.finished:
+            raise Refused("it has ended, or is gone from the API server")
+
     # --- what it was given ---------------------------------------------------------------------------------------
 
     def granted(self, pod: PodObject) -> tuple[Claim, Grant]:
@@ -201,17 +208,20 @@ class Usher:
 
     def read(self, pod: PodObject) -> tuple[Claim, Grant]:
         """What the Pod asked for and got, wherever that is. Raises Refused."""
-        why = "it asks for no card"
+        node = self._node()
+        if pod.spec.node_name != node.name:
+            raise Refused(f"it is bound to {pod.spec.node_name or 'no node'}, and this is {node.name}")
+        bad_claim = bad_grant = ""
         for reader in self._readers:
             claim = reader.read(pod).claim
             if isinstance(claim, Claim):
-                found = dialects.parse_grant(pod, claim, self._node())
+                found = dialects.parse_grant(pod, claim, node)
                 if isinstance(found, Grant):
                     return claim, found
-                why = _not_granted(pod) if found is None else found[0].sentence()
-            elif claim is not None and why == "it asks for no card":
-                why = claim[0].sentence()
-        raise Refused(why)
+                bad_grant = bad_grant or (_not_granted(pod) if found is None else found[0].sentence())
+            elif claim is not None:
+                bad_claim = bad_claim or claim[0].sentence()
+        raise Refused(bad_grant or bad_claim or "it asks for no card")
 
     def tenancy_of(self, pod: PodObject) -> PodTenancy:
         """The Pod as a tenant. Raises Refused."""

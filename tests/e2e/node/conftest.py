@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from testbed.build import CONTROL_PLANE, NODE, CannotBuildError, binaries
+from testbed.fleet import Fleet
 from testbed.images import Registry
 from testbed.nodes import RealNode, remove_pods
 from testbed.plane import ControlPlane
@@ -68,3 +69,24 @@ def nodes(both: tuple[RealNode, ...], nodes_plane: ControlPlane) -> Iterator[Seq
 def node(nodes: Sequence[RealNode]) -> RealNode:
     """The first of them, for a test that needs one."""
     return nodes[0]
+
+
+@pytest.fixture(scope="session")
+def whole_fleet(
+    both: tuple[RealNode, ...], nodes_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Fleet]:
+    """Scheduler and agents on both nodes, for all tests."""
+    running = Fleet(nodes_plane, both, tmp_path_factory.mktemp("fleet"))
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def fleet(whole_fleet: Fleet) -> Iterator[Fleet]:
+    """The same for one test. Whatever it did: no card was given away twice, and in the end nothing is left of it."""
+    whole_fleet.heal()
+    yield whole_fleet
+    wrong = whole_fleet.overbooked()
+    whole_fleet.heal()
+    whole_fleet.tidy()
+    assert wrong == []

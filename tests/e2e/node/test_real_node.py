@@ -15,7 +15,8 @@ import pytest
 
 from aliquot.adapters.player import simulation
 from testbed import objects
-from testbed.nodes import RealNode, probe
+from testbed.client import MERGE_PATCH, Refused
+from testbed.nodes import RealNode, probe, restricted
 from testbed.plane import ControlPlane
 from testbed.processes import wait_until
 
@@ -53,6 +54,29 @@ def test_any_image_of_any_registry_can_be_pulled(node: RealNode) -> None:
         pod["spec"]["containers"][0] |= {"image": image, "imagePullPolicy": "Always"}
         objects.create(node.plane, pod)
     assert [node.report(f"image-{number}")["host"] for number in range(3)] == ["image-0", "image-1", "image-2"]
+
+
+def test_a_pod_of_the_restricted_level_runs_as_the_user_it_names(node: RealNode) -> None:
+    plane = node.plane
+    plane.kubeconfig_for("guarded/default")  # makes both
+    label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    plane.api("PATCH", "/api/v1/namespaces/guarded", label, content_type=MERGE_PATCH)
+    with pytest.raises(Refused, match="restricted"):
+        objects.create(plane, probe("guarded", node=node.name, namespace="guarded"))
+    objects.create(plane, restricted(probe("guarded", node=node.name, namespace="guarded"), user=1234))
+    assert node.report("guarded", namespace="guarded")["uid"] == 1234
+
+
+def test_a_command_can_be_run_in_a_container(node: RealNode) -> None:
+    objects.create(node.plane, probe("open", node=node.name))
+    node.report("open")
+    assert '"host": "open"' in node.plane.kubectl("exec", "open", "--", "/probe", "exit", "0")
+
+
+def test_init_containers_come_before_the_others(node: RealNode) -> None:
+    first = objects.container("first", args=["exit", "0"])
+    objects.create(node.plane, probe("two-steps", node=node.name, init=[first]))
+    assert node.report("two-steps", "main")["at"] > node.report("two-steps", "first")["at"]
 
 
 def test_a_pod_that_ends_with_an_error_is_started_again(node: RealNode) -> None:

@@ -1,7 +1,7 @@
 /* probe.c - what runs in the containers of the tests: says what it sees, then does what it is told, in order.
  *
  *     probe [card N | alloc SIZE | fill | burn SECONDS [KERNEL_MS] | serve SECONDS EVERY_MS [KERNEL_MS] | say | sleep SECONDS
- *            | exit CODE | idle] ...
+ *            | work KERNELS [KERNEL_MS] | write FILE | look FOLDER | knock SOCKET | exit CODE | idle] ...
  *
  * Its words come from the environment variable PROBE if that is set, else from the arguments; a first word it does not
  * know (a manifest's own command line) is none for it. After the last it idles until SIGTERM, which ends it with 0. Sizes
@@ -105,8 +105,8 @@ static void report(void)
     report_text("preload", "/etc/ld.so.preload");
     line_bool("shim_there", !access("/usr/local/lib/aliquot/libaliquot.so", R_OK));
     line_bool("shim_loaded", contains("/proc/self/maps", "libaliquot.so"));
-    line_bool("socket_there", !access("/run/aliquot/sock", R_OK | W_OK));
-    line_bool("page_writable", !access("/run/aliquot/page", R_OK | W_OK));
+    line_bool("socket_there", !access("/run/aliquot/tenant/sock", R_OK | W_OK));
+    line_bool("page_writable", !access("/run/aliquot/tenant/page", R_OK | W_OK));
     report_mounts();
     cuda_report();
     line_end();
@@ -116,7 +116,8 @@ static void report(void)
 
 static int is_word(const char *text)
 {
-    static const char *const known[] = { "card", "alloc", "fill", "burn", "serve", "say", "sleep", "exit", "idle" };
+    static const char *const known[] = { "card", "alloc", "fill", "burn", "work", "serve", "say", "sleep",
+                                         "write", "look", "knock", "exit", "idle" };
     for (size_t index = 0; index < sizeof known / sizeof *known; index++)
         if (!strcmp(text, known[index]))
             return 1;
@@ -202,6 +203,20 @@ static void burn(double seconds, double ms)
     cuda_wait(1);
 }
 
+/* So many kernels, one after the other, however long it takes. */
+static void work(long kernels, double ms)
+{
+    double began = now();
+    long done = 0;
+    for (; done < kernels; done++)
+        if (failed("worked", cuda_launch(ms)) || failed("worked", cuda_mark(0)) || failed("worked", cuda_wait(0)))
+            return;
+    line_begin("worked");
+    line_number("kernels", (double)done);
+    line_number("elapsed_s", now() - began);
+    line_end();
+}
+
 static int by_size(const void *one, const void *other)
 {
     double left = *(const double *)one, right = *(const double *)other;
@@ -247,9 +262,24 @@ static void serve(double seconds, double every, double ms)
     tell_latencies("served", all, count);
 }
 
+static int reach(const char *verb)
+{
+    static const struct { const char *verb; void (*reach)(const char *); } known[] = {
+        { "write", reach_write }, { "look", reach_look }, { "knock", reach_knock },
+    };
+    for (size_t index = 0; index < sizeof known / sizeof *known; index++)
+        if (!strcmp(verb, known[index].verb) && *word) {
+            known[index].reach(*word++);
+            return 1;
+        }
+    return 0;
+}
+
 static void obey(void)
 {
     const char *verb = *word++;
+    if (reach(verb))
+        return;
     if (!strcmp(verb, "exit"))
         _exit((int)number_or(0));
     if (!strcmp(verb, "idle"))
@@ -275,6 +305,9 @@ static void obey(void)
     } else if (!strcmp(verb, "burn")) {
         double seconds = number_or(0);
         burn(seconds, number_or(10));
+    } else if (!strcmp(verb, "work")) {
+        double kernels = number_or(1);
+        work((long)kernels, number_or(10));
     } else if (!strcmp(verb, "serve")) {
         double seconds = number_or(0), every = number_or(100);
         serve(seconds, every, number_or(5));

@@ -23,3 +23,8 @@ int cuda_memory(uint64_t *free_bytes, uint64_t *total);
 int cuda_launch(double ms);                             /* a kernel named burn that takes so long */
 int cuda_mark(int slot);                                /* slot 0 or 1: an event behind what was launched */
 int cuda_wait(int slot);
+
+/* What can be got at: each writes a line with the kernel's error, null where there was none. */
+void reach_write(const char *path);                     /* a byte into the file, which is made if it is not there */
+void reach_look(const char *path);                      /* the names in the folder */
+void reach_knock(const char *path);                     /* at a socket: whether one is let in, and stays in */

@@ -1,0 +1,73 @@
+"""What an agent tells of itself, before it has heard of anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from aliquot.adapters.kube import Server
+from aliquot.adapters.podstore import PodStore
+from aliquot.cli.top import view
+from aliquot.model.device import Card
+from aliquot.model.edits import Edits
+from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
+from aliquot.services.agent import Agent, Parts, Settings
+from aliquot.services.agentmetrics import agent_exposition
+from aliquot.services.doorway import Fixtures
+
+
+class _Arbiter:
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def add(self, tenant: Tenant, directory: Path) -> None: ...
+    def remove(self, tenant_id: str) -> None: ...
+    def configure(self, rules: SharingRules) -> None: ...
+    def standings(self) -> list[Standing]:
+        return []
+
+    def findings(self) -> list[Finding]:
+        return []
+
+    def alive(self, tenant_id: str) -> bool:
+        return False
+
+
+class _Health:
+    cards = (Card(0, 16384, "GPU-a", "A30", healthy=False),)
+    why: dict[str, str] = {"GPU-a": "Xid 79"}  # noqa: RUF012  # never changed
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    for folder in ("t", "a", "cdi"):
+        (tmp_path / folder).mkdir()
+    store = PodStore(tmp_path / "state.db")
+    fixtures = Fixtures((), {}, lambda uuids: Edits({}))
+    settings: dict[str, Any] = {"cdi_folder": tmp_path / "cdi", "kubelet": tmp_path, "simulated": "1x16GiB"}
+    yield Agent(
+        Server("https://127.0.0.1:1"),
+        Settings("n1", tmp_path / "t", tmp_path / "a", **settings),
+        Parts(store, _Arbiter(), _Health(), fixtures),
+    )
+    store.close()
+
+
+def test_it_tells_where_its_things_are(agent: Agent, tmp_path: Path) -> None:
+    about = agent.about
+    assert (about["node"], about["home"], about["kubelet"]) == ("n1", str(tmp_path), str(tmp_path))
+    assert (about["database"], about["simulated"]) == (str(tmp_path / "state.db"), "1x16GiB")
+
+
+def test_its_status_can_be_shown_and_scraped_at_any_time(agent: Agent) -> None:
+    status = agent.status()
+    assert msgspec.json.decode(msgspec.json.encode(status)) == status
+    assert status["agent"]["waits_for"] == "the API server has not told the node and its Pods yet"
+    assert "OUT: Xid 79" in view(status)
+    assert b"aliquot_agent_ready 0.0" in agent_exposition(status, agent.calls)
