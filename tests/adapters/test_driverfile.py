@@ -42,13 +42,11 @@ def test_the_first_that_is_there_counts(places: tuple[Path, ...]) -> None:
     assert file.read() == {"kind": "second"}
 
 
-def test_a_file_that_has_not_changed_is_parsed_once(
-    places: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_has_not_changed_is_parsed_once(places: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     places[0].write_text("{kind: one}")
     file = DriverFile(wanted=True, places=places)
     first = file.read()
-    monkeypatch.setattr(driverfile.yaml, "safe_load", lambda text: pytest.fail("parsed again"))
+    monkeypatch.setattr("yaml.safe_load", lambda text: pytest.fail("parsed again"))
     assert file.read() is first
 
 

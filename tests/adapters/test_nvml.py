@@ -253,3 +253,27 @@ class TestOpeningAnew:
         go_on.set()
         asker.join()
         nvml.reopen()
+
+    def test_its_turn_comes_however_many_ask_without_pause(self, played: PlayedNvml) -> None:
+        nvml, over = Nvml(), threading.Event()
+        answers: list[tuple[int, int]] = []
+
+        def ask() -> None:
+            while not over.is_set():
+                answers.append(nvml.memory("GPU-0"))
+
+        def slow(_: object) -> object:
+            over.wait(0.001)
+            return SimpleNamespace(total=1, used=0)
+
+        played.answers["nvmlDeviceGetMemoryInfo"] = slow
+        askers = [threading.Thread(target=ask) for _ in range(3)]
+        for asker in askers:
+            asker.start()
+        try:
+            nvml.reopen()
+        finally:
+            over.set()
+            for asker in askers:
+                asker.join()
+        assert set(answers) <= {(0, 1)}

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from aliquot.arbiter import slices
-from aliquot.arbiter.card import DOZE, SAMPLE, CardArbiter
+from aliquot.arbiter.card import DOZE, REST, SAMPLE, CardArbiter
 from aliquot.arbiter.orders import Arm, Order, Pause, Resume, SetSlice
 from aliquot.arbiter.roster import LONGEST_SETTLING, SETTLING, Member, Reading
 from aliquot.model.claim import AppClass
@@ -45,7 +45,7 @@ def kinds(orders: list[Order], kind: type[Order]) -> list[str]:
 def test_an_empty_card_needs_nothing() -> None:
     arbiter = CardArbiter()
     assert arbiter.tick(0.0) == []
-    assert arbiter.deadline == DOZE
+    assert arbiter.deadline == REST
 
 
 def test_a_newcomer_gets_its_slice_is_resumed_and_asked_to_ring() -> None:
@@ -240,7 +240,7 @@ def test_activity_is_looked_at_often_only_while_it_decides_something() -> None:
     assert beside.deadline == SAMPLE
     look(beside, 1.0)
     look(beside, 2.0)
-    assert beside.deadline == 2.0 + DOZE
+    assert beside.deadline == 2.0 + REST
 
 
 def test_the_deadline_is_finite_whoever_is_there() -> None:

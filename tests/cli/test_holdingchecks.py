@@ -47,6 +47,11 @@ def test_a_folder_whose_pod_is_gone() -> None:
     assert (finding.check, finding.about) == ("tenants", ("/run/aliquot/t/uid-of-old",))
 
 
+def test_a_link_whose_pod_is_gone() -> None:
+    finding = the_one(findings(the_site(links={"gpu-mem-1": UID, "gpu-mem-2": "uid-of-old"})))
+    assert (finding.check, finding.about) == ("tenants", ("/run/aliquot/a/gpu-mem-2",))
+
+
 def test_a_pod_that_has_run_to_its_end_is_as_good_as_gone() -> None:
     over = {**the_pod(), "status": {"phase": "Succeeded"}}
     site = the_site(agent=the_agent(tenancies=[]), held=())

@@ -102,6 +102,19 @@ def test_a_driver_that_hangs_is_not_waited_for(node: PaperNode, monkeypatch: pyt
     answers.set()
 
 
+def test_an_agent_of_a_release_that_tells_something_else_is_not_misread(well: PaperNode) -> None:
+    well.agent.otherwise["cards"] = {"0": "A30"}
+    site = look(well.places, "n1")
+    assert site.agent is None
+    assert str(site.agent_problem).startswith("it answers in another form (Expected `array`, got `object`")
+
+
+def test_where_links_lead_is_known(node: PaperNode) -> None:
+    (node.places.run / "a").mkdir()
+    (node.places.run / "a" / "gpu-mem-1").symlink_to(node.places.run / "t" / UID)
+    assert look(node.places, "n1").links == {"gpu-mem-1": UID}
+
+
 # --- files -----------------------------------------------------------------------------------------------------------
 
 

@@ -10,9 +10,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import convert
 
-from aliquot.dialects import Rules, parse_pod, render_grant, render_pod
-from aliquot.dialects.admission import AdmissionSettings, env_annotation, render_env_annotations, review
+from aliquot.dialects import Rules, parse_pod, render_env, render_grant, render_pod
+from aliquot.dialects.admission import (
+    AdmissionSettings,
+    env_annotation,
+    reads_environment,
+    render_env_annotations,
+    review,
+)
+from aliquot.dialects.objects import PodObject
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.refusal import Invalid
@@ -266,6 +274,21 @@ def test_what_the_binding_writes_is_what_the_containers_read(case: tuple[Claim, 
     read = {path for each in containers if "env" in each for path in env_of(each).values()}
     written = render_env_annotations(claim, grant, NODE, rules)
     assert read == {f"metadata.annotations['{key}']" for key in written}
+
+
+@settings(max_examples=100)
+@given(grants())
+def test_a_bound_pod_shows_whether_the_webhook_has_seen_it(case: tuple[Claim, Rules, Grant]) -> None:
+    """Where it was away, the annotations are there all the same, and nobody reads them."""
+    claim, rules, grant = case
+    pod = render_pod(claim, rules)
+    written = {"metadata": {"annotations": render_env_annotations(claim, grant, NODE, rules)}}
+    seen = patched(pod, answer(asked(pod), BY_ENV, rules)) | written
+    for each in claim.containers:
+        variables = render_env(claim, grant, NODE, each.name, rules)
+        assert reads_environment(convert(seen, PodObject), each.name, variables)
+        assert not reads_environment(convert(seen | {"metadata": {}}, PodObject), each.name, variables)
+        assert not reads_environment(convert(pod | written, PodObject), each.name, variables)
 
 
 # Always.

@@ -10,7 +10,18 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.dialects.cdi import CdiName, Edits, Mount, Spec, driver_edits, name_of, parse_spec, reads_cdi, render_spec
+from aliquot.dialects.cdi import (
+    CdiName,
+    Edits,
+    Mount,
+    Spec,
+    driver_edits,
+    name_of,
+    parse_spec,
+    passes_cdi,
+    reads_cdi,
+    render_spec,
+)
 
 # The rules of the CDI library (pkg/parser), for kinds that it takes at version 0.5.0: there no dots in a class.
 KIND = re.compile(r"aliquot\.dev/[A-Za-z][A-Za-z0-9_-]*[A-Za-z0-9]")
@@ -195,6 +206,16 @@ def test_a_runtime_that_reads_cdi_unless_told_not_to(runtime: str) -> None:
 @pytest.mark.parametrize("runtime", ["containerd://1.7.27", "docker://26.1.0", "containerd", "containerd://", ""])
 def test_a_runtime_of_which_nobody_can_tell_counts_as_one_that_does_not(runtime: str) -> None:
     assert not reads_cdi(runtime)
+
+
+@pytest.mark.parametrize("kubelet", ["v1.29.0", "v1.31.2+k3s1", "v1.36.0-rc.0", "1.30.1-gke.100", "v2.0.0"])
+def test_a_kubelet_that_passes_on_what_device_plugins_say_by_cdi(kubelet: str) -> None:
+    assert passes_cdi(kubelet)
+
+
+@pytest.mark.parametrize("kubelet", ["v1.28.15", "v1.9.0", "", "unknown", "v1"])
+def test_one_that_may_drop_it_without_a_word_does_not_count(kubelet: str) -> None:
+    assert not passes_cdi(kubelet)
 
 
 # --- the driver's own file -------------------------------------------------------------------------------------------

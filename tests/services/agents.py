@@ -52,6 +52,8 @@ class PaperAgent:
     calls: Calls = field(default_factory=lambda: Calls(lambda: "now", ("allocate", "prestart")))
     about: dict[str, Any] = field(default_factory=lambda: {"pid": 5, "node": "n1", "simulated": None})
 
+    otherwise: dict[str, Any] = field(default_factory=dict)  # what it tells in another way
+
     def ready(self) -> str | None:
         return self.waits_for
 
@@ -62,7 +64,7 @@ class PaperAgent:
             "kubelet_restarts": 2,
             "calls": self.calls.told(),
         }
-        return {"daemon": self.about, "agent": agent, **status(self.scene, 1060.0)}
+        return {"daemon": self.about, "agent": agent, **status(self.scene, 1060.0), **self.otherwise}
 
 
 class RunningDoor:

@@ -235,6 +235,7 @@ class Rig:
         self._peer = link.peer
         self.patch.setattr(link, "peer", self.peer)
         self.patch.setattr(cardworker, "BEAT", 0.02)  # standings are told as often
+        self.patch.setattr(cardworker, "CALM", 0.02)
         self.daemon = self.another()
 
     def peer(self, connection: socket.socket) -> tuple[int, int]:

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from aliquot.adapters.podstore import PodStore, StoreError
-from aliquot.services.plugins import Refused
 from services.usher_rig import House, Json, Killed, NotMade, a_qgpu_pod
 
 EVERYWHERE = ("database", "memory", "arbiter", "folders", "specs")
@@ -83,7 +82,7 @@ class TestKilledAtAnyWrite:
 
     def test_while_a_pod_ends_the_next_agent_lets_it_go(self, house: House) -> None:
         house.run(other := a_qgpu_pod("other", card=0))
-        killed = []
+        killed: list[str] = []
 
         def ends() -> None:
             house.kill_at, at = None, house.kill_at
@@ -251,13 +250,7 @@ class Node(RuleBasedStateMachine):
     def an_init_container_starts(self, at: int) -> None:
         pods = [pod for pod in self.there if pod["spec"].get("initContainers")]
         pod = pods[at % len(pods)]
-        try:
-            seen = self.house.started(pod, "warm")
-        except Refused as error:  # only while the watch has not told of the Pod: the kubelet's file has no names
-            assert "does not tell whose" in str(error)
-            self.house.watch()
-            seen = self.house.started(pod, "warm")
-        assert seen.tenant == uid(pod)
+        assert self.house.started(pod, "warm").tenant == uid(pod)
 
     @precondition(lambda self: self.there)
     @rule(at=st.integers(0, 9), quietly=st.booleans(), lingers=st.booleans())
@@ -326,4 +319,3 @@ TestAnything = Node.TestCase
 TestAnything.settings = settings(
     max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
-

@@ -37,8 +37,9 @@ class _Arbiter:
 
 
 class _Health:
-    cards = (Card(0, 16384, "GPU-a", "A30", healthy=False),)
-    why: dict[str, str] = {"GPU-a": "Xid 79"}  # noqa: RUF012  # never changed
+    def __init__(self) -> None:
+        self.cards = (Card(0, 16384, "GPU-a", "A30", healthy=False),)
+        self.why = {"GPU-a": "Xid 79"}
 
     def start(self) -> None: ...
     def stop(self) -> None: ...

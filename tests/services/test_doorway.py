@@ -30,9 +30,21 @@ def a_place(uid: str = "u1", *, card: str = "GPU-0", env: dict[str, str] | None 
     return Place(tenancy, "main", (card,), {"NVIDIA_VISIBLE_DEVICES": card} if env is None else env)
 
 
-def a_pod(**annotations: str) -> PodObject:
-    told = {f"env.aliquot.dev/{key}": value for key, value in annotations.items()}
-    return msgspec.convert({"metadata": {"name": "p", "annotations": told}}, PodObject)
+def a_pod(*, seen: bool = True, **cards: str) -> PodObject:
+    """Bound with these cards for its containers, which read that where the webhook has seen the Pod."""
+    keys = {name: f"env.aliquot.dev/{name}.NVIDIA_VISIBLE_DEVICES" for name in cards}
+    told = {keys[name]: card for name, card in cards.items()}
+    env = {
+        name: {
+            "name": "NVIDIA_VISIBLE_DEVICES",
+            "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{key}']"}},
+        }
+        for name, key in keys.items()
+    }
+    containers = [{"name": name, "env": [env[name]] if seen else None} for name in cards]
+    return msgspec.convert(
+        {"metadata": {"name": "p", "annotations": told}, "spec": {"containers": containers}}, PodObject
+    )
 
 
 def driver(uuids: Sequence[str]) -> Edits:
@@ -119,7 +131,7 @@ class TestByCdi:
     def test_a_name_that_is_answered_anew_leads_nowhere(self, by_cdi: CdiDoorway, cdi: CdiFolder) -> None:
         by_cdi.lead(CORE, IDS, a_place("old"), a_pod())
         by_cdi.open(CORE, IDS)
-        assert cdi.specs() == []
+        assert (cdi.specs(), by_cdi.led()) == ([], {})
 
     def test_who_leaves_takes_all_its_names_and_no_others(self, by_cdi: CdiDoorway, cdi: CdiFolder) -> None:
         by_cdi.lead(CORE, IDS, a_place("u1"), a_pod())
@@ -183,6 +195,16 @@ class TestByMounts:
         with pytest.raises(Refused, match="--env-by-annotation and make the Pod anew, or enable CDI"):
             by_mounts.lead(CORE, IDS, a_place(), a_pod())
         assert by_mounts.led() == {}
+
+    def test_annotations_that_no_container_reads_are_no_environment(self, by_mounts: MountDoorway) -> None:
+        """The Pod was made while the webhook was away: an NVIDIA_VISIBLE_DEVICES of the image's own would hold."""
+        with pytest.raises(Refused, match="--env-by-annotation"):
+            by_mounts.lead(CORE, IDS, a_place(), a_pod(seen=False, main="GPU-0"))
+
+    def test_a_container_reads_its_own_and_not_its_neighbours(self, by_mounts: MountDoorway) -> None:
+        with pytest.raises(Refused, match="--env-by-annotation"):
+            by_mounts.lead(CORE, IDS, a_place(env={"T9K_GPU_PERCENT": "30"}), a_pod(main="GPU-0", other="GPU-1"))
+        by_mounts.lead(CORE, IDS, a_place(), a_pod(other="GPU-1", main="GPU-0"))
 
     def test_one_that_was_promised_no_environment_needs_none(self, by_mounts: MountDoorway) -> None:
         by_mounts.lead(CORE, IDS, a_place(env={}), a_pod())

@@ -58,7 +58,8 @@ class Clerk:
     def hear(self, labels: dict[str, str] | None = None, runtime: str = "containerd://2.1.0", **more: Any) -> None:
         """The watch tells of the Node."""
         metadata = {"name": "n1", "uid": "node-uid", "labels": labels or {}, **more}
-        node = {"metadata": metadata, "status": {"nodeInfo": {"containerRuntimeVersion": runtime}}}
+        told = {"containerRuntimeVersion": runtime, "kubeletVersion": "v1.31.2"}
+        node = {"metadata": metadata, "status": {"nodeInfo": told}}
         self.clerk.changed(msgspec.convert(node, NodeObject))
 
     def said(self) -> list[tuple[str, str]]:
@@ -140,7 +141,7 @@ class TestTheNode:
         assert desk.clerk.runtime == ""
         desk.hear()
         desk.clerk.gone("n1")
-        assert desk.clerk.runtime == "containerd://2.1.0"
+        assert (desk.clerk.runtime, desk.clerk.kubelet) == ("containerd://2.1.0", "v1.31.2")
         desk.hear(runtime="containerd://2.2.0")
         assert desk.clerk.runtime == "containerd://2.2.0"
 
@@ -272,7 +273,10 @@ class TestWhatIsTold:
     def test_it_is_told_once_and_then_when_it_is_back(self, desk: Clerk) -> None:
         for health in (sick := Sick(GPU_1="silent")), sick, Sick(), Sick():
             desk.clerk.tell_health(health, ())
-        assert desk.said() == [("GPUUnhealthy", "card 1 (GPU-1) is out: silent"), ("GPUHealthy", "card 1 (GPU-1) is back")]
+        assert desk.said() == [
+            ("GPUUnhealthy", "card 1 (GPU-1) is out: silent"),
+            ("GPUHealthy", "card 1 (GPU-1) is back"),
+        ]
         assert [type for _, _, _, type in desk.told] == ["Warning", "Normal"]
 
     def test_what_should_not_be_on_a_card_is_told_on_its_pod_else_on_the_node(self, desk: Clerk) -> None:
@@ -308,5 +312,3 @@ class TestWhatIsTold:
         for _ in range(3):
             desk.clerk.tell_refused(Invalid("--memory-unit", "MiB", "GiB: there would be too many devices"))
         assert [reason for reason, _ in desk.said()] == ["CannotAdvertise"]
-
-

@@ -137,6 +137,11 @@ class TestInitContainers:
         assert {each.tenant for each in seen.values()} == {uid(pod)}
         assert {each.cards for each in seen.values()} == {"GPU-1"}
 
+    @pytest.mark.parametrize("size", [(10, 2), (40, 8)], ids=["smaller", "larger"])
+    def test_and_gets_the_card_that_it_was_given_itself(self, house: House, size: tuple[int, int]) -> None:
+        seen = house.run(a_qgpu_pod(init={"warm": size}, card={"warm": 1, "main": 0}))
+        assert (seen["warm"].cards, seen["main"].cards) == ("GPU-1", "GPU-0")
+
     def test_one_that_shares_devices_with_two_containers_is_still_of_one_pod(self, house: House) -> None:
         pod = a_qgpu_pod(containers={"a": (20, 2), "b": (20, 2)}, init={"warm": (40, 4)})
         assert {each.tenant for each in house.run(pod).values()} == {uid(pod)}
@@ -153,12 +158,13 @@ class TestInitContainers:
         house.admitted(house.bound(pod := a_qgpu_pod(init={"warm": (40, 8)}, card=1)))
         assert house.started(pod, "warm").tenant == uid(pod)
 
+    def test_one_that_nobody_lists_is_found_though_the_watch_lags(self, house: House) -> None:
+        house.admitted(house.bound(pod := a_pod_whose_application_asks_for_no_core(), quietly=True))
+        assert house.started(pod, "warm").tenant == uid(pod)
+
     def test_without_the_file_one_that_nobody_lists_is_refused_until_it_is_there(self, house: House) -> None:
-        pod = a_qgpu_pod(init={"warm": (40, 8)}, containers={"main": (20, 0)}, granted=False)
-        del pod["spec"]["containers"][0]["resources"]["limits"][QGPU_CORE]
-        pod["metadata"]["annotations"] = grant_of(pod, 0)
         house.kubelet.private_file = False
-        house.admitted(house.bound(pod))
+        house.admitted(house.bound(pod := a_pod_whose_application_asks_for_no_core()))
         assert "does not tell whose these 40 devices" in refusal(house, pod, "warm")
         house.kubelet.private_file = True
         assert house.started(pod, "warm").tenant == uid(pod)
@@ -175,7 +181,7 @@ class TestAPodMadeAnewUnderItsName:
         assert (seen.tenant, seen.cards) == (uid(new), "GPU-1")
         house.watch()
         house.tenants.sweep()
-        assert house.remains() == {**NOTHING, **dict.fromkeys(house.remains().keys() - {"drafts", "links"}, {uid(new)})}
+        assert house.remains() == {place: set() if place in ("drafts", "links") else {uid(new)} for place in NOTHING}
 
     def test_and_without_the_kubelets_file_too(self, house: House) -> None:
         house.kubelet.private_file = False
@@ -216,9 +222,7 @@ class TestWhatTheApiServerTells:
         house.admitted(house.bound(unknown := a_qgpu_pod("unknown"), quietly=True))
         house.api.away = True
         assert house.started(known).tenant == uid(known)
-        assert (
-            refusal(house, unknown) == "the API server cannot be asked for Pod ml/unknown: connection refused"
-        )
+        assert refusal(house, unknown) == "the API server cannot be asked for Pod ml/unknown: connection refused"
         house.api.away = False
         assert house.started(unknown).tenant == uid(unknown)
 
@@ -292,9 +296,16 @@ class TestWhoIsRefused:
         house.health.cards = house.health.cards[:1]
         assert refusal(house, pod) == "it was given card GPU-1, which this node does not have"
 
+    def test_a_grant_of_a_card_that_is_gone_whose_number_another_card_of_the_pod_has_now(self, house: House) -> None:
+        pod = a_qgpu_pod(containers={"a": (20, 4), "b": (20, 4)}, card={"a": 0, "b": 1})
+        house.admitted(house.bound(pod))
+        house.health.cards = (replace(house.health.cards[1], index=0),)
+        for container in ("a", "b"):
+            assert refusal(house, pod, container) == "it was given card GPU-0, which this node does not have"
+
     def test_a_grant_of_a_card_that_is_out_until_it_is_back(self, house: House) -> None:
         house.admitted(house.bound(pod := a_qgpu_pod(card=1)))
-        house.health.why["GPU-1"] = "card 1 (GPU-1) is out: Xid 79, it fell off the bus"
+        house.health.why["GPU-1"] = "Xid 79, it fell off the bus"
         assert refusal(house, pod) == "card 1 (GPU-1) is out: Xid 79, it fell off the bus"
         house.health.why.clear()
         assert house.started(pod).cards == "GPU-1"
@@ -415,6 +426,36 @@ class TestWhenWritingFails:
             house.usher.allocate(QGPU_CORE, held)
 
 
+class TestWithoutCdi:
+    @pytest.fixture
+    def house(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+        made = House(tmp_path, monkeypatch, cdi=False)
+        made.sync()
+        yield made
+        made.store.close()
+
+    def test_a_container_finds_its_folder_and_the_shim_and_brings_its_environment(self, house: House) -> None:
+        seen = house.run(pod := a_qgpu_pod(by_annotation=True))["main"]
+        assert seen.tenant == uid(pod)
+        assert "/usr/local/lib/aliquot/libaliquot.so" in seen.mounts
+        assert house.specs() == []
+        house.deleted(pod)
+        assert house.remains() == NOTHING
+
+    def test_one_that_brings_none_is_refused_with_an_event_that_says_what_to_switch_on(self, house: House) -> None:
+        house.admitted(house.bound(pod := a_qgpu_pod()))
+        assert "--env-by-annotation" in refusal(house, pod)
+        assert [reason for _, reason, _ in house.told] == ["GPURefused"]
+
+    def test_devices_that_come_again_lead_to_their_new_pod(self, house: House) -> None:
+        house.run(old := a_qgpu_pod("old", by_annotation=True))
+        house.deleted(old, quietly=True)
+        assert house.run(new := a_qgpu_pod("new", by_annotation=True))["main"].tenant == uid(new)
+        house.watch()
+        house.tenants.sweep()
+        assert house.made(new).tenant == uid(new)
+
+
 class TestAGrantThatWasChanged:
     def test_while_the_pod_runs_is_refused_for_what_runs_is_still_on_its_card(self, house: House) -> None:
         house.run(pod := a_qgpu_pod(card=0))
@@ -469,6 +510,14 @@ class TestPeers:
         pod["metadata"] |= {"uid": "uid-bin", "namespace": "ml"}
         pod["metadata"]["annotations"] = grant_of(pod, 1)
         assert house.run(pod)["main"].cards == "GPU-1"
+
+
+def a_pod_whose_application_asks_for_no_core() -> Json:
+    """So that nobody but the init container has devices of that resource."""
+    pod = a_qgpu_pod(init={"warm": (40, 8)}, containers={"main": (20, 0)}, granted=False)
+    del pod["spec"]["containers"][0]["resources"]["limits"][QGPU_CORE]
+    pod["metadata"]["annotations"] = grant_of(pod, 0)
+    return pod
 
 
 def _full(*_: object) -> None:

@@ -26,6 +26,7 @@ from aliquot.adapters.kubelet.checkpoint import Entry
 from aliquot.adapters.kubelet.podresources import Holder
 from aliquot.adapters.podstore import PodStore
 from aliquot.dialects import DEFAULT_RULES, Rules
+from aliquot.dialects.admission import env_annotation
 from aliquot.dialects.cdi import parse_spec
 from aliquot.dialects.objects import NodeObject, PodObject
 from aliquot.model.claim import Claim
@@ -103,9 +104,7 @@ class Kubelet:
                 (spare.update if role == "init" else spare.difference_update)(chosen)
 
     def _free(self, resource: str, amount: int) -> list[str]:
-        taken = {
-            each for held in self.held.values() for (_, of), ids in held.items() if of == resource for each in ids
-        }
+        taken = {each for held in self.held.values() for (_, of), ids in held.items() if of == resource for each in ids}
         names = (f"GPU-{card}-_-{at}" for card in range(2) for at in range(100))
         return list(itertools.islice((each for each in names if each not in taken), amount))
 
@@ -172,11 +171,11 @@ class Api:
         pod["metadata"]["resourceVersion"] = str(next(self._version))
         self.untold.append({"type": kind, "object": json.loads(json.dumps(pod))})
 
-    async def get(self, path: str, **_: Any) -> PodObject:
+    async def get(self, path: str, **given: Any) -> PodObject:
         self.gets += 1
         if self.away:
             raise Unreachable("connection refused")
-        _, _, _, _, namespace, _, name = path.split("/")
+        namespace, _, name = path.split("/")[-3:]
         pod = self.pods.get(f"{namespace}/{name}")
         if pod is None:
             raise ApiError(404, "NotFound", f'pods "{name}" not found')
@@ -239,7 +238,7 @@ class Health:
 class House:
     """The node. `step` is told the name of each of the agent's writes, before it is done."""
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, *, cdi: bool = True) -> None:
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, *, cdi: bool | None = True) -> None:
         self.folder, self.patch, self.cdi = folder, patch, cdi
         self.kubelet, self.api = Kubelet(), Api()
         self.processes: set[str] = set()
@@ -433,7 +432,7 @@ def a_qgpu_pod(
     sidecars: Mapping[str, tuple[int, int]] | None = None,
     granted: bool = True,
     node: str = NODE,
-    env: Mapping[str, str] | None = None,
+    by_annotation: bool = False,
 ) -> Json:
     """A bound Pod; each container asks for percent and GiB of one card, and was given that card."""
     amounts = containers or {"main": (core, gib)}
@@ -442,8 +441,20 @@ def a_qgpu_pod(
     pod = a_pod(name, *(_asks(each, *asked) for each, asked in amounts.items()), init=first, on=node)
     pod["metadata"] |= {"uid": f"uid-{next(_uids)}", "namespace": "ml"}
     if granted:
-        pod["metadata"]["annotations"] = {**grant_of(pod, card, node), **(env or {})}
+        pod["metadata"]["annotations"] = grant_of(pod, card, node)
+    if by_annotation:
+        _read_by_annotation(pod, card)
     return pod
+
+
+def _read_by_annotation(pod: Json, card: int | Mapping[str, int]) -> None:
+    """As the webhook leaves its containers, and the binding its annotations."""
+    for container, _ in containers_of(pod):
+        name = container["name"]
+        key = env_annotation(name, "NVIDIA_VISIBLE_DEVICES")
+        pod["metadata"]["annotations"][key] = f"GPU-{card if isinstance(card, int) else card[name]}"
+        source = {"fieldRef": {"fieldPath": f"metadata.annotations['{key}']"}}
+        container["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": source}]
 
 
 def _asks(name: str, core: int, gib: int) -> Json:

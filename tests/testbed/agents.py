@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from testbed.nodeprogram import NodeProgram
@@ -47,6 +49,18 @@ class AliquotAgent:
     def stop(self) -> int:
         return self.program.stop()
 
+    @contextmanager
+    def instead(self, command: Sequence[str]) -> Iterator[None]:
+        """Another command in its place for a while, ready. The usual one is not started again here (Fleet.heal)."""
+        self.stop()
+        usual, self.command = self.command, list(command)
+        try:
+            self.start()
+            yield
+        finally:
+            self.stop()
+            self.command = usual
+
     def ask(self, path: str) -> tuple[int, str]:
         """The status and the body of its answer; OSError where there is none."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=5)
@@ -64,6 +78,10 @@ class AliquotAgent:
         assert code == 200, body
         found: dict[str, Any] = json.loads(body)
         return found
+
+    def stumbles(self) -> list[str]:
+        """What its log has of errors of its own, over all its starts."""
+        return [line for line in self.program.log.splitlines() if '"level":"error"' in line or "Traceback" in line]
 
     def until_empty(self, seconds: float = 20.0) -> None:
         """No Pod is left in what it tells, in the CDI folder, the tenants' folder and the links."""

@@ -101,6 +101,10 @@ class Fleet:
         printed = self.plane.kubectl("exec", *where, "--", "/probe", *words, "exit", "0")
         return [json.loads(line) for line in printed.splitlines()]
 
+    def stumbles(self) -> list[str]:
+        """Errors in the agents' logs that are their own."""
+        return [line for agent in self.agents.values() for line in agent.stumbles()]
+
     def overbooked(self) -> list[str]:
         """Cards given away twice, says the API server alone."""
         return holdings.overbooked(self.plane)

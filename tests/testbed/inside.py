@@ -63,6 +63,11 @@ def wrong_cards(fleet: Fleet, names: Iterable[str]) -> list[str]:
     return found
 
 
+def denied(pod: Object) -> bool:
+    """Whether the kubelet turned the Pod away for good since no device plugin was there. Its owner makes another."""
+    return bool(pod["status"].get("reason") == "UnexpectedAdmissionError")
+
+
 def wait_running(fleet: Fleet, names: Sequence[str], seconds: float = 60.0) -> None:
     """All of them run, says the API server; the error tells who does not, and what was told of the first."""
     left: list[str] = []
@@ -98,9 +103,9 @@ def wait_restarted(fleet: Fleet, name: str, before: int, seconds: float = 30.0) 
     wait_until(again, seconds, f"{name} was started again", saw=lambda: objects.events_of(fleet.plane, name))
 
 
-def end_container(node: RealNode, pod: str) -> None:
-    """What runs in its containers is killed; the kubelet starts them again."""
-    uid = objects.get_pod(node.plane, pod)["metadata"]["uid"]
+def end_container(node: RealNode, pod: str, *, uid: str | None = None) -> None:
+    """What runs in its containers is killed; the kubelet starts them again. `uid`: the API server need not be asked."""
+    uid = uid or objects.get_pod(node.plane, pod)["metadata"]["uid"]
     for pid, command in node.contained():
         with contextlib.suppress(OSError):
             if f"/pod{uid}/" in Path(f"/proc/{pid}/cgroup").read_text() and command.startswith("/probe"):
@@ -153,9 +158,13 @@ _READER = (
 
 
 def query(node: RealNode, sql: str) -> list[list[Any]]:
-    """What the agent's database answers, read beside it, on the node: SQLite follows links, and /proc's lead back."""
+    """What the agent's database answers, read beside it, on the node: SQLite follows links, and /proc's lead back.
+
+    OSError where there is none, or it cannot be read.
+    """
     done = node.call([sys.executable, "-I", "-S", "-c", _READER, DATABASE, sql])
-    assert done.returncode == 0, done.stderr
+    if done.returncode:
+        raise OSError(done.stderr.strip())
     found: list[list[Any]] = json.loads(done.stdout)
     return found
 

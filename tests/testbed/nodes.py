@@ -149,7 +149,7 @@ class RealNode:
         self._containerd.wait_ready(lambda: sock.exists() and self._cri_serves(), 20)
 
     def _cri_serves(self) -> bool:
-        return "containerd successfully booted" in self.containerd.log.rpartition("starting containerd")[2]
+        return "containerd successfully booted" in self.containerd.said
 
     def stop_containerd(self, *, kill: bool = False) -> None:
         """Containers run on."""
@@ -199,7 +199,7 @@ class RealNode:
 
     def _syncs(self) -> bool:
         """By its log of now: the API server may still say what an earlier one told it."""
-        return "Starting kubelet main sync loop" in self.kubelet.log.rpartition("Kubelet version")[2]
+        return "Starting kubelet main sync loop" in self.kubelet.said
 
     def is_ready(self) -> bool:
         try:

@@ -39,6 +39,7 @@ class Program:
         self.command = [str(word) for word in command]
         self.name = name or Path(self.command[0]).name
         self.log_file = log
+        self._log_before = log.stat().st_size if log.exists() else 0
         self._popen = _STARTER.submit(self._start, {**os.environ, **(environment or {})}).result()
 
     def _start(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -69,6 +70,13 @@ class Program:
     def log(self) -> str:
         """All it has written so far, over every start with this log file."""
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+
+    @property
+    def said(self) -> str:
+        """What it has written since it was started, this time."""
+        with self.log_file.open("rb") as log:
+            log.seek(self._log_before)
+            return log.read().decode(errors="replace")
 
     def tail(self, lines: int = 25) -> str:
         return "\n".join(self.log.splitlines()[-lines:])

@@ -47,8 +47,9 @@ class Nvml:
         self._handles: dict[str, Any] = {}
         self._cards: dict[str, Card] = {}  # as they last answered
         self._lock = threading.Lock()
-        self._turn = threading.Condition()  # over the next two
+        self._turn = threading.Condition()  # over the next three
         self._asking = 0
+        self._reopening = False
         self._open = False
         self._init()
 
@@ -73,13 +74,18 @@ class Nvml:
         Not while anybody waits for an answer, and with no watch open. Raises NvmlError.
         """
         with self._turn:
-            if not self._turn.wait_for(lambda: not self._asking, _PATIENCE):
-                raise NvmlError("NVML does not answer: it cannot be opened anew")
-            if self._open:
-                self.close()
-            with self._lock:
-                self._handles.clear()
-            self._init()
+            self._reopening = True  # whoever asks from now on waits, or our turn would never come
+            try:
+                if not self._turn.wait_for(lambda: not self._asking, _PATIENCE):
+                    raise NvmlError("NVML does not answer: it cannot be opened anew")
+                if self._open:
+                    self.close()
+                with self._lock:
+                    self._handles.clear()
+                self._init()
+            finally:
+                self._reopening = False
+                self._turn.notify_all()
 
     def cards(self) -> tuple[Card, ...]:
         """Every card, in NVML's order. A card that does not answer is there, and not healthy; but one that never did
@@ -174,6 +180,7 @@ class Nvml:
     @contextlib.contextmanager
     def _using(self) -> Iterator[None]:
         with self._turn:
+            self._turn.wait_for(lambda: not self._reopening)
             self._asking += 1
         try:
             yield

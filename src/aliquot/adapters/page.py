@@ -35,7 +35,7 @@ _USE = struct.Struct("<3Q6I2Q")
 SIZE = _SLOT_AT + SLOTS * _SLOT_SIZE
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
-_MOST = 2**63 - 1  # no sum is told as more: whoever reads it may have 64 bits for it, and a tenant may claim anything
+MOST = 2**63 - 1  # no sum is told as more: whoever reads it may have 64 bits for it, and a tenant may claim anything
 # offsets inside a card and inside a use
 LIMIT, HEARTBEAT = 48, 56
 MEMORY, OVERHEAD, LAUNCHES, WAITING, GATE, PAUSED, WAKE, REFUSED, RESCUED, BUSY, BUSY_SINCE = (
@@ -144,7 +144,7 @@ class Page:
             at = self._at(slot, card) - _SLOT_AT
             use = Use(*_USE.unpack_from(slots, at))
             used, refused = used + use.memory + use.overhead, refused + use.refused
-        return min(_MOST, used), refused
+        return min(MOST, used), refused
 
     def used(self, card: int) -> int:
         """The first of the totals."""

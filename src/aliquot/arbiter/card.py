@@ -27,6 +27,7 @@ from .turns import FOREVER, Rotation, Windows
 
 SAMPLE = 0.01  # how often activity is looked at while it decides something
 DOZE = 0.1  # and while it does not
+REST = 0.25  # and while nobody is active at all
 
 _SELDOM = 0.05  # the weight of a turn that is likely to be wasted
 
@@ -278,6 +279,8 @@ class CardArbiter:
 
     def _interval(self, front: Sequence[Context], behind: Sequence[Context]) -> float:
         """How soon to look at activity again. Whoever is idle rings by itself."""
+        if all(each.quiet for each in (*front, *behind)):
+            return REST
         watched = [*front, *behind] if behind or self._turns_in_front(front) else []
         return DOZE if all(each.quiet for each in watched) else SAMPLE
 

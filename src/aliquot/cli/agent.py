@@ -22,6 +22,8 @@ NO_CARD = (
     "with NVIDIA's runtime, or its libraries mounted)? To try it without cards: --simulate 4x16GiB"
 )
 
+_LONGEST_RUN_DIR = 54  # a socket's name has 107: /t/, the Pod's UID, and its draft's /.sock. with a process's number
+
 
 @click.command()
 @click.option("--nodename", metavar="NAME", help="The name of the Node  [default: $NODE_NAME, else the host's name]")
@@ -55,7 +57,7 @@ NO_CARD = (
     default="auto",
     show_default=True,
     help="How containers are given their cards; off: by mounts and the webhook's --env-by-annotation, for runtimes "
-    "without CDI; auto goes by the runtime's version",
+    "without CDI; auto goes by the versions of runtime and kubelet",
 )
 @click.option(
     "--cdi-dir",
@@ -123,9 +125,13 @@ def _serve(given: dict[str, Any]) -> None:
     database: Path = given["dbfile"].absolute()
     home = Home(str(given["run_dir"].absolute()), str(database.parent))
     spec = parse_simulation(given["simulate"])
+    if len(os.fsencode(home.run)) > _LONGEST_RUN_DIR:
+        raise InputError(f"--run-dir: {home.run} is too long: {_LONGEST_RUN_DIR} bytes at most, for sockets are in it")
     try:
-        for folder, mode in ((home.run, 0o755), (home.state, 0o755), (home.tenants, 0o700), (f"{home.run}/a", 0o700)):
-            premises.make_folder(folder, mode)
+        for folder, mode in ((home.run, 0o755), (home.tenants, 0o700), (f"{home.run}/a", 0o700)):
+            premises.make_folder(folder, mode, advice="name another with --run-dir, one that is the agent's alone")
+        if not os.path.exists(home.state):  # else it is somebody's, who chose its mode: the database may be anywhere
+            premises.make_folder(home.state, 0o755, advice="name another with --dbfile")
         lock = premises.take_lock(home)
         try:
             playing = None if spec is None else with_stand_ins(home, spec)
@@ -155,7 +161,7 @@ def _run(given: dict[str, Any], home: Home, playing: Playing | None) -> None:
     except KubeConfigError as error:
         raise InputError(str(error)) from error
     settings = Settings(
-        node_name=given["nodename"] or os.environ.get("NODE_NAME") or socket.gethostname(),
+        node_name=given["nodename"] or os.environ.get("NODE_NAME") or socket.gethostname().lower(),
         tenants=Path(home.tenants),
         links=Path(home.run, "a"),
         cdi={"auto": None, "on": True, "off": False}[given["cdi"]],
@@ -171,6 +177,8 @@ def _run(given: dict[str, Any], home: Home, playing: Playing | None) -> None:
     try:
         run_agent(server, settings, database=given["dbfile"].absolute(), playing=playing, driver=given["driver"])
     except OSError as error:
-        if error.filename is not None or error.strerror is None:
+        if error.strerror is None:
             raise
+        if error.filename is not None:
+            raise InputError(f"{error.filename}: {error.strerror}") from error
         raise InputError(f"cannot listen on {settings.bind_address}:{settings.port}: {error.strerror}") from error

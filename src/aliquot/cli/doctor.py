@@ -272,7 +272,7 @@ def _node_objects(
     except KubectlError as error:
         said, advice = error.said, error.advice
     except OwnAccountError as error:
-        said, advice = str(error), "name the cluster: --kubeconfig, or KUBECONFIG"
+        said, advice = str(error), "name the cluster in KUBECONFIG, or install kubectl"
     what = f"{said}; so what Pods should have is not known"
     return None, [], [Finding("api", Level.UNKNOWN, (f"Node {name}",), what, advice or "is --nodename right?")]
 

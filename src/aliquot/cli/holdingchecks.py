@@ -64,6 +64,11 @@ def _leftovers(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
         folder = f"{site.places.run}/t/{uid}"
         what = "is the folder of a Pod that is gone: nobody has removed it"
         yield found("tenants", folder, what, _sweep(site, f"rm -r {folder}"))
+    for name, uid in sorted(site.links.items()):
+        if uid not in pods and uid not in lingering:
+            link = f"{site.places.run}/a/{name}"
+            what = f"leads to the folder of a Pod that is gone ({uid}): nobody has removed it"
+            yield found("tenants", link, what, _sweep(site, f"rm {link}"))
 
 
 def _sweep(site: Site, by_hand: str) -> str:
@@ -133,11 +138,11 @@ def _allocations(site: Site, pods: list[Json], node: Node, rules: Rules) -> Iter
 
 def _limits(pod: Json, held: Held) -> dict[str, int] | None:
     """What a container asks for; None where the Pod has none of that name."""
-    spec = part(pod, "spec") or {}
-    for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
+    lists = [part(pod, "spec", kind) for kind in ("initContainers", "containers")]
+    for container in (each for some in lists if isinstance(some, list) for each in some):
         if part(container, "name") == held.container:
-            limits = part(container, "resources", "limits") or {}
-            return {each: _count(limits[each]) for each in limits if each in _RESOURCES}
+            limits = part(container, "resources", "limits")
+            return {each: _count(limits[each]) for each in limits if each in _RESOURCES} if limits else {}
     return None
 
 
@@ -176,7 +181,8 @@ def _without_environment(site: Site, pods: Mapping[str, Json], rules: Rules) -> 
     if site.places.cdi is not None:
         return
     for pod in pods.values():
-        annotations = part(pod, "metadata", "annotations") or {}
+        annotations = part(pod, "metadata", "annotations")
+        annotations = annotations if isinstance(annotations, dict) else {}
         if isinstance(dialects.parse_pod(pod, rules), Claim) and not any(
             key.startswith(ENV_PREFIX) for key in annotations
         ):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from aliquot.adapters.home import SYSTEM_RUN, SYSTEM_STATE, Home
 from aliquot.cli.findings import Json
@@ -72,6 +72,7 @@ class Site:
     specs: tuple[Spec, ...] = ()
     absent: frozenset[str] = frozenset()  # host paths that a spec mounts and that are not there
     folders: frozenset[str] = frozenset()  # UIDs that have a folder
+    links: Mapping[str, str] = field(default_factory=dict)  # names by which containers without CDI get there, and UIDs
     held: tuple[Held, ...] | None = None
     held_problem: str | None = None
     database_problem: str | None = None
@@ -86,7 +87,7 @@ def look(places: Places, node_name: str | None) -> Site:
     """Look at everything but the API server's objects."""
     from aliquot.adapters import podstore, shims
 
-    agent, problem = _asked(places.run, "status")
+    agent, problem = _known(*_asked(places.run, "status"))
     about = agent.get("daemon", {}) if agent else {}
     places = _as_told(places, about)
     name = node_name or about.get("node") or os.environ.get("NODE_NAME") or socket.gethostname()
@@ -116,6 +117,7 @@ def with_leftovers(site: Site) -> Site:
         cdi_problem=problem,
         absent=frozenset(each for each in mounts if not os.path.exists(each)),
         folders=_folders(site.places.run / "t"),
+        links=_links(site.places.run / "a"),
     )
 
 
@@ -123,7 +125,7 @@ def settled(site: Site, living: frozenset[str], sleep: Callable[[float], None] =
     """The same, with what an agent at work puts away in a moment put away: Pods end while we look."""
 
     def suspect(seen: Site) -> bool:
-        return bool(({spec.pod_uid for spec in seen.specs} | seen.folders) - living)
+        return bool(({spec.pod_uid for spec in seen.specs} | seen.folders | {*seen.links.values()}) - living)
 
     first = site
     for _ in range(int(_SETTLES / _LOOK)):
@@ -134,7 +136,8 @@ def settled(site: Site, living: frozenset[str], sleep: Callable[[float], None] =
     # What came only now is of Pods that were made after we asked for them.
     known = {spec.name for spec in first.specs}
     specs = tuple(spec for spec in site.specs if spec.name in known)
-    return replace(site, specs=specs, folders=site.folders & first.folders)
+    links = {name: uid for name, uid in site.links.items() if first.links.get(name) == uid}
+    return replace(site, specs=specs, folders=site.folders & first.folders, links=links)
 
 
 # --- one thing each --------------------------------------------------------------------------------------------------
@@ -151,17 +154,57 @@ def _asked(run: Path, operation: str) -> tuple[Json | None, str | None]:
         return None, str(error)
 
 
+class _Card(TypedDict):
+    index: int
+    uuid: str
+    model: str
+    memory_bytes: int
+
+
+class _Seat(TypedDict):
+    pids: list[int]
+
+
+class _Tenant(TypedDict):
+    id: str
+    name: str
+    cards: list[_Seat]
+
+
+class _OnCard(TypedDict):
+    uuid: str
+    pid: int | None
+    text: str
+
+
+class _Status(TypedDict):
+    """What the checks read of a status, services/agentstatus.py."""
+
+    daemon: dict[str, Any]
+    cards: list[_Card]
+    tenants: list[_Tenant]
+    findings: list[_OnCard]
+
+
+def _known(status: Json | None, problem: str | None) -> tuple[Json | None, str | None]:
+    """An agent of another release may tell something else."""
+    import msgspec
+
+    if status is None:
+        return None, problem
+    try:
+        msgspec.convert(status, _Status)
+    except msgspec.ValidationError as error:
+        return None, f"it answers in another form ({error}): run the doctor of the agent's own release"
+    return status, None
+
+
 def _as_told(places: Places, about: Mapping[str, Any]) -> Places:
     """A running agent knows best where its things are."""
-    if "node" not in about:
-        return places
-    cdi = about.get("cdi")
-    return replace(
-        places,
-        database=Path(about["database"]),
-        kubelet=Path(about["kubelet"]),
-        cdi=None if cdi is None else Path(cdi),
-    )
+    found = {name: Path(about[name]) for name in ("database", "kubelet", "cdi") if isinstance(about.get(name), str)}
+    if "node" in about and about.get("cdi", "") is None:
+        return replace(places, **found, cdi=None)
+    return replace(places, **found)
 
 
 def _processes(run: Path) -> Mapping[str, int] | None:
@@ -225,6 +268,13 @@ def _folders(tenants: Path) -> frozenset[str]:
         return frozenset(each.name for each in tenants.iterdir() if each.is_dir())
     except OSError:
         return frozenset()
+
+
+def _links(folder: Path) -> dict[str, str]:
+    try:
+        return {each.name: each.readlink().name for each in folder.iterdir() if each.is_symlink()}
+    except OSError:
+        return {}
 
 
 def _with_held(site: Site) -> Site:

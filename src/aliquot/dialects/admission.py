@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid, show
 
 from . import gpushare, native
+from .objects import ContainerObject, FieldRef, PodObject
 from .pods import Json, list_at, mapping_at
 from .registry import Rules, missing_tolerations, parse_pod, render_env
 
@@ -214,6 +215,27 @@ def render_env_annotations(claim: Claim, grant: Grant, node: Node, rules: Rules)
     }
 
 
+def reads_environment(pod: PodObject, container: str, variables: Iterable[str]) -> bool:
+    """Whether the container reads these variables from annotations, and the binding wrote them.
+
+    Not so where the Pod was made while no webhook was asked: the annotations alone reach nobody. A container without a
+    name, or of one that the Pod does not have, is an init container of a form we do not know: any will do.
+    """
+    told = pod.metadata.annotations or {}
+    all_of_them = [*(pod.spec.containers or ()), *(pod.spec.init_containers or ())]
+    return any(
+        all(env_annotation(each.name, name) in told and _reads(each, name) for name in variables)
+        for each in [each for each in all_of_them if each.name == container] or all_of_them
+    )
+
+
+def _reads(container: ContainerObject, variable: str) -> bool:
+    """By the last entry of that name: it is the one that counts."""
+    found = [each for each in container.env or () if each.name == variable]
+    source = found[-1].value_from if found else None
+    return source is not None and source.field_ref == FieldRef(_field_path(container.name, variable))
+
+
 def _variables(claim: Claim, container: ContainerClaim, rules: Rules) -> list[str]:
     """The variables a container will be promised, whatever cards it gets: asked of the one place that writes them."""
     card = Card(index=0, memory_mib=1)
@@ -251,5 +273,9 @@ def _env_operations(
 
 
 def _from_annotation(container: str, variable: str) -> dict[str, Any]:
-    where = f"metadata.annotations['{env_annotation(container, variable)}']"
+    where = _field_path(container, variable)
     return {"name": variable, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": where}}}
+
+
+def _field_path(container: str, variable: str) -> str:
+    return f"metadata.annotations['{env_annotation(container, variable)}']"

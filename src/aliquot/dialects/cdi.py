@@ -23,7 +23,18 @@ import msgspec
 
 from aliquot.model.edits import OLDEST, CdiName, Edits, Mount, Spec
 
-__all__ = ["CdiName", "Edits", "Mount", "Spec", "driver_edits", "name_of", "parse_spec", "reads_cdi", "render_spec"]
+__all__ = [
+    "CdiName",
+    "Edits",
+    "Mount",
+    "Spec",
+    "driver_edits",
+    "name_of",
+    "parse_spec",
+    "passes_cdi",
+    "reads_cdi",
+    "render_spec",
+]
 
 VENDOR = "aliquot.dev"
 DRIVER_KIND = "nvidia.com/gpu"
@@ -143,6 +154,13 @@ def reads_cdi(runtime: str) -> bool:
     name, _, version = runtime.partition("://")
     major = version.removeprefix("v").partition(".")[0]
     return name in _ALWAYS_ON and major.isdigit() and int(major) >= _ALWAYS_ON[name]
+
+
+def passes_cdi(kubelet: str) -> bool:
+    """Whether a kubelet of that version (`v1.31.2`) passes on the CDI names that device plugins answer: by itself from
+    1.29 on. An older one drops them without a word, and containers would start without us."""
+    found = re.match(r"v?(\d+)\.(\d+)", kubelet)
+    return found is not None and (int(found[1]), int(found[2])) >= (1, 29)
 
 
 # --- the driver's own file -------------------------------------------------------------------------------------------

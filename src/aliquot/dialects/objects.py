@@ -49,12 +49,32 @@ class Resources(msgspec.Struct, gc=False):
     requests: Amounts | None = None
 
 
+class FieldRef(msgspec.Struct, rename="camel", gc=False):
+    """A field of the Pod itself."""
+
+    field_path: str = ""
+
+
+class EnvSource(msgspec.Struct, rename="camel", gc=False):
+    """Where a variable's value comes from."""
+
+    field_ref: FieldRef | None = None
+
+
+class EnvObject(msgspec.Struct, rename="camel", gc=False):
+    """One variable of a container."""
+
+    name: str = ""
+    value_from: EnvSource | None = None
+
+
 class ContainerObject(msgspec.Struct, rename="camel", gc=False):
     """One container of a Pod."""
 
     name: str = ""
     resources: Resources | None = None
     restart_policy: str | None = None
+    env: list[EnvObject] | None = None
 
 
 class PodSpec(msgspec.Struct, rename="camel", gc=False):
@@ -123,6 +143,7 @@ class NodeInfo(msgspec.Struct, rename="camel", gc=False):
     """What the kubelet tells of itself."""
 
     container_runtime_version: str = ""
+    kubelet_version: str = ""
 
 
 class NodeStatus(msgspec.Struct, rename="camel", gc=False):

@@ -34,7 +34,7 @@ from aliquot.adapters.podstore import PodStore, StoreError
 from aliquot.adapters.reflector import Reflector
 from aliquot.dialects import Rules
 from aliquot.dialects.advertising import Token, adverts, tokens
-from aliquot.dialects.cdi import parse_spec, reads_cdi, render_spec
+from aliquot.dialects.cdi import parse_spec, passes_cdi, reads_cdi, render_spec
 from aliquot.dialects.objects import NodeObject, PodObject
 from aliquot.model.device import Card
 from aliquot.model.health import describe_out
@@ -166,6 +166,8 @@ class Agent:
         self._offered: Mapping[str, tuple[Token, ...]] = {}
         self._held: dict[str, dict[str, frozenset[str]]] = {}  # by resource and ID: the cards of who holds it
         self._held_at = float("-inf")
+        self._offered_by: tuple[Node, Mapping[str, Mapping[str, frozenset[str]]]] | None = None
+        self._trouble = ""
 
     # --- from first to last --------------------------------------------------------------------------------------
 
@@ -234,7 +236,9 @@ class Agent:
         return next((describe_out(card, why) for card in health.cards if why is not None and card.uuid == uuid), None)
 
     def _has_cdi(self) -> bool:
-        return reads_cdi(self.clerk.runtime) if self.settings.cdi is None else self.settings.cdi
+        if self.settings.cdi is not None:
+            return self.settings.cdi
+        return reads_cdi(self.clerk.runtime) and passes_cdi(self.clerk.kubelet)
 
     def ready(self) -> str | None:
         """None when all is in order; else what we wait for."""
@@ -251,6 +255,7 @@ class Agent:
     def about(self) -> dict[str, Any]:
         """Who we are, and where our things are: what `aliquot doctor` looks at."""
         settings = self.settings
+        by_cdi = self._has_cdi() or (settings.cdi is None and not self.clerk.known)
         return about(
             os.getpid(),
             self._since,
@@ -259,7 +264,7 @@ class Agent:
             home=str(settings.tenants.parent),
             database=str(self.parts.store.path),
             kubelet=str(settings.kubelet),
-            cdi=str(settings.cdi_folder) if self._has_cdi() else None,
+            cdi=str(settings.cdi_folder) if by_cdi else None,
             metrics_port=settings.port or None,
         )
 
@@ -324,27 +329,39 @@ class Agent:
         await self.clerk.heard.wait()
         await self.restored.wait()
         while True:
-            self.parts.store.set_cards(self.parts.health.cards)
+            self._awake.clear()  # what changes from here on is looked at in the next round
+            self._remember_cards()
             self.clerk.publish(self.parts.health.cards)
             self.clerk.tell_health(self.parts.health, self.tenants.tenancies.values())
             await self._offer()
             self.clerk.tell_findings(self.parts.arbiter.findings(), self.shelf)
             self.clerk.tell_lingering(self.tenants.sweep())
-            self._awake.clear()
             try:
                 await asyncio.wait_for(self._awake.wait(), _UPKEEP)
             except TimeoutError:
                 continue
 
+    def _remember_cards(self) -> None:
+        """A full disk, say, must not keep the rest from being done."""
+        try:
+            self.parts.store.set_cards(self.parts.health.cards)
+        except StoreError as error:
+            if str(error) != self._trouble:
+                log.warning("the cards are not written down", extra={"data": {"why": str(error)}})
+            self._trouble = str(error)
+
     async def _offer(self) -> None:
         """What the kubelet may give away, and which of it is out."""
         node = self.node()
+        if any(not card.healthy for card in node.cards):
+            await self._look_who_holds()
+        if (node, self._held) == self._offered_by:  # up to 20,000 devices are not made anew each second
+            return
+        self._offered_by = (node, self._held)
         wanted = adverts(node, self.settings.rules)
         if isinstance(wanted, Invalid):
             self.clerk.tell_refused(wanted)
             wanted = ()
-        if any(not card.healthy for card in node.cards):
-            await self._look_who_holds()
         offered = {each.resource: tokens(each, node.cards, self._held.get(each.resource, {})) for each in wanted}
         if offered != self._offered:
             self._offered = offered

@@ -23,6 +23,8 @@ from .lookout import Lookout
 
 log = logging.getLogger(__name__)
 
+_LOOK = 5.0  # seconds; Prometheus looks more seldom, and the health of the cards is looked at beside this
+
 
 def run_agent(server: Server, settings: Settings, *, database: Path, playing: Playing | None, driver: str) -> None:
     """Until it is told to end. Raises NvmlError, StoreError, ShimError, CdiError, and OSError for a port in use."""
@@ -42,7 +44,9 @@ def run_agent(server: Server, settings: Settings, *, database: Path, playing: Pl
         )
         file = None if driver == "runtime" else DriverFile(wanted=driver == "cdi")
         fixtures = install_fixtures(database.parent, playing, file, numbers)
-        asyncio.run(_run(server, settings, Parts(store, arbiter, health, fixtures, Lookout(health.cards, nvml))))
+        asyncio.run(
+            _run(server, settings, Parts(store, arbiter, health, fixtures, Lookout(health.cards, nvml, every=_LOOK)))
+        )
     finally:
         store.close()
 

@@ -12,12 +12,12 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from aliquot.adapters import page as pages
 from aliquot.adapters import processes, rm
-from aliquot.adapters.page import Page, Use
+from aliquot.adapters.page import MOST, Page, Use
 from aliquot.arbiter.account import Shares, divide
 from aliquot.arbiter.card import CardArbiter
 from aliquot.arbiter.orders import Arm, Order, Pause, Resume, SetSlice
@@ -25,8 +25,10 @@ from aliquot.arbiter.roster import Member, Reading
 from aliquot.model.tenant import Finding, Level, Oddity, SharingRules, Standing, State
 
 BEAT = 0.1  # a heartbeat at least this often: tenants undo a pause themselves after ALQ_STALE_NS without one
+CALM = 0.25  # ... and this often while nothing is to be decided: nobody is active, so nobody is paused
 STALLED = 0.5  # when our own last beat is older, tenants may have done so
 _CHECKS = (0.1, 0.5)  # when a new context's slice is looked at again: libcuda sets its own while it makes the context
+_COUNT = 1.0  # seconds between two readings of whole pages
 _AUDIT = 1.0  # and then one context each second, and whether a process went on by itself
 _STOCK = 2048  # microseconds: the driver's own slice
 _MOST_FAILURES = 10  # rounds in a row, before the card counts as given up
@@ -79,6 +81,21 @@ class _Tally:
     card: int
     limit: int | None
     paused_seconds: float = 0.0
+    counted: float = float("-inf")  # when the whole page was last read
+    others: tuple[int, int] = (0, 0)  # what it then had of processes that have no seat: bytes used, and refusals
+
+    def totals(self, seats: Sequence[Seat], now: float) -> tuple[int, int]:
+        """Bytes in use and allocations refused. Of those with a seat as of this round; the others are looked for once
+        a second: the page is large, and there are as many as Pods on the card."""
+        uses = {
+            seat.slot: seat.last for seat in seats if seat.last is not None
+        }.values()  # whatever they claim: once each
+        used, refused = sum(use.memory + use.overhead for use in uses), sum(use.refused for use in uses)
+        if now - self.counted >= _COUNT:
+            self.counted = now
+            all_used, all_refused = self.page.totals(self.card)
+            self.others = (max(0, all_used - used), max(0, all_refused - refused))
+        return min(MOST, used + self.others[0]), refused + self.others[1]
 
 
 class CardWorker:
@@ -97,6 +114,7 @@ class CardWorker:
         self._audited = 0.0
         self._standings: tuple[Standing, ...] = ()
         self._told = 0.0
+        self._stirred = False  # something came since then
         self._thread = threading.Thread(target=self._run, name=f"card-{uuid[:12]}", daemon=True)
 
     # --- called from other threads -----------------------------------------------------------------------------
@@ -144,7 +162,8 @@ class CardWorker:
     def _run(self) -> None:
         going, failed = True, 0
         while going:
-            timeout = min(self.arbiter.deadline, self._beaten + BEAT) - time.monotonic()
+            due = self.arbiter.deadline
+            timeout = min(due, self._beaten + (CALM if self._calm else BEAT)) - time.monotonic()
             try:
                 going = self._take(max(0.0, timeout))
                 if going:
@@ -166,6 +185,7 @@ class CardWorker:
                 if message is None:
                     return False
                 message(time.monotonic())
+                self._stirred = True
                 message = self._inbox.get_nowait()
         except queue.Empty:
             return True
@@ -179,6 +199,11 @@ class CardWorker:
             self.arbiter.performed(self._perform(orders))
         self._audit(now)
         self._tell(now)
+
+    @property
+    def _calm(self) -> bool:
+        """Whether nothing is to be decided before the next beat."""
+        return self.arbiter.deadline >= self._beaten + CALM
 
     def _beat(self, now: float) -> None:
         if self._beaten and now - self._beaten > STALLED:
@@ -384,9 +409,9 @@ class CardWorker:
             del self.findings[key]
 
     def _tell(self, now: float) -> None:
-        if now - self._told < BEAT:
+        if now - self._told < (_COUNT if self._calm and not self._stirred else BEAT):
             return
-        self._told = now
+        self._told, self._stirred = now, False
         self._standings = tuple(self._standing(tenant, tally, now) for tenant, tally in self._tallies.items())
 
     def _standing(self, tenant: str, tally: _Tally, now: float) -> Standing:
@@ -394,7 +419,7 @@ class CardWorker:
         states = {self.arbiter.state(seat.name) for seat in seats}
         levels = {seat.level for seat in seats}
         paused = sum(now - seat.paused_since for seat in seats if seat.paused_since is not None)
-        used, refused = tally.page.totals(tally.card)
+        used, refused = tally.totals(seats, now)
         return Standing(
             tenant=tenant,
             uuid=self.uuid,

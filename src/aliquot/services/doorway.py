@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from aliquot.adapters.cdifolder import CdiFolder
-from aliquot.dialects.admission import ENV_PREFIX
+from aliquot.dialects.admission import reads_environment
 from aliquot.dialects.cdi import name_of
 from aliquot.dialects.objects import PodObject
 from aliquot.model.edits import Edits, Mount, Spec
@@ -115,8 +115,7 @@ class MountDoorway:
         )
 
     def lead(self, resource: str, ids: frozenset[str], place: Place, pod: PodObject) -> None:
-        told = pod.metadata.annotations or {}
-        if place.environment and not any(key.startswith(ENV_PREFIX) for key in told):
+        if place.environment and not reads_environment(pod, place.container, place.environment):
             raise Refused(
                 "this node's container runtime has no CDI, and the Pod brings no environment of its own: switch on the "
                 "scheduler's webhook with --webhook-port and --env-by-annotation and make the Pod anew, or enable CDI "

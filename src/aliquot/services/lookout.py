@@ -1,4 +1,4 @@
-"""A thread that looks at the cards once a second, so that nobody who asks waits for NVML, which may hang."""
+"""A thread that looks at the cards now and then, so that nobody who asks waits for NVML, which may hang."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aliquot.adapters.nvml import NvmlError
 from aliquot.model.device import Card
 
 _LOG = logging.getLogger("aliquot.lookout")
-_EVERY = 1.0
+EVERY = 1.0
 
 
 class Meter(Protocol):
@@ -24,7 +24,8 @@ class Meter(Protocol):
 class Lookout:
     """What was last seen of each card, by uuid; a card that does not answer is not in it."""
 
-    def __init__(self, cards: Sequence[Card], nvml: Meter) -> None:
+    def __init__(self, cards: Sequence[Card], nvml: Meter, *, every: float = EVERY) -> None:
+        self._every = every
         self._cards = tuple(cards)
         self._nvml = nvml
         self._over = threading.Event()
@@ -41,7 +42,7 @@ class Lookout:
         self._over.set()
 
     def _run(self) -> None:
-        while not self._over.wait(_EVERY):
+        while not self._over.wait(self._every):
             self._look()
 
     def _look(self) -> None:

@@ -53,7 +53,7 @@ class NodeClerk:
         self.heard = asyncio.Event()  # of the Node
         self._kube, self._events, self._name, self._changed = kube, events, name, changed
         self._seen: NodeObject | None = None
-        self._runtime = ""
+        self._runtime = self._kubelet = ""
         self._inventory: dict[str, str] = {}
         self._marks: dict[str, tuple[PodObject, dict[str, str]]] = {}  # annotations that Pods are to get, by UID
         self._out: frozenset[str] = frozenset()
@@ -77,6 +77,11 @@ class NodeClerk:
         return self._runtime
 
     @property
+    def kubelet(self) -> str:
+        """The kubelet's version, as `v1.31.2`; likewise."""
+        return self._kubelet
+
+    @property
     def published(self) -> bool:
         """Whether the inventory on the Node is ours."""
         there = (self._seen.metadata.annotations if self._seen else None) or {}
@@ -89,6 +94,7 @@ class NodeClerk:
         first, self._seen = self._seen is None, item
         if item.status.node_info is not None:
             self._runtime = item.status.node_info.container_runtime_version
+            self._kubelet = item.status.node_info.kubelet_version
         self.heard.set()
         self._wake.set()
         if first or before != item.metadata.labels:

@@ -24,17 +24,17 @@ def make_home(home: Home) -> None:
         make_folder(folder, 0o755)
 
 
-def make_folder(folder: str, mode: int) -> None:
-    """Ours, with that mode. Raises UpError."""
+def make_folder(folder: str, mode: int, *, advice: str = "set ALIQUOT_HOME to a folder of your own") -> None:
+    """Ours, with that mode. Raises UpError, with the advice."""
     try:
         os.makedirs(folder, mode=mode, exist_ok=True)
         owner = os.stat(folder).st_uid
         if owner == os.geteuid():
             os.chmod(folder, mode)
     except OSError as error:
-        raise UpError(f"{folder}: {error.strerror}: set ALIQUOT_HOME to a folder of your own") from error
+        raise UpError(f"{folder}: {error.strerror}: {advice}") from error
     if owner != os.geteuid():  # whoever owns it could put anything in our way
-        raise UpError(f"{folder} belongs to user {owner}: set ALIQUOT_HOME to a folder of your own")
+        raise UpError(f"{folder} belongs to user {owner}: {advice}")
 
 
 def take_lock(home: Home) -> int:

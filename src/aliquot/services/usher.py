@@ -154,12 +154,18 @@ class Usher:
         if same:
             return _Owner(same[0].namespace, same[0].name, self._container(same, entries, ids), uid)
         # An init container whose size is no other's is not listed, but is in the kubelet's own file.
-        pod = self._pods.by_uid(uid) if uid is not None else None
+        pod = None if uid is None else await self._by_uid(uid)
         if pod is None:
             raise Refused(
                 f"the kubelet does not tell whose these {len(ids)} devices of {resource} are; it will ask again"
             )
         return _Owner(pod.metadata.namespace, pod.metadata.name, self._container([], entries, ids), uid)
+
+    async def _by_uid(self, uid: str) -> PodObject | None:
+        """The API server finds no Pod by its UID: where the watch has not told it yet, all are listed."""
+        if self._pods.by_uid(uid) is None:
+            await self._pods.refresh()
+        return self._pods.by_uid(uid)
 
     @staticmethod
     def _container(held: Sequence[Holder], entries: Iterable[Entry], ids: frozenset[str]) -> str:
@@ -197,11 +203,13 @@ class Usher:
     def granted(self, pod: PodObject) -> tuple[Claim, Grant]:
         """What the Pod asked for and got, on cards that are here and well. Raises Refused."""
         claim, grant = self.read(pod)
-        known = {card.uuid: card for card in self._node().cards}
-        for share in shares_of(grant, self._uuids()):
-            if share.uuid not in known:
-                raise Refused(f"it was given card {share.uuid or share.card}, which this node does not have")
-            why = self._sick(share.uuid)
+        numbers = self._uuids()
+        # Share by share: one that is gone may have had the number that another has now.
+        for share in (share for each in grant.containers for share in each.shares):
+            uuid = share.uuid or numbers.get(share.card, "")
+            if uuid not in numbers.values():
+                raise Refused(f"it was given card {uuid or share.card}, which this node does not have")
+            why = self._sick(uuid)
             if why is not None:
                 raise Refused(why)
         return claim, grant

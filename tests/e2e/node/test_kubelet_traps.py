@@ -18,7 +18,16 @@ from testbed import holdings, objects
 from testbed.cards import QCORE, QMEM
 from testbed.fleet import EXCLUSIVE, Fleet
 from testbed.gpus import TOLERATION
-from testbed.inside import end_container, granted, restarts, wait_offered, wait_restarted, wait_running, wrong_cards
+from testbed.inside import (
+    denied,
+    end_container,
+    granted,
+    restarts,
+    wait_offered,
+    wait_restarted,
+    wait_running,
+    wrong_cards,
+)
 from testbed.nodes import RealNode, probe
 from testbed.processes import wait_until
 
@@ -191,7 +200,7 @@ def test_the_cards_of_a_pod_that_came_before_we_were_registered_are_free_again_a
         wait_until(lambda: [pod for pod in _of(fleet, "early") if pod["spec"].get("nodeName")], 10, "it is bound")
         node.start_kubelet()
         wait_until(
-            lambda: [pod for pod in _of(fleet, "early") if pod["status"].get("reason") == "UnexpectedAdmissionError"],
+            lambda: [pod for pod in _of(fleet, "early") if denied(pod)],
             20,
             "the kubelet refuses it",
             saw=lambda: [pod["status"] for pod in _of(fleet, "early")],

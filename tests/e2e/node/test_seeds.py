@@ -229,18 +229,20 @@ def _several(name: str, *containers: dict[str, Any]) -> dict[str, Any]:
     return objects.pod(name, containers=containers, terminationGracePeriodSeconds=2)
 
 
-def test_two_containers_are_told_their_own_parts_and_have_one_account(fleet: Fleet) -> None:
+def test_two_containers_are_told_their_own_parts_and_see_the_account_of_their_pod(fleet: Fleet) -> None:
     fleet.create(_several("pair", container("a", {MEM: 2}), container("b", {MEM: 3})))
     reports = {name: fleet.report("pair", name) for name in ("a", "b")}
     told = {name: _env(report, "ALIYUN_COM_GPU_MEM_") for name, report in reports.items()}
     assert {name: (env["CONTAINER"], env["POD"]) for name, env in told.items()} == {"a": ("2", "5"), "b": ("3", "5")}
     assert _seen(reports["a"]) == _seen(reports["b"]) == _uuids(fleet, "pair")
     assert _sizes(reports["a"]) == _sizes(reports["b"]) == [5 * GIB]
-    fleet.create(
-        probe("taking", containers=[container("a", {MEM: 2}, args=["alloc", "4GiB"]), container("b", {MEM: 3})])
-    )
-    assert fleet.line("taking", "alloc", "a")["name"] == "CUDA_SUCCESS"
-    assert _filled(fleet, "taking", container="b") == pytest.approx(GIB, abs=2 * CONTEXT)
+
+
+def test_what_one_container_has_taken_the_other_does_not_get(fleet: Fleet) -> None:
+    takes = container("takes", {MEM: 2}, args=["alloc", "4GiB"])
+    fleet.create(_several("pair", takes, container("asks", {MEM: 3})))
+    assert fleet.line("pair", "alloc", "takes")["name"] == "CUDA_SUCCESS"
+    assert _filled(fleet, "pair", container="asks") == pytest.approx(GIB, abs=2 * CONTEXT)
 
 
 def test_two_containers_of_qgpu_may_have_a_card_each(fleet: Fleet) -> None:
@@ -302,19 +304,13 @@ def test_000_the_command_of_the_vendors_manifest_is_an_agent(fleet: Fleet) -> No
     assert flags == ["--nodename=n1", "--dbfile=/var/lib/qgpu/meta.db"]
     ours = str(Path(sys.executable).with_name(Path(program).name))
     told = ["--simulate=4x16GiB", "--bind-address=127.0.0.1", f"--port={agent.port}"]
-    agent.stop()
-    before, agent.command = agent.command, ["env", f"KUBECONFIG={fleet.plane.kubeconfig}", ours, *flags, *told]
-    try:
-        agent.start()
+    with agent.instead(["env", f"KUBECONFIG={fleet.plane.kubeconfig}", ours, *flags, *told]):
         fleet.create(probe("one", limits={QCORE: 30, QMEM: 5}, nodeSelector={"kubernetes.io/hostname": "n1"}))
         report = fleet.report("one")
         assert _seen(report) == _uuids(fleet, "one")
         assert _sizes(report) == [5 * GIB]
         assert agent.node.path("/var/lib/qgpu/meta.db").exists()
         fleet.tidy()
-    finally:
-        agent.stop()
-        agent.command = before
 
 
 # Pods that come without a grant

@@ -1,0 +1,113 @@
+"""A node whose runtime knows nothing of CDI: mounts come by the kubelet, and the environment by the webhook."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from testbed import objects
+from testbed.agents import AliquotAgent
+from testbed.cards import MEM, QCORE, QMEM
+from testbed.client import Refused
+from testbed.fleet import GPUSHARE, MIXED
+from testbed.images import Registry
+from testbed.inside import granted
+from testbed.nodes import RealNode, probe, remove_pods
+from testbed.plane import HOST, ControlPlane
+from testbed.processes import free_port, wait_until
+from testbed.wired import Wired
+
+GIB = 1 << 30
+_WEBHOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/aliquot"
+
+
+@dataclass(frozen=True, slots=True)
+class Old:
+    """An old node, and what serves it."""
+
+    plane: ControlPlane
+    node: RealNode
+    wired: Wired
+    agent: AliquotAgent
+
+
+@pytest.fixture(scope="module")
+def running(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Old]:
+    """On a control plane of its own: a webhook is everybody's."""
+    port = free_port()
+    webhook = (f"--webhook-port={port}", f"--webhook-url=https://{HOST}:{port}", "--env-by-annotation")
+    labels = {**MIXED, **GPUSHARE}
+    with ControlPlane(tmp_path_factory.mktemp("old-plane")) as plane:
+        folder = tmp_path_factory.mktemp("old")
+        with RealNode(plane, "old", folder, registry, cdi=False, labels=labels) as node:
+            wired = Wired(plane, folder, *webhook)
+            try:
+                wait_until(lambda: _asked(plane), 30, "the API server asks the webhook")
+                yield Old(plane, node, wired, AliquotAgent(node, "--cdi=off"))
+            finally:
+                wired.stop()
+
+
+def _asked(plane: ControlPlane) -> bool:
+    """Whether a broken Pod is refused, some moments after the API server was told of the webhook."""
+    try:
+        plane.api("POST", "/api/v1/namespaces/default/pods", objects.pod("p", {QCORE: 30}), params={"dryRun": "All"})
+    except Refused:
+        return True
+    return False
+
+
+@pytest.fixture
+def old(running: Old) -> Iterator[Old]:
+    yield running
+    remove_pods(running.plane, [running.node])
+    running.agent.until_empty()
+
+
+def test_a_pod_has_its_environment_its_card_and_its_quota(old: Old) -> None:
+    objects.create(old.plane, probe("one", "fill", limits={MEM: 3}), probe("two", "fill", limits={QCORE: 30, QMEM: 5}))
+    for name, gib in (("one", 3), ("two", 5)):
+        report = old.node.report(name)
+        (uuid,) = granted(objects.get_pod(old.plane, name))["main"]
+        assert report["env"]["NVIDIA_VISIBLE_DEVICES"] == uuid
+        assert [report[each] for each in ("shim_loaded", "socket_there", "page_writable")] == [True] * 3
+        assert _size(report, uuid) == gib * GIB
+        filled = old.node.line(name, "filled")
+        assert filled["name"] == "CUDA_ERROR_OUT_OF_MEMORY"
+    told = old.node.report("one")["env"]
+    assert told["ALIYUN_COM_GPU_MEM_CONTAINER"] == told["ALIYUN_COM_GPU_MEM_POD"] == "3"
+
+
+def _size(report: Mapping[str, Any], uuid: str) -> int:
+    """Of its own card. NVIDIA's runtime would show it no other; the simulated driver shows all."""
+    return int(next(card["total"] for card in report["cuda"]["cards"] if card["uuid"] == uuid))
+
+
+def test_a_container_that_is_started_again_finds_all_of_it(old: Old) -> None:
+    objects.create(old.plane, probe("falls", "exit", "3", limits={MEM: 3}))
+    wait_until(lambda: len(old.node.lines("falls")) >= 2, 20, "it is started again")
+    first, second, *_ = old.node.lines("falls")
+    for what in ("env", "preload", "mounts", "shim_loaded", "socket_there"):
+        assert first[what] == second[what]
+
+
+def test_a_pod_that_the_webhook_did_not_see_is_refused_and_told_what_to_switch_on(old: Old) -> None:
+    """It came while the webhook was away: without its variables, an image's own would open all cards to it."""
+    configuration = old.plane.api("GET", _WEBHOOK)
+    old.wired.ours.signal(signal.SIGSTOP)  # else it would tell the API server of its webhook again
+    try:
+        old.plane.api("DELETE", _WEBHOOK)
+        wait_until(lambda: not _asked(old.plane), 10, "nobody asks the webhook")
+        objects.create(old.plane, probe("unseen", limits={MEM: 3}))
+    finally:
+        again = {**configuration, "metadata": {"name": configuration["metadata"]["name"]}}
+        old.plane.api("POST", _WEBHOOK.rpartition("/")[0], again)
+        old.wired.ours.signal(signal.SIGCONT)
+    told = old.wired.told("unseen", "GPURefused", "no CDI", "--webhook-port", "--env-by-annotation")
+    assert "make the Pod anew" in told
+    assert old.node.lines("unseen") == []
+    wait_until(lambda: _asked(old.plane), 10, "the webhook is asked again")

@@ -1,0 +1,110 @@
+"""What an agent offers to the kubelet from second to second, whatever goes wrong beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from aliquot.adapters.podstore import PodStore, StoreError
+from aliquot.dialects.objects import NodeObject
+from manifests import QGPU, QGPU_CORE, QGPU_MEMORY
+from services.usher_rig import NODE, House, a_qgpu_pod, play
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+    made = House(tmp_path, monkeypatch)
+    made.sync()
+    yield made
+    made.store.close()
+
+
+def offered(house: House) -> dict[str, dict[str, bool]]:
+    """By resource: each device, and whether it may be given away."""
+    play(house.agent._offer())
+    return {
+        resource: {token.id: token.healthy for token in tokens} for resource, tokens in house.agent._offered.items()
+    }
+
+
+def falls_sick(house: House, card: int) -> None:
+    cards = tuple(replace(each, healthy=each.index != card) for each in house.health.cards)
+    house.health.cards, house.health.why = cards, {f"GPU-{card}": "Xid 79"}
+
+
+def test_the_resources_that_its_labels_ask_for_a_device_for_each_unit(house: House) -> None:
+    found = offered(house)
+    assert {resource: len(devices) for resource, devices in found.items()} == {QGPU_CORE: 200, QGPU_MEMORY: 32}
+
+
+def test_without_labels_nothing(house: House) -> None:
+    house.agent.clerk.changed(msgspec.convert({"metadata": {"name": NODE}}, NodeObject))
+    assert offered(house) == {}
+
+
+def test_the_devices_are_not_made_anew_while_nothing_changes(house: House) -> None:
+    offered(house)
+    before = house.agent._offered
+    offered(house)
+    assert house.agent._offered is before
+
+
+def test_a_sick_card_takes_as_many_free_devices_out_as_nobody_holds_of_it(house: House) -> None:
+    house.run(pod := a_qgpu_pod(card=1, core=20, gib=4))
+    falls_sick(house, 1)
+    for resource, amount in ((QGPU_CORE, 80), (QGPU_MEMORY, 12)):
+        out = {each for each, healthy in offered(house)[resource].items() if not healthy}
+        assert len(out) == amount
+        assert not out & house.kubelet.held[pod["metadata"]["uid"]]["main", resource]
+
+
+def test_who_holds_a_device_of_one_resource_does_not_hold_the_other_of_that_name(house: House) -> None:
+    """Every resource has devices of the same names: the memory of the first is called as the core of the second."""
+    house.run(a_qgpu_pod("no-core", card=0, core=0, gib=4))
+    house.run(a_qgpu_pod("both", card=1, core=20, gib=4))
+    falls_sick(house, 1)
+    found = {resource: list(devices.values()).count(False) for resource, devices in offered(house).items()}
+    assert found == {QGPU_CORE: 80, QGPU_MEMORY: 12}
+
+
+def test_a_kubelet_that_does_not_tell_who_holds_what_does_not_hide_a_sick_card(house: House) -> None:
+    house.kubelet.deaf = True
+    falls_sick(house, 1)
+    assert list(offered(house)[QGPU_MEMORY].values()).count(False) == 16
+
+
+def test_a_database_that_cannot_be_written_keeps_nothing_else_from_being_done(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise StoreError("database or disk is full")
+
+    monkeypatch.setattr(PodStore, "set_cards", full)
+    for _ in range(3):
+        house.agent._remember_cards()
+    assert caplog.text.count("the cards are not written down") == 1
+
+
+@pytest.mark.parametrize(
+    ("runtime", "kubelet", "by_cdi"),
+    [
+        ("containerd://2.1.0", "v1.31.2", True),
+        ("containerd://1.7.20", "v1.31.2", False),
+        ("containerd://2.1.0", "v1.28.0", False),  # drops the names that device plugins answer
+        ("containerd://2.1.0", "", False),
+    ],
+)
+def test_containers_are_led_by_cdi_where_runtime_and_kubelet_both_know_it(
+    house: House, runtime: str, kubelet: str, by_cdi: bool
+) -> None:
+    house.cdi = None
+    house.store.close()
+    house.start()
+    info = {"containerRuntimeVersion": runtime, "kubeletVersion": kubelet}
+    node = {"metadata": {"name": NODE, "labels": QGPU}, "status": {"nodeInfo": info}}
+    house.agent.clerk.changed(msgspec.convert(node, NodeObject))
+    assert bool(house.usher.allocate(QGPU_CORE, frozenset({"GPU-0-_-1"})).cdi) == by_cdi
