@@ -245,7 +245,7 @@ class TestSharing:
         page = Page(tmp_path / "page", (Allotment(UUIDS[0]),))
         worker._admit(Member("a", AppClass.NORMAL, None), page, 0, None)
         worker._join(Seat("a/1", "a", 1, page, 0, 0, (), Level.HARDWARE), 0.0)
-        worker._round(1.0, beat=True)
+        worker._go_on(1.0, beat=True)
         os.pwrite(page.fileno(), struct.pack("<Q", 1), Page._at(0, 0) + pages.LAUNCHES)
         worker._perform([Arm("a/1")])
         assert worker.arbiter.deadline == 0.0

@@ -25,7 +25,7 @@ ALL_LABELS = {*MIXED, *GPUSHARE, *EXCLUSIVE, POLICY}
 
 
 class Fleet:
-    """Two nodes with four simulated cards each, unless told otherwise, labelled for qGPU with mixing and for gpushare."""
+    """Two nodes with four simulated cards each, unless told otherwise; labelled for qGPU with mixing and gpushare."""
 
     def __init__(self, plane: ControlPlane, nodes: Sequence[RealNode], folder: Path, *, cards: str = CARDS) -> None:
         self.plane, self.nodes = plane, tuple(nodes)

@@ -345,6 +345,8 @@ class Agent:
         """A full disk, say, must not keep the rest from being done."""
         try:
             self.parts.store.set_cards(self.parts.health.cards)
+            while self.parts.store.notes:
+                log.warning("the database", extra={"data": {"note": self.parts.store.notes.pop(0)}})
         except StoreError as error:
             if str(error) != self._trouble:
                 log.warning("the cards are not written down", extra={"data": {"why": str(error)}})

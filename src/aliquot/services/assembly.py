@@ -7,12 +7,14 @@ import logging
 import os
 from pathlib import Path
 
-from aliquot.adapters import cgroups
+from aliquot.adapters import cgroups, shims
+from aliquot.adapters.cdifolder import CdiFolder
 from aliquot.adapters.driverfile import DriverFile
 from aliquot.adapters.kube import Server
 from aliquot.adapters.nvml import Nvml, NvmlError
 from aliquot.adapters.player import Playing
 from aliquot.adapters.podstore import PodStore
+from aliquot.dialects.cdi import parse_spec, render_spec
 from aliquot.model.tenant import SharingRules
 
 from .agent import Agent, Parts, Settings
@@ -30,8 +32,6 @@ def run_agent(server: Server, settings: Settings, *, database: Path, playing: Pl
     """Until it is told to end. Raises NvmlError, StoreError, ShimError, CdiError, and OSError for a port in use."""
     nvml = Nvml()
     store = PodStore(database)
-    for note in store.notes:
-        log.warning("the database", extra={"data": {"note": note}})
     if playing is not None:
         os.chmod(playing.socket, 0o666)  # noqa: S103 - containers run as any user; they are all that reaches it
     try:
@@ -44,11 +44,21 @@ def run_agent(server: Server, settings: Settings, *, database: Path, playing: Pl
         )
         file = None if driver == "runtime" else DriverFile(wanted=driver == "cdi")
         fixtures = install_fixtures(database.parent, playing, file, numbers)
+        _sweep_shims(settings, database.parent)
         asyncio.run(
             _run(server, settings, Parts(store, arbiter, health, fixtures, Lookout(health.cards, nvml, every=_LOOK)))
         )
     finally:
         store.close()
+
+
+def _sweep_shims(settings: Settings, state: Path) -> None:
+    """Versions of the shim that no container has. Without CDI nothing tells which those are: then all stay."""
+    if any(settings.links.iterdir()):
+        return
+    folder = CdiFolder(settings.cdi_folder, render_spec, parse_spec)
+    specs = folder.specs() if folder.path.is_dir() else []
+    shims.sweep(state, {Path(mount.host).parent for spec in specs for mount in spec.edits.mounts})
 
 
 async def _run(server: Server, settings: Settings, parts: Parts) -> None:

@@ -114,7 +114,7 @@ class CardWorker:
         self._audited = 0.0
         self._standings: tuple[Standing, ...] = ()
         self._told = 0.0
-        self._stirred = False  # something came since then
+        self._stirred = False  # something came since the last round
         self._thread = threading.Thread(target=self._run, name=f"card-{uuid[:12]}", daemon=True)
 
     # --- called from other threads -----------------------------------------------------------------------------
@@ -162,13 +162,12 @@ class CardWorker:
     def _run(self) -> None:
         going, failed = True, 0
         while going:
-            due = self.arbiter.deadline
-            timeout = min(due, self._beaten + (CALM if self._calm else BEAT)) - time.monotonic()
+            timeout = min(self.arbiter.deadline, self._beaten + (CALM if self._calm else BEAT)) - time.monotonic()
             try:
                 going = self._take(max(0.0, timeout))
                 if going:
                     # No heartbeat is better than one that promises orders that do not come: tenants let themselves go.
-                    self._round(time.monotonic(), beat=failed < _MOST_FAILURES)
+                    self._go_on(time.monotonic(), beat=failed < _MOST_FAILURES)
                 failed = 0
             except Exception:  # whatever it is, the next round must come
                 failed += 1
@@ -190,9 +189,15 @@ class CardWorker:
         except queue.Empty:
             return True
 
-    def _round(self, now: float, *, beat: bool) -> None:
+    def _go_on(self, now: float, *, beat: bool) -> None:
+        """A heartbeat; and a round, where something came or is due."""
         if beat:
             self._beat(now)
+        if self._stirred or now >= min(self.arbiter.deadline, self._read_at + _COUNT):
+            self._round(now)
+            self._stirred = False
+
+    def _round(self, now: float) -> None:
         self._read(now)
         orders = self.arbiter.tick(now)
         if orders:
@@ -409,9 +414,9 @@ class CardWorker:
             del self.findings[key]
 
     def _tell(self, now: float) -> None:
-        if now - self._told < (_COUNT if self._calm and not self._stirred else BEAT):
+        if now - self._told < BEAT:
             return
-        self._told, self._stirred = now, False
+        self._told = now
         self._standings = tuple(self._standing(tenant, tally, now) for tenant, tally in self._tallies.items())
 
     def _standing(self, tenant: str, tally: _Tally, now: float) -> Standing:

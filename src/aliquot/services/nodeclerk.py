@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from aliquot import dialects
@@ -57,8 +58,8 @@ class NodeClerk:
         self._inventory: dict[str, str] = {}
         self._marks: dict[str, tuple[PodObject, dict[str, str]]] = {}  # annotations that Pods are to get, by UID
         self._out: frozenset[str] = frozenset()
-        self._problems: tuple[Invalid, ...] = ()
         self._refused: Invalid | None = None
+        self._read: tuple[object, Node] | None = None  # the Node as it was last read, and from what
         self._wake = asyncio.Event()
 
     # --- the Node, as it is told -----------------------------------------------------------------------------------
@@ -110,15 +111,21 @@ class NodeClerk:
     def node(self, cards: tuple[Card, ...], rules: Rules) -> Node:
         """The Node with these cards. What it offers is by its labels alone: what it advertises is our own doing."""
         labels = self._seen.metadata.labels if self._seen else None
+        key = (cards, labels, rules)
+        if self._read is not None and self._read[0] == key:
+            return self._read[1]
+        node = self._parse(cards, labels, rules)
+        self._read = (key, node)
+        return node
+
+    def _parse(self, cards: tuple[Card, ...], labels: dict[str, str] | None, rules: Rules) -> Node:
         told = Metadata(name=self._name, labels=labels, annotations=dialects.render_inventory(cards))
         found = dialects.parse_node(NodeObject(told), rules)
         if isinstance(found, Node):
-            self._problems = ()
             return found
-        if found != self._problems:
-            self._problems = found
-            self._tell("BadLabel", "; ".join(each.sentence() for each in found))
-        return Node(self._name, cards)
+        self._tell("BadLabel", "; ".join(each.sentence() for each in found) + "; what it said before holds")
+        before = self._read[1] if self._read else Node(self._name)  # a slip must not take running Pods' resources away
+        return replace(before, cards=cards)
 
     # --- what is to stand there ------------------------------------------------------------------------------------
 

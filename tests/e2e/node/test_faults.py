@@ -254,7 +254,9 @@ def test_a_database_deleted_under_a_running_agent_is_written_anew(
 
 
 def _scribble(node: RealNode) -> None:
-    node.path(DATABASE).write_bytes(random.Random(1).randbytes(8192))
+    """Its log too, from which SQLite would mend it."""
+    for more in ("", "-wal"):
+        node.path(DATABASE + more).write_bytes(random.Random(1).randbytes(8192))
 
 
 def _put_aside(node: RealNode) -> list[Path]:

@@ -176,10 +176,9 @@ def test_004_the_stateful_set_of_three_runs_on_one_card_and_the_peers_view_shows
     rows = [line.split() for line in fleet.plane.kubectl("inspect", "gpushare").splitlines()]
     assert ["9/16", "0/16", "0/16", "0/16", "9/64"] in [row[2:] for row in rows if row[:1] == [where]]
     rows = [line.split() for line in fleet.plane.kubectl("inspect", "gpushare", "-d").splitlines()]
-    assert [row for row in rows if row[:1] and row[0] in names] == [
-        [name, "default", "3", "0", "0", "0"] for name in names
-    ]
-    print(fleet.plane.kubectl("aliquot"))
+    assert sorted(row for row in rows if row and row[0] in names) == [[name, "default", "3", *"000"] for name in names]
+    rows = [line.split() for line in fleet.plane.kubectl("aliquot").splitlines()]
+    assert [row[4] for row in rows if row[:1] == [where]] == ["9/64"]
 
 
 def _assigned(fleet: Fleet, pod: str) -> str:
@@ -293,24 +292,26 @@ def test_a_container_that_is_started_again_is_on_the_same_card(fleet: Fleet) -> 
 # What the vendor's manifest of the agent starts
 
 
-def test_000_the_command_of_the_vendors_manifest_is_an_agent(fleet: Fleet) -> None:
+def test_000_the_command_of_the_vendors_manifest_is_an_agent_with_the_rights_given_there(fleet: Fleet) -> None:
     """With its flags and its environment, on simulated cards; its Pod's /host/var is the node's /var."""
     agent = fleet.agents["n1"]
-    documents = yaml.safe_load_all((SEEDS / "qgpu-manager.yaml").read_text())
-    (manager,) = next(each for each in documents if each["kind"] == "DaemonSet")["spec"]["template"]["spec"][
-        "containers"
-    ]
+    daemons, *rights = yaml.safe_load_all((SEEDS / "qgpu-manager.yaml").read_text())
+    (manager,) = daemons["spec"]["template"]["spec"]["containers"]
     program, *flags = [word.replace("$(NODE_NAME)", "n1").replace("/host/", "/") for word in manager["command"]]
     assert flags == ["--nodename=n1", "--dbfile=/var/lib/qgpu/meta.db"]
     ours = str(Path(sys.executable).with_name(Path(program).name))
     told = ["--simulate=4x16GiB", "--bind-address=127.0.0.1", f"--port={agent.port}"]
-    with agent.instead(["env", f"KUBECONFIG={fleet.plane.kubeconfig}", ours, *flags, *told]):
-        fleet.create(probe("one", limits={QCORE: 30, QMEM: 5}, nodeSelector={"kubernetes.io/hostname": "n1"}))
+    fleet.plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(rights))
+    kubeconfig = fleet.plane.kubeconfig_for("kube-system/qgpu-manager")
+    with agent.instead(["env", f"KUBECONFIG={kubeconfig}", ours, *flags, *told]):
+        fleet.create(probe("one", limits={MEM: 5}, nodeSelector={"kubernetes.io/hostname": "n1"}))
         report = fleet.report("one")
         assert _seen(report) == _uuids(fleet, "one")
         assert _sizes(report) == [5 * GIB]
+        wait_until(lambda: _assigned(fleet, "one") == "true", 5, "the Pod is marked as assigned")
         assert agent.node.path("/var/lib/qgpu/meta.db").exists()
         fleet.tidy()
+    fleet.plane.kubectl("delete", "-f", "-", stdin=yaml.safe_dump_all(rights))
 
 
 # Pods that come without a grant
