@@ -46,7 +46,7 @@ def one_node(cards: str) -> Iterator[Fleet]:
         plane = stack.enter_context(ControlPlane(folder / "plane"))
         registry = Registry()
         stack.callback(registry.close)
-        node = stack.enter_context(RealNode(plane, "n1", folder / "n1", registry))
+        node = stack.enter_context(RealNode(plane, "n1", folder / "n1", registry, hurried=False))
         fleet = Fleet(plane, [node], folder, cards=cards)
         stack.callback(fleet.stop)
         yield fleet

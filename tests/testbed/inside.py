@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +51,35 @@ def wrong_in(pod: Object, container: str, report: Mapping[str, Any]) -> str | No
 
 
 def wrong_cards(fleet: Fleet, names: Iterable[str]) -> list[str]:
-    """Of each container of these Pods that was given a card: whether its last report is right; in sentences."""
+    """Of each container of these Pods that was given a card: what is not right in its report; in sentences."""
     found = []
     pods = {pod["metadata"]["name"]: pod for pod in objects.list_pods(fleet.plane, "default")}
     nodes = {node.name: node for node in fleet.nodes}
     for pod in (pods[name] for name in names):
         node = nodes[pod["spec"]["nodeName"]]
         for container in granted(pod):
-            report = node.report(pod["metadata"]["name"], container)
-            wrong = wrong_in(pod, container, report)
+            wrong = wrong_in(pod, container, _report_of_now(node, pod, container))
             found += [wrong] if wrong else []
     return found
+
+
+def _report_of_now(node: RealNode, pod: Object, container: str) -> dict[str, Any]:
+    """What the container said since it was last started, not what the one before it said."""
+    name = pod["metadata"]["name"]
+    states = {each["name"]: each["state"] for each in pod["status"].get("containerStatuses", [])}
+    started = states.get(container, {}).get("running", {}).get("startedAt")
+
+    def fresh() -> dict[str, Any] | None:
+        report = node.report(name, container)
+        return report if started is None or _moment(report["at"]) >= _moment(started) else None
+
+    report = wait_until(fresh, 20, f"a report of {name}/{container} since {started}", every=0.05)
+    assert report is not None
+    return report
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
 
 
 def denied(pod: Object) -> bool:
@@ -124,14 +143,14 @@ def wait_offered(
     fleet: Fleet, amounts: Mapping[str, int], *, nodes: Sequence[RealNode] = (), seconds: float = 20
 ) -> None:
     """So much of each resource can be had on each node, or on these."""
-    for node in nodes or fleet.nodes:
-        for resource, amount in amounts.items():
-            wait_until(
-                lambda node=node, resource=resource, amount=amount: allocatable(node, resource) == amount,  # type: ignore[misc]
-                seconds,
-                f"{amount} of {resource} on {node.name}",
-                saw=lambda node=node: objects.get_node(fleet.plane, node.name)["status"]["allocatable"],  # type: ignore[misc]
-            )
+
+    def offered() -> list[dict[str, int]]:
+        return [{resource: allocatable(node, resource) for resource in amounts} for node in nodes or fleet.nodes]
+
+    def all_offered() -> bool:
+        return all(each == amounts for each in offered())
+
+    wait_until(all_offered, seconds, f"each node offers {dict(amounts)}", saw=offered)
 
 
 # What is left

@@ -77,9 +77,13 @@ config_path = "{registries}"
 """
 
 
-def kubelet(address: str, cgroup: str) -> dict[str, Any]:
+_HURRIED = {"syncFrequency": "1s", "nodeStatusUpdateFrequency": "1s", "nodeStatusReportFrequency": "10s"}
+
+
+def kubelet(address: str, cgroup: str, *, hurried: bool = True) -> dict[str, Any]:
     """Quick to notice things, and not concerned with how full or busy this machine is."""
     return {
+        **(_HURRIED if hurried else {}),
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "address": address,
@@ -101,9 +105,6 @@ def kubelet(address: str, cgroup: str) -> dict[str, Any]:
         "makeIPTablesUtilChains": False,
         "resolvConf": "",
         "maxPods": 250,
-        "syncFrequency": "1s",
-        "nodeStatusUpdateFrequency": "1s",
-        "nodeStatusReportFrequency": "10s",
         "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
         "registryPullQPS": 0,
         "serializeImagePulls": False,

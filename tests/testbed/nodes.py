@@ -34,7 +34,7 @@ _HOUSE = Path(__file__).parent / "house.py"
 
 
 class RealNode:
-    """One node. Without `cdi`, its containerd knows nothing of CDI."""
+    """One node. Without `cdi`, its containerd knows nothing of CDI; unless `hurried`, its kubelet takes its usual time."""
 
     def __init__(
         self,
@@ -44,9 +44,11 @@ class RealNode:
         registry: Registry,
         *,
         cdi: bool = True,
+        hurried: bool = True,
         labels: Mapping[str, str] | None = None,
     ) -> None:
         self.plane, self.name, self.folder, self.cdi = plane, name, folder, cdi
+        self._hurried = hurried
         self._registry = registry
         self._labels = dict(labels or {})
         self._programs = binaries(NODE)
@@ -87,7 +89,7 @@ class RealNode:
         registries = self.folder / "registries" / "_default"
         registries.mkdir(parents=True, exist_ok=True)
         (registries / "hosts.toml").write_text(nodeconfig.mirror(self._registry.url))
-        config = nodeconfig.kubelet(self.address, self.cgroup)
+        config = nodeconfig.kubelet(self.address, self.cgroup, hurried=self._hurried)
         (self.folder / "kubelet.yaml").write_text(yaml.safe_dump(config))
         self.start_containerd()
         self.start_kubelet()

@@ -22,6 +22,7 @@ from testbed.agents import AliquotAgent
 from testbed.cards import MEM, QCORE, QMEM
 from testbed.fleet import GPUSHARE, MIXED, POLICY, Fleet
 from testbed.inside import (
+    DATABASE,
     denied,
     end_container,
     recorded,
@@ -39,7 +40,6 @@ from testbed.proxy import ALWAYS, Fault, Proxy
 KILLS = 50
 GIB = 1 << 30
 SMALL = {QCORE: 20, QMEM: 4}
-DATABASE = "/var/lib/aliquot/state.db"
 CDI = "/var/run/cdi"
 
 
@@ -151,7 +151,7 @@ def test_an_agent_killed_fifty_times_while_pods_come_and_go_leads_each_to_its_ca
         for kill in range(KILLS):
             if kill % 2:  # the others are killed while they start, or soon after
                 agent.wait_ready()
-            time.sleep(chance.uniform(0.0, 1.0))
+            time.sleep(chance.uniform(0.0, 0.8))
             agent.restart(wait=False)
         agent.wait_ready()
         reached = churn.done
@@ -176,8 +176,7 @@ def test_of_an_agent_that_hangs_for_five_seconds_nobody_stays_paused(
     only = {"kubernetes.io/hostname": node.name}
     fleet.create(*(probe(name, "burn", "0", "5", limits=limits, nodeSelector=only) for name in names))
     wait_running(fleet, names)
-    for name in names:
-        wait_until(lambda name=name: len(_work(node, name)) > 1, 10, f"{name} burns")  # type: ignore[misc]
+    wait_until(lambda: all(len(_work(node, name)) > 1 for name in names), 10, "both burn")
     agent.program.signal(signal.SIGSTOP)
     time.sleep(5)
     agent.program.signal(signal.SIGCONT)

@@ -48,9 +48,8 @@ def _restore(fleet: Fleet, *nodes: RealNode) -> None:
     for node in nodes:
         for card in range(CARDS):
             faults.restore(_player(node), card)
-    for node in nodes:
-        wait_until(lambda node=node: not _out(node), 20, "all cards are back")  # type: ignore[misc]
-        wait_offered(fleet, ALL, nodes=[node])
+    wait_until(lambda: not any(map(_out, nodes)), 20, "all cards are back")
+    wait_offered(fleet, ALL, nodes=nodes)
 
 
 def _out(node: RealNode) -> list[int]:
