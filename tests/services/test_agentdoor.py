@@ -37,9 +37,15 @@ def test_its_status_is_the_agents(ask: Ask) -> None:
 
 def test_the_policy_may_be_seen_here_but_is_changed_by_the_nodes_label(ask: Ask) -> None:
     assert ask(op="policy")["policy"] == "best-effort"
-    with pytest.raises(AnswerError, match="kubectl label node n1 --overwrite tke") as refused:
+    with pytest.raises(AnswerError, match="kubectl label node n1 --overwrite tke.*=fixed-share`") as refused:
         ask(op="policy", policy="fixed-share")
     assert refused.value.kind == "denied"
+
+
+def test_the_release_delay_is_changed_by_the_agents_own_option_not_by_a_label(ask: Ask) -> None:
+    with pytest.raises(AnswerError, match="--release-delay") as refused:
+        ask(op="policy", release_delay=0.0)
+    assert "kubectl label" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -64,22 +63,18 @@ def wrong_cards(fleet: Fleet, names: Iterable[str]) -> list[str]:
 
 
 def _report_of_now(node: RealNode, pod: Object, container: str) -> dict[str, Any]:
-    """What the container said since it was last started, not what the one before it said."""
-    name = pod["metadata"]["name"]
-    states = {each["name"]: each["state"] for each in pod["status"].get("containerStatuses", [])}
-    started = states.get(container, {}).get("running", {}).get("startedAt")
+    """What the container said since it was last started: not one before it, nor of a Pod that had the name before."""
+    name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+    statuses = [*pod["status"].get("containerStatuses", []), *pod["status"].get("initContainerStatuses", [])]
+    start = next((int(each["restartCount"]) for each in statuses if each["name"] == container), 0)
 
     def fresh() -> dict[str, Any] | None:
-        report = node.report(name, container)
-        return report if started is None or _moment(report["at"]) >= _moment(started) else None
+        lines = node.lines(name, container, namespace=pod["metadata"]["namespace"], uid=uid)
+        return next((line for line in reversed(lines) if line["event"] == "report" and line["start"] >= start), None)
 
-    report = wait_until(fresh, 20, f"a report of {name}/{container} since {started}", every=0.05)
+    report = wait_until(fresh, 20, f"a report of {name}/{container}, started again {start} times", every=0.05)
     assert report is not None
     return report
-
-
-def _moment(text: str) -> datetime:
-    return datetime.fromisoformat(text)
 
 
 def denied(pod: Object) -> bool:

@@ -276,12 +276,17 @@ class RealNode:
 
     # Pods on it
 
-    def lines(self, pod: str, container: str | None = None, *, namespace: str = "default") -> list[dict[str, Any]]:
-        """What the probe in this container wrote, over all its restarts, oldest first; nothing if it has not begun."""
+    def lines(
+        self, pod: str, container: str | None = None, *, namespace: str = "default", uid: str = "*"
+    ) -> list[dict[str, Any]]:
+        """What the probe in this container wrote, over all its restarts, oldest first; nothing if it has not begun.
+
+        Of all Pods that had the name, unless a `uid` is given; "start" counts how often the container was restarted.
+        """
         found: list[dict[str, Any]] = []
-        for folder in self.path("/var/log/pods").glob(f"{namespace}_{pod}_*/{container or '*'}"):
+        for folder in self.path("/var/log/pods").glob(f"{namespace}_{pod}_{uid}/{container or '*'}"):
             for file in sorted(folder.glob("*.log"), key=lambda path: int(path.stem)):
-                found += _events(file)
+                found += [{"start": int(file.stem), **line} for line in _events(file)]
         return found
 
     def report(self, pod: str, container: str | None = None, *, seconds: float = 20.0, **more: Any) -> dict[str, Any]:

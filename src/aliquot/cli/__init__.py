@@ -23,7 +23,7 @@ Clusters:
 
 scheduler.py        the scheduler extender: its flags and its configuration file
 agent.py            the agent of one node: its flags
-install.py          the shim on the host, for the containers of the agent
+installshim.py      the shim on the host, for the containers of the agent
 explain.py          where Pods would go, or every reason why not
 clusterview.py      `kubectl aliquot`: nodes, cards, Pods, and who waits why
 inspecting.py       `kubectl inspect gpushare`, to the byte as the peer prints it

@@ -31,7 +31,7 @@ COMMANDS = (
     ("down", "up:down", "End the daemon."),
     ("burn", "burn:burn", "A sample workload: kernels that are a fixed amount of work."),
     ("scheduler", "scheduler:scheduler", "The scheduler extender of a Kubernetes cluster."),
-    ("install", "install:install", "Install on this host the library that containers load."),
+    ("install-shim", "installshim:install_shim", "Install on this host the library that containers load."),
     ("agent", "agent:agent", "The agent of one node of a Kubernetes cluster."),
     ("explain", "explain:explain", "Where Pods would go on a cluster, or every reason why not."),
     ("doctor", "doctor:doctor", "Look for what is wrong with aliquot on a cluster, and say what to do."),

@@ -319,7 +319,7 @@ class Agent:
             return
         try:
             self.tenants.admit(self.usher.tenancy_of(pod))
-            log.info("a running Pod is taken in again", extra={"data": {"pod": pod.metadata.name, "uid": uid}})
+            log.info("a running Pod is taken in again", extra={"data": {"pod": pod.key, "uid": uid}})
         except (Refused, CannotHostError, StoreError) as error:
             log.warning("a folder without a grant", extra={"data": {"pod": pod.metadata.name, "why": str(error)}})
 

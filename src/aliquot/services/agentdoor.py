@@ -28,8 +28,10 @@ _ELSEWHERE = {
     "run": "make a Pod that asks for a part of them",
     "stop": "`kubectl delete pod` ends a Pod",
     "logs": "`kubectl logs` shows a Pod's output",
-    "policy": f"`kubectl label node {{node}} --overwrite {POLICY_LABEL}=...` changes the policy",
-    "down": "its DaemonSet would start it again: `kubectl delete daemonset`, or take the node out of its selector",
+    "policy": f"`kubectl label node {{node}} --overwrite {POLICY_LABEL}={{value}}` changes the policy",
+    "release-delay": "the agent's own --release-delay says it, in the arguments of its DaemonSet",
+    "down": "a Pod of the agent's DaemonSet ends with that: `kubectl delete daemonset`, or take the node out of its "
+    "selector; an agent that was started by hand, by SIGTERM to process {pid}",
 }
 
 
@@ -88,9 +90,10 @@ class AgentDoor:
             raise self._not_here(name)
         raise RefusedError("malformed", text=f"no such operation; there are {', '.join(self._operations)}")
 
-    def _not_here(self, name: str) -> RefusedError:
-        node = self._agent.about["node"]
-        said = f"the cards of this machine are Kubernetes's: {_ELSEWHERE[name].format(node=node)}"
+    def _not_here(self, name: str, value: str = "") -> RefusedError:
+        about = self._agent.about
+        instead = _ELSEWHERE[name].format(node=about["node"], pid=about["pid"], value=value)
+        said = f"the cards of this machine are Kubernetes's: {instead}"
         return RefusedError("denied", text=said)
 
     async def _hello(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -100,8 +103,10 @@ class AgentDoor:
         return self._agent.status()
 
     async def _policy(self, request: dict[str, Any]) -> dict[str, Any]:
-        if request.get("policy") is not None or request.get("release_delay") is not None:
-            raise self._not_here("policy")
+        if request.get("policy") is not None:
+            raise self._not_here("policy", str(request["policy"]))
+        if request.get("release_delay") is not None:
+            raise self._not_here("release-delay")
         rules: dict[str, Any] = self._agent.status()["rules"]
         return rules
 

@@ -134,10 +134,8 @@ class Usher:
             self._doorway.lead(resource, ids, place, pod)
         except (StoreError, CdiError, CannotHostError, DriverFileError, OSError) as error:
             raise Refused(f"the node's agent cannot prepare it: {error}") from error
-        log.info(
-            "a container is led to its cards",
-            extra={"data": {"pod": _key(pod), "container": container, "cards": [each.uuid for each in tenancy.shares]}},
-        )
+        told = {"pod": _key(pod), "container": container, "resource": resource, "cards": list(place.cards)}
+        log.info("a container is led to its cards", extra={"data": told})
         self._assigned(pod, claim)
 
     # --- whose it is ---------------------------------------------------------------------------------------------
@@ -274,11 +272,11 @@ def _one_pod(entries: Sequence[Entry]) -> bool:
 
 
 def _not_granted(pod: PodObject) -> str:
-    by = pod.spec.scheduler_name or "the scheduler"
+    by = pod.spec.scheduler_name or "its scheduler"
     return (
-        f"no card was given to it: {by} put it here without asking aliquot. Have that scheduler ask "
-        "(`aliquot manifests scheduler-config`, `aliquot doctor`) or name one that does in spec.schedulerName, "
-        "and make the Pod anew"
+        f"no card was given to it: it came past aliquot, by spec.nodeName or because {by} does not ask aliquot. "
+        "Leave spec.nodeName to a scheduler, have that one ask (`aliquot manifests scheduler-config`, `aliquot doctor`) "
+        "or name one that does in spec.schedulerName, and make the Pod anew"
     )
 
 

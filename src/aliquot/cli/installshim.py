@@ -1,4 +1,4 @@
-"""`aliquot install`: the shim on the host, by an init container or by hand."""
+"""`aliquot install-shim`: the shim on the host, by an init container or by hand."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from aliquot.cli.errors import InputError
     show_default=True,
     help="The folder of aliquot's state, as the host names it: the shim goes to shim/ in it",
 )
-def install(host_root: Path, state: Path) -> None:
+def install_shim(host_root: Path, state: Path) -> None:
     """Install on this host the library that containers load, for `aliquot agent`.
 
     Each version has a folder of its own, so that containers that run keep theirs; `current` points to this one. It may
     be run again at any time, and does nothing when all is there.
 
     \b
-    aliquot install --host-root /host      in the agent's init container
+    aliquot install-shim --host-root /host      in the agent's init container
     """
     from aliquot.adapters import player, shims
 

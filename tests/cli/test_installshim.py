@@ -1,4 +1,4 @@
-"""`aliquot install`, as an init container runs it."""
+"""`aliquot install-shim`, as an init container runs it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
-from aliquot.cli.install import install
+from aliquot.cli.installshim import install_shim
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(install, arguments)
+    return CliRunner().invoke(install_shim, arguments)
 
 
 def test_the_shim_is_put_where_the_host_finds_it_and_twice_is_as_good_as_once(tmp_path: Path) -> None:
