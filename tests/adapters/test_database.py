@@ -53,11 +53,23 @@ def test_a_damaged_file_is_put_aside_and_a_new_one_begun(tmp_path: Path) -> None
     put(database, "a")
 
 
-def test_tables_that_are_not_the_ones_it_should_have_are_damage(tmp_path: Path) -> None:
+def test_the_file_of_any_other_program_is_left_as_it_is(tmp_path: Path) -> None:
+    """Most number no versions, so that theirs is 0 as that of an empty file is."""
     other = sqlite3.connect(tmp_path / "a.db")
-    other.execute("CREATE TABLE things (other TEXT)")
+    other.execute("CREATE TABLE theirs (other TEXT)")
     other.close()
-    assert "already exists" in (a_database(tmp_path).damage or "")
+    before = (tmp_path / "a.db").read_bytes()
+    with pytest.raises(StoreError, match="the state of another program: choose another file"):
+        a_database(tmp_path)
+    assert (tmp_path / "a.db").read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["a.db"]
+
+
+def test_tables_that_are_not_the_ones_it_should_have_are_damage(tmp_path: Path) -> None:
+    first = a_database(tmp_path, ONE)
+    first.connection.execute("DROP TABLE things")
+    first.close()
+    assert "no such table" in (a_database(tmp_path, ONE, TWO).damage or "")
 
 
 def test_a_file_that_is_only_locked_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,3 +54,10 @@ def test_below_the_level_nothing_is_written(capsys: pytest.CaptureFixture[str]) 
     logging.getLogger("x").info("quiet")
     logging.getLogger("aiohttp.access").info("GET /")
     assert lines(capsys) == []
+
+
+@pytest.mark.parametrize("name", ["aiohttp.access", "grpc._cython.cygrpc"])
+def test_libraries_do_not_write_a_line_for_every_call(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    start_logging("debug")
+    logging.getLogger(name).debug("a call")
+    assert lines(capsys) == []

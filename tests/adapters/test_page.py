@@ -6,6 +6,8 @@ import os
 import struct
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -144,6 +146,12 @@ def test_a_dead_process_gives_its_memory_back_and_a_living_one_keeps_it(page: Pa
     assert page.use(2, 0).memory == 0
 
 
+def test_who_holds_a_slot_the_kernel_says(page: Page, child: Child) -> None:
+    holding = child(HOLD, page.path, 3, GIB)
+    os.pwrite(page.fileno(), struct.pack("<I", 1234), 64 + 16 * 128 + 3 * 1088)  # whatever is written there
+    assert (page.holder(3), page.holder(4)) == (holding.pid, None)
+
+
 def test_a_slot_that_was_swept_can_be_taken_again(page: Page, child: Child) -> None:
     dying = child(HOLD, page.path, 2, GIB)
     dying.kill()
@@ -195,7 +203,44 @@ def test_a_page_that_its_owner_cut_short_kills_nobody(page: Page, left: int) -> 
     page.set_gate(255, 15, closed=False)
     page.beat(1, 5)
     page.set_word(200, 3, pages.PAUSED, 1)
-    assert page.use(200, 3).paused == 1
+    assert (page.use(200, 3).paused == 1) == (page.trouble is None) == (left > 200 * 1088)
+
+
+# Makes its page longer and shorter, as fast as it can; says when it has begun.
+STRETCH = """
+import os, sys
+file, size = os.open(sys.argv[1], os.O_RDWR), os.stat(sys.argv[1]).st_size
+print("begins", flush=True)
+while True:
+    os.posix_fallocate(file, 0, 512 << 20)
+    os.ftruncate(file, size)
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no tmpfs to fill")
+def test_nobody_waits_for_an_owner_who_makes_its_page_longer(child: Child) -> None:
+    """The kernel holds the file's lock meanwhile; all tenants of the card would wait for a heartbeat."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        page = Page(Path(folder, "page"), ALLOTMENTS)
+        child(STRETCH, page.path)
+        waited = []
+        for at in range(30):
+            began = time.monotonic()
+            page.beat(0, at)
+            waited.append(time.monotonic() - began)
+            time.sleep(0.01)  # so that it is at any point of it
+        assert page.trouble is None
+        page.close()
+    assert sum(each > 0.02 for each in waited) < 5  # by the file's lock it is nearly every time
+
+
+def test_a_page_that_was_made_longer_is_cut_and_loses_nothing(page: Page) -> None:
+    page.beat(1, 5)
+    os.truncate(page.path, SIZE + 1)
+    assert page.is_longer()
+    pages.cut(page.fileno())
+    assert not page.is_longer()
+    assert struct.unpack_from("<Q", raw(page), 64 + 128 + 56) == (5,)
 
 
 def test_what_cannot_be_written_is_remembered_and_raises_nothing(tmp_path: Path) -> None:

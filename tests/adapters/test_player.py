@@ -36,6 +36,16 @@ def test_a_second_start_finds_the_first(home: Home) -> None:
     assert first.spec == "2x24GiB"
     assert processes.lives(first.pid, first.started)
     assert player.play(home, 2, 24576) == first == player.playing(home)
+
+
+def test_other_cards_than_those_that_are_simulated_are_refused_with_how_to_end_these(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    player.play(home, 2, 24576)
+    elsewhere = f"2x24GiB are simulated here already: `ALIQUOT_HOME={home.run} aliquot down` ends them"
+    with pytest.raises(PlayerError, match=elsewhere):
+        player.play(home, 1, 24576)
+    monkeypatch.setenv("ALIQUOT_HOME", home.run)
     with pytest.raises(PlayerError, match="2x24GiB are simulated here already: `aliquot down` ends them"):
         player.play(home, 1, 24576)
 

@@ -271,3 +271,13 @@ def test_those_at_the_gate_take_turns_since_no_slice_binds_them(isolation: Isola
     look(arbiter, 0.0, a=True, b=True)
     assert [arbiter.paused("a/1"), arbiter.paused("b/1")] == [False, True]
     assert arbiter.state("b/1") is State.WAITING
+
+
+def test_nothing_is_kept_of_a_tenant_that_is_gone() -> None:
+    """Pods come and go by the thousand, and none has the id of another."""
+    arbiter = card(("on/1", ONLINE), ("off/1", OFFLINE))
+    look(arbiter, 0.0, on=False, off=True)
+    look(arbiter, 1.0, on=True, off=True)
+    assert arbiter.preemptions["off"] == 1
+    arbiter.dismiss("off")
+    assert "off" not in arbiter.preemptions

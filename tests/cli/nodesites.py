@@ -26,12 +26,13 @@ SHARE = Share(0, 4096, 300, uuid="GPU-a")
 ADVERTISED = {QGPU_CORE: "200", QGPU_MEMORY: "32", "tke.cloud.tencent.com/qgpu-core-greedy": "200"}
 
 
-def the_node(*, runtime: str = "containerd://2.1.0", **other: Any) -> Json:
+def the_node(*, runtime: str = "containerd://2.1.0", kubelet: str = "v1.36.4", **other: Any) -> Json:
     """Its Node; `labels`, `capacity` and `annotations` may be others."""
     capacity = other.pop("capacity", ADVERTISED)
     node = a_node("n1", labels=other.pop("labels", QGPU), capacity=capacity)
     node["metadata"]["annotations"] = other.pop("annotations", native.render_inventory(CARDS))
-    node["status"] |= {"allocatable": capacity, "nodeInfo": {"containerRuntimeVersion": runtime}}
+    info = {"containerRuntimeVersion": runtime, "kubeletVersion": kubelet}
+    node["status"] |= {"allocatable": capacity, "nodeInfo": info}
     assert not other, other
     return node
 

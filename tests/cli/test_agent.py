@@ -7,7 +7,7 @@ import socket
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +181,21 @@ class TestItsFolders:
         assert f"{tmp_path}/file/x" in said
         assert "name another with --dbfile" in said
 
+    def test_in_a_pod_they_must_be_the_hosts(self, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+        def unmounted(folders: Iterable[str]) -> None:
+            raise premises.UpError(f"{' and '.join(folders)}: mount them")
+
+        monkeypatch.setattr(premises, "check_mounted", unmounted)
+        run, state = started.words[0].partition("=")[2], Path(started.words[1].partition("=")[2]).parent
+        assert refused(started) == f"aliquot: {run} and {state}: mount them"
+
+    def test_who_is_not_root_is_told_so(
+        self, started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+        (tmp_path / "file").touch()
+        assert "run it as root, or name another" in refused(started, f"--run-dir={tmp_path}/file/run")
+
     def test_one_too_deep_for_sockets_is_refused_before_any_pod_is(self, started: Started) -> None:
         said = refused(started, "--run-dir=/run/" + "x" * 60)
         assert "--run-dir: " in said
@@ -210,6 +225,7 @@ class TestWhatGoesWrong:
     def test_no_cluster_to_talk_to(self, started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
         assert str(tmp_path / "none") in refused(started)
+        assert not (tmp_path / "run").exists()  # nothing was begun
 
     def test_no_card_says_what_the_container_lacks_and_how_to_try_without(self, started: Started) -> None:
         started.error = NvmlError("libnvidia-ml.so.1 is not there")
@@ -224,8 +240,12 @@ class TestWhatGoesWrong:
         assert refused(started) == f"aliquot: {error}"
 
     def test_a_port_in_use(self, started: Started) -> None:
-        started.error = OSError(98, "address already in use")
-        assert refused(started) == "aliquot: cannot listen on 0.0.0.0:9479: address already in use"
+        started.error = OSError(98, "error while attempting to bind on address (...): address already in use")
+        said = refused(started)
+        assert (
+            said
+            == "aliquot: cannot listen on 0.0.0.0:9479: Address already in use; name another --port or --bind-address"
+        )
 
     def test_a_file_that_cannot_be_used_is_no_port(self, started: Started) -> None:
         started.error = PermissionError(13, "Permission denied", "/run/aliquot/player.sock")

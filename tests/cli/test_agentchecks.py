@@ -97,7 +97,13 @@ def test_an_agent_that_is_not_ready_says_what_it_waits_for() -> None:
 def test_a_database_that_is_lost_or_damaged(problem: str) -> None:
     finding = the_one(findings(the_site(database_problem=problem)))
     assert (finding.check, finding.about, finding.what) == ("database", ("/var/lib/aliquot/state.db",), problem)
-    assert "made anew from the API server and the kubelet" in str(finding.fix)
+    assert str(finding.fix).startswith("restart the agent")
+    assert "asked of the API server and the kubelet again" in str(finding.fix)
+
+
+def test_a_database_of_another_program_is_not_the_agents_to_mend() -> None:
+    finding = the_one(findings(the_site(database_problem="is the state of another program")))
+    assert "move it away, or give the agent another --dbfile" in str(finding.fix)
 
 
 def test_without_an_agent_the_next_one_mends_the_database() -> None:
@@ -176,24 +182,52 @@ def test_a_process_on_a_card_that_is_nobodys() -> None:
     assert "end it" in str(finding.fix)
 
 
+def test_a_process_that_escapes_its_share_is_told_how_it_is_held() -> None:
+    text = "is tenant default/train's but has not registered: is it statically linked?"
+    finding = the_one(findings(the_site(agent=the_agent(findings=[OnCard("GPU-a", 7, Oddity.UNREGISTERED, text)]))))
+    assert "link its program dynamically" in str(finding.fix)
+
+
+def test_that_a_card_which_is_out_does_not_answer_is_no_second_finding() -> None:
+    cards = (CARDS[0], replace(CARDS[1], healthy=False))
+    silent = [OnCard(uuid, None, Oddity.SILENT, "the card does not answer") for uuid in ("GPU-a", "GPU-b")]
+    found = wrong(findings(the_site(agent=the_agent(cards=cards, findings=silent))))
+    assert [each.what.partition(":")[0] for each in found] == ["card 1 (GPU-b) is out", "on card 0"]
+
+
 # --- what the Node tells ---------------------------------------------------------------------------------------------
 
 
 def test_a_resource_that_the_kubelet_has_not_accepted() -> None:
     agent = the_agent()
     agent["agent"]["resources"][QGPU_CORE]["registered"] = False
+    agent["agent"]["resources"].pop(QGPU_MEMORY)
     finding = the_one(findings(the_site(agent=agent)))
     assert finding.check == "resources"
-    assert finding.what.startswith(
-        f"{QGPU_CORE} is asked for by the node's labels, but the kubelet has not accepted it"
-    )
+    what = f"{QGPU_CORE}, {QGPU_MEMORY}: asked for by the node's labels, but the kubelet has not accepted it"
+    assert finding.what.startswith(what)
+
+
+def test_while_no_kubelet_runs_it_is_not_blamed_for_what_it_has_not_accepted() -> None:
+    agent = the_agent(waits_for=f"the kubelet has not accepted {QGPU_CORE} yet")
+    agent["agent"]["resources"][QGPU_CORE]["registered"] = False
+    found = wrong(findings(the_site(agent=agent, kubelet_problem="nobody listens")))
+    assert [(each.check, each.fix) for each in found[1:]] == [("agent", "the kubelet first, as above")]
 
 
 @pytest.mark.parametrize("capacity", [{QGPU_MEMORY: "32"}, {QGPU_MEMORY: "32", QGPU_CORE: "0"}])
 def test_a_resource_that_the_node_does_not_advertise(capacity: Json) -> None:
     found = wrong(findings(node=the_node(capacity={"tke.cloud.tencent.com/qgpu-core-greedy": "200", **capacity})))
-    assert [each.what.split()[0] for each in found] == [QGPU_CORE]
-    assert "does not advertise it" in found[0].what
+    assert [each.what for each in found] == [
+        f"{QGPU_CORE}: asked for by the node's labels, but the Node advertises none"
+    ]
+    assert "every 10 s" in str(found[0].fix)
+
+
+def test_without_an_agent_that_nothing_is_advertised_is_no_finding_of_its_own() -> None:
+    found = findings(the_site(**NO_AGENT), the_node(capacity={}))
+    assert [each.check for each in wrong(found)] == ["agent"]
+    assert "resources" not in [each.check for each in found]
 
 
 def test_a_node_without_labels_is_only_told_how_to_get_them() -> None:
@@ -206,7 +240,7 @@ def test_a_node_without_labels_is_only_told_how_to_get_them() -> None:
 def test_too_many_devices_of_a_resource() -> None:
     huge = tuple(replace(card, memory_mib=20_000 * 1024) for card in CARDS)
     node = the_node(annotations=inventory(*huge))
-    found = [each for each in wrong(findings(node=node)) if each.check == "resources"]
+    found = [each for each in wrong(findings(the_site(agent=the_agent(cards=huge)), node)) if each.check == "resources"]
     assert "no more than 20000 devices of one resource" in found[0].what
 
 
@@ -214,6 +248,12 @@ def test_an_inventory_that_is_not_on_the_node() -> None:
     found = [each for each in wrong(findings(node=the_node(annotations={}))) if each.check == "inventory"]
     assert "has no annotation aliquot.dev/inventory" in found[0].what
     assert "patch nodes/status" in str(found[0].fix)
+
+
+def test_without_an_agent_an_inventory_that_is_gone_is_told_alone() -> None:
+    """Nobody tells the cards, so what they would offer is not known either."""
+    found = wrong(findings(the_site(**NO_AGENT), the_node(annotations={}, capacity={})))
+    assert [each.check for each in found] == ["agent", "inventory"]
 
 
 @pytest.mark.parametrize(
@@ -246,12 +286,18 @@ def test_without_an_agent_the_drivers_own_cards_are_compared() -> None:
 # --- the runtime -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("problem", ["/var/run/cdi is not there", "/var/run/cdi cannot be written"])
-def test_a_cdi_folder_that_is_missing_or_not_writable(problem: str) -> None:
-    finding = the_one(findings(the_site(cdi_problem=problem)))
+@pytest.mark.parametrize(
+    ("problem", "there", "fix"),
+    [
+        ("/var/run/cdi is not there", False, "mkdir -p /var/run/cdi on the host (one of the runtime's cdi_spec_dirs)"),
+        ("/var/run/cdi cannot be written", True, "mount it writable"),
+    ],
+)
+def test_a_cdi_folder_that_is_missing_or_not_writable(problem: str, there: bool, fix: str) -> None:
+    finding = the_one(findings(the_site(cdi_problem=problem, cdi_there=there)))
     assert (finding.check, finding.about) == ("cdi", ("/var/run/cdi",))
     assert problem in finding.what
-    assert "cdi_spec_dirs" in str(finding.fix)
+    assert str(finding.fix).startswith(fix)
 
 
 @pytest.mark.parametrize("runtime", ["docker://24.0.7", "containerd://1.6.30"])
@@ -261,16 +307,36 @@ def test_a_runtime_without_cdi_under_an_agent_that_goes_by_it(runtime: str) -> N
     assert "--cdi off" in str(finding.fix)
 
 
-def test_a_runtime_that_may_or_may_not_read_cdi_is_a_note() -> None:
-    found = findings(node=the_node(runtime="containerd://1.7.24"))
+def test_a_kubelet_that_drops_cdi_names_under_an_agent_that_goes_by_it() -> None:
+    finding = the_one(findings(node=the_node(kubelet="v1.27.9")))
+    assert finding.what.startswith("kubelet v1.27.9 has no CDI")
+    assert wrong(findings(node=the_node(kubelet="v1.29.0"))) == []
+
+
+@pytest.mark.parametrize(
+    ("versions", "needs"),
+    [
+        ({"runtime": "containerd://1.7.24"}, "enable_cdi = true"),
+        ({"kubelet": "v1.28.3"}, "feature gate DevicePluginCDIDevices"),
+    ],
+)
+def test_a_runtime_or_kubelet_that_may_or_may_not_have_cdi_is_a_note(versions: dict[str, str], needs: str) -> None:
+    found = findings(node=the_node(**versions))
     assert wrong(found) == []
-    assert "enable_cdi = true" in str(notes(found)[0].fix)
+    assert needs in str(notes(found)[0].fix)
 
 
 def test_an_agent_that_does_without_cdi_is_a_note() -> None:
     found = findings(the_site(places=Places(cdi=None)), the_node(runtime="docker://24.0.7"))
     assert wrong(found) == []
     assert "does without CDI" in notes(found)[0].what
+    assert "docker://24.0.7 is why" in str(notes(found)[0].fix)
+
+
+@pytest.mark.parametrize(("kubelet", "why"), [("v1.28.0", "kubelet v1.28.0 is why"), ("v1.31.0", "it was told to")])
+def test_why_an_agent_does_without_cdi(kubelet: str, why: str) -> None:
+    (note,) = notes(findings(the_site(places=Places(cdi=None)), the_node(kubelet=kubelet)))
+    assert why.replace("it was", "the agent was") in str(note.fix)
 
 
 def test_where_no_agent_runs_a_runtime_without_cdi_is_not_held_against_it() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -74,6 +75,23 @@ def test_where_a_kubelet_is_the_node_is_looked_at_without_being_asked(node: Pape
     assert checks(found["ok"]) >= OF_THE_NODE
     assert not checks(found.get("finding", [])) & OF_THE_NODE
     assert {"scheduler", "extender"} & checks(found["finding"]), "the cluster is looked at as well"
+
+
+def test_a_machine_without_cards_that_is_asked_for_none_is_only_told_as_that(
+    node: PaperNode, cluster: PaperCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A control plane's, say: people call the doctor where they are."""
+    monkeypatch.setattr("aliquot.cli.nodeside._with_nvml", lambda site: site)
+    cluster.show(the_node(labels={}, capacity={}, annotations={}))
+    cluster.answer("/version", {"gitVersion": "v1.36.4"})
+    node.places.database.unlink()
+    shutil.rmtree(node.places.run / "t")
+    for spec in (node.places.cdi or Path()).iterdir():
+        spec.unlink()
+    found = told(node, "--nodename=n1")
+    assert not checks(found["finding"]) & OF_THE_NODE
+    (note,) = [each for each in found["note"] if each["check"] == "agent"]
+    assert note["what"].startswith("no agent runs here, and the labels ask for none")
 
 
 def test_with_no_node_only_the_cluster_is(node: PaperNode, api: PaperCluster) -> None:

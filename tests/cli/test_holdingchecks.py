@@ -60,7 +60,9 @@ def test_a_pod_that_has_run_to_its_end_is_as_good_as_gone() -> None:
 
 def test_where_no_agent_runs_leftovers_are_for_the_next_one() -> None:
     site = the_site(agent=None, processes=None, folders=frozenset({UID, "uid-of-old"}))
-    assert str(the_one(findings(site)).fix).startswith("start the agent, which sweeps it out")
+    assert (
+        str(the_one(findings(site)).fix) == "rm -r /run/aliquot/t/uid-of-old; or start the agent, which sweeps it out"
+    )
 
 
 def test_a_pod_that_is_gone_but_whose_processes_are_not() -> None:
@@ -139,6 +141,36 @@ def test_without_cdi_a_pod_needs_the_webhooks_environment() -> None:
     finding = the_one(findings(site))
     assert (finding.check, finding.about) == ("cdi", ("default/train",))
     assert "--env-by-annotation" in str(finding.fix)
-    pod = the_pod()
-    pod["metadata"]["annotations"]["env.aliquot.dev/main.NVIDIA_VISIBLE_DEVICES"] = "GPU-a"
-    assert wrong(findings(site, pod)) == []
+    assert wrong(findings(site, with_environment(the_pod()))) == []
+
+
+def test_without_cdi_annotations_that_no_container_reads_are_not_enough() -> None:
+    """The binding wrote them, but the Pod was made while no webhook was asked."""
+    pod = with_environment(the_pod())
+    del pod["spec"]["containers"][0]["env"]
+    finding = the_one(findings(the_site(places=Places(cdi=None), specs=()), pod))
+    assert "the webhook must have them read their environment, but has not seen the Pod" in finding.what
+
+
+def with_environment(pod: Json) -> Json:
+    """The Pod as the webhook and the binding leave it."""
+    key = "env.aliquot.dev/main.NVIDIA_VISIBLE_DEVICES"
+    pod["metadata"]["annotations"][key] = "GPU-a"
+    source = {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.annotations['{key}']"}}
+    pod["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": source}]
+    return pod
+
+
+def test_a_runtime_that_does_not_find_our_files() -> None:
+    said = "failed to create: CDI device injection failed: unresolvable CDI devices aliquot.dev/qgpu-core=12"
+    waiting = {"name": "main", "state": {"waiting": {"reason": "CreateContainerError", "message": said}}}
+    pod = the_pod() | {"status": {"phase": "Pending", "containerStatuses": [waiting]}}
+    finding = the_one(findings(None, pod))
+    assert (finding.check, finding.about) == ("cdi", ("default/train",))
+    assert finding.what == f"the runtime does not see what the agent wrote into /var/run/cdi: {said}"
+    assert "systemctl restart containerd" in str(finding.fix)
+
+
+def test_files_of_others_that_the_runtime_does_not_find_are_not_ours() -> None:
+    waiting = {"name": "main", "state": {"waiting": {"message": "unresolvable CDI devices nvidia.com/gpu=0"}}}
+    assert wrong(findings(None, the_pod() | {"status": {"phase": "Pending", "containerStatuses": [waiting]}})) == []

@@ -53,6 +53,12 @@ def test_nodes_that_are_well_are_counted_and_nothing_else() -> None:
             '"yes" is neither enable nor disable',
             "kubectl label node n1 --overwrite qgpu-device-enable=enable",
         ),
+        (
+            a_node("n1", 16, labels={"gpushare": "ture"}),
+            "labels",
+            '"ture" is neither true nor false, and counts as false',
+            "kubectl label node n1 --overwrite gpushare=true",
+        ),
         (a_node("n1", 16, capacity={T9K_CARDS: "1"}), "labels", "is not labelled", "node-alloc-mode=xgn"),
         (a_node("n1", 16, capacity={T9K_PERCENT: "100"}), "labels", "is not labelled", "node-alloc-mode=sgn"),
         (

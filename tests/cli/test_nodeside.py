@@ -49,6 +49,14 @@ def test_a_node_on_which_all_is_well(well: PaperNode) -> None:
     assert [(each.pod, each.amounts) for each in site.held or ()] == [("train", {QGPU_CORE: 30, QGPU_MEMORY: 4})]
 
 
+def test_where_no_agent_tells_the_name_of_the_node_it_is_the_one_an_agent_would_take(
+    node: PaperNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NODE_NAME", raising=False)
+    monkeypatch.setattr("socket.gethostname", lambda: "GPU-7")
+    assert look(node.places, None).node_name == "gpu-7"
+
+
 def test_a_running_agent_tells_where_its_things_are(well: PaperNode) -> None:
     elsewhere = Places(run=well.places.run, preload=well.places.preload)
     site = look(elsewhere, None)

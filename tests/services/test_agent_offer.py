@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from aliquot.adapters.podstore import PodStore, StoreError
+from aliquot.dialects import MemoryUnit, Rules
 from aliquot.dialects.objects import NodeObject
 from manifests import QGPU, QGPU_CORE, QGPU_MEMORY
 from services.usher_rig import NODE, House, a_qgpu_pod, play
@@ -44,6 +45,17 @@ def test_the_resources_that_its_labels_ask_for_a_device_for_each_unit(house: Hou
 def test_without_labels_nothing(house: House) -> None:
     house.agent.clerk.changed(msgspec.convert({"metadata": {"name": NODE}}, NodeObject))
     assert offered(house) == {}
+
+
+def test_more_than_a_kubelet_bears_is_not_offered_and_it_is_not_ready_and_says_why(house: House) -> None:
+    house.agent.settings = replace(house.agent.settings, rules=Rules(gpushare_unit=MemoryUnit.MIB))
+    labels = {"gpushare": "true"}
+    house.agent.clerk.changed(msgspec.convert({"metadata": {"name": NODE, "labels": labels}}, NodeObject))
+    house.agent.pods.synced.set()
+    house.agent.restored.set()
+    assert offered(house) == {}
+    assert "nothing is offered to the kubelet: " in str(house.agent.ready())
+    assert "--memory-unit GiB" in str(house.agent.ready())
 
 
 def test_the_devices_are_not_made_anew_while_nothing_changes(house: House) -> None:

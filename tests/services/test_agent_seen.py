@@ -66,6 +66,12 @@ def test_it_tells_where_its_things_are(agent: Agent, tmp_path: Path) -> None:
     assert (about["database"], about["simulated"]) == (str(tmp_path / "state.db"), "1x16GiB")
 
 
+def test_a_name_that_no_node_has_is_what_it_waits_for(agent: Agent) -> None:
+    agent.nodes.synced.set()
+    agent.clerk.listed(0)
+    assert agent.ready() == "there is no Node n1 (--nodename)"
+
+
 def test_its_status_can_be_shown_and_scraped_at_any_time(agent: Agent) -> None:
     status = agent.status()
     assert msgspec.json.decode(msgspec.json.encode(status)) == status

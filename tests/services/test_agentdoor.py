@@ -37,7 +37,7 @@ def test_its_status_is_the_agents(ask: Ask) -> None:
 
 def test_the_policy_may_be_seen_here_but_is_changed_by_the_nodes_label(ask: Ask) -> None:
     assert ask(op="policy")["policy"] == "best-effort"
-    with pytest.raises(AnswerError, match="kubectl label node n1 --overwrite tke.*=fixed-share`") as refused:
+    with pytest.raises(AnswerError, match=r"kubectl label node n1 --overwrite tke.*=fixed-share`") as refused:
         ask(op="policy", policy="fixed-share")
     assert refused.value.kind == "denied"
 

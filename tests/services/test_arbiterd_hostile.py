@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aliquot.adapters import link
+from aliquot.adapters import link, rm
 from aliquot.adapters import page as pages
 from aliquot.model.claim import AppClass
-from aliquot.model.tenant import Level
+from aliquot.model.tenant import Level, SharingRules
 from aliquot.services import arbiterd
 from aliquot.services.cardworker import CardWorker
 from services.arbiterd_rig import SUBDEVICE, UUIDS, Guest, Rig, open_files, until
@@ -278,6 +279,17 @@ def test_waking_a_card_that_is_not_its_own(court: Court) -> None:
     court.is_in_order()
 
 
+def test_one_that_rings_without_end_while_the_driver_hangs_fills_no_memory() -> None:
+    worker = CardWorker(UUIDS[0], SharingRules())  # its thread is not started: so does one look that hangs
+    for _ in range(1000):
+        worker.wake("bad/1")
+        worker.wake("good/1")
+    assert worker._inbox.qsize() == 2
+    assert worker._take(0.0)
+    worker.wake("bad/1")  # for something new
+    assert worker._inbox.qsize() == 1
+
+
 def test_no_files_left_to_accept_with_is_no_end(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
     tenancy = court.rig.daemon._tenancies["bad"]
     naps: list[float] = []
@@ -324,6 +336,42 @@ def test_a_page_cut_short(court: Court) -> None:
         until(partial(_has_told, worker, told), "a round")
     guest.close()
     court.is_in_order()
+
+
+def test_a_page_made_longer_is_cut_before_it_fills_the_host(court: Court) -> None:
+    guest = court.rig.registered(court.folder, 66)
+    os.truncate(court.folder / "page", 1 << 40)
+    until(lambda: os.stat(court.folder / "page").st_size == pages.SIZE, "the cut")
+    assert court.rig.standing("bad").processes == (guest.pid,)
+    guest.close()
+    court.is_in_order()
+
+
+def test_a_driver_that_hangs_when_it_is_asked_of_a_group_holds_up_nobody_else(court: Court) -> None:
+    """A card that fell off: who adds tenants and asks for findings is the agent's loop, which serves all the cards."""
+    asked, over = threading.Event(), threading.Event()
+    plain = court.rig.driver.uuid_of
+
+    def hangs(group: rm.Group) -> str:
+        if group.client == 66:
+            asked.set()
+            assert over.wait(10)
+        return plain(group)
+
+    court.rig.patch.setattr(rm, "uuid_of", hangs)
+    guest = court.attack().hello().group(66, court.rig.rm_file).done(1)
+    assert asked.wait(10)
+    try:
+        done = threading.Thread(target=court.rig.daemon.remove, args=("bad",), daemon=True)
+        done.start()
+        done.join(5)
+        assert not done.is_alive(), "the lock is held while the driver is asked"
+        court.rig.daemon.findings()
+    finally:
+        over.set()
+    until(guest.ended, "the end of one whose tenant is gone")
+    guest.close()
+    until(lambda: court.rig.held_files() == 1, "the end of the file it had handed over")  # the good one's
 
 
 def test_an_offline_tenant_that_says_it_goes_on_disturbs_nobody(

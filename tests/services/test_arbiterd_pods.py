@@ -155,6 +155,29 @@ class TestWhoComes:
         assert "hostPID: true" in self.refused(rig, caplog)
 
 
+class TestWhoKeepsItsPlace:
+    """After a Pod's end its place is kept for its last process, which has a slot of its page."""
+
+    def test_one_of_its_processes_that_lives_on(self, rig: Rig, pods: dict[int, str]) -> None:
+        pods[os.getpid()] = POD
+        child = rig.child(add(rig), 11)
+        until(lambda: rig.standing(POD).processes)
+        rig.daemon.stop()
+        rig.daemon = rig.another()  # which it has not come to yet
+        add(rig)
+        assert rig.daemon.alive(POD)
+        child.kill()
+        child.wait()
+        assert not rig.daemon.alive(POD)
+
+    def test_not_a_process_of_another_pod_that_it_has_handed_its_page_to(self, rig: Rig, pods: dict[int, str]) -> None:
+        pods[os.getpid()] = OTHER
+        folder = add(rig)
+        child = rig.child(folder, 11)
+        assert (child.poll(), rig.daemon._tenancies[POD].page.sweep()) == (None, [0])
+        assert not rig.daemon.alive(POD)
+
+
 @as_root
 class TestContainers:
     def test_a_process_in_a_pid_namespace_below_ours_has_the_number_we_know_it_by(

@@ -214,6 +214,24 @@ class TestThreads:
         driver.silent.clear()
         until(lambda: healthy(health) == [True, True], "its return")
 
+    def test_and_ever_more_seldom_for_nothing_is_heard_of_the_others_meanwhile(self, driver: PlayedDriver) -> None:
+        health = CardHealth(driver)
+
+        def reopened(looks: int) -> list[int]:
+            found = []
+            for at in range(1, looks + 1):
+                health.look()
+                if health._is_time_to_reopen():
+                    found.append(at)
+            return found
+
+        driver.lose("GPU-b")
+        assert reopened(300) == [5, 15, 35, 75, 155, 235]
+        driver.silent.clear()
+        assert reopened(3) == []
+        driver.lose("GPU-b")
+        assert reopened(5) == [5]
+
     def test_one_that_is_back_is_listened_to_again(self, driver: PlayedDriver, health: CardHealth) -> None:
         driver.lose("GPU-b")
         until(lambda: not all(healthy(health)))

@@ -137,6 +137,16 @@ class TestTheNode:
         desk.hear(QGPU)
         assert desk.changes == 2
 
+    def test_while_it_is_made_anew_it_offers_what_it_offered(self, desk: Clerk) -> None:
+        """Else the kubelet would be told that there are no cards, under Pods that run."""
+        desk.hear(QGPU)
+        before = desk.clerk.node(CARDS, DEFAULT_RULES)
+        desk.clerk.gone("n1")
+        assert before.offers
+        assert desk.clerk.node(CARDS, DEFAULT_RULES) == before
+        desk.hear({})
+        assert not desk.clerk.node(CARDS, DEFAULT_RULES).offers
+
     def test_its_runtime_is_known_from_when_it_was_told_even_while_it_is_made_anew(self, desk: Clerk) -> None:
         assert desk.clerk.runtime == ""
         desk.hear()
@@ -147,7 +157,9 @@ class TestTheNode:
 
     def test_a_name_that_no_node_has_is_said(self, desk: Clerk, caplog: pytest.LogCaptureFixture) -> None:
         desk.clerk.listed(0)
-        assert "there is no Node of this name" in caplog.text
+        (record,) = caplog.records
+        assert record.message == "there is no Node of this name"
+        assert "--nodename" in record.data["fix"]  # type: ignore[attr-defined]  # logs.py's
 
 
 class TestTheInventory:

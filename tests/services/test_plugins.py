@@ -221,6 +221,24 @@ def test_it_may_start_before_the_kubelet_even_before_its_folder() -> None:
     play(scene())
 
 
+def test_a_kubelet_that_stays_away_is_said_once_with_what_to_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plugins, kubelet = Plugins(tmp_path, Desk()), tmp_path / "kubelet.sock"
+    for now in (0.0, 4.0):
+        plugins._look(now)
+    kubelet.touch()
+    plugins._look(4.5)  # it was restarted, which takes a moment
+    kubelet.unlink()
+    for now in (5.0, 9.0):
+        plugins._look(now)
+    assert caplog.records == []
+    for now in (10.0, 11.0):
+        plugins._look(now)
+    (record,) = caplog.records
+    assert "--kubelet-dir" in record.data["fix"]  # type: ignore[attr-defined]  # logs.py's
+
+
 def test_sockets_that_are_wiped_under_a_running_kubelet_are_served_and_registered_anew() -> None:
     async def scene() -> None:
         async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(4)}) as plugins:

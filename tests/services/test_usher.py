@@ -124,6 +124,17 @@ class TestTheRightPod:
         house.run(pod)
         assert house.arbiter.tenants[uid(pod)].app_class is AppClass.ONLINE
 
+    @pytest.mark.parametrize("file", [True, False])
+    def test_devices_that_the_kubelet_tells_of_two_pods_are_nobodys(self, house: House, file: bool) -> None:
+        """Its list is no snapshot: they may change hands between two of its lines."""
+        house.kubelet.private_file = file
+        house.run(old := a_qgpu_pod("old", card=0))
+        house.admitted(house.bound(new := a_qgpu_pod("new", card=1)))
+        house.kubelet.held[uid(new)] = dict(house.kubelet.held[uid(old)])
+        before = house.specs()
+        assert "two Pods" in refusal(house, new)
+        assert house.specs() == before
+
 
 class TestInitContainers:
     def test_one_of_equal_size_has_the_devices_of_the_application_and_gets_what_it_gets(self, house: House) -> None:
@@ -366,7 +377,8 @@ class TestRoomOnTheCard:
         house.watch()
         house.tenants.sweep()
         house.admitted(house.bound(second := a_qgpu_pod("second", gib=12)))
-        assert "do not fit" in refusal(house, second)
+        why = refusal(house, second)
+        assert "do not fit; Pod ml/first has ended, but is not gone from the card yet" in why
         house.processes.clear()
         assert house.started(second).tenant == uid(second)
 

@@ -25,7 +25,8 @@ _WHAT_TO_DO = {
     errno.EROFS: "mount it writable into the agent",
     errno.EACCES: "let the agent write there",
     errno.EPERM: "let the agent write there",
-    errno.ENOENT: "make it, and name it in the container runtime's cdi_spec_dirs",
+    errno.ENOENT: "make it, and name it in the container runtime's cdi_spec_dirs; for an agent in a Pod, mount the "
+    "host's there",
     errno.ENOTDIR: "it must be a folder, and be named in the container runtime's cdi_spec_dirs",
 }
 

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 STRICT = "STRICT" if sqlite3.sqlite_version_info >= (3, 37) else ""
 
+FOREIGN = "is the state of another program"
 PATIENCE = 5.0  # seconds for which another process may hold the file
 
 # By SQLite's primary result code. SQLITE_ERROR, while a file is opened: its tables are not the ones it should have.
@@ -60,18 +61,19 @@ class Database:
     def _open(self) -> sqlite3.Connection:
         database = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
         try:
-            database.execute("PRAGMA journal_mode = WAL")
-            database.execute("PRAGMA synchronous = FULL")
-            database.execute("PRAGMA foreign_keys = ON")
             (found,) = database.execute("PRAGMA integrity_check(1)").fetchone()
             if found != "ok":
                 raise sqlite3.DatabaseError(found)
             (done,) = database.execute("PRAGMA user_version").fetchone()
             (application,) = database.execute("PRAGMA application_id").fetchone()
-            if done and application != self._application:
+            (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if application != self._application if done else tables:
                 raise StoreError(f"{self.path}: the state of another program: choose another file, or remove this one")
             if done > len(self._steps):
                 raise StoreError(f"{self.path}: written by a later version of aliquot: use that, or remove the file")
+            database.execute("PRAGMA journal_mode = WAL")  # not before: it would change a file of another's
+            database.execute("PRAGMA synchronous = FULL")
+            database.execute("PRAGMA foreign_keys = ON")
             for version, step in enumerate(self._steps[done:], done + 1):
                 database.executescript(
                     f"BEGIN IMMEDIATE; {step} PRAGMA application_id = {self._application};"
@@ -153,7 +155,7 @@ def examine(path: str, *, application: int) -> str | None:
         return f"{'is damaged' if _code(error) in _DAMAGE else 'cannot be read'}: {error}"
     if found != "ok":
         return f"is damaged: {found}"
-    return None if kind == application else "is the state of another program"
+    return None if kind == application else FOREIGN
 
 
 def _code(error: sqlite3.Error) -> int:

@@ -27,4 +27,5 @@ def start_logging(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # one line for every call says nothing
+    for name in ("aiohttp.access", "grpc"):  # one line for every call says nothing
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -2,13 +2,16 @@
 
 Plain reads and writes of aligned words; each has one writer, named in abi.h. What a tenant writes is read as counters
 and nothing else: it is hostile ground. So is the file itself: its owner may cut it short at any time, and whoever then
-touches the mapping dies (SIGBUS). So it is read and written through the file, where that is merely an empty page; it is
-mapped only for the kernel to find those who wait at a gate.
+touches the mapping dies (SIGBUS). So it is read through the file, where that is merely an empty page. To write through
+it would be to wait for its owner, who has the file's lock for as long as it makes it longer (a third of a second for
+each GiB): it is written through our own memory (/proc/self/mem), where what was cut off is merely an error.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -34,6 +37,7 @@ _SLOT_SIZE = 64 + CARDS * _USE_SIZE
 _USE = struct.Struct("<3Q6I2Q")
 SIZE = _SLOT_AT + SLOTS * _SLOT_SIZE
 
+_FLOCK = struct.Struct("@2h2qi4x")  # struct flock
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 MOST = 2**63 - 1  # no sum is told as more: whoever reads it may have 64 bits for it, and a tenant may claim anything
 # offsets inside a card and inside a use
@@ -90,6 +94,7 @@ class Page:
             if os.fstat(self._fd).st_size < SIZE:
                 os.posix_fallocate(self._fd, 0, SIZE)  # so that a full disk is noticed now
             self._map = mmap.mmap(self._fd, SIZE)
+            self._memory = os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC)
         except (OSError, ValueError, PageError) as error:
             os.close(self._fd)
             raise error if isinstance(error, PageError) else PageError(f"{path}: {error}") from error
@@ -107,6 +112,7 @@ class Page:
         """Unmap; the file stays."""
         if self._fd >= 0:
             self._map.close()
+            os.close(self._memory)
             os.close(self._fd)
             self._fd = -1  # by its old number another file may soon be known
 
@@ -171,21 +177,44 @@ class Page:
             fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, slot)
         return living
 
+    def holder(self, slot: int) -> int | None:
+        """Which process has the lock of that slot, as the kernel says. None: nobody, or none that a shim has taken. 0:
+        it cannot be seen from here."""
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, slot, 1, 0)
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, asked))
+        return None if kind == fcntl.F_UNLCK or pid < 0 else int(pid)
+
+    def is_longer(self) -> bool:
+        """Whether its owner made it longer: it is in the host's memory, and nothing else bounds it."""
+        return os.fstat(self._fd).st_size > SIZE
+
     def _read(self, at: int, size: int) -> bytes:
         """What was cut off is empty."""
         return os.pread(self._fd, size, at).ljust(size, b"\0")
 
     def _write(self, at: int, data: bytes) -> None:
         """A tenant that makes this fail has lost its page; the others' must be written all the same."""
+        here: ctypes.c_char | None = None
         try:
-            os.pwrite(self._fd, data, at)
+            if self._map.closed:  # its address may be another's by now
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            here = ctypes.c_char.from_buffer(self._map, at)
+            os.pwrite(self._memory, data, ctypes.addressof(here))
             self.trouble = None
         except OSError as error:
             self.trouble = error
+        finally:
+            here = None  # while it lives the page cannot be unmapped, and the error keeps this frame
 
     @staticmethod
     def _at(slot: int, card: int) -> int:
         return _SLOT_AT + slot * _SLOT_SIZE + 64 + card * _USE_SIZE
+
+
+def cut(file: int) -> None:
+    """A page that its owner made longer, by another number of its file. Waits for as long as that owner is at it."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(file, SIZE)
 
 
 def _taken(slots: bytes) -> list[int]:

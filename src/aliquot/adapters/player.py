@@ -15,7 +15,7 @@ from typing import NamedTuple
 import aliquot
 
 from . import processes
-from .home import Home
+from .home import Home, own_home
 
 SIM_ENV = "ALIQUOT_SIMGPU"  # names the player's socket to the stand-ins
 _SEPARATORS = re.compile(r"[\s:]")
@@ -83,7 +83,8 @@ def play(home: Home, cards: int, memory_mib: int) -> Playing:
     found = playing(home)
     if found is not None:
         if (found.cards, found.memory_mib) != (cards, memory_mib):
-            raise PlayerError(f"{found.spec} are simulated here already: `aliquot down` ends them")
+            where = "" if home.run == own_home().run else f"ALIQUOT_HOME={home.run} "
+            raise PlayerError(f"{found.spec} are simulated here already: `{where}aliquot down` ends them")
         return found
     program = Path(simulation()) / "player"
     if not os.access(program, os.X_OK):

@@ -68,6 +68,7 @@ class CardArbiter:
     def dismiss(self, tenant: str) -> None:
         """The tenant is gone, with all its contexts."""
         self.roster.members.pop(tenant, None)
+        self.preemptions.pop(tenant, None)
         for name in [each.name for each in self.roster.contexts.values() if each.tenant == tenant]:
             self.leave(name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -15,6 +16,7 @@ from aliquot.cli.errors import InputError
 from aliquot.cli.simulated import parse_simulation, with_stand_ins
 
 if TYPE_CHECKING:
+    from aliquot.adapters.kubeconfig import Server
     from aliquot.adapters.player import Playing
 
 NO_CARD = (
@@ -125,18 +127,22 @@ def _serve(given: dict[str, Any]) -> None:
     database: Path = given["dbfile"].absolute()
     home = Home(str(given["run_dir"].absolute()), str(database.parent))
     spec = parse_simulation(given["simulate"])
+    server = _find_server(given["kubeconfig"])  # before anything is made, or cards are simulated
     if len(os.fsencode(home.run)) > _LONGEST_RUN_DIR:
         raise InputError(f"--run-dir: {home.run} is too long: {_LONGEST_RUN_DIR} bytes at most, for sockets are in it")
+    as_root = "run it as root, or " if os.geteuid() else ""
     try:
+        premises.check_mounted([home.run, home.state])
         for folder, mode in ((home.run, 0o755), (home.tenants, 0o700), (f"{home.run}/a", 0o700)):
-            premises.make_folder(folder, mode, advice="name another with --run-dir, one that is the agent's alone")
+            advice = f"{as_root}name another with --run-dir, one that is the agent's alone"
+            premises.make_folder(folder, mode, advice=advice)
         if not os.path.exists(home.state):  # else it is somebody's, who chose its mode: the database may be anywhere
-            premises.make_folder(home.state, 0o755, advice="name another with --dbfile")
+            premises.make_folder(home.state, 0o755, advice=f"{as_root}name another with --dbfile")
         lock = premises.take_lock(home)
         try:
             playing = None if spec is None else with_stand_ins(home, spec)
             start_logging(given["log_level"])
-            _run(given, home, playing)
+            _run(given, home, server, playing)
         finally:
             os.close(lock)
     except NvmlError as error:
@@ -147,8 +153,16 @@ def _serve(given: dict[str, Any]) -> None:
         raise InputError(str(error)) from error
 
 
-def _run(given: dict[str, Any], home: Home, playing: Playing | None) -> None:
-    from aliquot.adapters.kube import KubeConfigError, find_server
+def _find_server(kubeconfig: Path | None) -> Server:
+    from aliquot.adapters.kubeconfig import KubeConfigError, find_server
+
+    try:
+        return find_server(kubeconfig)
+    except KubeConfigError as error:
+        raise InputError(str(error)) from error
+
+
+def _run(given: dict[str, Any], home: Home, server: Server, playing: Playing | None) -> None:
     from aliquot.cli.scheduler import load_aiohttp
 
     load_aiohttp()
@@ -156,10 +170,6 @@ def _run(given: dict[str, Any], home: Home, playing: Playing | None) -> None:
     from aliquot.services.agent import Settings
     from aliquot.services.assembly import run_agent
 
-    try:
-        server = find_server(given["kubeconfig"])
-    except KubeConfigError as error:
-        raise InputError(str(error)) from error
     settings = Settings(
         node_name=given["nodename"] or os.environ.get("NODE_NAME") or socket.gethostname().lower(),
         tenants=Path(home.tenants),
@@ -181,4 +191,7 @@ def _run(given: dict[str, Any], home: Home, playing: Playing | None) -> None:
             raise
         if error.filename is not None:
             raise InputError(f"{error.filename}: {error.strerror}") from error
-        raise InputError(f"cannot listen on {settings.bind_address}:{settings.port}: {error.strerror}") from error
+        in_use = error.errno == errno.EADDRINUSE  # asyncio's own words say the address once more
+        why = os.strerror(errno.EADDRINUSE) if in_use else error.strerror
+        where = f"{settings.bind_address}:{settings.port}"
+        raise InputError(f"cannot listen on {where}: {why}; name another --port or --bind-address") from error

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from aliquot.adapters.control import AnswerError, ControlError, NoDaemonError, connect
-from aliquot.adapters.home import homes
+from aliquot.adapters.home import SYSTEM_RUN, homes
 from aliquot.cli.amounts import DURATION_ALLOWED, AmountError, parse_duration
 from aliquot.cli.errors import InputError
 
 _DENIED = 77
+_KUBELET = "/var/lib/kubelet/device-plugins"
+_NO_DAEMON = "no daemon runs on this machine: `aliquot up -d` starts one, and so does the first `aliquot run`"
+_NO_AGENT = (
+    "neither a node's agent nor a daemon runs on this machine, which has a kubelet: `aliquot doctor` looks why there "
+    "is no agent. Where the cards are not Kubernetes's, `aliquot up -d` starts a daemon"
+)
 
 
 class NoDaemonRunsError(InputError):
@@ -43,9 +50,8 @@ def events(request: dict[str, Any], timeout: float | None = 10.0) -> Iterator[di
         finally:
             connection.close()
     except NoDaemonError:
-        raise NoDaemonRunsError(
-            "no daemon runs on this machine: `aliquot up -d` starts one, and so does the first `aliquot run`"
-        ) from None
+        on_node = homes()[0].run == SYSTEM_RUN and os.path.isdir(_KUBELET)
+        raise NoDaemonRunsError(_NO_AGENT if on_node else _NO_DAEMON) from None
     except TimeoutError:
         raise InputError("the daemon does not answer") from None
     except ControlError as error:

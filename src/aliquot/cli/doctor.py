@@ -240,13 +240,17 @@ def _of_objects(
 def _of_node(site: Site, kubectl: Kubectl, unseen: KubectlError | None, qgpu_rules: str) -> Iterator[Finding]:
     """`unseen`: why the cluster was not looked at; then what is told of all nodes and Pods is told of this one's."""
     from aliquot import dialects
-    from aliquot.cli.agentchecks import agent_findings
+    from aliquot.cli.agentchecks import agent_findings, bystander
     from aliquot.cli.holdingchecks import holding_findings, living
     from aliquot.cli.nodeside import settled
 
     node, pods, about_api = _node_objects(site.node_name, kubectl, unseen)
     yield from about_api
     rules = dialects.Rules(dialects.QgpuRules(qgpu_rules), dialects.guess_gpushare_unit([node] if node else []))
+    if bystander(site, node, rules):
+        what = "no agent runs here, and the labels ask for none: of this machine nothing was looked at"
+        yield Finding("agent", Level.NOTE, (site.node_name,), what, "--no-node leaves this line out")
+        return
     yield from agent_findings(site, node, rules)
     if node is None:
         return
@@ -274,7 +278,8 @@ def _node_objects(
     except OwnAccountError as error:
         said, advice = str(error), "name the cluster in KUBECONFIG, or install kubectl"
     what = f"{said}; so what Pods should have is not known"
-    return None, [], [Finding("api", Level.UNKNOWN, (f"Node {name}",), what, advice or "is --nodename right?")]
+    fix = advice or "tell which Node this machine is: --nodename, of those that kubectl get nodes shows"
+    return None, [], [Finding("api", Level.UNKNOWN, (f"Node {name}",), what, fix)]
 
 
 # --- telling -------------------------------------------------------------------------------------------------------

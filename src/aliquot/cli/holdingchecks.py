@@ -6,12 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+import msgspec
+
 from aliquot import dialects
-from aliquot.cli.agentchecks import runs
+from aliquot.cli.agentchecks import restarting, runs
 from aliquot.cli.findings import Finding, Json, found, ok, part
 from aliquot.cli.nodeside import Held, Site
 from aliquot.dialects import QgpuRules, Rules, gpushare, kube, native, qgpu, t9k
-from aliquot.dialects.admission import ENV_PREFIX
+from aliquot.dialects.admission import reads_environment
+from aliquot.dialects.cdi import VENDOR
+from aliquot.dialects.objects import PodObject
 from aliquot.model.claim import Claim
 from aliquot.model.edits import Spec
 from aliquot.model.grant import Grant
@@ -36,7 +40,8 @@ def holding_findings(site: Site, node: Json, pods: list[Json], rules: Rules) -> 
         *_specs(site, living(pods), here, rules),
         *_allocations(site, pods, here, rules),
         *_unseen(site, living(pods)),
-        *_without_environment(site, living(pods), rules),
+        *_unresolved(site, living(pods)),
+        *_without_environment(site, living(pods), here, rules),
     ]
     yield from wrong
     if not wrong:
@@ -54,7 +59,7 @@ def _leftovers(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
         who = f": {', '.join(map(str, pids))}" if pids else ""
         what = f"Pod {lingering[uid]['name']} is over, but processes of it still hold its cards{who}"
         yield found(
-            "holdings", site.node_name, what, "end them (crictl ps -a, crictl stop; kill): the agent lets go then"
+            "holdings", site.node_name, what, "a kubelet that runs ends them; else kill them: the agent lets go then"
         )
     for spec in site.specs:
         if spec.pod_uid not in pods and spec.pod_uid not in lingering:
@@ -73,8 +78,8 @@ def _leftovers(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
 
 def _sweep(site: Site, by_hand: str) -> str:
     if runs(site):
-        return f"the agent sweeps it out at its next start: restart it; or by hand: {by_hand}"
-    return f"start the agent, which sweeps it out; or by hand: {by_hand}"
+        return f"{by_hand}; or {restarting(site)}: it sweeps when it starts"
+    return f"{by_hand}; or start the agent, which sweeps it out"
 
 
 def _file(site: Site, spec: Spec) -> str:
@@ -99,8 +104,9 @@ def _specs(site: Site, pods: Mapping[str, Json], node: Node, rules: Rules) -> It
         lost = sorted(mount.host for mount in spec.edits.mounts if mount.host in site.absent)
         if lost and spec.pod_uid in pods:
             what = f"mounts {lost[0]}, which is not there: Pod {spec.namespace}/{spec.pod} cannot start its container"
-            fix = "restart the agent, and then the container: it is written anew at each start"
-            yield found("cdi", _file(site, spec), what, fix)
+            yield found(
+                "cdi", _file(site, spec), what, f"{restarting(site)}: it installs what it mounts when it starts"
+            )
         both = granted(pods[spec.pod_uid], node, rules) if spec.pod_uid in pods else None
         if both is None:
             continue
@@ -112,8 +118,8 @@ def _specs(site: Site, pods: Mapping[str, Json], node: Node, rules: Rules) -> It
         if wrong:
             has = spec.edits.env.get(wrong[0], "not set")
             what = f"gives Pod {spec.namespace}/{spec.pod} {wrong[0]}={has}, but it was granted {promised[wrong[0]]}"
-            fix = f"kubectl delete pod {spec.pod} -n {spec.namespace}; who wrote the file, or the annotation"
-            yield found("cdi", _file(site, spec), what, f"{fix} {native.GRANT}, besides aliquot?")
+            fix = f"make the Pod anew: kubectl delete pod {spec.pod} -n {spec.namespace}. Who besides aliquot writes"
+            yield found("cdi", _file(site, spec), what, f"{fix} this file, or the Pod's annotation {native.GRANT}?")
 
 
 def _allocations(site: Site, pods: list[Json], node: Node, rules: Rules) -> Iterator[Finding]:
@@ -176,16 +182,33 @@ def _unseen(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
         yield found("processes", site.node_name, what, fix)
 
 
-def _without_environment(site: Site, pods: Mapping[str, Json], rules: Rules) -> Iterator[Finding]:
-    """Without CDI, a container reads its environment from annotations that our webhook has it read."""
-    if site.places.cdi is not None:
-        return
+def _unresolved(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
+    """Containers for which the runtime did not find our files, though we wrote them."""
     for pod in pods.values():
-        annotations = part(pod, "metadata", "annotations")
-        annotations = annotations if isinstance(annotations, dict) else {}
-        if isinstance(dialects.parse_pod(pod, rules), Claim) and not any(
-            key.startswith(ENV_PREFIX) for key in annotations
-        ):
-            what = "its containers get no environment: the runtime has no CDI, and the webhook has not seen the Pod"
+        lists = [part(pod, "status", kind) for kind in ("initContainerStatuses", "containerStatuses")]
+        waiting = [part(each, "state", "waiting") for some in lists if isinstance(some, list) for each in some]
+        said = next((text for each in waiting if _NOT_FOUND in (text := str(part(each, "message")))), "")
+        if f"{VENDOR}/" in said:
+            what = f"the runtime does not see what the agent wrote into {site.places.cdi}: {said[:160]}"
+            fix = f"is {site.places.cdi} among the cdi_spec_dirs of its configuration? If so, it has lost sight of it:"
+            yield found("cdi", pod_key(pod), what, f"{fix} systemctl restart containerd; containers run on")
+
+
+_NOT_FOUND = "unresolvable CDI device"  # as the library says it that containerd and CRI-O share
+
+
+def _without_environment(site: Site, pods: Mapping[str, Json], node: Node, rules: Rules) -> Iterator[Finding]:
+    """Without CDI, a container reads its environment from annotations, by references that our webhook has put in."""
+    for pod in pods.values() if site.places.cdi is None else ():
+        both = granted(pod, node, rules)
+        if both is None:
+            continue  # told as that
+        try:
+            read = msgspec.convert(pod, PodObject)
+        except msgspec.ValidationError:
+            continue
+        promised = {each.name: dialects.render_env(*both, node, each.name, rules) for each in both[1].containers}
+        if any(env and not reads_environment(read, name, env) for name, env in promised.items()):
+            what = "the agent lets no container of it start: the runtime has no CDI, so that the webhook must have them"
             fix = "start the scheduler with --webhook-port and --env-by-annotation; then kubectl delete pod POD"
-            yield found("cdi", pod_key(pod), what, fix)
+            yield found("cdi", pod_key(pod), f"{what} read their environment, but has not seen the Pod", fix)

@@ -20,6 +20,13 @@ _ADVERTISED = {
     Offer.GPUSHARE: (gpushare.MEMORY, gpushare.NODE_LABEL),
 }
 
+# Labels that are on or off, and how both are written.
+_SWITCHES = (
+    (qgpu.ENABLE_LABEL, "enable", "disable"),
+    (qgpu.MIXED_LABEL, "enable", "disable"),
+    (gpushare.NODE_LABEL, "true", "false"),
+)
+
 
 def node_findings(nodes: Iterable[Json], sick: Mapping[str, frozenset[int]], rules: Rules) -> Iterator[Finding]:
     """All that is wrong with nodes; `sick` are the cards that ConfigMaps take out, by node."""
@@ -59,11 +66,11 @@ def _labels(name: str, view: NodeView) -> Iterator[Finding]:
     if _advertised(view, qgpu.MEMORY) and qgpu.ENABLE_LABEL not in view.labels and Offer.QGPU not in labelled:
         what = f"advertises {qgpu.MEMORY}, but is not labelled for it: qGPU Pods do not go there"
         yield found("labels", name, what, f"kubectl label node NODE {qgpu.ENABLE_LABEL}=enable")
-    for label in (qgpu.ENABLE_LABEL, qgpu.MIXED_LABEL):
-        value = view.labels.get(label, "disable")
-        if value not in ("enable", "disable"):
-            what = f'label {label}: "{value}" is neither enable nor disable, and counts as disable'
-            yield found("labels", name, what, f"kubectl label node NODE --overwrite {label}=enable")
+    for label, yes, no in _SWITCHES:
+        value = view.labels.get(label, no)
+        if value not in (yes, no):
+            what = f'label {label}: "{value}" is neither {yes} nor {no}, and counts as {no}'
+            yield found("labels", name, what, f"kubectl label node NODE --overwrite {label}={yes}")
     for resource, mode in ((t9k.CARDS, "xgn"), (t9k.PERCENT, "sgn")):
         if _advertised(view, resource) and t9k.MODE_LABEL not in view.labels:
             what = f"advertises {resource}, but is not labelled for it: T9k Pods do not go there"

@@ -69,6 +69,7 @@ class Site:
     lock_holder: int | None = None  # the pid of whoever holds the lock
     processes: Mapping[str, int] | None = None  # of each Pod, as the agent sees them
     cdi_problem: str | None = None
+    cdi_there: bool = True  # the folder, however it is
     specs: tuple[Spec, ...] = ()
     absent: frozenset[str] = frozenset()  # host paths that a spec mounts and that are not there
     folders: frozenset[str] = frozenset()  # UIDs that have a folder
@@ -90,7 +91,7 @@ def look(places: Places, node_name: str | None) -> Site:
     agent, problem = _known(*_asked(places.run, "status"))
     about = agent.get("daemon", {}) if agent else {}
     places = _as_told(places, about)
-    name = node_name or about.get("node") or os.environ.get("NODE_NAME") or socket.gethostname()
+    name = node_name or about.get("node") or os.environ.get("NODE_NAME") or socket.gethostname().lower()
     site = Site(
         str(name),
         places,
@@ -115,6 +116,7 @@ def with_leftovers(site: Site) -> Site:
         site,
         specs=specs,
         cdi_problem=problem,
+        cdi_there=site.places.cdi is not None and site.places.cdi.is_dir(),
         absent=frozenset(each for each in mounts if not os.path.exists(each)),
         folders=_folders(site.places.run / "t"),
         links=_links(site.places.run / "a"),

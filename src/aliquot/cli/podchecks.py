@@ -88,7 +88,7 @@ def _crowded(held: Mapping[tuple[str, int], list[tuple[str, Usage]]], nodes: Map
         total = sum((use for _, use in uses), start=Usage())
         card = next((each for each in node.cards if each.index == index), None)
         about, who = f"{name}, GPU {index}", ", ".join(key for key, _ in uses[:5])
-        fix = f"delete one of its Pods: {who}"
+        fix = f"delete one of its Pods ({who}), best one that does not run; and have one scheduler place them, not two"
         if card is None:
             yield found("over-allocated", about, f"is given to {who}, but the node has no such card", fix)
         elif total.memory_mib > card.memory_mib:

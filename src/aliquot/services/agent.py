@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+import aliquot
 from aliquot import dialects
 from aliquot.adapters.cdifolder import CdiFolder
 from aliquot.adapters.kube import Kube, Server
@@ -167,6 +168,7 @@ class Agent:
         self._held: dict[str, dict[str, frozenset[str]]] = {}  # by resource and ID: the cards of who holds it
         self._held_at = float("-inf")
         self._offered_by: tuple[Node, Mapping[str, Mapping[str, frozenset[str]]]] | None = None
+        self._refused: Invalid | None = None  # why none of it can be offered
         self._trouble = ""
 
     # --- from first to last --------------------------------------------------------------------------------------
@@ -190,8 +192,8 @@ class Agent:
             self.parts.arbiter.start()
             stack.callback(self.parts.arbiter.stop)
             taken_up = self.tenants.take_up()
-            told = {"node": self.settings.node_name, "cards": len(self.parts.health.cards), "pods": taken_up}
-            log.info("the agent runs", extra={"data": told})
+            told = {"version": aliquot.__version__, "node": self.settings.node_name, "pods": taken_up}
+            log.info("the agent runs", extra={"data": {**told, "cards": len(self.parts.health.cards)}})
             tasks = [asyncio.create_task(for_ever(work)) for work in self._works()]
             await stop.wait()
             log.info("stopping")
@@ -242,6 +244,8 @@ class Agent:
 
     def ready(self) -> str | None:
         """None when all is in order; else what we wait for."""
+        if self.nodes.synced.is_set() and not self.clerk.known:
+            return f"there is no Node {self.settings.node_name} (--nodename)"
         if not self.pods.synced.is_set() or not self.clerk.known:
             return "the API server has not told the node and its Pods yet"
         if not self.restored.is_set():
@@ -249,6 +253,8 @@ class Agent:
         missing = self._offered.keys() - self.plugins.registered
         if missing:
             return f"the kubelet has not accepted {', '.join(sorted(missing))} yet"
+        if self._refused is not None:
+            return f"nothing is offered to the kubelet: {self._refused.sentence()}"
         return None if self.clerk.published else "the inventory is not on the Node yet"
 
     @property
@@ -317,11 +323,12 @@ class Agent:
         if pod is None:
             self.tenants.discard(uid)
             return
+        key = f"{pod.metadata.namespace}/{pod.metadata.name}"
         try:
             self.tenants.admit(self.usher.tenancy_of(pod))
-            log.info("a running Pod is taken in again", extra={"data": {"pod": pod.key, "uid": uid}})
+            log.info("a running Pod is taken in again", extra={"data": {"pod": key, "uid": uid}})
         except (Refused, CannotHostError, StoreError) as error:
-            log.warning("a folder without a grant", extra={"data": {"pod": pod.metadata.name, "why": str(error)}})
+            log.warning("a folder without a grant", extra={"data": {"pod": key, "why": str(error)}})
 
     # --- once a second -------------------------------------------------------------------------------------------
 
@@ -361,6 +368,7 @@ class Agent:
             return
         self._offered_by = (node, self._held)
         wanted = adverts(node, self.settings.rules)
+        self._refused = wanted if isinstance(wanted, Invalid) else None
         if isinstance(wanted, Invalid):
             self.clerk.tell_refused(wanted)
             wanted = ()

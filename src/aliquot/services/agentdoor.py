@@ -29,9 +29,9 @@ _ELSEWHERE = {
     "stop": "`kubectl delete pod` ends a Pod",
     "logs": "`kubectl logs` shows a Pod's output",
     "policy": f"`kubectl label node {{node}} --overwrite {POLICY_LABEL}={{value}}` changes the policy",
-    "release-delay": "the agent's own --release-delay says it, in the arguments of its DaemonSet",
-    "down": "a Pod of the agent's DaemonSet ends with that: `kubectl delete daemonset`, or take the node out of its "
-    "selector; an agent that was started by hand, by SIGTERM to process {pid}",
+    "release-delay": "the release delay is the agent's own --release-delay, in the arguments of its DaemonSet",
+    "down": "to end the agent, delete its DaemonSet or take the node out of its selector; one that was started by "
+    "hand ends by `kill {pid}`",
 }
 
 

@@ -17,11 +17,11 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aliquot.adapters import link, processes, tenantfolder
+from aliquot.adapters import link, processes, rm, tenantfolder
 from aliquot.adapters.link import Done, GroupSeen, Hello, LinkError, Wake
 from aliquot.adapters.nvml import Nvml
 from aliquot.adapters.page import SLOTS, Page
@@ -208,7 +208,13 @@ class Arbiterd:
         """Whether any of its processes that registered still lives."""
         with self._lock:
             tenancy = self._tenancies.get(tenant_id)
-            return tenancy is not None and (bool(tenancy.processes) or bool(tenancy.page.sweep()))
+            if tenancy is None or tenancy.processes:
+                return tenancy is not None
+            holders = [tenancy.page.holder(slot) for slot in tenancy.page.sweep()]
+            # A Pod may have handed its page to another one, which would keep its place for it after its end.
+            return any(
+                pid == 0 or self._whose is None or self._whose(pid) == tenant_id for pid in holders if pid is not None
+            )
 
     # --- the listening thread ----------------------------------------------------------------------------------
 
@@ -301,11 +307,15 @@ class Arbiterd:
                 self._hang_up(tenancy, process)
                 return
             try:
-                self._heed(tenancy, process, message)
+                came = self._heed(tenancy, process, message)
             except LinkError as error:
                 self._throw_out(tenancy, process, str(error))
+                return
+        if came is not None:
+            self._register(tenancy, process, came)
 
-    def _heed(self, tenancy: _Tenancy, process: _Process, message: link.Message) -> None:
+    def _heed(self, tenancy: _Tenancy, process: _Process, message: link.Message) -> list[GroupSeen] | None:
+        """The groups, when they are complete."""
         now = time.monotonic()
         if now - process.counted > 1.0:
             process.messages, process.counted = 0, now
@@ -327,17 +337,29 @@ class Arbiterd:
         elif isinstance(message, Done):
             if message.groups != len(process.coming):
                 raise LinkError(f"{len(process.coming)} groups came, {message.groups} were sent")
-            self._register(tenancy, process)
+            came, process.coming = process.coming, []
+            return came
         elif isinstance(message, Wake) and message.card < len(tenancy.page.uuids):
             uuid = tenancy.page.uuids[message.card]
             if uuid in process.cards:
                 self._workers[uuid].wake(_context(process))
+        return None
 
-    def _register(self, tenancy: _Tenancy, process: _Process) -> None:
-        """The groups are complete: seat the process on the cards they are on."""
-        assert process.slot is not None
-        came, process.coming = process.coming, []
+    def _register(self, tenancy: _Tenancy, process: _Process, came: list[GroupSeen]) -> None:
+        """Seat the process on the cards its groups are on. Without the lock it is asked which those are: the driver may
+        take long, or hang for a card that fell off, and others have other things to do."""
         by_card, gated = process.grouping.sort(came, {uuid for uuid in tenancy.page.uuids if uuid in self._workers})
+        with self._lock:
+            if process in tenancy.processes:
+                self._seat(tenancy, process, by_card, gated)
+            else:  # it was let go meanwhile
+                for group in (group for groups in by_card.values() for group in groups):
+                    link.discard(group.fd)
+
+    def _seat(
+        self, tenancy: _Tenancy, process: _Process, by_card: Mapping[str, Sequence[rm.Group]], gated: Set[str]
+    ) -> None:
+        assert process.slot is not None
         for uuid in process.cards - by_card.keys():
             self._workers[uuid].leave(_context(process))
         process.cards = set(by_card)
@@ -402,9 +424,15 @@ class Arbiterd:
         tenancy = self._tenancies.get(owner)
         return Owner(owner) if tenancy is None else Owner(owner, tenancy.tenant.name, frozenset(tenancy.page.uuids))
 
-    def _sweep(self) -> None:
+    def _sweep(self) -> list[int]:
+        too_long = []
         for tenancy in self._tenancies.values():
             tenancy.page.sweep()
+            if tenancy.page.is_longer():
+                _scold(tenancy, "it made its page longer, which fills the host's memory: it is cut")
+                with contextlib.suppress(OSError):  # no number is free: the next sweep finds it again
+                    too_long.append(os.dup(tenancy.page.fileno()))
+        return too_long
 
 
 def _context(process: _Process) -> str:

@@ -22,7 +22,9 @@ from aliquot.model.health import PATIENCE, Health, answered, hit, inventory, mis
 _EVERY = 1.0
 _HANGS = 10.0  # seconds of no answer at all that count as none
 _REST = 100  # errors that are heard of when a watch ends
-_REOPEN = 5  # looks between two attempts to find out whether a lost card was reset
+# Looks until NVML is opened anew to find out whether a lost card was reset; each time twice as many, up to the second:
+# while it is opened nothing is heard of the other cards' errors.
+_REOPEN, _SELDOM = 5, 80
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +72,10 @@ class CardHealth:
         self._watch: Errors | None = None  # the listening thread's own
         self._renew = threading.Event()  # the watch is to be made anew ...
         self._reopen = threading.Event()  # ... after NVML was opened anew
+        self._dark, self._patience = (
+            0,
+            _REOPEN,
+        )  # looks with a card out of reach since then, and how many until the next
         self._threads = [
             threading.Thread(target=self._look_on, name="card-health", daemon=True),
             threading.Thread(target=self._listen, name="card-errors", daemon=True),
@@ -101,15 +107,24 @@ class CardHealth:
     # --- the thread that looks ---------------------------------------------------------------------------------
 
     def _look_on(self) -> None:
-        looks = 0
         while not self._over.wait(_EVERY):
-            looks += 1
             try:
                 self.look()
-                if looks % _REOPEN == 0 and any(each.misses >= PATIENCE for each in self._health.values()):
+                if self._is_time_to_reopen():
                     self._reopen.set()
             except Exception:  # the next look must come
                 log.exception("looking at the cards failed")
+
+    def _is_time_to_reopen(self) -> bool:
+        """Asked after each look."""
+        if not any(each.misses >= PATIENCE for each in self._health.values()):
+            self._dark, self._patience = 0, _REOPEN
+            return False
+        self._dark += 1
+        if self._dark < self._patience:
+            return False
+        self._dark, self._patience = 0, min(_SELDOM, 2 * self._patience)
+        return True
 
     def look(self) -> None:
         """One look at each card."""

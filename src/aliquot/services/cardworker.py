@@ -28,7 +28,8 @@ BEAT = 0.1  # a heartbeat at least this often: tenants undo a pause themselves a
 CALM = 0.25  # ... and this often while nothing is to be decided: nobody is active, so nobody is paused
 STALLED = 0.5  # when our own last beat is older, tenants may have done so
 _CHECKS = (0.1, 0.5)  # when a new context's slice is looked at again: libcuda sets its own while it makes the context
-_COUNT = 1.0  # seconds between two readings of whole pages
+_COUNT = 5.0  # seconds between two readings of whole pages
+_ROUND = 1.0  # a round at least this often
 _AUDIT = 1.0  # and then one context each second, and whether a process went on by itself
 _STOCK = 2048  # microseconds: the driver's own slice
 _MOST_FAILURES = 10  # rounds in a row, before the card counts as given up
@@ -81,18 +82,19 @@ class _Tally:
     card: int
     limit: int | None
     paused_seconds: float = 0.0
-    counted: float = float("-inf")  # when the whole page was last read
+    counted: float = float("-inf")  # when the whole page was last read, and how many seats there were
+    seats: int = 0
     others: tuple[int, int] = (0, 0)  # what it then had of processes that have no seat: bytes used, and refusals
 
     def totals(self, seats: Sequence[Seat], now: float) -> tuple[int, int]:
-        """Bytes in use and allocations refused. Of those with a seat as of this round; the others are looked for once
-        a second: the page is large, and there are as many as Pods on the card."""
+        """Bytes in use and allocations refused. Of those with a seat as of this round; the others are looked for now and
+        then, and when a seat came or went: the page is large, and there are as many as Pods on the card."""
         uses = {
             seat.slot: seat.last for seat in seats if seat.last is not None
         }.values()  # whatever they claim: once each
         used, refused = sum(use.memory + use.overhead for use in uses), sum(use.refused for use in uses)
-        if now - self.counted >= _COUNT:
-            self.counted = now
+        if now - self.counted >= _COUNT or len(seats) != self.seats:
+            self.counted, self.seats = now, len(seats)
             all_used, all_refused = self.page.totals(self.card)
             self.others = (max(0, all_used - used), max(0, all_refused - refused))
         return min(MOST, used + self.others[0]), refused + self.others[1]
@@ -106,6 +108,7 @@ class CardWorker:
         self.arbiter = CardArbiter(rules)
         self.findings: dict[tuple[int, Oddity], Finding] = {}  # by process and kind
         self._inbox: queue.SimpleQueue[Callable[[float], None] | None] = queue.SimpleQueue()
+        self._rung: set[str] = set()  # whose wake is in the inbox
         self._seats: dict[str, Seat] = {}
         self._tallies: dict[str, _Tally] = {}
         self._shares = Shares()
@@ -150,8 +153,11 @@ class CardWorker:
         self._inbox.put(lambda now: self._leave(name))
 
     def wake(self, name: str) -> None:
-        """It was idle and handed over work."""
-        self._inbox.put(lambda now: self.arbiter.wake(name, now))
+        """It was idle and handed over work. Said twice before it was heard is said once: a process may ring without
+        end, and this thread may hang in the driver."""
+        if name not in self._rung:
+            self._rung.add(name)
+            self._inbox.put(lambda now: self._wake(name, now))
 
     def standings(self) -> tuple[Standing, ...]:
         """As of the last round."""
@@ -193,7 +199,7 @@ class CardWorker:
         """A heartbeat; and a round, where something came or is due."""
         if beat:
             self._beat(now)
-        if self._stirred or now >= min(self.arbiter.deadline, self._read_at + _COUNT):
+        if self._stirred or now >= min(self.arbiter.deadline, self._read_at + _ROUND):
             self._round(now)
             self._stirred = False
 
@@ -255,6 +261,10 @@ class CardWorker:
         self.arbiter.dismiss(tenant)
         self._tallies.pop(tenant, None)
         then()
+
+    def _wake(self, name: str, now: float) -> None:
+        self._rung.discard(name)  # first: who rings from here on rings for something new
+        self.arbiter.wake(name, now)
 
     def _join(self, seat: Seat, now: float) -> None:
         before = self._seats.get(seat.name)

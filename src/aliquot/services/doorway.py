@@ -117,9 +117,9 @@ class MountDoorway:
     def lead(self, resource: str, ids: frozenset[str], place: Place, pod: PodObject) -> None:
         if place.environment and not reads_environment(pod, place.container, place.environment):
             raise Refused(
-                "this node's container runtime has no CDI, and the Pod brings no environment of its own: switch on the "
-                "scheduler's webhook with --webhook-port and --env-by-annotation and make the Pod anew, or enable CDI "
-                "in the runtime"
+                "containers of this node are made without CDI, and the Pod brings no environment of its own: switch on "
+                "the scheduler's webhook with --webhook-port and --env-by-annotation and make the Pod anew, or enable "
+                "CDI in the container runtime, and in the agent (--cdi)"
             )
         link = self._link(resource, ids)
         self._links.mkdir(mode=0o700, parents=True, exist_ok=True)

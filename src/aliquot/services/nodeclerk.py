@@ -55,6 +55,7 @@ class NodeClerk:
         self._kube, self._events, self._name, self._changed = kube, events, name, changed
         self._seen: NodeObject | None = None
         self._runtime = self._kubelet = ""
+        self._labels: dict[str, str] | None = None  # as last told: a Node that is made anew takes nothing away
         self._inventory: dict[str, str] = {}
         self._marks: dict[str, tuple[PodObject, dict[str, str]]] = {}  # annotations that Pods are to get, by UID
         self._out: frozenset[str] = frozenset()
@@ -91,7 +92,7 @@ class NodeClerk:
     def listing(self) -> None: ...
 
     def changed(self, item: NodeObject) -> None:
-        before = self._seen.metadata.labels if self._seen else None
+        before, self._labels = self._labels, item.metadata.labels
         first, self._seen = self._seen is None, item
         if item.status.node_info is not None:
             self._runtime = item.status.node_info.container_runtime_version
@@ -106,15 +107,15 @@ class NodeClerk:
 
     def listed(self, drift: int) -> None:
         if self._seen is None:
-            log.warning("there is no Node of this name", extra={"data": {"node": self._name}})
+            fix = "name it as `kubectl get nodes` does, with --nodename or $NODE_NAME"
+            log.warning("there is no Node of this name", extra={"data": {"node": self._name, "fix": fix}})
 
     def node(self, cards: tuple[Card, ...], rules: Rules) -> Node:
         """The Node with these cards. What it offers is by its labels alone: what it advertises is our own doing."""
-        labels = self._seen.metadata.labels if self._seen else None
-        key = (cards, labels, rules)
+        key = (cards, self._labels, rules)
         if self._read is not None and self._read[0] == key:
             return self._read[1]
-        node = self._parse(cards, labels, rules)
+        node = self._parse(cards, self._labels, rules)
         self._read = (key, node)
         return node
 
@@ -180,7 +181,7 @@ class NodeClerk:
             except ApiError as error:
                 if error.status not in (403, 404, 409, 422):
                     raise
-                log.info("a Pod is not marked", extra={"data": {"pod": pod.metadata.name, "why": error.message}})
+                log.info("a Pod is not marked", extra={"data": {"pod": path, "why": error.message}})
             self._marks.pop(uid, None)
 
     # --- what happened ---------------------------------------------------------------------------------------------

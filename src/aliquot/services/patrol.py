@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from aliquot.adapters.nvml import Nvml, NvmlError
-from aliquot.adapters.page import Page
+from aliquot.adapters.page import Page, cut
 from aliquot.model.tenant import Finding, Oddity
 
 _EVERY = 1.0
@@ -48,7 +48,7 @@ class Register:
     lock: threading.RLock
     seated: Callable[[str], dict[int, Place]]  # by process, of one card
     owner: Callable[[int], Owner | None]
-    sweep: Callable[[], None]  # give back what the dead held
+    sweep: Callable[[], list[int]]  # give back what the dead held; the files, to be closed, of pages that are too long
     pods: bool  # tenants are Pods, not what `aliquot run` started
 
 
@@ -74,8 +74,18 @@ class Patrol:
                 except Exception:
                     log.exception("looking at card %s failed", uuid)
             self.findings = found
+            try:
+                self._sweep()
+            except Exception:  # the next look must come
+                log.exception("sweeping the pages failed")
+
+    def _sweep(self) -> None:
+        with self._register.lock:
+            too_long = self._register.sweep()
+        for file in too_long:
+            cut(file)  # without the lock: who makes it longer keeps us waiting
             with self._register.lock:
-                self._register.sweep()
+                os.close(file)  # with it: closing drops what locks we have on the page
 
     def look_at(self, uuid: str) -> list[Finding]:
         """Memory beside allocations goes onto the pages; processes that are nobody's are told."""
@@ -112,5 +122,8 @@ def _stranger(uuid: str, pid: int, owner: Owner | None, *, pods: bool) -> Findin
     if uuid not in owner.uuids:
         text = f"is tenant {owner.name}'s, which has no part of this card"
         return Finding(uuid, pid, Oddity.TRESPASSER, text, owner.id)
-    text = f"is tenant {owner.name}'s but has not registered: is it statically linked?"
+    text = (
+        f"is tenant {owner.name}'s but has not registered: is it statically linked, or was ALIQUOT_TENANT "
+        "taken out of its environment (env -i, su -, sshd)?"
+    )
     return Finding(uuid, pid, Oddity.UNREGISTERED, text, owner.id)

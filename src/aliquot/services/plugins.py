@@ -38,6 +38,7 @@ _LOOK = 0.1  # seconds between two looks at the sockets
 _LOOK_OUT = 0.02  # the same while the kubelet is away: it is about to come back
 _UNWATCHED = 1.0  # seconds after which a plugin that nobody watches counts as not registered
 _FIRST_RETRY, _LAST_RETRY = 0.1, 5.0
+_MISSED = 5.0  # seconds without a kubelet after which that is said; a restart takes less
 _PREFIX, _SUFFIX = "aliquot-", ".sock"
 
 Identity = tuple[int, int]  # of a socket's file: its inode, and when it was made, for inodes come again
@@ -100,6 +101,7 @@ class Plugins:
         self._number = itertools.count(1)
         self._last: Identity | None = None  # the kubelet that was last seen
         self.restarts = 0  # of the kubelet, as far as we saw
+        self._missed_at: float | None = None  # when it is to be said that there is no kubelet
 
     def offer(self, tokens: Mapping[str, Sequence[Token]]) -> None:
         """What is wanted from now on, by resource; those not named are withdrawn."""
@@ -172,6 +174,7 @@ class Plugins:
     def _look(self, now: float) -> None:
         """Starts what is to be done for each plugin, one thing at a time."""
         kubelet = _identity(self._kubelet)
+        self._miss(now, gone=kubelet is None)
         if kubelet is not None and kubelet != self._last:
             self.restarts += self._last is not None
             self._last = kubelet
@@ -189,6 +192,17 @@ class Plugins:
                 plugin.tried, plugin.attempts, plugin.due = kubelet, 0, now
             if now >= plugin.due:
                 plugin.task = asyncio.create_task(self._introduce(plugin, kubelet))
+
+    def _miss(self, now: float, *, gone: bool) -> None:
+        """Says once, each time that it stays away, that there is no kubelet."""
+        if not gone:
+            self._missed_at = None
+        elif self._missed_at is None:
+            self._missed_at = now + _MISSED
+        elif now >= self._missed_at:
+            self._missed_at = float("inf")
+            fix = "start the kubelet, or name its folder with --kubelet-dir (in a Pod, mount it there)"
+            log.warning("no kubelet is there", extra={"data": {"socket": str(self._kubelet), "fix": fix}})
 
     async def _introduce(self, plugin: _Plugin, kubelet: Identity) -> None:
         """Serves the plugin where it is not served, and registers it with that kubelet."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Iterable
+from pathlib import Path
 
 from aliquot.adapters.home import Home
 
@@ -35,6 +37,25 @@ def make_folder(folder: str, mode: int, *, advice: str = "set ALIQUOT_HOME to a 
         raise UpError(f"{folder}: {error.strerror}: {advice}") from error
     if owner != os.geteuid():  # whoever owns it could put anything in our way
         raise UpError(f"{folder} belongs to user {owner}: {advice}")
+
+
+def check_mounted(folders: Iterable[str], *, mounts: Path = Path("/proc/self/mountinfo")) -> None:
+    """In a Pod, where no mount leads to a folder it is the image's own, and no other container ever sees what is in it.
+
+    Raises UpError. Only a root of layers is certainly an image's: whoever goes to the host's (chroot) has another.
+    """
+    if "KUBERNETES_SERVICE_HOST" not in os.environ:
+        return
+    kinds = {words[4]: words[words.index("-") + 1] for words in map(str.split, mounts.read_text().splitlines())}
+    if kinds.pop("/", "") != "overlay":
+        return
+    for folder in folders:
+        real = Path(folder).resolve()
+        if not any(real.is_relative_to(point) for point in kinds):
+            raise UpError(
+                f"{folder} is this container's own, and no other container would see what is in it: mount the host's "
+                "folder of that name there (a hostPath volume, at the same path)"
+            )
 
 
 def take_lock(home: Home) -> int:

@@ -126,7 +126,7 @@ class Usher:
         self._check_here(pod)
         crowd = self._full(pod, claim, grant)
         if crowd is not None:
-            raise Refused(f"{crowd}; were these Pods placed by two schedulers? `aliquot doctor` looks")
+            raise Refused(f"{crowd}; {self._why_full(grant)}")
         tenancy = self._tenancy(pod, claim, grant)
         place = self._place(tenancy, claim, grant, container)
         try:
@@ -149,6 +149,8 @@ class Usher:
         uid = next(iter({each.pod_uid for each in entries}), None) if _one_pod(entries) else None
         held = [each for each in holders if each.devices.get(resource, frozenset()) & ids]
         same = [each for each in held if each.devices[resource] == ids] or held
+        if len({(each.namespace, each.name) for each in same}) > 1:  # they change hands while it tells
+            raise Refused(f"the kubelet tells of two Pods that have these devices of {resource}; it will ask again")
         if same:
             return _Owner(same[0].namespace, same[0].name, self._container(same, entries, ids), uid)
         # An init container whose size is no other's is not listed, but is in the kubelet's own file.
@@ -256,6 +258,14 @@ class Usher:
         ]
         return crowded(cards, others, shares_of(grant, self._uuids()))
 
+    def _why_full(self, grant: Grant) -> str:
+        """What may be done about it."""
+        wanted = {share.uuid for share in shares_of(grant, self._uuids())}
+        for each in (self._tenants.tenancies[uid] for uid in self._tenants.ended):
+            if any(share.uuid in wanted for share in each.shares):
+                return f"Pod {each.key} has ended, but is not gone from the card yet"
+        return "were these Pods placed by two schedulers? `aliquot doctor` looks"
+
     def _place(self, tenancy: PodTenancy, claim: Claim, grant: Grant, container: str) -> Place:
         """A container that has no name, or one that asked for nothing, is an init container of a form we do not know:
         it gets what the first one gets."""
@@ -275,8 +285,8 @@ def _not_granted(pod: PodObject) -> str:
     by = pod.spec.scheduler_name or "its scheduler"
     return (
         f"no card was given to it: it came past aliquot, by spec.nodeName or because {by} does not ask aliquot. "
-        "Leave spec.nodeName to a scheduler, have that one ask (`aliquot manifests scheduler-config`, `aliquot doctor`) "
-        "or name one that does in spec.schedulerName, and make the Pod anew"
+        "Leave spec.nodeName out, have the scheduler ask (`aliquot manifests scheduler-config`, `aliquot doctor`) or "
+        "name one that does in spec.schedulerName, and make the Pod anew"
     )
 
 

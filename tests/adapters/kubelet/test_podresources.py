@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from aliquot.adapters.kubelet import podresources
 from aliquot.adapters.kubelet.channel import KubeletError
 from aliquot.adapters.kubelet.podresources import Holder, PodResources
 from kubelets import FakePodResources, a_folder, play, until
@@ -179,5 +180,24 @@ def test_a_call_that_failed_does_not_fail_those_who_asked_after_it() -> None:
             assert await ours.holders() == []
             with pytest.raises(KubeletError):
                 await failing
+
+    play(scene())
+
+
+def test_nor_does_one_that_failed_in_a_way_that_nobody_foresaw(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        async with asking() as (kubelet, ours):
+            kubelet.gate = asyncio.Event()
+            with monkeypatch.context() as patch:
+                patch.setattr(podresources, "_holders", lambda answer: 1 // 0)
+                failing = asyncio.create_task(ours.holders())
+                await until(lambda: kubelet.calls == 1)
+            later = asyncio.create_task(ours.holders())
+            await asyncio.sleep(0)
+            kubelet.gate.set()
+            with pytest.raises(ZeroDivisionError):
+                await failing
+            assert await later == []
+            assert await ours.holders() == []
 
     play(scene())

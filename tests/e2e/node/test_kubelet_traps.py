@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -194,6 +195,7 @@ def _of(fleet: Fleet, app: str) -> list[dict[str, Any]]:
 def test_the_cards_of_a_pod_that_came_before_we_were_registered_are_free_again_and_its_successor_runs(
     fleet: Fleet, node: RealNode
 ) -> None:
+    wait_offered(fleet, {QCORE: 400}, nodes=[node])
     with _agent_away(fleet, node):
         node.stop_kubelet(kill=True)
         fleet.plane.api("POST", "/apis/apps/v1/namespaces/default/deployments", _deployment("early", node))
@@ -223,6 +225,8 @@ def test_a_container_that_is_started_again_before_we_are_registered_finds_what_i
     wait_running(fleet, ["again"])
     with _agent_away(fleet, node):
         node.restart_kubelet(kill=True)
+        # Whoever ends before the kubelet has seen that it ran is turned away for good.
+        wait_until(lambda: re.search('SyncLoop ADD.*"default/again"', node.kubelet.said), 20, "it is taken up again")
         end_container(node, "again")
         wait_restarted(fleet, "again", 0)
         assert wrong_cards(fleet, ["again"]) == []

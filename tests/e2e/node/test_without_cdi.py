@@ -13,6 +13,7 @@ from testbed import objects
 from testbed.agents import AliquotAgent
 from testbed.cards import MEM, QCORE, QMEM
 from testbed.client import Refused
+from testbed.doctor import Doctor
 from testbed.fleet import GPUSHARE, MIXED
 from testbed.images import Registry
 from testbed.inside import granted
@@ -80,6 +81,7 @@ def test_a_pod_has_its_environment_its_card_and_its_quota(old: Old) -> None:
         assert filled["name"] == "CUDA_ERROR_OUT_OF_MEMORY"
     told = old.node.report("one")["env"]
     assert told["ALIYUN_COM_GPU_MEM_CONTAINER"] == told["ALIYUN_COM_GPU_MEM_POD"] == "3"
+    Doctor(old.node).quiet()
 
 
 def _size(report: Mapping[str, Any], uuid: str) -> int:
@@ -107,7 +109,10 @@ def test_a_pod_that_the_webhook_did_not_see_is_refused_and_told_what_to_switch_o
         again = {**configuration, "metadata": {"name": configuration["metadata"]["name"]}}
         old.plane.api("POST", _WEBHOOK.rpartition("/")[0], again)
         old.wired.ours.signal(signal.SIGCONT)
-    told = old.wired.told("unseen", "GPURefused", "no CDI", "--webhook-port", "--env-by-annotation")
+    told = old.wired.told("unseen", "GPURefused", "without CDI", "--webhook-port", "--env-by-annotation")
     assert "make the Pod anew" in told
     assert old.node.lines("unseen") == []
+    (found,) = [each for each in Doctor(old.node).wrong() if each["check"] == "cdi"]
+    assert found["about"] == ["default/unseen"]
+    assert "kubectl delete pod unseen -n default" in found["fix"]
     wait_until(lambda: _asked(old.plane), 10, "the webhook is asked again")

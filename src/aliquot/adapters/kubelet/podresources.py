@@ -8,7 +8,6 @@ is refused is asked again, later each time.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import grpc
 from grpc import aio
 
 from . import podresources_pb2 as wire
-from .channel import KubeletError, dial, failed
+from .channel import dial, failed
 
 _LIST = "/v1.PodResourcesLister/List"
 _AGAIN = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)  # too fast; restarting
@@ -70,8 +69,7 @@ class PodResources:
     async def _after(self, before: asyncio.Task[list[Holder]] | None) -> list[Holder]:
         """The call that is made when the one under way has ended; who asks from then on waits for one more."""
         if before is not None:
-            with contextlib.suppress(KubeletError):
-                await asyncio.shield(before)
+            await asyncio.wait({before})  # however it ended: that is for those who asked then
         self._running, self._next = self._next, None
         return await self._list()
 
