@@ -90,12 +90,18 @@ static void forget_all(void)
 extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) __attribute__((weak));
 extern int pthread_atfork(void (*)(void), void (*)(void), void (*)(void)) __attribute__((weak));
 
+/* Where a Pod's containers find their tenant. Programs that were started with an environment of their own (cron, sshd,
+ * `env -i`) are of the Pod all the same; nobody but the runtime can put a folder there. */
+#define POD "/run/aliquot/tenant"
+
 /* Without a lock: threads that look at the same time find and write the same. */
 int alq_look(void)
 {
     static int registered;
     int saved = errno;
     const char *value = secure_getenv("ALIQUOT_TENANT");    /* not in set-uid programs: they trust no path of ours */
+    if ((!value || !*value) && access(POD "/page", F_OK) == 0)
+        value = POD;
     int mode = value && *value ? 2 : 1;
     if (mode == 2) {
         /* a path too long cannot be the daemon's own; cut, it names nothing, and memory is refused */

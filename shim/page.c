@@ -33,7 +33,8 @@ static void cannot(const char *what, int error)
     static int said;
     if (!__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED))
         alq_say("%s/page: %s%s%s: GPU memory is refused to this program. ALIQUOT_TENANT must name a running tenant's "
-                "directory: start the program with `aliquot run`, or unset ALIQUOT_TENANT.", alq_path(), what,
+                "directory: start the program with `aliquot run`, or unset ALIQUOT_TENANT; in a Pod, the node's agent "
+                "makes it: `aliquot doctor` there tells more.", alq_path(), what,
                 error ? ": " : "", error ? strerror(error) : "");
 }
 

@@ -126,6 +126,44 @@ def test_a_grant_that_is_not_what_the_pod_asks_for_is_not_believed(cards: list[o
     assert told in refused[0].sentence()
 
 
+def percent_pod(percent: int, memory_mib: int) -> dict[str, Any]:
+    wire = {"v": 1, "node": "n1", "containers": [{"name": "m", "cards": [{"index": 0, "memory_mib": memory_mib}]}]}
+    return {
+        "metadata": {"name": "p", "annotations": {GRANT: json.dumps(wire)}},
+        "spec": {
+            "nodeName": "n1",
+            "containers": [{"name": "m", "resources": {"limits": {"tensorstack.dev/nvidia-gpu-percent": percent}}}],
+        },
+    }
+
+
+def percent_granted(memory_mib: int, node: Node | None) -> object:
+    pod = percent_pod(30, memory_mib)
+    claim = parse_pod(pod)
+    assert isinstance(claim, Claim)
+    return parse_grant(pod, claim, node)
+
+
+UNEQUAL = Node("n1", (Card(0, 10_000), Card(1, 20_000)))
+
+
+def test_a_percentage_is_at_most_what_it_takes_of_the_nodes_largest_card() -> None:
+    """Whoever can patch the Pod could otherwise raise its limit."""
+    refused = percent_granted(6301, UNEQUAL)
+    assert isinstance(refused, tuple)
+    assert "as much memory as m asks for" in refused[0].sentence()
+
+
+@pytest.mark.parametrize("memory_mib", [1, 3000, 6000, 6300])
+def test_a_percentage_may_be_of_any_card_and_a_driver_update_may_change_its_size_a_little(memory_mib: int) -> None:
+    assert isinstance(percent_granted(memory_mib, UNEQUAL), Grant)
+
+
+@pytest.mark.parametrize("node", [None, Node("n1")])
+def test_a_percentage_is_believed_where_the_cards_are_not_known(node: Node | None) -> None:
+    assert isinstance(percent_granted(6301, node), Grant)
+
+
 def test_a_grant_of_the_whole_node_is_for_those_that_ask_for_it() -> None:
     wire = {
         "v": 1,

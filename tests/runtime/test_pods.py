@@ -75,6 +75,25 @@ def test_a_container_that_got_at_another_pods_folder_is_not_let_in(node: Node) -
     assert honest.ask({"do": "allocate", "mib": 1}) == 0
 
 
+# The same at the place where the node's agent has it mounted.
+_AT_ITS_PLACE = (
+    "mount -t tmpfs none /run && mkdir -p /run/aliquot/tenant && "
+    'mount --bind "$1" /run/aliquot/tenant && mount --bind "$1/page" /run/aliquot/tenant/page && shift && exec "$@"'
+)
+
+
+def test_a_program_that_was_started_without_its_environment_is_of_the_pod_all_the_same(node: Node) -> None:
+    """As cron, sshd and `env -i` do."""
+    pod = node.tenant(memory=1 * GIB)
+    environment = node._environment(pod)
+    wrapper = ["unshare", "--mount", "sh", "-c", _AT_ITS_PLACE, "container", environment["ALIQUOT_TENANT"]]
+    made = node.player.start("serve", wrapper=wrapper, **(environment | {"ALIQUOT_TENANT": ""}))
+    node.ask("belongs", pid=made.pid, name=pod)
+    assert made.hear() == "ready"
+    wait_until(lambda: node.standing(pod).get("processes"), "it has registered")
+    assert made.ask({"do": "allocate", "mib": 2000}) == OUT_OF_MEMORY
+
+
 def test_a_container_finds_the_next_daemon_by_itself(node: Node) -> None:
     pod = node.tenant()
     made = container(node, pod)

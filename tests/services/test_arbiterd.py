@@ -170,7 +170,7 @@ class TestDeath:
         """The end of the connection does not come: the kernel tells of the death."""
         guest = rig.registered(rig.tenant("a"), 11)
         (process,) = rig.daemon._tenancies["a"].processes
-        rig.daemon._died(rig.daemon._tenancies["a"], process)
+        rig.daemon._reception._died(rig.daemon._tenancies["a"], process)
         until(lambda: rig.held_files() == 0)
         until(guest.ended)
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,7 +20,7 @@ from aliquot.adapters import link, rm
 from aliquot.adapters import page as pages
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Level, SharingRules
-from aliquot.services import arbiterd
+from aliquot.services import arbiterd, reception
 from aliquot.services.cardworker import CardWorker
 from services.arbiterd_rig import SUBDEVICE, UUIDS, Guest, Rig, open_files, until
 
@@ -206,14 +207,14 @@ def test_sets_that_are_never_finished(court: Court) -> None:
     guests = [Guest(court.folder, court.rig.pid(("bad", at)), at) for at in range(6)]
     for guest in guests:
         guest.hello()
-    for _ in range(arbiterd._MOST_GROUPS):
+    for _ in range(reception._MOST_GROUPS):
         for guest in guests:
             try:
                 guest.group(66, court.rig.rm_file)
             except OSError:
                 continue
     until(lambda: any(guest.ended() for guest in guests), "a limit")
-    assert court.rig.held_files() <= arbiterd._MOST_COMING + 10
+    assert court.rig.held_files() <= reception._MOST_COMING + 10
     for guest in guests:
         guest.close()
     court.is_in_order()
@@ -221,7 +222,7 @@ def test_sets_that_are_never_finished(court: Court) -> None:
 
 def test_more_groups_than_a_process_has(court: Court) -> None:
     guest = court.attack().hello()
-    assert was_thrown_out(lambda: guest.group(66, court.rig.rm_file), 10 * arbiterd._MOST_GROUPS)
+    assert was_thrown_out(lambda: guest.group(66, court.rig.rm_file), 10 * reception._MOST_GROUPS)
     guest.close()
     court.is_in_order()
 
@@ -235,13 +236,14 @@ def test_a_set_of_which_a_part_was_lost(court: Court) -> None:
 
 def test_a_flood_of_messages(court: Court) -> None:
     guest = court.attack().hello()
-    assert was_thrown_out(lambda: guest.say(link.WAKE, 0), 20 * arbiterd._MOST_MESSAGES)
+    assert was_thrown_out(lambda: guest.say(link.WAKE, 0), 20 * reception._MOST_MESSAGES)
     guest.close()
     court.is_in_order()
 
 
-def test_thousands_of_connections(court: Court) -> None:
+def test_thousands_of_connections(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one process the newest counts, so nothing piles up."""
+    monkeypatch.setattr(reception, "_MOST_ACCEPTED", 10**6)  # else it takes its time
     kept: list[Guest] = []
     for at in range(1500):
         kept.append(court.attack())
@@ -298,8 +300,10 @@ def test_no_files_left_to_accept_with_is_no_end(court: Court, monkeypatch: pytes
         def accept(self) -> None:
             raise OSError(24, "too many open files")
 
-    monkeypatch.setattr("aliquot.services.arbiterd.time.sleep", naps.append)
-    court.rig.daemon._accept(arbiterd._Tenancy(tenancy.tenant, tenancy.directory, tenancy.page, Full()))  # type: ignore[arg-type]
+    monkeypatch.setattr("aliquot.services.reception.time.sleep", naps.append)
+    door: Any = Full()
+    full = reception.Tenancy(tenancy.tenant, tenancy.directory, tenancy.page, door)
+    court.rig.daemon._reception._accept(full)
     assert naps, "it does not ask again without a pause"
 
 

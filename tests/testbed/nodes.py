@@ -34,7 +34,7 @@ _HOUSE = Path(__file__).parent / "house.py"
 
 
 class RealNode:
-    """One node. Without `cdi`, its containerd knows nothing of CDI; unless `hurried`, its kubelet takes its usual time."""
+    """One node. Without `cdi`, its containerd knows nothing of CDI; unless `hurried`, its kubelet takes its time."""
 
     def __init__(
         self,

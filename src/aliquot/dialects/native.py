@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from aliquot.model.claim import Claim, ContainerClaim
+from aliquot.model.claim import Claim, ContainerClaim, Slice
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node
@@ -32,6 +32,7 @@ RETRIED = "aliquot.dev/retried"  # when a waiting Pod was last touched, so that 
 ANNOTATIONS = (GRANT,)
 
 _VERSION = 1
+_ROOM_PERCENT = 105  # of what a percentage takes today: cards change their size a little with the driver's version
 
 Index = Annotated[int, msgspec.Meta(ge=0, lt=MOST_CARDS)]
 Amount = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_COUNT)]
@@ -169,8 +170,9 @@ def parse_grant(annotations: Json, claim: Claim, node_name: str, node: Node | No
     asked = [each.name for each in claim.containers]
     if len(granted) != len(wire.containers) or granted.keys() != set(asked):
         return Invalid(field, ", ".join(granted), f"one grant for each container that asks: {', '.join(asked)}")
+    largest = max((card.memory_mib for card in node.cards), default=None) if node else None
     for each in claim.containers:
-        wrong = _not_what_was_asked(each, granted[each.name])
+        wrong = _not_what_was_asked(each, granted[each.name], largest)
         if wrong or wire.whole_node != claim.whole_node:
             return Invalid(field, value, wrong or "the whole node exactly where the Pod asks for it")
     named = node is not None and any(card.uuid for each in wire.containers for card in each.cards)
@@ -186,8 +188,11 @@ def parse_grant(annotations: Json, claim: Claim, node_name: str, node: Node | No
     )
 
 
-def _not_what_was_asked(container: ContainerClaim, cards: list[_Share]) -> str | None:
-    """How the shares differ from the request: who can write annotations could book less than it uses, or more."""
+def _not_what_was_asked(container: ContainerClaim, cards: list[_Share], largest: int | None) -> str | None:
+    """How the shares differ from the request: who can write annotations could book less than it uses, or more.
+
+    `largest` is the memory of the node's largest card, where that is known: of a percentage nothing else tells.
+    """
     asked = container.slice
     if len(cards) > 1 and len({card.index for card in cards}) != len(cards):
         return f"each card of {container.name} once"
@@ -195,13 +200,21 @@ def _not_what_was_asked(container: ContainerClaim, cards: list[_Share]) -> str |
     if len(cards) != wanted:
         return f"as many cards as {container.name} asks for"
     least = max(asked.memory_mib, min(asked.memory_percent, 1))
+    most = _most_memory(asked, largest)
     compute = (asked.core_milli, asked.greedy_milli, asked.exclusive)
     for card in cards:
-        if card.memory_mib < least or (card.memory_mib > least and not asked.memory_percent):
+        if card.memory_mib < least or (most is not None and card.memory_mib > most):
             return f"as much memory as {container.name} asks for"
         if (card.core_milli, card.greedy_milli, card.exclusive) != compute:
             return f"the compute that {container.name} asks for"
     return None
+
+
+def _most_memory(asked: Slice, largest: int | None) -> int | None:
+    """The MiB of one card that the request may have become; None: as many as are written."""
+    if not asked.memory_percent:
+        return asked.memory_mib
+    return None if largest is None else max(1, asked.memory_on(largest) * _ROOM_PERCENT // 100)
 
 
 def _share(wire: _Share, today: dict[str, int]) -> Share:

@@ -16,6 +16,7 @@ status.py      how the machine stands, as one JSON object
 metrics.py     the same in Prometheus's words
 lookout.py     what NVML tells of the cards, once a second
 arbiterd.py    tenants' processes register; each card's loop holds them to their shares
+reception.py   who comes in at the tenants' doors, and what they say
 grouping.py    which cards a process's channel groups are on
 cardworker.py  one card's loop: activity to the arbiter, orders to the hardware
 cardhealth.py  which cards are well, and why the others are not

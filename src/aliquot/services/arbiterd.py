@@ -1,75 +1,35 @@
 """The arbiter at work on one node: tenants' processes register, each card's loop holds them to their shares.
 
-One thread listens to all tenants (link), one runs per card (cardworker), one looks around (patrol). A tenant's process
-is known by the socket it came in through and by what the kernel says of it (SO_PEERCRED, then its ancestors, or its
-cgroup where tenants are Pods), not by what it says of itself.
+One thread listens to all tenants (reception), one runs per card (cardworker), one looks around (patrol). A tenant's
+process is known by the socket it came in through and by what the kernel says of it (SO_PEERCRED, then its ancestors, or
+its cgroup where tenants are Pods), not by what it says of itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import resource
-import selectors
 import shutil
-import socket
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from aliquot.adapters import link, processes, rm, tenantfolder
-from aliquot.adapters.link import Done, GroupSeen, Hello, LinkError, Wake
+from aliquot.adapters import processes, tenantfolder
 from aliquot.adapters.nvml import Nvml
-from aliquot.adapters.page import SLOTS, Page
+from aliquot.adapters.page import SLOTS
 from aliquot.arbiter.roster import Member
 from aliquot.model.device import Card
-from aliquot.model.tenant import Finding, Level, Oddity, SharingRules, Standing, Tenant
+from aliquot.model.tenant import Finding, Oddity, SharingRules, Standing, Tenant
 
-from .cardworker import CardWorker, Seat
-from .grouping import Grouping
+from .cardworker import CardWorker
 from .patrol import Owner, Patrol, Place, Register
-
-_MOST_GROUPS = 64  # of one process: a context has one for compute and a few for copies
-_MOST_MESSAGES = 500  # of one process in a second; an honest one sends a few
-_MOST_COMING = 256  # groups that the processes of one tenant have begun to tell: each is a file of ours
-_QUIET = 1.0  # a tenant's faults are logged this often at most: it may provoke as many as it likes
-_FULL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+from .reception import Reception, Tenancy, scold
 
 _UNSEEN = "its process id cannot be seen from here: an agent in a container needs the host's (hostPID: true)"
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class _Process:
-    """A connection, and the process behind it."""
-
-    tenant: str
-    pid: int
-    connection: socket.socket
-    pidfd: int
-    grouping: Grouping
-    slot: int | None = None
-    coming: list[GroupSeen] = field(default_factory=list)  # since the hello or the last done
-    cards: set[str] = field(default_factory=set)  # where it has a seat
-    messages: int = 0
-    counted: float = 0.0
-
-
-@dataclass(slots=True)
-class _Tenancy:
-    """A tenant here: its folder, page and door."""
-
-    tenant: Tenant
-    directory: Path
-    page: Page
-    door: socket.socket
-    processes: set[_Process] = field(default_factory=set)
-    scolded: float = float("-inf")  # when its faults were last logged
 
 
 class Arbiterd:
@@ -89,22 +49,17 @@ class Arbiterd:
         whose: Callable[[int], str | None] | None = None,
     ) -> None:
         self._workers = {card.uuid: CardWorker(card.uuid, rules) for card in cards}
-        self._simulated = simulated
         self._whose = whose
-        self._tenancies: dict[str, _Tenancy] = {}
+        self._tenancies: dict[str, Tenancy] = {}
         self._lock = threading.RLock()  # over the tenancies and what hangs on them
-        self._selector = selectors.DefaultSelector()
+        self._reception = Reception(self._lock, self._workers, simulated=simulated, unwelcome=self._unwelcome)
         register = Register(self._lock, self._seated, self._owner_of, self._sweep, pods=whose is not None)
         self._patrol = Patrol(self._workers, nvml, register)
         self._stopping = threading.Event()
         self._threads = [
-            threading.Thread(target=self._listen, name="link", daemon=True),
+            threading.Thread(target=self._reception.run, args=(self._stopping,), name="link", daemon=True),
             threading.Thread(target=self._patrol.run, args=(self._stopping,), name="patrol", daemon=True),
         ]
-        self._waker, self._woken = socket.socketpair()
-        self._waker.setblocking(False)
-        self._woken.setblocking(False)
-        self._selector.register(self._woken, selectors.EVENT_READ, self._drain)
 
     def start(self) -> None:
         """Begin."""
@@ -118,7 +73,7 @@ class Arbiterd:
     def stop(self) -> None:
         """End; nobody stays paused. Pages and tenants' folders stay, for the next one."""
         self._stopping.set()
-        self._ring()
+        self._reception.ring()
         for thread in self._threads:  # first: they post to the workers
             if thread.is_alive():
                 thread.join(timeout=5)
@@ -126,11 +81,10 @@ class Arbiterd:
             worker.stop()
         with self._lock:
             for tenancy in self._tenancies.values():
-                self._close(tenancy)
+                self._reception.shut(tenancy)
+                tenancy.page.close()
             self._tenancies.clear()
-        self._selector.close()
-        self._waker.close()
-        self._woken.close()
+        self._reception.close()
 
     def add(self, tenant: Tenant, directory: Path) -> None:
         """Make or adopt the tenant's page and door. Saying it twice changes nothing, but puts a folder right that
@@ -143,15 +97,14 @@ class Arbiterd:
                 log.warning("tenant %s: %s was taken away: it is made anew", tenant.name, directory)
                 self._drop(self._tenancies.pop(tenant.id))
             page, door = tenantfolder.furnish(directory, tenant.allotments, tenant.uid)
-            tenancy = _Tenancy(tenant, directory, page, door)
+            tenancy = Tenancy(tenant, directory, page, door)
             self._tenancies[tenant.id] = tenancy
             for at, each in enumerate(tenant.allotments):
                 worker = self._workers.get(each.uuid)
                 if worker is not None:
                     member = Member(tenant.id, tenant.app_class, each.quota_milli)
                     worker.admit(member, page, at, each.memory_bytes)
-            self._selector.register(door, selectors.EVENT_READ, lambda: self._accept(tenancy))
-        self._ring()
+            self._reception.open(tenancy)
 
     def remove(self, tenant_id: str) -> None:
         """Forget the tenant and remove its folder."""
@@ -162,12 +115,9 @@ class Arbiterd:
             self._drop(tenancy)
         shutil.rmtree(tenancy.directory, ignore_errors=True)
 
-    def _drop(self, tenancy: _Tenancy) -> None:
+    def _drop(self, tenancy: Tenancy) -> None:
         """Let go of all that hangs on it; its folder stays. The page is closed when no card's loop touches it."""
-        for process in list(tenancy.processes):
-            self._hang_up(tenancy, process)
-        self._selector.unregister(tenancy.door)
-        tenancy.door.close()
+        self._reception.shut(tenancy)
         workers = [self._workers[each.uuid] for each in tenancy.tenant.allotments if each.uuid in self._workers]
         page_is_free = _after(len(workers), tenancy.page.close)
         for worker in workers:
@@ -216,53 +166,9 @@ class Arbiterd:
                 pid == 0 or self._whose is None or self._whose(pid) == tenant_id for pid in holders if pid is not None
             )
 
-    # --- the listening thread ----------------------------------------------------------------------------------
+    # --- whose a process is -------------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                for key, _ in self._selector.select(timeout=1.0):
-                    key.data()
-            except Exception:  # one bad guest must not close the door for the others
-                log.exception("listening to tenants failed")
-                time.sleep(0.05)
-
-    def _ring(self) -> None:
-        with contextlib.suppress(OSError):
-            self._waker.send(b"x")
-
-    def _drain(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._woken.recv(4096)
-
-    def _accept(self, tenancy: _Tenancy) -> None:
-        try:
-            connection, _ = tenancy.door.accept()
-        except OSError as error:
-            if error.errno in _FULL:  # it will be there the next time too: do not ask without pause
-                time.sleep(0.01)
-            return
-        connection.setblocking(False)
-        with self._lock:
-            pid, uid = link.peer(connection)
-            why = self._unwelcome(tenancy, pid, uid)
-            try:
-                pidfd = os.pidfd_open(pid) if why is None else -1
-            except OSError:
-                why = "it is gone already"
-            if why is not None:
-                _scold(tenancy, f"process {pid} is not let in: {why}")
-                connection.close()
-                return
-            for former in [each for each in tenancy.processes if each.pid == pid]:
-                self._hang_up(tenancy, former)  # it has only one link, and this is the newer
-            process = _Process(tenancy.tenant.id, pid, connection, pidfd, Grouping(simulated=self._simulated))
-            tenancy.processes.add(process)
-            self._selector.register(connection, selectors.EVENT_READ, lambda: self._hear(tenancy, process))
-            # A forked child may hold the connection open after its parent's death: the kernel tells of the death.
-            self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._died(tenancy, process))
-
-    def _unwelcome(self, tenancy: _Tenancy, pid: int, uid: int) -> str | None:
+    def _unwelcome(self, tenancy: Tenancy, pid: int, uid: int) -> str | None:
         """Why this process is not of this tenant."""
         if tenancy.tenant.id not in self._tenancies:
             return "the tenant is gone"
@@ -289,121 +195,6 @@ class Arbiterd:
         anchors = known | roots
         return next((anchors[each] for each in processes.ancestors(pid) if each in anchors), None)
 
-    def _hear(self, tenancy: _Tenancy, process: _Process) -> None:
-        """One message of one process, so that a loud one does not drown the others."""
-        with self._lock:
-            if process not in tenancy.processes:
-                return
-            try:
-                message = link.receive(process.connection)
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError:
-                message = None
-            except LinkError as error:
-                self._throw_out(tenancy, process, str(error))
-                return
-            if message is None:
-                self._hang_up(tenancy, process)
-                return
-            try:
-                came = self._heed(tenancy, process, message)
-            except LinkError as error:
-                self._throw_out(tenancy, process, str(error))
-                return
-        if came is not None:
-            self._register(tenancy, process, came)
-
-    def _heed(self, tenancy: _Tenancy, process: _Process, message: link.Message) -> list[GroupSeen] | None:
-        """The groups, when they are complete."""
-        now = time.monotonic()
-        if now - process.counted > 1.0:
-            process.messages, process.counted = 0, now
-        process.messages += 1
-        if isinstance(message, GroupSeen):
-            process.coming.append(message)
-        if process.messages > _MOST_MESSAGES:
-            raise LinkError("it sends too many messages")
-        if isinstance(message, Hello):
-            if process.slot is not None:
-                raise LinkError("a second hello")
-            process.slot = message.slot
-        elif process.slot is None:
-            raise LinkError("no hello")
-        elif len(process.coming) > _MOST_GROUPS:
-            raise LinkError(f"more than {_MOST_GROUPS} groups")
-        elif sum(len(each.coming) for each in tenancy.processes) > _MOST_COMING:
-            raise LinkError(f"more than {_MOST_COMING} groups of its tenant are on their way")
-        elif isinstance(message, Done):
-            if message.groups != len(process.coming):
-                raise LinkError(f"{len(process.coming)} groups came, {message.groups} were sent")
-            came, process.coming = process.coming, []
-            return came
-        elif isinstance(message, Wake) and message.card < len(tenancy.page.uuids):
-            uuid = tenancy.page.uuids[message.card]
-            if uuid in process.cards:
-                self._workers[uuid].wake(_context(process))
-        return None
-
-    def _register(self, tenancy: _Tenancy, process: _Process, came: list[GroupSeen]) -> None:
-        """Seat the process on the cards its groups are on. Without the lock it is asked which those are: the driver may
-        take long, or hang for a card that fell off, and others have other things to do."""
-        by_card, gated = process.grouping.sort(came, {uuid for uuid in tenancy.page.uuids if uuid in self._workers})
-        with self._lock:
-            if process in tenancy.processes:
-                self._seat(tenancy, process, by_card, gated)
-            else:  # it was let go meanwhile
-                for group in (group for groups in by_card.values() for group in groups):
-                    link.discard(group.fd)
-
-    def _seat(
-        self, tenancy: _Tenancy, process: _Process, by_card: Mapping[str, Sequence[rm.Group]], gated: Set[str]
-    ) -> None:
-        assert process.slot is not None
-        for uuid in process.cards - by_card.keys():
-            self._workers[uuid].leave(_context(process))
-        process.cards = set(by_card)
-        for uuid, groups in by_card.items():
-            seat = Seat(
-                _context(process),
-                process.tenant,
-                process.pid,
-                tenancy.page,
-                process.slot,
-                tenancy.page.index[uuid],
-                tuple(groups),
-                Level.GATE if uuid in gated else Level.HARDWARE,
-            )
-            self._workers[uuid].join(seat)
-
-    def _died(self, tenancy: _Tenancy, process: _Process) -> None:
-        with self._lock:
-            self._hang_up(tenancy, process)
-
-    def _throw_out(self, tenancy: _Tenancy, process: _Process, why: str) -> None:
-        _scold(tenancy, f"process {process.pid} is thrown out: {why}")
-        self._hang_up(tenancy, process)
-
-    def _hang_up(self, tenancy: _Tenancy, process: _Process) -> None:
-        """The process is gone, or no guest any more."""
-        if process not in tenancy.processes:
-            return
-        tenancy.processes.discard(process)
-        self._selector.unregister(process.connection)
-        self._selector.unregister(process.pidfd)
-        process.connection.close()
-        os.close(process.pidfd)
-        for seen in process.coming:
-            link.discard(seen.fd)
-        for uuid in process.cards:
-            self._workers[uuid].leave(_context(process))
-
-    def _close(self, tenancy: _Tenancy) -> None:
-        for process in list(tenancy.processes):
-            self._hang_up(tenancy, process)
-        tenancy.door.close()
-        tenancy.page.close()
-
     # --- what the patrol asks ----------------------------------------------------------------------------------
 
     def _seated(self, uuid: str) -> dict[int, Place]:
@@ -429,14 +220,10 @@ class Arbiterd:
         for tenancy in self._tenancies.values():
             tenancy.page.sweep()
             if tenancy.page.is_longer():
-                _scold(tenancy, "it made its page longer, which fills the host's memory: it is cut")
+                scold(tenancy, "it made its page longer, which fills the host's memory: it is cut")
                 with contextlib.suppress(OSError):  # no number is free: the next sweep finds it again
                     too_long.append(os.dup(tenancy.page.fileno()))
         return too_long
-
-
-def _context(process: _Process) -> str:
-    return f"{process.tenant}/{process.pid}"
 
 
 def _after(calls: int, then: Callable[[], None]) -> Callable[[], None]:
@@ -453,10 +240,3 @@ def _after(calls: int, then: Callable[[], None]) -> Callable[[], None]:
     if not calls:
         then()
     return one_more
-
-
-def _scold(tenancy: _Tenancy, what: str) -> None:
-    now = time.monotonic()
-    if now - tenancy.scolded >= _QUIET:
-        tenancy.scolded = now
-        log.warning("tenant %s: %s", tenancy.tenant.name, what)

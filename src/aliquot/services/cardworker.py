@@ -87,8 +87,8 @@ class _Tally:
     others: tuple[int, int] = (0, 0)  # what it then had of processes that have no seat: bytes used, and refusals
 
     def totals(self, seats: Sequence[Seat], now: float) -> tuple[int, int]:
-        """Bytes in use and allocations refused. Of those with a seat as of this round; the others are looked for now and
-        then, and when a seat came or went: the page is large, and there are as many as Pods on the card."""
+        """Bytes in use and allocations refused. Of those with a seat as of this round; the others are looked for when
+        a seat came or went, and now and then: the page is large, and there are as many as Pods on the card."""
         uses = {
             seat.slot: seat.last for seat in seats if seat.last is not None
         }.values()  # whatever they claim: once each

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from aliquot.adapters import link, rm
 from aliquot.adapters.link import GroupSeen
@@ -11,16 +10,17 @@ from aliquot.model.tenant import Level
 
 _NOWHERE = (None, Level.NONE)  # no file of the driver's, or no object of that file
 
-log = logging.getLogger(__name__)
-
 
 class Grouping:
-    """The groups of one process, and what the driver said of them."""
+    """The groups of one process, and what the driver said of them.
 
-    __slots__ = ("_probed", "_simulated")
+    `complain` is told what goes wrong: a process can have as much of that as it likes, by telling of ever other groups.
+    """
 
-    def __init__(self, *, simulated: bool) -> None:
-        self._simulated = simulated
+    __slots__ = ("_complain", "_probed", "_simulated")
+
+    def __init__(self, *, simulated: bool, complain: Callable[[str], None]) -> None:
+        self._simulated, self._complain = simulated, complain
         self._probed: dict[tuple[int, int, int], tuple[str | None, Level]] = {}
 
     def sort(self, came: Sequence[GroupSeen], mine: set[str]) -> tuple[dict[str, list[rm.Group]], set[str]]:
@@ -54,28 +54,27 @@ class Grouping:
         if not self._is_drivers(group.fd):
             return _NOWHERE
         if key not in self._probed:
-            found = _probe(group)
+            found = self._probe(group)
             if found == _NOWHERE:
                 return found
             self._probed[key] = found
         return self._probed[key]
+
+    def _probe(self, group: rm.Group) -> tuple[str | None, Level]:
+        """Which card it is on (None: the driver does not tell), and whether the driver lets us control it."""
+        uuid = None
+        try:
+            uuid = rm.uuid_of(group)
+            rm.set_slice(group, rm.get_slice(group))
+        except rm.RmError as error:
+            if error.gone:
+                return _NOWHERE
+            self._complain(f"card {uuid or 'unknown'}: {error}: it is held at the gate")
+            return uuid, Level.GATE
+        return uuid, Level.HARDWARE
 
     def _is_drivers(self, fd: int) -> bool:
         try:
             return rm.is_rm_file(fd, simulated=self._simulated)
         except OSError:
             return False
-
-
-def _probe(group: rm.Group) -> tuple[str | None, Level]:
-    """Which card it is on (None: the driver does not tell), and whether the driver lets us control it."""
-    uuid = None
-    try:
-        uuid = rm.uuid_of(group)
-        rm.set_slice(group, rm.get_slice(group))
-    except rm.RmError as error:
-        if error.gone:
-            return _NOWHERE
-        log.warning("card %s: %s: its tenant is held at the gate", uuid or "unknown", error)
-        return uuid, Level.GATE
-    return uuid, Level.HARDWARE

@@ -2,7 +2,7 @@
 
     offer   says what is wanted; a new resource is served and then registered, one not named any more is told to be
             empty and then withdrawn
-    run     looks at the sockets ten times a second, more often while the kubelet is away. A kubelet that starts has a
+    run     looks at the sockets five times a second, more often while the kubelet is away. A kubelet that starts has a
             new kubelet.sock and removes ours: each plugin is then served on a new socket and registered again. Until
             that is done, Pods that are bound here fail for good, so it is done at once
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +35,7 @@ __all__ = ["Allocation", "Desk", "Plugins", "Refused"]
 
 log = logging.getLogger(__name__)
 
-_LOOK = 0.1  # seconds between two looks at the sockets
+_LOOK = 0.2  # seconds between two looks at the sockets
 _LOOK_OUT = 0.02  # the same while the kubelet is away: it is about to come back
 _UNWATCHED = 1.0  # seconds after which a plugin that nobody watches counts as not registered
 _FIRST_RETRY, _LAST_RETRY = 0.1, 5.0
@@ -99,6 +100,8 @@ class Plugins:
         self._leaving: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._number = itertools.count(1)
+        self._stamp: int | None = None  # of the folder, when it had been looked at with nothing to do
+        self._before: int | None = None
         self._last: Identity | None = None  # the kubelet that was last seen
         self.restarts = 0  # of the kubelet, as far as we saw
         self._missed_at: float | None = None  # when it is to be said that there is no kubelet
@@ -121,7 +124,7 @@ class Plugins:
             while True:
                 self._wake.clear()
                 self._follow_offer()
-                self._look(loop.time())
+                self._glance(loop.time())
                 away = len(self.registered) < len(self._plugins)
                 timer = loop.call_later(_LOOK_OUT if away else _LOOK, self._wake.set)  # a third of what wait_for costs
                 await self._wake.wait()
@@ -170,6 +173,22 @@ class Plugins:
             await plugin.server.stop()
 
     # --- the kubelet ---------------------------------------------------------------------------------------------
+
+    def _glance(self, now: float) -> None:
+        """While all are registered and watched, and nothing came into the folder or went, there is nothing to do."""
+        try:
+            stamp: int | None = os.stat(self._folder).st_mtime_ns
+        except OSError:
+            stamp = None
+        settled = all(
+            each.accepted_by is not None and each.server is not None and each.server.watchers
+            for each in self._plugins.values()
+        )
+        if stamp is None or stamp != self._stamp or not settled:
+            self._look(now)
+        # What comes within one tick of the clock that stamps files is looked for once more.
+        self._stamp = stamp if stamp == self._before else None
+        self._before = stamp
 
     def _look(self, now: float) -> None:
         """Starts what is to be done for each plugin, one thing at a time."""
