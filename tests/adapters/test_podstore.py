@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,11 +48,8 @@ def test_what_was_added_is_there_after_a_restart_and_what_was_removed_is_not(tmp
     store.add(tenancy("c", created=3.0))
     store.remove("c")
     store.remove("c")  # saying it twice changes nothing
-    store.set("policy", "fixed-share")
     again = a_store(tmp_path)
     assert again.tenancies() == [tenancy("a", created=1.0), tenancy("b", created=2.0)]
-    assert again.setting("policy") == "fixed-share"
-    assert again.setting("nothing") is None
     assert again.notes == []
 
 
@@ -61,13 +59,6 @@ def test_adding_twice_changes_nothing_and_adding_anew_replaces(tmp_path: Path) -
     store.add(tenancy(memory=1024))
     store.add(tenancy(memory=2048))
     assert store.tenancies() == a_store(tmp_path).tenancies() == [tenancy(memory=2048)]
-
-
-def test_rewriting_leaves_these_and_no_others(tmp_path: Path) -> None:
-    store = a_store(tmp_path)
-    store.add(tenancy("a"))
-    store.rewrite([tenancy("b"), tenancy("c")])
-    assert store.tenancies() == a_store(tmp_path).tenancies() == [tenancy("b"), tenancy("c")]
 
 
 def test_cards_are_remembered_until_the_machine_starts_anew(tmp_path: Path) -> None:
@@ -98,7 +89,8 @@ def test_a_damaged_file_is_put_aside_and_told(tmp_path: Path) -> None:
 
 def test_a_page_that_is_damaged_is_found_when_the_file_is_opened(tmp_path: Path) -> None:
     store = a_store(tmp_path)
-    store.rewrite([tenancy(f"uid-{at}") for at in range(500)])
+    for at in range(100):
+        store.add(tenancy(f"uid-{at}"))
     store.close()
     data = bytearray((tmp_path / "agent.db").read_bytes())
     data[8192:16384] = b"\xff" * 8192
@@ -127,7 +119,7 @@ def test_a_full_disk_is_told_and_nothing_is_half_known(tmp_path: Path) -> None:
     store.add(tenancy("a"))
     store._database.connection.execute("PRAGMA max_page_count = 1")
     with pytest.raises(StoreError, match="full: free some space there; nothing was written"):
-        store.rewrite([tenancy(f"uid-{at}") for at in range(500)])
+        store.add(replace(tenancy("b"), name="x" * 100_000))
     assert store.tenancies() == a_store(tmp_path).tenancies() == [tenancy("a")]
 
 
@@ -143,14 +135,13 @@ def test_every_write_is_on_the_disk_when_it_returns(tmp_path: Path) -> None:
 def test_a_file_that_is_deleted_is_written_anew_with_the_next_write(tmp_path: Path) -> None:
     store = a_store(tmp_path)
     store.add(tenancy("a"))
-    store.set("policy", "fixed-share")
     store.set_cards(CARDS)
     delete(tmp_path)
     assert store.tenancies() == [tenancy("a")]
     store.add(tenancy("b"))
     again = a_store(tmp_path)
     assert again.tenancies() == [tenancy("a"), tenancy("b")]
-    assert (again.setting("policy"), again.cards()) == ("fixed-share", CARDS)
+    assert again.cards() == CARDS
     assert store.notes == [f"{tmp_path}/agent.db was gone: all that is known was written anew"]
 
 
@@ -279,7 +270,6 @@ class AnyOrder(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp())
         self.store = a_store(self.folder)
         self.pods: dict[str, PodTenancy] = {}
-        self.settings: dict[str, str] = {}
         self.deleted = False
 
     @rule(pod=PODS)
@@ -293,16 +283,6 @@ class AnyOrder(RuleBasedStateMachine):
         self.pods.pop(uid, None)
         self.deleted = False
 
-    @rule(key=UIDS, value=TEXTS)
-    def set(self, key: str, value: str) -> None:
-        self.store.set(key, value)
-        self.settings[key], self.deleted = value, False
-
-    @rule(pods=st.lists(PODS, unique_by=lambda pod: pod.uid))
-    def rewrite(self, pods: list[PodTenancy]) -> None:
-        self.store.rewrite(pods)
-        self.pods, self.deleted = {pod.uid: pod for pod in pods}, False
-
     @rule()
     def delete_the_file(self) -> None:
         delete(self.folder)
@@ -313,12 +293,11 @@ class AnyOrder(RuleBasedStateMachine):
         self.store.close()
         self.store = a_store(self.folder)
         if self.deleted:  # before anything was written again
-            self.pods, self.settings, self.deleted = {}, {}, False
+            self.pods, self.deleted = {}, False
 
     @invariant()
     def knows_what_it_was_told(self) -> None:
         assert {pod.uid: pod for pod in self.store.tenancies()} == self.pods
-        assert {key: self.store.setting(key) for key in self.settings} == self.settings
 
     def teardown(self) -> None:
         with contextlib.suppress(AttributeError):

@@ -125,6 +125,7 @@ class TestWhatItIsTold:
             "--driver=cdi",
             "--memory-unit=MiB",
             "--release-delay=0",
+            "--ignore-xids=94, 63",
             "--port=0",
             "--bind-address=127.0.0.1",
             "--log-level=debug",
@@ -133,6 +134,7 @@ class TestWhatItIsTold:
         assert (settings.port, settings.bind_address, settings.release_delay) == (0, "127.0.0.1", 0.0)
         assert settings.rules.gpushare_unit is MemoryUnit.MIB
         assert (started.more["driver"], started.level) == ("cdi", "debug")
+        assert started.more["ignored_xids"] == {94, 63}
 
     def test_simulated_cards_are_played_and_said(self, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
         def stand_ins(home: Home, spec: tuple[int, int]) -> Playing:
@@ -208,6 +210,8 @@ class TestWhatGoesWrong:
         [
             (["--simulate=4"], "--simulate: 4 is not allowed"),
             (["--release-delay=soon"], "--release-delay"),
+            (["--ignore-xids=94,ecc"], "94,ecc is not allowed: numbers of Xids, separated by commas, as in 94,63"),
+            (["--ignore-xids=94,,63"], "94,,63 is not allowed"),
             (["--port=99999"], "--port"),
             (["--cdi=maybe"], "'auto', 'on', 'off'"),
             (["--memory-unit=GB"], "'GiB', 'MiB'"),

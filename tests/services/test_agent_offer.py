@@ -1,7 +1,8 @@
-"""What an agent offers to the kubelet from second to second, whatever goes wrong beside it."""
+"""What an agent offers to the kubelet and tells from second to second, whatever goes wrong beside it."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from aliquot.adapters.podstore import PodStore, StoreError
 from aliquot.dialects import MemoryUnit, Rules
 from aliquot.dialects.objects import NodeObject
+from aliquot.model.tenant import Level, Standing, State
 from manifests import QGPU, QGPU_CORE, QGPU_MEMORY
 from services.usher_rig import NODE, House, a_qgpu_pod, play
 
@@ -120,3 +122,23 @@ def test_containers_are_led_by_cdi_where_runtime_and_kubelet_both_know_it(
     node = {"metadata": {"name": NODE, "labels": QGPU}, "status": {"nodeInfo": info}}
     house.agent.clerk.changed(msgspec.convert(node, NodeObject))
     assert bool(house.usher.allocate(QGPU_CORE, frozenset({"GPU-0-_-1"})).cdi) == by_cdi
+
+
+def test_a_pod_that_is_refused_memory_hears_of_it_in_an_event(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.run(pod := a_qgpu_pod("greedy"))
+    uid = pod["metadata"]["uid"]
+    refused = Standing(uid, "GPU-0", State.IDLE, Level.HARDWARE, 0.0, 0, 5 << 30, (), 0, 0.0, 7)
+    monkeypatch.setattr(house.arbiter, "standings", lambda: [refused])
+    house.agent.restored.set()
+
+    async def one_round() -> None:
+        upkeep = asyncio.create_task(house.agent._upkeep())
+        while not any(reason == "GPUMemoryLimit" for _, reason, _ in house.told):
+            assert not upkeep.done()
+            await asyncio.sleep(0)
+        upkeep.cancel()
+        await asyncio.gather(upkeep, return_exceptions=True)
+
+    play(one_round())
+    text = "allocations were refused past its limit of 5.0 GiB on card 0 (GPU-0): 7 so far"
+    assert ("greedy", "GPUMemoryLimit", text) in house.told

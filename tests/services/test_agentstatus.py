@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aliquot.cli.ps import _running
 from aliquot.cli.top import view
 from aliquot.dialects.advertising import Token
 from aliquot.services.agentstatus import resources_told, status
-from services.agents import CARDS, RESOURCE, PaperAgent, a_scene
+from services.agents import CARDS, RESOURCE, RUNS_ON_A, PaperAgent, a_scene
 
 
 def test_a_pod_is_a_tenant_named_by_its_namespace_and_name() -> None:
@@ -82,3 +84,14 @@ def test_ps_shows_a_pod_without_a_process_id() -> None:
 
 def test_cards_are_told_in_their_order() -> None:
     assert [card["index"] for card in status(a_scene(tenancies=[]), 0.0)["cards"]] == [card.index for card in CARDS]
+
+
+def test_refused_allocations_are_shown_where_there_are_any() -> None:
+    head, train, serve = view(PaperAgent().status()).splitlines()[3:6]
+    assert head.endswith("PREEMPTED  REFUSED")
+    assert [line.split()[-1] for line in (train, serve)] == ["2", "0"]
+
+
+def test_refused_allocations_are_not_shown_where_there_are_none() -> None:
+    quiet = PaperAgent(scene=a_scene(standings=[replace(RUNS_ON_A, refused=0)]))
+    assert "REFUSED" not in view(quiet.status())

@@ -239,13 +239,26 @@ class TestSharing:
         guest.set(pages.BUSY_SINCE, time.monotonic_ns(), size=8)
         until(lambda: (rig.standing("a").share or 0.0) > 0.2, "a share")
 
+    def test_refused_allocations_are_counted_on_when_the_process_has_ended(self, rig: Rig) -> None:
+        """Most programs end when they get no memory: their number goes with them."""
+        folder = rig.tenant("a")
+        first = rig.registered(folder, 11)
+        first.set(pages.REFUSED, 2)
+        until(lambda: rig.standing("a").refused == 2, "the first one's")
+        first.set(pages.REFUSED, 0)
+        first.close()
+        until(lambda: not rig.standing("a").processes, "its end")
+        second = rig.registered(folder, 12, 1)
+        second.set(pages.REFUSED, 1)
+        until(lambda: rig.standing("a").refused == 3, "those of both")
+
     def test_a_launch_between_the_look_and_the_question_is_not_lost(self, tmp_path: Path) -> None:
         """The word is set too late for it to ring: so the count is looked at again after that."""
         worker = CardWorker(UUIDS[0], SharingRules())  # its thread is not started
         page = Page(tmp_path / "page", (Allotment(UUIDS[0]),))
         worker._admit(Member("a", AppClass.NORMAL, None), page, 0, None)
         worker._join(Seat("a/1", "a", 1, page, 0, 0, (), Level.HARDWARE), 0.0)
-        worker._go_on(1.0, beat=True)
+        worker._round(1.0)
         os.pwrite(page.fileno(), struct.pack("<Q", 1), Page._at(0, 0) + pages.LAUNCHES)
         worker._perform([Arm("a/1")])
         assert worker.arbiter.deadline == 0.0

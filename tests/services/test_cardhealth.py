@@ -108,14 +108,6 @@ def test_an_xid_takes_a_card_out_though_it_answers_every_look(driver: PlayedDriv
     assert health.why["GPU-a"].startswith("Xid 48")
 
 
-def test_an_operator_brings_it_back(driver: PlayedDriver) -> None:
-    health = CardHealth(driver)
-    health.heard(Xid("GPU-a", 48))
-    health.pardon("GPU-a")
-    assert healthy(health) == [True, True]
-    health.pardon("GPU-x")
-
-
 def test_xids_of_applications_and_of_unknown_cards_change_nothing(driver: PlayedDriver) -> None:
     health = CardHealth(driver, ignored={94})
     for error in (Xid("GPU-a", 31), Xid("GPU-a", 94), Xid("GPU-x", 79)):
@@ -123,18 +115,22 @@ def test_xids_of_applications_and_of_unknown_cards_change_nothing(driver: Played
     assert healthy(health) == [True, True]
 
 
-def test_only_changes_are_told(driver: PlayedDriver) -> None:
-    told: list[list[bool]] = []
-    health = CardHealth(driver, on_change=lambda: told.append(healthy(health)))
+def test_that_a_card_is_out_and_that_it_is_back_is_logged_once(
+    driver: PlayedDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    health = CardHealth(driver)
     look(health, 3)
     driver.lose("GPU-a")
     look(health, 3)
     health.heard(Xid("GPU-a", 79))
     assert health.why["GPU-a"] == "Xid 79, it fell off the bus"
-    assert told == [[False, True]]
     del driver.silent["GPU-a"]
     look(health, 5)
-    assert told == [[False, True], [True, True]]
+    assert [each.message for each in caplog.records] == [
+        "card 0 (GPU-a) is out: the driver does not answer for it: GPU is lost",
+        "card GPU-a: Xid 79",
+        "card 0 (GPU-a) is back",
+    ]
 
 
 def test_a_card_that_is_no_longer_listed_stays_with_its_number_and_is_out(driver: PlayedDriver) -> None:

@@ -19,7 +19,7 @@ from aliquot.model.grant import Share
 from aliquot.model.node import Isolation, Offer
 from aliquot.model.podtenancy import PodTenancy
 from aliquot.model.refusal import Invalid
-from aliquot.model.tenant import Finding, Oddity
+from aliquot.model.tenant import Finding, Level, Oddity, Standing, State
 from aliquot.services import nodeclerk
 from aliquot.services.events import ObjectRef
 from aliquot.services.nodeclerk import NodeClerk
@@ -324,3 +324,45 @@ class TestWhatIsTold:
         for _ in range(3):
             desk.clerk.tell_refused(Invalid("--memory-unit", "MiB", "GiB: there would be too many devices"))
         assert [reason for reason, _ in desk.said()] == ["CannotAdvertise"]
+
+
+class TestMemoryLimits:
+    POD = PodTenancy("u1", "ml", "p", AppClass.NORMAL, (Share(0, 5 * GIB, uuid="GPU-0"),), 0.0)
+
+    @staticmethod
+    def refused(times: int, uuid: str = "GPU-0", tenant: str = "u1") -> Standing:
+        return Standing(tenant, uuid, State.IDLE, Level.HARDWARE, 0.0, 0, 5 << 30, (), 0, 0.0, times)
+
+    def look(self, desk: Clerk, *standings: Standing) -> None:
+        desk.clerk.tell_limits(standings, {"u1": self.POD}, CARDS)
+
+    def test_a_pod_that_is_refused_memory_is_told_so(self, desk: Clerk) -> None:
+        self.look(desk, self.refused(3))
+        text = "allocations were refused past its limit of 5.0 GiB on card 0 (GPU-0): 3 so far"
+        assert desk.told == [(ObjectRef("Pod", "p", "ml", "u1"), "GPUMemoryLimit", text, "Warning")]
+
+    def test_one_that_was_not_refused_anything_is_not(self, desk: Clerk) -> None:
+        self.look(desk, self.refused(0))
+        assert not desk.told
+
+    def test_it_is_told_again_only_when_there_are_many_more(self, desk: Clerk) -> None:
+        """Caching allocators run into the limit by design."""
+        for times in (1, 1, 2, 3, 3, 4, 5, 6, 7, 8):
+            self.look(desk, self.refused(times))
+        assert [text.rpartition(": ")[2] for _, text in desk.said()] == [
+            "1 so far",
+            "2 so far",
+            "4 so far",
+            "8 so far",
+        ]
+
+    def test_all_cards_of_a_pod_are_told_in_one_event(self, desk: Clerk) -> None:
+        self.look(desk, self.refused(1))
+        self.look(desk, self.refused(1), self.refused(2, "GPU-1"))
+        _, text = desk.said()[1]
+        assert "card 0 (GPU-0): 1 so far; " in text
+        assert text.endswith("card 1 (GPU-1): 2 so far")
+
+    def test_a_tenant_that_has_gone_is_told_of_nowhere(self, desk: Clerk) -> None:
+        self.look(desk, self.refused(1, tenant="gone"))
+        assert not desk.told

@@ -13,6 +13,7 @@ from grpc import aio
 
 from aliquot.dialects.advertising import Token
 from aliquot.model.edits import Mount
+from aliquot.services import plugins
 from aliquot.services.plugins import Allocation, Plugins, Refused
 from kubelets import FakeKubelet, a_folder, a_kubelet, play, until
 
@@ -279,6 +280,27 @@ def test_a_registration_that_is_refused_is_tried_again_and_the_reason_is_logged_
     play(scene())
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert record.data["why"].endswith("kubelet.sock: UNKNOWN: not yet")  # type: ignore[attr-defined]  # logs.py's
+
+
+def test_a_registration_that_fails_in_a_way_nobody_thought_of_is_tried_ever_more_seldom(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries: list[float] = []
+
+    async def fails(*_: object, **__: object) -> None:
+        tries.append(asyncio.get_running_loop().time())
+        raise OSError(28, "No space left on device")
+
+    async def scene() -> None:
+        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(1)}):
+            await until(lambda: len(tries) == 3)
+
+    monkeypatch.setattr(plugins, "register", fails)
+    play(scene())
+    assert tries[1] - tries[0] >= plugins._FIRST_RETRY
+    assert tries[2] - tries[1] >= 2 * plugins._FIRST_RETRY
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "OSError: [Errno 28]" in record.data["why"]  # type: ignore[attr-defined]  # logs.py's
 
 
 def test_sockets_of_an_agent_before_us_are_removed_and_ours_when_we_end() -> None:

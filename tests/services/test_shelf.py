@@ -31,6 +31,7 @@ class TestWhatTheWatchTells:
         self.said: list[str] = []
         self.shelf = Shelf(
             Api().kube,
+            "n1",
             ended=lambda uid: self.said.append(f"{uid} ended"),
             runs=lambda uid: self.said.append(f"{uid} runs"),
         )
@@ -71,8 +72,9 @@ class TestWhatTheWatchTells:
 # --- with a real reflector and a real connection ----------------------------------------------------------------------
 
 
-def told(name: str, uid: str, version: int) -> dict[str, Any]:
-    return {"metadata": {"name": name, "namespace": "ml", "uid": uid, "resourceVersion": str(version)}}
+def told(name: str, uid: str, version: int, node: str = "n1") -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "ml", "uid": uid, "resourceVersion": str(version)}
+    return {"metadata": metadata, "spec": {"nodeName": node}}
 
 
 def put(server: ApiServer, name: str, uid: str, *, quietly: bool = False) -> None:
@@ -94,7 +96,7 @@ def play(scene: Scene) -> None:
         said: list[str] = []
         async with ApiServer() as server, server.kube() as kube:
             put(server, "web-0", "u1")
-            shelf = Shelf(kube, ended=lambda uid: said.append(uid), runs=lambda uid: None, patience=0.05)
+            shelf = Shelf(kube, "n1", ended=lambda uid: said.append(uid), runs=lambda uid: None, patience=0.05)
             shelf.reflector = Reflector(kube, PATH, PodObject, shelf)
             task = asyncio.create_task(shelf.reflector.run())
             await until(lambda: server.watching)
@@ -111,6 +113,16 @@ class TestWhatIsAskedFor:
             server.faults.append(answer(told("web-1", "u2", server.version + 1)))
             assert (await shelf.fetch("ml", "web-1")).metadata.uid == "u2"
             assert shelf.by_uid("u2") is not None
+
+        play(scene)
+
+    def test_a_pod_of_another_node_is_told_and_not_kept(self) -> None:
+        """The watch, which is of this node, would never tell of its end."""
+
+        async def scene(server: ApiServer, shelf: Shelf, said: list[str]) -> None:
+            server.faults.append(answer(told("web-1", "u2", server.version + 1, node="n2")))
+            assert (await shelf.fetch("ml", "web-1")).metadata.uid == "u2"
+            assert shelf.by_uid("u2") is None
 
         play(scene)
 
@@ -169,4 +181,4 @@ class TestRefresh:
         play(scene)
 
     def test_without_a_reflector_there_is_nothing_to_refresh(self) -> None:
-        asyncio.run(Shelf(Api().kube, ended=lambda uid: None, runs=lambda uid: None).refresh())
+        asyncio.run(Shelf(Api().kube, "n1", ended=lambda uid: None, runs=lambda uid: None).refresh())

@@ -15,6 +15,7 @@ from aliquot.adapters.driverfile import DriverFileError
 from aliquot.adapters.podstore import PodStore, StoreError
 from aliquot.dialects import QgpuRules, Rules
 from aliquot.model.claim import AppClass
+from aliquot.services import usher
 from aliquot.services.plugins import Refused
 from manifests import COUNT, MEM, QGPU_CORE, QGPU_MEMORY, a_container, a_pod
 from services.usher_rig import NODE, House, Json, NotMade, a_qgpu_pod, grant_of, play
@@ -349,11 +350,24 @@ class TestWhoIsRefused:
         house.admitted(house.bound(pod))
         assert "qgpu-memory" in refusal(house, pod)
 
-    def test_every_refusal_is_counted_and_every_start(self, house: House) -> None:
-        house.run(a_qgpu_pod("good"))
-        house.admitted(house.bound(bad := a_qgpu_pod("bad", granted=False)))
-        refusal(house, bad)
-        assert (house.usher.prepared, house.usher.refused) == (2, 1)
+    def test_a_refusal_is_logged_once_however_often_the_kubelet_tries(
+        self, house: House, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        house.admitted(house.bound(first := a_qgpu_pod("first", granted=False)))
+        house.admitted(house.bound(second := a_qgpu_pod("second", granted=False)))
+        for pod in (first, first, second, first, second):
+            refusal(house, pod)
+        said = [each for each in caplog.records if each.message == "a container is refused"]
+        assert [each.__dict__["data"]["pod"] for each in said] == ["ml/first", "ml/second"]
+
+    def test_of_refusals_that_were_logged_only_so_many_are_remembered(
+        self, house: House, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(usher, "_MOST_SAID", 2)
+        for name in ("a", "b", "c"):
+            house.admitted(house.bound(pod := a_qgpu_pod(name, granted=False)))
+            refusal(house, pod)
+        assert len(house.usher._said) == 2
 
 
 class TestRoomOnTheCard:

@@ -1,4 +1,4 @@
-"""What the node's agent must know after a restart, in SQLite: which Pods hold how much of which card; and settings.
+"""What the node's agent must know after a restart, in SQLite: which Pods hold how much of which card; and the cards.
 
 A Pod is written here before its container may start, and deleted when it is gone, each in one transaction that is on
 the disk when the call returns: an agent killed at any line finds what it promised. There are no copies: when the file
@@ -131,16 +131,6 @@ class PodStore:
                 database.execute("DELETE FROM tenancies WHERE uid = ?", (uid,))
             del self._tenancies[uid]
 
-    def rewrite(self, tenancies: Iterable[PodTenancy]) -> None:
-        """These and no others."""
-        self._still_there()
-        wanted = {each.uid: each for each in tenancies}
-        with self._database.transaction() as database:
-            database.execute("DELETE FROM tenancies")
-            for each in wanted.values():
-                _insert(database, each)
-        self._tenancies = wanted
-
     # --- the cards of this boot --------------------------------------------------------------------------------
 
     def cards(self) -> tuple[Card, ...]:
@@ -157,21 +147,6 @@ class PodStore:
             _insert_cards(database, known)
             _insert_setting(database, _BOOT, self._boot)
         self._cards, self._settings[_BOOT] = known, self._boot
-
-    # --- settings ----------------------------------------------------------------------------------------------
-
-    def setting(self, key: str) -> str | None:
-        """What was last set, None when nothing was."""
-        return self._settings.get(key)
-
-    def set(self, key: str, value: str) -> None:
-        """On the disk when this returns."""
-        self._still_there()
-        if self._settings.get(key) == value:
-            return
-        with self._database.transaction() as database:
-            _insert_setting(database, key, value)
-        self._settings[key] = value
 
     # --- the file ----------------------------------------------------------------------------------------------
 

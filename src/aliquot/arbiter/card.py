@@ -27,7 +27,7 @@ from .turns import FOREVER, Rotation, Windows
 
 SAMPLE = 0.01  # how often activity is looked at while it decides something
 DOZE = 0.1  # and while it does not
-REST = 1.0  # and while nobody is active at all: only in case that somebody could not ring
+REST = 2.0  # and while nobody is active at all: only in case that somebody could not ring
 
 _SELDOM = 0.05  # the weight of a turn that is likely to be wasted
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,21 @@ NO_CARD = (
 )
 
 _LONGEST_RUN_DIR = 54  # a socket's name has 107: /t/, the Pod's UID, and its draft's /.sock. with a process's number
+
+
+class Xids(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on
+    """Numbers of the driver's errors."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> frozenset[int]:
+        if isinstance(value, frozenset):
+            return value
+        words = [word.strip() for word in value.split(",")] if value.strip() else []
+        if not all(re.fullmatch("[0-9]{1,4}", word) for word in words):
+            allowed = "numbers of Xids, separated by commas, as in 94,63 (the agent's log and events name them)"
+            self.fail(f"{value} is not allowed: {allowed}", param, ctx)
+        return frozenset(map(int, words))
 
 
 @click.command()
@@ -89,6 +105,12 @@ _LONGEST_RUN_DIR = 54  # a socket's name has 107: /t/, the Pod's UID, and its dr
     default="100ms",
     show_default=True,
     help="How long online work keeps a card that it left idle; 0 hands gaps back at once",
+)
+@click.option(
+    "--ignore-xids",
+    type=Xids(),
+    default="",
+    help="Errors of the driver that take no card out on this node, as in 94,63, beside those that are a program's own",
 )
 @click.option("--simulate", metavar="SPEC", help="Simulated cards instead of real ones, as in 4x16GiB")
 @click.option(
@@ -185,7 +207,14 @@ def _run(given: dict[str, Any], home: Home, server: Server, playing: Playing | N
         simulated=None if playing is None else playing.spec,
     )
     try:
-        run_agent(server, settings, database=given["dbfile"].absolute(), playing=playing, driver=given["driver"])
+        run_agent(
+            server,
+            settings,
+            database=given["dbfile"].absolute(),
+            playing=playing,
+            driver=given["driver"],
+            ignored_xids=given["ignore_xids"],
+        )
     except OSError as error:
         if error.strerror is None:
             raise

@@ -22,7 +22,8 @@ from aliquot.cli.tables import bar, printable, table
 from aliquot.cli.waiting import reason
 
 _HEAD = ("NAME", "CLASS", "CORE", "SHARE", "", "MEMORY", "STATE", "LEVEL", "PREEMPTED")
-_RIGHT = frozenset({2, 3, 8})
+_RIGHT = frozenset({2, 3, 8, 9})
+_REFUSED = "REFUSED"  # shown where there is any
 _BAR = 10
 
 
@@ -46,6 +47,7 @@ def top(output: str, once: bool, interval: float) -> None:
     STATE      running, idle, paused (online work has the card), waiting (for its turn)
     LEVEL      hardware (cut off in mid-kernel) or gate (held before the next kernel)
     PREEMPTED  times that online work took the card
+    REFUSED    allocations past the memory limit; shown where there were any
     """
     status = ask({"op": "status"})
     if output == "json":
@@ -69,16 +71,17 @@ def view(status: dict[str, Any]) -> str:
     waits_for = status.get("agent", {}).get("waits_for")
     if waits_for:
         lines.append(f"not ready: {waits_for}")
+    refused = any(each["refused_allocations"] for tenant in status["tenants"] for each in tenant["cards"])
     for card in status["cards"]:
         lines += ["", _card_line(card)]
         rows = [
-            _row(tenant, each)
+            (*_row(tenant, each), *([str(each["refused_allocations"])] if refused else []))
             for tenant in status["tenants"]
             for each in tenant["cards"]
             if each["uuid"] == card["uuid"]
         ]
         if rows:
-            lines.append(table(_HEAD, rows, _RIGHT))
+            lines.append(table((*_HEAD, _REFUSED) if refused else _HEAD, rows, _RIGHT))
     if status["queue"]:
         lines.append("")
         lines += [f"waiting {each['position']}: {each['name']}: {reason(each)}" for each in status["queue"]]

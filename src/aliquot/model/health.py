@@ -9,7 +9,7 @@ Nothing here ends what runs on a card: whoever has it keeps it, and stays accoun
  it does not answer                       out at the second look running: one may fail on a busy machine
  it answers again                         back at the third look running, unless an Xid had taken it out
 
-What an operator says (a fresh `Health()`), and a restart of whoever keeps this, forget everything.
+A restart of whoever keeps this forgets everything.
 """
 
 from __future__ import annotations

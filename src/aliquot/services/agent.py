@@ -140,7 +140,7 @@ class Agent:
             clock=time.monotonic,
             withdraw=doorway.withdraw,
         )
-        self.shelf = Shelf(kube, ended=self.tenants.leave, runs=self.tenants.stay)
+        self.shelf = Shelf(kube, settings.node_name, ended=self.tenants.leave, runs=self.tenants.stay)
         on_node = {"fieldSelector": f"spec.nodeName={settings.node_name}"}
         self.pods = Reflector(kube, "/api/v1/pods", PodObject, self.shelf, params=on_node)
         self.shelf.reflector = self.pods
@@ -342,6 +342,8 @@ class Agent:
             self.clerk.tell_health(self.parts.health, self.tenants.tenancies.values())
             await self._offer()
             self.clerk.tell_findings(self.parts.arbiter.findings(), self.shelf)
+            tenancies, standings = self.tenants.tenancies, self.parts.arbiter.standings()
+            self.clerk.tell_limits(standings, tenancies, self.parts.health.cards)
             self.clerk.tell_lingering(self.tenants.sweep())
             try:
                 await asyncio.wait_for(self._awake.wait(), _UPKEEP)

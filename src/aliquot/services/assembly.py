@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Set
 from pathlib import Path
 
 from aliquot.adapters import cgroups, shims
@@ -28,14 +29,24 @@ log = logging.getLogger(__name__)
 _LOOK = 5.0  # seconds; Prometheus looks more seldom, and the health of the cards is looked at beside this
 
 
-def run_agent(server: Server, settings: Settings, *, database: Path, playing: Playing | None, driver: str) -> None:
+def run_agent(
+    server: Server,
+    settings: Settings,
+    *,
+    database: Path,
+    playing: Playing | None,
+    driver: str,
+    ignored_xids: Set[int] = frozenset(),
+) -> None:
     """Until it is told to end. Raises NvmlError, StoreError, ShimError, CdiError, and OSError for a port in use."""
     nvml = Nvml()
     store = PodStore(database)
     if playing is not None:
-        os.chmod(playing.socket, 0o666)  # noqa: S103 - containers run as any user; they are all that reaches it
+        # Containers run as any user. So do programs on the host, and its folder is open to them: whoever tries things
+        # out on simulated cards has no secrets on them.
+        os.chmod(playing.socket, 0o666)  # noqa: S103 - see above
     try:
-        health = CardHealth(nvml, remembered=store.cards())
+        health = CardHealth(nvml, remembered=store.cards(), ignored=ignored_xids)
         if not health.cards:
             raise NvmlError("NVML tells of no card")
         numbers = {card.uuid: card.index for card in health.cards}

@@ -48,21 +48,13 @@ class Driver(Protocol):
 class CardHealth:
     """The cards of this boot, `remembered` ones included, with `healthy` as they are now.
 
-    `why` has the reason of each that is out. `on_change` is called, from a thread of ours, after either changed.
+    `why` has the reason of each that is out.
     `ignored`: Xids that take no card out on this node, beside those that are the application's own anyway.
     """
 
-    def __init__(
-        self,
-        nvml: Driver,
-        *,
-        remembered: Sequence[Card] = (),
-        ignored: Set[int] = frozenset(),
-        on_change: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, nvml: Driver, *, remembered: Sequence[Card] = (), ignored: Set[int] = frozenset()) -> None:
         self._nvml = nvml
         self._ignored = ignored
-        self._on_change = on_change
         self._lock = threading.Lock()  # over what follows
         self._cards = {card.uuid: card for card in inventory(remembered, self._listed())}
         self._health = {uuid: _at_first(card) for uuid, card in self._cards.items()}
@@ -96,13 +88,6 @@ class CardHealth:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(timeout=3)
-
-    def pardon(self, uuid: str) -> None:
-        """An operator says that the card is well: only what it does from now on counts."""
-        with self._lock:
-            if uuid in self._health:
-                self._health[uuid] = Health()
-        self._settle()
 
     # --- the thread that looks ---------------------------------------------------------------------------------
 
@@ -239,8 +224,6 @@ class CardHealth:
                 log.warning("card %d (%s) is out: %s", card.index, card.uuid, self.why[card.uuid])
             if card.uuid in before[1].keys() - self.why.keys():
                 log.warning("card %d (%s) is back", card.index, card.uuid)
-        if self._on_change is not None:
-            self._on_change()
 
     def _measure(self, uuids: Set[str]) -> None:
         """What those who did not answer before have to tell."""

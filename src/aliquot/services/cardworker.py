@@ -25,11 +25,11 @@ from aliquot.arbiter.roster import Member, Reading
 from aliquot.model.tenant import Finding, Level, Oddity, SharingRules, Standing, State
 
 BEAT = 0.1  # a heartbeat at least this often: tenants undo a pause themselves after ALQ_STALE_NS without one
-CALM = 0.25  # ... and this often while nothing is to be decided: nobody is active, so nobody is paused
+CALM = 0.3  # ... and this often while nothing is to be decided: nobody is active, so nobody is paused
 STALLED = 0.5  # when our own last beat is older, tenants may have done so
 _CHECKS = (0.1, 0.5)  # when a new context's slice is looked at again: libcuda sets its own while it makes the context
 _COUNT = 5.0  # seconds between two readings of whole pages
-_ROUND = 1.0  # a round at least this often
+_ROUND = 2.0  # a round at least this often
 _AUDIT = 1.0  # and then one context each second, and whether a process went on by itself
 _STOCK = 2048  # microseconds: the driver's own slice
 _MOST_FAILURES = 10  # rounds in a row, before the card counts as given up
@@ -82,22 +82,26 @@ class _Tally:
     card: int
     limit: int | None
     paused_seconds: float = 0.0
-    counted: float = float("-inf")  # when the whole page was last read, and how many seats there were
-    seats: int = 0
+    counted: float = float("-inf")  # when the whole page was last read, and which slots had a seat
+    seats: frozenset[int] = frozenset()
     others: tuple[int, int] = (0, 0)  # what it then had of processes that have no seat: bytes used, and refusals
+    refused: int = 0  # so far; a process takes its own number with it when it ends
+    on_page: int = 0  # refusals, when last looked
 
     def totals(self, seats: Sequence[Seat], now: float) -> tuple[int, int]:
-        """Bytes in use and allocations refused. Of those with a seat as of this round; the others are looked for when
-        a seat came or went, and now and then: the page is large, and there are as many as Pods on the card."""
-        uses = {
-            seat.slot: seat.last for seat in seats if seat.last is not None
-        }.values()  # whatever they claim: once each
-        used, refused = sum(use.memory + use.overhead for use in uses), sum(use.refused for use in uses)
-        if now - self.counted >= _COUNT or len(seats) != self.seats:
-            self.counted, self.seats = now, len(seats)
+        """Bytes in use, and allocations refused so far. Of those with a seat as of this round; the others are looked
+        for when a seat came or went, and now and then: the page is large, and there are as many as Pods on the card."""
+        uses = {seat.slot: seat.last for seat in seats if seat.last is not None}  # whatever they claim: once each
+        used = sum(use.memory + use.overhead for use in uses.values())
+        refused = sum(use.refused for use in uses.values())
+        if now - self.counted >= _COUNT or uses.keys() != self.seats:
+            self.counted, self.seats = now, frozenset(uses)
             all_used, all_refused = self.page.totals(self.card)
             self.others = (max(0, all_used - used), max(0, all_refused - refused))
-        return min(MOST, used + self.others[0]), refused + self.others[1]
+        on_page = refused + self.others[1]
+        self.refused += max(0, on_page - self.on_page)
+        self.on_page = on_page
+        return min(MOST, used + self.others[0]), self.refused
 
 
 class CardWorker:
@@ -168,7 +172,7 @@ class CardWorker:
     def _run(self) -> None:
         going, failed = True, 0
         while going:
-            timeout = min(self.arbiter.deadline, self._beaten + (CALM if self._calm else BEAT)) - time.monotonic()
+            timeout = min(self.arbiter.deadline, self._beaten + self._pause()) - time.monotonic()
             try:
                 going = self._take(max(0.0, timeout))
                 if going:
@@ -211,10 +215,11 @@ class CardWorker:
         self._audit(now)
         self._tell(now)
 
-    @property
-    def _calm(self) -> bool:
-        """Whether nothing is to be decided before the next beat."""
-        return self.arbiter.deadline >= self._beaten + CALM
+    def _pause(self) -> float:
+        """Seconds until the next heartbeat."""
+        if not self._tallies:
+            return _ROUND
+        return CALM if self.arbiter.deadline >= self._beaten + CALM else BEAT
 
     def _beat(self, now: float) -> None:
         if self._beaten and now - self._beaten > STALLED:

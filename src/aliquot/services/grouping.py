@@ -9,6 +9,7 @@ from aliquot.adapters.link import GroupSeen
 from aliquot.model.tenant import Level
 
 _NOWHERE = (None, Level.NONE)  # no file of the driver's, or no object of that file
+_MOST_PROBED = 256  # answers of the driver that are remembered of one process; it has 64 groups at most
 
 
 class Grouping:
@@ -57,6 +58,8 @@ class Grouping:
             found = self._probe(group)
             if found == _NOWHERE:
                 return found
+            if len(self._probed) >= _MOST_PROBED:  # of groups that are long gone, or never were
+                self._probed.clear()
             self._probed[key] = found
         return self._probed[key]
 

@@ -22,7 +22,7 @@ from aliquot.model.health import describe_out
 from aliquot.model.node import Node
 from aliquot.model.podtenancy import PodTenancy
 from aliquot.model.refusal import Invalid
-from aliquot.model.tenant import Finding
+from aliquot.model.tenant import Finding, Standing
 
 from .events import ObjectRef, Teller
 from .pace import back_off
@@ -60,6 +60,7 @@ class NodeClerk:
         self._marks: dict[str, tuple[PodObject, dict[str, str]]] = {}  # annotations that Pods are to get, by UID
         self._out: frozenset[str] = frozenset()
         self._refused: Invalid | None = None
+        self._limited: dict[tuple[str, str], int] = {}  # refused allocations that were told, by tenant and card
         self._read: tuple[object, Node] | None = None  # the Node as it was last read, and from what
         self._wake = asyncio.Event()
 
@@ -213,6 +214,19 @@ class NodeClerk:
         for about, texts in by_place.items():
             self._events.emit(about, "GPUFinding", "; ".join(sorted(texts)), action="Watch")
 
+    def tell_limits(
+        self, standings: Iterable[Standing], tenancies: Mapping[str, PodTenancy], cards: Iterable[Card]
+    ) -> None:
+        """Pods that were refused memory past their limit: the first time, and whenever that has doubled. Programs that
+        try for more and then do with less, as caching allocators do, are no reason for an event every few seconds."""
+        hit = {(each.tenant, each.uuid): each for each in standings if each.refused and each.tenant in tenancies}
+        grown = {key[0] for key, each in hit.items() if each.refused >= 2 * self._limited.get(key, 0)}
+        self._limited = {key: each.refused if key[0] in grown else self._limited[key] for key, each in hit.items()}
+        numbers = {card.uuid: card.index for card in cards}
+        for uid in grown:
+            texts = (_limit_told(each, numbers) for key, each in sorted(hit.items()) if key[0] == uid)
+            self._events.emit(_of(tenancies[uid]), "GPUMemoryLimit", "; ".join(texts), action="Watch")
+
     def tell_lingering(self, tenancies: Iterable[PodTenancy]) -> None:
         """Pods that ended a while ago and still have processes on a card."""
         for each in tenancies:
@@ -232,6 +246,12 @@ class NodeClerk:
 
     def _reference(self) -> ObjectRef:
         return ObjectRef("Node", self._name, uid=self._seen.metadata.uid if self._seen else "")
+
+
+def _limit_told(standing: Standing, numbers: Mapping[str, int]) -> str:
+    limit = "" if standing.memory_limit is None else f" of {standing.memory_limit / (1 << 30):.1f} GiB"
+    card = f"card {numbers.get(standing.uuid, '?')} ({standing.uuid})"
+    return f"allocations were refused past its limit{limit} on {card}: {standing.refused} so far"
 
 
 def _of(tenancy: PodTenancy) -> ObjectRef:

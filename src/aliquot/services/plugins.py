@@ -230,12 +230,14 @@ class Plugins:
         try:
             server = await self._serve(plugin)
             await register(self._folder, resource=plugin.resource, endpoint=server.path.name)
-        except KubeletError as error:
+        except Exception as error:  # the kubelet's, or ours (no room for a socket, say): the next try may do
             plugin.attempts += 1
             plugin.due = loop.time() + back_off(plugin.attempts, first=_FIRST_RETRY, longest=_LAST_RETRY)
-            if str(error) != plugin.why:  # once, not every few seconds for as long as the kubelet is away
-                plugin.why = str(error)
-                log.warning("not registered", extra={"data": {**told, "why": plugin.why}})
+            why = str(error) if isinstance(error, KubeletError) else f"{type(error).__name__}: {error}"
+            if why != plugin.why:  # once, not every few seconds for as long as the kubelet is away
+                plugin.why = why
+                trace = None if isinstance(error, KubeletError) else error
+                log.warning("not registered", extra={"data": {**told, "why": why}}, exc_info=trace)
             return
         if _identity(self._kubelet) != kubelet:
             return  # it has started anew meanwhile, and which of the two has answered is not known: the next look asks

@@ -20,13 +20,15 @@ class Shelf:
     def __init__(
         self,
         kube: Kube,
+        node: str,
         *,
         ended: Callable[[str], None],
         runs: Callable[[str], None],
         patience: float = 5.0,  # seconds; the kubelet waits for thirty
     ) -> None:
         self.reflector: Reflector[PodObject] | None = None  # set by whoever joins the two
-        self._kube, self._ended, self._runs, self._patience = kube, ended, runs, patience
+        self._kube, self._node = kube, node
+        self._ended, self._runs, self._patience = ended, runs, patience
         self._by_name: dict[str, PodObject] = {}
         self._names: dict[str, str] = {}  # by UID
 
@@ -42,9 +44,10 @@ class Shelf:
         return self._by_name.get(self._names.get(uid, ""))
 
     async def fetch(self, namespace: str, name: str) -> PodObject:
-        """The Pod as the API server has it now. Raises ApiError, Unreachable."""
+        """The Pod as the API server has it now; one of another node is told, but not kept: no watch would tell of its
+        end. Raises ApiError, Unreachable."""
         pod: PodObject = await self._kube.get(f"/api/v1/namespaces/{namespace}/pods/{name}", into=PodObject)
-        if self.reflector is not None:
+        if self.reflector is not None and pod.spec.node_name == self._node:
             self.reflector.hear(pod)
         return pod
 

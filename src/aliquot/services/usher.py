@@ -12,6 +12,7 @@ asks again, and the container starts as soon as the reason is gone. Between read
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -41,6 +42,8 @@ from .podtenants import CannotHostError, PodTenants, shares_of
 log = logging.getLogger(__name__)
 
 REFUSED = "GPURefused"
+
+_MOST_SAID = 1000  # refusals of which it is known that they were logged
 
 
 class Bookkeeper(Protocol):
@@ -86,8 +89,7 @@ class Usher:
         clock: Callable[[], float],  # seconds since 1970
         assigned: Callable[[PodObject, Claim], None] = lambda pod, claim: None,
     ) -> None:
-        self.prepared = 0
-        self.refused = 0
+        self._said: OrderedDict[tuple[str, str], None] = OrderedDict()  # what was logged, by UID and reason
         self._kubelet, self._pods, self._tenants, self._doorway = kubelet, pods, tenants, doorway
         self._events, self._node, self._sick, self._clock = events, node, sick, clock
         self._rules, self._assigned = rules, assigned
@@ -111,11 +113,18 @@ class Usher:
         try:
             await self._settle(pod, owner.container, resource, ids)
         except Refused as error:
-            self.refused += 1
-            log.warning("a container is refused", extra={"data": {"pod": _key(pod), "why": str(error)}})
+            self._log_refusal(pod, str(error))
             self._events.emit(_reference(pod), REFUSED, str(error), action="StartContainer")
             raise
-        self.prepared += 1
+
+    def _log_refusal(self, pod: PodObject, why: str) -> None:
+        """Once: the kubelet asks again and again, for as long as the Pod is there."""
+        if (pod.metadata.uid, why) in self._said:
+            return
+        self._said[pod.metadata.uid, why] = None
+        if len(self._said) > _MOST_SAID:
+            self._said.popitem(last=False)
+        log.warning("a container is refused", extra={"data": {"pod": _key(pod), "why": why}})
 
     async def _settle(self, pod: PodObject, container: str, resource: str, ids: frozenset[str]) -> None:
         claim, grant = self.granted(pod)
