@@ -126,9 +126,11 @@ def test_two_nodes_have_files_and_processes_of_their_own(nodes: Sequence[RealNod
     assert [node.report(f"on-{node.name}")["host"] for node in nodes] == ["on-n1", "on-n2"]
     assert not one.lines(f"on-{other.name}")
     assert {pid for pid, _ in one.processes()}.isdisjoint(pid for pid, _ in other.processes())
-    one.path("/var/run/cdi/mine").touch()
+    mine = one.path("/var/run/cdi/mine")
+    mine.touch()
     assert not other.path("/var/run/cdi/mine").exists()
     assert not Path("/var/run/cdi/mine").exists()
+    mine.unlink()
     assert one.path("/var/lib/kubelet/device-plugins/kubelet.sock").is_socket()
     assert other.path("/var/lib/kubelet/device-plugins/kubelet.sock").is_socket()
 

@@ -132,7 +132,7 @@ def _driver(folder: str) -> dict[str, str]:
 def test_a_process_that_is_of_no_pod_shows_on_the_node(fleet: Fleet) -> None:
     stranger = fleet.nodes[0].run([programs()["probe"], "alloc", "1GiB"], environment=_driver(simulation()))
     try:
-        told = fleet.wired.told("n1", "GPUFinding", f"process {stranger.pid_there} ", "it is of no Pod", seconds=10)
+        told = fleet.wired.told("n1", "GPUFinding", f"process {stranger.pid_there} ", "it is of no Pod", seconds=25)
         assert re.search(rf"card {CARD}: process \d+ uses the card without being a tenant", told)
     finally:
         stranger.kill()
