@@ -35,7 +35,7 @@ preemption.py  who would have to go for an important Pod
 waiting.py     Pods that wait: told why, tried again when there is room
 nodekeeper.py  nodes' taints, labels and conditions
 events.py      what `kubectl describe` shows
-unending.py    parts that run as long as the process does
+unending.py    parts that run as long as the process does, and its end
 pace.py        how fast we may write beside the work that matters
 webhook.py     what the API server asks before it takes a Pod
 rotation.py    when the webhook's keys are renewed, and in which order

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
@@ -57,7 +56,7 @@ from .plugins import Plugins, Refused
 from .podtenants import CannotHostError, PodTenants
 from .serving import quiet_runner
 from .shelf import Shelf
-from .unending import for_ever
+from .unending import for_ever, told_to_end
 from .usher import Usher
 
 log = logging.getLogger(__name__)
@@ -175,10 +174,7 @@ class Agent:
 
     async def run(self) -> None:
         """Until SIGTERM or SIGINT. Running Pods stay as they are, and nobody stays paused."""
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+        stop = told_to_end()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.kube)
             stack.push_async_callback(self.kubelet.close)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine
@@ -39,7 +38,7 @@ from aliquot.services.following import ConfigSink, NodeSink, PodSink
 from aliquot.services.nodekeeper import NodeKeeper
 from aliquot.services.schedulermetrics import exposition
 from aliquot.services.serving import quiet_runner
-from aliquot.services.unending import for_ever
+from aliquot.services.unending import for_ever, told_to_end
 from aliquot.services.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -136,10 +135,7 @@ class Scheduler:
 
         Raises OSError where a port is taken.
         """
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+        stop = told_to_end()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.kube)
             await self._listen(stack)

@@ -1,9 +1,10 @@
-"""Parts that run as long as the process does."""
+"""Parts that run as long as the process does, and the end of that."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Awaitable, Callable
 
 log = logging.getLogger(__name__)
@@ -21,3 +22,12 @@ async def for_ever(work: Callable[[], Awaitable[None]]) -> None:
             await asyncio.sleep(1.0)
         else:
             return
+
+
+def told_to_end() -> asyncio.Event:
+    """Set by SIGTERM and SIGINT from now on."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
