@@ -71,7 +71,7 @@ bench-scheduler: $(STAMP) ## the scheduler at 1,000 and 5,000 nodes on a real Ku
 
 bench-node: native ## what the agent adds to a container's start, its memory and CPU, on a real kubelet; as root, some four minutes
 	@$(BIN)/python tests/testbed/build.py
-	$(BIN)/python bench/node.py
+	$(BIN)/python bench/node/run.py
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) out src/aliquot/lib .pytest_cache .mypy_cache .ruff_cache .hypothesis

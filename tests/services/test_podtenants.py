@@ -19,10 +19,10 @@ from aliquot.adapters.podstore import PodStore, StoreError
 from aliquot.model.claim import AppClass, Role, Usage
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
-from aliquot.model.podtenancy import PodTenancy
+from aliquot.model.podtenancy import PodTenancy, shares_of
 from aliquot.model.tenant import Allotment, SharingRules, Tenant
 from aliquot.services.arbiterd import Arbiterd
-from aliquot.services.podtenants import CannotHostError, PodTenants, shares_of
+from aliquot.services.podtenants import CannotHostError, PodTenants
 from builders import GIB
 from services.api_rig import Clock
 from services.arbiterd_rig import Nvml

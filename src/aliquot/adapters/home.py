@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 SYSTEM_RUN = "/run/aliquot"
 SYSTEM_STATE = "/var/lib/aliquot"
+TENANT_VARIABLE = "ALIQUOT_TENANT"  # tells a process the folder of its tenant
 
 _SUN_PATH = 107  # bytes of a unix socket's name, without the NUL
 _ID = 10  # characters of a tenant's id

@@ -31,13 +31,13 @@ def with_stand_ins(home: Home, spec: tuple[int, int]) -> Playing:
     playing = player.play(home, *spec)
     stand_ins = f"{player.preloadable(home)}/simgpu"
     preload = f"{stand_ins}/libsimrm.so"
-    if os.environ.get("ALIQUOT_SIMGPU") == playing.socket and os.environ.get("LD_PRELOAD") == preload:
+    if os.environ.get(player.SIM_ENV) == playing.socket and os.environ.get("LD_PRELOAD") == preload:
         return playing
     path = os.environ.get("LD_LIBRARY_PATH")
     environment = {
         **os.environ,
         "LD_PRELOAD": preload,
         "LD_LIBRARY_PATH": stand_ins + (f":{path}" if path else ""),
-        "ALIQUOT_SIMGPU": playing.socket,
+        player.SIM_ENV: playing.socket,
     }
     return os.execve(sys.executable, [sys.executable, "-m", "aliquot", *sys.argv[1:]], environment)  # noqa: S606

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .claim import AppClass
-from .grant import Share
+from .grant import Grant, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +24,27 @@ class PodTenancy:
     def key(self) -> str:
         """As people call the Pod."""
         return f"{self.namespace}/{self.name}"
+
+
+def shares_of(grant: Grant, uuids: Mapping[int, str]) -> tuple[Share, ...]:
+    """What the Pod as a whole holds of each card: the most that its containers use there at once.
+
+    `uuids` by card: a grant by a peer's scheduler names cards by their number alone.
+    """
+    named = {share.card: share.uuid for each in grant.containers for share in each.shares if share.uuid}
+    asked = [share for each in grant.containers for share in each.shares]
+    return tuple(
+        Share(
+            card=card,
+            memory_mib=usage.memory_mib,
+            core_milli=usage.core_milli if _any(asked, card, "core_milli") else None,
+            greedy_milli=usage.greedy_milli if _any(asked, card, "greedy_milli") else None,
+            exclusive=bool(usage.exclusive),
+            uuid=named.get(card) or uuids.get(card, ""),
+        )
+        for card, usage in grant.usage().items()
+    )
+
+
+def _any(shares: Iterable[Share], card: int, field: str) -> bool:
+    return any(getattr(share, field) is not None for share in shares if share.card == card)

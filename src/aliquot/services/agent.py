@@ -31,7 +31,7 @@ from aliquot.adapters.kube import Kube, Server
 from aliquot.adapters.kubelet.books import Books
 from aliquot.adapters.kubelet.channel import KubeletError
 from aliquot.adapters.podstore import PodStore, StoreError
-from aliquot.adapters.reflector import Reflector
+from aliquot.adapters.reflector import Reflector, key_of
 from aliquot.dialects import Rules
 from aliquot.dialects.advertising import Token, adverts, tokens
 from aliquot.dialects.cdi import parse_spec, passes_cdi, reads_cdi, render_spec
@@ -319,7 +319,7 @@ class Agent:
         if pod is None:
             self.tenants.discard(uid)
             return
-        key = f"{pod.metadata.namespace}/{pod.metadata.name}"
+        key = key_of(pod)
         try:
             self.tenants.admit(self.usher.tenancy_of(pod))
             log.info("a running Pod is taken in again", extra={"data": {"pod": key, "uid": uid}})

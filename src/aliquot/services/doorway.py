@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from aliquot.adapters.cdifolder import CdiFolder
+from aliquot.adapters.home import TENANT_VARIABLE
 from aliquot.dialects.admission import reads_environment
 from aliquot.dialects.cdi import name_of
 from aliquot.dialects.objects import PodObject
@@ -28,9 +29,7 @@ from .plugins import Allocation, Refused
 
 # Inside the container.
 TENANT = "/run/aliquot/tenant"
-LIBRARIES = "/usr/local/lib/aliquot"
 PRELOAD = "/etc/ld.so.preload"
-TENANT_VARIABLE = "ALIQUOT_TENANT"
 
 
 @dataclass(frozen=True, slots=True)

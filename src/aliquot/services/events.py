@@ -27,7 +27,7 @@ from aliquot.dialects.events import Form, ObjectRef, Occurrence, events_path, re
 
 from .pace import Pace, back_off
 
-__all__ = ["Events", "ObjectRef", "Teller", "microtime", "timestamp"]
+__all__ = ["Events", "ObjectRef", "Teller", "about_pod", "microtime", "timestamp"]
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,22 @@ class Teller(Protocol):
     """Who can be told what happened."""
 
     def emit(self, about: ObjectRef, reason: str, message: str, *, type: str = "Warning", action: str = "") -> None: ...
+
+
+class Named(Protocol):
+    """A Pod's names, wherever they stand."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def uid(self) -> str: ...
+
+
+def about_pod(pod: Named) -> ObjectRef:
+    """The Pod, as an event names it."""
+    return ObjectRef("Pod", pod.name, pod.namespace, pod.uid)
 
 
 def microtime(now: float) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from aliquot.adapters.home import Home
+from aliquot.adapters.home import TENANT_VARIABLE, Home
 from aliquot.adapters.store import Store
 from aliquot.model.device import Card
 from aliquot.model.node import Isolation
@@ -114,7 +114,7 @@ def _environment(setup: Setup, tenancy: Tenancy, folder: str) -> dict[str, Any]:
     """What a tenant's processes need in their environment: `set` as it is, `front` before what is there."""
     cards = ",".join(share.uuid for share in tenancy.shares)
     of_its_own = {
-        "ALIQUOT_TENANT": folder,
+        TENANT_VARIABLE: folder,
         "ALIQUOT_NAME": tenancy.tenant.name,
         "CUDA_VISIBLE_DEVICES": cards,
         "NVIDIA_VISIBLE_DEVICES": cards,

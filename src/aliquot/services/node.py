@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from aliquot.adapters import processes
-from aliquot.adapters.home import Home
+from aliquot.adapters.home import TENANT_VARIABLE, Home
 from aliquot.adapters.page import PageError
 from aliquot.adapters.store import Store, StoreError
 from aliquot.model.device import Card
@@ -306,7 +306,7 @@ class LocalNode:
     def _processes(self, tenant: Tenant) -> dict[int, int]:
         """All that live of it, with their start times: those on cards, and those that carry its name."""
         on_cards = {pid for each in self.arbiter.standings() if each.tenant == tenant.id for pid in each.processes}
-        carrying = processes.with_environment("ALIQUOT_TENANT", str(self.directory(tenant.id)), uid=tenant.uid)
+        carrying = processes.with_environment(TENANT_VARIABLE, str(self.directory(tenant.id)), uid=tenant.uid)
         return processes.identities(on_cards | carrying)
 
     def all_processes(self, tenancy: Tenancy) -> dict[int, int]:

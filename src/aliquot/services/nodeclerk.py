@@ -24,7 +24,7 @@ from aliquot.model.podtenancy import PodTenancy
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenant import Finding, Standing
 
-from .events import ObjectRef, Teller
+from .events import ObjectRef, Teller, about_pod
 from .pace import back_off
 
 log = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ class NodeClerk:
             self._tell("GPUUnhealthy", text)
             for each in tenancies:
                 if any(share.uuid == uuid for share in each.shares):
-                    self._events.emit(_of(each), "GPUUnhealthy", text, action="Watch")
+                    self._events.emit(about_pod(each), "GPUUnhealthy", text, action="Watch")
         for uuid in self._out - out:
             if uuid in cards:
                 self._tell("GPUHealthy", f"card {cards[uuid].index} ({uuid}) is back", type="Normal")
@@ -208,7 +208,7 @@ class NodeClerk:
         by_place: dict[ObjectRef, list[str]] = {}
         for each in findings:
             pod = pods.by_uid(each.owner) if each.owner else None
-            about = self._reference() if pod is None else _of_pod(pod)
+            about = self._reference() if pod is None else about_pod(pod.metadata)
             who = "" if each.pid is None else f"process {each.pid} "
             by_place.setdefault(about, []).append(f"card {each.uuid}: {who}{each.text}")
         for about, texts in by_place.items():
@@ -225,7 +225,7 @@ class NodeClerk:
         numbers = {card.uuid: card.index for card in cards}
         for uid in grown:
             texts = (_limit_told(each, numbers) for key, each in sorted(hit.items()) if key[0] == uid)
-            self._events.emit(_of(tenancies[uid]), "GPUMemoryLimit", "; ".join(texts), action="Watch")
+            self._events.emit(about_pod(tenancies[uid]), "GPUMemoryLimit", "; ".join(texts), action="Watch")
 
     def tell_lingering(self, tenancies: Iterable[PodTenancy]) -> None:
         """Pods that ended a while ago and still have processes on a card."""
@@ -252,11 +252,3 @@ def _limit_told(standing: Standing, numbers: Mapping[str, int]) -> str:
     limit = "" if standing.memory_limit is None else f" of {standing.memory_limit / (1 << 30):.1f} GiB"
     card = f"card {numbers.get(standing.uuid, '?')} ({standing.uuid})"
     return f"allocations were refused past its limit{limit} on {card}: {standing.refused} so far"
-
-
-def _of(tenancy: PodTenancy) -> ObjectRef:
-    return ObjectRef("Pod", tenancy.name, tenancy.namespace, tenancy.uid)
-
-
-def _of_pod(pod: PodObject) -> ObjectRef:
-    return ObjectRef("Pod", pod.metadata.name, pod.metadata.namespace, pod.metadata.uid)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +17,6 @@ from typing import Protocol
 from aliquot.adapters.cdifolder import CdiError
 from aliquot.adapters.page import PageError
 from aliquot.adapters.podstore import PodStore, StoreError
-from aliquot.model.grant import Grant, Share
 from aliquot.model.podtenancy import PodTenancy
 from aliquot.model.tenancy import allotments_of
 from aliquot.model.tenant import Tenant
@@ -156,30 +155,6 @@ class PodTenants:
         tenancy = self.tenancies.pop(uid)
         del self._leaving[uid]
         log.info("a Pod is gone from the cards", extra={"data": {"pod": tenancy.key, "uid": uid}})
-
-
-def shares_of(grant: Grant, uuids: dict[int, str]) -> tuple[Share, ...]:
-    """What the Pod as a whole holds of each card: the most that its containers use there at once.
-
-    `uuids` by card: a grant by a peer's scheduler names cards by their number alone.
-    """
-    named = {share.card: share.uuid for each in grant.containers for share in each.shares if share.uuid}
-    asked = [share for each in grant.containers for share in each.shares]
-    return tuple(
-        Share(
-            card=card,
-            memory_mib=usage.memory_mib,
-            core_milli=usage.core_milli if _any(asked, card, "core_milli") else None,
-            greedy_milli=usage.greedy_milli if _any(asked, card, "greedy_milli") else None,
-            exclusive=bool(usage.exclusive),
-            uuid=named.get(card) or uuids.get(card, ""),
-        )
-        for card, usage in grant.usage().items()
-    )
-
-
-def _any(shares: Iterable[Share], card: int, field: str) -> bool:
-    return any(getattr(share, field) is not None for share in shares if share.card == card)
 
 
 def _tenant(tenancy: PodTenancy) -> Tenant:

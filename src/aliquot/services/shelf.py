@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from aliquot.adapters.reflector import key_of
 from aliquot.dialects.objects import PodObject
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Shelf:
     def listing(self) -> None: ...
 
     def changed(self, item: PodObject) -> None:
-        uid, key = item.metadata.uid, f"{item.metadata.namespace}/{item.metadata.name}"
+        uid, key = item.metadata.uid, key_of(item)
         before = self._by_name.get(key)
         if before is not None and before.metadata.uid != uid:
             self._forget(before)

@@ -25,19 +25,20 @@ from aliquot.adapters.kube import ApiError, Unreachable
 from aliquot.adapters.kubelet.channel import KubeletError
 from aliquot.adapters.kubelet.checkpoint import Entry
 from aliquot.adapters.kubelet.podresources import Holder
+from aliquot.adapters.reflector import key_of
 from aliquot.dialects import PodReader, QgpuRules, Rules
 from aliquot.dialects.objects import PodObject
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
-from aliquot.model.podtenancy import PodTenancy
+from aliquot.model.podtenancy import PodTenancy, shares_of
 from aliquot.placement.crowding import crowded
 
 from .doorway import Doorway, Place
-from .events import ObjectRef, Teller
+from .events import Teller, about_pod
 from .plugins import Allocation, Refused
-from .podtenants import CannotHostError, PodTenants, shares_of
+from .podtenants import CannotHostError, PodTenants
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class Usher:
             await self._settle(pod, owner.container, resource, ids)
         except Refused as error:
             self._log_refusal(pod, str(error))
-            self._events.emit(_reference(pod), REFUSED, str(error), action="StartContainer")
+            self._events.emit(about_pod(pod.metadata), REFUSED, str(error), action="StartContainer")
             raise
 
     def _log_refusal(self, pod: PodObject, why: str) -> None:
@@ -124,16 +125,16 @@ class Usher:
         self._said[pod.metadata.uid, why] = None
         if len(self._said) > _MOST_SAID:
             self._said.popitem(last=False)
-        log.warning("a container is refused", extra={"data": {"pod": _key(pod), "why": why}})
+        log.warning("a container is refused", extra={"data": {"pod": key_of(pod), "why": why}})
 
     async def _settle(self, pod: PodObject, container: str, resource: str, ids: frozenset[str]) -> None:
         claim, grant = self.granted(pod)
-        if self._full(pod, claim, grant):
+        if self._full(pod, grant):
             await self._pods.refresh()  # somebody may have left whose end we have not heard of
             self._tenants.sweep()
         # No await from here on.
         self._check_here(pod)
-        crowd = self._full(pod, claim, grant)
+        crowd = self._full(pod, grant)
         if crowd is not None:
             raise Refused(f"{crowd}; {self._why_full(grant)}")
         tenancy = self._tenancy(pod, claim, grant)
@@ -143,7 +144,7 @@ class Usher:
             self._doorway.lead(resource, ids, place, pod)
         except (StoreError, CdiError, CannotHostError, DriverFileError, OSError) as error:
             raise Refused(f"the node's agent cannot prepare it: {error}") from error
-        told = {"pod": _key(pod), "container": container, "resource": resource, "cards": list(place.cards)}
+        told = {"pod": key_of(pod), "container": container, "resource": resource, "cards": list(place.cards)}
         log.info("a container is led to its cards", extra={"data": told})
         self._assigned(pod, claim)
 
@@ -155,7 +156,8 @@ class Usher:
         except KubeletError as error:
             raise Refused(f"the kubelet does not tell whose devices these are: {error}") from error
         entries = [each for each in self._kubelet.checkpoint() or () if each.resource == resource and each.ids & ids]
-        uid = next(iter({each.pod_uid for each in entries}), None) if _one_pod(entries) else None
+        uids = {each.pod_uid for each in entries}
+        uid = uids.pop() if len(uids) == 1 else None
         held = [each for each in holders if each.devices.get(resource, frozenset()) & ids]
         same = [each for each in held if each.devices[resource] == ids] or held
         if len({(each.namespace, each.name) for each in same}) > 1:  # they change hands while it tells
@@ -257,7 +259,7 @@ class Usher:
     def _uuids(self) -> dict[int, str]:
         return {card.index: card.uuid for card in self._node().cards}
 
-    def _full(self, pod: PodObject, claim: Claim, grant: Grant) -> str | None:
+    def _full(self, pod: PodObject, grant: Grant) -> str | None:
         cards: dict[str, Card] = {card.uuid: card for card in self._node().cards}
         others = [
             share
@@ -286,10 +288,6 @@ class Usher:
         )
 
 
-def _one_pod(entries: Sequence[Entry]) -> bool:
-    return len({each.pod_uid for each in entries}) == 1
-
-
 def _not_granted(pod: PodObject) -> str:
     by = pod.spec.scheduler_name or "its scheduler"
     return (
@@ -297,11 +295,3 @@ def _not_granted(pod: PodObject) -> str:
         "Leave spec.nodeName out, have the scheduler ask (`aliquot manifests scheduler-config`, `aliquot doctor`) or "
         "name one that does in spec.schedulerName, and make the Pod anew"
     )
-
-
-def _key(pod: PodObject) -> str:
-    return f"{pod.metadata.namespace}/{pod.metadata.name}"
-
-
-def _reference(pod: PodObject) -> ObjectRef:
-    return ObjectRef("Pod", pod.metadata.name, pod.metadata.namespace, pod.metadata.uid)

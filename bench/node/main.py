@@ -1,13 +1,4 @@
-"""What the agent costs on a real kubelet and containerd, against the same Pod without cards and against its limits.
-
-    python bench/node.py [--pods 30] [--cards 8x32GiB] [--tenants 64] [--idle 20]
-
-    start     from the Pod's creation to the first instruction of its container, one Pod after the other, those with a
-              card and those without in turn, so that a machine that grows slow slows both
-    weight    the agent's memory (PSS and RSS) and CPU with that many Pods on its cards, each with a context, at rest
-
-Everything runs on this machine (tests/testbed): needs root. Exit code 1 when a limit is missed.
-"""
+"""The two measurements, and what each must be."""
 
 from __future__ import annotations
 
@@ -15,24 +6,20 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
-
-from aliquot.cli.tables import table  # noqa: E402  # after the path is set: this is a script, run from anywhere
-from testbed import objects  # noqa: E402
-from testbed.cards import QCORE, QMEM  # noqa: E402
-from testbed.fleet import Fleet  # noqa: E402
-from testbed.images import Registry  # noqa: E402
-from testbed.nodes import RealNode, probe  # noqa: E402
-from testbed.plane import ControlPlane  # noqa: E402
-from testbed.processes import wait_until  # noqa: E402
+from aliquot.cli.tables import table
+from testbed import objects
+from testbed.cards import QCORE, QMEM
+from testbed.fleet import Fleet
+from testbed.images import Registry
+from testbed.nodes import RealNode, probe
+from testbed.plane import ControlPlane
+from testbed.processes import wait_until
 
 TICK = os.sysconf("SC_CLK_TCK")
 LIMITS = {"added_p50_ms": 50.0, "pss_mb": 120.0, "idle_cpu_percent": 2.0}
@@ -124,8 +111,9 @@ def memory_mb(pid: int) -> tuple[float, float]:
     return int(rows["Pss"].split()[0]) * 1024 / 1e6, int(rows["Rss"].split()[0]) * 1024 / 1e6
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(words: str | None) -> int:
+    """What to do stands in the command line; `words` are told by --help."""
+    parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pods", type=int, default=30)
     parser.add_argument("--cards", default="8x32GiB", metavar="SPEC")
     parser.add_argument("--tenants", type=int, default=64)
@@ -143,7 +131,3 @@ def main() -> int:
         rows = [(key, f"{value:.1f}", f"<= {LIMITS[key]:g}" if key in LIMITS else "") for key, value in found.items()]
         print(table(("FIGURE", "VALUE", "MUST"), rows))
     return 1 if missed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
