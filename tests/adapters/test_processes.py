@@ -86,3 +86,13 @@ def test_what_does_not_end_when_asked_is_killed() -> None:
 
 def test_its_ancestors_are_told_from_the_nearest_on(child: subprocess.Popen[bytes]) -> None:
     assert os.getpid() in processes.ancestors(child.pid)
+
+
+def test_a_process_is_found_in_the_middle_of_an_exec_too() -> None:
+    again = "import os, sys; os.execv(sys.executable, [sys.executable, '-S', '-c', sys.orig_argv[3]])"
+    environment = {**os.environ, "ALIQUOT_MARK": "becoming"}
+    with subprocess.Popen([sys.executable, "-S", "-c", again], env=environment) as process:
+        eventually(lambda: processes.with_environment("ALIQUOT_MARK", "becoming"))
+        missed = sum(processes.with_environment("ALIQUOT_MARK", "becoming") != {process.pid} for _ in range(2000))
+        process.kill()
+    assert missed == 0

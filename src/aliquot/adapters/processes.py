@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 
 _ENVIRON = 1 << 18  # bytes of a process's environment that are looked at
+_EXEC_TRIES, _BARE_TRIES, _EXEC_STEP = 50, 5, 0.001  # an exec takes some hundred microseconds; on a full machine, more
 
 
 def start_time(pid: int) -> int | None:
@@ -77,14 +78,40 @@ def with_environment(name: str, value: str, *, uid: int | None = None) -> set[in
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
-        try:
-            with open(f"/proc/{entry}/environ", "rb") as file:
-                environment = file.read(_ENVIRON)
-        except OSError:
-            continue
-        if wanted in b"\0" + environment and (uid is None or uid_of(int(entry)) == uid):
+        if wanted in b"\0" + _environment(entry) and (uid is None or uid_of(int(entry)) == uid):
             found.add(int(entry))
     return found
+
+
+def _environment(entry: str) -> bytes:
+    """What the process was started with; empty where that cannot be read.
+
+    In the middle of an exec the kernel answers with nothing: the old memory is gone, the new one has no environment
+    yet. It is asked again then, or a run whose only process is just becoming another program would count as over.
+    """
+    for tried in range(_EXEC_TRIES):
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                found = file.read(_ENVIRON)
+            if found or not _becoming(entry, tried):
+                return found
+        except OSError:
+            return b""
+        time.sleep(_EXEC_STEP)
+    return b""
+
+
+def _becoming(entry: str, tried: int) -> bool:
+    """Whether one without an environment may be in the middle of an exec, after so many looks.
+
+    Kernel threads and zombies have no memory. One that was started with nothing has an environment of no length: an
+    exec looks like that too, for an instant.
+    """
+    with open(f"/proc/{entry}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    memory, start, end = int(fields[20]), int(fields[47]), int(fields[48])
+    bare = start == end != 0
+    return memory > 0 and (not bare or tried < _BARE_TRIES)
 
 
 def send_signal(pid: int, number: int, started: int | None = None) -> bool:
