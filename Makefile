@@ -3,20 +3,32 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+TOOLS  := $(VENV)/.tools
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# What pyproject.toml builds with. It stays in the environment: `make native` and `make wheel` need it too.
+BUILD  := hatchling editables ziglang
 
 .DEFAULT_GOAL := help
-.PHONY: help install native protos run test e2e check format bench bench-gpu bench-scheduler bench-node clean
+.PHONY: help install tools native protos run test browser screenshots e2e check docs format wheel web web-check bench bench-gpu bench-scheduler bench-node bench-dashboard clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "installing into $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(PIP) $(BUILD)
+	@$(PIP) --no-build-isolation --editable .
 	@touch $@
 
-install: $(STAMP) ## the virtual environment with the package and its tools
+$(TOOLS): $(STAMP)
+	@echo "installing the tools of development ..."
+	@$(PIP) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+install: $(STAMP) ## the virtual environment with the package; .venv/bin/aliquot is then there
+
+tools: $(TOOLS) ## the same, with what tests and checks need
 
 native: $(STAMP) ## what is written in C: the shim and the stand-in GPU, into src/aliquot/lib
 	@$(BIN)/python shim/build.py
@@ -24,31 +36,65 @@ native: $(STAMP) ## what is written in C: the shim and the stand-in GPU, into sr
 KUBELET := aliquot/adapters/kubelet
 PROTOC   = $(BIN)/python -m grpc_tools.protoc --proto_path=src --python_out=$(1) --pyi_out=$(1) src/$(KUBELET)/*.proto
 
-protos: $(STAMP) ## the kubelet's messages, from the .proto files to Python
+protos: $(TOOLS) ## the kubelet's messages, from the .proto files to Python
 	$(call PROTOC,src)
 
 run: $(STAMP) ## the main job: pack a generated cluster with every policy, and draw it
 	@mkdir -p out
 	@$(BIN)/aliquot simulate --generate 200x8 --policy all --plot out/packing.svg
 
-test: native ## everything that needs no cluster and no GPU
+wheel: $(STAMP) ## the package for both architectures, and its sources, into dist/
+	@rm -rf dist
+	ALIQUOT_ARCH=x86_64 $(BIN)/python -m hatchling build --target wheel --directory dist
+	ALIQUOT_ARCH=aarch64 $(BIN)/python -m hatchling build --target wheel --directory dist
+	$(BIN)/python -m hatchling build --target sdist --directory dist
+
+test: native $(TOOLS) ## everything that needs no cluster and no GPU
 	$(BIN)/python -m pytest -n auto
 
-e2e: native ## all of it on a real Kubernetes with real nodes on loopback, as root; the first time builds it with Go, some nine minutes
+browser: native $(TOOLS) ## the dashboard in a real browser, Debian's chromium; where that is missing, root installs it
+	@$(BIN)/python tests/browser/chromium.py --install
+	$(BIN)/python -m pytest tests/browser
+
+screenshots: native $(TOOLS) ## docs/img/dashboard.png, the dashboard of a busy machine; a minute and a half
+	@$(BIN)/python tests/browser/chromium.py --install
+	PYTHONPATH=tests $(BIN)/python -m browser.screenshots docs/img
+
+e2e: native $(TOOLS) ## all of it on a real Kubernetes with real nodes on loopback, as root; the first time builds it with Go, some nine minutes
 	@$(BIN)/python tests/testbed/build.py
 	$(BIN)/python -m pytest tests/e2e
 
-check: $(STAMP) ## lint, types, import rules, what is generated
+check: $(TOOLS) ## lint, types, import rules, what is generated
 	@rm -rf out/protos && mkdir -p out/protos
 	$(call PROTOC,out/protos)
 	@for made in out/protos/$(KUBELET)/*; do cmp "$$made" "src/$(KUBELET)/$${made##*/}" || \
 	    { echo "$${made##*/} is not what its .proto file says: run make protos" >&2; exit 1; }; done
+	@$(BIN)/python web/freshness.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-format: $(STAMP) ## put the code into shape
+NPM_STAMP := web/node_modules/.package-lock.json
+
+$(NPM_STAMP): web/package-lock.json
+	@cd web && npm ci --silent
+	@touch $@
+
+web: $(NPM_STAMP) ## the dashboard, from web/ into src/aliquot/static, which is committed; needs npm
+	@cd web && npm run --silent check && npm test --silent && npm run --silent build -- --logLevel warn
+	@$(PYTHON) web/freshness.py --write
+
+web-check: $(NPM_STAMP) ## types and tests of web/, and that it still builds src/aliquot/static, byte for byte; needs npm
+	@cd web && npm run --silent check && npm test --silent && \
+	    npm run --silent build -- --outDir ../out/web --emptyOutDir --logLevel warn
+	@diff -r out/web src/aliquot/static && echo "src/aliquot/static is what web/ builds"
+
+docs: $(STAMP) ## what is made of docs/: the page of commands, the plots of the policies
+	@$(BIN)/python -m aliquot.cli.reference > docs/cli.new && mv docs/cli.new docs/cli.md
+	@$(BIN)/python bench/plots.py docs/img
+
+format: $(TOOLS) ## put the code into shape
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -59,19 +105,22 @@ ifdef DATA
 	$(BIN)/python bench/packing.py --data $(DATA) --plot out/packing.svg
 endif
 
-bench-gpu: native ## what sharing costs and what it holds to, on the GPU of this machine; some nine minutes
+bench-gpu: native $(TOOLS) ## what sharing costs and what it holds to, on the GPU of this machine; some nine minutes
 	@mkdir -p out
 	$(BIN)/python bench/gpu/run.py --out out
 
 # PEERS="--peer 'NAME=[VAR=VALUE ...] COMMAND'": other extenders on the same API server with the same calls
-bench-scheduler: $(STAMP) ## the scheduler at 1,000 and 5,000 nodes on a real Kubernetes on loopback; some four minutes
+bench-scheduler: $(TOOLS) ## the scheduler at 1,000 and 5,000 nodes on a real Kubernetes on loopback; some four minutes
 	@mkdir -p out
 	@$(BIN)/python tests/testbed/build.py
 	$(BIN)/python bench/scheduler/run.py --out out/scheduler.json $(PEERS)
 
-bench-node: native ## what the agent adds to a container's start, its memory and CPU, on a real kubelet; as root, some four minutes
+bench-node: native $(TOOLS) ## what the agent adds to a container's start, its memory and CPU, on a real kubelet; as root, some four minutes
 	@$(BIN)/python tests/testbed/build.py
 	$(BIN)/python bench/node/run.py
 
+bench-dashboard: $(TOOLS) ## what the dashboard of 5,000 nodes costs the process that serves it; two minutes
+	$(BIN)/python bench/dashboard.py
+
 clean: ## remove what the other targets made
-	rm -rf $(VENV) out src/aliquot/lib .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) out dist src/aliquot/lib src/aliquot/lib-* web/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis

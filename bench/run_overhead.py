@@ -60,7 +60,7 @@ def main() -> None:
         connect(homes())[0].close()
     except (NoDaemonError, ControlError):
         made = os.environ["ALIQUOT_HOME"] = tempfile.mkdtemp(prefix="alq")
-        up = [sys.executable, "-m", "aliquot", "up", "-d", "--metrics-port", "0", "--simulate", arguments.simulate]
+        up = [sys.executable, "-m", "aliquot", "up", "-d", "--listen", "0", "--simulate", arguments.simulate]
         subprocess.run(up, check=True, stderr=subprocess.DEVNULL)
     try:
         found = measure(arguments.times)

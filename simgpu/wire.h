@@ -17,7 +17,7 @@
 #define SIM_MAGIC 0x4d495347u /* "GSIM" */
 #define SIM_ENV   "ALIQUOT_SIMGPU"
 
-#define SIM_CARDS_MAX   16
+#define SIM_CARDS_MAX   64
 #define SIM_MESSAGE_MAX 8192  /* a request, whole */
 #define SIM_ANSWER_MAX  65536 /* an answer, whole */
 #define SIM_STRUCT_MAX  64    /* the struct of an ioctl */

@@ -1,12 +1,14 @@
 """A machine that is not there: cards, an arbiter that only remembers, and a daemon over the two.
 
-`python tests/machines.py 2x24` is that daemon; it lives in ALIQUOT_HOME. `Machine` starts and asks it, as a user would.
+`python tests/machines.py 2x24` is that daemon, with 2x8x24 one of two nodes of eight cards; it lives in ALIQUOT_HOME.
+`Machine` starts and asks it, as a user would.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import shutil
 import signal
@@ -20,6 +22,7 @@ from typing import Any
 
 from aliquot.adapters.control import AnswerError, ask
 from aliquot.adapters.home import Home, own_home
+from aliquot.arbiter.timeline import Record
 from aliquot.model.device import Card
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
 
@@ -56,6 +59,11 @@ class PaperArbiter:
         self.standing: list[Standing] = []
         self.found: list[Finding] = []
         self.running = False
+
+    def keep_trace(self) -> None: ...
+
+    def records(self) -> dict[str, list[Record]]:
+        return {}
 
     def start(self) -> None:
         self.running = True
@@ -199,10 +207,11 @@ def paper(spec: str = "2x24") -> Machine:
 
 def main() -> None:
     """The daemon, over paper cards."""
+    from aliquot.services.access import NOWHERE
     from aliquot.services.local import Setup, run_daemon
 
     logging.basicConfig(level=logging.INFO, format="aliquot: %(message)s", stream=sys.stderr)
-    count, _, gib = sys.argv[-1].partition("x")
+    *nodes, count, gib = map(int, sys.argv[-1].split("x"))
 
     def make(_: Sequence[Card], rules: SharingRules) -> PaperArbiter:
         return PaperArbiter(rules)
@@ -210,12 +219,13 @@ def main() -> None:
     run_daemon(
         Setup(
             home=own_home(),
-            nvml=PaperNvml(cards(int(count), int(gib))),
+            nvml=PaperNvml(cards(count * math.prod(nodes), gib)),
             make_arbiter=make,
             say=lambda text: print(text, flush=True),
             environment={},
             front={"LD_PRELOAD": []},
-            metrics_port=0,
+            listen=NOWHERE,
+            nodes=math.prod(nodes),
         )
     )
 

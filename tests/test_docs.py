@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from aliquot.cli.explain import explain
@@ -15,6 +18,9 @@ from aliquot.cli.simulate import simulate
 from aliquot.placement.choose import POLICIES
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))  # the bench is not part of the package
+from bench.plots import PLOTS  # noqa: E402 - only now to be found
+
 READMES = ("README.md", "README.zh-CN.md")
 
 
@@ -71,11 +77,93 @@ def test_every_command_says_of_itself_what_the_list_says() -> None:
             assert (command.help or "").startswith(line.rstrip(".")), name
 
 
-def test_every_link_between_documents_leads_somewhere() -> None:
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
-        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
-            if not link.startswith(("http://", "https://")):
-                assert (page.parent / link).exists(), f"{page.name} links to {link}"
+PAGES = sorted(
+    page
+    for folder in (ROOT, ROOT / "docs", ROOT / "examples")
+    for page in (folder.rglob("*.md") if folder.name == "examples" else folder.glob("*.md"))
+)
+_LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+def _anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ +(.*?)\s*$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", re.sub(r"[*`]", "", each).lower()).replace(" ", "-") for each in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_between_documents_leads_somewhere(page: Path) -> None:
+    for link, anchor in _LINK.findall(page.read_text()):
+        if link.startswith(("http://", "https://")):
+            continue
+        target = page.parent / link if link else page
+        assert target.exists(), f"{page.name} links to {link}"
+        if anchor and target.suffix == ".md":
+            assert anchor in _anchors(target), f"{page.name} links to {link}#{anchor}"
+
+
+def test_every_document_is_reached_from_the_readme() -> None:
+    reached, left = set(), [ROOT / "README.md"]
+    while left:
+        page = left.pop()
+        if page in reached:
+            continue
+        reached.add(page)
+        links = (link for link, _ in _LINK.findall(page.read_text()) if link.endswith(".md") and "://" not in link)
+        left += [(page.parent / link).resolve() for link in links]
+    assert [page.name for page in PAGES if page.resolve() not in reached] == []
+
+
+def test_every_test_that_a_document_names_is_there() -> None:
+    for page in PAGES:
+        for file, name in re.findall(r"`(?:tests/[\w/]+/)?(test_\w+\.py)::(test_\w+)`", page.read_text()):
+            found = [path for path in (ROOT / "tests").rglob(file) if f"def {name}(" in path.read_text()]
+            assert found, f"{page.name} names {file}::{name}"
+
+
+def test_the_page_of_commands_is_fresh() -> None:
+    """`make docs` writes it. In a process of its own: click keeps what it was first asked for."""
+    made = subprocess.run([sys.executable, "-m", "aliquot.cli.reference"], capture_output=True, text=True, check=True)
+    assert (ROOT / "docs" / "cli.md").read_text() == made.stdout
+
+
+@pytest.mark.parametrize("name", sorted(PLOTS))
+def test_the_plots_of_the_policies_are_fresh(name: str) -> None:
+    """`make docs` draws them."""
+    assert (ROOT / "docs" / "img" / name).read_text() == PLOTS[name]()
+
+
+def _metrics() -> set[str]:
+    """Every metric that the code names, as it is called in a query, but for the suffix of a counter."""
+    services = [path.read_text() for path in (ROOT / "src" / "aliquot" / "services").glob("*.py")]
+    named = {name for text in services for name in re.findall(r'"(aliquot_\w+)"', text)}
+    calls = {prefix for text in services for prefix in re.findall(r'of_calls\(calls, "(aliquot_\w+)"\)', text)}
+    return (named - calls) | {f"{prefix}_{what}" for prefix in calls for what in ("calls", "call_seconds")}
+
+
+def test_every_metric_is_told_of() -> None:
+    pages = "".join((ROOT / "docs" / page).read_text() for page in ("operations.md", "agent.md"))
+    told = {re.sub(r"_(total|info)$", "", name) for name in re.findall(r"`(aliquot_\w+)`", pages)}
+    assert _metrics() <= told
+
+
+def test_the_pages_name_no_other_metrics() -> None:
+    known = _metrics()
+    for page in ("operations.md", "agent.md", "security.md"):
+        for name in re.findall(r"\baliquot_[a-z]\w+", (ROOT / "docs" / page).read_text()):
+            assert re.sub(r"_(total|info|bucket|sum|count)$", "", name) in known, f"{page} names {name}"
+
+
+def test_every_alert_says_what_it_is_for_and_is_a_rule_that_prometheus_reads() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    block = page[page.index("kind: PrometheusRule") :]
+    rules = yaml.safe_load(block[: block.index("```")])["spec"]["groups"][0]["rules"]
+    assert rules
+    for rule in rules:
+        assert rule["expr"].count("(") == rule["expr"].count(")")
+        assert set(rule) <= {"alert", "expr", "for", "labels"}
+        assert re.search(rf"- alert: {rule['alert']} +# \w", page), f"{rule['alert']} does not say what to do"
 
 
 def test_every_room_has_a_charter_and_a_place_in_the_drawing() -> None:

@@ -22,7 +22,7 @@ class Ask:
 
 def up(policy: str, release_delay: str, simulate: str | None) -> list[str]:
     """The daemon, in the foreground."""
-    words = [*ALIQUOT, "up", "--policy", policy, "--release-delay", release_delay, "--metrics-port", "0"]
+    words = [*ALIQUOT, "up", "--policy", policy, "--release-delay", release_delay, "--listen", "0"]
     return words + (["--simulate", simulate] if simulate else [])
 
 

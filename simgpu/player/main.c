@@ -23,7 +23,7 @@ struct player player = {
 static const char USAGE[] =
     "usage: player --socket PATH [options]\n"
     "Plays GPUs for the simulated libcuda.so.1 and libnvidia-ml.so.1, which find it by ALIQUOT_SIMGPU=PATH.\n"
-    "  --cards N             how many (1; at most 16)\n"
+    "  --cards N             how many (1; at most 64)\n"
     "  --memory MIB          of each (81920)\n"
     "  --name TEXT           of each\n"
     "  --context-mib MIB     what a context takes for itself (64)\n"

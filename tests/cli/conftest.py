@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cli.paperdaemons import PaperDaemon, a_status
 from kubectls import PaperCluster
 from machines import Machine, paper
 
@@ -44,3 +47,14 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PaperCluster:
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("KUBECTL", raising=False)
     return made
+
+
+@pytest.fixture
+def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[PaperDaemon]:
+    """A daemon of paper that knows no Pods, in a home of its own; short enough for sockets."""
+    home = Path(tempfile.mkdtemp(prefix="alq"))
+    monkeypatch.setenv("ALIQUOT_HOME", str(home))
+    made = PaperDaemon(home, status=a_status())
+    yield made
+    made.close()
+    shutil.rmtree(home)

@@ -23,6 +23,7 @@ from aliquot.adapters.nvml import NvmlError
 from aliquot.adapters.player import Playing
 from aliquot.adapters.shims import ShimError
 from aliquot.cli.agent import agent
+from aliquot.cli.amounts import Cards
 from aliquot.dialects import MemoryUnit
 from aliquot.services import premises
 from aliquot.services.agent import Settings
@@ -137,8 +138,8 @@ class TestWhatItIsTold:
         assert started.more["ignored_xids"] == {94, 63}
 
     def test_simulated_cards_are_played_and_said(self, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
-        def stand_ins(home: Home, spec: tuple[int, int]) -> Playing:
-            return Playing(1, 2, *spec, home.player_socket)
+        def stand_ins(home: Home, spec: Cards) -> Playing:
+            return Playing(1, 2, spec.cards, spec.memory_mib, home.player_socket)
 
         monkeypatch.setattr("aliquot.cli.agent.with_stand_ins", stand_ins)
         assert ran(started, "--simulate", "4x16GiB").simulated == "4x16GiB"

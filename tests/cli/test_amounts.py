@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from aliquot.cli.amounts import (
     AmountError,
+    Cards,
     duration,
     looks_like_cards,
     memory,
@@ -53,9 +54,23 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 
 
 def test_cards_to_simulate() -> None:
-    assert parse_cards("2x24GiB") == (2, 24576)
-    assert parse_cards("1x8") == (1, 8192)
-    for text in ("2x", "x24", "0x24", "17x24", "2x512MiB", "2x2TiB", "2", "2x24GB"):
+    assert parse_cards("2x24GiB") == Cards(2, 24576)
+    assert parse_cards("1x8") == Cards(1, 8192)
+    assert parse_cards("2x8x24GiB") == Cards(16, 24576, nodes=2)
+    for text in (
+        "2x",
+        "x24",
+        "0x24",
+        "65x24",
+        "9x8x24",
+        "2x0x24",
+        "0x2x24",
+        "2x2x2x24",
+        "2x512MiB",
+        "2x2TiB",
+        "2",
+        "2x24GB",
+    ):
         with pytest.raises(AmountError, match="2x24GiB"):
             parse_cards(text)
 

@@ -79,7 +79,8 @@ def test_without_a_daemon_it_is_said_how_to_start_one(own: Machine, words: list[
     said = own.aliquot(*words)
     assert said.returncode == 2
     assert said.stderr == (
-        "aliquot: no daemon runs on this machine: `aliquot up -d` starts one, and so does the first `aliquot run`\n"
+        "aliquot: no daemon runs on this machine: `aliquot up -d` starts one, and so does the first `aliquot run` or "
+        "`aliquot apply`\n"
     )
 
 

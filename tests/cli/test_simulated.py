@@ -31,7 +31,7 @@ LOAD = (*ALIQUOT, "burn", "load", "--seconds", "600", "--iterations-per-us", "10
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Machine]:
-    machine = Machine([*ALIQUOT, "up", "--simulate", "2x24GiB", "--metrics-port", "0"])
+    machine = Machine([*ALIQUOT, "up", "--simulate", "2x24GiB", "--listen", "0"])
     machine.up()
     yield machine
     machine.aliquot("down")
@@ -132,9 +132,9 @@ def test_the_policy_is_changed_under_those_who_run(machine: Machine) -> None:
 
 def test_metrics_are_told_to_prometheus() -> None:
     port = _free_port()
-    machine = Machine([*ALIQUOT, "up", "--simulate", "1x8GiB", "--metrics-port", str(port)])
+    machine = Machine([*ALIQUOT, "up", "--simulate", "1x8GiB", "--listen", str(port)])
     try:
-        assert f"metrics on http://127.0.0.1:{port}/metrics" in machine.up()
+        assert f"dashboard on http://127.0.0.1:{port}/" in machine.up()
         machine.detach("--name", "m", "--memory", "2", "--core", "50", "--", *LOAD)
         computes(machine, "m")
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 BECOME = f"""
 import encodings.idna, json, os, signal, subprocess, sys
 import aliquot.__main__, aliquot.cli.main, aliquot.cli.policy, aliquot.cli.run, aliquot.cli.stop, aliquot.cli.up
-import aliquot.adapters.player, click.shell_completion
+import aliquot.adapters.player, aliquot.cli.logs, click.shell_completion
 os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY}); os.chdir("/")
 sys.argv[0] = "aliquot"
 aliquot.__main__.main()

@@ -1,6 +1,6 @@
 """Every manifest of the vendors' documents, applied by kubectl, lands where its document says.
 
-They are in seeds/, as printed but for slips; the head of each file says what was put right.
+They are in examples/seeds, as printed but for slips; the head of each file says what was put right.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from testbed.gpus import TOLERATION, gpushare_node, qgpu_node, sgn_node, xgn_nod
 from testbed.processes import wait_until
 from testbed.wired import Wired
 
-SEEDS = Path(__file__).parent / "seeds"
+SEEDS = Path(__file__).parents[2] / "examples" / "seeds"
 DEV_SERVER = gpushare_node("dev-server-153", *[23] * 8)  # of seed 004: eight A30
 
 

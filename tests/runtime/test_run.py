@@ -39,7 +39,7 @@ GIB = 1 << 30
 def machine() -> Iterator[Machine]:
     if not os.path.exists(player.shim()):
         pytest.skip("the libraries are not built")
-    machine = Machine([*ALIQUOT, "up", "--simulate", "1x8GiB", "--metrics-port", "0"])
+    machine = Machine([*ALIQUOT, "up", "--simulate", "1x8GiB", "--listen", "0"])
     machine.environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
     machine.up()
     yield machine

@@ -59,14 +59,14 @@ def test_a_run_is_called_by_what_people_call_it(command: tuple[str, ...], name: 
 
 def test_what_the_machine_could_never_give_is_refused_with_what_it_could() -> None:
     there = (*cards(1, 24), *cards(2, 80)[1:])
-    assert never_fits(Ask(("x",), memory_mib=80 * 1024), there) is None
-    assert never_fits(Ask(("x",), memory_mib=81 * 1024), there) == Invalid(
+    assert never_fits(Ask(("x",), memory_mib=80 * 1024), [there]) is None
+    assert never_fits(Ask(("x",), memory_mib=81 * 1024), [there]) == Invalid(
         "memory", "81GiB", "at most 80GiB: the largest card here"
     )
-    assert never_fits(Ask(("x",), memory_mib=80 * 1024, gpus=2), there) == Invalid(
+    assert never_fits(Ask(("x",), memory_mib=80 * 1024, gpus=2), [there]) == Invalid(
         "gpus", 2, "at most 1 with --memory 80GiB: so many cards have that"
     )
-    assert never_fits(Ask(("x",), gpus=3), there) == Invalid("gpus", 3, "at most 2: this machine has no more")
+    assert never_fits(Ask(("x",), gpus=3), [there]) == Invalid("gpus", 3, "at most 2: this machine has no more")
 
 
 anything = st.recursive(

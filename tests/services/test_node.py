@@ -304,6 +304,7 @@ def test_the_status_tells_all_of_a_tenant(house: House) -> None:
             "index": 0,
             "uuid": "GPU-0",
             "exclusive": False,
+            "greedy": True,
             "core": 30,
             "memory_limit_bytes": 4 << 30,
             "state": "paused",

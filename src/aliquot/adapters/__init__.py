@@ -5,6 +5,9 @@ control.py    how a command talks to the daemon: JSON lines over a unix socket
 processes.py  who lives: process ids that are not mixed up with their successors
 database.py   SQLite as both stores use it: on the disk when told, mended when damaged
 store.py      what the daemon must know after a restart, in SQLite
+keepers.py    the keepers of Pods, as processes
+children.py   children that do not outlive us, and everyone who came of them
+objectstore.py  the Pods and workloads that were applied to the machine
 podstore.py   what the node's agent must know after a restart
 cdifolder.py  the folder from which container runtimes read CDI
 shims.py      the shim on the host, versions side by side

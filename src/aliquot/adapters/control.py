@@ -18,8 +18,9 @@ from typing import Any
 
 from .home import Home
 
-LONGEST = 1 << 16  # bytes of a request; answers may be longer
+LONGEST = 1 << 18  # bytes of a request; answers may be longer
 _LONGEST_ANSWER = 1 << 24
+_REST_OF_A_LINE = 10.0  # seconds
 
 
 class NoDaemonError(Exception):
@@ -99,6 +100,20 @@ class Connection:
                 return
             if isinstance(said.get("event"), dict):
                 yield said["event"]
+
+    def fileno(self) -> int:
+        """To wait for it among others."""
+        return self._socket.fileno()
+
+    def there(self) -> Iterator[dict[str, Any]]:
+        """What has arrived so far, without waiting for more than the rest of a line. Raises ControlError."""
+        while True:
+            try:
+                yield self.receive(_REST_OF_A_LINE)
+            except TimeoutError as error:
+                raise ControlError("the daemon stopped in the middle of a line") from error
+            if b"\n" not in self._buffer:
+                return
 
     def close(self) -> None:
         """Hang up."""

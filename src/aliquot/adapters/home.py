@@ -59,6 +59,11 @@ class Home(NamedTuple):
         return f"{self.state}/logs"
 
     @property
+    def pod_logs(self) -> str:
+        """One folder per Pod, named by its uid, with one file per container."""
+        return f"{self.logs}/pods"
+
+    @property
     def daemon_log(self) -> str:
         """What a daemon in the background says."""
         return f"{self.state}/daemon.log"

@@ -34,12 +34,14 @@ class Playing(NamedTuple):
     cards: int
     memory_mib: int
     socket: str
+    nodes: int = 1  # over which the cards are dealt out
 
     @property
     def spec(self) -> str:
         """As it is written on the command line."""
         whole = self.memory_mib % 1024 == 0
-        return f"{self.cards}x{self.memory_mib // 1024}GiB" if whole else f"{self.cards}x{self.memory_mib}MiB"
+        size = f"{self.memory_mib // 1024}GiB" if whole else f"{self.memory_mib}MiB"
+        return f"{f'{self.nodes}x' if self.nodes > 1 else ''}{self.cards // self.nodes}x{size}"
 
 
 def library() -> Path:
@@ -78,11 +80,11 @@ def playing(home: Home) -> Playing | None:
     return found if processes.lives(found.pid, found.started) else None
 
 
-def play(home: Home, cards: int, memory_mib: int) -> Playing:
+def play(home: Home, cards: int, memory_mib: int, *, nodes: int = 1) -> Playing:
     """A player of such cards: the one that runs, or a new one. Raises PlayerError."""
     found = playing(home)
     if found is not None:
-        if (found.cards, found.memory_mib) != (cards, memory_mib):
+        if (found.cards, found.memory_mib, found.nodes) != (cards, memory_mib, nodes):
             where = "" if home.run == own_home().run else f"ALIQUOT_HOME={home.run} "
             raise PlayerError(f"{found.spec} are simulated here already: `{where}aliquot down` ends them")
         return found
@@ -99,7 +101,7 @@ def play(home: Home, cards: int, memory_mib: int) -> Playing:
     started = processes.start_time(process.pid)
     if started is None:
         raise PlayerError(f"{program} ended at once: {home.state}/player.log may tell why")
-    found = Playing(process.pid, started, cards, memory_mib, home.player_socket)
+    found = Playing(process.pid, started, cards, memory_mib, home.player_socket, nodes)
     try:
         Path(home.player).write_text(json.dumps(found._asdict()))
     except OSError as error:  # nobody would find it again

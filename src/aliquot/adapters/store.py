@@ -1,4 +1,5 @@
-"""What the daemon must know after a restart, in SQLite: who runs, with how much of which card; and the settings.
+"""What the daemon must know after a restart, in SQLite: who runs, with how much of which card; the settings;
+and what was applied (objectstore.py).
 
 A run is written here before it is told that it may start, and deleted when it is gone, each in one transaction that is
 on the disk when the call returns: a daemon killed at any line finds what it promised. A second copy of each run is a
@@ -20,6 +21,8 @@ from aliquot.model.tenancy import Tenancy, allotments_of
 from aliquot.model.tenant import Tenant
 
 from .database import STRICT, Database, StoreError
+from .objectstore import STEP as OBJECTS
+from .objectstore import ObjectStore
 
 __all__ = ["Store", "StoreError"]
 
@@ -48,6 +51,7 @@ _STEPS = (
     ) {STRICT};
     CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL) {STRICT};
     """,
+    OBJECTS,
 )
 
 
@@ -59,8 +63,10 @@ class Store:
         self.notes: list[str] = []  # what went wrong and was mended, in sentences
         self._copies = Path(copies)
         self._database = Database(path, _STEPS)
+        self.objects = ObjectStore(self._database)
         if self._database.damage:
             self.notes.append(f"{self._database.damage}; the policy is back to its default")
+            self.notes.append("what was applied is lost: apply it again")
             self._rebuild()
 
     def _rebuild(self) -> None:

@@ -6,6 +6,7 @@
     turns.py    who may run at all where only one may: rotation by weight, windows by quota
     card.py     one card: from who is there and what they do to the orders, and when to look again
     account.py  what share of the card each context had
+    timeline.py who held the card in the last minute
 
 A *context* is one process on one card: the hardware's unit (its channel group) is not the promise's unit (the tenant).
 The same code runs in the node's daemon and in the tests' virtual time.

@@ -12,7 +12,7 @@ An idle context is never paused: it may be inside some call of the driver that n
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +23,7 @@ from aliquot.model.tenant import SharingRules, State
 from . import slices
 from .orders import Arm, Order, Pause, Resume, SetSlice
 from .roster import IDLE_AFTER, Context, Member, Reading, Roster
+from .timeline import Taken
 from .turns import FOREVER, Rotation, Windows
 
 SAMPLE = 0.01  # how often activity is looked at while it decides something
@@ -49,6 +50,7 @@ class CardArbiter:
     deadline: float = FOREVER
     held: bool = False  # offline work is paused because work in front was active just now
     preemptions: Counter[str] = field(default_factory=Counter)  # by tenant
+    takings: deque[Taken] = field(default_factory=lambda: deque(maxlen=64))  # the same one by one, for whoever draws
     roster: Roster = field(default_factory=Roster)
     _ordered: dict[str, _Ordered] = field(default_factory=dict)
     _front: Windows = field(default_factory=Windows)
@@ -275,7 +277,9 @@ class CardArbiter:
         active = now - latest < max(delay, IDLE_AFTER)
         taken = self.held and not was_held if delay > 0 else active and not self._front_was_active
         if taken:
-            self.preemptions.update({each.tenant for each in working})
+            self.preemptions.update(losers := {each.tenant for each in working})
+            by = next((each.tenant for each in front if each.last_active == latest), None)
+            self.takings.append(Taken(now, by, tuple(losers)))
         self._front_was_active = active
 
     def _interval(self, front: Sequence[Context], behind: Sequence[Context]) -> float:

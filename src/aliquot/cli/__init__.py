@@ -1,6 +1,7 @@
 """WHAT IS SEEN?  Commands and views: reading files, printing tables, drawing. No rules.
 
 main.py       the command `aliquot`, and every way out of it
+reference.py  all commands on one page: docs/cli.md
 
 One machine:
 
@@ -14,10 +15,23 @@ up.py         the daemon by hand, and its end
 simulated.py  cards that are not there
 ps.py         who runs and who waits
 top.py        what each card and each tenant does
-stop.py       one run, by its name: its end, its output
+stop.py       one run, by its name: its end
 policy.py     how tenants share the cards
+apply.py      the Pods of a manifest, as local processes
+applying.py   from the files to the daemon: what of them runs here, and what is wrong where
+settling.py   how Pods come up, until all run
+get.py        Pods, workloads and nodes: tables, manifests, what changes
+describe.py   all that is known of one of them, and why it is where it is
+delete.py     their end
+logs.py       the output of a Pod or of a run
+kinds.py      kubectl's words for what there is
+completing.py what a shell may complete of them
+podviews.py   Pods, workloads and nodes: who is meant, and a row for each
+listening.py  where a dashboard listens, and its token
+dashboard.py  where to look at it
 asking.py     asking the daemon, and what to say when it says no
 burn.py       the sample workload
+demo/         the two-minute story of `aliquot demo`
 
 Clusters:
 

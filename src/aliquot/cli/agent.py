@@ -149,6 +149,8 @@ def _serve(given: dict[str, Any]) -> None:
     database: Path = given["dbfile"].absolute()
     home = Home(str(given["run_dir"].absolute()), str(database.parent))
     spec = parse_simulation(given["simulate"])
+    if spec is not None and spec.nodes > 1:
+        raise InputError(f"--simulate: {given['simulate']} is not allowed: an agent is one node's, as in 4x16GiB")
     server = _find_server(given["kubeconfig"])  # before anything is made, or cards are simulated
     if len(os.fsencode(home.run)) > _LONGEST_RUN_DIR:
         raise InputError(f"--run-dir: {home.run} is too long: {_LONGEST_RUN_DIR} bytes at most, for sockets are in it")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 MEMORY_ALLOWED = "GiB, or with a unit, as in 10, 1.5GiB or 512MiB; at least 1MiB"
 DURATION_ALLOWED = "seconds, or with a unit, as in 90, 100ms, 10s, 5m or 2h"
-SIMULATE_ALLOWED = "how many cards of how much memory, as in 2x24GiB; at most 16 of 1GiB to 1024GiB"
+SIMULATE_ALLOWED = (
+    "how many cards of how much memory, as in 2x24GiB, or nodes of as many, as in 2x8x24GiB; "
+    "at most 64 cards in all, of 1GiB to 1024GiB"
+)
 
 _MEMORY = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(MiB|GiB|TiB|)", re.IGNORECASE)
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(ms|s|m|h|)")
-_CARDS = re.compile(r"([0-9]{1,4})x(.+)")
+_CARDS = re.compile(r"(?:([0-9]{1,4})x)?([0-9]{1,4})x([^x]+)")
+_MOST_CARDS = 64
 _PER_MIB = {"mib": 1, "gib": 1024, "tib": 1 << 20, "": 1024}
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 
@@ -36,16 +41,24 @@ def parse_duration(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
-def parse_cards(text: str) -> tuple[int, int]:
-    """How many cards to simulate, and MiB of each."""
+class Cards(NamedTuple):
+    """Cards to simulate: how many in all, MiB of each, and over how many nodes they are dealt out."""
+
+    cards: int
+    memory_mib: int
+    nodes: int = 1
+
+
+def parse_cards(text: str) -> Cards:
+    """As in 2x24GiB or, nodes first, 2x8x24GiB."""
     match = _CARDS.fullmatch(text.strip())
     try:
-        cards, memory = (int(match[1]), parse_memory(match[2])) if match else (0, 0)
+        nodes, cards, memory = (int(match[1] or 1), int(match[2]), parse_memory(match[3])) if match else (0, 0, 0)
     except AmountError:
-        cards = memory = 0
-    if not (1 <= cards <= 16 and 1024 <= memory <= 1 << 20):
+        nodes = cards = memory = 0
+    if not (1 <= nodes * cards <= _MOST_CARDS and 1024 <= memory <= 1 << 20):
         raise AmountError(SIMULATE_ALLOWED)
-    return cards, memory
+    return Cards(nodes * cards, memory, nodes)
 
 
 def looks_like_cards(text: str) -> bool:

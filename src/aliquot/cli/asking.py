@@ -15,7 +15,9 @@ from aliquot.cli.errors import InputError
 
 _DENIED = 77
 _KUBELET = "/var/lib/kubelet/device-plugins"
-_NO_DAEMON = "no daemon runs on this machine: `aliquot up -d` starts one, and so does the first `aliquot run`"
+_NO_DAEMON = (
+    "no daemon runs on this machine: `aliquot up -d` starts one, and so does the first `aliquot run` or `aliquot apply`"
+)
 _NO_AGENT = (
     "neither a node's agent nor a daemon runs on this machine, which has a kubelet: `aliquot doctor` looks why there "
     "is no agent. Where the cards are not Kubernetes's, `aliquot up -d` starts a daemon"
@@ -24,6 +26,10 @@ _NO_AGENT = (
 
 class NoDaemonRunsError(InputError):
     """Nobody is there to be asked."""
+
+
+class NotThereError(InputError):
+    """Nobody has that name."""
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on
@@ -40,8 +46,8 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click
             self.fail(f"{value} is not allowed: {DURATION_ALLOWED}", param, ctx)
 
 
-def events(request: dict[str, Any], timeout: float | None = 10.0) -> Iterator[dict[str, Any]]:
-    """What the daemon says, the last being {"ok": ...}."""
+def events(request: dict[str, Any], timeout: float | None = 10.0, what: str = "run") -> Iterator[dict[str, Any]]:
+    """What the daemon says, the last being {"ok": ...}. `what` is asked about, where a name is not known."""
     try:
         connection, _ = connect(homes())
         try:
@@ -57,24 +63,25 @@ def events(request: dict[str, Any], timeout: float | None = 10.0) -> Iterator[di
     except ControlError as error:
         raise InputError(str(error)) from error
     except AnswerError as error:
-        raise _refused(error) from error
+        raise refused(error, what) from error
 
 
-def ask(request: dict[str, Any]) -> dict[str, Any]:
+def ask(request: dict[str, Any], what: str = "run") -> dict[str, Any]:
     """The one answer."""
-    for said in events(request):
+    for said in events(request, what=what):
         if "ok" in said:
             answer: dict[str, Any] = said["ok"]
             return answer
     raise InputError("the daemon said nothing")
 
 
-def _refused(error: AnswerError) -> InputError:
+def refused(error: AnswerError, what: str) -> InputError:
+    """What the daemon said no to, in one line."""
     said = error.said
     if error.kind == "unknown-name":
         names = ", ".join(said.get("names", ()))
-        there = f"there are {names}" if names else "nothing runs"
-        return InputError(f"no run is called {said.get('name')}: {there}")
+        there = f"there are {names}" if names else "nothing runs" if what == "run" else "there is none"
+        return NotThereError(f"no {what} is called {said.get('name')}: {there}")
     if error.kind == "invalid":
         return InputError(f"{said.get('field')}: {said.get('value')} is not allowed: {said.get('allowed')}")
     return InputError(str(error), code=_DENIED if error.kind == "denied" else 1)

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from aliquot.adapters.control import ControlError, NoDaemonError
 from aliquot.cli.granting import INTERRUPTED, NOT_EXECUTABLE, RunError, after_restart, say, until_granted
 from aliquot.cli.waiting import waiting
+from aliquot.model.environment import with_granted
 
 
 def become(granted: dict[str, Any], program: str, command: list[str]) -> NoReturn:
@@ -32,13 +33,7 @@ def environment_of(granted: dict[str, Any]) -> dict[str, str]:
     environment = dict(os.environ)
     if environment.get("LC_CTYPE") == "C.UTF-8" and not _was_given(b"LC_CTYPE="):
         del environment["LC_CTYPE"]  # Python set that for itself, in the C locale
-    for name, first in granted.get("front", {}).items():
-        there = environment.get(name, "")
-        if name == "LD_PRELOAD":  # a blank parts names there as a colon does
-            there = there.replace(" ", ":")
-        environment[name] = ":".join([*first, *(each for each in there.split(":") if each and each not in first)])
-    environment.update(granted.get("set", {}))
-    return environment
+    return with_granted(environment, fixed=granted.get("set", {}), front=granted.get("front", {}))
 
 
 def _was_given(start: bytes) -> bool:

@@ -46,6 +46,7 @@ def aliquot(node: str | None, detail: bool, output: str, pending: bool, kubectl:
     kubectl aliquot --pending     who waits, and why
     kubectl aliquot explain POD   every reason why a Pod does not fit
     kubectl aliquot doctor        what is wrong with the installation
+    kubectl aliquot dashboard     the same in a browser, live
     """
     seen = overview(kubectl)
     if node is not None and node not in [each.name for each in seen.nodes]:
@@ -81,6 +82,10 @@ def main() -> None:
         from aliquot.cli.doctor import doctor
 
         run_and_exit(doctor, "kubectl aliquot doctor", sys.argv[2:])
+    if first == ["dashboard"]:
+        from aliquot.cli.dashboard import dashboard
+
+        run_and_exit(dashboard, "kubectl aliquot dashboard", ["--cluster", *sys.argv[2:]])
     run_and_exit(aliquot, "kubectl aliquot")
 
 

@@ -82,9 +82,7 @@ class Kubectl:
                 check=False,
             )
         except FileNotFoundError as error:
-            raise KubectlError(
-                Trouble.NO_KUBECTL, f"{binary} is not there", "install kubectl, or name it in the environment: KUBECTL"
-            ) from error
+            raise _no_kubectl(binary) from error
         except OSError as error:
             raise KubectlError(Trouble.NO_KUBECTL, f"{binary}: {error.strerror or error}") from error
         except subprocess.TimeoutExpired as error:
@@ -96,6 +94,21 @@ class Kubectl:
         if done.returncode:
             raise _understood(done.stderr.decode(errors="replace"))
         return done.stdout
+
+    def spawn(self, *words: str) -> subprocess.Popen[str]:
+        """One that runs on. What it prints is for us to read, its errors go where ours go. Raises KubectlError."""
+        binary = os.environ.get("KUBECTL") or "kubectl"
+        try:
+            return subprocess.Popen(  # noqa: S603  # the user's own kubectl, with words and no shell
+                [binary, *words, *self.flags],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        except FileNotFoundError as error:
+            raise _no_kubectl(binary) from error
+        except OSError as error:
+            raise KubectlError(Trouble.NO_KUBECTL, f"{binary}: {error.strerror or error}") from error
 
     def get(self, path: str, **query: str) -> Any:
         """The object at this path of the API. Raises KubectlError."""
@@ -140,6 +153,12 @@ class Kubectl:
         """The one that kubectl would use by itself."""
         said = self.run("config", "view", "--minify", "--output", "jsonpath={..namespace}")
         return said.decode(errors="replace").strip() or "default"
+
+
+def _no_kubectl(binary: str) -> KubectlError:
+    return KubectlError(
+        Trouble.NO_KUBECTL, f"{binary} is not there", "install kubectl, or name it in the environment: KUBECTL"
+    )
 
 
 def _understood(said: str) -> KubectlError:

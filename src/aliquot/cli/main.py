@@ -18,17 +18,29 @@ import aliquot
 _INTERRUPTED = 130
 _NOBODY_READS = 141
 
+_COMPLETE = "_ALIQUOT_COMPLETE"  # as click names it
+
 
 # name, module and command, and one line of help
 COMMANDS = (
+    ("demo", "demo.command:demo", "The two-minute story: cards shared, measured, beside what was promised."),
     ("run", "run", "Run a command on a slice of a card."),
+    ("apply", "apply:apply", "Run the Pods of a manifest on this machine, as local processes."),
+    ("get", "get:get", "Show the Pods, workloads and nodes of this machine."),
+    (
+        "describe",
+        "describe:describe",
+        "Show all that is known of a Pod, a workload or a node, and why it is where it is.",
+    ),
+    ("delete", "delete:delete", "End Pods, and the workloads that make them."),
+    ("logs", "logs:logs", "Show the output of a Pod, or of a run that was started with --detach."),
     ("ps", "ps:ps", "Show who runs on the cards of this machine, and who waits."),
     ("top", "top:top", "Show what each card and each tenant does, over and over."),
     ("stop", "stop:stop", "End a run."),
-    ("logs", "stop:logs", "Show the output of a run that was started with --detach."),
     ("policy", "policy:policy", "See or change how tenants share the cards."),
     ("up", "up:up", "Start the daemon of this machine."),
     ("down", "up:down", "End the daemon."),
+    ("dashboard", "dashboard:dashboard", "Tell where the dashboard is, or open it."),
     ("burn", "burn:burn", "A sample workload: kernels that are a fixed amount of work."),
     ("scheduler", "scheduler:scheduler", "The scheduler extender of a Kubernetes cluster."),
     ("install-shim", "installshim:install_shim", "Install on this host the library that containers load."),
@@ -87,6 +99,11 @@ def cli() -> None:
 
 def main() -> None:
     """Entry point of `aliquot`."""
+    completing = os.environ.get(_COMPLETE)
+    if completing:  # a shell asks, with the words typed so far in its variables
+        from click.shell_completion import shell_complete
+
+        sys.exit(shell_complete(cli, {}, "aliquot", _COMPLETE, completing))
     run_and_exit(cli, "aliquot", sys.argv[1:] or ["--help"])
 
 

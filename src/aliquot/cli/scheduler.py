@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aliquot.cli.errors import InputError
+from aliquot.cli.listening import parse_listen
 from aliquot.placement import POLICY_NAMES
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from aliquot.services.webhook import WebhookSettings
 
 _DEFAULT_PORT = 12345
+_DEFAULT_DASHBOARD = 12346
 
 
 @click.command()
@@ -66,6 +68,16 @@ _DEFAULT_PORT = 12345
     default=None,
     help="Has containers read their environment from annotations, for runtimes without CDI  [default: off]",
 )
+@click.option(
+    "--dashboard",
+    metavar="[ADDRESS:]PORT",
+    help="Where people look at the cluster; 0: none  [default: 127.0.0.1:12346]",
+)
+@click.option(
+    "--dashboard-token-file",
+    type=click.Path(path_type=Path),
+    help="The token that is asked for where others reach --dashboard",
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning"]), help="[default: info]")
 def scheduler(**given: Any) -> None:
     """The scheduler extender of a Kubernetes cluster.
@@ -96,7 +108,9 @@ def scheduler(**given: Any) -> None:
     try:
         asyncio.run(Scheduler(server, settings).run())
     except OSError as error:
-        ports = f"{settings.port}" + (f" and {settings.webhook.port}" if settings.webhook else "")
+        more = [settings.webhook.port] if settings.webhook else []
+        more += [] if settings.dashboard.usual or not settings.dashboard.port else [settings.dashboard.port]
+        ports = " and ".join(map(str, [settings.port, *more]))
         raise InputError(
             f"cannot listen on {settings.bind_address}:{ports}: {error.strerror or error}; name another --port"
         ) from error
@@ -133,7 +147,7 @@ def _port_of_environment() -> int:
     return int(text)
 
 
-# What a file may say, and of which kind it must be: a port, or 0 too; one of some words; None: any text.
+# What a file may say, and of which kind it must be: a port, or 0 too; one of some words; a number or text; any text.
 _KINDS: dict[str, object] = {
     "priority": POLICY_NAMES,
     "port": int,
@@ -153,6 +167,8 @@ _KINDS: dict[str, object] = {
     "webhook_failure": ("ignore", "fail"),
     "scheduler_name": None,
     "env_by_annotation": bool,
+    "dashboard": str,
+    "dashboard_token_file": None,
     "log_level": ("debug", "info", "warning"),
 }
 
@@ -191,22 +207,30 @@ def _checked(path: Path, key: str, value: object, kind: object) -> object:
         raise InputError(f'{path}: {key}: "{value}" is not allowed: true or false')
     if kind is int and (isinstance(value, bool) or not isinstance(value, int) or not least <= value < 65536):
         raise InputError(f'{path}: {key}: "{value}" is not allowed: a number from {least} to 65535')
-    if kind is None and not isinstance(value, str):
+    if kind is str and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)  # a port without an address is a number in YAML
+    if kind in (None, str) and not isinstance(value, str):
         raise InputError(f'{path}: {key}: "{value}" is not allowed: text')
     return value
 
 
 def _settings(options: dict[str, Any]) -> Settings:
     from aliquot.dialects import MemoryUnit, QgpuRules
+    from aliquot.services.access import Listen
     from aliquot.services.scheduler import Settings
 
     unit = options.pop("memory_unit", "auto")
     rules = options.pop("rules", "seed")
     webhook = _webhook(options)
+    token_file = options.pop("dashboard_token_file", None)
+    where = parse_listen(
+        options.pop("dashboard", None), None if token_file is None else Path(token_file), option="--dashboard"
+    )
     return Settings(
         rules=QgpuRules(rules),
         memory_unit=None if unit == "auto" else MemoryUnit(unit),
         webhook=webhook,
+        dashboard=where or Listen("127.0.0.1", _DEFAULT_DASHBOARD, usual=True),
         **options,
     )
 

@@ -7,15 +7,15 @@ import sys
 from typing import TYPE_CHECKING
 
 from aliquot.adapters.home import Home
-from aliquot.cli.amounts import SIMULATE_ALLOWED, AmountError, parse_cards
+from aliquot.cli.amounts import SIMULATE_ALLOWED, AmountError, Cards, parse_cards
 from aliquot.cli.errors import InputError
 
 if TYPE_CHECKING:
     from aliquot.adapters.player import Playing
 
 
-def parse_simulation(text: str | None) -> tuple[int, int] | None:
-    """How many cards and how many MiB each; None where none are asked for. Raises InputError."""
+def parse_simulation(text: str | None) -> Cards | None:
+    """The cards; None where none are asked for. Raises InputError."""
     if text is None:
         return None
     try:
@@ -24,11 +24,11 @@ def parse_simulation(text: str | None) -> tuple[int, int] | None:
         raise InputError(f"--simulate: {text} is not allowed: {SIMULATE_ALLOWED}") from None
 
 
-def with_stand_ins(home: Home, spec: tuple[int, int]) -> Playing:
+def with_stand_ins(home: Home, spec: Cards) -> Playing:
     """The player; before that, once, ourselves again with the stand-ins in front of the driver's libraries."""
     from aliquot.adapters import player
 
-    playing = player.play(home, *spec)
+    playing = player.play(home, spec.cards, spec.memory_mib, nodes=spec.nodes)
     stand_ins = f"{player.preloadable(home)}/simgpu"
     preload = f"{stand_ins}/libsimrm.so"
     if os.environ.get(player.SIM_ENV) == playing.socket and os.environ.get("LD_PRELOAD") == preload:

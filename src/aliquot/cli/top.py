@@ -17,7 +17,7 @@ import click
 
 from aliquot.cli.amounts import duration, memory
 from aliquot.cli.asking import ask
-from aliquot.cli.ps import core
+from aliquot.cli.podviews import core, waiting_lines
 from aliquot.cli.tables import bar, printable, table
 from aliquot.cli.waiting import reason
 
@@ -25,6 +25,7 @@ _HEAD = ("NAME", "CLASS", "CORE", "SHARE", "", "MEMORY", "STATE", "LEVEL", "PREE
 _RIGHT = frozenset({2, 3, 8, 9})
 _REFUSED = "REFUSED"  # shown where there is any
 _BAR = 10
+_MANY = 4  # cards; with more, those that nobody is on are summed up
 
 
 @click.command()
@@ -72,8 +73,12 @@ def view(status: dict[str, Any]) -> str:
     if waits_for:
         lines.append(f"not ready: {waits_for}")
     refused = any(each["refused_allocations"] for tenant in status["tenants"] for each in tenant["cards"])
+    several = len({card.get("node") for card in status["cards"]}) > 1
+    empty = _empty(status) if len(status["cards"]) > _MANY else []
     for card in status["cards"]:
-        lines += ["", _card_line(card)]
+        if card in empty:
+            continue
+        lines += ["", _card_line(card, several)]
         rows = [
             (*_row(tenant, each), *([str(each["refused_allocations"])] if refused else []))
             for tenant in status["tenants"]
@@ -82,13 +87,45 @@ def view(status: dict[str, Any]) -> str:
         ]
         if rows:
             lines.append(table((*_HEAD, _REFUSED) if refused else _HEAD, rows, _RIGHT))
-    if status["queue"]:
-        lines.append("")
-        lines += [f"waiting {each['position']}: {each['name']}: {reason(each)}" for each in status["queue"]]
+    lines += ["", *_empty_lines(empty, several)] if empty else []
+    waiting = list(_waiting(status))
+    lines += ["", *waiting] if waiting else []
     if status["findings"]:
         lines.append("")
         lines += [_finding(each, status["cards"]) for each in status["findings"]]
     return "\n".join(lines)
+
+
+def _waiting(status: dict[str, Any]) -> Iterator[str]:
+    """Runs by their place in the queue; Pods, which stand in the same queue, tell theirs with the reason."""
+    pods = {pod["key"]: pod for pod in status.get("pods", ())}
+    for each in status["queue"]:
+        if each["name"] not in pods:
+            yield f"waiting {each['position']}: {each['name']}: {reason(each)}"
+    yield from waiting_lines(pod for pod in pods.values() if pod["phase"] == "Pending")
+
+
+def _empty(status: dict[str, Any]) -> list[dict[str, Any]]:
+    """The cards that nobody is on, and on which nothing happens."""
+    taken = {each["uuid"] for tenant in status["tenants"] for each in tenant["cards"]}
+    taken |= {each["uuid"] for each in status["findings"]}
+    return [
+        card
+        for card in status["cards"]
+        if card["uuid"] not in taken and card.get("healthy", True) and not card["utilisation"]
+    ]
+
+
+def _empty_lines(cards: list[dict[str, Any]], several: bool) -> Iterator[str]:
+    """Alike ones of a node in one line."""
+    alike: dict[tuple[str, str, int], list[str]] = {}
+    for card in cards:
+        node = f"{card['node']} " if several else ""
+        alike.setdefault((node, card["model"], card["memory_bytes"]), []).append(str(card["index"]))
+    for (node, model, size), numbers in alike.items():
+        of_each = " each" if len(numbers) > 1 else ""
+        which = f"card{'s' * bool(of_each)} {', '.join(numbers)}"
+        yield f"{node}{which}  {model}, {memory(size >> 20)}{of_each}, nobody on {'them' if of_each else 'it'}"
 
 
 def _finding(found: dict[str, Any], cards: list[dict[str, Any]]) -> str:
@@ -97,8 +134,10 @@ def _finding(found: dict[str, Any], cards: list[dict[str, Any]]) -> str:
     return f"found on {where}: {who}{found['text']}"
 
 
-def _card_line(card: dict[str, Any]) -> str:
-    words = [f"card {card['index']}  {card['model']}"]
+def _card_line(card: dict[str, Any], several: bool) -> str:
+    """`several`: there is more than one node, as on simulated ones."""
+    node = f"{card['node']} " if several else ""
+    words = [f"{node}card {card['index']}  {card['model']}"]
     if card["utilisation"] is not None:
         words.append(f"busy {card['utilisation']:.0%}")
     used, total = card["memory_used_bytes"], memory(card["memory_bytes"] >> 20)

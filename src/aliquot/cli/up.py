@@ -6,15 +6,20 @@ import logging
 import os
 import sys
 import time
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from aliquot.adapters.home import Home, HomeError, homes, own_home
-from aliquot.cli.amounts import duration, memory
+from aliquot.cli.amounts import Cards, duration, memory
 from aliquot.cli.asking import Duration, NoDaemonRunsError, ask
 from aliquot.cli.errors import InputError
+from aliquot.cli.listening import parse_listen
 from aliquot.cli.simulated import parse_simulation, with_stand_ins
+
+if TYPE_CHECKING:
+    from aliquot.services.access import Listen
 
 POLICY_CHOICES = ("best-effort", "fixed-share", "burst-share")
 NO_CARD = (
@@ -35,10 +40,20 @@ _LONGEST_DELAY = 60.0
 )
 @click.option("--simulate", metavar="SPEC", help="Simulated cards instead of real ones, as in 2x24GiB")
 @click.option(
-    "--metrics-port", type=click.IntRange(0, 65535), help="For Prometheus, on 127.0.0.1; 0: none  [default: 9478]"
+    "--listen",
+    metavar="[ADDRESS:]PORT",
+    help="The dashboard, and metrics for Prometheus; 0: none  [default: 127.0.0.1:9478]",
+)
+@click.option(
+    "--token-file", type=click.Path(path_type=Path), help="The token that is asked for where others reach --listen"
 )
 def up(
-    detach: bool, policy: str | None, release_delay: float | None, simulate: str | None, metrics_port: int | None
+    detach: bool,
+    policy: str | None,
+    release_delay: float | None,
+    simulate: str | None,
+    listen: str | None,
+    token_file: Path | None,
 ) -> None:
     """Start the daemon of this machine.
 
@@ -53,13 +68,14 @@ def up(
     if release_delay is not None:
         check_delay(release_delay)
     spec = parse_simulation(simulate)
+    where = parse_listen(listen, token_file, option="--listen")
     if detach:
-        _in_background(policy, release_delay, simulate, metrics_port)
+        _in_background(policy, release_delay, simulate, listen, token_file)
         return
     home = own_home()
     if home not in homes()[:1]:
         _none_for_the_machine(homes()[0])
-    _serve(home, policy, release_delay, spec, metrics_port)
+    _serve(home, policy, release_delay, spec, where)
 
 
 @click.command()
@@ -112,12 +128,20 @@ def _none_for_the_machine(machine: Home) -> None:
     raise InputError(f"the daemon of the machine runs already ({machine.run}): `aliquot ps` shows it")
 
 
-def _in_background(policy: str | None, delay: float | None, simulate: str | None, port: int | None) -> None:
+def _in_background(
+    policy: str | None, delay: float | None, simulate: str | None, listen: str | None, token_file: Path | None
+) -> None:
     from aliquot.adapters.control import ControlError, NoDaemonError, connect
     from aliquot.cli.starting import StartError, start
 
     arguments = []
-    for flag, value in (("--policy", policy), ("--simulate", simulate), ("--metrics-port", port)):
+    token = None if token_file is None else token_file.absolute()
+    for flag, value in (
+        ("--policy", policy),
+        ("--simulate", simulate),
+        ("--listen", listen),
+        ("--token-file", token),
+    ):
         arguments += [] if value is None else [flag, str(value)]
     arguments += [] if delay is None else ["--release-delay", f"{delay * 1000:g}ms"]
     try:
@@ -137,14 +161,14 @@ def _in_background(policy: str | None, delay: float | None, simulate: str | None
     cards = ", ".join(
         f"{each['index']}: {each['model']} {memory(each['memory_bytes'] >> 20)}" for each in status["cards"]
     )
-    listening = status["daemon"]["metrics_port"]
-    where = f"metrics on http://127.0.0.1:{listening}/metrics" if listening else "no metrics"
-    if not listening and port is None:
-        where += ": the usual port is taken (--metrics-port chooses another)"
+    url = status["daemon"]["dashboard"]
+    where = f"dashboard on {url}" if url else "no dashboard"
+    if not url and listen is None:
+        where += ": the usual port is taken (--listen chooses another)"
     click.echo(f"aliquot: ready: pid {status['daemon']['pid']}; cards {cards}; {where}", err=True)
 
 
-def _serve(home: Home, policy: str | None, delay: float | None, spec: tuple[int, int] | None, port: int | None) -> None:
+def _serve(home: Home, policy: str | None, delay: float | None, spec: Cards | None, where: Listen | None) -> None:
     from aliquot.adapters import player
     from aliquot.adapters.nvml import Nvml, NvmlError
     from aliquot.adapters.store import StoreError
@@ -157,7 +181,7 @@ def _serve(home: Home, policy: str | None, delay: float | None, spec: tuple[int,
     logging.basicConfig(level=logging.INFO, format=form, stream=sys.stderr)
     playing = player.playing(home)
     if spec is None and playing is not None:  # the home is simulated until `aliquot down`
-        spec = (playing.cards, playing.memory_mib)
+        spec = Cards(playing.cards, playing.memory_mib, playing.nodes)
     try:
         premises.make_home(home)
         os.close(premises.take_lock(home))  # whoever runs says so before anything else is tried
@@ -181,7 +205,8 @@ def _serve(home: Home, policy: str | None, delay: float | None, spec: tuple[int,
             policy=None if policy is None else Isolation(policy),
             release_delay=delay,
             simulated=None if playing is None else playing.spec,
-            metrics_port=port,
+            nodes=1 if playing is None else playing.nodes,
+            listen=where or local.USUAL,
         )
         local.run_daemon(setup)
     except NvmlError as error:

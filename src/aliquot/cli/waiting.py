@@ -19,12 +19,14 @@ def reason(standing: dict[str, Any]) -> str:
     refusals = [each for each in standing.get("refusals", ()) if each.get("card") is not None]
     if not refusals:
         return "no room"
-    cards: dict[int, list[dict[str, Any]]] = {}
+    cards: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for each in refusals:
-        cards.setdefault(each["card"], []).append(each)
-    card, lacks = min(cards.items(), key=lambda item: (len(item[1]), sum(_lacking(each) for each in item[1]), item[0]))
+        cards.setdefault((each.get("node", ""), each["card"]), []).append(each)
+    (node, card), lacks = min(
+        cards.items(), key=lambda item: (len(item[1]), sum(_lacking(each) for each in item[1]), item[0])
+    )
     others = len(cards) - 1
-    words = f"card {card} {' and '.join(_short(each) for each in lacks)}"
+    words = f"card {card}{f' of {node}' if node else ''} {' and '.join(_short(each) for each in lacks)}"
     return words + (f"; {others} other card{'s have' if others > 1 else ' has'} no room either" if others else "")
 
 

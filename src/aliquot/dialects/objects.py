@@ -162,6 +162,13 @@ class NodeObject(msgspec.Struct, gc=False):
     spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
     status: NodeStatus = msgspec.field(default_factory=NodeStatus)
 
+    @property
+    def closed(self) -> tuple[str, ...]:
+        """Why Kubernetes sends no Pods there, in a word each; empty: it does."""
+        ready = [each.status for each in self.status.conditions or () if each.type == "Ready"]
+        words = ("cordoned" if self.spec.unschedulable else "", "not ready" if ready not in ([], ["True"]) else "")
+        return tuple(word for word in words if word)
+
 
 class ConfigMapObject(msgspec.Struct, gc=False):
     """A ConfigMap."""

@@ -9,6 +9,7 @@
     workload.py  what kind of Pods come here, learned from those seen
     packing.py   fgd and dense: where least is spoiled for the Pods still to come
     potential.py what a node is still good for, as one number
+    waste.py     how much of what is free is of no use to the Pods seen
     prices.py    what each remainder of a card is worth, for dense
     choose.py    the best node for a claim, with scores kept per shape
     book.py      who holds what: assume, confirm, forget, expire

@@ -10,10 +10,11 @@ The board is changed only here, by `take` and `release` in pairs: what is booked
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from aliquot.model.claim import Claim
+from aliquot.model.claim import AppClass, Claim
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.grant import Grant
 from aliquot.model.node import LIMITED_SHARING
@@ -50,7 +51,9 @@ class Ledger:
 
     def __init__(self, board: Board) -> None:
         self.board = board
+        self.classes: Counter[AppClass] = Counter()  # how many that have cards are of each
         self._bookings: dict[str, Booking] = {}
+        self._by_node: dict[str, dict[str, Booking]] = {}
 
     def __len__(self) -> int:
         return len(self._bookings)
@@ -61,6 +64,10 @@ class Ledger:
     def get(self, uid: str) -> Booking | None:
         """The Pod's booking, if it has one."""
         return self._bookings.get(uid)
+
+    def on(self, node: str) -> Iterable[Booking]:
+        """Those of one node, in the order they came."""
+        return self._by_node.get(node, {}).values()
 
     def assume(self, claim: Claim, grant: Grant, deadline: float) -> Booking | list[Refusal]:
         """Hold the grant until the deadline. The Pod's present booking is answered when there is one."""
@@ -78,7 +85,7 @@ class Ledger:
         present = self._bookings.get(uid)
         booking = Booking(uid, node, occupant)
         if present is not None and present.node == node and present.occupant == occupant:
-            self._bookings[uid] = booking
+            self._bookings[uid] = self._by_node[node][uid] = booking
             return booking
         self.forget(uid)
         return self._enter(booking)
@@ -88,6 +95,12 @@ class Ledger:
         booking = self._bookings.pop(uid, None)
         if booking is None:
             return False
+        there = self._by_node[booking.node]
+        del there[uid]
+        if not there:
+            del self._by_node[booking.node]
+        if booking.occupant.usage:
+            self.classes[booking.occupant.app_class] -= 1
         self.board.release(booking.node, booking.occupant)
         return True
 
@@ -122,7 +135,9 @@ class Ledger:
 
     def _enter(self, booking: Booking) -> Booking:
         self.board.take(booking.node, booking.occupant)
-        self._bookings[booking.uid] = booking
+        self._bookings[booking.uid] = self._by_node.setdefault(booking.node, {})[booking.uid] = booking
+        if booking.occupant.usage:
+            self.classes[booking.occupant.app_class] += 1
         return booking
 
     def _no_room(self, node: str, occupant: Occupant, *, limited: bool) -> list[Refusal]:

@@ -59,6 +59,11 @@ class Potential:
         self._fragments: Floats = np.zeros(0)  # [row]: F, in weights
         self._stranded: Floats = np.zeros(0)  # [row]: the terms in S and X
 
+    def wasted(self) -> float:
+        """F over all rows, in milli-GPU."""
+        self._follow()
+        return float(self._fragments[: self._board.rows].sum()) / self._typical.total
+
     def growth_of_one(self, rows: Ints, before: Ints, after: Ints, cpu_milli: int) -> Floats:
         """For each option: the growth when one card of that row goes from `before` to `after` free milli."""
         self._follow()

@@ -7,7 +7,7 @@ The daemon of one machine:
 
 local.py       from first to last: what it joins, a quiet end
 premises.py    its home and its lock
-door.py        its loop: the control socket, the ends of processes, the metrics port
+door.py        its loop: the control socket, the ends of processes
 conversing.py  a daemon's side of the control socket, whichever daemon it is
 node.py        who runs, who waits, what is booked
 asks.py        what `aliquot run` asks for, from JSON to a claim
@@ -15,6 +15,14 @@ queue.py       who waits for room, and who is next
 status.py      how the machine stands, as one JSON object
 metrics.py     the same in Prometheus's words
 lookout.py     what NVML tells of the cards, once a second
+localpods.py   Pods on the machine: what was applied, whom that wants, who runs
+podcontrol.py  which Pods there should be: a function of what is wanted and what is there
+poddesk.py     what is asked about Pods on the control socket
+podplaces.py   from a Pod and what it was given to what its keeper is told
+podreports.py  what a Pod's keeper tells, into how the Pod stands
+podstatus.py   the Pods as JSON
+keeper.py      the process that runs the containers of one Pod
+course.py      what the containers of a Pod do next
 arbiterd.py    tenants' processes register; each card's loop holds them to their shares
 reception.py   who comes in at the tenants' doors, and what they say
 grouping.py    which cards a process's channel groups are on
@@ -43,6 +51,22 @@ serving.py     how we serve HTTP: quietly
 calls.py       how often each verb was called, and how long it took
 schedulermetrics.py  the scheduler in Prometheus's words
 overview.py    the cluster for people
+
+The dashboard of either:
+
+dashboard.py   from its socket to its end
+panel.py       its HTTP: the page, JSON and events
+access.py      who may look
+assets.py      the page's files
+hub.py         who looks, and what all of them are told
+history.py     the last ten minutes, and the last day
+picture.py     what is shown, whatever it is of
+machinepicture.py  one machine, live
+machinepods.py     its runs and Pods: what they got, why they wait
+timelines.py       who held its cards in the last minute
+clusterpicture.py  a cluster, as what changed
+clusterlayout.py   its nodes and cards in order, a byte for each card
+clusterdetails.py  one node, one Pod, and why
 
 The agent of a node of a Kubernetes cluster:
 

@@ -20,6 +20,7 @@ from aliquot.adapters import processes, tenantfolder
 from aliquot.adapters.nvml import Nvml
 from aliquot.adapters.page import SLOTS
 from aliquot.arbiter.roster import Member
+from aliquot.arbiter.timeline import Record
 from aliquot.model.device import Card
 from aliquot.model.tenant import Finding, Oddity, SharingRules, Standing, Tenant
 
@@ -131,6 +132,15 @@ class Arbiterd:
     def standings(self) -> list[Standing]:
         """Every tenant on every card."""
         return [standing for worker in self._workers.values() for standing in worker.standings()]
+
+    def keep_trace(self) -> None:
+        """Somebody draws who held the cards, and asks for `records` at least every few seconds. Before `start`."""
+        for worker in self._workers.values():
+            worker.keep_trace()
+
+    def records(self) -> dict[str, list[Record]]:
+        """By card, what was traced since the last time."""
+        return {uuid: worker.records() for uuid, worker in self._workers.items()}
 
     def findings(self) -> list[Finding]:
         """What should not be."""

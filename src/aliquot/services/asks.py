@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,17 +78,19 @@ def parse_ask(said: dict[str, Any]) -> Ask | Invalid:
     return Ask(words, name, app_class, core, memory, gpus, said.get("wait", True), said.get("detach", False))
 
 
-def never_fits(ask: Ask, cards: tuple[Card, ...]) -> Invalid | None:
-    """What of it this machine could not give even if it were empty."""
-    if ask.gpus > len(cards):
-        return Invalid("gpus", ask.gpus, f"at most {len(cards)}: this machine has no more")
-    sizes = sorted((card.memory_mib for card in cards), reverse=True)
-    if ask.memory_mib is not None and ask.memory_mib > sizes[0]:
-        return Invalid("memory", mib(ask.memory_mib), f"at most {mib(sizes[0])}: the largest card here")
-    if ask.memory_mib is not None and ask.memory_mib > sizes[ask.gpus - 1]:
-        enough = sum(size >= ask.memory_mib for size in sizes)
+def never_fits(ask: Ask, nodes: Sequence[Sequence[Card]]) -> Invalid | None:
+    """What of it this machine could not give even if it were empty. All cards of a run are of one node."""
+    most = max(map(len, nodes))
+    if ask.gpus > most:
+        where = "this machine has" if len(nodes) == 1 else "a node here has"
+        return Invalid("gpus", ask.gpus, f"at most {most}: {where} no more")
+    sizes = [card.memory_mib for cards in nodes for card in cards]
+    if ask.memory_mib is not None and ask.memory_mib > max(sizes):
+        return Invalid("memory", mib(ask.memory_mib), f"at most {mib(max(sizes))}: the largest card here")
+    enough = max(sum(card.memory_mib >= (ask.memory_mib or 0) for card in cards) for cards in nodes)
+    if ask.gpus > enough:
         return Invalid(
-            "gpus", ask.gpus, f"at most {enough} with --memory {mib(ask.memory_mib)}: so many cards have that"
+            "gpus", ask.gpus, f"at most {enough} with --memory {mib(ask.memory_mib or 0)}: so many cards have that"
         )
     return None
 

@@ -12,6 +12,7 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +23,8 @@ from aliquot.arbiter.account import Shares, divide
 from aliquot.arbiter.card import CardArbiter
 from aliquot.arbiter.orders import Arm, Order, Pause, Resume, SetSlice
 from aliquot.arbiter.roster import Member, Reading
+from aliquot.arbiter.timeline import MOST_RECORDS, Came, Left, Record
+from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Finding, Level, Oddity, SharingRules, Standing, State
 
 BEAT = 0.1  # a heartbeat at least this often: tenants undo a pause themselves after ALQ_STALE_NS without one
@@ -111,6 +114,7 @@ class CardWorker:
         self.uuid = uuid
         self.arbiter = CardArbiter(rules)
         self.findings: dict[tuple[int, Oddity], Finding] = {}  # by process and kind
+        self._trace: deque[Record] | None = None  # for whoever draws who held the card
         self._inbox: queue.SimpleQueue[Callable[[float], None] | None] = queue.SimpleQueue()
         self._rung: set[str] = set()  # whose wake is in the inbox
         self._seats: dict[str, Seat] = {}
@@ -162,6 +166,19 @@ class CardWorker:
         if name not in self._rung:
             self._rung.add(name)
             self._inbox.put(lambda now: self._wake(name, now))
+
+    def keep_trace(self) -> None:
+        """From now on; before `start`."""
+        self._trace = deque(maxlen=MOST_RECORDS)
+
+    def records(self) -> list[Record]:
+        """What was traced since the last time."""
+        found: list[Record] = []
+        while self._trace:
+            found.append(self._trace.popleft())
+        while self._trace is not None and self.arbiter.takings:
+            found.append(self.arbiter.takings.popleft())
+        return found
 
     def standings(self) -> tuple[Standing, ...]:
         """As of the last round."""
@@ -243,7 +260,10 @@ class CardWorker:
             seat.last = use
             if seat.level is Level.HARDWARE and not use.paused and self.arbiter.paused(name):
                 self._went_on(seat, now)
-        self._shares.add(self._read_at, now, divide(busy, *self.arbiter.weights()))
+        parts = divide(busy, *self.arbiter.weights())
+        self._shares.add(self._read_at, now, parts)
+        if self._trace is not None:
+            self._trace.append((self._read_at, now, parts, self.arbiter.held))
         self._read_at = now
         self.arbiter.read(readings, now)
 
@@ -290,6 +310,7 @@ class CardWorker:
             seat.joined = now
         seat.checks = [now + after for after in _CHECKS]
         self._seats[seat.name] = seat
+        self._trace_coming(seat)
         use = seat.page.use(seat.slot, seat.card)
         paused = bool(use.paused or use.gate)
         self.arbiter.join(seat.name, seat.tenant, now=now, preemptible=seat.level is Level.HARDWARE, paused=paused)
@@ -301,7 +322,15 @@ class CardWorker:
             self._count_pause(seat, time.monotonic())
             seat.close()
             self._findings_end(seat.pid)
+            if self._trace is not None:
+                self._trace.append(Left(name))
         self.arbiter.leave(name)
+
+    def _trace_coming(self, seat: Seat) -> None:
+        if self._trace is not None:
+            tally = self._tallies.get(seat.tenant)
+            offline = tally is not None and tally.member.app_class is AppClass.OFFLINE
+            self._trace.append(Came(seat.name, seat.tenant, offline))
 
     # --- orders ------------------------------------------------------------------------------------------------
 

@@ -53,6 +53,7 @@ class Pending:
     claim: Claim | tuple[Invalid, ...]
     refused: bool  # kube-scheduler has tried and found no node
     scheduler: str
+    created: str | None = None  # as the API server writes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class Cluster:
     held: dict[str, Placed] = field(default_factory=dict)  # kept before anything was sent: may be dropped at any time
     placed: dict[str, Placed] = field(default_factory=dict)
     unusable: dict[str, tuple[Invalid, ...]] = field(default_factory=dict)  # nodes that break a rule, by name
+    closed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # nodes that Kubernetes keeps Pods from, and why
     sick: dict[str, frozenset[int]] = field(default_factory=dict)  # cards that a ConfigMap takes out, by node
     seen: dict[str, str] = field(default_factory=dict)  # key -> uid of every Pod there is
     priorities: dict[str, int] = field(default_factory=dict)  # of Pods on nodes; most have 0, which is left out
@@ -125,6 +127,9 @@ class Cluster:
     def set_node(self, node: NodeObject) -> None:
         """A node is there, or has changed."""
         name = node.metadata.name
+        self.closed.pop(name, None)
+        if node.closed:
+            self.closed[name] = node.closed
         told = self._node_reader.read(node)
         if not isinstance(told, Node):
             self.unusable[name] = told
@@ -157,6 +162,7 @@ class Cluster:
     def drop_node(self, name: str) -> None:
         """A node is gone; what runs there stays booked until its Pods are gone too."""
         self.unusable.pop(name, None)
+        self.closed.pop(name, None)
         self._told.pop(name, None)
         self.board.drop_node(name)
 
@@ -247,7 +253,8 @@ class Cluster:
             return
         if uid not in self.pending and isinstance(claim, Claim):
             self.chooser.observe(claim)
-        self.pending[uid] = Pending(key, uid, claim, pod.refused, pod.spec.scheduler_name or "default-scheduler")
+        scheduler = pod.spec.scheduler_name or "default-scheduler"
+        self.pending[uid] = Pending(key, uid, claim, pod.refused, scheduler, pod.metadata.creation_timestamp)
 
     def _set_bound(self, pod: PodObject, uid: str, name: str) -> None:
         self.pending.pop(uid, None)

@@ -1,4 +1,4 @@
-"""The daemon's loop: the control socket, the ends of processes, the metrics port. Joins; decides nothing.
+"""The daemon's loop: the control socket, the ends of processes. Joins; decides nothing.
 
 A request is one line of JSON of bounded size on its own connection (adapters/control.py has the other side). Whoever
 asks is known from the socket. Errors are answers:
@@ -30,11 +30,12 @@ from aliquot.model.refusal import Invalid
 from aliquot.model.tenancy import Tenancy
 
 from .asks import parse_ask
-from .conversing import FIRST_WORDS, Caller, RefusedError, caller_of, hang_up, invalid, request_of
+from .conversing import Caller, RefusedError, caller_of, hang_up, invalid, request_of
 from .conversing import say as say_to
+from .localpods import LocalPods
 from .lookout import Lookout
-from .metrics import CONTENT_TYPE, exposition
 from .node import LocalNode
+from .poddesk import PodDesk
 from .queue import Waiting
 from .status import status
 
@@ -50,8 +51,10 @@ Say = Callable[[dict[str, Any]], None]
 class Door:
     """See the head of the file."""
 
-    def __init__(self, node: LocalNode, lookout: Lookout, about: dict[str, Any]) -> None:
+    def __init__(self, node: LocalNode, lookout: Lookout, about: dict[str, Any], pods: LocalPods) -> None:
         self.node = node
+        self.pods = pods
+        self._desk = PodDesk(pods)
         self.about = about
         self._lookout = lookout
         self._stopping = asyncio.Event()
@@ -64,22 +67,20 @@ class Door:
             "stop": self._stop,
             "logs": self._logs,
             "down": self._down,
+            **self._desk.operations,
         }
 
-    async def serve(self, listener: socket.socket, metrics: socket.socket | None, ready: Callable[[], None]) -> None:
+    async def serve(self, listener: socket.socket, ready: Callable[[], None]) -> None:
         """Until SIGTERM, SIGINT or `down`."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
-        servers = [await asyncio.start_unix_server(self._connected, sock=listener, limit=LONGEST)]
-        if metrics is not None:
-            servers.append(await asyncio.start_server(self._scraped, sock=metrics, limit=LONGEST))
+        server = await asyncio.start_unix_server(self._connected, sock=listener, limit=LONGEST)
         sweeping = asyncio.create_task(self._sweep())
         ready()
         await self._stopping.wait()
         sweeping.cancel()
-        for server in servers:
-            server.close()
+        server.close()
         for entry in list(self.node.queue) if self._for_good else ():
             entry.tell({"error": {"kind": "stopped", "text": "the daemon was ended by `aliquot down`"}})
             self.node.queue.remove(entry)
@@ -90,6 +91,7 @@ class Door:
             await asyncio.sleep(_SWEEP)
             if self.node.has_orphans:
                 self.node.sweep(time.time())
+            self.pods.tick(time.time())
 
     # --- one connection ----------------------------------------------------------------------------------------
 
@@ -104,6 +106,12 @@ class Door:
             request = await request_of(reader)
             if request.get("op") == "run":
                 await self._run(request, caller, reader, say)
+            elif request.get("op") == "keep":
+                self._connections[caller.uid] -= 1  # there are as many as Pods, which are counted already
+                try:
+                    await self._desk.keep(request, caller, reader, say)
+                finally:
+                    self._connections[caller.uid] += 1
             else:
                 operation = self._operations.get(str(request.get("op")))
                 if operation is None:
@@ -163,7 +171,7 @@ class Door:
 
     def status(self) -> dict[str, Any]:
         """All there is to see."""
-        return {"daemon": self.about, **status(self.node, self._lookout.seen, time.time())}
+        return {"daemon": self.about, **status(self.node, self._lookout.seen, time.time(), self.pods)}
 
     async def _policy(self, request: dict[str, Any], caller: Caller, _say: Say) -> dict[str, Any]:
         rules = self.node.rules
@@ -188,6 +196,9 @@ class Door:
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= 86400:
             raise invalid(Invalid("timeout", timeout, "0 to 24h"))
         found = self.node.find(request.get("name"))
+        name = found.name if isinstance(found, Waiting) else found.tenant.name
+        if any(each.key == name for each in self.pods.pods.values()):
+            raise RefusedError("failed", text=f"{name} is a Pod: `aliquot delete pod` ends it")
         if isinstance(found, Waiting):
             self._owner_only(caller, f"stop {found.name}", found.uid)
             found.tell({"error": {"kind": "stopped", "text": "taken out of the queue by `aliquot stop`"}})
@@ -233,6 +244,8 @@ class Door:
     async def _down(self, _request: dict[str, Any], caller: Caller, _say: Say) -> dict[str, Any]:
         self._owner_only(caller, "end the daemon")
         self._for_good = True
+        if self.about["simulated"] is not None:
+            self.pods.suspend()
         asyncio.get_running_loop().call_later(0.05, self._stopping.set)
         names = sorted(each.tenant.name for each in self.node.tenancies.values())
         return {"pid": os.getpid(), "tenants": names, "waiting": [entry.name for entry in self.node.queue]}
@@ -241,27 +254,6 @@ class Door:
         if caller.uid not in (0, os.geteuid(), *also):
             owner = also[0] if also else os.geteuid()
             raise RefusedError("denied", text=f"only root{f' and user {owner}' if owner else ''} may {what}")
-
-    # --- metrics -----------------------------------------------------------------------------------------------
-
-    async def _scraped(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            asked = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), FIRST_WORDS)
-            method, path, *_ = asked.split(b" ", 2)
-            if method not in (b"GET", b"HEAD") or path.partition(b"?")[0] != b"/metrics":
-                code, body = "404 Not Found", b"only GET /metrics\n"
-            else:
-                code, body = "200 OK", exposition(self.status())
-            answer = (
-                f"HTTP/1.1 {code}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\nConnection: close"
-            )
-            writer.write(answer.encode() + b"\r\n\r\n" + (b"" if method == b"HEAD" else body))
-        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, ConnectionError):
-            pass  # not HTTP, or nobody there any more
-        except Exception:
-            _LOG.exception("a scrape went wrong")
-        finally:
-            await hang_up(writer)
 
 
 def watch(node: LocalNode, tenancy: Tenancy) -> None:

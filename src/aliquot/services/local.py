@@ -7,35 +7,45 @@ ends, leaves its tenants running: the next one takes them up again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import resource
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from aliquot.adapters.home import TENANT_VARIABLE, Home
+from aliquot.adapters.keepers import Keepers
 from aliquot.adapters.store import Store
+from aliquot.arbiter.timeline import Record
 from aliquot.model.device import Card
 from aliquot.model.node import Isolation
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import SharingRules
+from aliquot.placement.waste import Waste
 
+from .access import Access, Listen
 from .conversing import about, listen, unlink
+from .dashboard import show, take_place
 from .door import Door, watch
+from .localpods import LocalPods
 from .lookout import Lookout
+from .machinepicture import MachinePicture
 from .node import Arbiter, LocalNode
 from .premises import UpError, make_home, take_lock
 
-METRICS_PORT = 9478
+USUAL = Listen("127.0.0.1", 9478, usual=True)
 _LOG = logging.getLogger("aliquot")
 
 
 class Arbiterd(Arbiter, Protocol):
     """With its threads."""
 
+    def keep_trace(self) -> None: ...
+    def records(self) -> Mapping[str, Iterable[Record]]: ...
     def start(self) -> None: ...
     def stop(self) -> None: ...
 
@@ -56,7 +66,8 @@ class Setup:
     policy: Isolation | None = None
     release_delay: float | None = None
     simulated: str | None = None  # the cards, as the command line writes them
-    metrics_port: int | None = None
+    nodes: int = 1  # over which the cards are dealt out
+    listen: Listen = USUAL  # for the dashboard
 
 
 def run_daemon(setup: Setup) -> None:
@@ -91,23 +102,40 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
         arbiter=arbiter,
         watch=lambda tenancy: watch(node, tenancy),
         environment=lambda tenancy, folder: _environment(setup, tenancy, folder),
+        names=_names(setup.nodes),
+    )
+    pods = LocalPods(
+        node, store.objects, Keepers(home.control), lambda tenancy, folder: _environment(setup, tenancy, folder)
     )
     node.configure(_wished(node.rules, setup.policy, setup.release_delay))
-    metrics = _metrics_socket(setup.metrics_port)
-    port = metrics.getsockname()[1] if metrics else None
+    listening = _listening(setup.listen)
+    url = listening[1].url if listening else None
     lookout = Lookout(cards, setup.nvml)
-    told = about(os.getpid(), time.time(), home=home.run, simulated=simulated, metrics_port=port)
-    door = Door(node, lookout, told)
+    told = about(os.getpid(), time.time(), home=home.run, simulated=simulated, dashboard=url)
+    door = Door(node, lookout, told, pods)
     lookout.start()
+    if listening:
+        arbiter.keep_trace()
     arbiter.start()
+    showing: asyncio.Task[None] | None = None
     try:
         node.restore()
+        pods.restore(rebooted=node.rebooted)
         listener = listen(home.control)
-        await door.serve(listener, metrics, lambda: setup.say(_ready(node, simulated, port)))
+        if listening:
+            picture = MachinePicture(door.status, Waste(node.ledger.board), arbiter.records)
+            showing = asyncio.create_task(show(picture, *listening))
+        await door.serve(listener, lambda: setup.say(_ready(node, simulated, url)))
     finally:
+        await _ended(showing)
         arbiter.stop()
         lookout.stop()
         unlink(home.control)
+
+
+def _names(count: int) -> tuple[str, ...]:
+    """One node is the machine; several can only be simulated."""
+    return (socket.gethostname(),) if count == 1 else tuple(f"node-{at}" for at in range(count))
 
 
 def _environment(setup: Setup, tenancy: Tenancy, folder: str) -> dict[str, Any]:
@@ -129,26 +157,24 @@ def _wished(rules: SharingRules, policy: Isolation | None, delay: float | None) 
     return rules if delay is None else replace(rules, release_delay=delay)
 
 
-def _metrics_socket(port: int | None) -> socket.socket | None:
-    """None: the usual port, and none at all where that is taken. 0: off."""
-    if port == 0:
-        return None
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def _listening(wished: Listen) -> tuple[socket.socket, Access] | None:
     try:
-        listener.bind(("127.0.0.1", METRICS_PORT if port is None else port))
+        return take_place(wished, "--listen")
     except OSError as error:
-        listener.close()
-        if port is not None:
-            raise UpError(f"--metrics-port: {port}: {error.strerror}") from error
-        _LOG.warning("no metrics: port %d: %s; --metrics-port chooses another", METRICS_PORT, error.strerror)
-        return None
-    listener.listen(16)
-    return listener
+        raise UpError(f"--listen: {wished.address}:{wished.port}: {error.strerror}") from error
 
 
-def _ready(node: LocalNode, simulated: str | None, port: int | None) -> str:
-    cards = ", ".join(f"{card.index}: {card.model} {card.memory_mib / 1024:.0f} GiB" for card in node.cards)
+async def _ended(showing: asyncio.Task[None] | None) -> None:
+    if showing is not None:
+        showing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await showing
+
+
+def _ready(node: LocalNode, simulated: str | None, url: str | None) -> str:
+    cards = ", ".join(f"{card.index}: {card.model} {card.memory_mib / 1024:.0f} GiB" for card in node.nodes[0].cards)
+    if len(node.nodes) > 1:
+        cards = f"{len(node.nodes)} nodes with {cards}"
     count = len(node.cards)
     words = [
         f"ready: {count} {'simulated ' if simulated else ''}card{'s' * (count > 1)} ({cards})",
@@ -156,6 +182,6 @@ def _ready(node: LocalNode, simulated: str | None, port: int | None) -> str:
     ]
     if node.tenancies:
         words.append(f"{len(node.tenancies)} running tenant{'s' * (len(node.tenancies) > 1)} taken up again")
-    if port:
-        words.append(f"metrics on http://127.0.0.1:{port}/metrics")
+    if url:
+        words.append(f"dashboard on {url}")
     return "; ".join(words)

@@ -1,6 +1,6 @@
 """The daemon of one machine, without its loop: who runs, who waits, what is booked. One thread, no clock of its own.
 
-    submit    a run asks for room: it starts, waits, or is refused
+    submit    a run asks for room, or a Pod: it starts, waits, or is refused
     leave     it waits no longer
     ended     the first process of a tenant is gone
     sweep     those whose first process is gone, but not yet all the others
@@ -24,9 +24,11 @@ from aliquot.adapters import processes
 from aliquot.adapters.home import TENANT_VARIABLE, Home
 from aliquot.adapters.page import PageError
 from aliquot.adapters.store import Store, StoreError
+from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import Isolation, Node, Offer
+from aliquot.model.podtenancy import shares_of
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenancy import Tenancy, allotments_of
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
@@ -37,9 +39,9 @@ from aliquot.placement.choose import POLICIES, Chooser
 from .asks import Ask, never_fits, readable_name
 from .conversing import Caller, RefusedError, invalid
 from .queue import Queue, Waiting
+from .reasons import one_sentence
 
 _LOG = logging.getLogger("aliquot.node")
-_MACHINE = "here"  # the one row of the board
 
 
 class Arbiter(Protocol):
@@ -51,6 +53,13 @@ class Arbiter(Protocol):
     def standings(self) -> list[Standing]: ...
     def findings(self) -> list[Finding]: ...
     def alive(self, tenant_id: str) -> bool: ...
+
+
+class Pod(Protocol):
+    """One that waits for room: it hears what happens, and where it may go."""
+
+    def tell(self, said: dict[str, Any]) -> None: ...
+    def seated(self, tenancy: Tenancy, grant: Grant) -> None: ...
 
 
 class LocalNode:
@@ -65,8 +74,10 @@ class LocalNode:
         arbiter: Arbiter,
         watch: Callable[[Tenancy], None],
         environment: Callable[[Tenancy, str], dict[str, Any]],
+        names: Sequence[str] = ("here",),
     ) -> None:
-        self.cards = tuple(cards)
+        self.nodes = _nodes(cards, names)
+        self.cards = tuple(card for node in self.nodes for card in node.cards)  # numbered within their node
         self.home = home
         self.store = store
         self.arbiter = arbiter
@@ -75,11 +86,14 @@ class LocalNode:
         self._environment = environment  # what its processes need in their environment
         self._orphans: dict[str, dict[int, int]] = {}  # tenants without a root: the processes seen last
         board = Board()
-        board.set_node(Node(_MACHINE, self.cards, frozenset({Offer.ANY})))
+        for node in self.nodes:
+            board.set_node(node)
         self.ledger = Ledger(board)
-        chooser = Chooser(board, POLICIES["binpack"]())
-        self.queue = Queue(self.ledger, chooser)
+        self.chooser = Chooser(board, POLICIES["binpack"]())
+        self.queue = Queue(self.ledger, self.chooser)
+        self._places = {card.uuid: (node.name, card.index) for node in self.nodes for card in node.cards}
         self.rules = self._kept_rules()
+        self.rebooted = False  # since the last daemon; `restore` finds out
 
     # --- settings ----------------------------------------------------------------------------------------------
 
@@ -102,6 +116,7 @@ class LocalNode:
     def restore(self) -> None:
         """Take up again whoever lives; forget the rest."""
         same_boot = self.store.setting("boot") in (None, processes.boot_id())
+        self.rebooted = not same_boot
         for tenancy in self.store.tenancies():
             if same_boot and self._lives(tenancy):
                 self._take_up(tenancy)
@@ -127,14 +142,13 @@ class LocalNode:
         return True
 
     def _take_up(self, tenancy: Tenancy) -> None:
-        index = {card.uuid: card.index for card in self.cards}
-        shares = tuple(replace(share, card=index.get(share.uuid, share.card)) for share in tenancy.shares)
-        gone = [share.uuid for share in shares if share.uuid not in index]
+        gone = [share.uuid for share in tenancy.shares if share.uuid not in self._places]
         if gone:
             _LOG.warning("%s runs on cards that are not there any more: %s", tenancy.tenant.name, ", ".join(gone))
-            shares = tuple(share for share in shares if share.uuid in index)
-        tenancy = replace(tenancy, shares=shares)
-        self.ledger.confirm(tenancy.tenant.id, _MACHINE, _occupant(tenancy))
+        here = [(share, *self._places[share.uuid]) for share in tenancy.shares if share.uuid in self._places]
+        tenancy = replace(tenancy, shares=tuple(replace(share, card=index) for share, _, index in here))
+        node = here[0][1] if here else self.nodes[0].name
+        self.ledger.confirm(tenancy.tenant.id, node, _occupant(tenancy))
         self._adopt(tenancy.tenant)
         self.tenancies[tenancy.tenant.id] = tenancy
         self._watch(tenancy)
@@ -152,14 +166,10 @@ class LocalNode:
 
     def submit(self, ask: Ask, caller: Caller, now: float, tell: Callable[[dict[str, Any]], None]) -> Waiting:
         """Ask for room. What becomes of it is told; raises RefusedError when it cannot even wait."""
-        broken = never_fits(ask, self.cards)
+        broken = never_fits(ask, [node.cards for node in self.nodes])
         if broken is not None:
             raise invalid(broken)
-        self._may_run(caller)
-        started = processes.start_time(caller.pid)
-        if started is None or processes.uid_of(caller.pid) != caller.uid:
-            raise RefusedError("denied", text="the process that asked is gone")
-        self._forget_earlier(caller.pid, started)
+        started = self._started(caller)
         name = self._name(ask)
         entry = Waiting(
             ask.claim(self._new_id(), name), ask, caller.pid, caller.uid, caller.gid, started, now, tell,
@@ -173,6 +183,38 @@ class LocalNode:
             raise RefusedError("busy", **standing)  # nobody else need hear that it was there
         self._tell()
         return entry
+
+    def submit_pod(self, claim: Claim, ask: Ask, caller: Caller, since: float, now: float, pod: Pod) -> Waiting:
+        """The same for a Pod, by the process that keeps it. It waits as long as it takes."""
+        entry = Waiting(
+            claim, ask, caller.pid, caller.uid, caller.gid, self._started(caller), since, pod.tell, seated=pod.seated
+        )
+        self.queue.add(entry)
+        self.advance(now)
+        return entry
+
+    def _started(self, caller: Caller) -> int:
+        """When the process that asks was started; whatever it was promised before, it never heard of."""
+        self.may_run(caller)
+        started = processes.start_time(caller.pid)
+        if started is None or processes.uid_of(caller.pid) != caller.uid:
+            raise RefusedError("denied", text="the process that asked is gone")
+        self._forget_earlier(caller.pid, started)
+        return started
+
+    def why_never(self, claim: Claim) -> str | None:
+        """Why the machine could not give it even if it were empty; None where it could."""
+        board = Board()
+        for node in self.nodes:
+            board.set_node(node)
+        chooser = Chooser(board, POLICIES["binpack"]())
+        if chooser.choose(claim) is not None:
+            return None
+        return one_sentence(chooser.refusals(claim), claim, len(self.nodes))
+
+    def node_of(self, tenancy: Tenancy) -> str | None:
+        """Where its cards are."""
+        return next((self._places[share.uuid][0] for share in tenancy.shares if share.uuid in self._places), None)
 
     def leave(self, entry: Waiting, now: float) -> None:
         """It waits no longer: its process went away, or was taken out."""
@@ -197,7 +239,7 @@ class LocalNode:
                 entry.tell({"event": {"waiting": standing, "log": entry.log}})
 
     def _admit(self, entry: Waiting, grant: Grant, now: float) -> None:
-        shares = grant.containers[0].shares
+        shares = shares_of(grant, {})
         tenant = Tenant(entry.id, entry.name, entry.claim.app_class, allotments_of(shares), entry.uid, entry.pid)
         tenancy = Tenancy(tenant, shares, entry.started, entry.ask.command, now, entry.log)
         folder = self.directory(entry.id)
@@ -213,12 +255,15 @@ class LocalNode:
             entry.tell({"error": {"kind": "failed", "text": f"the daemon could not prepare the run: {error}"}})
             return
         self._watch(tenancy)
+        if entry.seated is not None:
+            entry.seated(tenancy, grant)
+            return
         cards = [{"index": share.card, "uuid": share.uuid} for share in shares]
         entry.tell(
             {"ok": {"name": entry.name, "cards": cards, "log": entry.log} | self._environment(tenancy, str(folder))}
         )
 
-    def _may_run(self, caller: Caller) -> None:
+    def may_run(self, caller: Caller) -> None:
         """A daemon that is not root's can give a folder to nobody but its owner."""
         if os.geteuid() not in (0, caller.uid):
             raise RefusedError("denied", text=f"this daemon belongs to user {os.geteuid()}, and serves only them")
@@ -326,6 +371,19 @@ class LocalNode:
         if isinstance(name, str) and name in names:
             return names[name]
         raise RefusedError("unknown-name", name=str(name)[:80], names=sorted(names))
+
+
+def _nodes(cards: Sequence[Card], names: Sequence[str]) -> tuple[Node, ...]:
+    """The cards dealt out evenly, in order. A machine is not labelled: it offers every way of use there is."""
+    each = len(cards) // len(names)
+    return tuple(
+        Node(
+            name,
+            tuple(replace(card, index=at) for at, card in enumerate(cards[first : first + each])),
+            frozenset(Offer),
+        )
+        for name, first in zip(names, range(0, len(cards), each), strict=True)
+    )
 
 
 def _occupant(tenancy: Tenancy) -> Occupant:

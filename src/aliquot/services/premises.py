@@ -22,7 +22,7 @@ class UpError(Exception):
 def make_home(home: Home) -> None:
     """Its folders. Others may pass through to their own tenants' folders, and read nothing else."""
     home.check()
-    for folder in (home.run, home.state, home.tenants, home.logs):
+    for folder in (home.run, home.state, home.tenants, home.logs, home.pod_logs):
         make_folder(folder, 0o755)
 
 

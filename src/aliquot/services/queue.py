@@ -8,15 +8,17 @@ waits for a tenant that never leaves waits as long; nobody can know.)
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from aliquot.model.claim import Claim
+from aliquot.model.claim import Claim, Slice
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.grant import Grant
+from aliquot.model.tenancy import Tenancy
 from aliquot.placement.board import Board
 from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import Chooser
@@ -39,6 +41,7 @@ class Waiting:
     tell: Callable[[dict[str, Any]], None]
     log: str | None = None
     told: dict[str, Any] | None = field(default=None)
+    seated: Callable[[Tenancy, Grant], None] | None = None  # of a Pod: it hears this instead of an answer
 
     @property
     def id(self) -> str:
@@ -66,8 +69,8 @@ class Queue:
         return iter(self._waiting)
 
     def add(self, entry: Waiting) -> None:
-        """To the end of it."""
-        self._waiting.append(entry)
+        """Behind those who waited before it: one that asks again after a restart gets its place back."""
+        insort(self._waiting, entry, key=lambda each: each.since)
 
     def remove(self, entry: Waiting) -> bool:
         """It waits no longer. False when it did not."""
@@ -120,32 +123,47 @@ class Queue:
         return next(standing for each, standing in self.standings() if each is entry)
 
     def _lacks(self, claim: Claim) -> list[dict[str, Any]]:
+        several = len(self._ledger.board.row_of) > 1  # then a card's number alone says too little
         return [
             {"card": each.card, "reason": each.reason.value, "wanted": each.wanted, "had": each.had}
+            | ({"node": each.node} if several else {})
             for each in self._chooser.refusals(claim)
         ]
 
     def _target(self, claim: Claim) -> Grant:
         """The cards that are nearest to having room for it: what it will probably get."""
         board = self._ledger.board
-        part = claim.containers[0]
-        slots = sorted(
-            (card.index for node in board.nodes if node is not None for card in node.cards),
-            key=lambda slot: _lacking(board, slot, claim),
-        )
-        return grant_on(board, 0, claim, [slots[: part.count]])
+        rows = [row for row, node in enumerate(board.nodes) if node is not None and node.cards]
+        return min((_nearest(board, row, claim) for row in rows), key=lambda found: found[0])[1]
 
 
-def _lacking(board: Board, slot: int, claim: Claim) -> tuple[bool, float]:
-    """How far the card is from having room for one slice of the claim; those that never have come last."""
-    part, size = claim.containers[0].slice, int(board.memory[0, slot])
+def _nearest(board: Board, row: int, claim: Claim) -> tuple[tuple[int, float], Grant]:
+    """How far the node is from having room for the claim, and the cards of it that are nearest."""
+    node = board.nodes[row]
+    slots = [card.index for card in node.cards] if node is not None else []
+    chosen: list[list[int]] = []
+    never, lacks = 0, 0.0
+    for part in claim.containers:
+        count = len(slots) if part.count is None else part.count
+        known = chosen[0] if claim.together and chosen else []  # containers that stay together are on the same cards
+        ranked = sorted((*_lacking(board, row, slot, part.slice), slot) for slot in slots if not known or slot in known)
+        found = ranked[:count]
+        never += sum(each for each, _, _ in found) + count - len(found)
+        lacks += sum(each for _, each, _ in found)
+        chosen.append([slot for _, _, slot in found])
+    return (never, lacks), grant_on(board, row, claim, chosen)
+
+
+def _lacking(board: Board, row: int, slot: int, part: Slice) -> tuple[bool, float]:
+    """How far the card is from having room for one such slice; those that never have come last."""
+    size = int(board.memory[row, slot])
     need = part.memory_on(size)
-    never = need > size or not board.healthy[0, slot]
-    if part.exclusive or board.exclusive[0, slot]:
-        return never, float(board.used_memory[0, slot] / max(size, 1) + board.used_slices[0, slot])
+    never = need > size or not board.healthy[row, slot]
+    if part.exclusive or board.exclusive[row, slot]:
+        return bool(never), float(board.used_memory[row, slot] / max(size, 1) + board.used_slices[row, slot])
     lacks = [
-        (need - board.room_memory[0, slot]) / max(size, 1),
-        ((part.core_milli or 0) - board.room_core[0, slot]) / CORE_MILLI if part.core_milli else 0,
-        ((part.greedy_milli or 0) - board.room_greedy[0, slot]) / CORE_MILLI if part.greedy_milli else 0,
+        (need - board.room_memory[row, slot]) / max(size, 1),
+        ((part.core_milli or 0) - board.room_core[row, slot]) / CORE_MILLI if part.core_milli else 0,
+        ((part.greedy_milli or 0) - board.room_greedy[row, slot]) / CORE_MILLI if part.greedy_milli else 0,
     ]
-    return never, float(np.maximum(lacks, 0).sum())
+    return bool(never), float(np.maximum(lacks, 0).sum())

@@ -28,9 +28,13 @@ from aliquot.adapters.reflector import Reflector
 from aliquot.dialects import MemoryUnit, QgpuRules, Rules
 from aliquot.dialects.admission import render_env_annotations
 from aliquot.dialects.objects import ConfigMapObject, NodeObject, PodObject
+from aliquot.services.access import NOWHERE, Access, Listen
 from aliquot.services.binder import Binder
 from aliquot.services.calls import Calls
 from aliquot.services.cluster import Cluster, Placed
+from aliquot.services.clusterdetails import Details
+from aliquot.services.clusterpicture import ClusterPicture, Surroundings
+from aliquot.services.dashboard import show, take_place
 from aliquot.services.election import Election
 from aliquot.services.events import Events
 from aliquot.services.extender import Extender
@@ -66,6 +70,7 @@ class Settings:
     identity: str = ""
     keep_nodes: bool = True
     webhook: WebhookSettings | None = None  # None: it is off
+    dashboard: Listen = NOWHERE
     reconcile_seconds: float = 300.0
 
 
@@ -113,6 +118,7 @@ class Scheduler:
             clock=time.monotonic,
         )
         self._rereading: asyncio.Task[None] | None = None
+        self._dashboard: tuple[socket.socket, Access] | None = None
 
     def _election(self) -> Election:
         settings = self.settings
@@ -150,6 +156,10 @@ class Scheduler:
         stack.callback(listener.close)
         if settings.webhook is not None:  # a look only; it listens once it has keys
             socket.create_server((settings.webhook.bind_address, settings.webhook.port)).close()
+        self._dashboard = take_place(settings.dashboard, "--dashboard")
+        if self._dashboard is not None:
+            stack.callback(self._dashboard[0].close)
+            log.info("dashboard", extra={"data": {"url": self._dashboard[1].url}})
         runner = quiet_runner(self.extender.app())
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
@@ -170,6 +180,7 @@ class Scheduler:
             *([self.election.run] if self.settings.leader_elect else []),
             *([self.keeper.run] if self.keeper is not None else []),
             *([self._webhook] if self.settings.webhook is not None else []),
+            *([self._show] if self._dashboard is not None else []),
         ]
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
@@ -197,6 +208,16 @@ class Scheduler:
             on_call=lambda verb: self.calls.count(verb, "ok", 0.0),
             clock=time.time,
         )
+
+    async def _show(self) -> None:
+        assert self._dashboard is not None
+        name = self.kube.server.url.partition("://")[2]
+        picture = ClusterPicture(
+            self.cluster,
+            Details(self.cluster, self.waiting.known_reason),
+            Surroundings(name=name, leading=self._leading, metrics=self._scraped),
+        )
+        await show(picture, *self._dashboard)
 
     # --- what the parts ask of each other -------------------------------------------------------------------------
 

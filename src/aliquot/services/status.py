@@ -7,24 +7,40 @@ from typing import TYPE_CHECKING, Any
 
 from aliquot.model.device import Card
 from aliquot.model.grant import Share
+from aliquot.model.node import Node, Offer
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Finding, SharingRules, Standing, State
 
 if TYPE_CHECKING:  # a node's agent uses the rest of this, and does without their numpy
+    from .localpods import LocalPods
     from .node import LocalNode
     from .queue import Waiting
 
 
-def status(node: LocalNode, seen: Mapping[str, Mapping[str, Any]], now: float) -> dict[str, Any]:
+def status(
+    node: LocalNode, seen: Mapping[str, Mapping[str, Any]], now: float, pods: LocalPods | None = None
+) -> dict[str, Any]:
     """`seen` is what NVML told last of each card, by uuid."""
     standings = by_tenant(node.arbiter.standings())
     return {
         "rules": rules_told(node.rules),
-        "cards": [_card(node, card, seen.get(card.uuid, {})) for card in node.cards],
+        "nodes": [_node(node, each) for each in node.nodes],
+        "cards": [
+            _card(node, row, card, seen.get(card.uuid, {}))
+            for row, each in enumerate(node.nodes)
+            for card in each.cards
+        ],
         "tenants": [_tenant(each, standings.get(each.tenant.id, {}), now) for each in node.tenancies.values()],
         "queue": [_waiting(node, entry, now) for entry in node.queue],
         "findings": [finding_told(each) for each in node.arbiter.findings()],
+        **({"workloads": [], "pods": []} if pods is None else _pods(pods, standings)),
     }
+
+
+def _pods(pods: LocalPods, standings: Mapping[str, Mapping[str, Standing]]) -> dict[str, Any]:
+    from .podstatus import pods_told  # it needs `shares_told`
+
+    return pods_told(pods, standings)
 
 
 def by_tenant(standings: Iterable[Standing]) -> dict[str, dict[str, Standing]]:
@@ -45,17 +61,27 @@ def finding_told(finding: Finding) -> dict[str, Any]:
     return {"uuid": finding.uuid, "pid": finding.pid, "text": finding.text}
 
 
-def _card(node: LocalNode, card: Card, seen: Mapping[str, Any]) -> dict[str, Any]:
+def _node(local: LocalNode, node: Node) -> dict[str, Any]:
+    return {
+        "name": node.name,
+        "cards": [card.uuid for card in node.cards],
+        "offers": sorted(offer.value for offer in node.offers if offer is not Offer.ANY),
+        "policy": local.rules.isolation.value,
+    }
+
+
+def _card(node: LocalNode, row: int, card: Card, seen: Mapping[str, Any]) -> dict[str, Any]:
     board = node.ledger.board
     return {
+        "node": node.nodes[row].name,
         "index": card.index,
         "uuid": card.uuid,
         "model": card.model,
         "memory_bytes": card.memory_mib << 20,
         "memory_used_bytes": seen.get("memory_used_bytes"),
-        "memory_booked_bytes": int(board.used_memory[0, card.index]) << 20,
-        "core_booked": int(board.used_core[0, card.index]) / 10,
-        "tenants": int(board.used_slices[0, card.index]),
+        "memory_booked_bytes": int(board.used_memory[row, card.index]) << 20,
+        "core_booked": int(board.used_core[row, card.index]) / 10,
+        "tenants": int(board.used_slices[row, card.index]),
         "utilisation": seen.get("utilisation"),
     }
 
@@ -83,6 +109,7 @@ def shares_told(shares: Iterable[Share], standings: Mapping[str, Standing]) -> l
             "index": share.card,
             "uuid": share.uuid,
             "exclusive": share.exclusive,
+            "greedy": share.greedy_milli is not None,
             "core": _percent(share.core_milli if share.greedy_milli is None else share.greedy_milli),
             "memory_limit_bytes": share.memory_mib << 20,
             **_standing(standings.get(share.uuid)),

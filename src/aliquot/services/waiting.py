@@ -75,6 +75,11 @@ class Waiting:
             self._tell(given_up, now)
             await self._touch(given_up, now)
 
+    def known_reason(self, claim: Claim) -> str | None:
+        """Why Pods that ask for this wait, where that was worked out lately; nothing is worked out for it."""
+        known = self._sentences.get(demand_of(claim))
+        return known[1] if known is not None and self._clock() - known[0] < 3 * _FRESH else None
+
     def look(self, given_up: dict[str, Pending]) -> None:
         """Note the Pods to be tried again: a node has come to fit them, or fitted all along when they were given up."""
         board = self._cluster.board

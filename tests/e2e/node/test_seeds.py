@@ -1,6 +1,6 @@
 """Every manifest of the vendors' documents, applied as it stands, is a container that finds what the document promises.
 
-They are in ../seeds, as printed but for slips. What a container must be given is in its report; what it gets past its
+They are in examples/seeds, as printed but for slips. What a container must be given is in its report; what it gets past its
 quota is asked of it by a second program, run in it with kubectl.
 """
 
@@ -24,7 +24,7 @@ from testbed.nodes import probe
 from testbed.objects import container
 from testbed.processes import wait_until
 
-SEEDS = Path(__file__).parent.parent / "seeds"
+SEEDS = Path(__file__).parents[3] / "examples" / "seeds"
 GIB, MIB = 1 << 30, 1 << 20
 CONTEXT = 128 * MIB  # of the quota; the simulated driver takes half of that for one
 

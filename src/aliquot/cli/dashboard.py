@@ -1,0 +1,89 @@
+"""`aliquot dashboard`: where to look at this machine, or at the cluster that kubectl reaches."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from typing import IO
+
+import click
+
+from aliquot.cli.asking import ask
+from aliquot.cli.errors import InputError
+from aliquot.cli.kubectl import Kubectl, kubectl_options, reach
+
+_NONE = (
+    "the daemon of this machine was started without a dashboard, or its usual port was taken: `aliquot down`, then "
+    "`aliquot up -d --listen PORT`"
+)
+_FORWARDING = re.compile(r"Forwarding from (127\.0\.0\.1:\d+) ")
+
+
+@click.command()
+@click.option("--open", "opens", is_flag=True, help="Open it in the browser")
+@click.option("--cluster", is_flag=True, help="The cluster's, through kubectl; until Ctrl-C")
+@click.option("-n", "--namespace", default="kube-system", show_default=True, help="Where the scheduler runs")
+@click.option("--target", default="deployment/aliquot-scheduler", show_default=True, help="As kubectl port-forward's")
+@click.option("--port", type=click.IntRange(1, 65535), default=12346, show_default=True, help="The scheduler's own")
+@click.option("--local-port", type=click.IntRange(0, 65535), default=0, help="On this machine  [default: any]")
+@kubectl_options
+def dashboard(
+    opens: bool, cluster: bool, namespace: str, target: str, port: int, local_port: int, kubectl: Kubectl
+) -> None:
+    """Tell where the dashboard is, or open it.
+
+    On a cluster kubectl leads there, so that whoever may log in may look: nothing has to be exposed.
+
+    \b
+    aliquot dashboard --open
+    kubectl aliquot dashboard
+    """
+    if cluster or kubectl.flags:
+        words = (
+            "port-forward",
+            f"--namespace={namespace}",
+            "--address=127.0.0.1",
+            target,
+            f"{local_port or ''}:{port}",
+        )
+        _forward(reach(lambda: kubectl.spawn(*words)), opens=opens)
+        return
+    url = ask({"op": "hello"}).get("dashboard")
+    if not url:
+        raise InputError(_NONE)
+    _tell(url, opens=opens)
+
+
+def _forward(process: subprocess.Popen[str], *, opens: bool) -> None:
+    """As long as kubectl forwards."""
+    assert process.stdout is not None
+    try:
+        address = _address(process.stdout)
+        if address is not None:
+            _tell(f"http://{address}/", opens=opens)
+            click.echo("Ctrl-C ends it.", err=True)
+            for _ in process.stdout:  # a line for each connection: not to be left unread
+                pass
+    finally:
+        process.terminate()
+        process.wait()
+    if address is None:
+        raise InputError("kubectl port-forward did not get there; --namespace, --target and --port say where to")
+    raise InputError("kubectl port-forward has ended", code=1)
+
+
+def _address(lines: IO[str]) -> str | None:
+    for line in lines:
+        found = _FORWARDING.match(line)
+        if found:
+            return found[1]
+    return None
+
+
+def _tell(url: str, *, opens: bool) -> None:
+    click.echo(url)
+    if opens:
+        import webbrowser
+
+        if not webbrowser.open(url):
+            click.echo("aliquot: no browser could be started here: open the address yourself", err=True)

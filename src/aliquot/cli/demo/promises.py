@@ -1,0 +1,242 @@
+"""What the story promises and what came of it: functions of values, with neither clock nor process.
+
+What is promised is what docs/performance.md states for real cards. Simulated cards run real scheduling of kernels that
+are only waited for, on whatever this machine has to spare: their bounds are wider, and the table says so.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LEAST_SECONDS = 20
+_WITH_IDLE = 40  # seconds from which there is time to let one tenant rest
+_OVERHEAD = 9.0  # seconds of starting and ending processes
+_SETTLE = 1.0  # seconds; `share` in the status is that of the last second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """One row of the last table."""
+
+    key: str
+    promised: str
+    measured: str
+    held: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How near the measured must come."""
+
+    points: float  # of a share, in percent of the card
+    whole: float  # the least share of who has the card to itself
+    added_us: float  # the most that offline work may add to an online request
+    added_rank: str  # the percentile this is held to
+    beside: float  # the most of a card that offline work may get beside online work, delay and all
+    resume_ms: float  # the most that going on takes, over the release delay
+    said: str  # beside the bounds, in the table's title
+
+
+REAL = Bounds(points=2.0, whole=0.97, added_us=200.0, added_rank="p99", beside=0.01, resume_ms=100.0, said="")
+SIMULATED = Bounds(
+    points=5.0, whole=0.90, added_us=1000.0, added_rank="p50", beside=0.02, resume_ms=300.0,
+    said="bounds for simulated cards, wider than for real ones",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Seconds for what is measured; the rest of the story is starting and ending processes."""
+
+    read: float  # the Pods of the first scene run for a while
+    settle: float
+    shares: float  # each policy
+    idle: float | None  # one tenant rests, under burst-share and fixed-share; None: no time for it
+    alone: float  # the server alone
+    whole: float  # the offline job alone
+    gaps: float  # both, release delay 0
+    kept: float  # both, release delay 100 ms
+    after: float  # the offline job alone again
+
+
+# How the measured time is divided; each policy is measured for itself.
+_PARTS = {
+    "read": 0.5,
+    "shares": 1.5,
+    "idle": 0.9,
+    "alone": 1.0,
+    "whole": 0.8,
+    "gaps": 1.2,
+    "kept": 1.6,
+    "after": 0.5,
+}
+
+
+def pace(seconds: float) -> Pace:
+    """How a story of so many seconds is divided."""
+    rests = seconds >= _WITH_IDLE
+    times = {"read": 1, "shares": 3, "idle": 2 if rests else 0}
+    settling = _SETTLE * (5 if rests else 3)
+    left = max(seconds - _OVERHEAD - settling, seconds / 4)
+    unit = left / sum(part * times.get(name, 1) for name, part in _PARTS.items())
+    lengths = {name: part * unit for name, part in _PARTS.items()}
+    idle = lengths.pop("idle")
+    return Pace(settle=_SETTLE, idle=idle if rests else None, **lengths)
+
+
+def expected_shares(policy: str, quotas: Sequence[float], idle: int | None = None) -> tuple[float, ...]:
+    """What each tenant is promised of a card that all want, but for the one that rests. Parts of 1."""
+    if policy == "best-effort":
+        working = len(quotas) - (idle is not None)
+        return tuple(0.0 if at == idle else 1 / working for at in range(len(quotas)))
+    whole = 1.0 if policy == "fixed-share" else sum(each for at, each in enumerate(quotas) if at != idle)
+    return tuple(0.0 if at == idle else each / whole for at, each in enumerate(quotas))
+
+
+class Counter:
+    """What a tenant wrote of its own work: a time (CLOCK_MONOTONIC) and how many kernels were done by then."""
+
+    def __init__(self, text: str) -> None:
+        rows = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]  # the last may be torn
+        self._times = [float(row[0]) for row in rows]
+        self._done = [float(row[2]) for row in rows]
+
+    @property
+    def done(self) -> float:
+        """Kernels so far."""
+        return self._done[-1] if self._done else 0.0
+
+    def at(self, moment: float) -> float:
+        """Kernels done at a moment, in proportion between two notes."""
+        after = bisect_right(self._times, moment)
+        if after == 0:
+            return 0.0
+        if after == len(self._times):
+            return self._done[-1]
+        before = after - 1
+        part = (moment - self._times[before]) / (self._times[after] - self._times[before])
+        return self._done[before] + part * (self._done[after] - self._done[before])
+
+    def share(self, begin: float, end: float, kernel_us: float) -> float:
+        """The part of the card that the work of that time is worth."""
+        return (self.at(end) - self.at(begin)) * kernel_us * 1e-6 / (end - begin)
+
+    def completed(self, begin: float, end: float, kernel_us: float) -> float:
+        """The same by kernels that were done in that time: one that stood still over all of it counts for nothing."""
+        first, last = bisect_right(self._times, begin), bisect_right(self._times, end)
+        done = (self._done[last - 1] if last else 0.0) - (self._done[first - 1] if first else 0.0)
+        return done * kernel_us * 1e-6 / (end - begin)
+
+    @property
+    def last(self) -> float | None:
+        """When something was done last."""
+        return self._times[-1] if self._times else None
+
+    def first_after(self, moment: float) -> float | None:
+        """When something was done next."""
+        after = bisect_right(self._times, moment)
+        return self._times[after] if after < len(self._times) else None
+
+
+def placed(*, wanted: int, running: int, reasons: Sequence[str]) -> Promise:
+    """Pods of every dialect got their cards and run."""
+    held = running == wanted
+    said = f"{running} of {wanted} run" + ("" if held else f": {'; '.join(reasons)}")
+    return Promise(key="placed", promised="Pods of qGPU, T9k and gpushare on one machine", measured=said, held=held)
+
+
+def shares(
+    policy: str, quotas: Sequence[float], measured: Sequence[float], bounds: Bounds, idle: int | None = None
+) -> Promise:
+    """Every tenant near what the policy promises it."""
+    expected = expected_shares(policy, quotas, idle)
+    error = max(abs(a - b) for a, b in zip(expected, measured, strict=True))
+    rest = ", the last at rest" if idle is not None else ""
+    return Promise(
+        key=policy + ("" if idle is None else "-idle"),
+        promised=f"{policy}{rest}: {_shares(expected)}, within {bounds.points:g} points",
+        measured=_shares(measured),
+        held=100 * error <= bounds.points,
+    )
+
+
+def whole(share: float, bounds: Bounds) -> Promise:
+    """Nobody else wants the card."""
+    return Promise(
+        key="offline-alone",
+        promised=f"offline work alone: at least {bounds.whole:.0%} of the card",
+        measured=f"{share:.1%}",
+        held=share >= bounds.whole,
+    )
+
+
+Latency = dict[str, float]  # microseconds by percentile
+
+
+def added(alone: Latency, beside: Latency, bounds: Bounds, *, delay: str) -> Promise:
+    """What a request takes longer beside the offline job than alone."""
+    more = {rank: beside[rank] - alone[rank] for rank in ("p50", "p99")}
+    return Promise(
+        key=f"added-{delay}",
+        promised=f"an online request beside it, delay {delay}: {bounds.added_rank} "
+        f"at most {told_us(bounds.added_us)} over alone",
+        measured=", ".join(f"{rank} {_signed(value)}" for rank, value in more.items()),
+        held=more[bounds.added_rank] <= bounds.added_us,
+    )
+
+
+def kept_off(share: float, bounds: Bounds) -> Promise:
+    """While online work holds the card."""
+    return Promise(
+        key="offline-beside",
+        promised=f"offline work beside online work: at most {bounds.beside:.0%} of the card",
+        measured=f"{share:.1%}",
+        held=share <= bounds.beside,
+    )
+
+
+def resumed(seconds: float | None, *, delay: float, bounds: Bounds) -> Promise:
+    """From the last online request to the next offline kernel that is done."""
+    most = 1000 * delay + bounds.resume_ms
+    return Promise(
+        key="resumed",
+        promised=f"offline goes on {1000 * delay:.0f} ms after the last request: a kernel within {most:.0f} ms",
+        measured="it did not go on" if seconds is None else f"{1000 * seconds:.0f} ms",
+        held=seconds is not None and seconds * 1000 <= most,
+    )
+
+
+def nothing_lost(*, right: bool | None, same_process: bool, kernels: float) -> Promise:
+    """The job counts its own kernels: each ran once, to its end."""
+    told = "each once" if right else "NOT each once, to its end"
+    return Promise(
+        key="nothing-lost",
+        promised="and where it stopped: no kernel lost or done twice, no restart",
+        measured=f"{kernels:,.0f} kernels, {told}, {'one process' if same_process else 'ANOTHER process'}",
+        held=bool(right) and same_process,
+    )
+
+
+def memory(*, refused: bool, asked: str, quota: str) -> Promise:
+    """Past the quota there is no memory."""
+    return Promise(
+        key="memory",
+        promised=f"{asked} of memory with a quota of {quota}: refused",
+        measured="refused" if refused else "GRANTED",
+        held=refused,
+    )
+
+
+def told_us(micros: float) -> str:
+    """In the unit that suits it."""
+    return f"{micros / 1000:.1f} ms".replace(".0 ", " ") if abs(micros) >= 1000 else f"{micros:.0f} us"
+
+
+def _signed(micros: float) -> str:
+    return f"{'+' if micros >= 0 else '-'}{told_us(abs(micros))}"
+
+
+def _shares(values: Sequence[float]) -> str:
+    return "/".join(f"{100 * each:.1f}".removesuffix(".0") for each in values) + "%"

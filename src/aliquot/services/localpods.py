@@ -1,0 +1,444 @@
+"""The Pods of one machine: what was applied, whom that wants, who runs. One thread, joined by the daemon's loop.
+
+    apply, delete   what is wanted changes; it is on the disk before anything is done about it
+    tick            what is wanted is compared with what there is: keepers are started, told to end, and, late, killed
+    keep            a keeper says that it is there: its Pod waits for room, and hears where it may start
+    report          what a keeper tells of its containers
+
+A Pod goes only when none of its processes lives. A keeper that is gone before its Pod was over takes the Pod with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+from aliquot.adapters import children, processes
+from aliquot.adapters.database import StoreError
+from aliquot.adapters.keepers import KeeperError, Keepers, make_log_folder
+from aliquot.adapters.objectstore import ObjectStore
+from aliquot.dialects.localobjects import amounts_of, pod_of, template_of
+from aliquot.model.claim import Claim
+from aliquot.model.grant import Grant
+from aliquot.model.localpod import Applier, LocalPod, Phase, PodEvent, PodState, Workload
+from aliquot.model.tenancy import Tenancy
+
+from . import podplaces
+from .conversing import Caller, RefusedError
+from .keeper import POD_VARIABLE
+from .node import LocalNode
+from .podcontrol import decide
+from .podreports import with_report
+from .queue import Waiting
+from .reasons import one_sentence
+
+_LOG = logging.getLogger("aliquot.pods")
+_MOST_STARTING = 8  # keepers at once: each takes some tens of milliseconds of a core
+_PATIENCE = 3.0  # seconds over the grace period until a keeper is killed
+_AGAIN = 5.0  # seconds after which a keeper that could not be started is tried again
+_MOST_EVENTS = 20
+_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # as Kubernetes makes names: no word comes of them
+
+Say = Callable[[dict[str, Any]], None]
+WorkloadKey = tuple[str, str, str]
+
+
+class LocalPods:
+    """See the head of the file. `environment` is what the processes of a tenant need, by its folder."""
+
+    def __init__(
+        self,
+        node: LocalNode,
+        store: ObjectStore,
+        keepers: Keepers,
+        environment: Callable[[Tenancy, str], dict[str, Any]],
+    ) -> None:
+        self.node = node
+        self.workloads: dict[WorkloadKey, Workload] = {}
+        self.pods: dict[str, LocalPod] = {}
+        self.claims: dict[str, Claim | None] = {}
+        self._store, self._keepers, self._environment = store, keepers, environment
+        self._lines: dict[str, Say] = {}  # to the keepers
+        self._starting: set[str] = set()  # whose keeper was started, and has not said anything yet
+        self._not_before: dict[str, float] = {}  # on the monotonic clock
+        self._kill_at: dict[str, float] = {}
+        self._clearing: set[str] = set()  # without a keeper, but perhaps not without processes
+        self._quiet = False  # nothing more is begun
+
+    # --- after a restart ---------------------------------------------------------------------------------------
+
+    def restore(self, *, rebooted: bool) -> None:
+        """What there was is there again; whose keeper is gone is dealt with as if it went now."""
+        for workload in self._store.workloads():
+            self.workloads[workload_key(workload)] = workload
+        for pod in self._store.pods():
+            self._know(pod)
+            if pod.keeper is not None and not rebooted and processes.lives(*pod.keeper):
+                self._watch(pod)
+                if pod.ending is not None:
+                    self._tell_end(pod)
+            elif pod.keeper is not None or pod.state.phase is Phase.RUNNING:
+                self._without_keeper(pod, rebooted=rebooted)
+            else:
+                self._clearing.add(pod.uid)
+        self._clear_strays()
+
+    def _clear_strays(self) -> None:
+        """Logs of Pods that never were written down, or were forgotten just before."""
+        for name in os.listdir(self.node.home.pod_logs):
+            if name not in self.pods:
+                shutil.rmtree(f"{self.node.home.pod_logs}/{name}", ignore_errors=True)
+
+    def _know(self, pod: LocalPod) -> None:
+        self.pods[pod.uid] = pod
+        if pod.uid not in self.claims:
+            self.claims[pod.uid] = podplaces.claim_of(pod)
+
+    def _write(self, pod: LocalPod) -> None:
+        self._store.write(pods=[pod])
+        self._know(pod)
+
+    # --- what is wanted ----------------------------------------------------------------------------------------
+
+    def named(self, namespace: str, name: str) -> LocalPod | None:
+        """The Pod of that name."""
+        return next((each for each in self.pods.values() if (each.namespace, each.name) == (namespace, name)), None)
+
+    def owned(self, workload: Workload) -> list[LocalPod]:
+        """Its Pods, oldest first."""
+        owner = (workload.kind, workload.name)
+        return [each for each in self.pods.values() if each.owner == owner and each.namespace == workload.namespace]
+
+    def put(self, workloads: Iterable[Workload], bare: Iterable[LocalPod], replaced: Iterable[LocalPod]) -> None:
+        """Take them in; all of it or, with StoreError, nothing. A bare Pod that is replaced goes first."""
+        ending = [replace(each, ending=podplaces.plan(each).grace) for each in replaced]
+        made, found = list(bare), list(workloads)
+        self._store.write(workloads=found, pods=[*ending, *made])
+        for workload in found:
+            self.workloads[workload_key(workload)] = workload
+        for pod in made:
+            self._know(pod)
+        for pod in ending:
+            self._know(pod)
+            self._tell_end(pod)
+
+    def new_pod(
+        self, manifest: dict[str, Any], owner: tuple[str, str] | None, applier: Applier, now: float
+    ) -> LocalPod:
+        """Not there yet: it is to be written down."""
+        metadata, template = manifest["metadata"], template_of(manifest)
+        pod = LocalPod(
+            str(uuid4()), metadata["namespace"], metadata["name"], owner, manifest, template, applier, now
+        )  # fmt: skip
+        claim = podplaces.claim_of(pod)
+        why = () if claim is None else (podplaces.asked(claim),)
+        state = PodState(why=why, containers=podplaces.states(pod, "", None, self.logs(pod)))
+        return replace(
+            pod, state=_with_event(state, now, "made" if owner is None else f"made by {owner[0]} {owner[1]}")
+        )
+
+    def delete(self, *, workload: Workload | None, pods: Iterable[LocalPod], grace: float | None) -> None:
+        """From now on they are not wanted."""
+        going = [
+            replace(each, ending=podplaces.plan(each).grace if grace is None else grace)
+            for each in pods
+            if each.ending is None or (grace is not None and grace < each.ending)
+        ]
+        self._store.write(gone=[] if workload is None else [workload], pods=going)
+        if workload is not None:
+            self.workloads.pop(workload_key(workload), None)
+        for pod in going:
+            self._know(pod)
+            self._tell_end(pod)
+
+    # --- what is done about it ---------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Once in a while, and when something changed."""
+        try:
+            for uid in list(self._clearing):
+                self._clear(uid)
+            self._kill_late()
+            if not self._quiet:
+                self._control(now)
+                self._start_keepers(now)
+        except StoreError as error:
+            _LOG.error("%s", error)
+
+    def _control(self, now: float) -> None:
+        for workload in list(self.workloads.values()):
+            there = self.owned(workload)
+            decision = decide(workload, amounts_of(workload.manifest), there)
+            if decision.end:
+                self.delete(workload=None, pods=decision.end, grace=None)
+            # A name that another has comes free when that one goes.
+            free = [each for each in decision.make if each is None or self.named(workload.namespace, each) is None]
+            made = [self._replica(workload, name, now) for name in free]
+            if made:
+                self._store.write(pods=made)
+                for pod in made:
+                    self._know(pod)
+
+    def _replica(self, workload: Workload, name: str | None, now: float) -> LocalPod:
+        if name is None:
+            name = f"{workload.name[:57]}-{''.join(secrets.choice(_LETTERS) for _ in range(5))}"
+        pod = self.new_pod(
+            pod_of(workload.manifest, name), (workload.kind, workload.name), workload.applier, now
+        )  # fmt: skip
+        return replace(pod, template=workload.template)
+
+    def _start_keepers(self, now: float) -> None:
+        clock = time.monotonic()
+        for pod in list(self.pods.values()):
+            if len(self._starting) >= _MOST_STARTING:
+                return
+            wanted = pod.keeper is None and pod.ending is None and not pod.state.phase.over
+            if not wanted or pod.uid in self._clearing or self._not_before.get(pod.uid, 0.0) > clock:
+                continue
+            self._start_keeper(pod, now)
+
+    def _start_keeper(self, pod: LocalPod, now: float) -> None:
+        claim, folder = self.claims[pod.uid], self.logs(pod)
+        never = None if claim is None else self.node.why_never(claim)
+        if never is not None:  # it waits for another machine: whoever stood behind it in the queue would wait with it
+            self._not_before[pod.uid] = float("inf")
+            self._write(replace(pod, state=replace(_with_event(pod.state, now, never, "Warning"), reason=never)))
+            return
+        try:
+            make_log_folder(folder, pod.applier)
+            keeper = self._keepers.start(
+                pod.uid, pod.applier, f"{folder}/.keeper", {POD_VARIABLE: pod.uid}
+            )  # fmt: skip
+        except (KeeperError, OSError) as error:
+            _LOG.warning("%s: %s", pod.key, error)
+            self._not_before[pod.uid] = time.monotonic() + _AGAIN
+            self._know(replace(pod, state=replace(pod.state, reason=str(error))))
+            return
+        pod = replace(pod, keeper=keeper)
+        self._starting.add(pod.uid)
+        self._know(pod)
+        self._watch(pod)
+        self._write(pod)
+
+    def _watch(self, pod: LocalPod) -> None:
+        """See that we hear of its keeper's end."""
+        assert pod.keeper is not None
+        loop, uid, (pid, started) = asyncio.get_running_loop(), pod.uid, pod.keeper
+        try:
+            handle = os.pidfd_open(pid)
+        except OSError:
+            loop.call_soon(self._keeper_ended, uid, pid)
+            return
+
+        def ended() -> None:
+            loop.remove_reader(handle)
+            os.close(handle)
+            self._keeper_ended(uid, pid)
+
+        if processes.lives(pid, started):
+            loop.add_reader(handle, ended)
+        else:
+            loop.call_soon(ended)
+
+    # --- keepers -----------------------------------------------------------------------------------------------
+
+    async def keep(self, request: Mapping[str, Any], caller: Caller, say: Say) -> tuple[LocalPod, Waiting | None]:
+        """A keeper is there. Raises RefusedError when it is nobody's, or its Pod is gone: it ends then."""
+        pod = self.pods.get(str(request.get("uid")))
+        if pod is None or pod.keeper != (caller.pid, processes.start_time(caller.pid)):
+            raise RefusedError("denied", text="no Pod here has this process for its keeper")
+        self._starting.discard(pod.uid)
+        self._lines[pod.uid] = say
+        if not self._quiet:
+            self._start_keepers(time.time())
+        if pod.ending is not None:
+            say({"event": {"end": pod.ending}})
+        elif request.get("granted") is not True:
+            return pod, self._ask_room(pod, caller, say)
+        return pod, None
+
+    def _ask_room(self, pod: LocalPod, caller: Caller, say: Say) -> Waiting | None:
+        claim = self.claims[pod.uid]
+        if claim is None:
+            self._seat(pod.uid, None, None, say)
+            return None
+        seeker = _Seeker(self, pod.uid, say)
+        return self.node.submit_pod(claim, podplaces.ask_of(pod, claim), caller, pod.created, time.time(), seeker)
+
+    def reason_of(self, pod: LocalPod, known: dict[object, str]) -> str | None:
+        """Why it waits or failed, in a sentence. `known` keeps what those who ask for the same are told."""
+        entry = next((each for each in self.node.queue if each.id == pod.tenant), None)
+        if entry is None:
+            return pod.state.reason
+        standing = entry.told or self.node.queue.standing(entry)
+        place = f"number {standing['position']} of {standing['of']} in the queue"
+        if standing["kept_for"] is not None:
+            return f"{place}: the room there is is kept for {standing['kept_for']}"
+        shape = (entry.claim.containers, entry.claim.app_class)
+        if shape not in known:
+            refusals = self.node.chooser.refusals(entry.claim)
+            known[shape] = one_sentence(refusals, entry.claim, len(self.node.nodes))
+        return f"{place}: {known[shape]}"
+
+    def _seat(self, uid: str, tenancy: Tenancy | None, grant: Grant | None, say: Say) -> None:
+        """It may start: written down, and told."""
+        pod = self.pods[uid]
+        node = next((each for each in self.node.nodes if grant is not None and each.name == grant.node), None)
+        node = node or self.node.nodes[0]
+        logs = self.logs(pod)
+        claim, now = self.claims[uid], time.time()
+        placed = f"placed on {node.name}" if grant is None else podplaces.seat_told(grant)
+        state = replace(
+            _with_event(pod.state, now, placed),
+            reason=None,
+            node=node.name,
+            containers=podplaces.states(pod, node.name, grant, logs),
+            why=(*pod.state.why[:1], placed) if grant is not None else ("asked for no card",),
+        )
+        environment = {} if tenancy is None else self._environment(tenancy, str(self.node.directory(tenancy.tenant.id)))
+        try:
+            self._write(replace(pod, state=state))
+        except StoreError as error:  # what was promised is on the disk already: the tenancy
+            _LOG.error("%s: %s", pod.key, error)
+            self._know(replace(pod, state=state))
+        say({"event": {"granted": podplaces.told(pod, grant, claim, node, environment, logs)}})
+
+    def report(self, uid: str, said: Mapping[str, Any], now: float) -> None:
+        """What its keeper tells of it."""
+        pod = self.pods.get(uid)
+        if pod is not None and pod.keeper is not None:
+            self._write(replace(pod, state=with_report(pod.state, said, now)))
+
+    def hung_up(self, uid: str, say: Say) -> None:
+        """The keeper's connection is gone. It, or its successor, may be back before we hear."""
+        if self._lines.get(uid) is say:
+            del self._lines[uid]
+
+    def _keeper_ended(self, uid: str, pid: int) -> None:
+        self._keepers.reap(pid)
+        pod = self.pods.get(uid)
+        if pod is None or pod.keeper is None or pod.keeper[0] != pid:
+            return
+        self._starting.discard(uid)
+        self._lines.pop(uid, None)
+        try:
+            self._without_keeper(pod, rebooted=False)
+        except StoreError as error:
+            _LOG.error("%s", error)
+        self._clear(uid)
+
+    def _without_keeper(self, pod: LocalPod, *, rebooted: bool) -> None:
+        self._clearing.add(pod.uid)
+        now, state = time.time(), pod.state
+        if state.phase is Phase.PENDING and state.node is None:
+            self._not_before[pod.uid] = time.monotonic() + _AGAIN  # nothing of it was begun: another one keeps it
+        elif rebooted and not state.phase.over and podplaces.plan(pod).restart_policy == "Always":
+            state = self._anew(pod)
+        elif not state.phase.over:
+            text = "the machine was booted again" if rebooted else "its keeper was ended before it was over"
+            ended = tuple(
+                each if each.state == "ended" else replace(each, state="ended", ended=now, pid=None)
+                for each in state.containers
+            )
+            state = replace(state, phase=Phase.FAILED, reason=text, finished=now, containers=ended)
+            state = _with_event(state, now, text, "Warning")
+        self._write(replace(pod, keeper=None, state=state))
+
+    # --- the end -----------------------------------------------------------------------------------------------
+
+    def _tell_end(self, pod: LocalPod) -> None:
+        """Its keeper ends it; if it does not, we do."""
+        assert pod.ending is not None
+        if pod.keeper is None:
+            self._clearing.add(pod.uid)
+            return
+        self._kill_at[pod.uid] = time.monotonic() + pod.ending + _PATIENCE
+        line = self._lines.get(pod.uid)
+        if line is not None:
+            line({"event": {"end": pod.ending}})
+        else:
+            self._signal(pod.keeper, signal.SIGTERM)
+
+    def _kill_late(self) -> None:
+        clock = time.monotonic()
+        for uid, deadline in list(self._kill_at.items()):
+            if deadline <= clock:
+                del self._kill_at[uid]
+                pod = self.pods.get(uid)
+                if pod is not None and pod.keeper is not None:
+                    self._signal(pod.keeper, signal.SIGKILL)
+
+    def _signal(self, keeper: tuple[int, int], number: int) -> None:
+        try:
+            processes.send_signal(keeper[0], number, keeper[1])
+        except PermissionError as error:
+            _LOG.warning("process %d: %s", keeper[0], error)
+
+    def _clear(self, uid: str) -> None:
+        """End whatever is left of it; and forget it, if it is to go."""
+        pod = self.pods.get(uid)
+        if pod is None or pod.keeper is not None:
+            self._clearing.discard(uid)
+            return
+        left = processes.with_environment(POD_VARIABLE, uid, uid=pod.applier.user)
+        children.kill_all(left)
+        if left or pod.tenant in self.node.tenancies:
+            return
+        self._clearing.discard(uid)
+        if pod.ending is not None:
+            self._store.write(gone_pods=[pod])
+            shutil.rmtree(self.logs(pod), ignore_errors=True)
+            for known in (self.pods, self.claims, self._kill_at, self._not_before):
+                known.pop(uid, None)
+
+    def suspend(self) -> None:
+        """The simulated cards are about to end: so do all Pods, to come up again with the next ones."""
+        self._quiet = True
+        for pod in list(self.pods.values()):
+            if pod.keeper is None:
+                continue
+            self._signal(pod.keeper, signal.SIGKILL)
+            children.kill_all(processes.with_environment(POD_VARIABLE, pod.uid, uid=pod.applier.user))
+            if pod.ending is None and not pod.state.phase.over:
+                self._write(replace(pod, keeper=None, state=self._anew(pod)))
+
+    def _anew(self, pod: LocalPod) -> PodState:
+        """As on a node that was booted again: it is the same Pod, and begins once more."""
+        fresh = podplaces.states(pod, "", None, self.logs(pod))
+        return replace(pod.state, phase=Phase.PENDING, reason=None, node=None, containers=fresh, started=None)
+
+    def logs(self, pod: LocalPod) -> str:
+        """The folder of its containers' output."""
+        return f"{self.node.home.pod_logs}/{pod.uid}"
+
+
+class _Seeker:
+    """A Pod in the queue."""
+
+    def __init__(self, pods: LocalPods, uid: str, say: Say) -> None:
+        self._pods, self._uid, self._say = pods, uid, say
+
+    def tell(self, said: dict[str, Any]) -> None:
+        if "error" in said:
+            self._say(said)
+
+    def seated(self, tenancy: Tenancy, grant: Grant) -> None:
+        self._pods._seat(self._uid, tenancy, grant, self._say)
+
+
+def workload_key(workload: Workload) -> WorkloadKey:
+    """By which it is known."""
+    return workload.kind, workload.namespace, workload.name
+
+
+def _with_event(state: PodState, now: float, text: str, kind: str = "Normal") -> PodState:
+    return replace(state, events=(*state.events, PodEvent(now, text, kind))[-_MOST_EVENTS:])

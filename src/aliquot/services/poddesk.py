@@ -1,0 +1,232 @@
+"""What is asked about Pods on the control socket: apply, delete, object, pod-logs; and the lines of their keepers.
+
+Everybody may look; each user may change what is theirs, root and the daemon's owner everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from aliquot.dialects.kube import WORKLOADS
+from aliquot.dialects.localobjects import POD, LocalObject, amounts_of, read_objects, template_of
+from aliquot.model.localpod import Applier, LocalPod, Workload
+from aliquot.model.refusal import Invalid
+
+from .conversing import Caller, RefusedError, invalid
+from .localpods import LocalPods, workload_key
+from .podstatus import pod_object, workload_object
+
+_MOST_PODS = 1024  # on one machine
+_LONGEST_GRACE = 86400.0
+_STEP = 0.02  # seconds between looks whether a Pod is gone
+_OVER_GRACE = 20.0  # seconds until we give up waiting for one to go
+
+Say = Callable[[dict[str, Any]], None]
+Operation = Callable[[dict[str, Any], Caller, Say], Awaitable[dict[str, Any]]]
+
+
+class PodDesk:
+    """See the head of the file."""
+
+    def __init__(self, pods: LocalPods) -> None:
+        self._pods = pods
+        self.operations: dict[str, Operation] = {
+            "apply": self._apply,
+            "delete": self._delete,
+            "object": self._object,
+            "pod-logs": self._logs,
+        }
+
+    # --- apply -------------------------------------------------------------------------------------------------
+
+    async def _apply(self, request: dict[str, Any], caller: Caller, _say: Say) -> dict[str, Any]:
+        """All of it or nothing."""
+        self._pods.node.may_run(caller)
+        objects = read_objects(request.get("objects"))
+        if isinstance(objects, Invalid):
+            raise invalid(objects)
+        applier, now = _applier(request, caller), time.time()
+        results: list[dict[str, Any]] = []
+        workloads: list[Workload] = []
+        bare: list[LocalPod] = []
+        replaced: list[LocalPod] = []
+        for each in objects:
+            if each.kind == POD:
+                action = self._pod(each, applier, now, bare, replaced)
+            elif each.makes_pods:
+                action = self._workload(each, applier, now, workloads)
+            else:
+                action = "skipped"
+            results.append(
+                {"kind": each.kind, "namespace": each.namespace, "name": each.name, "action": action, "pods": [],
+                 "notes": list(each.notes)}
+            )  # fmt: skip
+        self._check_count(bare, workloads)
+        if request.get("dry_run") is not True:
+            await self._make_room(replaced)
+            if taken := [each.key for each in bare if self._pods.named(each.namespace, each.name) is not None]:
+                raise RefusedError("failed", text=f"{taken[0]} was applied by somebody else meanwhile: apply it again")
+            self._pods.put(workloads, bare, ())
+            self._pods.tick(now)
+            for result in results:
+                result["pods"] = self._names(result)
+        return {"results": results}
+
+    def _check_count(self, bare: list[LocalPod], workloads: list[Workload]) -> None:
+        known = self._pods.workloads | {workload_key(each): each for each in workloads}
+        alone = sum(each.owner is None for each in self._pods.pods.values()) + len(bare)
+        count = alone + sum(amounts_of(each.manifest).replicas for each in known.values())
+        if count > _MOST_PODS:
+            raise invalid(Invalid("objects", count, f"at most {_MOST_PODS} Pods in all on one machine: delete some"))
+
+    def _pod(
+        self, found: LocalObject, applier: Applier, now: float, bare: list[LocalPod], replaced: list[LocalPod]
+    ) -> str:
+        there = self._pods.named(found.namespace, found.name)
+        label = f"{POD} {found.namespace}/{found.name}"
+        if there is not None:
+            self._owner_only(applier.user, f"change {label}", there.applier.user)
+            if there.owner is not None:
+                owner = " ".join(there.owner)
+                raise invalid(Invalid(f"{label}: metadata.name", found.name, f"another name: it is a Pod of {owner}"))
+            if there.ending is None and there.template == template_of(found.manifest):
+                return "unchanged"
+            replaced.append(there)
+        bare.append(self._pods.new_pod(found.manifest, None, applier, now))
+        return "created" if there is None or there.ending is not None else "configured"
+
+    def _workload(self, found: LocalObject, applier: Applier, now: float, workloads: list[Workload]) -> str:
+        there = self._pods.workloads.get((found.kind, found.namespace, found.name))
+        made = Workload(
+            found.kind, found.namespace, found.name, found.manifest, template_of(found.manifest), applier, now
+        )
+        if there is None:
+            workloads.append(made)
+            return "created"
+        self._owner_only(applier.user, f"change {found.kind} {found.namespace}/{found.name}", there.applier.user)
+        if there.manifest == found.manifest:
+            return "unchanged"
+        # Whose it is does not change with who changes it; Pods of the same template are left alone.
+        workloads.append(replace(made, applier=replace(applier, user=there.applier.user, group=there.applier.group)))
+        workloads[-1] = replace(workloads[-1], created=there.created)
+        return "configured"
+
+    async def _make_room(self, replaced: list[LocalPod]) -> None:
+        """A bare Pod that is applied anew is made anew: two cannot have one name."""
+        if replaced:
+            self._pods.delete(workload=None, pods=replaced, grace=None)
+            await self._until_gone([each.uid for each in replaced])
+
+    def _names(self, result: Mapping[str, Any]) -> list[str]:
+        if result["kind"] == POD:
+            return [result["name"]]
+        workload = self._pods.workloads.get((result["kind"], result["namespace"], result["name"]))
+        there = [] if workload is None else self._pods.owned(workload)
+        return sorted(each.name for each in there if each.ending is None)
+
+    # --- delete ------------------------------------------------------------------------------------------------
+
+    async def _delete(self, request: dict[str, Any], caller: Caller, say: Say) -> dict[str, Any]:
+        grace = request.get("grace")
+        if grace is not None and (
+            isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace <= _LONGEST_GRACE
+        ):
+            raise invalid(Invalid("grace", grace, "seconds, 0 to 86400"))
+        found = self._find(request)
+        self._owner_only(caller.uid, f"delete {found.kind if isinstance(found, Workload) else POD} {found.namespace}/"
+                         f"{found.name}", found.applier.user)  # fmt: skip
+        going = self._pods.owned(found) if isinstance(found, Workload) else [found]
+        workload = found if isinstance(found, Workload) else None
+        self._pods.delete(workload=workload, pods=going, grace=None if grace is None else float(grace))
+        for each in going:
+            say({"event": {"deleting": each.key}})
+        await self._until_gone([each.uid for each in going])
+        return {"deleted": [each.key for each in going]}
+
+    async def _until_gone(self, uids: list[str]) -> None:
+        there = [self._pods.pods[uid] for uid in uids if uid in self._pods.pods]
+        deadline = time.monotonic() + max((each.ending or 0.0 for each in there), default=0.0) + _OVER_GRACE
+        while any(uid in self._pods.pods for uid in uids):
+            if time.monotonic() > deadline:
+                left = ", ".join(self._pods.pods[uid].key for uid in uids if uid in self._pods.pods)
+                raise RefusedError("failed", text=f"{left}: not all processes have ended; the daemon goes on trying")
+            await asyncio.sleep(_STEP)
+            self._pods.tick(time.time())
+
+    # --- looking -----------------------------------------------------------------------------------------------
+
+    async def _object(self, request: dict[str, Any], _caller: Caller, _say: Say) -> dict[str, Any]:
+        found = self._find(request)
+        show = workload_object(self._pods, found) if isinstance(found, Workload) else pod_object(self._pods, found)
+        return {"object": show}
+
+    async def _logs(self, request: dict[str, Any], _caller: Caller, _say: Say) -> dict[str, Any]:
+        """Where the output is. Reading it is the caller's, with the caller's rights."""
+        pod = self._find({**request, "kind": POD})
+        assert isinstance(pod, LocalPod)
+        mains = [each.name for each in pod.state.containers if not each.init]
+        name = mains[0] if request.get("container") is None else request["container"]
+        found = next((each for each in pod.state.containers if each.name == name), None)
+        if found is None:
+            names = sorted(each.name for each in pod.state.containers)
+            raise RefusedError("unknown-name", name=str(name)[:80], names=names)
+        running = not pod.state.phase.over
+        return {"pod": pod.key, "container": found.name, "log": found.log, "running": running}
+
+    def _find(self, request: Mapping[str, Any]) -> LocalPod | Workload:
+        """Raises RefusedError, with the names there are."""
+        kind, name = request.get("kind"), request.get("name")
+        namespace = request.get("namespace") or "default"
+        if kind == POD:
+            pod = self._pods.named(str(namespace), str(name))
+            if pod is not None:
+                return pod
+            names = [each.key for each in self._pods.pods.values()]
+        elif kind in WORKLOADS:
+            workload = self._pods.workloads.get((str(kind), str(namespace), str(name)))
+            if workload is not None:
+                return workload
+            names = [f"{each.namespace}/{each.name}" for each in self._pods.workloads.values() if each.kind == kind]
+        else:
+            raise invalid(Invalid("kind", kind, f"Pod, {', '.join(WORKLOADS)}"))
+        raise RefusedError("unknown-name", name=f"{namespace}/{name}"[:140], names=sorted(names))
+
+    def _owner_only(self, user: int, what: str, owner: int) -> None:
+        if user not in (0, os.geteuid(), owner):
+            raise RefusedError("denied", text=f"only root{f' and user {owner}' if owner else ''} may {what}")
+
+    # --- keepers -----------------------------------------------------------------------------------------------
+
+    async def keep(self, request: dict[str, Any], caller: Caller, reader: asyncio.StreamReader, say: Say) -> None:
+        """As long as its line is open."""
+        pod, entry = await self._pods.keep(request, caller, say)
+        try:
+            while line := await reader.readline():
+                said = json.loads(line)
+                if isinstance(said, dict) and isinstance(said.get("state"), dict):
+                    self._pods.report(pod.uid, said["state"], time.time())
+                    say({"event": {"noted": said.get("report")}})
+        except (ValueError, RecursionError):
+            raise RefusedError("malformed", text="not a line of JSON") from None
+        finally:
+            self._pods.hung_up(pod.uid, say)
+            if entry is not None:
+                self._pods.node.leave(entry, time.time())
+
+
+def _applier(request: Mapping[str, Any], caller: Caller) -> Applier:
+    folder, environment = request.get("cwd", "/"), request.get("env", {})
+    if not isinstance(folder, str) or not folder.startswith("/") or "\0" in folder:
+        raise invalid(Invalid("cwd", folder, "an absolute path"))
+    if not isinstance(environment, dict) or not all(
+        isinstance(value, str) and "\0" not in name + value and name and "=" not in name
+        for name, value in environment.items()
+    ):
+        raise invalid(Invalid("env", environment, "a mapping of names to text"))
+    return Applier(caller.uid, caller.gid, folder, environment)

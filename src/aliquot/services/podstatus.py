@@ -1,0 +1,135 @@
+"""The Pods of one machine as JSON: for `status`, and as Kubernetes would show the object."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from aliquot.dialects.localobjects import amounts_of
+from aliquot.model.claim import AppClass
+from aliquot.model.localpod import ContainerState, LocalPod, Phase, Workload
+from aliquot.model.tenant import Standing
+
+from . import podplaces
+from .localpods import LocalPods
+from .podcontrol import ready
+from .status import shares_told
+
+
+def pods_told(pods: LocalPods, standings: Mapping[str, Mapping[str, Standing]]) -> dict[str, Any]:
+    """Workloads and Pods, as `status` shows them. `standings` by tenant and card."""
+    known: dict[object, str] = {}
+    return {
+        "workloads": [_workload(pods, each) for each in pods.workloads.values()],
+        "pods": [_pod(pods, each, standings, pods.reason_of(each, known)) for each in pods.pods.values()],
+    }
+
+
+def _workload(pods: LocalPods, workload: Workload) -> dict[str, Any]:
+    there, amounts = pods.owned(workload), amounts_of(workload.manifest)
+    done = sum(each.state.phase is Phase.SUCCEEDED for each in there)
+    return {
+        "kind": workload.kind,
+        "namespace": workload.namespace,
+        "name": workload.name,
+        "replicas": amounts.replicas if amounts.completions is None else amounts.completions,
+        "ready": ready(there) if amounts.completions is None else done,
+        "created": workload.created,
+        "user": workload.applier.user,
+    }
+
+
+def _pod(
+    pods: LocalPods, pod: LocalPod, standings: Mapping[str, Mapping[str, Standing]], reason: str | None
+) -> dict[str, Any]:
+    claim, state, tenancy = pods.claims[pod.uid], pod.state, pods.node.tenancies.get(pod.tenant)
+    return {
+        "namespace": pod.namespace,
+        "name": pod.name,
+        "key": pod.key,
+        "uid": pod.uid,
+        "user": pod.applier.user,
+        "owner": None if pod.owner is None else {"kind": pod.owner[0], "name": pod.owner[1]},
+        "dialect": None if claim is None else claim.dialect,
+        "class": (AppClass.NORMAL if claim is None else claim.app_class).value,
+        "phase": state.phase.value,
+        "reason": reason,
+        "terminating": pod.ending is not None,
+        "node": state.node,
+        "cards": [] if tenancy is None else shares_told(tenancy.shares, standings.get(pod.tenant, {})),
+        "containers": [_container(each) for each in state.containers],
+        "created": pod.created,
+        "started": state.started,
+        "finished": state.finished,
+        "restart_policy": podplaces.plan(pod).restart_policy,
+        "why": list(state.why),
+        "events": [asdict(each) for each in state.events],
+    }
+
+
+def _container(container: ContainerState) -> dict[str, Any]:
+    return {**asdict(container), "command": list(container.command)}
+
+
+# --- as Kubernetes has it ------------------------------------------------------------------------------------------
+
+
+def pod_object(pods: LocalPods, pod: LocalPod) -> dict[str, Any]:
+    """The Pod as it was applied, with its status."""
+    state, reason = pod.state, pods.reason_of(pod, {})
+    metadata = {**podplaces.manifest_of(pod)["metadata"], "creationTimestamp": _when(pod.created)}
+    spec = {**pod.manifest["spec"], **({} if state.node is None else {"nodeName": state.node})}
+    status = {
+        "phase": state.phase.value,
+        **({"reason": "Waiting" if state.phase is Phase.PENDING else "Error", "message": reason} if reason else {}),
+        **({"startTime": _when(state.started)} if state.started else {}),
+        "initContainerStatuses": [_status(each) for each in state.containers if each.init],
+        "containerStatuses": [_status(each) for each in state.containers if not each.init],
+    }
+    return {**pod.manifest, "metadata": metadata, "spec": spec, "status": status}
+
+
+def workload_object(pods: LocalPods, workload: Workload) -> dict[str, Any]:
+    """The workload as it was applied, with its status."""
+    told = _workload(pods, workload)
+    counts = {"replicas": len(pods.owned(workload)), "readyReplicas": told["ready"]}
+    if workload.kind == "Job":
+        there = pods.owned(workload)
+        counts = {
+            "active": sum(not each.state.phase.over for each in there),
+            "succeeded": told["ready"],
+            "failed": sum(each.state.phase is Phase.FAILED for each in there),
+        }
+    metadata = {**workload.manifest["metadata"], "creationTimestamp": _when(workload.created)}
+    return {**workload.manifest, "metadata": metadata, "status": counts}
+
+
+def _status(container: ContainerState) -> dict[str, Any]:
+    state: dict[str, Any]
+    if container.state == "running":
+        state = {"running": {"startedAt": _when(container.started)}}
+    elif container.state == "ended":
+        state = {
+            "terminated": {
+                "exitCode": container.exit_code,
+                "startedAt": _when(container.started),
+                "finishedAt": _when(container.ended),
+                "reason": "Completed" if container.exit_code == 0 else "Error",
+            }
+        }
+    else:
+        why = "CrashLoopBackOff" if container.restarts else "ContainerCreating"
+        state = {"waiting": {"reason": why, **({"message": container.reason} if container.reason else {})}}
+    return {
+        "name": container.name,
+        "image": container.image,
+        "ready": container.state == "running" or (container.init and container.exit_code == 0),
+        "restartCount": container.restarts,
+        "state": state,
+    }
+
+
+def _when(seconds: float | None) -> str | None:
+    return None if seconds is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

@@ -1,0 +1,59 @@
+"""The browser of the tests: Debian's chromium, driven by playwright, which then fetches none of its own.
+
+`python tests/browser/chromium.py --install` installs it where it is missing and that can be; else it says what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+# As root there is no sandbox to be had; the rest is what a browser does of its own accord, to hosts we never named.
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-quic",
+    "--font-render-hinting=none",
+]
+PACKAGES = ["chromium", "fonts-noto-cjk"]  # without such a font the Chinese pictures are empty boxes
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def find() -> str | None:
+    """$CHROMIUM, or the first that is installed."""
+    found = (os.environ.get("CHROMIUM"), *(shutil.which(name) for name in _NAMES))
+    return next((path for path in found if path), None)
+
+
+def install() -> str | None:
+    """What keeps it from being there afterwards; None when it is there."""
+    if find() is not None:
+        return None
+    how = f"install it (Debian: apt-get install {' '.join(PACKAGES)}), or set CHROMIUM to the browser's path"
+    apt = shutil.which("apt-get")
+    if apt is None or os.geteuid() != 0:
+        return f"no chromium is installed: {how}"
+    quiet = [apt, "-qq", "-o", "DPkg::Lock::Timeout=300"]
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    print(f"installing {' and '.join(PACKAGES)} with apt-get ...", flush=True)
+    for words in (["update"], ["install", "--yes", "--no-install-recommends", *PACKAGES]):
+        done = subprocess.run([*quiet, *words], env=environment, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            return f"apt-get {words[0]} failed: {done.stderr.strip()[-500:]}\n{how}"
+    return None if find() else f"apt-get installed no chromium: {how}"
+
+
+def main() -> int:
+    wrong = install() if "--install" in sys.argv[1:] else None if find() else "no chromium is installed"
+    print(f"error: {wrong}" if wrong else find(), file=sys.stderr if wrong else sys.stdout)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""One machine, live: what happens on its cards is seen as it happens."""
+
+from __future__ import annotations
+
+import re
+
+from playwright.sync_api import Browser, expect
+
+from browser.scenes import Shown, shown
+from browser.visits import visiting
+
+SOON = 4_000  # ms; a tick comes twice a second
+
+
+def test_a_run_appears_on_its_card_when_it_starts_and_goes_when_it_ends(browser: Browser, machine: Shown) -> None:
+    with visiting(browser, machine.url) as visit:
+        first = visit.page.get_by_role("article", name="card 0")
+        expect(first).to_contain_text("free")
+        machine.normal_load("batch", memory=6, core=50)
+        expect(first.get_by_role("button", name="batch")).to_be_visible(timeout=SOON)
+        expect(first).to_contain_text(re.compile(r"6(\.0)? / 24(\.0)? GiB"))
+        expect(first.get_by_role("row", name="batch")).to_contain_text("running")
+        machine.aliquot("stop", "batch")
+        expect(first.get_by_role("button", name="batch")).to_have_count(0, timeout=SOON)
+
+
+def test_a_preemption_is_marked_on_the_timeline(browser: Browser, machine: Shown) -> None:
+    machine.normal_load("big", memory=20, core=10)
+    machine.offline_load("train")
+    machine.online_server("serve")  # on the same card as train: the other one has no room
+    with visiting(browser, machine.url) as visit:
+        serve = visit.page.get_by_role("button", name="serve")
+        lanes = visit.page.get_by_role("region", name="who held card").filter(has=serve)
+        expect(lanes.get_by_role("button", name="train")).to_be_visible()
+        box = lanes.get_by_role("img").bounding_box()
+        assert box is not None
+
+        def told() -> list[str]:
+            """What the pointer hears of marks, from now to ten seconds ago."""
+            heard = []
+            for back in range(0, round(box["width"] / 6), 4):
+                visit.page.mouse.move(box["x"] + box["width"] - 1 - back, box["y"] + 10)
+                heard += lanes.get_by_text("took the card from").all_text_contents()
+            return heard
+
+        for _ in range(10):
+            marks = told()
+            if marks:
+                break
+            visit.page.wait_for_timeout(500)
+        assert any("serve took the card from train" in mark for mark in marks)
+
+
+def test_who_waits_is_told_with_the_reason(browser: Browser, machine: Shown) -> None:
+    machine.normal_load("big", memory=20, core=10)
+    machine.normal_load("large", memory=20, core=10)
+    with visiting(browser, machine.url) as visit, machine.somebody_waits("late", memory=12):
+        waiting = visit.page.locator("section", has=visit.page.get_by_role("heading", name="Waiting Pods"))
+        expect(waiting.get_by_role("button", name="late")).to_be_visible(timeout=SOON)
+        expect(waiting).to_contain_text("4 GiB free")
+        expect(waiting).to_contain_text("12 GiB wanted")
+
+
+def test_a_click_on_a_run_tells_where_it_is_and_why(browser: Browser, machine: Shown) -> None:
+    machine.normal_load("batch", memory=6, core=50)
+    with visiting(browser, machine.url) as visit:
+        visit.page.get_by_role("article", name="card 0").get_by_role("button", name="batch").click()
+        panel = visit.page.get_by_role("dialog", name="batch")
+        expect(panel.get_by_role("heading", name="Where")).to_be_visible()
+        expect(panel.get_by_role("heading", name="Why", exact=True)).to_be_visible()
+        expect(panel).to_contain_text("card 0")
+        expect(panel).to_contain_text(re.compile(r"6(\.0)? GiB"))
+        visit.picture("run")
+        visit.page.keyboard.press("Escape")
+        expect(panel).to_have_count(0)
+
+
+def test_a_changed_policy_is_seen(browser: Browser, machine: Shown) -> None:
+    with visiting(browser, machine.url) as visit:
+        expect(visit.page.get_by_text("best-effort").first).to_be_visible()
+        machine.aliquot("policy", "set", "fixed-share")
+        try:
+            expect(visit.page.get_by_text("fixed-share").first).to_be_visible(timeout=SOON)
+        finally:
+            machine.aliquot("policy", "set", "best-effort")
+
+
+def test_a_killed_daemon_is_missed_and_the_next_one_is_found(browser: Browser) -> None:
+    with shown("1x8GiB") as machine, visiting(browser, machine.url) as visit:
+        visit.forgiven = lambda trouble: "ERR_CONNECTION_REFUSED" in trouble or "ERR_INCOMPLETE_CHUNKED" in trouble
+        standing = visit.page.get_by_role("status").first
+        expect(standing).to_contain_text("live")
+        machine.kill()
+        expect(standing).to_contain_text("not connected")
+        expect(visit.page.get_by_role("article", name="card 0")).to_be_visible()  # what was known stays, marked as old
+        machine.up()
+        expect(standing).to_contain_text("live")
+        machine.normal_load("after", memory=2, core=50)
+        expect(visit.page.get_by_role("button", name="after").first).to_be_visible(timeout=SOON)
+        machine.clear()

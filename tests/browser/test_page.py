@@ -1,0 +1,81 @@
+"""The page itself: light, fast, alone with its server, and readable by everybody."""
+
+from __future__ import annotations
+
+import urllib.request
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from browser.scenes import Shown
+from browser.visits import PHONE, usual_first_paint, visiting
+
+FIRST_PAINT = 1.0  # seconds
+SCRIPTS = 100_000  # bytes of JavaScript, gzipped
+BACKGROUND = "() => getComputedStyle(document.documentElement).backgroundColor"
+
+
+def test_something_is_seen_within_a_second(browser: Browser, machine: Shown) -> None:
+    assert usual_first_paint(browser, machine.url) < FIRST_PAINT
+
+
+def test_all_javascript_is_less_than_100_kb(browser: Browser, machine: Shown) -> None:
+    with visiting(browser, machine.url) as visit:
+        expect(visit.page.get_by_role("status").first).to_contain_text("live")
+        print(f"{len(visit.scripts)} scripts, {visit.script_bytes():,} bytes gzipped")
+        assert 0 < visit.script_bytes() < SCRIPTS
+
+
+def test_the_server_forbids_the_page_to_talk_to_anybody_else(machine: Shown) -> None:
+    """`visiting` holds every test to it; this is what browsers enforce."""
+    with urllib.request.urlopen(machine.url) as answer:
+        rules = answer.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in rules or "default-src 'self'" in rules
+    assert "unsafe-eval" not in rules
+    assert "http" not in rules
+
+
+def test_simulated_cards_are_called_so(browser: Browser, machine: Shown) -> None:
+    with visiting(browser, machine.url) as visit:
+        expect(visit.page.get_by_text("simulated: 2x24GiB")).to_be_visible()
+
+
+@pytest.mark.parametrize("language", ["en-US", "zh-CN"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_busy_machine_is_readable_in_any_light_and_language(
+    browser: Browser, busy: Shown, scheme: str, language: str
+) -> None:
+    with visiting(browser, busy.url, color_scheme=scheme, locale=language) as visit:
+        heading = {"en-US": "Waiting Pods", "zh-CN": "排队的 Pod"}[language]
+        expect(visit.page.get_by_role("heading", name=heading)).to_be_visible()
+        red = int(visit.page.evaluate(BACKGROUND).removeprefix("rgb(").split(",")[0])
+        assert (red > 200) if scheme == "light" else (red < 60)
+        visit.page.wait_for_timeout(1500)  # a timeline that has something to show, for whoever looks at the picture
+        visit.picture(f"machine-{scheme}-{language[:2]}")
+
+
+def test_theme_and_language_are_switched_by_hand_and_kept(browser: Browser, machine: Shown) -> None:
+    with visiting(browser, machine.url) as visit:
+        light = visit.page.evaluate(BACKGROUND)
+        for _ in range(3):
+            if visit.page.evaluate(BACKGROUND) == light:
+                visit.page.get_by_role("button", name="Theme").click()
+        assert visit.page.evaluate(BACKGROUND) != light
+        visit.page.get_by_role("button", name="中文").click()
+        expect(visit.page.get_by_role("button", name="English")).to_be_visible()
+        assert visit.page.evaluate("document.documentElement.lang").startswith("zh")
+        dark = visit.page.evaluate(BACKGROUND)
+        visit.page.reload()
+        expect(visit.page.get_by_role("button", name="English")).to_be_visible()
+        assert visit.page.evaluate(BACKGROUND) == dark
+
+
+def test_a_phone_shows_all_of_it_without_scrolling_sideways(browser: Browser, busy: Shown) -> None:
+    with visiting(browser, busy.url, viewport=PHONE, device_scale_factor=2, has_touch=True) as visit:
+        expect(visit.page.get_by_role("heading", name="Waiting Pods")).to_be_visible()
+        visit.picture("phone")
+        assert visit.overflow() <= 0
+        visit.page.get_by_role("button", name="train").first.click()
+        expect(visit.page.get_by_role("dialog")).to_be_visible()
+        visit.picture("phone-pod")
+        assert visit.overflow() <= 0

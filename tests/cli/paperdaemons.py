@@ -1,0 +1,182 @@
+"""A daemon of paper: answers on a control socket what a test wrote down, and remembers what it was asked."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+Answer = Json | list[Json] | Callable[[Json], Json | list[Json]]
+
+GIB = 1 << 30
+
+
+class PaperDaemon:
+    """`answers` by operation: what "ok" is, or whole lines (events, then "ok" or "error"), or a function to either."""
+
+    def __init__(self, home: Path, **answers: Answer) -> None:
+        self.home = home
+        self.answers: dict[str, Answer] = dict(answers)
+        self.asked: list[Json] = []
+        self.listen()
+
+    def listen(self) -> None:
+        """From now on; also again, after it was closed."""
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(self.home / "control.sock"))
+        self._listener.listen(16)
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def requests(self, operation: str) -> list[Json]:
+        """What it was asked of that operation."""
+        return [each for each in self.asked if each["op"] == operation]
+
+    def close(self) -> None:
+        """Nobody listens any more."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        (self.home / "control.sock").unlink()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rwb") as stream:
+            line = stream.readline()
+            if not line:
+                return
+            request = json.loads(line)
+            self.asked.append(request)
+            answer = self.answers.get(request["op"], [{"error": {"kind": "malformed", "text": "no such operation"}}])
+            said = answer(request) if callable(answer) else answer
+            for each in said if isinstance(said, list) else [{"ok": said}]:
+                stream.write(json.dumps(each).encode() + b"\n")
+
+
+def a_share(index: int = 0, gib: int = 3, **more: Any) -> Json:
+    """What a tenant has of a card."""
+    return {
+        "index": index,
+        "uuid": f"GPU-{index}",
+        "exclusive": False,
+        "core": None,
+        "memory_limit_bytes": gib * GIB,
+        "state": "running",
+        "level": "hardware",
+        "share": 0.5,
+        "memory_used_bytes": 64 << 20,
+        "pids": [],
+        "preemptions": 0,
+        "paused_seconds": 0.0,
+        "refused_allocations": 0,
+        **more,
+    }
+
+
+def a_container(name: str = "main", state: str = "running", **more: Any) -> Json:
+    """A container of a Pod."""
+    return {
+        "name": name,
+        "init": False,
+        "state": state,
+        "exit_code": None,
+        "restarts": 0,
+        "started": 0.0,
+        "ended": None,
+        "pid": 4711 if state == "running" else None,
+        "image": "some/image:v1",
+        "command": ["python", "train.py"],
+        "log": f"/logs/{name}",
+        **more,
+    }
+
+
+def a_pod(name: str, namespace: str = "default", **more: Any) -> Json:
+    """A Pod that runs on the first card."""
+    return {
+        "namespace": namespace,
+        "name": name,
+        "key": f"{namespace}/{name}",
+        "uid": f"uid-{name}",
+        "user": 0,
+        "owner": None,
+        "dialect": "gpushare",
+        "class": "normal",
+        "phase": "Running",
+        "reason": None,
+        "terminating": False,
+        "node": "box",
+        "cards": [a_share()],
+        "containers": [a_container()],
+        "created": 0.0,
+        "started": 0.0,
+        "finished": None,
+        "restart_policy": "Always",
+        "why": [],
+        "events": [],
+        **more,
+    }
+
+
+def pending(name: str, reason: str = "card 0 has 1.0 GiB free (3.0 GiB wanted)", **more: Any) -> Json:
+    """A Pod that waits."""
+    waits: Json = {"phase": "Pending", "node": None, "cards": [], "reason": reason, "started": None}
+    return a_pod(name, **{**waits, "containers": [a_container(state="waiting")], **more})
+
+
+def a_workload(kind: str, name: str, namespace: str = "default", **more: Any) -> Json:
+    """One that made two of three."""
+    return {
+        "kind": kind,
+        "namespace": namespace,
+        "name": name,
+        "replicas": 3,
+        "ready": 2,
+        "created": 0,
+        "user": 0,
+        **more,
+    }
+
+
+def a_status(*pods: Json, **more: Any) -> Json:
+    """A machine of one node with two cards of 24 GiB."""
+    return {
+        "daemon": {"pid": 1, "simulated": None},
+        "rules": {"policy": "best-effort", "release_delay_seconds": 0.1},
+        "nodes": [
+            {"name": "box", "cards": ["GPU-0", "GPU-1"], "offers": ["qgpu", "gpushare"], "policy": "best-effort"}
+        ],
+        "cards": [a_card("box", index) for index in range(2)],
+        "workloads": [],
+        "pods": list(pods),
+        "tenants": [],
+        "queue": [],
+        "findings": [],
+        **more,
+    }
+
+
+def a_card(node: str, index: int, booked_gib: int = 0, **more: Any) -> Json:
+    """A card of 24 GiB."""
+    return {
+        "node": node,
+        "index": index,
+        "uuid": f"GPU-{index}",
+        "model": "Paper 1000",
+        "memory_bytes": 24 * GIB,
+        "memory_used_bytes": 0,
+        "memory_booked_bytes": booked_gib * GIB,
+        "core_booked": 0.0,
+        "tenants": int(booked_gib > 0),
+        "utilisation": None,
+        **more,
+    }

@@ -1,0 +1,126 @@
+"""What is in examples/ is what its READMEs say."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from aliquot.cli.main import cli
+from aliquot.dialects import parse_pod
+from aliquot.dialects.kube import expand
+from aliquot.model.claim import AppClass, Claim
+from aliquot.model.refusal import Invalid
+from machines import Machine, paper
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+MANIFESTS = sorted(path for path in EXAMPLES.rglob("*.yaml") if path.name != "cluster.yaml")
+DEPLOYED = ("qgpu-manager.yaml", "qgpu-scheduler.yaml")  # how the vendor deploys its own: no Pod of theirs has a card
+WITH_PODS = [path for path in MANIFESTS if path.name not in DEPLOYED and path.parent.name != "explain"]
+PROGRAMS = sorted((EXAMPLES / "workloads").glob("*.py"))
+
+
+def objects(path: Path) -> list[dict[str, Any]]:
+    return [each for each in yaml.safe_load_all(path.read_text()) if each]
+
+
+def claims(path: Path) -> list[Claim | tuple[Invalid, ...] | None]:
+    made = [expand(each) for each in objects(path)]
+    return [parse_pod(pod) for pods in made if not isinstance(pods, Invalid) for pod in pods]
+
+
+def test_there_are_examples() -> None:
+    assert len(WITH_PODS) >= 12
+
+
+@pytest.mark.parametrize("path", WITH_PODS, ids=lambda path: path.name)
+def test_every_manifest_is_understood(path: Path) -> None:
+    parsed = claims(path)
+    assert parsed
+    assert all(isinstance(each, Claim) for each in parsed), parsed
+
+
+@pytest.mark.parametrize("path", WITH_PODS, ids=lambda path: path.name)
+def test_every_pod_finds_a_place_on_the_cluster_of_the_seeds(path: Path) -> None:
+    cluster = str(EXAMPLES / "seeds" / "cluster.yaml")
+    result = CliRunner().invoke(cli, ["explain", "-f", str(path), "--cluster", cluster, "-o", "json"])
+    assert [each["pod"] for each in json.loads(result.stdout) if not each["fits"]] == []
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize("path", [path for path in MANIFESTS if path.name in DEPLOYED], ids=lambda path: path.name)
+def test_what_the_vendor_deploys_beside_the_pods_asks_for_no_card(path: Path) -> None:
+    assert [each for each in claims(path) if each is not None] == []
+
+
+def test_online_and_offline_are_what_their_files_are_called() -> None:
+    for path in WITH_PODS:
+        for word, app_class in (("online", AppClass.ONLINE), ("offline", AppClass.OFFLINE)):
+            if word in path.stem.split("-"):
+                assert [each.app_class for each in claims(path) if isinstance(each, Claim)] == [app_class]
+
+
+def test_the_policy_for_old_kube_schedulers_is_what_the_command_prints() -> None:
+    words = ["manifests", "scheduler-config", "--kubernetes", "1.22", "--dialect", "gpushare", "-o", "json"]
+    printed = CliRunner().invoke(cli, words)
+    assert (EXAMPLES / "seeds" / "scheduler-policy-config.json").read_text() == printed.stdout
+
+
+def test_explain_prints_what_the_readme_of_the_seeds_shows() -> None:
+    readme = (EXAMPLES / "seeds" / "README.md").read_text()
+    shown = re.search(r"^\$ aliquot (explain [^\n]*)\n(.*?)\n```", readme, re.MULTILINE | re.DOTALL)
+    assert shown
+    words = shown[1].replace("examples/", f"{EXAMPLES}/").split()
+    result = CliRunner().invoke(cli, words)
+    assert result.stderr + result.stdout == shown[2] + "\n"
+
+
+@pytest.mark.parametrize("folder", [EXAMPLES, *sorted(path for path in EXAMPLES.iterdir() if path.is_dir())], ids=str)
+def test_every_folder_tells_of_all_that_is_in_it(folder: Path) -> None:
+    readme = (folder / "README.md").read_text()
+    there = [path.name for path in folder.iterdir() if path.name not in ("README.md", "__pycache__")]
+    assert [name for name in there if f"`{name}`" not in readme] == []
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.name)
+def test_a_program_that_needs_pytorch_says_so_where_there_is_none(program: Path, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('torch')")
+    done = subprocess.run(
+        [sys.executable, program, "--help"], capture_output=True, text=True, env={"PYTHONPATH": str(tmp_path)}
+    )
+    if "import torch" in program.read_text():
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == f"{program.name}: needs PyTorch, which is not installed here: pip install torch\n"
+    else:
+        assert done.returncode == 0
+
+
+@pytest.mark.parametrize("path", WITH_PODS, ids=lambda path: path.name)
+def test_programs_that_manifests_call_are_there(path: Path) -> None:
+    words = re.findall(r'"(examples/[^"]+)"', path.read_text())
+    assert [word for word in words if not (EXAMPLES.parent / word).exists()] == []
+
+
+@pytest.fixture(scope="module")
+def eight_cards_twice() -> Iterator[Machine]:
+    machine = paper("2x8x24")
+    machine.up()
+    yield machine
+    machine.close()
+
+
+@pytest.mark.parametrize("path", WITH_PODS, ids=lambda path: path.name)
+def test_every_manifest_can_be_applied_on_one_machine(path: Path, eight_cards_twice: Machine) -> None:
+    done = eight_cards_twice.aliquot("apply", "--dry-run", "-f", str(path), "-o", "json")
+    assert done.returncode == 0, done.stderr
+    told = [(each["kind"], each["name"], each["action"]) for each in json.loads(done.stdout)]
+    assert told == [(each["kind"], each["metadata"]["name"], "created") for each in objects(path)]
+    assert eight_cards_twice.status()["pods"] == []

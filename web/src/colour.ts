@@ -1,0 +1,63 @@
+/*
+ * Colour by class, shade by tenant. Blue, orange and bluish green (Okabe and Ito) stay apart for every kind of colour
+ * blindness; nothing is told by colour alone. A tenant keeps its shade for as long as the page is open.
+ */
+
+import type { Class } from "./contract";
+
+const SHADES = ["", "light", "dark", "lighter", "darker"] as const;
+const MIX: Record<(typeof SHADES)[number], string> = {
+  "": "",
+  light: "white 26%",
+  dark: "black 26%",
+  lighter: "white 44%",
+  darker: "black 44%",
+};
+
+const given = new Map<string, number>();
+const next: Record<Class, number> = { online: 0, offline: 0, normal: 0 };
+
+export function shadeOf(key: string, kind: Class): number {
+  const id = `${kind} ${key}`;
+  let shade = given.get(id);
+  if (shade === undefined) given.set(id, (shade = next[kind]++ % SHADES.length));
+  return shade;
+}
+
+/** As CSS; a canvas asks `resolved` for it. */
+export function tenantColour(key: string, kind: Class): string {
+  const mix = MIX[SHADES[shadeOf(key, kind)]!];
+  return mix ? `color-mix(in oklab, var(--${kind}), ${mix})` : `var(--${kind})`;
+}
+
+let probe: HTMLElement | null = null;
+let pixel: CanvasRenderingContext2D | null = null;
+const cache = new Map<string, [number, number, number]>();
+let cachedTheme = "";
+
+/** The red, green and blue of any CSS colour in the theme of now: variables and mixes mean nothing to a canvas. */
+export function rgb(css: string, theme: string): [number, number, number] {
+  if (theme !== cachedTheme) {
+    cache.clear();
+    cachedTheme = theme;
+  }
+  let found = cache.get(css);
+  if (!found) {
+    if (!probe || !pixel) {
+      probe = document.body.appendChild(document.createElement("i"));
+      probe.hidden = true;
+      pixel = document.createElement("canvas").getContext("2d", { willReadFrequently: true })!;
+    }
+    probe.style.color = css;
+    pixel.fillStyle = getComputedStyle(probe).color;
+    pixel.fillRect(0, 0, 1, 1);
+    const [r, g, b] = pixel.getImageData(0, 0, 1, 1).data;
+    cache.set(css, (found = [r!, g!, b!]));
+  }
+  return found;
+}
+
+export function resolved(css: string, theme: string, alpha = 1): string {
+  const [r, g, b] = rgb(css, theme);
+  return `rgba(${r}, ${g}, ${b}, ${alpha})`;
+}

@@ -1,0 +1,112 @@
+/* One Pod, at the side: where it is and why, its cards, its containers, and what refused it. */
+
+import { useEffect, useRef } from "preact/hooks";
+
+import type { Pod } from "../contract";
+import { age, grouped, memory, shell, shortUuid } from "../format";
+import { useAsked, useShared } from "../hooks";
+import { go } from "../route";
+import { quota } from "./card";
+
+const EVERY = 2000;
+
+export function Panel({ name }: { name: string }) {
+  const { text } = useShared();
+  const answer = useAsked<Pod>(`pods/${encodeURIComponent(name)}`, EVERY);
+  const panel = useRef<HTMLDivElement>(null);
+  useEffect(() => {
+    const before = document.activeElement;
+    panel.current?.focus();
+    return () => {
+      if (before instanceof HTMLElement && before.isConnected) before.focus();
+    };
+  }, []);
+  return (
+    <div class="panel" ref={panel} tabIndex={-1} role="dialog" aria-label={`${text.pod} ${name}`}>
+      <div class="panel-head">
+        <h2>{name}</h2>
+        <button type="button" onClick={() => go({ pod: null })} aria-label={text.close} title={`${text.close} (Esc)`}>
+          ✕
+        </button>
+      </div>
+      {answer.is === "here" && <PodView pod={answer.value} />}
+      {answer.is === "gone" && <p class="quiet">{text.gone(name)}</p>}
+      {answer.is === "failed" && <p class="quiet">{text.notAnswered}</p>}
+      {answer.is === "loading" && <p class="quiet">{text.loading}</p>}
+    </div>
+  );
+}
+
+function PodView({ pod }: { pod: Pod }) {
+  const { world, text } = useShared();
+  return (
+    <>
+      <p class="chips">
+        <span class={`chip class-${pod.class}`}>{text[pod.class]}</span>
+        <span class="chip">{pod.phase}</span>
+        {(pod.kind === "run" || pod.dialect !== null) && <span class="chip">{pod.kind === "run" ? text.run : pod.dialect}</span>}
+        {pod.since !== null && <span class="chip">{age(world.state.now - pod.since)}</span>}
+        {pod.owner !== null && <span class="chip">{pod.owner}</span>}
+      </p>
+      <h3>{text.where}</h3>
+      {pod.node === null ? (
+        <p>{text.nowhere}</p>
+      ) : (
+        <button type="button" class="link" onClick={() => go({ node: pod.node, pod: pod.key })}>
+          {pod.node}
+        </button>
+      )}
+      {pod.cards.length > 0 && (
+        <table>
+          <tbody>
+            {pod.cards.map((card) => (
+              <tr key={card.uuid}>
+                <th scope="row">{text.cardN(card.index)}</th>
+                <td>
+                  <code title={card.uuid}>{shortUuid(card.uuid)}</code>
+                </td>
+                <td class="n">{memory(card.memory_mib)}</td>
+                <td class="n">{quota(card, text)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      )}
+      <Sentences title={text.why} all={pod.why} />
+      {pod.refusals.length > 0 && (
+        <>
+          <h3>{text.refusals}</h3>
+          <ul class="refusals">
+            {pod.refusals.map((each) => (
+              <li key={each.reason}>
+                {each.reason}
+                <small>{each.nodes === 1 ? text.refusalNode(each.example) : text.refusalNodes(grouped(each.nodes), each.example)}</small>
+              </li>
+            ))}
+          </ul>
+        </>
+      )}
+      {pod.containers.length > 0 && <h3>{text.containers}</h3>}
+      {pod.containers.map((container) => (
+        <div class="container" key={container.name}>
+          <b>{container.name}</b>
+          {container.command.length > 0 && <pre>{shell(container.command)}</pre>}
+        </div>
+      ))}
+    </>
+  );
+}
+
+function Sentences({ title, all }: { title: string; all: string[] }) {
+  if (all.length === 0) return null;
+  return (
+    <>
+      <h3>{title}</h3>
+      <ul>
+        {all.map((each) => (
+          <li key={each}>{each}</li>
+        ))}
+      </ul>
+    </>
+  );
+}

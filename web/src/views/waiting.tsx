@@ -1,0 +1,55 @@
+/* Who waits and for what; many with one reason are told as one. */
+
+import type { WaitingPod } from "../contract";
+import { age, grouped, shortKey } from "../format";
+import { useShared } from "../hooks";
+import { byReason } from "../reasons";
+import { go } from "../route";
+
+/** Up to so many are listed one by one. */
+const FEW = 8;
+
+export function Waiting() {
+  const { world, text } = useShared();
+  const { count, pods } = world.state.waiting;
+  const unseen = count - pods.length;
+  return (
+    <section class="box waiting">
+      <div class="head">
+        <h2>{text.waitingTitle}</h2>
+        <small>{grouped(count)}</small>
+      </div>
+      {count === 0 && <p class="quiet">{text.nobodyWaits}</p>}
+      {pods.length <= FEW
+        ? pods.map((pod) => <Row key={pod.key} pod={pod} reason />)
+        : byReason(pods).map(([reason, group]) => (
+            <details key={reason}>
+              <summary>
+                <b>{grouped(group.length)}</b> {reason}
+              </summary>
+              {group.map((pod) => (
+                <Row key={pod.key} pod={pod} />
+              ))}
+            </details>
+          ))}
+      {unseen > 0 && <p class="quiet">{text.moreWaiting(grouped(unseen))}</p>}
+    </section>
+  );
+}
+
+function Row({ pod, reason = false }: { pod: WaitingPod; reason?: boolean }) {
+  const { world, text } = useShared();
+  return (
+    <div class="waiter">
+      <button type="button" class="link" onClick={() => go({ pod: pod.key })} title={pod.key}>
+        <i class={`swatch ${pod.class}`} aria-hidden="true" /> <span>{shortKey(pod.key)}</span>
+      </button>
+      <small>
+        <span class={`c-${pod.class}`}>{text[pod.class]}</span>
+        {pod.dialect !== null && ` · ${pod.dialect}`} · {text.wants} {pod.wants}
+        {pod.since !== null && ` · ${text.waitsFor(age(world.state.now - pod.since))}`}
+      </small>
+      {reason && <p>{pod.reason}</p>}
+    </div>
+  );
+}
