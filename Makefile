@@ -39,9 +39,8 @@ PROTOC   = $(BIN)/python -m grpc_tools.protoc --proto_path=src --python_out=$(1)
 protos: $(TOOLS) ## the kubelet's messages, from the .proto files to Python
 	$(call PROTOC,src)
 
-run: $(STAMP) ## the main job: pack a generated cluster with every policy, and draw it
-	@mkdir -p out
-	@$(BIN)/aliquot simulate --generate 200x8 --policy all --plot out/packing.svg
+run: native ## the two-minute story: cards shared and measured, real ones or simulated; ARGS="--seconds 30" for a shorter one
+	@$(BIN)/aliquot demo $(ARGS)
 
 wheel: $(STAMP) ## the package for both architectures, and its sources, into dist/
 	@rm -rf dist

@@ -60,7 +60,7 @@ class PaperArbiter:
         self.found: list[Finding] = []
         self.running = False
 
-    def keep_trace(self) -> None: ...
+    def keep_trace(self, wanted: bool) -> None: ...
 
     def records(self) -> dict[str, list[Record]]:
         return {}

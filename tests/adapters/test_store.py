@@ -63,7 +63,7 @@ def test_a_damaged_file_is_put_aside_and_tenants_are_read_from_their_copies(fold
     mended = a_store(folder)
     if damage:
         assert mended.tenancies() == [tenancy("a")]
-        assert len(mended.notes) == 2
+        assert len(mended.notes) == 3
         assert next(folder.glob("state.db.damaged-*")).read_bytes() == damage
     else:  # an empty file is a new database: nothing is damaged
         assert mended.notes == []

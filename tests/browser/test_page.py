@@ -79,3 +79,23 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(browser: Browser, bu
         expect(visit.page.get_by_role("dialog")).to_be_visible()
         visit.picture("phone-pod")
         assert visit.overflow() <= 0
+
+
+def test_every_key_of_the_help_does_what_it_says(browser: Browser, machine: Shown) -> None:
+    with visiting(browser, machine.url) as visit:
+        keys = visit.page.keyboard
+        expect(visit.page.get_by_role("status").first).to_contain_text("live")
+        keys.press("?")
+        expect(visit.page.get_by_role("dialog", name="Keys and colours")).to_be_visible()
+        visit.picture("help")
+        keys.press("Escape")
+        expect(visit.page.get_by_role("dialog")).to_have_count(0)
+        keys.press("l")
+        expect(visit.page.get_by_role("button", name="English")).to_be_visible()
+        keys.press("l")
+        expect(visit.page.get_by_role("button", name="中文")).to_be_visible()
+        before = visit.page.get_by_role("button", name="Theme").get_attribute("title")
+        keys.press("t")
+        expect(visit.page.get_by_role("button", name="Theme")).not_to_have_attribute("title", before or "")
+        keys.press("/")
+        expect(visit.page.get_by_role("combobox")).to_be_focused()

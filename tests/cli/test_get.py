@@ -118,8 +118,26 @@ def test_nodes_show_their_cards_and_what_is_free(daemon: PaperDaemon) -> None:
     assert head.endswith("FREE ON EACH (GiB)")
 
 
+def test_a_card_that_somebody_has_alone_has_no_compute_left(daemon: PaperDaemon) -> None:
+    alone = {"name": "t", "class": "normal", "cards": [a_share(0, 24, exclusive=True)]}
+    daemon.answers["status"] = a_status(cards=[a_card("box", 0, 24), a_card("box", 1)], tenants=[alone])
+    assert "100% of 200%" in get("nodes").stdout
+    assert "the whole card is one tenant's" in CliRunner().invoke(cli, ["describe", "node"]).stdout
+
+
+def test_pods_come_by_name(daemon: PaperDaemon) -> None:
+    daemon.answers["status"] = a_status(a_pod("b"), a_pod("a"), a_pod("z", "earlier"))
+    assert get("pods", "-A", "-o", "name").stdout == "pod/a\npod/b\npod/z\n"
+
+
 def test_the_yaml_of_a_pod_is_its_manifest_with_its_status(daemon: PaperDaemon) -> None:
-    manifest = {"kind": "Pod", "metadata": {"name": "train"}, "spec": {}, "status": {"phase": "Running"}}
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "train"},
+        "spec": {},
+        "status": {"phase": "Running"},
+    }
     daemon.answers |= {"status": a_status(a_pod("train")), "object": {"object": manifest}}
     assert yaml.safe_load(get("pod", "train", "-o", "yaml").stdout) == manifest
     assert daemon.requests("object")[0] == {"op": "object", "kind": "Pod", "namespace": "default", "name": "train"}

@@ -105,7 +105,10 @@ OF_CORE = "a whole number from 1 to 100, percent of a card"
 OF_MEMORY = "GiB, or with a unit, as in 10, 1.5GiB or 512MiB; at least 1MiB"
 OF_NAME = "letters, digits, and . _ - after the first, at most 63"
 OF_TIME = "seconds, or with a unit, as in 90, 100ms, 10s, 5m or 2h"
-OF_SIMULATE = "how many cards of how much memory, as in 2x24GiB; at most 16 of 1GiB to 1024GiB"
+OF_SIMULATE = (
+    "how many cards of how much memory, as in 2x24GiB, or nodes of as many, as in 2x8x24GiB; "
+    "at most 64 cards in all, of 1GiB to 1024GiB"
+)
 REAL = "a daemon for real cards runs here; ALIQUOT_HOME=/tmp/sim makes room for another"
 
 

@@ -12,8 +12,11 @@ from aliquot.adapters.kube import Server
 from aliquot.cli.errors import InputError
 from aliquot.cli.scheduler import _scheduler_names, scheduler
 from aliquot.dialects import MemoryUnit, QgpuRules
+from aliquot.services.access import Listen
 from aliquot.services.scheduler import Settings
 from kubectls import invoked
+
+USUAL = Listen("127.0.0.1", 12346, usual=True)
 
 
 class Started:
@@ -78,7 +81,7 @@ def _refused(*words: object) -> str:
 
 def test_without_a_word_everything_is_as_the_help_says(started: Started) -> None:
     _ran()
-    assert started.settings == Settings()
+    assert started.settings == Settings(dashboard=USUAL)
     assert (started.settings.port, started.settings.priority) == (12345, "binpack")
     assert (started.server.url, started.level) == ("http://environment", "info")
 
@@ -127,7 +130,7 @@ def test_a_file_may_say_everything(started: Started, tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "{}", "# nothing\n"])
 def test_a_file_may_say_nothing(started: Started, tmp_path: Path, content: str) -> None:
     _ran("--config", _file(tmp_path, content))
-    assert started.settings == Settings()
+    assert started.settings == Settings(dashboard=USUAL)
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "http", "１２", "80 ", "9" * 5000], ids=lambda port: port[:8])

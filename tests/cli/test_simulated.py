@@ -150,7 +150,7 @@ def test_metrics_are_told_to_prometheus() -> None:
             assert f"aliquot_tenant_{counter}_total{labels}" in values
         assert values["aliquot_queue_length"] == 0
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/")
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/nothing")
         machine.clear()
     finally:
         machine.aliquot("down")

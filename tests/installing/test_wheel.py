@@ -84,7 +84,7 @@ def test_an_installed_wheel_runs_from_any_folder_with_nothing_set_up(wheels: dic
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
         assert done.returncode == 0, done.stdout

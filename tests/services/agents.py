@@ -66,6 +66,9 @@ class PaperAgent:
         }
         return {"daemon": self.about, "agent": agent, **status(self.scene, 1060.0), **self.otherwise}
 
+    def live(self) -> dict[str, Any]:
+        return {"name": "n1"}
+
 
 class RunningDoor:
     """The door in a thread with a loop of its own: who asks is a program that waits."""

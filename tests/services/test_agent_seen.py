@@ -11,6 +11,7 @@ import pytest
 
 from aliquot.adapters.kube import Server
 from aliquot.adapters.podstore import PodStore
+from aliquot.arbiter.timeline import Record
 from aliquot.cli.top import view
 from aliquot.model.device import Card
 from aliquot.model.edits import Edits
@@ -34,6 +35,11 @@ class _Arbiter:
 
     def alive(self, tenant_id: str) -> bool:
         return False
+
+    def keep_trace(self, wanted: bool) -> None: ...
+
+    def records(self) -> dict[str, list[Record]]:
+        return {}
 
 
 class _Health:

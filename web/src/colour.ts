@@ -5,14 +5,8 @@
 
 import type { Class } from "./contract";
 
-const SHADES = ["", "light", "dark", "lighter", "darker"] as const;
-const MIX: Record<(typeof SHADES)[number], string> = {
-  "": "",
-  light: "white 26%",
-  dark: "black 26%",
-  lighter: "white 44%",
-  darker: "black 44%",
-};
+/** So many shades has each class, in style.css. */
+const SHADES = 5;
 
 const given = new Map<string, number>();
 const next: Record<Class, number> = { online: 0, offline: 0, normal: 0 };
@@ -20,14 +14,13 @@ const next: Record<Class, number> = { online: 0, offline: 0, normal: 0 };
 export function shadeOf(key: string, kind: Class): number {
   const id = `${kind} ${key}`;
   let shade = given.get(id);
-  if (shade === undefined) given.set(id, (shade = next[kind]++ % SHADES.length));
+  if (shade === undefined) given.set(id, (shade = next[kind]++ % SHADES));
   return shade;
 }
 
 /** As CSS; a canvas asks `resolved` for it. */
 export function tenantColour(key: string, kind: Class): string {
-  const mix = MIX[SHADES[shadeOf(key, kind)]!];
-  return mix ? `color-mix(in oklab, var(--${kind}), ${mix})` : `var(--${kind})`;
+  return `var(--${kind}-${shadeOf(key, kind)})`;
 }
 
 let probe: HTMLElement | null = null;

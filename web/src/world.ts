@@ -126,7 +126,7 @@ export function continued(known: Timeline | null, news: Timeline | null): Timeli
   if (!known || !news) return news ?? known;
   const { step, until } = news;
   const buckets = Math.max(known.buckets, news.buckets);
-  const moved = Math.round((until - known.until) / step);
+  const moved = Math.round(until / step) - Math.round(known.until / step); // on one raster, or small errors add up
   if (moved < 0 || step !== known.step) return news;
   const cards: Record<string, CardTimeline> = {};
   for (const uuid of Object.keys(news.cards)) {

@@ -121,6 +121,12 @@ describe("a timeline that goes on", () => {
     expect(next!.cards["gpu"]!.preemptions.map((each) => each.at)).toEqual([9, 10.5]);
   });
 
+  it("keeps a moment where it was, however oddly ticks come", () => {
+    let told: Timeline | null = timeline(10, 10, { x: [0, 0, 0, 0, 0, 0, 0, 0, 0, 9] });
+    for (const until of [11.4, 12.8, 14.2, 15.6, 17]) told = continued(told, timeline(until, 1, { x: [0] }));
+    expect(shares(told)).toEqual({ x: [0, 0, 9, 0, 0, 0, 0, 0, 0, 0] });
+  });
+
   it("fills a row that is shorter than the window from the right", () => {
     expect(joinedRow([1], [2], { moved: 1, buckets: 4, told: 1 })).toEqual([0, 0, 1, 2]);
   });

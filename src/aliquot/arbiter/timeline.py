@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-STEP = 0.1  # seconds
+_PER_SECOND = 10
+STEP = 1 / _PER_SECOND  # seconds
 BUCKETS = 600  # kept
 MOST_RECORDS = 4096  # between two foldings: ten a second while nothing is to be decided, a hundred while something is
 _LAG = 3  # buckets that may still change: a stretch is told when it is over
@@ -89,7 +90,7 @@ class Timeline:
 
     def window(self, since: int | None, now: float) -> Window:
         """The buckets from `since` on (None: all that are kept) that will not change any more."""
-        end = int(now / STEP) - _LAG
+        end = int(now * _PER_SECOND) - _LAG
         oldest = end - BUCKETS
         first = min(end, max(oldest, since if since is not None else oldest))
         self._forget(oldest)
@@ -97,7 +98,7 @@ class Timeline:
         tenants = {each.tenant: None for each in self._contexts.values()}
         tenants |= dict.fromkeys(tenant for cell in cells for tenant in cell)
         tracks = {tenant: _track([cell.get(tenant) for cell in cells]) for tenant in tenants}
-        return Window(first, end, tracks, tuple(each for each in self._marks if first <= each.at / STEP < end))
+        return Window(first, end, tracks, tuple(each for each in self._marks if first <= each.at * _PER_SECOND < end))
 
     def _fold(self, began: float, ended: float, parts: Mapping[str, float], held: bool) -> None:
         shares: dict[str, float] = {}
@@ -110,8 +111,8 @@ class Timeline:
         }
         if not shares and not paused:
             return
-        for at in range(int(began / STEP), int(ended / STEP) + 1):
-            length = min(ended, (at + 1) * STEP) - max(began, at * STEP)
+        for at in range(int(began * _PER_SECOND), int(ended * _PER_SECOND) + 1):
+            length = min(ended, (at + 1) / _PER_SECOND) - max(began, at / _PER_SECOND)
             cell = self._buckets.setdefault(at, {})
             for tenant, share in shares.items():
                 cell.setdefault(tenant, [0.0, 0.0])[0] += share * length
@@ -121,7 +122,7 @@ class Timeline:
     def _forget(self, oldest: int) -> None:
         for at in [at for at in self._buckets if at < oldest]:
             del self._buckets[at]
-        while self._marks and self._marks[0].at / STEP < oldest:
+        while self._marks and self._marks[0].at * _PER_SECOND < oldest:
             self._marks.popleft()
 
 

@@ -23,6 +23,7 @@ from aliquot.cli.podviews import (
     selected,
     standing,
     state_of,
+    whole,
 )
 from aliquot.cli.tables import printable, table
 
@@ -213,7 +214,9 @@ def _node_card(status: Json, card: Json) -> Iterator[str]:
     booked = memory(card["memory_booked_bytes"] >> 20)
     yield f"  {_line('memory', f'{booked} of {total} booked, {memory(free_memory(card))} free')}"
     busy = "" if card["utilisation"] is None else f"; busy {card['utilisation']:.0%}"
-    booked_core = f"{card['core_booked']:g}% booked"
+    booked_core = (
+        "the whole card is one tenant's" if card["uuid"] in whole(status) else f"{card['core_booked']:g}% booked"
+    )
     yield f"  {_line('compute', booked_core + busy)}"
     rows = [
         (

@@ -114,7 +114,8 @@ def _document(status: Json, kind: Kind, each: Json) -> Json:
         return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": each["name"]}, "status": told}
     request = {"op": "object", "kind": kind.name, "namespace": each["namespace"], "name": each["name"]}
     found: Json = ask(request, what=kind.words[1])["object"]
-    return found
+    first: Json = {key: found[key] for key in ("apiVersion", "kind", "metadata", "spec") if key in found}
+    return {**first, **found}
 
 
 def _write(document: Json, output: str) -> None:

@@ -33,14 +33,15 @@ def standing() -> Json:
 
 
 def listed(status: Json, kind: Kind) -> list[Json]:
-    """All there are of a kind."""
-    if kind is POD:
-        found: list[Json] = status["pods"]
-        return found
+    """All there are of a kind, by name; nodes as they are counted."""
     if kind is NODE:
         nodes: list[Json] = status.get("nodes", [])
         return nodes
-    return [each for each in status.get("workloads", []) if each["kind"] == kind.name]
+    found = status["pods"] if kind is POD else status.get("workloads", [])
+    return sorted(
+        (each for each in found if kind is POD or each["kind"] == kind.name),
+        key=lambda each: (each["namespace"], each["name"]),
+    )
 
 
 def selected(status: Json, target: Target, namespace: str | None) -> list[tuple[Kind, Json]]:
@@ -209,10 +210,18 @@ def free_memory(card: Json) -> int:
     return max(0, card["memory_bytes"] - card["memory_booked_bytes"]) >> 20 if card.get("healthy", True) else 0
 
 
+def whole(status: Json) -> set[str]:
+    """The cards that somebody has to themselves, by UUID."""
+    return {card["uuid"] for tenant in status["tenants"] for card in tenant["cards"] if card["exclusive"]}
+
+
 def _node_row(status: Json, node: Json, name: str, wide: bool) -> tuple[str, ...]:
     cards = cards_on(status, node)
     room = [free_memory(card) for card in cards]
-    compute = sum(max(0.0, 100 - card["core_booked"]) for card in cards if card.get("healthy", True))
+    taken = whole(status)
+    compute = sum(
+        max(0.0, 100 - card["core_booked"]) for card in cards if card.get("healthy", True) and card["uuid"] not in taken
+    )
     out = sum(not card.get("healthy", True) for card in cards)
     pods = sum(pod["node"] == node["name"] and pod["phase"] in ("Pending", "Running") for pod in status["pods"])
     models = sorted({card["model"] for card in cards})

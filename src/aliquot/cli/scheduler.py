@@ -78,6 +78,11 @@ _DEFAULT_DASHBOARD = 12346
     type=click.Path(path_type=Path),
     help="The token that is asked for where others reach --dashboard",
 )
+@click.option(
+    "--agent-port",
+    type=click.IntRange(0, 65535),
+    help="Where the dashboard asks nodes' agents what their cards do; 0: not at all  [default: 9479]",
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning"]), help="[default: info]")
 def scheduler(**given: Any) -> None:
     """The scheduler extender of a Kubernetes cluster.
@@ -169,6 +174,7 @@ _KINDS: dict[str, object] = {
     "env_by_annotation": bool,
     "dashboard": str,
     "dashboard_token_file": None,
+    "agent_port": (int, 0),
     "log_level": ("debug", "info", "warning"),
 }
 

@@ -146,6 +146,13 @@ class NodeInfo(msgspec.Struct, rename="camel", gc=False):
     kubelet_version: str = ""
 
 
+class NodeAddress(msgspec.Struct, gc=False):
+    """Where a Node is reached."""
+
+    type: str = ""
+    address: str = ""
+
+
 class NodeStatus(msgspec.Struct, rename="camel", gc=False):
     """What is read of it."""
 
@@ -153,6 +160,7 @@ class NodeStatus(msgspec.Struct, rename="camel", gc=False):
     allocatable: Amounts | None = None
     conditions: list[Condition] | None = None
     node_info: NodeInfo | None = None
+    addresses: list[NodeAddress] | None = None
 
 
 class NodeObject(msgspec.Struct, gc=False):
@@ -161,6 +169,11 @@ class NodeObject(msgspec.Struct, gc=False):
     metadata: Metadata
     spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
     status: NodeStatus = msgspec.field(default_factory=NodeStatus)
+
+    @property
+    def address(self) -> str | None:
+        """Where it is reached within the cluster."""
+        return next((each.address for each in self.status.addresses or () if each.type == "InternalIP"), None)
 
     @property
     def closed(self) -> tuple[str, ...]:

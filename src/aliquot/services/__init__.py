@@ -67,6 +67,7 @@ timelines.py       who held its cards in the last minute
 clusterpicture.py  a cluster, as what changed
 clusterlayout.py   its nodes and cards in order, a byte for each card
 clusterdetails.py  one node, one Pod, and why
+agentasking.py     what a node's agent sees there, asked while somebody looks
 
 The agent of a node of a Kubernetes cluster:
 
@@ -83,6 +84,7 @@ counting.py    what the kubelet asks, counted and timed
 agentstatus.py   how the agent stands, as one JSON object
 agentmetrics.py  the same in Prometheus's words
 agenthttp.py     the HTTP door: alive, ready, metrics
+agentlive.py     the node live, for the cluster's dashboard
 agentdoor.py     the control socket, for `aliquot top`, `ps` and `doctor` on the node
 
 The sample workload:

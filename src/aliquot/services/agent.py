@@ -32,6 +32,7 @@ from aliquot.adapters.kubelet.books import Books
 from aliquot.adapters.kubelet.channel import KubeletError
 from aliquot.adapters.podstore import PodStore, StoreError
 from aliquot.adapters.reflector import Reflector, key_of
+from aliquot.arbiter.timeline import Record
 from aliquot.dialects import Rules
 from aliquot.dialects.advertising import Token, adverts, tokens
 from aliquot.dialects.cdi import parse_spec, passes_cdi, reads_cdi, render_spec
@@ -44,6 +45,7 @@ from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
 
 from .agentdoor import AgentDoor
 from .agenthttp import AgentHttp
+from .agentlive import AgentLive
 from .agentstatus import Scene, resources_told, status
 from .calls import Calls
 from .conversing import about
@@ -76,6 +78,8 @@ class Arbiter(Protocol):
     def standings(self) -> list[Standing]: ...
     def findings(self) -> list[Finding]: ...
     def alive(self, tenant_id: str) -> bool: ...
+    def keep_trace(self, wanted: bool) -> None: ...
+    def records(self) -> dict[str, list[Record]]: ...
 
 
 class Health(Protocol):
@@ -123,6 +127,7 @@ class Agent:
 
     def __init__(self, server: Server, settings: Settings, parts: Parts) -> None:
         self.settings, self.parts = settings, parts
+        self._live = AgentLive(parts.arbiter)
         self.kube = kube = Kube(server, agent="aliquot-agent")
         self.events = Events(kube, "aliquot-agent", time.time, instance=settings.node_name)
         self.kubelet = Books(settings.kubelet)
@@ -290,6 +295,10 @@ class Agent:
             "calls": self.calls.told(),
         }
         return {"daemon": self.about, "agent": agent, **status(scene, time.time())}
+
+    def live(self) -> dict[str, Any]:
+        """This node as a dashboard shows it."""
+        return self._live.node(self.status(), time.time())
 
     def _node_changed(self) -> None:
         node = self.node()

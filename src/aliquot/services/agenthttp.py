@@ -1,4 +1,4 @@
-"""The HTTP door of a node's agent: is it alive, is it ready, what does it measure. Nothing here changes anything."""
+"""The HTTP door of a node's agent: is it alive and ready, what does it measure and see. Nothing changes anything."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class Agent(Protocol):
     def calls(self) -> Calls: ...
     def ready(self) -> str | None: ...
     def status(self) -> dict[str, Any]: ...
+    def live(self) -> dict[str, Any]: ...
 
 
 class AgentHttp:
@@ -34,6 +35,7 @@ class AgentHttp:
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/status", self._status)
+        app.router.add_get("/api/v1/node", self._node)
         return app
 
     async def _livez(self, request: web.Request) -> web.Response:
@@ -47,6 +49,10 @@ class AgentHttp:
     async def _metrics(self, request: web.Request) -> web.Response:
         body = agent_exposition(self._agent.status(), self._agent.calls)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+    async def _node(self, request: web.Request) -> web.Response:
+        """For the cluster's dashboard: the cards live, and who held them."""
+        return web.Response(body=msgspec.json.encode(self._agent.live()), content_type="application/json")
 
     async def _status(self, request: web.Request) -> web.Response:
         return web.Response(body=msgspec.json.encode(self._agent.status()), content_type="application/json")

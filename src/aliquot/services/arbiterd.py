@@ -133,10 +133,10 @@ class Arbiterd:
         """Every tenant on every card."""
         return [standing for worker in self._workers.values() for standing in worker.standings()]
 
-    def keep_trace(self) -> None:
-        """Somebody draws who held the cards, and asks for `records` at least every few seconds. Before `start`."""
+    def keep_trace(self, wanted: bool) -> None:
+        """Whether somebody draws who held the cards, and asks for `records` at least every few seconds."""
         for worker in self._workers.values():
-            worker.keep_trace()
+            worker.keep_trace(wanted)
 
     def records(self) -> dict[str, list[Record]]:
         """By card, what was traced since the last time."""

@@ -167,16 +167,19 @@ class CardWorker:
             self._rung.add(name)
             self._inbox.put(lambda now: self._wake(name, now))
 
-    def keep_trace(self) -> None:
-        """From now on; before `start`."""
-        self._trace = deque(maxlen=MOST_RECORDS)
+    def keep_trace(self, wanted: bool) -> None:
+        """From now on, or no longer. Who is there already is told first."""
+        self._inbox.put(lambda now: self._keep_trace(wanted))
 
     def records(self) -> list[Record]:
         """What was traced since the last time."""
+        trace = self._trace
+        if trace is None:
+            return []
         found: list[Record] = []
-        while self._trace:
-            found.append(self._trace.popleft())
-        while self._trace is not None and self.arbiter.takings:
+        while trace:  # only we take from it
+            found.append(trace.popleft())
+        while self.arbiter.takings:
             found.append(self.arbiter.takings.popleft())
         return found
 
@@ -325,6 +328,14 @@ class CardWorker:
             if self._trace is not None:
                 self._trace.append(Left(name))
         self.arbiter.leave(name)
+
+    def _keep_trace(self, wanted: bool) -> None:
+        if wanted == (self._trace is not None):
+            return
+        self._trace = deque(maxlen=MOST_RECORDS) if wanted else None
+        self.arbiter.takings.clear()
+        for seat in self._seats.values():
+            self._trace_coming(seat)
 
     def _trace_coming(self, seat: Seat) -> None:
         if self._trace is not None:

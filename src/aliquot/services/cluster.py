@@ -84,6 +84,7 @@ class Cluster:
     placed: dict[str, Placed] = field(default_factory=dict)
     unusable: dict[str, tuple[Invalid, ...]] = field(default_factory=dict)  # nodes that break a rule, by name
     closed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # nodes that Kubernetes keeps Pods from, and why
+    addresses: dict[str, str] = field(default_factory=dict)  # of nodes, within the cluster
     sick: dict[str, frozenset[int]] = field(default_factory=dict)  # cards that a ConfigMap takes out, by node
     seen: dict[str, str] = field(default_factory=dict)  # key -> uid of every Pod there is
     priorities: dict[str, int] = field(default_factory=dict)  # of Pods on nodes; most have 0, which is left out
@@ -130,6 +131,8 @@ class Cluster:
         self.closed.pop(name, None)
         if node.closed:
             self.closed[name] = node.closed
+        if node.address is not None:
+            self.addresses[name] = node.address
         told = self._node_reader.read(node)
         if not isinstance(told, Node):
             self.unusable[name] = told
@@ -163,6 +166,7 @@ class Cluster:
         """A node is gone; what runs there stays booked until its Pods are gone too."""
         self.unusable.pop(name, None)
         self.closed.pop(name, None)
+        self.addresses.pop(name, None)
         self._told.pop(name, None)
         self.board.drop_node(name)
 

@@ -278,41 +278,6 @@ class Details:
         app_class = waits.claim.app_class.value if isinstance(waits.claim, Claim) else "normal"
         return {"key": key, "node": None, "class": app_class, "phase": "Pending"}
 
-    # --- what the node itself sees ---------------------------------------------------------------------------------
-
-    def merged(self, node: Json, live: Json | None) -> Json:
-        """The node with what its agent sees on its cards; as it is where that does not answer."""
-        if live is None:
-            return node
-        cards = {card["uuid"]: card for card in live["cards"]}
-        return {
-            **node,
-            "release_delay_seconds": live["release_delay_seconds"],
-            "notes": [*node["notes"], *live["notes"]],
-            "timeline": live["timeline"],
-            "cards": [_merged_card(card, cards.get(card["uuid"])) for card in node["cards"]],
-        }
-
-
-_OF_CARD = ("memory_used_mib", "busy", "why_out")
-_OF_TENANT = ("memory_used_mib", "share", "state", "preemptions", "paused_seconds")
-
-
-def _merged_card(card: Json, live: Json | None) -> Json:
-    if live is None:
-        return card
-    tenants = {tenant["key"]: tenant for tenant in live["tenants"]}
-    return {
-        **card,
-        **{field: live[field] for field in _OF_CARD if live[field] is not None},
-        "tenants": [
-            {**tenant, **{field: tenants[tenant["key"]][field] for field in _OF_TENANT}}
-            if tenant["key"] in tenants
-            else tenant
-            for tenant in card["tenants"]
-        ],
-    }
-
 
 def wants(claim: Claim) -> str:
     """What a Pod asks for, in a few words: of each container that asks."""

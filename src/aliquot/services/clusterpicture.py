@@ -17,6 +17,7 @@ from aliquot.model.claim import AppClass
 from aliquot.placement.board import Ints
 from aliquot.placement.waste import Waste
 
+from .agentasking import merged
 from .cluster import Cluster
 from .clusterdetails import Details
 from .clusterlayout import Bytes, Layout, card_bytes, lay_out
@@ -130,7 +131,7 @@ class ClusterPicture:
         found = self._details.node(name)
         if found is None or self._around.ask_agent is None:
             return found
-        return self._details.merged(found, await self._around.ask_agent(name))
+        return merged(found, await self._around.ask_agent(name))
 
     def pod(self, key: str, now: float) -> Json | None:
         return self._details.pod(key)

@@ -44,7 +44,7 @@ _LOG = logging.getLogger("aliquot")
 class Arbiterd(Arbiter, Protocol):
     """With its threads."""
 
-    def keep_trace(self) -> None: ...
+    def keep_trace(self, wanted: bool) -> None: ...
     def records(self) -> Mapping[str, Iterable[Record]]: ...
     def start(self) -> None: ...
     def stop(self) -> None: ...
@@ -115,7 +115,7 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
     door = Door(node, lookout, told, pods)
     lookout.start()
     if listening:
-        arbiter.keep_trace()
+        arbiter.keep_trace(True)
     arbiter.start()
     showing: asyncio.Task[None] | None = None
     try:

@@ -118,18 +118,14 @@ class LocalPods:
         owner = (workload.kind, workload.name)
         return [each for each in self.pods.values() if each.owner == owner and each.namespace == workload.namespace]
 
-    def put(self, workloads: Iterable[Workload], bare: Iterable[LocalPod], replaced: Iterable[LocalPod]) -> None:
-        """Take them in; all of it or, with StoreError, nothing. A bare Pod that is replaced goes first."""
-        ending = [replace(each, ending=podplaces.plan(each).grace) for each in replaced]
+    def put(self, workloads: Iterable[Workload], bare: Iterable[LocalPod]) -> None:
+        """Take them in; all of it or, with StoreError, nothing."""
         made, found = list(bare), list(workloads)
-        self._store.write(workloads=found, pods=[*ending, *made])
+        self._store.write(workloads=found, pods=made)
         for workload in found:
             self.workloads[workload_key(workload)] = workload
         for pod in made:
             self._know(pod)
-        for pod in ending:
-            self._know(pod)
-            self._tell_end(pod)
 
     def new_pod(
         self, manifest: dict[str, Any], owner: tuple[str, str] | None, applier: Applier, now: float

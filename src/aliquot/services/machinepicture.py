@@ -16,7 +16,7 @@ from aliquot.model.claim import Usage
 from aliquot.placement.waste import Waste
 
 from .history import Values
-from .machinepods import Cards, pod_told, waiting_told
+from .machinepods import Cards, node_told, pod_told, trouble, waiting_told
 from .metrics import exposition
 from .picture import FULL, Json, card_class, packed
 from .timelines import Timelines
@@ -115,18 +115,18 @@ class MachinePicture:
         if layout != self._layout:
             self._layout = layout
             return None
-        waiting, trouble = self._waiters(seen, now), _troubles(seen, nodes)
+        waiting, troubles = self._waiters(seen, now), _troubles(seen, nodes)
         since, self._told_until = self._told_until, self._timelines.end(self._clock())
         told = {
             "now": now,
             "totals": self._totals(seen),
             "rows": [*range(len(nodes))],
             "cards": _bytes(seen, [card for _, cards in nodes for card in cards]),
-            "trouble": trouble if trouble != self._trouble else None,
+            "trouble": troubles if troubles != self._trouble else None,
             "waiting": waiting if waiting != self._waiting else None,
             "live": {"nodes": self._live(seen, now, since)},
         }
-        self._waiting, self._trouble = waiting, trouble
+        self._waiting, self._trouble = waiting, troubles
         return told
 
     async def node(self, name: str, now: float) -> Json | None:
@@ -185,16 +185,13 @@ class MachinePicture:
         cards = Cards(seen)
         monotonic = self._clock()
         return [
-            {
-                "name": node["name"],
-                "offers": node["offers"],
-                "policy": node["policy"],
-                "release_delay_seconds": seen["rules"]["release_delay_seconds"],
-                "trouble": _trouble(seen, here),
-                "notes": _notes(seen, here),
-                "cards": [cards.told(card) for card in here],
-                "timeline": self._timelines.told([card["uuid"] for card in here], since, monotonic, now - monotonic),
-            }
+            node_told(
+                node,
+                here,
+                seen,
+                cards,
+                self._timelines.told([card["uuid"] for card in here], since, monotonic, now - monotonic),
+            )
             for node, here in self._nodes(seen)
         ]
 
@@ -273,15 +270,5 @@ def _everybody(seen: Json, first_node: str) -> Iterable[Json]:
 
 def _troubles(seen: Json, nodes: list[tuple[Json, list[Json]]]) -> Json:
     """By the node's number, as text: JSON has no other keys."""
-    found = ((str(at), _trouble(seen, cards)) for at, (_, cards) in enumerate(nodes))
+    found = ((str(at), trouble(seen, cards)) for at, (_, cards) in enumerate(nodes))
     return {at: words for at, words in found if words}
-
-
-def _trouble(seen: Json, cards: list[Json]) -> list[str]:
-    out = sum(not card.get("healthy", True) for card in cards)
-    return [f"{out} card{'s' * (out > 1)} out"] * bool(out) + ["findings"] * bool(_notes(seen, cards))
-
-
-def _notes(seen: Json, cards: list[Json]) -> list[str]:
-    here = {card["uuid"] for card in cards}
-    return [each["text"] for each in seen["findings"] if each["uuid"] in here]

@@ -8,6 +8,32 @@ from typing import Any
 from .picture import Json
 
 
+def node_told(node: Json, cards: list[Json], seen: Json, told: Cards, timeline: Json | None) -> Json:
+    """One node in full: with its cards, who is on them, and who held them in the last minute."""
+    return {
+        "name": node["name"],
+        "offers": node["offers"],
+        "policy": node["policy"],
+        "release_delay_seconds": seen["rules"]["release_delay_seconds"],
+        "trouble": trouble(seen, cards),
+        "notes": notes(seen, cards),
+        "cards": [told.told(card) for card in cards],
+        "timeline": timeline,
+    }
+
+
+def trouble(seen: Json, cards: list[Json]) -> list[str]:
+    """What is wrong with these cards, in a word each."""
+    out = sum(not card.get("healthy", True) for card in cards)
+    return [f"{out} card{'s' * (out > 1)} out"] * bool(out) + ["findings"] * bool(notes(seen, cards))
+
+
+def notes(seen: Json, cards: list[Json]) -> list[str]:
+    """What should not be on these cards, in sentences."""
+    here = {card["uuid"] for card in cards}
+    return [each["text"] for each in seen["findings"] if each["uuid"] in here]
+
+
 class Cards:
     """Who is on each card, in full."""
 

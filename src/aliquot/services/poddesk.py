@@ -72,7 +72,7 @@ class PodDesk:
             await self._make_room(replaced)
             if taken := [each.key for each in bare if self._pods.named(each.namespace, each.name) is not None]:
                 raise RefusedError("failed", text=f"{taken[0]} was applied by somebody else meanwhile: apply it again")
-            self._pods.put(workloads, bare, ())
+            self._pods.put(workloads, bare)
             self._pods.tick(now)
             for result in results:
                 result["pods"] = self._names(result)

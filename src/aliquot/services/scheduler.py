@@ -29,6 +29,7 @@ from aliquot.dialects import MemoryUnit, QgpuRules, Rules
 from aliquot.dialects.admission import render_env_annotations
 from aliquot.dialects.objects import ConfigMapObject, NodeObject, PodObject
 from aliquot.services.access import NOWHERE, Access, Listen
+from aliquot.services.agentasking import AgentAsking
 from aliquot.services.binder import Binder
 from aliquot.services.calls import Calls
 from aliquot.services.cluster import Cluster, Placed
@@ -71,6 +72,7 @@ class Settings:
     keep_nodes: bool = True
     webhook: WebhookSettings | None = None  # None: it is off
     dashboard: Listen = NOWHERE
+    agent_port: int = 9479  # where nodes' agents answer, on nodes' own addresses; 0: they are not asked
     reconcile_seconds: float = 300.0
 
 
@@ -211,13 +213,19 @@ class Scheduler:
 
     async def _show(self) -> None:
         assert self._dashboard is not None
-        name = self.kube.server.url.partition("://")[2]
-        picture = ClusterPicture(
-            self.cluster,
-            Details(self.cluster, self.waiting.known_reason),
-            Surroundings(name=name, leading=self._leading, metrics=self._scraped),
+        ask = AgentAsking(self.cluster.addresses, self.settings.agent_port) if self.settings.agent_port else None
+        around = Surroundings(
+            name=self.kube.server.url.partition("://")[2],
+            leading=self._leading,
+            metrics=self._scraped,
+            ask_agent=ask,
         )
-        await show(picture, *self._dashboard)
+        picture = ClusterPicture(self.cluster, Details(self.cluster, self.waiting.known_reason), around)
+        try:
+            await show(picture, *self._dashboard)
+        finally:
+            if ask is not None:
+                await ask.close()
 
     # --- what the parts ask of each other -------------------------------------------------------------------------
 

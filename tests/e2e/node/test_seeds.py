@@ -1,7 +1,7 @@
 """Every manifest of the vendors' documents, applied as it stands, is a container that finds what the document promises.
 
-They are in examples/seeds, as printed but for slips. What a container must be given is in its report; what it gets past its
-quota is asked of it by a second program, run in it with kubectl.
+They are in examples/seeds, as printed but for slips. What a container must be given is in its report; what it gets past
+its quota is asked of it by a second program, run in it with kubectl.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ export function HeatMap({ rows, colourBy }: { rows: number[]; colourBy: ColourBy
   const [at, setAt] = useState<Cell | null>(null);
   const [focused, setFocused] = useState(false);
   const { cards, names } = world.state.nodes;
-  const id = rows.join();
-  const layout = useMemo(() => (width > 0 ? layOut(rows, cards, width, HEIGHT) : null), [id, cards, width]);
+  const shown = useSame(rows);
+  const layout = useMemo(() => (width > 0 ? layOut(shown, cards, width, HEIGHT) : null), [shown, cards, width]);
 
   useEffect(() => {
     if (canvas.current && layout) paint(canvas.current, layout, world, { width, theme, colourBy });
@@ -91,6 +91,13 @@ export function HeatMap({ rows, colourBy }: { rows: number[]; colourBy: ColourBy
   );
 }
 
+/** The array of before where the new one says the same, so that what hangs on it is not made again. */
+function useSame(rows: number[]): number[] {
+  const kept = useRef(rows);
+  if (rows.length !== kept.current.length || rows.some((row, at) => row !== kept.current[at])) kept.current = rows;
+  return kept.current;
+}
+
 function tell(world: World, row: number, card: number, text: Text): string {
   const at = world.first[row]! + card;
   const names = [text.freeCard, text.normal, text.offline, text.online, text.mixed, text.whole, text.outCard];
@@ -123,6 +130,10 @@ function paint(canvas: HTMLCanvasElement, layout: Layout, world: World, { width,
   const palette = paletteOf(theme, colourBy);
   const trouble = word(rgb("var(--bad)", theme));
   const { columns, first, state } = world;
+  const booked = (card: number): number => {
+    const [memory, core] = [columns.memory[card]!, columns.core[card]!];
+    return Math.min(FULL, colourBy === "memory" ? memory : colourBy === "core" ? core : Math.max(memory, core));
+  };
   const box = (left: number, top: number, wide: number, tall: number, colour: number): void => {
     for (let y = top; y < top + tall; y++) pixels.fill(colour, y * canvas.width + left, y * canvas.width + Math.min(left + wide, canvas.width));
   };
@@ -132,9 +143,9 @@ function paint(canvas: HTMLCanvasElement, layout: Layout, world: World, { width,
     for (let card = 0; card < count; card++) {
       const left = Math.round((layout.x[at]! + Math.floor(card / layout.tall) * layout.pitch) * density);
       const top = Math.round((layout.y[at]! + (card % layout.tall) * layout.pitch) * density);
-      const [one, two] = palette(columns.class[start + card]!, columns.memory[start + card]!, columns.core[start + card]!);
-      box(left, top, side, side, one);
-      if (two !== one) box(left + (side >> 1), top, side - (side >> 1), side, two);
+      const look = Math.min(OUT, columns.class[start + card]!) * (FULL + 1) + booked(start + card);
+      box(left, top, side, side, palette.left[look]!);
+      if (palette.left[look] !== palette.right[look]) box(left + (side >> 1), top, side - (side >> 1), side, palette.right[look]!);
     }
     if (row in state.nodes.trouble) {
       const top = Math.round((layout.y[at]! + Math.min(count, layout.tall) * layout.pitch) * density);
@@ -144,25 +155,29 @@ function paint(canvas: HTMLCanvasElement, layout: Layout, world: World, { width,
   pen.putImageData(image, 0, 0);
 }
 
-type Palette = (kind: number, memory: number, core: number) => [number, number];
+/** The colours of a cell by class and by how much is booked: one look-up per cell, as there may be 40,000. */
+interface Palette {
+  left: Uint32Array;
+  right: Uint32Array;
+}
 
 /** Full colour is fully booked; online and offline on one card are its left and right half. */
 function paletteOf(theme: string, colourBy: ColourBy): Palette {
-  const [free, normal, offline, online, , whole, out] = CLASSES.map((name) => rgb(`var(--${name === "mixed" ? "online" : name})`, theme)) as Triple[];
-  const heat = rgb("var(--accent)", theme);
-  const mix = (to: Triple, part: number): number => word(free!.map((from, at) => from + (to[at]! - from) * part) as Triple);
-  return (kind, memory, core) => {
-    if (kind === OUT) return [word(out!), word(out!)];
-    if (colourBy !== "class") {
-      const one = mix(heat, (colourBy === "memory" ? memory : core) / FULL);
-      return [one, one];
-    }
-    if (kind === 0) return [word(free!), word(free!)];
-    const part = 0.35 + 0.65 * (Math.max(memory, core) / FULL);
-    if (kind === 4) return [mix(online!, part), mix(offline!, part)];
-    const one = mix([free, normal, offline, online, online, whole][kind] ?? whole!, part);
-    return [one, one];
+  const colour = (name: string): Triple => rgb(`var(--${name})`, theme);
+  const free = colour("free");
+  const heat = colour("accent");
+  const table = (mixed: string): Uint32Array => {
+    const words = new Uint32Array(CLASSES.length * (FULL + 1));
+    CLASSES.forEach((name, kind) => {
+      const to = name !== "out" && colourBy !== "class" ? heat : colour(name === "mixed" ? mixed : name);
+      for (let booked = 0; booked <= FULL; booked++) {
+        const part = name === "out" ? 1 : colourBy === "class" ? 0.35 + (0.65 * booked) / FULL : booked / FULL;
+        words[kind * (FULL + 1) + booked] = word(free.map((from, at) => from + (to[at]! - from) * part) as Triple);
+      }
+    });
+    return words;
   };
+  return { left: table("online"), right: table("offline") };
 }
 
 type Triple = [number, number, number];

@@ -1,5 +1,7 @@
 /* Who waits and for what; many with one reason are told as one. */
 
+import { useState } from "preact/hooks";
+
 import type { WaitingPod } from "../contract";
 import { age, grouped, shortKey } from "../format";
 import { useShared } from "../hooks";
@@ -22,18 +24,22 @@ export function Waiting() {
       {count === 0 && <p class="quiet">{text.nobodyWaits}</p>}
       {pods.length <= FEW
         ? pods.map((pod) => <Row key={pod.key} pod={pod} reason />)
-        : byReason(pods).map(([reason, group]) => (
-            <details key={reason}>
-              <summary>
-                <b>{grouped(group.length)}</b> {reason}
-              </summary>
-              {group.map((pod) => (
-                <Row key={pod.key} pod={pod} />
-              ))}
-            </details>
-          ))}
+        : byReason(pods).map(([reason, group]) => <Group key={reason} reason={reason} pods={group} />)}
       {unseen > 0 && <p class="quiet">{text.moreWaiting(grouped(unseen))}</p>}
     </section>
+  );
+}
+
+function Group({ reason, pods }: { reason: string; pods: WaitingPod[] }) {
+  const [open, setOpen] = useState(false);
+  if (pods.length === 1) return <Row pod={pods[0]!} reason />;
+  return (
+    <details open={open} onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary>
+        <b>{grouped(pods.length)}</b> {reason}
+      </summary>
+      {open && pods.map((pod) => <Row key={pod.key} pod={pod} />)}
+    </details>
   );
 }
 

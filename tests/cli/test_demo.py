@@ -1,0 +1,202 @@
+"""`aliquot demo` tells what was promised beside what was measured, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aliquot.adapters import processes
+from aliquot.cli.demo import promises
+from aliquot.cli.demo.janitor import sweep
+from aliquot.cli.demo.promises import REAL, SIMULATED, Counter, expected_shares, pace
+from aliquot.cli.demo.telling import Row, lines
+from machines import ALIQUOT, eventually
+
+QUOTAS = (0.5, 0.3, 0.2)
+STORY = ("demo", "--simulate", "2x24GiB")
+
+
+# --- what is promised ------------------------------------------------------------------------------------------------
+
+
+def test_best_effort_promises_equal_parts_whatever_the_quota() -> None:
+    assert expected_shares("best-effort", QUOTAS) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
+    assert expected_shares("best-effort", QUOTAS, idle=2) == pytest.approx((1 / 2, 1 / 2, 0))
+
+
+def test_burst_share_gives_the_part_of_one_at_rest_to_the_others() -> None:
+    assert expected_shares("burst-share", QUOTAS) == pytest.approx(QUOTAS)
+    assert expected_shares("burst-share", QUOTAS, idle=2) == pytest.approx((0.625, 0.375, 0))
+
+
+def test_fixed_share_leaves_the_part_of_one_at_rest_unused() -> None:
+    assert expected_shares("fixed-share", QUOTAS) == pytest.approx(QUOTAS)
+    assert expected_shares("fixed-share", QUOTAS, idle=2) == pytest.approx((0.5, 0.3, 0))
+
+
+@pytest.mark.parametrize(("measured", "held"), [((0.519, 0.3, 0.181), True), ((0.521, 0.3, 0.179), False)])
+def test_a_share_is_held_up_to_its_bound_and_missed_past_it(measured: tuple[float, ...], held: bool) -> None:
+    assert promises.shares("fixed-share", QUOTAS, measured, REAL).held is held
+
+
+def test_simulated_cards_are_held_to_wider_bounds_and_the_row_says_to_which() -> None:
+    measured = (0.46, 0.3, 0.2)
+    real, simulated = (promises.shares("fixed-share", QUOTAS, measured, bounds) for bounds in (REAL, SIMULATED))
+    assert (real.held, simulated.held) == (False, True)
+    assert "within 2 points" in real.promised
+    assert "within 5 points" in simulated.promised
+
+
+@pytest.mark.parametrize(("bounds", "held"), [(REAL, False), (SIMULATED, True)])
+def test_real_cards_are_held_to_the_slowest_requests_simulated_ones_to_the_middle(
+    bounds: promises.Bounds, held: bool
+) -> None:
+    alone, beside = {"p50": 1000.0, "p99": 1100.0}, {"p50": 1100.0, "p99": 5100.0}
+    row = promises.added(alone, beside, bounds, delay="0")
+    assert row.measured == "p50 +100 us, p99 +4 ms"
+    assert row.held is held
+
+
+def test_a_job_that_does_not_go_on_missed_its_promise() -> None:
+    assert not promises.resumed(None, delay=0.1, bounds=REAL).held
+    assert promises.resumed(0.19, delay=0.1, bounds=REAL).held
+    assert not promises.resumed(0.21, delay=0.1, bounds=REAL).held
+
+
+@pytest.mark.parametrize(("right", "same"), [(False, True), (None, True), (True, False)])
+def test_work_that_is_wrong_uncounted_or_of_another_process_is_lost(right: bool | None, same: bool) -> None:
+    assert promises.nothing_lost(right=True, same_process=True, kernels=9).held
+    assert not promises.nothing_lost(right=right, same_process=same, kernels=9).held
+
+
+def test_a_pod_that_waits_is_told_with_its_reason() -> None:
+    row = promises.placed(wanted=3, running=2, reasons=["t9k: card 0 has 1 GiB free"])
+    assert (row.held, row.measured) == (False, "2 of 3 run: t9k: card 0 has 1 GiB free")
+
+
+# --- what is measured ------------------------------------------------------------------------------------------------
+
+
+def test_a_share_is_the_work_done_between_two_moments() -> None:
+    counter = Counter("10.0 0 0\n11.0 0 500\n12.0 0 500\n")
+    assert counter.share(10.5, 11.0, 1000) == pytest.approx(0.5)
+    assert counter.share(11.0, 12.0, 1000) == 0
+    assert counter.done == 500
+
+
+def test_a_line_that_is_still_being_written_does_not_count() -> None:
+    assert Counter("10.0 0 0\n11.0 0 500\n11.5 0 7").done == 500
+
+
+def test_a_kernel_that_stood_still_all_the_while_counts_for_nothing() -> None:
+    counter = Counter("10.0 0 1\n13.0 0 2\n")
+    assert counter.completed(11.0, 12.0, 20_000) == 0
+    assert counter.completed(11.0, 13.5, 20_000) == pytest.approx(0.008)
+    assert counter.first_after(11.0) == 13.0
+    assert counter.first_after(13.0) is None
+
+
+@pytest.mark.parametrize("seconds", [20, 30, 40, 120, 600])
+def test_what_is_measured_and_what_it_takes_fill_the_time(seconds: float) -> None:
+    each = pace(seconds)
+    assert (each.idle is not None) == (seconds >= 40)
+    measured = each.read + 3 * each.shares + 2 * (each.idle or 0)
+    measured += each.alone + each.whole + each.gaps + each.kept + each.after
+    settling = each.settle * (3 if each.idle is None else 5)
+    assert 0.7 * seconds - 10 < measured + settling < seconds
+    assert min(each.shares, each.alone, each.kept) > 0.5
+
+
+def test_bars_are_as_long_as_the_shares() -> None:
+    full, half = lines([Row("train", "offline", 1.0), Row("serve", "online 50%", 0.5)]).splitlines()
+    assert full == "train  offline     100.0%  " + 30 * "█"
+    assert half == "serve  online 50%   50.0%  " + 15 * "█"
+
+
+# --- the story -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Where the story has its home: short enough for sockets, and empty when all is over."""
+    with tempfile.TemporaryDirectory(prefix="alq") as name:
+        yield Path(name)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "TMPDIR": str(folder)}
+
+
+def _left(folder: Path) -> list[Any]:
+    """What is still there of a story: its home, and whoever was started for it."""
+    here = f"ALIQUOT_HOME={folder}/".encode()
+    found: list[Any] = list(folder.iterdir())
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and here in (entry / "environ").read_bytes():
+                found.append(entry.name)
+        except OSError:
+            continue
+    return found
+
+
+def test_the_shortest_story_keeps_what_no_busy_machine_can_spoil_and_leaves_nothing(folder: Path) -> None:
+    done = subprocess.run(
+        [*ALIQUOT, *STORY, "--seconds", "20", "-o", "json"],
+        env=_environment(folder), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    held = {row["key"]: row["held"] for row in told["promises"]}
+    assert list(held) == [
+        "placed", "best-effort", "burst-share", "fixed-share", "offline-alone", "added-0", "added-100 ms",
+        "offline-beside", "resumed", "nothing-lost", "memory",
+    ]  # fmt: skip
+    assert all(held[key] for key in ("placed", "offline-beside", "nothing-lost", "memory")), told["promises"]
+    assert 0 < told["first_share_seconds"] < 60
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", told["dashboard"])
+    assert _left(folder) == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_story_that_is_broken_off_leaves_nothing(folder: Path, number: int, code: int) -> None:
+    with subprocess.Popen(
+        [*ALIQUOT, *STORY, "--seconds", "20"],
+        env=_environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as story:
+        assert story.stdout is not None
+        assert "best-effort" in next(line for line in story.stdout if "best-effort" in line or "aliquot:" in line)
+        assert len(_left(folder)) > 3  # its home, the daemon, the player, the tenants
+        story.send_signal(number)
+        assert story.wait(30) == code
+    eventually(lambda: not _left(folder))
+
+
+def test_nobody_who_was_there_before_is_touched(folder: Path) -> None:
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, "ALIQUOT_HOME": str(folder / "other")}) as neighbour:
+        mine = subprocess.Popen(["sleep", "60"], env={**os.environ, "ALIQUOT_HOME": str(folder / "mine")})
+        (folder / "mine").mkdir()
+        eventually(lambda: processes.with_environment("ALIQUOT_HOME", str(folder / "mine")))
+        sweep(folder / "mine")
+        assert mine.wait(10) == -signal.SIGTERM
+        assert neighbour.poll() is None
+        assert not (folder / "mine").exists()
+        neighbour.kill()
+
+
+def test_too_short_a_story_is_refused_with_the_least_there_is() -> None:
+    done = subprocess.run([*ALIQUOT, *STORY, "--seconds", "5"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "20" in done.stderr

@@ -1,0 +1,67 @@
+"""Fragmentation: what of the free GPU is of no use to the Pods seen."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.model.claim import Usage
+from aliquot.model.device import Card
+from aliquot.model.node import Node, Offer
+from aliquot.placement.board import Board, Occupant
+from aliquot.placement.waste import Waste
+
+HALF, QUARTER, WHOLE = Usage(memory_mib=12 << 10), Usage(memory_mib=6 << 10), Usage(memory_mib=24 << 10, exclusive=1)
+
+
+def a_board(*used: Usage, cards: int = 2) -> Board:
+    board = Board()
+    node = Node("n", tuple(Card(index, 24 << 10) for index in range(cards)), frozenset({Offer.ANY}))
+    board.set_node(node)
+    for slot, use in enumerate(used):
+        board.take("n", Occupant({slot: use}))
+    return board
+
+
+def wasted(board: Board, *seen: list[Usage]) -> float | None:
+    waste = Waste(board)
+    waste.learn((each, 0) for each in seen)
+    return waste.ratio()
+
+
+def test_nothing_is_wasted_where_every_free_part_would_do() -> None:
+    assert wasted(a_board(QUARTER, HALF), [HALF]) == 0.0
+
+
+def test_a_remainder_that_is_too_small_for_those_seen_is_wasted() -> None:
+    three_quarters = Usage(memory_mib=18 << 10)
+    assert wasted(a_board(three_quarters, cards=2), [HALF]) == 0.2  # 250 of 1,250 milli
+
+
+def test_all_is_wasted_where_whole_cards_are_wanted_and_none_is_free() -> None:
+    assert wasted(a_board(QUARTER, QUARTER), [WHOLE]) == 1.0
+
+
+def test_each_kind_counts_as_often_as_it_is_seen() -> None:
+    assert wasted(a_board(HALF, HALF), [WHOLE], [HALF]) == 0.5
+    assert wasted(a_board(HALF, HALF), [WHOLE], [WHOLE], [WHOLE], [HALF]) == 0.75
+
+
+def test_it_is_not_known_where_nobody_was_seen_or_nothing_is_free() -> None:
+    assert wasted(a_board(QUARTER)) is None
+    assert wasted(a_board(WHOLE, WHOLE), [HALF]) is None
+
+
+def test_it_follows_the_board() -> None:
+    board = a_board()
+    waste = Waste(board)
+    waste.learn([([WHOLE], 0)])
+    assert waste.ratio() == 0.0
+    board.take("n", Occupant({0: QUARTER}))
+    assert waste.ratio() == 750 / 1750
+
+
+@given(st.lists(st.sampled_from([HALF, QUARTER, WHOLE]), max_size=4), st.sampled_from([HALF, QUARTER, WHOLE]))
+def test_it_is_a_part_of_what_is_free(used: list[Usage], seen: Usage) -> None:
+    ratio = wasted(a_board(*used, cards=4), [seen])
+    assert ratio is None or 0.0 <= ratio <= 1.0
