@@ -39,7 +39,8 @@ PROTOC   = $(BIN)/python -m grpc_tools.protoc --proto_path=src --python_out=$(1)
 protos: $(TOOLS) ## the kubelet's messages, from the .proto files to Python
 	$(call PROTOC,src)
 
-run: native ## the two-minute story: cards shared and measured, real ones or simulated; ARGS="--seconds 30" for a shorter one
+run: $(STAMP) ## the two-minute story: cards shared and measured, real ones or simulated; ARGS="--seconds 30" for a shorter one
+	@$(BIN)/python shim/build.py >/dev/null
 	@$(BIN)/aliquot demo $(ARGS)
 
 wheel: $(STAMP) ## the package for both architectures, and its sources, into dist/
@@ -74,10 +75,11 @@ check: $(TOOLS) ## lint, types, import rules, what is generated
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+# Not `npm ci`: that wants every other system's optional packages too, which not every registry holds. The lock file still decides.
 NPM_STAMP := web/node_modules/.package-lock.json
 
 $(NPM_STAMP): web/package-lock.json
-	@cd web && npm ci --silent
+	@cd web && npm install --no-save --silent
 	@touch $@
 
 web: $(NPM_STAMP) ## the dashboard, from web/ into src/aliquot/static, which is committed; needs npm

@@ -80,7 +80,7 @@ class Pods:
             return file.read()
 
     def booked(self) -> int:
-        return sum(card["memory_booked_bytes"] for card in self.machine.status()["cards"]) >> 30
+        return sum(int(card["memory_booked_bytes"]) for card in self.machine.status()["cards"]) >> 30
 
     def clear(self) -> None:
         """Nothing is left of anything."""

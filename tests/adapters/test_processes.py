@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -96,3 +97,14 @@ def test_a_process_is_found_in_the_middle_of_an_exec_too() -> None:
         missed = sum(processes.with_environment("ALIQUOT_MARK", "becoming") != {process.pid} for _ in range(2000))
         process.kill()
     assert missed == 0
+
+
+def test_processes_are_found_by_what_a_variable_says() -> None:
+    name = f"ALQ_TEST_{os.getpid()}"
+    with contextlib.ExitStack() as stack:
+        found: dict[str, set[int]] = {}
+        for value in ("a", "b", "a"):
+            child = stack.enter_context(subprocess.Popen(["sleep", "600"], env={name: value, "PATH": os.defpath}))
+            stack.callback(child.kill)
+            found.setdefault(value, set()).add(child.pid)
+        assert processes.by_environment(name) == found

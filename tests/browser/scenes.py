@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import socket
 import subprocess
 import sys
@@ -52,6 +53,11 @@ class Shown(Machine):
     def normal_load(self, name: str, *, memory: int, core: int) -> None:
         self.detach("--name", name, "--memory", str(memory), "--core", str(core), "--", *LOAD)
 
+    def apply(self, manifest: str, *, wait: bool = True) -> None:
+        """As on Kubernetes; with `wait`, until all of it runs."""
+        done = self.aliquot("apply", "-f", "-", *(["--wait"] if wait else []), input=manifest)
+        assert done.returncode == 0, done.stderr
+
     @contextmanager
     def somebody_waits(self, name: str, *, memory: int) -> Iterator[None]:
         with self.begin("run", "--name", name, "--memory", str(memory), "--", *LOAD):
@@ -59,17 +65,59 @@ class Shown(Machine):
             yield
 
 
+_CLASS = "tke.cloud.tencent.com/app-class"
+_CORE, _GREEDY, _MEMORY = (f"tke.cloud.tencent.com/qgpu-{what}" for what in ("core", "core-greedy", "memory"))
+# One second in six, so that it is seen who takes the card and who gets it back.
+_BURSTS = (*SERVE, "--kernel", "1s", "--period", "6s")
+_FULL_CARD = (
+    ("finetune", {_MEMORY: 10, _CORE: 50}, LOAD, None),
+    ("notebook", {_MEMORY: 5, _CORE: 20}, LOAD, None),
+    ("embeddings", {"tensorstack.dev/nvidia-gpu-percent": 25}, LOAD, None),
+)
+_MIXED_CARD = (("train", {_MEMORY: 10, _GREEDY: 50}, LOAD, "offline"), ("serve", {_MEMORY: 8}, _BURSTS, "online"))
+_NO_ROOM = (("late", {_MEMORY: 12, _CORE: 40}, LOAD, None),)
+
+
+def pods(*wanted: tuple[str, dict[str, int], tuple[str, ...], str | None]) -> str:
+    """A manifest of Pods: name, limits, command, class."""
+    items = [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "annotations": {_CLASS: app_class} if app_class else {}},
+            "spec": {
+                "terminationGracePeriodSeconds": 1,
+                "containers": [{"name": "main", "image": "none", "command": command, "resources": {"limits": limits}}],
+            },
+        }
+        for name, limits, command, app_class in wanted
+    ]
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": items})
+
+
+def replicas(name: str, count: int, memory: int) -> str:
+    """A manifest of a StatefulSet in gpushare's words."""
+    labels = {"app": name}
+    limits = {"aliyun.com/gpu-mem": memory}
+    container = {"name": "main", "image": "none", "command": LOAD, "resources": {"limits": limits}}
+    template = {"metadata": {"labels": labels}, "spec": {"terminationGracePeriodSeconds": 1, "containers": [container]}}
+    spec = {"replicas": count, "serviceName": name, "selector": {"matchLabels": labels}, "template": template}
+    return json.dumps({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": name}, "spec": spec})
+
+
 @contextmanager
 def lively(machine: Shown) -> Iterator[None]:
-    """Offline work that an online server interrupts again and again, three that share by quota, and one who waits."""
+    """Pods of all three dialects: some share a card by quota, online takes another from offline again and again; one
+    waits."""
     machine.aliquot("policy", "set", "burst-share")
     machine.aliquot("policy", "release-delay", "100ms")
-    for name, memory, core in (("finetune", 10, 50), ("eval", 6, 30), ("notebook", 6, 20)):
-        machine.normal_load(name, memory=memory, core=core)  # one card is full: the next two must share the other
-    machine.offline_load("train", memory=10, core=50)
-    machine.online_server("serve", memory=8)
-    with machine.somebody_waits("late", memory=12):
+    machine.apply(pods(*_FULL_CARD))
+    machine.apply(pods(*_MIXED_CARD))  # one card is full: these must share the other
+    machine.apply(pods(*_NO_ROOM), wait=False)
+    try:
         yield
+    finally:
+        machine.aliquot("delete", "pods", "--all", "--now")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import re
 
 from playwright.sync_api import Browser, expect
 
-from browser.scenes import Shown, shown
+from browser.scenes import LOAD, Shown, pods, replicas, shown
 from browser.visits import visiting
 
 SOON = 4_000  # ms; a tick comes twice a second
@@ -75,6 +75,34 @@ def test_a_click_on_a_run_tells_where_it_is_and_why(browser: Browser, machine: S
         expect(panel).to_have_count(0)
 
 
+def test_a_pod_is_seen_with_its_owner_and_what_it_runs(browser: Browser, machine: Shown) -> None:
+    machine.apply(replicas("binpack", 2, memory=3))
+    try:
+        with visiting(browser, machine.url) as visit:
+            visit.page.get_by_role("article").get_by_title("default/binpack-1", exact=True).first.click()
+            panel = visit.page.get_by_role("dialog", name="default/binpack-1")
+            expect(panel).to_contain_text("StatefulSet/binpack")
+            expect(panel).to_contain_text("gpushare")
+            expect(panel).to_contain_text("burn load")
+            visit.picture("pod-of-a-machine")
+    finally:
+        machine.aliquot("delete", "statefulset", "binpack")
+
+
+def test_a_waiting_pod_tells_why_when_it_is_clicked(browser: Browser, machine: Shown) -> None:
+    machine.apply(pods(("late", {"tke.cloud.tencent.com/qgpu-memory": 30}, LOAD, None)), wait=False)
+    try:
+        with visiting(browser, machine.url) as visit:
+            waiting = visit.page.locator("section", has=visit.page.get_by_role("heading", name="Waiting Pods"))
+            expect(waiting.get_by_role("button", name="late")).to_have_count(1)
+            waiting.get_by_role("button", name="late").click()
+            panel = visit.page.get_by_role("dialog", name="default/late")
+            expect(panel).to_contain_text("nowhere yet")
+            expect(panel).to_contain_text("30 GiB")
+    finally:
+        machine.aliquot("delete", "pod", "late")
+
+
 def test_a_changed_policy_is_seen(browser: Browser, machine: Shown) -> None:
     with visiting(browser, machine.url) as visit:
         expect(visit.page.get_by_text("best-effort").first).to_be_visible()
@@ -98,3 +126,14 @@ def test_a_killed_daemon_is_missed_and_the_next_one_is_found(browser: Browser) -
         machine.normal_load("after", memory=2, core=50)
         expect(visit.page.get_by_role("button", name="after").first).to_be_visible(timeout=SOON)
         machine.clear()
+
+
+def test_several_simulated_nodes_are_seen_each_with_its_cards(browser: Browser) -> None:
+    with shown("2x4x24GiB") as machine, visiting(browser, machine.url) as visit:
+        for name in ("node-0", "node-1"):
+            node = visit.page.get_by_role("region", name=f"Node {name}")
+            expect(node.get_by_role("article")).to_have_count(4)
+        machine.apply(replicas("binpack", 3, memory=3))
+        expect(visit.page.get_by_role("article").get_by_title("default/binpack-2", exact=True).first).to_be_visible()
+        visit.picture("two-nodes")
+        machine.aliquot("delete", "statefulset", "binpack")

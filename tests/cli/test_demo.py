@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -16,13 +17,15 @@ import pytest
 
 from aliquot.adapters import processes
 from aliquot.cli.demo import promises
+from aliquot.cli.demo.command import Found, choose
 from aliquot.cli.demo.janitor import sweep
 from aliquot.cli.demo.promises import REAL, SIMULATED, Counter, expected_shares, pace
 from aliquot.cli.demo.telling import Row, lines
-from machines import ALIQUOT, eventually
+from aliquot.cli.errors import InputError
+from machines import ALIQUOT, Machine, cards, eventually
 
 QUOTAS = (0.5, 0.3, 0.2)
-STORY = ("demo", "--simulate", "2x24GiB")
+SHORT = (*ALIQUOT, "demo", "--simulate", "2x24GiB", "--seconds", "20")
 
 
 # --- what is promised ------------------------------------------------------------------------------------------------
@@ -60,10 +63,18 @@ def test_simulated_cards_are_held_to_wider_bounds_and_the_row_says_to_which() ->
 def test_real_cards_are_held_to_the_slowest_requests_simulated_ones_to_the_middle(
     bounds: promises.Bounds, held: bool
 ) -> None:
-    alone, beside = {"p50": 1000.0, "p99": 1100.0}, {"p50": 1100.0, "p99": 5100.0}
-    row = promises.added(alone, beside, bounds, delay="0")
+    alone, beside = {"p50": 1000.0, "p90": 1000.0, "p99": 1100.0}, {"p50": 1100.0, "p90": 1100.0, "p99": 5100.0}
+    row = promises.added(alone, beside, bounds, delay="0", requests=1000)
     assert row.measured == "p50 +100 us, p99 +4 ms"
     assert row.held is held
+
+
+def test_of_few_requests_the_slowest_are_told_and_not_held_against_the_card() -> None:
+    alone, beside = {"p50": 1000.0, "p90": 1000.0, "p99": 1100.0}, {"p50": 1100.0, "p90": 1150.0, "p99": 5100.0}
+    row = promises.added(alone, beside, REAL, delay="0", requests=80)
+    assert "p90 at most 300 us" in row.promised
+    assert row.measured == "p50 +100 us, p90 +150 us, p99 +4 ms"
+    assert row.held
 
 
 def test_a_job_that_does_not_go_on_missed_its_promise() -> None:
@@ -122,6 +133,56 @@ def test_bars_are_as_long_as_the_shares() -> None:
     assert half == "serve  online 50%   50.0%  " + 15 * "█"
 
 
+# --- on which cards --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def held() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def no_daemon(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setenv("ALIQUOT_HOME", str(folder))
+
+
+def test_without_a_card_it_is_said_first_that_simulated_ones_play(held: contextlib.ExitStack) -> None:
+    spec, line = choose(None, lambda: Found(why="no driver"), held)
+    assert spec == "2x24GiB"
+    assert line.startswith("No NVIDIA GPU here (no driver): two simulated cards play (2x24GiB).")
+
+
+@pytest.mark.usefixtures("no_daemon")
+def test_one_demo_has_the_real_cards_and_the_next_plays_on_simulated_ones(held: contextlib.ExitStack) -> None:
+    assert choose(None, lambda: Found(cards(2)), held)[0] is None
+    spec, line = choose(None, lambda: Found(cards(2)), held)
+    assert spec == "2x24GiB"
+    assert line.startswith("Another demo plays on the cards of this machine")
+
+
+@pytest.mark.usefixtures("no_daemon")
+def test_cards_on_which_others_are_at_work_are_left_alone(held: contextlib.ExitStack) -> None:
+    spec, line = choose(None, lambda: Found(cards(2), busy=(1,)), held)
+    assert spec == "2x24GiB"
+    assert line.startswith("Others are at work here (card 1), and this would disturb them")
+
+
+def test_a_daemon_that_has_the_cards_is_named_with_both_ways_out(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, held: contextlib.ExitStack
+) -> None:
+    monkeypatch.setenv("ALIQUOT_HOME", str(machine.home))
+    with pytest.raises(InputError, match=r"aliquot demo --simulate 2x24GiB.*aliquot down"):
+        choose(None, lambda: Found(cards(2)), held)
+
+
+def test_simulated_cards_play_beside_a_daemon(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, held: contextlib.ExitStack
+) -> None:
+    monkeypatch.setenv("ALIQUOT_HOME", str(machine.home))
+    assert choose("1x8GiB", lambda: Found(cards(2)), held)[0] == "1x8GiB"
+
+
 # --- the story -------------------------------------------------------------------------------------------------------
 
 
@@ -151,7 +212,7 @@ def _left(folder: Path) -> list[Any]:
 
 def test_the_shortest_story_keeps_what_no_busy_machine_can_spoil_and_leaves_nothing(folder: Path) -> None:
     done = subprocess.run(
-        [*ALIQUOT, *STORY, "--seconds", "20", "-o", "json"],
+        [*SHORT, "-o", "json"],
         env=_environment(folder), capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -170,7 +231,7 @@ def test_the_shortest_story_keeps_what_no_busy_machine_can_spoil_and_leaves_noth
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_story_that_is_broken_off_leaves_nothing(folder: Path, number: int, code: int) -> None:
     with subprocess.Popen(
-        [*ALIQUOT, *STORY, "--seconds", "20"],
+        SHORT,
         env=_environment(folder),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -197,6 +258,34 @@ def test_nobody_who_was_there_before_is_touched(folder: Path) -> None:
 
 
 def test_too_short_a_story_is_refused_with_the_least_there_is() -> None:
-    done = subprocess.run([*ALIQUOT, *STORY, "--seconds", "5"], capture_output=True, text=True, check=False)
+    done = subprocess.run([*ALIQUOT, "demo", "--seconds", "5"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "20" in done.stderr
+
+
+# --- the documents ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
+def test_the_readme_shows_the_promises_that_the_story_ends_with(readme: str) -> None:
+    text = (Path(__file__).parents[2] / readme).read_text()
+    shown = re.findall(r"^(.+?)  +.+  held$", text, re.MULTILINE)
+    nothing, at = {"p50": 0.0, "p90": 0.0, "p99": 0.0}, SIMULATED
+    assert shown == [
+        row.promised
+        for row in (
+            promises.placed(wanted=3, running=3, reasons=()),
+            promises.shares("best-effort", QUOTAS, QUOTAS, at),
+            promises.shares("burst-share", QUOTAS, QUOTAS, at),
+            promises.shares("fixed-share", QUOTAS, QUOTAS, at),
+            promises.shares("fixed-share", QUOTAS, QUOTAS, at, idle=2),
+            promises.shares("burst-share", QUOTAS, QUOTAS, at, idle=2),
+            promises.whole(1.0, at),
+            promises.added(nothing, nothing, at, delay="0", requests=1),
+            promises.added(nothing, nothing, at, delay="100 ms", requests=1),
+            promises.kept_off(0.0, at),
+            promises.resumed(0.1, delay=0.1, bounds=at),
+            promises.nothing_lost(right=True, same_process=True, kernels=1),
+            promises.memory(refused=True, asked="3.0 GiB", quota="2.0 GiB"),
+        )
+    ]

@@ -146,7 +146,7 @@ def test_a_port_of_the_environment_that_is_none_is_named(
     [
         ("{", "not YAML"),
         ("- a", "a mapping of options is wanted, as `priority: spread`"),
-        ({"prio": "spread"}, "prio: no such option; allowed: advertise, bind-address"),
+        ({"prio": "spread"}, "prio: no such option; allowed: advertise, agent-port, bind-address"),
         ({"priority": "best"}, 'priority: "best" is not allowed: one of binpack, spread, fgd, dense'),
         ({"priority": None}, 'priority: "None" is not allowed: one of'),
         ({"port": "80"}, 'port: "80" is not allowed: a number from 1 to 65535'),

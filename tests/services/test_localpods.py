@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -301,9 +302,10 @@ class TestRestarts:
     def test_those_who_waited_wait_on_in_their_order(self, own: Pods) -> None:
         own.apply(pod("a", container(gib=24)))
         own.until("a")
-        for count, name in enumerate(("b", "c"), 1):
-            own.apply(pod(name, container(gib=24)))
-            eventually(lambda count=count: len(own.machine.status()["queue"]) == count)
+        own.apply(pod("b", container(gib=24)))
+        eventually(lambda: len(own.machine.status()["queue"]) == 1)
+        own.apply(pod("c", container(gib=24)))
+        eventually(lambda: len(own.machine.status()["queue"]) == 2)
         own.machine.kill()
         own.machine.up()
         eventually(lambda: [each["name"] for each in own.machine.status()["queue"]] == ["default/b", "default/c"])
@@ -329,6 +331,19 @@ class TestRestarts:
         own.machine.up()
         eventually(lambda: own.all() == [])
         own.check_clear()
+
+    def test_after_a_boot_what_was_applied_comes_up_again(self, own: Pods) -> None:
+        own.apply(pod("always"), pod("never", restartPolicy="Never"), workload("Deployment", "web", 1))
+        before = {each["containers"][0]["pid"] for each in own.until_all(["Running"] * 3)}
+        own.machine.kill()
+        with contextlib.closing(sqlite3.connect(own.machine.home / "state.db")) as database:
+            database.execute("UPDATE settings SET value = 'another' WHERE key = 'boot'")
+            database.commit()
+        own.machine.up()
+        eventually(lambda: [each["phase"] for each in own.all()] == ["Running", "Failed", "Running"])
+        assert own.one("never")["reason"] == "the machine was booted again"
+        assert not before & {each["containers"][0]["pid"] for each in own.all()}
+        eventually(lambda: own.booked() == 8)
 
     def test_a_home_that_is_gone_ends_its_pods(self) -> None:
         machine = paper("1x24")

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.model.claim import AppClass
+from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
 from aliquot.model.node import Node, Offer
 from aliquot.placement.board import Board
 from aliquot.placement.book import Ledger, occupant_of
@@ -20,15 +20,26 @@ from machines import cards
 class Hall:
     """A machine with a queue before it."""
 
-    def __init__(self, count: int = 2, gib: int = 24) -> None:
+    def __init__(self, count: int = 2, gib: int = 24, nodes: int = 1) -> None:
         board = Board()
-        board.set_node(Node("here", cards(count, gib), frozenset({Offer.ANY})))
+        for name in ("here", "there")[:nodes]:
+            board.set_node(Node(name, cards(count, gib), frozenset(Offer)))
         self.ledger = Ledger(board)
         self.queue = Queue(self.ledger, Chooser(board, POLICIES["binpack"]()))
 
     def wait(self, name: str, gib: int | None = None, **more: Any) -> Waiting:
         ask = Ask((name,), memory_mib=None if gib is None else gib * 1024, **more)
         entry = Waiting(ask.claim(name, name), ask, 1, 0, 0, 1, 0.0, lambda _: None)
+        self.queue.add(entry)
+        return entry
+
+    def pod(self, name: str, *gib: int, together: bool = False) -> Waiting:
+        """One with a container for each amount."""
+        containers = tuple(
+            ContainerClaim(f"c{at}", at, Role.MAIN, Slice(memory_mib=each * 1024)) for at, each in enumerate(gib)
+        )
+        claim = Claim(name, "default", name, "qgpu", Offer.QGPU, containers, together=together)
+        entry = Waiting(claim, Ask((name,)), 1, 0, 0, 1, 0.0, lambda _: None)
         self.queue.add(entry)
         return entry
 
@@ -164,3 +175,63 @@ def _fits_when_old_ones_leave(hall: Hall, first: Waiting, old: list[str]) -> boo
     for uid, booking in kept.items():
         hall.ledger.confirm(uid, booking.node, booking.occupant)
     return fits
+
+
+def test_room_is_kept_on_the_node_that_is_nearest_to_having_it_and_the_other_is_free_for_all() -> None:
+    hall = Hall(nodes=2)
+    for name in "abc":
+        hall.wait(name, 20)
+    assert hall.advance() == ["a", "b", "c"]  # both cards here, one there
+    hall.wait("big", 24, gpus=2)
+    hall.wait("small", 4)
+    hall.wait("medium", 20)
+    # Nearest to two free cards is the node of which one is free: that one is kept, and small goes elsewhere.
+    assert hall.advance() == ["small"]
+    assert hall.queue.standings()[1][1]["kept_for"] == "big"
+    hall.ledger.forget("c")
+    assert hall.advance() == ["big"]
+
+
+def test_what_each_card_lacks_is_told_with_its_node_where_there_are_several() -> None:
+    hall = Hall(count=1, nodes=2)
+    for name in "abc":
+        hall.wait(name, 20)
+    hall.advance()
+    ((_, standing),) = hall.queue.standings()
+    assert [(each["node"], each["card"], each["had"]) for each in standing["refusals"]] == [
+        ("here", 0, 4096),
+        ("there", 0, 4096),
+    ]
+
+
+def test_a_pod_of_several_containers_is_passed_only_by_those_who_take_nothing_from_it() -> None:
+    hall = Hall()
+    hall.wait("a", 20)
+    hall.advance()
+    hall.pod("pod", 20, 20)
+    hall.wait("small", 4)
+    hall.wait("medium", 8)
+    assert hall.advance() == ["small"]  # beside a, where the Pod cannot use what is left
+    hall.ledger.forget("a")
+    hall.ledger.forget("small")
+    assert hall.advance() == ["pod"]
+
+
+def test_containers_that_stay_together_are_awaited_on_one_card() -> None:
+    hall = Hall(count=2)
+    hall.wait("a", 4)
+    hall.wait("b", 24)
+    hall.advance()
+    hall.pod("pod", 12, 12, together=True)
+    hall.wait("other", 10)
+    assert hall.advance() == []  # the card with a on it is the nearest, and is kept
+    hall.ledger.forget("a")
+    assert hall.advance() == ["pod"]
+
+
+def test_one_that_asks_again_after_a_restart_has_its_place_back() -> None:
+    hall = Hall()
+    late, early = hall.wait("late", 30), Ask(("early",), memory_mib=30 * 1024)
+    late.since = 5.0
+    hall.queue.add(Waiting(early.claim("early", "early"), early, 1, 0, 0, 1, 4.0, lambda _: None))
+    assert [each.name for each in hall.queue] == ["early", "late"]

@@ -203,7 +203,7 @@ def test_garbage_in_a_lane_ends_only_its_own_context(player: Player) -> None:
     [
         [],
         ["--cards", "0"],
-        ["--cards", "17"],
+        ["--cards", "65"],
         ["--memory", "-5"],
         ["--memory", "lots"],
         ["--switch-us", ""],

@@ -11,16 +11,33 @@ import { Machine } from "./machine.mjs";
 
 const [what = "machine", port = "5180"] = process.argv.slice(2);
 const STATIC = fileURLToPath(new URL("../../src/aliquot/static", import.meta.url));
-const TYPES = { ".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml" };
-const CSP = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+const TYPES = {
+  ".html": "text/html; charset=utf-8",
+  ".js": "text/javascript",
+  ".css": "text/css",
+  ".svg": "image/svg+xml",
+};
+const CSP = [
+  "default-src 'none'",
+  "script-src 'self'",
+  "style-src 'self'",
+  "img-src 'self'",
+  "connect-src 'self'",
+  "base-uri 'none'",
+  "form-action 'none'",
+  "frame-ancestors 'none'",
+].join("; ");
 
 const played = what === "cluster" ? new Cluster(5000, 8) : new Machine(what === "idle");
 const listeners = new Set();
 
-setInterval(() => {
-  const tick = `event: tick\ndata: ${JSON.stringify(played.tick())}\n\n`;
-  for (const each of listeners) each.write(tick);
-}, what === "cluster" ? 1000 : 500);
+setInterval(
+  () => {
+    const tick = `event: tick\ndata: ${JSON.stringify(played.tick())}\n\n`;
+    for (const each of listeners) each.write(tick);
+  },
+  what === "cluster" ? 1000 : 500,
+);
 
 function answer(path, query) {
   if (path === "state") return played.state();
@@ -44,12 +61,19 @@ createServer(async (request, response) => {
       return request.on("close", () => listeners.delete(response));
     }
     const found = answer(path, url.searchParams);
-    return response.writeHead(found ? 200 : 404, { "content-type": "application/json" }).end(JSON.stringify(found ?? { error: "not there" }));
+    return response
+      .writeHead(found ? 200 : 404, { "content-type": "application/json" })
+      .end(JSON.stringify(found ?? { error: "not there" }));
   }
   const file = url.pathname === "/" ? "/index.html" : url.pathname;
   try {
     const body = await readFile(join(STATIC, file));
-    return response.writeHead(200, { "content-type": TYPES[extname(file)] ?? "application/octet-stream", "content-security-policy": CSP }).end(body);
+    return response
+      .writeHead(200, {
+        "content-type": TYPES[extname(file)] ?? "application/octet-stream",
+        "content-security-policy": CSP,
+      })
+      .end(body);
   } catch {
     return response.writeHead(404).end();
   }

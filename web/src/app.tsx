@@ -1,6 +1,6 @@
 /* The page: chooses what to show by the address, by how many cards there are, and by whether the server speaks. */
 
-import { useEffect, useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { SharedContext, useShared } from "./hooks";
 import { Link, type Seen } from "./link";
@@ -41,7 +41,13 @@ export function App() {
   }, [language]);
   const nextTheme = (): void => setTheme(chosen("theme", THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length]!));
   const nextLanguage = (): void => setLanguage(chosen("language", language === "en" ? "zh" : "en"));
-  useKeys({ "/": () => document.getElementById("search")?.focus(), "?": () => setHelp(true), t: nextTheme, l: nextLanguage, Escape: back });
+  useKeys({
+    "/": () => document.getElementById("search")?.focus(),
+    "?": () => setHelp(true),
+    t: nextTheme,
+    l: nextLanguage,
+    Escape: back,
+  });
 
   if (seen?.standing.is === "locked") return <Locked text={text} />;
   if (!seen?.world) return <Before text={text} failing={seen?.standing.is === "lost"} />;
@@ -73,13 +79,24 @@ export function App() {
 function Everything() {
   const { world, text } = useShared();
   const { nodes, totals, kind } = world.state;
-  if (totals.cards === 0) return <Empty lead={kind === "machine" ? text.noCards : text.emptyCluster} lines={kind === "machine" ? ["aliquot up --simulate 2x24GiB"] : ["docs/agent.md"]} />;
+  if (totals.cards === 0)
+    return (
+      <Empty
+        lead={kind === "machine" ? text.noCards : text.emptyCluster}
+        lines={kind === "machine" ? ["aliquot up --simulate 2x24GiB"] : ["docs/agent.md"]}
+      />
+    );
   if (totals.cards > FEW_CARDS) return <Overview />;
   const shown = nodes.names.filter((_, row) => nodes.cards[row]! > 0);
   const idle = totals.pods.online + totals.pods.offline + totals.pods.normal + totals.waiting === 0;
   return (
     <>
-      {idle && kind === "machine" && <Empty lead={text.emptyMachine} lines={["aliquot run --memory 10 --core 30 -- python train.py", "aliquot apply -f examples/"]} />}
+      {idle && kind === "machine" && (
+        <Empty
+          lead={text.emptyMachine}
+          lines={["aliquot run --memory 10 --core 30 -- python train.py", "aliquot apply -f pod.yaml", "aliquot demo"]}
+        />
+      )}
       {shown.map((name) => (
         <NodeView key={name} name={name} alone={shown.length === 1} />
       ))}
@@ -120,7 +137,15 @@ function Locked({ text }: { text: Text }) {
           location.assign(`?token=${encodeURIComponent(token.trim())}`);
         }}
       >
-        <input type="password" aria-label={text.token} placeholder={text.token} value={token} onInput={(event) => setToken(event.currentTarget.value)} required />
+        <input
+          type="password"
+          autocomplete="off"
+          aria-label={text.token}
+          placeholder={text.token}
+          value={token}
+          onInput={(event) => setToken(event.currentTarget.value)}
+          required
+        />
         <button type="submit">{text.open}</button>
       </form>
     </main>
@@ -143,19 +168,22 @@ function titleOf(world: World, route: Route): string {
   return [route.pod ?? route.node, world.state.name, "Aliquot"].filter(Boolean).join(" · ");
 }
 
+/** One listener for as long as the page is open: it looks up what a key means now, not what it meant a drawing ago. */
 function useKeys(keys: Record<string, () => void>): void {
+  const now = useRef(keys);
+  now.current = keys;
   useEffect(() => {
     const onKey = (event: KeyboardEvent): void => {
       const typing = event.target instanceof HTMLElement && /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
       if (typing || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
-      const act = keys[event.key];
+      const act = now.current[event.key];
       if (!act) return;
       event.preventDefault();
       act();
     };
     addEventListener("keydown", onKey);
     return () => removeEventListener("keydown", onKey);
-  });
+  }, []);
 }
 
 /** The theme is an attribute of the page; "auto" leaves it to the system, which may change while we look. */

@@ -5,7 +5,7 @@
 
 import type { Class } from "./contract";
 
-/** So many shades has each class, in style.css. */
+/** So many shades has each class, in style/base.css. */
 const SHADES = 5;
 
 const given = new Map<string, number>();

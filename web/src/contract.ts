@@ -1,4 +1,4 @@
-/* What the server says, as it says it (docs/dashboard.md). Only types: nothing here runs. */
+/* What the server says, as it says it. Types, and the one list that code walks over. */
 
 export type Class = "online" | "offline" | "normal";
 
@@ -168,7 +168,14 @@ export interface Pod {
   dialect: string | null;
   phase: string;
   node: string | null;
-  cards: { index: number; uuid: string; memory_mib: number; core: number | null; greedy: boolean; exclusive: boolean }[];
+  cards: {
+    index: number;
+    uuid: string;
+    memory_mib: number;
+    core: number | null;
+    greedy: boolean;
+    exclusive: boolean;
+  }[];
   containers: { name: string; command: string[] }[];
   owner: string | null;
   since: number | null;

@@ -33,7 +33,8 @@ export function few(value: number): string {
 
 /** 9,500 but 24k: for the narrow edge of a chart. */
 export function compact(value: number): string {
-  if (Math.abs(value) < 10_000) return trim(grouped(Math.trunc(value)) + (value % 1 ? (value % 1).toFixed(1).slice(1) : ""));
+  if (Math.abs(value) < 10_000)
+    return trim(grouped(Math.trunc(value)) + (value % 1 ? (value % 1).toFixed(1).slice(1) : ""));
   return Math.abs(value) < 1_000_000 ? `${few(value / 1000)}k` : `${few(value / 1_000_000)}M`;
 }
 

@@ -36,10 +36,15 @@ export function matching(world: World, filter: Filter, kind: number | null): num
 
 function passes(world: World, row: number, filter: Filter): boolean {
   if (filter === "all") return true;
-  if (filter === "trouble") return row in world.state.nodes.trouble || someCard(world, row, (card) => world.columns.class[card] === OUT);
+  if (filter === "trouble")
+    return row in world.state.nodes.trouble || someCard(world, row, (card) => world.columns.class[card] === OUT);
   const { columns } = world;
   if (filter === "free") return someCard(world, row, (card) => columns.class[card] === FREE);
-  return someCard(world, row, (card) => columns.class[card]! < WHOLE && columns.memory[card]! < FULL && columns.core[card]! < FULL);
+  return someCard(
+    world,
+    row,
+    (card) => columns.class[card]! < WHOLE && columns.memory[card]! < FULL && columns.core[card]! < FULL,
+  );
 }
 
 function someCard(world: World, row: number, test: (card: number) => boolean): boolean {
@@ -88,7 +93,8 @@ export function cellAt(layout: Layout, cards: readonly number[], x: number, y: n
     const dx = x - layout.x[at]!;
     const dy = y - layout.y[at]!;
     const count = cards[layout.rows[at]!]!;
-    if (dx < 0 || dy < 0 || dy >= layout.tall * layout.pitch || dx >= Math.ceil(count / layout.tall) * layout.pitch) continue;
+    if (dx < 0 || dy < 0 || dy >= layout.tall * layout.pitch || dx >= Math.ceil(count / layout.tall) * layout.pitch)
+      continue;
     const card = Math.floor(dx / layout.pitch) * layout.tall + Math.floor(dy / layout.pitch);
     return card < count ? { at, card } : null;
   }

@@ -21,7 +21,10 @@ export const useShared = (): Shared => useContext(SharedContext);
 
 /** Asks at once and then every `every` ms; while the page is hidden it does not. A failure keeps what was known. */
 export function useAsked<T>(path: string | null, every: number): Answer<T> {
-  const [found, setFound] = useState<{ path: string | null; answer: Answer<T> }>({ path: null, answer: { is: "loading" } });
+  const [found, setFound] = useState<{ path: string | null; answer: Answer<T> }>({
+    path: null,
+    answer: { is: "loading" },
+  });
   useEffect(() => {
     if (path === null) return undefined;
     const stop = new AbortController();

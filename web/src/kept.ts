@@ -1,4 +1,4 @@
-/* What a visitor chose, kept by their browser; where it refuses (private windows), the choice lasts as long as the page. */
+/* What a visitor chose, kept by their browser; where that refuses, the choice lasts as long as the page. */
 
 export function kept(name: string): string | null {
   try {

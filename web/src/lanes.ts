@@ -23,7 +23,10 @@ export function runsOf(flags: readonly number[]): Run[] {
 }
 
 /** What lies at a part (0..1) of the width: the bucket, and the time of that very point. */
-export function bucketAt(part: number, timeline: Pick<Timeline, "until" | "step" | "buckets">): { bucket: number; time: number } {
+export function bucketAt(
+  part: number,
+  timeline: Pick<Timeline, "until" | "step" | "buckets">,
+): { bucket: number; time: number } {
   const inside = Math.min(1, Math.max(0, part));
   const bucket = Math.min(timeline.buckets - 1, Math.floor(inside * timeline.buckets));
   return { bucket, time: timeline.until - (1 - inside) * timeline.buckets * timeline.step };

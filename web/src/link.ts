@@ -13,11 +13,7 @@ const SILENCE = 6_000; // a tick comes every second at least
 const FIRST_WAIT = 1_000;
 const LONGEST_WAIT = 15_000;
 
-export type Standing =
-  | { is: "connecting" }
-  | { is: "live" }
-  | { is: "lost"; retryAt: number }
-  | { is: "locked" };
+export type Standing = { is: "connecting" } | { is: "live" } | { is: "lost"; retryAt: number } | { is: "locked" };
 
 export interface Seen {
   world: World | null;
@@ -43,7 +39,9 @@ export class Link {
     this.source?.close();
     const source = new EventSource("api/v1/events");
     this.source = source;
-    source.addEventListener("state", (event) => this.heard(source, () => begin(JSON.parse(event.data) as State, this.seen.world)));
+    source.addEventListener("state", (event) =>
+      this.heard(source, () => begin(JSON.parse(event.data) as State, this.seen.world)),
+    );
     source.addEventListener("tick", (event) =>
       this.heard(source, (world) => world && advance(world, JSON.parse(event.data) as Tick)),
     );

@@ -6,7 +6,10 @@ export interface Route {
 }
 
 export function parseRoute(hash: string): Route {
-  const parts = hash.replace(/^#?\/?/, "").split("/").map(decoded);
+  const parts = hash
+    .replace(/^#?\/?/, "")
+    .split("/")
+    .map(decoded);
   const route: Route = { node: null, pod: null };
   if (parts[0] === "node" && parts[1]) {
     route.node = parts[1];

@@ -92,9 +92,11 @@ export function patch(columns: Columns, first: Uint32Array, rows: readonly numbe
   for (const row of rows) {
     const start = first[row];
     const end = first[row + 1];
-    if (start === undefined || end === undefined) throw new Error(`a tick speaks of node ${row}, which the state has not`);
+    if (start === undefined || end === undefined)
+      throw new Error(`a tick speaks of node ${row}, which the state has not`);
     const count = end - start;
-    for (const name of ["memory", "core", "class"] as const) columns[name].set(news[name].subarray(at, at + count), start);
+    for (const name of ["memory", "core", "class"] as const)
+      columns[name].set(news[name].subarray(at, at + count), start);
     at += count;
   }
 }
@@ -130,7 +132,12 @@ export function continued(known: Timeline | null, news: Timeline | null): Timeli
   if (moved < 0 || step !== known.step) return news;
   const cards: Record<string, CardTimeline> = {};
   for (const uuid of Object.keys(news.cards)) {
-    cards[uuid] = joined(known.cards[uuid], news.cards[uuid]!, { moved, buckets, told: news.buckets, oldest: until - buckets * step });
+    cards[uuid] = joined(known.cards[uuid], news.cards[uuid]!, {
+      moved,
+      buckets,
+      told: news.buckets,
+      oldest: until - buckets * step,
+    });
   }
   return { until, step, buckets, cards };
 }
@@ -149,7 +156,10 @@ function joined(known: CardTimeline | undefined, news: CardTimeline, window: Win
   const keys = [...new Set([...before.keys(), ...after.keys()])];
   const tenants = keys
     .map((key) => joinedLane(before.get(key), after.get(key), window))
-    .filter((lane) => after.has(lane.key) || lane.shares.some((share) => share > 0) || lane.paused.some((paused) => paused > 0));
+    .filter(
+      (lane) =>
+        after.has(lane.key) || lane.shares.some((share) => share > 0) || lane.paused.some((paused) => paused > 0),
+    );
   const seen = new Set<string>();
   const preemptions = [...(known?.preemptions ?? []), ...news.preemptions].filter((each) => {
     const id = `${each.at} ${each.by} ${each.of}`;
@@ -169,7 +179,11 @@ function joinedLane(before: Lane | undefined, after: Lane | undefined, window: W
 }
 
 /** Both rows end at the right; `before` is as many buckets older as the window moved. */
-export function joinedRow(before: readonly number[], after: readonly number[], window: Pick<Window, "moved" | "buckets" | "told">): number[] {
+export function joinedRow(
+  before: readonly number[],
+  after: readonly number[],
+  window: Pick<Window, "moved" | "buckets" | "told">,
+): number[] {
   const row = new Array<number>(window.buckets).fill(0);
   const shift = window.buckets - window.moved - before.length;
   before.forEach((value, at) => at + shift >= 0 && at + shift < window.buckets && (row[at + shift] = value));

@@ -72,5 +72,8 @@ describe("the map", () => {
 
 it("Pods with one reason are told together, the most frequent first", () => {
   const pods = ["a", "b", "b"].map((reason, at) => ({ key: String(at), reason }) as WaitingPod);
-  expect(byReason(pods).map(([reason, group]) => [reason, group.length])).toEqual([["b", 2], ["a", 1]]);
+  expect(byReason(pods).map(([reason, group]) => [reason, group.length])).toEqual([
+    ["b", 2],
+    ["a", 1],
+  ]);
 });

@@ -36,7 +36,13 @@ describe("figures", () => {
   });
 
   it("thousands are grouped, percents rounded, few have a decimal", () => {
-    expect([grouped(1234567), grouped(999), percent(0.128, 1), few(1.75), few(1234)]).toEqual(["1,234,567", "999", "12.8%", "1.8", "1,234"]);
+    expect([grouped(1234567), grouped(999), percent(0.128, 1), few(1.75), few(1234)]).toEqual([
+      "1,234,567",
+      "999",
+      "12.8%",
+      "1.8",
+      "1,234",
+    ]);
   });
 
   it("the edge of a chart has short figures", () => {

@@ -5,7 +5,8 @@ import { languageOf, TEXTS } from "../src/text";
 /** Every text by its path, a function called with placeholders. */
 function flat(value: unknown, path = ""): [string, string][] {
   if (typeof value === "function") return [[path, String((value as (...all: string[]) => string)("1", "2"))]];
-  if (typeof value === "object" && value !== null) return Object.entries(value).flatMap(([key, each]) => flat(each, `${path}.${key}`));
+  if (typeof value === "object" && value !== null)
+    return Object.entries(value).flatMap(([key, each]) => flat(each, `${path}.${key}`));
   return [[path, String(value)]];
 }
 
@@ -20,8 +21,10 @@ describe("the languages", () => {
 
   it("tell every figure that the other tells", () => {
     const en = new Map(flat(TEXTS.en));
-    const figures = (told: string): string => [...told.replaceAll("10", "").replaceAll("24", "").matchAll(/[12]/g)].map(String).sort().join();
-    for (const [path, told] of flat(TEXTS.zh)) expect(`${path} ${figures(told)}`).toBe(`${path} ${figures(en.get(path)!)}`);
+    const figures = (told: string): string =>
+      [...told.replaceAll("10", "").replaceAll("24", "").matchAll(/[12]/g)].map(String).sort().join();
+    for (const [path, told] of flat(TEXTS.zh))
+      expect(`${path} ${figures(told)}`).toBe(`${path} ${figures(en.get(path)!)}`);
   });
 
   it("are not left untranslated", () => {

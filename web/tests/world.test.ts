@@ -1,13 +1,26 @@
 import { describe, expect, it } from "vitest";
 
-import { SERIES, type History, type Node, type Point, type State, type Tick, type Timeline, type Totals } from "../src/contract";
+import {
+  SERIES,
+  type History,
+  type Node,
+  type Point,
+  type State,
+  type Tick,
+  type Timeline,
+  type Totals,
+} from "../src/contract";
 import { advance, appended, begin, continued, decode, joinedRow } from "../src/world";
 
 const b64 = (...bytes: number[]): string => btoa(String.fromCharCode(...bytes));
 const totals = { nodes: 2, cards: 3, waiting: 0 } as Totals;
 
 function history(...times: number[]): History {
-  return { step: 1, times, series: Object.fromEntries(SERIES.map((name) => [name, times.map(() => 1)])) as History["series"] };
+  return {
+    step: 1,
+    times,
+    series: Object.fromEntries(SERIES.map((name) => [name, times.map(() => 1)])) as History["series"],
+  };
 }
 
 function point(time: number, value: number): Point {
@@ -16,35 +29,67 @@ function point(time: number, value: number): Point {
 
 function state(more: Partial<State> = {}): State {
   return {
-    version: "0", kind: "cluster", name: "c", simulated: null, now: 100, priority: "binpack", leading: true, totals,
+    version: "0",
+    kind: "cluster",
+    name: "c",
+    simulated: null,
+    now: 100,
+    priority: "binpack",
+    leading: true,
+    totals,
     kinds: [{ offers: ["qgpu"], policy: "burst-share", model: "A30", cards: 2, memory_mib: 24576 }],
     nodes: { names: ["a", "b"], kind: [0, 0], cards: [2, 1], trouble: { "1": ["cordoned"] } },
     cards: { memory: b64(10, 20, 30), core: b64(1, 2, 3), class: b64(1, 2, 3) },
-    waiting: { count: 0, pods: [] }, live: null, history: history(99), ...more,
+    waiting: { count: 0, pods: [] },
+    live: null,
+    history: history(99),
+    ...more,
   };
 }
 
 function tick(more: Partial<Tick> = {}): Tick {
-  return { now: 101, totals, rows: [], cards: { memory: "", core: "", class: "" }, trouble: null, waiting: null, point: null, live: null, ...more };
+  return {
+    now: 101,
+    totals,
+    rows: [],
+    cards: { memory: "", core: "", class: "" },
+    trouble: null,
+    waiting: null,
+    point: null,
+    live: null,
+    ...more,
+  };
 }
 
 function timeline(until: number, buckets: number, lanes: Record<string, number[]>): Timeline {
-  const tenants = Object.entries(lanes).map(([key, shares]) => ({ key, class: "normal" as const, shares, paused: shares.map(() => 0) }));
+  const tenants = Object.entries(lanes).map(([key, shares]) => ({
+    key,
+    class: "normal" as const,
+    shares,
+    paused: shares.map(() => 0),
+  }));
   return { until, step: 1, buckets, cards: { gpu: { tenants, preemptions: [] } } };
 }
 
-const shares = (of: Timeline | null): Record<string, number[]> => Object.fromEntries(of!.cards["gpu"]!.tenants.map((lane) => [lane.key, lane.shares]));
+const shares = (of: Timeline | null): Record<string, number[]> =>
+  Object.fromEntries(of!.cards["gpu"]!.tenants.map((lane) => [lane.key, lane.shares]));
 
 describe("a tick", () => {
   it("changes the cards of the nodes it names, and no others", () => {
-    const world = advance(begin(state()), tick({ rows: [1], cards: { memory: b64(200), core: b64(100), class: b64(6) } }));
+    const world = advance(
+      begin(state()),
+      tick({ rows: [1], cards: { memory: b64(200), core: b64(100), class: b64(6) } }),
+    );
     expect([...world.columns.memory]).toEqual([10, 20, 200]);
     expect([...world.columns.core]).toEqual([1, 2, 100]);
     expect([...world.columns.class]).toEqual([1, 2, 6]);
   });
 
   it("that names nodes in any order puts each where it belongs", () => {
-    const world = advance(begin(state()), tick({ rows: [1, 0], cards: { memory: b64(7, 8, 9), core: b64(7, 8, 9), class: b64(0, 0, 0) } }));
+    const world = advance(
+      begin(state()),
+      tick({ rows: [1, 0], cards: { memory: b64(7, 8, 9), core: b64(7, 8, 9), class: b64(0, 0, 0) } }),
+    );
     expect([...world.columns.memory]).toEqual([8, 9, 7]);
   });
 
@@ -70,7 +115,16 @@ describe("a tick", () => {
   });
 
   it("carries a machine's nodes, whose timelines go on", () => {
-    const node = (told: Timeline): Node => ({ name: "a", offers: [], policy: "best-effort", release_delay_seconds: null, trouble: [], notes: [], cards: [], timeline: told });
+    const node = (told: Timeline): Node => ({
+      name: "a",
+      offers: [],
+      policy: "best-effort",
+      release_delay_seconds: null,
+      trouble: [],
+      notes: [],
+      cards: [],
+      timeline: told,
+    });
     const world = begin(state({ live: { nodes: [node(timeline(10, 3, { x: [1, 2, 3] }))] } }));
     const next = advance(world, tick({ live: { nodes: [node(timeline(11, 1, { x: [4] }))] } }));
     expect(shares(next.live.get("a")!.timeline)).toEqual({ x: [2, 3, 4] });
@@ -91,15 +145,22 @@ describe("the history", () => {
 
 describe("a timeline that goes on", () => {
   it("moves what is known to the left by the time that passed", () => {
-    expect(shares(continued(timeline(10, 4, { x: [1, 2, 3, 4] }), timeline(12, 2, { x: [5, 6] })))).toEqual({ x: [3, 4, 5, 6] });
+    expect(shares(continued(timeline(10, 4, { x: [1, 2, 3, 4] }), timeline(12, 2, { x: [5, 6] })))).toEqual({
+      x: [3, 4, 5, 6],
+    });
   });
 
   it("takes the later word where both speak of one bucket", () => {
-    expect(shares(continued(timeline(10, 4, { x: [1, 2, 3, 4] }), timeline(11, 3, { x: [7, 8, 9] })))).toEqual({ x: [2, 7, 8, 9] });
+    expect(shares(continued(timeline(10, 4, { x: [1, 2, 3, 4] }), timeline(11, 3, { x: [7, 8, 9] })))).toEqual({
+      x: [2, 7, 8, 9],
+    });
   });
 
   it("shows a newcomer with nothing before", () => {
-    expect(shares(continued(timeline(10, 3, { x: [1, 1, 1] }), timeline(11, 1, { x: [1], y: [5] })))).toEqual({ x: [1, 1, 1], y: [0, 0, 5] });
+    expect(shares(continued(timeline(10, 3, { x: [1, 1, 1] }), timeline(11, 1, { x: [1], y: [5] })))).toEqual({
+      x: [1, 1, 1],
+      y: [0, 0, 5],
+    });
   });
 
   it("shows one who left until their last bucket is gone, and then no more", () => {
@@ -117,7 +178,10 @@ describe("a timeline that goes on", () => {
       told.cards["gpu"]!.preemptions = times.map((at) => ({ at, by: "s", of: "t" }));
       return told;
     };
-    const next = continued(with_(timeline(10, 4, { x: [1, 1, 1, 1] }), 6.5, 9), with_(timeline(11, 3, { x: [1, 1, 1] }), 9, 10.5));
+    const next = continued(
+      with_(timeline(10, 4, { x: [1, 1, 1, 1] }), 6.5, 9),
+      with_(timeline(11, 3, { x: [1, 1, 1] }), 9, 10.5),
+    );
     expect(next!.cards["gpu"]!.preemptions.map((each) => each.at)).toEqual([9, 10.5]);
   });
 

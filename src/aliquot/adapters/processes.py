@@ -83,6 +83,19 @@ def with_environment(name: str, value: str, *, uid: int | None = None) -> set[in
     return found
 
 
+def by_environment(name: str) -> dict[str, set[int]]:
+    """All processes that were started with that variable in their environment, by its value."""
+    start = b"\0" + os.fsencode(f"{name}=")
+    found: dict[str, set[int]] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        _, there, rest = (b"\0" + _environment(entry)).partition(start)
+        if there:
+            found.setdefault(os.fsdecode(rest.partition(b"\0")[0]), set()).add(int(entry))
+    return found
+
+
 def _environment(entry: str) -> bytes:
     """What the process was started with; empty where that cannot be read.
 

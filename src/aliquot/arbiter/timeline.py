@@ -113,6 +113,8 @@ class Timeline:
             return
         for at in range(int(began * _PER_SECOND), int(ended * _PER_SECOND) + 1):
             length = min(ended, (at + 1) / _PER_SECOND) - max(began, at / _PER_SECOND)
+            if length <= 0:
+                continue  # it ends where the bucket begins
             cell = self._buckets.setdefault(at, {})
             for tenant, share in shares.items():
                 cell.setdefault(tenant, [0.0, 0.0])[0] += share * length

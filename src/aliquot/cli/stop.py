@@ -16,8 +16,8 @@ from aliquot.cli.errors import InputError
 def stop(names: Sequence[str], timeout: float) -> None:
     """End a run, or several.
 
-    SIGTERM to all its processes, then SIGKILL to those that are left. One that waits leaves the queue. Pods are ended by
-    `aliquot delete`.
+    SIGTERM to all its processes, then SIGKILL to those that are left. One that waits leaves the queue. `aliquot delete`
+    ends Pods.
     """
     code = 0
     for name in names:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ POD = "Pod"
 MOST_REPLICAS = 256  # of one workload: each Pod is at least two processes
 _UNKNOWN = ("DaemonSet", "CronJob")  # they make Pods, but not in a way that is known here
 _MOST_OBJECTS = 256
+_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
+_NAME_ALLOWED = "small letters, digits, - and ., as in web-1; at most 253"
 _BACKOFF_LIMIT = 6
 
 _NOTES = {
@@ -97,15 +100,15 @@ def _read(manifest: dict[str, Any], kind: str) -> LocalObject | Invalid:
     if not isinstance(metadata, dict):
         return Invalid(f"{kind}: metadata", metadata, "a mapping with a name")
     name, namespace = metadata.get("name"), metadata.get("namespace") or "default"
-    if not isinstance(name, str) or not LABEL.fullmatch(name):
-        return Invalid(f"{kind}: metadata.name", name, NAME_ALLOWED)
+    if kind != POD and kind not in WORKLOADS and kind not in _UNKNOWN and isinstance(name, str):
+        return LocalObject(kind, str(namespace), name, manifest, (f"{kind} is passed over: it makes no Pods",))
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        return Invalid(f"{kind}: metadata.name", name, _NAME_ALLOWED)
     if not isinstance(namespace, str) or not LABEL.fullmatch(namespace):
         return Invalid(f"{kind} {name}: metadata.namespace", namespace, NAME_ALLOWED)
     label = f"{kind} {namespace}/{name}"
     if kind in _UNKNOWN:
         return Invalid(f"{label}: kind", kind, f"Pod, {', '.join(WORKLOADS)} or List")
-    if kind != POD and kind not in WORKLOADS:
-        return LocalObject(kind, namespace, name, manifest, (f"{kind} is passed over: it makes no Pods",))
     manifest = {**manifest, "metadata": {**metadata, "namespace": namespace}}
     notes = _checked(manifest, kind)
     if isinstance(notes, Invalid):

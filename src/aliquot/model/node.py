@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from .device import Card
@@ -42,3 +43,16 @@ class Node:
     cpu_milli: int | None = None
     memory_mib: int | None = None
     notes: tuple[str, ...] = ()  # what had to be assumed about it, in sentences
+
+
+def deal(cards: Sequence[Card], names: Sequence[str]) -> tuple[Node, ...]:
+    """Nodes of those names with the cards dealt out evenly, in order, and every way of use there is on offer."""
+    each = len(cards) // len(names)
+    return tuple(
+        Node(
+            name,
+            tuple(replace(card, index=at) for at, card in enumerate(cards[first : first + each])),
+            frozenset(Offer),
+        )
+        for name, first in zip(names, range(0, len(cards), each), strict=True)
+    )

@@ -16,8 +16,10 @@ status.py      how the machine stands, as one JSON object
 metrics.py     the same in Prometheus's words
 lookout.py     what NVML tells of the cards, once a second
 localpods.py   Pods on the machine: what was applied, whom that wants, who runs
+watching.py    the end of a process, heard as soon as it happens
 podcontrol.py  which Pods there should be: a function of what is wanted and what is there
 poddesk.py     what is asked about Pods on the control socket
+podmaking.py   Pods as they are made, and made anew
 podplaces.py   from a Pod and what it was given to what its keeper is told
 podreports.py  what a Pod's keeper tells, into how the Pod stands
 podstatus.py   the Pods as JSON

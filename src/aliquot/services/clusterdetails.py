@@ -45,6 +45,8 @@ class Details:
         self._cluster, self._known_reason = cluster, known_reason
         self._reasons: dict[Demand, tuple[float, str]] = {}
         self._budget = (0.0, 0)  # for which list, and how many reasons were worked out for it
+        self._hurry = False  # whether the list before was not whole
+        self.behind = False  # whether the last list has reasons in it that are not worked out yet
 
     # --- nodes -----------------------------------------------------------------------------------------------------
 
@@ -230,10 +232,13 @@ class Details:
             return told
         demand = demand_of(claim)
         known = self._reasons.get(demand)
-        if known is not None and 0 <= now - known[0] < _FRESH:
+        if self._budget[0] != now:
+            self._budget, self._hurry, self.behind = (now, 0), self.behind, False
+        if known is not None and (self._hurry or 0 <= now - known[0] < _FRESH):  # those without any come first
             return known[1]
-        spent = self._budget[1] if self._budget[0] == now else 0
+        spent = self._budget[1]
         if spent >= _AT_ONCE:
+            self.behind = self.behind or known is None
             return known[1] if known is not None else "is being looked at"
         self._budget = (now, spent + 1)
         if len(self._reasons) >= _MOST_KNOWN:

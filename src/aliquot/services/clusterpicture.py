@@ -219,7 +219,7 @@ class ClusterPicture:
         first = [*islice(pending, _MOST_WAITING)]
         since, uids = self._waiting_of
         same = self._waiting is not None and first == uids and self._waiting["count"] == len(pending)
-        if not same or not 0 <= now - since < _WAIT:
+        if not same or self._details.behind or not 0 <= now - since < _WAIT:
             self._waiting_of = (now, first)
             told = {"count": len(pending), "pods": [self._details.waiting(pending[uid], now) for uid in first]}
             if told != self._waiting:

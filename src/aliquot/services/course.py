@@ -122,7 +122,7 @@ class Course:
 
     def _next(self, now: float) -> None:
         """Whose turn it is, of those that have not had one."""
-        if self._failed:
+        if self.over:
             self.stop()
             return
         for each in self.containers:

@@ -38,6 +38,7 @@ from .node import LocalNode
 from .poddesk import PodDesk
 from .queue import Waiting
 from .status import status
+from .watching import when_ended
 
 _LOG = logging.getLogger("aliquot.door")
 _MOST_CONNECTIONS = 1024
@@ -258,22 +259,8 @@ class Door:
 
 def watch(node: LocalNode, tenancy: Tenancy) -> None:
     """See that `ended` is called when the root of the tenancy ends; soon, when it is gone already."""
-    loop, tenant = asyncio.get_running_loop(), tenancy.tenant
-    try:
-        handle = os.pidfd_open(tenant.root or 0)
-    except OSError:
-        loop.call_soon(lambda: node.ended(tenant.id, time.time()))
-        return
-
-    def ended() -> None:
-        loop.remove_reader(handle)
-        os.close(handle)
-        node.ended(tenant.id, time.time())
-
-    if processes.lives(tenant.root, tenancy.started):
-        loop.add_reader(handle, ended)
-    else:
-        loop.call_soon(ended)
+    tenant = tenancy.tenant
+    when_ended(tenant.root, tenancy.started, lambda: node.ended(tenant.id, time.time()))
 
 
 async def _until_closed(reader: asyncio.StreamReader) -> None:

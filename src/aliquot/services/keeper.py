@@ -75,7 +75,8 @@ class Keeper:
             return False
         if self._ending:
             return True  # whoever ended it knows
-        return self._course is not None and self._course.over and self._noted == self._said > 0
+        told = not self._changed and self._noted == self._said > 0
+        return self._course is not None and self._course.over and told
 
     def _wait(self) -> None:
         course, timeouts = self._course, [30.0]

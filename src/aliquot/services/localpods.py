@@ -10,36 +10,33 @@ A Pod goes only when none of its processes lives. A keeper that is gone before i
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
-import secrets
 import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
-from uuid import uuid4
 
 from aliquot.adapters import children, processes
 from aliquot.adapters.database import StoreError
 from aliquot.adapters.keepers import KeeperError, Keepers, make_log_folder
 from aliquot.adapters.objectstore import ObjectStore
-from aliquot.dialects.localobjects import amounts_of, pod_of, template_of
+from aliquot.dialects.localobjects import amounts_of
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
-from aliquot.model.localpod import Applier, LocalPod, Phase, PodEvent, PodState, Workload
+from aliquot.model.localpod import LocalPod, Phase, Workload
 from aliquot.model.tenancy import Tenancy
 
-from . import podplaces
+from . import podmaking, podplaces
 from .conversing import Caller, RefusedError
 from .keeper import POD_VARIABLE
 from .node import LocalNode
 from .podcontrol import decide
 from .podreports import with_report
 from .queue import Waiting
-from .reasons import one_sentence
+from .watching import when_ended
 
 _LOG = logging.getLogger("aliquot.pods")
 _MOST_STARTING = 8  # keepers at once: each takes some tens of milliseconds of a core
@@ -127,21 +124,6 @@ class LocalPods:
         for pod in made:
             self._know(pod)
 
-    def new_pod(
-        self, manifest: dict[str, Any], owner: tuple[str, str] | None, applier: Applier, now: float
-    ) -> LocalPod:
-        """Not there yet: it is to be written down."""
-        metadata, template = manifest["metadata"], template_of(manifest)
-        pod = LocalPod(
-            str(uuid4()), metadata["namespace"], metadata["name"], owner, manifest, template, applier, now
-        )  # fmt: skip
-        claim = podplaces.claim_of(pod)
-        why = () if claim is None else (podplaces.asked(claim),)
-        state = PodState(why=why, containers=podplaces.states(pod, "", None, self.logs(pod)))
-        return replace(
-            pod, state=_with_event(state, now, "made" if owner is None else f"made by {owner[0]} {owner[1]}")
-        )
-
     def delete(self, *, workload: Workload | None, pods: Iterable[LocalPod], grace: float | None) -> None:
         """From now on they are not wanted."""
         going = [
@@ -161,8 +143,10 @@ class LocalPods:
     def tick(self, now: float) -> None:
         """Once in a while, and when something changed."""
         try:
-            for uid in list(self._clearing):
-                self._clear(uid)
+            if self._clearing:
+                marked = processes.by_environment(POD_VARIABLE)  # once for all of them
+                for uid in list(self._clearing):
+                    self._clear(uid, marked.get(uid, set()))
             self._kill_late()
             if not self._quiet:
                 self._control(now)
@@ -171,26 +155,21 @@ class LocalPods:
             _LOG.error("%s", error)
 
     def _control(self, now: float) -> None:
+        owned: dict[object, list[LocalPod]] = {}
+        for pod in self.pods.values():
+            owned.setdefault((pod.namespace, pod.owner), []).append(pod)
         for workload in list(self.workloads.values()):
-            there = self.owned(workload)
+            there = owned.get((workload.namespace, (workload.kind, workload.name)), [])
             decision = decide(workload, amounts_of(workload.manifest), there)
             if decision.end:
                 self.delete(workload=None, pods=decision.end, grace=None)
             # A name that another has comes free when that one goes.
             free = [each for each in decision.make if each is None or self.named(workload.namespace, each) is None]
-            made = [self._replica(workload, name, now) for name in free]
+            made = [podmaking.replica(workload, name, self.node.home, now) for name in free]
             if made:
                 self._store.write(pods=made)
                 for pod in made:
                     self._know(pod)
-
-    def _replica(self, workload: Workload, name: str | None, now: float) -> LocalPod:
-        if name is None:
-            name = f"{workload.name[:57]}-{''.join(secrets.choice(_LETTERS) for _ in range(5))}"
-        pod = self.new_pod(
-            pod_of(workload.manifest, name), (workload.kind, workload.name), workload.applier, now
-        )  # fmt: skip
-        return replace(pod, template=workload.template)
 
     def _start_keepers(self, now: float) -> None:
         clock = time.monotonic()
@@ -207,7 +186,9 @@ class LocalPods:
         never = None if claim is None else self.node.why_never(claim)
         if never is not None:  # it waits for another machine: whoever stood behind it in the queue would wait with it
             self._not_before[pod.uid] = float("inf")
-            self._write(replace(pod, state=replace(_with_event(pod.state, now, never, "Warning"), reason=never)))
+            self._write(
+                replace(pod, state=replace(podmaking.with_event(pod.state, now, never, "Warning"), reason=never))
+            )
             return
         try:
             make_log_folder(folder, pod.applier)
@@ -228,22 +209,8 @@ class LocalPods:
     def _watch(self, pod: LocalPod) -> None:
         """See that we hear of its keeper's end."""
         assert pod.keeper is not None
-        loop, uid, (pid, started) = asyncio.get_running_loop(), pod.uid, pod.keeper
-        try:
-            handle = os.pidfd_open(pid)
-        except OSError:
-            loop.call_soon(self._keeper_ended, uid, pid)
-            return
-
-        def ended() -> None:
-            loop.remove_reader(handle)
-            os.close(handle)
-            self._keeper_ended(uid, pid)
-
-        if processes.lives(pid, started):
-            loop.add_reader(handle, ended)
-        else:
-            loop.call_soon(ended)
+        uid, (pid, started) = pod.uid, pod.keeper
+        when_ended(pid, started, lambda: self._keeper_ended(uid, pid))
 
     # --- keepers -----------------------------------------------------------------------------------------------
 
@@ -265,27 +232,12 @@ class LocalPods:
     def _ask_room(self, pod: LocalPod, caller: Caller, say: Say) -> Waiting | None:
         claim = self.claims[pod.uid]
         if claim is None:
-            self._seat(pod.uid, None, None, say)
+            self.seat(pod.uid, None, None, say)
             return None
         seeker = _Seeker(self, pod.uid, say)
         return self.node.submit_pod(claim, podplaces.ask_of(pod, claim), caller, pod.created, time.time(), seeker)
 
-    def reason_of(self, pod: LocalPod, known: dict[object, str]) -> str | None:
-        """Why it waits or failed, in a sentence. `known` keeps what those who ask for the same are told."""
-        entry = next((each for each in self.node.queue if each.id == pod.tenant), None)
-        if entry is None:
-            return pod.state.reason
-        standing = entry.told or self.node.queue.standing(entry)
-        place = f"number {standing['position']} of {standing['of']} in the queue"
-        if standing["kept_for"] is not None:
-            return f"{place}: the room there is is kept for {standing['kept_for']}"
-        shape = (entry.claim.containers, entry.claim.app_class)
-        if shape not in known:
-            refusals = self.node.chooser.refusals(entry.claim)
-            known[shape] = one_sentence(refusals, entry.claim, len(self.node.nodes))
-        return f"{place}: {known[shape]}"
-
-    def _seat(self, uid: str, tenancy: Tenancy | None, grant: Grant | None, say: Say) -> None:
+    def seat(self, uid: str, tenancy: Tenancy | None, grant: Grant | None, say: Say) -> None:
         """It may start: written down, and told."""
         pod = self.pods[uid]
         node = next((each for each in self.node.nodes if grant is not None and each.name == grant.node), None)
@@ -294,7 +246,7 @@ class LocalPods:
         claim, now = self.claims[uid], time.time()
         placed = f"placed on {node.name}" if grant is None else podplaces.seat_told(grant)
         state = replace(
-            _with_event(pod.state, now, placed),
+            podmaking.with_event(pod.state, now, placed),
             reason=None,
             node=node.name,
             containers=podplaces.states(pod, node.name, grant, logs),
@@ -330,7 +282,6 @@ class LocalPods:
             self._without_keeper(pod, rebooted=False)
         except StoreError as error:
             _LOG.error("%s", error)
-        self._clear(uid)
 
     def _without_keeper(self, pod: LocalPod, *, rebooted: bool) -> None:
         self._clearing.add(pod.uid)
@@ -338,15 +289,10 @@ class LocalPods:
         if state.phase is Phase.PENDING and state.node is None:
             self._not_before[pod.uid] = time.monotonic() + _AGAIN  # nothing of it was begun: another one keeps it
         elif rebooted and not state.phase.over and podplaces.plan(pod).restart_policy == "Always":
-            state = self._anew(pod)
+            state = podmaking.anew(pod, self.logs(pod))
         elif not state.phase.over:
             text = "the machine was booted again" if rebooted else "its keeper was ended before it was over"
-            ended = tuple(
-                each if each.state == "ended" else replace(each, state="ended", ended=now, pid=None)
-                for each in state.containers
-            )
-            state = replace(state, phase=Phase.FAILED, reason=text, finished=now, containers=ended)
-            state = _with_event(state, now, text, "Warning")
+            state = podmaking.failed(state, text, now)
         self._write(replace(pod, keeper=None, state=state))
 
     # --- the end -----------------------------------------------------------------------------------------------
@@ -379,13 +325,13 @@ class LocalPods:
         except PermissionError as error:
             _LOG.warning("process %d: %s", keeper[0], error)
 
-    def _clear(self, uid: str) -> None:
-        """End whatever is left of it; and forget it, if it is to go."""
+    def _clear(self, uid: str, marked: set[int]) -> None:
+        """End whatever is left of it, of those who carry its mark; and forget it, if it is to go."""
         pod = self.pods.get(uid)
         if pod is None or pod.keeper is not None:
             self._clearing.discard(uid)
             return
-        left = processes.with_environment(POD_VARIABLE, uid, uid=pod.applier.user)
+        left = {pid for pid in marked if processes.uid_of(pid) == pod.applier.user}
         children.kill_all(left)
         if left or pod.tenant in self.node.tenancies:
             return
@@ -405,16 +351,11 @@ class LocalPods:
             self._signal(pod.keeper, signal.SIGKILL)
             children.kill_all(processes.with_environment(POD_VARIABLE, pod.uid, uid=pod.applier.user))
             if pod.ending is None and not pod.state.phase.over:
-                self._write(replace(pod, keeper=None, state=self._anew(pod)))
-
-    def _anew(self, pod: LocalPod) -> PodState:
-        """As on a node that was booted again: it is the same Pod, and begins once more."""
-        fresh = podplaces.states(pod, "", None, self.logs(pod))
-        return replace(pod.state, phase=Phase.PENDING, reason=None, node=None, containers=fresh, started=None)
+                self._write(replace(pod, keeper=None, state=podmaking.anew(pod, self.logs(pod))))
 
     def logs(self, pod: LocalPod) -> str:
         """The folder of its containers' output."""
-        return f"{self.node.home.pod_logs}/{pod.uid}"
+        return podmaking.logs_of(self.node.home, pod.uid)
 
 
 class _Seeker:
@@ -428,13 +369,9 @@ class _Seeker:
             self._say(said)
 
     def seated(self, tenancy: Tenancy, grant: Grant) -> None:
-        self._pods._seat(self._uid, tenancy, grant, self._say)
+        self._pods.seat(self._uid, tenancy, grant, self._say)
 
 
 def workload_key(workload: Workload) -> WorkloadKey:
     """By which it is known."""
     return workload.kind, workload.namespace, workload.name
-
-
-def _with_event(state: PodState, now: float, text: str, kind: str = "Normal") -> PodState:
-    return replace(state, events=(*state.events, PodEvent(now, text, kind))[-_MOST_EVENTS:])

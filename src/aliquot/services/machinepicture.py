@@ -251,8 +251,13 @@ def _percent(part: float, whole: float) -> float:
 
 
 def _waiters(seen: Json) -> list[Json]:
-    """Runs in the queue, then Pods without a place."""
-    return [*seen["queue"], *(pod for pod in seen.get("pods", ()) if pod["phase"] == "Pending" and not pod["node"])]
+    """Whoever is in the queue, then Pods that are not in it: no card could ever take them."""
+    pods = {pod["key"]: pod for pod in seen.get("pods", ()) if pod["phase"] == "Pending" and not pod["node"]}
+    queued = [
+        {**entry, "dialect": pods.pop(entry["name"])["dialect"]} if entry["name"] in pods else entry
+        for entry in seen["queue"]
+    ]
+    return [*queued, *pods.values()]
 
 
 def _everybody(seen: Json, first_node: str) -> Iterable[Json]:
@@ -265,6 +270,8 @@ def _everybody(seen: Json, first_node: str) -> Iterable[Json]:
             node = next((node_of.get(card["uuid"]) for card in tenant["cards"]), None)
             yield {"key": tenant["name"], "node": node, "class": tenant["class"], "phase": "Running"}
     for entry in seen["queue"]:
+        if entry["name"] in keys:
+            continue
         yield {"key": entry["name"], "node": None, "class": entry["class"], "phase": "Pending"}
 
 

@@ -198,12 +198,12 @@ def waiting_told(entry: Json, now: float) -> Json:
             "dialect": entry["dialect"],
             "since": entry["created"],
             "reason": entry["reason"] or "",
-            "wants": entry["why"][0] if entry["why"] else "",
+            "wants": entry["why"][0].removeprefix("asked for ") if entry["why"] else "",
         }
     return {
         "key": entry["name"],
         "class": entry["class"],
-        "dialect": "run",
+        "dialect": entry.get("dialect", "run"),
         "since": round(now - entry["waited_seconds"], 1),
         "reason": _reason(entry),
         "wants": _wants(entry),

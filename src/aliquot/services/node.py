@@ -27,7 +27,7 @@ from aliquot.adapters.store import Store, StoreError
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.grant import Grant
-from aliquot.model.node import Isolation, Node, Offer
+from aliquot.model.node import Isolation, deal
 from aliquot.model.podtenancy import shares_of
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenancy import Tenancy, allotments_of
@@ -76,7 +76,7 @@ class LocalNode:
         environment: Callable[[Tenancy, str], dict[str, Any]],
         names: Sequence[str] = ("here",),
     ) -> None:
-        self.nodes = _nodes(cards, names)
+        self.nodes = deal(cards, names)
         self.cards = tuple(card for node in self.nodes for card in node.cards)  # numbered within their node
         self.home = home
         self.store = store
@@ -371,19 +371,6 @@ class LocalNode:
         if isinstance(name, str) and name in names:
             return names[name]
         raise RefusedError("unknown-name", name=str(name)[:80], names=sorted(names))
-
-
-def _nodes(cards: Sequence[Card], names: Sequence[str]) -> tuple[Node, ...]:
-    """The cards dealt out evenly, in order. A machine is not labelled: it offers every way of use there is."""
-    each = len(cards) // len(names)
-    return tuple(
-        Node(
-            name,
-            tuple(replace(card, index=at) for at, card in enumerate(cards[first : first + each])),
-            frozenset(Offer),
-        )
-        for name, first in zip(names, range(0, len(cards), each), strict=True)
-    )
 
 
 def _occupant(tenancy: Tenancy) -> Occupant:

@@ -20,6 +20,7 @@ from aliquot.model.refusal import Invalid
 
 from .conversing import Caller, RefusedError, invalid
 from .localpods import LocalPods, workload_key
+from .podmaking import new_pod
 from .podstatus import pod_object, workload_object
 
 _MOST_PODS = 1024  # on one machine
@@ -98,7 +99,7 @@ class PodDesk:
             if there.ending is None and there.template == template_of(found.manifest):
                 return "unchanged"
             replaced.append(there)
-        bare.append(self._pods.new_pod(found.manifest, None, applier, now))
+        bare.append(new_pod(found.manifest, None, applier, self._pods.node.home, now))
         return "created" if there is None or there.ending is not None else "configured"
 
     def _workload(self, found: LocalObject, applier: Applier, now: float, workloads: list[Workload]) -> str:

@@ -14,17 +14,43 @@ from aliquot.model.tenant import Standing
 
 from . import podplaces
 from .localpods import LocalPods
+from .node import LocalNode
 from .podcontrol import ready
+from .reasons import one_sentence
 from .status import shares_told
 
 
 def pods_told(pods: LocalPods, standings: Mapping[str, Mapping[str, Standing]]) -> dict[str, Any]:
     """Workloads and Pods, as `status` shows them. `standings` by tenant and card."""
-    known: dict[object, str] = {}
+    reasons = _Reasons(pods.node)
     return {
         "workloads": [_workload(pods, each) for each in pods.workloads.values()],
-        "pods": [_pod(pods, each, standings, pods.reason_of(each, known)) for each in pods.pods.values()],
+        "pods": [_pod(pods, each, standings, reasons.of(each)) for each in pods.pods.values()],
     }
+
+
+class _Reasons:
+    """Why Pods wait or failed, each in a sentence. Those who ask for the same are told the same."""
+
+    def __init__(self, node: LocalNode) -> None:
+        self._node = node
+        self._entries = {each.id: each for each in node.queue}
+        self._known: dict[object, str] = {}
+
+    def of(self, pod: LocalPod) -> str | None:
+        """None: nothing to tell."""
+        entry = self._entries.get(pod.tenant)
+        if entry is None:
+            return pod.state.reason
+        standing = entry.told or self._node.queue.standing(entry)
+        place = f"number {standing['position']} of {standing['of']} in the queue"
+        if standing["kept_for"] is not None:
+            return f"{place}: the room there is is kept for {standing['kept_for']}"
+        shape = (entry.claim.containers, entry.claim.app_class)
+        if shape not in self._known:
+            refusals = self._node.chooser.refusals(entry.claim)
+            self._known[shape] = one_sentence(refusals, entry.claim, len(self._node.nodes))
+        return f"{place}: {self._known[shape]}"
 
 
 def _workload(pods: LocalPods, workload: Workload) -> dict[str, Any]:
@@ -78,7 +104,7 @@ def _container(container: ContainerState) -> dict[str, Any]:
 
 def pod_object(pods: LocalPods, pod: LocalPod) -> dict[str, Any]:
     """The Pod as it was applied, with its status."""
-    state, reason = pod.state, pods.reason_of(pod, {})
+    state, reason = pod.state, _Reasons(pods.node).of(pod)
     metadata = {**podplaces.manifest_of(pod)["metadata"], "creationTimestamp": _when(pod.created)}
     spec = {**pod.manifest["spec"], **({} if state.node is None else {"nodeName": state.node})}
     status = {

@@ -123,6 +123,9 @@ class Queue:
         return next(standing for each, standing in self.standings() if each is entry)
 
     def _lacks(self, claim: Claim) -> list[dict[str, Any]]:
+        """Nothing, where some node has room for it: what others lack is then beside the point."""
+        if self._chooser.choose(claim) is not None:
+            return []
         several = len(self._ledger.board.row_of) > 1  # then a card's number alone says too little
         return [
             {"card": each.card, "reason": each.reason.value, "wanted": each.wanted, "had": each.had}

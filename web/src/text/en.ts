@@ -5,6 +5,8 @@ export const en = {
   cluster: "cluster",
   simulated: (what: string) => `simulated: ${what}`,
   simulatedHint: "These cards are played by a program; no GPU is used.",
+  placing: "placing",
+  placingHint: "Which of the nodes and cards with room a Pod gets: set with aliquot scheduler --priority.",
   standby: "standby",
   standbyHint: "Another replica of the scheduler leads; this one only watches.",
 
@@ -15,7 +17,8 @@ export const en = {
   retryNow: "try now",
 
   needToken: "This dashboard needs a token",
-  needTokenHow: "Open the address that ends in ?token=… once, or paste the token here. It is in the file that was given with --token-file.",
+  needTokenHow:
+    "Open the address that ends in ?token=… once, or paste the token here. It is in the file of --token-file.",
   token: "Token",
   open: "Open",
 
@@ -29,10 +32,8 @@ export const en = {
   fragmentation: "Fragmentation",
   fragmentationHint: "Free compute that a typical Pod cannot use, because it lies in pieces that are too small.",
   troubled: "Nodes in trouble",
-  of: (whole: string) => `of ${whole}`,
   free: (count: string) => `${count} free`,
   out: (count: string) => `${count} out`,
-  ofCards: (percent: string) => `${percent} of the cards`,
 
   online: "online",
   offline: "offline",
@@ -42,7 +43,6 @@ export const en = {
   freeCard: "free",
   outCard: "out of service",
 
-  nodes: (count: string) => `${count} nodes`,
   cards: (count: string) => `${count} cards`,
   node: "Node",
   card: "Card",
@@ -58,8 +58,6 @@ export const en = {
   releaseDelayHint: "How long online work keeps a card that it left idle, before offline work gets it back.",
   offers: "Dialects",
   trouble: "Trouble",
-  notes: "Notes",
-  noRoomTold: "nothing measured here",
 
   memory: "Memory",
   compute: "Compute",
@@ -70,7 +68,6 @@ export const en = {
   inUse: "in use",
   share: "share",
   quota: "quota",
-  spare: "spare",
   tenants: "Tenants",
   exclusive: "whole",
   greedy: "spare compute",
@@ -81,9 +78,11 @@ export const en = {
   timeline: "The last minute",
   timelineHint: "Height is the measured share, hatching is a pause, a mark is a preemption.",
   timelineLabel: (card: number) => `who held card ${card} in the last minute`,
-  noTimeline: "The timeline is kept by the node itself: open the dashboard of its own machine, or use aliquot top there.",
+  noTimeline:
+    "The timeline is kept by the node itself: open the dashboard of its own machine, or use aliquot top there.",
   ago: (seconds: string) => `${seconds} s ago`,
   now: "now",
+  preemptions: (count: number) => `${count} ${count === 1 ? "preemption" : "preemptions"}`,
   lostCard: (of: string) => `${of} lost the card`,
   tookFrom: (by: string, of: string) => `${by} took the card from ${of}`,
 
@@ -100,7 +99,6 @@ export const en = {
   showRoom: "with room",
   showTrouble: "in trouble",
   kinds: "Kinds of nodes",
-  anyKind: "any kind",
   kindFilter: "Show only this kind",
   model: "Model",
   cardsColumn: "Cards",
@@ -115,7 +113,6 @@ export const en = {
   waitingTitle: "Waiting Pods",
   nobodyWaits: "Nobody waits.",
   wants: "wants",
-  since: "since",
   waitsFor: (time: string) => `for ${time}`,
   moreWaiting: (count: string) => `and ${count} more`,
 
@@ -128,7 +125,6 @@ export const en = {
   noHistory: "Nothing recorded yet.",
 
   phase: "Phase",
-  owner: "Owner",
   where: "Where",
   why: "Why",
   containers: "Containers",
@@ -143,7 +139,7 @@ export const en = {
   pod: "Pod",
   run: "run",
 
-  emptyMachine: "Nothing runs here yet. Give a command a slice of a card, or apply a manifest:",
+  emptyMachine: "Nothing runs here yet. Give a command a slice of a card, apply a manifest, or see a story played:",
   emptyCluster: "No node with cards is known yet. Install the agent, then label a node; see",
   noCards: "No card was found. Without a GPU, play with simulated ones:",
 

@@ -7,6 +7,8 @@ export const zh: Text = {
   cluster: "集群",
   simulated: (what) => `模拟：${what}`,
   simulatedHint: "这些卡由程序模拟，没有使用真实 GPU。",
+  placing: "放置",
+  placingHint: "在有余量的节点和卡中选哪一个：由 aliquot scheduler --priority 设置。",
   standby: "备用",
   standbyHint: "调度器的另一个副本是主，本副本只观察。",
 
@@ -31,10 +33,8 @@ export const zh: Text = {
   fragmentation: "碎片率",
   fragmentationHint: "剩余算力中，因过于零碎而典型 Pod 用不上的部分。",
   troubled: "异常节点",
-  of: (whole) => `共 ${whole}`,
   free: (count) => `${count} 空闲`,
   out: (count) => `${count} 停用`,
-  ofCards: (percent) => `占全部卡的 ${percent}`,
 
   online: "在线",
   offline: "离线",
@@ -44,7 +44,6 @@ export const zh: Text = {
   freeCard: "空闲",
   outCard: "停用",
 
-  nodes: (count) => `${count} 个节点`,
   cards: (count) => `${count} 张卡`,
   node: "节点",
   card: "卡",
@@ -60,8 +59,6 @@ export const zh: Text = {
   releaseDelayHint: "在线任务空闲后继续占有卡的时间，之后才还给离线任务。",
   offers: "资源写法",
   trouble: "异常",
-  notes: "说明",
-  noRoomTold: "此处没有测量值",
 
   memory: "显存",
   compute: "算力",
@@ -72,7 +69,6 @@ export const zh: Text = {
   inUse: "使用中",
   share: "实得",
   quota: "配额",
-  spare: "空闲",
   tenants: "租户",
   exclusive: "整卡",
   greedy: "闲置算力",
@@ -86,6 +82,7 @@ export const zh: Text = {
   noTimeline: "时间线由节点自己保存：请打开该机器自己的面板，或在其上运行 aliquot top。",
   ago: (seconds) => `${seconds} 秒前`,
   now: "现在",
+  preemptions: (count) => `${count} 次抢占`,
   lostCard: (of) => `${of} 失去了卡`,
   tookFrom: (by, of) => `${by} 从 ${of} 抢占了卡`,
 
@@ -102,7 +99,6 @@ export const zh: Text = {
   showRoom: "有余量",
   showTrouble: "有异常",
   kinds: "节点类型",
-  anyKind: "任意类型",
   kindFilter: "只看此类型",
   model: "型号",
   cardsColumn: "卡数",
@@ -117,7 +113,6 @@ export const zh: Text = {
   waitingTitle: "排队的 Pod",
   nobodyWaits: "没有 Pod 在排队。",
   wants: "需要",
-  since: "起始",
   waitsFor: (time) => `已等 ${time}`,
   moreWaiting: (count) => `还有 ${count} 个`,
 
@@ -130,7 +125,6 @@ export const zh: Text = {
   noHistory: "还没有记录。",
 
   phase: "阶段",
-  owner: "所属",
   where: "位置",
   why: "原因",
   containers: "容器",
@@ -145,7 +139,7 @@ export const zh: Text = {
   pod: "Pod",
   run: "运行",
 
-  emptyMachine: "还没有任务。给一条命令分一片卡，或应用一份清单：",
+  emptyMachine: "还没有任务。给一条命令分一片卡，应用一份清单，或看一段演示：",
   emptyCluster: "还没有带卡的节点。请安装 agent 并给节点打标签，参见",
   noCards: "没有找到卡。没有 GPU 时可以用模拟卡：",
 

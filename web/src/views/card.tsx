@@ -27,10 +27,23 @@ export function CardView({ card }: { card: Card }) {
         )}
       </h3>
       {!card.healthy && <p class="why-out">{card.why_out ?? text.outCard}</p>}
-      <Bar name={text.memory} figure={`${booked} / ${all}`} pieces={card.tenants.map((each) => memoryPiece(each, card, text))} tall />
-      <Bar name={text.compute} figure={`${text.promised} ${Math.round(card.core_booked)}%`} pieces={card.tenants.map((each) => promisedPiece(each, text))} />
+      <Bar
+        name={text.memory}
+        figure={`${booked} / ${all}`}
+        pieces={card.tenants.map((each) => memoryPiece(each, card, text))}
+        tall
+      />
+      <Bar
+        name={text.compute}
+        figure={`${text.promised} ${Math.round(card.core_booked)}%`}
+        pieces={card.tenants.map((each) => promisedPiece(each, text))}
+      />
       {measured && (
-        <Bar name="" figure={`${text.measured} ${percent(sum(card.tenants.map((each) => each.share ?? 0)))}`} pieces={card.tenants.map((each) => measuredPiece(each, text))} />
+        <Bar
+          name=""
+          figure={`${text.measured} ${percent(sum(card.tenants.map((each) => each.share ?? 0)))}`}
+          pieces={card.tenants.map((each) => measuredPiece(each, text))}
+        />
       )}
       {card.tenants.length > 0 ? (
         <table class="tenants">
@@ -58,7 +71,10 @@ export function CardView({ card }: { card: Card }) {
 
 function TenantRow({ tenant, measured, stated }: { tenant: Tenant; measured: boolean; stated: boolean }) {
   const { text } = useShared();
-  const [used, booked] = tenant.memory_used_mib === null ? ["", memory(tenant.memory_mib)] : memoryOf(tenant.memory_used_mib, tenant.memory_mib);
+  const [used, booked] =
+    tenant.memory_used_mib === null
+      ? ["", memory(tenant.memory_mib)]
+      : memoryOf(tenant.memory_used_mib, tenant.memory_mib);
   const hint = [
     tenant.preemptions ? text.preempted(tenant.preemptions) : "",
     tenant.paused_seconds ? text.pausedFor(age(tenant.paused_seconds)) : "",
@@ -118,7 +134,10 @@ function memoryPiece(tenant: Tenant, card: Card, text: Text): Piece {
     size: tenant.memory_mib / Math.max(1, card.memory_mib),
     filled: used === null ? 1 : used / Math.max(1, tenant.memory_mib),
     paused: false,
-    label: `${tenant.key}: ${memory(tenant.memory_mib)} ${text.booked}${used === null ? "" : `, ${memory(used)} ${text.inUse}`}`,
+    label: [
+      `${tenant.key}: ${memory(tenant.memory_mib)} ${text.booked}`,
+      ...(used === null ? [] : [`${memory(used)} ${text.inUse}`]),
+    ].join(", "),
   };
 }
 
@@ -146,7 +165,17 @@ function measuredPiece(tenant: Tenant, text: Text): Piece {
   };
 }
 
-function Bar({ name, figure, pieces, tall = false }: { name: string; figure: string; pieces: Piece[]; tall?: boolean }) {
+function Bar({
+  name,
+  figure,
+  pieces,
+  tall = false,
+}: {
+  name: string;
+  figure: string;
+  pieces: Piece[];
+  tall?: boolean;
+}) {
   const total = sum(pieces.map((piece) => piece.size));
   const scale = total > 1 ? 100 / total : 100; // more promised than there is: all of it is shown, the bar is full
   return (
@@ -154,7 +183,12 @@ function Bar({ name, figure, pieces, tall = false }: { name: string; figure: str
       <span class="name">{name}</span>
       <span class="track" role="img" aria-label={`${name} ${figure}; ${pieces.map((piece) => piece.label).join("; ")}`}>
         {pieces.map((piece) => (
-          <i key={piece.key} class={piece.paused ? "piece paused" : "piece"} title={piece.label} style={{ width: `${piece.size * scale}%`, "--c": piece.colour }}>
+          <i
+            key={piece.key}
+            class={piece.paused ? "piece paused" : "piece"}
+            title={piece.label}
+            style={{ width: `${piece.size * scale}%`, "--c": piece.colour }}
+          >
             <i style={{ width: `${Math.min(1, piece.filled) * 100}%` }} />
           </i>
         ))}

@@ -41,14 +41,25 @@ export function Charts() {
     <section class="box">
       <div class="head">
         <h2>{text.charts}</h2>
-        <Choice name="" options={RANGES} labels={{ "10m": text.tenMinutes, "24h": text.dayLong }} value={range} onChange={setRange} />
+        <Choice
+          name=""
+          options={RANGES}
+          labels={{ "10m": text.tenMinutes, "24h": text.dayLong }}
+          value={range}
+          onChange={setRange}
+        />
       </div>
       {history === null || history.times.length === 0 ? (
         <p class="quiet">{history === null ? text.loading : text.noHistory}</p>
       ) : (
         <div class="charts">
           <Chart title={text.chartBooked} lines={booked} history={history} top={100} />
-          <Chart title={text.chartFragmentation} lines={[{ name: "fragmentation", label: text.fragmentation, colour: "var(--accent)" }]} history={history} top={null} />
+          <Chart
+            title={text.chartFragmentation}
+            lines={[{ name: "fragmentation", label: text.fragmentation, colour: "var(--accent)" }]}
+            history={history}
+            top={null}
+          />
           <Chart title={text.chartPods} lines={pods} history={history} top={null} />
         </div>
       )}
@@ -68,12 +79,13 @@ function Chart({ title, lines, history, top }: ChartProps) {
   const { theme } = useShared();
   const [holder, width] = useWidth<HTMLDivElement>();
   const plot = useRef<uPlot | null>(null);
+  const [at, setAt] = useState<number | null>(null);
   const told = lines.filter((line) => history.series[line.name]?.some((value) => value !== null));
   const shape = `${theme} ${told.map((line) => line.label).join()} ${title}`;
 
   useEffect(() => {
     if (!holder.current || width === 0) return undefined;
-    plot.current = new uPlot(options(told, theme, width, top), dataOf(history, told), holder.current);
+    plot.current = new uPlot(options(told, theme, width, top, setAt), dataOf(history, told), holder.current);
     return () => {
       plot.current?.destroy();
       plot.current = null;
@@ -84,17 +96,21 @@ function Chart({ title, lines, history, top }: ChartProps) {
   }, [width]);
   useEffect(() => plot.current?.setData(dataOf(history, told)), [history]);
 
-  const last = (line: Line): string => {
-    const value = history.series[line.name]?.at(-1);
+  const when = at === null ? undefined : history.times[at];
+  const figure = (line: Line): string => {
+    const value = history.series[line.name]?.at(when === undefined ? -1 : at!);
     return value === null || value === undefined ? "–" : few(value);
   };
   return (
-    <figure class="chart" aria-label={`${title}: ${told.map((line) => `${line.label} ${last(line)}`).join(", ")}`}>
+    <figure class="chart" aria-label={`${title}: ${told.map((line) => `${line.label} ${figure(line)}`).join(", ")}`}>
       <figcaption>
-        <b>{title}</b>
+        <b>
+          {title} {when !== undefined && <small>{clock(when)}</small>}
+        </b>
         {told.map((line) => (
           <span key={line.name}>
-            <i class="swatch" style={{ background: line.colour }} aria-hidden="true" /> {line.label.toLowerCase()} <b>{last(line)}</b>
+            <i class="swatch" style={{ background: line.colour }} aria-hidden="true" /> {line.label.toLowerCase()}{" "}
+            <b>{figure(line)}</b>
           </span>
         ))}
       </figcaption>
@@ -107,7 +123,13 @@ function dataOf(history: History, lines: Line[]): uPlot.AlignedData {
   return [history.times, ...lines.map((line) => history.series[line.name])] as uPlot.AlignedData;
 }
 
-function options(lines: Line[], theme: string, width: number, top: number | null): uPlot.Options {
+function options(
+  lines: Line[],
+  theme: string,
+  width: number,
+  top: number | null,
+  onCursor: (at: number | null) => void,
+): uPlot.Options {
   const axis: uPlot.Axis = {
     stroke: resolved("var(--quiet)", theme),
     grid: { stroke: resolved("var(--line)", theme), width: 1 },
@@ -118,7 +140,8 @@ function options(lines: Line[], theme: string, width: number, top: number | null
     width,
     height: HEIGHT,
     legend: { show: false },
-    cursor: { y: false, drag: { x: false, y: false } },
+    cursor: { y: false, drag: { x: false, y: false }, sync: { key: "charts" } },
+    hooks: { setCursor: [(plot) => onCursor(plot.cursor.idx ?? null)] },
     scales: { y: { range: (_, __, most) => [0, top ?? Math.max(1, most * 1.1)] } },
     axes: [
       { ...axis, size: 22, gap: 4, space: 70, values: (_, times) => times.map(clock) },
@@ -126,13 +149,20 @@ function options(lines: Line[], theme: string, width: number, top: number | null
     ],
     series: [
       {},
-      ...lines.map((line) => ({ label: line.label, stroke: resolved(line.colour, theme), width: 1.5, points: { show: false } })),
+      ...lines.map((line) => ({
+        label: line.label,
+        stroke: resolved(line.colour, theme),
+        width: 1.5,
+        points: { show: false },
+      })),
     ],
   };
 }
 
 function clock(time: number): string {
   const at = new Date(time * 1000);
-  const [hours, minutes, seconds] = [at.getHours(), at.getMinutes(), at.getSeconds()].map((part) => String(part).padStart(2, "0"));
+  const [hours, minutes, seconds] = [at.getHours(), at.getMinutes(), at.getSeconds()].map((part) =>
+    String(part).padStart(2, "0"),
+  );
   return seconds === "00" ? `${hours}:${minutes}` : `${hours}:${minutes}:${seconds}`;
 }

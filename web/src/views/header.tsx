@@ -30,6 +30,11 @@ export function Header({ theme, onTheme, onLanguage, onHelp }: Switches) {
             {text.simulated(state.simulated)}
           </span>
         )}
+        {state.kind === "cluster" && state.priority !== null && (
+          <span class="chip" title={text.placingHint}>
+            {text.placing}: <b>{state.priority}</b>
+          </span>
+        )}
         {state.leading === false && (
           <span class="chip" title={text.standbyHint}>
             {text.standby}
@@ -39,10 +44,20 @@ export function Header({ theme, onTheme, onLanguage, onHelp }: Switches) {
       <Standing />
       <Search />
       <nav class="switches">
-        <button type="button" onClick={onLanguage} title={text.languageHint} lang={text.language === "中文" ? "zh" : "en"}>
+        <button
+          type="button"
+          onClick={onLanguage}
+          title={text.languageHint}
+          lang={text.language === "中文" ? "zh" : "en"}
+        >
           {text.language}
         </button>
-        <button type="button" onClick={onTheme} title={`${text.theme}: ${text.themes[theme]}`} aria-label={`${text.theme}: ${text.themes[theme]}`}>
+        <button
+          type="button"
+          onClick={onTheme}
+          title={`${text.theme}: ${text.themes[theme]}`}
+          aria-label={`${text.theme}: ${text.themes[theme]}`}
+        >
           {theme === "dark" ? "☾" : theme === "light" ? "☀" : "◐"}
         </button>
         <button type="button" onClick={onHelp} title={text.help} aria-label={text.help}>
@@ -99,19 +114,32 @@ export function Totals() {
   const eldest = waiting.pods.reduce((oldest, pod) => Math.min(oldest, pod.since ?? Infinity), Infinity);
   return (
     <dl class="totals">
-      <Figure name={text.cardsInUse} value={grouped(inUse)} unit={`/ ${grouped(totals.cards)}`} level={ratio(inUse, totals.cards)}>
+      <Figure
+        name={text.cardsInUse}
+        value={grouped(inUse)}
+        unit={`/ ${grouped(totals.cards)}`}
+        level={ratio(inUse, totals.cards)}
+      >
         {text.free(grouped(totals.cards_free))}
         {totals.cards_out > 0 && <b class="bad"> · {text.out(grouped(totals.cards_out))}</b>}
       </Figure>
-      <Figure name={text.memoryBooked} value={percent(ratio(totals.memory_booked_mib, totals.memory_mib))} level={ratio(totals.memory_booked_mib, totals.memory_mib)}>
+      <Figure
+        name={text.memoryBooked}
+        value={percent(ratio(totals.memory_booked_mib, totals.memory_mib))}
+        level={ratio(totals.memory_booked_mib, totals.memory_mib)}
+      >
         {booked} / {all}
         {totals.memory_used_mib !== null && ` · ${text.memoryUsed(memory(totals.memory_used_mib))}`}
       </Figure>
-      <Figure name={text.computeBooked} value={percent(ratio(totals.core_booked, totals.core))} level={ratio(totals.core_booked, totals.core)}>
+      <Figure
+        name={text.computeBooked}
+        value={percent(ratio(totals.core_booked, totals.core))}
+        level={ratio(totals.core_booked, totals.core)}
+      >
         {few(totals.core_booked / 100)} / {text.cards(grouped(totals.core / 100))}
       </Figure>
       {totals.busy !== null && <Figure name={text.busyNow} value={percent(totals.busy)} level={totals.busy} />}
-      <Figure name={text.pods} value={grouped(totals.pods.online + totals.pods.offline + totals.pods.normal)}>
+      <Figure name={text.pods} value={grouped(totals.pods.online + totals.pods.offline + totals.pods.normal)} broad>
         {(["online", "offline", "normal"] as const).map((name) => (
           <span class="count" key={name}>
             <b class={`c-${name}`}>{grouped(totals.pods[name])}</b> {text[name]}
@@ -122,7 +150,12 @@ export function Totals() {
         {eldest < Infinity && text.waitsFor(age(world.state.now - eldest))}
       </Figure>
       {totals.fragmentation !== null && (
-        <Figure name={text.fragmentation} value={percent(totals.fragmentation, 1)} hint={text.fragmentationHint} level={totals.fragmentation} />
+        <Figure
+          name={text.fragmentation}
+          value={percent(totals.fragmentation, 1)}
+          hint={text.fragmentationHint}
+          level={totals.fragmentation}
+        />
       )}
       {totals.troubled > 0 && <Figure name={text.troubled} value={grouped(totals.troubled)} loud />}
     </dl>
@@ -136,12 +169,13 @@ interface FigureProps {
   hint?: string;
   level?: number;
   loud?: boolean;
+  broad?: boolean;
   children?: ComponentChildren;
 }
 
-function Figure({ name, value, unit, hint, level, loud, children }: FigureProps) {
+function Figure({ name, value, unit, hint, level, loud, broad, children }: FigureProps) {
   return (
-    <div class={loud ? "figure loud" : "figure"} title={hint}>
+    <div class={["figure", loud && "loud", broad && "broad"].filter(Boolean).join(" ")} title={hint}>
       <dt>{name}</dt>
       <dd>
         <span class="big">{value}</span>

@@ -13,6 +13,8 @@ import { FULL, OUT, type World } from "../world";
 export type ColourBy = "class" | "memory" | "core";
 
 const HEIGHT = 560;
+/** Cells of this pitch have half a gap. */
+const SMALL = 3;
 const CLASSES = ["free", "normal", "offline", "online", "mixed", "whole", "out"] as const;
 
 export function HeatMap({ rows, colourBy }: { rows: number[]; colourBy: ColourBy }) {
@@ -25,9 +27,10 @@ export function HeatMap({ rows, colourBy }: { rows: number[]; colourBy: ColourBy
   const shown = useSame(rows);
   const layout = useMemo(() => (width > 0 ? layOut(shown, cards, width, HEIGHT) : null), [shown, cards, width]);
 
+  const palette = useMemo(() => paletteOf(theme, colourBy), [theme, colourBy]);
   useEffect(() => {
-    if (canvas.current && layout) paint(canvas.current, layout, world, { width, theme, colourBy });
-  }, [layout, world.revision, theme, colourBy, width]);
+    if (canvas.current && layout) paint(canvas.current, layout, world, { width, theme, colourBy, palette });
+  }, [layout, world.revision, palette, width]);
 
   const cell = at && layout && at.at < layout.rows.length ? at : null;
   const open = (wanted: Cell | null): void => {
@@ -37,7 +40,8 @@ export function HeatMap({ rows, colourBy }: { rows: number[]; colourBy: ColourBy
   const onKey = (event: KeyboardEvent): void => {
     if (!layout || layout.rows.length === 0) return;
     if (event.key === "Enter") open(cell);
-    else if (/^(Arrow|Home|End)/.test(event.key)) setAt(cell ? moved(layout, cards, cell, event.key) : { at: 0, card: 0 });
+    else if (/^(Arrow|Home|End)/.test(event.key))
+      setAt(cell ? moved(layout, cards, cell, event.key) : { at: 0, card: 0 });
     else return;
     event.preventDefault();
   };
@@ -117,42 +121,57 @@ interface Frame {
   width: number;
   theme: string;
   colourBy: ColourBy;
+  palette: Palette;
 }
 
-function paint(canvas: HTMLCanvasElement, layout: Layout, world: World, { width, theme, colourBy }: Frame): void {
+function paint(canvas: HTMLCanvasElement, layout: Layout, world: World, frame: Frame): void {
   const density = window.devicePixelRatio || 1;
-  canvas.width = Math.max(1, Math.round(width * density));
+  canvas.width = Math.max(1, Math.round(frame.width * density));
   canvas.height = Math.max(1, Math.round(layout.height * density));
   const pen = canvas.getContext("2d")!;
   const image = pen.createImageData(canvas.width, canvas.height);
-  const pixels = new Uint32Array(image.data.buffer);
-  const side = Math.max(2, Math.round((layout.pitch - (layout.pitch > 3 ? 1 : 0.5)) * density));
-  const palette = paletteOf(theme, colourBy);
-  const trouble = word(rgb("var(--bad)", theme));
-  const { columns, first, state } = world;
-  const booked = (card: number): number => {
-    const [memory, core] = [columns.memory[card]!, columns.core[card]!];
-    return Math.min(FULL, colourBy === "memory" ? memory : colourBy === "core" ? core : Math.max(memory, core));
-  };
-  const box = (left: number, top: number, wide: number, tall: number, colour: number): void => {
-    for (let y = top; y < top + tall; y++) pixels.fill(colour, y * canvas.width + left, y * canvas.width + Math.min(left + wide, canvas.width));
-  };
+  const box = boxes(image);
+  const bad = word(rgb("var(--bad)", frame.theme));
+  const { pitch, tall } = layout;
   layout.rows.forEach((row, at) => {
-    const start = first[row]!;
-    const count = first[row + 1]! - start;
-    for (let card = 0; card < count; card++) {
-      const left = Math.round((layout.x[at]! + Math.floor(card / layout.tall) * layout.pitch) * density);
-      const top = Math.round((layout.y[at]! + (card % layout.tall) * layout.pitch) * density);
-      const look = Math.min(OUT, columns.class[start + card]!) * (FULL + 1) + booked(start + card);
-      box(left, top, side, side, palette.left[look]!);
-      if (palette.left[look] !== palette.right[look]) box(left + (side >> 1), top, side - (side >> 1), side, palette.right[look]!);
-    }
-    if (row in state.nodes.trouble) {
-      const top = Math.round((layout.y[at]! + Math.min(count, layout.tall) * layout.pitch) * density);
-      box(Math.round(layout.x[at]! * density), top, Math.ceil(count / layout.tall) * Math.round(layout.pitch * density) - 1, Math.ceil(2 * density), trouble);
-    }
+    const [x, y] = [layout.x[at]!, layout.y[at]!];
+    paintNode(world, row, frame, (card, left, right) => {
+      const side = Math.max(2, Math.round((pitch - (pitch > SMALL ? 1 : 0.5)) * density));
+      const from = Math.round((x + Math.floor(card / tall) * pitch) * density);
+      const top = Math.round((y + (card % tall) * pitch) * density);
+      box(from, top, side, side, left);
+      if (left !== right) box(from + (side >> 1), top, side - (side >> 1), side, right);
+    });
+    if (!(row in world.state.nodes.trouble)) return;
+    const count = world.state.nodes.cards[row]!;
+    const below = Math.round((y + Math.min(count, tall) * pitch) * density);
+    const wide = Math.ceil(count / tall) * Math.round(pitch * density) - 1;
+    box(Math.round(x * density), below, wide, Math.ceil(2 * density), bad);
   });
   pen.putImageData(image, 0, 0);
+}
+
+type Box = (left: number, top: number, wide: number, tall: number, colour: number) => void;
+
+function boxes(image: ImageData): Box {
+  const pixels = new Uint32Array(image.data.buffer);
+  const line = image.width; // kept: to ask for it 200,000 times is slow
+  return (left, top, wide, tall, colour) => {
+    const right = Math.min(left + wide, line);
+    for (let y = top; y < top + tall; y++) for (let x = left; x < right; x++) pixels[y * line + x] = colour;
+  };
+}
+
+/** Tells the two halves of each card's cell. */
+function paintNode(world: World, row: number, frame: Frame, cell: (card: number, left: number, right: number) => void) {
+  const { columns, first } = world;
+  const start = first[row]!;
+  for (let at = start; at < first[row + 1]!; at++) {
+    const [memory, core] = [columns.memory[at]!, columns.core[at]!];
+    const booked = frame.colourBy === "class" ? Math.max(memory, core) : frame.colourBy === "memory" ? memory : core;
+    const look = Math.min(OUT, columns.class[at]!) * (FULL + 1) + Math.min(FULL, booked);
+    cell(at - start, frame.palette.left[look]!, frame.palette.right[look]!);
+  }
 }
 
 /** The colours of a cell by class and by how much is booked: one look-up per cell, as there may be 40,000. */

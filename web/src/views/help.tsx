@@ -9,7 +9,13 @@ export function Help({ onClose }: { onClose: () => void }) {
   const dialog = useRef<HTMLDialogElement>(null);
   useEffect(() => dialog.current?.showModal(), []);
   return (
-    <dialog ref={dialog} class="help" onClose={onClose} aria-label={text.help} onClick={(event) => event.target === dialog.current && dialog.current?.close()}>
+    <dialog
+      ref={dialog}
+      class="help"
+      onClose={onClose}
+      aria-label={text.help}
+      onClick={(event) => event.target === dialog.current && dialog.current?.close()}
+    >
       <div class="panel-head">
         <h2>{text.help}</h2>
         <button type="button" onClick={() => dialog.current?.close()} aria-label={text.close}>

@@ -80,7 +80,13 @@ function Kinds({ chosen, onChoose }: { chosen: number | null; onChoose: (index: 
           {kindSums(world).map((sum) => (
             <tr key={sum.index} class={sum.index === chosen ? "chosen" : ""}>
               <th scope="row">
-                <button type="button" class="link" aria-pressed={sum.index === chosen} title={text.kindFilter} onClick={() => onChoose(sum.index)}>
+                <button
+                  type="button"
+                  class="link"
+                  aria-pressed={sum.index === chosen}
+                  title={text.kindFilter}
+                  onClick={() => onChoose(sum.index)}
+                >
                   {sum.kind.cards}× {sum.kind.model} <small>{memory(sum.kind.memory_mib)}</small>
                 </button>
               </th>

@@ -44,7 +44,9 @@ function PodView({ pod }: { pod: Pod }) {
       <p class="chips">
         <span class={`chip class-${pod.class}`}>{text[pod.class]}</span>
         <span class="chip">{pod.phase}</span>
-        {(pod.kind === "run" || pod.dialect !== null) && <span class="chip">{pod.kind === "run" ? text.run : pod.dialect}</span>}
+        {(pod.kind === "run" || pod.dialect !== null) && (
+          <span class="chip">{pod.kind === "run" ? text.run : pod.dialect}</span>
+        )}
         {pod.since !== null && <span class="chip">{age(world.state.now - pod.since)}</span>}
         {pod.owner !== null && <span class="chip">{pod.owner}</span>}
       </p>
@@ -80,7 +82,11 @@ function PodView({ pod }: { pod: Pod }) {
             {pod.refusals.map((each) => (
               <li key={each.reason}>
                 {each.reason}
-                <small>{each.nodes === 1 ? text.refusalNode(each.example) : text.refusalNodes(grouped(each.nodes), each.example)}</small>
+                <small>
+                  {each.nodes === 1
+                    ? text.refusalNode(each.example)
+                    : text.refusalNodes(grouped(each.nodes), each.example)}
+                </small>
               </li>
             ))}
           </ul>

@@ -102,7 +102,9 @@ export function Search() {
               <span>{hit.label}</span> <small>{hit.detail}</small>
             </li>
           ))}
-          {hits.length === 0 && <li class="none">{found === "failed" ? text.searchFailed : text.searchEmpty(typed.trim())}</li>}
+          {hits.length === 0 && (
+            <li class="none">{found === "failed" ? text.searchFailed : text.searchEmpty(typed.trim())}</li>
+          )}
         </ul>
       )}
     </div>
@@ -111,7 +113,12 @@ export function Search() {
 
 function hitsOf(found: Found, node: string): Hit[] {
   return [
-    ...found.nodes.map((name) => ({ id: `node ${name}`, label: name, detail: node, open: () => go({ node: name, pod: null }) })),
+    ...found.nodes.map((name) => ({
+      id: `node ${name}`,
+      label: name,
+      detail: node,
+      open: () => go({ node: name, pod: null }),
+    })),
     ...found.pods.map((pod) => ({
       id: `pod ${pod.key}`,
       label: pod.key,

@@ -21,7 +21,11 @@ export function TimelineView({ card, timeline }: { card: Card; timeline: Timelin
   return (
     <section class="timeline" aria-label={text.timelineLabel(card.index)}>
       <h4>
-        {text.cardN(card.index)} <small>{card.model}</small>
+        {text.cardN(card.index)}{" "}
+        <small>
+          {card.model}
+          {told.preemptions.length > 0 && ` · ${text.preemptions(told.preemptions.length)}`}
+        </small>
       </h4>
       <div class="lanes">
         <ul class="lane-names">
@@ -47,21 +51,38 @@ function Lanes({ told, timeline, label }: { told: CardTimeline; timeline: Timeli
   const height = told.tenants.length * (LANE + GAP) + AXIS;
 
   useEffect(() => {
-    if (canvas.current && width > 0) draw(canvas.current, told, timeline, { width, height, theme, mouse, now: text.now });
+    if (canvas.current && width > 0)
+      draw(canvas.current, told, timeline, { width, height, theme, mouse, now: text.now });
   }, [told, timeline, width, height, theme, mouse, text, world.revision]);
 
   const at = mouse === null ? null : bucketAt(mouse / Math.max(1, width), timeline);
-  const near = at === null ? null : nearestPreemption(told.preemptions, at.time, (timeline.buckets * timeline.step * 6) / Math.max(1, width));
+  const near =
+    at === null
+      ? null
+      : nearestPreemption(told.preemptions, at.time, (timeline.buckets * timeline.step * 6) / Math.max(1, width));
   return (
-    <div class="lane-canvas" ref={holder} onMouseLeave={() => setMouse(null)} onMouseMove={(event) => setMouse(event.clientX - event.currentTarget.getBoundingClientRect().left)}>
+    <div
+      class="lane-canvas"
+      ref={holder}
+      onMouseLeave={() => setMouse(null)}
+      onMouseMove={(event) => setMouse(event.clientX - event.currentTarget.getBoundingClientRect().left)}
+    >
       <canvas ref={canvas} role="img" aria-label={label} style={{ width: `${width}px`, height: `${height}px` }} />
       {at !== null && mouse !== null && (
         <div class={mouse > width / 2 ? "tip left" : "tip"} style={{ left: `${mouse}px` }}>
           <b>{text.ago((timeline.until - at.time).toFixed(1))}</b>
-          {near && <em>⚡ {near.by === null ? text.lostCard(shortKey(near.of)) : text.tookFrom(shortKey(near.by), shortKey(near.of))}</em>}
+          {near && (
+            <em>
+              ⚡{" "}
+              {near.by === null
+                ? text.lostCard(shortKey(near.of))
+                : text.tookFrom(shortKey(near.by), shortKey(near.of))}
+            </em>
+          )}
           {told.tenants.map((lane) => (
             <span key={lane.key}>
-              <Swatch tenant={lane} /> {shortKey(lane.key)} <b>{lane.paused[at.bucket] ? text.states["paused"] : `${Math.round(lane.shares[at.bucket] ?? 0)}%`}</b>
+              <Swatch tenant={lane} /> {shortKey(lane.key)}{" "}
+              <b>{lane.paused[at.bucket] ? text.states["paused"] : `${Math.round(lane.shares[at.bucket] ?? 0)}%`}</b>
             </span>
           ))}
         </div>
@@ -92,7 +113,12 @@ function draw(canvas: HTMLCanvasElement, told: CardTimeline, timeline: Timeline,
     const colour = tenantColour(lane.key, lane.class);
     pen.fillStyle = resolved("var(--track)", theme);
     pen.fillRect(0, top, width, LANE);
-    for (const run of runsOf(lane.paused)) hatch(pen, { x: run.start * bucket, y: top, width: run.length * bucket, height: LANE }, resolved(colour, theme, 0.55));
+    for (const run of runsOf(lane.paused))
+      hatch(
+        pen,
+        { x: run.start * bucket, y: top, width: run.length * bucket, height: LANE },
+        resolved(colour, theme, 0.55),
+      );
     pen.fillStyle = resolved(colour, theme);
     lane.shares.forEach((share, at) => {
       if (share <= 0) return;
@@ -104,7 +130,11 @@ function draw(canvas: HTMLCanvasElement, told: CardTimeline, timeline: Timeline,
   axis(pen, timeline, frame);
 }
 
-function hatch(pen: CanvasRenderingContext2D, box: { x: number; y: number; width: number; height: number }, colour: string): void {
+function hatch(
+  pen: CanvasRenderingContext2D,
+  box: { x: number; y: number; width: number; height: number },
+  colour: string,
+): void {
   pen.save();
   pen.beginPath();
   pen.rect(box.x, box.y, box.width, box.height);

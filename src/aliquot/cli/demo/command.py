@@ -9,7 +9,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import click
@@ -22,11 +23,13 @@ from aliquot.cli.demo.stage import Stage, staged
 from aliquot.cli.errors import InputError
 from aliquot.cli.simulated import parse_simulation
 from aliquot.cli.tables import table
+from aliquot.model.device import Card
 
 SIMULATED = "2x24GiB"
 _MISSED, _TERMINATED = 1, 143
 _DAY = 86_400
 _LOOK = 0.5
+_AT_WORK = 0.1  # of a card's time, in the last second: whoever has less is not disturbed much
 
 
 @click.command()
@@ -57,52 +60,75 @@ def demo(seconds: float, simulate: str | None, strict: bool, stay: bool | None, 
     parse_simulation(simulate)
     lively = output == "text" and sys.stdout.isatty()
     with _terminated(), contextlib.ExitStack() as held:
-        spec, line = _choose(simulate, held)
+        spec, line = choose(simulate, _find, held)
         with staged() as stage, contextlib.ExitStack() as shown:
             teller = shown.enter_context(telling.lively(seconds)) if lively else telling.Plain(err=output == "json")
             teller.say(line)
             stage.up(spec)
+            address = _dashboard(stage)
+            if address:
+                teller.say(f"To watch it live: {address}")
             bounds = promises.REAL if spec is None else promises.SIMULATED
             told = story.Story(stage, teller, promises.pace(seconds), bounds, began)
             told.play()
-            address = _dashboard(stage)
+            stays = stay if stay is not None else lively
             if output == "json":
                 click.echo(json.dumps(_data(told, spec, address)))
             else:
-                _print(teller, told, address)
-            if stay if stay is not None else lively:
-                _stay(stage, teller, address)
+                _print(teller, told)
+                if address:
+                    teller.say(f"dashboard: {address}" + ("" if stays else " (it ends with the demo: --stay keeps it)"))
+            if stays:
+                _stay(stage, teller)
     missed = [each for each in told.outcome if not each.held]
     raise click.exceptions.Exit(_MISSED if strict and missed else 0)
 
 
-def _choose(simulate: str | None, held: contextlib.ExitStack) -> tuple[str | None, str]:
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The real cards, or why there are none; and those on which other programs are at work."""
+
+    cards: tuple[Card, ...] = ()
+    why: str = ""
+    busy: tuple[int, ...] = ()
+
+
+def choose(simulate: str | None, find: Callable[[], Found], held: contextlib.ExitStack) -> tuple[str | None, str]:
     """Which cards: the spec of simulated ones or None, and the line that says so."""
     if simulate is not None:
         return simulate, f"Simulated cards play, {simulate}: the scheduling is real, the kernels are not."
-    cards, why = _real_cards()
+    found = find()
     simulated = f"two simulated cards play ({SIMULATED}). Scheduling and figures are real, the kernels are not."
-    if not cards:
-        return SIMULATED, f"No NVIDIA GPU here ({why}): {simulated}"
+    if not found.cards:
+        return SIMULATED, f"No NVIDIA GPU here ({found.why}): {simulated}"
     _refuse_beside_a_daemon()
     if not _the_only_one(held):
         return SIMULATED, f"Another demo plays on the cards of this machine: {simulated}"
-    names = ", ".join(f"{card.index}: {card.model} {memory(card.memory_mib)}" for card in cards)
+    if found.busy:
+        busy = ", ".join(f"card {index}" for index in found.busy)
+        return SIMULATED, f"Others are at work here ({busy}), and this would disturb them: {simulated}"
+    names = ", ".join(f"{card.index}: {card.model} {memory(card.memory_mib)}" for card in found.cards)
     return None, f"On the cards of this machine: {names}"
 
 
-def _real_cards() -> tuple[tuple[Any, ...], str]:
-    """The cards that NVML tells of, or why there are none."""
+def _find() -> Found:
+    """As NVML tells it."""
     from aliquot.adapters.nvml import Nvml, NvmlError
 
     try:
         nvml = Nvml()
     except NvmlError as error:
-        return (), str(error)
+        return Found(why=str(error))
     try:
-        return nvml.cards(), "NVML tells of no card"
+        cards = nvml.cards()
+        at_work = [
+            card.index
+            for card in cards
+            if nvml.processes(card.uuid) and (nvml.utilisation(card.uuid) or 0.0) >= _AT_WORK
+        ]
+        return Found(cards, "NVML tells of no card", tuple(at_work))
     except NvmlError as error:
-        return (), str(error)
+        return Found(why=str(error))
     finally:
         nvml.close()
 
@@ -135,7 +161,7 @@ def _dashboard(stage: Stage) -> str | None:
     return address
 
 
-def _print(teller: telling.Teller, told: story.Story, address: str | None) -> None:
+def _print(teller: telling.Teller, told: story.Story) -> None:
     rows = [(each.promised, each.measured, "held" if each.held else "MISSED") for each in told.outcome]
     teller.say()
     for line in table(("PROMISED", "MEASURED", ""), rows).splitlines():
@@ -149,8 +175,6 @@ def _print(teller: telling.Teller, told: story.Story, address: str | None) -> No
     )
     if held < len(rows) and told.bounds is promises.SIMULATED:
         teller.say(_busy(os.getloadavg()[0], os.cpu_count() or 1))
-    if address:
-        teller.say(f"dashboard: {address}")
 
 
 def _busy(load: float, cores: int) -> str:
@@ -170,7 +194,7 @@ def _data(told: story.Story, spec: str | None, address: str | None) -> dict[str,
     }
 
 
-def _stay(stage: Stage, teller: telling.Teller, address: str | None) -> None:
+def _stay(stage: Stage, teller: telling.Teller) -> None:
     """Until Ctrl-C: that is the expected end, and no failure."""
     try:
         story.go_on(stage)

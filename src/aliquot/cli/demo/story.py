@@ -164,7 +164,7 @@ class Story:
         latency = _latencies(served)
         kept(self.teller, [Row("serve", "online", served["share"]), Row("train", "offline", share)])
         self._note(f"  a request takes {_latency(latency)}")
-        self.outcome.append(promises.added(alone, latency, self.bounds, delay="0"))
+        self.outcome.append(promises.added(alone, latency, self.bounds, delay="0", requests=served["requests"]))
 
     def _kept_off(self, train: Tenant, alone: promises.Latency) -> None:
         """Release delay 100 ms: the server sees an empty card, and offline work goes on when it has nothing to do."""
@@ -183,7 +183,8 @@ class Story:
             self._watch(max(self.pace.after, 5 * RELEASE_DELAY))
             counter, after = train.counter(), self._card("train")
             server.ask_to_end()
-        latency = _latencies(server.result())
+        ended = server.result()
+        latency = _latencies(ended)
         share = counter.completed(begin, end, _TRAIN_US)
         online = served.share(begin, end, _REQUEST_US)
         kept(self.teller, [Row("serve", "online", online), Row("train", "offline", share)])
@@ -191,7 +192,7 @@ class Story:
         paused = after["paused_seconds"] - before["paused_seconds"]
         self._note(f"  a request takes {_latency(latency)}")
         self._note(f"  train was preempted {_times(times)} and stood for {paused:.1f} s at kernel {stood.done:,.0f}")
-        self.outcome.append(promises.added(alone, latency, self.bounds, delay="100 ms"))
+        self.outcome.append(promises.added(alone, latency, self.bounds, delay="100 ms", requests=ended["requests"]))
         self.outcome.append(promises.kept_off(share, self.bounds))
         on = counter.first_after(end)
         gone = None if on is None else on - end

@@ -1,0 +1,115 @@
+"""`aliquot dashboard`: where to look."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from machines import ALIQUOT, Machine, paper
+
+_KUBECTL = """#!{python} -SE
+import sys, time
+print("Forwarding from 127.0.0.1:45678 -> 12346", flush=True)
+print(" ".join(sys.argv[1:]), file=sys.stderr, flush=True)
+time.sleep(600)
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def shown() -> Iterator[tuple[Machine, int]]:
+    """A machine of paper with a dashboard."""
+    port = free_port()
+    machine = Machine([sys.executable, str(Path(paper.__code__.co_filename)), "--listen", str(port), "2x24"])
+    machine.up()
+    yield machine, port
+    machine.close()
+
+
+def test_it_tells_the_address_of_this_machines_own(shown: tuple[Machine, int]) -> None:
+    machine, port = shown
+    assert machine.aliquot("dashboard").stdout == f"http://127.0.0.1:{port}/\n"
+
+
+def test_a_daemon_without_one_says_how_to_get_it(machine: Machine) -> None:
+    done = machine.aliquot("dashboard")
+    assert done.returncode == 2
+    assert "aliquot up -d --listen PORT" in done.stderr
+
+
+def test_the_state_is_there_and_runs_are_in_it(shown: tuple[Machine, int]) -> None:
+    machine, port = shown
+    name = machine.detach("--name", "m", "--memory", "2", "--", "sleep", "600")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/state") as answer:
+        state = json.load(answer)
+    assert state["kind"] == "machine"
+    assert name in [each["key"] for each in state["live"]["nodes"][0]["cards"][0]["tenants"]]
+    machine.clear()
+
+
+def test_events_go_on_while_the_daemon_does(shown: tuple[Machine, int]) -> None:
+    _, port = shown
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/events", timeout=10) as answer:
+        names = [line for line in (answer.readline() for _ in range(12)) if line.startswith(b"event: ")]
+    assert names[0] == b"event: state\n"
+    assert b"event: tick\n" in names
+
+
+def test_a_port_that_is_taken_is_said_where_it_was_asked_for(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        machine = Machine([*ALIQUOT, "up", "--simulate", "1x8GiB", "--listen", str(port)])
+        try:
+            with pytest.raises(AssertionError, match=f"--listen: 127.0.0.1:{port}: Address already in use"):
+                machine.up()
+        finally:
+            machine.aliquot("down")
+            machine.close()
+
+
+def test_a_daemon_without_a_dashboard_loads_no_http_server(machine: Machine) -> None:
+    assert machine.daemon is not None
+    assert "aiohttp" not in Path(f"/proc/{machine.daemon.pid}/maps").read_text()
+
+
+def test_for_a_cluster_kubectl_leads_there(tmp_path: Path) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(_KUBECTL.format(python=sys.executable))
+    kubectl.chmod(0o755)
+    words = [*ALIQUOT, "dashboard", "--context=lab", "--namespace", "gpu"]
+    environment = {**os.environ, "KUBECTL": str(kubectl)}
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "http://127.0.0.1:45678/\n"
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+    assert process.returncode == 130
+    assert "port-forward --namespace=gpu --address=127.0.0.1 deployment/aliquot-scheduler :12346 --context=lab" in said
+
+
+def test_a_kubectl_that_does_not_get_there_ends_it(tmp_path: Path) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text("#!/bin/sh\necho 'error: no such deployment' >&2\nexit 1\n")
+    kubectl.chmod(0o755)
+    environment = {**os.environ, "KUBECTL": str(kubectl)}
+    done = subprocess.run(
+        [*ALIQUOT, "dashboard", "--cluster"], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "no such deployment" in done.stderr
+    assert "--target" in done.stderr
