@@ -86,6 +86,13 @@ def test_a_daemon_without_a_dashboard_loads_no_http_server(machine: Machine) -> 
     assert "aiohttp" not in Path(f"/proc/{machine.daemon.pid}/maps").read_text()
 
 
+def test_one_with_a_dashboard_does_once_somebody_comes(shown: tuple[Machine, int]) -> None:
+    machine, port = shown
+    urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").close()
+    assert machine.daemon is not None
+    assert "aiohttp" in Path(f"/proc/{machine.daemon.pid}/maps").read_text()
+
+
 def test_for_a_cluster_kubectl_leads_there(tmp_path: Path) -> None:
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(_KUBECTL.format(python=sys.executable))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from aliquot.adapters import processes
-from aliquot.cli.demo import promises
+from aliquot.cli.demo import command, promises
 from aliquot.cli.demo.command import Found, choose
 from aliquot.cli.demo.janitor import sweep
 from aliquot.cli.demo.promises import REAL, SIMULATED, Counter, expected_shares, pace
@@ -145,6 +145,7 @@ def held() -> Iterator[contextlib.ExitStack]:
 @pytest.fixture
 def no_daemon(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("ALIQUOT_HOME", str(folder))
+    monkeypatch.setattr(command, "ON_REAL_CARDS", f"\0{folder}")  # tests run side by side
 
 
 def test_without_a_card_it_is_said_first_that_simulated_ones_play(held: contextlib.ExitStack) -> None:

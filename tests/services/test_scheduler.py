@@ -1,13 +1,16 @@
-"""The scheduler's parts, put together: a taken port is told."""
+"""The scheduler's parts, put together: a taken port is told, the dashboard stands by itself."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
+import aiohttp
 import pytest
 
 from aliquot.adapters.kube import Server
+from aliquot.services.access import Listen
 from aliquot.services.scheduler import Scheduler, Settings
 
 
@@ -20,3 +23,55 @@ def test_a_port_that_is_taken_is_told_at_once() -> None:
 
         with pytest.raises(OSError, match="in use"):
             asyncio.run(scene())
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+async def _until_it_answers(url: str) -> dict[str, Any]:
+    async with aiohttp.ClientSession() as session, asyncio.timeout(30):
+        while True:
+            try:
+                async with session.get(url) as answer:
+                    found: dict[str, Any] = await answer.json()
+                    return found
+            except aiohttp.ClientConnectionError:
+                await asyncio.sleep(0.02)
+
+
+def test_the_dashboard_is_there_although_the_api_server_is_not() -> None:
+    port = _free_port()
+    settings = Settings(port=_free_port(), bind_address="127.0.0.1", dashboard=Listen("127.0.0.1", port))
+
+    async def scene() -> dict[str, Any]:
+        running = asyncio.create_task(Scheduler(Server("http://127.0.0.1:9"), settings).run())
+        try:
+            return await _until_it_answers(f"http://127.0.0.1:{port}/api/v1/state")
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    state = asyncio.run(scene())
+    assert (state["kind"], state["name"], state["leading"]) == ("cluster", "127.0.0.1:9", False)
+    assert state["totals"]["nodes"] == 0
+
+
+def test_without_its_usual_place_there_is_no_dashboard_and_all_else_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        usual = Listen("127.0.0.1", taken.getsockname()[1], usual=True)
+        port = _free_port()
+        settings = Settings(port=port, bind_address="127.0.0.1", dashboard=usual)
+
+        async def scene() -> dict[str, Any]:
+            running = asyncio.create_task(Scheduler(Server("http://127.0.0.1:9"), settings).run())
+            try:
+                return await _until_it_answers(f"http://127.0.0.1:{port}/version")
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+        assert "version" in asyncio.run(scene())
+    assert "--dashboard chooses another" in caplog.text

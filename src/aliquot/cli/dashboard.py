@@ -16,6 +16,10 @@ _NONE = (
     "the daemon of this machine was started without a dashboard, or its usual port was taken: `aliquot down`, then "
     "`aliquot up -d --listen PORT`"
 )
+_AGENT = (
+    "this is a node of a cluster, where an agent runs: the dashboard is its scheduler's; `aliquot dashboard --cluster` "
+    "leads there from wherever kubectl works"
+)
 _FORWARDING = re.compile(r"Forwarding from (127\.0\.0\.1:\d+) ")
 
 
@@ -48,10 +52,12 @@ def dashboard(
         )
         _forward(reach(lambda: kubectl.spawn(*words)), opens=opens)
         return
-    url = ask({"op": "hello"}).get("dashboard")
-    if not url:
+    about = ask({"op": "hello"})
+    if about.get("node"):
+        raise InputError(_AGENT)
+    if not about.get("dashboard"):
         raise InputError(_NONE)
-    _tell(url, opens=opens)
+    _tell(about["dashboard"], opens=opens)
 
 
 def _forward(process: subprocess.Popen[str], *, opens: bool) -> None:

@@ -38,7 +38,11 @@ _LONGEST_DELAY = 60.0
     help="How long online work keeps a card that it left idle: 100ms, or 0 to hand gaps back at once  "
     "[default: as last set]",
 )
-@click.option("--simulate", metavar="SPEC", help="Simulated cards instead of real ones, as in 2x24GiB")
+@click.option(
+    "--simulate",
+    metavar="SPEC",
+    help="Simulated cards instead of real ones, as in 2x24GiB, or 2x8x24GiB for two nodes of eight",
+)
 @click.option(
     "--listen",
     metavar="[ADDRESS:]PORT",

@@ -87,6 +87,7 @@ class LocalPods:
                 self._without_keeper(pod, rebooted=rebooted)
             else:
                 self._clearing.add(pod.uid)
+        self._not_before.clear()  # whoever waited for the daemon has waited enough
         self._clear_strays()
 
     def _clear_strays(self) -> None:
@@ -263,8 +264,11 @@ class LocalPods:
     def report(self, uid: str, said: Mapping[str, Any], now: float) -> None:
         """What its keeper tells of it."""
         pod = self.pods.get(uid)
-        if pod is not None and pod.keeper is not None:
-            self._write(replace(pod, state=with_report(pod.state, said, now)))
+        if pod is None or pod.keeper is None:
+            return
+        state = with_report(pod.state, said, now)
+        if state != pod.state:
+            self._write(replace(pod, state=state))
 
     def hung_up(self, uid: str, say: Say) -> None:
         """The keeper's connection is gone. It, or its successor, may be back before we hear."""

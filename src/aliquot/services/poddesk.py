@@ -26,6 +26,7 @@ from .podstatus import pod_object, workload_object
 _MOST_PODS = 1024  # on one machine
 _LONGEST_GRACE = 86400.0
 _STEP = 0.02  # seconds between looks whether a Pod is gone
+_BETWEEN_REPORTS = 0.02  # seconds at least: each may be a write
 _OVER_GRACE = 20.0  # seconds until we give up waiting for one to go
 
 Say = Callable[[dict[str, Any]], None]
@@ -213,6 +214,7 @@ class PodDesk:
                 if isinstance(said, dict) and isinstance(said.get("state"), dict):
                     self._pods.report(pod.uid, said["state"], time.time())
                     say({"event": {"noted": said.get("report")}})
+                    await asyncio.sleep(_BETWEEN_REPORTS)
         except (ValueError, RecursionError):
             raise RefusedError("malformed", text="not a line of JSON") from None
         finally:

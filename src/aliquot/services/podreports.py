@@ -16,7 +16,8 @@ _MOST_EVENTS = 20
 def with_report(state: PodState, said: Mapping[str, Any], now: float) -> PodState:
     """The state with the report; what of it makes no sense changes nothing."""
     phase = next((each for each in Phase if each.value == said.get("phase")), state.phase)
-    known = {each.get("name"): each for each in _list(said.get("containers")) if isinstance(each, dict)}
+    told = [each for each in _list(said.get("containers")) if isinstance(each, dict)]
+    known = {each["name"]: each for each in told if isinstance(each.get("name"), str)}
     containers = tuple(_container(each, known.get(each.name, {})) for each in state.containers)
     events = [each for each in map(_event, _list(said.get("events"))) if each is not None]
     ours = {(each.time, each.text) for each in state.events}

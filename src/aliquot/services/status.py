@@ -30,7 +30,10 @@ def status(
             for row, each in enumerate(node.nodes)
             for card in each.cards
         ],
-        "tenants": [_tenant(each, standings.get(each.tenant.id, {}), now) for each in node.tenancies.values()],
+        "tenants": [
+            {**_tenant(each, standings.get(each.tenant.id, {}), now), "node": node.node_of(each)}
+            for each in node.tenancies.values()
+        ],
         "queue": [_waiting(node, entry, now) for entry in node.queue],
         "findings": [finding_told(each) for each in node.arbiter.findings()],
         **({"workloads": [], "pods": []} if pods is None else _pods(pods, standings)),

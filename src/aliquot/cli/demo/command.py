@@ -26,6 +26,7 @@ from aliquot.cli.tables import table
 from aliquot.model.device import Card
 
 SIMULATED = "2x24GiB"
+ON_REAL_CARDS = "\0aliquot-demo"  # a socket's name that belongs to no folder
 _MISSED, _TERMINATED = 1, 143
 _DAY = 86_400
 _LOOK = 0.5
@@ -150,7 +151,7 @@ def _the_only_one(held: contextlib.ExitStack) -> bool:
     """Whether no other demo has the real cards. The kernel forgets such a name with the process that took it."""
     name = held.enter_context(contextlib.closing(socket.socket(socket.AF_UNIX)))
     try:
-        name.bind("\0aliquot-demo")
+        name.bind(ON_REAL_CARDS)
     except OSError:
         return False
     return True
