@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from aliquot.adapters import store as store_module
+from aliquot.adapters.database import Database
 from aliquot.adapters.store import Store, StoreError
 from aliquot.model.claim import AppClass
 from aliquot.model.grant import Share
@@ -104,3 +106,13 @@ def test_every_write_is_on_the_disk_when_it_returns(folder: Path) -> None:
     database = a_store(folder)._database.connection
     assert database.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
     assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_what_an_earlier_version_wrote_is_kept(folder: Path) -> None:
+    before = Database(str(folder / "state.db"), store_module._STEPS[:1])
+    with before.transaction() as database:
+        database.execute("INSERT INTO settings VALUES ('policy', 'fixed-share')")
+    before.close()
+    store = a_store(folder)
+    assert (store.setting("policy"), store.objects.pods(), store.notes) == ("fixed-share", [], [])
+    store.close()

@@ -81,6 +81,20 @@ def test_a_stretch_longer_than_all_that_is_kept_costs_no_more_than_that() -> Non
     assert len(timeline._buckets) <= BUCKETS + 1
 
 
+def test_no_more_than_the_last_minute_is_kept_although_nobody_looks() -> None:
+    timeline = a_timeline()
+    for at in range(5000):
+        timeline.add([(at / 10, (at + 1) / 10, {"p1": 1.0}, False)])
+    assert len(timeline._buckets) <= BUCKETS + 1
+    assert timeline.drawn() == {"server", "training"}
+
+
+def test_who_left_unheard_is_known_by_who_is_there() -> None:
+    timeline = a_timeline()
+    timeline.keep({"server"})
+    assert timeline.window(None, 101.0).tracks.keys() == {"server"}
+
+
 _parts = st.dictionaries(st.sampled_from(["p1", "p2", "stranger"]), st.floats(0.0, 0.5))
 _stretches = st.lists(st.tuples(st.floats(0.0, 1.0), _parts, st.booleans()), max_size=50)
 

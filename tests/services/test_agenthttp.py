@@ -38,6 +38,11 @@ def test_the_status_is_json() -> None:
     assert '"name":"ml/train-0"' in body
 
 
+def test_the_node_is_told_live_for_the_clusters_dashboard() -> None:
+    status, kind, body = asked(PaperAgent(), "/api/v1/node")
+    assert (status, kind, body) == (200, "application/json", '{"name":"n1"}')
+
+
 def test_a_pods_series_are_labelled_with_its_namespace_and_name() -> None:
     status, kind, body = asked(PaperAgent(), "/metrics")
     told = body.splitlines()

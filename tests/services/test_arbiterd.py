@@ -18,6 +18,7 @@ from aliquot.arbiter import slices
 from aliquot.arbiter.card import CardArbiter
 from aliquot.arbiter.orders import Arm, SetSlice
 from aliquot.arbiter.roster import Member
+from aliquot.arbiter.timeline import Timeline
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import Allotment, Level, SharingRules, State, Tenant
@@ -238,6 +239,39 @@ class TestSharing:
         guest = rig.registered(rig.tenant("a"), 11)
         guest.set(pages.BUSY_SINCE, time.monotonic_ns(), size=8)
         until(lambda: (rig.standing("a").share or 0.0) > 0.2, "a share")
+
+    def test_who_held_the_card_is_traced_for_whoever_draws_it(self, rig: Rig) -> None:
+        online = rig.registered(rig.tenant("on", ONLINE), 11)
+        offline = rig.registered(rig.tenant("off", OFFLINE), 22)  # both were there before it was wanted
+        rig.daemon.keep_trace(True)
+        offline.launch()
+        until(lambda: rig.driver.slices.get((22, 1)) == 1, "the tiny slice")
+        until(lambda: online.use().wake, "the question")
+        online.launch()
+        online.set(pages.BUSY_SINCE, time.monotonic_ns(), size=8)
+        timeline = Timeline()
+
+        def drawn() -> bool:
+            timeline.add(rig.daemon.records()[UUIDS[0]])
+            window = timeline.window(None, time.monotonic())
+            tracks = window.tracks
+            return (
+                bool(window.marks)
+                and max(tracks["on"].shares) > 50
+                and max(tracks["off"].paused) == 1
+                and (window.marks[0].by, window.marks[0].of) == ("on", ("off",))
+            )
+
+        until(drawn, "the picture")
+
+    def test_nothing_is_traced_while_nobody_draws(self, rig: Rig) -> None:
+        guest = rig.registered(rig.tenant("a"), 11)
+        rig.daemon.keep_trace(True)
+        guest.launch()
+        until(lambda: rig.daemon.records()[UUIDS[0]], "records")
+        rig.daemon.keep_trace(False)
+        until(lambda: rig.daemon._workers[UUIDS[0]]._trace is None, "the end of it")
+        assert rig.daemon.records()[UUIDS[0]] == []
 
     def test_refused_allocations_are_counted_on_when_the_process_has_ended(self, rig: Rig) -> None:
         """Most programs end when they get no memory: their number goes with them."""

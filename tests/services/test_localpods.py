@@ -239,7 +239,7 @@ def test_the_object_is_shown_as_kubernetes_has_it(pods: Pods) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_each_user_has_their_own_and_changes_nobody_elses(pods: Pods) -> None:
-    pods.apply(pod("roots"))
+    pods.apply(pod("roots", container(env=[{"name": "KEY", "value": "secret"}])))
     script = f"""
 import json, os, sys
 from aliquot.adapters.control import AnswerError, ask
@@ -256,10 +256,13 @@ for request in json.loads(sys.argv[2]):
         {"op": "apply", "objects": [mine], "cwd": "/", "env": {"PATH": "/usr/bin:/bin"}},
         {"op": "delete", "kind": "Pod", "name": "roots", "grace": 0},
         {"op": "apply", "objects": [pod("roots", container(gib=1))], "cwd": "/", "env": {}},
+        {"op": "object", "kind": "Pod", "name": "roots"},
     ]
     words = [sys.executable, "-c", script, str(pods.machine.home), json.dumps(requests)]
     said = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE)
-    assert said.stdout.splitlines()[1:] == ["denied", "denied"], said.stderr
+    lines = said.stdout.splitlines()
+    assert lines[1:3] == ["denied", "denied"], said.stderr
+    assert json.loads(lines[3])["object"]["spec"]["containers"][0]["env"] == [{"name": "KEY", "value": "(not yours)"}]
     assert pods.until("mine")["user"] == NOBODY
     eventually(lambda: pods.log("mine") == f"{NOBODY}\n")
     assert pods.one("roots")["cards"][0]["memory_limit_bytes"] == 4 << 30

@@ -128,7 +128,7 @@ export function continued(known: Timeline | null, news: Timeline | null): Timeli
   if (!known || !news) return news ?? known;
   const { step, until } = news;
   const buckets = Math.max(known.buckets, news.buckets);
-  const moved = Math.round(until / step) - Math.round(known.until / step); // on one raster, or small errors add up
+  const moved = movedBy(until - known.until, step, news.buckets);
   if (moved < 0 || step !== known.step) return news;
   const cards: Record<string, CardTimeline> = {};
   for (const uuid of Object.keys(news.cards)) {
@@ -140,6 +140,12 @@ export function continued(known: Timeline | null, news: Timeline | null): Timeli
     });
   }
   return { until, step, buckets, cards };
+}
+
+/** In buckets. Two clocks are behind `until`, so that it trembles: a single bucket that nobody told of is that, no gap. */
+function movedBy(seconds: number, step: number, told: number): number {
+  const moved = Math.round(seconds / step);
+  return moved === told + 1 ? told : moved;
 }
 
 interface Window {

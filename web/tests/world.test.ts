@@ -185,10 +185,16 @@ describe("a timeline that goes on", () => {
     expect(next!.cards["gpu"]!.preemptions.map((each) => each.at)).toEqual([9, 10.5]);
   });
 
-  it("keeps a moment where it was, however oddly ticks come", () => {
-    let told: Timeline | null = timeline(10, 10, { x: [0, 0, 0, 0, 0, 0, 0, 0, 0, 9] });
-    for (const until of [11.4, 12.8, 14.2, 15.6, 17]) told = continued(told, timeline(until, 1, { x: [0] }));
-    expect(shares(told)).toEqual({ x: [0, 0, 9, 0, 0, 0, 0, 0, 0, 0] });
+  it("keeps a moment where it was, though the clock trembles", () => {
+    let told: Timeline | null = timeline(10.45, 5, { x: [1, 1, 1, 1, 9] });
+    for (const until of [11.55, 12.48, 13.52]) told = continued(told, timeline(until, 1, { x: [1] }));
+    expect(shares(told)).toEqual({ x: [1, 9, 1, 1, 1] });
+  });
+
+  it("has no hole where the clock trembled by more than half a bucket", () => {
+    expect(shares(continued(timeline(10, 3, { x: [1, 2, 3] }), timeline(11.6, 1, { x: [4] })))).toEqual({
+      x: [2, 3, 4],
+    });
   });
 
   it("fills a row that is shorter than the window from the right", () => {

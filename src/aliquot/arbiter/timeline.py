@@ -8,7 +8,7 @@ is told alike.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 _PER_SECOND = 10
@@ -87,6 +87,19 @@ class Timeline:
                     self._marks.append(each)
                 case (began, ended, parts, held):
                     self._fold(max(began, ended - STEP * BUCKETS), ended, parts, held)
+        if len(self._buckets) > BUCKETS:  # also while nobody looks
+            self._forget(max(self._buckets) - BUCKETS)
+
+    def keep(self, tenants: Set[str]) -> None:
+        """Only these are there now. That others left was not heard where too many records came between two foldings."""
+        for context in [name for name, came in self._contexts.items() if came.tenant not in tenants]:
+            del self._contexts[context]
+
+    def drawn(self) -> set[str]:
+        """Whoever is still to be seen on it."""
+        seen = {tenant for cell in self._buckets.values() for tenant in cell}
+        marked = {tenant for mark in self._marks for tenant in (mark.by, *mark.of) if tenant is not None}
+        return seen | marked | {came.tenant for came in self._contexts.values()}
 
     def window(self, since: int | None, now: float) -> Window:
         """The buckets from `since` on (None: all that are kept) that will not change any more."""

@@ -29,6 +29,7 @@ _MOST_OBJECTS = 256
 _NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 _NAME_ALLOWED = "small letters, digits, - and ., as in web-1; at most 253"
 _BACKOFF_LIMIT = 6
+_MOST_ENDED = 1000  # Pods of a Job that have succeeded, or failed: they stay in the list
 
 _NOTES = {
     "volumeClaimTemplates": "volumeClaimTemplates are not made: containers see this machine's own files",
@@ -145,8 +146,10 @@ def _checked_amounts(manifest: dict[str, Any], kind: str) -> Invalid | None:
         return Invalid(f"spec.{WORKLOADS[kind]}", spec[WORKLOADS[kind]], f"at most {MOST_REPLICAS} on one machine")
     for field in ("completions", "backoffLimit") if kind == "Job" else ():
         value = spec.get(field)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 10**6):
-            return Invalid(f"spec.{field}", value, "a whole number, at least 0")
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_ENDED
+        ):
+            return Invalid(f"spec.{field}", value, f"a whole number, 0 to {_MOST_ENDED}")
     return None
 
 

@@ -245,10 +245,12 @@ class Door:
     async def _down(self, _request: dict[str, Any], caller: Caller, _say: Say) -> dict[str, Any]:
         self._owner_only(caller, "end the daemon")
         self._for_good = True
+        suspended: set[str] = set()
         if self.about["simulated"] is not None:
+            suspended = {each.key for each in self.pods.pods.values()}
             self.pods.suspend()
         asyncio.get_running_loop().call_later(0.05, self._stopping.set)
-        names = sorted(each.tenant.name for each in self.node.tenancies.values())
+        names = sorted({each.tenant.name for each in self.node.tenancies.values()} - suspended)
         return {"pid": os.getpid(), "tenants": names, "waiting": [entry.name for entry in self.node.queue]}
 
     def _owner_only(self, caller: Caller, what: str, *also: int | None) -> None:

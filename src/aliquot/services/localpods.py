@@ -102,8 +102,12 @@ class LocalPods:
             self.claims[pod.uid] = podplaces.claim_of(pod)
 
     def _write(self, pod: LocalPod) -> None:
-        self._store.write(pods=[pod])
+        """For what happened already: where the disk does not take it, the next daemon finds out for itself."""
         self._know(pod)
+        try:
+            self._store.write(pods=[pod])
+        except StoreError as error:
+            _LOG.error("%s: %s", pod.key, error)
 
     # --- what is wanted ----------------------------------------------------------------------------------------
 
@@ -203,9 +207,8 @@ class LocalPods:
             return
         pod = replace(pod, keeper=keeper)
         self._starting.add(pod.uid)
-        self._know(pod)
-        self._watch(pod)
         self._write(pod)
+        self._watch(pod)
 
     def _watch(self, pod: LocalPod) -> None:
         """See that we hear of its keeper's end."""
@@ -235,6 +238,7 @@ class LocalPods:
         if claim is None:
             self.seat(pod.uid, None, None, say)
             return None
+        self._know(replace(pod, state=replace(pod.state, node=None)))  # wherever it was to go, it never heard of it
         seeker = _Seeker(self, pod.uid, say)
         return self.node.submit_pod(claim, podplaces.ask_of(pod, claim), caller, pod.created, time.time(), seeker)
 
@@ -254,11 +258,7 @@ class LocalPods:
             why=(*pod.state.why[:1], placed) if grant is not None else ("asked for no card",),
         )
         environment = {} if tenancy is None else self._environment(tenancy, str(self.node.directory(tenancy.tenant.id)))
-        try:
-            self._write(replace(pod, state=state))
-        except StoreError as error:  # what was promised is on the disk already: the tenancy
-            _LOG.error("%s: %s", pod.key, error)
-            self._know(replace(pod, state=state))
+        self._write(replace(pod, state=state))  # what was promised is on the disk already: the tenancy
         say({"event": {"granted": podplaces.told(pod, grant, claim, node, environment, logs)}})
 
     def report(self, uid: str, said: Mapping[str, Any], now: float) -> None:
@@ -268,7 +268,8 @@ class LocalPods:
             return
         state = with_report(pod.state, said, now)
         if state != pod.state:
-            self._write(replace(pod, state=state))
+            self._store.write(pods=[replace(pod, state=state)])  # if it cannot be, the keeper tells it again
+            self._know(replace(pod, state=state))
 
     def hung_up(self, uid: str, say: Say) -> None:
         """The keeper's connection is gone. It, or its successor, may be back before we hear."""
@@ -282,10 +283,7 @@ class LocalPods:
             return
         self._starting.discard(uid)
         self._lines.pop(uid, None)
-        try:
-            self._without_keeper(pod, rebooted=False)
-        except StoreError as error:
-            _LOG.error("%s", error)
+        self._without_keeper(pod, rebooted=False)
 
     def _without_keeper(self, pod: LocalPod, *, rebooted: bool) -> None:
         self._clearing.add(pod.uid)
@@ -339,12 +337,12 @@ class LocalPods:
         children.kill_all(left)
         if left or pod.tenant in self.node.tenancies:
             return
-        self._clearing.discard(uid)
         if pod.ending is not None:
             self._store.write(gone_pods=[pod])
             shutil.rmtree(self.logs(pod), ignore_errors=True)
             for known in (self.pods, self.claims, self._kill_at, self._not_before):
                 known.pop(uid, None)
+        self._clearing.discard(uid)
 
     def suspend(self) -> None:
         """The simulated cards are about to end: so do all Pods, to come up again with the next ones."""

@@ -21,7 +21,7 @@ from aliquot.model.refusal import Invalid
 from .conversing import Caller, RefusedError, invalid
 from .localpods import LocalPods, workload_key
 from .podmaking import new_pod
-from .podstatus import pod_object, workload_object
+from .podstatus import pod_object, without_values, workload_object
 
 _MOST_PODS = 1024  # on one machine
 _LONGEST_GRACE = 86400.0
@@ -163,10 +163,11 @@ class PodDesk:
 
     # --- looking -----------------------------------------------------------------------------------------------
 
-    async def _object(self, request: dict[str, Any], _caller: Caller, _say: Say) -> dict[str, Any]:
+    async def _object(self, request: dict[str, Any], caller: Caller, _say: Say) -> dict[str, Any]:
         found = self._find(request)
         show = workload_object(self._pods, found) if isinstance(found, Workload) else pod_object(self._pods, found)
-        return {"object": show}
+        theirs = caller.uid in (0, os.geteuid(), found.applier.user)
+        return {"object": show if theirs else without_values(show)}
 
     async def _logs(self, request: dict[str, Any], _caller: Caller, _say: Say) -> dict[str, Any]:
         """Where the output is. Reading it is the caller's, with the caller's rights."""

@@ -132,6 +132,20 @@ def workload_object(pods: LocalPods, workload: Workload) -> dict[str, Any]:
     return {**workload.manifest, "metadata": metadata, "status": counts}
 
 
+def without_values(shown: Any) -> Any:
+    """The object as others may see it: what stands in env may be a secret, as it is in a process's environment."""
+    if isinstance(shown, list):
+        return [without_values(each) for each in shown]
+    if not isinstance(shown, dict):
+        return shown
+    return {
+        key: [{**each, "value": "(not yours)"} if "value" in each else each for each in value]
+        if key == "env"
+        else without_values(value)
+        for key, value in shown.items()
+    }
+
+
 def _status(container: ContainerState) -> dict[str, Any]:
     state: dict[str, Any]
     if container.state == "running":

@@ -7,6 +7,8 @@ from typing import Any
 
 from aliquot.arbiter.timeline import STEP, Record, Timeline, Window
 
+_MOST_GONE = 256  # names kept before it is looked who is still drawn
+
 
 class Timelines:
     """Of all cards. Tenants that are gone keep their names for as long as they are still drawn."""
@@ -17,9 +19,15 @@ class Timelines:
 
     def add(self, records: Mapping[str, Iterable[Record]], tenants: Iterable[Mapping[str, Any]]) -> None:
         """What was traced of each card, and who is there now."""
-        self._names |= {each["id"]: (each["name"], each["class"]) for each in tenants}
+        here = {each["id"]: (each["name"], each["class"]) for each in tenants}
+        self._names |= here
         for uuid, news in records.items():
-            self._cards.setdefault(uuid, Timeline()).add(news)
+            timeline = self._cards.setdefault(uuid, Timeline())
+            timeline.add(news)
+            timeline.keep(here.keys())
+        if len(self._names) > len(here) + _MOST_GONE:
+            drawn = here.keys() | {tenant for each in self._cards.values() for tenant in each.drawn()}
+            self._names = {tenant: names for tenant, names in self._names.items() if tenant in drawn}
 
     def end(self, now: float) -> int:
         """The bucket before which all is settled."""

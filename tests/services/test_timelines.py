@@ -1,0 +1,43 @@
+"""The timelines of a machine's cards, by people's names for the tenants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aliquot.arbiter.timeline import Came, Left, Record
+from aliquot.services.timelines import Timelines
+
+
+def a_tenant(name: str) -> dict[str, Any]:
+    return {"id": f"id-{name}", "name": name, "class": "normal"}
+
+
+def held(name: str, at: float) -> list[Record]:
+    return [Came("p", f"id-{name}", offline=False), (at, at + 0.1, {"p": 1.0}, False), Left("p")]
+
+
+def keys(timelines: Timelines, now: float) -> list[str]:
+    told = timelines.told(["GPU-0"], None, now, 0.0)
+    assert told is not None
+    return [each["key"] for each in told["cards"]["GPU-0"]["tenants"]]
+
+
+def test_a_tenant_that_is_gone_keeps_its_name_while_it_is_drawn() -> None:
+    timelines = Timelines()
+    timelines.add({"GPU-0": []}, [a_tenant("a")])
+    timelines.add({"GPU-0": held("a", 100.0)}, [])
+    assert keys(timelines, 110.0) == ["a"]
+    assert keys(timelines, 200.0) == []
+
+
+def test_names_of_thousands_that_came_and_went_are_forgotten() -> None:
+    timelines = Timelines()
+    for number in range(2000):
+        at = 100.0 + number
+        timelines.add({"GPU-0": held(f"run-{number}", at)}, [a_tenant(f"run-{number}")])
+    assert len(timelines._names) < 400
+    assert keys(timelines, 2100.0)[-1] == "run-1999"
+
+
+def test_without_a_trace_there_is_no_timeline() -> None:
+    assert Timelines().told(["GPU-0"], None, 100.0, 0.0) is None
