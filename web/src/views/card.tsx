@@ -47,7 +47,7 @@ export function CardView({ card }: { card: Card }) {
       )}
       {card.tenants.length > 0 ? (
         <table class="tenants">
-          <thead class="unseen">
+          <thead>
             <tr>
               <th>{text.tenants}</th>
               <th>{text.memory}</th>
