@@ -41,3 +41,14 @@ def test_names_of_thousands_that_came_and_went_are_forgotten() -> None:
 
 def test_without_a_trace_there_is_no_timeline() -> None:
     assert Timelines().told(["GPU-0"], None, 100.0, 0.0) is None
+
+
+def test_two_runs_of_one_name_after_each_other_are_one_line() -> None:
+    timelines = Timelines()
+    for at, number in ((100.0, "1"), (101.0, "2")):
+        tenant = {**a_tenant("serve"), "id": f"id-serve{number}"}
+        timelines.add({"GPU-0": held(f"serve{number}", at)}, [tenant])
+    assert keys(timelines, 110.0) == ["serve"]
+    told = timelines.told(["GPU-0"], 1000, 102.0, 0.0)
+    assert told is not None
+    assert sum(told["cards"]["GPU-0"]["tenants"][0]["shares"]) == 200

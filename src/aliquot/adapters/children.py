@@ -39,8 +39,8 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], folders: Seque
     if child == 0:
         try:
             _become(program, command, environment, folders, log, ours)
-        except OSError as error:
-            os.write(told, f"{error.filename or command[0]}: {error.strerror}".encode())
+        except (OSError, ValueError) as error:
+            os.write(told, _why(error, command[0]).encode(errors="replace"))
         finally:
             os._exit(_NOT_EXECUTABLE)
     os.close(told)
@@ -50,6 +50,11 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], folders: Seque
         os.waitpid(child, 0)
         raise SpawnError(failed, _NOT_EXECUTABLE)
     return child
+
+
+def _why(error: OSError | ValueError, program: str) -> str:
+    """ValueError: no program can be given those words, a half of a surrogate pair say."""
+    return f"{error.filename or program}: {error.strerror}" if isinstance(error, OSError) else f"{program}: {error}"
 
 
 def _become(

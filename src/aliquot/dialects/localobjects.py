@@ -59,11 +59,16 @@ class LocalObject:
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """How many Pods a workload wants. `completions` and `backoff_limit` are a Job's; None: it never ends by itself."""
+    """How many Pods a workload wants. `completions` and `backoff_limit` are a Job's; None: it never ends by itself.
+
+    `workers`: a Job that does not say how often it is to succeed. Its Pods share the work among themselves, and all is
+    done once one of them says so and the others have ended too.
+    """
 
     replicas: int
     completions: int | None = None
     backoff_limit: int = _BACKOFF_LIMIT
+    workers: bool = False
 
 
 def read_objects(objects: object) -> list[LocalObject] | Invalid:
@@ -196,5 +201,5 @@ def amounts_of(workload: Mapping[str, Any]) -> Amounts:
     if kind != "Job":
         return Amounts(number)
     completions, limit = spec.get("completions"), spec.get("backoffLimit")
-    # Without completions, one that succeeds is enough.
-    return Amounts(number, 1 if completions is None else completions, _BACKOFF_LIMIT if limit is None else limit)
+    limit = _BACKOFF_LIMIT if limit is None else limit
+    return Amounts(number, 1 if completions is None else completions, limit, workers=completions is None)

@@ -8,6 +8,7 @@ notes_of      what of a Pod means nothing here, in sentences: it is said, and no
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ SAMPLE = ("aliquot", "burn", "load", "--seconds", "3600")  # stands in for what 
 _IDLE = ("sleep", "infinity")  # the same, of one that has no card
 _GRACE = 30.0
 _LONGEST_GRACE = 86400
+_MOST_CONTAINERS = 32  # of one Pod: each is given its environment
+_MOST_EXPANDED = 1 << 18  # characters of all commands and variables of a Pod, once every $(VARIABLE) is expanded
 _VARIABLE = re.compile(r"\$(\$|\(([-._A-Za-z0-9]+)\))")
 _KEYED = re.compile(r"metadata\.(labels|annotations)\['([^']*)'\]")
 _FIELDS = "metadata.name, metadata.namespace, metadata.uid, metadata.labels['KEY'], metadata.annotations['KEY'], "
@@ -95,7 +98,9 @@ class _BrokenError(Exception):
 def plan_of(pod: Json) -> PodPlan | Invalid:
     """What there is to run, or the first thing that cannot be done here. Never raises on any JSON."""
     try:
-        return _plan(_mapping(pod.get("spec"), "spec"))
+        plan = _plan(_mapping(pod.get("spec"), "spec"))
+        _check_expanded(plan, _mapping(pod.get("metadata"), "metadata"))
+        return plan
     except _BrokenError as broken:
         return broken.invalid
 
@@ -104,9 +109,10 @@ def _plan(spec: Json) -> PodPlan:
     containers = [*_containers(spec, "initContainers"), *_containers(spec, "containers")]
     if not any(not each.init for each in containers):
         raise _BrokenError("spec.containers", spec.get("containers"), "a list of at least one container")
-    names = [each.name for each in containers]
-    for name in names:
-        if names.count(name) > 1:
+    if len(containers) > _MOST_CONTAINERS:
+        raise _BrokenError("spec.containers", len(containers), f"at most {_MOST_CONTAINERS} containers in a Pod")
+    for name, count in Counter(each.name for each in containers).items():
+        if count > 1:
             raise _BrokenError("spec.containers", name, "a name of its own for each container")
     policy = spec.get("restartPolicy")
     policy = POLICIES[0] if policy is None else policy
@@ -238,6 +244,27 @@ def _told(field: str, metadata: Json, node: str) -> str:
 def _expanded(text: str, known: Mapping[str, str]) -> str:
     """$(NAME) is what NAME is, or stays as it is where nothing was set so far; $$ is a $ that begins nothing."""
     return _VARIABLE.sub(lambda match: "$" if match[1] == "$" else known.get(match[2], match[0]), text)
+
+
+def _check_expanded(plan: PodPlan, metadata: Json) -> None:
+    """Ten variables that name each other ten times over are more than any memory: counted before they are written."""
+    total = 0
+    for container in plan.containers:
+        lengths: dict[str, int] = {}
+        for each in container.variables:
+            told = "" if each.field is None else _told(each.field, metadata, "")
+            lengths[each.name] = _expanded_length(each.value, lengths) + len(told)
+            total += lengths[each.name]
+        total += sum(_expanded_length(word, lengths) for word in container.command)
+        if total > _MOST_EXPANDED:
+            allowed = f"at most {_MOST_EXPANDED} in a Pod, once every $(VARIABLE) is expanded"
+            raise _BrokenError("spec.containers", f"{total} characters of commands and env", allowed)
+
+
+def _expanded_length(text: str, lengths: Mapping[str, int]) -> int:
+    """Of what _expanded answers, at most."""
+    found = _VARIABLE.finditer(text)
+    return len(text) + sum(lengths.get(match[2], len(match[0])) - len(match[0]) for match in found)
 
 
 # --- what means nothing here -------------------------------------------------------------------------------------

@@ -90,9 +90,12 @@ class Door:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP)
-            if self.node.has_orphans:
-                self.node.sweep(time.time())
-            self.pods.tick(time.time())
+            try:
+                if self.node.has_orphans:
+                    self.node.sweep(time.time())
+                self.pods.tick(time.time())
+            except Exception:  # one look that goes wrong must not be the last
+                _LOG.exception("a look around went wrong")
 
     # --- one connection ----------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from .course import Container, Course
 POD_VARIABLE = "ALIQUOT_POD"  # tells whose a process is: the Pod's uid, of every process in it
 CONTAINER_VARIABLE = "ALIQUOT_CONTAINER"  # and which container's
 _LOOK_AGAIN = 0.5  # seconds between looks for a daemon that went away
+_STEP = 0.1  # seconds between looks at those who are to end
 _GRACE = 30.0
 _FINAL = ("denied", "stopped")
 _MOST_EVENTS = 20
@@ -85,7 +86,7 @@ class Keeper:
         if course is not None and (wake := course.wake()) is not None:
             timeouts.append(wake - time.time())
         if self._kill_at is not None and (self._ending or (course is not None and course.running())):
-            timeouts.append(min(0.1, self._kill_at - time.monotonic()))
+            timeouts.append(_STEP)
         files: list[Any] = [self._bell] if self._connection is None else [self._bell, self._connection]
         ready, _, _ = select.select(files, [], [], max(0.0, min(timeouts)))
         if self._bell in ready:

@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -39,11 +40,10 @@ from .queue import Waiting
 from .watching import when_ended
 
 _LOG = logging.getLogger("aliquot.pods")
-_MOST_STARTING = 8  # keepers at once: each takes some tens of milliseconds of a core
+_MOST_STARTING = 8  # keepers of one user at once: each takes some tens of milliseconds of a core
+_STARTING = 10.0  # seconds after which one that says nothing keeps no other waiting
 _PATIENCE = 3.0  # seconds over the grace period until a keeper is killed
 _AGAIN = 5.0  # seconds after which a keeper that could not be started is tried again
-_MOST_EVENTS = 20
-_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # as Kubernetes makes names: no word comes of them
 
 Say = Callable[[dict[str, Any]], None]
 WorkloadKey = tuple[str, str, str]
@@ -65,7 +65,7 @@ class LocalPods:
         self.claims: dict[str, Claim | None] = {}
         self._store, self._keepers, self._environment = store, keepers, environment
         self._lines: dict[str, Say] = {}  # to the keepers
-        self._starting: set[str] = set()  # whose keeper was started, and has not said anything yet
+        self._starting: dict[str, float] = {}  # whose keeper was started and has not said anything; until when it may
         self._not_before: dict[str, float] = {}  # on the monotonic clock
         self._kill_at: dict[str, float] = {}
         self._clearing: set[str] = set()  # without a keeper, but perhaps not without processes
@@ -178,13 +178,15 @@ class LocalPods:
 
     def _start_keepers(self, now: float) -> None:
         clock = time.monotonic()
+        starting = Counter(self.pods[uid].applier.user for uid, until in self._starting.items() if until > clock)
         for pod in list(self.pods.values()):
-            if len(self._starting) >= _MOST_STARTING:
-                return
+            if starting[pod.applier.user] >= _MOST_STARTING:
+                continue
             wanted = pod.keeper is None and pod.ending is None and not pod.state.phase.over
             if not wanted or pod.uid in self._clearing or self._not_before.get(pod.uid, 0.0) > clock:
                 continue
             self._start_keeper(pod, now)
+            starting[pod.applier.user] += pod.uid in self._starting
 
     def _start_keeper(self, pod: LocalPod, now: float) -> None:
         claim, folder = self.claims[pod.uid], self.logs(pod)
@@ -206,7 +208,7 @@ class LocalPods:
             self._know(replace(pod, state=replace(pod.state, reason=str(error))))
             return
         pod = replace(pod, keeper=keeper)
-        self._starting.add(pod.uid)
+        self._starting[pod.uid] = time.monotonic() + _STARTING
         self._write(pod)
         self._watch(pod)
 
@@ -223,7 +225,7 @@ class LocalPods:
         pod = self.pods.get(str(request.get("uid")))
         if pod is None or pod.keeper != (caller.pid, processes.start_time(caller.pid)):
             raise RefusedError("denied", text="no Pod here has this process for its keeper")
-        self._starting.discard(pod.uid)
+        self._starting.pop(pod.uid, None)
         self._lines[pod.uid] = say
         if not self._quiet:
             self._start_keepers(time.time())
@@ -281,7 +283,7 @@ class LocalPods:
         pod = self.pods.get(uid)
         if pod is None or pod.keeper is None or pod.keeper[0] != pid:
             return
-        self._starting.discard(uid)
+        self._starting.pop(uid, None)
         self._lines.pop(uid, None)
         self._without_keeper(pod, rebooted=False)
 
@@ -340,7 +342,7 @@ class LocalPods:
         if pod.ending is not None:
             self._store.write(gone_pods=[pod])
             shutil.rmtree(self.logs(pod), ignore_errors=True)
-            for known in (self.pods, self.claims, self._kill_at, self._not_before):
+            for known in (self.pods, self.claims, self._kill_at, self._not_before, self._starting):
                 known.pop(uid, None)
         self._clearing.discard(uid)
 

@@ -46,8 +46,8 @@ def _replicas(workload: Workload, wanted: int, there: Sequence[LocalPod]) -> Dec
     good = [each for each in here if not each.state.phase.over and each.template == workload.template]
     # Those that do not run yet go first, then the youngest.
     good.sort(key=lambda each: (each.state.phase is not Phase.RUNNING, each.created))
-    kept = good[:wanted]
-    return Decision((None,) * (wanted - len(kept)), tuple(each for each in here if each not in kept))
+    kept = {each.uid for each in good[:wanted]}
+    return Decision((None,) * (wanted - len(kept)), tuple(each for each in here if each.uid not in kept))
 
 
 def _stateful(workload: Workload, wanted: int, there: Sequence[LocalPod]) -> Decision:
@@ -70,6 +70,7 @@ def _job(workload: Workload, amounts: Amounts, there: Sequence[LocalPod]) -> Dec
     failed = sum(each.state.phase is Phase.FAILED for each in here)
     if failed > amounts.backoff_limit:
         return Decision(end=tuple(active))
-    left = max(0, (amounts.completions or 0) - succeeded)
-    wanted = min(amounts.replicas, left)
+    wanted = min(amounts.replicas, max(0, (amounts.completions or 0) - succeeded))
+    if amounts.workers:
+        wanted = len(active) if succeeded else amounts.replicas
     return Decision((None,) * max(0, wanted - len(active)), tuple(active[wanted:]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,6 +18,8 @@ from .node import LocalNode
 from .podcontrol import ready
 from .reasons import one_sentence
 from .status import shares_told
+
+_LONGEST_COMMAND = 500  # characters of it that are told
 
 
 def pods_told(pods: LocalPods, standings: Mapping[str, Mapping[str, Standing]]) -> dict[str, Any]:
@@ -96,7 +98,18 @@ def _pod(
 
 
 def _container(container: ContainerState) -> dict[str, Any]:
-    return {**asdict(container), "command": list(container.command)}
+    return {**asdict(container), "command": _shortened(container.command)}
+
+
+def _shortened(command: Sequence[str]) -> list[str]:
+    """Everybody is told everybody's: one with very long words must not make the answer too long for all."""
+    found, left = [], _LONGEST_COMMAND
+    for word in command:
+        found.append(word if len(word) <= left else word[:left] + "...")
+        left -= len(word) + 1
+        if left <= 0:
+            break
+    return found
 
 
 # --- as Kubernetes has it ------------------------------------------------------------------------------------------
@@ -139,11 +152,13 @@ def without_values(shown: Any) -> Any:
     if not isinstance(shown, dict):
         return shown
     return {
-        key: [{**each, "value": "(not yours)"} if "value" in each else each for each in value]
-        if key == "env"
-        else without_values(value)
+        key: [_without_value(each) for each in value] if key == "env" and isinstance(value, list) else without_values(value)
         for key, value in shown.items()
     }
+
+
+def _without_value(variable: Any) -> Any:
+    return {**variable, "value": "(not yours)"} if isinstance(variable, dict) and "value" in variable else variable
 
 
 def _status(container: ContainerState) -> dict[str, Any]:

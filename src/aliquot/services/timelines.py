@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from aliquot.arbiter.timeline import STEP, Record, Timeline, Window
+from aliquot.arbiter.timeline import STEP, Record, Timeline, Track, Window
 
 _MOST_GONE = 256  # names kept before it is looked who is still drawn
 
@@ -47,11 +47,15 @@ class Timelines:
         }
 
     def _card(self, window: Window, offset: float) -> dict[str, Any]:
+        tracks: dict[tuple[str, str], Track] = {}
+        for tenant, track in window.tracks.items():
+            names = self._names.get(tenant, (tenant, "normal"))
+            before = tracks.get(names)  # one of that name was there before it, and is still drawn
+            tracks[names] = track if before is None else _both(before, track)
         return {
             "tenants": [
                 {"key": key, "class": app_class, "shares": track.shares, "paused": track.paused}
-                for tenant, track in window.tracks.items()
-                for key, app_class in (self._names.get(tenant, (tenant, "normal")),)
+                for (key, app_class), track in tracks.items()
             ],
             "preemptions": [
                 {"at": round(mark.at + offset, 3), "by": self._name(mark.by), "of": self._name(loser)}
@@ -62,3 +66,10 @@ class Timelines:
 
     def _name(self, tenant: str | None) -> str | None:
         return None if tenant is None else self._names.get(tenant, (tenant, ""))[0]
+
+
+def _both(one: Track, other: Track) -> Track:
+    return Track(
+        tuple(min(100, sum(pair)) for pair in zip(one.shares, other.shares, strict=True)),
+        tuple(max(pair) for pair in zip(one.paused, other.paused, strict=True)),
+    )
