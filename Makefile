@@ -15,6 +15,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(PYTHON) is %d.%d: Python 3.11 or newer is wanted, as in make PYTHON=python3.12" % sys.version_info[:2])'
 	@echo "installing into $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) $(BUILD)

@@ -61,3 +61,8 @@ def test_a_child_does_not_outlive_us(tmp_path: Path) -> None:
     )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     eventually(lambda: not os.path.exists(f"/proc/{said.stdout.strip()}"))
+
+
+def test_words_that_no_program_can_be_given_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpawnError, match=r"echo: .*surrogates not allowed"):
+        spawn(["echo", "\ud800"], PATH, (str(tmp_path),), str(tmp_path / "log"))

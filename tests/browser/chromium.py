@@ -42,11 +42,22 @@ def install() -> str | None:
     quiet = [apt, "-qq", "-o", "DPkg::Lock::Timeout=300"]
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     print(f"installing {' and '.join(PACKAGES)} with apt-get ...", flush=True)
-    for words in (["update"], ["install", "--yes", "--no-install-recommends", *PACKAGES]):
-        done = subprocess.run([*quiet, *words], env=environment, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            return f"apt-get {words[0]} failed: {done.stderr.strip()[-500:]}\n{how}"
+    steps = [[*quiet, "update"], [*quiet, "install", "--yes", "--no-install-recommends", *PACKAGES]]
+    wrong = _failure(steps, environment)
+    if wrong is not None:  # a package's own script may stumble the first time: finish what was begun, and once more
+        wrong = _failure([["dpkg", "--configure", "-a"], *steps], environment)
+    if wrong is not None:
+        return f"{wrong}\n{how}"
     return None if find() else f"apt-get installed no chromium: {how}"
+
+
+def _failure(steps: list[list[str]], environment: dict[str, str]) -> str | None:
+    """What the first step said that failed."""
+    for words in steps:
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            return f"{' '.join(words)} failed: {(done.stderr or done.stdout).strip()[-500:]}"
+    return None
 
 
 def main() -> int:

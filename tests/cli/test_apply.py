@@ -147,6 +147,12 @@ def test_what_is_wrong_in_a_file_is_told_with_its_place_and_nobody_is_asked(
     assert daemon.asked == []
 
 
+def test_what_kustomize_would_build_is_told_how_to_come_here(daemon: PaperDaemon) -> None:
+    refused = apply("-k", "overlay")
+    said = "aliquot: -k: not built here: `kubectl kustomize overlay | aliquot apply -f -`\n"
+    assert (refused.exit_code, refused.stderr, daemon.asked) == (2, said, [])
+
+
 def test_an_empty_folder_is_told(daemon: PaperDaemon, tmp_path: Path) -> None:
     refused = apply("-f", str(tmp_path))
     assert (refused.exit_code, refused.stderr) == (2, f"aliquot: {tmp_path}: has no .yaml, .yml or .json file in it\n")

@@ -18,8 +18,8 @@ from machines import ALIQUOT, Machine, paper
 
 _KUBECTL = """#!{python} -SE
 import sys, time
-print("Forwarding from 127.0.0.1:45678 -> 12346", flush=True)
 print(" ".join(sys.argv[1:]), file=sys.stderr, flush=True)
+print("Forwarding from 127.0.0.1:45678 -> 12346", flush=True)
 time.sleep(600)
 """
 

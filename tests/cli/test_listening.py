@@ -58,3 +58,14 @@ def test_a_token_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_token_without_an_address_is_for_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="give it an address with --listen"):
         parse_listen(None, tmp_path / "token", option="--listen")
+
+
+def test_a_token_that_everybody_can_read_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef\n")
+    for mode, said in ((0o600, ""), (0o640, ""), (0o644, f"everybody on this machine can read {token}: chmod 600 it")):
+        token.chmod(mode)
+        parse_listen("9478", token, option="--listen")
+        told = capsys.readouterr().err
+        assert said in told
+        assert bool(told) == bool(said)

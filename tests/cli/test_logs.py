@@ -72,10 +72,19 @@ def test_the_last_lines_may_be_enough() -> None:
     assert logs("train", "--tail", "2").stdout == "2\n3\n"
 
 
-def test_a_run_of_the_same_name_comes_first(daemon: PaperDaemon) -> None:
+@pytest.mark.parametrize(
+    ("running", "shown"), [(True, "a run\n"), (False, "default-train-main\n1\n2\n3\n")], ids=["runs", "is over"]
+)
+def test_a_run_of_the_same_name_comes_first_while_it_runs(daemon: PaperDaemon, running: bool, shown: str) -> None:
     (daemon.home / "run.log").write_text("a run\n")
-    daemon.answers["logs"] = {"name": "train", "log": str(daemon.home / "run.log"), "running": False}
-    assert logs("train").stdout == "a run\n"
+    daemon.answers["logs"] = {"name": "train", "log": str(daemon.home / "run.log"), "running": running}
+    assert logs("train").stdout == shown
+
+
+def test_a_run_that_is_over_is_shown_where_no_pod_has_its_name(daemon: PaperDaemon) -> None:
+    (daemon.home / "run.log").write_text("a run\n")
+    daemon.answers["logs"] = {"name": "gone", "log": str(daemon.home / "run.log"), "running": False}
+    assert logs("gone").stdout == "a run\n"
 
 
 def test_a_name_that_nobody_has_is_answered_with_runs_and_pods() -> None:

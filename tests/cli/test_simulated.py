@@ -216,7 +216,8 @@ def test_a_machine_without_a_gpu_says_how_to_try_it(own: Machine) -> None:
         assert said.returncode == 2
         assert said.stderr.splitlines()[-1] == (
             "aliquot: no NVIDIA GPU can be used here (NVML: NVML Shared Library Not Found). To try it without one:"
-            " `aliquot run --simulate -- COMMAND`, or `aliquot up --simulate 2x24GiB`"
+            " `aliquot run --simulate -- COMMAND`, `aliquot apply --simulate -f FILE`, or"
+            " `aliquot up --simulate 2x24GiB`"
         )
 
 

@@ -82,8 +82,14 @@ def test_only_what_pods_are_made_of_changes_the_template() -> None:
     assert template_of(one) == template_of(more) != template_of(other)
 
 
+def test_a_job_whose_containers_are_tried_for_ever_is_told_so() -> None:
+    (found,) = read(a_workload("Job", template={"spec": {**SPEC, "restartPolicy": "OnFailure"}}))
+    assert any(each.startswith("backoffLimit counts Pods that failed") for each in found.notes)
+
+
 def test_how_many_pods_are_wanted() -> None:
     assert amounts_of(a_workload("Deployment")) == Amounts(1)
     assert amounts_of(a_workload("Deployment", replicas=0)) == Amounts(0)
     assert amounts_of(a_workload("Job", parallelism=2, completions=5, backoffLimit=0)) == Amounts(2, 5, 0)
     assert amounts_of(a_workload("Job")) == Amounts(1, 1, 6)
+    assert amounts_of(a_workload("Job", parallelism=3)) == Amounts(3, 1, 6, workers=True)

@@ -114,7 +114,41 @@ def test_each_thing_that_means_nothing_here_is_said_once() -> None:
         "volumes are not mounted: containers see this machine's own files",
         "probes are not run: a container counts as ready while it runs",
         "args without a command are taken for the command: what the image would start is not known here",
+        "no card is asked for, and none is given",
     ]
+
+
+def test_a_resource_that_nobody_here_knows_is_named() -> None:
+    """A slip in the name would else read like a Pod that wants no card."""
+    pod = a_pod({"name": "a", "command": ["x"], "resources": {"limits": {"cpu": 1, "nvidia.com/gpu": 1}}})
+    plan = plan_of(pod)
+    assert isinstance(plan, PodPlan)
+    assert notes_of(pod, plan, frozenset()) == [
+        "no card is asked for, and none is given: nvidia.com/gpu is no resource of qGPU, T9k or gpushare"
+    ]
+    assert notes_of(pod, plan, frozenset({"a"})) == []
+
+
+def test_variables_that_grow_with_each_other_are_counted_and_not_written_out() -> None:
+    first = {"name": "A0", "value": "x" * 10}
+    others = [{"name": f"A{at}", "value": f"$(A{at - 1})" * 10} for at in range(1, 20)]
+    found = plan_of({"spec": {"containers": [{"name": "main", "env": [first, *others]}]}})
+    assert isinstance(found, Invalid)
+    assert found.allowed == "at most 262144 in a Pod, once every $(VARIABLE) is expanded"
+
+
+def test_what_the_pod_tells_counts_as_often_as_it_is_named() -> None:
+    field = {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['a']"}}}
+    main = {"name": "main", "env": [field], "args": ["$(A)" * 1000]}
+    spec = {"containers": [main]}
+    assert isinstance(plan_of({"metadata": {"annotations": {"a": "x" * 100}}, "spec": spec}), PodPlan)
+    assert isinstance(plan_of({"metadata": {"annotations": {"a": "x" * 1000}}, "spec": spec}), Invalid)
+
+
+def test_a_pod_of_very_many_containers_is_refused() -> None:
+    found = plan_of({"spec": {"containers": [{"name": f"c{at}"} for at in range(33)]}})
+    assert isinstance(found, Invalid)
+    assert found.sentence() == "spec.containers: 33 is not allowed: at most 32 containers in a Pod"
 
 
 _WORDS = (

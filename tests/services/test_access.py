@@ -44,8 +44,15 @@ def test_another_token_is_none(said: str) -> None:
 
 
 def test_the_cookie_is_as_good_and_is_named_by_its_port() -> None:
-    assert asked(GUARDED, cookies={"aliquot-token-9478": TOKEN}) is Verdict.WELCOME
-    assert asked(GUARDED, cookies={"aliquot-token-9479": TOKEN}) is Verdict.UNKNOWN
+    assert asked(GUARDED, cookies={"aliquot-token-9478": GUARDED.badge}) is Verdict.WELCOME
+    assert asked(GUARDED, cookies={"aliquot-token-9479": GUARDED.badge}) is Verdict.UNKNOWN
+
+
+def test_the_cookie_does_not_give_the_token_away_and_opens_no_other_dashboard() -> None:
+    assert TOKEN not in GUARDED.badge
+    assert asked(GUARDED, authorization=f"Bearer {GUARDED.badge}") is Verdict.UNKNOWN
+    other = Access("0.0.0.0", 9479, TOKEN)
+    assert asked(other, cookies={other.cookie: GUARDED.badge}) is Verdict.UNKNOWN
 
 
 def test_a_token_in_the_address_enters_by_the_front_page_only() -> None:

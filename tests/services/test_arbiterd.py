@@ -23,7 +23,8 @@ from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import Allotment, Level, SharingRules, State, Tenant
 from aliquot.services import cardworker, patrol
-from aliquot.services.cardworker import CardWorker, Seat
+from aliquot.services.cardworker import CardWorker
+from aliquot.services.seats import Seat
 from services.arbiterd_rig import UUIDS, Rig, ask, open_files, tell, until
 
 ONLINE, OFFLINE = AppClass.ONLINE, AppClass.OFFLINE

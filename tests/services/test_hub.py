@@ -68,6 +68,17 @@ def test_a_tick_is_worked_out_once_for_all() -> None:
         assert tick["point"]["memory"] == 1.0
 
 
+def test_everything_is_written_once_for_all_who_come_within_a_beat() -> None:
+    scene = Scene()
+    scene.pass_()
+    for _ in range(20):
+        scene.hub.join()
+    assert scene.picture.asked["state"] == 1
+    scene.pass_()
+    scene.hub.join()
+    assert scene.picture.asked["state"] == 2
+
+
 def test_a_point_is_told_once_however_often_it_ticks() -> None:
     scene = Scene()
     listener = scene.hub.join()

@@ -144,6 +144,34 @@ def test_a_command_that_is_not_there_is_said(pods: Pods) -> None:
     assert found["containers"][0]["exit_code"] == 127
 
 
+def test_a_whole_script_in_place_of_a_program_is_told_too(pods: Pods) -> None:
+    pods.apply(pod("p", container("main", "x" * 100_000), restartPolicy="Never"))
+    assert pods.until("p", "Failed")["reason"].startswith("container main: xxx")
+
+
+def test_a_pod_that_is_applied_as_it_was_shown_is_left_alone(pods: Pods) -> None:
+    pods.apply(pod("p"))
+    before = pods.until("p")["uid"]
+    assert pods.apply(pods.ask("object", kind="Pod", name="p")["object"])[0]["action"] == "unchanged"
+    assert pods.one("p")["uid"] == before
+
+
+def test_those_who_wait_are_scaled_changed_and_deleted_like_others(pods: Pods) -> None:
+    pods.apply(pod("a", container(gib=24)), pod("b", container(gib=24)))
+    pods.until_all(["Running", "Running"])
+    pods.apply(workload("StatefulSet", "web", 3))
+    eventually(lambda: len(pods.machine.status()["queue"]) == 3)
+    pods.apply(workload("StatefulSet", "web", 1))
+    eventually(lambda: [each["name"] for each in pods.machine.status()["queue"]] == ["default/web-0"])
+    before = pods.one("web-0")["uid"]
+    pods.apply(workload("StatefulSet", "web", 1, container(gib=5)))
+    eventually(lambda: (there := pods.all()) and len(there) == 3 and there[-1]["uid"] != before)
+    eventually(lambda: [each["name"] for each in pods.machine.status()["queue"]] == ["default/web-0"])
+    pods.delete("Pod", "a")
+    pods.until("web-0")
+    assert pods.booked() == 29
+
+
 def test_on_delete_containers_are_asked_to_end_and_those_that_do_not_are_killed(pods: Pods) -> None:
     polite = container("polite", "sh", "-c", "trap 'echo bye > goodbye; exit 0' TERM; sleep 600 & wait", gib=None)
     deaf = container("deaf", "sh", "-c", "trap '' TERM; (setsid sleep 600 &) ; while :; do sleep 1; done")

@@ -104,6 +104,7 @@ A_POD = {
     "containers": [{"name": "main", "command": ["burn"]}],
     "created": 900.0,
     "started": 901.0,
+    "wants": "3 GiB",
     "why": ["It asks for 3 GiB.", "Card 0 was the fullest with room."],
 }
 
@@ -217,9 +218,15 @@ def test_a_pod_in_the_queue_waits_once_and_in_its_own_dialect() -> None:
     machine = Machine(queue=[{**WAITS, "name": pod["key"]}], pods=[pod])
     state = machine.picture.state(1000.0)
     (entry,) = state["waiting"]["pods"]
-    assert (entry["key"], entry["dialect"], entry["wants"]) == (pod["key"], "gpushare", "20 GiB, 50%")
+    assert (entry["key"], entry["dialect"], entry["wants"]) == (pod["key"], "gpushare", "3 GiB")
     assert state["totals"]["waiting"] == 1
     assert [each["key"] for each in machine.picture.search("binpack", 10)["pods"]] == [pod["key"]]
+
+
+def test_a_pod_that_no_card_could_ever_take_says_what_it_wants() -> None:
+    pod = {**A_POD, "phase": "Pending", "node": None, "reason": "too large", "wants": "2 whole cards"}
+    (entry,) = Machine(pods=[pod]).picture.state(1000.0)["waiting"]["pods"]
+    assert (entry["wants"], entry["reason"]) == ("2 whole cards", "too large")
 
 
 def test_a_run_says_where_it_is_and_why() -> None:

@@ -61,6 +61,12 @@ def test_a_job_tries_again_until_too_many_have_failed() -> None:
     assert decide(wanted("Job"), Amounts(1, completions=1, backoff_limit=0), [*failed, running]).end == (running,)
 
 
+def test_a_job_that_does_not_say_how_often_it_succeeds_has_workers_that_end_by_themselves() -> None:
+    amounts = Amounts(3, completions=1, workers=True)
+    assert decide(wanted("Job"), amounts, [there("a")]) == Decision((None, None))
+    assert decide(wanted("Job"), amounts, [there("a"), there("b"), there("c", Phase.SUCCEEDED)]) == Decision()
+
+
 def test_a_pod_is_ready_when_all_its_containers_run() -> None:
     runs = ContainerState("a", "", (), "", state="running")
     waits = ContainerState("b", "", (), "", state="waiting")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from aliquot.arbiter.timeline import Came, Left, Record
+import pytest
+
+from aliquot.arbiter.timeline import Came, Left, Record, Taken
 from aliquot.services.timelines import Timelines
 
 
@@ -17,7 +19,7 @@ def held(name: str, at: float) -> list[Record]:
 
 
 def keys(timelines: Timelines, now: float) -> list[str]:
-    told = timelines.told(["GPU-0"], None, now, 0.0)
+    told = timelines.told(["GPU-0"], None, now, now)
     assert told is not None
     return [each["key"] for each in told["cards"]["GPU-0"]["tenants"]]
 
@@ -40,7 +42,7 @@ def test_names_of_thousands_that_came_and_went_are_forgotten() -> None:
 
 
 def test_without_a_trace_there_is_no_timeline() -> None:
-    assert Timelines().told(["GPU-0"], None, 100.0, 0.0) is None
+    assert Timelines().told(["GPU-0"], None, 100.0, 100.0) is None
 
 
 def test_two_runs_of_one_name_after_each_other_are_one_line() -> None:
@@ -49,6 +51,29 @@ def test_two_runs_of_one_name_after_each_other_are_one_line() -> None:
         tenant = {**a_tenant("serve"), "id": f"id-serve{number}"}
         timelines.add({"GPU-0": held(f"serve{number}", at)}, [tenant])
     assert keys(timelines, 110.0) == ["serve"]
-    told = timelines.told(["GPU-0"], 1000, 102.0, 0.0)
+    told = timelines.told(["GPU-0"], 1000, 102.0, 102.0)
     assert told is not None
     assert sum(told["cards"]["GPU-0"]["tenants"][0]["shares"]) == 200
+
+
+def first_mark(timelines: Timelines, now: float, today: float) -> float:
+    told = timelines.told(["GPU-0"], None, now, today)
+    assert told is not None
+    at: float = told["cards"]["GPU-0"]["preemptions"][0]["at"]
+    return at
+
+
+@pytest.mark.parametrize(
+    ("read_late", "moved"),
+    [
+        pytest.param(0.3, 0.0, id="the machine is busy: our clock was read later than the time of day"),
+        pytest.param(-0.02, 0.0, id="the time of day is a little ahead"),
+        pytest.param(-0.2, 0.2, id="the time of day was set ahead"),
+        pytest.param(3600.0, -3600.0, id="the time of day was set back"),
+    ],
+)
+def test_what_is_told_again_has_the_same_time_unless_the_time_of_day_was_set(read_late: float, moved: float) -> None:
+    timelines = Timelines()
+    timelines.add({"GPU-0": [Taken(100.0, None, ("id-a",))]}, [a_tenant("a")])
+    assert first_mark(timelines, 101.0, 5001.0) == 5000.0
+    assert first_mark(timelines, 102.0, 5002.0 - read_late) == pytest.approx(5000.0 + moved)

@@ -9,6 +9,7 @@ import {
   type Live,
   type Node,
   type Point,
+  type Preemption,
   type State,
   type Tick,
   type Timeline,
@@ -19,6 +20,9 @@ export const FULL = 200;
 export const FREE = 0;
 export const WHOLE = 5;
 export const OUT = 6;
+
+/** Seconds: times are told in milliseconds. */
+const ROUNDED = 0.001;
 
 /** The 10 minutes that a page keeps by itself. */
 const KEPT_SECONDS = 600;
@@ -137,6 +141,7 @@ export function continued(known: Timeline | null, news: Timeline | null): Timeli
       buckets,
       told: news.buckets,
       oldest: until - buckets * step,
+      newest: until - news.buckets * step,
     });
   }
   return { until, step, buckets, cards };
@@ -154,6 +159,8 @@ interface Window {
   /** So many of them, the youngest, are told anew; who is not named there had nothing. */
   told: number;
   oldest: number;
+  /** Where the news begin. */
+  newest: number;
 }
 
 function joined(known: CardTimeline | undefined, news: CardTimeline, window: Window): CardTimeline {
@@ -166,12 +173,16 @@ function joined(known: CardTimeline | undefined, news: CardTimeline, window: Win
       (lane) =>
         after.has(lane.key) || lane.shares.some((share) => share > 0) || lane.paused.some((paused) => paused > 0),
     );
-  const seen = new Set<string>();
-  const preemptions = [...(known?.preemptions ?? []), ...news.preemptions].filter((each) => {
-    const id = `${each.at} ${each.by} ${each.of}`;
-    return each.at >= window.oldest && !seen.has(id) && seen.add(id);
-  });
-  return { tenants, preemptions };
+  // As with the buckets: what the news speak of is told anew. Times are rounded, so that the edge is a matter of taste.
+  const told = new Set(news.preemptions.map(named));
+  const earlier = (known?.preemptions ?? []).filter(
+    (each) => each.at >= window.oldest && each.at < window.newest + ROUNDED && !told.has(named(each)),
+  );
+  return { tenants, preemptions: [...earlier, ...news.preemptions] };
+}
+
+function named(each: Preemption): string {
+  return `${each.at} ${each.by} ${each.of}`;
 }
 
 function joinedLane(before: Lane | undefined, after: Lane | undefined, window: Window): Lane {

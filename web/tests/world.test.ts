@@ -185,6 +185,14 @@ describe("a timeline that goes on", () => {
     expect(next!.cards["gpu"]!.preemptions.map((each) => each.at)).toEqual([9, 10.5]);
   });
 
+  it("counts a preemption once that is told again a few milliseconds off", () => {
+    const told = timeline(10, 4, { x: [1, 1, 1, 1] });
+    told.cards["gpu"]!.preemptions = [{ at: 9.5, by: "s", of: "t" }];
+    const again = timeline(11, 3, { x: [1, 1, 1] });
+    again.cards["gpu"]!.preemptions = [{ at: 9.503, by: "s", of: "t" }];
+    expect(continued(told, again)!.cards["gpu"]!.preemptions).toEqual(again.cards["gpu"]!.preemptions);
+  });
+
   it("keeps a moment where it was, though the clock trembles", () => {
     let told: Timeline | null = timeline(10.45, 5, { x: [1, 1, 1, 1, 9] });
     for (const until of [11.55, 12.48, 13.52]) told = continued(told, timeline(until, 1, { x: [1] }));

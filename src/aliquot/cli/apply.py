@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
+def _no_kustomize(_context: click.Context, _parameter: click.Parameter, folder: str | None) -> None:
+    if folder is not None:
+        raise InputError(f"-k: not built here: `kubectl kustomize {folder} | aliquot apply -f -`")
+
+
 @click.command()
 @click.option(
     "-f",
@@ -30,8 +35,9 @@ Json = dict[str, Any]
     type=click.Path(path_type=Path),
     help="FILE, FOLDER, or - for stdin: YAML or JSON, several documents, Lists",
 )
+@click.option("-k", "--kustomize", hidden=True, expose_value=False, is_eager=True, callback=_no_kustomize)
 @click.option("-n", "--namespace", help="Of what has none of its own  [default: default]")
-@click.option("--dry-run", is_flag=True, help="Check everything and tell what would be done; nothing is started")
+@click.option("--dry-run", is_flag=True, help="Check everything and tell what would be done; no Pod is started")
 @click.option("--wait", is_flag=True, help="Until all Pods run, or have ended well; exit code 1 when some do not")
 @click.option("--timeout", type=Duration(), default="60s", show_default=True, help="Patience of --wait")
 @click.option("-o", "--output", type=click.Choice(["table", "json", "name"]), default="table", show_default=True)

@@ -25,7 +25,7 @@ _ANSWER = 600.0  # seconds; a Pod that is made anew ends first, which may take i
 
 # What a local process cannot do without. The rest of the caller's environment stays the caller's: on Kubernetes none of
 # it would be there, and what is stored with a Pod must hold no secrets that nobody wrote into it.
-_ENVIRONMENT = (
+PASSED_ON = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR",
     "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_HOME",
 )  # fmt: skip
@@ -118,7 +118,7 @@ def send(connection: Connection, manifests: Sequence[Manifest], namespace: str |
 
 
 def _environment() -> dict[str, str]:
-    found = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    found = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     # What we are ourselves is there, even if it was called as .venv/bin/aliquot.
     found["PATH"] = os.pathsep.join([*os.get_exec_path(), os.path.dirname(sys.executable)])
     return found

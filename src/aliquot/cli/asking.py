@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -79,9 +79,14 @@ def refused(error: AnswerError, what: str) -> InputError:
     """What the daemon said no to, in one line."""
     said = error.said
     if error.kind == "unknown-name":
-        names = ", ".join(said.get("names", ()))
-        there = f"there are {names}" if names else "nothing runs" if what == "run" else "there is none"
-        return NotThereError(f"no {what} is called {said.get('name')}: {there}")
+        return NotThereError(f"no {what} is called {said.get('name')}: {_there(said.get('names', ()), what)}")
     if error.kind == "invalid":
         return InputError(f"{said.get('field')}: {said.get('value')} is not allowed: {said.get('allowed')}")
     return InputError(str(error), code=_DENIED if error.kind == "denied" else 1)
+
+
+def _there(names: Sequence[str], what: str) -> str:
+    if what != "run":
+        return f"there are {', '.join(names)}" if names else "there is none"
+    runs = [each for each in names if "/" not in each]  # a Pod is NAMESPACE/NAME, and `aliquot delete` ends it
+    return f"there are {', '.join(runs)}" if runs else "only Pods run" if names else "nothing runs"

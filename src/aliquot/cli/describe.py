@@ -136,7 +136,8 @@ def _containers(pod: Json) -> Iterator[str]:
         if each["restarts"]:
             yield f"  {_line('restarts', each['restarts'])}"
         yield f"  {_line('command', shlex.join(each['command']) or '-')}"
-        yield f"  {_line('image', (each['image'] or 'none') + ' (not used: containers are local processes)')}"
+        if each["image"]:
+            yield f"  {_line('image', each['image'] + ' (not used: containers are local processes)')}"
         yield f"  {_line('log', each['log'])}"
 
 

@@ -79,7 +79,7 @@ def _kind(word: str) -> Kind:
         group = f".{kind.group}"
         if lower in kind.words or (kind.group and lower.removesuffix(group) in kind.words and lower.endswith(group)):
             return kind
-    raise InputError(f"{word} is not a type that runs on one machine: {TYPES}")
+    raise InputError(f"{word} is not a type that runs on one machine: {TYPES}; a name comes after it, as in pod {word}")
 
 
 def _slashed(word: str, words: Sequence[str]) -> Target:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from aliquot.cli.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,10 +26,12 @@ def parse_listen(text: str | None, token_file: Path | None, *, option: str) -> L
         return None
     address, port = split_address(text, option)
     token = None if token_file is None else _token(token_file, token_option)
+    if token_file is not None and option == "--listen" and token_file.stat().st_mode & 0o004:  # a Secret's always are
+        click.echo(f"aliquot: {token_option}: everybody on this machine can read {token_file}: chmod 600 it", err=True)
     if port and token is None and not is_loopback(address):
         raise InputError(
             f"{option}: {address} is reached from other machines: name a file with a token ({token_option}), as "
-            "`openssl rand -hex 24 > FILE` makes one; or listen on 127.0.0.1"
+            "`(umask 077; openssl rand -hex 24 > FILE)` makes one; or listen on 127.0.0.1"
         )
     return Listen(address, port, token)
 

@@ -45,8 +45,9 @@ def logs(
 ) -> None:
     """Show the output of a Pod, or of a run that was started with --detach.
 
-    NAME is a run's name, a Pod's name, NAMESPACE/NAME, pod/NAME, or a workload as in sts/NAME (its first Pod). A run
-    comes first where both are called the same. Unlike kubectl's, the log goes on over restarts of the container.
+    NAME is a run's name, a Pod's name, NAMESPACE/NAME, pod/NAME, or a workload as in sts/NAME (its first Pod). Where
+    both are called the same, a run comes first while it runs, and the Pod after that. Unlike kubectl's, the log goes on
+    over restarts of the container.
 
     \b
     aliquot logs binpack-1-0 -f
@@ -76,22 +77,23 @@ def logs(
 def _output(name: str, container: str | None, namespace: str | None) -> _Output:
     if "/" in name or container is not None or namespace is not None:
         return _of_pod(_target(name), namespace, container)
+    pods = [pod["name"] for pod in ask({"op": "status"}).get("pods", [])]
     try:
-        return _of_run(name)
+        said = ask({"op": "logs", "name": name})
     except NotThereError as error:
-        status = ask({"op": "status"})
-        if not any(pod["name"] == name for pod in status.get("pods", [])):
-            names = [pod["name"] for pod in status.get("pods", [])]
-            more = f"; Pods: {shortened(names)}" if names else ""
+        if name not in pods:
+            more = f"; Pods: {shortened(pods)}" if pods else ""
             raise InputError(error.message + more) from error
+    else:
+        if said["running"] or name not in pods:
+            return _of_run(name, said)
     return _of_pod(Target((POD,), name), namespace, container)
 
 
 # --- a run -----------------------------------------------------------------------------------------------------------
 
 
-def _of_run(name: str) -> _Output:
-    said = ask({"op": "logs", "name": name})
+def _of_run(name: str, said: dict[str, Any]) -> _Output:
     if said["log"] is None:
         where = said.get("output")
         raise InputError(

@@ -47,7 +47,7 @@ def top(output: str, once: bool, interval: float) -> None:
     SHARE      part of the card's time over the last second
     STATE      running, idle, paused (online work has the card), waiting (for its turn)
     LEVEL      hardware (cut off in mid-kernel) or gate (held before the next kernel)
-    PREEMPTED  times that online work took the card
+    PREEMPTED  times that online work took the card; with release delay 0, requests in a row are one time
     REFUSED    allocations past the memory limit; shown where there were any
     """
     status = ask({"op": "status"})

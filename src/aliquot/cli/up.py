@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 POLICY_CHOICES = ("best-effort", "fixed-share", "burst-share")
 NO_CARD = (
     "no NVIDIA GPU can be used here ({why}). To try it without one: "
-    "`aliquot run --simulate -- COMMAND`, or `aliquot up --simulate 2x24GiB`"
+    "`aliquot run --simulate -- COMMAND`, `aliquot apply --simulate -f FILE`, or `aliquot up --simulate 2x24GiB`"
 )
 _LONGEST_DELAY = 60.0
 
@@ -118,7 +119,7 @@ def down() -> None:
 def check_delay(seconds: float) -> None:
     """As the daemon would refuse it, in the words of the command line."""
     if seconds > _LONGEST_DELAY:
-        raise InputError(f"release-delay: {duration(seconds)} is not allowed: 0 (at once) to 60s")
+        raise InputError(f"release-delay: {duration(seconds)} is not allowed: 0 (at once) to 60s, as in 100ms")
 
 
 def _none_for_the_machine(machine: Home) -> None:
@@ -162,14 +163,15 @@ def _in_background(
     except StartError as error:
         raise InputError(str(error), code=error.code) from error
     status = ask({"op": "status"})
-    cards = ", ".join(
-        f"{each['index']}: {each['model']} {memory(each['memory_bytes'] >> 20)}" for each in status["cards"]
-    )
+    kinds = Counter(f"{each['model']} {memory(each['memory_bytes'] >> 20)}" for each in status["cards"])
+    cards = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    nodes = len(status["nodes"])
+    cards += f" on {nodes} nodes" if nodes > 1 else ""
     url = status["daemon"]["dashboard"]
     where = f"dashboard on {url}" if url else "no dashboard"
     if not url and listen is None:
         where += ": the usual port is taken (--listen chooses another)"
-    click.echo(f"aliquot: ready: pid {status['daemon']['pid']}; cards {cards}; {where}", err=True)
+    click.echo(f"aliquot: ready: pid {status['daemon']['pid']}; {cards}; {where}", err=True)
 
 
 def _serve(home: Home, policy: str | None, delay: float | None, spec: Cards | None, where: Listen | None) -> None:

@@ -139,6 +139,8 @@ def _checked(manifest: dict[str, Any], kind: str) -> list[str] | Invalid:
         return Invalid("spec.template.spec.restartPolicy", policy, "Never or OnFailure, in a Job")
     if kind != "Job" and policy not in (None, "Always"):
         return Invalid("spec.template.spec.restartPolicy", policy, f"Always, in a {kind}")
+    if policy == "OnFailure":
+        notes.append("backoffLimit counts Pods that failed: with restartPolicy OnFailure a container is tried for ever")
     return notes + [text for field, text in _NOTES.items() if spec.get(field)]
 
 
@@ -185,12 +187,14 @@ def pod_of(workload: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def template_of(manifest: Json) -> str:
     """The same for what makes the same Pods: a Pod's spec and annotations, or a workload's template."""
-    of = manifest["spec"]["template"] if manifest["kind"] in WORKLOADS else _without_status(manifest)
+    of = manifest["spec"]["template"] if manifest["kind"] in WORKLOADS else _what_it_is(manifest)
     return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def _without_status(manifest: Json) -> dict[str, Any]:
-    return {key: value for key, value in manifest.items() if key != "status"}
+def _what_it_is(pod: Json) -> dict[str, Any]:
+    """Without what we add ourselves when it is shown: one that is applied as it was shown is unchanged."""
+    spec = {key: value for key, value in pod["spec"].items() if key != "nodeName"}
+    return {"spec": spec, **{key: pod["metadata"].get(key) for key in ("labels", "annotations")}}
 
 
 def amounts_of(workload: Mapping[str, Any]) -> Amounts:
@@ -202,4 +206,5 @@ def amounts_of(workload: Mapping[str, Any]) -> Amounts:
         return Amounts(number)
     completions, limit = spec.get("completions"), spec.get("backoffLimit")
     limit = _BACKOFF_LIMIT if limit is None else limit
-    return Amounts(number, 1 if completions is None else completions, limit, workers=completions is None)
+    workers = completions is None and spec.get(WORKLOADS[kind]) is not None
+    return Amounts(number, 1 if completions is None else completions, limit, workers)

@@ -105,6 +105,11 @@ def plan_of(pod: Json) -> PodPlan | Invalid:
         return broken.invalid
 
 
+def restart_policy_of(pod: Json) -> str:
+    """Of a Pod that was found good: without reading all of it."""
+    return str(pod["spec"].get("restartPolicy") or POLICIES[0])
+
+
 def _plan(spec: Json) -> PodPlan:
     containers = [*_containers(spec, "initContainers"), *_containers(spec, "containers")]
     if not any(not each.init for each in containers):
@@ -290,4 +295,14 @@ def notes_of(pod: Json, plan: PodPlan, asking: frozenset[str]) -> list[str]:
     found += [text for field, text in _OF_CONTAINERS.items() if any(each.get(field) for each in written)]
     if any(not each.get("command") and each.get("args") for each in written):
         found.append("args without a command are taken for the command: what the image would start is not known here")
+    if not asking:
+        found.append(_no_card(written))
     return list(dict.fromkeys(found))
+
+
+def _no_card(written: list[Json]) -> str:
+    """Said, for a slip in a resource's name reads like a Pod that wants none."""
+    limits = [each["resources"].get("limits") for each in written if isinstance(each.get("resources"), dict)]
+    names = sorted({str(name) for each in limits if isinstance(each, dict) for name in each if "/" in str(name)})
+    unknown = f": {', '.join(names)} is no resource of qGPU, T9k or gpushare" if names else ""
+    return f"no card is asked for, and none is given{unknown}"

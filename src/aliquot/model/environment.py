@@ -15,4 +15,4 @@ def with_granted(
         if name == "LD_PRELOAD":  # a blank parts names there as a colon does
             there = there.replace(" ", ":")
         found[name] = ":".join([*first, *(each for each in there.split(":") if each and each not in first)])
-    return {**found, **fixed}
+    return {**fixed, **found, **fixed}  # first of all: of a very long environment, only the beginning is ever looked at

@@ -29,6 +29,7 @@ arbiterd.py    tenants' processes register; each card's loop holds them to their
 reception.py   who comes in at the tenants' doors, and what they say
 grouping.py    which cards a process's channel groups are on
 cardworker.py  one card's loop: activity to the arbiter, orders to the hardware
+seats.py       who is on a card: contexts and tenants
 cardhealth.py  which cards are well, and why the others are not
 patrol.py      who is on the cards that is nobody's, and what the driver takes beside allocations
 
@@ -65,6 +66,7 @@ history.py     the last ten minutes, and the last day
 picture.py     what is shown, whatever it is of
 machinepicture.py  one machine, live
 machinepods.py     its runs and Pods: what they got, why they wait
+wants.py           what a Pod wants, in a few words
 timelines.py       who held its cards in the last minute
 clusterpicture.py  a cluster, as what changed
 clusterlayout.py   its nodes and cards in order, a byte for each card

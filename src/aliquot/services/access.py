@@ -6,6 +6,7 @@ the Host header is that name, and the answer is no. Where there is a token, its 
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 import re
@@ -49,8 +50,14 @@ class Access:
 
     @property
     def cookie(self) -> str:
-        """The name of the cookie that holds the token."""
+        """The name of the cookie that stands for the token."""
         return _COOKIE.format(port=self.port)
+
+    @property
+    def badge(self) -> str:
+        """What is in it: no more than what opens this dashboard, for browsers keep cookies in files."""
+        assert self.token is not None
+        return hmac.new(self.token.encode(), self.cookie.encode(), hashlib.sha256).hexdigest()
 
 
 class Verdict(StrEnum):
@@ -77,7 +84,7 @@ def judge(
     scheme, _, said = authorization.partition(" ")
     if scheme.lower() == "bearer" and _same(said.strip(), access.token):
         return Verdict.WELCOME
-    if _same(cookies.get(access.cookie, ""), access.token):
+    if _same(cookies.get(access.cookie, ""), access.badge):
         return Verdict.WELCOME
     if path == "/" and _same(query.get("token", ""), access.token):
         return Verdict.ENTER

@@ -42,8 +42,8 @@ class AgentLive:
             self._ending.cancel()
         self._ending = asyncio.get_running_loop().call_later(_FORGET, self._end)
         self._timelines.add(self._arbiter.records(), status["tenants"])
-        monotonic, cards = self._clock(), status["cards"]
-        timeline = self._timelines.told([card["uuid"] for card in cards], None, monotonic, now - monotonic)
+        cards = status["cards"]
+        timeline = self._timelines.told([card["uuid"] for card in cards], None, self._clock(), now)
         about = {"name": status["daemon"]["node"], "offers": [], "policy": status["rules"]["policy"]}
         return node_told(about, cards, status, Cards(status), timeline)
 

@@ -8,103 +8,36 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
 
 from aliquot.adapters import page as pages
-from aliquot.adapters import processes, rm
-from aliquot.adapters.page import MOST, Page, Use
+from aliquot.adapters import rm
+from aliquot.adapters.page import Page
 from aliquot.arbiter.account import Shares, divide
 from aliquot.arbiter.card import CardArbiter
 from aliquot.arbiter.orders import Arm, Order, Pause, Resume, SetSlice
 from aliquot.arbiter.roster import Member, Reading
 from aliquot.arbiter.timeline import MOST_RECORDS, Came, Left, Record
 from aliquot.model.claim import AppClass
-from aliquot.model.tenant import Finding, Level, Oddity, SharingRules, Standing, State
+from aliquot.model.tenant import Finding, Level, Oddity, SharingRules, Standing
+
+from .seats import Seat, Tally, busy_ns, most_telling, on_all, stop, waits, weakest
 
 BEAT = 0.1  # a heartbeat at least this often: tenants undo a pause themselves after ALQ_STALE_NS without one
 CALM = 0.3  # ... and this often while nothing is to be decided: nobody is active, so nobody is paused
 STALLED = 0.5  # when our own last beat is older, tenants may have done so
 _CHECKS = (0.1, 0.5)  # when a new context's slice is looked at again: libcuda sets its own while it makes the context
-_COUNT = 5.0  # seconds between two readings of whole pages
 _ROUND = 2.0  # a round at least this often
 _AUDIT = 1.0  # and then one context each second, and whether a process went on by itself
 _STOCK = 2048  # microseconds: the driver's own slice
 _MOST_FAILURES = 10  # rounds in a row, before the card counts as given up
-_STILL = 0.3  # a wait this long may be that of a process that was stopped
 _SETTLED = 1.0  # a changed slice after this is no accident of start-up
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Seat:
-    """A context on the card: which process, which line of which page, which groups."""
-
-    name: str
-    tenant: str
-    pid: int
-    page: Page
-    slot: int
-    card: int  # index on the page
-    groups: tuple[rm.Group, ...]
-    level: Level
-    joined: float = 0.0
-    checks: list[float] = field(default_factory=list)
-    last: Use | None = None
-    paused_since: float | None = None
-    rescued: float = 0.0  # when it was last found to have gone on by itself
-    stopped: set[tuple[int, int]] = field(default_factory=set)  # (client, channel) that we disabled
-    moved: float = 0.0  # when it last launched something or did not wait
-    looked: float = 0.0  # when it was last looked at whether the process is stopped, and whether it was
-    frozen: bool = False
-
-    def same(self, other: Seat) -> bool:
-        """Whether all that we control is the same, only told again."""
-        return (self.slot, self.level, _handles(self.groups)) == (other.slot, other.level, _handles(other.groups))
-
-    def close(self) -> None:
-        """Let go of its files: as long as we hold them, the driver keeps the dead process's memory."""
-        for fd in {group.fd for group in self.groups}:
-            with contextlib.suppress(OSError):
-                os.close(fd)
-        self.groups = ()
-
-
-@dataclass(slots=True)
-class _Tally:
-    """What is told of a tenant on this card for as long as it is there."""
-
-    member: Member
-    page: Page
-    card: int
-    limit: int | None
-    paused_seconds: float = 0.0
-    counted: float = float("-inf")  # when the whole page was last read, and which slots had a seat
-    seats: frozenset[int] = frozenset()
-    others: tuple[int, int] = (0, 0)  # what it then had of processes that have no seat: bytes used, and refusals
-    refused: int = 0  # so far; a process takes its own number with it when it ends
-    on_page: int = 0  # refusals, when last looked
-
-    def totals(self, seats: Sequence[Seat], now: float) -> tuple[int, int]:
-        """Bytes in use, and allocations refused so far. Of those with a seat as of this round; the others are looked
-        for when a seat came or went, and now and then: the page is large, and there are as many as Pods on the card."""
-        uses = {seat.slot: seat.last for seat in seats if seat.last is not None}  # whatever they claim: once each
-        used = sum(use.memory + use.overhead for use in uses.values())
-        refused = sum(use.refused for use in uses.values())
-        if now - self.counted >= _COUNT or uses.keys() != self.seats:
-            self.counted, self.seats = now, frozenset(uses)
-            all_used, all_refused = self.page.totals(self.card)
-            self.others = (max(0, all_used - used), max(0, all_refused - refused))
-        on_page = refused + self.others[1]
-        self.refused += max(0, on_page - self.on_page)
-        self.on_page = on_page
-        return min(MOST, used + self.others[0]), self.refused
 
 
 class CardWorker:
@@ -118,7 +51,7 @@ class CardWorker:
         self._inbox: queue.SimpleQueue[Callable[[float], None] | None] = queue.SimpleQueue()
         self._rung: set[str] = set()  # whose wake is in the inbox
         self._seats: dict[str, Seat] = {}
-        self._tallies: dict[str, _Tally] = {}
+        self._tallies: dict[str, Tally] = {}
         self._shares = Shares()
         self._read_at = 0.0
         self._beaten = 0.0
@@ -257,9 +190,10 @@ class CardWorker:
         elapsed = now - self._read_at
         for name, seat in self._seats.items():
             use = seat.page.use(seat.slot, seat.card)
-            readings[name] = Reading(use.launches, _waits(seat, use, now), use.busy_since_ns != 0)
+            readings[name] = Reading(use.launches, waits(seat, use, now), use.busy_since_ns != 0)
             if seat.last is not None and elapsed > 0:
-                busy[name] = max(0, _busy(use, stamp) - _busy(seat.last, stamp - int(elapsed * 1e9))) / (elapsed * 1e9)
+                before = busy_ns(seat.last, stamp - int(elapsed * 1e9))
+                busy[name] = max(0, busy_ns(use, stamp) - before) / (elapsed * 1e9)
             seat.last = use
             if seat.level is Level.HARDWARE and not use.paused and self.arbiter.paused(name):
                 self._went_on(seat, now)
@@ -281,7 +215,7 @@ class CardWorker:
 
     def _admit(self, member: Member, page: Page, card: int, limit: int | None) -> None:
         self.arbiter.admit(member)
-        self._tallies[member.tenant] = _Tally(member, page, card, limit)
+        self._tallies[member.tenant] = Tally(member, page, card, limit)
 
     def _dismiss(self, tenant: str, then: Callable[[], None]) -> None:
         for name in [name for name, seat in self._seats.items() if seat.tenant == tenant]:
@@ -369,13 +303,13 @@ class CardWorker:
         match order:
             case SetSlice(_, microseconds):
                 if seat.level is Level.HARDWARE:
-                    _on_all(seat.groups, lambda group: rm.set_slice(group, microseconds))
+                    on_all(seat.groups, lambda group: rm.set_slice(group, microseconds))
             case Pause():
                 seat.paused_since = time.monotonic()
                 if seat.level is Level.HARDWARE:
                     seat.page.beat(seat.card, time.monotonic_ns())
                     seat.page.set_word(seat.slot, seat.card, pages.PAUSED, 1)
-                    _on_all(seat.groups, lambda group: _stop(seat, group))
+                    on_all(seat.groups, lambda group: stop(seat, group))
                 else:
                     seat.page.set_gate(seat.slot, seat.card, closed=True)
             case Resume():
@@ -392,7 +326,7 @@ class CardWorker:
         seat.page.set_gate(seat.slot, seat.card, closed=False)
         try:
             if seat.level is Level.HARDWARE:
-                _on_all(seat.groups, lambda group: rm.set_paused(group, False))
+                on_all(seat.groups, lambda group: rm.set_paused(group, False))
         finally:
             seat.stopped.clear()  # also where it failed on one: the others must be stopped anew the next time
             seat.page.set_word(seat.slot, seat.card, pages.PAUSED, 0)
@@ -404,7 +338,7 @@ class CardWorker:
         """
         if seat.level is Level.HARDWARE:
             with contextlib.suppress(rm.RmError):
-                _on_all(seat.groups, lambda group: rm.set_slice(group, _STOCK))
+                on_all(seat.groups, lambda group: rm.set_slice(group, _STOCK))
         with contextlib.suppress(rm.RmError):
             self._resume(seat)
 
@@ -474,64 +408,19 @@ class CardWorker:
         self._told = now
         self._standings = tuple(self._standing(tenant, tally, now) for tenant, tally in self._tallies.items())
 
-    def _standing(self, tenant: str, tally: _Tally, now: float) -> Standing:
+    def _standing(self, tenant: str, tally: Tally, now: float) -> Standing:
         seats = [seat for seat in self._seats.values() if seat.tenant == tenant]
-        states = {self.arbiter.state(seat.name) for seat in seats}
-        levels = {seat.level for seat in seats}
-        paused = sum(now - seat.paused_since for seat in seats if seat.paused_since is not None)
         used, refused = tally.totals(seats, now)
         return Standing(
             tenant=tenant,
             uuid=self.uuid,
-            state=next((state for state in _TELLING if state in states), State.IDLE),
-            level=next((level for level in (Level.GATE, Level.HARDWARE) if level in levels), Level.NONE),
+            state=most_telling({self.arbiter.state(seat.name) for seat in seats}),
+            level=weakest({seat.level for seat in seats}),
             share=sum(self._shares.of(seat.name) for seat in seats),
             memory_used=used,
             memory_limit=tally.limit,
             processes=tuple(sorted(seat.pid for seat in seats)),
             preemptions=self.arbiter.preemptions[tenant],
-            paused_seconds=tally.paused_seconds + paused,
+            paused_seconds=tally.paused_until(now, seats),
             refused=refused,
         )
-
-
-# Of a tenant's processes, the one that tells most.
-_TELLING = (State.RUNNING, State.PAUSED, State.WAITING, State.IDLE)
-
-
-def _handles(groups: Iterable[rm.Group]) -> set[tuple[int, int, int, tuple[int, ...]]]:
-    return {(group.client, group.group, group.subdevice, tuple(sorted(group.channels))) for group in groups}
-
-
-def _waits(seat: Seat, use: Use, now: float) -> bool:
-    """Whether a thread of it waits for the card. A process that was stopped inside a wait (SIGSTOP, a debugger) can
-    not say that the wait is over: it would keep the card for as long as it is stopped."""
-    if not use.waiting or seat.last is None or use.launches != seat.last.launches:
-        seat.moved, seat.frozen = now, False
-    elif now - seat.moved >= _STILL and now - seat.looked >= BEAT:
-        seat.looked, seat.frozen = now, processes.is_stopped(seat.pid)
-    return use.waiting > 0 and not seat.frozen
-
-
-def _stop(seat: Seat, group: rm.Group) -> None:
-    """Disable those of its channels that are not yet: once is enough, and nobody knows what twice does."""
-    fresh = tuple(channel for channel in group.channels if (group.client, channel) not in seat.stopped)
-    rm.set_paused(replace(group, channels=fresh), True)
-    seat.stopped |= {(group.client, channel) for channel in fresh}
-
-
-def _on_all(groups: Iterable[rm.Group], control: Callable[[rm.Group], None]) -> None:
-    """On each, although it fails on some: one that is gone must not leave the others as they were. Raises the worst."""
-    failed: list[rm.RmError] = []
-    for group in groups:
-        try:
-            control(group)
-        except rm.RmError as error:
-            failed.append(error)
-    if failed:
-        raise min(failed, key=lambda error: error.gone)
-
-
-def _busy(use: Use, stamp: int) -> int:
-    """Nanoseconds in which it had work, up to that time."""
-    return use.busy_ns + (max(0, stamp - use.busy_since_ns) if use.busy_since_ns else 0)

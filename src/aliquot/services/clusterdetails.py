@@ -19,6 +19,7 @@ from aliquot.placement.verdicts import FITS, verdict_of
 from .answers import short_reason
 from .cluster import Cluster, Pending, Placed
 from .picture import Json
+from .wants import wants
 
 _FRESH = 10.0  # seconds that a reason is good for other Pods of its kind
 _AT_ONCE = 4  # reasons worked out for one list: each goes over all nodes
@@ -282,27 +283,6 @@ class Details:
             return None
         app_class = waits.claim.app_class.value if isinstance(waits.claim, Claim) else "normal"
         return {"key": key, "node": None, "class": app_class, "phase": "Pending"}
-
-
-def wants(claim: Claim) -> str:
-    """What a Pod asks for, in a few words: of each container that asks."""
-    if claim.whole_node:
-        return "a whole node"
-    said = []
-    for each in claim.containers:
-        part = each.slice
-        memory = f"{part.memory_percent}% of memory" if part.memory_percent else _gib(part.memory_mib)
-        core = part.core_milli if part.greedy_milli is None else part.greedy_milli
-        words = [memory] if part.memory_mib or part.memory_percent else []
-        words += [] if core is None else [f"{core / 10:g}%{' offline' * (part.greedy_milli is not None)}"]
-        text = "a whole card" if part.exclusive else ", ".join(words) or "a card"
-        count = "" if each.count == 1 else " on every card" if each.count is None else f" on each of {each.count} cards"
-        said.append(text + count)
-    return " + ".join(dict.fromkeys(said)) if len(set(said)) < 4 else f"{len(said)} containers' cards"
-
-
-def _gib(mib: int) -> str:
-    return f"{mib // 1024} GiB" if mib % 1024 == 0 else f"{mib} MiB"
 
 
 def _about(claim: Claim) -> Json:

@@ -187,7 +187,7 @@ class Door:
                 raise invalid(Invalid("policy", policy, ", ".join(Isolation))) from None
         if delay is not None:
             if isinstance(delay, bool) or not isinstance(delay, int | float) or not 0 <= delay <= _LONGEST_DELAY:
-                raise invalid(Invalid("release-delay", delay, "0 (at once) to 60s"))
+                raise invalid(Invalid("release-delay", delay, "0 (at once) to 60s, as in 100ms"))
             rules = replace(rules, release_delay=float(delay))
         if rules != self.node.rules:
             self._owner_only(caller, "change the policy")
@@ -202,7 +202,7 @@ class Door:
         found = self.node.find(request.get("name"))
         name = found.name if isinstance(found, Waiting) else found.tenant.name
         if any(each.key == name for each in self.pods.pods.values()):
-            raise RefusedError("failed", text=f"{name} is a Pod: `aliquot delete pod` ends it")
+            raise RefusedError("failed", text=f"{name} is a Pod: `aliquot delete pod {name}` ends it")
         if isinstance(found, Waiting):
             self._owner_only(caller, f"stop {found.name}", found.uid)
             found.tell({"error": {"kind": "stopped", "text": "taken out of the queue by `aliquot stop`"}})

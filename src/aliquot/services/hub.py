@@ -65,6 +65,7 @@ class Hub:
         self.listeners: set[Listener] = set()
         self._clock = clock
         self._encoder = msgspec.json.Encoder()
+        self._first: bytes | None = None  # what those are told first who come before the next beat
         self._point: Json | None = None  # not told yet
         self._next_point = 0.0
         self._failing = False
@@ -78,6 +79,7 @@ class Hub:
 
     def beat(self, now: float) -> None:
         """What is due. Whatever goes wrong in drawing a picture must not end what it is a picture of."""
+        self._first = None
         try:
             if not now < self._next_point <= now + 2 * _POINT:  # due, or the clock was set back
                 self._next_point = now - now % _POINT + _POINT
@@ -99,8 +101,11 @@ class Hub:
         return self._encoder.encode({**self.picture.state(now), "history": self.history.told("10m")})
 
     def join(self) -> Listener:
-        """Somebody looks: what it is told begins with all there is."""
-        listener = Listener(b"retry: 2000\n" + _event("state", self.state(self._clock())))
+        """Somebody looks: what it is told begins with all there is. That is written once for all who come before the
+        next tick, which tells what came since."""
+        if self._first is None:
+            self._first = b"retry: 2000\n" + _event("state", self.state(self._clock()))
+        listener = Listener(self._first)
         self.listeners.add(listener)
         return listener
 

@@ -29,6 +29,7 @@ _STEP = 0.1  # seconds between looks at those who are to end
 _GRACE = 30.0
 _FINAL = ("denied", "stopped")
 _MOST_EVENTS = 20
+_LONGEST = 800  # characters of why one could not be started: a program's name may be a whole script
 
 
 class Keeper:
@@ -187,8 +188,9 @@ class Keeper:
             pid = children.spawn(given["command"], given["env"], given["folders"], given["log"])
         except (children.SpawnError, OSError) as error:
             code = error.code if isinstance(error, children.SpawnError) else 126
-            course.ended(container, code, time.time(), str(error))
-            self._tell(f"container {container.name} could not be started: {error}", "Warning")
+            why = str(error)[:_LONGEST]
+            course.ended(container, code, time.time(), why)
+            self._tell(f"container {container.name} could not be started: {why}", "Warning")
             return
         course.started(container, pid, time.time())
         self._tell(f"started container {container.name} (pid {pid})")

@@ -161,7 +161,8 @@ def _listening(wished: Listen) -> tuple[socket.socket, Access] | None:
     try:
         return take_place(wished, "--listen")
     except OSError as error:
-        raise UpError(f"--listen: {wished.address}:{wished.port}: {error.strerror}") from error
+        why = os.strerror(error.errno) if error.errno else str(error)  # socket's own words repeat the address
+        raise UpError(f"--listen: {wished.address}:{wished.port}: {why}: another port, or 0 for none") from error
 
 
 async def _ended(showing: asyncio.Task[None] | None) -> None:

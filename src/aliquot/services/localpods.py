@@ -25,6 +25,7 @@ from aliquot.adapters.database import StoreError
 from aliquot.adapters.keepers import KeeperError, Keepers, make_log_folder
 from aliquot.adapters.objectstore import ObjectStore
 from aliquot.dialects.localobjects import amounts_of
+from aliquot.dialects.localpods import restart_policy_of
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.localpod import LocalPod, Phase, Workload
@@ -117,8 +118,13 @@ class LocalPods:
 
     def owned(self, workload: Workload) -> list[LocalPod]:
         """Its Pods, oldest first."""
-        owner = (workload.kind, workload.name)
-        return [each for each in self.pods.values() if each.owner == owner and each.namespace == workload.namespace]
+        key, user = (workload.namespace, (workload.kind, workload.name)), workload.applier.user
+        return [
+            each
+            for each in self.pods.values()
+            # Of another user's of that name, deleted just now, some may still be ending.
+            if (each.namespace, each.owner) == key and each.applier.user == user
+        ]
 
     def put(self, workloads: Iterable[Workload], bare: Iterable[LocalPod]) -> None:
         """Take them in; all of it or, with StoreError, nothing."""
@@ -292,7 +298,7 @@ class LocalPods:
         now, state = time.time(), pod.state
         if state.phase is Phase.PENDING and state.node is None:
             self._not_before[pod.uid] = time.monotonic() + _AGAIN  # nothing of it was begun: another one keeps it
-        elif rebooted and not state.phase.over and podplaces.plan(pod).restart_policy == "Always":
+        elif rebooted and not state.phase.over and restart_policy_of(pod.manifest) == "Always":
             state = podmaking.anew(pod, self.logs(pod))
         elif not state.phase.over:
             text = "the machine was booted again" if rebooted else "its keeper was ended before it was over"

@@ -40,6 +40,7 @@ class MachinePicture:
         self._status, self._waste, self._records, self._clock = status, waste, records, clock
         self._timelines = Timelines()
         self._known: tuple[float, Json] = (-1.0, {})
+        self._read_at = 0.0  # our clock then
         self._layout: list[tuple[Any, ...]] | None = None  # as last told
         self._waiting: Json | None = None
         self._trouble: Json = {}
@@ -50,6 +51,7 @@ class MachinePicture:
     def _seen(self, now: float) -> Json:
         """The status, read once for one `now`."""
         if self._known[0] != now:
+            self._read_at = self._clock()
             self._known = (now, self._status())
             self._timelines.add(self._records(), self._known[1]["tenants"])
         return self._known[1]
@@ -116,7 +118,7 @@ class MachinePicture:
             self._layout = layout
             return None
         waiting, troubles = self._waiters(seen, now), _troubles(seen, nodes)
-        since, self._told_until = self._told_until, self._timelines.end(self._clock())
+        since, self._told_until = self._told_until, self._timelines.end(self._read_at)
         told = {
             "now": now,
             "totals": self._totals(seen),
@@ -183,14 +185,13 @@ class MachinePicture:
     def _live(self, seen: Json, now: float, since: int | None) -> list[Json]:
         """Every node in full; of the timeline the buckets from `since` on."""
         cards = Cards(seen)
-        monotonic = self._clock()
         return [
             node_told(
                 node,
                 here,
                 seen,
                 cards,
-                self._timelines.told([card["uuid"] for card in here], since, monotonic, now - monotonic),
+                self._timelines.told([card["uuid"] for card in here], since, self._read_at, now),
             )
             for node, here in self._nodes(seen)
         ]
@@ -254,7 +255,7 @@ def _waiters(seen: Json) -> list[Json]:
     """Whoever is in the queue, then Pods that are not in it: no card could ever take them."""
     pods = {pod["key"]: pod for pod in seen.get("pods", ()) if pod["phase"] == "Pending" and not pod["node"]}
     queued = [
-        {**entry, "dialect": pods.pop(entry["name"])["dialect"]} if entry["name"] in pods else entry
+        {**entry, "dialect": pod["dialect"], "wants": pod["wants"]} if (pod := pods.pop(entry["name"], None)) else entry
         for entry in seen["queue"]
     ]
     return [*queued, *pods.values()]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .picture import Json
+from .wants import gib, on_cards
 
 
 def node_told(node: Json, cards: list[Json], seen: Json, told: Cards, timeline: Json | None) -> Json:
@@ -164,7 +165,7 @@ def _promise(card: Json) -> str:
     if card["exclusive"]:
         return "all"
     core = "" if card["core"] is None else f" and {card['core']:g}% of the compute"
-    return f"{amount(card['memory_limit_bytes'])}{core}"
+    return f"{_size(card['memory_limit_bytes'])}{core}"
 
 
 def _queued(entry: Json, now: float) -> Json:
@@ -198,7 +199,7 @@ def waiting_told(entry: Json, now: float) -> Json:
             "dialect": entry["dialect"],
             "since": entry["created"],
             "reason": entry["reason"] or "",
-            "wants": entry["why"][0].removeprefix("asked for ") if entry["why"] else "",
+            "wants": entry["wants"],
         }
     return {
         "key": entry["name"],
@@ -211,10 +212,12 @@ def waiting_told(entry: Json, now: float) -> Json:
 
 
 def _wants(entry: Json) -> str:
-    parts = [] if entry["memory_bytes"] is None else [amount(entry["memory_bytes"])]
+    """A Pod says it itself: of what it asks for, the queue knows the first container."""
+    if "wants" in entry:
+        return str(entry["wants"])
+    parts = [] if entry["memory_bytes"] is None else [_size(entry["memory_bytes"])]
     parts += [] if entry["core"] is None else [f"{entry['core']:g}%"]
-    words = ", ".join(parts) or "a whole card"
-    return words if entry["gpus"] == 1 else f"{words} on {entry['gpus']} cards"
+    return on_cards(parts, entry["gpus"])
 
 
 def _reason(entry: Json) -> str:
@@ -234,7 +237,7 @@ def _short(refusal: Mapping[str, Any]) -> str:
     wanted, had = refusal.get("wanted") or 0, refusal.get("had") or 0
     match refusal["reason"]:
         case "memory":
-            return f"has {amount(had << 20)} free, {amount(wanted << 20)} wanted"
+            return f"has {gib(had)} free, {gib(wanted)} wanted"
         case "core":
             return f"has {had / 10:g}% of compute free, {wanted / 10:g}% wanted"
         case "core-greedy":
@@ -247,6 +250,5 @@ def _short(refusal: Mapping[str, Any]) -> str:
             return f"is not fit ({other})"
 
 
-def amount(size: int) -> str:
-    """Bytes in GiB, or in MiB where that is not whole."""
-    return f"{size >> 30} GiB" if size % (1 << 30) == 0 else f"{size >> 20} MiB"
+def _size(amount: int) -> str:
+    return gib(amount >> 20)

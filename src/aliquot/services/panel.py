@@ -19,9 +19,11 @@ from .assets import Asset, read_assets
 from .history import RANGES
 from .hub import MOST_LISTENERS, Hub, encode
 from .metrics import CONTENT_TYPE
-from .serving import quiet_runner
+from .serving import open_to_few, quiet_runner
 
 _PATIENCE = 10.0  # seconds in which a listener must have taken what it was sent
+_UNASKED = 30.0  # seconds that a connection may be there without a question
+_MOST_CONNECTIONS = 2 * MOST_LISTENERS
 _MOST_FOUND = 200
 _JSON = "application/json"
 _WORTH_PACKING = 4096
@@ -192,8 +194,7 @@ def _takes_gzip(request: web.Request) -> bool:
 
 def _entered(access: Access) -> web.Response:
     answer = web.Response(status=303, headers={"Location": "/"})
-    assert access.token is not None
-    answer.set_cookie(access.cookie, access.token, httponly=True, samesite="Strict", path="/")
+    answer.set_cookie(access.cookie, access.badge, httponly=True, samesite="Strict", path="/")
     return answer
 
 
@@ -208,10 +209,6 @@ def _refused(text: str) -> web.Response:
 @contextlib.asynccontextmanager
 async def serving(hub: Hub, access: Access, listener: socket.socket) -> AsyncIterator[None]:
     """The panel on that socket, as long as the context lasts."""
-    runner = quiet_runner(Panel(hub, access).app(), goodbye=0.5)
-    await runner.setup()
-    try:
-        await web.SockSite(runner, listener).start()
+    runner = quiet_runner(Panel(hub, access).app(), goodbye=0.5, patience=_UNASKED)
+    async with open_to_few(runner, listener, _MOST_CONNECTIONS):
         yield
-    finally:
-        await runner.cleanup()

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -24,7 +25,9 @@ from .podmaking import new_pod
 from .podstatus import pod_object, without_values, workload_object
 
 _MOST_PODS = 1024  # on one machine
+_MOST_OF_ONE_USER = 256  # so that nobody but root can use them all up
 _LONGEST_GRACE = 86400.0
+_LONGEST_ENVIRONMENT = 1 << 16  # characters of what is passed on from whoever applies
 _STEP = 0.02  # seconds between looks whether a Pod is gone
 _BETWEEN_REPORTS = 0.02  # seconds at least: each may be a write
 _OVER_GRACE = 20.0  # seconds until we give up waiting for one to go
@@ -59,36 +62,49 @@ class PodDesk:
         bare: list[LocalPod] = []
         replaced: list[LocalPod] = []
         for each in objects:
+            notes = list(each.notes)
             if each.kind == POD:
-                action = self._pod(each, applier, now, bare, replaced)
+                action = self._pod(each, applier, now, bare, replaced, notes)
             elif each.makes_pods:
-                action = self._workload(each, applier, now, workloads)
+                action = self._workload(each, applier, now, workloads, notes)
             else:
                 action = "skipped"
             results.append(
                 {"kind": each.kind, "namespace": each.namespace, "name": each.name, "action": action, "pods": [],
-                 "notes": list(each.notes)}
+                 "notes": notes}
             )  # fmt: skip
-        self._check_count(bare, workloads)
+        self._check_count(bare, workloads, replaced, caller.uid)
         if request.get("dry_run") is not True:
-            await self._make_room(replaced)
-            if taken := [each.key for each in bare if self._pods.named(each.namespace, each.name) is not None]:
-                raise RefusedError("failed", text=f"{taken[0]} was applied by somebody else meanwhile: apply it again")
+            await self._make_room(replaced, bare, workloads)
             self._pods.put(workloads, bare)
             self._pods.tick(now)
             for result in results:
                 result["pods"] = self._names(result)
         return {"results": results}
 
-    def _check_count(self, bare: list[LocalPod], workloads: list[Workload]) -> None:
+    def _check_count(
+        self, bare: list[LocalPod], workloads: list[Workload], replaced: list[LocalPod], user: int
+    ) -> None:
         known = self._pods.workloads | {workload_key(each): each for each in workloads}
-        alone = sum(each.owner is None for each in self._pods.pods.values()) + len(bare)
-        count = alone + sum(amounts_of(each.manifest).replicas for each in known.values())
-        if count > _MOST_PODS:
-            raise invalid(Invalid("objects", count, f"at most {_MOST_PODS} Pods in all on one machine: delete some"))
+        alone = [each for each in self._pods.pods.values() if each.owner is None and each not in replaced]
+        count = Counter(each.applier.user for each in (*alone, *bare))
+        for each in known.values():
+            count[each.applier.user] += max(1, amounts_of(each.manifest).replicas)  # one that wants none is kept too
+        if count.total() > _MOST_PODS:
+            allowed = f"at most {_MOST_PODS} Pods in all on one machine: delete some"
+            raise invalid(Invalid("objects", count.total(), allowed))
+        if user not in (0, os.geteuid()) and count[user] > _MOST_OF_ONE_USER:
+            allowed = f"at most {_MOST_OF_ONE_USER} Pods of one user: delete some"
+            raise invalid(Invalid("objects", count[user], allowed))
 
     def _pod(
-        self, found: LocalObject, applier: Applier, now: float, bare: list[LocalPod], replaced: list[LocalPod]
+        self,
+        found: LocalObject,
+        applier: Applier,
+        now: float,
+        bare: list[LocalPod],
+        replaced: list[LocalPod],
+        notes: list[str],
     ) -> str:
         there = self._pods.named(found.namespace, found.name)
         label = f"{POD} {found.namespace}/{found.name}"
@@ -100,10 +116,13 @@ class PodDesk:
             if there.ending is None and there.template == template_of(found.manifest):
                 return "unchanged"
             replaced.append(there)
+            applier = _whose(there.applier, applier, notes)
         bare.append(new_pod(found.manifest, None, applier, self._pods.node.home, now))
         return "created" if there is None or there.ending is not None else "configured"
 
-    def _workload(self, found: LocalObject, applier: Applier, now: float, workloads: list[Workload]) -> str:
+    def _workload(
+        self, found: LocalObject, applier: Applier, now: float, workloads: list[Workload], notes: list[str]
+    ) -> str:
         there = self._pods.workloads.get((found.kind, found.namespace, found.name))
         made = Workload(
             found.kind, found.namespace, found.name, found.manifest, template_of(found.manifest), applier, now
@@ -114,16 +133,26 @@ class PodDesk:
         self._owner_only(applier.user, f"change {found.kind} {found.namespace}/{found.name}", there.applier.user)
         if there.manifest == found.manifest:
             return "unchanged"
-        # Whose it is does not change with who changes it; Pods of the same template are left alone.
-        workloads.append(replace(made, applier=replace(applier, user=there.applier.user, group=there.applier.group)))
-        workloads[-1] = replace(workloads[-1], created=there.created)
+        # Pods of the same template are left alone.
+        workloads.append(replace(made, applier=_whose(there.applier, applier, notes), created=there.created))
         return "configured"
 
-    async def _make_room(self, replaced: list[LocalPod]) -> None:
-        """A bare Pod that is applied anew is made anew: two cannot have one name."""
-        if replaced:
-            self._pods.delete(workload=None, pods=replaced, grace=None)
-            await self._until_gone([each.uid for each in replaced])
+    async def _make_room(self, replaced: list[LocalPod], bare: list[LocalPod], workloads: list[Workload]) -> None:
+        """A bare Pod that is applied anew is made anew: two cannot have one name. What others did meanwhile stays."""
+        if not replaced:
+            return
+        before = [self._pods.workloads.get(workload_key(each)) for each in workloads]
+        self._pods.delete(workload=None, pods=replaced, grace=None)
+        await self._until_gone([each.uid for each in replaced])
+        now = [self._pods.workloads.get(workload_key(each)) for each in workloads]
+        taken = [each.key for each in bare if self._pods.named(each.namespace, each.name) is not None]
+        taken += [
+            f"{each.kind} {each.namespace}/{each.name}"
+            for each, was, is_now in zip(workloads, before, now, strict=True)
+            if was is not is_now
+        ]
+        if taken:
+            raise RefusedError("failed", text=f"{taken[0]} was changed by somebody else meanwhile: apply it again")
 
     def _names(self, result: Mapping[str, Any]) -> list[str]:
         if result["kind"] == POD:
@@ -191,7 +220,7 @@ class PodDesk:
             if pod is not None:
                 return pod
             names = [each.key for each in self._pods.pods.values()]
-        elif kind in WORKLOADS:
+        elif isinstance(kind, str) and kind in WORKLOADS:
             workload = self._pods.workloads.get((str(kind), str(namespace), str(name)))
             if workload is not None:
                 return workload
@@ -224,6 +253,14 @@ class PodDesk:
                 self._pods.node.leave(entry, time.time())
 
 
+def _whose(owner: Applier, changing: Applier, notes: list[str]) -> Applier:
+    """Whose it is does not change with who changes it: nor what its processes find around them, which may be secret."""
+    if owner.user == changing.user:
+        return changing
+    notes.append(f"it stays user {owner.user}'s: its containers run as they do, in their folder and environment")
+    return owner
+
+
 def _applier(request: Mapping[str, Any], caller: Caller) -> Applier:
     folder, environment = request.get("cwd", "/"), request.get("env", {})
     if not isinstance(folder, str) or not folder.startswith("/") or "\0" in folder:
@@ -233,4 +270,7 @@ def _applier(request: Mapping[str, Any], caller: Caller) -> Applier:
         for name, value in environment.items()
     ):
         raise invalid(Invalid("env", environment, "a mapping of names to text"))
+    size = sum(len(name) + len(value) for name, value in environment.items())
+    if size > _LONGEST_ENVIRONMENT:  # every container gets it
+        raise invalid(Invalid("env", f"{size} characters", f"at most {_LONGEST_ENVIRONMENT}"))
     return Applier(caller.uid, caller.gid, folder, environment)

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 from aliquot.dialects.localobjects import amounts_of
+from aliquot.dialects.localpods import restart_policy_of
 from aliquot.model.claim import AppClass
-from aliquot.model.localpod import ContainerState, LocalPod, Phase, Workload
+from aliquot.model.localpod import ContainerState, LocalPod, Phase, PodEvent, Workload
 from aliquot.model.tenant import Standing
 
 from . import podplaces
 from .localpods import LocalPods
 from .node import LocalNode
 from .podcontrol import ready
+from .queue import shape_of
 from .reasons import one_sentence
 from .status import shares_told
+from .wants import wants
 
+# All of it: `dataclasses.asdict` copies every value, and takes most of the time that a thousand Pods take.
+_OF_CONTAINERS = tuple(each.name for each in fields(ContainerState))
+_OF_EVENTS = tuple(each.name for each in fields(PodEvent))
 _LONGEST_COMMAND = 500  # characters of it that are told
 
 
@@ -48,7 +54,7 @@ class _Reasons:
         place = f"number {standing['position']} of {standing['of']} in the queue"
         if standing["kept_for"] is not None:
             return f"{place}: the room there is is kept for {standing['kept_for']}"
-        shape = (entry.claim.containers, entry.claim.app_class)
+        shape = shape_of(entry.claim)
         if shape not in self._known:
             refusals = self._node.chooser.refusals(entry.claim)
             self._known[shape] = one_sentence(refusals, entry.claim, len(self._node.nodes))
@@ -87,18 +93,23 @@ def _pod(
         "terminating": pod.ending is not None,
         "node": state.node,
         "cards": [] if tenancy is None else shares_told(tenancy.shares, standings.get(pod.tenant, {})),
-        "containers": [_container(each) for each in state.containers],
+        "containers": [container_told(each) for each in state.containers],
         "created": pod.created,
         "started": state.started,
         "finished": state.finished,
-        "restart_policy": podplaces.plan(pod).restart_policy,
+        "restart_policy": restart_policy_of(pod.manifest),
+        "wants": "" if claim is None else wants(claim),
         "why": list(state.why),
-        "events": [asdict(each) for each in state.events],
+        "events": [{name: getattr(each, name) for name in _OF_EVENTS} for each in state.events],
     }
 
 
-def _container(container: ContainerState) -> dict[str, Any]:
-    return {**asdict(container), "command": _shortened(container.command)}
+def container_told(container: ContainerState) -> dict[str, Any]:
+    """As everybody may see it."""
+    return {
+        **{name: getattr(container, name) for name in _OF_CONTAINERS},
+        "command": _shortened(container.command),
+    }
 
 
 def _shortened(command: Sequence[str]) -> list[str]:
@@ -152,7 +163,9 @@ def without_values(shown: Any) -> Any:
     if not isinstance(shown, dict):
         return shown
     return {
-        key: [_without_value(each) for each in value] if key == "env" and isinstance(value, list) else without_values(value)
+        key: [_without_value(each) for each in value]
+        if key == "env" and isinstance(value, list)
+        else without_values(value)
         for key, value in shown.items()
     }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -105,7 +105,7 @@ class Queue:
         told: dict[object, list[dict[str, Any]]] = {}  # those who ask for the same are told the same
         found = []
         for position, entry in enumerate(self._waiting, 1):
-            shape = (entry.claim.containers, entry.claim.app_class)
+            shape = shape_of(entry.claim)
             if shape not in told:
                 told[shape] = self._lacks(entry.claim)
             standing = {
@@ -138,6 +138,11 @@ class Queue:
         board = self._ledger.board
         rows = [row for row, node in enumerate(board.nodes) if node is not None and node.cards]
         return min((_nearest(board, row, claim) for row in rows), key=lambda found: found[0])[1]
+
+
+def shape_of(claim: Claim) -> Claim:
+    """The same for all who ask for the same."""
+    return replace(claim, uid="", namespace="", name="", owner=None)
 
 
 def _nearest(board: Board, row: int, claim: Claim) -> tuple[tuple[int, float], Grant]:

@@ -24,8 +24,9 @@ from aliquot.adapters.link import Done, GroupSeen, Hello, LinkError, Wake
 from aliquot.adapters.page import Page
 from aliquot.model.tenant import Level, Tenant
 
-from .cardworker import CardWorker, Seat
+from .cardworker import CardWorker
 from .grouping import Grouping
+from .seats import Seat
 
 _MOST_GROUPS = 64  # of one process: a context has one for compute and a few for copies
 _MOST_MESSAGES = 500  # of one process in a second; an honest one sends a few

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import socket
+from collections.abc import AsyncIterator
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -19,6 +23,34 @@ def _is_ours(record: logging.LogRecord) -> bool:
 _log.addFilter(_is_ours)
 
 
-def quiet_runner(app: web.Application, *, goodbye: float = 2.0) -> web.AppRunner:
-    """What runs the application. `goodbye` is how many seconds requests under way have when it ends."""
-    return web.AppRunner(app, access_log=None, logger=_log, shutdown_timeout=goodbye)
+def quiet_runner(app: web.Application, *, goodbye: float = 2.0, patience: float = 3630.0) -> web.AppRunner:
+    """What runs the application. `goodbye` is how many seconds requests under way have when it ends, `patience` how
+    many a connection has for its next request to be there as a whole: an hour, for kube-scheduler must not find closed
+    what it just meant to use."""
+    return web.AppRunner(app, access_log=None, logger=_log, shutdown_timeout=goodbye, keepalive_timeout=patience)
+
+
+class _TooMany(asyncio.Protocol):
+    """One connection more than may be: it is closed at once."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def open_to_few(runner: web.AppRunner, listener: socket.socket, most: int) -> AsyncIterator[None]:
+    """The runner on that socket, with so many connections at once: each takes a file of the process, which needs its
+    files for more important work."""
+    await runner.setup()
+    server = runner.server
+    assert server is not None
+    loop = asyncio.get_running_loop()
+    door = await loop.create_server(
+        lambda: server() if len(server.connections) < most else _TooMany(), sock=listener, backlog=64
+    )
+    try:
+        yield
+    finally:
+        door.close()
+        await runner.cleanup()

@@ -8,6 +8,8 @@ from typing import Any
 from aliquot.arbiter.timeline import STEP, Record, Timeline, Track, Window
 
 _MOST_GONE = 256  # names kept before it is looked who is still drawn
+_AHEAD = STEP / 2  # seconds by which the time of day may move away from our clock before we follow it
+_BEHIND = 1.0
 
 
 class Timelines:
@@ -16,6 +18,7 @@ class Timelines:
     def __init__(self) -> None:
         self._cards: dict[str, Timeline] = {}
         self._names: dict[str, tuple[str, str]] = {}  # tenant's id: name and class
+        self._offset: float | None = None  # from our clock to the time of day
 
     def add(self, records: Mapping[str, Iterable[Record]], tenants: Iterable[Mapping[str, Any]]) -> None:
         """What was traced of each card, and who is there now."""
@@ -33,11 +36,13 @@ class Timelines:
         """The bucket before which all is settled."""
         return Timeline().window(None, now).end
 
-    def told(self, uuids: Iterable[str], since: int | None, now: float, offset: float) -> dict[str, Any] | None:
-        """Of these cards, from that bucket on; `offset` makes the time of day of our clock. None: nothing is traced."""
+    def told(self, uuids: Iterable[str], since: int | None, now: float, today: float) -> dict[str, Any] | None:
+        """Of these cards, from that bucket on; `today` is the time of day when our clock shows `now`. None: nothing is
+        traced."""
         windows = {uuid: self._cards[uuid].window(since, now) for uuid in uuids if uuid in self._cards}
         if not windows:
             return None
+        offset = self._steady(today - now)
         some = next(iter(windows.values()))
         return {
             "until": round(some.end * STEP + offset, 3),
@@ -45,6 +50,13 @@ class Timelines:
             "buckets": some.end - some.first,
             "cards": {uuid: self._card(window, offset) for uuid, window in windows.items()},
         }
+
+    def _steady(self, offset: float) -> float:
+        """One offset for as long as it is about right, so that what is told twice has the same times. The time of day
+        is read a little before our clock, under load less little: only what is ahead is surely a better one."""
+        if self._offset is None or not -_BEHIND < offset - self._offset <= _AHEAD:
+            self._offset = offset
+        return self._offset
 
     def _card(self, window: Window, offset: float) -> dict[str, Any]:
         tracks: dict[tuple[str, str], Track] = {}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aliquot.cli.amounts import memory
+from aliquot.cli.applying import PASSED_ON
 from aliquot.cli.demo import promises
 from aliquot.cli.demo.promises import Bounds, Pace, Promise, told_us
 from aliquot.cli.demo.stage import Stage, StageError, Tenant
@@ -268,7 +269,10 @@ class Story:
 def apply_pods(stage: Stage) -> None:
     """What `aliquot apply -f pods.yaml` does."""
     objects = [document.value for document in parse_yaml(PODS.read_bytes())]
-    stage.ask({"op": "apply", "objects": objects, "cwd": str(stage.home), "env": stage.environment, "dry_run": False})
+    ours = {
+        name: value for name, value in stage.environment.items() if name in PASSED_ON or name.startswith("ALIQUOT_")
+    }
+    stage.ask({"op": "apply", "objects": objects, "cwd": str(stage.home), "env": ours, "dry_run": False})
 
 
 def settled_pods(stage: Stage) -> list[dict[str, Any]]:

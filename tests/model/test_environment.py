@@ -1,0 +1,16 @@
+"""What a tenant's processes find in their environment."""
+
+from __future__ import annotations
+
+from aliquot.model.environment import with_granted
+
+
+def test_what_is_fixed_comes_first_and_is_as_it_was_given() -> None:
+    """Of a very long environment only the beginning is looked at, and whose a process is must be found there."""
+    found = with_granted({"A": "1", "MARK": "mine"}, fixed={"MARK": "yours"}, front={})
+    assert list(found.items()) == [("MARK", "yours"), ("A", "1")]
+
+
+def test_what_comes_in_front_is_there_once_and_before_what_was_there() -> None:
+    found = with_granted({"LD_PRELOAD": "a b:shim"}, fixed={}, front={"LD_PRELOAD": ["shim"]})
+    assert found == {"LD_PRELOAD": "shim:a:b"}
