@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
-from aliquot.model.device import Card
+from aliquot.model.device import CORE_MILLI, Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Isolation, Node, Offer
 from aliquot.placement.book import occupant_of
@@ -36,7 +36,7 @@ MEMORY = 24 * 1024
 PODS_PER_CARD = 2.5
 CLASSES = (AppClass.NORMAL,) * 5 + (AppClass.ONLINE,) * 3 + (AppClass.OFFLINE,) * 2
 OFFERS = ((Offer.QGPU, Offer.QGPU_MIXED), (Offer.GPUSHARE,), (Offer.T9K_EXCLUSIVE, Offer.T9K_SHARED))
-MODELS = ("NVIDIA-A30", "NVIDIA-A100-SXM4-40GB", "NVIDIA-H200")
+MODELS = ("NVIDIA-A30", "NVIDIA-A10", "NVIDIA-L4")  # of 24 GiB all of them
 PATHS = ("/", "/api/v1/state", "/api/v1/history?range=24h", "/api/v1/search?q=job-99", "/api/v1/nodes/gpu-7")
 BATCH = 0.05  # seconds between two batches of changes
 
@@ -71,9 +71,8 @@ class World:
         """One more Pod, on some card of some node."""
         self._count += 1
         chance, uid = self._chance, f"uid-{self._count}"
-        row = chance.randrange(len(self._names))
-        card = chance.randrange(CARDS)
         memory, core = chance.choice((1, 2, 4, 6)) * 1024, chance.choice((100, 200, 300))
+        row, card = self._room(memory, core)
         app_class, offer = chance.choice(CLASSES), OFFERS[row % 3][0]
         offline = app_class is AppClass.OFFLINE
         part = Slice(memory, 0, None if offline else core, core if offline else None)
@@ -87,6 +86,15 @@ class World:
         self.cluster.placed[uid] = Placed(claim, grant)
         self.cluster.ledger.confirm(uid, grant.node, occupant_of(claim, grant))
         self._keys.append(claim.key)
+
+    def _room(self, memory: int, core: int) -> tuple[int, int]:
+        """A node and a card of it that have so much free."""
+        board = self.cluster.board
+        while True:
+            row, card = self._chance.randrange(len(self._names)), self._chance.randrange(CARDS)
+            at = (board.row_of[self._names[row]], card)
+            if board.used_memory[at] + memory <= MEMORY and board.used_core[at] + core <= CORE_MILLI:
+                return row, card
 
     def go(self) -> None:
         """Some Pod ends."""

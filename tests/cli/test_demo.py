@@ -20,6 +20,8 @@ from aliquot.cli.demo import command, promises
 from aliquot.cli.demo.command import Found, choose
 from aliquot.cli.demo.janitor import sweep
 from aliquot.cli.demo.promises import REAL, SIMULATED, Counter, expected_shares, pace
+from aliquot.cli.demo.stage import Stage
+from aliquot.cli.demo.story import apply_pods
 from aliquot.cli.demo.telling import Row, lines
 from aliquot.cli.errors import InputError
 from machines import ALIQUOT, Machine, cards, eventually
@@ -131,6 +133,15 @@ def test_bars_are_as_long_as_the_shares() -> None:
     full, half = lines([Row("train", "offline", 1.0), Row("serve", "online 50%", 0.5)]).splitlines()
     assert full == "train  offline     100.0%  " + 30 * "█"
     assert half == "serve  online 50%   50.0%  " + 15 * "█"
+
+
+def test_pods_of_the_story_get_nothing_else_of_whoever_plays_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "secret")
+    stage, asked = Stage(folder), dict[str, Any]()
+    monkeypatch.setattr(stage, "ask", asked.update)
+    apply_pods(stage)
+    assert "TOKEN" not in asked["env"]
+    assert asked["env"]["ALIQUOT_HOME"] == str(folder)
 
 
 # --- on which cards --------------------------------------------------------------------------------------------------

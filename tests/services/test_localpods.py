@@ -231,6 +231,15 @@ def test_a_job_makes_pods_until_enough_have_succeeded(pods: Pods) -> None:
     assert pods.ask("object", kind="Job", name="sums")["object"]["status"] == {"active": 0, "succeeded": 3, "failed": 0}
 
 
+def test_a_job_that_ran_is_not_taken_for_another(pods: Pods) -> None:
+    """As on Kubernetes: that it would not run again should not go unsaid."""
+    pods.apply(workload("Job", "sums", 1, container("main", "true")))
+    pods.until_all(["Succeeded"])
+    with pytest.raises(AnswerError) as refused:
+        pods.apply(workload("Job", "sums", 1, container("main", "echo")))
+    assert refused.value.said["field"] == "Job default/sums: spec.template"
+
+
 def test_a_job_gives_up_when_too_many_have_failed(pods: Pods) -> None:
     pods.apply(workload("Job", "sums", 1, container("main", "false"), backoffLimit=1))
     eventually(lambda: [each["phase"] for each in pods.all()] == ["Failed"] * 2)
@@ -304,9 +313,11 @@ class TestRestarts:
         machine = paper("1x24")
         machine.up()
         found = Pods(machine)
-        yield found
-        found.clear()
-        machine.close()
+        try:
+            yield found
+            found.clear()
+        finally:
+            machine.close()
 
     def test_pods_run_on_without_the_daemon_and_are_taken_up_again(self, own: Pods) -> None:
         own.apply(pod("p"), workload("StatefulSet", "web", 2))
@@ -404,9 +415,11 @@ class TestNodes:
         machine = paper("2x2x24")
         machine.up()
         found = Pods(machine)
-        yield found
-        found.clear()
-        machine.close()
+        try:
+            yield found
+            found.clear()
+        finally:
+            machine.close()
 
     def test_cards_are_numbered_within_their_node_and_pods_go_to_any(self, two: Pods) -> None:
         two.apply(workload("StatefulSet", "web", 4, container(gib=24)))

@@ -208,7 +208,7 @@ def test_who_waits_is_told_with_what_is_short_on_the_nearest_card() -> None:
         "class": "online",
         "dialect": "run",
         "since": 988.0,
-        "reason": "card 1 has 18 GiB free, 20 GiB wanted; 1 other card has no room either",
+        "reason": "card 1 has 18.0 GiB free (20.0 GiB wanted); 1 other card has no room either",
         "wants": "20 GiB, 50%",
     }
 
@@ -241,7 +241,7 @@ def test_a_run_in_the_queue_says_what_each_card_lacks() -> None:
     pod = Machine(queue=[WAITS]).picture.pod("big", 1000.0)
     assert pod is not None
     assert pod["phase"] == "Pending"
-    assert pod["refusals"][0]["reason"] == "card 0 has 1 GiB free, 20 GiB wanted"
+    assert pod["refusals"][0]["reason"] == "card 0 has 1.0 GiB free (20.0 GiB wanted)"
 
 
 def test_a_pod_is_told_in_its_own_dialect() -> None:

@@ -23,7 +23,7 @@ POLICIES = ("Always", "OnFailure", "Never")
 SAMPLE = ("aliquot", "burn", "load", "--seconds", "3600")  # stands in for what an image would start: no short task
 _IDLE = ("sleep", "infinity")  # the same, of one that has no card
 _GRACE = 30.0
-_LONGEST_GRACE = 86400
+LONGEST_GRACE = 86400.0  # seconds
 _MOST_CONTAINERS = 32  # of one Pod: each is given its environment
 _MOST_EXPANDED = 1 << 18  # characters of all commands and variables of a Pod, once every $(VARIABLE) is expanded
 _VARIABLE = re.compile(r"\$(\$|\(([-._A-Za-z0-9]+)\))")
@@ -125,7 +125,7 @@ def _plan(spec: Json) -> PodPlan:
         raise _BrokenError("spec.restartPolicy", policy, ", ".join(POLICIES))
     grace = spec.get("terminationGracePeriodSeconds")
     grace = _GRACE if grace is None else grace
-    if isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace <= _LONGEST_GRACE:
+    if isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace <= LONGEST_GRACE:
         raise _BrokenError("spec.terminationGracePeriodSeconds", grace, "seconds, 0 to 86400")
     return PodPlan(tuple(containers), policy, float(grace))
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+MOST_EVENTS = 20  # of a Pod: the last ones are kept
+
 
 class Phase(StrEnum):
     """As Kubernetes calls them."""

@@ -67,6 +67,7 @@ picture.py     what is shown, whatever it is of
 machinepicture.py  one machine, live
 machinepods.py     its runs and Pods: what they got, why they wait
 wants.py           what a Pod wants, in a few words
+lacking.py         what it waits for
 timelines.py       who held its cards in the last minute
 clusterpicture.py  a cluster, as what changed
 clusterlayout.py   its nodes and cards in order, a byte for each card

@@ -73,7 +73,10 @@ def caller_of(writer: asyncio.StreamWriter) -> Caller:
 async def request_of(reader: asyncio.StreamReader) -> dict[str, Any]:
     """What it asks. Raises RefusedError."""
     try:
-        line = await asyncio.wait_for(reader.readline(), FIRST_WORDS)
+        async with asyncio.timeout(
+            FIRST_WORDS
+        ):  # not wait_for: that forgets being cancelled when the line comes with it
+            line = await reader.readline()
         request = json.loads(line)
     except (ValueError, RecursionError):  # too long, not UTF-8, not JSON, nested too deep
         raise RefusedError("malformed", text=f"not a line of JSON of at most {LONGEST} bytes") from None
@@ -93,8 +96,9 @@ def say(writer: asyncio.StreamWriter, answer: dict[str, Any]) -> None:
 async def hang_up(writer: asyncio.StreamWriter) -> None:
     """When the last words have gone out, or nobody takes them."""
     try:
-        await asyncio.wait_for(writer.drain(), FIRST_WORDS)
-        writer.close()
-        await writer.wait_closed()
+        async with asyncio.timeout(FIRST_WORDS):
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
     except (ConnectionError, TimeoutError, OSError):
         writer.transport.abort()

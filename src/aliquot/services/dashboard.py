@@ -55,7 +55,10 @@ async def _somebody_or_later(listener: socket.socket) -> None:
     loop, come = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(listener, come.set)
     try:
-        await asyncio.wait_for(come.wait(), _UNHURRIED)
+        async with asyncio.timeout(
+            _UNHURRIED
+        ):  # not wait_for: that forgets being cancelled when somebody comes with it
+            await come.wait()
     except TimeoutError:
         return
     finally:

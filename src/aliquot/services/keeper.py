@@ -19,6 +19,7 @@ from typing import Any
 
 from aliquot.adapters import children, processes
 from aliquot.adapters.control import Connection, ControlError, NoDaemonError
+from aliquot.model.localpod import MOST_EVENTS
 
 from .course import Container, Course
 
@@ -28,7 +29,6 @@ _LOOK_AGAIN = 0.5  # seconds between looks for a daemon that went away
 _STEP = 0.1  # seconds between looks at those who are to end
 _GRACE = 30.0
 _FINAL = ("denied", "stopped")
-_MOST_EVENTS = 20
 _LONGEST = 800  # characters of why one could not be started: a program's name may be a whole script
 
 
@@ -149,7 +149,7 @@ class Keeper:
             "phase": phase,
             "reason": reason,
             "containers": [each.told() for each in course.containers],
-            "events": self._events[-_MOST_EVENTS:],
+            "events": self._events[-MOST_EVENTS:],
         }
         try:
             self._connection.send({"report": self._said, "state": state})

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+from .lacking import card_named, lacks, reason
 from .picture import Json
 from .wants import gib, on_cards
 
@@ -109,7 +107,6 @@ def pod_told(seen: Json, key: str, now: float) -> Json | None:
 
 def _pod(seen: Json, pod: Json) -> Json:
     owner = pod.get("owner")
-    reason = pod.get("reason")
     tenant: Json = next((each for each in seen["tenants"] if each["name"] == pod["key"]), pod)
     return {
         "key": pod["key"],
@@ -122,7 +119,7 @@ def _pod(seen: Json, pod: Json) -> Json:
         "containers": [{"name": each["name"], "command": each["command"]} for each in pod["containers"]],
         "owner": None if owner is None else f"{owner['kind']}/{owner['name']}",
         "since": pod["started"] or pod["created"],
-        "why": [*pod["why"], *([reason] if reason else [])],
+        "why": [*pod["why"], *([pod["reason"]] if pod["reason"] else [])],
         "refusals": [],
     }
 
@@ -169,7 +166,6 @@ def _promise(card: Json) -> str:
 
 
 def _queued(entry: Json, now: float) -> Json:
-    lacks = entry.get("refusals") or []
     return {
         "key": entry["name"],
         "kind": "run",
@@ -183,8 +179,8 @@ def _queued(entry: Json, now: float) -> Json:
         "since": now - entry["waited_seconds"],
         "why": [f"It wants {_wants(entry)}.", f"It is number {entry['position']} of {entry['of']} who wait."],
         "refusals": [
-            {"reason": f"card {each['card']} {_short(each)}", "nodes": 1, "example": None}
-            for each in lacks
+            {"reason": f"{card_named(each)} {lacks(each)}", "nodes": 1, "example": None}
+            for each in entry.get("refusals") or ()
             if each.get("card") is not None
         ],
     }
@@ -206,7 +202,7 @@ def waiting_told(entry: Json, now: float) -> Json:
         "class": entry["class"],
         "dialect": entry.get("dialect", "run"),
         "since": round(now - entry["waited_seconds"], 1),
-        "reason": _reason(entry),
+        "reason": reason(entry),
         "wants": _wants(entry),
     }
 
@@ -218,36 +214,6 @@ def _wants(entry: Json) -> str:
     parts = [] if entry["memory_bytes"] is None else [_size(entry["memory_bytes"])]
     parts += [] if entry["core"] is None else [f"{entry['core']:g}%"]
     return on_cards(parts, entry["gpus"])
-
-
-def _reason(entry: Json) -> str:
-    """Of several cards the one that lacks least: what it lacks is what is waited for."""
-    if entry.get("kept_for"):
-        return f"room is kept for {entry['kept_for']}, which is first"
-    lacks = [each for each in entry.get("refusals") or () if each.get("card") is not None]
-    if not lacks:
-        return "no room"
-    least = min(lacks, key=lambda each: ((each.get("wanted") or 0) - (each.get("had") or 0), each["card"]))
-    others = len({each["card"] for each in lacks}) - 1
-    more = f"; {others} other card{'s have' if others > 1 else ' has'} no room either" if others else ""
-    return f"card {least['card']} {_short(least)}{more}"
-
-
-def _short(refusal: Mapping[str, Any]) -> str:
-    wanted, had = refusal.get("wanted") or 0, refusal.get("had") or 0
-    match refusal["reason"]:
-        case "memory":
-            return f"has {gib(had)} free, {gib(wanted)} wanted"
-        case "core":
-            return f"has {had / 10:g}% of compute free, {wanted / 10:g}% wanted"
-        case "core-greedy":
-            return f"has {had / 10:g}% of offline compute free, {wanted / 10:g}% wanted"
-        case "exclusive":
-            return f"is in use by {had}"
-        case "slices":
-            return "is shared by as many as may"
-        case other:
-            return f"is not fit ({other})"
 
 
 def _size(amount: int) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from aliquot.dialects.kube import WORKLOADS
 from aliquot.dialects.localobjects import POD, LocalObject, amounts_of, read_objects, template_of
+from aliquot.dialects.localpods import LONGEST_GRACE
 from aliquot.model.localpod import Applier, LocalPod, Workload
 from aliquot.model.refusal import Invalid
 
@@ -26,7 +27,6 @@ from .podstatus import pod_object, without_values, workload_object
 
 _MOST_PODS = 1024  # on one machine
 _MOST_OF_ONE_USER = 256  # so that nobody but root can use them all up
-_LONGEST_GRACE = 86400.0
 _LONGEST_ENVIRONMENT = 1 << 16  # characters of what is passed on from whoever applies
 _STEP = 0.02  # seconds between looks whether a Pod is gone
 _BETWEEN_REPORTS = 0.02  # seconds at least: each may be a write
@@ -133,6 +133,9 @@ class PodDesk:
         self._owner_only(applier.user, f"change {found.kind} {found.namespace}/{found.name}", there.applier.user)
         if there.manifest == found.manifest:
             return "unchanged"
+        if found.kind == "Job" and there.template != made.template:
+            where = f"{found.kind} {found.namespace}/{found.name}: spec.template"
+            raise invalid(Invalid(where, "another one", "the one it has: a Job runs once; `aliquot delete` it first"))
         # Pods of the same template are left alone.
         workloads.append(replace(made, applier=_whose(there.applier, applier, notes), created=there.created))
         return "configured"
@@ -166,7 +169,7 @@ class PodDesk:
     async def _delete(self, request: dict[str, Any], caller: Caller, say: Say) -> dict[str, Any]:
         grace = request.get("grace")
         if grace is not None and (
-            isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace <= _LONGEST_GRACE
+            isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace <= LONGEST_GRACE
         ):
             raise invalid(Invalid("grace", grace, "seconds, 0 to 86400"))
         found = self._find(request)

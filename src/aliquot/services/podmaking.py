@@ -9,11 +9,10 @@ from uuid import uuid4
 
 from aliquot.adapters.home import Home
 from aliquot.dialects.localobjects import pod_of, template_of
-from aliquot.model.localpod import Applier, LocalPod, Phase, PodEvent, PodState, Workload
+from aliquot.model.localpod import MOST_EVENTS, Applier, LocalPod, Phase, PodEvent, PodState, Workload
 
 from . import podplaces
 
-_MOST_EVENTS = 20
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # as Kubernetes makes names: no word comes of them
 
 
@@ -64,4 +63,4 @@ def failed(state: PodState, why: str, now: float) -> PodState:
 
 def with_event(state: PodState, now: float, text: str, kind: str = "Normal") -> PodState:
     """And one more thing that happened."""
-    return replace(state, events=(*state.events, PodEvent(now, text, kind))[-_MOST_EVENTS:])
+    return replace(state, events=(*state.events, PodEvent(now, text, kind))[-MOST_EVENTS:])

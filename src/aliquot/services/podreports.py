@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from aliquot.model.localpod import ContainerState, Phase, PodEvent, PodState
+from aliquot.model.localpod import MOST_EVENTS, ContainerState, Phase, PodEvent, PodState
 
 _STATES = ("waiting", "running", "ended")
 _LONGEST = 1000  # characters of a sentence
-_MOST_EVENTS = 20
 
 
 def with_report(state: PodState, said: Mapping[str, Any], now: float) -> PodState:
@@ -30,7 +29,7 @@ def with_report(state: PodState, said: Mapping[str, Any], now: float) -> PodStat
         containers=containers,
         started=state.started if state.started is not None else min(begun, default=None),
         finished=(state.finished or now) if phase.over else None,
-        events=tuple(sorted((*state.events, *fresh), key=lambda each: each.time)[-_MOST_EVENTS:]),
+        events=tuple(sorted((*state.events, *fresh), key=lambda each: each.time)[-MOST_EVENTS:]),
     )
 
 
