@@ -105,7 +105,7 @@ A_POD = {
     "created": 900.0,
     "started": 901.0,
     "wants": "3 GiB",
-    "why": ["It asks for 3 GiB.", "Card 0 was the fullest with room."],
+    "why": ["asked for main: 3GiB of memory", "card 0 was the fullest with room"],
 }
 
 
@@ -249,7 +249,7 @@ def test_a_pod_is_told_in_its_own_dialect() -> None:
     pod = machine.picture.pod("default/binpack-1-0", 1000.0)
     assert pod is not None
     assert (pod["dialect"], pod["owner"], pod["node"]) == ("gpushare", "StatefulSet/binpack-1", "node-1")
-    assert pod["why"] == A_POD["why"]
+    assert pod["why"] == ["It asks for 3 GiB, in the words of gpushare.", "Card 0 was the fullest with room."]
     state = machine.picture.state(1000.0)
     assert state["live"]["nodes"][0]["cards"][0]["tenants"][0]["dialect"] == "gpushare"
 

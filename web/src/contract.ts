@@ -180,7 +180,8 @@ export interface Pod {
   owner: string | null;
   since: number | null;
   why: string[];
-  refusals: { reason: string; nodes: number; example: string }[];
+  /** On a machine there is no example: the reason names the card. */
+  refusals: { reason: string; nodes: number; example: string | null }[];
 }
 
 export interface Found {

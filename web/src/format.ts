@@ -8,8 +8,9 @@ export function memory(mib: number): string {
   return `${grouped(Math.round(gib / 1024))} TiB`;
 }
 
-/** 18 of 24 GiB, with the unit said once where both have it. */
+/** 18 of 24 GiB, with the unit said once where both have it; nothing has none. */
 export function memoryOf(part: number, whole: number): [string, string] {
+  if (part === 0) return ["0", memory(whole)];
   const [a, b] = [memory(part), memory(whole)];
   return a.slice(-3) === b.slice(-3) ? [a.slice(0, -4), b] : [a, b];
 }

@@ -47,7 +47,7 @@ class ObjectStore:
     def workloads(self) -> list[Workload]:
         """All of them, oldest first."""
         rows = self._database.all(
-            "SELECT kind, namespace, name, manifest, template, applier, created FROM workloads ORDER BY created, name"
+            "SELECT kind, namespace, name, manifest, template, applier, created FROM workloads ORDER BY created, rowid"
         )
         return [
             Workload(kind, namespace, name, json.loads(manifest), template, _applier(applier), created)
@@ -55,8 +55,8 @@ class ObjectStore:
         ]
 
     def pods(self) -> list[LocalPod]:
-        """All of them, oldest first."""
-        rows = self._database.all(f"SELECT {', '.join(_POD_COLUMNS)} FROM pods ORDER BY created, name")  # noqa: S608 - no input
+        """All of them, in the order in which they were made."""
+        rows = self._database.all(f"SELECT {', '.join(_POD_COLUMNS)} FROM pods ORDER BY created, rowid")  # noqa: S608 - no input
         return [_pod(dict(zip(_POD_COLUMNS, row, strict=True))) for row in rows]
 
     def write(

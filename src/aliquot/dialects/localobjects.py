@@ -129,7 +129,7 @@ def _checked(manifest: dict[str, Any], kind: str) -> list[str] | Invalid:
     broken = _checked_amounts(manifest, kind)
     if broken is not None:
         return broken
-    notes = _pod_notes(pod_of(manifest, "x" * 63))
+    notes = _pod_notes(pod_of(manifest, "x" * 63), "spec.template.spec")
     if isinstance(notes, Invalid):
         # Whatever is wrong in the Pod is wrong in the template that it would be made of.
         return Invalid(f"spec.template.{notes.field}", notes.value, notes.allowed)
@@ -139,8 +139,6 @@ def _checked(manifest: dict[str, Any], kind: str) -> list[str] | Invalid:
         return Invalid("spec.template.spec.restartPolicy", policy, "Never or OnFailure, in a Job")
     if kind != "Job" and policy not in (None, "Always"):
         return Invalid("spec.template.spec.restartPolicy", policy, f"Always, in a {kind}")
-    if policy == "OnFailure":
-        notes.append("backoffLimit counts Pods that failed: with restartPolicy OnFailure a container is tried for ever")
     return notes + [text for field, text in _NOTES.items() if spec.get(field)]
 
 
@@ -160,7 +158,7 @@ def _checked_amounts(manifest: dict[str, Any], kind: str) -> Invalid | None:
     return None
 
 
-def _pod_notes(pod: dict[str, Any]) -> list[str] | Invalid:
+def _pod_notes(pod: dict[str, Any], path: str = "spec") -> list[str] | Invalid:
     plan = plan_of(pod)
     if isinstance(plan, Invalid):
         return plan
@@ -168,7 +166,7 @@ def _pod_notes(pod: dict[str, Any]) -> list[str] | Invalid:
     if isinstance(claim, tuple):
         return claim[0]
     asking = frozenset(each.name for each in claim.containers) if isinstance(claim, Claim) else frozenset[str]()
-    return notes_of(pod, plan, asking)
+    return notes_of(pod, plan, asking, path)
 
 
 # --- from a workload to its Pods -----------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 
 from aliquot.model.refusal import Invalid
 
+from .podfields import unknown_fields
 from .pods import Json
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -275,11 +276,12 @@ def _expanded_length(text: str, lengths: Mapping[str, int]) -> int:
 # --- what means nothing here -------------------------------------------------------------------------------------
 
 
-def notes_of(pod: Json, plan: PodPlan, asking: frozenset[str]) -> list[str]:
-    """In sentences, each once. `asking` are the containers that ask for cards."""
+def notes_of(pod: Json, plan: PodPlan, asking: frozenset[str], path: str = "spec") -> list[str]:
+    """In sentences, each once. `asking` are the containers that ask for cards; `path` is where the spec stands."""
     spec = pod.get("spec")
     spec = spec if isinstance(spec, dict) else {}
-    found = [
+    found = unknown_fields(spec, path)
+    found += [
         f"image {each} is not used: containers are local processes"
         for each in dict.fromkeys(each.image for each in plan.containers if each.image)
     ]

@@ -32,7 +32,6 @@ from aliquot.adapters.kubelet.books import Books
 from aliquot.adapters.kubelet.channel import KubeletError
 from aliquot.adapters.podstore import PodStore, StoreError
 from aliquot.adapters.reflector import Reflector, key_of
-from aliquot.arbiter.timeline import Record
 from aliquot.dialects import Rules
 from aliquot.dialects.advertising import Token, adverts, tokens
 from aliquot.dialects.cdi import parse_spec, passes_cdi, reads_cdi, render_spec
@@ -45,7 +44,7 @@ from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
 
 from .agentdoor import AgentDoor
 from .agenthttp import AgentHttp
-from .agentlive import AgentLive
+from .agentlive import AgentLive, Traced
 from .agentstatus import Scene, resources_told, status
 from .calls import Calls
 from .conversing import about
@@ -67,7 +66,7 @@ _UPKEEP = 1.0  # seconds
 _HELD = 5.0  # seconds between two looks at who holds which devices, while a card is out
 
 
-class Arbiter(Protocol):
+class Arbiter(Traced, Protocol):
     """services/arbiterd.py."""
 
     def start(self) -> None: ...
@@ -78,8 +77,6 @@ class Arbiter(Protocol):
     def standings(self) -> list[Standing]: ...
     def findings(self) -> list[Finding]: ...
     def alive(self, tenant_id: str) -> bool: ...
-    def keep_trace(self, wanted: bool) -> None: ...
-    def records(self) -> dict[str, list[Record]]: ...
 
 
 class Health(Protocol):

@@ -1,9 +1,9 @@
 """What the containers of a Pod do next, as the kubelet would have it. No IO; every time is passed in.
 
 Init containers run one after the other, each until it succeeds; a sidecar among them runs on beside the rest. Then all
-others are started. Who ends is started again as the Pod's restartPolicy says, later each time. The Pod is over when
-none of its containers is going to be started again; its sidecars end with it. Imported by every Pod's keeper: nothing
-heavy.
+others are started. Who ends is started again as the Pod's restartPolicy says, later each time; in a Job only so often.
+The Pod is over when none of its containers is going to be started again; its sidecars end with it. Imported by every
+Pod's keeper: nothing heavy.
 """
 
 from __future__ import annotations
@@ -43,10 +43,12 @@ class Container:
 class Course:
     """See the head of the file. `now` is seconds since 1970."""
 
-    def __init__(self, containers: Sequence[Container], policy: str, now: float) -> None:
+    def __init__(
+        self, containers: Sequence[Container], policy: str, now: float, most_restarts: int | None = None
+    ) -> None:
         self.containers = list(containers)
-        self._policy = policy
-        self._failed = False  # an init container did, and is not tried again
+        self._policy, self._most_restarts = policy, most_restarts
+        self._failed = False  # an init container did, or one too often, and is not tried again
         self._next(now)
 
     # --- what is to be done ------------------------------------------------------------------------------------
@@ -107,6 +109,11 @@ class Course:
         if container.init and not container.sidecar:
             again = code != 0 and self._policy != "Never"
             self._failed = code != 0 and not again
+        tries = sum(each.restarts for each in self.containers)
+        limited = self._most_restarts is not None and tries >= self._most_restarts
+        if again and code != 0 and limited and not self.over:
+            again, self._failed = False, True
+            container.reason = f"{why or f'it {_ended(code)}'}; backoffLimit allows {self._most_restarts} restarts"
         if again and not (container.sidecar and self.over):
             container.pause = FIRST_PAUSE if lasted >= STEADY else container.pause
             container.due, container.state = now + container.pause, "waiting"

@@ -170,7 +170,8 @@ class Keeper:
         containers = [
             Container(each["name"], each["init"], each["sidecar"], given=each) for each in granted["containers"]
         ]
-        self._course = Course(containers, granted["restart_policy"], time.time())
+        most = granted.get("most_restarts")
+        self._course = Course(containers, granted["restart_policy"], time.time(), most)
 
     def _step(self) -> None:
         course = self._course

@@ -15,8 +15,7 @@ import os
 import shutil
 import signal
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,12 +36,12 @@ from .keeper import POD_VARIABLE
 from .node import LocalNode
 from .podcontrol import decide
 from .podreports import with_report
+from .podturns import PodTurns
 from .queue import Waiting
 from .watching import when_ended
 
 _LOG = logging.getLogger("aliquot.pods")
 _MOST_STARTING = 8  # keepers of one user at once: each takes some tens of milliseconds of a core
-_STARTING = 10.0  # seconds after which one that says nothing keeps no other waiting
 _PATIENCE = 3.0  # seconds over the grace period until a keeper is killed
 _AGAIN = 5.0  # seconds after which a keeper that could not be started is tried again
 
@@ -66,7 +65,7 @@ class LocalPods:
         self.claims: dict[str, Claim | None] = {}
         self._store, self._keepers, self._environment = store, keepers, environment
         self._lines: dict[str, Say] = {}  # to the keepers
-        self._starting: dict[str, float] = {}  # whose keeper was started and has not said anything; until when it may
+        self._turns = PodTurns(self.pods)
         self._not_before: dict[str, float] = {}  # on the monotonic clock
         self._kill_at: dict[str, float] = {}
         self._clearing: set[str] = set()  # without a keeper, but perhaps not without processes
@@ -84,6 +83,8 @@ class LocalPods:
                 self._watch(pod)
                 if pod.ending is not None:
                     self._tell_end(pod)
+                elif pod.state.phase is Phase.PENDING and pod.state.node is None:
+                    self._turns.begin(pod.uid, again=True)
             elif pod.keeper is not None or pod.state.phase is Phase.RUNNING:
                 self._without_keeper(pod, rebooted=rebooted)
             else:
@@ -126,14 +127,16 @@ class LocalPods:
             if (each.namespace, each.owner) == key and each.applier.user == user
         ]
 
-    def put(self, workloads: Iterable[Workload], bare: Iterable[LocalPod]) -> None:
-        """Take them in; all of it or, with StoreError, nothing."""
-        made, found = list(bare), list(workloads)
-        self._store.write(workloads=found, pods=made)
-        for workload in found:
-            self.workloads[workload_key(workload)] = workload
-        for pod in made:
-            self._know(pod)
+    def put(self, applied: Sequence[Workload | LocalPod], now: float) -> None:
+        """Take them in; all of it or, with StoreError, nothing. In that order their Pods are made, and wait for room."""
+        workloads = [each for each in applied if isinstance(each, Workload)]
+        self._store.write(workloads=workloads, pods=[each for each in applied if isinstance(each, LocalPod)])
+        self.workloads.update({workload_key(each): each for each in workloads})
+        for each in applied:
+            if isinstance(each, LocalPod):
+                self._know(each)
+            elif not self._quiet:
+                self._control(each, self.owned(each), now)
 
     def delete(self, *, workload: Workload | None, pods: Iterable[LocalPod], grace: float | None) -> None:
         """From now on they are not wanted."""
@@ -160,41 +163,42 @@ class LocalPods:
                     self._clear(uid, marked.get(uid, set()))
             self._kill_late()
             if not self._quiet:
-                self._control(now)
+                self._control_all(now)
                 self._start_keepers(now)
         except StoreError as error:
             _LOG.error("%s", error)
 
-    def _control(self, now: float) -> None:
+    def _control_all(self, now: float) -> None:
         owned: dict[object, list[LocalPod]] = {}
         for pod in self.pods.values():
             owned.setdefault((pod.namespace, pod.owner), []).append(pod)
         for workload in list(self.workloads.values()):
-            there = owned.get((workload.namespace, (workload.kind, workload.name)), [])
-            decision = decide(workload, amounts_of(workload.manifest), there)
-            if decision.end:
-                self.delete(workload=None, pods=decision.end, grace=None)
-            # A name that another has comes free when that one goes.
-            free = [each for each in decision.make if each is None or self.named(workload.namespace, each) is None]
-            made = [podmaking.replica(workload, name, self.node.home, now) for name in free]
-            if made:
-                self._store.write(pods=made)
-                for pod in made:
-                    self._know(pod)
+            self._control(workload, owned.get((workload.namespace, (workload.kind, workload.name)), []), now)
+
+    def _control(self, workload: Workload, there: Sequence[LocalPod], now: float) -> None:
+        decision = decide(workload, amounts_of(workload.manifest), there, now)
+        if decision.end:
+            self.delete(workload=None, pods=decision.end, grace=None)
+        # A name that another has comes free when that one goes.
+        free = [each for each in decision.make if each is None or self.named(workload.namespace, each) is None]
+        made = [podmaking.replica(workload, name, self.node.home, now) for name in free]
+        if made:
+            self._store.write(pods=made)
+            for pod in made:
+                self._know(pod)
 
     def _start_keepers(self, now: float) -> None:
-        clock = time.monotonic()
-        starting = Counter(self.pods[uid].applier.user for uid, until in self._starting.items() if until > clock)
+        clock, starting = time.monotonic(), self._turns.by_user()
         for pod in list(self.pods.values()):
             if starting[pod.applier.user] >= _MOST_STARTING:
                 continue
             wanted = pod.keeper is None and pod.ending is None and not pod.state.phase.over
             if not wanted or pod.uid in self._clearing or self._not_before.get(pod.uid, 0.0) > clock:
                 continue
-            self._start_keeper(pod, now)
-            starting[pod.applier.user] += pod.uid in self._starting
+            starting[pod.applier.user] += self._start_keeper(pod, now)
 
-    def _start_keeper(self, pod: LocalPod, now: float) -> None:
+    def _start_keeper(self, pod: LocalPod, now: float) -> bool:
+        """Whether it is on its way."""
         claim, folder = self.claims[pod.uid], self.logs(pod)
         never = None if claim is None else self.node.why_never(claim)
         if never is not None:  # it waits for another machine: whoever stood behind it in the queue would wait with it
@@ -202,7 +206,7 @@ class LocalPods:
             self._write(
                 replace(pod, state=replace(podmaking.with_event(pod.state, now, never, "Warning"), reason=never))
             )
-            return
+            return False
         try:
             make_log_folder(folder, pod.applier)
             keeper = self._keepers.start(
@@ -212,11 +216,12 @@ class LocalPods:
             _LOG.warning("%s: %s", pod.key, error)
             self._not_before[pod.uid] = time.monotonic() + _AGAIN
             self._know(replace(pod, state=replace(pod.state, reason=str(error))))
-            return
+            return False
         pod = replace(pod, keeper=keeper)
-        self._starting[pod.uid] = time.monotonic() + _STARTING
+        self._turns.begin(pod.uid)
         self._write(pod)
         self._watch(pod)
+        return True
 
     def _watch(self, pod: LocalPod) -> None:
         """See that we hear of its keeper's end."""
@@ -231,15 +236,19 @@ class LocalPods:
         pod = self.pods.get(str(request.get("uid")))
         if pod is None or pod.keeper != (caller.pid, processes.start_time(caller.pid)):
             raise RefusedError("denied", text="no Pod here has this process for its keeper")
-        self._starting.pop(pod.uid, None)
         self._lines[pod.uid] = say
+        asks = pod.ending is None and request.get("granted") is not True
+        if asks:
+            await self._turns.turn(pod.uid)
+            pod = self.pods.get(pod.uid, pod)
+            if self._lines.get(pod.uid) is not say:  # it is gone, or has come back on another line
+                return pod, None
+        self._turns.end(pod.uid)
         if not self._quiet:
             self._start_keepers(time.time())
         if pod.ending is not None:
             say({"event": {"end": pod.ending}})
-        elif request.get("granted") is not True:
-            return pod, self._ask_room(pod, caller, say)
-        return pod, None
+        return pod, self._ask_room(pod, caller, say) if asks and pod.ending is None else None
 
     def _ask_room(self, pod: LocalPod, caller: Caller, say: Say) -> Waiting | None:
         claim = self.claims[pod.uid]
@@ -267,7 +276,13 @@ class LocalPods:
         )
         environment = {} if tenancy is None else self._environment(tenancy, str(self.node.directory(tenancy.tenant.id)))
         self._write(replace(pod, state=state))  # what was promised is on the disk already: the tenancy
-        say({"event": {"granted": podplaces.told(pod, grant, claim, node, environment, logs)}})
+        told = podplaces.told(pod, grant, claim, node, environment, logs)
+        say({"event": {"granted": {**told, "most_restarts": self._most_restarts(pod)}}})
+
+    def _most_restarts(self, pod: LocalPod) -> int | None:
+        """A Job's; the Pods of all others are started again for as long as they want to."""
+        job = self.workloads.get((pod.owner[0], pod.namespace, pod.owner[1])) if pod.owner is not None else None
+        return amounts_of(job.manifest).backoff_limit if job is not None and job.kind == "Job" else None
 
     def report(self, uid: str, said: Mapping[str, Any], now: float) -> None:
         """What its keeper tells of it."""
@@ -289,7 +304,7 @@ class LocalPods:
         pod = self.pods.get(uid)
         if pod is None or pod.keeper is None or pod.keeper[0] != pid:
             return
-        self._starting.pop(uid, None)
+        self._turns.end(uid)
         self._lines.pop(uid, None)
         self._without_keeper(pod, rebooted=False)
 
@@ -348,7 +363,8 @@ class LocalPods:
         if pod.ending is not None:
             self._store.write(gone_pods=[pod])
             shutil.rmtree(self.logs(pod), ignore_errors=True)
-            for known in (self.pods, self.claims, self._kill_at, self._not_before, self._starting):
+            self._turns.end(uid)
+            for known in (self.pods, self.claims, self._kill_at, self._not_before):
                 known.pop(uid, None)
         self._clearing.discard(uid)
 

@@ -119,9 +119,16 @@ def _pod(seen: Json, pod: Json) -> Json:
         "containers": [{"name": each["name"], "command": each["command"]} for each in pod["containers"]],
         "owner": None if owner is None else f"{owner['kind']}/{owner['name']}",
         "since": pod["started"] or pod["created"],
-        "why": [*pod["why"], *([pod["reason"]] if pod["reason"] else [])],
+        "why": _why(pod),
         "refusals": [],
     }
+
+
+def _why(pod: Json) -> list[str]:
+    """As a cluster's dashboard words it; what it asked for is the first of its own sentences."""
+    asks = [f"It asks for {pod['wants']}, in the words of {pod['dialect']}."] if pod["wants"] else []
+    own = [*pod["why"][len(asks) :], *([pod["reason"]] if pod["reason"] else [])]
+    return [*asks, *(f"{each[:1].upper()}{each[1:].removesuffix('.')}." for each in own)]
 
 
 def _run(seen: Json, tenant: Json) -> Json:

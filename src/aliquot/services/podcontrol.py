@@ -2,7 +2,7 @@
 
 Deployment, ReplicaSet and ReplicationController keep so many of the present template; a StatefulSet keeps NAME-0 to
 NAME-n, each made again when the one of that name is gone; a Job makes Pods until enough have succeeded, or too many
-have failed.
+have failed, and waits longer after each that does.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from aliquot.dialects.localobjects import Amounts
 from aliquot.model.localpod import LocalPod, Phase, Workload
 
+from .course import FIRST_PAUSE, LONGEST_PAUSE
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -22,12 +24,12 @@ class Decision:
     end: tuple[LocalPod, ...] = ()
 
 
-def decide(workload: Workload, amounts: Amounts, there: Sequence[LocalPod]) -> Decision:
-    """`there` are all Pods that the workload owns."""
+def decide(workload: Workload, amounts: Amounts, there: Sequence[LocalPod], now: float) -> Decision:
+    """`there` are all Pods that the workload owns; `now` is seconds since 1970."""
     if workload.kind == "StatefulSet":
         return _stateful(workload, amounts.replicas, there)
     if workload.kind == "Job":
-        return _job(workload, amounts, there)
+        return _job(amounts, there, now)
     return _replicas(workload, amounts.replicas, there)
 
 
@@ -63,14 +65,27 @@ def _stateful(workload: Workload, wanted: int, there: Sequence[LocalPod]) -> Dec
     return Decision(tuple(make), tuple(wrong))
 
 
-def _job(workload: Workload, amounts: Amounts, there: Sequence[LocalPod]) -> Decision:
+def _job(amounts: Amounts, there: Sequence[LocalPod], now: float) -> Decision:
     here = [each for each in there if each.ending is None]
     active = [each for each in here if not each.state.phase.over]
     succeeded = sum(each.state.phase is Phase.SUCCEEDED for each in here)
-    failed = sum(each.state.phase is Phase.FAILED for each in here)
-    if failed > amounts.backoff_limit:
+    failed = [each for each in here if each.state.phase is Phase.FAILED]
+    tries = sum(1 + sum(container.restarts for container in each.state.containers) for each in failed)
+    if tries > amounts.backoff_limit:
         return Decision(end=tuple(active))
     wanted = min(amounts.replicas, max(0, (amounts.completions or 0) - succeeded))
     if amounts.workers:
         wanted = len(active) if succeeded else amounts.replicas
-    return Decision((None,) * max(0, wanted - len(active)), tuple(active[wanted:]))
+    make = 0 if now < _not_before(here) else max(0, wanted - len(active))
+    return Decision((None,) * make, tuple(active[wanted:]))
+
+
+def _not_before(there: Sequence[LocalPod]) -> float:
+    """When the next one may be made: later with each that failed since the last one that did not."""
+    over = sorted((each for each in there if each.state.phase.over), key=lambda each: each.state.finished or 0.0)
+    failures = 0
+    for each in over:
+        failures = failures + 1 if each.state.phase is Phase.FAILED else 0
+    if not failures:
+        return 0.0
+    return (over[-1].state.finished or 0.0) + min(FIRST_PAUSE * 2.0 ** min(failures - 1, 20), LONGEST_PAUSE)

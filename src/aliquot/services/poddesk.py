@@ -58,25 +58,26 @@ class PodDesk:
             raise invalid(objects)
         applier, now = _applier(request, caller), time.time()
         results: list[dict[str, Any]] = []
-        workloads: list[Workload] = []
-        bare: list[LocalPod] = []
+        applied: list[Workload | LocalPod] = []  # whatever is new, in the order of the manifest
         replaced: list[LocalPod] = []
         for each in objects:
             notes = list(each.notes)
             if each.kind == POD:
-                action = self._pod(each, applier, now, bare, replaced, notes)
+                action = self._pod(each, applier, now, applied, replaced, notes)
             elif each.makes_pods:
-                action = self._workload(each, applier, now, workloads, notes)
+                action = self._workload(each, applier, now, applied, notes)
             else:
                 action = "skipped"
             results.append(
                 {"kind": each.kind, "namespace": each.namespace, "name": each.name, "action": action, "pods": [],
                  "notes": notes}
             )  # fmt: skip
+        bare = [each for each in applied if isinstance(each, LocalPod)]
+        workloads = [each for each in applied if isinstance(each, Workload)]
         self._check_count(bare, workloads, replaced, caller.uid)
         if request.get("dry_run") is not True:
             await self._make_room(replaced, bare, workloads)
-            self._pods.put(workloads, bare)
+            self._pods.put(applied, now)
             self._pods.tick(now)
             for result in results:
                 result["pods"] = self._names(result)
@@ -102,7 +103,7 @@ class PodDesk:
         found: LocalObject,
         applier: Applier,
         now: float,
-        bare: list[LocalPod],
+        applied: list[Workload | LocalPod],
         replaced: list[LocalPod],
         notes: list[str],
     ) -> str:
@@ -117,18 +118,18 @@ class PodDesk:
                 return "unchanged"
             replaced.append(there)
             applier = _whose(there.applier, applier, notes)
-        bare.append(new_pod(found.manifest, None, applier, self._pods.node.home, now))
+        applied.append(new_pod(found.manifest, None, applier, self._pods.node.home, now))
         return "created" if there is None or there.ending is not None else "configured"
 
     def _workload(
-        self, found: LocalObject, applier: Applier, now: float, workloads: list[Workload], notes: list[str]
+        self, found: LocalObject, applier: Applier, now: float, applied: list[Workload | LocalPod], notes: list[str]
     ) -> str:
         there = self._pods.workloads.get((found.kind, found.namespace, found.name))
         made = Workload(
             found.kind, found.namespace, found.name, found.manifest, template_of(found.manifest), applier, now
         )
         if there is None:
-            workloads.append(made)
+            applied.append(made)
             return "created"
         self._owner_only(applier.user, f"change {found.kind} {found.namespace}/{found.name}", there.applier.user)
         if there.manifest == found.manifest:
@@ -137,7 +138,7 @@ class PodDesk:
             where = f"{found.kind} {found.namespace}/{found.name}: spec.template"
             raise invalid(Invalid(where, "another one", "the one it has: a Job runs once; `aliquot delete` it first"))
         # Pods of the same template are left alone.
-        workloads.append(replace(made, applier=_whose(there.applier, applier, notes), created=there.created))
+        applied.append(replace(made, applier=_whose(there.applier, applier, notes), created=there.created))
         return "configured"
 
     async def _make_room(self, replaced: list[LocalPod], bare: list[LocalPod], workloads: list[Workload]) -> None:

@@ -82,11 +82,13 @@ function PodView({ pod }: { pod: Pod }) {
             {pod.refusals.map((each) => (
               <li key={each.reason}>
                 {each.reason}
-                <small>
-                  {each.nodes === 1
-                    ? text.refusalNode(each.example)
-                    : text.refusalNodes(grouped(each.nodes), each.example)}
-                </small>
+                {each.example !== null && (
+                  <small>
+                    {each.nodes === 1
+                      ? text.refusalNode(each.example)
+                      : text.refusalNodes(grouped(each.nodes), each.example)}
+                  </small>
+                )}
               </li>
             ))}
           </ul>

@@ -53,7 +53,12 @@ function Row({ pod, reason = false }: { pod: WaitingPod; reason?: boolean }) {
       <small>
         <span class={`c-${pod.class}`}>{text[pod.class]}</span>
         {pod.dialect !== null && ` · ${pod.dialect}`} · {text.wants} {pod.wants}
-        {pod.since !== null && ` · ${text.waitsFor(age(world.state.now - pod.since))}`}
+        {pod.since !== null && (
+          <>
+            {" · "}
+            <span class="unbroken">{text.waitsFor(age(world.state.now - pod.since))}</span>
+          </>
+        )}
       </small>
       {reason && <p>{pod.reason}</p>}
     </div>
