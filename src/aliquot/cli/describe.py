@@ -151,7 +151,7 @@ def _container_state(container: Json) -> str:
             return f"running for {age(container['started'])}{pid}{last}"
         case "ended":
             return f"ended {age(container['ended'])} ago{last.replace('; last', ',')}"
-    return f"waiting{last}"
+    return f"waiting{last}" + (f": {container['reason']}" if container.get("reason") else "")
 
 
 def _events(events: Sequence[Json]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from aliquot.cli.completing import typed
 from aliquot.cli.errors import InputError
 from aliquot.cli.kinds import NODE, POD, Kind, Target, targets
 from aliquot.cli.podviews import cards_on, head, namespace_of, row, selected, standing, waiting_lines
+from aliquot.cli.selecting import Selector, label_selector
 from aliquot.cli.tables import table
 
 Json = dict[str, Any]
@@ -37,8 +38,18 @@ _RIGHT = frozenset({"RESTARTS", "FREE"})
     show_default=True,
     help="yaml, json: the manifest as it was applied, a Pod's with its status",
 )
+@click.option("-l", "--selector", callback=label_selector, help="Only those with such labels: app=web,tier!=front")
+@click.option("--no-headers", is_flag=True, help="Rows alone, without names of columns and without reasons")
 @click.option("-w", "--watch", is_flag=True, help="Go on, with a line for whatever changes; Ctrl-C leaves")
-def get(what: Sequence[str], namespace: str | None, everywhere: bool, output: str, watch: bool) -> None:
+def get(
+    what: Sequence[str],
+    namespace: str | None,
+    everywhere: bool,
+    output: str,
+    selector: Selector | None,
+    no_headers: bool,
+    watch: bool,
+) -> None:
     """Show the Pods, workloads and nodes of this machine.
 
     TYPE is pods (po), deployments (deploy), statefulsets (sts), replicasets (rs), jobs, nodes (no) or all; several with
@@ -50,6 +61,7 @@ def get(what: Sequence[str], namespace: str | None, everywhere: bool, output: st
     aliquot get pods
     aliquot get pods -A -o wide
     aliquot get sts,pods -w
+    aliquot get pods -l app=web --no-headers
     aliquot get pod binpack-1-0 -o yaml
     aliquot get nodes
     """
@@ -57,36 +69,44 @@ def get(what: Sequence[str], namespace: str | None, everywhere: bool, output: st
     where = namespace_of(namespace, everywhere)
     if watch and output in ("json", "yaml"):
         raise InputError(f"-w: -o {output} is not allowed: table, wide or name")
+    if selector is not None and any(target.name is not None for target in wanted):
+        raise InputError("-l and a NAME: only one of them")
     status = standing()
-    found = _found(status, wanted, where)
+    found = _found(status, wanted, where, selector)
     if output in ("json", "yaml"):
         _write(_documents(status, found, alone=len(wanted) == 1 and wanted[0].name is not None), output)
     elif watch:
-        _watch(status, wanted, where, output)
+        _watch(status, wanted, where, output, selector, headed=not no_headers)
     elif not found:
-        click.echo(_nothing(status, wanted, where), err=True)
+        click.echo(_nothing(status, wanted, where, selector), err=True)
     elif output == "name":
         click.echo("\n".join(kind.shown(each["name"]) for kind, each in found))
     else:
-        _tables(status, found, wide=output == "wide", everywhere=where is None)
+        _tables(status, found, wide=output == "wide", everywhere=where is None, headed=not no_headers)
 
 
-def _found(status: Json, wanted: Sequence[Target], where: str | None) -> Found:
-    return [each for target in wanted for each in selected(status, target, where)]
+def _found(status: Json, wanted: Sequence[Target], where: str | None, selector: Selector | None) -> Found:
+    return _labelled([each for target in wanted for each in selected(status, target, where)], selector)
 
 
-def _nothing(status: Json, wanted: Sequence[Target], where: str | None) -> str:
+def _labelled(found: Found, selector: Selector | None) -> Found:
+    return [(kind, each) for kind, each in found if selector is None or selector(each.get("labels", {}))]
+
+
+def _nothing(status: Json, wanted: Sequence[Target], where: str | None, selector: Selector | None) -> str:
     """There may be some elsewhere."""
-    others = sorted({each["namespace"] for kind, each in _found(status, wanted, None) if kind is not NODE})
+    others = sorted({each["namespace"] for kind, each in _found(status, wanted, None, selector) if kind is not NODE})
+    if selector is not None and not others:
+        return f"nothing found with such labels{'' if where is None else f' in namespace {where}'}"
     if where is not None and others:
         return f"nothing found in namespace {where}: there is some in {', '.join(others)} (-A shows all)"
     return f"nothing found{'' if where is None else f' in namespace {where}'}: `aliquot apply -f FILE` starts Pods"
 
 
-def _tables(status: Json, found: Found, *, wide: bool, everywhere: bool) -> None:
+def _tables(status: Json, found: Found, *, wide: bool, everywhere: bool, headed: bool) -> None:
     kinds = list(dict.fromkeys(kind for kind, _ in found))
     for number, kind in enumerate(kinds):
-        if number:
+        if number and headed:
             click.echo()
         columns = head(kind, wide=wide, everywhere=everywhere)
         rows = [
@@ -94,8 +114,9 @@ def _tables(status: Json, found: Found, *, wide: bool, everywhere: bool) -> None
             for of, each in found
             if of is kind
         ]
-        click.echo(table(columns, rows, frozenset(at for at, name in enumerate(columns) if name in _RIGHT)))
-    for line in waiting_lines(each for kind, each in found if kind is POD):
+        lines = table(columns, rows, frozenset(at for at, name in enumerate(columns) if name in _RIGHT)).splitlines()
+        click.echo("\n".join(lines if headed else lines[1:]))
+    for line in () if not headed else waiting_lines(each for kind, each in found if kind is POD):
         click.echo(line)
 
 
@@ -130,15 +151,20 @@ def _write(document: Json, output: str) -> None:
 # --- watching --------------------------------------------------------------------------------------------------------
 
 
-def _watch(status: Json, wanted: Sequence[Target], where: str | None, output: str) -> None:
+def _watch(
+    status: Json, wanted: Sequence[Target], where: str | None, output: str, selector: Selector | None, *, headed: bool
+) -> None:
     kinds = tuple(dict.fromkeys(kind for target in wanted for kind in target.kinds))
     seen = {
         kind: Seen(kind, wide=output == "wide", everywhere=where is None, prefixed=len(kinds) > 1) for kind in kinds
     }
+    for each in seen.values():
+        each.headed = not headed  # as if it had been said
     for now in _looks(status):
-        found = _still(now, wanted, where)
+        found = _labelled(_still(now, wanted, where), selector)
         for kind in kinds:
-            changed = seen[kind].changes(now, [each for of, each in found if of is kind], headed=len(kinds) > 1)
+            again = headed and len(kinds) > 1
+            changed = seen[kind].changes(now, [each for of, each in found if of is kind], headed=again)
             for line in changed.names if output == "name" else changed.lines:
                 click.echo(line)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from aliquot.cli.podviews import selected, shortened, standing
 
 _PIECE = 1 << 16
 _EVERY = 0.2  # seconds from look to look
+_NOT_OURS = {errno.ELOOP: "a link, which somebody put there: a plain file is wanted"}
 _NO_PREVIOUS = (
     "--previous: not kept apart: what a container said before it was started again stands in the same log, above"
 )
@@ -62,7 +65,7 @@ def logs(
     while follow and not os.path.exists(output.path) and output.goes_on():
         time.sleep(_EVERY)
     try:
-        with open(output.path, "rb") as log:
+        with _opened(output.path) as log:
             if tail is not None:
                 seek_lines(log, tail)
             _copy(log)
@@ -71,7 +74,7 @@ def logs(
                 _copy(log)
             _copy(log)
     except OSError as error:
-        raise InputError(f"{output.path}: {error.strerror}") from error
+        raise InputError(f"{output.path}: {_NOT_OURS.get(error.errno or 0, error.strerror)}") from error
 
 
 def _output(name: str, container: str | None, namespace: str | None) -> _Output:
@@ -153,6 +156,16 @@ def _pod(target: Target, namespace: str) -> dict[str, Any]:
 
 
 # --- the file --------------------------------------------------------------------------------------------------------
+
+
+def _opened(path: str) -> BinaryIO:
+    """The folder is its owner's, and we may be root: a link there may lead anywhere, a pipe keep us for ever."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    log = open(handle, "rb")  # noqa: SIM115 - the caller closes it
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        log.close()
+        raise InputError(f"{path}: somebody put something else there: a plain file is wanted")
+    return log
 
 
 def seek_lines(log: BinaryIO, lines: int) -> None:

@@ -69,6 +69,20 @@ class _Commands(click.Group):
             return found
         return None
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """With what was probably meant, where there is no such command."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib
+
+            close = difflib.get_close_matches(args[0], self.list_commands(ctx), 2)
+            if close and not args[0].startswith("-"):
+                raise click.UsageError(f'There is no command "{args[0]}": {" or ".join(close)}?', ctx) from error
+            raise
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """From the table, loading none of them."""
         with formatter.section("Commands"):

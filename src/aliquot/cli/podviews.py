@@ -98,6 +98,9 @@ def state_of(pod: Json) -> str:
             return "Error"
         case "Pending":
             first = [each for each in pod["containers"] if each["init"]]
+            if any(each["state"] == "waiting" and each["restarts"] for each in pod["containers"]):
+                preparing = any(each["state"] == "waiting" and each["restarts"] for each in first)
+                return f"{'Init:' if preparing else ''}CrashLoopBackOff"
             if pod["node"] is not None and first:
                 return f"Init:{sum(each['state'] == 'ended' for each in first)}/{len(first)}"
             return "Pending" if pod["node"] is None else "Starting"

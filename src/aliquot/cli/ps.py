@@ -12,7 +12,7 @@ from aliquot.cli.amounts import duration, memory
 from aliquot.cli.asking import ask
 from aliquot.cli.podviews import age, apps, core, state_of, waiting_lines
 from aliquot.cli.tables import printable, table
-from aliquot.cli.waiting import reason
+from aliquot.services.lacking import reason
 
 _LONGEST_COMMAND = 60
 
@@ -31,7 +31,8 @@ def ps(output: str) -> None:
     runs = [each for each in status["queue"] if each["name"] not in pods]
     there = {each["name"] for each in [*status["tenants"], *status["queue"]]}
     pending = [each for each in pods.values() if each["phase"] == "Pending"]
-    rows = [_running(each, pods.get(each["name"])) for each in status["tenants"]]
+    several = len(status.get("nodes", ())) > 1
+    rows = [_running(each, pods.get(each["name"]), several=several) for each in status["tenants"]]
     rows += [_waiting(each, pods.get(each["name"])) for each in status["queue"]]
     rows += [_pending(each) for each in pending if each["key"] not in there]
     if not rows:
@@ -44,7 +45,8 @@ def ps(output: str) -> None:
         click.echo(line)
 
 
-def _running(tenant: dict[str, Any], pod: dict[str, Any] | None = None) -> tuple[str, ...]:
+def _running(tenant: dict[str, Any], pod: dict[str, Any] | None = None, *, several: bool = False) -> tuple[str, ...]:
+    """`several` nodes: a card's number alone says too little."""
     cards = tenant["cards"]
     first: dict[str, Any] = cards[0] if cards else {"exclusive": False, "memory_limit_bytes": 0, "core": None}
     states = list(dict.fromkeys(card["state"] for card in cards))
@@ -53,7 +55,8 @@ def _running(tenant: dict[str, Any], pod: dict[str, Any] | None = None) -> tuple
         tenant["name"],
         tenant["class"],
         "-" if pid is None else str(pid),
-        ",".join(str(card["index"]) for card in cards),
+        (f"{tenant['node']}/" if several and tenant.get("node") else "")
+        + ",".join(str(card["index"]) for card in cards),
         "whole" if first["exclusive"] else memory(first["memory_limit_bytes"] >> 20),
         core(first["core"]),
         ",".join(states),

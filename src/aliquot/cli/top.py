@@ -19,7 +19,7 @@ from aliquot.cli.amounts import duration, memory
 from aliquot.cli.asking import ask
 from aliquot.cli.podviews import core, waiting_lines
 from aliquot.cli.tables import bar, printable, table
-from aliquot.cli.waiting import reason
+from aliquot.services.lacking import reason
 
 _HEAD = ("NAME", "CLASS", "CORE", "SHARE", "", "MEMORY", "STATE", "LEVEL", "PREEMPTED")
 _RIGHT = frozenset({2, 3, 8, 9})

@@ -48,5 +48,5 @@ def _among(there: Mapping[str, Any], known: frozenset[str], path: str, what: str
         if word not in known:
             shown = str(word)[:_LONGEST]
             close = difflib.get_close_matches(shown, sorted(known), 1)
-            meant = f"{close[0]}?" if close else "it does nothing, here and there"
+            meant = f"{close[0]}?" if close else "it does nothing"
             yield f"{path}.{shown} is not a field of {what}: {meant}"

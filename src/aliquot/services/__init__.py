@@ -23,6 +23,7 @@ podmaking.py   Pods as they are made, and made anew
 podplaces.py   from a Pod and what it was given to what its keeper is told
 podreports.py  what a Pod's keeper tells, into how the Pod stands
 podstatus.py   the Pods as JSON
+podturns.py    Pods ask for room in the order in which they were made
 keeper.py      the process that runs the containers of one Pod
 course.py      what the containers of a Pod do next
 arbiterd.py    tenants' processes register; each card's loop holds them to their shares

@@ -347,10 +347,9 @@ class Agent:
             tenancies, standings = self.tenants.tenancies, self.parts.arbiter.standings()
             self.clerk.tell_limits(standings, tenancies, self.parts.health.cards)
             self.clerk.tell_lingering(self.tenants.sweep())
-            try:
-                await asyncio.wait_for(self._awake.wait(), _UPKEEP)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_UPKEEP):  # not wait_for: that forgets being cancelled when it wakes with it
+                    await self._awake.wait()
 
     def _remember_cards(self) -> None:
         """A full disk, say, must not keep the rest from being done."""

@@ -111,7 +111,7 @@ class Course:
             self._failed = code != 0 and not again
         tries = sum(each.restarts for each in self.containers)
         limited = self._most_restarts is not None and tries >= self._most_restarts
-        if again and code != 0 and limited and not self.over:
+        if again and code != 0 and limited and not (container.sidecar and self.over):
             again, self._failed = False, True
             container.reason = f"{why or f'it {_ended(code)}'}; backoffLimit allows {self._most_restarts} restarts"
         if again and not (container.sidecar and self.over):

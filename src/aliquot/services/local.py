@@ -13,6 +13,7 @@ import os
 import resource
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -173,9 +174,9 @@ async def _ended(showing: asyncio.Task[None] | None) -> None:
 
 
 def _ready(node: LocalNode, simulated: str | None, url: str | None) -> str:
-    cards = ", ".join(f"{card.index}: {card.model} {card.memory_mib / 1024:.0f} GiB" for card in node.nodes[0].cards)
-    if len(node.nodes) > 1:
-        cards = f"{len(node.nodes)} nodes with {cards}"
+    kinds = Counter(f"{card.model} {card.memory_mib / 1024:.0f} GiB" for card in node.cards)
+    cards = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    cards += f" on {len(node.nodes)} nodes" if len(node.nodes) > 1 else ""
     count = len(node.cards)
     words = [
         f"ready: {count} {'simulated ' if simulated else ''}card{'s' * (count > 1)} ({cards})",

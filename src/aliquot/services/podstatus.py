@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from itertools import islice
 from typing import Any
 
 from aliquot.dialects.localobjects import amounts_of
@@ -26,6 +27,7 @@ from .wants import wants
 _OF_CONTAINERS = tuple(each.name for each in fields(ContainerState))
 _OF_EVENTS = tuple(each.name for each in fields(PodEvent))
 _LONGEST_COMMAND = 500  # characters of it that are told
+_LONGEST_KEY, _LONGEST_LABEL, _MOST_LABELS = 317, 63, 32
 
 
 def pods_told(pods: LocalPods, standings: Mapping[str, Mapping[str, Standing]]) -> dict[str, Any]:
@@ -72,6 +74,7 @@ def _workload(pods: LocalPods, workload: Workload) -> dict[str, Any]:
         "ready": ready(there) if amounts.completions is None else done,
         "created": workload.created,
         "user": workload.applier.user,
+        "labels": _labels(workload.manifest),
     }
 
 
@@ -98,10 +101,22 @@ def _pod(
         "started": state.started,
         "finished": state.finished,
         "restart_policy": restart_policy_of(pod.manifest),
+        "labels": _labels(pod.manifest),
         "wants": "" if claim is None else wants(claim),
         "why": list(state.why),
         "events": [{name: getattr(each, name) for name in _OF_EVENTS} for each in state.events],
     }
+
+
+def _labels(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Those that Kubernetes would take: others can be as long as they like, and everybody is told them."""
+    there = manifest["metadata"].get("labels")
+    fit = (
+        (key, value)
+        for key, value in (there.items() if isinstance(there, Mapping) else ())
+        if isinstance(value, str) and len(key) <= _LONGEST_KEY and len(value) <= _LONGEST_LABEL
+    )
+    return dict(islice(fit, _MOST_LABELS))
 
 
 def container_told(container: ContainerState) -> dict[str, Any]:

@@ -56,7 +56,8 @@ class Shelf:
         """Compare with the API server now; where it does not answer soon, what we know must do."""
         if self.reflector is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.reflector.relist(), self._patience)
+                async with asyncio.timeout(self._patience):  # not wait_for: that may forget being cancelled
+                    await self.reflector.relist()
 
     # --- what the reflector tells --------------------------------------------------------------------------------
 
