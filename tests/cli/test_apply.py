@@ -130,7 +130,7 @@ def test_kinds_that_run_nothing_here_are_skipped_and_that_is_said(daemon: PaperD
     ("content", "said"),
     [
         (SERVICE, ": has nothing in it that runs on one machine, only Service: Pod, Deployment, "),
-        ("", ": has nothing in it that runs on one machine: "),
+        ("", ": has no object in it: Pod, "),
         ("a: b: c", ":1:5: is not YAML: mapping values are not allowed"),
         ("metadata: {name: x}", ":1:1: kind is missing: Pod, "),
         (f"{POD}---\nkind: Job\nmetadata: {{}}\n", ":6:1: Job: metadata.name is missing: "),
@@ -143,7 +143,7 @@ def test_what_is_wrong_in_a_file_is_told_with_its_place_and_nobody_is_asked(
     file.write_text(content)
     refused = apply("-f", str(file), "-n", "team")
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert refused.stderr.removeprefix("aliquot: ").removeprefix("the input").replace(str(file), "").startswith(said)
+    assert refused.stderr.removeprefix("aliquot: ").replace(str(file), "").startswith(said)
     assert daemon.asked == []
 
 
@@ -241,3 +241,43 @@ def test_other_simulated_cards_than_those_there_are_are_refused(daemon: PaperDae
     assert refused.exit_code == 2
     assert "--simulate: 1x24GiB is not allowed: 2x24GiB are simulated here" in refused.stderr
     assert apply("-f", str(file), "--simulate").exit_code == 0
+
+
+# --- without a daemon ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home without a daemon."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("ALIQUOT_HOME", str(home))
+    return home
+
+
+def test_a_dry_run_checks_the_manifest_and_starts_no_daemon(nobody: Path, file: Path) -> None:
+    said = apply("-f", str(file), "--dry-run")
+    assert (said.exit_code, said.stdout) == (0, "pod/train created (dry run)\n")
+    assert "note: no daemon runs, and none was started" in said.stderr
+    assert not nobody.exists()
+
+
+@pytest.mark.parametrize("name", ["Train_1", "x" * 300])
+def test_a_name_that_is_not_allowed_is_told_with_file_and_line(nobody: Path, file: Path, name: str) -> None:
+    file.write_text(f"{POD}---\n{POD.replace('train', name)}")
+    said = apply("-f", str(file), "--dry-run")
+    assert said.exit_code == 2
+    assert said.stderr.startswith(f"aliquot: {file}:6:1: Pod: metadata.name: ")
+
+
+def test_a_daemon_that_refuses_a_name_is_told_with_file_and_line(daemon: PaperDaemon, file: Path) -> None:
+    error = {"kind": "invalid", "field": "Pod: metadata.name", "value": "train", "allowed": "another"}
+    daemon.answers["apply"] = [{"error": error}]
+    assert apply("-f", str(file)).stderr.startswith(f"aliquot: {file}:1:1: Pod: metadata.name: ")
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n---\n"])
+def test_a_file_with_nothing_in_it_is_named(nobody: Path, file: Path, text: str) -> None:
+    file.write_text(text)
+    said = apply("-f", str(file), "--dry-run")
+    assert said.exit_code == 2
+    assert said.stderr.startswith(f"aliquot: {file}: ")

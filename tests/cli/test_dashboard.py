@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from aliquot.adapters import player
+from aliquot.adapters.home import Home
 from machines import ALIQUOT, Machine, paper
 
 _KUBECTL = """#!{python} -SE
@@ -76,9 +79,48 @@ def test_a_port_that_is_taken_is_said_where_it_was_asked_for(tmp_path: Path) -> 
         try:
             with pytest.raises(AssertionError, match=f"--listen: 127.0.0.1:{port}: Address already in use"):
                 machine.up()
+            assert player.playing(Home(str(machine.home), str(machine.home))) is None  # other cards may come
         finally:
             machine.aliquot("down")
             machine.close()
+
+
+def test_a_daemon_that_cannot_come_up_leaves_the_cards_that_were_there(tmp_path: Path) -> None:
+    machine = Machine([*ALIQUOT, "up", "--simulate", "1x8GiB", "--listen", "0"])
+    home = Home(str(machine.home), str(machine.home))
+    try:
+        machine.up()
+        machine.kill()
+        before = player.playing(home)
+        assert before is not None
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            again = machine.aliquot("up", "--listen", str(taken.getsockname()[1]))
+        assert "Address already in use" in again.stderr
+        assert player.playing(home) == before
+    finally:
+        machine.aliquot("down")
+        shutil.rmtree(machine.home)
+
+
+def test_one_that_asks_for_a_token_says_so_where_it_is_and_how_others_come(tmp_path: Path) -> None:
+    token, port = tmp_path / "token", free_port()
+    token.write_text("0123456789abcdef")
+    token.chmod(0o600)
+    words = ["--simulate", "1x8GiB", "--listen", f"0.0.0.0:{port}", "--token-file", str(token)]
+    machine = Machine([*ALIQUOT, "up", *words])
+    try:
+        machine.up()
+        said = machine.aliquot("dashboard")
+        assert said.stdout == f"http://127.0.0.1:{port}/\n"
+        assert (
+            f"a token is asked for there, in {token}: open http://127.0.0.1:{port}/?token=$(cat {token}) once"
+            in said.stderr
+        )
+        assert f"from other machines: http://{socket.gethostname()}:{port}/" in said.stderr
+        assert "0123456789abcdef" not in json.dumps(machine.status())
+    finally:
+        machine.aliquot("down")
+        machine.close()
 
 
 def test_a_daemon_without_a_dashboard_loads_no_http_server(machine: Machine) -> None:

@@ -81,6 +81,23 @@ def test_one_that_is_not_there_is_exit_code_1_and_the_others_go(daemon: PaperDae
     assert delete("pod", "ghost", "--ignore-not-found").exit_code == 0
 
 
+def test_several_that_are_not_there_are_told_with_one_list(daemon: PaperDaemon) -> None:
+    daemon.answers["delete"] = lambda request: [
+        {"error": {"kind": "unknown-name", "name": f"default/{request['name']}", "names": ["default/x", "default/y"]}}
+    ]
+    said = delete("pod", "a", "b")
+    assert said.exit_code == 1
+    assert said.stderr == "aliquot: no pod is called default/a or default/b: there are default/x, default/y\n"
+
+
+def test_a_dry_run_tells_and_deletes_nothing(daemon: PaperDaemon) -> None:
+    daemon.answers["status"] = a_status(a_pod("train"), a_pod("x", "team"))
+    said = delete("pod", "train", "ghost", "--dry-run")
+    assert (said.exit_code, said.stdout) == (1, 'pod "train" deleted (dry run)\n')
+    assert said.stderr == "aliquot: no pod is called default/ghost: there are default/train, team/x\n"
+    assert asked(daemon) == []
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -40,6 +40,16 @@ def test_share_and_quota_memory_and_limit_stand_beside_each_other(daemon: PaperD
     assert "preempted: 2 times" in shown
 
 
+def test_a_container_that_cannot_be_started_says_why(daemon: PaperDaemon) -> None:
+    why = "nosuch: command not found on this machine"
+    container = a_container(state="waiting", restarts=1, exit_code=127, reason=why)
+    daemon.answers["status"] = a_status(pending("p", f"container main: {why}", node="box", containers=[container]))
+    shown = flat(describe("pod", "p").stdout)
+    assert "Status: CrashLoopBackOff (0 of 1 containers ready)" in shown
+    assert f"Reason: container main: {why}" in shown
+    assert f"state: waiting; last exit code 127: {why}" in shown
+
+
 def test_containers_tell_their_state_and_how_they_ended(daemon: PaperDaemon) -> None:
     now = time.time()
     containers = [

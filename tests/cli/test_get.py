@@ -162,6 +162,11 @@ def test_on_a_node_of_kubernetes_it_is_kubectls_to_show_pods(daemon: PaperDaemon
         (pending("p"), "Pending"),
         (pending("p", node="box"), "Starting"),
         (pending("p", node="box", containers=[a_container("i", init=True), a_container(state="waiting")]), "Init:0/1"),
+        (pending("p", node="box", containers=[a_container(state="waiting", restarts=1)]), "CrashLoopBackOff"),
+        (
+            pending("p", node="box", containers=[a_container("i", "waiting", init=True, restarts=1), a_container()]),
+            "Init:CrashLoopBackOff",
+        ),
         (a_pod("p"), "Running"),
         (a_pod("p", containers=[a_container(state="waiting", restarts=2)]), "CrashLoopBackOff"),
         (a_pod("p", containers=[a_container(), a_container("b", state="ended", exit_code=1)]), "Error"),
@@ -172,6 +177,28 @@ def test_on_a_node_of_kubernetes_it_is_kubectls_to_show_pods(daemon: PaperDaemon
 )
 def test_the_state_of_a_pod_is_called_as_kubectl_calls_it(pod: dict[str, Any], state: str) -> None:
     assert state_of(pod) == state
+
+
+def test_only_those_with_the_labels_are_shown(daemon: PaperDaemon) -> None:
+    web, other = a_pod("web-0", labels={"app": "web", "tier": "front"}), a_pod("db-0", labels={"app": "db"})
+    daemon.answers["status"] = a_status(web, other, a_pod("bare", labels={}))
+    for selector, names in (
+        ("app=web", ["web-0"]), ("app==web,tier=back", []), ("app!=web", ["bare", "db-0"]), ("app", ["db-0", "web-0"]),
+        ("!app", ["bare"]), ("app, tier!=front", ["db-0"]),
+    ):  # fmt: skip
+        assert get("pods", "-l", selector, "-o", "name").stdout.split() == [f"pod/{name}" for name in names], selector
+    assert "nothing found with such labels" in get("pods", "-l", "app=ghost").stderr
+
+
+@pytest.mark.parametrize("selector", ["", "=web", "app in (web)", "!app=web", "app=web,,"])
+def test_a_selector_that_is_none_is_told(daemon: PaperDaemon, selector: str) -> None:
+    said = get("pods", "-l", selector)
+    assert (said.exit_code, said.stderr.startswith(f"aliquot: -l: {selector} is not allowed: KEY=VALUE")) == (2, True)
+
+
+def test_rows_alone_are_for_other_programs(daemon: PaperDaemon) -> None:
+    daemon.answers["status"] = a_status(a_pod("train"), pending("a", "no room"))
+    assert [row[0] for row in rows(get("pods", "--no-headers").stdout)] == ["a", "train"]
 
 
 # --- watching -----------------------------------------------------------------------------------------------------

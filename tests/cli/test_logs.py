@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +131,19 @@ def test_a_log_is_followed_until_the_pod_ends(daemon: PaperDaemon) -> None:
 
     daemon.answers["pod-logs"] = where
     assert logs("train", "-f").stdout == "0\n1\n2\n"
+
+
+@pytest.mark.parametrize(
+    ("put", "said"), [(os.mkfifo, "something else"), (lambda at: at.symlink_to("/etc/os-release"), "a link")]
+)
+def test_what_somebody_put_where_a_log_was_is_not_read(
+    daemon: PaperDaemon, tmp_path: Path, put: Callable[[Path], None], said: str
+) -> None:
+    put(tmp_path / "log")
+    daemon.answers["pod-logs"] = {"pod": "-", "container": "main", "log": str(tmp_path / "log"), "running": False}
+    done = logs("train", "-c", "main")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
 
 
 @pytest.mark.parametrize("text", [b"", b"a", b"a\n", b"a\nb", b"a\nb\n", b"\n\n", b"x" * 200_000 + b"\n" + b"y\n" * 9])

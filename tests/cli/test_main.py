@@ -52,6 +52,13 @@ def test_a_slip_in_the_command_line_is_one_line_and_exit_code_2(arguments: list[
     assert said.stderr.count("\n") == 1
 
 
+def test_a_command_that_is_nearly_one_is_told_which_was_meant() -> None:
+    assert aliquot("aply", "-f", "x").stderr == (
+        'aliquot: There is no command "aply": apply? (aliquot --help tells what is allowed)\n'
+    )
+    assert "?" not in aliquot("xyzzy").stderr
+
+
 def test_pods_that_do_not_fit_are_exit_code_1(files: list[str]) -> None:
     assert aliquot("explain", *files).returncode == 1
 

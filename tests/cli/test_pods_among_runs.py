@@ -40,6 +40,13 @@ def test_ps_shows_process_and_command_of_a_pod(daemon: PaperDaemon) -> None:
     assert " ".join(row[-5:]) == "python train.py (and 1 more)"
 
 
+def test_ps_names_the_node_of_a_card_where_there_are_several(daemon: PaperDaemon) -> None:
+    tenant = a_tenant("default/train", node="node-1", cards=[a_share(0), a_share(3)])
+    nodes = [{**a_status()["nodes"][0], "name": name} for name in ("node-0", "node-1")]
+    daemon.answers["status"] = a_status(tenants=[tenant], nodes=nodes)
+    assert shown("ps").splitlines()[1].split()[3] == "node-1/0,3"
+
+
 def test_ps_shows_pods_that_wait_with_the_reason(daemon: PaperDaemon) -> None:
     daemon.answers["status"] = a_status(pending("train", "no room"))
     _, row, why = shown("ps").splitlines()

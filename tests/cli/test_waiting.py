@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from aliquot.cli.waiting import reason, waiting
+from aliquot.cli.waiting import waiting
+from aliquot.services.lacking import reason
 
 
 def short(card: int, what: str, wanted: int, had: int) -> dict[str, Any]:

@@ -82,9 +82,10 @@ def test_only_what_pods_are_made_of_changes_the_template() -> None:
     assert template_of(one) == template_of(more) != template_of(other)
 
 
-def test_a_job_whose_containers_are_tried_for_ever_is_told_so() -> None:
-    (found,) = read(a_workload("Job", template={"spec": {**SPEC, "restartPolicy": "OnFailure"}}))
-    assert any(each.startswith("backoffLimit counts Pods that failed") for each in found.notes)
+def test_a_field_that_kubernetes_does_not_know_is_noted_where_it_stands_in_the_template() -> None:
+    spec = {"containers": [{"name": "main", "comand": ["true"]}]}
+    (found,) = read(a_workload("Deployment", template={"spec": spec}))
+    assert found.notes[0] == "spec.template.spec.containers[0].comand is not a field of a container: command?"
 
 
 def test_how_many_pods_are_wanted() -> None:

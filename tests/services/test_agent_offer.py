@@ -142,3 +142,23 @@ def test_a_pod_that_is_refused_memory_hears_of_it_in_an_event(house: House, monk
     play(one_round())
     text = "allocations were refused past its limit of 5.0 GiB on card 0 (GPU-0): 7 so far"
     assert ("greedy", "GPUMemoryLimit", text) in house.told
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_one_that_is_told_to_end_as_it_wakes_ends(house: House, steps: int) -> None:
+    """`asyncio.wait_for` goes on then, and an agent that is ended looks around for ever."""
+    house.agent.restored.set()
+
+    async def act() -> None:
+        upkeep = asyncio.create_task(house.agent._upkeep())
+        await asyncio.sleep(0.05)
+        house.agent._awake.set()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        upkeep.cancel()
+        done, _ = await asyncio.wait([upkeep], timeout=0.5)
+        upkeep.cancel()
+        await asyncio.wait([upkeep])
+        assert done
+
+    play(act())

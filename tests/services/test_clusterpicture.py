@@ -125,11 +125,27 @@ def test_what_changed_and_changed_back_is_not_told() -> None:
     cluster = a_cluster(live_node("n1"))
     picture = a_picture(cluster)
     picture.state(1000.0)
+    picture.tick(1000.0)
     put(cluster, "p", "n1")
     cluster.drop_pod("ns/p")
     tick = picture.tick(1001.0)
     assert tick is not None
     assert tick["rows"] == []
+
+
+def test_what_changed_back_is_told_where_somebody_came_in_between() -> None:
+    cluster = a_cluster(live_node("n1"))
+    picture = a_picture(cluster)
+    picture.state(1000.0)
+    picture.tick(1001.0)
+    put(cluster, "p", "n1")
+    cluster.closed["n1"] = ("cordoned",)
+    picture.state(1001.5)
+    cluster.drop_pod("ns/p")
+    del cluster.closed["n1"]
+    tick = picture.tick(1002.0)
+    assert tick is not None
+    assert (tick["rows"], tick["trouble"]) == ([0], {})
 
 
 def test_a_node_that_comes_goes_or_has_other_cards_needs_a_new_state() -> None:
@@ -166,9 +182,10 @@ _EVENTS = st.lists(
 
 @given(_EVENTS)
 def test_a_state_and_the_ticks_after_it_make_the_state_there_is(events: list[tuple[str, int, int, int]]) -> None:
+    """For everybody who looks, whenever they came."""
     cluster = a_cluster(*(live_node(f"n{at}", 16, 16) for at in range(4)))
     picture = a_picture(cluster)
-    seen = picture.state(0.0)
+    everybody = [picture.state(0.0)]
     for now, (what, first, second, third) in enumerate([*events, ("tick", 0, 0, 0)], 1):
         match what:
             case "put":
@@ -179,20 +196,19 @@ def test_a_state_and_the_ticks_after_it_make_the_state_there_is(events: list[tup
             case "node":
                 cluster.set_node(live_node(f"n{first}", *[16] * second))
             case "join":
-                picture.state(float(now))
+                everybody.append(picture.state(float(now)))
             case "tick":
-                seen = _after(seen, picture, float(now))
+                tick = picture.tick(float(now))
+                everybody = [picture.state(float(now)) if tick is None else _after(seen, tick) for seen in everybody]
     fresh = picture.state(1e6)
-    assert seen["nodes"]["names"] == fresh["nodes"]["names"]
-    for name in ("memory", "core", "class"):
-        assert column(seen, name) == column(fresh, name)
+    for seen in everybody:
+        assert seen["nodes"]["names"] == fresh["nodes"]["names"]
+        for name in ("memory", "core", "class"):
+            assert column(seen, name) == column(fresh, name)
 
 
-def _after(seen: Json, picture: ClusterPicture, now: float) -> Json:
+def _after(seen: Json, tick: Json) -> Json:
     """What a browser makes of a tick."""
-    tick = picture.tick(now)
-    if tick is None:
-        return picture.state(now)
     starts = [sum(seen["nodes"]["cards"][:at]) for at in range(len(seen["nodes"]["cards"]))]
     for name in ("memory", "core", "class"):
         cards, news = column(seen, name), column(tick, name)

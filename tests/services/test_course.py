@@ -116,6 +116,19 @@ def test_a_pod_fails_when_one_of_its_containers_did() -> None:
     assert (found.phase, found.reason) == ("Failed", "container b was ended by signal 9")
 
 
+def test_a_job_gives_up_after_as_many_restarts_as_it_allows() -> None:
+    one, other = main("a"), main("b")
+    found = Course([one, other], "OnFailure", 0.0, most_restarts=2)
+    found.started(other, 8, 0.0)
+    for now in (0.0, 10.0, 20.0):
+        found.started(one, 7, now)
+        found.ended(one, 1, now)
+    assert (found.over, due(found, 1000.0)) == (True, [])
+    assert found.reason == "container a: it ended with exit code 1; backoffLimit allows 2 restarts"
+    found.ended(other, 143, 21.0)  # it was ended: its Pod is over
+    assert found.phase == "Failed"
+
+
 def test_one_that_cannot_be_started_says_why() -> None:
     found = course(main(), policy="Never")
     found.ended(found.containers[0], 127, 0.0, "nothing: command not found")

@@ -105,6 +105,39 @@ def test_pods_and_runs_wait_in_one_queue(pods: Pods) -> None:
     pods.ask("stop", name=run)
 
 
+def test_pods_are_seated_in_the_order_of_the_manifest_and_of_their_ordinals(pods: Pods) -> None:
+    whole = container(gib=24)
+    pods.apply(workload("StatefulSet", "web", 2, whole), pod("p", whole), workload("StatefulSet", "db", 3, whole))
+    waiting = ["default/p", "default/db-0", "default/db-1", "default/db-2"]
+    assert eventually(
+        lambda: len(there := pods.machine.status()["queue"]) == 4 and [each["name"] for each in there]
+    ) == (waiting)
+    assert sorted(pods.machine.names()) == ["default/web-0", "default/web-1"]
+
+
+def test_a_job_whose_containers_are_restarted_gives_up_when_its_limit_is_reached(pods: Pods) -> None:
+    job = workload("Job", "sums", 1, container("main", "false"), backoffLimit=1)
+    job["spec"]["template"]["spec"]["restartPolicy"] = "OnFailure"
+    pods.apply(job)
+    found = eventually(lambda: [each for each in pods.all() if each["phase"] == "Failed"])[0]
+    assert found["containers"][0]["restarts"] == 1
+    assert found["reason"] == "container main: it ended with exit code 1; backoffLimit allows 1 restarts"
+    assert len(pods.all()) == 1
+
+
+def test_labels_are_told_of_pods_and_workloads(pods: Pods) -> None:
+    labelled = pod("p")
+    labelled["metadata"]["labels"] = {"app": "web", "long": "x" * 64}
+    pods.apply(labelled)
+    assert pods.one("p")["labels"] == {"app": "web"}
+
+
+def test_a_command_that_is_not_there_is_told_while_it_is_tried_again(pods: Pods) -> None:
+    pods.apply(pod("p", container("main", "no-such-program")))
+    found = eventually(lambda: [each for each in pods.all() if each["containers"][0]["restarts"]])[0]
+    assert found["reason"] == "container main: no-such-program: command not found on this machine"
+
+
 def test_one_that_never_fits_waits_without_standing_in_the_way(pods: Pods) -> None:
     pods.apply(pod("huge", container(gib=25)))
     eventually(lambda: "GPU memory: 25 GiB wanted of a card, too small" in (pods.one("huge")["reason"] or ""))

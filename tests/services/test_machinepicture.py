@@ -298,6 +298,18 @@ def test_a_tick_tells_what_waits_only_when_that_has_changed() -> None:
     assert third["waiting"]["count"] == 1
 
 
+def test_who_waits_no_more_is_told_where_somebody_came_in_between() -> None:
+    machine = Machine()
+    machine.picture.tick(1000.0)
+    machine.picture.tick(1000.5)
+    machine.status["queue"] = [WAITS]
+    machine.picture.state(1000.7)
+    machine.status["queue"] = []
+    tick = machine.picture.tick(1001.0)
+    assert tick is not None
+    assert tick["waiting"] == {"count": 0, "pods": []}
+
+
 def test_another_policy_or_another_card_needs_a_new_state() -> None:
     machine = Machine()
     machine.picture.state(1000.0)

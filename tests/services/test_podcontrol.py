@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.dialects.localobjects import Amounts
 from aliquot.model.localpod import Applier, ContainerState, LocalPod, Phase, PodState, Workload
-from aliquot.services.podcontrol import Decision, decide, ready
+from aliquot.services.podcontrol import Decision, ready
+from aliquot.services.podcontrol import decide as decide_at
 
 WHO = Applier(0, 0, "/", {})
 
@@ -21,6 +23,15 @@ def wanted(kind: str = "Deployment", template: str = "now") -> Workload:
 def there(name: str, phase: Phase = Phase.RUNNING, template: str = "now", *, ending: bool = False) -> LocalPod:
     pod = LocalPod(name, "default", name, ("Deployment", "web"), {}, template, WHO, 0.0, PodState(phase))
     return replace(pod, ending=30.0) if ending else pod
+
+
+def decide(workload: Workload, amounts: Amounts, pods: list[LocalPod], now: float = 1e9) -> Decision:
+    return decide_at(workload, amounts, pods, now)
+
+
+def failed_at(name: str, when: float, restarts: int = 0) -> LocalPod:
+    container = ContainerState("main", "", (), "", state="ended", restarts=restarts)
+    return replace(there(name), state=PodState(Phase.FAILED, finished=when, containers=(container,)))
 
 
 def test_as_many_as_are_wanted_are_made() -> None:
@@ -59,6 +70,26 @@ def test_a_job_tries_again_until_too_many_have_failed() -> None:
     assert decide(wanted("Job"), Amounts(1, completions=1, backoff_limit=1), failed) == Decision((None,))
     running = there("b")
     assert decide(wanted("Job"), Amounts(1, completions=1, backoff_limit=0), [*failed, running]).end == (running,)
+
+
+@pytest.mark.parametrize(("failures", "pause"), [(1, 1.0), (2, 2.0), (3, 4.0), (20, 300.0)])
+def test_a_job_waits_longer_after_each_pod_that_failed(failures: int, pause: float) -> None:
+    amounts = Amounts(1, completions=1, backoff_limit=100)
+    pods = [failed_at(f"p{at}", 1000.0 - failures + at + 1) for at in range(failures)]  # the last at 1000
+    assert decide(wanted("Job"), amounts, pods, 1000.0 + pause - 0.01) == Decision()
+    assert decide(wanted("Job"), amounts, pods, 1000.0 + pause) == Decision((None,))
+
+
+def test_one_that_succeeded_ends_the_wait_of_its_job() -> None:
+    good = replace(there("c"), state=PodState(Phase.SUCCEEDED, finished=1001.0))
+    pods = [failed_at("a", 999.0), failed_at("b", 1000.0), good]
+    assert decide(wanted("Job"), Amounts(1, completions=2), pods, 1001.0) == Decision((None,))
+
+
+def test_restarts_of_a_failed_pods_containers_count_as_tries_of_the_job() -> None:
+    amounts = Amounts(1, completions=1, backoff_limit=3)
+    assert decide(wanted("Job"), amounts, [failed_at("a", 0.0, restarts=3)]) == Decision()
+    assert decide(wanted("Job"), amounts, [failed_at("a", 0.0, restarts=2)]) == Decision((None,))
 
 
 def test_a_job_that_does_not_say_how_often_it_succeeds_has_workers_that_end_by_themselves() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -179,6 +180,23 @@ class TestRefresh:
             server.faults.clear()
 
         play(scene)
+
+    @pytest.mark.parametrize("steps", range(4))
+    def test_one_that_is_told_to_end_as_the_answer_comes_ends(self, steps: int) -> None:
+        async def act() -> None:
+            answered = asyncio.Event()
+            shelf = Shelf(Api().kube, "n1", ended=lambda uid: None, runs=lambda uid: None)
+            shelf.reflector = cast("Reflector[PodObject]", SimpleNamespace(relist=answered.wait))
+            asking = asyncio.create_task(shelf.refresh())
+            await asyncio.sleep(0.01)
+            answered.set()
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            was_there = asking.cancel()
+            await asyncio.wait([asking])
+            assert asking.cancelled() is was_there
+
+        asyncio.run(act())
 
     def test_without_a_reflector_there_is_nothing_to_refresh(self) -> None:
         asyncio.run(Shelf(Api().kube, "n1", ended=lambda uid: None, runs=lambda uid: None).refresh())

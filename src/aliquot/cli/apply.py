@@ -78,17 +78,23 @@ def apply(
     aliquot apply --simulate 2x8x24GiB -f binpack.yaml --wait
     kubectl get sts binpack-1 -o yaml | aliquot apply -f -
     """
-    from aliquot.cli.applying import named, noted, read_files, runnable, send, skipped
+    from aliquot.cli.applying import check_alone, named, noted, read_files, runnable, send, skipped
 
     manifests, others = runnable(read_files(files))
     for each in manifests:
         named(each, namespace)  # what is wrong in a file is told before a daemon is started
-    results = send(_connected(simulate), manifests, namespace, dry_run=dry_run)
+    alone = dry_run and not _daemon_runs()
+    if alone:
+        results = check_alone(manifests, namespace)
+    else:
+        results = send(_connected(simulate), manifests, namespace, dry_run=dry_run)
     _write(results, output, dry_run)
     if others:
         _note(skipped(others))
     for line in noted(results):
         _note(line)
+    if alone:
+        _note("no daemon runs, and none was started: what the manifests say was checked, not whether there is room")
     if dry_run:
         return
     if wait:
@@ -97,6 +103,19 @@ def apply(
         raise click.exceptions.Exit(settle(results, timeout))
     if output == "table":
         click.echo("`aliquot get pods` shows how they stand", err=True)
+
+
+def _daemon_runs() -> bool:
+    from aliquot.adapters.control import ControlError, NoDaemonError, connect
+    from aliquot.adapters.home import homes
+
+    try:
+        connect(homes())[0].close()
+    except NoDaemonError:
+        return False
+    except ControlError:  # it is there, and will say so itself
+        return True
+    return True
 
 
 def _connected(simulate: str | None) -> Connection:

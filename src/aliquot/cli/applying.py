@@ -16,6 +16,7 @@ from aliquot.cli.manifests import Manifest, read_manifests
 
 if TYPE_CHECKING:
     from aliquot.adapters.control import AnswerError, Connection
+    from aliquot.model.refusal import Invalid
 
 Json = dict[str, Any]
 
@@ -35,7 +36,10 @@ def read_files(paths: Sequence[Path]) -> list[Manifest]:
     """The objects of all files; of a folder, those of its .yaml, .yml and .json files, by name. Raises InputError."""
     if [str(path) for path in paths].count("-") > 1:
         raise InputError("-f -: stdin can be read only once")
-    return [each for path in paths for file in _files(path) for each in read_manifests(file)]
+    found = [each for path in paths for file in _files(path) for each in read_manifests(file)]
+    if not found:
+        raise InputError(f"{', '.join(map(str, paths))}: has no object in it: {_RUN_HERE} is wanted")
+    return found
 
 
 def _files(path: Path) -> list[Path]:
@@ -65,9 +69,10 @@ def runnable(manifests: Sequence[Manifest]) -> tuple[list[Manifest], dict[str, l
             name = metadata.get("name") if isinstance(metadata, dict) else None
             others.setdefault(kind, []).append(str(name or "(no name)"))
     if not ours:
-        path = manifests[0].path if manifests else "the input"
         only = f", only {', '.join(others)}" if others else ""
-        raise InputError(f"{path}: has nothing in it that runs on one machine{only}: {_RUN_HERE} is wanted")
+        raise InputError(
+            f"{manifests[0].path}: has nothing in it that runs on one machine{only}: {_RUN_HERE} is wanted"
+        )
     return ours, others
 
 
@@ -85,15 +90,40 @@ def named(manifest: Manifest, namespace: str | None) -> tuple[Kind, str, str]:
     return kind, own or namespace or DEFAULT_NAMESPACE, name
 
 
-def send(connection: Connection, manifests: Sequence[Manifest], namespace: str | None, *, dry_run: bool) -> list[Json]:
-    """The daemon's word on each. Raises InputError, with file and line where one of them is not allowed."""
-    from aliquot.adapters.control import LONGEST, AnswerError, ControlError
+def check_alone(manifests: Sequence[Manifest], namespace: str | None) -> list[Json]:
+    """As a daemon without any Pods would answer a dry run: what they say is checked, not whether it fits. Raises
+    InputError, with file and line."""
+    from aliquot.dialects.localobjects import read_objects
+    from aliquot.model.refusal import Invalid
 
+    keys, objects = _spelled_out(manifests, namespace)
+    found = read_objects(objects)
+    if isinstance(found, Invalid):
+        raise _at_its_place(found, manifests, keys)
+    return [
+        {"kind": each.kind, "namespace": each.namespace, "name": each.name, "action": "created", "pods": [],
+         "notes": list(each.notes)}
+        for each in found
+    ]  # fmt: skip
+
+
+def _spelled_out(
+    manifests: Sequence[Manifest], namespace: str | None
+) -> tuple[list[tuple[Kind, str, str]], list[Json]]:
+    """Who they are, and the objects with their namespaces in them."""
     keys = [named(each, namespace) for each in manifests]
     objects = [
         {**each.value, "metadata": {**each.value["metadata"], "namespace": where}}
         for each, (_, where, _) in zip(manifests, keys, strict=True)
     ]
+    return keys, objects
+
+
+def send(connection: Connection, manifests: Sequence[Manifest], namespace: str | None, *, dry_run: bool) -> list[Json]:
+    """The daemon's word on each. Raises InputError, with file and line where one of them is not allowed."""
+    from aliquot.adapters.control import LONGEST, AnswerError, ControlError
+
+    keys, objects = _spelled_out(manifests, namespace)
     request = {"op": "apply", "objects": objects, "cwd": os.getcwd(), "env": _environment(), "dry_run": dry_run}
     size = len(json.dumps(request))
     try:
@@ -130,13 +160,20 @@ def _refused(error: AnswerError, manifests: Sequence[Manifest], keys: Sequence[t
     if error.kind == "invalid":
         from aliquot.model.refusal import Invalid
 
-        field = str(error.said.get("field"))
-        broken = Invalid(field, error.said.get("value"), str(error.said.get("allowed"))).sentence()
-        for manifest, (kind, namespace, name) in zip(manifests, keys, strict=True):
-            if field.startswith(f"{kind.name} {namespace}/{name}:"):
-                return manifest.error(broken)
-        return InputError(broken)
+        said = error.said
+        broken = Invalid(str(said.get("field")), said.get("value"), str(said.get("allowed")))
+        return _at_its_place(broken, manifests, keys)
     return refused(error, "object")
+
+
+def _at_its_place(broken: Invalid, manifests: Sequence[Manifest], keys: Sequence[tuple[Kind, str, str]]) -> InputError:
+    """With file and line."""
+    for manifest, (kind, namespace, name) in zip(manifests, keys, strict=True):
+        unnamed = {f"{kind.name}: metadata.name": name, f"{kind.name} {name}: metadata.namespace": namespace}
+        of_it = broken.field.startswith(f"{kind.name} {namespace}/{name}:")
+        if of_it or (broken.field in unnamed and unnamed[broken.field] == broken.value):
+            return manifest.error(broken.sentence())
+    return InputError(broken.sentence())
 
 
 # The notes that name a part of the object: alike but for that part, they are one.

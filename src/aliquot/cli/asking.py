@@ -29,7 +29,11 @@ class NoDaemonRunsError(InputError):
 
 
 class NotThereError(InputError):
-    """Nobody has that name."""
+    """Nobody has that name; `there` tells who is."""
+
+    def __init__(self, what: str, names: Sequence[str], there: str) -> None:
+        super().__init__(f"no {what} is called {' or '.join(names)}: {there}")
+        self.names, self.there = names, there
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on
@@ -79,7 +83,7 @@ def refused(error: AnswerError, what: str) -> InputError:
     """What the daemon said no to, in one line."""
     said = error.said
     if error.kind == "unknown-name":
-        return NotThereError(f"no {what} is called {said.get('name')}: {_there(said.get('names', ()), what)}")
+        return NotThereError(what, [str(said.get("name"))], _there(said.get("names", ()), what))
     if error.kind == "invalid":
         return InputError(f"{said.get('field')}: {said.get('value')} is not allowed: {said.get('allowed')}")
     return InputError(str(error), code=_DENIED if error.kind == "denied" else 1)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import subprocess
-from typing import IO
+from pathlib import Path
+from typing import IO, Any
 
 import click
 
@@ -57,7 +58,26 @@ def dashboard(
         raise InputError(_AGENT)
     if not about.get("dashboard"):
         raise InputError(_NONE)
-    _tell(about["dashboard"], opens=opens)
+    if about.get("token"):
+        _tell_token(about)
+    _tell(about["dashboard"], opens=opens, token=_token(about) if opens else None)
+
+
+def _tell_token(about: dict[str, Any]) -> None:
+    """How to come in, and from where. On stderr: what is on stdout is an address."""
+    elsewhere, file = about.get("dashboard_elsewhere"), about.get("token_file")
+    where = f"in {file}: open {about['dashboard']}?token=$(cat {file}) once" if file else "the one of its --token-file"
+    click.echo(f"aliquot: a token is asked for there, {where}", err=True)
+    if elsewhere:
+        click.echo(f"aliquot: from other machines: {elsewhere}", err=True)
+
+
+def _token(about: dict[str, Any]) -> str | None:
+    """Where we may read it."""
+    try:
+        return Path(about["token_file"]).read_text().strip() if about.get("token_file") else None
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def _forward(process: subprocess.Popen[str], *, opens: bool) -> None:
@@ -86,10 +106,10 @@ def _address(lines: IO[str]) -> str | None:
     return None
 
 
-def _tell(url: str, *, opens: bool) -> None:
+def _tell(url: str, *, opens: bool, token: str | None = None) -> None:
     click.echo(url)
     if opens:
         import webbrowser
 
-        if not webbrowser.open(url):
+        if not webbrowser.open(url if token is None else f"{url}?token={token}"):
             click.echo("aliquot: no browser could be started here: open the address yourself", err=True)

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from aliquot.cli.asking import Duration, NoDaemonRunsError, events
+from aliquot.cli.asking import Duration, NoDaemonRunsError, NotThereError, events
 from aliquot.cli.completing import typed
 from aliquot.cli.errors import InputError
 from aliquot.cli.kinds import APPLIED, DEFAULT_NAMESPACE, NODE, POD, Kind, targets
-from aliquot.cli.podviews import selected, standing
+from aliquot.cli.podviews import listed, selected, standing
 
 Json = dict[str, Any]
 
@@ -37,6 +37,7 @@ _AT_ONCE = 16  # objects that are ended side by side: each may take its grace
     help="From SIGTERM to SIGKILL  [default: as the Pod has it, 30s]",
 )
 @click.option("--now", is_flag=True, help="The same as --grace 1s")
+@click.option("--dry-run", is_flag=True, help="Tell what would be deleted; nothing is")
 @click.option("--ignore-not-found", is_flag=True, help="What is not there is no error")
 def delete(
     what: Sequence[str],
@@ -45,6 +46,7 @@ def delete(
     everything: bool,
     grace: float | None,
     now: bool,
+    dry_run: bool,
     ignore_not_found: bool,
 ) -> None:
     """End Pods, and the workloads that make them.
@@ -66,13 +68,46 @@ def delete(
         click.echo("nothing to delete", err=True)
         return
 
-    def end(each: tuple[Kind, str, str]) -> int:
+    def end(each: tuple[Kind, str, str]) -> int | NotThereError:
         kind, where, name = each
         return _delete(kind, where, name, grace=patience, ignore=ignore_not_found)
 
-    with ThreadPoolExecutor(_AT_ONCE) as several:
-        codes = list(several.map(end, chosen))
-    raise click.exceptions.Exit(max(codes))
+    if dry_run:
+        answers = _would_delete(chosen, ignore=ignore_not_found)
+    else:
+        with ThreadPoolExecutor(_AT_ONCE) as several:
+            answers = list(several.map(end, chosen))
+    missing = [(kind, each) for (kind, _, _), each in zip(chosen, answers, strict=True) if not isinstance(each, int)]
+    if not ignore_not_found:
+        _tell_missing(missing)
+    raise click.exceptions.Exit(max(each if isinstance(each, int) else int(not ignore_not_found) for each in answers))
+
+
+def _tell_missing(missing: Sequence[tuple[Kind, NotThereError]]) -> None:
+    """Who is there once for all of a kind: the list may be long."""
+    for kind in dict.fromkeys(kind for kind, _ in missing):
+        errors = [error for of, error in missing if of is kind]
+        names = sorted({name for error in errors for name in error.names})
+        NotThereError(kind.words[1], names, errors[-1].there).show()
+
+
+def _would_delete(chosen: Sequence[tuple[Kind, str, str]], *, ignore: bool) -> list[int | NotThereError]:
+    try:
+        status = standing()
+    except NoDaemonRunsError:
+        if ignore:
+            return [0] * len(chosen)
+        raise
+    answers: list[int | NotThereError] = []
+    for kind, where, name in chosen:
+        there = [f"{each['namespace']}/{each['name']}" for each in listed(status, kind)]
+        if f"{where}/{name}" in there:
+            answers.append(0)
+            click.echo(f"{_deleted(kind, where, name)} (dry run)")
+        else:
+            names = f"there are {', '.join(there)}" if there else "there is none"
+            answers.append(NotThereError(kind.words[1], [f"{where}/{name}"], names))
+    return answers
 
 
 def _patience(grace: float | None, now: bool) -> float | None:
@@ -123,25 +158,24 @@ def _by_name(what: Sequence[str], namespace: str | None, everything: bool, ignor
     ]
 
 
-def _delete(kind: Kind, namespace: str, name: str, *, grace: float | None, ignore: bool) -> int:
-    """One of them, to its end; the exit code. The others go on whatever becomes of it."""
-    from aliquot.cli.asking import NotThereError
-
+def _delete(kind: Kind, namespace: str, name: str, *, grace: float | None, ignore: bool) -> int | NotThereError:
+    """One of them, to its end; the exit code, or that it is not there. The others go on whatever becomes of it."""
     request = {"op": "delete", "kind": kind.name, "namespace": namespace, "name": name, "grace": grace}
     pods: list[str] = []
     try:
         for said in events(request, None, what=kind.words[1]):
             pods = said.get("ok", {}).get("deleted", [])
     except NotThereError as error:
-        if ignore:
-            return 0
-        error.show()
-        return 1
+        return error
     except InputError as error:
         if ignore and isinstance(error, NoDaemonRunsError):
             return 0
         error.show()
         return error.exit_code
     made = "" if kind is POD else f" ({len(pods)} Pod{'s' * (len(pods) != 1)})"
-    click.echo(f'{kind.typed} "{name}" deleted{"" if namespace == DEFAULT_NAMESPACE else f" from {namespace}"}{made}')
+    click.echo(f"{_deleted(kind, namespace, name)}{made}")
     return 0
+
+
+def _deleted(kind: Kind, namespace: str, name: str) -> str:
+    return f'{kind.typed} "{name}" deleted{"" if namespace == DEFAULT_NAMESPACE else f" from {namespace}"}'

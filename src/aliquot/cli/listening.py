@@ -33,7 +33,7 @@ def parse_listen(text: str | None, token_file: Path | None, *, option: str) -> L
             f"{option}: {address} is reached from other machines: name a file with a token ({token_option}), as "
             "`(umask 077; openssl rand -hex 24 > FILE)` makes one; or listen on 127.0.0.1"
         )
-    return Listen(address, port, token)
+    return Listen(address, port, token, token_file=None if token_file is None else str(token_file.absolute()))
 
 
 def split_address(text: str, option: str) -> tuple[str, int]:

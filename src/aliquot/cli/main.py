@@ -78,9 +78,9 @@ class _Commands(click.Group):
         except click.UsageError as error:
             import difflib
 
-            close = difflib.get_close_matches(args[0], self.list_commands(ctx), 2)
+            close = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
             if close and not args[0].startswith("-"):
-                raise click.UsageError(f'There is no command "{args[0]}": {" or ".join(close)}?', ctx) from error
+                raise click.UsageError(f'There is no command "{args[0]}": {close[0]}?', ctx) from error
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from aliquot.adapters.home import Home
@@ -12,6 +14,8 @@ from aliquot.cli.errors import InputError
 
 if TYPE_CHECKING:
     from aliquot.adapters.player import Playing
+
+_OURS = "ALIQUOT_OWN_PLAYER"  # the player that we started before we became ourselves again, by its pid
 
 
 def parse_simulation(text: str | None) -> Cards | None:
@@ -24,13 +28,32 @@ def parse_simulation(text: str | None) -> Cards | None:
         raise InputError(f"--simulate: {text} is not allowed: {SIMULATE_ALLOWED}") from None
 
 
+@contextlib.contextmanager
+def or_no_player(home: Home) -> Iterator[Callable[[], None]]:
+    """A player that was started for this very daemon ends with it, unless it came up, which is told by calling.
+
+    Left behind it would refuse the next one other cards. One that was there before is somebody's.
+    """
+    from aliquot.adapters import player
+
+    ours, up = os.environ.pop(_OURS, None), []
+    try:
+        yield lambda: up.append(True)
+    except BaseException:
+        playing = player.playing(home)
+        if not up and playing is not None and str(playing.pid) == ours:
+            player.end(home)
+        raise
+
+
 def with_stand_ins(home: Home, spec: Cards) -> Playing:
     """The player; before that, once, ourselves again with the stand-ins in front of the driver's libraries."""
     from aliquot.adapters import player
 
-    playing = player.play(home, spec.cards, spec.memory_mib, nodes=spec.nodes)
     stand_ins = f"{player.preloadable(home)}/simgpu"
     preload = f"{stand_ins}/libsimrm.so"
+    there = player.playing(home)
+    playing = player.play(home, spec.cards, spec.memory_mib, nodes=spec.nodes)
     if os.environ.get(player.SIM_ENV) == playing.socket and os.environ.get("LD_PRELOAD") == preload:
         return playing
     path = os.environ.get("LD_LIBRARY_PATH")
@@ -39,5 +62,6 @@ def with_stand_ins(home: Home, spec: Cards) -> Playing:
         "LD_PRELOAD": preload,
         "LD_LIBRARY_PATH": stand_ins + (f":{path}" if path else ""),
         player.SIM_ENV: playing.socket,
+        **({} if there is not None else {_OURS: str(playing.pid)}),
     }
     return os.execve(sys.executable, [sys.executable, "-m", "aliquot", *sys.argv[1:]], environment)  # noqa: S606

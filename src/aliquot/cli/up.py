@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from aliquot.cli.amounts import Cards, duration, memory
 from aliquot.cli.asking import Duration, NoDaemonRunsError, ask
 from aliquot.cli.errors import InputError
 from aliquot.cli.listening import parse_listen
-from aliquot.cli.simulated import parse_simulation, with_stand_ins
+from aliquot.cli.simulated import or_no_player, parse_simulation, with_stand_ins
 
 if TYPE_CHECKING:
     from aliquot.services.access import Listen
@@ -80,7 +81,8 @@ def up(
     home = own_home()
     if home not in homes()[:1]:
         _none_for_the_machine(homes()[0])
-    _serve(home, policy, release_delay, spec, where)
+    with or_no_player(home) as came_up:
+        _serve(home, policy, release_delay, spec, where, came_up)
 
 
 @click.command()
@@ -174,7 +176,14 @@ def _in_background(
     click.echo(f"aliquot: ready: pid {status['daemon']['pid']}; {cards}; {where}", err=True)
 
 
-def _serve(home: Home, policy: str | None, delay: float | None, spec: Cards | None, where: Listen | None) -> None:
+def _serve(
+    home: Home,
+    policy: str | None,
+    delay: float | None,
+    spec: Cards | None,
+    where: Listen | None,
+    came_up: Callable[[], None],
+) -> None:
     from aliquot.adapters import player
     from aliquot.adapters.nvml import Nvml, NvmlError
     from aliquot.adapters.store import StoreError
@@ -185,6 +194,11 @@ def _serve(home: Home, policy: str | None, delay: float | None, spec: Cards | No
     to_file = not sys.stderr.isatty() and "JOURNAL_STREAM" not in os.environ
     form = "%(asctime)s aliquot: %(message)s" if to_file else "aliquot: %(message)s"
     logging.basicConfig(level=logging.INFO, format=form, stream=sys.stderr)
+
+    def say(text: str) -> None:
+        came_up()
+        click.echo(f"aliquot: {text}", err=True)
+
     playing = player.playing(home)
     if spec is None and playing is not None:  # the home is simulated until `aliquot down`
         spec = Cards(playing.cards, playing.memory_mib, playing.nodes)
@@ -205,7 +219,7 @@ def _serve(home: Home, policy: str | None, delay: float | None, spec: Cards | No
             home=home,
             nvml=nvml,
             make_arbiter=_arbiter(nvml, simulated=playing is not None),
-            say=lambda text: click.echo(f"aliquot: {text}", err=True),
+            say=say,
             environment={} if playing is None else {player.SIM_ENV: playing.socket},
             front=front,
             policy=None if policy is None else Isolation(policy),

@@ -27,6 +27,7 @@ class Listen:
     port: int
     token: str | None = None
     usual: bool = False  # nobody asked for just this: where it is taken, there is none
+    token_file: str | None = None  # where the token was read: for people to find it
 
 
 NOWHERE = Listen("127.0.0.1", 0)
@@ -43,10 +44,13 @@ class Access:
     @property
     def url(self) -> str:
         """Where to look, from this machine."""
-        address = self.address
-        if address in ("0.0.0.0", "::", ""):  # noqa: S104  # asked, not listened on
-            address = "127.0.0.1"
+        address = "127.0.0.1" if self.everywhere else self.address
         return f"http://{f'[{address}]' if ':' in address else address}:{self.port}/"
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether it listens on all of the machine's addresses."""
+        return self.address in ("0.0.0.0", "::", "")  # noqa: S104  # asked, not listened on
 
     @property
     def cookie(self) -> str:

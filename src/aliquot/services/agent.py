@@ -13,6 +13,7 @@ line, it leaves running Pods as they are.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -348,7 +349,7 @@ class Agent:
             self.clerk.tell_limits(standings, tenancies, self.parts.health.cards)
             self.clerk.tell_lingering(self.tenants.sweep())
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_UPKEEP):  # not wait_for: that forgets being cancelled when it wakes with it
+                async with asyncio.timeout(_UPKEEP):  # not wait_for: that may forget being cancelled
                     await self._awake.wait()
 
     def _remember_cards(self) -> None:

@@ -58,7 +58,8 @@ class ClusterPicture:
         self._waiting: Json | None = None
         self._waiting_of: tuple[float, list[str]] = (0.0, [])
         self._waiting_told: Json | None = None
-        self._trouble: Json = {}
+        self._trouble: Json | None = None
+        self._joined = False  # somebody was told a state since the last tick: what changed back since is news to them
 
     # --- the picture -----------------------------------------------------------------------------------------------
 
@@ -76,6 +77,7 @@ class ClusterPicture:
 
     def state(self, now: float) -> Json:
         layout = self._current()
+        self._joined = True
         if self._told_layout is None:
             self._tell_all(layout)
         cards = card_bytes(self._cluster.board, layout.card_rows, layout.card_slots)
@@ -112,7 +114,9 @@ class ClusterPicture:
         rows = np.flatnonzero(board.changed[: board.rows] > self._clock).tolist()
         self._clock = board.clock
         nodes = np.array(sorted(at for row in rows if (at := layout.index_of_row.get(row)) is not None), np.int64)
-        nodes = self._differing(layout, nodes)
+        differing = self._differing(layout, nodes)
+        joined, self._joined = self._joined, False
+        nodes = nodes if joined else differing
         places = layout.cards_of(nodes)
         waiting, trouble = self._waiters(now), self._troubles(layout)
         told = {
@@ -120,7 +124,7 @@ class ClusterPicture:
             "totals": self._count(now),
             "rows": nodes.tolist(),
             "cards": {name: packed(column[places].tobytes()) for name, column in self._told.items()},
-            "trouble": trouble if trouble != self._trouble else None,
+            "trouble": trouble if joined or trouble != self._trouble else None,
             "waiting": waiting if waiting is not self._waiting_told else None,
             "live": None,
         }

@@ -111,8 +111,9 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
     node.configure(_wished(node.rules, setup.policy, setup.release_delay))
     listening = _listening(setup.listen)
     url = listening[1].url if listening else None
+    access = _access_told(setup.listen, listening[1]) if listening else {}
     lookout = Lookout(cards, setup.nvml)
-    told = about(os.getpid(), time.time(), home=home.run, simulated=simulated, dashboard=url)
+    told = about(os.getpid(), time.time(), home=home.run, simulated=simulated, dashboard=url, **access)
     door = Door(node, lookout, told, pods)
     lookout.start()
     if listening:
@@ -164,6 +165,12 @@ def _listening(wished: Listen) -> tuple[socket.socket, Access] | None:
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)  # socket's own words repeat the address
         raise UpError(f"--listen: {wished.address}:{wished.port}: {why}: another port, or 0 for none") from error
+
+
+def _access_told(wished: Listen, access: Access) -> dict[str, Any]:
+    """How others get there; the token itself is told to nobody."""
+    elsewhere = f"http://{socket.gethostname()}:{access.port}/" if access.everywhere else None
+    return {"dashboard_elsewhere": elsewhere, "token": access.token is not None, "token_file": wished.token_file}
 
 
 async def _ended(showing: asyncio.Task[None] | None) -> None:

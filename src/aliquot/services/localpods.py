@@ -128,7 +128,7 @@ class LocalPods:
         ]
 
     def put(self, applied: Sequence[Workload | LocalPod], now: float) -> None:
-        """Take them in; all of it or, with StoreError, nothing. In that order their Pods are made, and wait for room."""
+        """Take them in; all of it or, with StoreError, nothing. Their Pods are made, and wait, in that order."""
         workloads = [each for each in applied if isinstance(each, Workload)]
         self._store.write(workloads=workloads, pods=[each for each in applied if isinstance(each, LocalPod)])
         self.workloads.update({workload_key(each): each for each in workloads})
@@ -209,9 +209,7 @@ class LocalPods:
             return False
         try:
             make_log_folder(folder, pod.applier)
-            keeper = self._keepers.start(
-                pod.uid, pod.applier, f"{folder}/.keeper", {POD_VARIABLE: pod.uid}
-            )  # fmt: skip
+            keeper = self._keepers.start(pod.uid, pod.applier, f"{folder}/.keeper", {POD_VARIABLE: pod.uid})
         except (KeeperError, OSError) as error:
             _LOG.warning("%s: %s", pod.key, error)
             self._not_before[pod.uid] = time.monotonic() + _AGAIN
@@ -280,9 +278,10 @@ class LocalPods:
         say({"event": {"granted": {**told, "most_restarts": self._most_restarts(pod)}}})
 
     def _most_restarts(self, pod: LocalPod) -> int | None:
-        """A Job's; the Pods of all others are started again for as long as they want to."""
-        job = self.workloads.get((pod.owner[0], pod.namespace, pod.owner[1])) if pod.owner is not None else None
-        return amounts_of(job.manifest).backoff_limit if job is not None and job.kind == "Job" else None
+        """A Job's; all others are tried for ever."""
+        kind, name = pod.owner or ("", "")
+        job = self.workloads.get((kind, pod.namespace, name)) if kind == "Job" else None
+        return None if job is None else amounts_of(job.manifest).backoff_limit
 
     def report(self, uid: str, said: Mapping[str, Any], now: float) -> None:
         """What its keeper tells of it."""

@@ -43,7 +43,7 @@ class MachinePicture:
         self._read_at = 0.0  # our clock then
         self._layout: list[tuple[Any, ...]] | None = None  # as last told
         self._waiting: Json | None = None
-        self._trouble: Json = {}
+        self._trouble: Json | None = None
         self._told_until: int | None = None  # the timeline's bucket before which all is told
 
     # --- what is looked at -----------------------------------------------------------------------------------------
@@ -86,6 +86,7 @@ class MachinePicture:
         names = [node["name"] for node, _ in nodes]
         if self._layout is None:
             self._layout = _layout(nodes)
+        self._waiting = self._trouble = None  # what changed back until the next tick is news to whoever reads this
         return {
             "version": aliquot.__version__,
             "kind": "machine",

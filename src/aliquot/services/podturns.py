@@ -1,7 +1,7 @@
 """Whose keeper was started and has not asked for room yet: Pods ask in the order in which they were made.
 
 Keepers are processes, and equal ones race: whoever came first would have the better card, and `web-3` run where `web-0`
-waits. One that says nothing for too long keeps no other waiting; nor does another user's, who could stop theirs at will.
+waits. One that says nothing for too long keeps no other waiting; nor does another user's, who could stop it at will.
 """
 
 from __future__ import annotations

@@ -1,0 +1,55 @@
+"""Words that are no field of a Pod are told by name, with what was probably meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from aliquot.dialects.podfields import unknown_fields
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize(
+    ("spec", "note"),
+    [
+        ({"containers": [{"resource": {}}]}, "spec.containers[0].resource is not a field of a container: resources?"),
+        ({"initContainers": [{"arg": []}]}, "spec.initContainers[0].arg is not a field of a container: args?"),
+        ({"restartPolcy": "Never"}, "spec.restartPolcy is not a field of a Pod's spec: restartPolicy?"),
+        ({"zzz": 1}, "spec.zzz is not a field of a Pod's spec: it does nothing"),
+        (
+            {"containers": [{"resources": {"limit": {}}}]},
+            "spec.containers[0].resources.limit is not a field of resources: limits?",
+        ),
+    ],
+)
+def test_a_misspelled_field_is_named_with_the_one_that_was_meant(spec: dict[str, Any], note: str) -> None:
+    assert unknown_fields(spec) == [note]
+
+
+def test_a_pod_full_of_them_is_told_of_some() -> None:
+    assert len(unknown_fields({f"x{at}": 1 for at in range(1000)})) == 10
+
+
+def specs(value: Any) -> list[dict[str, Any]]:
+    """Whatever has containers, however deep."""
+    if isinstance(value, list):
+        return [found for each in value for found in specs(each)]
+    if not isinstance(value, dict):
+        return []
+    here = [value] if isinstance(value.get("containers"), list) else []
+    return here + [found for each in value.values() for found in specs(each)]
+
+
+def test_no_example_has_a_word_that_is_none() -> None:
+    found = [
+        spec
+        for path in EXAMPLES.rglob("*.yaml")
+        for each in yaml.safe_load_all(path.read_text())
+        for spec in specs(each)
+    ]
+    assert found
+    assert [note for spec in found for note in unknown_fields(spec)] == []
