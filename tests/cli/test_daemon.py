@@ -109,3 +109,18 @@ def test_a_home_too_long_for_sockets_says_what_to_do(tmp_path: Path) -> None:
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert said.returncode == 2
     assert "set ALIQUOT_HOME to a shorter one, such as /tmp/aliquot" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("cards", "said"),
+    [
+        ("2x24", "ready: 2 cards (2 x Paper 1000 24 GiB); "),
+        ("2x8x24", "ready: 16 cards (16 x Paper 1000 24 GiB on 2 nodes); "),
+    ],
+)
+def test_equal_cards_are_counted_in_the_line_that_tells_that_it_is_ready(cards: str, said: str) -> None:
+    machine = paper(cards)
+    try:
+        assert said in machine.up()
+    finally:
+        machine.close()

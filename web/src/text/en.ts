@@ -68,6 +68,7 @@ export const en = {
   inUse: "in use",
   share: "share",
   quota: "quota",
+  state: "state",
   tenants: "Tenants",
   exclusive: "whole",
   greedy: "spare compute",

@@ -69,6 +69,7 @@ export const zh: Text = {
   inUse: "使用中",
   share: "实得",
   quota: "配额",
+  state: "状态",
   tenants: "租户",
   exclusive: "整卡",
   greedy: "闲置算力",

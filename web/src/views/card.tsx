@@ -53,7 +53,7 @@ export function CardView({ card }: { card: Card }) {
               <th>{text.memory}</th>
               <th>{text.quota}</th>
               {measured && <th>{text.share}</th>}
-              {stated && <th>{text.phase}</th>}
+              {stated && <th>{text.state}</th>}
             </tr>
           </thead>
           <tbody>
