@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from machines import ALIQUOT, FOREVER, PATIENCE, Machine, eventually
+from machines import ALIQUOT, FOREVER, PATIENCE, Machine, eventually, paper
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

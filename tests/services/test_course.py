@@ -124,7 +124,7 @@ def test_a_job_gives_up_after_as_many_restarts_as_it_allows() -> None:
         found.started(one, 7, now)
         found.ended(one, 1, now)
     assert (found.over, due(found, 1000.0)) == (True, [])
-    assert found.reason == "container a: it ended with exit code 1; backoffLimit allows 2 restarts"
+    assert found.reason == "container a: it ended with exit code 1; its Job's backoffLimit (2) is reached"
     found.ended(other, 143, 21.0)  # it was ended: its Pod is over
     assert found.phase == "Failed"
 

@@ -121,7 +121,7 @@ def test_a_job_whose_containers_are_restarted_gives_up_when_its_limit_is_reached
     pods.apply(job)
     found = eventually(lambda: [each for each in pods.all() if each["phase"] == "Failed"])[0]
     assert found["containers"][0]["restarts"] == 1
-    assert found["reason"] == "container main: it ended with exit code 1; backoffLimit allows 1 restarts"
+    assert found["reason"] == "container main: it ended with exit code 1; its Job's backoffLimit (1) is reached"
     assert len(pods.all()) == 1
 
 

@@ -27,6 +27,7 @@ logs.py       the output of a Pod or of a run
 kinds.py      kubectl's words for what there is
 completing.py what a shell may complete of them
 podviews.py   Pods, workloads and nodes: who is meant, and a row for each
+selecting.py  `-l`: labels as kubectl selects by them
 listening.py  where a dashboard listens, and its token
 dashboard.py  where to look at it
 asking.py     asking the daemon, and what to say when it says no

@@ -113,7 +113,9 @@ class Course:
         limited = self._most_restarts is not None and tries >= self._most_restarts
         if again and code != 0 and limited and not (container.sidecar and self.over):
             again, self._failed = False, True
-            container.reason = f"{why or f'it {_ended(code)}'}; backoffLimit allows {self._most_restarts} restarts"
+            container.reason = (
+                f"{why or f'it {_ended(code)}'}; its Job's backoffLimit ({self._most_restarts}) is reached"
+            )
         if again and not (container.sidecar and self.over):
             container.pause = FIRST_PAUSE if lasted >= STEADY else container.pause
             container.due, container.state = now + container.pause, "waiting"

@@ -75,8 +75,7 @@ class LocalPods:
 
     def restore(self, *, rebooted: bool) -> None:
         """What there was is there again; whose keeper is gone is dealt with as if it went now."""
-        for workload in self._store.workloads():
-            self.workloads[workload_key(workload)] = workload
+        self.workloads.update({workload_key(each): each for each in self._store.workloads()})
         for pod in self._store.pods():
             self._know(pod)
             if pod.keeper is not None and not rebooted and processes.lives(*pod.keeper):
@@ -260,10 +259,9 @@ class LocalPods:
     def seat(self, uid: str, tenancy: Tenancy | None, grant: Grant | None, say: Say) -> None:
         """It may start: written down, and told."""
         pod = self.pods[uid]
-        node = next((each for each in self.node.nodes if grant is not None and each.name == grant.node), None)
-        node = node or self.node.nodes[0]
-        logs = self.logs(pod)
-        claim, now = self.claims[uid], time.time()
+        there = (each for each in self.node.nodes if grant is not None and each.name == grant.node)
+        node = next(there, self.node.nodes[0])
+        claim, logs, now = self.claims[uid], self.logs(pod), time.time()
         placed = f"placed on {node.name}" if grant is None else podplaces.seat_told(grant)
         state = replace(
             podmaking.with_event(pod.state, now, placed),
@@ -274,8 +272,8 @@ class LocalPods:
         )
         environment = {} if tenancy is None else self._environment(tenancy, str(self.node.directory(tenancy.tenant.id)))
         self._write(replace(pod, state=state))  # what was promised is on the disk already: the tenancy
-        told = podplaces.told(pod, grant, claim, node, environment, logs)
-        say({"event": {"granted": {**told, "most_restarts": self._most_restarts(pod)}}})
+        told = podplaces.told(pod, grant, claim, node, environment, logs) | {"most_restarts": self._most_restarts(pod)}
+        say({"event": {"granted": told}})
 
     def _most_restarts(self, pod: LocalPod) -> int | None:
         """A Job's; all others are tried for ever."""
