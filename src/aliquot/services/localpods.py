@@ -170,9 +170,10 @@ class LocalPods:
     def _control_all(self, now: float) -> None:
         owned: dict[object, list[LocalPod]] = {}
         for pod in self.pods.values():
-            owned.setdefault((pod.namespace, pod.owner), []).append(pod)
+            owned.setdefault((pod.namespace, pod.owner, pod.applier.user), []).append(pod)
         for workload in list(self.workloads.values()):
-            self._control(workload, owned.get((workload.namespace, (workload.kind, workload.name)), []), now)
+            key = (workload.namespace, (workload.kind, workload.name), workload.applier.user)
+            self._control(workload, owned.get(key, []), now)
 
     def _control(self, workload: Workload, there: Sequence[LocalPod], now: float) -> None:
         decision = decide(workload, amounts_of(workload.manifest), there, now)

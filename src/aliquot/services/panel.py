@@ -145,7 +145,8 @@ class Panel:
         listener = self._hub.join()
         try:
             while (frames := await listener.next()) is not None:
-                await asyncio.wait_for(answer.write(frames), _PATIENCE)
+                async with asyncio.timeout(_PATIENCE):
+                    await answer.write(frames)
         except (ConnectionError, TimeoutError):
             pass
         finally:
