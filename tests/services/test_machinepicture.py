@@ -290,7 +290,8 @@ def test_a_tick_tells_what_waits_only_when_that_has_changed() -> None:
     machine = Machine()
     machine.picture.state(1000.0)
     first, second = machine.picture.tick(1000.5), machine.picture.tick(1001.0)
-    assert first is not None and second is not None  # noqa: PT018  # for the type checker
+    assert first is not None
+    assert second is not None
     assert second["waiting"] is None
     machine.status["queue"] = [WAITS]
     third = machine.picture.tick(1001.5)

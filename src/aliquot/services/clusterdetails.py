@@ -60,8 +60,10 @@ class Details:
         tenants: dict[int, list[Json]] = {}
         for booking in cluster.ledger.on(name):
             placed = cluster.placed.get(booking.uid) or cluster.assumed.get(booking.uid)
-            for slot, use in booking.occupant.usage.items() if placed is not None else ():
-                tenants.setdefault(slot, []).append(_tenant(placed.claim, use))  # type: ignore[union-attr]
+            if placed is None:  # it asked for no card
+                continue
+            for slot, use in booking.occupant.usage.items():
+                tenants.setdefault(slot, []).append(_tenant(placed.claim, use))
         return {
             "name": name,
             "offers": [offer.value for offer in Offer if offer in node.offers],
