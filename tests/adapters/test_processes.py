@@ -108,3 +108,15 @@ def test_processes_are_found_by_what_a_variable_says() -> None:
             stack.callback(child.kill)
             found.setdefault(value, set()).add(child.pid)
         assert processes.by_environment(name) == found
+
+
+def test_one_that_hands_over_to_a_child_all_the_time_is_found_in_some_generation() -> None:
+    again = "import os, time\nfor _ in range(10000):\n    time.sleep(0.002)\n    if os.fork(): os._exit(0)"
+    environment = {**os.environ, "ALIQUOT_MARK": "handing over"}
+    with subprocess.Popen([sys.executable, "-S", "-c", again], env=environment) as first:
+        first.wait()
+        missed = sum(not processes.with_environment("ALIQUOT_MARK", "handing over") for _ in range(300))
+        while left := processes.with_environment("ALIQUOT_MARK", "handing over"):
+            for pid in left:
+                processes.send_signal(pid, signal.SIGKILL)
+    assert missed == 0

@@ -338,19 +338,24 @@ for request in json.loads(sys.argv[2]):
     assert pods.one("roots")["cards"][0]["memory_limit_bytes"] == 4 << 30
 
 
+def _alone(cards: str) -> Iterator[Pods]:
+    """A machine of the test's own."""
+    machine = paper(cards)
+    machine.up()
+    found = Pods(machine)
+    try:
+        yield found
+        found.clear()
+    finally:
+        machine.close()
+
+
 class TestRestarts:
     """The daemon is killed; the next one finds everything again."""
 
     @pytest.fixture
     def own(self) -> Iterator[Pods]:
-        machine = paper("1x24")
-        machine.up()
-        found = Pods(machine)
-        try:
-            yield found
-            found.clear()
-        finally:
-            machine.close()
+        yield from _alone("1x24")
 
     def test_pods_run_on_without_the_daemon_and_are_taken_up_again(self, own: Pods) -> None:
         own.apply(pod("p"), workload("StatefulSet", "web", 2))
@@ -445,14 +450,7 @@ def connection_lost_on_delete(own: Pods) -> None:
 class TestNodes:
     @pytest.fixture
     def two(self) -> Iterator[Pods]:
-        machine = paper("2x2x24")
-        machine.up()
-        found = Pods(machine)
-        try:
-            yield found
-            found.clear()
-        finally:
-            machine.close()
+        yield from _alone("2x2x24")
 
     def test_cards_are_numbered_within_their_node_and_pods_go_to_any(self, two: Pods) -> None:
         two.apply(workload("StatefulSet", "web", 4, container(gib=24)))

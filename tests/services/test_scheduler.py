@@ -31,6 +31,16 @@ def _free_port() -> int:
         return port
 
 
+async def _told_by(settings: Settings, url: str) -> dict[str, Any]:
+    """What one that never reaches its API server answers there."""
+    running = asyncio.create_task(Scheduler(Server("http://127.0.0.1:9"), settings).run())
+    try:
+        return await _until_it_answers(url)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
 async def _until_it_answers(url: str) -> dict[str, Any]:
     async with aiohttp.ClientSession() as session, asyncio.timeout(30):
         while True:
@@ -46,15 +56,7 @@ def test_the_dashboard_is_there_although_the_api_server_is_not() -> None:
     port = _free_port()
     settings = Settings(port=_free_port(), bind_address="127.0.0.1", dashboard=Listen("127.0.0.1", port))
 
-    async def scene() -> dict[str, Any]:
-        running = asyncio.create_task(Scheduler(Server("http://127.0.0.1:9"), settings).run())
-        try:
-            return await _until_it_answers(f"http://127.0.0.1:{port}/api/v1/state")
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-
-    state = asyncio.run(scene())
+    state = asyncio.run(_told_by(settings, f"http://127.0.0.1:{port}/api/v1/state"))
     assert (state["kind"], state["name"], state["leading"]) == ("cluster", "127.0.0.1:9", False)
     assert state["totals"]["nodes"] == 0
 
@@ -65,13 +67,5 @@ def test_without_its_usual_place_there_is_no_dashboard_and_all_else_goes_on(capl
         port = _free_port()
         settings = Settings(port=port, bind_address="127.0.0.1", dashboard=usual)
 
-        async def scene() -> dict[str, Any]:
-            running = asyncio.create_task(Scheduler(Server("http://127.0.0.1:9"), settings).run())
-            try:
-                return await _until_it_answers(f"http://127.0.0.1:{port}/version")
-            finally:
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
-
-        assert "version" in asyncio.run(scene())
+        assert "version" in asyncio.run(_told_by(settings, f"http://127.0.0.1:{port}/version"))
     assert "--dashboard chooses another" in caplog.text

@@ -8,6 +8,9 @@ from typing import NamedTuple
 SYSTEM_RUN = "/run/aliquot"
 SYSTEM_STATE = "/var/lib/aliquot"
 TENANT_VARIABLE = "ALIQUOT_TENANT"  # tells a process the folder of its tenant
+NAME_VARIABLE = "ALIQUOT_NAME"  # and the tenant's name
+SIM_VARIABLE = "ALIQUOT_SIMGPU"  # names the player's socket to the stand-ins
+OF_A_TENANT = (TENANT_VARIABLE, NAME_VARIABLE, SIM_VARIABLE)  # what nobody else's process may inherit
 
 _SUN_PATH = 107  # bytes of a unix socket's name, without the NUL
 _ID = 10  # characters of a tenant's id

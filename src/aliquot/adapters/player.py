@@ -17,7 +17,6 @@ import aliquot
 from . import processes
 from .home import Home, own_home
 
-SIM_ENV = "ALIQUOT_SIMGPU"  # names the player's socket to the stand-ins
 _SEPARATORS = re.compile(r"[\s:]")
 _PATIENCE = 10.0  # seconds until it must have said that it is ready
 

@@ -9,9 +9,10 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 _ENVIRON = 1 << 18  # bytes of a process's environment that are looked at
+_MOST_LISTS = 20  # of all processes in one look: on a machine that makes new ones all the time, it ends with that
 _EXEC_TRIES, _BARE_TRIES, _EXEC_STEP = 50, 5, 0.001  # an exec takes some hundred microseconds; on a full machine, more
 
 
@@ -75,9 +76,7 @@ def with_environment(name: str, value: str, *, uid: int | None = None) -> set[in
     """The processes that were started with this in their environment; of that user, where one is given."""
     wanted = b"\0" + os.fsencode(f"{name}={value}") + b"\0"
     found = set()
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
+    for entry in _everybody():
         if wanted in b"\0" + _environment(entry) and (uid is None or uid_of(int(entry)) == uid):
             found.add(int(entry))
     return found
@@ -87,13 +86,23 @@ def by_environment(name: str) -> dict[str, set[int]]:
     """All processes that were started with that variable in their environment, by its value."""
     start = b"\0" + os.fsencode(f"{name}=")
     found: dict[str, set[int]] = {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
+    for entry in _everybody():
         _, there, rest = (b"\0" + _environment(entry)).partition(start)
         if there:
             found.setdefault(os.fsdecode(rest.partition(b"\0")[0]), set()).add(int(entry))
     return found
+
+
+def _everybody() -> Iterator[str]:
+    """All processes, with those that are born while we look: one may have a child and end before it is looked at, and
+    the child was not there yet when the list was made."""
+    seen: set[str] = set()
+    for _ in range(_MOST_LISTS):
+        new = {entry for entry in os.listdir("/proc") if entry.isdigit()} - seen
+        if not new:
+            return
+        seen |= new
+        yield from new
 
 
 def _environment(entry: str) -> bytes:

@@ -1,9 +1,11 @@
-"""Amounts as people type them. Imported by `aliquot run`: re and nothing else."""
+"""Amounts as people type them. Imported by `aliquot run`: nothing heavy."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
+
+from aliquot.services.lacking import size
 
 MEMORY_ALLOWED = "GiB, or with a unit, as in 10, 1.5GiB or 512MiB; at least 1MiB"
 DURATION_ALLOWED = "seconds, or with a unit, as in 90, 100ms, 10s, 5m or 2h"
@@ -66,9 +68,7 @@ def looks_like_cards(text: str) -> bool:
     return re.match(r"[0-9]+x", text) is not None
 
 
-def memory(mib: float) -> str:
-    """GiB with one decimal; what is small in MiB."""
-    return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
+memory = size  # MiB, for people: as those who wait are told
 
 
 def duration(seconds: float) -> str:

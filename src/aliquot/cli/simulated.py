@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from aliquot.adapters.home import Home
+from aliquot.adapters.home import SIM_VARIABLE, Home
 from aliquot.cli.amounts import SIMULATE_ALLOWED, AmountError, Cards, parse_cards
 from aliquot.cli.errors import InputError
 
@@ -54,14 +54,14 @@ def with_stand_ins(home: Home, spec: Cards) -> Playing:
     preload = f"{stand_ins}/libsimrm.so"
     there = player.playing(home)
     playing = player.play(home, spec.cards, spec.memory_mib, nodes=spec.nodes)
-    if os.environ.get(player.SIM_ENV) == playing.socket and os.environ.get("LD_PRELOAD") == preload:
+    if os.environ.get(SIM_VARIABLE) == playing.socket and os.environ.get("LD_PRELOAD") == preload:
         return playing
     path = os.environ.get("LD_LIBRARY_PATH")
     environment = {
         **os.environ,
         "LD_PRELOAD": preload,
         "LD_LIBRARY_PATH": stand_ins + (f":{path}" if path else ""),
-        player.SIM_ENV: playing.socket,
+        SIM_VARIABLE: playing.socket,
         **({} if there is not None else {_OURS: str(playing.pid)}),
     }
     return os.execve(sys.executable, [sys.executable, "-m", "aliquot", *sys.argv[1:]], environment)  # noqa: S606

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from aliquot.adapters.control import Connection, ControlError, NoDaemonError, connect
-from aliquot.adapters.home import TENANT_VARIABLE, Home, HomeError, homes, own_home
+from aliquot.adapters.home import OF_A_TENANT, Home, HomeError, homes, own_home
 
 _PATIENCE = 60.0  # seconds; a cold start reads numpy from a slow disk, NVML wakes sleeping cards
 _STEP = 0.02
@@ -18,7 +18,7 @@ _KILLED = range(-64, 0)
 _LONGEST_LOG = 4 << 20
 
 # What a daemon must not inherit from the one who happens to start it.
-_FOREIGN = ("LD_PRELOAD", TENANT_VARIABLE, "ALIQUOT_NAME", "ALIQUOT_SIMGPU", "CUDA_VISIBLE_DEVICES")
+_FOREIGN = ("LD_PRELOAD", *OF_A_TENANT, "CUDA_VISIBLE_DEVICES")
 
 
 class StartError(Exception):

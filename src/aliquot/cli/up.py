@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aliquot.adapters.home import Home, HomeError, homes, own_home
+from aliquot.adapters.home import SIM_VARIABLE, Home, HomeError, homes, own_home
 from aliquot.cli.amounts import Cards, duration, memory
 from aliquot.cli.asking import Duration, NoDaemonRunsError, ask
 from aliquot.cli.errors import InputError
@@ -220,7 +220,7 @@ def _serve(
             nvml=nvml,
             make_arbiter=_arbiter(nvml, simulated=playing is not None),
             say=say,
-            environment={} if playing is None else {player.SIM_ENV: playing.socket},
+            environment={} if playing is None else {SIM_VARIABLE: playing.socket},
             front=front,
             policy=None if policy is None else Isolation(policy),
             release_delay=delay,

@@ -8,6 +8,7 @@ from pathlib import Path
 import aliquot
 from aliquot.adapters import player, shims
 from aliquot.adapters.driverfile import DriverFile, DriverFileError
+from aliquot.adapters.home import SIM_VARIABLE
 from aliquot.adapters.player import Playing
 from aliquot.dialects.cdi import driver_edits
 from aliquot.model.edits import Edits, Mount
@@ -59,7 +60,7 @@ def _from_file(nvidia: DriverFile, uuids: Sequence[str], numbers: Mapping[str, i
 def _simulated(playing: Playing, uuids: Sequence[str]) -> Edits:
     """The player by the name it has on the host, by which the stand-ins know it; and, as a real driver with NVIDIA's
     runtime would, only the cards that were given."""
-    env = {player.SIM_ENV: playing.socket, "LD_LIBRARY_PATH": shims.IN_CONTAINERS}
+    env = {SIM_VARIABLE: playing.socket, "LD_LIBRARY_PATH": shims.IN_CONTAINERS}
     if uuids:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
     return Edits(env, mounts=(Mount(playing.socket, playing.socket, writable=True),))

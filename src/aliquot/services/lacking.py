@@ -36,7 +36,7 @@ def lacks(refusal: Mapping[str, Any]) -> str:
     wanted, had = refusal.get("wanted") or 0, refusal.get("had") or 0
     match refusal["reason"]:
         case "memory":
-            return f"has {_size(had)} free ({_size(wanted)} wanted)"
+            return f"has {size(had)} free ({size(wanted)} wanted)"
         case "core":
             return f"has {had / 10:g}% of compute free ({wanted / 10:g}% wanted)"
         case "core-greedy":
@@ -55,5 +55,6 @@ def _part(refusal: Mapping[str, Any]) -> float:
     return 1.0 if refusal["reason"] == "exclusive" or not wanted else float((wanted - had) / wanted)
 
 
-def _size(mib: float) -> str:
+def size(mib: float) -> str:
+    """GiB with one decimal; what is small in MiB."""
     return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"

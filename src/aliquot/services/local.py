@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from aliquot.adapters.home import TENANT_VARIABLE, Home
+from aliquot.adapters.home import NAME_VARIABLE, TENANT_VARIABLE, Home
 from aliquot.adapters.keepers import Keepers
 from aliquot.adapters.store import Store
 from aliquot.arbiter.timeline import Record
@@ -145,7 +145,7 @@ def _environment(setup: Setup, tenancy: Tenancy, folder: str) -> dict[str, Any]:
     cards = ",".join(share.uuid for share in tenancy.shares)
     of_its_own = {
         TENANT_VARIABLE: folder,
-        "ALIQUOT_NAME": tenancy.tenant.name,
+        NAME_VARIABLE: tenancy.tenant.name,
         "CUDA_VISIBLE_DEVICES": cards,
         "NVIDIA_VISIBLE_DEVICES": cards,
     }

@@ -118,13 +118,7 @@ class LocalPods:
 
     def owned(self, workload: Workload) -> list[LocalPod]:
         """Its Pods, oldest first."""
-        key, user = (workload.namespace, (workload.kind, workload.name)), workload.applier.user
-        return [
-            each
-            for each in self.pods.values()
-            # Of another user's of that name, deleted just now, some may still be ending.
-            if (each.namespace, each.owner) == key and each.applier.user == user
-        ]
+        return [each for each in self.pods.values() if _owner_of(each) == _as_owner(workload)]
 
     def put(self, applied: Sequence[Workload | LocalPod], now: float) -> None:
         """Take them in; all of it or, with StoreError, nothing. Their Pods are made, and wait, in that order."""
@@ -170,10 +164,9 @@ class LocalPods:
     def _control_all(self, now: float) -> None:
         owned: dict[object, list[LocalPod]] = {}
         for pod in self.pods.values():
-            owned.setdefault((pod.namespace, pod.owner, pod.applier.user), []).append(pod)
+            owned.setdefault(_owner_of(pod), []).append(pod)
         for workload in list(self.workloads.values()):
-            key = (workload.namespace, (workload.kind, workload.name), workload.applier.user)
-            self._control(workload, owned.get(key, []), now)
+            self._control(workload, owned.get(_as_owner(workload), []), now)
 
     def _control(self, workload: Workload, there: Sequence[LocalPod], now: float) -> None:
         decision = decide(workload, amounts_of(workload.manifest), there, now)
@@ -399,3 +392,12 @@ class _Seeker:
 def workload_key(workload: Workload) -> WorkloadKey:
     """By which it is known."""
     return workload.kind, workload.namespace, workload.name
+
+
+def _as_owner(workload: Workload) -> object:
+    """With the user: of another's of that name, deleted just now, some Pods may still be ending."""
+    return workload.namespace, (workload.kind, workload.name), workload.applier.user
+
+
+def _owner_of(pod: LocalPod) -> object:
+    return pod.namespace, pod.owner, pod.applier.user

@@ -17,13 +17,14 @@ from typing import Any
 from aliquot.dialects.kube import WORKLOADS
 from aliquot.dialects.localobjects import POD, LocalObject, amounts_of, read_objects, template_of
 from aliquot.dialects.localpods import LONGEST_GRACE
+from aliquot.dialects.localstatus import without_values
 from aliquot.model.localpod import Applier, LocalPod, Workload
 from aliquot.model.refusal import Invalid
 
 from .conversing import Caller, RefusedError, invalid
 from .localpods import LocalPods, workload_key
 from .podmaking import new_pod
-from .podstatus import pod_object, without_values, workload_object
+from .podstatus import pod_object, workload_object
 
 _MOST_PODS = 1024  # on one machine
 _MOST_OF_ONE_USER = 256  # so that nobody but root can use them all up

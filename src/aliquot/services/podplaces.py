@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from aliquot import dialects
-from aliquot.adapters.home import TENANT_VARIABLE
+from aliquot.adapters.home import OF_A_TENANT
 from aliquot.dialects.localpods import ContainerPlan, PodPlan, plan_of, spelled
 from aliquot.model.claim import Claim
 from aliquot.model.environment import with_granted
@@ -19,7 +20,7 @@ from .asks import Ask, mib
 from .keeper import CONTAINER_VARIABLE, POD_VARIABLE
 
 # What a container must not inherit from whoever happened to apply it.
-_FOREIGN = (TENANT_VARIABLE, "ALIQUOT_NAME", "ALIQUOT_SIMGPU", POD_VARIABLE, CONTAINER_VARIABLE)
+_FOREIGN = (*OF_A_TENANT, POD_VARIABLE, CONTAINER_VARIABLE)
 _NO_CARD = {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
 
 
@@ -41,11 +42,8 @@ def claim_of(pod: LocalPod) -> Claim | None:
     found = dialects.parse_pod(manifest_of(pod))
     if not isinstance(found, Claim):
         return None
-    return Claim(
-        pod.tenant, pod.namespace, pod.key, found.dialect, found.offer, found.containers,
-        app_class=found.app_class, together=found.together, whole_node=found.whole_node, models=found.models,
-        owner=found.owner,
-    )  # fmt: skip
+    # CPU and memory of the machine are nobody's to book here.
+    return replace(found, uid=pod.tenant, name=pod.key, cpu_milli=0, memory_mib=0)
 
 
 def ask_of(pod: LocalPod, claim: Claim) -> Ask:

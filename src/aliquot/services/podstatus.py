@@ -1,4 +1,4 @@
-"""The Pods of one machine as JSON: for `status`, and as Kubernetes would show the object."""
+"""The Pods of one machine as JSON, for `status`. As Kubernetes would show them: dialects/localstatus.py."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from aliquot.dialects.localobjects import amounts_of
 from aliquot.dialects.localpods import restart_policy_of
+from aliquot.dialects.localstatus import render_pod, render_workload
 from aliquot.model.claim import AppClass
 from aliquot.model.localpod import ContainerState, LocalPod, Phase, PodEvent, Workload
 from aliquot.model.tenant import Standing
@@ -138,81 +139,16 @@ def _shortened(command: Sequence[str]) -> list[str]:
     return found
 
 
-# --- as Kubernetes has it ------------------------------------------------------------------------------------------
-
-
-def pod_object(pods: LocalPods, pod: LocalPod) -> dict[str, Any]:
+def pod_object(pods: LocalPods, pod: LocalPod) -> Mapping[str, Any]:
     """The Pod as it was applied, with its status."""
-    state, reason = pod.state, _Reasons(pods.node).of(pod)
-    metadata = {**podplaces.manifest_of(pod)["metadata"], "creationTimestamp": _when(pod.created)}
-    spec = {**pod.manifest["spec"], **({} if state.node is None else {"nodeName": state.node})}
-    status = {
-        "phase": state.phase.value,
-        **({"reason": "Waiting" if state.phase is Phase.PENDING else "Error", "message": reason} if reason else {}),
-        **({"startTime": _when(state.started)} if state.started else {}),
-        "initContainerStatuses": [_status(each) for each in state.containers if each.init],
-        "containerStatuses": [_status(each) for each in state.containers if not each.init],
-    }
-    return {**pod.manifest, "metadata": metadata, "spec": spec, "status": status}
+    return render_pod(pod, podplaces.manifest_of(pod), _Reasons(pods.node).of(pod), _stamp)
 
 
-def workload_object(pods: LocalPods, workload: Workload) -> dict[str, Any]:
+def workload_object(pods: LocalPods, workload: Workload) -> Mapping[str, Any]:
     """The workload as it was applied, with its status."""
-    told = _workload(pods, workload)
-    counts = {"replicas": len(pods.owned(workload)), "readyReplicas": told["ready"]}
-    if workload.kind == "Job":
-        there = pods.owned(workload)
-        counts = {
-            "active": sum(not each.state.phase.over for each in there),
-            "succeeded": told["ready"],
-            "failed": sum(each.state.phase is Phase.FAILED for each in there),
-        }
-    metadata = {**workload.manifest["metadata"], "creationTimestamp": _when(workload.created)}
-    return {**workload.manifest, "metadata": metadata, "status": counts}
+    there = pods.owned(workload)
+    return render_workload(workload, there, _workload(pods, workload)["ready"], _stamp)
 
 
-def without_values(shown: Any) -> Any:
-    """The object as others may see it: what stands in env may be a secret, as it is in a process's environment."""
-    if isinstance(shown, list):
-        return [without_values(each) for each in shown]
-    if not isinstance(shown, dict):
-        return shown
-    return {
-        key: [_without_value(each) for each in value]
-        if key == "env" and isinstance(value, list)
-        else without_values(value)
-        for key, value in shown.items()
-    }
-
-
-def _without_value(variable: Any) -> Any:
-    return {**variable, "value": "(not yours)"} if isinstance(variable, dict) and "value" in variable else variable
-
-
-def _status(container: ContainerState) -> dict[str, Any]:
-    state: dict[str, Any]
-    if container.state == "running":
-        state = {"running": {"startedAt": _when(container.started)}}
-    elif container.state == "ended":
-        state = {
-            "terminated": {
-                "exitCode": container.exit_code,
-                "startedAt": _when(container.started),
-                "finishedAt": _when(container.ended),
-                "reason": "Completed" if container.exit_code == 0 else "Error",
-            }
-        }
-    else:
-        why = "CrashLoopBackOff" if container.restarts else "ContainerCreating"
-        state = {"waiting": {"reason": why, **({"message": container.reason} if container.reason else {})}}
-    return {
-        "name": container.name,
-        "image": container.image,
-        "ready": container.state == "running" or (container.init and container.exit_code == 0),
-        "restartCount": container.restarts,
-        "state": state,
-    }
-
-
-def _when(seconds: float | None) -> str | None:
-    return None if seconds is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+def _stamp(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aliquot.adapters.control import AnswerError, ControlError, NoDaemonError, ask
-from aliquot.adapters.home import Home, HomeError
+from aliquot.adapters.home import OF_A_TENANT, Home, HomeError
 from aliquot.cli.demo.janitor import HOME_VARIABLE, swept
 from aliquot.cli.demo.promises import Counter
 from aliquot.cli.errors import InputError
@@ -29,14 +29,7 @@ _NOTED = 0.02  # seconds until a tenant has written down what it did
 _ALIQUOT = (sys.executable, "-m", "aliquot")
 _STAYING = ("sh", "-c", '"$@"; exec sleep 86400', "sh")
 # What belongs to the one who started us, and not to those who play here.
-_FOREIGN = (
-    "LD_PRELOAD",
-    "ALIQUOT_TENANT",
-    "ALIQUOT_NAME",
-    "ALIQUOT_SIMGPU",
-    "ALIQUOT_BURN_RATE",
-    "CUDA_VISIBLE_DEVICES",
-)
+_FOREIGN = ("LD_PRELOAD", *OF_A_TENANT, "ALIQUOT_BURN_RATE", "CUDA_VISIBLE_DEVICES")
 
 
 class StageError(InputError):
