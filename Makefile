@@ -9,7 +9,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 BUILD  := hatchling editables ziglang
 
 .DEFAULT_GOAL := help
-.PHONY: help install tools native protos run test browser screenshots e2e check docs format wheel web web-check web-built bench bench-gpu bench-scheduler bench-node bench-dashboard clean
+.PHONY: help install tools native protos run test browser screenshots e2e check fuzz audit chart docs format wheel web web-check web-built bench bench-gpu bench-scheduler bench-node bench-dashboard clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -97,6 +97,9 @@ web-built: $(NPM_STAMP)
 	    npm run --silent build -- --outDir ../out/web --emptyOutDir --logLevel warn
 	@diff -r out/web src/aliquot/static && echo "src/aliquot/static is what web/ builds"
 
+chart: $(TOOLS) ## deploy/install.yaml, and the same in the package, from deploy/chart; needs helm 4, or builds it with Go
+	@$(BIN)/python deploy/chart/render.py
+
 docs: $(STAMP) ## what is made of docs/: the page of commands, the plots of the policies
 	@$(BIN)/python -m aliquot.cli.reference > docs/cli.new && mv docs/cli.new docs/cli.md
 	@$(BIN)/python bench/plots.py docs/img
@@ -115,6 +118,17 @@ endif
 bench-gpu: native $(TOOLS) ## what sharing costs and what it holds to, on the GPU of this machine; some nine minutes
 	@mkdir -p out
 	$(BIN)/python bench/gpu/run.py --out out
+
+# SECONDS=60: for each target; TARGETS="link page": only those
+SECONDS ?= 60
+
+fuzz: native $(TOOLS) ## every parser that a stranger reaches, SECONDS=60 each: some half an hour; before a release
+	PYTHONPATH=tests $(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) $(TARGETS)
+
+audit: $(TOOLS) ## what is shipped: licences, and what is known against it; asks the services of pip-audit and npm
+	@test -x out/audit/bin/pip-audit || { $(PYTHON) -m venv out/audit && \
+	    out/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit; }
+	@$(BIN)/python deploy/audit.py
 
 # PEERS="--peer 'NAME=[VAR=VALUE ...] COMMAND'": other extenders on the same API server with the same calls
 bench-scheduler: $(TOOLS) ## the scheduler at 1,000 and 5,000 nodes on a real Kubernetes on loopback; some four minutes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -25,6 +26,22 @@ def qgpu_scheduler() -> None:
 def qgpu_manager() -> None:
     """`qgpu-manager`, as the vendor's manifests call it: `aliquot agent`."""
     sys.argv.insert(1, "agent")
+    main()
+
+
+def gpushare_extender() -> None:
+    """`gpushare-sche-extender`, as gpushare calls its own: `aliquot scheduler`."""
+    from aliquot.cli.peers import extender_words
+
+    sys.argv[1:] = ["scheduler", *extender_words(sys.argv[1:], os.environ)]
+    main()
+
+
+def gpushare_device_plugin() -> None:
+    """`gpushare-device-plugin-v2`, likewise: `aliquot agent`."""
+    from aliquot.cli.peers import plugin_words
+
+    sys.argv[1:] = ["agent", *plugin_words(sys.argv[1:])]
     main()
 
 

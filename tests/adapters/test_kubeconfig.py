@@ -314,3 +314,10 @@ def test_an_environment_that_names_files_that_are_not_there_is_told_so(
 
 def test_json_is_yaml_too(tmp_path: Path) -> None:
     assert read_kubeconfig(written(tmp_path, json.dumps(config()))).url == "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, "current-context: 2001-99-99", "current-context: [a, b]", "\xff"])
+def test_what_yaml_itself_stumbles_over_is_told_by_the_files_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config").write_bytes(text.encode("latin-1"))
+    with pytest.raises(KubeConfigError, match=str(tmp_path / "config")):
+        read_kubeconfig(tmp_path / "config")

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aliquot.adapters import link
-from aliquot.adapters.link import Done, GroupSeen, Hello, LinkError, Wake
+from aliquot.adapters.link import Done, GroupSeen, Hello, Later, LinkError, Wake
 from aliquot.adapters.page import CARDS, MAGIC, SLOTS, VERSION
 
 _word = st.integers(0, 2**32 - 1)
@@ -67,7 +67,7 @@ class TestParse:
             (packet(link.GROUP, 1, 2, 3, 4, 5, 1, 2, 0, 9), 1, "2 channels"),
             (packet(link.GROUP, 1, 2, 3, 4, 5, 1, 2**32 - 1, 0, 9), 1, "channels"),
             (packet(link.GROUP, 1, 2), 1, "cut short"),
-            (packet(5), 0, "kind 5"),
+            (packet(0), 0, "kind 0"),
             (struct.pack("<I2H", MAGIC, VERSION + 1, link.DONE), 0, "restart the process with the new shim"),
             (struct.pack("<I2H", 0, VERSION, link.DONE), 0, "version"),
         ],
@@ -85,7 +85,24 @@ class TestParse:
                 found = link.parse(each, files)
             except LinkError:
                 continue
-            assert isinstance(found, Hello | GroupSeen | Done | Wake)
+            assert isinstance(found, Hello | GroupSeen | Done | Wake | Later)
+
+
+class TestALaterShimOfTheSameVersion:
+    """A container keeps the shim it was started with, also when the agent goes back to an earlier release."""
+
+    @given(st.binary(max_size=64))
+    def test_may_say_more_at_the_end_of_a_message(self, more: bytes) -> None:
+        assert link.parse(packet(link.HELLO, 7, 3) + more, []) == Hello(7, 3)
+        assert link.parse(packet(link.DONE, 2) + more, []) == Done(2)
+        assert link.parse(packet(link.WAKE, 1) + more, []) == Wake(1)
+        group = link.parse(packet(link.GROUP, 1, 2, 3, 4, 5, 1, 1, 0, 9) + more, [70])
+        assert isinstance(group, GroupSeen)
+        assert group.channels == (9,)
+
+    @given(st.integers(link.WAKE + 1, 2**16 - 1), st.binary(max_size=64), st.lists(st.integers(3, 9), max_size=2))
+    def test_may_send_what_we_do_not_know(self, kind: int, body: bytes, files: list[int]) -> None:
+        assert link.parse(struct.pack("<I2H", MAGIC, VERSION, kind) + body, files) == Later(kind)
 
 
 class TestReceive:

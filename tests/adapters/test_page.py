@@ -254,7 +254,14 @@ def _link(path: Path) -> None:
     path.symlink_to("/etc/passwd")
 
 
-@pytest.mark.parametrize("make", [_link, Path.mkdir, os.mkfifo], ids=["link", "folder", "fifo"])
+def _hard_link(path: Path) -> None:
+    (path.parent / "of-another").write_bytes(bytes(64))
+    os.link(path.parent / "of-another", path)
+
+
+@pytest.mark.parametrize(
+    "make", [_link, _hard_link, Path.mkdir, os.mkfifo], ids=["link", "hard link", "folder", "fifo"]
+)
 def test_a_name_that_is_no_plain_file_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     """Its folder is the tenant's: after a restart anything may be there."""
     make(tmp_path / "page")

@@ -24,3 +24,7 @@ def test_a_bar_is_drawn_in_eighths_and_never_past_its_width(part: float, drawn: 
 
 def test_what_would_steer_a_terminal_is_written_out() -> None:
     assert printable("a\x1b[2J\nb\ud800é") == "a\\x1b[2J\\nb\\ud800é"
+
+
+def test_a_cell_is_one_line_whatever_is_in_it() -> None:
+    assert table(("NAME", "N"), [("a\nb\x1b[2J", "1")]).splitlines() == ["NAME         N", "a\\nb\\x1b[2J  1"]

@@ -140,7 +140,7 @@ EDITS_OF_ALL_KINDS = st.builds(
 )
 SPECS = st.builds(
     Spec,
-    name=st.builds(CdiName, WORDS.map("aliquot.dev/{}".format), WORDS),
+    name=st.builds(name_of, WORDS, st.lists(WORDS, max_size=3)),
     edits=EDITS_OF_ALL_KINDS,
     pod_uid=WORDS,
     namespace=WORDS,
@@ -152,6 +152,13 @@ SPECS = st.builds(
 @given(SPECS)
 def test_what_was_rendered_is_read_back_as_it_was(spec: Spec) -> None:
     assert parse_spec(render_spec(spec)) == spec
+
+
+@pytest.mark.parametrize("device", ["", "../../x", "a/b", "a\0", "x" * 200])
+def test_a_name_that_would_lead_out_of_the_folder_is_not_one_of_ours(device: str) -> None:
+    """The file of that name is removed with its Pod."""
+    assert parse_spec(render_spec(Spec(CdiName("aliquot.dev/qgpu-core", device), EDITS, "u", "ml", "p", "c"))) is None
+    assert parse_spec(render_spec(Spec(CdiName(f"aliquot.dev/{device}", "3f2a"), EDITS, "u", "ml", "p", "c"))) is None
 
 
 @given(SPECS)
@@ -203,7 +210,7 @@ def test_a_runtime_that_reads_cdi_unless_told_not_to(runtime: str) -> None:
     assert reads_cdi(runtime)
 
 
-@pytest.mark.parametrize("runtime", ["containerd://1.7.27", "docker://26.1.0", "containerd", "containerd://", ""])
+@pytest.mark.parametrize("runtime", ["containerd://1.7.27", "docker://26.1.0", "containerd", "containerd://", "", "containerd://\u00b2.0", "cri-o://" + "9" * 5000])
 def test_a_runtime_of_which_nobody_can_tell_counts_as_one_that_does_not(runtime: str) -> None:
     assert not reads_cdi(runtime)
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from aliquot.dialects import parse_grant, parse_pod, render_env, render_grant
+from aliquot.dialects import parse_grant, parse_node, parse_pod, render_env, render_grant, render_inventory
 from aliquot.model.claim import Claim, Role
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node
+from manifests import asking
 
 GRANT = "aliquot.dev/grant"
 CORE, MEM = "tke.cloud.tencent.com/qgpu-core", "tke.cloud.tencent.com/qgpu-memory"
@@ -181,3 +185,66 @@ def test_a_grant_of_the_whole_node_is_for_those_that_ask_for_it() -> None:
     claim = parse_pod(pod)
     assert isinstance(claim, Claim)
     assert isinstance(parse_grant(pod, claim, None), tuple)
+
+
+# --- from release to release -----------------------------------------------------------------------------------------
+
+_UNKNOWN = st.dictionaries(
+    st.text(min_size=1, max_size=8).map(lambda key: f"x-{key}"),
+    st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8), st.lists, max_leaves=4),
+    max_size=3,
+)
+
+
+def _with_more(value: object, draw: Callable[[], dict[str, Any]]) -> object:
+    """The same JSON with fields that a later release may add, in whatever object of it."""
+    if isinstance(value, dict):
+        return {**{key: _with_more(each, draw) for key, each in value.items()}, **draw()}
+    return [_with_more(each, draw) for each in value] if isinstance(value, list) else value
+
+
+@given(st.data())
+def test_fields_that_a_later_release_adds_are_passed_over_wherever_they_are(data: st.DataObject) -> None:
+    later = json.dumps(_with_more(json.loads(WRITTEN), lambda: data.draw(_UNKNOWN)))
+    assert parse_grant(pod(later), CLAIM, NODE) == ON_CARD_1
+
+
+@given(st.data())
+def test_a_later_inventory_is_read_as_far_as_it_is_understood(data: st.DataObject) -> None:
+    (written,) = render_inventory(NODE.cards).values()
+    later = json.dumps(_with_more(json.loads(written), lambda: data.draw(_UNKNOWN)))
+    node = {"metadata": {"name": "n1", "annotations": {"aliquot.dev/inventory": later}}}
+    parsed = parse_node(node)
+    assert isinstance(parsed, Node)
+    assert parsed.cards == NODE.cards
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        changed(v=2),
+        changed(v=2, containers={"main": {"GPU-b": 5120}}),
+        '{"v":2,"whole":"other"}',
+    ],
+)
+def test_a_grant_of_another_version_is_refused_with_what_to_do_whatever_its_form(later: str) -> None:
+    refused = parse_grant(pod(later), CLAIM, NODE)
+    assert isinstance(refused, tuple)
+    (problem,) = refused
+    assert "version 2 is of another release of aliquot: run that one" in problem.allowed
+
+
+def test_a_gpushare_pod_is_known_by_the_peers_annotations_where_our_own_is_of_another_version() -> None:
+    said = asking({"aliyun.com/gpu-mem": 4}, on="n1", annotations={GRANT: '{"v":2}', "ALIYUN_COM_GPU_MEM_IDX": "1"})
+    claim = parse_pod(said)
+    assert isinstance(claim, Claim)
+    parsed = parse_grant(said, claim, NODE)
+    assert isinstance(parsed, Grant)
+    assert sorted(parsed.usage()) == [1]
+
+
+def test_but_not_where_our_own_is_broken() -> None:
+    said = asking({"aliyun.com/gpu-mem": 4}, on="n1", annotations={GRANT: "{", "ALIYUN_COM_GPU_MEM_IDX": "1"})
+    claim = parse_pod(said)
+    assert isinstance(claim, Claim)
+    assert isinstance(parse_grant(said, claim, NODE), tuple)

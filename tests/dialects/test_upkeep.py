@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from aliquot.dialects import render_inventory
+from aliquot.dialects import Rules, render_inventory
 from aliquot.dialects.upkeep import Upkeep, may_need_upkeep, upkeep
 from aliquot.model.device import Card
 from dialects.test_properties import anything, mutated, nodes
@@ -87,7 +87,7 @@ def test_a_node_without_cards_or_without_an_agent_is_not_enabled() -> None:
 
 
 def test_enabling_can_be_switched_off() -> None:
-    assert not upkeep(with_cards(True), NOW, enable_qgpu=False).needed
+    assert not upkeep(with_cards(True), NOW, rules=Rules(served=frozenset({"gpushare"}))).needed
 
 
 # Condition.

@@ -42,7 +42,7 @@ def test_the_condition_names_every_resource_of_every_dialect() -> None:
 def test_defaults_that_the_api_server_adds_are_no_difference() -> None:
     wanted = webhook_configuration(b"CA", SERVICE)
     present = copy.deepcopy(wanted)
-    present["webhooks"][0]["namespaceSelector"] = {}
+    present["webhooks"][0]["objectSelector"] = {}
     present["metadata"]["uid"] = "u"
     assert configured(present, wanted)
 

@@ -6,7 +6,9 @@ is gone has left nothing.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -107,6 +109,17 @@ class TestKilledAtAnyWrite:
 
 
 class TestWhatTheNextAgentFinds:
+    def test_a_database_of_a_later_release_is_kept_aside_and_every_pod_is_found_again(self, house: House) -> None:
+        """The agent went back to an earlier release: it must come up, and lose nobody."""
+        house.run(one := a_qgpu_pod("one", card=0))
+        house.run(other := a_qgpu_pod("other", card=1))
+        with contextlib.closing(sqlite3.connect(house.folder / "state.db")) as database:
+            database.execute("PRAGMA user_version = 9")
+        house.restart()
+        assert holds(house, one, other)
+        assert len(list(house.folder.glob("state.db.later-*[0-9]"))) == 1
+        assert house.started(one).tenant == uid(one)
+
     def test_a_pod_that_ended_while_nobody_watched_is_let_go(self, house: House) -> None:
         house.run(pod := a_qgpu_pod())
         house.deleted(pod, quietly=True)

@@ -61,7 +61,7 @@ def test_an_agent_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     assert asked(hanging, "n1") == [None]
 
 
-@pytest.mark.parametrize("body", ["", "nonsense", "[1]", "7"])
+@pytest.mark.parametrize("body", ["", "nonsense", "[1]", "7", "[" * 100_000])
 def test_what_is_no_node_is_nothing(body: str) -> None:
     async def odd(request: web.Request) -> web.StreamResponse:
         return web.Response(text=body)
@@ -74,3 +74,22 @@ def test_somebody_else_at_that_port_is_nothing() -> None:
         return web.Response(status=403, text="no")
 
     assert asked(refusing, "n1") == [None]
+
+
+@pytest.mark.parametrize(
+    "told", ["127.0.0.1:{port}/elsewhere?", "me@127.0.0.1", "localhost", "::1%lo", "127.0.0.1#", ""]
+)
+def test_a_node_does_not_choose_what_the_scheduler_asks_for(told: str) -> None:
+    """It may say of itself what it likes: only what is an address is asked, and only what an agent answers."""
+
+    async def run() -> Json | None:
+        app = web.Application()
+        app.router.add_get("/{path:.*}", well)
+        async with TestServer(app) as server:
+            asking = AgentAsking({"n1": told.format(port=server.port)}, server.port or 0)
+            try:
+                return await asking("n1")
+            finally:
+                await asking.close()
+
+    assert asyncio.run(run()) is None

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+import pytest
+from aiohttp import ClientSession
 from aiohttp.test_utils import TestClient, TestServer
 
-from aliquot.services.agenthttp import AgentHttp
+from aliquot.services import agenthttp
+from aliquot.services.agenthttp import AgentHttp, AgentPort
 from services.agents import RESOURCE, PaperAgent
 
 
@@ -108,3 +112,46 @@ def _has(told: list[str], line: str) -> bool:
         return name, frozenset(labels.split(",")), value
 
     return any(parts(each) == parts(line) for each in told)
+
+
+class TestThePort:
+    @pytest.fixture(autouse=True)
+    def _soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(agenthttp, "_AGAIN", 0.01)
+
+    def test_another_programs_port_is_no_reason_not_to_serve_the_cards(self) -> None:
+        async def story() -> tuple[str | None, str | None, str]:
+            async with AsyncExitStack() as stack:
+                other = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+                number = other.sockets[0].getsockname()[1]
+                port = AgentPort(PaperAgent(), address="127.0.0.1", port=number)
+                await port.open(stack)
+                before = port.trouble
+                other.close()
+                await other.wait_closed()
+                await port.run()
+                async with ClientSession() as client, client.get(f"http://127.0.0.1:{number}/livez") as answer:
+                    return before, port.trouble, await answer.text()
+
+        before, after, said = asyncio.run(story())
+        assert before is not None
+        assert "another program listens on port" in before
+        assert (after, said) == (None, "ok\n")
+
+    def test_an_address_that_is_not_ours_is_a_mistake(self) -> None:
+        async def story() -> None:
+            async with AsyncExitStack() as stack:
+                await AgentPort(PaperAgent(), address="203.0.113.1", port=9).open(stack)
+
+        with pytest.raises(OSError, match=r"203\.0\.113\.1"):
+            asyncio.run(story())
+
+    def test_port_0_is_none(self) -> None:
+        async def story() -> str | None:
+            async with AsyncExitStack() as stack:
+                port = AgentPort(PaperAgent(), address="127.0.0.1", port=0)
+                await port.open(stack)
+                await port.run()
+                return port.trouble
+
+        assert asyncio.run(story()) is None

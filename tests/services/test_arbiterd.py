@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -534,7 +535,12 @@ class TestComingAndGoing:
         os.link(tmp_path / "precious", tmp_path / ".sock.2")
         with pytest.raises(FileExistsError):
             tenantfolder._give(tmp_path / ".sock.2", 65534)
-        assert os.stat(tmp_path / "precious").st_uid == os.getuid()
+        with socket.socket(socket.AF_UNIX) as of_another:
+            of_another.bind(str(tmp_path / "docker.sock"))
+        os.link(tmp_path / "docker.sock", tmp_path / ".sock.3")
+        with pytest.raises(FileExistsError):
+            tenantfolder._give(tmp_path / ".sock.3", 65534)
+        assert {os.stat(tmp_path / each).st_uid for each in ("precious", "docker.sock")} == {os.getuid()}
 
 
 class TestLookout:

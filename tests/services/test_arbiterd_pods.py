@@ -189,21 +189,27 @@ class TestContainers:
         assert pid != 1
         assert outer.pid in processes.ancestors(pid)
 
-    def test_a_process_beside_our_pid_namespace_has_none(self, tmp_path: Path) -> None:
-        """As an agent without hostPID sees every container."""
+    @pytest.mark.parametrize("proc", ["its own", "the host's"])
+    def test_a_process_beside_our_pid_namespace_has_the_number_that_proc_has_for_it(
+        self, tmp_path: Path, proc: str
+    ) -> None:
+        """As an agent without hostPID sees every container: not at all, unless it has fetched the host's /proc."""
         path = tmp_path / "sock"
         listen = (
-            "import socket, sys; from aliquot.adapters import link\n"
+            "import os, socket, sys; from aliquot.adapters import link, processes\n"
             "door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); door.bind(sys.argv[1]); door.listen()\n"
-            "print('ready', flush=True); print(link.peer(door.accept()[0]), flush=True)\n"
+            "print('ready', flush=True); container = door.accept()[0]; pid, uid = link.peer(container)\n"
+            "watched = processes.number_of(link.watch(container, pid)); print(pid, uid, watched, flush=True)\n"
         )
-        command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", listen, str(path)]
+        alone = ["--mount-proc"] if proc == "its own" else []
+        command = ["unshare", "--pid", *alone, "--fork", "--kill-child", sys.executable, "-c", listen, str(path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
             assert agent.stdout is not None
             assert agent.stdout.readline() == "ready\n"
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as container:
                 container.connect(str(path))
-                assert agent.stdout.readline() == "(0, 0)\n"
+                number = 0 if alone else os.getpid()
+                assert agent.stdout.readline() == f"{number} 0 {number}\n"
 
     def test_the_folder_read_only_and_the_page_writable_is_all_a_container_needs(
         self, rig: Rig, pods: dict[int, str], tmp_path: Path

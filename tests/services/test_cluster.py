@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aliquot.dialects import MemoryUnit
+from aliquot.dialects.native import GRANT
 from aliquot.dialects.objects import PodObject
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
@@ -197,6 +198,14 @@ def test_a_pod_scheduled_past_us_onto_full_cards_is_counted_as_a_pod_and_that_is
     assert placed.grant.usage() == {}
     assert placed.doubt == "no annotation tells its cards, and no card of the node has room for it"
     assert cluster.board.pods[0] == 1
+
+
+def test_a_peers_pod_on_a_card_by_a_number_that_the_node_does_not_have_is_counted_and_that_is_said() -> None:
+    cluster = a_cluster(live_node("n1", 16, 16))
+    cluster.set_pod(live_pod("p", {MEM: "8"}, on="n1", annotations={"ALIYUN_COM_GPU_MEM_IDX": "7"}))
+    assert cluster.doubt(cluster.placed["uid-p"]) == "its annotation names card 7, which the node does not have"
+    cluster.set_pod(live_pod("q", {MEM: "8"}, on="n1", annotations=ON_CARD_0))
+    assert cluster.doubt(cluster.placed["uid-q"]) is None
 
 
 def test_pods_that_tell_their_cards_come_first_in_a_list_whatever_its_order() -> None:
@@ -720,7 +729,7 @@ class Events(RuleBasedStateMachine):
 
     @invariant()
     def the_board_is_what_the_facts_make_it(self) -> None:
-        if any(each.doubt for each in self.cluster.placed.values()):
+        if any(each.doubt or self._by_its_node(each) for each in self.cluster.placed.values()):
             return  # guesses depend on who was there when they were made
         fresh = Cluster(self.cluster.policy)
         for name, cards in self.sick.items():
@@ -746,6 +755,10 @@ class Events(RuleBasedStateMachine):
         assert len(self.cluster.placed) == len(fresh.placed)
         assert self.cluster.unusable == fresh.unusable
         assert set(self.cluster.pending) == set(fresh.pending)
+
+    def _by_its_node(self, placed: Placed) -> bool:
+        """A whole node's Pod that no annotation tells of has the cards that its node had when it was last seen."""
+        return placed.claim.whole_node and not self.pods[placed.claim.key]["metadata"].get("annotations", {}).get(GRANT)
 
     def teardown(self) -> None:
         if not hasattr(self, "cluster"):

@@ -169,24 +169,24 @@ class TestTheInventory:
 
     def test_it_is_written_by_the_nodes_status_which_is_all_that_the_seeds_role_allows(self, desk: Clerk) -> None:
         desk.hear()
-        desk.clerk.publish(CARDS)
+        desk.clerk.publish(CARDS, here=True)
         run(desk, lambda: desk.clerk.published)
         assert self.there(desk) == ["GPU-0", "GPU-1"]
         assert [path for path, _ in desk.api.sent("patch")] == [f"{NODE}/status"]
 
     def test_it_is_not_written_where_it_stands_already(self, desk: Clerk) -> None:
         desk.hear()
-        desk.clerk.publish(CARDS)
+        desk.clerk.publish(CARDS, here=True)
         run(desk, lambda: desk.clerk.published)
-        desk.clerk.publish(CARDS)
+        desk.clerk.publish(CARDS, here=True)
         run(desk, lambda: True)
         assert len(desk.api.sent("patch")) == 1
 
     def test_it_is_written_again_when_a_card_falls_sick_and_when_somebody_removed_it(self, desk: Clerk) -> None:
         desk.hear()
-        desk.clerk.publish(CARDS)
+        desk.clerk.publish(CARDS, here=True)
         run(desk, lambda: desk.clerk.published)
-        desk.clerk.publish(CARDS[:1])
+        desk.clerk.publish(CARDS[:1], here=True)
         run(desk, lambda: desk.clerk.published)
         assert self.there(desk) == ["GPU-0"]
         desk.hear()  # without the annotation
@@ -194,7 +194,7 @@ class TestTheInventory:
         run(desk, lambda: desk.clerk.published)
 
     def test_it_waits_for_the_node(self, desk: Clerk) -> None:
-        desk.clerk.publish(CARDS)
+        desk.clerk.publish(CARDS, here=True)
         run(desk, lambda: True)
         assert desk.api.calls == []
         assert not desk.clerk.published
@@ -207,7 +207,7 @@ class TestTheInventory:
         monkeypatch.setattr(nodeclerk, "_LONGEST_PAUSE", 0.001)
         desk.api.refuse = lambda verb, path: error if len(desk.api.calls) <= 3 else None
         desk.hear()
-        desk.clerk.publish(CARDS)
+        desk.clerk.publish(CARDS, here=True)
         run(desk, lambda: desk.clerk.published)
         assert len(desk.api.sent("patch")) == 4
         assert caplog.text.count("cannot write to the API server") == 1
@@ -255,7 +255,7 @@ class TestMarks:
     def test_a_role_that_may_not_write_the_node_may_still_mark_pods(self, desk: Clerk) -> None:
         desk.api.refuse = forbidden(inside="/nodes/")
         desk.hear()
-        desk.clerk.publish(CARDS)
+        desk.clerk.publish(CARDS, here=True)
         desk.clerk.assigned(self.pod(desk), self.claim())
         run(desk, lambda: self.marks(desk))
 

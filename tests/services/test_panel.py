@@ -92,7 +92,16 @@ def test_a_search_says_what_is_looked_for_and_how_many() -> None:
     assert json_of("/api/v1/search") == {"words": "", "limit": 50}
 
 
-@pytest.mark.parametrize("path", ["/api/v1/search?limit=0", "/api/v1/search?limit=x", "/api/v1/history?range=7d"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/v1/search?limit=0",
+        "/api/v1/search?limit=x",
+        "/api/v1/search?limit=0000000019999",
+        "/api/v1/search?limit=000000001" + "9" * 4400,
+        "/api/v1/history?range=7d",
+    ],
+)
 def test_what_is_not_allowed_is_told_with_what_is(path: str) -> None:
     answer, body = got(path)
     assert answer.status == 400

@@ -257,7 +257,7 @@ def test_a_certificate_is_renewed_in_the_secret_before_it_is_shown() -> None:
     assert rig.keeper.keys != first
     assert rig.keeper.keys is not None
     assert rig.kept("tls.crt") == rig.keeper.keys.serving.certificate
-    assert rig.api.sent("replace")[0][1]["metadata"]["resourceVersion"]
+    assert [body["metadata"]["resourceVersion"] for path, body, *_ in rig.api.sent("patch") if path == SECRET]
 
 
 def test_a_new_authority_is_in_the_bundle_beside_the_old_one() -> None:

@@ -7,6 +7,7 @@ agent can be killed before any of its writes, and the next one is made on the sa
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import json
 import shutil
@@ -21,6 +22,7 @@ import pytest
 from aliquot import dialects
 from aliquot.adapters import cdifolder, podstore
 from aliquot.adapters.kube import ApiError, Server, Unreachable
+from aliquot.adapters.kubelet import deviceplugin_pb2 as wire
 from aliquot.adapters.kubelet.channel import KubeletError
 from aliquot.adapters.kubelet.checkpoint import Entry
 from aliquot.adapters.kubelet.podresources import Holder
@@ -133,12 +135,21 @@ class Kubelet:
         if not self.private_file:
             return None
         return tuple(
-            Entry(uid, container, resource, ids)
+            Entry(uid, container, resource, ids, _kept(self.answers.get((uid, container, resource))))
             for uid, held in self.held.items()
             for (container, resource), ids in held.items()
         )
 
     async def close(self) -> None: ...
+
+
+def _kept(answer: Allocation | None) -> str:
+    """As the kubelet keeps it; nothing where the plugin was killed before it answered."""
+    if answer is None:
+        return ""
+    cdi = [wire.CDIDevice(name=name) for name in answer.cdi]
+    kept = wire.ContainerAllocateResponse(envs=answer.env, cdi_devices=cdi)
+    return base64.b64encode(kept.SerializeToString()).decode()
 
 
 def containers_of(pod: Json) -> list[tuple[Json, str]]:

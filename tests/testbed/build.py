@@ -1,7 +1,7 @@
-"""The programs the tests run on, built once from Go modules and kept; go/go.mod and containers/go.mod say the versions.
+"""The programs the tests run on, built once from Go modules and kept; the go.mod of each folder says the versions.
 
-`python tests/testbed/build.py` builds what is missing: some nine minutes on two cores, 3 GB of Go's build cache, and
-520 MB of programs in $XDG_CACHE_HOME (or ~/.cache)/aliquot/testbed/VERSION. Go fetches the modules through GOPROXY, as
+`python tests/testbed/build.py` builds what is missing: some twelve minutes on two cores, 3 GB of Go's build cache, and
+590 MB of programs in $XDG_CACHE_HOME (or ~/.cache)/aliquot/testbed/VERSION. Go fetches the modules through GOPROXY, as
 always, and a newer Go too where go.mod asks for one. What lies in $KUBEBUILDER_ASSETS, the convention of envtest, is
 taken from there.
 """
@@ -70,13 +70,16 @@ CONTAINERS = Module(
     },
     ("github.com/containerd/containerd/v2", "github.com/opencontainers/runc"),
 )
-MODULES = (KUBERNETES, CONTAINERS)
+CHARTS = Module("Helm", HERE / "helm", {"helm": "helm.sh/helm/v4/cmd/helm"}, ("helm.sh/helm/v4",))
+MODULES = (KUBERNETES, CONTAINERS, CHARTS)
 VERSION = KUBERNETES.version("k8s.io/kubernetes")
 _WITH_C = ("runc",)  # enters namespaces before Go's threads begin, in C
 
 NODE = ("kubelet", "containerd", "containerd-shim-runc-v2", "ctr", "runc")
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
+SHIPPING = ("helm",)
 
+_UNVERSIONED = re.compile(r"/v\d+$")  # a module's path ends with its major version
 _OLDEST_GO = (1, 21)  # the first that fetches a newer Go when go.mod asks for one
 _SAY_EVERY = 60.0  # seconds between two lines where no terminal shows the bar
 
@@ -90,7 +93,7 @@ def cache_home() -> Path:
 def cache_folder(module: Module = KUBERNETES) -> Path:
     if module is KUBERNETES:
         return cache_home() / VERSION
-    parts = [f"{Path(of.removesuffix('/v2')).name}-{module.version(of)}" for of in module.versioned]
+    parts = [f"{Path(_UNVERSIONED.sub('', of)).name}-{module.version(of)}" for of in module.versioned]
     return cache_home() / "-".join(parts)
 
 
@@ -160,6 +163,9 @@ def _version_flags(module: Module) -> str:
     if module is CONTAINERS:
         of = module.versioned[0]
         return f"-X {of}/version.Version={module.version(of)}"
+    if module is CHARTS:
+        of = module.versioned[0]
+        return f"-X {of}/internal/version.version={module.version(of)}"
     major, minor = VERSION.lstrip("v").split(".")[:2]
     base = "k8s.io/component-base/version"
     return f"-X {base}.gitVersion={VERSION} -X {base}.gitMajor={major} -X {base}.gitMinor={minor}"
@@ -255,7 +261,7 @@ def _say(line: str) -> None:
 
 def main() -> None:
     try:
-        found = binaries(sys.argv[1:] or (*CONTROL_PLANE, *NODE))
+        found = binaries(sys.argv[1:] or (*CONTROL_PLANE, *NODE, *SHIPPING))
     except CannotBuildError as error:
         sys.exit(f"cannot build the testbed: {error}")
     except KeyboardInterrupt:

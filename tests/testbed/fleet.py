@@ -27,13 +27,21 @@ ALL_LABELS = {*MIXED, *GPUSHARE, *EXCLUSIVE, POLICY}
 class Fleet:
     """Two nodes with four simulated cards each, unless told otherwise; labelled for qGPU with mixing and gpushare."""
 
-    def __init__(self, plane: ControlPlane, nodes: Sequence[RealNode], folder: Path, *, cards: str = CARDS) -> None:
+    def __init__(
+        self,
+        plane: ControlPlane,
+        nodes: Sequence[RealNode],
+        folder: Path,
+        *,
+        cards: str = CARDS,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
         self.plane, self.nodes = plane, tuple(nodes)
         self.wired = Wired(plane, folder)
         self.agents: dict[str, AliquotAgent] = {}
         try:
             for node in self.nodes:
-                self.label(node.name, {**MIXED, **GPUSHARE})
+                self.label(node.name, labels or {**MIXED, **GPUSHARE})
                 self.agents[node.name] = AliquotAgent(node, cards=cards, wait=False)
             for agent in self.agents.values():
                 agent.wait_ready()

@@ -123,7 +123,7 @@ def _open_house() -> int:
 # What no namespace holds
 
 
-def _hierarchies() -> list[Path]:
+def hierarchies() -> list[Path]:
     """The cgroup hierarchies of this machine: several by controller (v1), or one (v2)."""
     if (CGROUPS / "cgroup.procs").exists():
         return [CGROUPS]
@@ -131,7 +131,7 @@ def _hierarchies() -> list[Path]:
 
 
 def _make_cgroups(name: str) -> None:
-    for hierarchy in _hierarchies():
+    for hierarchy in hierarchies():
         folder = hierarchy / name
         folder.mkdir(exist_ok=True)
         for each in ("cpuset.cpus", "cpuset.mems"):  # v1 leaves them empty, and then nobody may come in
@@ -141,7 +141,7 @@ def _make_cgroups(name: str) -> None:
 
 def _remove_cgroups(name: str) -> None:
     """The kernel needs a moment after the last process of a cgroup has died."""
-    for hierarchy in _hierarchies():
+    for hierarchy in hierarchies():
         for folder, _, _ in os.walk(hierarchy / name, topdown=False):
             for _ in range(200):
                 try:

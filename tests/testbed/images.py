@@ -24,6 +24,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from testbed.archives import Blob, read_archive
 from testbed.build import CannotBuildError, cache_home
 
 SANDBOX = "testbed.invalid/sandbox:1"  # the only name that does not mean the probe
@@ -129,6 +130,8 @@ class Registry:
 
     def __init__(self) -> None:
         self.image = Image()
+        self._given: dict[str, str] = {}  # path of a manifest -> digest
+        self._blobs: dict[str, Blob] = {}
         registry = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -151,9 +154,19 @@ class Registry:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
+    def give(self, name: str, archive: Path) -> None:
+        """From now on this name ("aliquot/aliquot:0.1.0") means what is in the archive, for this architecture."""
+        manifest, blobs = read_archive(archive)
+        repository, _, tag = name.rpartition(":")
+        self._given[f"/v2/{repository if '/' in repository else f'library/{repository}'}/manifests/{tag}"] = manifest
+        self._blobs |= blobs
+
+    def _blob(self, digest: str) -> bytes | None:
+        return self._blobs[digest].read() if digest in self._blobs else self.image.blobs.get(digest)
+
     def answer(self, asked: BaseHTTPRequestHandler) -> None:
         digest = self._digest(asked.path.split("?")[0])
-        data = b"{}" if digest == "" else self.image.blobs.get(digest)
+        data = b"{}" if digest == "" else self._blob(digest)
         asked.send_response(404 if data is None else 200)
         asked.send_header("Content-Length", str(len(data or b"")))
         if data is not None and digest:
@@ -166,6 +179,8 @@ class Registry:
 
     def _digest(self, path: str) -> str:
         """Of what is asked for; empty for the question whether this is a registry."""
+        if path in self._given:
+            return self._given[path]
         name, _, what = path.removeprefix("/v2/").rpartition("/")
         if not what or what.startswith("sha256:"):
             return what

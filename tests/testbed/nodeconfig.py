@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,17 @@ esac
 
 
 def write_cni(config: Path, programs: Path) -> None:
+    write_plugin(config, programs, network={"type": "nowhere"}, program=_PLUGIN)
+
+
+def write_plugin(config: Path, programs: Path, *, network: Mapping[str, str], program: str) -> None:
+    """One network plugin, and the network that uses it."""
     for folder in (config, programs):
         folder.mkdir(parents=True, exist_ok=True)
-    plugins = [{"type": "nowhere"}]
-    (config / "10-nowhere.conflist").write_text(
-        json.dumps({"cniVersion": "1.0.0", "name": "nowhere", "plugins": plugins})
-    )
-    (programs / "nowhere").write_text(_PLUGIN)
-    (programs / "nowhere").chmod(0o755)
+    name = network["type"]
+    (config / f"10-{name}.conflist").write_text(json.dumps({"cniVersion": "1.0.0", "name": name, "plugins": [network]}))
+    (programs / name).write_text(program)
+    (programs / name).chmod(0o755)
 
 
 def mirror(url: str) -> str:

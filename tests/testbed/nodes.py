@@ -4,8 +4,9 @@
         node.run([sys.executable, "-m", "aliquot", "doctor"])    # a program on the node
         node.path("/var/run/cdi").iterdir()                      # its files, seen from here
 
-Needs root and cgroups; nothing else of the machine is touched (house.py). Networks are not played: a Pod has loopback
-and an address that leads nowhere, unless it uses the host's network. Any image is the probe (images.py).
+Needs root and cgroups; nothing else of the machine is touched (house.py). Without a network (network.py) a Pod has
+loopback and an address that leads nowhere, unless it uses the host's. Any image is the probe (images.py), but for those
+that the registry was given.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from testbed import nodeconfig, objects
 from testbed.build import NODE, binaries
 from testbed.client import Refused
 from testbed.images import Registry, programs
+from testbed.network import Network
 from testbed.nodeprogram import NodeProgram, door
 from testbed.plane import ControlPlane
 from testbed.processes import wait_until
@@ -46,8 +48,10 @@ class RealNode:
         cdi: bool = True,
         hurried: bool = True,
         labels: Mapping[str, str] | None = None,
+        network: Network | None = None,
     ) -> None:
         self.plane, self.name, self.folder, self.cdi = plane, name, folder, cdi
+        self._network = network
         self._hurried = hurried
         self._registry = registry
         self._labels = dict(labels or {})
@@ -84,7 +88,8 @@ class RealNode:
         """As `start`, without the wait: several nodes begin at once."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._build_house()
-        nodeconfig.write_cni(self.path("/etc/cni/net.d"), self.path("/run/cni"))
+        write_cni = nodeconfig.write_cni if self._network is None else self._network.write_cni
+        write_cni(self.path("/etc/cni/net.d"), self.path("/run/cni"))
         (self.folder / "containerd.toml").write_text(self._containerd_config())
         registries = self.folder / "registries" / "_default"
         registries.mkdir(parents=True, exist_ok=True)

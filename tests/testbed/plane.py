@@ -136,6 +136,10 @@ class ControlPlane:
         gone = self.folder / "etcd" if self._keep else self.folder  # logs are worth keeping, data is not
         shutil.rmtree(gone, ignore_errors=True)
 
+    def tell_apiserver(self, *flags: str) -> None:
+        """These flags too, at its next start; a later one of the same name wins."""
+        self._apiserver_flags += flags
+
     def start_apiserver(self) -> None:
         """On the port, data and certificates it had before, if it ran before; nothing happens while it runs."""
         if self._apiserver is not None and self._apiserver.running:

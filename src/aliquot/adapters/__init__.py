@@ -11,7 +11,9 @@ objectstore.py  the Pods and workloads that were applied to the machine
 podstore.py   what the node's agent must know after a restart
 cdifolder.py  the folder from which container runtimes read CDI
 shims.py      the shim on the host, versions side by side
+sweeping.py   what an agent leaves on its host, taken away
 cgroups.py    which Pod a process is of
+movein.py     the host's folders and processes, fetched into a container that was given neither
 nvml.py       what the driver tells of the cards
 player.py     the process that plays the simulated cards
 page.py       the page that a tenant's shim and the daemon share

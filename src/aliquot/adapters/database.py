@@ -1,8 +1,12 @@
 """SQLite as both stores use it: what is written is on the disk when the call returns, and a bad file stops nobody.
 
 A file that is damaged is put aside under another name, and a new one is begun; what was lost is the caller's to find
-again. A file that is whole but cannot be used (of a later version, of another program, locked, on a full or
-read-only disk) is left alone, and the error says what to do.
+again. A file that is whole but cannot be used (of another program, locked, on a full or read-only disk) is left alone,
+and the error says what to do.
+
+A file of a later release is used as it is where that release says that ours may: its steps have only added columns
+with defaults, and tables. What we do not know stays in it. Else it is left alone, or put aside by whoever can find
+again what it held.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ STRICT = "STRICT" if sqlite3.sqlite_version_info >= (3, 37) else ""
 FOREIGN = "is the state of another program"
 PATIENCE = 5.0  # seconds for which another process may hold the file
 
+_VERSION_BITS = 16  # of user_version; above them the oldest version that may use the file, where that is an older one
+
 # By SQLite's primary result code. SQLITE_ERROR, while a file is opened: its tables are not the ones it should have.
 _DAMAGE = frozenset({sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _WHAT_TO_DO = {
@@ -35,28 +41,56 @@ class StoreError(Exception):
     """The state cannot be read or written."""
 
 
+class _LaterError(Exception):
+    """The file is of a later release, and not for us."""
+
+
 class Database:
     """One file. `steps` has one script per version: user_version counts those done. Steps are only ever added.
 
-    `application` tells our kinds of files apart, so that one is never taken for the other. Used by one thread.
+    `application` tells our kinds of files apart, so that one is never taken for the other. `oldest` is the first
+    version whose program may use what the steps leave: they have only added to it since. None: only that of the last
+    step. `expendable`: a file of a later release that is not for us is put aside, not refused. Used by one thread.
     """
 
-    def __init__(self, path: str, steps: Sequence[str], *, application: int = 0) -> None:
+    def __init__(
+        self,
+        path: str,
+        steps: Sequence[str],
+        *,
+        application: int = 0,
+        oldest: int | None = None,
+        expendable: bool = False,
+    ) -> None:
         self.path = path
         self.damage: str | None = None  # the sentence that tells what was put aside, if anything was
         self._steps = steps
         self._application = application
+        self._aside = ""  # where the file was put, if it was
+        self._oldest = len(steps) if oldest is None else oldest
         try:
             self.connection = self._open()
+        except _LaterError as error:
+            if not expendable:
+                raise StoreError(
+                    f"{path}: written by a later version of aliquot: use that, or remove the file"
+                ) from error
+            self._put_aside(error, "later")
+            self.damage = f"{path} is of a later release of aliquot ({error}): it is kept as {self._aside}"
+            self.connection = self._open_again()
         except sqlite3.DatabaseError as error:
             if _code(error) not in _DAMAGE:
                 raise self._told(error) from error
-            self._put_aside(error)
-            try:
-                self.connection = self._open()
-            except sqlite3.Error as again:
-                raise self._told(again) from again
+            self._put_aside(error, "damaged")
+            self.damage = f"{path} was damaged ({error}): it is now {self._aside}"
+            self.connection = self._open_again()
         self._files = self._inodes()
+
+    def _open_again(self) -> sqlite3.Connection:
+        try:
+            return self._open()
+        except sqlite3.Error as error:
+            raise self._told(error) from error
 
     def _open(self) -> sqlite3.Connection:
         database = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
@@ -64,28 +98,32 @@ class Database:
             (found,) = database.execute("PRAGMA integrity_check(1)").fetchone()
             if found != "ok":
                 raise sqlite3.DatabaseError(found)
-            (done,) = database.execute("PRAGMA user_version").fetchone()
+            (raw,) = database.execute("PRAGMA user_version").fetchone()
+            done = raw & (1 << _VERSION_BITS) - 1
             (application,) = database.execute("PRAGMA application_id").fetchone()
             (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
             if application != self._application if done else tables:
                 raise StoreError(f"{self.path}: the state of another program: choose another file, or remove this one")
-            if done > len(self._steps):
-                raise StoreError(f"{self.path}: written by a later version of aliquot: use that, or remove the file")
+            if done > len(self._steps) < (raw >> _VERSION_BITS or done):
+                raise _LaterError(f"version {done}, and this one has version {len(self._steps)}")
             database.execute("PRAGMA journal_mode = WAL")  # not before: it would change a file of another's
             database.execute("PRAGMA synchronous = FULL")
             database.execute("PRAGMA foreign_keys = ON")
             for version, step in enumerate(self._steps[done:], done + 1):
                 database.executescript(
                     f"BEGIN IMMEDIATE; {step} PRAGMA application_id = {self._application};"
-                    f" PRAGMA user_version = {version}; COMMIT;"
+                    f" PRAGMA user_version = {self._mark(version)}; COMMIT;"
                 )
         except BaseException:
             database.close()
             raise
         return database
 
-    def _put_aside(self, error: Exception) -> None:
-        aside = f"{self.path}.damaged-{time.strftime('%Y%m%dT%H%M%S')}"
+    def _mark(self, version: int) -> int:
+        return version if version <= self._oldest else self._oldest << _VERSION_BITS | version
+
+    def _put_aside(self, error: Exception, why: str) -> None:
+        self._aside = aside = f"{self.path}.{why}-{time.strftime('%Y%m%dT%H%M%S')}"
         try:
             os.replace(self.path, aside)
         except OSError as failed:
@@ -93,7 +131,6 @@ class Database:
         for more in ("-wal", "-shm"):
             with contextlib.suppress(FileNotFoundError):
                 os.replace(self.path + more, aside + more)
-        self.damage = f"{self.path} was damaged ({error}): it is now {aside}"
 
     def there(self) -> bool:
         """Whether what we write to is still what is on the disk under this name: people delete files that are open."""

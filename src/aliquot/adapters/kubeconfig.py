@@ -79,7 +79,7 @@ def find_server(kubeconfig: Path | None = None, context: str | None = None) -> S
     """The API server to talk to. Raises KubeConfigError, which says what was looked for."""
     if kubeconfig is not None:
         return read_kubeconfig(kubeconfig, context)
-    named = [Path(each) for each in os.environ.get("KUBECONFIG", "").split(os.pathsep) if each]
+    named = _by_variable()
     for path in named:
         if path.exists():
             return read_kubeconfig(path, context)
@@ -90,6 +90,16 @@ def find_server(kubeconfig: Path | None = None, context: str | None = None) -> S
         return read_kubeconfig(home, context)
     looked = ", ".join(map(str, named)) or f"$KUBECONFIG, {_ACCOUNT}, {home}"
     raise KubeConfigError(f"no API server is known: looked for {looked}; name a file with --kubeconfig")
+
+
+def passed_over() -> list[Path]:
+    """What $KUBECONFIG names, where none of it is there: as client-go, we go by the Pod's account then."""
+    named = _by_variable()
+    return [] if any(path.exists() for path in named) else named
+
+
+def _by_variable() -> list[Path]:
+    return [Path(each) for each in os.environ.get("KUBECONFIG", "").split(os.pathsep) if each]
 
 
 def _in_cluster() -> Server:
@@ -117,12 +127,12 @@ def read_kubeconfig(path: Path, context: str | None = None) -> Server:
         config = yaml.safe_load(path.read_text())
     except OSError as error:
         raise KubeConfigError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # not UTF-8, a date that is none, nested too deep
         raise KubeConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(config, dict):
         raise KubeConfigError(f"{path}: not a kubeconfig: a mapping with clusters, users and contexts is wanted")
     name = context or config.get("current-context")
-    if not name:
+    if not isinstance(name, str) or not name:
         raise KubeConfigError(f"{path}: current-context is missing: name a context, as `kubectl config use-context`")
     chosen = _named(path, config, "contexts", "context", name)
     cluster = _named(path, config, "clusters", "cluster", chosen.get("cluster"))

@@ -14,6 +14,7 @@ import struct
 from dataclasses import dataclass
 
 from .page import CARDS, MAGIC, SLOTS, VERSION
+from .processes import SO_PEERPIDFD, number_of
 
 HELLO, GROUP, DONE, WAKE = 1, 2, 3, 4
 CHANNELS = 128
@@ -66,7 +67,14 @@ class Wake:
     card: int
 
 
-Message = Hello | GroupSeen | Done | Wake
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A kind that a later shim of this version sends: passed over. The agent may be older than a container's shim."""
+
+    kind: int
+
+
+Message = Hello | GroupSeen | Done | Wake | Later
 
 
 def receive(connection: socket.socket) -> Message | None:
@@ -99,20 +107,22 @@ def parse(data: bytes, files: list[int]) -> Message:
         raise LinkError(
             f"version {version} of the shim, this daemon speaks {VERSION}: restart the process with the new shim"
         )
-    body = data[_HEAD.size :]
+    if kind > WAKE:
+        return Later(kind)
+    body = data[_HEAD.size :]  # a later shim of this version may have more to say at the end of each
     if kind == GROUP:
         return _group(body, files)
     if files:
         raise LinkError("a file where none belongs")
-    if kind == HELLO and len(body) == _HELLO.size:
-        pid, slot = _HELLO.unpack(body)
+    if kind == HELLO and len(body) >= _HELLO.size:
+        pid, slot = _HELLO.unpack_from(body)
         if slot >= SLOTS:
             raise LinkError(f"slot {slot} of {SLOTS}")
         return Hello(pid, slot)
-    if kind == DONE and len(body) == _WORD.size:
-        return Done(_WORD.unpack(body)[0])
-    if kind == WAKE and len(body) == _WORD.size:
-        card = _WORD.unpack(body)[0]
+    if kind == DONE and len(body) >= _WORD.size:
+        return Done(_WORD.unpack_from(body)[0])
+    if kind == WAKE and len(body) >= _WORD.size:
+        card = _WORD.unpack_from(body)[0]
         if card >= CARDS:
             raise LinkError(f"card {card} of {CARDS}")
         return Wake(card)
@@ -125,7 +135,7 @@ def _group(body: bytes, files: list[int]) -> GroupSeen:
     if len(body) < _GROUP.size:
         raise LinkError("a group cut short")
     client, group, device, subdevice, engine, compute, count, _ = _GROUP.unpack_from(body)
-    if not 0 < count <= CHANNELS or len(body) != _GROUP.size + 4 * count:
+    if not 0 < count <= CHANNELS or len(body) < _GROUP.size + 4 * count:
         raise LinkError(f"a group of {count} channels in {len(body)} bytes")
     channels = struct.unpack_from(f"<{count}I", body, _GROUP.size)
     return GroupSeen(files[0], client, group, device, subdevice, engine, bool(compute), channels)
@@ -153,6 +163,23 @@ def discard(fd: int) -> None:
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:
-    """(pid, uid) of the other side, as the kernel knows it."""
+    """(pid, uid) of the other side, as the kernel knows it. The pid is the one it has in /proc; 0: none there."""
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if pid == 0:  # not of our PID namespace, but /proc may be the host's
+        with contextlib.suppress(OSError):
+            handle = _handle(connection)
+            try:
+                pid = max(0, number_of(handle))
+            finally:
+                os.close(handle)
     return pid, uid
+
+
+def watch(connection: socket.socket, pid: int) -> int:
+    """A pidfd of the other side, which is that process. Raises OSError where it is gone."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return _handle(connection) if struct.unpack("3i", raw)[0] == 0 else os.pidfd_open(pid)
+
+
+def _handle(connection: socket.socket) -> int:
+    return connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)

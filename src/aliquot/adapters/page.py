@@ -89,8 +89,11 @@ class Page:
         except OSError as error:
             raise PageError(f"{path}: {error.strerror}") from error
         try:
-            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+            found = os.fstat(self._fd)
+            if not stat.S_ISREG(found.st_mode):
                 raise PageError(f"{path} is no plain file")
+            if found.st_nlink > 1:  # the folder is its user's: a file that we may write and they may not, linked there
+                raise PageError(f"{path} has another name too: it may be another's file")
             if os.fstat(self._fd).st_size < SIZE:
                 os.posix_fallocate(self._fd, 0, SIZE)  # so that a full disk is noticed now
             self._map = mmap.mmap(self._fd, SIZE)

@@ -97,10 +97,11 @@ def play(home: Home, cards: int, memory_mib: int, *, nodes: int = 1) -> Playing:
         )
     with process.stdout or contextlib.nullcontext():
         _wait_until_ready(process)
-    started = processes.start_time(process.pid)
+    pid = processes.known_as(process.pid)
+    started = processes.start_time(pid)
     if started is None:
         raise PlayerError(f"{program} ended at once: {home.state}/player.log may tell why")
-    found = Playing(process.pid, started, cards, memory_mib, home.player_socket, nodes)
+    found = Playing(pid, started, cards, memory_mib, home.player_socket, nodes)
     try:
         Path(home.player).write_text(json.dumps(found._asdict()))
     except OSError as error:  # nobody would find it again

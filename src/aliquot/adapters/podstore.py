@@ -58,6 +58,8 @@ _STEPS = (
     CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL) {STRICT};
     """,
 )
+_CLASSES = frozenset(AppClass)
+_OLDEST = 1  # the version whose program may use a file that all of the steps have made
 
 
 class PodStore:
@@ -85,7 +87,7 @@ class PodStore:
             self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"{self.path.parent}: {error.strerror}: the folder must be there, and writable") from error
-        database = Database(str(self.path), _STEPS, application=_APPLICATION)
+        database = Database(str(self.path), _STEPS, application=_APPLICATION, oldest=_OLDEST, expendable=True)
         if database.damage:
             self.notes.append(f"{database.damage}; what it held is asked of the API server and the kubelet")
         return database
@@ -101,6 +103,11 @@ class PodStore:
             "SELECT uid, namespace, name, class, created FROM tenancies"
         ):
             held = tuple(shares.get(uid, ()))
+            if app_class not in _CLASSES:  # the row stays; who has a folder is read from the API server
+                self.notes.append(
+                    f"{self.path}: {namespace}/{name} is of class {app_class}, which is of a later release"
+                )
+                continue
             found[uid] = PodTenancy(uid, namespace, name, AppClass(app_class), held, created)
         return found
 
@@ -177,9 +184,12 @@ def examine(path: Path) -> str | None:
 
 
 def _insert(database: sqlite3.Connection, tenancy: PodTenancy) -> None:
-    database.execute("DELETE FROM tenancies WHERE uid = ?", (tenancy.uid,))
+    """In its place, where it is there: a later release may have columns that we do not know."""
+    database.execute("DELETE FROM shares WHERE pod = ?", (tenancy.uid,))
     database.execute(
-        "INSERT INTO tenancies (uid, namespace, name, class, created) VALUES (?, ?, ?, ?, ?)",
+        "INSERT INTO tenancies (uid, namespace, name, class, created) VALUES (?, ?, ?, ?, ?)"
+        " ON CONFLICT (uid) DO UPDATE"
+        " SET namespace = excluded.namespace, name = excluded.name, class = excluded.class, created = excluded.created",
         (tenancy.uid, tenancy.namespace, tenancy.name, tenancy.app_class.value, tenancy.created),
     )
     database.executemany(

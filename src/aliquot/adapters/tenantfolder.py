@@ -3,6 +3,9 @@
 A local tenant's are its user's alone. A Pod's containers run as any user, so all may use its page and come to its door;
 only root changes the folder, and who reaches it at all is decided by what is mounted. The page is never replaced:
 processes have it mapped, and containers have that very file mounted.
+
+A release with another layout of the page writes its number beside it, into `version`; without that file it is 1. What
+the page itself says of it is the tenant's word. A page of another layout is left alone: its processes go on by it.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ from pathlib import Path
 
 from aliquot.model.tenant import Allotment
 
-from .page import Page
+from .page import VERSION, Page, PageError
+
+LAYOUT = "version"
 
 
 def furnish(directory: Path, allotments: Sequence[Allotment], uid: int | None) -> tuple[Page, socket.socket]:
@@ -28,6 +33,7 @@ def furnish(directory: Path, allotments: Sequence[Allotment], uid: int | None) -
     if uid is None:
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_layout(directory)
     page = Page(directory / "page", allotments)
     with contextlib.ExitStack() as undo:
         undo.callback(page.close)
@@ -41,6 +47,21 @@ def furnish(directory: Path, allotments: Sequence[Allotment], uid: int | None) -
             os.chown(directory, uid, -1, follow_symlinks=False)
         undo.pop_all()
     return page, door
+
+
+def _check_layout(directory: Path) -> None:
+    """Raises PageError where the page is another release's, and we would write over what its processes read."""
+    try:
+        file = os.open(directory / LAYOUT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return  # the first layout, or no page yet
+    try:
+        said = os.read(file, 16).decode(errors="replace").strip()
+    finally:
+        os.close(file)
+    if said != str(VERSION):
+        what = f"is of version {said or '?'}, and this release of aliquot has version {VERSION}"
+        raise PageError(f"{directory / 'page'} {what}: make the Pod, or the run, anew")
 
 
 def is_whole(directory: Path, page: Page) -> bool:
@@ -87,7 +108,8 @@ def _give(path: Path, uid: int | None) -> None:
     """The socket of that name to that user, or to all. The folder is theirs: by now the name may be another file's."""
     file = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        if not stat.S_ISSOCK(os.fstat(file).st_mode):
+        found = os.fstat(file)
+        if not stat.S_ISSOCK(found.st_mode) or found.st_nlink > 1:  # linked there, it has the name of its own still
             raise FileExistsError(errno.EEXIST, "somebody put another file there", str(path))
         if uid is None:
             os.chmod(f"/proc/self/fd/{file}", 0o666)  # noqa: S103 - as the page: containers run as any user

@@ -38,7 +38,13 @@ Clusters:
 
 scheduler.py        the scheduler extender: its flags and its configuration file
 agent.py            the agent of one node: its flags
+serving.py          the dialects that either serves
+peers.py            what the peers' programs are told, as ours are
 installshim.py      the shim on the host, for the containers of the agent
+install.py          our objects on a cluster, and the next version of them
+verifying.py        whether what was installed answers
+uninstall.py        all of it taken away again, from nodes too
+steps.py            how far that is, and what to do when it is interrupted
 explain.py          where Pods would go, or every reason why not
 clusterview.py      `kubectl aliquot`: nodes, cards, Pods, and who waits why
 inspecting.py       `kubectl inspect gpushare`, to the byte as the peer prints it
@@ -51,6 +57,7 @@ agentchecks.py      is the agent of this node there, with all that it needs
 holdingchecks.py    do specs, folders and the kubelet agree with what Pods were granted
 nodeside.py         what those two look at, read from this node
 findings.py         what the checks find, as data
+whereabouts.py      in which namespace the scheduler runs
 wiring.py           `aliquot manifests`: how kube-scheduler is told of us
 kubectl.py          the cluster as the user's own kubectl sees it
 simulate.py         what a policy makes of a trace

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import logging
 import os
 import re
 import socket
@@ -14,11 +14,15 @@ import click
 from aliquot.adapters.home import SYSTEM_RUN, SYSTEM_STATE, Home
 from aliquot.cli.asking import Duration
 from aliquot.cli.errors import InputError
+from aliquot.cli.serving import HELP as DIALECTS_HELP
+from aliquot.cli.serving import parse_dialects
 from aliquot.cli.simulated import parse_simulation, with_stand_ins
 
 if TYPE_CHECKING:
     from aliquot.adapters.kubeconfig import Server
     from aliquot.adapters.player import Playing
+
+log = logging.getLogger(__name__)
 
 NO_CARD = (
     "no NVIDIA GPU can be used on this node ({why}). Does the container see the driver (NVIDIA_VISIBLE_DEVICES=all "
@@ -92,6 +96,7 @@ class Xids(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5
     help="Who brings NVIDIA's driver into containers: NVIDIA's container runtime, or we, from the file that "
     "`nvidia-ctk cdi generate` wrote; auto: the file, where there is one",
 )
+@click.option("--dialects", metavar="NAME[,NAME]", help=DIALECTS_HELP)
 @click.option(
     "--memory-unit",
     type=click.Choice(["GiB", "MiB"]),
@@ -112,7 +117,13 @@ class Xids(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5
     default="",
     help="Errors of the driver that take no card out on this node, as in 94,63, beside those that are a program's own",
 )
-@click.option("--simulate", metavar="SPEC", help="Simulated cards instead of real ones, as in 4x16GiB")
+@click.option(
+    "--simulate",
+    metavar="SPEC",
+    envvar="ALIQUOT_SIMULATE",
+    show_envvar=True,
+    help="Simulated cards instead of real ones, as in 4x16GiB",
+)
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=9479, show_default=True, help="/metrics, /readyz, /livez; 0: none"
 )
@@ -133,6 +144,7 @@ def agent(**given: Any) -> None:
     from aliquot.cli.up import check_delay
 
     check_delay(given["release_delay"])
+    given["served"] = parse_dialects(given["dialects"])
     _serve(given)
 
 
@@ -146,8 +158,7 @@ def _serve(given: dict[str, Any]) -> None:
     from aliquot.adapters.shims import ShimError
     from aliquot.services import premises
 
-    database: Path = given["dbfile"].absolute()
-    home = Home(str(given["run_dir"].absolute()), str(database.parent))
+    home = Home(str(given["run_dir"].absolute()), str(given["dbfile"].absolute().parent))
     spec = parse_simulation(given["simulate"])
     if spec is not None and spec.nodes > 1:
         raise InputError(f"--simulate: {given['simulate']} is not allowed: an agent is one node's, as in 4x16GiB")
@@ -156,6 +167,7 @@ def _serve(given: dict[str, Any]) -> None:
         raise InputError(f"--run-dir: {home.run} is too long: {_LONGEST_RUN_DIR} bytes at most, for sockets are in it")
     as_root = "run it as root, or " if os.geteuid() else ""
     try:
+        home = _move_in(given, home)
         premises.check_mounted([home.run, home.state])
         for folder, mode in ((home.run, 0o755), (home.tenants, 0o700), (f"{home.run}/a", 0o700)):
             advice = f"{as_root}name another with --run-dir, one that is the agent's alone"
@@ -166,6 +178,7 @@ def _serve(given: dict[str, Any]) -> None:
         try:
             playing = None if spec is None else with_stand_ins(home, spec)
             start_logging(given["log_level"])
+            _tell_beginnings(given)
             _run(given, home, server, playing)
         finally:
             os.close(lock)
@@ -175,6 +188,29 @@ def _serve(given: dict[str, Any]) -> None:
         raise InputError(f"{error}: stop it first, a node has one agent, or one `aliquot up`", code=1) from error
     except (premises.UpError, StoreError, ShimError, CdiError, HomeError, player.PlayerError) as error:
         raise InputError(str(error)) from error
+
+
+def _move_in(given: dict[str, Any], home: Home) -> Home:
+    """The same home, with what this container lacks fetched from the host. Raises UpError."""
+    from aliquot.services.movingin import move_in
+
+    cdi = str(given["cdi_dir"].absolute())
+    folders = [home.run, home.state, *([] if given["cdi"] == "off" else [cdi])]
+    lodging = given["lodging"] = move_in(folders, given["kubelet_dir"] / "device-plugins" / "kubelet.sock")
+    given["cdi_dir"] = Path(lodging.name(cdi))
+    given["dbfile"] = Path(lodging.name(home.state), given["dbfile"].name)
+    return Home(lodging.name(home.run), lodging.name(home.state))
+
+
+def _tell_beginnings(given: dict[str, Any]) -> None:
+    """What was not as it was written, and done otherwise."""
+    from aliquot.adapters.kubeconfig import passed_over
+
+    given["lodging"].tell()
+    missing = [] if given["kubeconfig"] is not None else passed_over()
+    if missing:
+        told = {"missing": [str(each) for each in missing]}
+        log.info("what $KUBECONFIG names is not there: the Pod's own account is used", extra={"data": told})
 
 
 def _find_server(kubeconfig: Path | None) -> Server:
@@ -193,6 +229,7 @@ def _run(given: dict[str, Any], home: Home, server: Server, playing: Playing | N
     from aliquot.dialects import MemoryUnit, Rules
     from aliquot.services.agent import Settings
     from aliquot.services.assembly import run_agent
+    from aliquot.services.movingin import OWN_IDS
 
     settings = Settings(
         node_name=given["nodename"] or os.environ.get("NODE_NAME") or socket.gethostname().lower(),
@@ -201,12 +238,13 @@ def _run(given: dict[str, Any], home: Home, server: Server, playing: Playing | N
         cdi={"auto": None, "on": True, "off": False}[given["cdi"]],
         cdi_folder=given["cdi_dir"],
         kubelet=given["kubelet_dir"],
-        rules=Rules(gpushare_unit=MemoryUnit(given["memory_unit"])),
+        rules=Rules(gpushare_unit=MemoryUnit(given["memory_unit"]), served=given["served"]),
         release_delay=given["release_delay"],
         port=given["port"],
         bind_address=given["bind_address"],
         control=Path(home.control),
         simulated=None if playing is None else playing.spec,
+        notes=(OWN_IDS,) if given["lodging"].processes and playing is None else (),
     )
     try:
         run_agent(
@@ -222,7 +260,7 @@ def _run(given: dict[str, Any], home: Home, server: Server, playing: Playing | N
             raise
         if error.filename is not None:
             raise InputError(f"{error.filename}: {error.strerror}") from error
-        in_use = error.errno == errno.EADDRINUSE  # asyncio's own words say the address once more
-        why = os.strerror(errno.EADDRINUSE) if in_use else error.strerror
         where = f"{settings.bind_address}:{settings.port}"
-        raise InputError(f"cannot listen on {where}: {why}; name another --port or --bind-address") from error
+        raise InputError(
+            f"cannot listen on {where}: {error.strerror}; name another --port or --bind-address"
+        ) from error

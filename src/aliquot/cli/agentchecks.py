@@ -110,6 +110,8 @@ def _agent(site: Site) -> Iterator[Finding]:
         yield ok(
             "agent", f"pid {pid} is ready: {count} card{'s' * (count != 1)}, {pods} Pod{'s' * (pods != 1)} on them"
         )
+    for note in part(site.agent, "agent", "notes") or ():
+        yield Finding("agent", Level.NOTE, (site.node_name,), str(note))
 
 
 # --- the host --------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import click
 from aliquot.cli.asking import ask
 from aliquot.cli.errors import InputError
 from aliquot.cli.kubectl import Kubectl, kubectl_options, reach
+from aliquot.cli.whereabouts import USUAL, find_scheduler
 
 _NONE = (
     "the daemon of this machine was started without a dashboard, or its usual port was taken: `aliquot down`, then "
@@ -27,13 +28,13 @@ _FORWARDING = re.compile(r"Forwarding from (127\.0\.0\.1:\d+) ")
 @click.command()
 @click.option("--open", "opens", is_flag=True, help="Open it in the browser")
 @click.option("--cluster", is_flag=True, help="The cluster's, through kubectl; until Ctrl-C")
-@click.option("-n", "--namespace", default="kube-system", show_default=True, help="Where the scheduler runs")
-@click.option("--target", default="deployment/aliquot-scheduler", show_default=True, help="As kubectl port-forward's")
+@click.option("-n", "--namespace", help="Where the scheduler runs  [default: where the chart put it, else kube-system]")
+@click.option("--target", help="As kubectl port-forward's  [default: the chart's Deployment aliquot-scheduler]")
 @click.option("--port", type=click.IntRange(1, 65535), default=12346, show_default=True, help="The scheduler's own")
 @click.option("--local-port", type=click.IntRange(0, 65535), default=0, help="On this machine  [default: any]")
 @kubectl_options
 def dashboard(
-    opens: bool, cluster: bool, namespace: str, target: str, port: int, local_port: int, kubectl: Kubectl
+    opens: bool, cluster: bool, namespace: str | None, target: str | None, port: int, local_port: int, kubectl: Kubectl
 ) -> None:
     """Tell where the dashboard is, or open it.
 
@@ -44,11 +45,12 @@ def dashboard(
     kubectl aliquot dashboard
     """
     if cluster or kubectl.flags:
+        found = USUAL if namespace else find_scheduler(kubectl)
         words = (
             "port-forward",
-            f"--namespace={namespace}",
+            f"--namespace={namespace or found.namespace}",
             "--address=127.0.0.1",
-            target,
+            target or f"deployment/{found.name}",
             f"{local_port or ''}:{port}",
         )
         _forward(reach(lambda: kubectl.spawn(*words)), opens=opens)

@@ -20,6 +20,7 @@ from aliquot.cli.findings import Finding, Json, Level, grouped, ok, part
 from aliquot.cli.kubectl import CONFIG_MAPS, Kubectl, KubectlError, Trouble, kubectl_options
 from aliquot.cli.nodeside import Places, Site
 from aliquot.cli.tables import printable
+from aliquot.cli.whereabouts import USUAL, find_scheduler
 
 if TYPE_CHECKING:
     from aliquot.cli.schedulerchecks import Probe
@@ -32,7 +33,10 @@ _AS_AGENT = "As for `aliquot agent`"
 
 @click.command()
 @click.option("-n", "--namespace", default="default", show_default=True, help="Where the trial Pods would be made")
-@click.option("--lease-namespace", default="kube-system", show_default=True, help="Of the scheduler's Lease and Secret")
+@click.option(
+    "--lease-namespace",
+    help="Of the scheduler's Lease and Secret  [default: where the chart put them, else kube-system]",
+)
 @click.option("--lease-name", default="aliquot-scheduler", show_default=True)
 @click.option("--rules", type=click.Choice(["seed", "2026"]), default="seed", show_default=True)
 @click.option(
@@ -51,7 +55,7 @@ _AS_AGENT = "As for `aliquot agent`"
 def doctor(
     context: click.Context,
     namespace: str,
-    lease_namespace: str,
+    lease_namespace: str | None,
     lease_name: str,
     rules: str,
     node: bool | None,
@@ -71,7 +75,7 @@ def doctor(
     """
     here = os.path.isdir(kubelet_dir / "device-plugins") if node is None else node
     places = Places(run_dir, dbfile, kubelet_dir, cdi_dir) if here else None
-    cluster = _Cluster(kubectl, namespace, lease_namespace, lease_name)
+    cluster = _Cluster(kubectl, namespace, lease_namespace or USUAL.namespace, lease_name, lease_namespace is None)
     findings = grouped(_diagnosed(cluster, rules, places, nodename))
     wrong = sum(each.level in (Level.FINDING, Level.UNKNOWN) for each in findings)
     if output == "json":
@@ -79,7 +83,7 @@ def doctor(
 
         click.echo(msgspec.json.format(msgspec.json.encode([_entry(each) for each in findings]), indent=2).decode())
     else:
-        for line in _lines(findings):
+        for line in lines_of(findings):
             click.echo(printable(line))
         click.echo(f"\n{wrong} finding{'s' * (wrong != 1)}" if wrong else "\nnothing is wrong")
     context.exit(1 if wrong else 0)
@@ -92,6 +96,8 @@ def _diagnosed(cluster: _Cluster, rules: str, places: Places | None, node_name: 
         version = cluster.kubectl.get("/version")  # the one thing that everybody may read
         cluster.findings.append(ok("api", f"Kubernetes {part(version, 'gitVersion')} answers"))
         yield from cluster.findings
+        if cluster.guessed:
+            cluster.lease_namespace = find_scheduler(cluster.kubectl).namespace
         yield from _examine(cluster, rules)
     except KubectlError as error:
         if places is None:
@@ -114,6 +120,7 @@ class _Cluster:
     namespace: str
     lease_namespace: str
     lease_name: str
+    guessed: bool = False  # where the Lease is: to be looked for once the cluster answers
     findings: list[Finding] = field(default_factory=list)
 
     def lease(self) -> Json | None:
@@ -285,7 +292,7 @@ def _node_objects(
 # --- telling -------------------------------------------------------------------------------------------------------
 
 
-def _lines(findings: list[Finding]) -> Iterator[str]:
+def lines_of(findings: list[Finding]) -> Iterator[str]:
     marks = {Level.OK: "ok     ", Level.NOTE: "note   ", Level.FINDING: "FINDING", Level.UNKNOWN: "FINDING"}
     for each in findings:
         cannot = "cannot look: " if each.level is Level.UNKNOWN else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ Found = list[tuple[Kind, Json]]
 _EVERY = 0.5  # seconds from look to look
 _RETURN = 15.0  # seconds for which a watch looks for a daemon that went away
 _RIGHT = frozenset({"RESTARTS", "FREE"})
+_STEERS = re.compile("[\x7f-\x9f]")  # to some terminals they are commands, and JSON would leave them as they are
 
 
 @click.command()
@@ -141,7 +143,8 @@ def _document(status: Json, kind: Kind, each: Json) -> Json:
 
 def _write(document: Json, output: str) -> None:
     if output == "json":
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        text = json.dumps(document, indent=2, ensure_ascii=False)
+        click.echo(_STEERS.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text))
         return
     import yaml
 

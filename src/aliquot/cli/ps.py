@@ -40,7 +40,7 @@ def ps(output: str) -> None:
         return
     click.echo(table(head, rows, right=frozenset({2})))
     for each in runs:
-        click.echo(f"{each['name']} waits ({each['position']} of {each['of']}): {reason(each)}")
+        click.echo(printable(f"{each['name']} waits ({each['position']} of {each['of']}): {reason(each)}"))
     for line in waiting_lines(pending):
         click.echo(line)
 

@@ -10,6 +10,8 @@ import click
 
 from aliquot.cli.errors import InputError
 from aliquot.cli.listening import parse_listen
+from aliquot.cli.serving import HELP as DIALECTS_HELP
+from aliquot.cli.serving import parse_dialects
 from aliquot.placement import POLICY_NAMES
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ _DEFAULT_DASHBOARD = 12346
     type=click.IntRange(0, 65535),
     help="How many of the nodes that fit are told when a Pod is first asked about; 0: all  [default: 1, the best]",
 )
+@click.option("--dialects", metavar="NAME[,NAME]", help=DIALECTS_HELP)
 @click.option("--rules", type=click.Choice(["seed", "2026"]), help="Whose rules hold for qGPU  [default: seed]")
 @click.option(
     "--memory-unit",
@@ -40,7 +43,7 @@ _DEFAULT_DASHBOARD = 12346
     help="The unit of aliyun.com/gpu-mem; auto goes by what the nodes advertise  [default: auto]",
 )
 @click.option("--leader-elect/--no-leader-elect", default=None, help="Whether a Lease decides who binds  [default: on]")
-@click.option("--lease-namespace", help="[default: kube-system]")
+@click.option("--lease-namespace", help="[default: $POD_NAMESPACE, else kube-system]")
 @click.option("--lease-name", help="[default: aliquot-scheduler]")
 @click.option("--advertise", metavar="HOST:PORT", help="Where other instances reach this one  [default: found out]")
 @click.option(
@@ -140,6 +143,7 @@ def _merged(given: dict[str, Any]) -> dict[str, Any]:
     options |= {name: value for name, value in given.items() if value is not None}
     if "port" not in options:
         options["port"] = _port_of_environment()
+    options.setdefault("lease_namespace", os.environ.get("POD_NAMESPACE") or "kube-system")
     return options
 
 
@@ -159,6 +163,7 @@ _KINDS: dict[str, object] = {
     "bind_address": None,
     "kubeconfig": None,
     "shortlist": (int, 0),
+    "dialects": None,
     "rules": ("seed", "2026"),
     "memory_unit": ("auto", "GiB", "MiB"),
     "leader_elect": bool,
@@ -187,7 +192,7 @@ def _read(path: Path) -> dict[str, Any]:
         found = yaml.safe_load(path.read_text())
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # not UTF-8, a date that is none, nested too deep
         raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict | None):
         raise InputError(f"{path}: a mapping of options is wanted, as `priority: spread`")
@@ -227,12 +232,14 @@ def _settings(options: dict[str, Any]) -> Settings:
 
     unit = options.pop("memory_unit", "auto")
     rules = options.pop("rules", "seed")
-    webhook = _webhook(options)
+    served = parse_dialects(options.pop("dialects", None))
+    webhook = _webhook(options, served)
     token_file = options.pop("dashboard_token_file", None)
     where = parse_listen(
         options.pop("dashboard", None), None if token_file is None else Path(token_file), option="--dashboard"
     )
     return Settings(
+        served=served,
         rules=QgpuRules(rules),
         memory_unit=None if unit == "auto" else MemoryUnit(unit),
         webhook=webhook,
@@ -241,7 +248,7 @@ def _settings(options: dict[str, Any]) -> Settings:
     )
 
 
-def _webhook(options: dict[str, Any]) -> WebhookSettings | None:
+def _webhook(options: dict[str, Any], served: frozenset[str]) -> WebhookSettings | None:
     """The webhook's part of the options, taken out of them. Raises InputError for what goes not together."""
     from aliquot.dialects.admission import AdmissionSettings
     from aliquot.dialects.webhooks import FailurePolicy, ServiceRef
@@ -261,7 +268,7 @@ def _webhook(options: dict[str, Any]) -> WebhookSettings | None:
             if value:
                 raise InputError(f"{option} is what the webhook does, and that is off: give it a --webhook-port")
         return None
-    namespace = options.get("lease_namespace", "kube-system")
+    namespace = options["lease_namespace"]
     if url is not None and service is not None:
         raise InputError("--webhook-service and --webhook-url both say where the webhook is: leave one out")
     if url is not None and not url.startswith("https://"):
@@ -274,6 +281,7 @@ def _webhook(options: dict[str, Any]) -> WebhookSettings | None:
         where=url or ServiceRef(namespace=space, name=called),
         **({"bind_address": options["bind_address"]} if "bind_address" in options else {}),
         namespace=namespace,
+        served=served,
         failure_policy=FailurePolicy.FAIL if failure == "fail" else FailurePolicy.IGNORE,
         admission=AdmissionSettings(*_scheduler_names(name or ""), env_by_field_ref=by_annotation),
     )

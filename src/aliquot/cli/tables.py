@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> str:
-    """Columns two spaces apart, those of `right` aligned right, no space at the end of a line."""
-    every = [head, *rows]
+    """Columns two spaces apart, those of `right` aligned right, no space at the end of a line. Cells are one line each,
+    and steer no terminal."""
+    every = [head, *([printable(cell) for cell in row] for row in rows)]
     widths = [max(_width(row[at]) for row in every) for at in range(len(head))]
     return "\n".join(
         "  ".join(_pad(row[at], widths[at], at in right) for at in range(len(head))).rstrip() for row in every

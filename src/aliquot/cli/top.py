@@ -92,8 +92,9 @@ def view(status: dict[str, Any]) -> str:
     lines += ["", *waiting] if waiting else []
     if status["findings"]:
         lines.append("")
-        lines += [_finding(each, status["cards"]) for each in status["findings"]]
-    return "\n".join(lines)
+        lines += [printable(_finding(each, status["cards"])) for each in status["findings"]]
+    # What a process calls itself, a card, or a reason of others: shown, but it steers no terminal.
+    return "\n".join(printable(line) for block in lines for line in block.split("\n"))
 
 
 def _waiting(status: dict[str, Any]) -> Iterator[str]:

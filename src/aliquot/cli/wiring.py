@@ -45,6 +45,9 @@ def manifests() -> None:
 @click.option(
     "--scheduler-kubeconfig", help="With which kube-scheduler logs in  [default: kubeadm's; none if --second]"
 )
+@click.option(
+    "--lease-namespace", default="kube-system", show_default=True, help="Where the second one runs, and has its Lease"
+)
 @click.option("-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", show_default=True)
 @kubectl_options
 def scheduler_config(
@@ -55,6 +58,7 @@ def scheduler_config(
     policy: bool | None,
     percentage: int | None,
     scheduler_kubeconfig: str | None,
+    lease_namespace: str,
     output: str,
     kubectl: Kubectl,
 ) -> None:
@@ -80,13 +84,12 @@ def scheduler_config(
         )
     made = wire.Wiring(
         version=parsed,
-        url=_url(
-            url or (f"http://aliquot-scheduler.kube-system.svc:{_PORT}" if second else f"http://127.0.0.1:{_PORT}")
-        ),
+        url=_url(url or f"http://{f'aliquot-scheduler.{lease_namespace}.svc' if second else '127.0.0.1'}:{_PORT}"),
         dialects=tuple(wire.DIALECTS) if dialect == "all" else (dialect,),
         second=second,
         percentage=percentage,
         kubeconfig=scheduler_kubeconfig or (None if second else "/etc/kubernetes/scheduler.conf"),
+        lease_namespace=lease_namespace,
     )
     config = wire.render_policy(made) if as_policy else wire.render_config(made)
     if output == "json" or as_policy:  # the Policy file is JSON, which has no comments: how to use it goes to stderr
@@ -142,9 +145,9 @@ _SECOND = """\
 KubeSchedulerConfiguration for a second kube-scheduler {version} beside the cluster's own: Pods choose it by
 spec.schedulerName ({names}); the webhook can do that for them.
 
-Run it as a Deployment in kube-system: command `kube-scheduler --config=FILE`, this file from a ConfigMap, the image
+Run it as a Deployment in {namespace}: command `kube-scheduler --config=FILE`, this file from a ConfigMap, the image
 of the cluster's version, and a ServiceAccount bound to the ClusterRoles system:kube-scheduler and
-system:volume-scheduler and to a Role in kube-system that may get, create and update the Lease {lease}
+system:volume-scheduler and to a Role in {namespace} that may get, create and update the Lease {lease}
 (the ClusterRole knows only the Lease kube-scheduler). `aliquot doctor` tells whether it asks us.
 """
 
@@ -192,7 +195,10 @@ def _as_yaml(made: Wiring, config: dict[str, Any]) -> str:
     from aliquot.dialects.wiring import SECOND_LEASE
 
     head = (_SECOND if made.second else _IN_PLACE).format(
-        version=".".join(map(str, made.version)), names=", ".join(made.scheduler_names), lease=SECOND_LEASE
+        version=".".join(map(str, made.version)),
+        names=", ".join(made.scheduler_names),
+        lease=SECOND_LEASE,
+        namespace=made.lease_namespace,
     )
     lines = [f"# {line}".rstrip() for line in head.splitlines()]  # its steps are indented as they should be
     unsaid = {**_COMMENTS, f"- name: {COUNT}": _OF_COUNT}

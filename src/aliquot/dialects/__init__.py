@@ -5,10 +5,11 @@ all of them; `registry` finds the dialect that is spoken; `native` is our own an
 of Kubernetes: `kube` is what kube-scheduler itself would say, `objects` what the API server sends, `extender` what
 kube-scheduler and we say to each other, `wiring` how it is told of us, `admission` and `webhooks` what the API server
 asks before it takes a Pod, `upkeep` what a node should look like, `events` how things are told, `leases` who leads,
-`advertising` what the kubelet is told of a node's cards, `cdi` what container runtimes read; `localobjects` and
-`localpods` are what a machine without Kubernetes makes of a manifest, `podfields` the words that one may have in it,
-`localstatus` how it is shown again. Annotation keys, label keys and resource names stand in the one module that owns
-them.
+`advertising` what the kubelet is told of a node's cards, `cdi` what container runtimes read, `deployment`
+our own objects in a cluster, `handover`
+what another device plugin gave; `localobjects` and `localpods` are what a machine without Kubernetes makes of a
+manifest, `podfields` the words that one may have in it, `localstatus` how it is shown again. Annotation keys, label
+keys and resource names stand in the one module that owns them.
 
 Nothing here raises on any JSON: it parses, is refused with every broken rule (`Invalid`), or is not ours (None).
 Rendering takes values of ours and may rely on them.
@@ -16,6 +17,7 @@ Rendering takes values of ours and may rely on them.
 
 from .registry import (
     DEFAULT_RULES,
+    DIALECTS,
     ENABLED_BY,
     Asked,
     MemoryUnit,
@@ -42,6 +44,7 @@ from .registry import (
 
 __all__ = [
     "DEFAULT_RULES",
+    "DIALECTS",
     "ENABLED_BY",
     "Asked",
     "MemoryUnit",

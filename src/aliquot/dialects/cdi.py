@@ -84,6 +84,8 @@ class _Whose(msgspec.Struct):
     container: str
 
 
+_KIND = re.compile(re.escape(VENDOR) + r"/[A-Za-z0-9_-]{2,128}")
+_DEVICE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FILE = msgspec.json.Decoder(_File)
 _WHOSE = msgspec.json.Decoder(_Whose)
 
@@ -128,9 +130,11 @@ def parse_spec(data: bytes) -> Spec | None:
         whose, file = _WHOSE.decode(head[len(_MARK) :]), _FILE.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    if whose.v != _FORM or len(file.devices) != 1 or not file.kind.startswith(f"{VENDOR}/"):
+    if whose.v != _FORM or len(file.devices) != 1 or not _KIND.fullmatch(file.kind):
         return None
     (device,) = file.devices
+    if not _DEVICE.fullmatch(device.name):  # it names the file that is removed with the Pod
+        return None
     found = device.container_edits
     edits = Edits(
         env={key: value for key, _, value in (each.partition("=") for each in found.env)},
@@ -142,6 +146,9 @@ def parse_spec(data: bytes) -> Spec | None:
     return Spec(CdiName(file.kind, device.name), edits, whose.uid, whose.namespace, whose.pod, whose.container)
 
 
+# Short numbers of ASCII digits: int() takes no others (\u00b2 is a digit too), and refuses thousands of them.
+_RUNTIME = re.compile(r"([a-z-]+)://v?([0-9]{1,4})(?![0-9])")
+_KUBELET = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?![0-9])")
 _ALWAYS_ON = {"containerd": 2, "cri-o": 1}  # the first major version that reads CDI unless told not to
 
 
@@ -151,15 +158,14 @@ def reads_cdi(runtime: str) -> bool:
     containerd 1.7 can, but must be told to (`enable_cdi`), and nothing outside it shows that: it counts as one that
     does not.
     """
-    name, _, version = runtime.partition("://")
-    major = version.removeprefix("v").partition(".")[0]
-    return name in _ALWAYS_ON and major.isdigit() and int(major) >= _ALWAYS_ON[name]
+    found = _RUNTIME.match(runtime)
+    return found is not None and found[1] in _ALWAYS_ON and int(found[2]) >= _ALWAYS_ON[found[1]]
 
 
 def passes_cdi(kubelet: str) -> bool:
     """Whether a kubelet of that version (`v1.31.2`) passes on the CDI names that device plugins answer: by itself from
     1.29 on. An older one drops them without a word, and containers would start without us."""
-    found = re.match(r"v?(\d+)\.(\d+)", kubelet)
+    found = _KUBELET.match(kubelet)
     return found is not None and (int(found[1]), int(found[2])) >= (1, 29)
 
 

@@ -12,6 +12,7 @@ class _Metadata(msgspec.Struct, rename="camel"):
     name: str = ""
     resource_version: str = ""
     annotations: dict[str, str] | None = None
+    labels: dict[str, str] | None = None
 
 
 class _Spec(msgspec.Struct, rename="camel"):
@@ -53,7 +54,9 @@ def render_lease(
         "leaseTransitions": times + anew,
         **({"acquireTime": at} if anew else {}),
     }
-    metadata: dict[str, Any] = {"name": name, "namespace": namespace, "annotations": dict(annotations)}
+    kept = (before.metadata.annotations if before else None) or {}  # a chart's, that made it, beside ours
+    metadata: dict[str, Any] = {"name": name, "namespace": namespace, "annotations": {**kept, **annotations}}
     if before is not None:
         metadata["resourceVersion"] = before.metadata.resource_version
+        metadata["labels"] = before.metadata.labels or {}
     return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}

@@ -1,10 +1,12 @@
 """Our own annotations: what cards a node has, and what a Pod got. Versioned JSON; the tests prove the round trip.
 
     on a Node   aliquot.dev/inventory   {"v":1,"cards":[{"index":0,"uuid":"GPU-..","memory_mib":23028,"model":"A30"}]}
+                aliquot.dev/agent       0.1.0, or "away" while the kubelet does not have its devices from an agent
     on a Pod    aliquot.dev/grant       {"v":1,"node":"n1","containers":[{"name":"main","cards":[{"index":0,..}]}]}
 
 A field at its default is left out. Fields we do not know are passed over, so that a newer writer may add some; what
-an older reader would misunderstand gets a new version.
+an older reader would misunderstand gets a new version. Nobody but its writer ever writes an annotation anew, so what
+was passed over stays there.
 """
 
 from __future__ import annotations
@@ -24,10 +26,13 @@ from aliquot.model.refusal import Invalid
 from .nodes import MOST_CARDS, NodeView
 from .pods import LARGEST_COUNT, Json
 
+PREFIX = "aliquot.dev/"  # of all of them
 INVENTORY = "aliquot.dev/inventory"
 GRANT = "aliquot.dev/grant"
 ADDRESS = "aliquot.dev/address"  # on the scheduler's Lease: where the leader is
 CALLS = "aliquot.dev/calls"  # there too: how often, and when last, it was called
+AGENT = "aliquot.dev/agent"  # on a Node: the release of its agent, or AWAY
+AWAY = "away"  # the agent is, or is about to be: a Pod that is bound there now would fail for good
 RETRIED = "aliquot.dev/retried"  # when a waiting Pod was last touched, so that kube-scheduler tries it again
 ANNOTATIONS = (GRANT,)
 
@@ -45,6 +50,10 @@ class _Card(msgspec.Struct, kw_only=True, omit_defaults=True):
     model: str = ""
     healthy: bool = True
     numa: int | None = None
+
+
+class _Versioned(msgspec.Struct):
+    v: int
 
 
 class _Inventory(msgspec.Struct, kw_only=True):
@@ -87,10 +96,29 @@ def _decode(value: object, field: str, form: type[_Wire]) -> _Wire | Invalid:
     try:
         wire: _Wire = _DECODERS[form].decode(value)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        return Invalid(field, value, f"what aliquot writes there ({error})")
-    if wire.v != _VERSION:
-        return Invalid(field, value, f"version {_VERSION}; version {wire.v} is of another release of aliquot")
-    return wire
+        version = _version(value)
+        if version in (None, _VERSION):
+            return Invalid(field, value, f"what aliquot writes there ({error})")
+    else:
+        version = wire.v
+        if version == _VERSION:
+            return wire
+    advice = "run that one, scheduler and agents alike, or make the Pod anew"
+    return Invalid(field, value, f"version {_VERSION}; version {version} is of another release of aliquot: {advice}")
+
+
+def _version(value: str) -> int | None:
+    """Of which version it says it is, whatever else it says."""
+    try:
+        return msgspec.json.decode(value, type=_Versioned).v
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def is_of_another_version(annotations: Json) -> bool:
+    """Whether a grant is there that another release wrote, and that we cannot read."""
+    value = annotations.get(GRANT)
+    return isinstance(value, str) and _version(value) not in (None, _VERSION)
 
 
 def render_inventory(cards: Iterable[Card]) -> dict[str, str]:
@@ -110,6 +138,11 @@ def render_inventory(cards: Iterable[Card]) -> dict[str, str]:
         ],
     )
     return {INVENTORY: msgspec.json.encode(wire).decode()}
+
+
+def render_agent(version: str, *, here: bool) -> dict[str, str]:
+    """The annotation that tells whether an agent answers the kubelet."""
+    return {AGENT: version if here else AWAY}
 
 
 def parse_inventory(node: NodeView, problems: list[Invalid]) -> tuple[Card, ...] | None:

@@ -13,6 +13,7 @@ import msgspec
 
 from aliquot.model.claim import Role
 
+from .native import AGENT, AWAY
 from .nodes import NodeView
 from .pods import Container, Pod
 
@@ -99,10 +100,11 @@ class Condition(msgspec.Struct, rename="camel", gc=False):
     message: str | None = None
 
 
-class PodStatus(msgspec.Struct, gc=False):
+class PodStatus(msgspec.Struct, rename="camel", gc=False):
     """What is read of it."""
 
     phase: str | None = None
+    start_time: str | None = None
     conditions: list[Condition] | None = None
 
 
@@ -117,6 +119,11 @@ class PodObject(msgspec.Struct, gc=False):
     def finished(self) -> bool:
         """Whether it has run to its end and holds nothing any more."""
         return self.status is not None and self.status.phase in ("Succeeded", "Failed")
+
+    @property
+    def taken_up(self) -> bool:
+        """Whether the kubelet has decided about it: it writes this first, after its devices were given."""
+        return self.status is not None and self.status.start_time is not None
 
     @property
     def daemon(self) -> bool:
@@ -180,7 +187,12 @@ class NodeObject(msgspec.Struct, gc=False):
         """Why Kubernetes sends no Pods there, in a word each; empty: it does."""
         ready = [each.status for each in self.status.conditions or () if each.type == "Ready"]
         words = ("cordoned" if self.spec.unschedulable else "", "not ready" if ready not in ([], ["True"]) else "")
-        return tuple(word for word in words if word)
+        return tuple(word for word in (*words, "agent away" if self.agent_away else "") if word)
+
+    @property
+    def agent_away(self) -> bool:
+        """Whether no agent answers the kubelet there for the moment."""
+        return (self.metadata.annotations or {}).get(AGENT) == AWAY
 
 
 class ConfigMapObject(msgspec.Struct, gc=False):

@@ -8,7 +8,7 @@ from typing import Any
 
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant, Share
-from aliquot.model.node import Node
+from aliquot.model.node import LIMITED_SHARING, Node, Offer
 from aliquot.model.refusal import Invalid
 
 from . import gpushare, native, pods, qgpu, t9k
@@ -22,6 +22,7 @@ from .t9k import Taints, missing_tolerations, taints, tolerations
 
 __all__ = [
     "DEFAULT_RULES",
+    "DIALECTS",
     "ENABLED_BY",
     "Asked",
     "MemoryUnit",
@@ -47,12 +48,22 @@ __all__ = [
 ]
 
 
+DIALECTS = (qgpu.DIALECT, t9k.DIALECT, gpushare.DIALECT)
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a cluster decides for all of its Pods."""
+    """What a cluster decides for all of its Pods. `served` are the dialects that it speaks: what is asked for in
+    another is somebody else's, and nodes offer nothing of it."""
 
     qgpu: QgpuRules = QgpuRules.SEED
     gpushare_unit: MemoryUnit = MemoryUnit.GIB
+    served: frozenset[str] = frozenset(DIALECTS)
+
+    @property
+    def whole(self) -> Rules:
+        """The same for all dialects: who is on a card counts, in whatever he asked for it."""
+        return self if self.served == frozenset(DIALECTS) else replace(self, served=frozenset(DIALECTS))
 
 
 DEFAULT_RULES = Rules()
@@ -128,7 +139,8 @@ def parse_pod(pod: object, rules: Rules = DEFAULT_RULES) -> Claim | tuple[Invali
 
 def _parse(view: Pod, rules: Rules) -> tuple[Claim | tuple[Invalid, ...] | None, Pod]:
     """What the Pod asks for, as `parse_pod` says it; and the Pod, with its requests where they were read."""
-    spoken = [(dialect, field) for dialect in _DIALECTS if (field := dialect.first_mention(view)) is not None]
+    served = (dialect for dialect in _DIALECTS if dialect.name in rules.served)
+    spoken = [(dialect, field) for dialect in served if (field := dialect.first_mention(view)) is not None]
     slips = _misplaced(view) if spoken or any(key in _OUR_ANNOTATIONS for key in view.misplaced) else []
     if not spoken:
         return tuple(slips) or None, view
@@ -271,11 +283,10 @@ def parse_node(
         cards = cards_from(advertised, notes, problems)
     else:
         cards, notes = inventory, []
-    by_qgpu = qgpu.offers(view.labels)
-    offers = by_qgpu | t9k.offers(view.labels, problems) | gpushare.offers(view, inventory=inventory is not None)
+    offers = _offers(view, rules, problems, inventory=inventory is not None)
     if unhealthy:
         cards = tuple(replace(card, healthy=card.healthy and card.index not in unhealthy) for card in cards)
-    if by_qgpu:
+    if LIMITED_SHARING & offers:
         cards = tuple(replace(card, max_slices=qgpu.max_slices(card.memory_mib, rules.qgpu)) for card in cards)
     result = Node(
         name=view.name,
@@ -287,6 +298,18 @@ def parse_node(
         notes=tuple(notes),
     )
     return tuple(problems) if problems else result
+
+
+def _offers(node: NodeView, rules: Rules, problems: list[Invalid], *, inventory: bool) -> frozenset[Offer]:
+    """What the node offers of the dialects that are served. What is wrong in the words of another is not looked at."""
+    found: frozenset[Offer] = frozenset()
+    if qgpu.DIALECT in rules.served:
+        found |= qgpu.offers(node.labels)
+    if t9k.DIALECT in rules.served:
+        found |= t9k.offers(node.labels, problems)
+    if gpushare.DIALECT in rules.served:
+        found |= gpushare.offers(node, inventory=inventory)
+    return found
 
 
 class NodeReader:
@@ -351,7 +374,11 @@ def _parse_grant(
         return None
     granted = native.parse_grant(annotations, claim, name, node)
     if isinstance(granted, Invalid):
-        return (granted,)
+        # Of another release: gpushare's own annotations, which every release writes, tell the same.
+        told = gpushare.parse_grant(annotations, claim) if native.is_of_another_version(annotations) else None
+        if claim.dialect != gpushare.DIALECT or told is None or isinstance(told, Invalid):
+            return (granted,)
+        return Grant(uid=claim.uid, node=name, containers=told)
     if granted is not None:
         return granted
     if claim.whole_node:

@@ -63,14 +63,14 @@ def may_need_upkeep(
     taints: Sequence[object],
     conditions: Iterable[object],
     *,
-    enable_qgpu: bool = True,
+    rules: Rules = DEFAULT_RULES,
 ) -> bool:
     """A quick look that misses nobody: five thousand nodes come at once, and nearly all are as they should be."""
     return (
-        (enable_qgpu and _for_qgpu(labels, annotations))
+        _for_qgpu(labels, annotations, rules)
         or _may_be_sick(annotations.get(native.INVENTORY))
         or _ours(conditions) is not None
-        or _taint_differs(labels, taints)
+        or (t9k.DIALECT in rules.served and _taint_differs(labels, taints))
     )
 
 
@@ -92,7 +92,6 @@ def upkeep(
     *,
     rules: Rules = DEFAULT_RULES,
     unhealthy: frozenset[int] = frozenset(),
-    enable_qgpu: bool = True,
 ) -> Upkeep:
     """What the node lacks. `unhealthy` is what a ConfigMap takes out. Never raises on any JSON."""
     parsed = parse_node(node, rules, unhealthy)
@@ -106,10 +105,10 @@ def upkeep(
     if isinstance(parsed, Node):
         conditions = list_at(mapping_at(whole.get("status"), "", []).get("conditions"), "", [])
         condition, of_status = _condition(parsed.cards, conditions, now)
-        if enable_qgpu and parsed.cards and _for_qgpu(labels, annotations):
+        if parsed.cards and _for_qgpu(labels, annotations, rules):
             patch["metadata"] = {"labels": {qgpu.ENABLE_LABEL: "enable"}}
             told.append(Told("LabelAdded", f"{qgpu.ENABLE_LABEL}=enable: the agent found {_number(parsed.cards)}"))
-    change = t9k.taints(node)
+    change = t9k.taints(node) if t9k.DIALECT in rules.served else t9k.Taints()
     if change.add or change.remove:
         present = list_at(mapping_at(whole.get("spec"), "", []).get("taints"), "", [])
         patch["spec"] = {"taints": [each for each in present if each not in change.remove] + list(change.add)}
@@ -125,8 +124,10 @@ def upkeep(
     )
 
 
-def _for_qgpu(labels: Json, annotations: Json) -> bool:
+def _for_qgpu(labels: Json, annotations: Json, rules: Rules) -> bool:
     """Whether nobody has chosen anything for the node, not even against qGPU."""
+    if qgpu.DIALECT not in rules.served:
+        return False
     chosen = (qgpu.ENABLE_LABEL, t9k.MODE_LABEL, t9k.ACCELERATOR_LABEL, gpushare.NODE_LABEL)
     return native.INVENTORY in annotations and not any(label in labels for label in chosen)
 

@@ -19,6 +19,9 @@ CONFIGURATION = "aliquot"  # the object's name
 WEBHOOK = "pods.aliquot.dev"  # what a user sees: admission webhook "pods.aliquot.dev" denied the request
 CONFIGURATIONS_PATH = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 _SECONDS = 5
+_SYSTEM = "kube-system"
+_NAMESPACE_LABEL = "kubernetes.io/metadata.name"  # every namespace has it, with its own name
+_RESOURCES = {qgpu.DIALECT: qgpu.RESOURCES, t9k.DIALECT: t9k.RESOURCES, gpushare.DIALECT: gpushare.RESOURCES}
 
 SECRET = "aliquot-webhook-tls"  # noqa: S105  # its name
 TLS_CERTIFICATE, TLS_KEY, CA_CERTIFICATES, CA_KEY = "tls.crt", "tls.key", "ca.crt", "ca.key"
@@ -45,9 +48,18 @@ class ServiceRef:
 
 
 def webhook_configuration(
-    ca_bundle: bytes, where: ServiceRef | str, *, failure_policy: FailurePolicy = FailurePolicy.IGNORE
+    ca_bundle: bytes,
+    where: ServiceRef | str,
+    *,
+    failure_policy: FailurePolicy = FailurePolicy.IGNORE,
+    served: frozenset[str] = frozenset(_RESOURCES),
+    spared: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The object. `where` is a Service, or the address (https://HOST:PORT) of a webhook outside of the cluster."""
+    """The object. `where` is a Service, or the address (https://HOST:PORT) of a webhook outside of the cluster.
+
+    Asked about are the Pods that speak one of the dialects `served`, but for those of the namespaces `spared` and of
+    kube-system: a cluster must come up whatever becomes of us.
+    """
     client: dict[str, Any] = {"caBundle": base64.b64encode(ca_bundle).decode()}
     if isinstance(where, ServiceRef):
         client["service"] = {"namespace": where.namespace, "name": where.name, "path": PATH, "port": where.port}
@@ -70,7 +82,12 @@ def webhook_configuration(
                         "scope": "Namespaced",
                     }
                 ],
-                "matchConditions": [{"name": "asks-for-gpu", "expression": _asks_for_gpu()}],
+                "namespaceSelector": {
+                    "matchExpressions": [
+                        {"key": _NAMESPACE_LABEL, "operator": "NotIn", "values": sorted({_SYSTEM, *spared})}
+                    ]
+                },
+                "matchConditions": [{"name": "asks-for-gpu", "expression": _asks_for_gpu(served)}],
                 "matchPolicy": "Equivalent",
                 "failurePolicy": str(failure_policy),
                 "reinvocationPolicy": "IfNeeded",
@@ -97,12 +114,13 @@ def configured(present: object, wanted: object) -> bool:
     return present == wanted
 
 
-def _asks_for_gpu() -> str:
-    """CEL that is true of the Pods that speak one of the dialects: `first_mention` of each, once more.
+def _asks_for_gpu(served: frozenset[str]) -> str:
+    """CEL that is true of the Pods that speak one of these dialects: `first_mention` of each, once more.
 
     The API server works it out itself, so that other Pods, nearly all of a cluster, cost no call.
     """
-    resources = ", ".join(f"'{each}'" for each in (*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES))
+    spoken = (each for dialect, names in _RESOURCES.items() if dialect in served for each in names)
+    resources = ", ".join(f"'{each}'" for each in spoken)
     side = "(has(c.resources.{0}) && c.resources.{0}.exists(r, r in [" + resources + "]))"
     asks = f"has(c.resources) && ({side.format('limits')} || {side.format('requests')})"
     mark = "(has(object.metadata.{0}) && '" + gpushare.COUNT + "' in object.metadata.{0})"
@@ -110,8 +128,7 @@ def _asks_for_gpu() -> str:
         (
             f"object.spec.containers.exists(c, {asks})",
             f"(has(object.spec.initContainers) && object.spec.initContainers.exists(c, {asks}))",
-            mark.format("labels"),
-            mark.format("annotations"),
+            *((mark.format("labels"), mark.format("annotations")) if gpushare.DIALECT in served else ()),
         )
     )
 
@@ -133,19 +150,22 @@ def parse_secret(secret: object) -> dict[str, bytes]:
     return held
 
 
-def render_secret(name: str, namespace: str, data: Mapping[str, bytes], version: str | None = None) -> dict[str, Any]:
-    """The Secret; with the version of the one it replaces, so that no other writer's work is lost."""
-    metadata: dict[str, Any] = {
-        "name": name,
-        "namespace": namespace,
-        "labels": {"app.kubernetes.io/name": "aliquot"},
-    }
-    if version is not None:
-        metadata["resourceVersion"] = version
+def render_secret(name: str, namespace: str, data: Mapping[str, bytes]) -> dict[str, Any]:
+    """The Secret, where there is none."""
+    metadata = {"name": name, "namespace": namespace, "labels": {"app.kubernetes.io/name": "aliquot"}}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "type": "kubernetes.io/tls",
         "metadata": metadata,
-        "data": {key: base64.b64encode(value).decode() for key, value in data.items()},
+        "data": _in_base64(data),
     }
+
+
+def secret_patch(data: Mapping[str, bytes], version: str) -> dict[str, Any]:
+    """What puts these into the Secret that is there, as long as it is of that version: no other's work is lost."""
+    return {"metadata": {"resourceVersion": version}, "data": _in_base64(data)}
+
+
+def _in_base64(data: Mapping[str, bytes]) -> dict[str, str]:
+    return {key: base64.b64encode(value).decode() for key, value in data.items()}

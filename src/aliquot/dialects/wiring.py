@@ -54,6 +54,7 @@ class Wiring:
     second: bool = False
     percentage: int | None = None
     kubeconfig: str | None = None
+    lease_namespace: str = "kube-system"  # of the second's
 
     @property
     def scheduler_names(self) -> tuple[str, ...]:
@@ -101,7 +102,7 @@ def render_config(wiring: Wiring) -> dict[str, Any]:
         },
         "leaderElection": {
             "leaderElect": True,
-            **({"resourceName": SECOND_LEASE, "resourceNamespace": "kube-system"} if wiring.second else {}),
+            **({"resourceName": SECOND_LEASE, "resourceNamespace": wiring.lease_namespace} if wiring.second else {}),
         },
         "podInitialBackoffSeconds": 1,
         "podMaxBackoffSeconds": 1,

@@ -79,8 +79,10 @@ The agent of a node of a Kubernetes cluster:
 
 agent.py       from first to last: what follows the API server and the kubelet, and what is done once a second
 assembly.py    its parts, made for a real node
+movingin.py    what its container lacks of the host, fetched where it may be
 plugins.py     our device plugins at the kubelet, there whenever it is
 usher.py       whose a container's devices are, and what its Pod was given
+guests.py      Pods that another device plugin let in before us
 doorway.py     how a container gets to its tenant's folder: CDI, or mounts
 fixtures.py    what every container gets: the shim, and what stands in for a driver
 podtenants.py  Pods as tenants of the arbiter
@@ -92,6 +94,11 @@ agentmetrics.py  the same in Prometheus's words
 agenthttp.py     the HTTP door: alive, ready, metrics
 agentlive.py     the node live, for the cluster's dashboard
 agentdoor.py     the control socket, for `aliquot top`, `ps` and `doctor` on the node
+
+Putting it on a cluster, and taking it away:
+
+installing.py    our objects: what is there, what is applied, until it stands; back where it does not
+uninstalling.py  programs, what stands on nodes, everything else
 
 The sample workload:
 

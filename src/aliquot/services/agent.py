@@ -15,15 +15,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
-
-from aiohttp import web
 
 import aliquot
 from aliquot import dialects
@@ -32,6 +29,7 @@ from aliquot.adapters.kube import Kube, Server
 from aliquot.adapters.kubelet.books import Books
 from aliquot.adapters.kubelet.channel import KubeletError
 from aliquot.adapters.podstore import PodStore, StoreError
+from aliquot.adapters.processes import own_number
 from aliquot.adapters.reflector import Reflector, key_of
 from aliquot.dialects import Rules
 from aliquot.dialects.advertising import Token, adverts, tokens
@@ -44,7 +42,7 @@ from aliquot.model.refusal import Invalid
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
 
 from .agentdoor import AgentDoor
-from .agenthttp import AgentHttp
+from .agenthttp import AgentPort
 from .agentlive import AgentLive, Traced
 from .agentstatus import Scene, resources_told, status
 from .calls import Calls
@@ -52,11 +50,11 @@ from .conversing import about
 from .counting import ALLOCATE, PRESTART, CountedDesk
 from .doorway import CdiDoorway, EitherDoorway, Fixtures, MountDoorway
 from .events import Events, timestamp
+from .guests import Guests
 from .lookout import Lookout
 from .nodeclerk import NodeClerk
 from .plugins import Plugins, Refused
 from .podtenants import CannotHostError, PodTenants
-from .serving import quiet_runner
 from .shelf import Shelf
 from .unending import for_ever, told_to_end
 from .usher import Usher
@@ -64,6 +62,8 @@ from .usher import Usher
 log = logging.getLogger(__name__)
 
 _UPKEEP = 1.0  # seconds
+_LONGEST_HANDOVER = 8.0  # seconds from being told to end until we do
+_ARRIVING = 0.05  # seconds between two looks at who is on the way
 _HELD = 5.0  # seconds between two looks at who holds which devices, while a card is out
 
 
@@ -103,10 +103,12 @@ class Settings:
     kubelet: Path = Path("/var/lib/kubelet")
     rules: Rules = dialects.DEFAULT_RULES
     release_delay: float = 0.1
+    handover: float = 1.0  # seconds between telling that we go, and going: for binds that are under way
     port: int = 9479
     bind_address: str = "0.0.0.0"  # noqa: S104  # Prometheus is elsewhere
     control: Path | None = None  # where `aliquot top`, `ps` and `doctor` on the node ask; None: nowhere
     simulated: str | None = None  # the cards, as the command line writes them
+    notes: tuple[str, ...] = ()  # what whoever looks at it should know
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,7 @@ class Agent:
         self.shelf.reflector = self.pods
         this_node = {"fieldSelector": f"metadata.name={settings.node_name}"}
         self.nodes = Reflector(kube, "/api/v1/nodes", NodeObject, self.clerk, params=this_node)
+        self.guests = Guests(tenants=self.tenants, events=self.events, node=self.node, mark=self.clerk.mark)
         self.usher = Usher(
             kubelet=self.kubelet,
             pods=self.shelf,
@@ -156,12 +159,16 @@ class Agent:
             events=self.events,
             node=self.node,
             sick=self._why_out,
-            rules=settings.rules,
+            rules=settings.rules.whole,  # those who are here were let in, whatever is served since
             clock=time.time,
+            guests=self.guests,
             assigned=self.clerk.assigned,
         )
         self.calls = Calls(lambda: timestamp(time.time()), (ALLOCATE, PRESTART))
-        self.plugins = Plugins(self.kubelet.plugins, CountedDesk(self.usher, self.calls, time.monotonic))
+        self.plugins = Plugins(
+            self.kubelet.plugins, CountedDesk(self.usher, self.calls, time.monotonic), changed=self.wake
+        )
+        self.port = AgentPort(self, address=settings.bind_address, port=settings.port)
         self._since = time.time()
         self.restored = asyncio.Event()
         self._awake = asyncio.Event()
@@ -181,7 +188,7 @@ class Agent:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.kube)
             stack.push_async_callback(self.kubelet.close)
-            await self._listen(stack)
+            await self.port.open(stack)
             self.parts.health.start()
             stack.callback(self.parts.health.stop)
             if self.parts.lookout is not None:
@@ -196,9 +203,19 @@ class Agent:
             tasks = [asyncio.create_task(for_ever(work)) for work in self._works()]
             await stop.wait()
             log.info("stopping")
+            await self._hand_over()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _hand_over(self) -> None:
+        """A kubelet without us fails the Pods that it is to start: no more are sent, and those on their way wait."""
+        latest = time.monotonic() + _LONGEST_HANDOVER
+        if not await self.clerk.leave():
+            return
+        await asyncio.sleep(self.settings.handover)
+        while time.monotonic() < latest and any(not (pod.taken_up or pod.finished) for pod in self.shelf):
+            await asyncio.sleep(_ARRIVING)
 
     def _works(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
         return [
@@ -209,17 +226,9 @@ class Agent:
             self._restore,
             self.plugins.run,
             self._upkeep,
+            self.port.run,
             *([] if self.settings.control is None else [AgentDoor(self, str(self.settings.control)).run]),
         ]
-
-    async def _listen(self, stack: AsyncExitStack) -> None:
-        settings = self.settings
-        if not settings.port:
-            return
-        runner = quiet_runner(AgentHttp(self).app())
-        await runner.setup()
-        stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, settings.bind_address, settings.port).start()
 
     def wake(self) -> None:
         """Look now: something has changed. From the loop's thread only."""
@@ -262,7 +271,7 @@ class Agent:
         settings = self.settings
         by_cdi = self._has_cdi() or (settings.cdi is None and not self.clerk.known)
         return about(
-            os.getpid(),
+            own_number(),
             self._since,
             node=settings.node_name,
             simulated=settings.simulated,
@@ -284,10 +293,11 @@ class Agent:
             tenancies=tenants.tenancies.values(),
             ended=tenants.ended,
             standings=parts.arbiter.standings(),
-            findings=parts.arbiter.findings(),
+            findings=self.guests.without(parts.arbiter.findings()),
         )
         agent = {
             "waits_for": self.ready(),
+            "notes": [*self.settings.notes, *([] if self.port.trouble is None else [self.port.trouble])],
             "resources": resources_told(self._offered, self.plugins.registered),
             "kubelet_restarts": self.plugins.restarts,
             "calls": self.calls.told(),
@@ -320,6 +330,9 @@ class Agent:
         strays = self.tenants.left_behind() | set(self.doorway.led().values()) - self.tenants.tenancies.keys()
         for uid in strays:
             self._take_in(uid, here.get(uid))
+        for uid, kept in self.guests.come_by(self.kubelet.checkpoint() or ()).items():
+            if uid in here:
+                self.guests.take_in(here[uid], kept, self.usher)
         self.restored.set()
 
     def _take_in(self, uid: str, pod: PodObject | None) -> None:
@@ -341,10 +354,11 @@ class Agent:
         while True:
             self._awake.clear()  # what changes from here on is looked at in the next round
             self._remember_cards()
-            self.clerk.publish(self.parts.health.cards)
-            self.clerk.tell_health(self.parts.health, self.tenants.tenancies.values())
             await self._offer()
-            self.clerk.tell_findings(self.parts.arbiter.findings(), self.shelf)
+            here = self._offered.keys() <= self.plugins.registered
+            self.clerk.publish(self.parts.health.cards, here=here)
+            self.clerk.tell_health(self.parts.health, self.tenants.tenancies.values())
+            self.clerk.tell_findings(self.guests.without(self.parts.arbiter.findings()), self.shelf)
             tenancies, standings = self.tenants.tenancies, self.parts.arbiter.standings()
             self.clerk.tell_limits(standings, tenancies, self.parts.health.cards)
             self.clerk.tell_lingering(self.tenants.sweep())

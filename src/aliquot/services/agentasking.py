@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import time
 from collections.abc import Callable, Mapping
 
@@ -27,7 +28,7 @@ class AgentAsking:
 
     async def __call__(self, name: str) -> Json | None:
         """None: nobody answers there."""
-        address = self._addresses.get(name)
+        address = _address(self._addresses.get(name, ""))
         if address is None:
             return None
         now = self._clock()
@@ -41,15 +42,14 @@ class AgentAsking:
     async def _ask(self, address: str) -> Json | None:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_PATIENCE))
-        host = f"[{address}]" if ":" in address else address
         try:
-            url = f"http://{host}:{self._port}/api/v1/node"
+            url = f"http://{address}:{self._port}/api/v1/node"
             async with self._session.get(url, allow_redirects=False) as answer:
                 body = await answer.content.read(_LARGEST) if answer.status == 200 else b"null"
                 while len(body) < _LARGEST and (more := await answer.content.read(_LARGEST - len(body))):
                     body += more
                 found = msgspec.json.decode(body)
-        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError):
+        except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, RecursionError):
             return None
         return found if isinstance(found, dict) else None
 
@@ -57,6 +57,17 @@ class AgentAsking:
         """No more questions."""
         if self._session is not None:
             await self._session.close()
+
+
+def _address(told: str) -> str | None:
+    """As it stands in a URL. A node says of itself what it likes: what is no plain address would lead us elsewhere."""
+    try:
+        found = ipaddress.ip_address(told)
+    except ValueError:
+        return None
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    return None if found.scope_id else f"[{found}]"
 
 
 # --- beside what the scheduler knows --------------------------------------------------------------------------------

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import logging
+from contextlib import AsyncExitStack
 from typing import Any, Protocol
 
 import msgspec
@@ -10,6 +14,11 @@ from aiohttp import web
 from .agentmetrics import agent_exposition
 from .calls import Calls
 from .metrics import CONTENT_TYPE
+from .serving import quiet_runner
+
+log = logging.getLogger(__name__)
+
+_AGAIN = 10.0  # seconds between two tries for a port that another program has
 
 
 class Agent(Protocol):
@@ -56,3 +65,44 @@ class AgentHttp:
 
     async def _status(self, request: web.Request) -> web.Response:
         return web.Response(body=msgspec.json.encode(self._agent.status()), content_type="application/json")
+
+
+class AgentPort:
+    """Where that door is. Another program may have the port: nobody measures us then, but the cards are served."""
+
+    def __init__(self, agent: Agent, *, address: str, port: int) -> None:
+        self._app = AgentHttp(agent).app()
+        self._address, self._port = address, port
+        self._runner: web.AppRunner | None = None
+        self.trouble: str | None = None  # why nobody is answered
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Listens when this returns, or `trouble` says why not. Raises OSError for an address that is not ours."""
+        if not self._port:
+            return
+        self._runner = quiet_runner(self._app)
+        await self._runner.setup()
+        stack.push_async_callback(self._runner.cleanup)
+        await self._try()
+        if self.trouble is not None:
+            log.warning("no metrics and no probes", extra={"data": {"why": self.trouble}})
+
+    async def run(self) -> None:
+        """Until it listens: whoever had the port may leave it."""
+        while self.trouble is not None:
+            await asyncio.sleep(_AGAIN)
+            await self._try()
+            if self.trouble is None:
+                log.info("the port is ours now", extra={"data": {"port": self._port}})
+
+    async def _try(self) -> None:
+        assert self._runner is not None
+        site = web.TCPSite(self._runner, self._address, self._port)
+        try:
+            await site.start()
+            self.trouble = None
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            await site.stop()
+            self.trouble = f"another program listens on port {self._port} (--port names another)"

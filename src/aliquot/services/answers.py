@@ -85,7 +85,7 @@ def short_reason(reason: Reason, never: bool, claim: Claim) -> str:
         case Reason.EXCLUSIVE:
             return "other Pods hold the GPUs whole"
         case Reason.HEALTH:
-            return "the GPUs that would do are sick or gone"
+            return "the GPUs that would do are sick or gone, or the node's agent is away for a moment"
         case Reason.MODEL:
             return "another GPU model is wanted"
         case Reason.CARDS if cards <= 1:
@@ -184,7 +184,7 @@ def status_answer(cluster: Cluster) -> dict[str, Any]:
     """Everything, for people and for tools of our own: each node with its cards, each Pod with its shares."""
     pods: dict[str, list[dict[str, Any]]] = {}
     for placed in (*cluster.placed.values(), *cluster.assumed.values()):
-        pods.setdefault(placed.grant.node, []).append(_status_pod(placed))
+        pods.setdefault(placed.grant.node, []).append(_status_pod(placed, cluster.doubt(placed)))
     return {
         "policy": cluster.policy,
         "nodes": [_status_node(cluster, node, pods.get(node.name, [])) for node in cluster.nodes()],
@@ -196,13 +196,13 @@ def status_answer(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def _status_pod(placed: Placed) -> dict[str, Any]:
+def _status_pod(placed: Placed, doubt: str | None) -> dict[str, Any]:
     return {
         "pod": placed.claim.key,
         "uid": placed.claim.uid,
         "dialect": placed.claim.dialect,
         "class": str(placed.claim.app_class),
-        "doubt": placed.doubt,
+        "doubt": doubt,
         "cards": [
             {
                 "index": card,

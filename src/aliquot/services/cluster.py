@@ -91,6 +91,7 @@ class Cluster:
     ledger: Ledger = field(init=False)
     chooser: Chooser = field(init=False)
     _reader: PodReader = field(init=False)
+    _whole_reader: PodReader = field(init=False)  # of Pods on nodes, in whatever dialect
     _node_reader: NodeReader = field(init=False)
     _untold: dict[str, tuple[PodObject, Claim, str]] = field(default_factory=dict)  # to be guessed when a list ends
     _unseated: dict[str, PodObject] = field(default_factory=dict)  # on a node, and no card of it was found for them
@@ -105,6 +106,7 @@ class Cluster:
 
     def _read_by(self, rules: Rules) -> None:
         self.rules, self._reader, self._node_reader = rules, PodReader(rules), NodeReader(rules)
+        self._whole_reader = self._reader if rules.whole is rules else PodReader(rules.whole)
 
     # --- lists ------------------------------------------------------------------------------------------------
 
@@ -140,6 +142,9 @@ class Cluster:
             self.board.drop_node(name)
             return
         self.unusable.pop(name, None)
+        # Nobody would give a Pod its cards there now; what runs stays booked.
+        if node.agent_away:
+            told = replace(told, cards=tuple(replace(card, healthy=False) for card in told.cards))
         self._told[name] = told
         self._show(told)
 
@@ -269,15 +274,17 @@ class Cluster:
         assumed = self.assumed.pop(uid, None)
         if pod.spec.priority:
             self.priorities[uid] = pod.spec.priority
-        asked = self._reader.read(pod)
+        asked = self._whole_reader.read(pod)
         claim = asked.claim
+        grant = dialects.parse_grant(pod, claim, self.board.node(name)) if isinstance(claim, Claim) else None
+        if isinstance(claim, Claim) and claim.dialect not in self.rules.served and not isinstance(grant, Grant):
+            claim = None  # somebody else's, and not on a card of ours
         if not isinstance(claim, Claim):
             self.placed.pop(uid, None)
             self.ledger.confirm(
                 uid, name, Occupant({}, cpu_milli=asked.cpu_milli, memory_mib=asked.memory_mib, daemon=pod.daemon)
             )
             return
-        grant = dialects.parse_grant(pod, claim, self.board.node(name))
         if isinstance(grant, Grant):
             self._place(Placed(claim, grant))
         elif assumed is not None and assumed.grant.node == name:
@@ -291,6 +298,13 @@ class Cluster:
                 self._untold[uid] = (pod, claim, why)  # after those that tell, to be guessed around them
             else:
                 self._guess(pod, claim, why)
+
+    def doubt(self, placed: Placed) -> str | None:
+        """Why its cards are a guess: nothing told them, or a peer's annotation, by a number that no card has now."""
+        unnamed = {share.card for each in placed.grant.containers for share in each.shares if not share.uuid}
+        node = self.board.node(placed.grant.node) if unnamed and placed.doubt is None else None
+        lost = sorted(unnamed - {card.index for card in node.cards}) if node and node.cards else []
+        return f"its annotation names card {lost[0]}, which the node does not have" if lost else placed.doubt
 
     def _place(self, placed: Placed) -> None:
         self.placed[placed.claim.uid] = placed

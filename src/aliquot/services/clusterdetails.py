@@ -164,8 +164,9 @@ class Details:
             yield f"Card {slot}: {sharing}."
         if len(grant.usage()) and not any(use.exclusive for use in grant.usage().values()):
             yield f"There, {_PROMISES[node.isolation]}."
-        if placed.doubt is not None:
-            yield f"Its cards are a guess: {placed.doubt}."
+        doubt = self._cluster.doubt(placed)
+        if doubt is not None:
+            yield f"Its cards are a guess: {doubt}."
 
     def _pending(self, pod: Pending) -> Json:
         claim = pod.claim

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
+import aliquot
 from aliquot import dialects
 from aliquot.adapters.kube import ApiError, Kube, Unreachable
 from aliquot.dialects import Rules
+from aliquot.dialects.native import render_agent
 from aliquot.dialects.objects import Metadata, NodeObject, PodObject
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
@@ -131,15 +133,31 @@ class NodeClerk:
 
     # --- what is to stand there ------------------------------------------------------------------------------------
 
-    def publish(self, cards: tuple[Card, ...]) -> None:
-        """These are the cards of the node."""
-        self._inventory = dialects.render_inventory(cards)
+    def publish(self, cards: tuple[Card, ...], *, here: bool) -> None:
+        """These are the cards of the node; `here`: the kubelet has all that is on offer from us."""
+        self._inventory = dialects.render_inventory(cards) | render_agent(aliquot.__version__, here=here)
         if not self.published:
             self._wake.set()
 
+    async def leave(self) -> bool:
+        """We are about to go: the scheduler is to send no Pod here until the next of us says so. Whether it was told."""
+        if not self.known:
+            return False
+        self._inventory = {**self._inventory, **render_agent(aliquot.__version__, here=False)}
+        try:
+            await self._write_inventory()
+        except (ApiError, Unreachable) as error:
+            log.warning("the scheduler is not told that we go", extra={"data": {"why": str(error)}})
+            return False
+        return True
+
     def assigned(self, pod: PodObject, claim: Claim) -> None:
         """The Pod's container is on its cards, which peers' tools read from an annotation."""
-        marks = dialects.render_assigned(claim)
+        self.mark(pod, dialects.render_assigned(claim))
+
+    def mark(self, pod: PodObject, marks: dict[str, str]) -> None:
+        """Annotations that the Pod is to have, beside those that it was to get before."""
+        marks = {**self._marks.get(pod.metadata.uid, (pod, {}))[1], **marks}
         if marks.items() <= (pod.metadata.annotations or {}).items():
             return
         self._marks[pod.metadata.uid] = (pod, marks)
@@ -183,7 +201,8 @@ class NodeClerk:
                 if error.status not in (403, 404, 409, 422):
                     raise
                 log.info("a Pod is not marked", extra={"data": {"pod": path, "why": error.message}})
-            self._marks.pop(uid, None)
+            if self._marks.get(uid) == (pod, marks):  # else more was wanted meanwhile
+                del self._marks[uid]
 
     # --- what happened ---------------------------------------------------------------------------------------------
 

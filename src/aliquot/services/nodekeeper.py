@@ -75,14 +75,13 @@ class NodeKeeper:
         is_leader: Callable[[], bool],
         clock: Callable[[], float],
         rules: Callable[[], Rules] = Rules,
-        enable_qgpu: bool = True,
         per_second: float = 20.0,
         burst: int = 100,
     ) -> None:
         self.writes = 0
         self._kube, self._events = kube, events
         self._is_leader, self._clock = is_leader, clock
-        self._rules, self._enable_qgpu = rules, enable_qgpu
+        self._rules = rules
         self._pace = Pace(per_second=per_second, burst=burst)
         self._came: dict[str, tuple[NodeObject, tuple[Invalid, ...]]] = {}
         self._todo: dict[str, _Todo] = {}
@@ -170,7 +169,7 @@ class NodeKeeper:
         meta, status = node.metadata, node.status
         types = ({"type": each.type} for each in status.conditions or ())
         may = may_need_upkeep(
-            meta.labels or {}, meta.annotations or {}, node.spec.taints or (), types, enable_qgpu=self._enable_qgpu
+            meta.labels or {}, meta.annotations or {}, node.spec.taints or (), types, rules=self._rules()
         )
         return (may or name in self._unhealthy) and self._judge(name, msgspec.to_builtins(node)).needed
 
@@ -180,7 +179,6 @@ class NodeKeeper:
             timestamp(self._clock()),
             rules=self._rules(),
             unhealthy=self._unhealthy.get(name, frozenset()),
-            enable_qgpu=self._enable_qgpu,
         )
 
     def _tell_of(self, problems: tuple[Invalid, ...], node: ObjectRef) -> None:

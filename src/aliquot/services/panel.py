@@ -117,7 +117,7 @@ class Panel:
 
     async def _search(self, request: web.Request) -> web.StreamResponse:
         limit = request.query.get("limit", "50")
-        if not (limit.isascii() and limit.isdigit() and 0 < int(limit[:9]) <= _MOST_FOUND):
+        if not (len(limit) <= 9 and limit.isascii() and limit.isdigit() and 0 < int(limit) <= _MOST_FOUND):
             return _refused(f'limit: "{limit[:40]}" is not allowed: a number from 1 to {_MOST_FOUND}')
         words = request.query.get("q", "").strip()[:256]
         return _packed(request, encode(self._hub.picture.search(words, int(limit))))

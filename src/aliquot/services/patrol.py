@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from aliquot.adapters.nvml import Nvml, NvmlError
 from aliquot.adapters.page import Page, cut
+from aliquot.adapters.processes import own_number
 from aliquot.model.tenant import Finding, Oddity
 
 _EVERY = 1.0
@@ -98,7 +99,7 @@ class Patrol:
             for pid, place in after.items():
                 if pid in on_card and before.get(pid) == place:  # nothing was allocated while we looked
                     place.page.set_overhead(place.slot, place.card, max(0, on_card[pid] - place.memory))
-            strange = {pid for pid in on_card if pid not in after and pid != os.getpid()}
+            strange = on_card.keys() - after.keys() - {own_number()}
             owners = {pid: register.owner(pid) for pid in strange}
         now = time.monotonic()
         self._strangers = {

@@ -19,7 +19,7 @@ import asyncio
 import itertools
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -90,10 +90,10 @@ class _Plugin:
 
 
 class Plugins:
-    """See the head of the file. `folder` is the kubelet's device-plugins."""
+    """See the head of the file. `folder` is the kubelet's device-plugins; `changed`: more or fewer are registered."""
 
-    def __init__(self, folder: Path, desk: Desk) -> None:
-        self._folder, self._desk = folder, desk
+    def __init__(self, folder: Path, desk: Desk, *, changed: Callable[[], None] = lambda: None) -> None:
+        self._folder, self._desk, self._changed = folder, desk, changed
         self._kubelet = folder / KUBELET_SOCKET
         self._wanted: dict[str, Sequence[Token]] = {}
         self._plugins: dict[str, _Plugin] = {}
@@ -205,6 +205,7 @@ class Plugins:
                 if plugin.accepted_by == kubelet and there and not plugin.is_lost(now):
                     continue
                 plugin.accepted_by = None
+                self._changed()
             if kubelet is None:
                 continue
             if kubelet != plugin.tried:
@@ -244,6 +245,7 @@ class Plugins:
         log.info("registered", extra={"data": {**told, "devices": len(plugin.tokens)}})
         plugin.accepted_by, plugin.watched_at = kubelet, loop.time()
         plugin.attempts, plugin.why = 0, ""
+        self._changed()
 
     async def _serve(self, plugin: _Plugin) -> PluginServer:
         if plugin.server is not None:

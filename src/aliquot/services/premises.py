@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from aliquot.adapters.home import Home
+from aliquot.adapters.processes import own_number
 
 
 class RunsAlreadyError(Exception):
@@ -70,5 +71,5 @@ def take_lock(home: Home) -> int:
             raise UpError(f"{home.lock}: {error.strerror}") from error
         raise RunsAlreadyError(f"a daemon runs already for {home.run}: pid {who}") from error
     os.ftruncate(handle, 0)
-    os.write(handle, f"{os.getpid()}\n".encode())
+    os.write(handle, f"{own_number()}\n".encode())
     return handle

@@ -199,7 +199,7 @@ class Reception:
         pid, uid = link.peer(connection)
         why = self._unwelcome(tenancy, pid, uid)
         try:
-            pidfd = os.pidfd_open(pid) if why is None else -1
+            pidfd = link.watch(connection, pid) if why is None else -1
         except OSError:
             why = "it is gone already"
         if why is not None:

@@ -25,7 +25,7 @@ from aiohttp import web
 
 from aliquot.adapters.kube import Kube, Server
 from aliquot.adapters.reflector import Reflector
-from aliquot.dialects import MemoryUnit, QgpuRules, Rules
+from aliquot.dialects import DIALECTS, MemoryUnit, QgpuRules, Rules, gpushare
 from aliquot.dialects.admission import render_env_annotations
 from aliquot.dialects.objects import ConfigMapObject, NodeObject, PodObject
 from aliquot.services.access import NOWHERE, Access, Listen
@@ -62,6 +62,7 @@ class Settings:
     bind_address: str = "0.0.0.0"  # noqa: S104  # kube-scheduler is on another machine, as a rule
     priority: str = "binpack"
     shortlist: int = 1
+    served: frozenset[str] = frozenset(DIALECTS)
     rules: QgpuRules = QgpuRules.SEED
     memory_unit: MemoryUnit | None = None  # None: by what the nodes advertise
     leader_elect: bool = True
@@ -82,7 +83,7 @@ class Scheduler:
     def __init__(self, server: Server, settings: Settings) -> None:
         self.settings = settings
         self.kube = kube = Kube(server, agent="aliquot-scheduler")
-        rules = Rules(settings.rules, settings.memory_unit or MemoryUnit.GIB)
+        rules = Rules(settings.rules, settings.memory_unit or MemoryUnit.GIB, settings.served)
         self.cluster = cluster = Cluster(settings.priority, rules, settings.shortlist)
         self.calls = Calls(_stamp)
         self.events = Events(kube, "aliquot-scheduler", time.time)
@@ -174,11 +175,11 @@ class Scheduler:
         return [
             self.nodes.run,
             self.pods.run,
-            self.configs.run,
             self.events.run,
             self.waiting.run,
             self._reconcile,
             self._settle_memory,
+            *([self.configs.run] if self._heeds_configs else []),
             *([self.election.run] if self.settings.leader_elect else []),
             *([self.keeper.run] if self.keeper is not None else []),
             *([self._webhook] if self.settings.webhook is not None else []),
@@ -241,7 +242,12 @@ class Scheduler:
 
     def _synced(self) -> bool:
         """Whether we may answer. Sick cards are known by then, or we have no right to know them."""
-        return self._listed() and self.configs.answered.is_set()
+        return self._listed() and (self.configs.answered.is_set() or not self._heeds_configs)
+
+    @property
+    def _heeds_configs(self) -> bool:
+        """They are gpushare's way of taking cards out; without it we need no right to read them."""
+        return gpushare.DIALECT in self.settings.served
 
     def _listed(self) -> bool:
         return self.nodes.synced.is_set() and self.pods.synced.is_set()

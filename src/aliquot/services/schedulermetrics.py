@@ -65,7 +65,7 @@ def _of_cluster(cluster: Cluster) -> tuple[tuple[str, str, float], ...]:
         (
             "aliquot_pods_doubtful",
             "Pods whose cards are a guess.",
-            sum(each.doubt is not None for each in cluster.placed.values()),
+            sum(cluster.doubt(each) is not None for each in cluster.placed.values()),
         ),
         ("aliquot_pods_pending", "Pods of ours without a node.", len(cluster.pending)),
         (

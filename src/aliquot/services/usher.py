@@ -7,6 +7,7 @@
 
 Nothing is guessed, by size or by age. Whatever cannot be known is refused, with an event that says why; the kubelet
 asks again, and the container starts as soon as the reason is gone. Between reading and writing nothing is awaited.
+Containers that another device plugin let in before us are let be (guests.py).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from aliquot.adapters.database import StoreError
 from aliquot.adapters.driverfile import DriverFileError
 from aliquot.adapters.kube import ApiError, Unreachable
 from aliquot.adapters.kubelet.channel import KubeletError
-from aliquot.adapters.kubelet.checkpoint import Entry
+from aliquot.adapters.kubelet.checkpoint import Entry, Kept
 from aliquot.adapters.kubelet.podresources import Holder
 from aliquot.adapters.reflector import key_of
 from aliquot.dialects import PodReader, QgpuRules, Rules
@@ -37,6 +38,7 @@ from aliquot.placement.crowding import crowded
 
 from .doorway import Doorway, Place
 from .events import Teller, about_pod
+from .guests import Guests
 from .plugins import Allocation, Refused
 from .podtenants import CannotHostError, PodTenants
 
@@ -71,6 +73,7 @@ class _Owner:
     name: str
     container: str
     uid: str | None
+    guest: Kept | None = None  # what another device plugin answered, where one did
 
 
 class Usher:
@@ -88,12 +91,13 @@ class Usher:
         sick: Callable[[str], str | None],  # why the card of that UUID is out; None: it is well
         rules: Rules,
         clock: Callable[[], float],  # seconds since 1970
+        guests: Guests,
         assigned: Callable[[PodObject, Claim], None] = lambda pod, claim: None,
     ) -> None:
         self._said: OrderedDict[tuple[str, str], None] = OrderedDict()  # what was logged, by UID and reason
         self._kubelet, self._pods, self._tenants, self._doorway = kubelet, pods, tenants, doorway
         self._events, self._node, self._sick, self._clock = events, node, sick, clock
-        self._rules, self._assigned = rules, assigned
+        self._rules, self._assigned, self._guests = rules, assigned, guests
         # A grant is read by the rules it was given by, whichever the scheduler was told.
         order = sorted(QgpuRules, key=lambda each: each is not rules.qgpu)
         self._readers = tuple(PodReader(replace(rules, qgpu=each)) for each in order)
@@ -111,6 +115,9 @@ class Usher:
         """Raises Refused."""
         owner = await self._owner(resource, ids)
         pod = await self._pod_of(owner)
+        if owner.guest is not None:
+            self._guests.take_in(pod, owner.guest, self)
+            return
         try:
             await self._settle(pod, owner.container, resource, ids)
         except Refused as error:
@@ -137,7 +144,7 @@ class Usher:
         crowd = self._full(pod, grant)
         if crowd is not None:
             raise Refused(f"{crowd}; {self._why_full(grant)}")
-        tenancy = self._tenancy(pod, claim, grant)
+        tenancy = self.tenancy(pod, claim, grant)
         place = self._place(tenancy, claim, grant, container)
         try:
             self._tenants.admit(tenancy)
@@ -158,19 +165,20 @@ class Usher:
         entries = [each for each in self._kubelet.checkpoint() or () if each.resource == resource and each.ids & ids]
         uids = {each.pod_uid for each in entries}
         uid = uids.pop() if len(uids) == 1 else None
+        guest = self._guests.come_by(entries).get(uid or "")
         held = [each for each in holders if each.devices.get(resource, frozenset()) & ids]
         same = [each for each in held if each.devices[resource] == ids] or held
         if len({(each.namespace, each.name) for each in same}) > 1:  # they change hands while it tells
             raise Refused(f"the kubelet tells of two Pods that have these devices of {resource}; it will ask again")
         if same:
-            return _Owner(same[0].namespace, same[0].name, self._container(same, entries, ids), uid)
+            return _Owner(same[0].namespace, same[0].name, self._container(same, entries, ids), uid, guest)
         # An init container whose size is no other's is not listed, but is in the kubelet's own file.
         pod = None if uid is None else await self._by_uid(uid)
         if pod is None:
             raise Refused(
                 f"the kubelet does not tell whose these {len(ids)} devices of {resource} are; it will ask again"
             )
-        return _Owner(pod.metadata.namespace, pod.metadata.name, self._container([], entries, ids), uid)
+        return _Owner(pod.metadata.namespace, pod.metadata.name, self._container([], entries, ids), uid, guest)
 
     async def _by_uid(self, uid: str) -> PodObject | None:
         """The API server finds no Pod by its UID: where the watch has not told it yet, all are listed."""
@@ -244,9 +252,10 @@ class Usher:
 
     def tenancy_of(self, pod: PodObject) -> PodTenancy:
         """The Pod as a tenant. Raises Refused."""
-        return self._tenancy(pod, *self.read(pod))
+        return self.tenancy(pod, *self.read(pod))
 
-    def _tenancy(self, pod: PodObject, claim: Claim, grant: Grant) -> PodTenancy:
+    def tenancy(self, pod: PodObject, claim: Claim, grant: Grant) -> PodTenancy:
+        """The same, of what it asked for and got."""
         return PodTenancy(
             uid=pod.metadata.uid,
             namespace=pod.metadata.namespace,

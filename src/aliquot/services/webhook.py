@@ -24,7 +24,7 @@ from aiohttp import web
 
 from aliquot.adapters.certificates import CertificateError, Pair, present, server_context
 from aliquot.adapters.kube import ApiError, Kube, Unreachable
-from aliquot.dialects import Rules
+from aliquot.dialects import DIALECTS, Rules
 from aliquot.dialects.admission import AdmissionSettings, review
 from aliquot.dialects.webhooks import (
     CA_CERTIFICATES,
@@ -40,6 +40,7 @@ from aliquot.dialects.webhooks import (
     configured,
     parse_secret,
     render_secret,
+    secret_patch,
     secrets_path,
     webhook_configuration,
 )
@@ -66,6 +67,7 @@ class WebhookSettings:
     bind_address: str = "0.0.0.0"  # noqa: S104  # the API server comes from outside of the Pod
     namespace: str = "kube-system"  # of the Secret
     secret: str = SECRET
+    served: frozenset[str] = frozenset(DIALECTS)
     failure_policy: FailurePolicy = FailurePolicy.IGNORE
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     lifetimes: Lifetimes = field(default_factory=Lifetimes)
@@ -208,7 +210,7 @@ class KeyKeeper:
                 raise
             secret = None
         kept = _keys(parse_secret(secret))
-        if secret is not None and kept is None:
+        if kept is None and parse_secret(secret):  # the chart makes it without any: that is no damage
             self._warn("damaged", f"Secret {settings.namespace}/{settings.secret} holds no keys: the leader makes some")
         if not self._is_leader():
             return kept
@@ -220,19 +222,18 @@ class KeyKeeper:
     async def _keep(self, path: str, secret: Any, keys: Keys) -> Keys | None:
         """Write them down before they are shown. None where another was faster: the next look sees the other's."""
         settings = self._settings
-        version = None if secret is None else secret["metadata"]["resourceVersion"]
-        body = render_secret(settings.secret, settings.namespace, _data(keys), version)
         try:
             if secret is None:
-                await self._kube.create(secrets_path(settings.namespace), body)
-            else:
-                await self._kube.replace(path, body)
+                made = render_secret(settings.secret, settings.namespace, _data(keys))
+                await self._kube.create(secrets_path(settings.namespace), made)
+            else:  # of one that is there only the data is ours: a chart has labels on it, and chose its type
+                await self._kube.patch(path, secret_patch(_data(keys), secret["metadata"]["resourceVersion"]))
         except ApiError as error:
             if error.status == 409:
                 return None
             if error.status != 403:
                 raise
-            verb = "create" if secret is None else "update"
+            verb = "create" if secret is None else "patch"
             self._lacks(verb, "secrets", settings.secret, "the webhook's keys are not kept")
             return self._own()
         log.info("the webhook's keys were %s", "made" if secret is None else "renewed")
@@ -245,7 +246,13 @@ class KeyKeeper:
 
     async def _register(self, keys: Keys) -> None:
         settings = self._settings
-        wanted = webhook_configuration(keys.trusted, settings.where, failure_policy=settings.failure_policy)
+        wanted = webhook_configuration(
+            keys.trusted,
+            settings.where,
+            failure_policy=settings.failure_policy,
+            served=settings.served,
+            spared=(settings.namespace,),
+        )
         path = f"{CONFIGURATIONS_PATH}/{CONFIGURATION}"
         verb = "get"
         try:

@@ -1,19 +1,33 @@
 """The kubelet's own notes of who holds which devices, kubelet_internal_checkpoint in its device plugin folder.
 
-They tell what PodResources does not: the Pod's UID, and init containers. Their form is the kubelet's private business
-and without a version, so what is not as we know it (kubelet 1.20 to 1.36) counts as not there. The kubelet writes them
-before it calls PreStartContainer, beside and then renames: they are never half written. Its checksum is not looked at:
-it is one of the memory of a Go program.
+They tell what PodResources does not: the Pod's UID, init containers, and what a device plugin had answered, which the
+kubelet gives to every later start of the container, whichever plugin is there by then. Their form is the kubelet's
+private business and without a version, so what is not as we know it (kubelet 1.20 to 1.36) counts as not there. The
+kubelet writes them before it calls PreStartContainer, beside and then renames: they are never half written. Its
+checksum is not looked at: it is one of the memory of a Go program.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from google.protobuf.message import DecodeError
+
+from . import deviceplugin_pb2 as wire
 
 CHECKPOINT = "kubelet_internal_checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What the kubelet keeps of a device plugin's answer, as far as it is looked at."""
+
+    env: Mapping[str, str]
+    cdi: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +38,32 @@ class Entry:
     container: str
     resource: str
     ids: frozenset[str]
+    answer: str = field(default="", compare=False, repr=False)  # as it is kept; read where it is wanted
+
+    def kept(self) -> Kept | None:
+        """The answer; None where it is not there, or cannot be read."""
+        try:
+            found = wire.ContainerAllocateResponse.FromString(binascii.a2b_base64(self.answer))
+        except (ValueError, DecodeError):  # binascii's errors are ValueErrors
+            return None
+        return Kept(dict(found.envs), tuple(each.name for each in found.cdi_devices)) if self.answer else None
 
 
-class _Entry(
-    msgspec.Struct,
-    rename={"pod_uid": "PodUID", "container": "ContainerName", "resource": "ResourceName", "ids": "DeviceIDs"},
-):
+_NAMES = {
+    "pod_uid": "PodUID",
+    "container": "ContainerName",
+    "resource": "ResourceName",
+    "ids": "DeviceIDs",
+    "answer": "AllocResp",
+}
+
+
+class _Entry(msgspec.Struct, rename=_NAMES):
     pod_uid: str
     container: str
     resource: str
     ids: dict[int, list[str] | None] | None  # by NUMA node, -1 where none is known
+    answer: str | None = None
 
 
 class _Data(msgspec.Struct, rename={"entries": "PodDeviceEntries"}):
@@ -51,7 +81,8 @@ def read_checkpoint(path: Path) -> tuple[Entry, ...] | None:
     except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
         return None
     return tuple(
-        Entry(each.pod_uid, each.container, each.resource, _all(each.ids or {})) for each in found.data.entries or ()
+        Entry(each.pod_uid, each.container, each.resource, _all(each.ids or {}), each.answer or "")
+        for each in found.data.entries or ()
     )
 
 

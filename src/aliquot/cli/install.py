@@ -1,0 +1,342 @@
+"""`aliquot install` and `aliquot upgrade`: a cluster from nothing to the first shared Pod, without Helm."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import aliquot
+from aliquot.cli.asking import Duration
+from aliquot.cli.errors import InputError
+from aliquot.cli.findings import Level
+from aliquot.cli.steps import Steps, find, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aliquot.adapters.kube import Kube
+    from aliquot.cli.findings import Finding
+    from aliquot.dialects.deployment import Options, Record
+    from aliquot.services.installing import Found, Installer
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
+_MODE = click.Choice(["all", "qgpu", "t9k", "gpushare"])
+_OUTPUT = click.Choice(["text", "json", "yaml"])
+_OLDEST = (1, 25)
+_AWAY = 120.0  # seconds to take a first installation away again that did not come up
+_FIND_IMAGE = (
+    "--kube-scheduler-image is missing: name the image of a kube-scheduler of the cluster's version, {version}"
+)
+
+_EXAMPLE = """\
+next:
+  kubectl label node NODE qgpu-device-enable=enable     a node whose cards are to be shared, where it has no label yet
+  kubectl aliquot                                       nodes, cards and Pods
+  kubectl apply -f - <<EOF                              the first shared Pod
+  {"apiVersion":"v1","kind":"Pod","metadata":{"name":"first"},"spec":{"restartPolicy":"Never","containers":[{"name":"main",
+   "image":"IMAGE","command":["nvidia-smi","-L"],"resources":{"limits":{"tke.cloud.tencent.com/qgpu-core":"50",
+   "tke.cloud.tencent.com/qgpu-memory":"4"}}}]}}
+  EOF"""
+
+
+def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that both have."""
+    for option in reversed(
+        (
+            click.option("--mode", type=_MODE, help="Which dialects are served  [default: all]"),
+            click.option("-n", "--namespace", default="aliquot-system", show_default=True, help="Made where missing"),
+            click.option("--image", help="Ours, with your registry before it  [default: aliquot/aliquot:VERSION]"),
+            click.option(
+                "--kube-scheduler-image",
+                help="Of the kube-scheduler beside ours  [default: that of the cluster's own, where its Pods are seen]",
+            ),
+            click.option("--nodes", metavar="N1,N2", default="", help="Label these for the mode, where they have none"),
+            click.option("--replicas", type=click.IntRange(1, 9), help="Of the scheduler  [default: 2]"),
+            click.option("--simulate", metavar="SPEC", help="Simulated cards instead of real ones, as in 4x16GiB"),
+            click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing"),
+            click.option("--wait/--no-wait", default=True, help="Until all is ready, and verified  [default: wait]"),
+            click.option("--rollback/--no-rollback", default=True, help="Go back where it does not come up  [default]"),
+            click.option("--beside-others", is_flag=True, help="Although another product gives the same cards away"),
+            click.option("--timeout", type=Duration(), default="5m", show_default=True),
+            click.option("-o", "--output", type=_OUTPUT, default="text", show_default=True, help="yaml: for --dry-run"),
+            click.option("--kubeconfig", type=click.Path(path_type=Path), help="As for kubectl"),
+            click.option("--context", "kube_context", help="As for kubectl"),
+        )
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@click.command()
+@_shared
+def install(**given: Any) -> None:
+    """Put aliquot on a cluster: scheduler, webhook, agents, and what they need.
+
+    What is there is looked at first, then everything is applied (server-side, as `aliquot`), awaited and verified.
+    Where it does not come up, it says which Pod is not ready and why, and takes everything away again. Killed at any
+    point, the same command goes on. For clusters with Helm there is a chart: the same objects.
+
+    \b
+    aliquot install --nodes gpu-1,gpu-2
+    aliquot install --mode gpushare --image registry.example/aliquot/aliquot:0.1.0
+    aliquot install --simulate 4x16GiB --nodes n1     try it on a node without cards
+    aliquot install --dry-run -o yaml                 the objects
+    """
+    _go(given, upgrade=False)
+
+
+@click.command()
+@_shared
+def upgrade(**given: Any) -> None:
+    """Bring an installation to this program's version; options that are not given stay as they are.
+
+    RBAC first, then the agents, node by node, then the scheduler. Pods run on, and Pods that come find a node: an agent
+    that is about to be replaced says so, and no Pod is sent there for those seconds. Where the new version does not
+    come up, the objects of the old one are put back.
+    """
+    _go(given, upgrade=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is to be done."""
+
+    record: Record
+    objects: list[dict[str, Any]]
+    notes: tuple[str, ...]
+
+
+def _go(given: dict[str, Any], *, upgrade: bool) -> None:
+    if not _NAME.match(given["namespace"]):
+        raise InputError(f'--namespace: "{given["namespace"]}" is not allowed: a-z, 0-9 and "-", 63 at most')
+    if given["simulate"]:
+        from aliquot.cli.simulated import parse_simulation
+
+        parse_simulation(given["simulate"])
+    server = find(given["kubeconfig"], given["kube_context"])
+    steps = Steps()
+    word = "upgrade" if upgrade else "install"
+    goes_on = f"`aliquot {word}` with the same options goes on, `aliquot uninstall` takes it all away"
+
+    async def work() -> int:
+        from aliquot.adapters.kube import Kube
+
+        async with Kube(server, agent="aliquot-install") as kube:
+            return await _work(kube, given, steps, upgrade=upgrade)
+
+    raise click.exceptions.Exit(run(work(), steps, goes_on=goes_on))
+
+
+async def _work(kube: Kube, given: dict[str, Any], steps: Steps, *, upgrade: bool) -> int:
+    from aliquot.services.installing import Installer, InstallError
+
+    installer = Installer(kube, say=steps.say, now=time.monotonic)
+    try:
+        plan = await _planned(installer, given, steps, upgrade=upgrade)
+    except InstallError as error:
+        raise InputError(str(error)) from error
+    for note in plan.notes:
+        steps.say("note", note)
+    if given["dry_run"]:
+        await _dry_run(installer, plan, given["output"])
+        return 0
+    until = time.monotonic() + given["timeout"] if given["wait"] else None
+    nodes = [name for name in given["nodes"].split(",") if name]
+    findings: list[Finding] = []
+    record = plan.record
+    try:
+        record = await installer.put(record, plan.objects, nodes=nodes, until=until)
+        if until is not None:
+            from aliquot.cli.verifying import verify
+
+            await installer.await_(record.options.namespace, ("aliquot-agent", "aliquot-scheduler"), until)
+            steps.say("verify", "leader, webhook, nodes")
+            findings = await verify(kube, record.options.namespace, until)
+            await installer.settle(record)
+    except InstallError as error:
+        steps.end()
+        click.echo(f"aliquot: {error}", err=True)
+        if given["rollback"]:
+            await _roll_back(kube, installer, record, steps)
+        else:
+            click.echo("aliquot: left as it is, for --no-rollback was given; the same command goes on", err=True)
+        return 1
+    steps.end()
+    _summary(record, findings, given)
+    return 0
+
+
+# --- before anything is done -----------------------------------------------------------------------------------------
+
+
+async def _planned(installer: Installer, given: dict[str, Any], steps: Steps, *, upgrade: bool) -> _Plan:
+    from aliquot.dialects import deployment as made
+
+    namespace = given["namespace"]
+    steps.say("look", "at the cluster")
+    found = await installer.look(namespace)
+    steps.say("look", f"Kubernetes {found.version}")
+    _check(found, given)
+    known = found.record
+    if upgrade and known is None:
+        raise InputError(f"--namespace: nothing is installed in {namespace}: `aliquot install` installs it")
+    options = await _options(installer, given, found)
+    if not upgrade and known is not None and known.settled and (known.version, known.options) != (_version(), options):
+        what = f"{known.version} is installed in {namespace}, by other options or of another version"
+        raise InputError(f"{what}: `aliquot upgrade` changes it; options that are not given stay as they are")
+    objects = made.tailored(rendered(), options, _version())
+    before = None if known is None or (known.settled and not upgrade) else made.replacing(known)
+    record = made.new_record(_version(), options, objects, before=before, labelled=known.labelled if known else {})
+    return _Plan(record, objects, _notes(found, known))
+
+
+def _check(found: Found, given: dict[str, Any]) -> None:
+    from aliquot.dialects.wiring import parse_version
+
+    version = parse_version(found.version)
+    if not isinstance(version, tuple) or version < _OLDEST:
+        raise InputError(f"Kubernetes {found.version}: 1.25 or later is wanted; the parts by hand: docs/scheduler.md")
+    if found.refused:
+        raise InputError(
+            f"your account may not {', '.join(found.refused)}: ask for the role cluster-admin, or use one that has it"
+        )
+    if found.foreign:
+        raise InputError(
+            f"aliquot is installed already: {'; '.join(found.foreign)}. By Helm: `helm upgrade`; in another namespace: "
+            "`aliquot upgrade --namespace` that one, or `aliquot uninstall` first"
+        )
+    if found.others and not given["beside_others"]:
+        raise InputError(
+            f"another product gives the same cards away: {'; '.join(found.others)}. docs/migration.md tells how its "
+            "Pods are taken over while they run; --beside-others goes on without"
+        )
+
+
+async def _options(installer: Installer, given: dict[str, Any], found: Found) -> Options:
+    from aliquot.dialects.deployment import Options
+    from aliquot.services.installing import options_with
+
+    known = found.record
+    wanted = {key: given[key] for key in ("mode", "image", "kube_scheduler_image", "replicas", "simulate")}
+    wanted["monitoring"] = await installer.monitoring()
+    if known is not None:
+        return options_with(known.options, {**wanted, "image": given["image"] or _retagged(known)})
+    image = given["kube_scheduler_image"] or await installer.cluster_scheduler()
+    if image is None:
+        raise InputError(_FIND_IMAGE.format(version=found.version))
+    fresh = Options(image=f"aliquot/aliquot:{_version()}", kube_scheduler_image=image, namespace=given["namespace"])
+    return options_with(fresh, {**wanted, "kube_scheduler_image": image})
+
+
+def _retagged(known: Record) -> str:
+    """The image of this version, from where the installed one came."""
+    name, found, tag = known.options.image.rpartition(":")
+    if tag == known.version and found:
+        return f"{name}:{_version()}"
+    if known.version == _version():
+        return known.options.image
+    raise InputError(
+        f"--image is missing: {known.options.image} has no tag {known.version} that could become {_version()}"
+    )
+
+
+def _notes(found: Found, known: Record | None) -> tuple[str, ...]:
+    notes = [f"beside {each}" for each in found.others]
+    if known is not None and not known.settled:
+        notes.append(f"an installation of {known.version} was begun and not finished: going on")
+    elif known is not None and _number(known.version) > _number(_version()):
+        notes.append(f"going back from {known.version} to {_version()}: what it wrote is understood")
+    return tuple(notes)
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in re.findall(r"\d+", version)[:3])
+
+
+def _version() -> str:
+    return aliquot.__version__
+
+
+def rendered() -> list[dict[str, Any]]:
+    """The objects that `helm template` makes of the chart, as this package carries them."""
+    import yaml
+
+    text = (Path(aliquot.__file__).parent / "manifests" / "install.yaml").read_text()
+    return [each for each in yaml.load_all(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if each]
+
+
+# --- telling ---------------------------------------------------------------------------------------------------------
+
+
+async def _dry_run(installer: Installer, plan: _Plan, output: str) -> None:
+    import msgspec
+
+    from aliquot.dialects.deployment import identity
+
+    if output == "yaml":
+        import yaml
+
+        click.echo(yaml.safe_dump_all(plan.objects, sort_keys=False), nl=False)
+        return
+    changes = {str(identity(each)): await installer.difference(each) for each in plan.objects}
+    if output == "json":
+        click.echo(msgspec.json.format(msgspec.json.encode(changes), indent=2).decode())
+        return
+    for name, change in changes.items():
+        click.echo(f"{change.ljust(10)} {name}")
+    click.echo("nothing was changed: --dry-run", err=True)
+
+
+async def _roll_back(kube: Kube, installer: Installer, record: Record, steps: Steps) -> None:
+    from aliquot.cli.uninstall import usual
+    from aliquot.services.installing import InstallError
+    from aliquot.services.uninstalling import Uninstaller
+
+    try:
+        before = await installer.back(record)
+        if before is not None:
+            click.echo(
+                f"aliquot: rolled back to {before.version}; `kubectl get pods -n {before.options.namespace}`", err=True
+            )
+            return
+        steps.say("roll back", "what was installed is taken away")
+        namespace = record.options.namespace
+        away = Uninstaller(kube, say=steps.say, now=time.monotonic, until=time.monotonic() + _AWAY)
+        agents = await away.agents(namespace, None, record.options.image)
+        await away.programs(namespace)
+        for problem in await away.sweep(namespace, agents, keep_running=False):
+            click.echo(f"aliquot: {problem}", err=True)
+        await away.clean_nodes(record.labelled)
+        await away.rest(record, namespace, usual(namespace))
+    except InstallError as error:
+        raise InputError(f"rolling back: {error}; `aliquot uninstall` goes on with it", code=1) from error
+    click.echo("aliquot: rolled back: nothing of it is left", err=True)
+
+
+def _summary(record: Record, findings: list[Finding], given: dict[str, Any]) -> None:
+    wrong = [each for each in findings if each.level in (Level.FINDING, Level.UNKNOWN)]
+    if given["output"] == "json":
+        import msgspec
+
+        told = {
+            "version": record.version,
+            "namespace": record.options.namespace,
+            "verified": given["wait"],
+            "findings": [{"about": list(each.about), "what": each.what, "fix": each.advice} for each in wrong],
+        }
+        click.echo(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
+        return
+    from aliquot.cli.doctor import lines_of
+
+    for line in lines_of(findings):
+        click.echo(line)
+    waited = "is installed, and answers" if given["wait"] else "is applied; `aliquot doctor` tells how it stands"
+    click.echo(
+        f"\naliquot {record.version} {waited} (namespace {record.options.namespace}, mode {record.options.mode})"
+    )
+    click.echo(_EXAMPLE)

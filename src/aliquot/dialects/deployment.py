@@ -1,0 +1,372 @@
+"""Our own objects in a cluster, without Helm: the rendered file, edited by what an installation was asked for. Pure.
+
+    tailored   the objects of install.yaml for a namespace, a mode, an image, ...; what the chart would render
+    Record     what was installed, by which options, and what stood there before: ConfigMap `aliquot-installation`
+    standing   whether a Deployment or a DaemonSet is as it was asked to be
+
+`tests/dialects/test_deployment.py` holds `tailored` to the file, `tests/e2e/ship/test_install.py` to the chart.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import gzip
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from aliquot.model.refusal import Invalid
+
+from . import gpushare, native, qgpu, t9k, wiring
+from .upkeep import CONDITION
+
+Json = dict[str, Any]
+
+NAMESPACE = "aliquot-system"
+RECORD = "aliquot-installation"
+DEPLOYMENT, DAEMON_SET, WEBHOOK = "aliquot-scheduler", "aliquot-agent", "aliquot"
+MANAGER = "aliquot"  # the field manager, and who the label says manages the objects
+
+NAME_LABEL = "app.kubernetes.io/name"
+VERSION_LABEL = "app.kubernetes.io/version"
+COMPONENT_LABEL = "app.kubernetes.io/component"
+MANAGED_LABEL = "app.kubernetes.io/managed-by"
+SELECTOR = f"{NAME_LABEL}=aliquot"
+
+MODES = ("all", *wiring.DIALECTS)
+# What `--nodes` puts on a node, by mode, where nobody has chosen yet.
+MODE_LABELS: Mapping[str, Mapping[str, str]] = {
+    "all": {qgpu.ENABLE_LABEL: "enable"},
+    qgpu.DIALECT: {qgpu.ENABLE_LABEL: "enable"},
+    t9k.DIALECT: {t9k.ACCELERATOR_LABEL: "nvidia-gpu", t9k.MODE_LABEL: "sgn"},
+    gpushare.DIALECT: {gpushare.NODE_LABEL: "true"},
+}
+_NODE_LABELS = {
+    qgpu.DIALECT: qgpu.ENABLE_LABEL,
+    t9k.DIALECT: t9k.ACCELERATOR_LABEL,
+    gpushare.DIALECT: gpushare.NODE_LABEL,
+}
+
+_CONFIG = "config.yaml"
+_CHECKSUM = "checksum/kube-scheduler"
+_KUBE_SCHEDULER = "kube-scheduler"
+_CONFIG_SINCE = (1, 25)  # the oldest Kubernetes that reads the configuration as it is written here
+_BESIDE = "http://127.0.0.1:12345/aliquot"  # they share a Pod
+_MONITORING = "monitoring.coreos.com/"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What an installation is asked for."""
+
+    image: str
+    kube_scheduler_image: str
+    namespace: str = NAMESPACE
+    mode: str = "all"
+    replicas: int = 2
+    simulate: str | None = None
+    monitoring: bool = False  # whether the cluster knows what Prometheus' operator reads
+
+
+class Identity(msgspec.Struct, frozen=True, array_like=True):
+    """Which object: enough to find it again."""
+
+    api: str
+    kind: str
+    namespace: str
+    name: str
+
+    @property
+    def path(self) -> str:
+        """Where the API server has it."""
+        root = f"/api/{self.api}" if "/" not in self.api else f"/apis/{self.api}"
+        where = f"/namespaces/{self.namespace}" if self.namespace else ""
+        return f"{root}{where}/{plural(self.kind)}/{self.name}"
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}" if self.namespace else f"{self.kind} {self.name}"
+
+
+def plural(kind: str) -> str:
+    """The kind as a path has it: none of ours is irregular beyond this."""
+    low = kind.lower()
+    return f"{low[:-1]}ies" if low.endswith("y") else f"{low}es" if low.endswith("s") else f"{low}s"
+
+
+def identity(obj: Json) -> Identity:
+    """Of one of our own objects."""
+    metadata = obj["metadata"]
+    return Identity(obj["apiVersion"], obj["kind"], metadata.get("namespace", ""), metadata["name"])
+
+
+# RBAC before those who need it, agents before the scheduler that will count on them; away in the opposite order.
+_ORDER = (
+    "Namespace", "PriorityClass", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding",
+    "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ConfigMap", "Secret", "Lease", "Service",
+    "NetworkPolicy", "PodDisruptionBudget", "MutatingWebhookConfiguration", "DaemonSet", "Deployment",
+)  # fmt: skip
+
+
+def in_order(objects: Iterable[Json]) -> list[Json]:
+    """As they are to be applied; kinds we do not know come after RBAC and before programs."""
+    known = {kind: at for at, kind in enumerate(_ORDER)}
+    return sorted(objects, key=lambda each: known.get(each["kind"], _ORDER.index("Service")))
+
+
+# --- what is asked for -----------------------------------------------------------------------------------------------
+
+
+def tailored(objects: Iterable[Json], options: Options, version: str) -> list[Json]:
+    """The rendered objects as these options want them, in the order in which they are applied."""
+    wanted = (each for each in objects if options.monitoring or not each["apiVersion"].startswith(_MONITORING))
+    found = in_order(_moved(copy.deepcopy(each), options.namespace) for each in wanted)
+    config = next(each for each in found if each["kind"] == "ConfigMap" and _CONFIG in each.get("data", {}))
+    config["data"][_CONFIG] = _scheduler_config(options)
+    for each in found:
+        _label(each, version)
+        if each["kind"] == "Deployment":
+            _edit_scheduler(each, options, config["data"][_CONFIG])
+        elif each["kind"] == "DaemonSet":
+            _edit_agent(each, options)
+    return found
+
+
+def _dialects(options: Options) -> tuple[str, ...]:
+    return tuple(wiring.DIALECTS) if options.mode == "all" else (options.mode,)
+
+
+def _moved(value: Any, namespace: str) -> Any:
+    """With the namespace in every place where the file has its own."""
+    if isinstance(value, dict):
+        return {key: _moved(each, namespace) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_moved(each, namespace) for each in value]
+    return namespace if value == NAMESPACE else value
+
+
+def _label(obj: Json, version: str) -> None:
+    metadatas = [obj["metadata"], obj.get("spec", {}).get("template", {}).get("metadata", {})]
+    for labels in (each["labels"] for each in metadatas if NAME_LABEL in each.get("labels", {})):
+        labels[VERSION_LABEL], labels[MANAGED_LABEL] = version, MANAGER
+
+
+def _scheduler_config(options: Options) -> str:
+    """The kube-scheduler beside ours: its profiles and the resources it asks us about are of the mode. JSON is YAML."""
+    made = wiring.Wiring(version=_CONFIG_SINCE, url=_BESIDE, dialects=_dialects(options), second=True)
+    config = wiring.render_config(made)
+    config["leaderElection"]["resourceNamespace"] = options.namespace
+    return msgspec.json.format(msgspec.json.encode(config), indent=2).decode()
+
+
+def _edit_scheduler(deployment: Json, options: Options, config: str) -> None:
+    spec = deployment["spec"]
+    spec["replicas"] = options.replicas
+    spec["template"]["metadata"]["annotations"][_CHECKSUM] = hashlib.sha256(config.encode()).hexdigest()
+    names = "aliquot-scheduler" + (",t9k=t9k-scheduler" if t9k.DIALECT in _dialects(options) else "")
+    changes = {"--dialects": ",".join(_dialects(options)), "--scheduler-name": names}
+    for container in _containers(spec):
+        if container["name"] == _KUBE_SCHEDULER:
+            container["image"] = options.kube_scheduler_image
+        else:
+            container["image"] = options.image
+            container["args"] = [_changed(word, changes) for word in container.get("args", ())]
+
+
+def _edit_agent(daemons: Json, options: Options) -> None:
+    spec = daemons["spec"]
+    for container in _containers(spec):
+        container["image"] = options.image
+        args = [_changed(word, {"--dialects": ",".join(_dialects(options))}) for word in container.get("args", ())]
+        if options.simulate and args[:1] == ["agent"]:
+            args.append(f"--simulate={options.simulate}")
+        container["args"] = args
+    wanted = spec["template"]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    others = {label for dialect, label in _NODE_LABELS.items() if dialect not in _dialects(options)}
+    wanted["nodeSelectorTerms"] = [
+        term for term in wanted["nodeSelectorTerms"] if term["matchExpressions"][0]["key"] not in others
+    ]
+
+
+def _containers(spec: Json) -> Iterator[Json]:
+    inner = spec["template"]["spec"]
+    yield from (*inner.get("initContainers", ()), *inner["containers"])
+
+
+def _changed(word: str, changes: Mapping[str, str]) -> str:
+    flag, _, _ = word.partition("=")
+    return f"{flag}={changes[flag]}" if flag in changes and "=" in word else word
+
+
+# --- what was done ---------------------------------------------------------------------------------------------------
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An installation, as the next command needs to know it. Written before what it tells of is begun."""
+
+    v: int
+    version: str
+    options: Options
+    objects: tuple[Identity, ...]
+    packed: str  # the same, whole
+    settled: bool = False  # all of it stood, and answered
+    labelled: dict[str, dict[str, str]] = {}  # what we put on nodes
+    before: str | None = None  # the record of the installation that this one replaces, with its objects
+
+
+def pack(objects: Sequence[Json]) -> str:
+    """Small enough for a ConfigMap, and the same for the same objects."""
+    return base64.b64encode(gzip.compress(msgspec.json.encode(objects), mtime=0)).decode()
+
+
+def unpack(text: str) -> list[Json]:
+    """What `pack` packed."""
+    objects: list[Json] = msgspec.json.decode(gzip.decompress(base64.b64decode(text)))
+    return objects
+
+
+def render_record(record: Record) -> Json:
+    """The ConfigMap."""
+    data = {"record": msgspec.json.encode(record).decode()}
+    labels = {NAME_LABEL: "aliquot", MANAGED_LABEL: MANAGER, VERSION_LABEL: record.version}
+    metadata = {"name": RECORD, "namespace": record.options.namespace, "labels": labels}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+def parse_record(obj: object) -> Record | Invalid:
+    """What `render_record` wrote, by this release or a later one of its version."""
+    field = f'ConfigMap {RECORD}: data["record"]'
+    data = obj.get("data") if isinstance(obj, dict) else None
+    text = data.get("record") if isinstance(data, dict) else None
+    if not isinstance(text, str):
+        return Invalid(field, text, "what `aliquot install` writes there")
+    try:
+        record = msgspec.json.decode(text, type=Record)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        return Invalid(field, text, f"what `aliquot install` writes there ({error})")
+    return record if record.v == _VERSION else Invalid(field, record.v, f"version {_VERSION}, or the newer program")
+
+
+def new_record(version: str, options: Options, objects: Sequence[Json], **more: Any) -> Record:
+    """Of what is about to be done."""
+    return Record(_VERSION, version, options, tuple(identity(each) for each in objects), pack(objects), **more)
+
+
+def record_before(record: Record) -> Record | None:
+    """What to go back to; None: to nothing."""
+    return None if record.before is None else msgspec.json.decode(record.before, type=Record)
+
+
+def replacing(record: Record) -> str | None:
+    """What a new installation notes of the one that it finds: the last that stood."""
+    return (
+        msgspec.json.encode(msgspec.structs.replace(record, before=None)).decode() if record.settled else record.before
+    )
+
+
+# --- how it stands ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How many of how many are there, of the newest kind and available. `seen`: its controller knows what is wanted."""
+
+    there: int
+    wanted: int
+    seen: bool
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to wait for."""
+        return self.seen and self.there >= self.wanted
+
+
+def standing(obj: Json) -> Standing:
+    """Of a Deployment or a DaemonSet."""
+    status = obj.get("status") or {}
+    seen = (status.get("observedGeneration") or 0) >= (obj["metadata"].get("generation") or 0)
+    if obj["kind"] == "DaemonSet":
+        wanted = status.get("desiredNumberScheduled") or 0
+        there = min(status.get("updatedNumberScheduled") or 0, status.get("numberAvailable") or 0)
+        return Standing(there, wanted, seen)
+    wanted = obj["spec"].get("replicas", 1)
+    there = min(status.get("updatedReplicas") or 0, status.get("availableReplicas") or 0)
+    return Standing(there if (status.get("replicas") or 0) <= wanted else min(there, wanted - 1), wanted, seen)
+
+
+def not_ready(pod: Json) -> str | None:
+    """Why the Pod is not ready, in a line; None when it is."""
+    status = pod.get("status") or {}
+    conditions = {each.get("type"): each for each in status.get("conditions") or ()}
+    if conditions.get("Ready", {}).get("status") == "True":
+        return None
+    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    for each in containers:
+        state, last = each.get("state") or {}, (each.get("lastState") or {}).get("terminated") or {}
+        waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+        if waiting and waiting.get("reason") not in (None, "PodInitializing", "ContainerCreating"):
+            ran = f" (it ended with code {last.get('exitCode')} before)" if last else ""
+            return f"container {each['name']}: {waiting['reason']}: {waiting.get('message', '')}".rstrip(": ") + ran
+        if ended and ended.get("exitCode"):
+            return f"container {each['name']} ended with code {ended['exitCode']}: {ended.get('reason', '')}"
+    if conditions.get("PodScheduled", {}).get("status") == "False":
+        return f"has no node: {conditions['PodScheduled'].get('message', '')}"
+    running = [
+        each["name"] for each in containers if (each.get("state") or {}).get("running") and not each.get("ready")
+    ]
+    if running:
+        return f"container {', '.join(running)} runs, and does not say that it is ready"
+    return f"{status.get('reason') or status.get('phase') or 'Pending'}: {status.get('message', '')}".rstrip(": ")
+
+
+# --- what is taken from nodes ----------------------------------------------------------------------------------------
+
+
+def node_leftovers(node: Json, labelled: Mapping[str, str]) -> tuple[Json | None, Json | None]:
+    """What takes our marks from a Node: a merge patch of it and a strategic one of its status; None: nothing there.
+
+    A label goes that we put there and that is still as we left it: by the record, or by who the API server says wrote
+    it. The resources stand at 0 once their plugin is gone, and the kubelet itself never takes them away.
+    """
+    metadata, status = node["metadata"], node.get("status") or {}
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    gone = {key for key, value in labelled.items() if labels.get(key) == value}
+    gone |= {key for key in _marks(metadata, "f:labels") if key in labels}
+    change: Json = {}
+    if gone:
+        change["labels"] = dict.fromkeys(sorted(gone))
+    ours = [key for key in annotations if key.startswith(native.PREFIX)]
+    if ours:
+        change["annotations"] = dict.fromkeys(ours)
+    patch: Json = {"metadata": change} if change else {}
+    taints = (node.get("spec") or {}).get("taints") or []
+    kept = [each for each in taints if each != t9k.TAINT]
+    if kept != taints:
+        patch["spec"] = {"taints": kept}
+    if patch:
+        patch.setdefault("metadata", {})["resourceVersion"] = metadata.get("resourceVersion")
+    of_status: Json = {}
+    if any(each.get("type") == CONDITION for each in status.get("conditions") or ()):
+        of_status["conditions"] = [{"$patch": "delete", "type": CONDITION}]
+    for side in ("capacity", "allocatable"):
+        stale = {key: None for key in status.get(side) or {} if key in _RESOURCES}
+        if stale:
+            of_status[side] = stale
+    return patch or None, {"status": of_status} if of_status else None
+
+
+_RESOURCES = frozenset(name for names in wiring.DIALECTS.values() for name in names)
+
+
+def _marks(metadata: Json, part: str) -> set[str]:
+    """The keys that programs of ours wrote last, by the API server's own books."""
+    found: set[str] = set()
+    for each in metadata.get("managedFields") or ():
+        if str(each.get("manager", "")).startswith("aliquot"):
+            fields = ((each.get("fieldsV1") or {}).get("f:metadata") or {}).get(part) or {}
+            found |= {key.removeprefix("f:") for key in fields if key != "."}
+    return found

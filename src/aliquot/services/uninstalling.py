@@ -1,0 +1,293 @@
+"""`aliquot uninstall`: nothing of ours stays in a cluster. And what Helm's hook runs before Helm deletes its objects.
+
+holders    Pods on our cards: who would lose them
+programs   the webhook first, so that nothing is admitted in vain; the scheduler; the agents
+sweep      a Pod on each node that had an agent takes away what stands there
+nodes      labels that we set, annotations, taint, condition, resources at 0
+rest       everything else, the record last: killed before, the same command goes on
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aliquot.adapters.kube import ApiError, Kube
+from aliquot.dialects import deployment as made
+from aliquot.dialects import native
+from aliquot.dialects.deployment import DAEMON_SET, DEPLOYMENT, WEBHOOK, Identity, Json, Record
+from aliquot.dialects.kube import is_finished
+
+from .installing import Installer, InstallError, Say
+
+_LOOK = 0.5  # seconds between two looks at what is awaited
+_TRIES = 8  # at a node that somebody else writes too
+_AT_ONCE = 50  # nodes swept at the same time
+_HOST = "/host"
+_MOUNTS = ("/run", "/var/run", "/var/lib")  # a folder is removed from its parent; each may be a link of the host
+
+
+@dataclass(frozen=True, slots=True)
+class Agents:
+    """How the agents were run: their sweepers are run alike."""
+
+    image: str
+    kubelet: str = "/var/lib/kubelet"
+    pull_secrets: tuple[Mapping[str, Any], ...] = ()
+    pull_policy: str = "IfNotPresent"
+
+
+class Uninstaller:
+    """One command's work. `until`: when patience ends."""
+
+    def __init__(self, kube: Kube, *, say: Say, now: Callable[[], float], until: float) -> None:
+        self._kube, self._say, self._now, self._until = kube, say, now, until
+        self.installer = Installer(kube, say=say, now=now)
+
+    async def holders(self) -> list[Json]:
+        """The Pods that have cards from us and have not ended."""
+        found: list[Json] = []
+        further: dict[str, str] = {}
+        while True:
+            page = await self._kube.get("/api/v1/pods", params={"limit": "500", **further}, timeout=60.0)
+            found += [each for each in page.get("items") or () if _holds(each)]
+            token = (page.get("metadata") or {}).get("continue")
+            if not token:
+                return found
+            further = {"continue": token}
+
+    async def evict(self, pods: Iterable[Json]) -> None:
+        """Delete them, and wait until they are gone."""
+        paths = {_path(each): each["metadata"]["uid"] for each in pods}
+        for path in paths:
+            self._say("pods", f"deleting {path.rpartition('/')[2]}")
+            await self._delete(path)
+        while True:
+            left = [path for path, uid in paths.items() if await self._uid(path) == uid]
+            if not left:
+                return
+            self._check_time(f"{len(left)} Pods did not end in time, {left[0].rpartition('/')[2]} among them")
+            await asyncio.sleep(_LOOK)
+
+    # --- programs ------------------------------------------------------------------------------------------------
+
+    async def agents(self, namespace: str, image: str | None, fallback: str) -> Agents:
+        """How they are run, or would be where they are gone already."""
+        found = await self.installer.get(Identity("apps/v1", "DaemonSet", namespace, DAEMON_SET))
+        if found is None:
+            return Agents(image or fallback)
+        inner = found["spec"]["template"]["spec"]
+        container = inner["containers"][0]
+        folders = [word.partition("=")[2] for word in container.get("args", ()) if word.startswith("--kubelet-dir=")]
+        return Agents(
+            image or container["image"],
+            (folders or ["/var/lib/kubelet"])[0],
+            tuple(inner.get("imagePullSecrets") or ()),
+            container.get("imagePullPolicy", "IfNotPresent"),
+        )
+
+    async def programs(self, namespace: str) -> None:
+        """Webhook, scheduler, agents; gone when this returns."""
+        self._say("programs", "the webhook")
+        webhook = Identity("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", "", WEBHOOK)
+        await self.installer.delete(webhook)
+        for kind, name, component in (
+            ("Deployment", DEPLOYMENT, "scheduler"),
+            ("DaemonSet", DAEMON_SET, "agent"),
+        ):
+            self._say("programs", name)
+            await self.installer.delete(Identity("apps/v1", kind, namespace, name))
+            await self._until_no_pods(namespace, component)
+
+    async def _until_no_pods(self, namespace: str, component: str) -> None:
+        selector = f"{made.SELECTOR},{made.COMPONENT_LABEL}={component}"
+        while True:
+            pods = await self.installer.items(f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector)
+            if not pods:
+                return
+            self._check_time(f"Pod {pods[0]['metadata']['name']} did not end in time")
+            await asyncio.sleep(_LOOK)
+
+    # --- nodes ---------------------------------------------------------------------------------------------------
+
+    async def nodes(self) -> list[Json]:
+        """All of them."""
+        return await self.installer.items("/api/v1/nodes")
+
+    async def sweep(self, namespace: str, agents: Agents, *, keep_running: bool) -> list[str]:
+        """What stands on the nodes that had an agent. Answers why, for each that could not be swept."""
+        names, problems = [], []
+        for node in await self.nodes():
+            if not _had_agent(node):
+                continue
+            name = node["metadata"]["name"]
+            ready = [each["status"] for each in node["status"].get("conditions") or () if each["type"] == "Ready"]
+            if ready != ["True"]:
+                problems.append(f"node {name} is not ready: run `aliquot uninstall --this-node` there when it is")
+            else:
+                names.append(name)
+        for at in range(0, len(names), _AT_ONCE):
+            some = names[at : at + _AT_ONCE]
+            told = await asyncio.gather(*(self._sweep_one(namespace, name, agents, keep_running) for name in some))
+            problems += [each for each in told if each]
+            self._say("nodes", f"{at + len(some)} of {len(names)} swept")
+        return problems
+
+    async def _sweep_one(self, namespace: str, node: str, agents: Agents, keep_running: bool) -> str | None:
+        pod = sweeper(namespace, node, agents, keep_running=keep_running)
+        path = _path(pod)
+        await self._delete(path, grace=0)  # of a command that was killed
+        while True:
+            try:
+                await self._kube.create(path.rpartition("/")[0], pod)
+                break
+            except ApiError as error:
+                if error.status != 409:
+                    raise
+            self._check_time(f"Pod {pod['metadata']['name']} of an earlier try does not end")
+            await asyncio.sleep(_LOOK)
+        while True:
+            told = await self._kube.get(path)
+            phase = (told.get("status") or {}).get("phase")
+            if phase == "Succeeded":
+                await self._delete(path, grace=0)
+                return None
+            if phase == "Failed" or self._now() >= self._until:
+                return f"node {node} is not swept: {await self._why(namespace, told)}"
+            await asyncio.sleep(_LOOK)
+
+    async def _why(self, namespace: str, pod: Json) -> str:
+        name = pod["metadata"]["name"]
+        try:
+            text: bytes = await self._kube.get(f"{_path(pod)}/log", params={"tailLines": "1"}, into=bytes)
+        except ApiError:
+            text = b""
+        return text.decode(errors="replace").strip() or f"{made.not_ready(pod)}; Pod {namespace}/{name} is left"
+
+    async def clean_nodes(self, labelled: Mapping[str, Mapping[str, str]]) -> int:
+        """Our marks on Nodes. Answers how many had some."""
+        done = 0
+        for node in await self.nodes():
+            name = node["metadata"]["name"]
+            done += await self._clean(name, node, labelled.get(name, {}))
+        return done
+
+    async def _clean(self, name: str, node: Json, labelled: Mapping[str, str]) -> bool:
+        path, wrote = f"/api/v1/nodes/{name}", False
+        for attempt in range(_TRIES):
+            patch, status = made.node_leftovers(node, labelled)
+            try:
+                if patch is not None:
+                    await self._kube.patch(path, patch, into=bytes)
+                if status is not None:
+                    await self._kube.patch(f"{path}/status", status, form="strategic", into=bytes)
+                return wrote or bool(patch or status)
+            except ApiError as error:
+                if error.status == 404:
+                    return wrote
+                if error.status != 409 or attempt == _TRIES - 1:
+                    raise
+            wrote = True
+            node = await self._kube.get(path)
+        return wrote
+
+    # --- the rest ------------------------------------------------------------------------------------------------
+
+    async def rest(self, record: Record | None, namespace: str, usual: Sequence[Identity]) -> None:
+        """Every object that there may be, the record and the namespace last."""
+        known = dict.fromkeys((*usual, *(record.objects if record else ())))
+        before = made.record_before(record) if record else None
+        known |= dict.fromkeys(before.objects if before else ())
+        for which in reversed(known):
+            if which.kind != "Namespace" and await self.installer.delete(which):
+                self._say("objects", str(which))
+        await self.installer.delete(Identity("v1", "ConfigMap", namespace, made.RECORD))
+        await self._leave_namespace(Identity("v1", "Namespace", "", namespace))
+
+    async def _leave_namespace(self, which: Identity) -> None:
+        found = await self.installer.get(which)
+        if found is None:
+            return
+        if (found["metadata"].get("labels") or {}).get(made.MANAGED_LABEL) != made.MANAGER:
+            bare = {"apiVersion": which.api, "kind": which.kind, "metadata": {"name": which.name}}
+            await self.installer.apply(bare)  # which gives back what we had added
+            return
+        self._say("objects", str(which))
+        await self.installer.delete(which)
+        while await self.installer.get(which) is not None:
+            self._check_time(
+                f"namespace {which.name} does not end: kubectl get all -n {which.name} shows what is in it"
+            )
+            await asyncio.sleep(_LOOK)
+
+    async def _delete(self, path: str, grace: int | None = None) -> None:
+        try:
+            params = {} if grace is None else {"gracePeriodSeconds": str(grace)}
+            await self._kube.delete(path, params=params, into=bytes)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    async def _uid(self, path: str) -> str | None:
+        try:
+            return str((await self._kube.get(path))["metadata"]["uid"])
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def _check_time(self, what: str) -> None:
+        if self._now() >= self._until:
+            raise InstallError(f"{what}: run the same command again, with a longer --timeout")
+
+
+def sweeper(namespace: str, node: str, agents: Agents, *, keep_running: bool) -> Json:
+    """The Pod that sweeps one node: it goes there past every scheduler and taint, and needs no account."""
+    labels = {made.NAME_LABEL: "aliquot", made.COMPONENT_LABEL: "sweep", made.MANAGED_LABEL: made.MANAGER}
+    args = ["uninstall", "--this-node", f"--host-root={_HOST}", f"--kubelet-dir={agents.kubelet}"]
+    folders = [*_MOUNTS, *([] if agents.kubelet.startswith("/var/lib/") else [agents.kubelet])]
+    names = {folder: folder.strip("/").replace("/", "-").lower() for folder in folders}
+    container = {
+        "name": "sweep",
+        "image": agents.image,
+        "imagePullPolicy": agents.pull_policy,
+        "args": [*args, *(["--keep-running"] if keep_running else [])],
+        "securityContext": {
+            "runAsUser": 0,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": name, "mountPath": f"{_HOST}{folder}"} for folder, name in names.items()],
+    }
+    spec = {
+        "nodeName": node,
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "imagePullSecrets": list(agents.pull_secrets),
+        "tolerations": [{"operator": "Exists"}],
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+        "volumes": [
+            {"name": name, "hostPath": {"path": folder, "type": "Directory"}} for folder, name in names.items()
+        ],
+    }
+    metadata = {"name": f"aliquot-sweep-{node}"[:253], "namespace": namespace, "labels": labels}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def _path(pod: Json) -> str:
+    return f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+
+
+def _holds(pod: Json) -> bool:
+    bound = bool((pod.get("spec") or {}).get("nodeName"))
+    return bound and native.GRANT in (pod["metadata"].get("annotations") or {}) and not is_finished(pod)
+
+
+def _had_agent(node: Json) -> bool:
+    annotations = node["metadata"].get("annotations") or {}
+    return native.INVENTORY in annotations or native.AGENT in annotations

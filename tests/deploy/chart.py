@@ -1,0 +1,86 @@
+"""What is shipped to a cluster, read as it lies in the repository."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parent.parent.parent
+CHART = ROOT / "deploy" / "chart" / "aliquot"
+INSTALL = ROOT / "deploy" / "install.yaml"
+PACKAGED = ROOT / "src" / "aliquot" / "manifests" / "install.yaml"
+
+Json = dict[str, Any]
+MODES = {"all": ("qgpu", "t9k", "gpushare"), "qgpu": ("qgpu",), "t9k": ("t9k",), "gpushare": ("gpushare",)}
+
+
+class Objects:
+    """Rendered objects, to be asked for by kind and name."""
+
+    def __init__(self, text: str) -> None:
+        self.all: list[Json] = [each for each in yaml.safe_load_all(text) if each]
+
+    def one(self, kind: str, name: str, namespace: str | None = None) -> Json:
+        (found,) = (
+            each
+            for each in self.of(kind)
+            if each["metadata"]["name"] == name and namespace in (None, each["metadata"].get("namespace"))
+        )
+        return found
+
+    def of(self, *kinds: str) -> list[Json]:
+        return [each for each in self.all if each["kind"] in kinds]
+
+    def pods(self) -> dict[str, Json]:
+        """The spec of each Pod that is made from a template, by the name of what makes it."""
+        makers = self.of("Deployment", "DaemonSet", "Job")
+        return {each["metadata"]["name"]: each["spec"]["template"]["spec"] for each in makers}
+
+    def args(self, maker: str, container: str) -> list[str]:
+        spec = self.pods()[maker]
+        (found,) = (each for each in containers(spec) if each["name"] == container)
+        return [*found.get("command", ()), *found.get("args", ())]
+
+
+def installed() -> Objects:
+    """deploy/install.yaml."""
+    return Objects(INSTALL.read_text())
+
+
+def containers(spec: Json) -> list[Json]:
+    return [*spec.get("initContainers", ()), *spec["containers"]]
+
+
+def runs_on(spec: Json, labels: Mapping[str, str], taints: Sequence[Mapping[str, str]] = ()) -> bool:
+    """Whether a Pod of that spec may be on a node with these labels and taints, as Kubernetes would say."""
+    selector = spec.get("nodeSelector", {})
+    wanted = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    chosen = any(all(_holds(each, labels) for each in term["matchExpressions"]) for term in wanted)
+    return chosen and selector.items() <= labels.items() and all(_tolerated(spec, taint) for taint in taints)
+
+
+def _holds(expression: Json, labels: Mapping[str, str]) -> bool:
+    value, values = labels.get(expression["key"]), expression.get("values", [])
+    operator = expression["operator"]
+    if operator == "In":
+        return value in values
+    if operator == "NotIn":
+        return value not in values
+    assert operator in ("Exists", "DoesNotExist"), operator
+    return (value is not None) == (operator == "Exists")
+
+
+def _tolerated(spec: Json, taint: Mapping[str, str]) -> bool:
+    def matches(each: Json) -> bool:
+        same = each.get("operator", "Equal") == "Exists" or each.get("value", "") == taint.get("value", "")
+        return each.get("key") in (None, taint["key"]) and each.get("effect") in (None, taint["effect"]) and same
+
+    return taint["effect"] == "PreferNoSchedule" or any(map(matches, spec.get("tolerations", ())))
+
+
+def words_of(text: str, resources: Iterable[str]) -> list[str]:
+    """Those of the resources that the text names."""
+    return [each for each in resources if each in text]

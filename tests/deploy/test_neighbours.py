@@ -1,0 +1,98 @@
+"""Nodes and Pods that are others': AMD's and Huawei's of seed 003, and everybody's who never heard of us."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from aliquot.dialects import Rules, parse_node, parse_pod
+from aliquot.dialects.admission import AdmissionSettings, review
+from aliquot.dialects.t9k import TAINT
+from aliquot.dialects.upkeep import may_need_upkeep, upkeep
+from aliquot.dialects.webhooks import ServiceRef, webhook_configuration
+from aliquot.dialects.wiring import Wiring, render_config
+from deploy.chart import Json, installed, runs_on
+from manifests import QGPU, SGN, XGN, a_container, a_node, a_pod
+
+ACCELERATOR, MODE = "sched.tensorstack.dev/accelerator", "sched.tensorstack.dev/node-alloc-mode"
+LINUX = {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+AMD = {ACCELERATOR: "amd-gpu"}
+HUAWEI = {ACCELERATOR: "huawei-npu"}
+THEIRS = ("amd.com/gpu", "huawei.com/Ascend910", "huawei.com/Ascend310")
+FOUND_BY_NFD = ({"nvidia.com/gpu.present": "true"}, {"feature.node.kubernetes.io/pci-10de.present": "true"})
+NOW = "2026-01-01T00:00:00Z"
+
+
+@pytest.fixture(scope="module")
+def agent() -> Json:
+    return installed().pods()["aliquot-agent"]
+
+
+@pytest.mark.parametrize("labels", [QGPU, SGN, XGN, {"gpushare": "true"}, *FOUND_BY_NFD], ids=str)
+def test_the_agent_runs_on_nodes_of_every_dialect_and_on_those_with_nvidias_cards(agent: Json, labels: Json) -> None:
+    assert runs_on(agent, {**LINUX, **labels})
+
+
+@pytest.mark.parametrize("labels", [{}, AMD, HUAWEI, {"gpushare": "false"}, {"qgpu-device-enable": "disable"}], ids=str)
+def test_the_agent_runs_nowhere_else(agent: Json, labels: Json) -> None:
+    assert not runs_on(agent, {**LINUX, **labels})
+
+
+@pytest.mark.parametrize("theirs", [AMD, HUAWEI], ids=str)
+@pytest.mark.parametrize("labels", [QGPU, {"gpushare": "true"}, *FOUND_BY_NFD], ids=str)
+def test_a_node_that_is_said_to_be_amds_or_huaweis_is_theirs_whatever_else_it_says(
+    agent: Json, theirs: Json, labels: Json
+) -> None:
+    assert not runs_on(agent, {**LINUX, **labels, **theirs})
+
+
+@pytest.mark.parametrize("machine", [{"kubernetes.io/arch": "s390x"}, {"kubernetes.io/os": "windows"}], ids=str)
+def test_the_agent_runs_on_machines_that_it_is_built_for(agent: Json, machine: Json) -> None:
+    assert runs_on(agent, {**LINUX, **QGPU, "kubernetes.io/arch": "arm64"})
+    assert not runs_on(agent, {**LINUX, **QGPU, **machine})
+
+
+def test_the_taints_of_gpu_nodes_do_not_keep_the_agent_away(agent: Json) -> None:
+    taints = (TAINT, {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"})
+    assert runs_on(agent, {**LINUX, **XGN}, taints)
+    assert not runs_on(agent, {**LINUX, **XGN}, [{"key": "dedicated", "value": "bank", "effect": "NoSchedule"}])
+
+
+@pytest.mark.parametrize("resource", THEIRS)
+def test_their_pods_are_not_ours(resource: str) -> None:
+    assert parse_pod(a_pod("theirs", a_container(limits={resource: 1}), nodeSelector=AMD)) is None
+
+
+@pytest.mark.parametrize("resource", THEIRS)
+def test_the_webhook_leaves_their_pods_as_they_are(resource: str) -> None:
+    pod = a_pod("theirs", a_container(limits={resource: 1}))
+    request = {"uid": "u", "kind": {"group": "", "kind": "Pod"}, "operation": "CREATE", "object": pod}
+    body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    said = review(body, Rules(), AdmissionSettings("aliquot-scheduler"))
+    assert isinstance(said, dict)
+    assert said["response"] == {"uid": "u", "allowed": True}
+
+
+def test_neither_kube_scheduler_nor_the_api_server_is_told_to_ask_us_about_them() -> None:
+    told = json.dumps(
+        [
+            webhook_configuration(b"CA", ServiceRef("aliquot-system", "aliquot-webhook")),
+            render_config(Wiring(version=(1, 36), url="http://127.0.0.1:12345/aliquot", second=True)),
+        ]
+    )
+    assert not any(resource.partition("/")[0] in told for resource in THEIRS)
+
+
+@pytest.mark.parametrize("labels", [AMD, HUAWEI, {**AMD, MODE: "sgn"}], ids=str)
+def test_nothing_is_written_to_their_nodes(labels: Json) -> None:
+    node = a_node("theirs", labels=labels, capacity={"amd.com/gpu": "8", "huawei.com/Ascend910": "8"})
+    assert not may_need_upkeep(labels, {}, (), ())
+    assert not upkeep(node, NOW).needed
+
+
+@pytest.mark.parametrize("labels", [AMD, HUAWEI], ids=str)
+def test_their_nodes_offer_nothing_of_ours(labels: Json) -> None:
+    node = parse_node(a_node("theirs", labels=labels, capacity={"amd.com/gpu": "8"}))
+    assert not isinstance(node, tuple)
+    assert (node.cards, node.offers) == ((), frozenset())

@@ -1,0 +1,247 @@
+"""deploy/install.yaml: every object is what its program needs, and no more."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+import aliquot
+from aliquot.cli.agent import agent
+from aliquot.cli.installshim import install_shim
+from aliquot.cli.main import COMMANDS
+from aliquot.cli.scheduler import scheduler
+from aliquot.dialects import gpushare, qgpu, t9k, wiring
+from aliquot.dialects.webhooks import CONFIGURATION, SECRET
+from deploy.chart import CHART, INSTALL, PACKAGED, ROOT, Json, Objects, containers, installed
+
+NAMESPACE = "aliquot-system"
+
+
+@pytest.fixture(scope="module")
+def objects() -> Objects:
+    return installed()
+
+
+def test_the_file_in_the_package_is_the_one_in_deploy() -> None:
+    assert PACKAGED.read_text() == INSTALL.read_text(), "run make chart"
+
+
+def test_chart_and_package_are_of_one_version() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (aliquot.__version__, aliquot.__version__)
+
+
+def test_the_file_is_of_this_version(objects: Objects) -> None:
+    assert {each["metadata"]["labels"]["app.kubernetes.io/version"] for each in objects.all} == {aliquot.__version__}
+
+
+def test_no_image_names_a_registry(objects: Objects) -> None:
+    """Whoever ships it puts their own before the name."""
+    images = {each["image"] for spec in objects.pods().values() for each in containers(spec)}
+    assert images == {f"aliquot/aliquot:{aliquot.__version__}", "kube-scheduler:v1.36.4"}
+
+
+def test_every_object_is_in_its_namespace_or_of_the_whole_cluster(objects: Objects) -> None:
+    outside = {
+        (each["kind"], each["metadata"]["name"])
+        for each in objects.all
+        if each["metadata"].get("namespace", NAMESPACE) != NAMESPACE
+    }
+    assert outside == {("Role", "aliquot-scheduler"), ("RoleBinding", "aliquot-scheduler")}, "gpushare's ConfigMaps"
+
+
+def test_the_namespace_lets_the_agent_in_and_warns_of_others_like_it(objects: Objects) -> None:
+    labels = objects.one("Namespace", NAMESPACE)["metadata"]["labels"]
+    levels = {key.rpartition("/")[2]: value for key, value in labels.items() if key.startswith("pod-security")}
+    assert levels == {"enforce": "privileged", "warn": "restricted", "audit": "restricted"}
+
+
+# --- programs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("maker", "container", "command"),
+    [
+        ("aliquot-scheduler", "scheduler", scheduler),
+        ("aliquot-agent", "agent", agent),
+        ("aliquot-agent", "install-shim", install_shim),
+    ],
+)
+def test_every_flag_is_one_that_the_program_knows(
+    objects: Objects, maker: str, container: str, command: click.Command
+) -> None:
+    name, *words = objects.args(maker, container)
+    assert name in {each for each, _, _ in COMMANDS}
+    known = {flag for each in command.params for flag in (*each.opts, *each.secondary_opts)}
+    assert {word.partition("=")[0] for word in words} <= known
+
+
+def test_kube_scheduler_is_configured_as_the_program_itself_says(objects: Objects) -> None:
+    made = wiring.Wiring(
+        version=(1, 36), url="http://127.0.0.1:12345/aliquot", second=True, lease_namespace=NAMESPACE
+    )
+    config = objects.one("ConfigMap", "aliquot-kube-scheduler")["data"]["config.yaml"]
+    assert yaml.safe_load(config) == wiring.render_config(made)
+
+
+def test_the_webhook_sends_pods_to_the_profiles_that_are_served(objects: Objects) -> None:
+    (names,) = (
+        word.partition("=")[2]
+        for word in objects.args("aliquot-scheduler", "scheduler")
+        if word.startswith("--scheduler-name=")
+    )
+    config = yaml.safe_load(objects.one("ConfigMap", "aliquot-kube-scheduler")["data"]["config.yaml"])
+    served = [each["schedulerName"] for each in config["profiles"]]
+    assert names == f"{served[0]},t9k={served[1]}"
+
+
+def test_what_the_leader_fills_in_is_made_empty_so_that_no_upgrade_resets_it(objects: Objects) -> None:
+    assert "data" not in objects.one("Secret", SECRET)
+    assert "webhooks" not in objects.one("MutatingWebhookConfiguration", CONFIGURATION)
+    leases = objects.of("Lease")
+    assert {each["metadata"]["name"] for each in leases} == {"aliquot-scheduler", wiring.SECOND_LEASE}
+    assert not any("spec" in each for each in leases)
+
+
+def test_services_lead_to_ports_that_are_there(objects: Objects) -> None:
+    spec = objects.pods()["aliquot-scheduler"]
+    named = {port["name"] for each in containers(spec) for port in each.get("ports", ())}
+    pointed = {port["targetPort"] for each in objects.of("Service") for port in each["spec"]["ports"]}
+    assert pointed == {"extender", "webhook"} <= named
+
+
+# --- who may do what -------------------------------------------------------------------------------------------------
+
+
+def _careless(container: Json) -> list[str]:
+    security = container.get("securityContext", {})
+    wanted = {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    return [key for key, value in wanted.items() if security.get(key) != value] + [
+        key for key in ("privileged",) if security.get(key)
+    ]
+
+
+def test_no_container_has_a_capability_or_writes_its_own_files(objects: Objects) -> None:
+    specs = objects.pods().values()
+    assert {each["name"]: _careless(each) for spec in specs for each in containers(spec) if _careless(each)} == {}
+
+
+def test_the_scheduler_keeps_to_the_strictest_level_of_pod_security(objects: Objects) -> None:
+    spec = objects.pods()["aliquot-scheduler"]
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not any(spec.get(key) for key in ("hostPID", "hostNetwork", "hostIPC"))
+    assert all(set(each) <= {"name", "configMap"} for each in spec["volumes"])
+
+
+def test_the_agent_has_of_the_host_what_the_document_lists(objects: Objects) -> None:
+    page = (ROOT / "docs" / "agent.md").read_text()
+    needs = page[page.index("## What the agent needs of the host") :]
+    for volume in objects.pods()["aliquot-agent"]["volumes"]:
+        assert f"`{volume['hostPath']['path']}`" in needs
+
+
+def test_the_agents_folders_have_in_the_container_the_names_they_have_on_the_host(objects: Objects) -> None:
+    """Containers with a card are given them by these names."""
+    spec = objects.pods()["aliquot-agent"]
+    (main,) = spec["containers"]
+    mounted = {each["name"]: each["mountPath"] for each in main["volumeMounts"]}
+    assert mounted == {each["name"]: each["hostPath"]["path"] for each in spec["volumes"]}
+
+
+def _rules(objects: Objects) -> list[tuple[str, Json]]:
+    roles = objects.of("Role", "ClusterRole")
+    return [(f"{each['kind']} {each['metadata']['name']}", rule) for each in roles for rule in each["rules"]]
+
+
+def test_no_rule_is_for_everything(objects: Objects) -> None:
+    for role, rule in _rules(objects):
+        assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]], role
+
+
+def test_secrets_and_webhooks_are_ours_by_name_only(objects: Objects) -> None:
+    for role, rule in _rules(objects):
+        if {"secrets", "mutatingwebhookconfigurations"} & set(rule["resources"]):
+            assert rule["resourceNames"], role
+            assert set(rule["verbs"]) <= {"get", "patch"}, role
+
+
+def test_agents_delete_nothing_and_create_nothing_but_events(objects: Objects) -> None:
+    role = objects.one("ClusterRole", "aliquot-agent")
+    assert not any("delete" in rule["verbs"] for rule in role["rules"])
+    assert [rule["resources"] for rule in role["rules"] if "create" in rule["verbs"]] == [["events"]]
+
+
+ROLES = [path for path in sorted(CHART.rglob("templates/**/*.yaml")) if "kind: ClusterRole\n" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", ROLES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_rule_of_a_role_says_why_it_is_there(path: Path) -> None:
+    lines = [line for line in path.read_text().splitlines() if not line.strip().startswith("{{")]
+    rules = [at for at, line in enumerate(lines) if line.startswith("  - apiGroups:")]
+    assert rules
+    assert [lines[at] for at in rules if not lines[at - 1].startswith("  # ")] == []
+
+
+# --- one table, two places -------------------------------------------------------------------------------------------
+
+
+def _table(name: str) -> dict[str, Any]:
+    text = (CHART / "templates" / "_helpers.tpl").read_text()
+    found = re.search(rf'define "aliquot\.{name}" -}}}}\n(.*?)\n{{{{- end', text, re.DOTALL)
+    assert found
+    table: dict[str, Any] = yaml.safe_load(found[1])
+    return table
+
+
+def test_the_chart_knows_the_resources_of_each_dialect() -> None:
+    assert {name: tuple(each) for name, each in _table("resources").items()} == wiring.DIALECTS
+
+
+def test_the_chart_knows_the_label_of_each_dialects_nodes() -> None:
+    found = {name: (each["key"], *each["values"]) for name, each in _table("nodeLabels").items()}
+    assert found == {
+        qgpu.DIALECT: (qgpu.ENABLE_LABEL, "enable"),
+        t9k.DIALECT: (t9k.ACCELERATOR_LABEL, "nvidia-gpu"),
+        gpushare.DIALECT: (gpushare.NODE_LABEL, "true"),
+    }
+
+
+def _keys(values: object, path: str = "") -> set[str]:
+    if not isinstance(values, dict):
+        return {path}
+    return {path} | {key for name, each in values.items() for key in _keys(each, f"{path}.{name}")}
+
+
+def _allowed(schema: Json, path: str = "") -> set[str]:
+    below = schema.get("properties", {})
+    return {path} | {key for name, each in below.items() for key in _allowed(each, f"{path}.{name}")}
+
+
+def test_every_value_is_in_the_schema_and_nothing_else_is() -> None:
+    schema = yaml.safe_load((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    allowed = _allowed(schema)
+    open_ended = (".resources.", ".nodeSelector", ".matchLabels", ".dashboard.labels.")
+    told = {key for key in _keys(values) if not any(word in key for word in open_ended)}
+    assert told <= allowed
+    untold = {key for key in allowed - told if not any(word in key for word in open_ended)}
+    assert untold <= {".global", ".nameOverride"} | {key for key in untold if re.search(r"\.(\d|claims|key|values)", key)}
+
+
+def test_every_value_is_told_of_on_the_page() -> None:
+    page = (ROOT / "docs" / "install.md").read_text()
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    told = set(re.findall(r"`([\w.]+)`", page))
+    flat = {f"{name}.{key}" for name, each in values.items() if isinstance(each, dict) for key in each}
+    plain = {name for name, each in values.items() if not isinstance(each, dict)}
+    assert flat | plain <= told

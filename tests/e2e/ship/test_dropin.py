@@ -1,0 +1,313 @@
+"""The vendors' own manifests and steps, with only the image changed, on a real cluster.
+
+Seed 000's Deployment and DaemonSet are printed in full: theirs is a privileged agent that has neither the host's
+processes nor its /run, and fetches both by itself. Seed 004's files are ours, of the same names and for the same steps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from testbed import objects
+from testbed.cards import MEM, QCORE, QMEM
+from testbed.cluster import Cluster
+from testbed.nodes import probe
+from testbed.processes import wait_until
+from testbed.shipping import install, label, report, uninstall
+from testbed.traces import Traces, remove, until_gone
+from testbed.wired import scheduler_config
+
+ROOT = Path(__file__).parents[3]
+SEEDS = ROOT / "examples" / "seeds"
+GPUSHARE = ROOT / "deploy" / "dropin" / "gpushare"
+GIB, MIB = 1 << 30, 1 << 20
+POLICY = "tke.cloud.tencent.com/qgpu-schedule-policy"
+
+
+def wait_runs(cluster: Cluster, selector: str, count: int, *, namespace: str = "kube-system") -> list[str]:
+    """The names of the Pods that are chosen so, once so many are ready."""
+
+    def ready() -> list[str]:
+        found = json.loads(cluster.kubectl("get", "pods", "-n", namespace, "-l", selector, "-o", "json"))["items"]
+        return [
+            pod["metadata"]["name"]
+            for pod in found
+            if all(each["ready"] for each in pod["status"].get("containerStatuses", [{"ready": False}]))
+        ]
+
+    def saw() -> str:
+        return cluster.kubectl("get", "pods", "-A") + cluster.kubectl(
+            "logs", "-n", namespace, "-l", selector, "--all-containers", "--tail=5", check=False
+        )
+
+    wait_until(lambda: len(ready()) == count, 60, f"{count} Pods with {selector} are ready", saw=saw)
+    return sorted(ready())
+
+
+def wait_offered(cluster: Cluster, resource: str, amount: int, *nodes: str) -> None:
+    def offered() -> list[str]:
+        return [objects.get_node(cluster.plane, name)["status"]["allocatable"].get(resource, "0") for name in nodes]
+
+    wait_until(lambda: set(offered()) == {str(amount)}, 30, f"{amount} of {resource}", saw=offered, every=0.1)
+
+
+def tidy(cluster: Cluster, untouched: Traces, *files: Path) -> None:
+    """As docs/dropin.md says: what was created is deleted, and what stands on the nodes is swept."""
+    cluster.kubectl("delete", "pods,statefulsets", "--all", "--grace-period=1")
+    for file in files:
+        cluster.kubectl("delete", "--ignore-not-found", "-f", str(file))
+    swept = cluster.aliquot(
+        "uninstall", "--nodes-only", "--delete-pods", "-n", "kube-system", "--image", cluster.image, timeout=90
+    )
+    cluster.start_default_scheduler()
+    found = until_gone(cluster, untouched)
+    if swept.returncode or found:
+        remove(cluster, untouched)
+        pytest.fail(f"left behind: {found}; {swept.stdout}{swept.stderr}", pytrace=False)
+
+
+def asked(cluster: Cluster, agent: str, *words: str) -> Any:
+    """What a command prints as JSON, run in an agent's container with kubectl."""
+    return json.loads(cluster.kubectl("exec", "-n", "kube-system", agent, "--", "aliquot", *words, "-o", "json"))
+
+
+class TestSeed000:
+    """The vendor's qGPU."""
+
+    @pytest.fixture(scope="class")
+    def qgpu(self, cluster: Cluster, untouched: Traces) -> Iterator[Cluster]:
+        cluster.heal()
+        files = (SEEDS / "qgpu-scheduler.yaml", SEEDS / "qgpu-manager.yaml")
+        cluster.start_default_scheduler(scheduler_config("http://127.0.0.1:12345"))
+        label(cluster, "qgpu-device-enable=enable", "mixed-qgpu-enable=enable")
+        for file in files:
+            cluster.kubectl("apply", "-f", str(file))
+        wait_runs(cluster, "app=qgpu-scheduler", 1)
+        wait_runs(cluster, "app=qgpu-manager", 2)
+        wait_offered(cluster, QMEM, 64, "n1", "n2")
+        yield cluster
+        label(cluster, "qgpu-device-enable-", "mixed-qgpu-enable-", f"{POLICY}-")
+        tidy(cluster, untouched, *files)
+
+    @pytest.fixture
+    def agents(self, qgpu: Cluster) -> Iterator[dict[str, str]]:
+        """The agents' Pods, by node. Tenants are gone after each test."""
+        yield {
+            pod["spec"]["nodeName"]: pod["metadata"]["name"]
+            for pod in qgpu.pods("kube-system")
+            if pod["metadata"]["labels"].get("app") == "qgpu-manager"
+        }
+        qgpu.kubectl("delete", "pods", "--all", "--grace-period=1")
+
+    @pytest.mark.parametrize("name", ["qgpu", "online", "offline"])
+    def test_a_pod_of_the_document_has_its_part_of_a_card(
+        self, qgpu: Cluster, agents: dict[str, str], name: str
+    ) -> None:
+        qgpu.kubectl("apply", "-f", str(SEEDS / f"{name}-pod.yaml"))
+        (card,) = report(qgpu, name)["cuda"]["cards"]
+        assert card["total"] == (5 if name == "qgpu" else 4) * GIB
+
+    def test_it_is_held_to_its_memory_and_its_share(self, qgpu: Cluster, agents: dict[str, str]) -> None:
+        """Which needs an agent that knows whose process came to it."""
+        label(qgpu, f"{POLICY}=fixed-share")
+        words = ("alloc", "4GiB", "alloc", "2GiB", "burn", "4")
+        qgpu.apply(probe("held", *words, limits={QCORE: 30, QMEM: 5}))
+        report(qgpu, "held")
+        node = qgpu.node(str(objects.bound_to(qgpu.plane, "held")))
+        wait_until(lambda: _burnt(node.lines("held")), 20, "four seconds are over", saw=lambda: node.lines("held"))
+        lines = node.lines("held")
+        first, second = (line for line in lines if line["event"] == "alloc")
+        assert (first["name"], second["name"]) == ("CUDA_SUCCESS", "CUDA_ERROR_OUT_OF_MEMORY")
+        assert _burnt(lines)[-1] == pytest.approx(0.3, abs=0.06)
+
+    def test_top_shows_its_processes_by_the_numbers_that_the_host_knows(
+        self, qgpu: Cluster, agents: dict[str, str]
+    ) -> None:
+        qgpu.apply(probe("shown", "alloc", "1GiB", limits={QCORE: 30, QMEM: 5}))
+        report(qgpu, "shown")
+        where = str(objects.bound_to(qgpu.plane, "shown"))
+        node = qgpu.node(where)
+
+        def numbers() -> list[int]:
+            (tenant,) = asked(qgpu, agents[where], "top", "--once")["tenants"]
+            return [pid for card in tenant["cards"] for pid in card["pids"]]
+
+        (number,) = wait_until(numbers, 10, "it is seen on the card")
+        assert "probe" in node.path(f"/proc/{number}/cmdline").read_text()
+
+    def test_the_doctor_in_its_container_finds_nothing_wrong(self, qgpu: Cluster, agents: dict[str, str]) -> None:
+        qgpu.kubectl("apply", "-f", str(SEEDS / "qgpu-pod.yaml"))
+        report(qgpu, "qgpu")
+        for agent in agents.values():
+            findings = asked(qgpu, agent, "doctor")["findings"]
+            assert [each for each in findings if each["level"] not in ("ok", "note")] == []
+
+    def test_one_of_two_agents_on_one_network_does_without_the_port_and_says_so(
+        self, qgpu: Cluster, agents: dict[str, str]
+    ) -> None:
+        """Both nodes have this machine's. On real ones, another program may have it."""
+        notes = [note for agent in agents.values() for note in asked(qgpu, agent, "top", "--once")["agent"]["notes"]]
+        assert notes == ["another program listens on port 9479 (--port names another)"]
+
+    def test_an_agent_that_was_killed_comes_back_and_takes_up_who_is_there(
+        self, qgpu: Cluster, agents: dict[str, str]
+    ) -> None:
+        qgpu.apply(probe("stays", "alloc", "1GiB", limits={QCORE: 30, QMEM: 5}))
+        report(qgpu, "stays")
+        where = str(objects.bound_to(qgpu.plane, "stays"))
+        node = qgpu.node(where)
+        before = len(node.lines("stays"))
+        (pid,) = (pid for pid, command in node.processes() if f"agent --nodename={where}" in command)
+        os.kill(pid, signal.SIGKILL)
+
+        def taken_up() -> bool:
+            said = qgpu.kubectl("logs", "-n", "kube-system", agents[where], check=False)
+            return any(json.loads(line).get("pods") == 1 for line in said.splitlines() if line.startswith("{"))
+
+        wait_until(taken_up, 20, "the next agent has the Pod", every=0.2)
+        wait_runs(qgpu, "app=qgpu-manager", 2)
+        assert len(node.lines("stays")) == before, "the Pod did not start again"
+        (tenant,) = asked(qgpu, agents[where], "top", "--once")["tenants"]
+        assert tenant["name"] == "default/stays"
+
+    def test_the_documents_limits_of_memory_are_more_than_enough(self, qgpu: Cluster, agents: dict[str, str]) -> None:
+        """300 MiB for the agent, 800 for the scheduler."""
+        peaks = {"agent --nodename=": 150 * MIB, "qgpu-scheduler": 200 * MIB}
+        for node in qgpu.nodes:
+            for pid, command in node.processes():
+                for word, most in peaks.items():
+                    if word in command:
+                        assert _peak(pid) < most, command
+
+    def test_the_documents_roles_are_enough_and_what_they_leave_out_is_said(self, qgpu: Cluster) -> None:
+        said = qgpu.kubectl("logs", "-n", "kube-system", "deployment/qgpu-scheduler")
+        assert "leading alone" in said
+        assert not re.search(r'"level":"(error|critical)"', said)
+
+
+def _burnt(lines: list[dict[str, Any]]) -> list[float]:
+    return [line["share"] for line in lines if line["event"] == "burn" and line["elapsed_s"] > 3.5]
+
+
+def _peak(pid: int) -> int:
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+class TestSeed004:
+    """gpushare, by its steps."""
+
+    @pytest.fixture(scope="class")
+    def gpushare(self, cluster: Cluster, untouched: Traces) -> Iterator[Cluster]:
+        cluster.heal()
+        files = [
+            GPUSHARE / f"{name}.yaml" for name in ("gpushare-schd-extender", "device-plugin-rbac", "device-plugin-ds")
+        ]
+        cluster.kubectl("create", "-f", str(files[0]))
+        config = yaml.safe_load((GPUSHARE / "scheduler-policy-config.yaml").read_text())
+        del config["leaderElection"]
+        (extender,) = config["extenders"]
+        extender["urlPrefix"] = extender["urlPrefix"].replace(":32766", ":12345")  # nobody plays kube-proxy here
+        cluster.start_default_scheduler(config)
+        for file in files[1:]:
+            cluster.kubectl("create", "-f", str(file))
+        label(cluster, "gpushare=true")
+        wait_runs(cluster, "component=gpushare-schd-extender", 1)
+        wait_runs(cluster, "component=gpushare-device-plugin", 2)
+        wait_offered(cluster, MEM, 64, "n1", "n2")
+        yield cluster
+        label(cluster, "gpushare-")
+        tidy(cluster, untouched, *files)
+
+    def test_the_documents_app_is_packed_onto_one_card_and_inspect_shows_it(self, gpushare: Cluster) -> None:
+        gpushare.kubectl("apply", "-f", str(SEEDS / "binpack-1.yaml"))
+        for name in ("binpack-1-0", "binpack-1-1", "binpack-1-2"):
+            seen = report(gpushare, name)
+            assert [card["total"] for card in seen["cuda"]["cards"]] == [3 * GIB]
+            assert seen["env"]["ALIYUN_COM_GPU_MEM_CONTAINER"] == "3"
+        printed = gpushare.kubectl("inspect", "gpushare").splitlines()
+        assert printed[0].split() == [
+            "NAME",
+            "IPADDRESS",
+            *[f"GPU{at}(Allocated/Total)" for at in range(4)],
+            "GPU",
+            "Memory(GiB)",
+        ]
+        assert sorted(line.split()[-1] for line in printed[1:3]) == ["0/64", "9/64"]
+        assert printed[-2:] == ["Allocated/Total GPU Memory In Cluster:", "9/128 (7%)  "]
+
+    def test_what_the_document_says_cannot_be_done(self, gpushare: Cluster) -> None:
+        gpushare.kubectl("apply", "-f", str(SEEDS / "four-cards.yaml"))
+        assert [card["total"] for card in report(gpushare, "four-cards")["cuda"]["cards"]] == [3 * GIB] * 4
+
+    def test_a_daemonset_with_too_little_of_the_host_is_told_which_lines_it_lacks(self, gpushare: Cluster) -> None:
+        """As gpushare's own is: one volume, and no privilege to fetch the others."""
+        (made,) = yaml.safe_load_all((GPUSHARE / "device-plugin-ds.yaml").read_text())
+        inner = made["spec"]["template"]["spec"]
+        del inner["hostPID"]
+        kept = {"device-plugin", "pod-resources"}
+        inner["volumes"] = [each for each in inner["volumes"] if each["name"] in kept]
+        inner["containers"][0]["volumeMounts"] = [
+            each for each in inner["containers"][0]["volumeMounts"] if each["name"] in kept
+        ]
+        poor = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "poor", "namespace": "kube-system"}}
+        gpushare.apply({**poor, "spec": {**inner, "restartPolicy": "Never", "nodeName": "n1"}})
+
+        def said() -> str:
+            return gpushare.kubectl("logs", "-n", "kube-system", "poor", check=False)
+
+        try:
+            wait_until(lambda: "hostPID: true" in said(), 30, "it says what it lacks", saw=said)
+            assert "/run/aliquot, /var/lib/aliquot, /var/run/cdi" in said()
+            assert "not privileged" in said()
+        finally:
+            gpushare.kubectl("delete", "pod", "-n", "kube-system", "poor", "--grace-period=1")
+
+
+class TestSeed003:
+    """T9k: the labels of its nodes, and its Pods."""
+
+    XGN, SGN = "sched.tensorstack.dev/node-alloc-mode=xgn", "sched.tensorstack.dev/node-alloc-mode=sgn"
+
+    @pytest.fixture(scope="class")
+    def t9k(self, cluster: Cluster, untouched: Traces) -> Iterator[Cluster]:
+        cluster.heal()
+        for node, mode in (("n1", self.XGN), ("n2", self.SGN)):
+            cluster.kubectl("label", "node", node, "sched.tensorstack.dev/accelerator=nvidia-gpu", mode)
+        install(cluster, "--set", "mode=t9k")
+        wait_offered(cluster, "tensorstack.dev/nvidia-gpu", 4, "n1")
+        wait_offered(cluster, "tensorstack.dev/nvidia-gpu-percent", 400, "n2")
+        yield cluster
+        label(cluster, "sched.tensorstack.dev/accelerator-", "sched.tensorstack.dev/node-alloc-mode-")
+        cluster.kubectl("delete", "pods", "--all", "--grace-period=1")
+        uninstall(cluster)
+        found = until_gone(cluster, untouched)
+        if found:
+            remove(cluster, untouched)
+            pytest.fail(f"left behind: {found}", pytrace=False)
+
+    def test_an_exclusive_node_has_the_taint_and_its_pods_need_no_toleration_of_their_own(self, t9k: Cluster) -> None:
+        wait_until(
+            lambda: "xgn-mode" in t9k.kubectl("get", "node", "n1", "-o", "jsonpath={.spec.taints}"), 20, "a taint"
+        )
+        t9k.kubectl("apply", "-f", str(SEEDS / "exclusive-gpu.yaml"))
+        seen = report(t9k, "exclusive-gpu")
+        assert seen["env"]["NVIDIA_VISIBLE_DEVICES"].split(",") == [card["uuid"] for card in seen["cuda"]["cards"]]
+        assert [card["total"] for card in seen["cuda"]["cards"]] == [16 * GIB] * 2
+        assert objects.bound_to(t9k.plane, "exclusive-gpu") == "n1"
+
+    def test_a_shared_pod_is_told_its_percentage_and_its_megabytes(self, t9k: Cluster) -> None:
+        t9k.kubectl("apply", "-f", str(SEEDS / "shared-gpu.yaml"))
+        seen = report(t9k, "shared-gpu")
+        assert seen["env"]["T9K_GPU_PERCENT"] == "30"
+        assert int(seen["env"]["T9K_GPU_MEMORY"]) == seen["cuda"]["cards"][0]["total"] // MIB
+        assert objects.bound_to(t9k.plane, "shared-gpu") == "n2"

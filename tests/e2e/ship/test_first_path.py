@@ -1,0 +1,28 @@
+"""The chart on a cluster that has nothing: to the first Pods on a card, and back to nothing."""
+
+from __future__ import annotations
+
+import json
+
+from testbed.cards import QCORE, QMEM
+from testbed.cluster import Cluster
+from testbed.nodes import probe
+from testbed.shipping import NAMESPACE, install, label, report, uninstall
+
+GIB = 1 << 30
+
+
+def test_from_nothing_by_helm_to_the_first_shared_card_and_back_to_nothing(bare: Cluster) -> None:
+    label(bare, "qgpu-device-enable=enable")
+    install(bare)
+    deployment = json.loads(bare.kubectl("get", "deployment", "aliquot-scheduler", "-n", NAMESPACE, "-o", "json"))
+    assert deployment["status"]["readyReplicas"] == 2
+
+    bare.apply(probe("first", limits={QCORE: 30, QMEM: 5}), probe("second", limits={QCORE: 30, QMEM: 7}))
+    ((first,), (second,)) = (report(bare, name)["cuda"]["cards"] for name in ("first", "second"))
+    assert [first["total"], second["total"]] == [5 * GIB, 7 * GIB]
+    assert first["uuid"] == second["uuid"], "they fit on one card"
+
+    bare.kubectl("delete", "pods", "--all")
+    uninstall(bare)
+    label(bare, "qgpu-device-enable-")

@@ -1,0 +1,129 @@
+"""Whoever takes a node over has its agent's account: what that may do to other nodes and their Pods is nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from testbed import objects
+from testbed.client import Client, Refused
+from testbed.plane import HOST, ControlPlane
+from testbed.processes import wait_until
+
+SPACE, ACCOUNT = "aliquot-system", "aliquot-agent"
+RENDERED = Path(__file__).parents[2] / "deploy/install.yaml"
+OF_THE_AGENT = ("ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+ASSIGNED = "ALIYUN_COM_GPU_MEM_ASSIGNED"
+INVENTORY = {"metadata": {"annotations": {"aliquot.dev/inventory": "{}"}}}
+NODE, POD = "/api/v1/nodes/{}/status", "/api/v1/namespaces/default/pods/{}"
+
+
+def patched(agent: Client, path: str, patch: Any) -> str:
+    """Why it was refused; nothing: it was done."""
+    try:
+        agent("PATCH", path, patch, content_type="application/strategic-merge-patch+json")
+    except Refused as refused:
+        assert refused.status in (403, 422)
+        return str(refused)
+    return ""
+
+
+def token_of(plane: ControlPlane, **bound: Any) -> Client:
+    """The agent's account, as a token that was made for that Pod has it."""
+    request = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"expirationSeconds": 3600, **bound},
+    }
+    path = f"/api/v1/namespaces/{SPACE}/serviceaccounts/{ACCOUNT}/token"
+    return Client(HOST, plane.port, plane.ca_file, str(plane.api("POST", path, request)["status"]["token"]))
+
+
+@pytest.fixture(scope="module")
+def installed(plane: ControlPlane) -> Iterator[ControlPlane]:
+    """What the installation makes for agents, and two nodes with a Pod each."""
+    every = [each for each in yaml.safe_load_all(RENDERED.read_text()) if each]
+    ours = [each for each in every if each["kind"] in OF_THE_AGENT and each["metadata"]["name"] == ACCOUNT]
+    assert [each["kind"] for each in ours].count("ValidatingAdmissionPolicy") == 1
+    plane.kubeconfig_for(f"{SPACE}/{ACCOUNT}")  # makes both
+    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(ours))
+    for name in ("mine", "theirs"):
+        objects.create(plane, objects.node(name), objects.pod(f"on-{name}", node=name))
+    objects.create(plane, objects.pod("agent", namespace=SPACE, node="mine", serviceAccountName=ACCOUNT))
+    yield plane
+    plane.kubectl("delete", "--ignore-not-found", "-f", "-", stdin=yaml.safe_dump_all(ours))
+    plane.kubectl("delete", "pod", "agent", "-n", SPACE, "--grace-period=0", "--force")
+    objects.remove_all(plane)
+
+
+@pytest.fixture(scope="module")
+def agent(installed: ControlPlane) -> Client:
+    """The account of the agent on node `mine`, once the API server holds it to the policy."""
+    made = token_of(installed, boundObjectRef={"kind": "Pod", "apiVersion": "v1", "name": "agent"})
+    wait_until(lambda: patched(made, NODE.format("theirs"), INVENTORY), 20, "the policy is heeded")
+    return made
+
+
+def test_an_agent_tells_of_its_own_node(agent: Client) -> None:
+    assert patched(agent, NODE.format("mine"), INVENTORY) == ""
+
+
+def test_it_tells_nothing_of_another(agent: Client) -> None:
+    said = patched(agent, NODE.format("theirs"), INVENTORY)
+    assert "an agent writes of its own node only: this one is of mine, and that is theirs" in said
+
+
+def test_it_says_that_a_pod_of_its_node_has_its_card(agent: Client) -> None:
+    assert patched(agent, POD.format("on-mine"), {"metadata": {"annotations": {ASSIGNED: "true"}}}) == ""
+
+
+def test_it_says_nothing_of_another_nodes_pod(agent: Client) -> None:
+    said = patched(agent, POD.format("on-theirs"), {"metadata": {"annotations": {ASSIGNED: "true"}}})
+    assert "an agent writes of its own node only" in said
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        {"metadata": {"labels": {"app": "bank"}}},
+        {"metadata": {"annotations": {"aliquot.dev/grant": "{}"}}},
+        {"metadata": {"annotations": {"note": None}}},
+        {"metadata": {"finalizers": ["example.com/mine"]}},
+        {"spec": {"containers": [{"name": "main", "image": "evil"}]}},
+    ],
+    ids=["labels", "a grant", "an annotation of others", "finalizers", "the image"],
+)
+def test_it_changes_nothing_else_of_a_pod(installed: ControlPlane, agent: Client, patch: Any) -> None:
+    note = {"metadata": {"annotations": {"note": "the user's"}}}
+    installed.api("PATCH", POD.format("on-mine"), note, content_type="application/merge-patch+json")
+    assert "an agent " in patched(agent, POD.format("on-mine"), patch)
+
+
+def test_it_labels_no_node(agent: Client) -> None:
+    assert "leaves the labels" in patched(agent, NODE.format("mine"), {"metadata": {"labels": {"zone": "vault"}}})
+
+
+def test_it_takes_no_taint_off_and_binds_or_makes_no_pod(installed: ControlPlane, agent: Client) -> None:
+    assert patched(agent, "/api/v1/nodes/mine", {"spec": {"taints": []}})
+    for path, body in (
+        ("/api/v1/namespaces/default/pods", objects.pod("new")),
+        ("/api/v1/namespaces/default/pods/on-mine/binding", {"target": {"kind": "Node", "name": "mine"}}),
+    ):
+        with pytest.raises(Refused) as refused:
+            agent("POST", path, body)
+        assert refused.value.status == 403
+
+
+def test_it_reads_no_secret(agent: Client) -> None:
+    with pytest.raises(Refused) as refused:
+        agent("GET", f"/api/v1/namespaces/{SPACE}/secrets")
+    assert refused.value.status == 403
+
+
+def test_a_token_that_names_no_node_writes_nothing(installed: ControlPlane, agent: Client) -> None:
+    nowhere = token_of(installed)
+    assert "an agent writes of its own node only" in patched(nowhere, NODE.format("mine"), INVENTORY)

@@ -1,0 +1,190 @@
+"""Installing and uninstalling on a real API server, killed at every single write: the same command ends the same."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aliquot
+from aliquot.adapters.kube import Kube, find_server
+from aliquot.cli.install import rendered
+from aliquot.cli.uninstall import usual
+from aliquot.dialects import deployment as made
+from aliquot.dialects.deployment import Identity, Options
+from aliquot.services.installing import Installer
+from aliquot.services.uninstalling import Uninstaller
+from testbed import objects
+from testbed.client import Refused
+from testbed.plane import ControlPlane
+
+SPACE = "aliquot-trial"
+OPTIONS = Options(image="aliquot/aliquot:1", kube_scheduler_image="kube-scheduler:1", namespace=SPACE)
+NEXT = Options(image="aliquot/aliquot:2", kube_scheduler_image="kube-scheduler:1", namespace=SPACE, mode="gpushare")
+NODE = "n1"
+FILE = rendered()
+NAMES = usual(SPACE)
+
+Work = Callable[[Kube], Coroutine[Any, Any, None]]
+
+
+class Killed(BaseException):
+    """As by SIGKILL: nothing below catches it."""
+
+
+class Mortal(Kube):
+    """Dies at its n-th write, before or after that has reached the API server."""
+
+    def __init__(self, kubeconfig: Path, *, dies_at: int | None = None, after: bool = False) -> None:
+        super().__init__(find_server(kubeconfig))
+        self._dies_at, self._after = dies_at, after
+        self.writes = 0
+
+    async def _ask(self, method: str, path: str, *more: Any, **words: Any) -> Any:
+        if method == "GET" or "accessreviews" in path:
+            return await super()._ask(method, path, *more, **words)
+        self.writes += 1
+        if self.writes == self._dies_at and not self._after:
+            raise Killed
+        answer = await super()._ask(method, path, *more, **words)
+        if self.writes == self._dies_at:
+            raise Killed
+        return answer
+
+
+async def _install(kube: Kube, options: Options = OPTIONS) -> None:
+    installer = Installer(kube, say=lambda step, text: None, now=time.monotonic)
+    known = await installer.record(SPACE)
+    wanted = made.tailored(FILE, options, aliquot.__version__)
+    before = None if known is None or (known.settled and known.options == options) else made.replacing(known)
+    record = made.new_record("1", options, wanted, before=before, labelled=known.labelled if known else {})
+    record = await installer.put(record, wanted, nodes=[NODE], until=None)
+    await installer.settle(record)
+
+
+async def _back(kube: Kube) -> None:
+    installer = Installer(kube, say=lambda step, text: None, now=time.monotonic)
+    record = await installer.record(SPACE)
+    assert record is not None
+    if not record.settled:
+        await installer.back(record)
+
+
+async def _uninstall(kube: Kube) -> None:
+    away = Uninstaller(kube, say=lambda step, text: None, now=time.monotonic, until=time.monotonic() + 30)
+    record = await away.installer.record(SPACE)
+    await away.programs(SPACE)
+    await away.clean_nodes(record.labelled if record else {})
+    await away.rest(record, SPACE, NAMES)
+
+
+def _run(plane: ControlPlane, work: Work, **how: Any) -> int:
+    """Answers how many writes it took."""
+
+    async def all_of_it() -> int:
+        async with Mortal(plane.kubeconfig, **how) as kube:
+            await work(kube)
+            return kube.writes
+
+    return asyncio.run(all_of_it())
+
+
+@pytest.fixture
+def bare(clean: ControlPlane) -> Iterator[ControlPlane]:
+    """With the namespace there: that of others is not made and deleted, which takes the API server seconds."""
+    clean.api("POST", "/api/v1/nodes", objects.node(NODE, {}))
+    clean.api("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE, "labels": {"whose": "theirs"}}})
+    yield clean
+    _run(clean, _uninstall)
+    clean.kubectl("delete", "namespace", SPACE)
+
+
+def _found(plane: ControlPlane) -> dict[str, Any]:
+    """All of ours that is there, as far as it was said by somebody."""
+    names = [*NAMES, Identity("v1", "ConfigMap", SPACE, made.RECORD), Identity("v1", "Node", "", NODE)]
+    found = {}
+    for which in names:
+        try:
+            got = plane.api("GET", which.path)
+        except Refused as error:
+            assert error.status == 404
+            continue
+        metadata = {key: got["metadata"].get(key) for key in ("name", "namespace", "labels")}
+        if which.kind == "Node":
+            found[str(which)] = metadata["labels"]
+        elif which.kind == "Secret":  # whose key is nobody's yet
+            found[str(which)] = metadata
+        else:
+            said = {key: got.get(key) for key in ("data", "rules", "subjects")}
+            found[str(which)] = {**said, "template": (got.get("spec") or {}).get("template"), "metadata": metadata}
+    return found
+
+
+def test_an_installation_killed_at_any_write_is_finished_by_the_same_command(bare: ControlPlane) -> None:
+    writes = _run(bare, _install)
+    whole = _found(bare)
+    assert len(whole) == len(made.tailored(FILE, OPTIONS, "1")) + 2, "each of them, the record, and the node"
+    _run(bare, _uninstall)
+    for number in range(1, writes + 1):
+        with pytest.raises(Killed):
+            _run(bare, _install, dies_at=number, after=number % 2 == 0)
+        _run(bare, _install)
+        assert _found(bare) == whole, f"killed at write {number}"
+        _run(bare, _uninstall)
+
+
+def test_an_upgrade_killed_at_any_write_is_finished_by_the_same_command(bare: ControlPlane) -> None:
+    _run(bare, _install)
+    writes = _run(bare, partial(_install, options=NEXT))
+    whole = _found(bare)
+    for number in range(1, writes + 1):
+        _run(bare, _install)
+        with pytest.raises(Killed):
+            _run(bare, partial(_install, options=NEXT), dies_at=number, after=number % 2 == 0)
+        _run(bare, partial(_install, options=NEXT))
+        assert _found(bare) == whole, f"killed at write {number}"
+
+
+def test_an_upgrade_killed_at_any_write_can_be_rolled_back(bare: ControlPlane) -> None:
+    writes = _run(bare, _install)
+    whole = _found(bare)
+    for number in range(3, writes, 4):
+        with pytest.raises(Killed):
+            _run(bare, partial(_install, options=NEXT), dies_at=number)
+        _run(bare, _back)
+        assert _found(bare) == whole, f"killed at write {number}"
+
+
+def test_an_uninstallation_killed_at_any_write_is_finished_by_the_same_command(bare: ControlPlane) -> None:
+    nothing = _found(bare)
+    _run(bare, _install)
+    writes = _run(bare, _uninstall)
+    assert _found(bare) == nothing
+    for number in range(1, writes + 1):
+        _run(bare, _install)
+        with pytest.raises(Killed):
+            _run(bare, _uninstall, dies_at=number, after=number % 2 == 0)
+        _run(bare, _uninstall)
+        assert _found(bare) == nothing, f"killed at write {number}"
+
+
+def test_a_namespace_that_was_made_goes_and_one_of_others_stays_as_it_was(bare: ControlPlane) -> None:
+    _run(bare, _install)
+    labels = bare.api("GET", f"/api/v1/namespaces/{SPACE}")["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "privileged", "the agents need it"
+    _run(bare, _uninstall)
+    assert bare.api("GET", f"/api/v1/namespaces/{SPACE}")["metadata"]["labels"] == {
+        "whose": "theirs",
+        "kubernetes.io/metadata.name": SPACE,
+    }
+    bare.kubectl("delete", "namespace", SPACE)
+    _run(bare, _install)
+    _run(bare, _uninstall)
+    with pytest.raises(Refused):
+        bare.api("GET", f"/api/v1/namespaces/{SPACE}")
+    bare.api("POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})

@@ -1,0 +1,221 @@
+"""What comes from the API server and from kube-scheduler: a Pod's author writes it, or whoever has taken a node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from hypothesis import strategies as st
+
+from aliquot import dialects
+from aliquot.dialects import extender as wire
+from aliquot.dialects.admission import AdmissionSettings, review
+from aliquot.dialects.kube import expand, is_daemon, is_finished, node_refusals, pod_request
+from aliquot.dialects.leases import LeaseObject
+from aliquot.dialects.objects import NodeObject, PodObject
+from aliquot.dialects.webhooks import parse_secret
+from aliquot.model.claim import Claim
+from aliquot.model.node import Node
+from aliquot.model.quantity import QuantityError, parse_count, parse_quantity
+from aliquot.model.refusal import Invalid
+from aliquot.services import answers
+from aliquot.services.agentasking import merged
+from manifests import APP_CLASS, COUNT, MEM, QGPU_CORE, QGPU_GREEDY, QGPU_MEMORY, T9K_CARDS, T9K_NODE, T9K_PERCENT
+from services.live import a_cluster, as_node, as_pod, live_node, node_json, pod_json
+
+from .inputs import any_json, as_bytes, atoms, changed, damaged, texts
+from .target import Target, plain, refused
+
+GRANT = "aliquot.dev/grant"
+
+
+def _granted(limits: dict[str, Any], **share: Any) -> dict[str, Any]:
+    card = {"index": 0, "uuid": "n1-0", "memory_mib": 4096, **share}
+    grant = {"v": 1, "node": "n1", "containers": [{"name": "main", "cards": [card]}]}
+    return pod_json("p", limits, on="n1", annotations={GRANT: json.dumps(grant)})
+
+
+PODS = [
+    pod_json("p"),
+    pod_json("p", {MEM: "8"}, labels={COUNT: "2"}, on="n1"),
+    pod_json("p", {QGPU_CORE: "30", QGPU_MEMORY: "5"}, annotations={APP_CLASS: "offline"}),
+    pod_json("p", {QGPU_GREEDY: "30", QGPU_MEMORY: "5"}, annotations={APP_CLASS: "offline"}),
+    pod_json("p", {T9K_CARDS: "2"}),
+    pod_json("p", {T9K_PERCENT: "25"}),
+    pod_json("p", {T9K_NODE: "1"}),
+    _granted({MEM: "4"}),
+    pod_json("p", on="n1", annotations={"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_POD": "4"}),
+    pod_json("p", on="n1", annotations={"scheduler.framework.gpushare.allocation": '{"0":{"0":4}}'}),
+]
+NODES = [node_json("n1", 16, 24), node_json("n1", **{MEM: "32", COUNT: "2"}), node_json("n2", labels={})]
+_NODE = dialects.parse_node(NODES[0])
+assert isinstance(_NODE, Node)
+
+
+def _said(found: object) -> None:
+    """Whatever is refused can be told, and the sentence names the field."""
+    for each in found if isinstance(found, tuple | list) else (found,):
+        if isinstance(each, Invalid):
+            assert each.field
+            assert each.field[:20] in each.sentence()
+            assert len(each.sentence()) < 20_000
+
+
+def _pod(value: Any) -> None:
+    claim = dialects.parse_pod(value)
+    _said(claim)
+    for look in (is_finished, is_daemon, pod_request):
+        look(value)
+    if isinstance(claim, Claim):
+        dialects.missing_tolerations(value, claim)
+        _said(dialects.parse_grant(value, claim, _NODE))
+        node_refusals(value, claim, NODES[0])
+    _said(expand({"kind": "Deployment", "metadata": {"name": "d"}, "spec": {"replicas": 3, "template": value}}))
+    try:
+        decoded = msgspec.json.decode(msgspec.json.encode(value), type=PodObject)
+    except (msgspec.MsgspecError, UnicodeEncodeError, OverflowError):  # what the reflector passes over
+        return
+    cluster = a_cluster(live_node("n1", 16, 24))
+    cluster.set_pod(decoded)
+    answers.status_answer(cluster)
+
+
+def _node(value: Any) -> None:
+    found = dialects.parse_node(value)
+    _said(found)
+    dialects.taints(value)
+    dialects.guess_gpushare_unit([value])
+    try:
+        decoded = as_node(value)
+    except (msgspec.MsgspecError, UnicodeEncodeError, OverflowError):
+        return
+    cluster = a_cluster(live_node("other"), decoded)
+    cluster.set_pod(as_pod(PODS[0]))
+    answers.status_answer(cluster)
+    answers.inspect_answer(cluster)
+    assert cluster.addresses.keys() <= {"other", decoded.metadata.name}
+
+
+def _review(value: Any) -> None:
+    for settings in (AdmissionSettings(), AdmissionSettings("s", {}, env_by_field_ref=True)):
+        said = review(value, dialects.Rules(), settings)
+        if isinstance(said, Invalid):
+            _said(said)
+        else:
+            msgspec.json.encode(said)
+
+
+def _extender(body: bytes) -> None:
+    cluster = a_cluster(live_node("n1", 16), live_node("n2", 2))
+    verbs: tuple[tuple[Callable[[bytes], Any], Callable[..., object]], ...] = (
+        (wire.parse_args, answers.filter_answer),
+        (wire.parse_args, answers.scores_answer),
+        (wire.parse_preemption, answers.preemption_answer),
+    )
+    for read, answer in verbs:
+        try:
+            answer(cluster, read(body))
+        except wire.WireError as error:
+            refused(str(error))
+    try:
+        binding = wire.parse_binding(body)
+    except wire.WireError:
+        return
+    for name in (binding.PodName, binding.PodNamespace, binding.Node):  # they become a path of the API
+        assert "/" not in name
+        assert name not in ("", ".", "..")
+
+
+def _quantity(value: Any) -> None:
+    for read in (parse_quantity, parse_count):
+        try:
+            read(value)
+        except QuantityError as error:
+            refused(str(error))
+
+
+def _agent_answer(value: Any) -> None:
+    node = {"name": "n1", "notes": [], "cards": [{"uuid": "a", "tenants": [{"key": "ns/p"}]}]}
+    found = merged(node, value if isinstance(value, dict) else None)
+    assert found["name"] == "n1"
+    msgspec.json.encode(found)
+
+
+def _small(value: Any) -> None:
+    """The rest of what is read from objects."""
+    parse_secret(value)
+    _said(dialects.parse_unhealthy(value))
+    for kind in (LeaseObject, NodeObject, PodObject):
+        try:
+            msgspec.json.decode(msgspec.json.encode(value), type=kind)
+        except (msgspec.MsgspecError, UnicodeEncodeError, OverflowError):
+            continue
+
+
+def _reviewed(pod: Any) -> dict[str, Any]:
+    kind = {"group": "", "version": "v1", "kind": "Pod"}
+    request = {"uid": "u", "kind": kind, "operation": "CREATE", "object": pod, "namespace": "ns"}
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+
+
+_ARGS = [{"Pod": pod, "Nodes": None, "NodeNames": ["n1", "n2"]} for pod in PODS] + [
+    {"Pod": PODS[0], "Nodes": {"items": NODES}, "NodeNames": None},
+    {"PodName": "p", "PodNamespace": "ns", "PodUID": "u", "Node": "n1"},
+    {"Pod": PODS[0], "NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "u"}], "NumPDBViolations": 0}}},
+]
+_TENANT = {"key": "ns/p", "memory_used_mib": 1, "share": 0.5, "state": "running", "preemptions": 0, "paused_seconds": 0}
+_LIVE = {
+    "cards": [{"uuid": "a", "memory_used_mib": 1, "busy": 0.5, "why_out": None, "tenants": [_TENANT]}],
+    "release_delay_seconds": 0.1,
+    "notes": [],
+    "timeline": [],
+}
+_SMALL = [
+    {"metadata": {"name": "unhealthy-gpu-n1"}, "data": {"gpus": "0,2"}},
+    {"metadata": {"name": "s", "resourceVersion": "1"}, "data": {"tls.crt": "YQ==", "tls.key": "YQ=="}},
+    {
+        "metadata": {"name": "aliquot", "annotations": {"aliquot.dev/address": "1.2.3.4:5"}},
+        "spec": {"holderIdentity": "a"},
+    },
+]
+
+TARGETS: tuple[Target, ...] = (
+    plain("pod", changed(PODS) | any_json(), _pod),
+    plain(
+        "pod-annotations",
+        st.dictionaries(st.sampled_from([GRANT, "ALIYUN_COM_GPU_MEM_IDX", APP_CLASS, COUNT]), texts).map(
+            lambda notes: pod_json("p", on="n1", annotations=notes)
+        ),
+        _pod,
+    ),
+    plain("node", changed(NODES) | any_json(), _node),
+    plain(
+        "inventory",
+        changed([json.loads(NODES[0]["metadata"]["annotations"]["aliquot.dev/inventory"])]).map(
+            lambda told: {
+                "metadata": {
+                    "name": "n1",
+                    "labels": {"gpushare": "true"},
+                    "annotations": {"aliquot.dev/inventory": json.dumps(told)},
+                }
+            }
+        ),
+        _node,
+    ),
+    plain("admission-review", changed([_reviewed(pod) for pod in PODS]) | any_json(), _review),
+    plain(
+        "extender",
+        as_bytes(changed(_ARGS)) | damaged([json.dumps(each).encode() for each in _ARGS]) | st.binary(),
+        _extender,
+    ),
+    plain(
+        "quantity",
+        atoms | st.from_regex(r"[+-]?[0-9.]{0,70}([eE][+-]?[0-9]{0,5}|[numkKMGTPE]i?)?", fullmatch=True),
+        _quantity,
+        200,
+    ),
+    plain("agent-answer", changed([_LIVE]) | any_json(), _agent_answer),
+    plain("secret-lease-configmap", changed(_SMALL) | any_json(), _small),
+)

@@ -1,0 +1,144 @@
+"""What operators look at: names, reasons and commands of strangers are shown, and drive nobody's terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from click.testing import CliRunner
+from hypothesis import strategies as st
+
+from aliquot.cli.clusterview import aliquot as cluster_view
+from aliquot.cli.inspecting import inspect
+from aliquot.cli.main import cli
+from aliquot.cli.tables import printable
+from cli.paperdaemons import PaperDaemon, a_card, a_container, a_pod, a_share, a_status, a_workload, pending
+from fuzz.kubernetes import NODES, PODS
+from kubectls import PaperCluster
+
+from .inputs import ODD_TEXTS, changed
+from .target import Check, Target, plain
+
+_TENANT = {
+    "id": "t1", "name": "train", "class": "normal", "cards": [a_share()], "uid": 0, "pid": 1, "root": 1, "since": 0.0,
+    "command": ["python", "train.py"], "log": None, "pids": [1], "started": 0.0, "detached": False, "user": 0,
+}  # fmt: skip
+_WAITING = {
+    "position": 1,
+    "name": "next",
+    "why": [],
+    "reasons": [],
+    "since": 0.0,
+    "command": ["a"],
+    "asked": {},
+    "pid": 1,
+    "user": 0,
+}
+_FOUND = {"kind": "stranger", "uuid": "GPU-0", "pid": 4711, "text": "python is nobody's", "tenant": None}
+_STATUS = a_status(
+    a_pod("web", why=["asks for 3 GiB"], events=[{"time": 0.0, "text": "made", "type": "Normal"}]),
+    pending("late"),
+    a_pod("done", phase="Failed", reason="no", containers=[a_container(state="ended", exit_code=1, reason="no")]),
+    workloads=[a_workload("Deployment", "web")],
+    cards=[a_card("box", 0, 4, healthy=False, why_out="it is lost"), a_card("box", 1)],
+    findings=[_FOUND],
+)
+_KEPT = {
+    "phase",
+    "state",
+    "class",
+    "level",
+    "policy",
+    "kind",
+    "uuid",
+    "node",
+    "dialect",
+    "type",
+    "restart_policy",
+    "offers",
+}
+_COMMANDS = (
+    ("top", "--once"),
+    ("ps",),
+    ("get", "pods"),
+    ("get", "pods", "-o", "wide"),
+    ("get", "all"),
+    ("describe", "pod", "web"),
+)
+
+hostile = st.sampled_from([text for text in ODD_TEXTS if text.strip()]) | st.text(min_size=1, max_size=12)
+
+
+@st.composite
+def _spoken(draw: st.DrawFn) -> Any:
+    """The machine's own account of itself, with every word of a stranger's made hostile."""
+    return _worded(draw, copy.deepcopy(_STATUS), "")
+
+
+def _worded(draw: st.DrawFn, value: Any, key: str) -> Any:
+    if isinstance(value, dict):
+        return {each: _worded(draw, inner, each) for each, inner in value.items()}
+    if isinstance(value, list):
+        return [_worded(draw, inner, key) for inner in value]
+    name = key in ("name", "namespace", "key") and value in ("web", "default", "default/web")  # or it is not found
+    return draw(hostile) if isinstance(value, str) and key not in _KEPT and not name else value
+
+
+def harmless(text: str) -> None:
+    """Nothing in it but what is printed, line by line."""
+    for line in text.split("\n"):
+        assert line.isprintable(), line
+
+
+@contextlib.contextmanager
+def _daemon() -> Iterator[Check]:
+    home = Path(tempfile.mkdtemp(prefix="alq"))
+    daemon = PaperDaemon(home, status=a_status())
+
+    def check(status: Any) -> None:
+        daemon.answers["status"] = status
+        for words in _COMMANDS:
+            done = CliRunner().invoke(cli, list(words))
+            assert isinstance(done.exception, SystemExit | None), (words, done.exception)
+            harmless(done.output)
+
+    with mock.patch.dict(os.environ, {"ALIQUOT_HOME": str(home)}):
+        yield check
+    daemon.close()
+    shutil.rmtree(home)
+
+
+@contextlib.contextmanager
+def _cluster() -> Iterator[Check]:
+    """Names of objects are the API server's to check; everything else in them is somebody's own."""
+    with tempfile.TemporaryDirectory(prefix="alq-fuzz-") as folder:
+        paper = PaperCluster(Path(folder))
+
+        def check(objects: Any) -> None:
+            shown = [each for each in objects if isinstance(each, dict) and each.get("kind") in ("Node", "Pod")]
+            paper.show(
+                *(each for each in shown if isinstance(each.get("metadata"), dict) and "name" in each["metadata"])
+            )
+            for command, words in ((cluster_view, ["-o", "wide"]), (cluster_view, ["--pending"]), (inspect, [])):
+                done = CliRunner().invoke(command, words)
+                assert isinstance(done.exception, SystemExit | None), (words, done.exception)
+                harmless(done.output)
+
+        with mock.patch.dict(os.environ, {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}):
+            yield check
+
+
+_OBJECTS: list[list[Any]] = [[{"kind": "Node", **NODES[0]}, *PODS[:4]], [{"kind": "Node", **NODES[1]}, *PODS[7:]]]
+
+TARGETS: tuple[Target, ...] = (
+    plain("printable", hostile, lambda text: harmless(printable(text)), 200),
+    Target("views-of-a-machine", _spoken(), _daemon, 8),
+    Target("views-of-a-cluster", changed(_OBJECTS).filter(lambda found: isinstance(found, list)), _cluster, 4),
+)

@@ -1,0 +1,162 @@
+"""What must hold all along: no card is given away twice, and each container sees the cards that its Pod was granted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import urllib.request
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from soak.churn import SPACE, Workload
+from testbed.cluster import Cluster
+from testbed.holdings import GRANT, judge
+from testbed.nodes import RealNode
+from testbed.objects import Object
+from testbed.shipping import NAMESPACE
+
+AGENT_PORT, EXTENDER_PORT = 9479, 12345
+STUCK = 120.0  # seconds a Pod may wait, whatever is killed meanwhile
+_FOLDERS = ("/run/aliquot/t", "/run/aliquot/a", "/run/cdi")
+
+
+class Checks:
+    """Looks when it is told to, and keeps what was wrong, each thing once."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._nodes = {node.name: node for node in cluster.nodes}
+        self._first_seen: dict[str, float] = {}  # uid of a Pod that waits -> when
+        self._looked: set[tuple[str, int]] = set()  # uid, restarts: containers that were looked into
+        self.pods: set[str] = set()  # uids of all that ever ran
+        self.failed: Counter[str] = Counter()  # why kubelets refused Pods
+        self._failed: set[str] = set()
+        self.looks = 0
+        self.most_at_once = 0
+        self.wrong: dict[str, float] = {}  # sentence -> when it was first so
+
+    @property
+    def looked_into(self) -> int:
+        return len(self._looked)
+
+    def look(self, at: float) -> None:
+        """One look at everything; nothing where the API server is away."""
+        with contextlib.suppress(OSError):
+            nodes = {
+                each["metadata"]["name"]: each for each in self._cluster.plane.api("GET", "/api/v1/nodes")["items"]
+            }
+            pods = self._cluster.plane.api("GET", f"/api/v1/namespaces/{SPACE}/pods")["items"]
+            self.looks += 1
+            for sentence in judge(nodes, pods):
+                self.wrong.setdefault(f"over-allocated: {sentence}", at)
+            for pod in pods:
+                self._look_at(pod, at)
+            self.most_at_once = max(self.most_at_once, sum(each["status"].get("phase") == "Running" for each in pods))
+
+    def _look_at(self, pod: Object, at: float) -> None:
+        uid, phase = pod["metadata"]["uid"], pod["status"].get("phase")
+        if phase == "Running":
+            self.pods.add(uid)
+            self._look_into(pod, at)
+        if phase == "Pending":
+            since = self._first_seen.setdefault(uid, at)
+            if at - since > STUCK:
+                self.wrong.setdefault(f"stuck: {pod['metadata']['name']} waits for {STUCK:.0f} s: {_why(pod)}", at)
+        if phase == "Failed" and uid not in self._failed:
+            self._failed.add(uid)
+            self.failed[pod["status"].get("reason") or "a container ended with an error"] += 1
+
+    def _look_into(self, pod: Object, at: float) -> None:
+        metadata, uid = pod["metadata"], pod["metadata"]["uid"]
+        node = self._nodes[pod["spec"]["nodeName"]]
+        with contextlib.suppress(OSError):  # its log is gone with it
+            for line in node.lines(metadata["name"], "main", namespace=SPACE, uid=uid):
+                if line["event"] == "report" and (uid, line["start"]) not in self._looked:
+                    self._looked.add((uid, line["start"]))
+                    for sentence in differences(pod, line):
+                        self.wrong.setdefault(f"inside {metadata['name']} on {node.name}: {sentence}", at)
+
+    def missing(self, wanted: Mapping[str, Workload]) -> list[str]:
+        """What is wanted and does not run, a sentence each; raises OSError while the API server is away."""
+        pods = self._cluster.plane.api("GET", f"/api/v1/namespaces/{SPACE}/pods")["items"]
+        ready = Counter(pod["metadata"]["labels"]["workload"] for pod in pods if _runs(pod))
+        done = {pod["metadata"]["labels"]["workload"] for pod in pods if pod["status"].get("phase") == "Succeeded"}
+        found = []
+        for workload in wanted.values():
+            enough = workload.kind == "Job" and workload.name in done
+            if ready[workload.name] < workload.replicas and not enough:
+                mine = [pod for pod in pods if pod["metadata"]["labels"]["workload"] == workload.name]
+                why = "; ".join(f"{pod['metadata']['name']} {_why(pod)}" for pod in mine) or "no Pod"
+                found.append(f"{workload.name} has {ready[workload.name]} of {workload.replicas}: {why}")
+        return found
+
+    # When nothing is wanted any more
+
+    def left(self) -> list[str]:
+        """What is still there of Pods that are gone: on the nodes, at the agents, on the schedulers' boards."""
+        found = [f"Pod {pod['metadata']['name']}" for pod in self._cluster.pods(SPACE)]
+        for node in self._cluster.nodes:
+            found += _left_on(node)
+        for pod in self._cluster.pods(NAMESPACE):
+            if pod["metadata"]["labels"].get("app.kubernetes.io/component") == "scheduler":
+                found += _left_on_the_board(pod)
+        return found
+
+
+def _left_on_the_board(scheduler: Object) -> list[str]:
+    told = ask(scheduler["status"]["podIP"], EXTENDER_PORT, "/aliquot/status")
+    return [
+        f"card {card['index']} of {node['name']} is booked, says {scheduler['metadata']['name']}"
+        for node in told["nodes"]
+        for card in node["cards"]
+        if card["used_memory_mib"]
+    ]
+
+
+def _left_on(node: RealNode) -> list[str]:
+    found = [
+        f"{folder}/{each.name} on {node.name}"
+        for folder in _FOLDERS
+        if node.path(folder).exists()
+        for each in node.path(folder).iterdir()
+    ]
+    told = ask(node.address, AGENT_PORT, "/status")
+    return found + [f"tenant {each['name']} of {node.name}'s agent" for each in told["tenants"]]
+
+
+def ask(address: str, port: int, path: str) -> Any:
+    """The decoded answer; OSError where there is none."""
+    with urllib.request.urlopen(f"http://{address}:{port}{path}", timeout=5) as response:
+        return json.load(response)
+
+
+def differences(pod: Object, report: Mapping[str, Any]) -> list[str]:
+    """Between what the Pod was granted and what its container sees."""
+    granted = json.loads(pod["metadata"].get("annotations", {}).get(GRANT, '{"containers": []}'))
+    shares = [share for each in granted["containers"] for share in each["cards"]]
+    wanted = sorted((share["uuid"], share.get("memory_mib")) for share in shares)
+    seen = sorted((card["uuid"], card["total"] >> 20) for card in report["cuda"].get("cards", ()))
+    if [uuid for uuid, _ in wanted] != [uuid for uuid, _ in seen]:
+        return [f"granted {[uuid for uuid, _ in wanted]}, sees {[uuid for uuid, _ in seen]}"]
+    return [
+        f"granted {memory} MiB of {uuid}, sees {there}"
+        for (uuid, memory), (_, there) in zip(wanted, seen, strict=True)
+        if memory and memory != there
+    ]
+
+
+def _runs(pod: Object) -> bool:
+    return not pod["metadata"].get("deletionTimestamp") and pod["status"].get("phase") == "Running"
+
+
+def _why(pod: Object) -> str:
+    status = pod["status"]
+    waiting = [
+        f"{each['state']['waiting'].get('reason')} {each['state']['waiting'].get('message', '')}".strip()
+        for each in status.get("containerStatuses", ())
+        if "waiting" in each["state"]
+    ]
+    told = [each.get("message", "") for each in status.get("conditions", ()) if each["status"] == "False"]
+    ending = ["is ending"] if pod["metadata"].get("deletionTimestamp") else []
+    return ", ".join([str(status.get("phase")), *ending, *waiting, *told[:1], status.get("reason", "")])[:300]

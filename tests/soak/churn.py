@@ -1,0 +1,249 @@
+"""What is wanted of the cluster: workloads of all dialects that come, grow, shrink, are rolled anew, and go.
+
+All Pods have a controller, which makes them anew when a kubelet refuses one. No Pod wants more than two fifths of a
+card and all of them together no more than half of the cards: whatever the order, there is always room for the next.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from manifests import APP_CLASS, COUNT, MEM, QGPU_CORE, QGPU_GREEDY, QGPU_MEMORY, T9K_PERCENT
+from testbed import objects
+from testbed.client import MERGE_PATCH, Refused
+from testbed.plane import ControlPlane
+
+T = TypeVar("T")
+
+SPACE = "soak"
+MOST_PODS = 16
+HALF = 0.5  # of the cards, at most
+_JOBS = f"/apis/batch/v1/namespaces/{SPACE}/jobs"
+_PATHS = {
+    "Deployment": f"/apis/apps/v1/namespaces/{SPACE}/deployments",
+    "StatefulSet": f"/apis/apps/v1/namespaces/{SPACE}/statefulsets",
+    "Job": _JOBS,
+}
+_GONE = {"propagationPolicy": "Background"}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What one Pod asks for."""
+
+    dialect: str
+    limits: Mapping[str, int]
+    annotations: Mapping[str, str]
+    weight: float  # cards
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    kind: str
+    name: str
+    shape: Shape
+    replicas: int
+    until: float  # when it goes
+    words: tuple[str, ...]  # what its containers do
+
+    @property
+    def weight(self) -> float:
+        return self.replicas * self.shape.weight
+
+    @property
+    def path(self) -> str:
+        return f"{_PATHS[self.kind]}/{self.name}"
+
+
+def insist(do: Callable[[], T], *, seconds: float = 90.0) -> T | None:
+    """Until it is done; None where it was done already. API servers and webhooks come back."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return do()
+        except Refused as refusal:
+            if refusal.status in (404, 409):
+                return None
+            if (refusal.status < 500 and refusal.status != 429) or time.monotonic() > end:
+                raise
+        except OSError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.3)
+
+
+def some_shape(rng: random.Random, card_gib: int) -> Shape:
+    """A Pod of one of the dialects, of any size up to two fifths of a card."""
+    gib, core = rng.randrange(1, card_gib * 2 // 5 + 1), rng.randrange(5, 41)
+    dialect = rng.choice(("qgpu", "online", "offline", "gpushare", "two cards", "t9k"))
+    if dialect in ("qgpu", "online"):
+        told = {APP_CLASS: "online"} if dialect == "online" else {}
+        return Shape(dialect, {QGPU_MEMORY: gib, QGPU_CORE: core}, told, max(gib / card_gib, core / 100))
+    if dialect == "offline":
+        return Shape(
+            dialect, {QGPU_MEMORY: gib, QGPU_GREEDY: core}, {APP_CLASS: "offline"}, max(gib / card_gib, core / 100)
+        )
+    if dialect == "gpushare":
+        return Shape(dialect, {MEM: gib}, {}, gib / card_gib)
+    if dialect == "two cards":
+        each = rng.randrange(1, card_gib // 4 + 1)
+        return Shape(dialect, {MEM: 2 * each}, {COUNT: "2"}, 2 * each / card_gib)
+    return Shape(dialect, {T9K_PERCENT: core}, {}, core / 100)
+
+
+class Churn(threading.Thread):
+    """Keeps the cluster about half full of workloads that change all the time, until it is stopped."""
+
+    def __init__(self, plane: ControlPlane, *, seed: int, cards: int, card_gib: int) -> None:
+        super().__init__(name="churn", daemon=True)
+        self._plane, self._rng = plane, random.Random(f"churn {seed}")
+        self._most = HALF * cards
+        self._card_gib = card_gib
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._may = threading.Event()
+        self._may.set()
+        self._count = 0
+        self.wanted: dict[str, Workload] = {}
+        self.did: Counter[str] = Counter()
+        self.failure: BaseException | None = None
+
+    # From outside
+
+    def hold(self) -> dict[str, Workload]:
+        """Nothing changes from now on; what is wanted."""
+        self._may.clear()
+        with self._lock:
+            return dict(self.wanted)
+
+    def go_on(self) -> None:
+        self._may.set()
+
+    def end(self) -> None:
+        self._ended.set()
+        self._may.set()
+        self.join(120)
+
+    def run(self) -> None:
+        try:
+            while not self._ended.is_set():
+                if self._may.wait(1.0) and not self._ended.is_set():
+                    with self._lock:
+                        if self._may.is_set():
+                            self._step()
+                self._ended.wait(self._rng.uniform(0.3, 1.2))
+        except BaseException as error:  # told by whoever runs the soak
+            self.failure = error
+
+    def remove_all(self) -> None:
+        with self._lock:
+            for workload in list(self.wanted.values()):
+                self._remove(workload)
+
+    # What it does
+
+    def _step(self) -> None:
+        now = time.monotonic()
+        for workload in list(self.wanted.values()):
+            if workload.until < now:
+                self._remove(workload)
+        living = [each for each in self.wanted.values() if each.kind != "Job"]
+        if living and self._rng.random() < 0.25:
+            workload = self._rng.choice(living)
+            self._rng.choice((self._scale, self._roll, self._delete_pod))(workload)
+            return
+        self._add(now)
+
+    def _room(self, weight: float, pods: int) -> bool:
+        """Twice what runs may be there for a moment, while Pods end; so the half is of what is wanted."""
+        used = sum(each.weight for each in self.wanted.values())
+        return used + weight <= self._most and sum(each.replicas for each in self.wanted.values()) + pods <= MOST_PODS
+
+    def _add(self, now: float) -> None:
+        rng = self._rng
+        kind = rng.choice(tuple(_PATHS))
+        replicas = 1 if kind == "Job" else rng.choice((1, 1, 2, 3))
+        shape = some_shape(rng, self._card_gib)
+        self._count += 1
+        made = Workload(
+            kind,
+            f"{kind[0].lower()}{self._count}",
+            shape,
+            replicas,
+            now + rng.uniform(6, 45),
+            _words(rng, job=kind == "Job"),
+        )
+        if self._room(made.weight, replicas):
+            insist(lambda: self._plane.api("POST", _PATHS[kind], manifest(made)))
+            self.wanted[made.name] = made
+            self._did("made", shape.dialect, pods=replicas)
+
+    def _remove(self, workload: Workload) -> None:
+        insist(lambda: self._plane.api("DELETE", workload.path, _GONE))
+        del self.wanted[workload.name]
+        self.did["workloads removed"] += 1
+
+    def _scale(self, workload: Workload) -> None:
+        now = replace(workload, replicas=self._rng.choice((1, 2, 3)))
+        if now.replicas > workload.replicas and not self._room(
+            now.weight - workload.weight, now.replicas - workload.replicas
+        ):
+            return
+        self._patch(workload, {"spec": {"replicas": now.replicas}})
+        self.wanted[workload.name] = now
+        self.did["scaled"] += 1
+
+    def _roll(self, workload: Workload) -> None:
+        template = {"metadata": {"annotations": {"rolled": str(self._rng.random())}}}
+        self._patch(workload, {"spec": {"template": template}})
+        self.did["rolled anew"] += 1
+
+    def _delete_pod(self, workload: Workload) -> None:
+        params = {"labelSelector": f"workload={workload.name}"}
+        pods = insist(lambda: self._plane.api("GET", f"/api/v1/namespaces/{SPACE}/pods", params=params))
+        if pods and pods["items"]:
+            name = self._rng.choice([each["metadata"]["name"] for each in pods["items"]])
+            insist(lambda: self._plane.api("DELETE", f"/api/v1/namespaces/{SPACE}/pods/{name}"))
+            self.did["Pods deleted by hand"] += 1
+
+    def _patch(self, workload: Workload, body: Mapping[str, Any]) -> None:
+        insist(lambda: self._plane.api("PATCH", workload.path, body, content_type=MERGE_PATCH))
+
+    def _did(self, what: str, dialect: str, *, pods: int) -> None:
+        self.did[f"workloads {what}"] += 1
+        self.did[f"Pods wanted, {dialect}"] += pods
+
+
+def _words(rng: random.Random, *, job: bool) -> tuple[str, ...]:
+    """For the probe: some use the card, some end and are started again."""
+    work = rng.choice(((), ("alloc", "200MiB"), ("work", "20", "5"), ("alloc", "100MiB", "work", "10", "5")))
+    if job:
+        return (*work, "sleep", str(rng.randrange(2, 9)), "exit", "0")
+    if rng.random() < 0.3:
+        return (*work, "sleep", str(rng.randrange(4, 12)), "exit", str(rng.choice((0, 1))))
+    return work
+
+
+def manifest(workload: Workload) -> dict[str, Any]:
+    """As its user would write it: no schedulerName, the webhook sets it."""
+    labels = {"workload": workload.name, "soak": "yes"}
+    main = objects.container("main", workload.shape.limits, args=list(workload.words))
+    spec = {"containers": [main], "terminationGracePeriodSeconds": 2}
+    template = {"metadata": {"labels": labels, "annotations": dict(workload.shape.annotations)}, "spec": spec}
+    metadata = {"name": workload.name, "namespace": SPACE, "labels": labels}
+    if workload.kind == "Job":
+        spec["restartPolicy"] = "Never"
+        body = {"backoffLimit": 1000, "template": template}
+        return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": body}
+    body = {"replicas": workload.replicas, "selector": {"matchLabels": labels}, "template": template}
+    if workload.kind == "StatefulSet":
+        body |= {"serviceName": workload.name, "podManagementPolicy": "Parallel"}
+    else:
+        body["strategy"] = {"type": "Recreate"}  # else a roll would want room for twice as many
+    return {"apiVersion": "apps/v1", "kind": workload.kind, "metadata": metadata, "spec": body}

@@ -1,0 +1,145 @@
+"""What goes wrong: programs of the cluster and of the product are killed with -9, in an order that a seed decides.
+
+By their pids. Those that a machine's own supervisor would start again are started again here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from testbed.cluster import Cluster
+from testbed.nodes import RealNode
+from testbed.shipping import NAMESPACE
+
+SCHEDULER, KUBE_SCHEDULER, AGENT = "aliquot scheduler", "kube-scheduler --config", "aliquot agent"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    at: float
+    kind: str
+    target: str
+
+
+def running(node: RealNode, program: str) -> list[int]:
+    """The processes on a node, in containers, whose command line has these words."""
+    return [pid for pid, command in node.contained() if program in command]
+
+
+class Faults(threading.Thread):
+    """One at a time, `every` so many seconds on average, until it is stopped; each kind as often as the others."""
+
+    def __init__(self, cluster: Cluster, *, seed: int, every: float, clock: Callable[[], float]) -> None:
+        super().__init__(name="faults", daemon=True)
+        self._cluster, self._rng, self._every, self._clock = cluster, random.Random(f"faults {seed}"), every, clock
+        self._ended = threading.Event()
+        self._may = threading.Event()
+        self._may.set()
+        self._lock = threading.Lock()
+        self.spared: set[int] = set()  # processes that are not killed for now
+        self.happened: list[Fault] = []
+        self.failure: BaseException | None = None
+        self._kinds: dict[str, Callable[[], str]] = {
+            "scheduler killed": lambda: self._kill(SCHEDULER),
+            "kube-scheduler killed": lambda: self._kill(KUBE_SCHEDULER),
+            "agent killed": lambda: self._kill(AGENT),
+            "kubelet killed": self._kubelet,
+            "containerd killed": self._containerd,
+            "API server killed": self._apiserver,
+            "scheduler's Pod deleted": self._scheduler_pod,
+        }
+
+    @property
+    def counted(self) -> Counter[str]:
+        return Counter(dict.fromkeys(self._kinds, 0)) + Counter(fault.kind for fault in self.happened)
+
+    def hold(self) -> None:
+        """Whatever was killed is up again when this returns, and nothing else is killed."""
+        self._may.clear()
+        with self._lock:
+            pass
+
+    def go_on(self) -> None:
+        self._may.set()
+
+    def end(self) -> None:
+        self._ended.set()
+        self._may.set()
+        self.join(120)
+
+    def run(self) -> None:
+        deck: list[str] = []
+        try:
+            while not self._ended.wait(self._rng.uniform(0.4, 1.6) * self._every):
+                if not self._may.wait(1.0):
+                    continue
+                with self._lock:
+                    if self._may.is_set() and not self._ended.is_set():
+                        deck = deck or self._rng.sample(tuple(self._kinds), len(self._kinds))
+                        self._do(deck.pop())
+        except BaseException as error:  # told by whoever runs the soak
+            self.failure = error
+
+    def _do(self, kind: str) -> None:
+        at = self._clock()
+        target = self._kinds[kind]()
+        if target:
+            self.happened.append(Fault(at, kind, target))
+
+    def _kill(self, program: str) -> str:
+        found = [(node.name, pid) for node in self._cluster.nodes for pid in running(node, program)]
+        found = [each for each in found if each[1] not in self.spared]
+        if not found:
+            return ""
+        name, pid = self._rng.choice(found)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        return f"{name}: {program}"
+
+    def _kubelet(self) -> str:
+        node = self._rng.choice(self._cluster.nodes)
+        node.stop_kubelet(kill=True)
+        time.sleep(self._rng.uniform(0.1, 2.0))
+        node.start_kubelet()
+        return node.name
+
+    def _containerd(self) -> str:
+        node = self._rng.choice(self._cluster.nodes)
+        node.stop_containerd(kill=True)
+        time.sleep(self._rng.uniform(0.1, 1.0))
+        node.start_containerd()
+        return node.name
+
+    def _apiserver(self) -> str:
+        self._cluster.plane.stop_apiserver(kill=True)
+        time.sleep(self._rng.uniform(0.1, 3.0))
+        self._cluster.plane.start_apiserver()
+        return "the only one"
+
+    def _scheduler_pod(self) -> str:
+        """As a drain does it, but with no patience."""
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods"
+        params = {"labelSelector": "app.kubernetes.io/component=scheduler"}
+        with contextlib.suppress(OSError):
+            pods = self._cluster.plane.api("GET", path, params=params)["items"]
+            spared = [pod for pod in pods if not self._is_spared(pod["metadata"]["uid"])]
+            if spared:
+                name = self._rng.choice(spared)["metadata"]["name"]
+                self._cluster.plane.api("DELETE", f"{path}/{name}", {"gracePeriodSeconds": self._rng.choice((0, 5))})
+                return str(name)
+        return ""
+
+    def _is_spared(self, uid: str) -> bool:
+        for pid in self.spared:
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/cgroup") as file:
+                if uid in file.read():
+                    return True
+        return False

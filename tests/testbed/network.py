@@ -1,0 +1,62 @@
+"""A Pod network for real nodes, where tests want one: Pods have addresses, and 10.96.N.1 leads to the API server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from testbed import nodeconfig
+
+_BRIDGE = Path(__file__).parent / "bridge.py"
+_PLUGIN = Path(__file__).parent / "cni.py"
+
+
+class Network:
+    """The network of one cluster, from now until it is closed, or until the test run ends however that ends."""
+
+    def __init__(self, folder: Path, *, api_port: int) -> None:
+        self._leases = folder / "leases"
+        self._leases.mkdir(parents=True)
+        log = folder / "bridge.log"
+        with log.open("ab") as errors:
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_BRIDGE), str(api_port)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+        assert self._keeper.stdout is not None
+        with self._keeper.stdout as told:
+            line = told.readline()
+        if not line:
+            raise RuntimeError(f"no Pod network: {log.read_text().strip()}")
+        self.number = int(json.loads(line)["number"])
+
+    @property
+    def services(self) -> str:
+        """For the API server's --service-cluster-ip-range; its first address is that of `kubernetes`."""
+        return f"10.96.{self.number}.0/24"
+
+    @property
+    def api_address(self) -> str:
+        return f"10.96.{self.number}.1"
+
+    def write_cni(self, config: Path, programs: Path) -> None:
+        """What a node's containerd needs to join its Pods."""
+        network = {
+            "type": "bridged",
+            "bridge": f"aliquot-net-{self.number}",
+            "prefix": f"10.244.{self.number}",
+            "leases": str(self._leases),
+        }
+        program = f"#!{sys.executable} -IS\n{_PLUGIN.read_text()}"
+        nodeconfig.write_plugin(config, programs, network=network, program=program)
+
+    def close(self) -> None:
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.close()
+        self._keeper.wait(10)
