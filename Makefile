@@ -9,7 +9,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 BUILD  := hatchling editables ziglang
 
 .DEFAULT_GOAL := help
-.PHONY: help install tools native protos run test browser screenshots e2e check fuzz audit chart docs format wheel web web-check web-built bench bench-gpu bench-scheduler bench-node bench-dashboard clean
+.PHONY: help install tools native protos run test browser screenshots e2e check fuzz audit chart docs format wheel image release web web-check web-built bench bench-gpu bench-scheduler bench-node bench-dashboard soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,15 @@ wheel: $(STAMP) ## the package for both architectures, and its sources, into dis
 	ALIQUOT_ARCH=x86_64 $(BIN)/python -m hatchling build --target wheel --directory dist
 	ALIQUOT_ARCH=aarch64 $(BIN)/python -m hatchling build --target wheel --directory dist
 	$(BIN)/python -m hatchling build --target sdist --directory dist
+
+ARCH ?= amd64
+
+image: $(STAMP) ## the image of ARCH=amd64 or arm64 as an OCI archive, into out/, without a container engine; ARGS="--refresh" for today's packages
+	@mkdir -p out
+	@$(BIN)/python deploy/image/build.py --arch $(ARCH) --out out/aliquot-$(ARCH).tar $(ARGS)
+
+release: $(STAMP) ## everything of a release with its checksums, into dist/; ARGS="--dirty" for a trial
+	@$(BIN)/python deploy/image/release.py $(ARGS)
 
 test: native $(TOOLS) ## everything that needs no cluster and no GPU
 	$(BIN)/python -m pytest -n auto
@@ -142,6 +151,13 @@ bench-node: native $(TOOLS) ## what the agent adds to a container's start, its m
 
 bench-dashboard: $(TOOLS) ## what the dashboard of 5,000 nodes costs the process that serves it; two minutes
 	$(BIN)/python bench/dashboard.py
+
+MINUTES ?= 30
+
+soak: native $(TOOLS) ## Pods of all dialects come and go while programs are killed, on the chart on real nodes, as root; MINUTES=30, writes docs/soak.md
+	@mkdir -p out
+	@$(BIN)/python tests/testbed/build.py
+	PYTHONPATH=tests $(BIN)/python -m soak.main --minutes $(MINUTES) --json out/soak.json --report docs/soak.md
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) out dist src/aliquot/lib src/aliquot/lib-* web/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""`make audit`: what we ship, its licences, what is known against it, and whether newer ones are out.
+"""`make audit`: what we ship, its licences, and what is known against it.
 
 Needs pip-audit (`make audit` installs it), npm, and the services that these two ask: so it is no part of CI. What could
 not be asked is said, and is a failure: no answer is not a good answer.
@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +62,7 @@ def _plain(name: str) -> str:
 
 
 def _licence(package: importlib.metadata.Distribution) -> str:
-    told = package.metadata
+    told: Any = package.metadata
     classes = [each.rpartition(" :: ")[2] for each in told.get_all("Classifier") or () if each.startswith("License")]
     text = told.get("License-Expression") or " and ".join(classes) or told.get("License") or "not told"
     return str(text).partition("\n")[0][:60]
@@ -111,15 +110,6 @@ def web_findings() -> tuple[list[str], list[str]]:
     return [f"{name}: {each['severity']}" for name, each in told["vulnerabilities"].items()], []
 
 
-def newer(packages: list[Shipped]) -> Iterator[str]:
-    """Those of which a newer version is out."""
-    told = _read(_ran(sys.executable, "-m", "pip", "list", "--outdated", "--format=json"))
-    names = {each.name for each in packages}
-    for each in told or ():
-        if _plain(each["name"]) in names:
-            yield f"{each['name']} {each['version']}: {each['latest_version']} is out"
-
-
 def main() -> int:
     """See the head of the file."""
     packages = shipped()
@@ -131,8 +121,6 @@ def main() -> int:
     print("asking what is known against them ...", flush=True)
     known, unasked = python_findings(packages)
     of_web, unasked_of_web = web_findings()
-    for line in newer(packages):
-        print(f"newer: {line}")
     for line in (*wrong, *known, *of_web):
         print(f"found: {line}")
     lost = [*unasked, *unasked_of_web]

@@ -14,7 +14,7 @@ import yaml
 
 from aliquot.adapters import kubeconfig
 from aliquot.adapters.certificates import Pair, issue, make_authority
-from aliquot.adapters.kubeconfig import Credential, KubeConfigError, find_server, read_kubeconfig
+from aliquot.adapters.kubeconfig import Credential, KubeConfigError, find_server, passed_over, read_kubeconfig
 
 NOW = 1_800_000_000.0
 Json = dict[str, Any]
@@ -294,6 +294,19 @@ def test_a_named_file_goes_before_the_environment_the_account_and_home(
     monkeypatch.setenv("KUBECONFIG", f"{bare}/not-there:{told}")
     assert find_server().url == "http://environment"
     assert find_server(written(bare, config({"server": "http://named"}), "named")).url == "http://named"
+
+
+def test_a_file_that_is_named_and_not_there_is_passed_over_for_the_pods_account_and_can_be_told(
+    bare: Path, monkeypatch: pytest.MonkeyPatch, authority: Pair
+) -> None:
+    """As client-go does. The vendor's DaemonSet names one that none of its volumes brings."""
+    in_a_pod(bare, monkeypatch, authority)
+    assert passed_over() == []
+    monkeypatch.setenv("KUBECONFIG", f"{bare}/kubelet.conf")
+    assert find_server().url == "https://10.0.0.1:6443"
+    assert passed_over() == [bare / "kubelet.conf"]
+    written(bare, config(), "kubelet.conf")
+    assert passed_over() == []
 
 
 def test_where_nothing_tells_it_is_said_what_was_looked_for_and_what_to_do(bare: Path) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from aliquot.adapters.movein import CannotVisitError, listener_of
+from aliquot.adapters.movein import listener_of
+from aliquot.adapters.processes import start_time
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount and unshare")
 
@@ -46,10 +47,11 @@ def host(tmp_path: Path) -> Path:
     return folder
 
 
-def contained(host: Path, kubelet: Path, code: str, *, begin: str = _BEGIN, wrapper: tuple[str, ...] = ()) -> Any:
-    """What the code prints, in a container with process ids and mounts of its own."""
+def contained(host: Path, kubelet: Path, code: str, *, own_ids: bool = True, wrapper: tuple[str, ...] = ()) -> Any:
+    """What the code prints, in a container with mounts and, unless told otherwise, process ids of its own."""
     words = [sys.executable, "-c", _HEAD + code, str(host), str(kubelet)]
-    command = ["unshare", "--pid", "--mount-proc", "--fork", "--kill-child", "sh", "-c", f'{begin}exec "$@"', "sh"]
+    apart = ["--pid", "--mount-proc"] if own_ids else ["--mount"]
+    command = ["unshare", *apart, "--fork", "--kill-child", "sh", "-c", f'{_BEGIN}exec "$@"', "sh"]
     done = subprocess.run(
         [*command, *wrapper, *words],
         env={**os.environ, "HOST": str(host)},
@@ -91,8 +93,6 @@ def test_processes_of_the_host_are_seen_by_the_numbers_they_have_there(host: Pat
         "print(json.dumps([before, movein.is_seen(kubelet), number, processes.start_time(number), os.getpid(),\n"
         "  processes.own_number() > 1, processes.known_as(os.getpid()) == processes.own_number(), parent > 0]))\n"
     )
-    from aliquot.adapters.processes import start_time
-
     ours = os.getpid()
     assert contained(host, kubelet, code) == [False, True, ours, start_time(ours), 1, True, True, True]
 
@@ -117,9 +117,18 @@ def test_a_kubelet_that_does_not_listen_is_an_error_of_the_system(tmp_path: Path
         listener_of(tmp_path / "kubelet.sock")
 
 
-def test_a_socket_of_a_kind_that_tells_nobody_is_said_to_be_one(kubelet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aliquot.adapters import movein
+class TestAnOlderLinux:
+    """Which does not tell whose a socket is, but by process id; and in whose PID namespace that has to be."""
 
-    monkeypatch.setattr(movein, "SO_PEERPIDFD", 9999)  # as on a Linux that does not know it
-    with pytest.raises(CannotVisitError, match="does not say whose"):
-        listener_of(kubelet)
+    OLDER = "movein.SO_PEERPIDFD = 9999; kubelet = movein.listener_of(Path(sys.argv[2]))\n"
+
+    def test_with_the_hosts_process_ids_the_folders_are_fetched_all_the_same(self, host: Path, kubelet: Path) -> None:
+        code = f"{self.OLDER}movein.fetch(kubelet, {{host: 0o755}}); print(json.dumps(os.listdir(host)))\n"
+        assert contained(host, kubelet, code, own_ids=False) == ["there"]
+
+    def test_with_ids_of_its_own_it_says_that_it_cannot_know(self, host: Path, kubelet: Path) -> None:
+        code = (
+            f"try:\n    {self.OLDER}except movein.CannotVisitError as error:\n"
+            "    print(json.dumps('does not say whose' in str(error)))\n"
+        )
+        assert contained(host, kubelet, code)

@@ -152,6 +152,19 @@ def test_who_holds_a_slot_the_kernel_says(page: Page, child: Child) -> None:
     assert (page.holder(3), page.holder(4)) == (holding.pid, None)
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can unshare")
+def test_a_holder_out_of_our_pid_namespace_has_the_number_that_proc_has_for_it(page: Page, child: Child) -> None:
+    """As for an agent without hostPID that has fetched the host's /proc; with its own there is none."""
+    holding = child(HOLD, page.path, 3, GIB)
+    code = (
+        "import sys; from pathlib import Path; from aliquot.adapters.page import Page\n"
+        "print(Page(Path(sys.argv[1]), []).holder(3))"
+    )
+    for proc, expected in (([], holding.pid), (["--mount-proc"], 0)):
+        command = ["unshare", "--pid", *proc, "--fork", sys.executable, "-c", code, str(page.path)]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{expected}\n"
+
+
 def test_a_slot_that_was_swept_can_be_taken_again(page: Page, child: Child) -> None:
     dying = child(HOLD, page.path, 2, GIB)
     dying.kill()

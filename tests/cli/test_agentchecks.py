@@ -46,6 +46,13 @@ def test_a_node_that_is_well_has_a_line_per_check_and_nothing_to_do() -> None:
     assert {each.check: each.what for each in found}["agent"] == "pid 5 is ready: 2 cards, 1 Pod on them"
 
 
+def test_what_the_agent_does_without_is_a_note() -> None:
+    status = the_agent()
+    status["agent"]["notes"] = ["another program listens on port 9479"]
+    (note,) = notes(findings(the_site(agent=status)))
+    assert (note.check, note.what) == ("agent", "another program listens on port 9479")
+
+
 def test_without_the_node_object_the_rest_is_still_looked_at() -> None:
     assert [each.check for each in findings(unseen=True)] == ["kubelet", "agent", "database", "shim", "cards", "cdi"]
 

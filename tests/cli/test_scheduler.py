@@ -181,6 +181,8 @@ def test_a_file_that_is_not_there_is_named(started: Started, tmp_path: Path) -> 
         (["--priority", "best"], "'best' is not one of"),
         (["--port", "0"], "--port"),
         (["--memory-unit", "GB"], "--memory-unit"),
+        (["--dialects", "qgpu,nano"], '--dialects: "qgpu,nano" is not allowed: qgpu, t9k, gpushare'),
+        (["--dialects", ""], "--dialects"),
         (["--kubeconfig", "/no/such/file"], "/no/such/file: No such file"),
         (["--webhook-url", "https://x"], "give it a --webhook-port"),
         (["--webhook-port", "1", "--webhook-url", "http://x"], "https://HOST:PORT"),
@@ -205,6 +207,27 @@ def test_a_port_that_is_taken_is_named(started: Started) -> None:
     started.error = OSError(98, "Address already in use")
     said = _refused("--bind-address", "127.0.0.1", "--port", "4444")
     assert "cannot listen on 127.0.0.1:4444: Address already in use; name another --port" in said
+
+
+def test_of_the_dialects_those_are_served_that_are_named(started: Started, tmp_path: Path) -> None:
+    _ran("--dialects", "qgpu, gpushare", "--webhook-port", "8443")
+    webhook: Any = started.settings.webhook
+    assert started.settings.served == webhook.served == {"qgpu", "gpushare"}
+    _ran("--config", _file(tmp_path, {"dialects": "t9k"}))
+    assert started.settings.served == {"t9k"}
+    _ran()
+    assert started.settings.served == {"qgpu", "t9k", "gpushare"}
+
+
+def test_in_a_pod_its_lease_and_its_webhook_are_in_its_own_namespace(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POD_NAMESPACE", "aliquot-system")
+    _ran("--webhook-port", "8443")
+    webhook: Any = started.settings.webhook
+    assert started.settings.lease_namespace == webhook.namespace == webhook.where.namespace == "aliquot-system"
+    _ran("--lease-namespace", "gpu")
+    assert started.settings.lease_namespace == "gpu"
 
 
 def test_the_webhook_is_off_until_it_has_a_port(started: Started) -> None:

@@ -48,6 +48,15 @@ def test_a_log_belongs_to_who_ran(machine: Machine) -> None:
     assert "Permission denied" in said.stderr
 
 
+def test_nobody_empties_anothers_log_by_taking_its_name(machine: Machine) -> None:
+    name = machine.detach("--name", "precious", "--memory", "1", "--", "echo", "ours")
+    eventually(lambda: not machine.names())
+    said = as_nobody(machine, "run", "-d", "--name", name, "--memory", "1", "--", "echo", "theirs")
+    assert said.returncode == 2
+    assert "a run of another user has left its log under this one" in said.stderr
+    assert machine.aliquot("logs", name).stdout == "ours\n"
+
+
 def test_one_stops_ones_own_and_nobody_elses(machine: Machine) -> None:
     roots = machine.detach("--memory", "1", "--", *FOREVER)
     said = as_nobody(machine, "stop", roots)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +70,13 @@ def _holds(expression: Json, labels: Mapping[str, str]) -> bool:
     if operator == "NotIn":
         return value not in values
     assert operator in ("Exists", "DoesNotExist"), operator
-    return (value is not None) == (operator == "Exists")
+    return (value is not None) is (operator == "Exists")
 
 
 def _tolerated(spec: Json, taint: Mapping[str, str]) -> bool:
     def matches(each: Json) -> bool:
-        same = each.get("operator", "Equal") == "Exists" or each.get("value", "") == taint.get("value", "")
-        return each.get("key") in (None, taint["key"]) and each.get("effect") in (None, taint["effect"]) and same
+        if each.get("operator") != "Exists" and each.get("value", "") != taint.get("value", ""):
+            return False
+        return each.get("key") in (None, taint["key"]) and each.get("effect") in (None, taint["effect"])
 
     return taint["effect"] == "PreferNoSchedule" or any(map(matches, spec.get("tolerations", ())))
-
-
-def words_of(text: str, resources: Iterable[str]) -> list[str]:
-    """Those of the resources that the text names."""
-    return [each for each in resources if each in text]

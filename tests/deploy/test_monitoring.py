@@ -24,7 +24,7 @@ def objects() -> Objects:
 def _known() -> set[str]:
     """Every metric that the pages tell of, which tests/test_docs.py holds to the code."""
     pages = "".join((ROOT / "docs" / page).read_text() for page in ("operations.md", "agent.md"))
-    return {name for name in re.findall(r"`(aliquot_\w+)`", pages)}
+    return set(re.findall(r"`(aliquot_\w+)`", pages))
 
 
 def _asked(expression: str) -> set[str]:
@@ -88,9 +88,8 @@ def test_the_dashboard_is_shipped_whole(objects: Objects) -> None:
 def test_monitors_find_the_ports_by_their_names(objects: Objects) -> None:
     (service,) = objects.one("ServiceMonitor", "aliquot-scheduler")["spec"]["endpoints"]
     (pod,) = objects.one("PodMonitor", "aliquot-agent")["spec"]["podMetricsEndpoints"]
-    ports = {
-        port["name"] for spec in objects.pods().values() for each in spec["containers"] for port in each.get("ports", ())
-    }
+    made = [each for spec in objects.pods().values() for each in spec["containers"]]
+    ports = {port["name"] for each in made for port in each.get("ports", ())}
     assert {service["port"], pod["port"]} <= ports
     assert pod["honorLabels"], "series of tenants carry their own namespace and pod"
 

@@ -16,6 +16,7 @@ from aliquot.dialects.cdi import (
     Mount,
     Spec,
     driver_edits,
+    is_silent,
     name_of,
     parse_spec,
     passes_cdi,
@@ -210,9 +211,25 @@ def test_a_runtime_that_reads_cdi_unless_told_not_to(runtime: str) -> None:
     assert reads_cdi(runtime)
 
 
-@pytest.mark.parametrize("runtime", ["containerd://1.7.27", "docker://26.1.0", "containerd", "containerd://", "", "containerd://\u00b2.0", "cri-o://" + "9" * 5000])
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        "containerd://1.7.27",
+        "docker://26.1.0",
+        "containerd",
+        "containerd://",
+        "",
+        "containerd://\u00b2.0",
+        "cri-o://" + "9" * 5000,
+    ],
+)
 def test_a_runtime_of_which_nobody_can_tell_counts_as_one_that_does_not(runtime: str) -> None:
     assert not reads_cdi(runtime)
+
+
+def test_a_runtime_that_does_not_answer_is_known_by_the_kubelets_word_for_it() -> None:
+    assert is_silent("containerd://Unknown")
+    assert not is_silent("containerd://2.1.4")
 
 
 @pytest.mark.parametrize("kubelet", ["v1.29.0", "v1.31.2+k3s1", "v1.36.0-rc.0", "1.30.1-gke.100", "v2.0.0"])

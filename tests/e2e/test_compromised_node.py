@@ -27,7 +27,6 @@ def patched(agent: Client, path: str, patch: Any) -> str:
     try:
         agent("PATCH", path, patch, content_type="application/strategic-merge-patch+json")
     except Refused as refused:
-        assert refused.status in (403, 422)
         return str(refused)
     return ""
 

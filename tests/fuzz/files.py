@@ -89,6 +89,11 @@ def _driver_file(path: Path) -> None:
     driver_edits(content, ["GPU-0"], indices={"GPU-0": 0})
 
 
+def _checkpoint(path: Path) -> None:
+    for entry in read_checkpoint(path) or ():
+        assert isinstance(entry.pod_uid, str)
+
+
 def _cdi(path: Path) -> None:
     folder = CdiFolder(path.parent, render_spec, parse_cdi)
     for spec in folder.specs():
@@ -192,7 +197,7 @@ TARGETS: tuple[Target, ...] = (
     Target("scheduler-config", _yaml(_CONFIG), written(_config)),
     Target("driver-file", _yaml(_DRIVER), written(_driver_file, name="nvidia.yaml")),
     Target("cdi-files", damaged([render_spec(_SPEC)]) | st.binary(), written(_cdi, name=_SPEC.name.file)),
-    Target("checkpoint", _yaml(_CHECKPOINT), written(lambda path: read_checkpoint(path) and None)),
+    Target("checkpoint", _yaml(_CHECKPOINT), written(_checkpoint)),
     Target("database", damaged([_database()]) | st.binary(), written(_store, name="state.db"), 25),
     plain("versions", texts, _versions),
 )

@@ -49,9 +49,20 @@ PODS = [
     pod_json("p", on="n1", annotations={"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_POD": "4"}),
     pod_json("p", on="n1", annotations={"scheduler.framework.gpushare.allocation": '{"0":{"0":4}}'}),
 ]
-NODES = [node_json("n1", 16, 24), node_json("n1", **{MEM: "32", COUNT: "2"}), node_json("n2", labels={})]
-_NODE = dialects.parse_node(NODES[0])
-assert isinstance(_NODE, Node)
+NODES = [
+    node_json("n1", 16, 24),
+    node_json("n1") | {"status": {"capacity": {MEM: "32", COUNT: "2"}}},
+    node_json("n2", labels={}),
+]
+
+
+def _parsed(told: object) -> Node:
+    found = dialects.parse_node(told)
+    assert isinstance(found, Node)
+    return found
+
+
+_NODE = _parsed(NODES[0])
 
 
 def _said(found: object) -> None:

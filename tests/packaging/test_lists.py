@@ -87,6 +87,5 @@ def test_what_is_dropped_takes_its_empty_folders_along_and_no_others() -> None:
 def test_changelogs_of_packages_are_dropped_and_their_copyright_files_are_not() -> None:
     patterns = contents.patterns((image.HERE / "dropped.txt").read_text())
 
-    assert all(pattern.startswith("usr/") for pattern in patterns)
     assert not contents.without({"usr/share/doc/libc6/changelog.gz": Entry()}, patterns)
     assert contents.without({"usr/share/doc/libc6/copyright": Entry()}, patterns)

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from aliquot.dialects import MemoryUnit
+from aliquot.dialects import MemoryUnit, Rules
 from aliquot.dialects.native import GRANT
 from aliquot.dialects.objects import PodObject
 from aliquot.model.claim import Claim
@@ -71,6 +71,47 @@ def bound(cluster: Cluster, pod: Json, placed: Placed) -> PodObject:
     node = cluster.board.node(placed.grant.node)
     assert node is not None
     return as_pod(bound_json(pod, placed.claim, placed.grant, node, cluster.rules))
+
+
+def test_a_node_whose_agent_is_away_takes_no_pod_until_it_is_back_and_keeps_what_it_has() -> None:
+    away = live_node()
+    away.metadata.annotations = {**(away.metadata.annotations or {}), "aliquot.dev/agent": "away"}
+    cluster = a_cluster(live_node())
+    cluster.set_pod(live_pod(on="n1", annotations=ON_CARD_0))
+    cluster.set_node(away)
+    claim = claim_of(cluster, live_pod("q"))
+    assert list(cluster.filter(claim, ["n1"]).fit) == []
+    assert isinstance(cluster.assume(claim, "n1"), list), "nor one that was on its way"
+    assert cluster.closed == {"n1": ("agent away",)}
+    cluster.set_node(live_node())
+    assert list(cluster.filter(claim, ["n1"]).fit) == ["n1"]
+    assert (free(cluster), cluster.closed) == (12, {})
+
+
+def test_a_pod_of_a_dialect_that_is_not_served_does_not_wait_for_us() -> None:
+    cluster = Cluster("binpack", Rules(served=frozenset({"qgpu"})))
+    cluster.set_node(live_node(labels=ALL))
+    pod = live_pod(limits={MEM: "4"})
+    cluster.set_pod(pod)
+    assert cluster.read(pod) is None
+    assert cluster.pending == {}
+
+
+def test_whoever_is_on_a_card_counts_in_whatever_dialect_he_came() -> None:
+    """The mode was another when it was placed; its card is taken all the same."""
+    cluster = Cluster("binpack", Rules(served=frozenset({"qgpu"})))
+    cluster.set_node(live_node(labels=ALL))
+    before = free(cluster)
+    cluster.set_pod(live_pod(limits={MEM: "4"}, on="n1", annotations=ON_CARD_0))
+    assert free(cluster) == before - 4
+
+
+def test_a_pod_of_a_dialect_that_is_not_served_and_that_no_annotation_places_is_somebody_elses() -> None:
+    cluster = Cluster("binpack", Rules(served=frozenset({"qgpu"})))
+    cluster.set_node(live_node(labels=ALL))
+    before = free(cluster)
+    cluster.set_pod(live_pod(limits={MEM: "4"}, on="n1"))
+    assert (free(cluster), cluster.placed) == (before, {})
 
 
 # --- Pods ------------------------------------------------------------------------------------------------------------

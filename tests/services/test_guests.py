@@ -157,6 +157,21 @@ class TestInFlight:
         assert (seen.cards, seen.tenant) == ("GPU-1", uid(pod))
         assert house.agent.guests.uids == frozenset()
 
+    def test_and_carries_our_annotation_from_then_on(self, house: House) -> None:
+        """Whoever takes us away looks for that: a container of it needs what we made."""
+        house.run(a_peers_pod(card=1, assigned="false"))
+        ((_, marks),) = house.agent.clerk._marks.values()
+        assert marks[gpushare.ASSIGNED] == "true"
+        assert '"uuid":"GPU-1"' in marks[native.GRANT]
+
+    def test_but_not_one_that_would_not_be_read_back(self, house: House) -> None:
+        pod = a_peers_pod(gib=4, assigned="false")
+        allocation = json.dumps({"0": {"0": 1, "1": 3}})
+        pod["metadata"]["annotations"].update({gpushare.ALLOCATION: allocation, gpushare.COUNT: "2"})
+        house.run(pod)
+        ((_, marks),) = house.agent.clerk._marks.values()
+        assert native.GRANT not in marks
+
 
 class TestWhichCard:
     def test_the_answer_is_believed_where_the_annotation_names_another_card(self, house: House) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import aliquot
 from aliquot.adapters.kube import ApiError, Unreachable
 from aliquot.dialects import DEFAULT_RULES
 from aliquot.dialects.objects import NodeObject, PodObject
@@ -155,6 +156,17 @@ class TestTheNode:
         desk.hear(runtime="containerd://2.2.0")
         assert desk.clerk.runtime == "containerd://2.2.0"
 
+    def test_a_runtime_that_is_restarted_is_the_one_it_was(self, desk: Clerk) -> None:
+        desk.hear(runtime="containerd://2.1.0")
+        desk.hear(runtime="containerd://Unknown")
+        assert desk.clerk.runtime == "containerd://2.1.0"
+
+    def test_a_node_whose_runtime_has_never_told_its_version_is_waited_for(self, desk: Clerk) -> None:
+        desk.hear(runtime="containerd://Unknown")
+        assert not desk.clerk.heard.is_set()
+        desk.hear(runtime="containerd://1.7.0")
+        assert desk.clerk.heard.is_set()
+
     def test_a_name_that_no_node_has_is_said(self, desk: Clerk, caplog: pytest.LogCaptureFixture) -> None:
         desk.clerk.listed(0)
         (record,) = caplog.records
@@ -192,6 +204,28 @@ class TestTheInventory:
         desk.hear()  # without the annotation
         assert not desk.clerk.published
         run(desk, lambda: desk.clerk.published)
+
+    def test_beside_it_stands_the_agents_release_or_that_it_is_away(self, desk: Clerk) -> None:
+        def told() -> object:
+            return desk.api.objects[NODE]["metadata"].get("annotations", {}).get("aliquot.dev/agent")
+
+        desk.hear()
+        desk.clerk.publish(CARDS, here=False)  # the kubelet has not taken our devices yet
+        run(desk, lambda: desk.clerk.published)
+        assert told() == "away"
+        desk.clerk.publish(CARDS, here=True)
+        run(desk, lambda: desk.clerk.published)
+        assert told() == aliquot.__version__
+        assert asyncio.run(desk.clerk.leave())
+        assert told() == "away", "and the next agent says otherwise"
+        assert self.there(desk) == ["GPU-0", "GPU-1"], "the cards are still known"
+
+    def test_an_api_server_that_is_away_does_not_keep_us_from_ending(self, desk: Clerk) -> None:
+        assert not asyncio.run(desk.clerk.leave()), "no Node was ever told"
+        desk.hear()
+        desk.clerk.publish(CARDS, here=True)
+        desk.api.refuse = lambda verb, path: Unreachable("no answer")
+        assert not asyncio.run(desk.clerk.leave())
 
     def test_it_waits_for_the_node(self, desk: Clerk) -> None:
         desk.clerk.publish(CARDS, here=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from aliquot.services.premises import UpError, check_mounted
+from aliquot.services.premises import UpError, check_mounted, make_folder
 
 LAYERS = "36 22 0:31 / / rw,relatime - overlay overlay rw,lowerdir=/l,upperdir=/u"
 DISK = "36 22 8:1 / / rw,relatime - ext4 /dev/sda1 rw"
@@ -40,3 +41,14 @@ def test_whoever_went_to_the_hosts_own_root_needs_no_mount(mounts: Path) -> None
 def test_out_of_a_pod_nothing_is_looked_at(mounts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
     check_mounted(["/var/lib/aliquot"], mounts=mounts)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a link of another user's")
+def test_a_home_that_a_link_of_somebody_else_leads_to_is_not_used(tmp_path: Path) -> None:
+    """It may lead to a folder of ours that is for other things."""
+    (tmp_path / "etc").mkdir(mode=0o700)
+    (tmp_path / "home").symlink_to("etc")
+    os.lchown(tmp_path / "home", 65534, 65534)
+    with pytest.raises(UpError, match="belongs to user 65534"):
+        make_folder(str(tmp_path / "home"), 0o755)
+    assert (tmp_path / "etc").stat().st_mode & 0o777 == 0o700

@@ -260,6 +260,19 @@ def test_a_certificate_is_renewed_in_the_secret_before_it_is_shown() -> None:
     assert [body["metadata"]["resourceVersion"] for path, body, *_ in rig.api.sent("patch") if path == SECRET]
 
 
+def test_a_secret_that_a_chart_made_empty_is_filled_and_stays_the_charts(caplog: pytest.LogCaptureFixture) -> None:
+    metadata = {"name": "aliquot-webhook-tls", "labels": {"by": "helm"}, "resourceVersion": "1"}
+    rig = Rig(Api({SECRET: {"metadata": metadata, "type": "Opaque"}}))
+    rig.step()
+    assert rig.keeper.keys is not None
+    assert rig.kept("tls.crt") == rig.keeper.keys.serving.certificate
+    assert (rig.api.objects[SECRET]["type"], rig.api.objects[SECRET]["metadata"]["labels"]) == (
+        "Opaque",
+        {"by": "helm"},
+    )
+    assert "holds no keys" not in caplog.text
+
+
 def test_a_new_authority_is_in_the_bundle_beside_the_old_one() -> None:
     rig = Rig()
     rig.step()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from soak.churn import SPACE, Workload
+from testbed import objects
 from testbed.cluster import Cluster
 from testbed.holdings import GRANT, judge
 from testbed.nodes import RealNode
@@ -87,9 +88,14 @@ class Checks:
             enough = workload.kind == "Job" and workload.name in done
             if ready[workload.name] < workload.replicas and not enough:
                 mine = [pod for pod in pods if pod["metadata"]["labels"]["workload"] == workload.name]
-                why = "; ".join(f"{pod['metadata']['name']} {_why(pod)}" for pod in mine) or "no Pod"
+                why = "; ".join(f"{pod['metadata']['name']} {_why(pod)}" for pod in mine) or self._told(workload.name)
                 found.append(f"{workload.name} has {ready[workload.name]} of {workload.replicas}: {why}")
         return found
+
+    def _told(self, workload: str) -> str:
+        """Why there is no Pod at all."""
+        events = objects.events_of(self._cluster.plane, workload, SPACE)
+        return f"no Pod: {events[-1][1] if events else 'no event'}"
 
     # When nothing is wanted any more
 
@@ -138,7 +144,8 @@ def differences(pod: Object, report: Mapping[str, Any]) -> list[str]:
     wanted = sorted((share["uuid"], share.get("memory_mib")) for share in shares)
     seen = sorted((card["uuid"], card["total"] >> 20) for card in report["cuda"].get("cards", ()))
     if [uuid for uuid, _ in wanted] != [uuid for uuid, _ in seen]:
-        return [f"granted {[uuid for uuid, _ in wanted]}, sees {[uuid for uuid, _ in seen]}"]
+        env = report["env"]
+        return [f"granted {[uuid for uuid, _ in wanted]}, sees {[uuid for uuid, _ in seen]}, environment {env}"]
     return [
         f"granted {memory} MiB of {uuid}, sees {there}"
         for (uuid, memory), (_, there) in zip(wanted, seen, strict=True)

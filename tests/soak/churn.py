@@ -82,9 +82,10 @@ def some_shape(rng: random.Random, card_gib: int) -> Shape:
     """A Pod of one of the dialects, of any size up to two fifths of a card."""
     gib, core = rng.randrange(1, card_gib * 2 // 5 + 1), rng.randrange(5, 41)
     dialect = rng.choice(("qgpu", "online", "offline", "gpushare", "two cards", "t9k"))
-    if dialect in ("qgpu", "online"):
-        told = {APP_CLASS: "online"} if dialect == "online" else {}
-        return Shape(dialect, {QGPU_MEMORY: gib, QGPU_CORE: core}, told, max(gib / card_gib, core / 100))
+    if dialect == "qgpu":
+        return Shape(dialect, {QGPU_MEMORY: gib, QGPU_CORE: core}, {}, max(gib / card_gib, core / 100))
+    if dialect == "online":
+        return Shape(dialect, {QGPU_MEMORY: gib}, {APP_CLASS: "online"}, gib / card_gib)
     if dialect == "offline":
         return Shape(
             dialect, {QGPU_MEMORY: gib, QGPU_GREEDY: core}, {APP_CLASS: "offline"}, max(gib / card_gib, core / 100)

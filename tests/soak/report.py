@@ -41,6 +41,7 @@ class Results:
     most_at_once: int
     refused: dict[str, int]
     calms: list[float]
+    slow: list[str]
     lost: list[str]
     over_allocated: list[str]
     stuck: list[str]
@@ -96,6 +97,7 @@ def results(soak: Soak) -> Results:
         most_at_once=checks.most_at_once,
         refused=dict(checks.failed),
         calms=soak.calms,
+        slow=soak.slow,
         lost=soak.lost,
         over_allocated=[each for each in checks.wrong if each not in stuck],
         stuck=stuck,
@@ -176,12 +178,19 @@ def _page(found: Results) -> str:
         ("Pods that ran", f"{found.pods:,}, at most {found.most_at_once} at once"),
         ("containers looked into from inside", f"{found.looked_into:,}"),
         ("faults", f"{sum(found.faults.values()):,}"),
-        ("**lost**: wanted, and not running within a minute of calm", f"**{lost}**"),
+        ("**lost**: wanted, and not running within 90 s of calm", f"**{lost}**"),
         ("**over-allocated**, or a container on a card that is not its own", f"**{len(found.over_allocated)}**"),
         ("**leaked**: anything left of a Pod, or of the product after its uninstallation", f"**{len(found.leaked)}**"),
         ("calm until all that is wanted ran, at worst", f"{calm:.0f} s"),
     ]
-    out = [_HEAD.format(minutes=f"{found.minutes:g}", seed=found.seed, machine=_machine()), *_table("", "", rows)]
+    head = _HEAD.format(
+        minutes=f"{found.minutes:g}",
+        seed=found.seed,
+        machine=_machine(),
+        every=found.settings["fault_every"],
+        calm=found.settings["calm_every"],
+    )
+    out = [head, *_table("", "", rows)]
     wrong = [*found.lost, *found.stuck, *found.over_allocated, *found.leaked]
     if wrong:
         out += ["", "What was wrong:", "", *(f"- {each}" for each in wrong)]
@@ -238,11 +247,14 @@ _HEAD = """# Soak
 `make soak MINUTES={minutes}` wrote this page (seed {seed}; {machine}).
 The product is installed by its chart on two real nodes with four simulated cards each; everything else is real.
 Deployments, StatefulSets and Jobs of all dialects come, grow, shrink, are rolled anew and go; their containers use the
-cards, end, and are started again. All the while a program of the cluster or of the product is killed with -9, about one
-every nine seconds. Every second all grants are added up by code that is not the product's, and every container tells
-which cards it sees. Every three minutes nothing is killed and nothing is asked for, and all that is wanted must run.
+cards, end, and are started again. All the while, every {every:g} seconds or so, a program of the cluster or of the
+product is killed with -9. Every second all grants are added up by code that is not the product's, and every container
+tells which cards it sees. Every {calm:g} seconds nothing is killed and nothing is asked for, and all that is wanted must
+run. A scheduler's Pod deleted is as by a drain in a hurry. The webhook's `failurePolicy` is `fail`: with `ignore`, a Pod
+made in the second in which nobody answers goes to the cluster's own kube-scheduler, past us, and the agent refuses it.
 """
-_REFUSED = """Pods that failed, while the agent of their node was away or with their kubelet: {refused}. Their controllers
-made them anew; what is wanted counts as running only when the replacement does."""
-_SPARED = """From minute {begin} to minute {end} the leading scheduler and the agent of n1 were not killed. Their memory in
-the second half of that stretch, by a straight line through a sample every five seconds; flat is up to 2 % of it:"""
+_REFUSED = """Pods that failed, while the agent of their node was away or with their kubelet: {refused}.
+Their controllers made them anew; what is wanted counts as running only when the replacement does."""
+_SPARED = """From minute {begin} to minute {end} the leading scheduler and the agent of n1 were not killed.
+Their memory in the second half of that stretch, by a straight line through a sample every five seconds; flat is up to
+2 % of it:"""

@@ -30,6 +30,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import grpc
 import yaml
@@ -302,11 +303,14 @@ class Peer:
     ) -> None:
         self.plane, self.nodes, self.folder, self.cards = plane, tuple(nodes), folder, cards
         self.port = free_port()
-        self.extender = self._start_extender(form)
-        self.kube: KubeScheduler = plane.start_scheduler(self._configuration(), "kube-scheduler-gpushare")
+        self.start_scheduling(form)
         self.plugins: dict[str, NodeProgram] = {}
         for node in self.nodes:
             self.start_plugin(node)
+
+    def start_scheduling(self, form: str = "both") -> None:
+        self.extender = self._start_extender(form)
+        self.kube: KubeScheduler = self.plane.start_scheduler(self._configuration(), "kube-scheduler-gpushare")
 
     def change_form(self, form: str) -> None:
         """An extender of another age: it writes the old annotations alone, or both."""
@@ -350,28 +354,17 @@ class Peer:
 
     def inspect(self) -> Object:
         """The extender's own JSON."""
-        from urllib.request import urlopen
-
         with urlopen(f"http://{HOST}:{self.port}{_PREFIX}/inspect", timeout=10) as response:
             found: Object = json.load(response)
         return found
 
     def _configuration(self) -> Object:
         """The peer's policy file, as a configuration of today."""
-        extender = {
-            "urlPrefix": f"http://{HOST}:{self.port}{_PREFIX}",
-            "filterVerb": "filter",
-            "bindVerb": "bind",
-            "enableHTTPS": False,
-            "nodeCacheCapable": True,
-            "managedResources": [{"name": MEM, "ignoredByScheduler": False}],
-            "ignorable": False,
-        }
-        return {
-            "apiVersion": "kubescheduler.config.k8s.io/v1",
-            "kind": "KubeSchedulerConfiguration",
-            "extenders": [extender],
-        }
+        verbs = {"urlPrefix": f"http://{HOST}:{self.port}{_PREFIX}", "filterVerb": "filter", "bindVerb": "bind"}
+        ours = [{"name": MEM, "ignoredByScheduler": False}]
+        extender = {**verbs, "enableHTTPS": False, "nodeCacheCapable": True, "managedResources": ours}
+        head = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
+        return {**head, "extenders": [{**extender, "ignorable": False}]}
 
 
 def _command(*words: str) -> list[str]:

@@ -60,6 +60,7 @@ def overbooked(plane: ControlPlane) -> list[str]:
 class _Books:
     used: Cards = field(default_factory=lambda: defaultdict(lambda: defaultdict(int)))
     pods: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))  # by card
+    qgpu: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))  # those of qGPU's, whose rule it is
     alone: dict[int, str] = field(default_factory=dict)  # cards that one Pod has to itself
     here: list[str] = field(default_factory=list)  # all Pods but those of DaemonSets
     owner: str | None = None  # who has the whole node
@@ -86,6 +87,8 @@ def judge(nodes: Mapping[str, Object], pods: Iterable[Object]) -> list[str]:
         for card, use in held(pod).items():
             _add(book.used, [{"index": today[card], **use}])
             book.pods[today[card]].append(name)
+            if _is_qgpu(pod):
+                book.qgpu[today[card]].append(name)
         for card in _exclusive(grant):
             book.alone[today[card]] = name
     return wrong + [sentence for name, book in books.items() for sentence in _judge(name, nodes.get(name), book)]
@@ -105,8 +108,8 @@ def _judge(name: str, node: Object | None, book: _Books) -> Iterable[str]:
         for what in (_CORE, _GREEDY):
             if use[what] > _WHOLE:
                 yield f"card {card} of {name}: {what} {use[what]} given to {book.pods[card]}"
-        if card in sizes and shared_by_four and len(book.pods[card]) > round(sizes[card] / 1024) // 4:
-            yield f"card {card} of {name} is shared by {book.pods[card]}, more than its memory / 4"
+        if card in sizes and shared_by_four and len(book.qgpu[card]) > round(sizes[card] / 1024) // 4:
+            yield f"card {card} of {name} is shared by {book.qgpu[card]}, more than its memory / 4"
 
 
 def sizes_of(node: Object) -> dict[int, int]:
@@ -137,6 +140,12 @@ def _numbers(grant: Mapping[str, Any], node: Object | None) -> dict[int, int]:
 def _grant(pod: Object) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(pod["metadata"]["annotations"][GRANT])
     return found
+
+
+def _is_qgpu(pod: Object) -> bool:
+    """Others may come to a card that has as many Pods as qGPU's rule allows."""
+    asked = [each.get("resources", {}).get("limits", {}) for each in pod["spec"]["containers"]]
+    return any(resource.startswith("tke.cloud.tencent.com/qgpu-") for limits in asked for resource in limits)
 
 
 def _exclusive(grant: Mapping[str, Any]) -> set[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from manifests import MEM, QGPU_CORE
+from manifests import MEM, QGPU_CORE, QGPU_MEMORY
 from testbed.gpus import gpushare_node, inventory, qgpu_node
 from testbed.holdings import held, judge
 from testbed.objects import Object, container, pod
@@ -13,7 +13,7 @@ from testbed.objects import Object, container, pod
 
 def _holding(name: str, *shares: dict[str, Any], node: str = "n", whole_node: bool = False, **more: Any) -> Object:
     """A Pod on the node whose container `main` has those shares of cards."""
-    made = pod(name, {MEM: 1}, node=node, **more)
+    made = pod(name, more.pop("limits", {MEM: 1}), node=node, **more)
     grant = {"v": 1, "node": "n", "whole_node": whole_node, "containers": [{"name": "main", "cards": list(shares)}]}
     made["metadata"]["annotations"]["aliquot.dev/grant"] = json.dumps(grant)
     return made
@@ -62,8 +62,15 @@ def test_a_grant_of_another_node_is_seen() -> None:
 def test_more_slices_than_a_quarter_of_the_gib_are_seen() -> None:
     nodes = {"n": qgpu_node("n", 8)}
     assert nodes["n"]["status"]["capacity"][QGPU_CORE] == "100"
-    assert judge(nodes, [_holding(name, _share(0, 1)) for name in "ab"]) == []
-    assert len(judge(nodes, [_holding(name, _share(0, 1)) for name in "abc"])) == 1
+    two, three = ([_holding(name, _share(0, 1), limits={QGPU_MEMORY: 1}) for name in names] for names in ("ab", "abc"))
+    assert judge(nodes, two) == []
+    assert len(judge(nodes, three)) == 1
+
+
+def test_pods_of_other_dialects_do_not_heed_qgpus_rule() -> None:
+    nodes = {"n": qgpu_node("n", 8)}
+    pods = [_holding(name, _share(0, 1), limits={QGPU_MEMORY: 1}) for name in "ab"]
+    assert judge(nodes, [*pods, _holding("c", _share(0, 1))]) == []
 
 
 def test_a_card_is_who_its_uuid_says() -> None:

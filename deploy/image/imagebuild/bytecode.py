@@ -44,10 +44,11 @@ def compiled(entries: Mapping[str, Entry]) -> dict[str, Entry]:
         if done.returncode:
             raise CannotBuildError(f"compiling Python's modules: {done.stderr.strip()}")
         return {
-            _cached(path): Entry(data=(folder / f"{number}.pyc").read_bytes())
+            cached(path): Entry(data=(folder / f"{number}.pyc").read_bytes())
             for number, (path, _) in enumerate(sources)
         }
 
 
-def _cached(path: str) -> str:
+def cached(path: str) -> str:
+    """Where Python looks for it."""
     return importlib.util.cache_from_source(path, optimization="")

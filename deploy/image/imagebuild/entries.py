@@ -44,7 +44,8 @@ def of_tar(archive: bytes) -> dict[str, Entry]:
 
 def _entry(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Entry:
     if member.isdir():
-        return Entry(mode=member.mode & 0o1777, folder=True)
+        shared = member.mode & 0o1000  # as /tmp; others' folders are written by root alone
+        return Entry(mode=member.mode & (0o1777 if shared else 0o755), folder=True)
     if member.issym():
         return Entry(mode=0o777, link=member.linkname)
     content = tar.extractfile(member)

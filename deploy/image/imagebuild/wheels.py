@@ -104,7 +104,7 @@ class Pip:
                 "--dest",
                 folder,
             ]
-            _run([*command, *words])
+            run([*command, *words])
             kept = [file.replace(self._folder / file.name) for file in sorted(Path(folder).glob("*.whl"))]
         return [of_file(file) for file in kept]
 
@@ -152,7 +152,7 @@ def _program(entry_point: str) -> Entry:
 def built(root: Path, *, arch: str, out: Path) -> Wheel:
     """Our own, from the tree as it lies there."""
     environment = {**os.environ, "ALIQUOT_ARCH": MACHINES[arch]}
-    _run(
+    run(
         [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(out)],
         cwd=root,
         env=environment,
@@ -178,7 +178,7 @@ def stamped(found: Mapping[str, Entry], *, was: str, version: str) -> dict[str, 
     return changed
 
 
-def _run(command: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
+def run(command: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=env)  # noqa: S603 - our own words
     if done.returncode:
         raise CannotBuildError(f"{' '.join(command)}:\n{(done.stderr or done.stdout).strip()}")

@@ -17,6 +17,7 @@ import errno
 import json
 import os
 import socket
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,11 @@ from typing import Any
 from .processes import SO_PEERPIDFD, number_of
 
 _NEW_MOUNTS = 0x00020000  # CLONE_NEWNS
-_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442  # on every architecture
+_OPEN_TREE, _MOVE_MOUNT = 428, 429  # on every architecture
 _HERE = -100  # AT_FDCWD: paths are as they are written
-_CLONE, _RECURSIVE, _EMPTY_PATH = 0x1, 0x8000, 0x1000  # OPEN_TREE_CLONE, AT_RECURSIVE, AT_EMPTY_PATH
+_CLONE, _RECURSIVE = 0x1, 0x8000  # OPEN_TREE_CLONE, AT_RECURSIVE
 _FROM_FILE = 0x4  # MOVE_MOUNT_F_EMPTY_PATH
-_PRIVATE = 1 << 18  # MS_PRIVATE
+_PRIVATE = 1 << 18 | 0x4000  # MS_PRIVATE, MS_REC
 _LONGEST = 1 << 16  # bytes of an answer
 _MOST = 16  # files of an answer
 _PATIENCE = 2.0  # seconds for the kubelet's socket
@@ -50,6 +51,9 @@ def listener_of(path: Path) -> int:
         try:
             return knock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
         except OSError as error:
+            pid, _, _ = struct.unpack("3i", knock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if pid > 0:  # we have the host's process ids, and an older Linux will do
+                return os.pidfd_open(pid)
             raise CannotVisitError(f"this Linux does not say whose {path} is ({error.strerror})") from error
 
 
@@ -113,7 +117,7 @@ def _visit(pidfd: int, errand: Errand) -> tuple[Any, list[int]]:
 def _go(pidfd: int, errand: Errand, home: socket.socket) -> None:
     """In the child, which does not return."""
     try:
-        if _libc.setns(pidfd, _NEW_MOUNTS):
+        if _libc.setns(pidfd, _NEW_MOUNTS) and not _enter_by_number(pidfd):
             number = ctypes.get_errno()
             advice = ": the container is not privileged" if number in (errno.EPERM, errno.EACCES) else ""
             raise OSError(number, f"the host's files cannot be reached{advice}")
@@ -127,25 +131,29 @@ def _go(pidfd: int, errand: Errand, home: socket.socket) -> None:
         os._exit(0)
 
 
+def _enter_by_number(pidfd: int) -> bool:
+    """As Linux before 5.8 has it, where we see the process."""
+    refused = ctypes.get_errno()
+    try:
+        place = os.open(f"/proc/{number_of(pidfd)}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        ctypes.set_errno(refused)
+        return False
+    return _libc.setns(place, _NEW_MOUNTS) == 0
+
+
 def _take(folder: str, *, recursive: bool) -> int:
     flags = _CLONE | os.O_CLOEXEC | (_RECURSIVE if recursive else 0)
     return _checked(_libc.syscall(_OPEN_TREE, _HERE, folder.encode(), flags), folder)
 
 
-class _Attributes(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "user"))
-
-
 def _put_down(trees: Mapping[str, int]) -> None:
     """Private: what is mounted here is nobody else's matter."""
-    wanted = _Attributes(propagation=_PRIVATE)
-    size = ctypes.c_size_t(ctypes.sizeof(wanted))
     try:
         for folder, tree in trees.items():
             os.makedirs(folder, exist_ok=True)
-            flags = _EMPTY_PATH | _RECURSIVE
-            _checked(_libc.syscall(_MOUNT_SETATTR, tree, b"", flags, ctypes.byref(wanted), size), folder)
             _checked(_libc.syscall(_MOVE_MOUNT, tree, b"", _HERE, folder.encode(), _FROM_FILE), folder)
+            _checked(_libc.mount(None, folder.encode(), None, ctypes.c_ulong(_PRIVATE), None), folder)
     except OSError as error:
         raise CannotVisitError(f"{error.filename}: {error.strerror}") from error
     finally:

@@ -182,10 +182,12 @@ class Page:
 
     def holder(self, slot: int) -> int | None:
         """Which process has the lock of that slot, as the kernel says. None: nobody, or none that a shim has taken. 0:
-        it cannot be seen from here."""
+        it cannot be seen from here, nor in the /proc that we see."""
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, slot, 1, 0)
         kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, asked))
-        return None if kind == fcntl.F_UNLCK or pid < 0 else int(pid)
+        if kind == fcntl.F_UNLCK or pid < 0:
+            return None
+        return int(pid) or _holder_in_proc(os.fstat(self._fd).st_ino, slot)
 
     def is_longer(self) -> bool:
         """Whether its owner made it longer: it is in the host's memory, and nothing else bounds it."""
@@ -233,3 +235,18 @@ def _wake_waiters(mapped: mmap.mmap, at: int) -> None:
     word = ctypes.c_uint32.from_buffer(mapped, at)
     _libc.syscall(ctypes.c_long(_FUTEX), ctypes.byref(word), _FUTEX_WAKE, 2**31 - 1, None, None, 0)
     del word  # while it lives the page cannot be unmapped
+
+
+def _holder_in_proc(inode: int, at: int) -> int:
+    """Who has that byte of the file locked, as /proc says, which may be the host's (movein.py). 0: nobody it knows."""
+    try:
+        with open("/proc/locks") as file:
+            lines = [line.split() for line in file]
+    except OSError:
+        return 0
+    for words in lines:  # 1: POSIX  ADVISORY  WRITE 4711 00:1b:1234 3 3
+        if len(words) == 8 and words[1] == "POSIX" and words[5].rpartition(":")[2] == str(inode):
+            first, last = int(words[6]), words[7]
+            if first <= at and (last == "EOF" or at <= int(last)):
+                return max(0, int(words[4]))
+    return 0

@@ -23,6 +23,7 @@ from .podstore import examine
 _SOCKETS = "aliquot-*.sock"
 _SPECS = ("aliquot.*.yaml", ".aliquot-*")
 _VENDOR_STATE = "/var/lib/qgpu"  # where the vendor's DaemonSet has the database (--dbfile), if it is ours
+_IN_VENDOR_STATE = {"shim", "meta.db", "meta.db-wal", "meta.db-shm", "player.log"}  # beside what the vendor left there
 _OF_PODS = ("t", "a", "shim")  # what containers that run have mounted, or find again when they restart
 
 
@@ -70,7 +71,7 @@ def _doomed(root: Path, run: Path, state: Path, kubelet: Path) -> Iterator[Path]
             yield from sorted(folder.iterdir())
     vendors = root / Path(_VENDOR_STATE).relative_to("/")
     if (vendors / "shim").is_dir() and examine(vendors / "meta.db") != FOREIGN:
-        yield from [vendors / "shim", *sorted(vendors.glob("meta.db*"))]
+        yield from sorted(each for each in vendors.iterdir() if each.name in _IN_VENDOR_STATE)
     yield from sorted((root / kubelet.relative_to("/") / "device-plugins").glob(_SOCKETS))
     for pattern in _SPECS:
         yield from sorted((root / "var/run/cdi").glob(pattern))

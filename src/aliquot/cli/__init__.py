@@ -50,6 +50,7 @@ clusterview.py      `kubectl aliquot`: nodes, cards, Pods, and who waits why
 inspecting.py       `kubectl inspect gpushare`, to the byte as the peer prints it
 tabwriter.py        columns as Go lays them out, which that takes
 doctor.py           what is wrong with the installation, each with its fix
+installchecks.py    is what was installed there, ready, and of one release
 schedulerchecks.py  is the scheduler there, asked, and its webhook trusted
 nodechecks.py       do nodes advertise what their labels say
 podchecks.py        do annotations and reality agree, and who waits

@@ -6,6 +6,7 @@ here their objects are asked for, and what one may not see becomes a finding of 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+import aliquot
 from aliquot.cli.errors import InputError
 from aliquot.cli.findings import Finding, Json, Level, grouped, ok, part
 from aliquot.cli.kubectl import CONFIG_MAPS, Kubectl, KubectlError, Trouble, kubectl_options
@@ -127,6 +129,16 @@ class _Cluster:
         path = f"/apis/coordination.k8s.io/v1/namespaces/{self.lease_namespace}/leases/{self.lease_name}"
         return self._one("scheduler", path)
 
+    def workloads(self) -> list[Json]:
+        """Deployments and DaemonSets with our label; none where it was put there in another way, or may not be seen."""
+        from aliquot.dialects.deployment import SELECTOR
+
+        found: list[Json] = []
+        for path, kind in (("deployments", "Deployment"), ("daemonsets", "DaemonSet")):
+            with contextlib.suppress(KubectlError):
+                found += self.kubectl.items(f"/apis/apps/v1/{path}", kind, labelSelector=SELECTOR)
+        return found
+
     def webhook(self) -> Json | None:
         from aliquot.dialects.webhooks import CONFIGURATION, CONFIGURATIONS_PATH
 
@@ -185,6 +197,7 @@ class _Cluster:
 
 def _examine(cluster: _Cluster, qgpu_rules: str) -> Iterator[Finding]:
     from aliquot import dialects
+    from aliquot.cli.installchecks import installation_findings
     from aliquot.cli.schedulerchecks import (
         Probe,
         broken_pod,
@@ -203,6 +216,7 @@ def _examine(cluster: _Cluster, qgpu_rules: str) -> Iterator[Finding]:
     lease, webhook = cluster.lease(), cluster.webhook()
     yield from cluster.findings[1:]  # what we were not let see
     cluster.findings[1:] = []
+    yield from installation_findings(cluster.workloads(), pods or [], nodes or [], aliquot.__version__)
     if lease != {}:
         yield from lease_findings(lease, f"{cluster.lease_namespace}/{cluster.lease_name}", now)
     yield from call_findings(lease, pods or [], rules, now)

@@ -77,7 +77,7 @@ def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
 def install(**given: Any) -> None:
     """Put aliquot on a cluster: scheduler, webhook, agents, and what they need.
 
-    What is there is looked at first, then everything is applied (server-side, as `aliquot`), awaited and verified.
+    What is there is looked at first, then everything is applied (server-side), awaited and verified.
     Where it does not come up, it says which Pod is not ready and why, and takes everything away again. Killed at any
     point, the same command goes on. For clusters with Helm there is a chart: the same objects.
 

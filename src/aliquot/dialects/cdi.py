@@ -29,6 +29,7 @@ __all__ = [
     "Mount",
     "Spec",
     "driver_edits",
+    "is_silent",
     "name_of",
     "parse_spec",
     "passes_cdi",
@@ -160,6 +161,11 @@ def reads_cdi(runtime: str) -> bool:
     """
     found = _RUNTIME.match(runtime)
     return found is not None and found[1] in _ALWAYS_ON and int(found[2]) >= _ALWAYS_ON[found[1]]
+
+
+def is_silent(runtime: str) -> bool:
+    """Whether the kubelet tells of a runtime that does not answer just now, so that its version cannot be told."""
+    return runtime.endswith("://Unknown")
 
 
 def passes_cdi(kubelet: str) -> bool:

@@ -29,7 +29,8 @@ Json = dict[str, Any]
 NAMESPACE = "aliquot-system"
 RECORD = "aliquot-installation"
 DEPLOYMENT, DAEMON_SET, WEBHOOK = "aliquot-scheduler", "aliquot-agent", "aliquot"
-MANAGER = "aliquot"  # the field manager, and who the label says manages the objects
+MANAGER = "aliquot"  # who the label says manages the objects
+FIELD_MANAGER = "aliquot-install"  # not the scheduler's: what that applies, an upgrade must not take away
 
 NAME_LABEL = "app.kubernetes.io/name"
 VERSION_LABEL = "app.kubernetes.io/version"
@@ -146,7 +147,7 @@ def _moved(value: Any, namespace: str) -> Any:
         return {key: _moved(each, namespace) for key, each in value.items()}
     if isinstance(value, list):
         return [_moved(each, namespace) for each in value]
-    return namespace if value == NAMESPACE else value
+    return value.replace(NAMESPACE, namespace) if isinstance(value, str) else value  # in expressions too
 
 
 def _label(obj: Json, version: str) -> None:

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
 
+from . import native
 from .cdi import VENDOR
-from .native import render_grant
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
-
-__all__ = ["cards_given", "is_ours", "on_cards", "render_grant"]
 
 
 def is_ours(cdi: Iterable[str], env: Mapping[str, str], *, mark: str) -> bool:
@@ -42,10 +41,22 @@ def on_cards(grant: Grant, given: Iterable[int], node: Node) -> Grant:
     really = set(given)
     if really == named or len(really) != len(named):
         return grant
-    moved = dict(zip(sorted(named - really), sorted(really - named), strict=True))
+    return _on(grant, dict(zip(sorted(named - really), sorted(really - named), strict=True)), node)
+
+
+def render_own_grant(claim: Claim, grant: Grant, node: Node) -> dict[str, str]:
+    """Our annotation for a Pod that a peer's scheduler placed, with its cards by their UUIDs. None for a grant that it
+    could not be read back from: peers may spread a Pod unevenly."""
+    marks = native.render_grant(_on(grant, {}, node))
+    return marks if isinstance(native.parse_grant(marks, claim, node.name, node), Grant) else {}
+
+
+def _on(grant: Grant, moved: Mapping[int, int], node: Node) -> Grant:
+    """Every card by the number it has now, and by its UUID."""
     uuids = {card.index: card.uuid for card in node.cards}
     containers = []
     for each in grant.containers:
         shares = (replace(share, card=moved.get(share.card, share.card)) for share in each.shares)
-        containers.append(replace(each, shares=tuple(replace(s, uuid=uuids.get(s.card, s.uuid)) for s in shares)))
+        named = (replace(share, uuid=uuids.get(share.card, share.uuid)) for share in shares)
+        containers.append(replace(each, shares=tuple(named)))
     return replace(grant, containers=tuple(containers))

@@ -16,7 +16,8 @@ from aliquot.adapters.home import TENANT_VARIABLE
 from aliquot.adapters.kubelet.checkpoint import Entry, Kept
 from aliquot.adapters.podstore import StoreError
 from aliquot.adapters.reflector import key_of
-from aliquot.dialects.handover import cards_given, is_ours, on_cards, render_grant
+from aliquot.dialects import native
+from aliquot.dialects.handover import cards_given, is_ours, on_cards, render_own_grant
 from aliquot.dialects.objects import PodObject
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
@@ -92,11 +93,16 @@ class Guests:
             log.warning("a Pod of another device plugin is not counted here", extra={"data": told})
             return
         if there != grant:
-            self._mark(pod, render_grant(there))  # so that the scheduler books it where it is
+            self._mark(pod, render_own_grant(claim, there, self._node()))  # so that the scheduler books it where it is
         if new or there != grant:
             self._events.emit(about_pod(pod.metadata), NOT_HELD, _TOLD + doubt, type="Normal", action="TakeOver")
             where = {"pod": key_of(pod), "cards": sorted(there.usage()), "doubt": doubt.strip("; ")}
             log.info("a Pod of another device plugin is counted here", extra={"data": where})
+
+    def sign(self, pod: PodObject, claim: Claim, grant: Grant) -> None:
+        """A Pod that a peer's scheduler placed and that we have led to its card is ours: it carries our annotation."""
+        if native.GRANT not in (pod.metadata.annotations or {}):
+            self._mark(pod, render_own_grant(claim, grant, self._node()))
 
     def _where(self, grant: Grant, kept: Kept) -> tuple[Grant, str]:
         """Its cards, and what is to be said of them."""

@@ -12,7 +12,7 @@ taken back by whoever rolls back or uninstalls.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from aliquot.dialects.deployment import DAEMON_SET, DEPLOYMENT, Identity, Json, 
 from aliquot.model.refusal import Invalid
 
 _LOOK = 1.0  # seconds between two looks at what is awaited
-_FORCE = {"fieldManager": made.MANAGER, "force": "true"}
+_FORCE = {"fieldManager": made.FIELD_MANAGER, "force": "true"}
 _NODES = "/api/v1/nodes"
 
 # Who gives the same cards away, by the names of their Deployments and DaemonSets, and in which modes of ours.
@@ -183,9 +183,7 @@ class Installer:
         await self.apply(made.render_record(record))
         for name, labels in record.labelled.items():
             self._say("apply", f"labels of node {name}")
-            await self._kube.patch(
-                f"{_NODES}/{name}", {"metadata": {"labels": labels}}, params={"fieldManager": made.MANAGER}
-            )
+            await self._label(name, labels)
         for each in objects:
             if each["kind"] == "Namespace":
                 continue
@@ -229,6 +227,10 @@ class Installer:
             if lacking:
                 found[name] = {**record.labelled.get(name, {}), **lacking}
         return found
+
+    async def _label(self, node: str, labels: Mapping[str, str | None]) -> None:
+        body = {"metadata": {"labels": labels}}
+        await self._kube.patch(f"{_NODES}/{node}", body, params={"fieldManager": made.FIELD_MANAGER}, into=bytes)
 
     async def settle(self, record: Record) -> None:
         """It stands: what only the installation before had goes, and there is nothing to go back to any more."""
@@ -348,8 +350,11 @@ class Installer:
             if each["kind"] != "Namespace":
                 await self.apply(each)
         await self.prune(set(record.objects) - set(before.objects))
-        labelled = {**before.labelled, **record.labelled}
-        await self.apply(made.render_record(replace_struct(before, labelled=labelled)))
+        for name, labels in record.labelled.items():
+            new = dict.fromkeys(labels.keys() - before.labelled.get(name, {}).keys())
+            if new:
+                await self._label(name, new)
+        await self.apply(made.render_record(before))
         return before
 
 

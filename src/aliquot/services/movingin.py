@@ -26,8 +26,8 @@ _PATIENCE, _STEP = 20.0, 0.5  # seconds for a kubelet that is being restarted
 _MODE = 0o755
 
 _ADVICE = (
-    "give the agent's container what it needs: `hostPID: true`, and the host's folder at the same path, as a hostPath "
-    "volume of type DirectoryOrCreate, for each of {folders}; or run it privileged, on Linux 6.5 or later"
+    "give the agent's Pod `hostPID: true` and, as hostPath volumes of type DirectoryOrCreate, each at its own path: "
+    "{folders}. Or let the container be privileged: then hostPID alone is enough, and from Linux 6.5 on not even that"
 )
 OWN_IDS = (
     "process ids are this container's own: those of tenants are read from the host's /proc, but a real card's driver "

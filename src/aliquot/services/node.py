@@ -299,6 +299,11 @@ class LocalNode:
     def _new_log(self, name: str, caller: Caller) -> str:
         path = self.home.log_of(name)
         try:
+            # The folder is ours alone: nobody changes what is there meanwhile.
+            if os.path.lexists(path) and caller.uid not in (0, os.geteuid(), os.lstat(path).st_uid):
+                raise invalid(
+                    Invalid("name", name, "another name: a run of another user has left its log under this one")
+                )
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
                 if os.geteuid() == 0:
                     os.fchown(file.fileno(), caller.uid, caller.gid)

@@ -16,6 +16,7 @@ import aliquot
 from aliquot import dialects
 from aliquot.adapters.kube import ApiError, Kube, Unreachable
 from aliquot.dialects import Rules
+from aliquot.dialects.cdi import is_silent
 from aliquot.dialects.native import render_agent
 from aliquot.dialects.objects import Metadata, NodeObject, PodObject
 from aliquot.model.claim import Claim
@@ -77,7 +78,7 @@ class NodeClerk:
     def runtime(self) -> str:
         """The container runtime with its version, as `containerd://2.1.0`; empty while it is not known.
 
-        A Node that is deleted, to be made anew, does not take the runtime with it.
+        A Node that is deleted, to be made anew, does not take the runtime with it, nor does one that is restarted.
         """
         return self._runtime
 
@@ -97,10 +98,13 @@ class NodeClerk:
     def changed(self, item: NodeObject) -> None:
         before, self._labels = self._labels, item.metadata.labels
         first, self._seen = self._seen is None, item
-        if item.status.node_info is not None:
-            self._runtime = item.status.node_info.container_runtime_version
-            self._kubelet = item.status.node_info.kubelet_version
-        self.heard.set()
+        info = item.status.node_info
+        silent = info is not None and is_silent(info.container_runtime_version)
+        if info is not None:
+            self._kubelet = info.kubelet_version
+            self._runtime = self._runtime if silent else info.container_runtime_version  # it comes back as it was
+        if self._runtime or not silent:  # else nobody knows how its containers are to be led
+            self.heard.set()
         self._wake.set()
         if first or before != item.metadata.labels:
             self._changed()

@@ -31,7 +31,9 @@ def make_folder(folder: str, mode: int, *, advice: str = "set ALIQUOT_HOME to a 
     """Ours, with that mode. Raises UpError, with the advice."""
     try:
         os.makedirs(folder, mode=mode, exist_ok=True)
-        owner = os.stat(folder).st_uid
+        owner, of_name = os.stat(folder).st_uid, os.lstat(folder).st_uid
+        if of_name not in (0, os.geteuid()):  # a link of another's: it may lead to what is for other things
+            owner = of_name
         if owner == os.geteuid():
             os.chmod(folder, mode)
     except OSError as error:

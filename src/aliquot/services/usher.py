@@ -154,6 +154,7 @@ class Usher:
         told = {"pod": key_of(pod), "container": container, "resource": resource, "cards": list(place.cards)}
         log.info("a container is led to its cards", extra={"data": told})
         self._assigned(pod, claim)
+        self._guests.sign(pod, claim, grant)
 
     # --- whose it is ---------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aliquot.adapters.kubelet.checkpoint import Entry, read_checkpoint
+from aliquot.adapters.kubelet import deviceplugin_pb2 as wire
+from aliquot.adapters.kubelet.checkpoint import Entry, Kept, read_checkpoint
 
 CORE = "tke.cloud.tencent.com/qgpu-core"
 ENTRY = {
@@ -43,6 +45,20 @@ def test_devices_of_several_numa_nodes_are_taken_together(tmp_path: Path) -> Non
 @pytest.mark.parametrize("none", [None, []])
 def test_before_the_first_pod_there_is_nobody(tmp_path: Path, none: object) -> None:
     assert read_checkpoint(written(tmp_path, none)) == ()
+
+
+def test_it_keeps_what_the_plugin_answered(tmp_path: Path) -> None:
+    answer = wire.ContainerAllocateResponse(envs={"A": "b"}, cdi_devices=[wire.CDIDevice(name="x.dev/y=z")])
+    kept = base64.b64encode(answer.SerializeToString()).decode()
+    (entry,) = read_checkpoint(written(tmp_path, [{**ENTRY, "AllocResp": kept}])) or ()
+    assert entry.kept() == Kept({"A": "b"}, ("x.dev/y=z",))
+
+
+@pytest.mark.parametrize("answer", [None, "", "no base64!", "Ogw=", "////"])
+def test_an_answer_that_cannot_be_read_is_none_and_the_rest_is_told(tmp_path: Path, answer: str | None) -> None:
+    (entry,) = read_checkpoint(written(tmp_path, [{**ENTRY, "AllocResp": answer}])) or ()
+    assert entry.kept() is None
+    assert entry.container == "init"
 
 
 def test_a_field_that_a_later_kubelet_adds_is_passed_over(tmp_path: Path) -> None:

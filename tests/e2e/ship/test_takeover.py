@@ -25,6 +25,7 @@ from testbed.inside import allocatable, end_container, wait_restarted, wait_runn
 from testbed.nodes import RealNode, probe, remove_pods
 from testbed.plane import ControlPlane
 from testbed.processes import wait_until
+from testbed.wired import Wired
 
 SIZES = (3, 5, 4, 6, 2)  # GiB; some Pods are alike, as in every cluster
 LIVE = 20
@@ -87,8 +88,23 @@ def peer(plane: ControlPlane, nodes: Sequence[RealNode], tmp_path_factory: pytes
 
 
 @pytest.fixture(scope="module")
-def before(peer: Peer, plane: ControlPlane, nodes: Sequence[RealNode]) -> dict[str, Any]:
+def half_way(peer: Peer, plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Peer:
+    """One more Pod, placed by our scheduler while the nodes still have the peer's plugin."""
+    peer.stop_scheduling()
+    wired = Wired(plane, tmp_path_factory.mktemp("half-way"))
+    try:
+        objects.create(plane, probe("half-way", "idle", limits={MEM: 7}))
+        wait_until(lambda: _all_run(plane, ["half-way"]), 30, "the peer's plugin starts our Pod")
+    finally:
+        wired.stop()
+    peer.start_scheduling()
+    return peer
+
+
+@pytest.fixture(scope="module")
+def before(half_way: Peer, plane: ControlPlane, nodes: Sequence[RealNode]) -> dict[str, Any]:
     """How the cluster stood under the peer."""
+    peer = half_way
     return {
         "inspect": _booked(peer.inspect()),
         "table": _table(plane),
@@ -126,6 +142,14 @@ def test_every_card_is_booked_as_the_peer_had_booked_it(fleet: Fleet, before: di
     wait_until(lambda: _table(fleet.plane) == before["table"], 20, "the same table", saw=lambda: _table(fleet.plane))
     doubts = [pod for node in fleet.wired.status()["nodes"] for pod in node["pods"] if pod.get("doubt")]
     assert doubts == []
+
+
+def test_a_pod_of_ours_that_their_plugin_started_has_the_card_we_chose(fleet: Fleet) -> None:
+    node = fleet.node_of("half-way")
+    assert node is not None
+    report = node.report("half-way")
+    assert [int(report["env"][gpushare.IDX])] == holdings.cards_of(objects.get_pod(fleet.plane, "half-way"))
+    assert [report["env"][gpushare.VISIBLE]] == _uuids(report)
 
 
 def test_the_agents_book_them_too(fleet: Fleet, before: dict[str, Any]) -> None:
@@ -219,8 +243,7 @@ def test_given_back_node_by_node_the_peer_counts_our_pods_and_nothing_is_paused_
         _placed_by_the_peer_where_our_agent_is(plane, second)
         fleet.agents[second.name].stop()
         back.start_plugin(second)
-        for node in nodes:
-            wait_until(lambda node=node: allocatable(node, MEM) == 64, 20, f"the peer offers {node.name}")
+        wait_until(lambda: {allocatable(node, MEM) for node in nodes} == {64}, 20, "the peer offers both nodes")
         _restart_under_the_peer(plane, nodes)
         left = max(16 - used for used in _by_card(back.inspect()).values())
         objects.create(plane, probe("after", "idle", limits={MEM: left}))
@@ -236,8 +259,13 @@ def _placed_by_the_peer_where_our_agent_is(plane: ControlPlane, node: RealNode) 
     objects.create(plane, probe("between", "idle", limits={MEM: 1}, nodeSelector=here))
     report = node.report("between")
     assert report["shim_loaded"]
-    assert gpushare.IDX in objects.get_pod(plane, "between")["metadata"]["annotations"]
-    assert holdings.GRANT not in objects.get_pod(plane, "between")["metadata"]["annotations"]
+
+    def annotations() -> dict[str, str]:
+        found: dict[str, str] = objects.get_pod(plane, "between")["metadata"]["annotations"]
+        return found
+
+    assert gpushare.IDX in annotations()
+    wait_until(lambda: holdings.GRANT in annotations(), 10, "it carries our annotation too", saw=annotations)
 
 
 def _restart_under_the_peer(plane: ControlPlane, nodes: Sequence[RealNode]) -> None:

@@ -1,0 +1,209 @@
+"""`aliquot install`, `upgrade` and `uninstall` before they write anything: what is refused, and what it says."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import click
+import pytest
+import yaml
+
+import aliquot
+from aliquot.cli.install import install, rendered, upgrade
+from aliquot.cli.main import cli
+from aliquot.cli.uninstall import uninstall
+from aliquot.dialects import deployment as made
+from kubectls import invoked
+
+SERVER = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+RECORD = "/api/v1/namespaces/aliquot-system/configmaps/aliquot-installation"
+OPTIONS = made.Options(image="here/aliquot:0.0.1", kube_scheduler_image="kube-scheduler:v1.36.4")
+
+
+class Paper:
+    """An API server that answers what was written down, and notes what it was asked to change."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = {"/version": {"gitVersion": "v1.36.4"}}
+        self.writes: list[str] = []
+        self.allowed = True
+        paper = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                parts = urlsplit(self.path)
+                chosen = parse_qs(parts.query).get("fieldSelector", [""])[0]
+                found = paper.answers.get(f"{parts.path}?{chosen}" if chosen else parts.path)
+                if found is None and parts.path.rpartition("/")[2].endswith("s"):
+                    found = {"items": []}
+                self._say(404 if found is None else 200, found or {"message": "not found"})
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                if self.path != SERVER:
+                    paper.writes.append(f"POST {self.path}")
+                self._say(201, {"status": {"allowed": paper.allowed}})
+
+            def do_PATCH(self) -> None:
+                paper.writes.append(f"PATCH {self.path}")
+                self._say(200, {})
+
+            def do_DELETE(self) -> None:
+                paper.writes.append(f"DELETE {self.path}")
+                self._say(200, {})
+
+            def _say(self, status: int, body: Any) -> None:
+                data = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: Any) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def record(self, **more: Any) -> None:
+        record = made.new_record("0.0.1", OPTIONS, rendered(), **{"settled": True, **more})
+        self.answers[RECORD] = made.render_record(record)
+
+
+@pytest.fixture
+def paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Paper]:
+    made_up = Paper()
+    url = f"http://127.0.0.1:{made_up.server.server_address[1]}"
+    config = {
+        "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c"}}],
+    }
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    yield made_up
+    made_up.server.shutdown()
+    made_up.server.server_close()
+
+
+def _refusal(command: click.Command, *words: str, code: int = 2) -> str:
+    result = invoked(command, *words)
+    assert result.exit_code == code, result.output
+    return result.stderr.splitlines()[-1]
+
+
+def _on(path: str, name: str, **more: Any) -> Callable[[Paper], None]:
+    """Such a program is on the cluster."""
+    spec = {"template": {"spec": {"containers": [{"image": more.pop("image", "theirs:1")}]}}}
+    found = {"metadata": {"name": name, "namespace": "kube-system", **more}, "spec": spec}
+    return lambda paper: paper.answers.update(
+        {f"{path}?metadata.name={name}": {"items": [found]}, path: {"items": [found]}}
+    )
+
+
+def test_the_image_of_the_kube_scheduler_is_found_or_asked_for(paper: Paper) -> None:
+    said = _refusal(install)
+    assert "--kube-scheduler-image is missing" in said
+    assert "v1.36.4" in said
+    pod = {"metadata": {"name": "p"}, "spec": {"containers": [{"image": "reg/kube-scheduler:v1.36.4"}]}}
+    paper.answers["/api/v1/namespaces/kube-system/pods"] = {"items": [pod]}
+    result = invoked(install, "--dry-run", "-o", "yaml")
+    assert result.exit_code == 0, result.output
+    assert "reg/kube-scheduler:v1.36.4" in result.stdout
+    assert paper.writes == []
+
+
+def test_another_product_on_the_same_cards_is_told_with_where_to_read(paper: Paper) -> None:
+    _on("/apis/apps/v1/daemonsets", "gpushare-device-plugin-ds")(paper)
+    said = _refusal(install, "--kube-scheduler-image", "k")
+    assert "gpushare: kube-system/gpushare-device-plugin-ds" in said
+    assert "docs/migration.md" in said
+    assert paper.writes == []
+
+
+def test_the_vendors_manifests_with_our_image_are_not_another_product(paper: Paper) -> None:
+    _on("/apis/apps/v1/daemonsets", "qgpu-manager", image="reg/aliquot/aliquot:1")(paper)
+    assert invoked(install, "--kube-scheduler-image", "k", "--dry-run", "-o", "yaml").exit_code == 0
+
+
+def test_one_that_helm_installed_is_helms(paper: Paper) -> None:
+    labels = {made.MANAGED_LABEL: "Helm"}
+    _on("/apis/apps/v1/daemonsets", "aliquot-agent", labels=labels)(paper)
+    for command in (install, upgrade):
+        assert "`helm upgrade`" in _refusal(command, "--kube-scheduler-image", "k")
+    assert "`helm uninstall`" in _refusal(uninstall)
+
+
+def test_rights_that_are_lacking_are_named(paper: Paper) -> None:
+    paper.allowed = False
+    assert "your account may not create namespaces, create clusterroles" in _refusal(install)
+
+
+def test_a_cluster_that_is_too_old_is_refused(paper: Paper) -> None:
+    paper.answers["/version"] = {"gitVersion": "v1.24.0"}
+    assert "Kubernetes v1.24.0: 1.25 or later is wanted" in _refusal(install)
+
+
+def test_upgrading_nothing_says_so(paper: Paper) -> None:
+    assert "nothing is installed in aliquot-system" in _refusal(upgrade)
+
+
+def test_an_installation_that_is_there_is_changed_by_upgrade_only(paper: Paper) -> None:
+    paper.record()
+    assert "0.0.1 is installed in aliquot-system" in _refusal(install)
+
+
+def test_an_upgrade_keeps_the_registry_and_the_options_that_are_not_given(paper: Paper) -> None:
+    paper.record()
+    result = invoked(upgrade, "--dry-run", "-o", "yaml", "--mode", "t9k")
+    assert result.exit_code == 0, result.output
+    assert f"here/aliquot:{aliquot.__version__}" in result.stdout
+    assert "--dialects=t9k" in result.stdout
+    assert "kube-scheduler:v1.36.4" in result.stdout
+
+
+def test_a_record_that_cannot_be_read_is_not_overwritten(paper: Paper) -> None:
+    paper.answers[RECORD] = {"data": {"record": "{}"}}
+    assert "a newer `aliquot` may read it" in _refusal(install)
+    assert paper.writes == []
+
+
+def test_pods_on_our_cards_are_named_and_nothing_is_done(paper: Paper) -> None:
+    metadata = {"name": "p", "namespace": "ml", "uid": "u", "annotations": {"aliquot.dev/grant": "{}"}}
+    paper.answers["/api/v1/pods"] = {"items": [{"metadata": metadata, "spec": {"nodeName": "n1"}}]}
+    said = _refusal(uninstall, code=1)
+    assert "1 Pod is on our cards: ml/p" in said
+    assert "--keep-running" in said
+    assert paper.writes == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["install", "--namespace", "No_Such"], '--namespace: "No_Such" is not allowed'),
+        (["install", "--simulate", "many"], "--simulate"),
+        (["uninstall", "--keep-running", "--delete-pods"], "do not go together"),
+        (["install", "--kubeconfig", "/no/such"], "/no/such"),
+    ],
+)
+def test_what_is_typed_wrongly_is_told_before_anything_is_asked(words: list[str], said: str) -> None:
+    assert said in _refusal(cli, *words)
+
+
+def test_an_api_server_that_is_away_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    config = {
+        "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c"}}],
+    }
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    assert "the API server: " in _refusal(install, code=1)

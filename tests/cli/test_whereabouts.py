@@ -1,0 +1,33 @@
+"""Where the scheduler runs is found by the labels that the chart gives it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aliquot.cli.kubectl import Kubectl
+from aliquot.cli.whereabouts import USUAL, find_scheduler
+from kubectls import PaperCluster
+
+DEPLOYMENTS = "/apis/apps/v1/deployments"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PaperCluster:
+    paper = PaperCluster(tmp_path)
+    monkeypatch.setenv("KUBECTL", str(paper.binary))
+    return paper
+
+
+def test_it_is_the_deployment_with_our_labels_in_whatever_namespace(cluster: PaperCluster) -> None:
+    cluster.answer(DEPLOYMENTS, [{"metadata": {"namespace": "gpu", "name": "aliquot-scheduler"}}])
+    assert find_scheduler(Kubectl()) == ("gpu", "aliquot-scheduler")
+    (asked,) = cluster.calls
+    assert "app.kubernetes.io%2Fname%3Daliquot%2Capp.kubernetes.io%2Fcomponent%3Dscheduler" in asked[-1]
+
+
+@pytest.mark.parametrize("answer", [[], [{}], "Error from server (Forbidden): deployments.apps is forbidden"], ids=str)
+def test_where_nothing_tells_it_is_in_the_usual_place(cluster: PaperCluster, answer: object) -> None:
+    cluster.answer(DEPLOYMENTS, answer)
+    assert find_scheduler(Kubectl()) == USUAL

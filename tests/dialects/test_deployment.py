@@ -1,0 +1,237 @@
+"""Our objects as an installation was asked for them, what is kept of it, and what is taken from nodes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from aliquot.cli.install import rendered
+from aliquot.dialects import deployment as made
+from aliquot.dialects.deployment import Identity, Options
+from aliquot.model.refusal import Invalid
+
+FILE = rendered()
+OPTIONS = Options(image="here/aliquot:9", kube_scheduler_image="kube-scheduler:9")
+
+
+def _tailored(**more: Any) -> dict[str, Any]:
+    options = Options(**{"image": OPTIONS.image, "kube_scheduler_image": OPTIONS.kube_scheduler_image, **more})
+    return {each["kind"]: each for each in made.tailored(FILE, options, "9.9.9")}
+
+
+def _containers(workload: Any) -> dict[str, Any]:
+    inner = workload["spec"]["template"]["spec"]
+    return {each["name"]: each for each in (*inner.get("initContainers", ()), *inner["containers"])}
+
+
+# --- what is asked for -----------------------------------------------------------------------------------------------
+
+
+def test_every_object_is_in_the_namespace_that_is_asked_for() -> None:
+    whole = json.dumps(made.tailored(FILE, Options("i", "k", namespace="elsewhere", monitoring=True), "1"))
+    assert "aliquot-system" not in whole
+    assert '"namespace": "elsewhere"' in whole
+
+
+def test_images_version_and_manager_are_said_everywhere() -> None:
+    found = _tailored()
+    assert {each["image"] for each in _containers(found["DaemonSet"]).values()} == {"here/aliquot:9"}
+    assert _containers(found["Deployment"])["kube-scheduler"]["image"] == "kube-scheduler:9"
+    for each in found.values():
+        labels = each["metadata"]["labels"]
+        assert (labels[made.VERSION_LABEL], labels[made.MANAGED_LABEL]) == ("9.9.9", "aliquot"), each["kind"]
+
+
+@pytest.mark.parametrize(("mode", "dialects"), [("all", "qgpu,t9k,gpushare"), ("t9k", "t9k"), ("gpushare", "gpushare")])
+def test_the_mode_is_told_to_both_programs(mode: str, dialects: str) -> None:
+    found = _tailored(mode=mode)
+    for kind, name in (("Deployment", "scheduler"), ("DaemonSet", "agent")):
+        assert f"--dialects={dialects}" in _containers(found[kind])[name]["args"]
+
+
+def test_the_kube_scheduler_beside_ours_asks_about_the_modes_resources_only() -> None:
+    def asked(mode: str) -> tuple[list[str], list[str]]:
+        options = Options("i", "k", mode=mode)
+        maps = [each for each in made.tailored(FILE, options, "1") if "config.yaml" in each.get("data", {})]
+        config = json.loads(maps[0]["data"]["config.yaml"])
+        names = [each["name"] for each in config["extenders"][0]["managedResources"]]
+        return names, [each["schedulerName"] for each in config["profiles"]]
+
+    assert asked("gpushare") == (["aliyun.com/gpu-mem", "aliyun.com/gpu-count"], ["aliquot-scheduler"])
+    assert asked("all")[1] == ["aliquot-scheduler", "t9k-scheduler"]
+
+
+def test_agents_go_to_nodes_of_the_mode_and_to_those_that_are_known_to_have_cards() -> None:
+    spec = _tailored(mode="gpushare")["DaemonSet"]["spec"]["template"]["spec"]
+    terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    keys = [term["matchExpressions"][0]["key"] for term in terms]
+    assert keys == ["gpushare", "nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present"]
+
+
+def test_simulated_cards_are_the_agents() -> None:
+    agents = _containers(_tailored(simulate="4x16GiB")["DaemonSet"])
+    assert agents["agent"]["args"][-1] == "--simulate=4x16GiB"
+    assert not any("--simulate" in word for word in agents["install-shim"]["args"])
+
+
+def test_what_prometheus_operator_reads_is_left_out_where_the_cluster_does_not_know_it() -> None:
+    assert "PrometheusRule" in _tailored(monitoring=True)
+    assert "PrometheusRule" not in _tailored(monitoring=False)
+
+
+def test_the_file_itself_is_not_changed() -> None:
+    before = json.dumps(FILE)
+    made.tailored(FILE, OPTIONS, "1")
+    assert json.dumps(FILE) == before
+
+
+def test_rights_come_before_agents_and_agents_before_the_scheduler() -> None:
+    kinds = [each["kind"] for each in made.tailored(FILE, OPTIONS, "1")]
+    assert kinds[0] == "Namespace"
+    assert kinds.index("ClusterRoleBinding") < kinds.index("DaemonSet") < kinds.index("Deployment")
+
+
+@pytest.mark.parametrize(
+    ("which", "path"),
+    [
+        (Identity("v1", "ConfigMap", "a", "b"), "/api/v1/namespaces/a/configmaps/b"),
+        (Identity("policy/v1", "NetworkPolicy", "a", "b"), "/apis/policy/v1/namespaces/a/networkpolicies/b"),
+        (Identity("scheduling.k8s.io/v1", "PriorityClass", "", "b"), "/apis/scheduling.k8s.io/v1/priorityclasses/b"),
+    ],
+)
+def test_an_object_is_found_by_its_identity(which: Identity, path: str) -> None:
+    assert which.path == path
+
+
+# --- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_the_record_is_read_as_it_was_written_and_leads_back_to_what_was_before() -> None:
+    first = made.new_record("1", OPTIONS, FILE, labelled={"n1": {"a": "b"}}, settled=True)
+    then = made.new_record("2", OPTIONS, FILE[:3], before=made.replacing(first))
+    assert made.parse_record(made.render_record(then)) == then
+    before = made.record_before(then)
+    assert before == first
+    assert before is not None
+    assert made.unpack(before.packed) == FILE
+
+
+def test_an_upgrade_that_was_begun_twice_still_leads_back_to_the_last_that_stood() -> None:
+    first = made.new_record("1", OPTIONS, FILE, settled=True)
+    half = made.new_record("2", OPTIONS, FILE, before=made.replacing(first))
+    again = made.new_record("3", OPTIONS, FILE, before=made.replacing(half))
+    assert made.record_before(again) == first
+
+
+@pytest.mark.parametrize("data", [None, {}, {"record": 7}, {"record": "{"}, {"record": '{"v":1}'}, {"record": "[]"}])
+def test_a_record_that_cannot_be_read_is_told_and_not_guessed(data: object) -> None:
+    assert isinstance(made.parse_record({"data": data}), Invalid)
+
+
+def test_a_record_of_a_later_version_is_for_a_later_program() -> None:
+    text = made.render_record(made.new_record("1", OPTIONS, FILE[:1]))["data"]["record"]
+    told = made.parse_record({"data": {"record": text.replace('"v":1', '"v":2')}})
+    assert isinstance(told, Invalid)
+    assert "version 1" in told.sentence()
+
+
+# --- how it stands ---------------------------------------------------------------------------------------------------
+
+
+def _deployment(**status: int) -> Any:
+    return {"kind": "Deployment", "metadata": {"generation": 2}, "spec": {"replicas": 2}, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("status", "complete"),
+    [
+        ({}, False),
+        ({"observedGeneration": 2, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2}, True),
+        ({"observedGeneration": 1, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 2}, False),
+        ({"observedGeneration": 2, "replicas": 3, "updatedReplicas": 2, "availableReplicas": 3}, False),
+        ({"observedGeneration": 2, "replicas": 2, "updatedReplicas": 2, "availableReplicas": 1}, False),
+    ],
+)
+def test_a_deployment_stands_when_all_are_new_and_available_and_no_old_one_is_left(
+    status: dict[str, int], complete: bool
+) -> None:
+    assert made.standing(_deployment(**status)).complete is complete
+
+
+def test_a_daemon_set_stands_when_every_node_has_the_new_one() -> None:
+    status = {"observedGeneration": 1, "desiredNumberScheduled": 2, "updatedNumberScheduled": 1, "numberAvailable": 2}
+    daemons = {"kind": "DaemonSet", "metadata": {"generation": 1}, "status": status}
+    assert not made.standing(daemons).complete
+    assert made.standing({**daemons, "status": {**status, "updatedNumberScheduled": 2}}).complete
+
+
+def _pod(*containers: Any, **status: Any) -> Any:
+    return {"metadata": {"name": "p"}, "status": {"containerStatuses": list(containers), **status}}
+
+
+def test_why_a_pod_is_not_ready_is_its_containers_state() -> None:
+    waiting = {"name": "agent", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}
+    assert made.not_ready(_pod(waiting)) == "container agent: ErrImagePull: no such image"
+    crash = {
+        "name": "agent",
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": {"exitCode": 2}},
+    }
+    assert made.not_ready(_pod(crash)) == "container agent: CrashLoopBackOff (it ended with code 2 before)"
+
+
+def test_a_pod_without_a_node_says_what_the_scheduler_said() -> None:
+    unplaced = [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}]
+    assert made.not_ready(_pod(conditions=unplaced)) == "has no node: 0/2 nodes are available"
+
+
+def test_a_pod_that_is_ready_has_no_reason() -> None:
+    assert made.not_ready(_pod(conditions=[{"type": "Ready", "status": "True"}])) is None
+
+
+# --- what is taken from nodes ----------------------------------------------------------------------------------------
+
+
+def _node(**metadata: Any) -> Any:
+    return {"metadata": {"name": "n1", "resourceVersion": "7", **metadata}, "spec": {}, "status": {}}
+
+
+def test_a_node_without_our_marks_is_left_alone() -> None:
+    node = _node(labels={"gpushare": "true"}, annotations={"other.dev/x": "y"})
+    assert made.node_leftovers(node, {}) == (None, None)
+
+
+def test_labels_that_we_put_there_go_unless_somebody_changed_them() -> None:
+    node = _node(labels={"gpushare": "true", "qgpu-device-enable": "disable"})
+    patch, _ = made.node_leftovers(node, {"gpushare": "true", "qgpu-device-enable": "enable"})
+    assert patch == {"metadata": {"labels": {"gpushare": None}, "resourceVersion": "7"}}
+
+
+def test_a_label_that_the_scheduler_put_there_is_known_by_the_api_servers_books() -> None:
+    fields = {"f:metadata": {"f:labels": {"f:qgpu-device-enable": {}}}}
+    books = [{"manager": "aliquot-scheduler", "fieldsV1": fields}]
+    labels = {"qgpu-device-enable": "enable", "zone": "a"}
+    patch, _ = made.node_leftovers(_node(labels=labels, managedFields=books), {})
+    assert patch is not None
+    assert patch["metadata"]["labels"] == {"qgpu-device-enable": None}
+    by_hand = [{"manager": "kubectl-label", "fieldsV1": fields}]
+    assert made.node_leftovers(_node(labels=labels, managedFields=by_hand), {}) == (None, None)
+
+
+def test_annotations_taint_condition_and_resources_of_ours_go() -> None:
+    node = _node(annotations={"aliquot.dev/inventory": "{}", "aliquot.dev/agent": "1", "other": "x"})
+    mark = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule"}
+    node["spec"]["taints"] = [mark, {"key": "theirs", "effect": "NoSchedule"}]
+    node["status"] = {
+        "conditions": [{"type": "GPUHealthy"}, {"type": "Ready"}],
+        "capacity": {"cpu": "2", "aliyun.com/gpu-mem": "0"},
+    }
+    patch, status = made.node_leftovers(node, {})
+    assert patch is not None
+    assert patch["metadata"]["annotations"] == {"aliquot.dev/inventory": None, "aliquot.dev/agent": None}
+    assert patch["spec"] == {"taints": [{"key": "theirs", "effect": "NoSchedule"}]}
+    assert status == {
+        "status": {"conditions": [{"$patch": "delete", "type": "GPUHealthy"}], "capacity": {"aliyun.com/gpu-mem": None}}
+    }

@@ -1,0 +1,303 @@
+"""The chart before a real API server: what it renders and refuses, what its accounts may do, what an upgrade keeps.
+
+What an agent's account may write of which node: tests/e2e/test_compromised_node.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from aliquot.dialects import wiring
+from deploy.chart import CHART, INSTALL, MODES, ROOT, Objects, runs_on
+from testbed.build import CannotBuildError, binaries
+from testbed.cards import QCORE, QMEM
+from testbed.cluster import Cluster
+from testbed.nodes import probe
+from testbed.plane import ControlPlane
+from testbed.processes import wait_until
+from testbed.shipping import install, label, report, uninstall
+
+NAMESPACE = "aliquot-system"
+IMAGE = "--set=kubeScheduler.image=kube-scheduler:v1.36.4"
+OWN = ("--set=kubeScheduler.enabled=false", "--set=webhook.setSchedulerName=false")
+LINUX = {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+Labels = dict[str, dict[str, str]]
+NODES: Labels = {
+    "qgpu": {"qgpu-device-enable": "enable"},
+    "t9k": {"sched.tensorstack.dev/accelerator": "nvidia-gpu", "sched.tensorstack.dev/node-alloc-mode": "sgn"},
+    "gpushare": {"gpushare": "true"},
+}
+OTHERS: Labels = {
+    "amd": {"sched.tensorstack.dev/accelerator": "amd-gpu", "gpushare": "true"},
+    "huawei": {"sched.tensorstack.dev/accelerator": "huawei-npu"},
+    "plain": {"sched.tensorstack.dev/node-alloc-mode": "sgn"},
+}
+
+Helm = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane without nodes."""
+    try:
+        plane = ControlPlane(tmp_path_factory.mktemp("chart-plane"))
+    except CannotBuildError as error:
+        pytest.exit(f"no control plane to test on: {error}", returncode=1)
+    with plane:
+        labels = {f"pod-security.kubernetes.io/{each}": "restricted" for each in ("warn", "audit")}
+        plane.api("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE, "labels": labels}})
+        yield plane
+
+
+@pytest.fixture(scope="module")
+def helm(api: ControlPlane) -> Helm:
+    program = binaries(("helm",))["helm"]
+    environment = {**os.environ, "KUBECONFIG": str(api.kubeconfig), "HOME": str(api.folder)}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [program, *words], env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    return run
+
+
+def done(run: subprocess.CompletedProcess[str]) -> str:
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def render(helm: Helm, *words: str) -> str:
+    image = () if any("kubeScheduler" in word for word in words) else (IMAGE,)
+    return done(helm("template", "aliquot", str(CHART), f"--namespace={NAMESPACE}", *image, *words))
+
+
+# --- what it renders -------------------------------------------------------------------------------------------------
+
+
+def test_helm_finds_nothing_to_complain_of(helm: Helm) -> None:
+    assert "0 chart(s) failed" in done(helm("lint", "--strict", str(CHART), IMAGE))
+
+
+def test_install_yaml_is_what_the_chart_renders(helm: Helm) -> None:
+    spec = importlib.util.spec_from_file_location("render", ROOT / "deploy" / "chart" / "render.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.render(str(binaries(("helm",))["helm"])) == INSTALL.read_text(), "run make chart"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mode_serves_its_dialects_and_says_nothing_of_others(helm: Helm, mode: str) -> None:
+    text = render(helm, f"--set=mode={mode}", "--no-hooks")
+    made, served = Objects(text), MODES[mode]
+    for maker, container in (("aliquot-scheduler", "scheduler"), ("aliquot-agent", "agent")):
+        assert f"--dialects={','.join(served)}" in made.args(maker, container)
+    config = yaml.safe_load(made.one("ConfigMap", "aliquot-kube-scheduler")["data"]["config.yaml"])
+    url = "http://127.0.0.1:12345/aliquot"
+    wired = wiring.Wiring(version=(1, 36), url=url, dialects=served, second=True, lease_namespace=NAMESPACE)
+    assert config == wiring.render_config(wired)
+    unspoken = [each for name, names in wiring.DIALECTS.items() if name not in served for each in names]
+    assert [each for each in unspoken if f"{each}\n" in text] == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_agents_of_a_mode_run_on_its_nodes(helm: Helm, mode: str) -> None:
+    spec = Objects(render(helm, f"--set=mode={mode}")).pods()["aliquot-agent"]
+    assert [name for name, labels in NODES.items() if runs_on(spec, {**LINUX, **labels})] == list(MODES[mode])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_kube_systems_config_maps_are_read_for_gpushare_only(helm: Helm, mode: str) -> None:
+    roles = [
+        each for each in Objects(render(helm, f"--set=mode={mode}")).of("Role") if "configmaps" in str(each["rules"])
+    ]
+    here = [each["metadata"]["namespace"] for each in roles if each["metadata"]["name"] == "aliquot-scheduler"]
+    assert here == (["kube-system"] if "gpushare" in MODES[mode] else [])
+
+
+def test_it_is_packed_without_anything_that_is_not_its(helm: Helm, tmp_path: Path) -> None:
+    done(helm("package", str(CHART), f"--destination={tmp_path}"))
+    (archive,) = tmp_path.glob("aliquot-*.tgz")
+    assert render(helm) == done(helm("template", "aliquot", str(archive), f"--namespace={NAMESPACE}", IMAGE))
+
+
+# --- what it refuses -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((IMAGE, "--set=mode=nano"), "'/mode': value must be one of 'all', 'qgpu', 't9k', 'gpushare'"),
+        ((IMAGE, "--set=agents.simulate=4x16GiB"), "additional properties 'agents' not allowed"),
+        ((IMAGE, "--set=agent.simulated=4x16GiB"), "additional properties 'simulated' not allowed"),
+        ((IMAGE, "--set=agent.simulate=four"), "/agent/simulate"),
+        ((IMAGE, "--set=scheduler.replicas=0"), "/scheduler/replicas"),
+        ((IMAGE, "--set=scheduler.priority=best"), "/scheduler/priority"),
+        ((IMAGE, "--set=webhook.port=443"), "/webhook/port"),
+        ((IMAGE, "--set=image.repository=aliquot:1"), "/image/repository"),
+        ((IMAGE, "--set=nameOverride=mine"), "/nameOverride"),
+        ((), "kubectl get pods -n kube-system -l component=kube-scheduler"),
+        (("--set=kubeScheduler.enabled=false",), "set webhook.setSchedulerName=false too"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_what_cannot_be_is_refused_before_anything_is_made(helm: Helm, words: tuple[str, ...], told: str) -> None:
+    refused = helm("template", "aliquot", str(CHART), *words)
+    assert refused.returncode != 0
+    assert told in refused.stderr
+
+
+# --- what the API server says ----------------------------------------------------------------------------------------
+
+VARIANTS: dict[str, tuple[str, ...]] = {
+    **{mode: (f"--set=mode={mode}",) for mode in MODES},
+    "beside the cluster's own kube-scheduler": OWN,
+    "one replica without a webhook": ("--set=scheduler.replicas=1", "--set=webhook.enabled=false"),
+    "without agents": ("--set=agent.enabled=false",),
+    "with everything that may be said": (
+        "--set=agent.simulate=4x16GiB,agent.runtimeClassName=nvidia,agent.driverFolder=/etc/cdi,agent.ignoreXids=94",
+        "--set=agent.maxUnavailable=1,agent.cdi=off,webhook.envByAnnotation=true,webhook.failurePolicy=fail",
+        "--set=imagePullSecrets[0].name=mine,scheduler.extraArgs={--shortlist=0},agent.extraArgs={--log-level=debug}",
+        "--set=agent.tolerations[0].operator=Exists,agent.nodeLabels[0].key=gpu,agent.nodeLabels[0].values={a,b}",
+        "--set=scheduler.podLabels.team=a,scheduler.podAnnotations.b=c,agent.podLabels.team=a,agent.nodeSelector.d=e",
+        "--set=uninstall.runningPods=delete,scheduler.nodeSelector.f=g,scheduler.tolerations[0].operator=Exists",
+    ),
+}
+
+
+@pytest.mark.parametrize("words", VARIANTS.values(), ids=VARIANTS.keys())
+def test_the_api_server_takes_every_object_and_the_scheduler_as_restricted(
+    api: ControlPlane, helm: Helm, words: tuple[str, ...]
+) -> None:
+    text = render(helm, *words)
+    said = api.kubectl("apply", "--server-side", "--dry-run=server", "-f", "-", stdin=text, check=False)
+    assert said.count("(server dry run)") == len(Objects(text).all), said
+    warned = [line for line in said.splitlines() if "would violate PodSecurity" in line]
+    agents = 0 if "--set=agent.enabled=false" in words else 1
+    assert len(warned) == agents, "the agent alone needs the host"
+    assert all("hostPath" in line for line in warned)
+
+
+@pytest.fixture(scope="module")
+def installed(api: ControlPlane, helm: Helm) -> Iterator[ControlPlane]:
+    """The chart's objects; nobody runs them, but its controllers are there."""
+    for name, labels in {**NODES, **OTHERS}.items():
+        made = {"metadata": {"name": name, "labels": {**LINUX, **labels}}, "spec": {}, "status": {}}
+        api.api("POST", "/api/v1/nodes", made)
+    done(helm("install", "aliquot", str(CHART), f"--namespace={NAMESPACE}", IMAGE, "--wait=hookOnly"))
+    yield api
+    done(helm("uninstall", "aliquot", f"--namespace={NAMESPACE}", "--no-hooks"))
+
+
+def test_kubernetes_itself_sends_agents_to_nvidias_nodes_and_to_no_others(installed: ControlPlane) -> None:
+    path = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/aliquot-agent"
+    wait_until(lambda: "observedGeneration" in installed.api("GET", path)["status"], 20, "the DaemonSet is looked at")
+    assert installed.api("GET", path)["status"]["desiredNumberScheduled"] == len(NODES)
+
+
+@pytest.mark.parametrize("server_side", ["true", "false"])
+def test_an_upgrade_leaves_what_the_leader_wrote(installed: ControlPlane, helm: Helm, server_side: str) -> None:
+    """As the scheduler writes it: the Secret's data, the webhook by server-side apply, the Lease by replacement."""
+    call = installed.api
+    secret = f"/api/v1/namespaces/{NAMESPACE}/secrets/aliquot-webhook-tls"
+    lease = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/aliquot-scheduler"
+    webhook = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/aliquot"
+    call("PATCH", secret, {"data": {"tls.crt": "a2V5"}}, content_type="application/merge-patch+json")
+    call("PUT", lease, {**call("GET", lease), "spec": {"holderIdentity": "one", "leaseDurationSeconds": 15}})
+    client = {"caBundle": "", "service": {"namespace": NAMESPACE, "name": "aliquot-webhook"}}
+    hook = {
+        "name": "pods.aliquot.dev",
+        "clientConfig": client,
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+        "failurePolicy": "Ignore",
+    }
+    body = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration", "webhooks": [hook]}
+    params = {"fieldManager": "aliquot", "force": "true"}
+    call("PATCH", webhook, {**body, "metadata": {"name": "aliquot"}}, content_type=APPLY, params=params)
+
+    def kept() -> list[Any]:
+        return [call("GET", secret)["data"], call("GET", lease)["spec"], call("GET", webhook)["webhooks"]]
+
+    before = kept()
+    words = ["--reuse-values", "--wait=hookOnly", f"--server-side={server_side}"]
+    words += [f"--set=scheduler.podLabels.upgraded=side-{server_side}"]
+    done(helm("upgrade", "aliquot", str(CHART), f"--namespace={NAMESPACE}", *words))
+    assert kept() == before
+    made = call("GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/aliquot-scheduler")
+    assert made["spec"]["template"]["metadata"]["labels"]["upgraded"] == f"side-{server_side}"
+
+
+APPLY = "application/apply-patch+yaml"
+
+
+# --- what its accounts may do ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("account", "what", "may"),
+    [
+        ("scheduler", "get secret/aliquot-webhook-tls", True),
+        ("scheduler", "get secrets", False),
+        ("scheduler", "create secrets", False),
+        ("scheduler", "patch mutatingwebhookconfiguration/aliquot", True),
+        ("scheduler", "patch mutatingwebhookconfiguration/others", False),
+        ("scheduler", "create mutatingwebhookconfigurations", False),
+        ("scheduler", "update lease/aliquot-scheduler", True),
+        ("scheduler", "update lease/aliquot-kube-scheduler", True),
+        ("scheduler", "update lease/others", False),
+        ("scheduler", "create daemonsets", False),
+        ("agent", "get secrets", False),
+        ("agent", "list pods", True),
+        ("agent", "create pods", False),
+        ("agent", "delete pods", False),
+        ("agent", "patch nodes", False),
+        ("agent", "patch nodes/status", True),
+        ("agent", "get configmaps", False),
+        ("agent", "get leases", False),
+    ],
+)
+def test_an_account_may_do_that_and_no_more(installed: ControlPlane, account: str, what: str, may: bool) -> None:
+    verb, resource = what.split()
+    words = ["can-i", verb, resource, f"--namespace={NAMESPACE}"]
+    if resource == "nodes/status":
+        words = ["can-i", verb, "nodes", "--subresource=status"]
+    user = f"--as=system:serviceaccount:{NAMESPACE}:aliquot-{account}"
+    assert installed.kubectl("auth", *words, user, check=False).split()[0] == ("yes" if may else "no")
+
+
+# --- on real nodes ---------------------------------------------------------------------------------------------------
+
+
+def test_with_exactly_these_rights_nothing_is_forbidden(bare: Cluster) -> None:
+    """Pods of all dialects come, wait and are tried again, a node is tainted: no log tells of a right that lacks."""
+    label(bare, "qgpu-device-enable=enable", "gpushare=true")
+    install(bare)
+    bare.apply(probe("q", limits={QCORE: 30, QMEM: 5}), probe("g", limits={"aliyun.com/gpu-mem": 3}))
+    report(bare, "q")
+    report(bare, "g")
+    bare.apply(probe("t", limits={"tensorstack.dev/nvidia-gpu": 1}))  # waits for a node of its kind
+    chosen = ("sched.tensorstack.dev/accelerator=nvidia-gpu", "sched.tensorstack.dev/node-alloc-mode=xgn")
+    bare.kubectl("label", "node", "n2", *chosen)
+    report(bare, "t")
+    told = bare.kubectl("get", "pod", "g", "-o", "jsonpath={.metadata.annotations.ALIYUN_COM_GPU_MEM_ASSIGNED}")
+    assert told == "true"
+    names = bare.kubectl("get", "pods", "-n", NAMESPACE, "-o", "name").split()
+    logs = {each: bare.kubectl("logs", "-n", NAMESPACE, each, "--all-containers") for each in names}
+    assert len(logs) == 4
+    for name, log in logs.items():
+        assert [line for line in log.splitlines() if "orbidden" in line or "lacks" in line] == [], name
+    bare.kubectl("delete", "pods", "--all")
+    uninstall(bare)
+    label(bare, "qgpu-device-enable-", "gpushare-")
+    bare.kubectl("label", "node", "n2", *(each.partition("=")[0] + "-" for each in chosen))

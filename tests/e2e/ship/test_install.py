@@ -1,0 +1,138 @@
+"""`aliquot install` and `uninstall` on real nodes: from nothing to the first shared Pod, and back to nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from testbed.cards import QCORE, QMEM
+from testbed.cluster import Cluster
+from testbed.nodes import probe
+from testbed.processes import wait_until
+from testbed.shipping import NAMESPACE, report
+
+GIB = 1 << 30
+SMALL = {QCORE: 30, QMEM: 5}
+NOT_OURS = "somebody/else:1"  # an image that runs, and is no aliquot
+
+
+def _install(cluster: Cluster, *words: str, verb: str = "install", code: int = 0) -> str:
+    done = cluster.aliquot(
+        verb, "--kube-scheduler-image", cluster.kube_scheduler_image, "--nodes", "n1,n2", "--timeout", "90s", *words
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
+
+
+def _uninstall(cluster: Cluster, *words: str, code: int = 0) -> str:
+    done = cluster.aliquot("uninstall", "--timeout", "90s", *words)
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
+
+
+def _running(cluster: Cluster, name: str) -> Any:
+    """The container of the Pod: who it is, and how often it began."""
+    pod = cluster.plane.api("GET", f"/api/v1/namespaces/default/pods/{name}")
+    (status,) = pod["status"]["containerStatuses"]
+    return status["containerID"], status["restartCount"], status["ready"]
+
+
+def test_from_nothing_by_one_command_to_the_first_shared_card_and_back_to_nothing(bare: Cluster) -> None:
+    said = _install(bare)
+    assert "2 offer GPUs" in said
+    assert "refuses a Pod that breaks a rule" in said
+
+    bare.apply(probe("first", limits=SMALL))
+    ((card,),) = (report(bare, "first")["cuda"]["cards"],)
+    assert card["total"] == 5 * GIB
+
+    again = json.loads(_install(bare, "--dry-run", "-o", "json").split("\nlook")[0].split("look")[0])
+    assert set(again.values()) == {"unchanged"}
+
+    assert "1 Pod is on our cards: default/first" in _uninstall(bare, code=1)
+    assert _running(bare, "first")[2], "a refusal changes nothing"
+    assert "nothing of it is left" in _uninstall(bare, "--delete-pods")
+
+
+def test_pods_run_on_without_us_where_that_is_said(bare: Cluster) -> None:
+    _install(bare)
+    bare.apply(probe("stays", "idle", limits=SMALL))
+    report(bare, "stays")
+    before = _running(bare, "stays")
+    assert "/var/lib/aliquot/shim" in _uninstall(bare, "--keep-running"), "it says what stays"
+    assert _running(bare, "stays") == before
+    assert report(bare, "stays")["cuda"]["cards"][0]["total"] == 5 * GIB, "even held to its memory"
+
+    bare.kubectl("delete", "pod", "stays", "--wait=true")
+    for node in bare.nodes:
+        done = node.call([sys.executable, "-m", "aliquot", "uninstall", "--this-node"])
+        assert done.returncode == 0, done.stderr
+
+
+def test_what_does_not_come_up_says_why_and_is_taken_away(bare: Cluster) -> None:
+    said = _install(bare, "--image", NOT_OURS, "--timeout", "12s", code=1)
+    assert "Pod aliquot-agent-" in said
+    assert "install-shim" in said, "which container, and how it ended"
+    assert "rolled back: nothing of it is left" in said
+
+
+def test_an_upgrade_that_does_not_come_up_goes_back_to_what_was_there(bare: Cluster) -> None:
+    _install(bare)
+    before = bare.plane.api("GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/aliquot-scheduler")
+    said = _install(bare, "--image", NOT_OURS, "--timeout", "12s", verb="upgrade", code=1)
+    assert "rolled back to" in said
+
+    def healed() -> bool:
+        sets = bare.plane.api("GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/aliquot-agent")["status"]
+        return bool(sets.get("numberAvailable") == 2 == sets.get("updatedNumberScheduled"))
+
+    wait_until(healed, 60, "the old agents are back", saw=lambda: bare.kubectl("get", "pods", "-A"))
+    after = bare.plane.api("GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/aliquot-scheduler")
+    assert after["spec"] == before["spec"]
+    assert "unchanged" in _install(bare, "--dry-run"), "and it counts as installed"
+    _uninstall(bare)
+
+
+@pytest.mark.parametrize("mode", ["all", "qgpu", "t9k", "gpushare"])
+def test_the_objects_are_those_of_the_chart(cluster: Cluster, mode: str) -> None:
+    import yaml
+
+    from testbed.shipping import CHART
+
+    done = cluster.aliquot(
+        "install", "--dry-run", "-o", "yaml", "--mode", mode, "--replicas", "3", "--simulate", "2x8GiB",
+        "--namespace", "elsewhere", "--kube-scheduler-image", "kube-scheduler:x", "--image", "here/aliquot:y",
+    )  # fmt: skip
+    values = {
+        "mode": mode, "scheduler.replicas": 3, "agent.simulate": "2x8GiB", "kubeScheduler.image": "kube-scheduler:x",
+        "image.repository": "here/aliquot", "image.tag": "y", "namespace.create": "true",
+    }  # fmt: skip
+    sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+    chart = cluster.helm("template", "aliquot", str(CHART), "--namespace", "elsewhere", "--no-hooks", *sets)
+    ours = _comparable(yaml.safe_load_all(done.stdout))
+    theirs = _comparable(each for each in yaml.safe_load_all(chart) if each)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        assert ours[name] == theirs[name], name
+
+
+def _comparable(objects: Any) -> dict[str, Any]:
+    """By kind and name; without who manages it, and with the kube-scheduler's configuration read."""
+    import yaml
+
+    found = {}
+    for each in objects:
+        text = json.dumps(each).replace(
+            '"app.kubernetes.io/managed-by": "Helm"', '"app.kubernetes.io/managed-by": "aliquot"'
+        )
+        each = json.loads(text)
+        if "config.yaml" in each.get("data", {}):
+            each["data"]["config.yaml"] = yaml.safe_load(each["data"]["config.yaml"])
+        each.get("spec", {}).get("template", {}).get("metadata", {}).get("annotations", {}).pop(
+            "checksum/kube-scheduler", None
+        )
+        found[f"{each['kind']} {each['metadata'].get('namespace')}/{each['metadata']['name']}"] = each
+    return found

@@ -1,0 +1,131 @@
+"""From one version to the next and back, while Pods run and arrive: none lost, none on a card twice, none held up."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from testbed import objects
+from testbed.cards import QCORE, QMEM
+from testbed.cluster import Cluster
+from testbed.holdings import overbooked
+from testbed.nodes import probe
+from testbed.processes import wait_until
+
+SMALL = {QCORE: 10, QMEM: 2}
+FIFTH = {QCORE: 20, QMEM: 4}
+EVERY = 0.3  # seconds between two Pods that arrive
+
+
+def _aliquot(cluster: Cluster, *words: str) -> str:
+    done = cluster.aliquot(*words, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _version(cluster: Cluster) -> set[str]:
+    nodes = cluster.plane.api("GET", "/api/v1/nodes")["items"]
+    return {node["metadata"]["annotations"]["aliquot.dev/agent"] for node in nodes}
+
+
+class Churn:
+    """Pods that nobody would make anew, one after the other, and what became of each; looked at all along."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._stop = threading.Event()
+        self.made: list[str] = []
+        self.overbooked: list[str] = []
+        self._threads = [threading.Thread(target=work) for work in (self._arrive, self._watch)]
+
+    def __enter__(self) -> Churn:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(30)
+
+    def _arrive(self) -> None:
+        for number in itertools.count():
+            if self._stop.wait(EVERY):
+                return
+            name = f"comes-{number}"
+            objects.create(
+                self._cluster.plane, probe(name, "sleep", "1", "exit", "0", limits=SMALL, restartPolicy="Never")
+            )
+            self.made.append(name)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.5):
+            self.overbooked += overbooked(self._cluster.plane)
+
+    def states(self) -> dict[str, str]:
+        """Of those that are not well, by name: where they stand."""
+        found = {}
+        for pod in objects.list_pods(self._cluster.plane, "default"):
+            status = pod["status"]
+            if pod["metadata"]["name"] in self.made and status["phase"] != "Succeeded":
+                found[pod["metadata"]["name"]] = (
+                    f"{status['phase']} {status.get('reason', '')} {status.get('message', '')}"
+                )
+        return found
+
+    def settle(self) -> None:
+        """All have run to their end; whoever failed is told."""
+        self._stop.set()
+        wait_until(lambda: all(text.startswith("Failed") for text in self.states().values()), 90, "all Pods have run")
+        assert self.states() == {}
+
+
+@contextmanager
+def _burning(cluster: Cluster) -> Iterator[list[tuple[Any, str]]]:
+    """Two Pods on a node that share a card, each held to its share all the time."""
+    pods = [(node, f"burns-{node.name}-{at}") for node in cluster.nodes for at in range(2)]
+    for node, name in pods:
+        only = {"kubernetes.io/hostname": node.name}
+        cluster.apply(probe(name, "burn", "0", "5", limits=FIFTH, nodeSelector=only))
+    wait_until(lambda: all(len(_work(*each)) > 2 for each in pods), 60, "all of them burn")
+    yield pods
+    for _, name in pods:
+        cluster.kubectl("delete", "pod", name)
+
+
+def _work(node: Any, name: str) -> list[tuple[float, float]]:
+    """The seconds since it began, and the milliseconds of work done by then: about one line a second."""
+    return [(line["elapsed_s"], line["done_ms"]) for line in node.lines(name) if line["event"] == "burn"]
+
+
+def _longest_silence(work: list[tuple[float, float]]) -> float:
+    """The longest time in which it got nothing done, beyond the second between two lines."""
+    return max((later - before - 1 for (before, _), (later, _) in itertools.pairwise(work)), default=0.0)
+
+
+def test_an_upgrade_and_the_way_back_lose_nobody_and_hold_nobody_up(bare: Cluster) -> None:
+    first, then = bare.image, bare.next_image
+    scheduler = ("--kube-scheduler-image", bare.kube_scheduler_image)
+    _aliquot(bare, "install", "--nodes", "n1,n2", "--timeout", "90s", *scheduler)
+    assert _version(bare) == {first.rpartition(":")[2]}
+    with _burning(bare) as pods:
+        with Churn(bare) as churn:
+            _aliquot(bare, "upgrade", "--image", then, "--timeout", "120s")
+            assert _version(bare) == {then.rpartition(":")[2]}
+            _aliquot(bare, "upgrade", "--image", first, "--timeout", "120s")
+            assert _version(bare) == {first.rpartition(":")[2]}
+        churn.settle()
+        print(f"{len(churn.made)} Pods came meanwhile")
+        assert len(churn.made) > 50
+        assert churn.overbooked == []
+        silences = {name: _longest_silence(_work(node, name)) for node, name in pods}
+        print(f"longest silences: {silences}")
+        assert max(silences.values()) < 1.0
+        for _, name in pods:
+            pod = bare.plane.api("GET", f"/api/v1/namespaces/default/pods/{name}")
+            assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+    bare.kubectl("delete", "pods", "--all")
+    _aliquot(bare, "uninstall", "--timeout", "90s")

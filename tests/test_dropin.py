@@ -1,0 +1,74 @@
+"""What stands in for the vendors' own files: our image in them, and nothing that a command prints otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import aliquot
+from aliquot.cli.main import cli
+
+ROOT = Path(__file__).parent.parent
+GPUSHARE = ROOT / "deploy" / "dropin" / "gpushare"
+SEEDS = ROOT / "examples" / "seeds"
+FILES = [SEEDS / "qgpu-scheduler.yaml", SEEDS / "qgpu-manager.yaml", *sorted(GPUSHARE.glob("*.yaml"))]
+
+
+def objects(path: Path) -> list[dict[str, Any]]:
+    return [each for each in yaml.safe_load_all(path.read_text()) if each]
+
+
+def pods() -> list[dict[str, Any]]:
+    """The inner part of every workload."""
+    found = [
+        each["spec"]["template"]["spec"]
+        for path in FILES
+        for each in objects(path)
+        if "template" in each.get("spec", {})
+    ]
+    assert len(found) == 4
+    return found
+
+
+def test_every_image_is_this_version_of_ours() -> None:
+    containers = [each for pod in pods() for each in [*pod.get("initContainers", []), *pod["containers"]]]
+    assert {each["image"] for each in containers} == {f"aliquot/aliquot:{aliquot.__version__}"}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("scheduler-policy-config.json", ["--kubernetes", "1.22", "-o", "json"]),
+        ("scheduler-policy-config.yaml", ["--kubernetes", "1.36"]),
+    ],
+)
+def test_what_kube_scheduler_is_told_is_what_the_command_prints_for_gpushares_node_port(
+    name: str, words: list[str]
+) -> None:
+    url = ["--dialect", "gpushare", "--url", "http://127.0.0.1:32766"]
+    printed = CliRunner().invoke(cli, ["manifests", "scheduler-config", *words, *url])
+    assert (GPUSHARE / name).read_text() == printed.stdout
+
+
+def test_gpushares_node_port_leads_to_the_extender() -> None:
+    made = {each["kind"]: each for each in objects(GPUSHARE / "gpushare-schd-extender.yaml")}
+    (port,) = made["Service"]["spec"]["ports"]
+    assert port["nodePort"] == 32766
+    labels = made["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert made["Service"]["spec"]["selector"].items() <= labels.items()
+
+
+def test_the_device_plugin_has_the_hosts_folders_at_their_own_paths_and_no_privilege() -> None:
+    """Containers are given them by the names they have in the agent."""
+    (plugin,) = objects(GPUSHARE / "device-plugin-ds.yaml")
+    pod = plugin["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    there = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"]}
+    assert {each["name"]: each["mountPath"] for each in container["volumeMounts"]} == there
+    assert pod["hostPID"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert "privileged" not in container["securityContext"]
