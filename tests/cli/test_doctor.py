@@ -77,6 +77,20 @@ def test_the_same_finding_about_many_is_told_once(well: PaperCluster) -> None:
     assert line.startswith("FINDING  labels          m0, m1, m2 and 17 more: is labelled for gpushare, but")
 
 
+def test_dialects_that_are_not_served_are_not_looked_at(well: PaperCluster) -> None:
+    """The scheduler's Deployment tells which are; its webhook is tried with a Pod that breaks a rule of theirs."""
+    spec = {"template": {"spec": {"containers": [{"args": ["scheduler", "--dialects=t9k"]}]}}}
+    metadata = {"namespace": "kube-system", "name": "aliquot-scheduler"}
+    well.answer("/apis/apps/v1/deployments", [{"metadata": metadata, "spec": spec}])
+    well.answer("/api/v1/nodes", [gpushare_node("m", 16)])
+    percent = 'spec.containers[0].resources.limits["tensorstack.dev/nvidia-gpu-percent"]'
+    denied = f"is invalid: {percent}: 101 is not allowed: 1 to 100 percent of one card's memory"
+    well.answer("create aliquot-doctor-breaks-a-rule", denied)
+    said = invoked(doctor).stdout
+    assert [line for line in said.splitlines() if line.startswith("FINDING") and "gpushare" in line] == []
+    assert "refuses a Pod that breaks a rule" in said
+
+
 def test_json_has_the_findings_as_data(well: PaperCluster) -> None:
     well.answer(LEASE, "Error from server (NotFound): leases not found")
     result = invoked(doctor, "-o", "json")

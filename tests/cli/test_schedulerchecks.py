@@ -234,6 +234,9 @@ def test_a_trial_that_may_not_be_made_is_told_as_that() -> None:
 def test_the_trial_pods_are_what_they_are_meant_to_be() -> None:
     for rules in QgpuRules:
         assert isinstance(dialects.parse_pod(broken_pod(), Rules(rules)), tuple)
+    for dialect in dialects.DIALECTS:
+        served = frozenset({dialect})
+        assert isinstance(dialects.parse_pod(broken_pod(served), Rules(served=served)), tuple)
     claim = dialects.parse_pod(exclusive_pod())
     assert dialects.tolerations(claim)  # type: ignore[arg-type]
     assert dialects.parse_node(gpushare_node())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.cli.kubectl import Kubectl
-from aliquot.cli.whereabouts import USUAL, find_scheduler
+from aliquot.cli.whereabouts import find_scheduler, usual
 from kubectls import PaperCluster
 
 DEPLOYMENTS = "/apis/apps/v1/deployments"
@@ -22,7 +22,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PaperCluster:
 
 def test_it_is_the_deployment_with_our_labels_in_whatever_namespace(cluster: PaperCluster) -> None:
     cluster.answer(DEPLOYMENTS, [{"metadata": {"namespace": "gpu", "name": "aliquot-scheduler"}}])
-    assert find_scheduler(Kubectl()) == ("gpu", "aliquot-scheduler")
+    found = find_scheduler(Kubectl())
+    assert (found.namespace, found.name) == ("gpu", "aliquot-scheduler")
     (asked,) = cluster.calls
     assert "app.kubernetes.io%2Fname%3Daliquot%2Capp.kubernetes.io%2Fcomponent%3Dscheduler" in asked[-1]
 
@@ -30,4 +31,20 @@ def test_it_is_the_deployment_with_our_labels_in_whatever_namespace(cluster: Pap
 @pytest.mark.parametrize("answer", [[], [{}], "Error from server (Forbidden): deployments.apps is forbidden"], ids=str)
 def test_where_nothing_tells_it_is_in_the_usual_place(cluster: PaperCluster, answer: object) -> None:
     cluster.answer(DEPLOYMENTS, answer)
-    assert find_scheduler(Kubectl()) == USUAL
+    assert find_scheduler(Kubectl()) == usual()
+
+
+@pytest.mark.parametrize(
+    ("args", "served"),
+    [
+        (["scheduler", "--dialects=qgpu"], {"qgpu"}),
+        (["scheduler", "--dialects=qgpu,t9k", "--port=1"], {"qgpu", "t9k"}),
+        (["scheduler"], {"qgpu", "t9k", "gpushare"}),
+        (["scheduler", "--dialects=another-releases"], {"qgpu", "t9k", "gpushare"}),
+    ],
+    ids=str,
+)
+def test_it_says_which_dialects_are_served(cluster: PaperCluster, args: list[str], served: set[str]) -> None:
+    spec = {"template": {"spec": {"containers": [{"name": "scheduler", "args": args}]}}}
+    cluster.answer(DEPLOYMENTS, [{"metadata": {"namespace": "gpu", "name": "aliquot-scheduler"}, "spec": spec}])
+    assert find_scheduler(Kubectl()).served == served

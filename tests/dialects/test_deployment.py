@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from aliquot import dialects
 from aliquot.cli.install import rendered
 from aliquot.dialects import deployment as made
 from aliquot.dialects.deployment import Identity, Options
+from aliquot.model.claim import Claim
 from aliquot.model.refusal import Invalid
 
 FILE = rendered()
@@ -210,7 +212,7 @@ def test_labels_that_we_put_there_go_unless_somebody_changed_them() -> None:
 
 
 def test_a_label_that_the_scheduler_put_there_is_known_by_the_api_servers_books() -> None:
-    fields = {"f:metadata": {"f:labels": {"f:qgpu-device-enable": {}}}}
+    fields: Any = {"f:metadata": {"f:labels": {"f:qgpu-device-enable": {}}}}
     books = [{"manager": "aliquot-scheduler", "fieldsV1": fields}]
     labels = {"qgpu-device-enable": "enable", "zone": "a"}
     patch, _ = made.node_leftovers(_node(labels=labels, managedFields=books), {})
@@ -235,3 +237,14 @@ def test_annotations_taint_condition_and_resources_of_ours_go() -> None:
     assert status == {
         "status": {"conditions": [{"$patch": "delete", "type": "GPUHealthy"}], "capacity": {"aliyun.com/gpu-mem": None}}
     }
+
+
+# --- what is said next -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", made.MODES)
+def test_the_example_of_each_mode_is_a_pod_of_that_mode(mode: str) -> None:
+    claim = dialects.parse_pod(json.loads(made.example(mode)))
+    assert isinstance(claim, Claim)
+    assert claim.dialect == ("qgpu" if mode == "all" else mode)
+    assert made.label(mode)

@@ -1,4 +1,5 @@
-"""Whoever takes a node over has its agent's account: what that may do to other nodes and their Pods is nothing."""
+"""Whoever takes a node over has its agent's account: what that may do to other nodes and their Pods is nothing. And
+whoever takes the scheduler's: no more than the scheduler does."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from testbed.client import Client, Refused
 from testbed.plane import HOST, ControlPlane
 from testbed.processes import wait_until
 
-SPACE, ACCOUNT = "aliquot-system", "aliquot-agent"
+SPACE, ACCOUNT, SCHEDULER = "aliquot-system", "aliquot-agent", "aliquot-scheduler"
 RENDERED = Path(__file__).parents[2] / "deploy/install.yaml"
-OF_THE_AGENT = ("ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+OF_THE_ACCOUNTS = ("ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 ASSIGNED = "ALIYUN_COM_GPU_MEM_ASSIGNED"
 INVENTORY = {"metadata": {"annotations": {"aliquot.dev/inventory": "{}"}}}
 NODE, POD = "/api/v1/nodes/{}/status", "/api/v1/namespaces/default/pods/{}"
@@ -31,14 +32,14 @@ def patched(agent: Client, path: str, patch: Any) -> str:
     return ""
 
 
-def token_of(plane: ControlPlane, **bound: Any) -> Client:
-    """The agent's account, as a token that was made for that Pod has it."""
+def token_of(plane: ControlPlane, account: str = ACCOUNT, **bound: Any) -> Client:
+    """The account, as a token that was made for that Pod has it."""
     request = {
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenRequest",
         "spec": {"expirationSeconds": 3600, **bound},
     }
-    path = f"/api/v1/namespaces/{SPACE}/serviceaccounts/{ACCOUNT}/token"
+    path = f"/api/v1/namespaces/{SPACE}/serviceaccounts/{account}/token"
     return Client(HOST, plane.port, plane.ca_file, str(plane.api("POST", path, request)["status"]["token"]))
 
 
@@ -46,9 +47,11 @@ def token_of(plane: ControlPlane, **bound: Any) -> Client:
 def installed(plane: ControlPlane) -> Iterator[ControlPlane]:
     """What the installation makes for agents, and two nodes with a Pod each."""
     every = [each for each in yaml.safe_load_all(RENDERED.read_text()) if each]
-    ours = [each for each in every if each["kind"] in OF_THE_AGENT and each["metadata"]["name"] == ACCOUNT]
-    assert [each["kind"] for each in ours].count("ValidatingAdmissionPolicy") == 1
-    plane.kubeconfig_for(f"{SPACE}/{ACCOUNT}")  # makes both
+    named = [each for each in every if each["metadata"]["name"] in (ACCOUNT, SCHEDULER)]
+    ours = [each for each in named if each["kind"] in OF_THE_ACCOUNTS]
+    assert [each["kind"] for each in ours].count("ValidatingAdmissionPolicy") == 2
+    for account in (ACCOUNT, SCHEDULER):
+        plane.kubeconfig_for(f"{SPACE}/{account}")  # makes both
     plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(ours))
     for name in ("mine", "theirs"):
         objects.create(plane, objects.node(name), objects.pod(f"on-{name}", node=name))
@@ -126,3 +129,41 @@ def test_it_reads_no_secret(agent: Client) -> None:
 def test_a_token_that_names_no_node_writes_nothing(installed: ControlPlane, agent: Client) -> None:
     nowhere = token_of(installed)
     assert "an agent writes of its own node only" in patched(nowhere, NODE.format("mine"), INVENTORY)
+
+
+# --- the scheduler's account -----------------------------------------------------------------------------------------
+
+IMAGE = {"spec": {"containers": [{"name": "main", "image": "evil"}]}}
+RETRIED = {"metadata": {"annotations": {"aliquot.dev/retried": "now"}}}
+XGN = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule"}
+
+
+@pytest.fixture(scope="module")
+def scheduler(installed: ControlPlane) -> Client:
+    """Its account, once the API server holds it to the policy."""
+    made = token_of(installed, SCHEDULER)
+    wait_until(lambda: "the scheduler" in patched(made, POD.format("on-mine"), IMAGE), 20, "the policy is heeded")
+    return made
+
+
+def test_the_scheduler_has_a_pod_tried_again(scheduler: Client) -> None:
+    assert patched(scheduler, POD.format("on-theirs"), RETRIED) == ""
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [IMAGE, {"metadata": {"labels": {"app": "bank"}}}, {"metadata": {"annotations": {"aliquot.dev/grant": "{}"}}}],
+    ids=["the image", "labels", "a grant"],
+)
+def test_the_schedulers_account_changes_nothing_else_of_a_pod(scheduler: Client, patch: Any) -> None:
+    assert "the scheduler patches nothing of a Pod" in patched(scheduler, POD.format("on-mine"), patch)
+
+
+def test_the_scheduler_taints_and_labels_nodes_in_its_own_words(scheduler: Client) -> None:
+    node = "/api/v1/nodes/mine"
+    assert patched(scheduler, node, {"spec": {"taints": [XGN]}}) == ""
+    assert patched(scheduler, node, {"metadata": {"labels": {"qgpu-device-enable": "enable"}}}) == ""
+    assert "no label of a node" in patched(scheduler, node, {"metadata": {"labels": {"zone": "vault"}}})
+    foreign = {"key": "dedicated", "value": "bank", "effect": "NoSchedule"}
+    assert "no taint of a node" in patched(scheduler, node, {"spec": {"taints": [foreign]}})
+    assert "no taint of a node" in patched(scheduler, node, {"spec": {"unschedulable": True}})

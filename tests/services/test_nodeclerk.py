@@ -217,7 +217,12 @@ class TestTheInventory:
         run(desk, lambda: desk.clerk.published)
         assert told() == aliquot.__version__
         assert asyncio.run(desk.clerk.leave())
-        assert told() == "away", "and the next agent says otherwise"
+        desk.clerk.publish(CARDS, here=True)  # as it does each second
+        run(desk, lambda: desk.clerk.published)
+        assert told() == "away", "until the next agent says otherwise"
+        assert not desk.clerk.answered
+        desk.hear(annotations={"aliquot.dev/seen": "true"})
+        assert desk.clerk.answered, "by the scheduler, which sends no more Pods"
         assert self.there(desk) == ["GPU-0", "GPU-1"], "the cards are still known"
 
     def test_an_api_server_that_is_away_does_not_keep_us_from_ending(self, desk: Clerk) -> None:

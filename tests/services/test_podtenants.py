@@ -184,6 +184,13 @@ class TestTakenUp:
         (scene.folder / "t" / "a-file").touch()
         assert scene.tenants.left_behind() == {"u9"}
 
+    @pytest.mark.parametrize("uid", ["", ".", "..", "../t", "a/b"])
+    def test_what_is_no_uid_takes_nobodys_folder_along(self, scene: Scene, uid: str) -> None:
+        scene.tenants.admit(a_tenancy("u1"))
+        scene.tenants.discard(uid)
+        assert (scene.folder / "t/u1").is_dir()
+        assert (scene.folder / "state.db").exists()
+
     def test_they_are_discarded_after_what_leads_there(self, scene: Scene) -> None:
         (scene.folder / "t" / "u9").mkdir()
         scene.tenants.discard("u9")

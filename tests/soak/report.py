@@ -249,9 +249,10 @@ The product is installed by its chart on two real nodes with four simulated card
 Deployments, StatefulSets and Jobs of all dialects come, grow, shrink, are rolled anew and go; their containers use the
 cards, end, and are started again. All the while, every {every:g} seconds or so, a program of the cluster or of the
 product is killed with -9. Every second all grants are added up by code that is not the product's, and every container
-tells which cards it sees. Every {calm:g} seconds nothing is killed and nothing is asked for, and all that is wanted must
-run. A scheduler's Pod deleted is as by a drain in a hurry. The webhook's `failurePolicy` is `fail`: with `ignore`, a Pod
-made in the second in which nobody answers goes to the cluster's own kube-scheduler, past us, and the agent refuses it.
+tells which cards it sees. Every {calm:g} seconds nothing is killed and nothing is asked for, and all that is wanted
+must run. A scheduler's Pod deleted is as by a drain in a hurry. The webhook's `failurePolicy` is `fail`: with `ignore`,
+a Pod made in the second in which nobody answers goes to the cluster's own kube-scheduler, past us, and the agent
+refuses it.
 """
 _REFUSED = """Pods that failed, while the agent of their node was away or with their kubelet: {refused}.
 Their controllers made them anew; what is wanted counts as running only when the replacement does."""

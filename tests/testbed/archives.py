@@ -120,12 +120,12 @@ def kube_scheduler() -> Path:
     archive = folder / f"kube-scheduler-{VERSION}.tar"
     if not archive.exists():
         unfinished = archive.with_suffix(".unfinished")
-        unfinished.write_bytes(_of_one_program(binaries(["kube-scheduler"])["kube-scheduler"]))
+        unfinished.write_bytes(of_one_program(binaries(["kube-scheduler"])["kube-scheduler"]))
         unfinished.replace(archive)
     return archive
 
 
-def _of_one_program(program: Path) -> bytes:
+def of_one_program(program: Path) -> bytes:
     """At /usr/local/bin, as in Kubernetes's own image, which runs it by its name."""
     layer = _tar({f"usr/local/bin/{program.name}": program.read_bytes()}, mode=0o755)
     blobs: dict[str, bytes] = {}

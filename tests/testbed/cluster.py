@@ -100,12 +100,17 @@ class Cluster:
         """Those names can be pulled; any other is the probe."""
         self._registry = registry = Registry()
         self._ending.callback(registry.close)
-        registry.give(self.image, self._archive(self.image))
+        registry.give(self.image, self.archive)
         registry.give(self.kube_scheduler_image, archives.kube_scheduler())
         return registry
 
     def _archive(self, name: str) -> Path:
         return archives.product(name, simulate=f"{self._cards}x{self._memory_gib}GiB")
+
+    @cached_property
+    def archive(self) -> Path:
+        """The product's image as a file; made when it is asked for, and the same until the cluster ends."""
+        return self._archive(self.image)
 
     @cached_property
     def next_image(self) -> str:

@@ -139,7 +139,7 @@ def _enter_by_number(pidfd: int) -> bool:
     except OSError:
         ctypes.set_errno(refused)
         return False
-    return _libc.setns(place, _NEW_MOUNTS) == 0
+    return int(_libc.setns(place, _NEW_MOUNTS)) == 0
 
 
 def _take(folder: str, *, recursive: bool) -> int:

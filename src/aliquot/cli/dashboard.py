@@ -12,7 +12,7 @@ import click
 from aliquot.cli.asking import ask
 from aliquot.cli.errors import InputError
 from aliquot.cli.kubectl import Kubectl, kubectl_options, reach
-from aliquot.cli.whereabouts import USUAL, find_scheduler
+from aliquot.cli.whereabouts import find_scheduler, usual
 
 _NONE = (
     "the daemon of this machine was started without a dashboard, or its usual port was taken: `aliquot down`, then "
@@ -45,7 +45,7 @@ def dashboard(
     kubectl aliquot dashboard
     """
     if cluster or kubectl.flags:
-        found = USUAL if namespace else find_scheduler(kubectl)
+        found = usual() if namespace else find_scheduler(kubectl)
         words = (
             "port-forward",
             f"--namespace={namespace or found.namespace}",

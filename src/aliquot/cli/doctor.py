@@ -22,7 +22,7 @@ from aliquot.cli.findings import Finding, Json, Level, grouped, ok, part
 from aliquot.cli.kubectl import CONFIG_MAPS, Kubectl, KubectlError, Trouble, kubectl_options
 from aliquot.cli.nodeside import Places, Site
 from aliquot.cli.tables import printable
-from aliquot.cli.whereabouts import USUAL, find_scheduler
+from aliquot.cli.whereabouts import Place, find_scheduler, usual
 
 if TYPE_CHECKING:
     from aliquot.cli.schedulerchecks import Probe
@@ -77,7 +77,7 @@ def doctor(
     """
     here = os.path.isdir(kubelet_dir / "device-plugins") if node is None else node
     places = Places(run_dir, dbfile, kubelet_dir, cdi_dir) if here else None
-    cluster = _Cluster(kubectl, namespace, lease_namespace or USUAL.namespace, lease_name, lease_namespace is None)
+    cluster = _Cluster(kubectl, namespace, lease_namespace or usual().namespace, lease_name, lease_namespace is None)
     findings = grouped(_diagnosed(cluster, rules, places, nodename))
     wrong = sum(each.level in (Level.FINDING, Level.UNKNOWN) for each in findings)
     if output == "json":
@@ -98,8 +98,9 @@ def _diagnosed(cluster: _Cluster, rules: str, places: Places | None, node_name: 
         version = cluster.kubectl.get("/version")  # the one thing that everybody may read
         cluster.findings.append(ok("api", f"Kubernetes {part(version, 'gitVersion')} answers"))
         yield from cluster.findings
+        cluster.place = find_scheduler(cluster.kubectl)
         if cluster.guessed:
-            cluster.lease_namespace = find_scheduler(cluster.kubectl).namespace
+            cluster.lease_namespace = cluster.place.namespace
         yield from _examine(cluster, rules)
     except KubectlError as error:
         if places is None:
@@ -123,6 +124,7 @@ class _Cluster:
     lease_namespace: str
     lease_name: str
     guessed: bool = False  # where the Lease is: to be looked for once the cluster answers
+    place: Place = field(default_factory=usual)
     findings: list[Finding] = field(default_factory=list)
 
     def lease(self) -> Json | None:
@@ -212,7 +214,8 @@ def _examine(cluster: _Cluster, qgpu_rules: str) -> Iterator[Finding]:
     nodes = cluster.allowed("nodes", kubectl.nodes, "nodes")
     pods = cluster.allowed("pods", kubectl.pods, "pods")
     sick = cluster.allowed("cards", lambda: kubectl.items(CONFIG_MAPS, "ConfigMap"), CONFIG_MAPS)
-    rules = dialects.Rules(dialects.QgpuRules(qgpu_rules), dialects.guess_gpushare_unit(nodes or []))
+    unit = dialects.guess_gpushare_unit(nodes or [])
+    rules = dialects.Rules(dialects.QgpuRules(qgpu_rules), unit, cluster.place.served)
     lease, webhook = cluster.lease(), cluster.webhook()
     yield from cluster.findings[1:]  # what we were not let see
     cluster.findings[1:] = []
@@ -222,8 +225,9 @@ def _examine(cluster: _Cluster, qgpu_rules: str) -> Iterator[Finding]:
     yield from call_findings(lease, pods or [], rules, now)
     if webhook != {}:
         there = webhook is not None
-        trials = [cluster.trial(pod) if there else Probe(None, None) for pod in (broken_pod(), exclusive_pod())]
-        yield from webhook_findings(webhook, cluster.authority() if there else None, *trials)
+        pods_tried = (broken_pod(rules.served), exclusive_pod())
+        trials = [cluster.trial(pod) if there else Probe(None, None) for pod in pods_tried]
+        yield from webhook_findings(webhook, cluster.authority() if there else None, *trials, served=rules.served)
     if nodes is not None:
         yield from _of_objects(nodes, pods, sick or [], rules, now)
 
@@ -267,7 +271,8 @@ def _of_node(site: Site, kubectl: Kubectl, unseen: KubectlError | None, qgpu_rul
 
     node, pods, about_api = _node_objects(site.node_name, kubectl, unseen)
     yield from about_api
-    rules = dialects.Rules(dialects.QgpuRules(qgpu_rules), dialects.guess_gpushare_unit([node] if node else []))
+    unit = dialects.guess_gpushare_unit([node] if node else [])
+    rules = dialects.Rules(dialects.QgpuRules(qgpu_rules), unit, _served(site))
     if bystander(site, node, rules):
         what = "no agent runs here, and the labels ask for none: of this machine nothing was looked at"
         yield Finding("agent", Level.NOTE, (site.node_name,), what, "--no-node leaves this line out")
@@ -277,7 +282,15 @@ def _of_node(site: Site, kubectl: Kubectl, unseen: KubectlError | None, qgpu_rul
         return
     if unseen is not None:
         yield from _of_objects([node], pods, [], rules, datetime.now(UTC))
-    yield from holding_findings(settled(site, frozenset(living(pods))), node, pods, rules)
+    yield from holding_findings(settled(site, frozenset(living(pods))), node, pods, rules.whole)
+
+
+def _served(site: Site) -> frozenset[str]:
+    """The dialects that the agent says it serves; all where it does not say."""
+    from aliquot.dialects import DIALECTS
+
+    told = part(site.agent, "daemon", "dialects")
+    return frozenset(each for each in told if each in DIALECTS) if isinstance(told, list) else frozenset(DIALECTS)
 
 
 def _node_objects(

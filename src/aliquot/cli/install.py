@@ -33,15 +33,13 @@ _FIND_IMAGE = (
     "--kube-scheduler-image is missing: name the image of a kube-scheduler of the cluster's version, {version}"
 )
 
-_EXAMPLE = """\
+_NEXT = """\
 next:
-  kubectl label node NODE qgpu-device-enable=enable     a node whose cards are to be shared, where it has no label yet
-  kubectl aliquot                                       nodes, cards and Pods
-  kubectl apply -f - <<EOF                              the first shared Pod
-  {"apiVersion":"v1","kind":"Pod","metadata":{"name":"first"},"spec":{"restartPolicy":"Never","containers":[{"name":"main",
-   "image":"IMAGE","command":["nvidia-smi","-L"],"resources":{"limits":{"tke.cloud.tencent.com/qgpu-core":"50",
-   "tke.cloud.tencent.com/qgpu-memory":"4"}}}]}}
-  EOF"""
+  kubectl label node NODE {label}     # a node whose cards are to be shared, where it has no label yet
+  kubectl aliquot                     # nodes, cards and Pods
+  kubectl apply -f - <<EOF            # the first shared Pod
+{pod}
+EOF"""
 
 
 def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,11 +91,11 @@ def install(**given: Any) -> None:
 @click.command()
 @_shared
 def upgrade(**given: Any) -> None:
-    """Bring an installation to this program's version; options that are not given stay as they are.
+    """Bring an installation on a cluster to this program's version.
 
-    RBAC first, then the agents, node by node, then the scheduler. Pods run on, and Pods that come find a node: an agent
-    that is about to be replaced says so, and no Pod is sent there for those seconds. Where the new version does not
-    come up, the objects of the old one are put back.
+    Options that are not given stay as they are. RBAC first, then the agents, node by node, then the scheduler. Pods run
+    on, and Pods that come find a node: an agent that is about to be replaced says so, and no Pod is sent there for
+    those seconds. Where the new version does not come up, the objects of the old one are put back.
     """
     _go(given, upgrade=True)
 
@@ -332,6 +330,7 @@ def _summary(record: Record, findings: list[Finding], given: dict[str, Any]) -> 
         click.echo(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
         return
     from aliquot.cli.doctor import lines_of
+    from aliquot.dialects.deployment import example, label
 
     for line in lines_of(findings):
         click.echo(line)
@@ -339,4 +338,4 @@ def _summary(record: Record, findings: list[Finding], given: dict[str, Any]) -> 
     click.echo(
         f"\naliquot {record.version} {waited} (namespace {record.options.namespace}, mode {record.options.mode})"
     )
-    click.echo(_EXAMPLE)
+    click.echo(_NEXT.format(label=label(record.options.mode), pod=example(record.options.mode)))

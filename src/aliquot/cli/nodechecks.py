@@ -8,6 +8,7 @@ from aliquot import dialects
 from aliquot.cli.findings import Finding, Json, Level, found, ok, part
 from aliquot.dialects import Rules, gpushare, native, qgpu, t9k
 from aliquot.dialects.nodes import NodeView, read_node
+from aliquot.dialects.wiring import DIALECTS
 from aliquot.model.node import Node, Offer
 from aliquot.model.quantity import QuantityError, parse_count
 from aliquot.model.refusal import Invalid
@@ -41,8 +42,9 @@ def node_findings(nodes: Iterable[Json], sick: Mapping[str, frozenset[int]], rul
                 yield found("nodes", name, what, "correct it: kubectl edit node NODE")
             continue
         offering += bool(node.offers and node.cards)
-        yield from _labels(name, view)
-        yield from _taints(name, obj)
+        yield from _labels(name, view, rules.served)
+        if t9k.DIALECT in rules.served:
+            yield from _taints(name, obj)
         yield from _cards(name, node)
         yield from _inventory(name, obj, node, rules)
     if not offering:
@@ -52,18 +54,20 @@ def node_findings(nodes: Iterable[Json], sick: Mapping[str, frozenset[int]], rul
         yield ok("nodes", f"{offering:,} offer GPUs")
 
 
-def _labels(name: str, view: NodeView) -> Iterator[Finding]:
+def _labels(name: str, view: NodeView, served: frozenset[str]) -> Iterator[Finding]:
+    ours = {resource for dialect in served for resource in DIALECTS[dialect]}
     labelled = set(qgpu.offers(view.labels)) | set(t9k.offers(view.labels, []))
     labelled |= {Offer.GPUSHARE} if view.labels.get(gpushare.NODE_LABEL) == "true" else set()
     for offer, (resource, label) in _ADVERTISED.items():
         amount = _advertised(view, resource)
-        if offer in labelled and not amount:
+        if offer in labelled and resource in ours and not amount:
             has = "does not advertise" if amount is None else "advertises 0 of"
             what = f"is labelled for {offer.value}, but {has} {resource}: the kubelet would turn such Pods away"
             fix = "is the node agent (or device plugin) running there? kubectl get pods -A --field-selector"
             fix += f" spec.nodeName=NODE; or take the label off: kubectl label node NODE {label}-"
             yield found("labels", name, what, fix)
-    if _advertised(view, qgpu.MEMORY) and qgpu.ENABLE_LABEL not in view.labels and Offer.QGPU not in labelled:
+    enabled = qgpu.ENABLE_LABEL in view.labels or Offer.QGPU in labelled
+    if qgpu.MEMORY in ours and _advertised(view, qgpu.MEMORY) and not enabled:
         what = f"advertises {qgpu.MEMORY}, but is not labelled for it: qGPU Pods do not go there"
         yield found("labels", name, what, f"kubectl label node NODE {qgpu.ENABLE_LABEL}=enable")
     for label, yes, no in _SWITCHES:
@@ -72,7 +76,7 @@ def _labels(name: str, view: NodeView) -> Iterator[Finding]:
             what = f'label {label}: "{value}" is neither {yes} nor {no}, and counts as {no}'
             yield found("labels", name, what, f"kubectl label node NODE --overwrite {label}={yes}")
     for resource, mode in ((t9k.CARDS, "xgn"), (t9k.PERCENT, "sgn")):
-        if _advertised(view, resource) and t9k.MODE_LABEL not in view.labels:
+        if resource in ours and _advertised(view, resource) and t9k.MODE_LABEL not in view.labels:
             what = f"advertises {resource}, but is not labelled for it: T9k Pods do not go there"
             fix = f"kubectl label node NODE {t9k.ACCELERATOR_LABEL}=nvidia-gpu {t9k.MODE_LABEL}={mode}"
             yield found("labels", name, what, fix)

@@ -18,6 +18,7 @@ from aliquot.services.snapshot import pod_key
 
 PATIENCE = timedelta(seconds=30)
 _SLACK = timedelta(seconds=15)  # clocks differ
+_ALL = frozenset(dialects.DIALECTS)
 _NEW_CONFIG = "`aliquot manifests scheduler-config` prints the configuration and says where it goes"
 
 
@@ -142,9 +143,13 @@ class Probe:
     refusal: str | None
 
 
-def broken_pod() -> Json:
-    """A Pod that breaks a rule under every set of rules: compute without memory."""
-    return _probe("aliquot-doctor-breaks-a-rule", {qgpu.CORE: "10"})
+def broken_pod(served: frozenset[str] = _ALL) -> Json:
+    """A Pod that breaks a rule of a dialect that is served, under every set of rules: compute without memory, more than
+    a card, memory that does not divide over its cards."""
+    name = "aliquot-doctor-breaks-a-rule"
+    if qgpu.DIALECT in served:
+        return _probe(name, {qgpu.CORE: "10"})
+    return _probe(name, {t9k.PERCENT: "101"} if t9k.DIALECT in served else {gpushare.MEMORY: "3", gpushare.COUNT: "2"})
 
 
 def exclusive_pod() -> Json:
@@ -165,7 +170,9 @@ def _probe(name: str, limits: dict[str, str]) -> Json:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [container]}}
 
 
-def webhook_findings(configuration: Json | None, ca: str | None, broken: Probe, exclusive: Probe) -> Iterator[Finding]:
+def webhook_findings(
+    configuration: Json | None, ca: str | None, broken: Probe, exclusive: Probe, *, served: frozenset[str] = _ALL
+) -> Iterator[Finding]:
     """Whether the webhook is there, trusted, and does its work. `ca` is in base64, as a Secret has it."""
     name = f"MutatingWebhookConfiguration {webhooks.CONFIGURATION}"
     if configuration is None:
@@ -181,8 +188,9 @@ def webhook_findings(configuration: Json | None, ca: str | None, broken: Probe, 
     elif ca is not None and not all(_contains(bundle, ca) for bundle in bundles):
         what = "its caBundle is not of the authority that signed the webhook's certificate: calls to it fail"
         yield found("webhook", name, what, _ANEW)
-    yield from _refuses(broken, name)
-    yield from _tolerates(exclusive, name)
+    yield from _refuses(broken, name, served)
+    if t9k.DIALECT in served:
+        yield from _tolerates(exclusive, name)
 
 
 def _contains(bundle: object, ca: str) -> bool:
@@ -198,9 +206,9 @@ def _contains(bundle: object, ca: str) -> bool:
 _END = b"-----END CERTIFICATE-----"
 
 
-def _refuses(probe: Probe, name: str) -> Iterator[Finding]:
+def _refuses(probe: Probe, name: str, served: frozenset[str]) -> Iterator[Finding]:
     said = probe.refusal or ""
-    if _our_words(said):
+    if _our_words(said, served):
         yield ok("webhook", "refuses a Pod that breaks a rule, and says which")
     elif probe.pod is not None:
         what = "let a Pod in that breaks a rule: the API server does not reach the webhook, or does not trust it"
@@ -213,9 +221,9 @@ def _refuses(probe: Probe, name: str) -> Iterator[Finding]:
         yield Finding("webhook", Level.UNKNOWN, (name,), f"a trial Pod could not be made: {said[:300]}", _MAY_CREATE)
 
 
-def _our_words(said: str) -> bool:
+def _our_words(said: str, served: frozenset[str]) -> bool:
     """Whether the refusal names the rule that the trial Pod breaks; kubectl puts field and rule in words of its own."""
-    broken = dialects.parse_pod(broken_pod())
+    broken = dialects.parse_pod(broken_pod(served))
     return isinstance(broken, tuple) and all(each.field in said and each.allowed in said for each in broken)
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from aliquot.cli.schedulerchecks import Probe
 
 _LEASE = "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/aliquot-scheduler"
+_DEPLOYMENT = "/apis/apps/v1/namespaces/{namespace}/deployments/aliquot-scheduler"
 _TRIALS = "/api/v1/namespaces/default/pods"
 _AGAIN = 1.0  # seconds; the leader writes the webhook's configuration a moment after it is ready
 _PATIENCE = 30.0
@@ -34,6 +35,7 @@ async def _examined(kube: Kube, namespace: str) -> Any:
     from aliquot import dialects
     from aliquot.cli.nodechecks import node_findings
     from aliquot.cli.schedulerchecks import broken_pod, exclusive_pod, lease_findings, webhook_findings
+    from aliquot.cli.whereabouts import served_by
     from aliquot.dialects.native import INVENTORY
     from aliquot.dialects.webhooks import CONFIGURATION, CONFIGURATIONS_PATH
 
@@ -41,8 +43,9 @@ async def _examined(kube: Kube, namespace: str) -> Any:
     for each in lease_findings(lease, f"{namespace}/aliquot-scheduler", datetime.now(UTC)):
         yield each
     webhook = await _or_none(kube, f"{CONFIGURATIONS_PATH}/{CONFIGURATION}")
-    trials = [await _trial(kube, pod) for pod in (broken_pod(), exclusive_pod())]
-    for each in webhook_findings(webhook, None, *trials):
+    served = served_by(await _or_none(kube, _DEPLOYMENT.format(namespace=namespace)))
+    trials = [await _trial(kube, pod) for pod in (broken_pod(served), exclusive_pod())]
+    for each in webhook_findings(webhook, None, *trials, served=served):
         yield each
     listed = await kube.get("/api/v1/nodes", timeout=60.0)
     nodes = [{**node, "kind": "Node"} for node in listed.get("items") or ()]
@@ -50,7 +53,7 @@ async def _examined(kube: Kube, namespace: str) -> Any:
     if not with_cards:
         what = "no node has an agent yet: none has a label of the mode, or of node feature discovery"
         yield Finding("nodes", Level.NOTE, (), what, _LABEL)
-    rules = dialects.Rules(gpushare_unit=dialects.guess_gpushare_unit(nodes))
+    rules = dialects.Rules(gpushare_unit=dialects.guess_gpushare_unit(nodes), served=served)
     for each in node_findings(with_cards, {}, rules):
         yield each
 

@@ -1,22 +1,28 @@
-"""Where in a cluster the scheduler runs: as the chart's, in any namespace, or as the vendor's manifests have it."""
+"""Where in a cluster the scheduler runs, and for whom: as the chart's, in any namespace, or as by hand."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+from typing import Any, NamedTuple
 
+from aliquot.cli.errors import InputError
 from aliquot.cli.kubectl import Kubectl, KubectlError
+from aliquot.cli.serving import parse_dialects
 
 _DEPLOYMENTS = "/apis/apps/v1/deployments"
 
 
 class Place(NamedTuple):
-    """A Deployment."""
+    """A Deployment: its namespace, its name, the dialects that it serves."""
 
     namespace: str
     name: str
+    served: frozenset[str]
 
 
-USUAL = Place("kube-system", "aliquot-scheduler")
+def usual() -> Place:
+    """Where it is if nothing else is known."""
+    return Place("kube-system", "aliquot-scheduler", parse_dialects(None))
 
 
 def find_scheduler(kubectl: Kubectl) -> Place:
@@ -27,6 +33,17 @@ def find_scheduler(kubectl: Kubectl) -> Place:
         found = kubectl.items(
             _DEPLOYMENTS, "Deployment", labelSelector=f"{NAME_LABEL}=aliquot,{COMPONENT_LABEL}=scheduler"
         )
-        return Place(found[0]["metadata"]["namespace"], found[0]["metadata"]["name"]) if found else USUAL
+        if not found:
+            return usual()
+        return Place(found[0]["metadata"]["namespace"], found[0]["metadata"]["name"], served_by(found[0]))
     except (KubectlError, KeyError, TypeError):  # it is asked to save a flag, which is still there
-        return USUAL
+        return usual()
+
+
+def served_by(deployment: dict[str, Any] | None) -> frozenset[str]:
+    """The dialects that its scheduler is told to serve; all of them where it is told nothing, or in words unknown."""
+    told = re.search(r"'--dialects=([^']*)'", str((deployment or {}).get("spec")))
+    try:
+        return parse_dialects(told[1] if told else None)
+    except InputError:
+        return parse_dialects(None)

@@ -52,6 +52,11 @@ _NODE_LABELS = {
     gpushare.DIALECT: gpushare.NODE_LABEL,
 }
 
+_EXAMPLES = {
+    qgpu.DIALECT: {qgpu.CORE: "50", qgpu.MEMORY: "4"},
+    t9k.DIALECT: {t9k.PERCENT: "25"},
+    gpushare.DIALECT: {gpushare.MEMORY: "4"},
+}
 _CONFIG = "config.yaml"
 _CHECKSUM = "checksum/kube-scheduler"
 _KUBE_SCHEDULER = "kube-scheduler"
@@ -201,6 +206,24 @@ def _containers(spec: Json) -> Iterator[Json]:
 def _changed(word: str, changes: Mapping[str, str]) -> str:
     flag, _, _ = word.partition("=")
     return f"{flag}={changes[flag]}" if flag in changes and "=" in word else word
+
+
+def label(mode: str) -> str:
+    """What makes a node one of the mode, as `kubectl label` takes it."""
+    return " ".join(f"{key}={value}" for key, value in MODE_LABELS[mode].items())
+
+
+def example(mode: str) -> str:
+    """A Pod on a part of a card. IMAGE is one with NVIDIA's tools in it."""
+    container = {
+        "name": "main",
+        "image": "IMAGE",
+        "command": ["nvidia-smi", "-L"],
+        "resources": {"limits": _EXAMPLES[qgpu.DIALECT if mode == "all" else mode]},
+    }
+    spec = {"restartPolicy": "Never", "containers": [container]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "first"}, "spec": spec}
+    return msgspec.json.encode(pod).decode()
 
 
 # --- what was done ---------------------------------------------------------------------------------------------------

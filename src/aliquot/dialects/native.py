@@ -33,6 +33,7 @@ ADDRESS = "aliquot.dev/address"  # on the scheduler's Lease: where the leader is
 CALLS = "aliquot.dev/calls"  # there too: how often, and when last, it was called
 AGENT = "aliquot.dev/agent"  # on a Node: the release of its agent, or AWAY
 AWAY = "away"  # the agent is, or is about to be: a Pod that is bound there now would fail for good
+SEEN = "aliquot.dev/seen"  # there too: the scheduler knows that the agent goes, and sends no Pod
 RETRIED = "aliquot.dev/retried"  # when a waiting Pod was last touched, so that kube-scheduler tries it again
 ANNOTATIONS = (GRANT,)
 

@@ -46,6 +46,7 @@ election.py    who of several binds
 preemption.py  who would have to go for an important Pod
 waiting.py     Pods that wait: told why, tried again when there is room
 nodekeeper.py  nodes' taints, labels and conditions
+farewells.py   agents that are about to go: no Pod is sent to their node any more
 events.py      what `kubectl describe` shows
 unending.py    parts that run as long as the process does, and its end
 pace.py        how fast we may write beside the work that matters

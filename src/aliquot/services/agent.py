@@ -62,8 +62,8 @@ from .usher import Usher
 log = logging.getLogger(__name__)
 
 _UPKEEP = 1.0  # seconds
-_LONGEST_HANDOVER = 8.0  # seconds from being told to end until we do
-_ARRIVING = 0.05  # seconds between two looks at who is on the way
+_LONGEST_HANDOVER = 10.0  # seconds from being told to end until we do
+_ARRIVING = 0.1  # seconds between two looks at who is on the way
 _HELD = 5.0  # seconds between two looks at who holds which devices, while a card is out
 
 
@@ -103,7 +103,7 @@ class Settings:
     kubelet: Path = Path("/var/lib/kubelet")
     rules: Rules = dialects.DEFAULT_RULES
     release_delay: float = 0.1
-    handover: float = 1.0  # seconds between telling that we go, and going: for binds that are under way
+    handover: float = 3.0  # seconds that the scheduler has to answer that it sends no more Pods, when we go
     port: int = 9479
     bind_address: str = "0.0.0.0"  # noqa: S104  # Prometheus is elsewhere
     control: Path | None = None  # where `aliquot top`, `ps` and `doctor` on the node ask; None: nowhere
@@ -210,12 +210,18 @@ class Agent:
 
     async def _hand_over(self) -> None:
         """A kubelet without us fails the Pods that it is to start: no more are sent, and those on their way wait."""
-        latest = time.monotonic() + _LONGEST_HANDOVER
         if not await self.clerk.leave():
             return
-        await asyncio.sleep(self.settings.handover)
-        while time.monotonic() < latest and any(not (pod.taken_up or pod.finished) for pod in self.shelf):
+        began = time.monotonic()
+        while not self.clerk.answered and time.monotonic() - began < self.settings.handover:
             await asyncio.sleep(_ARRIVING)
+        while time.monotonic() - began < _LONGEST_HANDOVER and await self._arriving():
+            await asyncio.sleep(_ARRIVING)
+
+    async def _arriving(self) -> bool:
+        """Whether a Pod is bound here that the kubelet has not decided about. The watch may be a moment behind."""
+        await self.shelf.refresh()
+        return any(not (pod.taken_up or pod.finished) for pod in self.shelf)
 
     def _works(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
         return [
@@ -280,6 +286,7 @@ class Agent:
             kubelet=str(settings.kubelet),
             cdi=str(settings.cdi_folder) if by_cdi else None,
             metrics_port=settings.port or None,
+            dialects=sorted(settings.rules.served),
         )
 
     def status(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from aliquot import dialects
 from aliquot.dialects.objects import ConfigMapObject, NodeObject, PodObject
 from aliquot.services.cluster import Cluster
+from aliquot.services.farewells import Farewells
 from aliquot.services.nodekeeper import NodeKeeper
 
 log = logging.getLogger(__name__)
@@ -17,8 +18,16 @@ log = logging.getLogger(__name__)
 class NodeSink:
     """Nodes into the cluster. While the unit of gpu-mem is not known, each list is read whole before it is believed."""
 
-    def __init__(self, cluster: Cluster, keeper: NodeKeeper | None, *, unit_known: bool, reread: Callable[[], None]):
-        self.cluster, self.keeper = cluster, keeper
+    def __init__(
+        self,
+        cluster: Cluster,
+        keeper: NodeKeeper | None,
+        *,
+        unit_known: bool,
+        reread: Callable[[], None],
+        farewells: Farewells | None = None,
+    ):
+        self.cluster, self.keeper, self.farewells = cluster, keeper, farewells
         self._unit_known, self._reread = unit_known, reread
         self._list: list[NodeObject] | None = None
 
@@ -36,6 +45,8 @@ class NodeSink:
         self.cluster.drop_node(key)
         if self.keeper is not None:
             self.keeper.forget(key)
+        if self.farewells is not None:
+            self.farewells.forget(key)
 
     def listed(self, drift: int) -> None:
         items, self._list = self._list or [], None
@@ -52,6 +63,8 @@ class NodeSink:
         self.cluster.set_node(item)
         if self.keeper is not None:
             self.keeper.observe(item, self.cluster.unusable.get(item.metadata.name, ()))
+        if self.farewells is not None:
+            self.farewells.observe(item)
 
     def _learn_unit(self, items: list[NodeObject]) -> None:
         unit = None if self._unit_known else dialects.told_gpushare_unit(items)

@@ -81,8 +81,9 @@ def move_in(folders: Sequence[str], kubelet: Path) -> Lodging:
     except (CannotVisitError, OSError) as error:
         if not lacking:  # only its processes: whose sockets are whose, nobody can know then, and the doctor tells it
             return Lodging()
+        why = f"{kubelet}: {error.strerror}" if isinstance(error, OSError) else str(error)
         advice = _ADVICE.format(folders=", ".join(lacking))
-        raise UpError(f"{lacking[0]} is this container's own, and cannot be fetched: {error}: {advice}") from error
+        raise UpError(f"{lacking[0]} is this container's own, and cannot be fetched: {why}: {advice}") from error
     told = {"names": found.names, "fetched": found.fetched, "processes": found.processes}
     os.environ[_MOVED] = json.dumps(told)
     return found

@@ -17,7 +17,7 @@ from aliquot import dialects
 from aliquot.adapters.kube import ApiError, Kube, Unreachable
 from aliquot.dialects import Rules
 from aliquot.dialects.cdi import is_silent
-from aliquot.dialects.native import render_agent
+from aliquot.dialects.native import SEEN, render_agent
 from aliquot.dialects.objects import Metadata, NodeObject, PodObject
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
@@ -60,6 +60,7 @@ class NodeClerk:
         self._runtime = self._kubelet = ""
         self._labels: dict[str, str] | None = None  # as last told: a Node that is made anew takes nothing away
         self._inventory: dict[str, str] = {}
+        self._leaving = False
         self._marks: dict[str, tuple[PodObject, dict[str, str]]] = {}  # annotations that Pods are to get, by UID
         self._out: frozenset[str] = frozenset()
         self._refused: Invalid | None = None
@@ -139,21 +140,30 @@ class NodeClerk:
 
     def publish(self, cards: tuple[Card, ...], *, here: bool) -> None:
         """These are the cards of the node; `here`: the kubelet has all that is on offer from us."""
-        self._inventory = dialects.render_inventory(cards) | render_agent(aliquot.__version__, here=here)
+        agent = render_agent(aliquot.__version__, here=here and not self._leaving)
+        self._inventory = dialects.render_inventory(cards) | agent
         if not self.published:
             self._wake.set()
 
     async def leave(self) -> bool:
-        """We are about to go: the scheduler is to send no Pod here until the next of us says so. Whether it was told."""
+        """We are about to go: the scheduler is to send no Pod until the next of us says so. Whether it was told."""
+        self._leaving = True
         if not self.known:
             return False
-        self._inventory = {**self._inventory, **render_agent(aliquot.__version__, here=False)}
+        away = render_agent(aliquot.__version__, here=False)
+        self._inventory = {**self._inventory, **away}
+        body = {"metadata": {"annotations": {**away, SEEN: None}}}
         try:
-            await self._write_inventory()
+            self.changed(await self._kube.patch(f"/api/v1/nodes/{self._name}/status", body, into=NodeObject))
         except (ApiError, Unreachable) as error:
             log.warning("the scheduler is not told that we go", extra={"data": {"why": str(error)}})
             return False
         return True
+
+    @property
+    def answered(self) -> bool:
+        """Whether the scheduler has heard that, and sends no more."""
+        return SEEN in ((self._seen.metadata.annotations if self._seen else None) or {})
 
     def assigned(self, pod: PodObject, claim: Claim) -> None:
         """The Pod's container is on its cards, which peers' tools read from an annotation."""

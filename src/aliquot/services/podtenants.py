@@ -132,6 +132,8 @@ class PodTenants:
 
     def discard(self, uid: str) -> None:
         """A folder that belongs to no Pod any more."""
+        if uid in ("", ".", "..") or "/" in uid:  # no UID of the API server's: all the others' folders would go with it
+            return
         self._withdraw(uid)
         shutil.rmtree(self.folder_of(uid), ignore_errors=True)
 

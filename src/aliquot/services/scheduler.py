@@ -39,6 +39,7 @@ from aliquot.services.dashboard import show, take_place
 from aliquot.services.election import Election
 from aliquot.services.events import Events
 from aliquot.services.extender import Extender
+from aliquot.services.farewells import Farewells
 from aliquot.services.following import ConfigSink, NodeSink, PodSink
 from aliquot.services.nodekeeper import NodeKeeper
 from aliquot.services.schedulermetrics import exposition
@@ -93,8 +94,13 @@ class Scheduler:
             if settings.keep_nodes
             else None
         )
+        self.farewells = Farewells(kube, cluster, leading=self._leading)
         node_sink = NodeSink(
-            cluster, self.keeper, unit_known=settings.memory_unit is not None, reread=self._reread_pods
+            cluster,
+            self.keeper,
+            unit_known=settings.memory_unit is not None,
+            reread=self._reread_pods,
+            farewells=self.farewells,
         )
         self.nodes = Reflector(kube, "/api/v1/nodes", NodeObject, node_sink)
         self.pods = Reflector(kube, "/api/v1/pods", PodObject, PodSink(cluster), after=self.nodes.synced)
@@ -181,6 +187,7 @@ class Scheduler:
             self._settle_memory,
             *([self.configs.run] if self._heeds_configs else []),
             *([self.election.run] if self.settings.leader_elect else []),
+            self.farewells.run,
             *([self.keeper.run] if self.keeper is not None else []),
             *([self._webhook] if self.settings.webhook is not None else []),
             *([self._show] if self._dashboard is not None else []),

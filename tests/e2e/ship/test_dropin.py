@@ -67,7 +67,7 @@ def tidy(cluster: Cluster, untouched: Traces, *files: Path) -> None:
     """As docs/dropin.md says: what was created is deleted, and what stands on the nodes is swept."""
     cluster.kubectl("delete", "pods,statefulsets", "--all", "--grace-period=1")
     for file in files:
-        cluster.kubectl("delete", "--ignore-not-found", "-f", str(file))
+        cluster.kubectl("delete", "--ignore-not-found", "--cascade=foreground", "-f", str(file))
     cluster.kubectl("delete", "lease", "-n", "kube-system", "--ignore-not-found", "aliquot-scheduler")
     swept = cluster.aliquot(
         "uninstall", "--nodes-only", "--delete-pods", "-n", "kube-system", "--image", cluster.image, timeout=90

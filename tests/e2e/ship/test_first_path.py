@@ -26,3 +26,17 @@ def test_from_nothing_by_helm_to_the_first_shared_card_and_back_to_nothing(bare:
     bare.kubectl("delete", "pods", "--all")
     uninstall(bare)
     label(bare, "qgpu-device-enable-")
+
+
+def test_the_archive_can_be_imported_where_there_is_no_registry(bare: Cluster) -> None:
+    node = bare.node("n1")
+    name = f"docker.io/{bare.image}"
+    if name in node.ctr("images", "ls", "-q").splitlines():
+        node.ctr("images", "rm", "--sync", name)
+    node.ctr("images", "import", str(bare.archive))
+    version = probe("version", node="n1", restartPolicy="Never")
+    version["spec"]["containers"][0] |= {"image": bare.image, "imagePullPolicy": "Never", "args": ["--version"]}
+    bare.apply(version)
+    bare.kubectl("wait", "pod/version", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=30s")
+    assert bare.image.rpartition(":")[2] in bare.kubectl("logs", "version")
+    bare.kubectl("delete", "pod", "version")

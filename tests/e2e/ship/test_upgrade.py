@@ -17,7 +17,9 @@ from testbed.processes import wait_until
 
 SMALL = {QCORE: 10, QMEM: 2}
 FIFTH = {QCORE: 20, QMEM: 4}
-EVERY = 0.3  # seconds between two Pods that arrive
+OURS = "aliquot-scheduler"
+EVERY = 0.3  # seconds between two Pods that arrive, at the soonest
+MOST = 8  # that have not run to their end: a machine with two cores is not to be drowned
 
 
 def _aliquot(cluster: Cluster, *words: str) -> str:
@@ -53,12 +55,13 @@ class Churn:
 
     def _arrive(self) -> None:
         for number in itertools.count():
-            if self._stop.wait(EVERY):
-                return
+            while self._stop.wait(EVERY) or len(self.states()) >= MOST:
+                if self._stop.is_set():
+                    return
             name = f"comes-{number}"
-            objects.create(
-                self._cluster.plane, probe(name, "sleep", "1", "exit", "0", limits=SMALL, restartPolicy="Never")
-            )
+            # Whoever names no scheduler is sent to ours by the webhook, or not, where that does not answer in time.
+            pod = probe(name, "sleep", "1", "exit", "0", limits=SMALL, restartPolicy="Never", schedulerName=OURS)
+            objects.create(self._cluster.plane, pod)
             self.made.append(name)
 
     def _watch(self) -> None:
@@ -119,7 +122,7 @@ def test_an_upgrade_and_the_way_back_lose_nobody_and_hold_nobody_up(bare: Cluste
             assert _version(bare) == {first.rpartition(":")[2]}
         churn.settle()
         print(f"{len(churn.made)} Pods came meanwhile")
-        assert len(churn.made) > 50
+        assert len(churn.made) > 20
         assert churn.overbooked == []
         silences = {name: _longest_silence(_work(node, name)) for node, name in pods}
         print(f"longest silences: {silences}")
