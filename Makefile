@@ -70,7 +70,7 @@ screenshots: native $(TOOLS) ## docs/img/dashboard.png, the dashboard of a busy 
 	@$(BIN)/python tests/browser/chromium.py --install
 	PYTHONPATH=tests $(BIN)/python -m browser.screenshots docs/img
 
-e2e: native $(TOOLS) ## all of it on a real Kubernetes with real nodes on loopback, as root; the first time builds it with Go, some nine minutes
+e2e: native $(TOOLS) ## all of it on a real Kubernetes with real nodes on loopback, as root; the first time builds it with Go, some twelve minutes
 	@$(BIN)/python tests/testbed/build.py
 	$(BIN)/python -m pytest tests/e2e
 

@@ -86,7 +86,7 @@ def choose_compiler(arch: str, *, sanitize: bool) -> Compiler:
     if forced:
         return Compiler(tuple(shlex.split(forced)))
     if importlib.util.find_spec("ziglang") is not None:
-        # Debug information tells where the sources and zig lay: without it the same sources give the same bytes anywhere.
+        # Debug information tells where sources and zig lay: without it the same sources give the same bytes anywhere.
         target = f"{arch}-linux-gnu.2.17"
         return Compiler((sys.executable, "-m", "ziglang", "cc", "-target", target, "-Wl,--strip-debug"))
     for name in ("cc", "gcc", "clang"):

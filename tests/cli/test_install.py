@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -68,7 +71,11 @@ class Paper:
 
             def log_message(self, format: str, *args: Any) -> None: ...
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Server(ThreadingHTTPServer):
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                """Whoever is refused does not wait for the other answers."""
+
+        self.server = Server(("127.0.0.1", 0), Handler)
         Thread(target=self.server.serve_forever, daemon=True).start()
 
     def record(self, **more: Any) -> None:
@@ -76,16 +83,19 @@ class Paper:
         self.answers[RECORD] = made.render_record(record)
 
 
-@pytest.fixture
-def paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Paper]:
-    made_up = Paper()
-    url = f"http://127.0.0.1:{made_up.server.server_address[1]}"
-    config = {
+def _kubeconfig(url: str) -> dict[str, Any]:
+    return {
         "current-context": "c",
         "clusters": [{"name": "c", "cluster": {"server": url}}],
         "contexts": [{"name": "c", "context": {"cluster": "c"}}],
     }
-    (tmp_path / "config").write_text(yaml.safe_dump(config))
+
+
+@pytest.fixture
+def paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Paper]:
+    made_up = Paper()
+    url = f"http://127.0.0.1:{made_up.server.server_address[1]}"
+    (tmp_path / "config").write_text(yaml.safe_dump(_kubeconfig(url)))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     yield made_up
     made_up.server.shutdown()
@@ -146,8 +156,8 @@ def test_rights_that_are_lacking_are_named(paper: Paper) -> None:
 
 
 def test_a_cluster_that_is_too_old_is_refused(paper: Paper) -> None:
-    paper.answers["/version"] = {"gitVersion": "v1.24.0"}
-    assert "Kubernetes v1.24.0: 1.25 or later is wanted" in _refusal(install)
+    paper.answers["/version"] = {"gitVersion": "v1.27.0"}
+    assert "Kubernetes v1.27.0: 1.28 or later is wanted" in _refusal(install)
 
 
 def test_upgrading_nothing_says_so(paper: Paper) -> None:
@@ -199,11 +209,19 @@ def test_what_is_typed_wrongly_is_told_before_anything_is_asked(words: list[str]
 def test_an_api_server_that_is_away_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    config = {
-        "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c"}}],
-    }
-    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    (tmp_path / "config").write_text(yaml.safe_dump(_kubeconfig(f"http://127.0.0.1:{port}")))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     assert "the API server: " in _refusal(install, code=1)
+
+
+def test_ctrl_c_says_where_it_was_and_what_goes_on(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        (tmp_path / "config").write_text(yaml.safe_dump(_kubeconfig(url)))
+        command = [sys.executable, "-m", "aliquot", "install", "--kubeconfig", str(tmp_path / "config")]
+        # It asks, and is not answered.
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running, silent.accept()[0]:
+            running.send_signal(signal.SIGINT)
+            _, said = running.communicate(timeout=20)
+    assert running.returncode == 130
+    assert "interrupted at: look; `aliquot install` with the same options goes on" in said

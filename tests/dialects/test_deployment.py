@@ -1,4 +1,4 @@
-"""Our objects as an installation was asked for them, what is kept of it, and what is taken from nodes."""
+"""Our objects as an installation was asked for them and what is kept of it."""
 
 from __future__ import annotations
 
@@ -74,13 +74,28 @@ def test_agents_go_to_nodes_of_the_mode_and_to_those_that_are_known_to_have_card
 
 def test_simulated_cards_are_the_agents() -> None:
     agents = _containers(_tailored(simulate="4x16GiB")["DaemonSet"])
-    assert agents["agent"]["args"][-1] == "--simulate=4x16GiB"
+    assert agents["agent"]["args"][-2] == "--simulate=4x16GiB"
     assert not any("--simulate" in word for word in agents["install-shim"]["args"])
 
 
 def test_what_prometheus_operator_reads_is_left_out_where_the_cluster_does_not_know_it() -> None:
     assert "PrometheusRule" in _tailored(monitoring=True)
     assert "PrometheusRule" not in _tailored(monitoring=False)
+
+
+def test_what_an_older_cluster_does_not_know_is_left_out() -> None:
+    assert "ValidatingAdmissionPolicy" in _tailored()
+    assert not any(kind.startswith("Validating") for kind in _tailored(policies=False))
+
+
+def test_rights_that_are_for_gpushares_tools_are_given_in_its_mode_only() -> None:
+    def rights(mode: str) -> str:
+        return json.dumps([each for each in made.tailored(FILE, Options("i", "k", mode=mode), "1") if "rules" in each])
+
+    marks = json.dumps({"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]})
+    assert rights("gpushare").count(marks) == rights("qgpu").count(marks) + 1
+    assert '"kube-system"' in rights("gpushare")
+    assert '"kube-system"' not in rights("qgpu")
 
 
 def test_the_file_itself_is_not_changed() -> None:
@@ -191,52 +206,6 @@ def test_a_pod_without_a_node_says_what_the_scheduler_said() -> None:
 
 def test_a_pod_that_is_ready_has_no_reason() -> None:
     assert made.not_ready(_pod(conditions=[{"type": "Ready", "status": "True"}])) is None
-
-
-# --- what is taken from nodes ----------------------------------------------------------------------------------------
-
-
-def _node(**metadata: Any) -> Any:
-    return {"metadata": {"name": "n1", "resourceVersion": "7", **metadata}, "spec": {}, "status": {}}
-
-
-def test_a_node_without_our_marks_is_left_alone() -> None:
-    node = _node(labels={"gpushare": "true"}, annotations={"other.dev/x": "y"})
-    assert made.node_leftovers(node, {}) == (None, None)
-
-
-def test_labels_that_we_put_there_go_unless_somebody_changed_them() -> None:
-    node = _node(labels={"gpushare": "true", "qgpu-device-enable": "disable"})
-    patch, _ = made.node_leftovers(node, {"gpushare": "true", "qgpu-device-enable": "enable"})
-    assert patch == {"metadata": {"labels": {"gpushare": None}, "resourceVersion": "7"}}
-
-
-def test_a_label_that_the_scheduler_put_there_is_known_by_the_api_servers_books() -> None:
-    fields: Any = {"f:metadata": {"f:labels": {"f:qgpu-device-enable": {}}}}
-    books = [{"manager": "aliquot-scheduler", "fieldsV1": fields}]
-    labels = {"qgpu-device-enable": "enable", "zone": "a"}
-    patch, _ = made.node_leftovers(_node(labels=labels, managedFields=books), {})
-    assert patch is not None
-    assert patch["metadata"]["labels"] == {"qgpu-device-enable": None}
-    by_hand = [{"manager": "kubectl-label", "fieldsV1": fields}]
-    assert made.node_leftovers(_node(labels=labels, managedFields=by_hand), {}) == (None, None)
-
-
-def test_annotations_taint_condition_and_resources_of_ours_go() -> None:
-    node = _node(annotations={"aliquot.dev/inventory": "{}", "aliquot.dev/agent": "1", "other": "x"})
-    mark = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule"}
-    node["spec"]["taints"] = [mark, {"key": "theirs", "effect": "NoSchedule"}]
-    node["status"] = {
-        "conditions": [{"type": "GPUHealthy"}, {"type": "Ready"}],
-        "capacity": {"cpu": "2", "aliyun.com/gpu-mem": "0"},
-    }
-    patch, status = made.node_leftovers(node, {})
-    assert patch is not None
-    assert patch["metadata"]["annotations"] == {"aliquot.dev/inventory": None, "aliquot.dev/agent": None}
-    assert patch["spec"] == {"taints": [{"key": "theirs", "effect": "NoSchedule"}]}
-    assert status == {
-        "status": {"conditions": [{"$patch": "delete", "type": "GPUHealthy"}], "capacity": {"aliyun.com/gpu-mem": None}}
-    }
 
 
 # --- what is said next -----------------------------------------------------------------------------------------------

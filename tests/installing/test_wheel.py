@@ -18,8 +18,11 @@ import pytest
 from installing.wheels import MACHINES, ROOT, binaries, build, installed, names, unpacked
 
 OLDEST_GLIBC = (2, 17)
-# What is in the package beside Python: the demo's Pods, the kubelet's messages, machine code, and the dashboard.
-DATA = re.compile(r"aliquot/(cli/demo/\w+\.yaml|adapters/kubelet/\w+\.(proto|pyi)|lib/.+|static/.+)")
+# What is in the package beside Python: the demo's Pods, what `aliquot install` applies, the kubelet's messages, machine
+# code, and the dashboard.
+DATA = re.compile(
+    r"aliquot/(cli/demo/\w+\.yaml|manifests/install\.yaml|adapters/kubelet/\w+\.(proto|pyi)|lib/.+|static/.+)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +70,7 @@ def test_the_sources_build_the_same_wheel_again(wheels: dict[str, Path], tmp_pat
     again = build("wheel", tmp_path / "wheel", arch="aarch64", tree=tree)
     assert again.name == wheels["aarch64"].name
     assert names(again) == names(wheels["aarch64"])
+    assert again.read_bytes() == wheels["aarch64"].read_bytes()  # in another folder: so releases are checked
 
 
 def test_an_installed_wheel_runs_from_any_folder_with_nothing_set_up(wheels: dict[str, Path], tmp_path: Path) -> None:

@@ -24,9 +24,10 @@ from aliquot.dialects.admission import AdmissionSettings
 from aliquot.dialects.webhooks import ServiceRef
 from aliquot.services.rotation import Lifetimes
 from aliquot.services.serving import quiet_runner
-from aliquot.services.webhook import KeyKeeper, WebhookSettings, review_app
+from aliquot.services.webhook import KeyKeeper, WebhookSettings, rest, review_app
 from manifests import QGPU_CORE, QGPU_MEMORY, asking
 from services.api_rig import Api, Clock, forbidden
+from services.virtual import play
 
 Json = dict[str, Any]
 SECRETS = "/api/v1/namespaces/kube-system/secrets"
@@ -258,6 +259,21 @@ def test_a_certificate_is_renewed_in_the_secret_before_it_is_shown() -> None:
     assert rig.keeper.keys is not None
     assert rig.kept("tls.crt") == rig.keeper.keys.serving.certificate
     assert [body["metadata"]["resourceVersion"] for path, body, *_ in rig.api.sent("patch") if path == SECRET]
+
+
+def test_whoever_comes_to_lead_looks_at_once() -> None:
+    """The one before may serve other dialects, and have told the API server so."""
+
+    async def slept(leads_from: float, *, pause: float = 30.0) -> float:
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        await rest(pause, lambda: clock() - began >= leads_from)
+        return clock() - began
+
+    assert play(slept(7.0)) == 7.0
+    assert play(slept(100.0)) == 30.0
+    assert play(slept(0.0)) == 30.0, "it leads already"
+    assert play(slept(100.0, pause=0.0)) == 0.0
 
 
 def test_a_secret_that_a_chart_made_empty_is_filled_and_stays_the_charts(caplog: pytest.LogCaptureFixture) -> None:

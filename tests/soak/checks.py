@@ -6,11 +6,13 @@ import contextlib
 import json
 import urllib.request
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from soak.churn import SPACE, Workload
 from testbed import objects
+from testbed.client import Refused
 from testbed.cluster import Cluster
 from testbed.holdings import GRANT, judge
 from testbed.nodes import RealNode
@@ -41,13 +43,19 @@ class Checks:
     def looked_into(self) -> int:
         return len(self._looked)
 
+    def _get(self, path: str) -> list[Object]:
+        """OSError where nobody answers, or only that it cannot yet."""
+        try:
+            found: list[Object] = self._cluster.plane.api("GET", path)["items"]
+        except Refused as refusal:
+            raise ConnectionError(str(refusal)) from refusal
+        return found
+
     def look(self, at: float) -> None:
         """One look at everything; nothing where the API server is away."""
         with contextlib.suppress(OSError):
-            nodes = {
-                each["metadata"]["name"]: each for each in self._cluster.plane.api("GET", "/api/v1/nodes")["items"]
-            }
-            pods = self._cluster.plane.api("GET", f"/api/v1/namespaces/{SPACE}/pods")["items"]
+            nodes = {each["metadata"]["name"]: each for each in self._get("/api/v1/nodes")}
+            pods = self._get(f"/api/v1/namespaces/{SPACE}/pods")
             self.looks += 1
             for sentence in judge(nodes, pods):
                 self.wrong.setdefault(f"over-allocated: {sentence}", at)
@@ -80,7 +88,7 @@ class Checks:
 
     def missing(self, wanted: Mapping[str, Workload]) -> list[str]:
         """What is wanted and does not run, a sentence each; raises OSError while the API server is away."""
-        pods = self._cluster.plane.api("GET", f"/api/v1/namespaces/{SPACE}/pods")["items"]
+        pods = self._get(f"/api/v1/namespaces/{SPACE}/pods")
         ready = Counter(pod["metadata"]["labels"]["workload"] for pod in pods if _runs(pod))
         done = {pod["metadata"]["labels"]["workload"] for pod in pods if pod["status"].get("phase") == "Succeeded"}
         found = []
@@ -97,20 +105,31 @@ class Checks:
         events = objects.events_of(self._cluster.plane, workload, SPACE)
         return f"no Pod: {events[-1][1] if events else 'no event'}"
 
+    def stumbles(self) -> list[str]:
+        """Errors of the product's own in the logs of its containers that are still there, each once."""
+        found = set()
+        for node in self._nodes.values():
+            for file in node.path("/var/log/pods").glob(f"{NAMESPACE}_*/*/*.log"):
+                with contextlib.suppress(OSError):
+                    found |= {f"{file.parent.name}: {each}" for each in _errors(file)}
+        return sorted(found)
+
     # When nothing is wanted any more
 
     def left(self) -> list[str]:
         """What is still there of Pods that are gone: on the nodes, at the agents, on the schedulers' boards."""
-        found = [f"Pod {pod['metadata']['name']}" for pod in self._cluster.pods(SPACE)]
+        found = [f"Pod {pod['metadata']['name']}" for pod in self._get(f"/api/v1/namespaces/{SPACE}/pods")]
         for node in self._cluster.nodes:
             found += _left_on(node)
-        for pod in self._cluster.pods(NAMESPACE):
+        for pod in self._get(f"/api/v1/namespaces/{NAMESPACE}/pods"):
             if pod["metadata"]["labels"].get("app.kubernetes.io/component") == "scheduler":
                 found += _left_on_the_board(pod)
         return found
 
 
 def _left_on_the_board(scheduler: Object) -> list[str]:
+    if "podIP" not in scheduler["status"]:
+        return [f"Pod {scheduler['metadata']['name']} is not up yet"]
     told = ask(scheduler["status"]["podIP"], EXTENDER_PORT, "/aliquot/status")
     return [
         f"card {card['index']} of {node['name']} is booked, says {scheduler['metadata']['name']}"
@@ -129,6 +148,20 @@ def _left_on(node: RealNode) -> list[str]:
     ]
     told = ask(node.address, AGENT_PORT, "/status")
     return found + [f"tenant {each['name']} of {node.name}'s agent" for each in told["tenants"]]
+
+
+def _errors(file: Path) -> Iterator[str]:
+    """A line is TIME STREAM TAG JSON."""
+    for line in file.read_text(errors="replace").splitlines():
+        if '"level":"error"' in line or '"trace"' in line or "Traceback" in line:
+            text = line.split(" ", 3)[-1]
+            try:
+                entry = json.loads(text)
+            except ValueError:
+                yield text
+                continue
+            trace = str(entry.get("trace", "")).strip().splitlines()
+            yield " ".join([str(entry.get("message", entry.get("msg", text))), *trace[-1:]])
 
 
 def ask(address: str, port: int, path: str) -> Any:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from testbed.client import Refused
 from testbed.cluster import Cluster
 from testbed.nodes import RealNode
 from testbed.shipping import NAMESPACE
@@ -54,7 +55,8 @@ class Faults(threading.Thread):
             "kubelet killed": self._kubelet,
             "containerd killed": self._containerd,
             "API server killed": self._apiserver,
-            "scheduler's Pod deleted": self._scheduler_pod,
+            "scheduler's Pod deleted": lambda: self._delete_pod("scheduler"),
+            "agent's Pod deleted": lambda: self._delete_pod("agent"),
         }
 
     @property
@@ -124,11 +126,11 @@ class Faults(threading.Thread):
         self._cluster.plane.start_apiserver()
         return "the only one"
 
-    def _scheduler_pod(self) -> str:
+    def _delete_pod(self, component: str) -> str:
         """As a drain does it, but with no patience."""
         path = f"/api/v1/namespaces/{NAMESPACE}/pods"
-        params = {"labelSelector": "app.kubernetes.io/component=scheduler"}
-        with contextlib.suppress(OSError):
+        params = {"labelSelector": f"app.kubernetes.io/component={component}"}
+        with contextlib.suppress(OSError, Refused):
             pods = self._cluster.plane.api("GET", path, params=params)["items"]
             spared = [pod for pod in pods if not self._is_spared(pod["metadata"]["uid"])]
             if spared:

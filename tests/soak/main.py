@@ -20,6 +20,7 @@ from soak.checks import EXTENDER_PORT, Checks, ask
 from soak.churn import SPACE, Churn, Workload
 from soak.faults import AGENT, SCHEDULER, Faults, running
 from soak.memory import Memory
+from testbed.client import Refused
 from testbed.cluster import Cluster
 from testbed.processes import wait_until
 from testbed.shipping import NAMESPACE, install, label, uninstall
@@ -57,6 +58,7 @@ class Soak:
         self.slow: list[str] = []  # what did not run after a third of that time, and why
         self.lost: list[str] = []
         self.leaked: list[str] = []
+        self.stumbles: set[str] = set()  # errors in the product's logs
         self.began = time.monotonic()
         cards = plan.cards * len(cluster.nodes)
         self.churn = Churn(cluster.plane, seed=plan.seed, cards=cards, card_gib=plan.card_gib)
@@ -121,7 +123,7 @@ class Soak:
 
     def _leader(self) -> int:
         """The pid of the scheduler that binds; 0: none does just now."""
-        with suppress(OSError, KeyError, StopIteration):
+        with suppress(OSError, Refused, KeyError, StopIteration):
             for pod in self.cluster.pods(NAMESPACE):
                 if pod["metadata"]["labels"].get("app.kubernetes.io/component") != "scheduler":
                     continue
@@ -144,6 +146,7 @@ class Soak:
                 wait_until(lambda: not self._missing(wanted), SETTLE - _SLOW, "all that is wanted runs", every=0.5)
         self.lost += [f"at {self.clock():.0f} s: {each}" for each in self.checks.missing(wanted)]
         self.calms.append(time.monotonic() - begun)
+        self.stumbles |= set(self.checks.stumbles())
         self.churn.go_on()
         self.faults.go_on()
 
@@ -199,4 +202,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("stopped; nothing was written, and nothing is left")

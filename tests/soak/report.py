@@ -46,6 +46,7 @@ class Results:
     over_allocated: list[str]
     stuck: list[str]
     leaked: list[str]
+    stumbles: list[str]
     spared: tuple[float, float]  # seconds
     happened: list[Fault]
     lives: list[Life]
@@ -53,7 +54,12 @@ class Results:
     @property
     def good(self) -> bool:
         flat = all(each[-1] for each in self.growths())
-        return flat and not (self.lost or self.over_allocated or self.stuck or self.leaked)
+        return flat and not self.wrong
+
+    @property
+    def wrong(self) -> list[str]:
+        stumbles = [f"in a log: {each}" for each in self.stumbles]
+        return [*self.lost, *self.stuck, *self.over_allocated, *self.leaked, *stumbles]
 
     def growths(self) -> list[tuple[Life, float, bool]]:
         """Of the processes that lived through the stretch: MiB in its second half, and whether that is flat."""
@@ -72,14 +78,14 @@ class Results:
             (len(self.lost) + len(self.stuck), "lost", f"{self.pods:,} Pods ran"),
             (len(self.over_allocated), "over-allocated", f"{self.looks:,} looks, {self.looked_into:,} from inside"),
             (len(self.leaked), "leaked", "after everything was removed, and after uninstall"),
+            (len(self.stumbles), "errors", "of its own, in the product's logs"),
         ]
         lines = [f"{number} {what} ({of})" for number, what, of in rows]
         for life, grown, flat in self.growths():
             word = "flat" if flat else "NOT FLAT"
             lines.append(f"memory of the {life.role} on {life.node}: {life.most_mib:.0f} MiB, {grown:+.2f} MiB: {word}")
         killed = ", ".join(f"{count} x {kind}" for kind, count in self.faults.items())
-        wrong = [*self.lost, *self.stuck, *self.over_allocated, *self.leaked]
-        return "\n".join([*lines, f"faults: {killed}", *wrong[:40]])
+        return "\n".join([*lines, f"faults: {killed}", *self.wrong[:40]])
 
 
 def results(soak: Soak) -> Results:
@@ -102,6 +108,7 @@ def results(soak: Soak) -> Results:
         over_allocated=[each for each in checks.wrong if each not in stuck],
         stuck=stuck,
         leaked=soak.leaked,
+        stumbles=sorted(soak.stumbles),
         spared=soak.spared,
         happened=soak.faults.happened,
         lives=[life for life in soak.memory.lives if life.samples],
@@ -181,6 +188,7 @@ def _page(found: Results) -> str:
         ("**lost**: wanted, and not running within 90 s of calm", f"**{lost}**"),
         ("**over-allocated**, or a container on a card that is not its own", f"**{len(found.over_allocated)}**"),
         ("**leaked**: anything left of a Pod, or of the product after its uninstallation", f"**{len(found.leaked)}**"),
+        ("errors of its own in the product's logs", f"{len(found.stumbles)}"),
         ("calm until all that is wanted ran, at worst", f"{calm:.0f} s"),
     ]
     head = _HEAD.format(
@@ -191,9 +199,8 @@ def _page(found: Results) -> str:
         calm=found.settings["calm_every"],
     )
     out = [head, *_table("", "", rows)]
-    wrong = [*found.lost, *found.stuck, *found.over_allocated, *found.leaked]
-    if wrong:
-        out += ["", "What was wrong:", "", *(f"- {each}" for each in wrong)]
+    if found.wrong:
+        out += ["", "What was wrong:", "", *(f"- {each}" for each in found.wrong)]
     out += ["", "## Memory", "", "![memory over the run](img/soak.svg)", "", *_memory(found)]
     out += ["", "## What was killed", "", *_table("fault", "times", list(found.faults.items()))]
     out += ["", "## What was asked for", "", *_table("", "", list(found.did.items()))]
@@ -250,7 +257,7 @@ Deployments, StatefulSets and Jobs of all dialects come, grow, shrink, are rolle
 cards, end, and are started again. All the while, every {every:g} seconds or so, a program of the cluster or of the
 product is killed with -9. Every second all grants are added up by code that is not the product's, and every container
 tells which cards it sees. Every {calm:g} seconds nothing is killed and nothing is asked for, and all that is wanted
-must run. A scheduler's Pod deleted is as by a drain in a hurry. The webhook's `failurePolicy` is `fail`: with `ignore`,
+must run. A Pod deleted is as by a drain in a hurry. The webhook's `failurePolicy` is `fail`: with `ignore`,
 a Pod made in the second in which nobody answers goes to the cluster's own kube-scheduler, past us, and the agent
 refuses it.
 """

@@ -13,11 +13,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 _LAST = 254  # of a range of 256; the first is the bridge's
+_SURELY = 60.0  # seconds after which a sandbox that has no network will not get one
 
 
 @contextlib.contextmanager
@@ -27,6 +29,13 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
+def _put(path: Path, text: str) -> None:
+    """Whole, or not at all: whoever runs us may be killed at any line, and us with it."""
+    fresh = path.with_name(f".{path.name}.fresh")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
 def _take(folder: Path, prefix: str, sandbox: str) -> str:
     with _alone(folder):
         counter = folder / ".last"
@@ -34,11 +43,24 @@ def _take(folder: Path, prefix: str, sandbox: str) -> str:
         for step in range(1, _LAST):
             number = (last - 2 + step) % (_LAST - 1) + 2
             lease = folder / f"{prefix}.{number}"
-            if not lease.exists():
-                lease.write_text(sandbox)
-                counter.write_text(str(number))
+            if _is_free(lease):
+                _put(lease, sandbox)
+                _put(counter, str(number))
                 return lease.name
     raise OSError(f"every address of {prefix}.0/24 is taken")
+
+
+def _is_free(lease: Path) -> bool:
+    """Also where nobody gave it back: its sandbox never came to be, or is long gone."""
+    if not lease.exists():
+        return True
+    gone = not Path(f"/sys/class/net/{_link(lease.read_text())}").exists()
+    return gone and time.time() - lease.stat().st_mtime > _SURELY
+
+
+def _link(sandbox: str) -> str:
+    """What the machine's end of the Pod's network is called."""
+    return f"v{sandbox[:12]}"
 
 
 def _give_back(folder: Path, sandbox: str) -> None:
@@ -56,7 +78,7 @@ def _run(command: list[str], lines: list[str]) -> None:
 
 def _add(network: dict[str, Any], sandbox: str, inside: str) -> dict[str, Any]:
     folder, prefix, bridge = Path(network["leases"]), network["prefix"], network["bridge"]
-    name = f"v{sandbox[:12]}"
+    name = _link(sandbox)
     address = _take(folder, prefix, sandbox)
     peer = f"eth0 netns {Path(inside).name}"
     _run(["ip"], [f"link add {name} type veth peer name {peer}", f"link set {name} master {bridge} up"])
@@ -71,7 +93,7 @@ def _add(network: dict[str, Any], sandbox: str, inside: str) -> dict[str, Any]:
 
 def _remove(network: dict[str, Any], sandbox: str) -> None:
     """Said as often as the runtime likes; the network namespace may be gone already, and the Pod's end with it."""
-    subprocess.run(["ip", "link", "del", f"v{sandbox[:12]}"], capture_output=True)
+    subprocess.run(["ip", "link", "del", _link(sandbox)], capture_output=True)
     _give_back(Path(network["leases"]), sandbox)
 
 

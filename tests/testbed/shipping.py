@@ -21,7 +21,11 @@ def install(cluster: Cluster, *words: str, verb: str = "install") -> None:
 
 
 def uninstall(cluster: Cluster) -> None:
-    cluster.helm("uninstall", "aliquot", "--namespace", NAMESPACE, "--wait", "--timeout", "120s")
+    try:
+        cluster.helm("uninstall", "aliquot", "--namespace", NAMESPACE, "--wait", "--timeout", "120s")
+    except RuntimeError as error:  # helm does not tell what the hook said
+        said = cluster.kubectl("logs", "-n", NAMESPACE, "job/aliquot-uninstall", check=False)
+        raise RuntimeError(f"{error}\n{said}") from error
     cluster.kubectl("delete", "namespace", NAMESPACE)  # --create-namespace made it; helm leaves it
 
 

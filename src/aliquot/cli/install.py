@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 _MODE = click.Choice(["all", "qgpu", "t9k", "gpushare"])
 _OUTPUT = click.Choice(["text", "json", "yaml"])
-_OLDEST = (1, 25)
+_OLDEST = (1, 28)
+_POLICIES_SINCE = (1, 30)
 _AWAY = 120.0  # seconds to take a first installation away again that did not come up
 _FIND_IMAGE = (
     "--kube-scheduler-image is missing: name the image of a kube-scheduler of the cluster's version, {version}"
@@ -198,7 +199,7 @@ def _check(found: Found, given: dict[str, Any]) -> None:
 
     version = parse_version(found.version)
     if not isinstance(version, tuple) or version < _OLDEST:
-        raise InputError(f"Kubernetes {found.version}: 1.25 or later is wanted; the parts by hand: docs/scheduler.md")
+        raise InputError(f"Kubernetes {found.version}: 1.28 or later is wanted; the parts by hand: docs/scheduler.md")
     if found.refused:
         raise InputError(
             f"your account may not {', '.join(found.refused)}: ask for the role cluster-admin, or use one that has it"
@@ -217,11 +218,14 @@ def _check(found: Found, given: dict[str, Any]) -> None:
 
 async def _options(installer: Installer, given: dict[str, Any], found: Found) -> Options:
     from aliquot.dialects.deployment import Options
+    from aliquot.dialects.wiring import parse_version
     from aliquot.services.installing import options_with
 
     known = found.record
     wanted = {key: given[key] for key in ("mode", "image", "kube_scheduler_image", "replicas", "simulate")}
     wanted["monitoring"] = await installer.monitoring()
+    version = parse_version(found.version)
+    wanted["policies"] = isinstance(version, tuple) and version >= _POLICIES_SINCE
     if known is not None:
         return options_with(known.options, {**wanted, "image": given["image"] or _retagged(known)})
     image = given["kube_scheduler_image"] or await installer.cluster_scheduler()
@@ -334,7 +338,10 @@ def _summary(record: Record, findings: list[Finding], given: dict[str, Any]) -> 
 
     for line in lines_of(findings):
         click.echo(line)
-    waited = "is installed, and answers" if given["wait"] else "is applied; `aliquot doctor` tells how it stands"
+    waited = "is applied; `aliquot doctor` tells how it stands"
+    if given["wait"]:
+        found = f"{len(wrong)} finding{'s' * (len(wrong) != 1)} above" if wrong else "it answers"
+        waited = f"is installed: {found}"
     click.echo(
         f"\naliquot {record.version} {waited} (namespace {record.options.namespace}, mode {record.options.mode})"
     )

@@ -6,7 +6,7 @@ of Kubernetes: `kube` is what kube-scheduler itself would say, `objects` what th
 kube-scheduler and we say to each other, `wiring` how it is told of us, `admission` and `webhooks` what the API server
 asks before it takes a Pod, `upkeep` what a node should look like, `events` how things are told, `leases` who leads,
 `advertising` what the kubelet is told of a node's cards, `cdi` what container runtimes read, `deployment`
-our own objects in a cluster, `handover`
+our own objects in a cluster, `leftovers` our marks on its nodes, `handover`
 what another device plugin gave; `localobjects` and `localpods` are what a machine without Kubernetes makes of a
 manifest, `podfields` the words that one may have in it, `localstatus` how it is shown again. Annotation keys, label
 keys and resource names stand in the one module that owns them.

@@ -21,8 +21,7 @@ import msgspec
 
 from aliquot.model.refusal import Invalid
 
-from . import gpushare, native, qgpu, t9k, wiring
-from .upkeep import CONDITION
+from . import gpushare, qgpu, t9k, wiring
 
 Json = dict[str, Any]
 
@@ -63,6 +62,7 @@ _KUBE_SCHEDULER = "kube-scheduler"
 _CONFIG_SINCE = (1, 25)  # the oldest Kubernetes that reads the configuration as it is written here
 _BESIDE = "http://127.0.0.1:12345/aliquot"  # they share a Pod
 _MONITORING = "monitoring.coreos.com/"
+_DASHBOARD = "grafana_dashboard"  # the label by which Grafana finds it
 _VERSION = 1
 
 
@@ -76,6 +76,7 @@ class Options:
     mode: str = "all"
     replicas: int = 2
     simulate: str | None = None
+    policies: bool = True  # whether it knows ValidatingAdmissionPolicies
     monitoring: bool = False  # whether the cluster knows what Prometheus' operator reads
 
 
@@ -129,7 +130,7 @@ def in_order(objects: Iterable[Json]) -> list[Json]:
 
 def tailored(objects: Iterable[Json], options: Options, version: str) -> list[Json]:
     """The rendered objects as these options want them, in the order in which they are applied."""
-    wanted = (each for each in objects if options.monitoring or not each["apiVersion"].startswith(_MONITORING))
+    wanted = (each for each in objects if _is_wanted(each, options))
     found = in_order(_moved(copy.deepcopy(each), options.namespace) for each in wanted)
     config = next(each for each in found if each["kind"] == "ConfigMap" and _CONFIG in each.get("data", {}))
     config["data"][_CONFIG] = _scheduler_config(options)
@@ -139,7 +140,23 @@ def tailored(objects: Iterable[Json], options: Options, version: str) -> list[Js
             _edit_scheduler(each, options, config["data"][_CONFIG])
         elif each["kind"] == "DaemonSet":
             _edit_agent(each, options)
+        elif each["kind"] == "ClusterRole" and gpushare.DIALECT not in _dialects(options):
+            # Agents write to Pods for gpushare's tools alone.
+            each["rules"] = [
+                rule for rule in each["rules"] if each["metadata"]["name"] != DAEMON_SET or not _marks(rule)
+            ]
     return found
+
+
+def _is_wanted(obj: Json, options: Options) -> bool:
+    """What the chart leaves out too: what the cluster does not know, and rights that only gpushare's mode needs."""
+    monitoring = obj["apiVersion"].startswith(_MONITORING) or _DASHBOARD in obj["metadata"].get("labels", {})
+    of_gpushare = obj["metadata"].get("namespace") == gpushare.CONFIG_NAMESPACE
+    return (
+        (options.monitoring or not monitoring)
+        and (options.policies or not obj["kind"].startswith("ValidatingAdmissionPolicy"))
+        and (gpushare.DIALECT in _dialects(options) or not of_gpushare)
+    )
 
 
 def _dialects(options: Options) -> tuple[str, ...]:
@@ -153,6 +170,10 @@ def _moved(value: Any, namespace: str) -> Any:
     if isinstance(value, list):
         return [_moved(each, namespace) for each in value]
     return value.replace(NAMESPACE, namespace) if isinstance(value, str) else value  # in expressions too
+
+
+def _marks(rule: Json) -> bool:
+    return (rule["resources"], rule["verbs"]) == (["pods"], ["patch"])
 
 
 def _label(obj: Json, version: str) -> None:
@@ -189,7 +210,7 @@ def _edit_agent(daemons: Json, options: Options) -> None:
         container["image"] = options.image
         args = [_changed(word, {"--dialects": ",".join(_dialects(options))}) for word in container.get("args", ())]
         if options.simulate and args[:1] == ["agent"]:
-            args.append(f"--simulate={options.simulate}")
+            args.insert(-1, f"--simulate={options.simulate}")
         container["args"] = args
     wanted = spec["template"]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     others = {label for dialect, label in _NODE_LABELS.items() if dialect not in _dialects(options)}
@@ -345,52 +366,3 @@ def not_ready(pod: Json) -> str | None:
     if running:
         return f"container {', '.join(running)} runs, and does not say that it is ready"
     return f"{status.get('reason') or status.get('phase') or 'Pending'}: {status.get('message', '')}".rstrip(": ")
-
-
-# --- what is taken from nodes ----------------------------------------------------------------------------------------
-
-
-def node_leftovers(node: Json, labelled: Mapping[str, str]) -> tuple[Json | None, Json | None]:
-    """What takes our marks from a Node: a merge patch of it and a strategic one of its status; None: nothing there.
-
-    A label goes that we put there and that is still as we left it: by the record, or by who the API server says wrote
-    it. The resources stand at 0 once their plugin is gone, and the kubelet itself never takes them away.
-    """
-    metadata, status = node["metadata"], node.get("status") or {}
-    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
-    gone = {key for key, value in labelled.items() if labels.get(key) == value}
-    gone |= {key for key in _marks(metadata, "f:labels") if key in labels}
-    change: Json = {}
-    if gone:
-        change["labels"] = dict.fromkeys(sorted(gone))
-    ours = [key for key in annotations if key.startswith(native.PREFIX)]
-    if ours:
-        change["annotations"] = dict.fromkeys(ours)
-    patch: Json = {"metadata": change} if change else {}
-    taints = (node.get("spec") or {}).get("taints") or []
-    kept = [each for each in taints if each != t9k.TAINT]
-    if kept != taints:
-        patch["spec"] = {"taints": kept}
-    if patch:
-        patch.setdefault("metadata", {})["resourceVersion"] = metadata.get("resourceVersion")
-    of_status: Json = {}
-    if any(each.get("type") == CONDITION for each in status.get("conditions") or ()):
-        of_status["conditions"] = [{"$patch": "delete", "type": CONDITION}]
-    for side in ("capacity", "allocatable"):
-        stale = {key: None for key in status.get(side) or {} if key in _RESOURCES}
-        if stale:
-            of_status[side] = stale
-    return patch or None, {"status": of_status} if of_status else None
-
-
-_RESOURCES = frozenset(name for names in wiring.DIALECTS.values() for name in names)
-
-
-def _marks(metadata: Json, part: str) -> set[str]:
-    """The keys that programs of ours wrote last, by the API server's own books."""
-    found: set[str] = set()
-    for each in metadata.get("managedFields") or ():
-        if str(each.get("manager", "")).startswith("aliquot"):
-            fields = ((each.get("fieldsV1") or {}).get("f:metadata") or {}).get(part) or {}
-            found |= {key.removeprefix("f:") for key in fields if key != "."}
-    return found

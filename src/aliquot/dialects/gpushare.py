@@ -42,6 +42,7 @@ MARKS = (COUNT,)  # annotations, and here labels too, that are part of what a Po
 
 NODE_LABEL = "gpushare"
 LABELS = (NODE_LABEL,)
+CONFIG_NAMESPACE = "kube-system"  # of the ConfigMaps that take cards out
 _UNHEALTHY = "unhealthy-gpu-"
 
 
@@ -177,7 +178,7 @@ def parse_unhealthy(configmap: object) -> tuple[str, frozenset[int]] | Invalid |
     whole = mapping_at(configmap, "", problems)
     metadata = mapping_at(whole.get("metadata"), "metadata", problems)
     name = metadata.get("name")
-    if whole.get("kind", "ConfigMap") != "ConfigMap" or metadata.get("namespace") != "kube-system":
+    if whole.get("kind", "ConfigMap") != "ConfigMap" or metadata.get("namespace") != CONFIG_NAMESPACE:
         return None
     if not isinstance(name, str) or not name.startswith(_UNHEALTHY):
         return None

@@ -51,6 +51,7 @@ from .counting import ALLOCATE, PRESTART, CountedDesk
 from .doorway import CdiDoorway, EitherDoorway, Fixtures, MountDoorway
 from .events import Events, timestamp
 from .guests import Guests
+from .leaving import take_leave
 from .lookout import Lookout
 from .nodeclerk import NodeClerk
 from .plugins import Plugins, Refused
@@ -62,8 +63,6 @@ from .usher import Usher
 log = logging.getLogger(__name__)
 
 _UPKEEP = 1.0  # seconds
-_LONGEST_HANDOVER = 10.0  # seconds from being told to end until we do
-_ARRIVING = 0.1  # seconds between two looks at who is on the way
 _HELD = 5.0  # seconds between two looks at who holds which devices, while a card is out
 
 
@@ -203,25 +202,10 @@ class Agent:
             tasks = [asyncio.create_task(for_ever(work)) for work in self._works()]
             await stop.wait()
             log.info("stopping")
-            await self._hand_over()
+            await take_leave(self.clerk, self.shelf, patience=self.settings.handover)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _hand_over(self) -> None:
-        """A kubelet without us fails the Pods that it is to start: no more are sent, and those on their way wait."""
-        if not await self.clerk.leave():
-            return
-        began = time.monotonic()
-        while not self.clerk.answered and time.monotonic() - began < self.settings.handover:
-            await asyncio.sleep(_ARRIVING)
-        while time.monotonic() - began < _LONGEST_HANDOVER and await self._arriving():
-            await asyncio.sleep(_ARRIVING)
-
-    async def _arriving(self) -> bool:
-        """Whether a Pod is bound here that the kubelet has not decided about. The watch may be a moment behind."""
-        await self.shelf.refresh()
-        return any(not (pod.taken_up or pod.finished) for pod in self.shelf)
 
     def _works(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
         return [

@@ -19,6 +19,7 @@ from aliquot.dialects import deployment as made
 from aliquot.dialects import native
 from aliquot.dialects.deployment import DAEMON_SET, DEPLOYMENT, WEBHOOK, Identity, Json, Record
 from aliquot.dialects.kube import is_finished
+from aliquot.dialects.leftovers import node_leftovers
 
 from .installing import Installer, InstallError, Say
 
@@ -177,7 +178,7 @@ class Uninstaller:
     async def _clean(self, name: str, node: Json, labelled: Mapping[str, str]) -> bool:
         path, wrote = f"/api/v1/nodes/{name}", False
         for attempt in range(_TRIES):
-            patch, status = made.node_leftovers(node, labelled)
+            patch, status = node_leftovers(node, labelled)
             try:
                 if patch is not None:
                     await self._kube.patch(path, patch, into=bytes)

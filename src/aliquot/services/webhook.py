@@ -54,6 +54,7 @@ log = logging.getLogger(__name__)
 
 LARGEST_BODY = 3 << 20  # bytes: the API server itself takes no larger object
 _LOOK_EVERY = 30.0
+_NOTICE = 1.0  # seconds in which we notice that we lead
 _FIRST_RETRY, _LAST_RETRY = 1.0, 60.0
 _OLD_PATH = "/mutate"
 
@@ -106,9 +107,17 @@ async def serve_webhook(
                 log.info("the webhook listens", extra={"data": {"port": settings.port, "names": settings.names}})
                 pause = 0.0  # once somebody answers, the API server may be told
             keeper.listening = listening
-            await asyncio.sleep(pause)
+            await rest(pause, is_leader)
     finally:
         await runner.cleanup()
+
+
+async def rest(seconds: float, is_leader: Callable[[], bool]) -> None:
+    """Until the next look. At once where we come to lead: the one before us may have been told other things."""
+    led = is_leader()
+    while seconds > 0 and (led or not is_leader()):
+        await asyncio.sleep(min(seconds, _NOTICE))
+        seconds -= _NOTICE
 
 
 # --- reviews -----------------------------------------------------------------------------------------------------

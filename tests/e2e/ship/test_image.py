@@ -9,11 +9,10 @@ import io
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +20,10 @@ from pathlib import Path
 import pytest
 from packaging.licenses import canonicalize_license_expression
 
-from imagebuild import bytecode, image, oci, wheels
+from imagebuild import bytecode, image, main, oci, wheels
+from imagebuild.debian import Apt
+from imagebuild.errors import CannotBuildError
+from imagebuild.inputs import Shop, Versions
 
 ROOT = image.ROOT
 MACHINES = {"amd64": 62, "arm64": 183}  # e_machine in the header of an ELF file
@@ -30,6 +32,12 @@ PROGRAMS = (
     *("aliquot", "qgpu-scheduler", "qgpu-manager", "kubectl-aliquot", "kubectl-inspect-gpushare"),
     *("gpushare-sche-extender", "gpushare-device-plugin-v2"),
 )
+_ENTER = """
+root=$1 user=$2; shift 2
+mount --bind "$root" "$root"
+mount -o remount,bind,ro "$root"
+exec chroot --userspec="$user" "$root" "$@"
+"""
 IMPORT_ALL = """
 import importlib, pkgutil, aliquot, grpc, cryptography.x509, numpy.linalg
 found = [each.name for each in pkgutil.walk_packages(aliquot.__path__, "aliquot.")]
@@ -111,8 +119,8 @@ def built(request: pytest.FixtureRequest, images: Mapping[str, Built]) -> Built:
 
 
 @pytest.fixture(scope="session")
-def root(images: Mapping[str, Built], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The files of this machine's image, mounted read-only, as a runtime gives them to a container."""
+def root(images: Mapping[str, Built], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of this machine's image."""
     if os.geteuid():
         pytest.fail("entering an image needs root: run as root", pytrace=False)
     folder = tmp_path_factory.mktemp("root")
@@ -120,10 +128,7 @@ def root(images: Mapping[str, Built], tmp_path_factory: pytest.TempPathFactory) 
     for layer in images[_here()].layers:
         with tarfile.open(fileobj=io.BytesIO(layer)) as tar:
             tar.extractall(folder, filter="fully_trusted")
-    subprocess.run(["mount", "--bind", folder, folder], check=True)
-    subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    return folder
 
 
 def _here() -> str:
@@ -131,8 +136,9 @@ def _here() -> str:
 
 
 def _inside(root: Path, *command: str, user: str = "0:0") -> str:
+    """With the image read-only, as a runtime gives it to a container; the mount ends with the command."""
     environment = {"PATH": oci.ENVIRONMENT["PATH"]}
-    whole: list[str | Path] = ["/usr/sbin/chroot", f"--userspec={user}", root, *command]
+    whole: list[str | Path] = ["unshare", "--mount", "sh", "-ec", _ENTER, "sh", root, user, *command]
     done = subprocess.run(whole, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -222,24 +228,40 @@ def test_the_sbom_beside_the_archive_is_the_one_inside(built: Built) -> None:
     assert json.loads(inside) == built.sbom
 
 
-def test_the_package_built_elsewhere_is_the_same(tmp_path: Path) -> None:
-    """Everything else in the image is fetched by its checksum, or follows from files (tests/packaging)."""
-    first, second = tmp_path / "first", tmp_path / "another" / "folder"
-    _copied(ROOT, first)
-    _copied(first, second)
+@pytest.fixture
+def outdated(tmp_path: Path) -> Shop:
+    """Whose lock has a package that Debian's mirror no longer has."""
+    text = (image.HERE / "lock" / "amd64.txt").read_text()
+    (tmp_path / "amd64.txt").write_text(re.sub(r"^deb dash \S+", "deb dash 0.0.1-1", text, flags=re.MULTILINE))
+    return Shop(
+        apt=Apt(main.cache_home(), arch="amd64", sources=None),
+        pip=wheels.Pip(ROOT, main.cache_home(), arch="amd64"),
+        packages=image.HERE / "packages.txt",
+        constraints=ROOT / "constraints.txt",
+        lock=tmp_path / "amd64.txt",
+        arch="amd64",
+    )
 
-    one, other = (wheels.built(tree, arch="amd64", out=tree / "out").locked for tree in (first, second))
 
-    assert one == other
+def test_a_lock_that_cannot_be_followed_ends_the_build_and_says_what_to_do(outdated: Shop) -> None:
+    with pytest.raises(CannotBuildError, match=r"(?s)'0.0.1-1' for 'dash'.*`--refresh` writes today's into amd64.txt"):
+        outdated.taken(Versions.LOCKED, print)
 
 
-def _copied(tree: Path, to: Path) -> None:
-    """What a wheel is made of, without what was built there before."""
-    left_out = shutil.ignore_patterns("__pycache__", "lib", "lib-*")
-    for name in ("src", "shim", "simgpu", "web/licences"):
-        shutil.copytree(tree / name, to / name, ignore=left_out)
-    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
-        shutil.copy(tree / name, to / name)
+def test_an_unlocked_build_takes_todays_instead_and_leaves_the_lock_alone(outdated: Shop) -> None:
+    before, said = outdated.lock.read_text(), list[str]()
+
+    found = outdated.taken(Versions.UNLOCKED, said.append)
+
+    assert "dash" in {package.locked.name for package in found.packages}
+    assert said[0].startswith("the lock cannot be followed, today's versions are taken")
+    assert outdated.lock.read_text() == before
+
+
+def test_a_refreshed_lock_is_followed_by_the_next_build(outdated: Shop) -> None:
+    refreshed = outdated.taken(Versions.REFRESHED, print)
+
+    assert outdated.taken(Versions.LOCKED, print).locked() == refreshed.locked()
 
 
 def test_another_version_and_another_variable_change_our_layer_alone(

@@ -13,5 +13,6 @@ def test_whatever_is_killed_nothing_is_lost_over_allocated_or_leaked(bare: Clust
     assert found.over_allocated == []
     assert found.lost + found.stuck == []
     assert found.leaked == []
+    assert found.stumbles == []
     assert len(found.happened) > 5, "something was killed"
     assert found.looked_into > 10, "and somebody was looked into"
