@@ -19,7 +19,7 @@ SMALL = {QCORE: 10, QMEM: 2}
 FIFTH = {QCORE: 20, QMEM: 4}
 OURS = "aliquot-scheduler"
 EVERY = 0.3  # seconds between two Pods that arrive, at the soonest
-MOST = 8  # that have not run to their end: a machine with two cores is not to be drowned
+MOST = 12  # that have not run to their end: a machine with two cores is not to be drowned
 
 
 def _aliquot(cluster: Cluster, *words: str) -> str:
@@ -122,7 +122,7 @@ def test_an_upgrade_and_the_way_back_lose_nobody_and_hold_nobody_up(bare: Cluste
             assert _version(bare) == {first.rpartition(":")[2]}
         churn.settle()
         print(f"{len(churn.made)} Pods came meanwhile")
-        assert len(churn.made) > 20
+        assert len(churn.made) > 10
         assert churn.overbooked == []
         silences = {name: _longest_silence(_work(node, name)) for node, name in pods}
         print(f"longest silences: {silences}")
