@@ -65,6 +65,56 @@ def test_the_file_of_any_other_program_is_left_as_it_is(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["a.db"]
 
 
+def theirs(folder: Path, *more: str) -> sqlite3.Connection:
+    """A file of a program that knows nothing of us, open."""
+    other = sqlite3.connect(folder / "a.db", isolation_level=None)
+    for each in (*more, "CREATE TABLE theirs (other TEXT)", "INSERT INTO theirs VALUES ('kept')"):
+        other.execute(each)
+    return other
+
+
+def expendable(folder: Path) -> Database:
+    return Database(str(folder / "a.db"), (ONE,), application=7, expendable=True)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [(), ("PRAGMA journal_mode = WAL",), ("PRAGMA application_id = 252006673", "PRAGMA user_version = 3")],
+)
+def test_the_file_of_any_other_program_is_put_aside_where_ours_can_be_found_again(
+    tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    theirs(tmp_path, *more).close()
+    database = expendable(tmp_path)
+    put(database, "a")
+    (aside,) = tmp_path.glob("a.db.foreign-*")
+    assert database.damage == f"{tmp_path}/a.db is the state of another program: it is kept as {aside}"
+    assert sqlite3.connect(aside).execute("SELECT other FROM theirs").fetchall() == [("kept",)]
+
+
+@pytest.mark.parametrize("more", [("PRAGMA user_version = 2",), (f"PRAGMA application_id = {0x416C7100}",)])
+def test_what_may_be_the_file_of_another_program_of_ours_is_never_put_aside(
+    tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    theirs(tmp_path, *more).close()
+    with pytest.raises(StoreError, match="the state of another program: choose another file"):
+        expendable(tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == ["a.db"]
+
+
+@pytest.mark.parametrize("more", ["PRAGMA journal_mode = WAL", "PRAGMA locking_mode = EXCLUSIVE"])
+def test_the_file_of_another_program_that_uses_it_is_not_put_aside(
+    tmp_path: Path, more: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would go on writing under the old name, beside ours."""
+    monkeypatch.setattr(module, "PATIENCE", 0.01)
+    other = theirs(tmp_path, more)
+    with pytest.raises(StoreError, match="database is locked: another process uses it: end that one"):
+        expendable(tmp_path)
+    other.close()
+    assert [each.name for each in tmp_path.iterdir()] == ["a.db"]
+
+
 def test_tables_that_are_not_the_ones_it_should_have_are_damage(tmp_path: Path) -> None:
     first = a_database(tmp_path, ONE)
     first.connection.execute("DROP TABLE things")

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aliquot.adapters import page as pages
-from aliquot.adapters.page import CARDS, SIZE, SLOTS, UNLIMITED, Page, PageError
+from aliquot.adapters.page import CARDS, SIZE, SLOTS, UNLIMITED, Page, PageError, _holder_in_proc
 from aliquot.model.tenant import Allotment
 
 GIB = 1 << 30
@@ -163,6 +163,13 @@ def test_a_holder_out_of_our_pid_namespace_has_the_number_that_proc_has_for_it(p
     for proc, expected in (([], holding.pid), (["--mount-proc"], 0)):
         command = ["unshare", "--pid", *proc, "--fork", sys.executable, "-c", code, str(page.path)]
         assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{expected}\n"
+
+
+def test_a_file_of_the_same_number_on_another_device_has_other_holders(page: Page, child: Child) -> None:
+    holding = child(HOLD, page.path, 3, GIB)
+    here = os.stat(page.path)
+    elsewhere = os.stat_result((*here[:2], here.st_dev + 1, *here[3:]))
+    assert (_holder_in_proc(here, 3), _holder_in_proc(elsewhere, 3)) == (holding.pid, 0)
 
 
 def test_a_slot_that_was_swept_can_be_taken_again(page: Page, child: Child) -> None:

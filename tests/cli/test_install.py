@@ -36,6 +36,7 @@ class Paper:
     def __init__(self) -> None:
         self.answers: dict[str, Any] = {"/version": {"gitVersion": "v1.36.4"}}
         self.writes: list[str] = []
+        self.created: list[Any] = []
         self.allowed = True
         paper = self
 
@@ -49,9 +50,10 @@ class Paper:
                 self._say(404 if found is None else 200, found or {"message": "not found"})
 
             def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 if self.path != SERVER:
                     paper.writes.append(f"POST {self.path}")
+                    paper.created.append(body)
                 self._say(201, {"status": {"allowed": paper.allowed}})
 
             def do_PATCH(self) -> None:
@@ -78,9 +80,18 @@ class Paper:
         self.server = Server(("127.0.0.1", 0), Handler)
         Thread(target=self.server.serve_forever, daemon=True).start()
 
-    def record(self, **more: Any) -> None:
-        record = made.new_record("0.0.1", OPTIONS, rendered(), **{"settled": True, **more})
+    def record(self, version: str = "0.0.1", **more: Any) -> None:
+        record = made.new_record(version, OPTIONS, rendered(), **{"settled": True, **more})
         self.answers[RECORD] = made.render_record(record)
+
+    def hold(self) -> None:
+        """A Pod is on a card of ours."""
+        metadata = {"name": "p", "namespace": "ml", "uid": "u", "annotations": {"aliquot.dev/grant": "{}"}}
+        self.answers["/api/v1/pods"] = {"items": [{"metadata": metadata, "spec": {"nodeName": "n1"}}]}
+
+    @property
+    def deleted(self) -> list[str]:
+        return [each.split("?")[0].rpartition("/")[2] for each in self.writes if each.startswith("DELETE")]
 
 
 def _kubeconfig(url: str) -> dict[str, Any]:
@@ -185,12 +196,61 @@ def test_a_record_that_cannot_be_read_is_not_overwritten(paper: Paper) -> None:
 
 
 def test_pods_on_our_cards_are_named_and_nothing_is_done(paper: Paper) -> None:
-    metadata = {"name": "p", "namespace": "ml", "uid": "u", "annotations": {"aliquot.dev/grant": "{}"}}
-    paper.answers["/api/v1/pods"] = {"items": [{"metadata": metadata, "spec": {"nodeName": "n1"}}]}
+    paper.hold()
     said = _refusal(uninstall, code=1)
     assert "1 Pod is on our cards: ml/p" in said
     assert "--keep-running" in said
     assert paper.writes == []
+
+
+def test_pods_are_deleted_when_nobody_places_anew_what_their_controllers_make_of_it(paper: Paper) -> None:
+    paper.hold()
+    assert invoked(uninstall, "--delete-pods").exit_code == 0
+    assert paper.deleted[:3] == ["aliquot", "aliquot-scheduler", "p"]
+    assert paper.deleted.index("aliquot-agent") > paper.deleted.index("p"), "they end under an agent"
+
+
+def test_nodes_are_swept_with_the_installed_image_when_the_agents_are_gone_already(paper: Paper) -> None:
+    """As after a kill: the same command goes on, and no other image can be had from here."""
+    paper.record()
+    metadata = {"name": "n1", "annotations": {"aliquot.dev/agent": "away"}}
+    paper.answers["/api/v1/nodes"] = {
+        "items": [{"metadata": metadata, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}]
+    }
+    pod = "/api/v1/namespaces/aliquot-system/pods/aliquot-sweep-n1"
+    paper.answers[pod] = {"status": {"phase": "Succeeded"}}
+    assert invoked(uninstall).exit_code == 0
+    (sweeper,) = paper.created
+    assert sweeper["spec"]["containers"][0]["image"] == OPTIONS.image
+
+
+def test_an_installation_that_stood_is_not_taken_away_by_one_more_that_does_not_come_up(paper: Paper) -> None:
+    paper.record(aliquot.__version__)
+    result = invoked(install, "--timeout", "0s")
+    assert result.exit_code == 1
+    assert f"rolled back to {aliquot.__version__}" in result.stderr
+    assert paper.deleted == []
+
+
+@pytest.mark.parametrize("command", [install, upgrade])
+def test_nor_is_one_that_was_never_seen_to_stand_while_pods_are_on_its_cards(
+    paper: Paper, command: click.Command
+) -> None:
+    """As by --no-wait."""
+    paper.record(settled=False)
+    paper.hold()
+    result = invoked(command, "--timeout", "0s", "--image", "here/aliquot:2")
+    assert result.exit_code == 1
+    assert "left as it is" in result.stderr
+    assert paper.deleted == []
+
+
+def test_an_upgrade_labels_no_node_again(paper: Paper) -> None:
+    """Its owner may have taken the label off since, or the node away."""
+    paper.record(labelled={"n1": {"gpushare": "true"}})
+    invoked(upgrade, "--no-wait")
+    assert any("aliquot-agent" in each for each in paper.writes)
+    assert not any("/nodes/" in each for each in paper.writes)
 
 
 @pytest.mark.parametrize(
@@ -200,6 +260,7 @@ def test_pods_on_our_cards_are_named_and_nothing_is_done(paper: Paper) -> None:
         (["install", "--simulate", "many"], "--simulate"),
         (["uninstall", "--keep-running", "--delete-pods"], "do not go together"),
         (["install", "--kubeconfig", "/no/such"], "/no/such"),
+        (["install", "-o", "yaml"], "goes with --dry-run"),
     ],
 )
 def test_what_is_typed_wrongly_is_told_before_anything_is_asked(words: list[str], said: str) -> None:
@@ -211,7 +272,10 @@ def test_an_api_server_that_is_away_is_told_in_a_line(tmp_path: Path, monkeypatc
         port = taken.getsockname()[1]
     (tmp_path / "config").write_text(yaml.safe_dump(_kubeconfig(f"http://127.0.0.1:{port}")))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    assert "the API server: " in _refusal(install, code=1)
+    for command in (install, uninstall):
+        said = _refusal(command, code=1)
+        assert "the API server: " in said
+        assert "nothing was changed" in said
 
 
 def test_ctrl_c_says_where_it_was_and_what_goes_on(tmp_path: Path) -> None:

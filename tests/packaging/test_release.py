@@ -12,12 +12,14 @@ from imagebuild import entries, image, readiness, release
 
 VERSION = image.project_version()
 CHART = readiness.CHART
+PLUGIN = "deploy/dropin/gpushare/device-plugin-ds.yaml"
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """What says a version, as it is here."""
-    for name in ("pyproject.toml", "src/aliquot/__init__.py", f"{CHART}/Chart.yaml", "deploy/install.yaml"):
+    programs = ("pyproject.toml", "src/aliquot/__init__.py", f"{CHART}/Chart.yaml")
+    for name in (*programs, "deploy/install.yaml", PLUGIN, "examples/seeds/qgpu-manager.yaml"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text((image.ROOT / name).read_text())
     (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## Unreleased\n\n## {VERSION} - 2026-11-15\n")
@@ -45,6 +47,7 @@ def test_every_place_that_says_the_version_says_the_same() -> None:
         (f"{CHART}/Chart.yaml", f"\nversion: {VERSION}", f"{CHART}/Chart.yaml: version is"),
         (f"{CHART}/Chart.yaml", f"appVersion: {VERSION}", f"{CHART}/Chart.yaml: appVersion is"),
         ("deploy/install.yaml", f"aliquot/aliquot:{VERSION}", "deploy/install.yaml: image is"),
+        (PLUGIN, f"aliquot/aliquot:{VERSION}", f"{PLUGIN}: image is"),
     ],
 )
 def test_a_place_that_says_another_version_is_named(tree: Path, file: str, old: str, told: str) -> None:

@@ -83,6 +83,13 @@ class TestTakingOver:
         house.restart()
         assert house.agent.guests.uids == frozenset()
 
+    def test_nor_are_those_that_got_something_else_from_another_plugin(self, house: House) -> None:
+        house.run(pod := a_peers_pod(assigned="false"))
+        house.kubelet.held[uid(pod)]["main", "rdma/hca"] = frozenset({"mlx5_0"})
+        house.kubelet.answers[uid(pod), "main", "rdma/hca"] = Allocation(env={"RDMA": "mlx5_0"})
+        house.restart()
+        assert house.agent.guests.uids == frozenset()
+
     def test_one_that_has_ended_is_not_taken_in(self, house: House) -> None:
         live(house, pod := a_peers_pod())
         house.api.put({**pod, "status": {"phase": "Succeeded"}})

@@ -221,7 +221,9 @@ class TestTheInventory:
         run(desk, lambda: desk.clerk.published)
         assert told() == "away", "until the next agent says otherwise"
         assert not desk.clerk.answered
-        desk.hear(annotations={"aliquot.dev/seen": "true"})
+        desk.hear(annotations={"aliquot.dev/agent": aliquot.__version__, "aliquot.dev/seen": "true"})
+        assert not desk.clerk.answered, "that is older, and of the farewell before"
+        desk.hear(annotations={"aliquot.dev/agent": "away", "aliquot.dev/seen": "true"})
         assert desk.clerk.answered, "by the scheduler, which sends no more Pods"
         assert self.there(desk) == ["GPU-0", "GPU-1"], "the cards are still known"
 

@@ -34,7 +34,7 @@ LABELS = (
     "sched.tensorstack.dev/node-alloc-mode=sgn",
 )
 _SPARED = (0.35, 0.8)  # parts of the run, between which the leading scheduler and an agent are not killed
-SETTLE = 90.0  # seconds of calm in which everything wanted must run
+SETTLE = 120.0  # seconds of calm in which everything wanted must run
 _SLOW = 30.0
 _SAMPLE_EVERY = 5.0
 
@@ -55,7 +55,7 @@ class Soak:
     def __init__(self, cluster: Cluster, plan: Plan, tell: report.Progress) -> None:
         self.cluster, self.plan, self.tell = cluster, plan, tell
         self.calms: list[float] = []  # seconds until everything ran, each time
-        self.slow: list[str] = []  # what did not run after a third of that time, and why
+        self.slow: list[str] = []  # what did not run after a quarter of that time, and why
         self.lost: list[str] = []
         self.leaked: list[str] = []
         self.stumbles: set[str] = set()  # errors in the product's logs

@@ -185,7 +185,7 @@ def _page(found: Results) -> str:
         ("Pods that ran", f"{found.pods:,}, at most {found.most_at_once} at once"),
         ("containers looked into from inside", f"{found.looked_into:,}"),
         ("faults", f"{sum(found.faults.values()):,}"),
-        ("**lost**: wanted, and not running within 90 s of calm", f"**{lost}**"),
+        ("**lost**: wanted, and not running within two minutes of calm", f"**{lost}**"),
         ("**over-allocated**, or a container on a card that is not its own", f"**{len(found.over_allocated)}**"),
         ("**leaked**: anything left of a Pod, or of the product after its uninstallation", f"**{len(found.leaked)}**"),
         ("errors of its own in the product's logs", f"{len(found.stumbles)}"),

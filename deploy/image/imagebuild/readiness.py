@@ -11,6 +11,7 @@ from imagebuild.image import project_version
 
 CHART = Path("deploy/chart/aliquot")
 INSTALL = Path("deploy/install.yaml")
+_MANIFESTS = (str(INSTALL), "deploy/dropin/**/*.yaml", "examples/seeds/*.yaml")  # they name the image
 _IMAGE = re.compile(r"^\s*(?:- )?image: [\"']?aliquot/aliquot:([^\s\"'@]+)", re.MULTILINE)
 
 
@@ -35,7 +36,9 @@ def other_versions(root: Path, version: str) -> list[str]:
         (f"{CHART}/Chart.yaml", "version", _found(root / CHART / "Chart.yaml", r"^version: \"?([^\s\"]+)\"?$")),
         (f"{CHART}/Chart.yaml", "appVersion", _found(root / CHART / "Chart.yaml", r"^appVersion: \"?([^\s\"]+)\"?$")),
     ]
-    told += [(str(INSTALL), "image", tag) for tag in sorted(set(_IMAGE.findall((root / INSTALL).read_text())))]
+    for path in sorted(path for pattern in _MANIFESTS for path in root.glob(pattern)):
+        tags = sorted(set(_IMAGE.findall(path.read_text())))
+        told += [(str(path.relative_to(root)), "image", tag) for tag in tags]
     return [
         f"{where}: {what} is {said or 'not there'}, and pyproject.toml's version is {version}: they are one"
         for where, what, said in told

@@ -6,7 +6,8 @@ and the error says what to do.
 
 A file of a later release is used as it is where that release says that ours may: its steps have only added columns
 with defaults, and tables. What we do not know stays in it. Else it is left alone, or put aside by whoever can find
-again what it held.
+again what it held: such a one puts aside, too, what is plainly not ours and nobody uses, as what a vendor's program
+left under the name that its manifests give to ours.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ STRICT = "STRICT" if sqlite3.sqlite_version_info >= (3, 37) else ""
 FOREIGN = "is the state of another program"
 PATIENCE = 5.0  # seconds for which another process may hold the file
 
+_OURS = 0x416C71  # "Alq": how the application ids of our kinds of files begin
 _VERSION_BITS = 16  # of user_version; above them the oldest version that may use the file, where that is an older one
 
 # By SQLite's primary result code. SQLITE_ERROR, while a file is opened: its tables are not the ones it should have.
@@ -45,12 +47,17 @@ class _LaterError(Exception):
     """The file is of a later release, and not for us."""
 
 
+class _ForeignError(StoreError):
+    """The file is plainly of another program than any of ours."""
+
+
 class Database:
     """One file. `steps` has one script per version: user_version counts those done. Steps are only ever added.
 
     `application` tells our kinds of files apart, so that one is never taken for the other. `oldest` is the first
     version whose program may use what the steps leave: they have only added to it since. None: only that of the last
-    step. `expendable`: a file of a later release that is not for us is put aside, not refused. Used by one thread.
+    step. `expendable`: a file of a later release that is not for us is put aside, not refused, and so is another
+    program's that nobody uses. Used by one thread.
     """
 
     def __init__(
@@ -78,6 +85,13 @@ class Database:
             self._put_aside(error, "later")
             self.damage = f"{path} is of a later release of aliquot ({error}): it is kept as {self._aside}"
             self.connection = self._open_again()
+        except _ForeignError as error:
+            if not expendable:
+                raise
+            self._refuse_used()
+            self._put_aside(error, "foreign")
+            self.damage = f"{path} is the state of another program: it is kept as {self._aside}"
+            self.connection = self._open_again()
         except sqlite3.DatabaseError as error:
             if _code(error) not in _DAMAGE:
                 raise self._told(error) from error
@@ -103,7 +117,11 @@ class Database:
             (application,) = database.execute("PRAGMA application_id").fetchone()
             (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
             if application != self._application if done else tables:
-                raise StoreError(f"{self.path}: the state of another program: choose another file, or remove this one")
+                # A version without an application may be of our own daemon: its file has the same name as the agent's.
+                plainly = application >> 8 != _OURS and (application != 0 or raw == 0)
+                raise (_ForeignError if plainly else StoreError)(
+                    f"{self.path}: the state of another program: choose another file, or remove this one"
+                )
             if done > len(self._steps) < (raw >> _VERSION_BITS or done):
                 raise _LaterError(f"version {done}, and this one has version {len(self._steps)}")
             database.execute("PRAGMA journal_mode = WAL")  # not before: it would change a file of another's
@@ -121,6 +139,16 @@ class Database:
 
     def _mark(self, version: int) -> int:
         return version if version <= self._oldest else self._oldest << _VERSION_BITS | version
+
+    def _refuse_used(self) -> None:
+        """Whoever has the file open would go on under its new name, with a log under the old one: beside ours."""
+        try:
+            with contextlib.closing(sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)) as alone:
+                alone.execute("PRAGMA locking_mode = EXCLUSIVE")  # which, with a log, takes that nobody has it open
+                alone.execute("BEGIN EXCLUSIVE")
+                alone.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            raise self._told(error) from error
 
     def _put_aside(self, error: Exception, why: str) -> None:
         self._aside = aside = f"{self.path}.{why}-{time.strftime('%Y%m%dT%H%M%S')}"

@@ -187,7 +187,7 @@ class Page:
         kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, asked))
         if kind == fcntl.F_UNLCK or pid < 0:
             return None
-        return int(pid) or _holder_in_proc(os.fstat(self._fd).st_ino, slot)
+        return int(pid) or _holder_in_proc(os.fstat(self._fd), slot)
 
     def is_longer(self) -> bool:
         """Whether its owner made it longer: it is in the host's memory, and nothing else bounds it."""
@@ -237,15 +237,19 @@ def _wake_waiters(mapped: mmap.mmap, at: int) -> None:
     del word  # while it lives the page cannot be unmapped
 
 
-def _holder_in_proc(inode: int, at: int) -> int:
-    """Who has that byte of the file locked, as /proc says, which may be the host's (movein.py). 0: nobody it knows."""
+def _holder_in_proc(file: os.stat_result, at: int) -> int:
+    """Who has that byte of the file locked, as /proc says, which may be the host's (movein.py). 0: nobody it knows.
+
+    By device and inode: any tenant can lock a file of its own that has the inode's number on another device.
+    """
+    which = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     try:
-        with open("/proc/locks") as file:
-            lines = [line.split() for line in file]
+        with open("/proc/locks") as locks:
+            lines = [line.split() for line in locks]
     except OSError:
         return 0
     for words in lines:  # 1: POSIX  ADVISORY  WRITE 4711 00:1b:1234 3 3
-        if len(words) == 8 and words[1] == "POSIX" and words[5].rpartition(":")[2] == str(inode):
+        if len(words) == 8 and words[1] == "POSIX" and words[5] == which:
             first, last = int(words[6]), words[7]
             if first <= at and (last == "EOF" or at <= int(last)):
                 return max(0, int(words[4]))

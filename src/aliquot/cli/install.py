@@ -34,6 +34,10 @@ _FIND_IMAGE = (
     "--kube-scheduler-image is missing: name the image of a kube-scheduler of the cluster's version, {version}"
 )
 
+_LEFT = (
+    "left as it is: nothing is known that it could go back to, and Pods may be on its cards; the same command goes on, "
+    "`aliquot uninstall` takes it all away"
+)
 _NEXT = """\
 next:
   kubectl label node NODE {label}     # a node whose cards are to be shared, where it has no label yet
@@ -43,36 +47,50 @@ next:
 EOF"""
 
 
-def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that both have."""
-    for option in reversed(
-        (
-            click.option("--mode", type=_MODE, help="Which dialects are served  [default: all]"),
-            click.option("-n", "--namespace", default="aliquot-system", show_default=True, help="Made where missing"),
-            click.option("--image", help="Ours, with your registry before it  [default: aliquot/aliquot:VERSION]"),
-            click.option(
-                "--kube-scheduler-image",
-                help="Of the kube-scheduler beside ours  [default: that of the cluster's own, where its Pods are seen]",
-            ),
-            click.option("--nodes", metavar="N1,N2", default="", help="Label these for the mode, where they have none"),
-            click.option("--replicas", type=click.IntRange(1, 9), help="Of the scheduler  [default: 2]"),
-            click.option("--simulate", metavar="SPEC", help="Simulated cards instead of real ones, as in 4x16GiB"),
-            click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing"),
-            click.option("--wait/--no-wait", default=True, help="Until all is ready, and verified  [default: wait]"),
-            click.option("--rollback/--no-rollback", default=True, help="Go back where it does not come up  [default]"),
-            click.option("--beside-others", is_flag=True, help="Although another product gives the same cards away"),
-            click.option("--timeout", type=Duration(), default="5m", show_default=True),
-            click.option("-o", "--output", type=_OUTPUT, default="text", show_default=True, help="yaml: for --dry-run"),
-            click.option("--kubeconfig", type=click.Path(path_type=Path), help="As for kubectl"),
-            click.option("--context", "kube_context", help="As for kubectl"),
-        )
-    ):  # fmt: skip
-        command = option(command)
-    return command
+def _shared(*, fresh: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options that both have; an upgrade keeps what it is not told."""
+
+    def unless(given: str, kept: str = "as it is") -> str:
+        return f"  [default: {given if fresh else kept}]"
+
+    beside = unless("that of the cluster's own, where its Pods are seen")
+    ours = unless("aliquot/aliquot:VERSION", "this version, from where it came before")
+    options = (
+        click.option("--mode", type=_MODE, help="Which dialects are served" + unless("all")),
+        click.option(
+            "-n",
+            "--namespace",
+            default="aliquot-system",
+            show_default=True,
+            help="Made where missing" if fresh else "Where it is installed",
+        ),
+        click.option("--image", help="Ours, with your registry before it" + ours),
+        click.option("--kube-scheduler-image", help="Of the kube-scheduler beside ours" + beside),
+        click.option("--nodes", metavar="N1,N2", default="", help="Label these for the mode, where they have none"),
+        click.option("--replicas", type=click.IntRange(1, 9), help="Of the scheduler" + unless("2")),
+        click.option(
+            "--simulate", metavar="SPEC", help="Simulated cards instead of real ones, as in 4x16GiB" + unless("none")
+        ),
+        click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing"),
+        click.option("--wait/--no-wait", default=True, help="Until all is ready, and verified  [default: wait]"),
+        click.option("--rollback/--no-rollback", default=True, help="Go back where it does not come up  [default]"),
+        click.option("--beside-others", is_flag=True, help="Although another product gives the same cards away"),
+        click.option("--timeout", type=Duration(), default="5m", show_default=True),
+        click.option("-o", "--output", type=_OUTPUT, default="text", show_default=True, help="yaml: for --dry-run"),
+        click.option("--kubeconfig", type=click.Path(path_type=Path), help="As for kubectl"),
+        click.option("--context", "kube_context", help="As for kubectl"),
+    )
+
+    def added(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return added
 
 
 @click.command()
-@_shared
+@_shared(fresh=True)
 def install(**given: Any) -> None:
     """Put aliquot on a cluster: scheduler, webhook, agents, and what they need.
 
@@ -82,7 +100,7 @@ def install(**given: Any) -> None:
 
     \b
     aliquot install --nodes gpu-1,gpu-2
-    aliquot install --mode gpushare --image registry.example/aliquot/aliquot:0.1.0
+    aliquot install --mode gpushare --image REGISTRY/aliquot/aliquot:VERSION
     aliquot install --simulate 4x16GiB --nodes n1     try it on a node without cards
     aliquot install --dry-run -o yaml                 the objects
     """
@@ -90,7 +108,7 @@ def install(**given: Any) -> None:
 
 
 @click.command()
-@_shared
+@_shared(fresh=False)
 def upgrade(**given: Any) -> None:
     """Bring an installation on a cluster to this program's version.
 
@@ -113,6 +131,8 @@ class _Plan:
 def _go(given: dict[str, Any], *, upgrade: bool) -> None:
     if not _NAME.match(given["namespace"]):
         raise InputError(f'--namespace: "{given["namespace"]}" is not allowed: a-z, 0-9 and "-", 63 at most')
+    if given["output"] == "yaml" and not given["dry_run"]:
+        raise InputError("-o yaml prints the objects and goes with --dry-run; without it: text, or json")
     if given["simulate"]:
         from aliquot.cli.simulated import parse_simulation
 
@@ -161,7 +181,7 @@ async def _work(kube: Kube, given: dict[str, Any], steps: Steps, *, upgrade: boo
         steps.end()
         click.echo(f"aliquot: {error}", err=True)
         if given["rollback"]:
-            await _roll_back(kube, installer, record, steps)
+            await _roll_back(kube, installer, record, steps, upgrade=upgrade)
         else:
             click.echo("aliquot: left as it is, for --no-rollback was given; the same command goes on", err=True)
         return 1
@@ -189,7 +209,7 @@ async def _planned(installer: Installer, given: dict[str, Any], steps: Steps, *,
         what = f"{known.version} is installed in {namespace}, by other options or of another version"
         raise InputError(f"{what}: `aliquot upgrade` changes it; options that are not given stay as they are")
     objects = made.tailored(rendered(), options, _version())
-    before = None if known is None or (known.settled and not upgrade) else made.replacing(known)
+    before = None if known is None else made.replacing(known)
     record = made.new_record(_version(), options, objects, before=before, labelled=known.labelled if known else {})
     return _Plan(record, objects, _notes(found, known))
 
@@ -294,7 +314,7 @@ async def _dry_run(installer: Installer, plan: _Plan, output: str) -> None:
     click.echo("nothing was changed: --dry-run", err=True)
 
 
-async def _roll_back(kube: Kube, installer: Installer, record: Record, steps: Steps) -> None:
+async def _roll_back(kube: Kube, installer: Installer, record: Record, steps: Steps, *, upgrade: bool) -> None:
     from aliquot.cli.uninstall import usual
     from aliquot.services.installing import InstallError
     from aliquot.services.uninstalling import Uninstaller
@@ -306,9 +326,12 @@ async def _roll_back(kube: Kube, installer: Installer, record: Record, steps: St
                 f"aliquot: rolled back to {before.version}; `kubectl get pods -n {before.options.namespace}`", err=True
             )
             return
-        steps.say("roll back", "what was installed is taken away")
         namespace = record.options.namespace
         away = Uninstaller(kube, say=steps.say, now=time.monotonic, until=time.monotonic() + _AWAY)
+        if upgrade or await away.holders():  # what was there before was never seen to stand, and yet it may
+            click.echo(f"aliquot: {_LEFT}", err=True)
+            return
+        steps.say("roll back", "what was installed is taken away")
         agents = await away.agents(namespace, None, record.options.image)
         await away.programs(namespace)
         for problem in await away.sweep(namespace, agents, keep_running=False):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _WIDTH = 12
 _LONGEST = 160
+_LOOKING = ("", "look")  # before anything is written
 
 
 @dataclass(slots=True)
@@ -66,6 +67,8 @@ def run(work: Coroutine[Any, Any, _T], steps: Steps, *, goes_on: str) -> _T:
         raise
     except (ApiError, Unreachable) as error:
         steps.end()
+        if steps.step in _LOOKING:
+            goes_on = "nothing was changed; is this the right cluster? `kubectl config current-context` tells"
         raise InputError(f"the API server: {error}; {goes_on}", code=1) from error
     finally:
         steps.end()

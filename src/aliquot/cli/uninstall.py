@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from aliquot.cli.steps import Steps, find, run
 
 if TYPE_CHECKING:
     from aliquot.adapters.kube import Kube
-    from aliquot.dialects.deployment import Identity
+    from aliquot.dialects.deployment import Identity, Json
     from aliquot.services.uninstalling import Uninstaller
 
 _MOST_NAMED = 10
@@ -102,10 +103,14 @@ async def _work(kube: Kube, given: dict[str, Any], steps: Steps) -> int:
         record = await away.installer.record(namespace)
         if not given["nodes_only"]:
             await _refuse_foreign(away, namespace)
-        await _about_pods(away, given, steps)
-        agents = await away.agents(namespace, given["image"], f"aliquot/aliquot:{aliquot.__version__}")
+        await _refuse_holders(away, given, steps)
+        installed = record.options.image if record else f"aliquot/aliquot:{aliquot.__version__}"
+        agents = await away.agents(namespace, given["image"], installed)
+        await away.close(namespace)
+        # Those that came meanwhile too: a controller makes anew what is deleted, and nobody places it any more.
+        stay = await _part_with(away, given, steps)
         await away.programs(namespace)
-        problems = await away.sweep(namespace, agents, keep_running=given["keep_running"])
+        problems = await away.sweep(namespace, agents, keep_running=stay)
         cleaned = await away.clean_nodes(record.labelled if record else {})
         if not given["nodes_only"]:
             await away.rest(record, namespace, usual(namespace))
@@ -128,22 +133,33 @@ async def _refuse_foreign(away: Uninstaller, namespace: str) -> None:
         )
 
 
-async def _about_pods(away: Uninstaller, given: dict[str, Any], steps: Steps) -> None:
-    """Who is on our cards, and what becomes of them."""
+async def _refuse_holders(away: Uninstaller, given: dict[str, Any], steps: Steps) -> None:
+    """Before anything is done: nobody has said what becomes of them."""
+    if given["delete_pods"] or given["keep_running"]:
+        return
     steps.say("look", "for Pods on our cards")
     pods = await away.holders()
-    if not pods:
-        return
-    names = [f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in pods]
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    told = f"{len(pods)} Pod{'s are' if len(pods) > 1 else ' is'} on our cards: {', '.join(names[:_MOST_NAMED])}{more}"
+    if pods:
+        raise InputError(f"{_told(pods)}: end them first, or say --delete-pods, or --keep-running", code=1)
+
+
+async def _part_with(away: Uninstaller, given: dict[str, Any], steps: Steps) -> bool:
+    """Those who are on our cards; whether any of them run on."""
+    pods = await away.holders()
     if given["delete_pods"]:
         await away.evict(pods)
-    elif given["keep_running"]:
+        return False
+    if pods:
         steps.end()
-        click.echo(f"{told}; they run on, and {_STAYS}", err=True)
-    else:
-        raise InputError(f"{told}: end them first, or say --delete-pods, or --keep-running", code=1)
+        click.echo(f"{_told(pods)}; they run on, and {_STAYS}", err=True)
+    return bool(pods) or bool(given["keep_running"])
+
+
+def _told(pods: Sequence[Json]) -> str:
+    """Who is on our cards."""
+    names = [f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in pods]
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"{len(pods)} Pod{'s are' if len(pods) > 1 else ' is'} on our cards: {', '.join(names[:_MOST_NAMED])}{more}"
 
 
 def usual(namespace: str) -> list[Identity]:

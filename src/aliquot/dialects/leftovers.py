@@ -10,8 +10,6 @@ from .upkeep import CONDITION
 
 Json = dict[str, Any]
 
-_RESOURCES = frozenset(name for names in wiring.DIALECTS.values() for name in names)
-
 
 def node_leftovers(node: Json, labelled: Mapping[str, str]) -> tuple[Json | None, Json | None]:
     """What takes our marks from a Node: a merge patch of it and a strategic one of its status; None: nothing there.
@@ -40,7 +38,7 @@ def node_leftovers(node: Json, labelled: Mapping[str, str]) -> tuple[Json | None
     if any(each.get("type") == CONDITION for each in status.get("conditions") or ()):
         of_status["conditions"] = [{"$patch": "delete", "type": CONDITION}]
     for side in ("capacity", "allocatable"):
-        stale = {key: None for key in status.get(side) or {} if key in _RESOURCES}
+        stale = {key: None for key in status.get(side) or {} if key in wiring.RESOURCES}
         if stale:
             of_status[side] = stale
     return patch or None, {"status": of_status} if of_status else None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from . import gpushare, qgpu, t9k
+from . import gpushare, wiring
 
 PATH = "/review"
 CONFIGURATION = "aliquot"  # the object's name
@@ -21,7 +21,6 @@ CONFIGURATIONS_PATH = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconf
 _SECONDS = 5
 _SYSTEM = "kube-system"
 _NAMESPACE_LABEL = "kubernetes.io/metadata.name"  # every namespace has it, with its own name
-_RESOURCES = {qgpu.DIALECT: qgpu.RESOURCES, t9k.DIALECT: t9k.RESOURCES, gpushare.DIALECT: gpushare.RESOURCES}
 
 SECRET = "aliquot-webhook-tls"  # noqa: S105  # its name
 TLS_CERTIFICATE, TLS_KEY, CA_CERTIFICATES, CA_KEY = "tls.crt", "tls.key", "ca.crt", "ca.key"
@@ -52,7 +51,7 @@ def webhook_configuration(
     where: ServiceRef | str,
     *,
     failure_policy: FailurePolicy = FailurePolicy.IGNORE,
-    served: frozenset[str] = frozenset(_RESOURCES),
+    served: frozenset[str] = frozenset(wiring.DIALECTS),
     spared: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The object. `where` is a Service, or the address (https://HOST:PORT) of a webhook outside of the cluster.
@@ -119,7 +118,7 @@ def _asks_for_gpu(served: frozenset[str]) -> str:
 
     The API server works it out itself, so that other Pods, nearly all of a cluster, cost no call.
     """
-    spoken = (each for dialect, names in _RESOURCES.items() if dialect in served for each in names)
+    spoken = (each for dialect, names in wiring.DIALECTS.items() if dialect in served for each in names)
     resources = ", ".join(f"'{each}'" for each in spoken)
     side = "(has(c.resources.{0}) && c.resources.{0}.exists(r, r in [" + resources + "]))"
     asks = f"has(c.resources) && ({side.format('limits')} || {side.format('requests')})"

@@ -30,6 +30,7 @@ DIALECTS = {
     t9k.DIALECT: t9k.RESOURCES,
     gpushare.DIALECT: gpushare.RESOURCES,
 }
+RESOURCES = frozenset(name for names in DIALECTS.values() for name in names)
 
 _VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,4})(?:[.+-].*)?\Z", re.ASCII)
 _OLDEST = (1, 11)  # the first whose extenders are asked for the Pods of some resources only

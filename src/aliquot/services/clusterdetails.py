@@ -32,6 +32,7 @@ _PREFERS = {
     "fgd": "fgd: where least of what is free is spoiled for the Pods still to come",
     "dense": "dense: where the remainders of the cards stay worth most to the Pods still to come",
 }
+_WHY_OUT = "its node says that it is sick, a ConfigMap takes it out, or the node's agent is away"
 _PROMISES = {
     Isolation.BEST_EFFORT: "best-effort: who has work shares the card evenly",
     Isolation.FIXED_SHARE: "fixed-share: each has its quota of the compute and no more",
@@ -97,7 +98,7 @@ class Details:
             "uuid": card.uuid,
             "model": card.model,
             "healthy": card.healthy,
-            "why_out": None if card.healthy else "its node says that it is sick, or it was taken out by a ConfigMap",
+            "why_out": None if card.healthy else _WHY_OUT,
             "memory_mib": card.memory_mib,
             "memory_booked_mib": int(board.used_memory[at]),
             "memory_used_mib": None,

@@ -19,6 +19,7 @@ from aliquot.adapters.reflector import key_of
 from aliquot.dialects import native
 from aliquot.dialects.handover import cards_given, is_ours, on_cards, render_own_grant
 from aliquot.dialects.objects import PodObject
+from aliquot.dialects.wiring import RESOURCES
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
@@ -70,10 +71,11 @@ class Guests:
         return [each for each in findings if each.kind is not Oddity.UNREGISTERED or each.owner not in self.uids]
 
     def come_by(self, entries: Iterable[Entry]) -> dict[str, Kept]:
-        """Of the kubelet's notes, the answers that are not ours; by Pod, the first that names cards of this node."""
+        """Of the kubelet's notes, the answers for resources of ours that are not ours; by Pod, the first that names
+        cards of this node. What a container got of other things, a network card say, makes nobody a guest."""
         found: dict[str, Kept] = {}
         for entry in entries:
-            kept = entry.kept()
+            kept = entry.kept() if entry.resource in RESOURCES else None
             if kept is None or is_ours(kept.cdi, kept.env, mark=TENANT_VARIABLE):
                 continue
             if entry.pod_uid not in found or cards_given(kept.env, self._node()) is not None:

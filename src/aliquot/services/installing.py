@@ -179,9 +179,11 @@ class Installer:
         self._say("apply", f"namespace {namespace}")
         first = next(each for each in objects if each["kind"] == "Namespace")
         await self.apply(await self._own_namespace(first))
-        record = replace_struct(record, labelled={**record.labelled, **await self._to_label(nodes, record)})
+        lacking = await self._to_label(nodes, record.options.mode)
+        ours = {name: {**record.labelled.get(name, {}), **labels} for name, labels in lacking.items()}
+        record = replace_struct(record, labelled={**record.labelled, **ours})
         await self.apply(made.render_record(record))
-        for name, labels in record.labelled.items():
+        for name, labels in lacking.items():  # what was labelled before is its owner's to change since
             self._say("apply", f"labels of node {name}")
             await self._label(name, labels)
         for each in objects:
@@ -216,8 +218,9 @@ class Installer:
         labels = {key: value for key, value in wanted["metadata"]["labels"].items() if key.startswith("pod-security")}
         return {**wanted, "metadata": {"name": wanted["metadata"]["name"], "labels": labels}}
 
-    async def _to_label(self, nodes: Iterable[str], record: Record) -> dict[str, dict[str, str]]:
-        wanted, found = made.MODE_LABELS[record.options.mode], {}
+    async def _to_label(self, nodes: Iterable[str], mode: str) -> dict[str, dict[str, str]]:
+        """What each of the nodes lacks."""
+        wanted, found = made.MODE_LABELS[mode], {}
         for name in nodes:
             node = await self.get(Identity("v1", "Node", "", name))
             if node is None:
@@ -225,12 +228,16 @@ class Installer:
             there = node["metadata"].get("labels") or {}
             lacking = {key: value for key, value in wanted.items() if key not in there}
             if lacking:
-                found[name] = {**record.labelled.get(name, {}), **lacking}
+                found[name] = lacking
         return found
 
     async def _label(self, node: str, labels: Mapping[str, str | None]) -> None:
         body = {"metadata": {"labels": labels}}
-        await self._kube.patch(f"{_NODES}/{node}", body, params={"fieldManager": made.FIELD_MANAGER}, into=bytes)
+        try:
+            await self._kube.patch(f"{_NODES}/{node}", body, params={"fieldManager": made.FIELD_MANAGER}, into=bytes)
+        except ApiError as error:
+            if error.status != 404:  # the node is gone, and its labels with it
+                raise
 
     async def settle(self, record: Record) -> None:
         """It stands: what only the installation before had goes, and there is nothing to go back to any more."""

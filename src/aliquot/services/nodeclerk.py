@@ -162,8 +162,10 @@ class NodeClerk:
 
     @property
     def answered(self) -> bool:
-        """Whether the scheduler has heard that, and sends no more."""
-        return SEEN in ((self._seen.metadata.annotations if self._seen else None) or {})
+        """Whether the scheduler has heard that, and sends no more. A watch that is a moment behind may still tell of
+        the answer to the last of us, while we were here."""
+        seen = self._seen
+        return seen is not None and seen.agent_away and SEEN in (seen.metadata.annotations or {})
 
     def assigned(self, pod: PodObject, claim: Claim) -> None:
         """The Pod's container is on its cards, which peers' tools read from an annotation."""

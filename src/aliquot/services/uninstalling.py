@@ -1,7 +1,7 @@
 """`aliquot uninstall`: nothing of ours stays in a cluster. And what Helm's hook runs before Helm deletes its objects.
 
 holders    Pods on our cards: who would lose them
-programs   the webhook first, so that nothing is admitted in vain; the scheduler; the agents
+programs   the webhook first, so that nothing is admitted in vain; the scheduler, so that no Pod comes; the agents
 sweep      a Pod on each node that had an agent takes away what stands there
 nodes      labels that we set, annotations, taint, condition, resources at 0
 rest       everything else, the record last: killed before, the same command goes on
@@ -89,18 +89,22 @@ class Uninstaller:
             container.get("imagePullPolicy", "IfNotPresent"),
         )
 
-    async def programs(self, namespace: str) -> None:
-        """Webhook, scheduler, agents; gone when this returns."""
+    async def close(self, namespace: str) -> None:
+        """Webhook and scheduler; gone when this returns. From then on no Pod comes to our cards."""
         self._say("programs", "the webhook")
         webhook = Identity("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", "", WEBHOOK)
         await self.installer.delete(webhook)
-        for kind, name, component in (
-            ("Deployment", DEPLOYMENT, "scheduler"),
-            ("DaemonSet", DAEMON_SET, "agent"),
-        ):
-            self._say("programs", name)
-            await self.installer.delete(Identity("apps/v1", kind, namespace, name))
-            await self._until_no_pods(namespace, component)
+        await self._end(namespace, "Deployment", DEPLOYMENT, "scheduler")
+
+    async def programs(self, namespace: str) -> None:
+        """These, and the agents; gone when this returns."""
+        await self.close(namespace)
+        await self._end(namespace, "DaemonSet", DAEMON_SET, "agent")
+
+    async def _end(self, namespace: str, kind: str, name: str, component: str) -> None:
+        self._say("programs", name)
+        await self.installer.delete(Identity("apps/v1", kind, namespace, name))
+        await self._until_no_pods(namespace, component)
 
     async def _until_no_pods(self, namespace: str, component: str) -> None:
         selector = f"{made.SELECTOR},{made.COMPONENT_LABEL}={component}"
