@@ -19,6 +19,7 @@ SPACE, ACCOUNT, SCHEDULER = "aliquot-system", "aliquot-agent", "aliquot-schedule
 RENDERED = Path(__file__).parents[2] / "deploy/install.yaml"
 OF_THE_ACCOUNTS = ("ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 ASSIGNED = "ALIYUN_COM_GPU_MEM_ASSIGNED"
+GRANT = '{"v":1}'
 INVENTORY = {"metadata": {"annotations": {"aliquot.dev/inventory": "{}"}}}
 NODE, POD = "/api/v1/nodes/{}/status", "/api/v1/namespaces/default/pods/{}"
 
@@ -83,6 +84,12 @@ def test_it_says_that_a_pod_of_its_node_has_its_card(agent: Client) -> None:
     assert patched(agent, POD.format("on-mine"), {"metadata": {"annotations": {ASSIGNED: "true"}}}) == ""
 
 
+def test_it_says_where_a_pod_of_its_node_is_that_a_peer_had_placed(agent: Client) -> None:
+    grant = {"metadata": {"annotations": {"aliquot.dev/grant": GRANT}}}
+    assert patched(agent, POD.format("on-mine"), grant) == ""
+    assert "an agent writes of its own node only" in patched(agent, POD.format("on-theirs"), grant)
+
+
 def test_it_says_nothing_of_another_nodes_pod(agent: Client) -> None:
     said = patched(agent, POD.format("on-theirs"), {"metadata": {"annotations": {ASSIGNED: "true"}}})
     assert "an agent writes of its own node only" in said
@@ -93,14 +100,15 @@ def test_it_says_nothing_of_another_nodes_pod(agent: Client) -> None:
     [
         {"metadata": {"labels": {"app": "bank"}}},
         {"metadata": {"annotations": {"aliquot.dev/grant": "{}"}}},
+        {"metadata": {"annotations": {"aliquot.dev/grant": None}}},
         {"metadata": {"annotations": {"note": None}}},
         {"metadata": {"finalizers": ["example.com/mine"]}},
         {"spec": {"containers": [{"name": "main", "image": "evil"}]}},
     ],
-    ids=["labels", "a grant", "an annotation of others", "finalizers", "the image"],
+    ids=["labels", "a grant", "that there is one", "an annotation of others", "finalizers", "the image"],
 )
 def test_it_changes_nothing_else_of_a_pod(installed: ControlPlane, agent: Client, patch: Any) -> None:
-    note = {"metadata": {"annotations": {"note": "the user's"}}}
+    note = {"metadata": {"annotations": {"note": "the user's", "aliquot.dev/grant": GRANT}}}
     installed.api("PATCH", POD.format("on-mine"), note, content_type="application/merge-patch+json")
     assert "an agent " in patched(agent, POD.format("on-mine"), patch)
 

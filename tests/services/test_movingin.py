@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.services.movingin import Lodging, mount_points, move_in, names_there, point_of
+from aliquot.services.movingin import Lodging, move_in, names_there
+from aliquot.services.premises import mount_points, point_of
 
 MOUNTS = """\
 36 22 0:31 / / rw,relatime - overlay overlay rw,lowerdir=/l,upperdir=/u

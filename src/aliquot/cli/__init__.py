@@ -42,6 +42,7 @@ serving.py          the dialects that either serves
 peers.py            what the peers' programs are told, as ours are
 installshim.py      the shim on the host, for the containers of the agent
 install.py          our objects on a cluster, and the next version of them
+installoptions.py   what both may be told
 verifying.py        whether what was installed answers
 uninstall.py        all of it taken away again, from nodes too
 steps.py            how far that is, and what to do when it is interrupted

@@ -122,7 +122,7 @@ def _database(site: Site) -> Iterator[Finding]:
     if problem is None:
         yield ok("database", f"{path} is whole")
     elif problem == FOREIGN:
-        fix = "move it away, or give the agent another --dbfile: it neither changes this file nor starts on it"
+        fix = "move it away, or give the agent another --dbfile: it does not write to this file"
         yield found("database", path, problem, fix)
     elif runs(site):
         yield found("database", path, problem, f"{restarting(site)}; {_ANEW}")

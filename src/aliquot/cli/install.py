@@ -11,22 +11,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import aliquot
-from aliquot.cli.asking import Duration
 from aliquot.cli.errors import InputError
 from aliquot.cli.findings import Level
+from aliquot.cli.installoptions import asked, check, shared
 from aliquot.cli.steps import Steps, find, run
+from aliquot.cli.tables import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from aliquot.adapters.kube import Kube
     from aliquot.cli.findings import Finding
     from aliquot.dialects.deployment import Options, Record
     from aliquot.services.installing import Found, Installer
 
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
-_MODE = click.Choice(["all", "qgpu", "t9k", "gpushare"])
-_OUTPUT = click.Choice(["text", "json", "yaml"])
 _OLDEST = (1, 28)
 _POLICIES_SINCE = (1, 30)
 _AWAY = 120.0  # seconds to take a first installation away again that did not come up
@@ -47,50 +43,8 @@ next:
 EOF"""
 
 
-def _shared(*, fresh: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options that both have; an upgrade keeps what it is not told."""
-
-    def unless(given: str, kept: str = "as it is") -> str:
-        return f"  [default: {given if fresh else kept}]"
-
-    beside = unless("that of the cluster's own, where its Pods are seen")
-    ours = unless("aliquot/aliquot:VERSION", "this version, from where it came before")
-    options = (
-        click.option("--mode", type=_MODE, help="Which dialects are served" + unless("all")),
-        click.option(
-            "-n",
-            "--namespace",
-            default="aliquot-system",
-            show_default=True,
-            help="Made where missing" if fresh else "Where it is installed",
-        ),
-        click.option("--image", help="Ours, with your registry before it" + ours),
-        click.option("--kube-scheduler-image", help="Of the kube-scheduler beside ours" + beside),
-        click.option("--nodes", metavar="N1,N2", default="", help="Label these for the mode, where they have none"),
-        click.option("--replicas", type=click.IntRange(1, 9), help="Of the scheduler" + unless("2")),
-        click.option(
-            "--simulate", metavar="SPEC", help="Simulated cards instead of real ones, as in 4x16GiB" + unless("none")
-        ),
-        click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing"),
-        click.option("--wait/--no-wait", default=True, help="Until all is ready, and verified  [default: wait]"),
-        click.option("--rollback/--no-rollback", default=True, help="Go back where it does not come up  [default]"),
-        click.option("--beside-others", is_flag=True, help="Although another product gives the same cards away"),
-        click.option("--timeout", type=Duration(), default="5m", show_default=True),
-        click.option("-o", "--output", type=_OUTPUT, default="text", show_default=True, help="yaml: for --dry-run"),
-        click.option("--kubeconfig", type=click.Path(path_type=Path), help="As for kubectl"),
-        click.option("--context", "kube_context", help="As for kubectl"),
-    )
-
-    def added(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return added
-
-
 @click.command()
-@_shared(fresh=True)
+@shared(fresh=True)
 def install(**given: Any) -> None:
     """Put aliquot on a cluster: scheduler, webhook, agents, and what they need.
 
@@ -101,6 +55,7 @@ def install(**given: Any) -> None:
     \b
     aliquot install --nodes gpu-1,gpu-2
     aliquot install --mode gpushare --image REGISTRY/aliquot/aliquot:VERSION
+    aliquot install --image-pull-secret mine --runtime-class nvidia
     aliquot install --simulate 4x16GiB --nodes n1     try it on a node without cards
     aliquot install --dry-run -o yaml                 the objects
     """
@@ -108,11 +63,11 @@ def install(**given: Any) -> None:
 
 
 @click.command()
-@_shared(fresh=False)
+@shared(fresh=False)
 def upgrade(**given: Any) -> None:
     """Bring an installation on a cluster to this program's version.
 
-    Options that are not given stay as they are. RBAC first, then the agents, node by node, then the scheduler. Pods run
+    Options that are not given stay as they are; one given as '' is taken off. RBAC first, then the agents, node by node, then the scheduler. Pods run
     on, and Pods that come find a node: an agent that is about to be replaced says so, and no Pod is sent there for
     those seconds. Where the new version does not come up, the objects of the old one are put back.
     """
@@ -129,14 +84,7 @@ class _Plan:
 
 
 def _go(given: dict[str, Any], *, upgrade: bool) -> None:
-    if not _NAME.match(given["namespace"]):
-        raise InputError(f'--namespace: "{given["namespace"]}" is not allowed: a-z, 0-9 and "-", 63 at most')
-    if given["output"] == "yaml" and not given["dry_run"]:
-        raise InputError("-o yaml prints the objects and goes with --dry-run; without it: text, or json")
-    if given["simulate"]:
-        from aliquot.cli.simulated import parse_simulation
-
-        parse_simulation(given["simulate"])
+    check(given)
     server = find(given["kubeconfig"], given["kube_context"])
     steps = Steps()
     word = "upgrade" if upgrade else "install"
@@ -242,7 +190,7 @@ async def _options(installer: Installer, given: dict[str, Any], found: Found) ->
     from aliquot.services.installing import options_with
 
     known = found.record
-    wanted = {key: given[key] for key in ("mode", "image", "kube_scheduler_image", "replicas", "simulate")}
+    wanted = asked(given)
     wanted["monitoring"] = await installer.monitoring()
     version = parse_version(found.version)
     wanted["policies"] = isinstance(version, tuple) and version >= _POLICIES_SINCE
@@ -360,7 +308,7 @@ def _summary(record: Record, findings: list[Finding], given: dict[str, Any]) -> 
     from aliquot.dialects.deployment import example, label
 
     for line in lines_of(findings):
-        click.echo(line)
+        click.echo(printable(line))
     waited = "is applied; `aliquot doctor` tells how it stands"
     if given["wait"]:
         found = f"{len(wrong)} finding{'s' * (len(wrong) != 1)} above" if wrong else "it answers"

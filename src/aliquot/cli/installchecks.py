@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from aliquot.cli.findings import Finding, Json, Level, found, ok, part
 from aliquot.dialects import native
-from aliquot.dialects.deployment import COMPONENT_LABEL, VERSION_LABEL, not_ready, standing
+from aliquot.dialects.deployment import COMPONENT_LABEL, VERSION_LABEL
+from aliquot.dialects.workloads import not_ready, standing
 
 _UPGRADE = "`aliquot upgrade`, or `helm upgrade`, ends with all of them of one release"
 

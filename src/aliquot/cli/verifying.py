@@ -18,7 +18,6 @@ _DEPLOYMENT = "/apis/apps/v1/namespaces/{namespace}/deployments/aliquot-schedule
 _TRIALS = "/api/v1/namespaces/default/pods"
 _AGAIN = 1.0  # seconds; the leader writes the webhook's configuration a moment after it is ready
 _PATIENCE = 30.0
-_LABEL = "kubectl label node NODE qgpu-device-enable=enable, or --nodes with the names of those that have cards"
 
 
 async def verify(kube: Kube, namespace: str, until: float) -> list[Finding]:
@@ -36,6 +35,7 @@ async def _examined(kube: Kube, namespace: str) -> Any:
     from aliquot.cli.nodechecks import node_findings
     from aliquot.cli.schedulerchecks import broken_pod, exclusive_pod, lease_findings, webhook_findings
     from aliquot.cli.whereabouts import served_by
+    from aliquot.dialects.deployment import label
     from aliquot.dialects.native import INVENTORY
     from aliquot.dialects.webhooks import CONFIGURATION, CONFIGURATIONS_PATH
 
@@ -52,7 +52,9 @@ async def _examined(kube: Kube, namespace: str) -> Any:
     with_cards = [node for node in nodes if INVENTORY in (node["metadata"].get("annotations") or {})]
     if not with_cards:
         what = "no node has an agent yet: none has a label of the mode, or of node feature discovery"
-        yield Finding("nodes", Level.NOTE, (), what, _LABEL)
+        mode = "all" if len(served) > 1 else min(served)
+        fix = f"kubectl label node NODE {label(mode)}, or --nodes with the names of those that have cards"
+        yield Finding("nodes", Level.NOTE, (), what, fix)
     rules = dialects.Rules(gpushare_unit=dialects.guess_gpushare_unit(nodes), served=served)
     for each in node_findings(with_cards, {}, rules):
         yield each

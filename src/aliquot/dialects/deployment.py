@@ -2,7 +2,6 @@
 
     tailored   the objects of install.yaml for a namespace, a mode, an image, ...; what the chart would render
     Record     what was installed, by which options, and what stood there before: ConfigMap `aliquot-installation`
-    standing   whether a Deployment or a DaemonSet is as it was asked to be
 
 `tests/dialects/test_deployment.py` holds `tailored` to the file, `tests/e2e/ship/test_install.py` to the chart.
 """
@@ -14,7 +13,7 @@ import copy
 import gzip
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -63,6 +62,7 @@ _CONFIG_SINCE = (1, 25)  # the oldest Kubernetes that reads the configuration as
 _BESIDE = "http://127.0.0.1:12345/aliquot"  # they share a Pod
 _MONITORING = "monitoring.coreos.com/"
 _DASHBOARD = "grafana_dashboard"  # the label by which Grafana finds it
+_CDI, _DRIVER = "cdi", "driver-cdi"  # volumes of the agent
 _VERSION = 1
 
 
@@ -76,6 +76,12 @@ class Options:
     mode: str = "all"
     replicas: int = 2
     simulate: str | None = None
+    pull_secrets: tuple[str, ...] = ()
+    runtime_class: str | None = None  # of the agents, which need the driver
+    memory_unit: str = "GiB"  # of gpushare's amounts
+    driver_folder: str | None = None  # where the driver's own CDI file is, beside the usual place
+    node_selector: Mapping[str, str] = field(default_factory=dict)  # of the agents, beside the mode's labels
+    webhook_failure: str = "fail"
     policies: bool = True  # whether it knows ValidatingAdmissionPolicies
     monitoring: bool = False  # whether the cluster knows what Prometheus' operator reads
 
@@ -140,6 +146,8 @@ def tailored(objects: Iterable[Json], options: Options, version: str) -> list[Js
             _edit_scheduler(each, options, config["data"][_CONFIG])
         elif each["kind"] == "DaemonSet":
             _edit_agent(each, options)
+        elif each["kind"] == "ServiceAccount" and options.pull_secrets:
+            each["imagePullSecrets"] = [{"name": name} for name in options.pull_secrets]
         elif each["kind"] == "ClusterRole" and gpushare.DIALECT not in _dialects(options):
             # Agents write to Pods for gpushare's tools alone.
             each["rules"] = [
@@ -195,7 +203,11 @@ def _edit_scheduler(deployment: Json, options: Options, config: str) -> None:
     spec["replicas"] = options.replicas
     spec["template"]["metadata"]["annotations"][_CHECKSUM] = hashlib.sha256(config.encode()).hexdigest()
     names = "aliquot-scheduler" + (",t9k=t9k-scheduler" if t9k.DIALECT in _dialects(options) else "")
-    changes = {"--dialects": ",".join(_dialects(options)), "--scheduler-name": names}
+    changes = {
+        "--dialects": ",".join(_dialects(options)),
+        "--scheduler-name": names,
+        "--webhook-failure": options.webhook_failure,
+    }
     for container in _containers(spec):
         if container["name"] == _KUBE_SCHEDULER:
             container["image"] = options.kube_scheduler_image
@@ -206,17 +218,33 @@ def _edit_scheduler(deployment: Json, options: Options, config: str) -> None:
 
 def _edit_agent(daemons: Json, options: Options) -> None:
     spec = daemons["spec"]
+    changes = {"--dialects": ",".join(_dialects(options)), "--memory-unit": options.memory_unit}
     for container in _containers(spec):
         container["image"] = options.image
-        args = [_changed(word, {"--dialects": ",".join(_dialects(options))}) for word in container.get("args", ())]
+        args = [_changed(word, changes) for word in container.get("args", ())]
         if options.simulate and args[:1] == ["agent"]:
             args.insert(-1, f"--simulate={options.simulate}")
         container["args"] = args
-    wanted = spec["template"]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    inner = spec["template"]["spec"]
+    if options.runtime_class:
+        inner["runtimeClassName"] = options.runtime_class
+    if options.node_selector:
+        inner["nodeSelector"] = dict(options.node_selector)
+    if options.driver_folder:
+        _mount_driver(inner, options.driver_folder)
+    wanted = inner["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     others = {label for dialect, label in _NODE_LABELS.items() if dialect not in _dialects(options)}
     wanted["nodeSelectorTerms"] = [
         term for term in wanted["nodeSelectorTerms"] if term["matchExpressions"][0]["key"] not in others
     ]
+
+
+def _mount_driver(inner: Json, folder: str) -> None:
+    """Right after the folder of CDI specs that is mounted anyway, as the chart has it."""
+    mount = {"name": _DRIVER, "mountPath": folder, "readOnly": True}
+    volume = {"name": _DRIVER, "hostPath": {"path": folder, "type": "Directory"}}
+    for found, added in ((inner["containers"][0]["volumeMounts"], mount), (inner["volumes"], volume)):
+        found.insert(1 + next(at for at, each in enumerate(found) if each["name"] == _CDI), added)
 
 
 def _containers(spec: Json) -> Iterator[Json]:
@@ -311,58 +339,3 @@ def replacing(record: Record) -> str | None:
     return (
         msgspec.json.encode(msgspec.structs.replace(record, before=None)).decode() if record.settled else record.before
     )
-
-
-# --- how it stands ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """How many of how many are there, of the newest kind and available. `seen`: its controller knows what is wanted."""
-
-    there: int
-    wanted: int
-    seen: bool
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing is left to wait for."""
-        return self.seen and self.there >= self.wanted
-
-
-def standing(obj: Json) -> Standing:
-    """Of a Deployment or a DaemonSet."""
-    status = obj.get("status") or {}
-    seen = (status.get("observedGeneration") or 0) >= (obj["metadata"].get("generation") or 0)
-    if obj["kind"] == "DaemonSet":
-        wanted = status.get("desiredNumberScheduled") or 0
-        there = min(status.get("updatedNumberScheduled") or 0, status.get("numberAvailable") or 0)
-        return Standing(there, wanted, seen)
-    wanted = obj["spec"].get("replicas", 1)
-    there = min(status.get("updatedReplicas") or 0, status.get("availableReplicas") or 0)
-    return Standing(there if (status.get("replicas") or 0) <= wanted else min(there, wanted - 1), wanted, seen)
-
-
-def not_ready(pod: Json) -> str | None:
-    """Why the Pod is not ready, in a line; None when it is."""
-    status = pod.get("status") or {}
-    conditions = {each.get("type"): each for each in status.get("conditions") or ()}
-    if conditions.get("Ready", {}).get("status") == "True":
-        return None
-    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    for each in containers:
-        state, last = each.get("state") or {}, (each.get("lastState") or {}).get("terminated") or {}
-        waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
-        if waiting and waiting.get("reason") not in (None, "PodInitializing", "ContainerCreating"):
-            ran = f" (it ended with code {last.get('exitCode')} before)" if last else ""
-            return f"container {each['name']}: {waiting['reason']}: {waiting.get('message', '')}".rstrip(": ") + ran
-        if ended and ended.get("exitCode"):
-            return f"container {each['name']} ended with code {ended['exitCode']}: {ended.get('reason', '')}"
-    if conditions.get("PodScheduled", {}).get("status") == "False":
-        return f"has no node: {conditions['PodScheduled'].get('message', '')}"
-    running = [
-        each["name"] for each in containers if (each.get("state") or {}).get("running") and not each.get("ready")
-    ]
-    if running:
-        return f"container {', '.join(running)} runs, and does not say that it is ready"
-    return f"{status.get('reason') or status.get('phase') or 'Pending'}: {status.get('message', '')}".rstrip(": ")

@@ -39,6 +39,7 @@ The scheduler of a Kubernetes cluster:
 scheduler.py   from first to last: what follows the API server, what answers, what only the leader does
 following.py   what the reflectors tell, into the cluster
 cluster.py     the live cluster: what the API server told, what we decided, and the board of both
+nodeasking.py  which nodes would take a Pod, and which is the best of them
 answers.py     what kube-scheduler's verbs and the peers' tools are answered
 extender.py    the HTTP door
 binder.py      from a decision to a bound Pod: one write, and whatever becomes of it

@@ -28,10 +28,8 @@ from aliquot.model.refusal import Invalid, Reason, Refusal
 from aliquot.placement.board import Board, Ints, Occupant
 from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
-from aliquot.placement.verdicts import FITS, TOGETHER_NOT
+from aliquot.services.nodeasking import Asking, Filtered
 
-_WIDER = 16  # times as many nodes are told to a Pod that comes again
-_MOST_TRIES = 20_000
 NEVER = float("inf")  # the deadline of what only the API server may end
 
 
@@ -56,20 +54,6 @@ class Pending:
     created: str | None = None  # as the API server writes it
 
 
-@dataclass(frozen=True, slots=True)
-class Filtered:
-    """What a filter call answers: names that fit; for the others, the code of the reason (placement.verdicts).
-
-    `unknown` are no nodes that we know, or none any more. `likely` is what the Pod will get, where that is certain
-    enough: only one name is told.
-    """
-
-    fit: Sequence[str]
-    codes: dict[str, int]
-    unknown: tuple[str, ...] = ()
-    likely: Grant | None = None
-
-
 @dataclass(slots=True)
 class Cluster:
     """See the head of the file."""
@@ -90,18 +74,19 @@ class Cluster:
     priorities: dict[str, int] = field(default_factory=dict)  # of Pods on nodes; most have 0, which is left out
     ledger: Ledger = field(init=False)
     chooser: Chooser = field(init=False)
+    _asking: Asking = field(init=False)
     _reader: PodReader = field(init=False)
     _whole_reader: PodReader = field(init=False)  # of Pods on nodes, in whatever dialect
     _node_reader: NodeReader = field(init=False)
     _untold: dict[str, tuple[PodObject, Claim, str]] = field(default_factory=dict)  # to be guessed when a list ends
     _unseated: dict[str, PodObject] = field(default_factory=dict)  # on a node, and no card of it was found for them
     _told: dict[str, Node] = field(default_factory=dict)  # nodes as they say themselves
-    _tries: dict[str, int] = field(default_factory=dict)  # how often a Pod was told a shortlist and came again
     _batch: ExitStack | None = None
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.board)
         self.chooser = Chooser(self.board, POLICIES[self.policy]())
+        self._asking = Asking(self.board, self.chooser, self.shortlist)
         self._read_by(self.rules)
 
     def _read_by(self, rules: Rules) -> None:
@@ -252,7 +237,7 @@ class Cluster:
         for known in (self.pending, self.assumed, self.placed, self._untold, self._unseated):
             known.pop(uid, None)
         self.held.pop(uid, None)
-        self._tries.pop(uid, None)
+        self._asking.forget(uid)
         self.priorities.pop(uid, None)
 
     def _set_pending(self, pod: PodObject, key: str, uid: str) -> None:
@@ -268,7 +253,7 @@ class Cluster:
     def _set_bound(self, pod: PodObject, uid: str, name: str) -> None:
         self.pending.pop(uid, None)
         self.held.pop(uid, None)
-        self._tries.pop(uid, None)
+        self._asking.forget(uid)
         self._untold.pop(uid, None)
         self._unseated.pop(uid, None)
         assumed = self.assumed.pop(uid, None)
@@ -326,77 +311,14 @@ class Cluster:
 
     # --- deciding ---------------------------------------------------------------------------------------------
 
-    def rows(self, names: Sequence[str]) -> Ints:
-        """The board's row of each name, -1 for one that is not known."""
-        row_of = self.board.row_of
-        try:
-            return np.fromiter(map(row_of.__getitem__, names), np.int64, len(names))
-        except KeyError:
-            return np.fromiter((row_of.get(name, -1) for name in names), np.int64, len(names))
-
     def filter(self, claim: Claim, names: Sequence[str]) -> Filtered:
         """Which of the nodes would take the claim now."""
         self.release_hold(claim.uid)
-        rows = self.rows(names)
-        fits = rows >= 0
-        if self.chooser.exact(claim):
-            fits[fits] = np.isfinite(self.chooser.scores(claim))[rows[fits]]
-            chosen = self._best(claim, rows, np.flatnonzero(fits))
-        else:  # whether containers that may go apart fit a node is a search on it: the best first, as many as are told
-            found = self.chooser.first_fitting(claim, np.unique(rows[fits]), self._few(claim) or len(rows))
-            chosen = np.flatnonzero(np.isin(rows, found))
-            self._count_try(claim, len(chosen))
-            fits[fits] = np.isfinite(self.chooser.scores(claim))[rows[fits]] & bool(len(chosen))
-        told = names if len(chosen) == len(names) else [names[at] for at in chosen.tolist()]
-        likely = self.chooser.choose(claim, rows[chosen]) if len(chosen) == 1 else None
-        if fits.all():
-            return Filtered(told, {}, (), likely)
-        there = rows >= 0  # rows of nodes that are gone are kept for what is booked on them: they give no reason
-        there[there] = self.board.present[rows[there]]
-        lost = np.flatnonzero(~fits & there)
-        why = self.chooser.why_not(claim)[rows[lost]]
-        why[why == FITS] = TOGETHER_NOT  # a search found that, and it is not always kept
-        codes = dict(zip([names[at] for at in lost.tolist()], why.tolist(), strict=True))
-        unknown = tuple(names[at] for at in np.flatnonzero(~there).tolist())
-        return Filtered(told, codes, unknown, likely)
-
-    def _best(self, claim: Claim, rows: Ints, fitting: Ints) -> Ints:
-        """Of the places in `rows` that fit, the best few in the order asked: the best of all is chosen anyway.
-
-        What kube-scheduler still does for every node it is told is most of what a Pod costs it. Should the best come to
-        nothing (another extender, a plugin), the Pod comes again, and is told more each time.
-        """
-        few = self._few(claim)
-        self._count_try(claim, len(fitting))
-        if not few or len(fitting) <= few:
-            return fitting
-        scores = self.chooser.scores(claim)[rows[fitting]]
-        return np.sort(fitting[np.argpartition(scores, few - 1)[:few]])
-
-    def _few(self, claim: Claim) -> int:
-        """How many nodes the Pod is told now; 0: all."""
-        few: int = self.shortlist * _WIDER ** min(self._tries.get(claim.uid, 0), 4)
-        return few
-
-    def _count_try(self, claim: Claim, told: int) -> None:
-        """Where it was told any, the Pod has had one more try."""
-        if self.shortlist and told:
-            if len(self._tries) >= _MOST_TRIES:
-                self._tries.clear()
-            self._tries[claim.uid] = self._tries.get(claim.uid, 0) + 1
+        return self._asking.filter(claim, names)
 
     def rank(self, claim: Claim, names: Sequence[str]) -> tuple[Ints, Grant | None]:
         """0 (worst) to 5 for each name, and the grant of the best of them, which should be told apart from all."""
-        rows = self.rows(names)
-        known = rows >= 0
-        best = self.chooser.choose(claim, rows[known])
-        scores = np.full(len(rows), np.inf)
-        scores[known] = self.chooser.scores(claim)[rows[known]]
-        order = np.empty(len(rows), np.int64)
-        order[np.argsort(scores, kind="stable")] = np.arange(len(rows))
-        ranks = 5 - 5 * order // max(len(rows), 1)
-        ranks[~np.isfinite(scores)] = 0
-        return ranks, best
+        return self._asking.rank(claim, names)
 
     def hold(self, claim: Claim, grant: Grant, deadline: float) -> None:
         """Keep the place that the claim will most likely get, so that the next claim is not sent there too."""

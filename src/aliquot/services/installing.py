@@ -20,6 +20,7 @@ import msgspec
 
 from aliquot.adapters.kube import ApiError, Kube, Unreachable
 from aliquot.dialects import deployment as made
+from aliquot.dialects import workloads
 from aliquot.dialects.deployment import DAEMON_SET, DEPLOYMENT, Identity, Json, Options, Record
 from aliquot.model.refusal import Invalid
 
@@ -270,7 +271,7 @@ class Installer:
             for name in names:
                 kind, called = kinds[name]
                 found = await self.get_calmly(Identity("apps/v1", kind, namespace, name))
-                stands = None if found is None else made.standing(found)
+                stands = None if found is None else workloads.standing(found)
                 if stands is None or not stands.complete:
                     waits.append(called)
                 told = "not known yet" if stands is None else f"{stands.there} of {stands.wanted} ready"
@@ -298,7 +299,7 @@ class Installer:
 
     async def _first_trouble(self, namespace: str, owner: str) -> str:
         for pod in await self._pods(namespace):
-            why = made.not_ready(pod)
+            why = workloads.not_ready(pod)
             if why is not None and pod["metadata"]["name"].startswith(owner):
                 return f" ({pod['metadata']['name']}: {why})"
         return ""
@@ -307,7 +308,7 @@ class Installer:
         """Each Pod that is not ready: its state, its last event, the end of its log."""
         lines = []
         for pod in await self._pods(namespace):
-            why = made.not_ready(pod)
+            why = workloads.not_ready(pod)
             if why is None:
                 continue
             name = pod["metadata"]["name"]

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from aliquot.adapters import movein
 from aliquot.adapters.movein import CannotVisitError
 
-from .premises import UpError
+from .premises import UpError, mount_points, point_of
 
 log = logging.getLogger(__name__)
 
@@ -87,18 +87,6 @@ def move_in(folders: Sequence[str], kubelet: Path) -> Lodging:
     told = {"names": found.names, "fetched": found.fetched, "processes": found.processes}
     os.environ[_MOVED] = json.dumps(told)
     return found
-
-
-def mount_points(text: str) -> dict[str, str]:
-    """From /proc/self/mountinfo: the kind of what is mounted, by where. The last one there is what is seen."""
-    lines = [line.split() for line in text.splitlines()]
-    return {words[4]: words[words.index("-") + 1] for words in lines}
-
-
-def point_of(folder: str, points: Mapping[str, str]) -> str | None:
-    """Where what leads to a folder is mounted; None: it is the image's own."""
-    real = Path(folder).resolve()
-    return max((point for point in points if point != "/" and real.is_relative_to(point)), key=len, default=None)
 
 
 def names_there(point: str) -> list[str]:

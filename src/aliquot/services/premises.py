@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from aliquot.adapters.home import Home
@@ -49,16 +49,27 @@ def check_mounted(folders: Iterable[str], *, mounts: Path = Path("/proc/self/mou
     """
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
         return
-    kinds = {words[4]: words[words.index("-") + 1] for words in map(str.split, mounts.read_text().splitlines())}
-    if kinds.pop("/", "") != "overlay":
+    points = mount_points(mounts.read_text())
+    if points.get("/") != "overlay":
         return
     for folder in folders:
-        real = Path(folder).resolve()
-        if not any(real.is_relative_to(point) for point in kinds):
+        if point_of(folder, points) is None:
             raise UpError(
                 f"{folder} is this container's own, and no other container would see what is in it: mount the host's "
                 "folder of that name there (a hostPath volume, at the same path)"
             )
+
+
+def mount_points(text: str) -> dict[str, str]:
+    """From /proc/self/mountinfo: the kind of what is mounted, by where. The last one there is what is seen."""
+    lines = [line.split() for line in text.splitlines()]
+    return {words[4]: words[words.index("-") + 1] for words in lines}
+
+
+def point_of(folder: str, points: Mapping[str, str]) -> str | None:
+    """Where what leads to a folder is mounted; None: it is the image's own."""
+    real = Path(folder).resolve()
+    return max((point for point in points if point != "/" and real.is_relative_to(point)), key=len, default=None)
 
 
 def take_lock(home: Home) -> int:

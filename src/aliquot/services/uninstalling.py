@@ -16,7 +16,7 @@ from typing import Any
 
 from aliquot.adapters.kube import ApiError, Kube
 from aliquot.dialects import deployment as made
-from aliquot.dialects import native
+from aliquot.dialects import native, workloads
 from aliquot.dialects.deployment import DAEMON_SET, DEPLOYMENT, WEBHOOK, Identity, Json, Record
 from aliquot.dialects.kube import is_finished
 from aliquot.dialects.leftovers import node_leftovers
@@ -169,7 +169,7 @@ class Uninstaller:
             text: bytes = await self._kube.get(f"{_path(pod)}/log", params={"tailLines": "1"}, into=bytes)
         except ApiError:
             text = b""
-        return text.decode(errors="replace").strip() or f"{made.not_ready(pod)}; Pod {namespace}/{name} is left"
+        return text.decode(errors="replace").strip() or f"{workloads.not_ready(pod)}; Pod {namespace}/{name} is left"
 
     async def clean_nodes(self, labelled: Mapping[str, Mapping[str, str]]) -> int:
         """Our marks on Nodes. Answers how many had some."""

@@ -166,7 +166,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "without agents": ("--set=agent.enabled=false",),
     "with everything that may be said": (
         "--set=agent.simulate=4x16GiB,agent.runtimeClassName=nvidia,agent.driverFolder=/etc/cdi,agent.ignoreXids=94",
-        "--set=agent.maxUnavailable=1,agent.cdi=off,webhook.envByAnnotation=true,webhook.failurePolicy=fail",
+        "--set=agent.maxUnavailable=1,agent.cdi=off,webhook.envByAnnotation=true,webhook.failurePolicy=ignore",
         "--set=imagePullSecrets[0].name=mine,scheduler.extraArgs={--shortlist=0},agent.extraArgs={--log-level=debug}",
         "--set=agent.tolerations[0].operator=Exists,agent.nodeLabels[0].key=gpu,agent.nodeLabels[0].values={a,b}",
         "--set=scheduler.podLabels.team=a,scheduler.podAnnotations.b=c,agent.podLabels.team=a,agent.nodeSelector.d=e",
@@ -220,7 +220,7 @@ def test_an_upgrade_leaves_what_the_leader_wrote(installed: ControlPlane, helm: 
         "clientConfig": client,
         "sideEffects": "None",
         "admissionReviewVersions": ["v1"],
-        "failurePolicy": "Ignore",
+        "failurePolicy": "Fail",
     }
     body = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration", "webhooks": [hook]}
     params = {"fieldManager": "aliquot", "force": "true"}

@@ -27,7 +27,9 @@ _PATIENCE = 30.0  # for anything that must happen at all
 _STEP = 0.02
 _NOTED = 0.02  # seconds until a tenant has written down what it did
 _ALIQUOT = (sys.executable, "-m", "aliquot")
-_STAYING = ("sh", "-c", '"$@"; exec sleep 86400', "sh")
+# Not sh and sleep: our own image has no sleep.
+_IDLE = (sys.executable, "-c", "import time; time.sleep(86400)")
+_STAYING = (sys.executable, "-c", "import subprocess, sys, time; subprocess.call(sys.argv[1:]); time.sleep(86400)")
 # What belongs to the one who started us, and not to those who play here.
 _FOREIGN = ("LD_PRELOAD", *OF_A_TENANT, "ALIQUOT_BURN_RATE", "CUDA_VISIBLE_DEVICES")
 
@@ -205,7 +207,7 @@ class Stage:
             sizes[-1] -= 1
             sizes = [size for size in sizes if size]
         for at, size in enumerate(sizes):
-            self.command("run", "-d", "--gpus", str(size), "--name", f"elsewhere-{at}", "--", "sleep", "86400")
+            self.command("run", "-d", "--gpus", str(size), "--name", f"elsewhere-{at}", "--", *_IDLE)
         return sum(sizes)
 
     def begin(

@@ -1,0 +1,130 @@
+"""A Node as the model has it: its cards, by our inventory or by what plugins advertise, and what it offers of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from aliquot.model.node import LIMITED_SHARING, Node, Offer
+from aliquot.model.refusal import Invalid
+
+from . import gpushare, native, qgpu, t9k
+from .gpushare import MemoryUnit
+from .nodes import Capacity, NodeView, cards_from, read_node
+from .objects import NodeObject, node_view
+from .rules import DEFAULT_RULES, Rules
+
+
+def parse_node(
+    node: object | NodeObject, rules: Rules = DEFAULT_RULES, unhealthy: frozenset[int] = frozenset()
+) -> Node | tuple[Invalid, ...]:
+    """The node, its cards and what it offers; or every rule it breaks. Never raises on any JSON."""
+    view = node_view(node) if isinstance(node, NodeObject) else read_node(node)
+    if isinstance(view, Invalid):
+        return (view,)
+    problems = list(view.problems)
+    notes: list[str] = []
+    inventory = native.parse_inventory(view, problems)
+    advertised = _capacities(view, rules, notes, problems)
+    if inventory is None:
+        cards = cards_from(advertised, notes, problems)
+    else:
+        cards, notes = inventory, []
+    offers = _offers(view, rules, problems, inventory=inventory is not None)
+    if unhealthy:
+        cards = tuple(replace(card, healthy=card.healthy and card.index not in unhealthy) for card in cards)
+    if LIMITED_SHARING & offers:
+        cards = tuple(replace(card, max_slices=qgpu.max_slices(card.memory_mib, rules.qgpu)) for card in cards)
+    result = Node(
+        name=view.name,
+        cards=cards,
+        offers=offers,
+        isolation=qgpu.isolation(view.labels, problems),
+        cpu_milli=view.cpu_milli(problems),
+        memory_mib=view.memory_mib(problems),
+        notes=tuple(notes),
+    )
+    return tuple(problems) if problems else result
+
+
+def _offers(node: NodeView, rules: Rules, problems: list[Invalid], *, inventory: bool) -> frozenset[Offer]:
+    """What the node offers of the dialects that are served. What is wrong in the words of another is not looked at."""
+    found: frozenset[Offer] = frozenset()
+    if qgpu.DIALECT in rules.served:
+        found |= qgpu.offers(node.labels)
+    if t9k.DIALECT in rules.served:
+        found |= t9k.offers(node.labels, problems)
+    if gpushare.DIALECT in rules.served:
+        found |= gpushare.offers(node, inventory=inventory)
+    return found
+
+
+class NodeReader:
+    """Reads the Nodes of one cluster. Most are alike but for their names: each kind is read once."""
+
+    _MOST = 4096
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self._known: dict[object, Node | tuple[Invalid, ...]] = {}
+
+    def read(self, node: NodeObject) -> Node | tuple[Invalid, ...]:
+        """As `parse_node` says it."""
+        annotations = node.metadata.annotations
+        if (annotations and native.INVENTORY in annotations) or not node.metadata.name:
+            return parse_node(node, self.rules)  # cards have names of their own: no two such nodes are alike
+        key = self._kind(node)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= self._MOST:
+                self._known.clear()
+            known = self._known[key] = parse_node(node, self.rules)
+        return replace(known, name=node.metadata.name) if isinstance(known, Node) else known
+
+    @staticmethod
+    def _kind(node: NodeObject) -> object:
+        labels, status = node.metadata.labels, node.status
+        return (
+            tuple(map(labels.get, _NODE_LABELS)) if labels else None,
+            tuple(map(status.capacity.get, _NODE_AMOUNTS)) if status.capacity else None,
+            tuple(map(status.allocatable.get, _NODE_AMOUNTS)) if status.allocatable else None,
+        )
+
+
+_NODE_LABELS = qgpu.LABELS + t9k.LABELS + gpushare.LABELS
+_NODE_AMOUNTS = ("cpu", "memory", *qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES)
+
+
+def _capacities(node: NodeView, rules: Rules, notes: list[str], problems: list[Invalid]) -> list[Capacity]:
+    return [
+        gpushare.capacity(node, rules.gpushare_unit, problems),
+        qgpu.capacity(node, notes, problems),
+        t9k.capacity(node, notes, problems),
+    ]
+
+
+# --- the unit of gpu-mem, which nodes tell without saying it ---------------------------------------------------------
+
+
+def told_gpushare_unit(nodes: Iterable[object]) -> MemoryUnit | None:
+    """The unit of gpu-mem in the cluster with these nodes; None where none of them advertises any."""
+    views = (node_view(node) if isinstance(node, NodeObject) else read_node(node) for node in _unlike(nodes))
+    return gpushare.told_unit(view for view in views if isinstance(view, NodeView))
+
+
+def _unlike(nodes: Iterable[object]) -> Iterable[object]:
+    """Of nodes that say the same of gpushare's resources one each: five thousand are mostly alike."""
+    said = set()
+    for node in nodes:
+        if isinstance(node, NodeObject):
+            sides = (node.status.capacity or {}, node.status.allocatable or {})
+            key = tuple(side.get(name) for side in sides for name in gpushare.RESOURCES)
+            if key in said:
+                continue
+            said.add(key)
+        yield node
+
+
+def guess_gpushare_unit(nodes: Iterable[object]) -> MemoryUnit:
+    """The same, GiB where none of them tells."""
+    return told_gpushare_unit(nodes) or MemoryUnit.GIB
