@@ -189,6 +189,26 @@ def test_an_upgrade_keeps_the_registry_and_the_options_that_are_not_given(paper:
     assert "kube-scheduler:v1.36.4" in result.stdout
 
 
+def test_an_upgrade_takes_off_what_is_given_as_nothing(paper: Paper) -> None:
+    given = ("--node-selector", "pool=gpu", "--node-selector", "zone=a", "--runtime-class", "nvidia")
+    options = made.Options(
+        image=OPTIONS.image, kube_scheduler_image="k", node_selector={"pool": "gpu"}, runtime_class="nvidia"
+    )
+    record = made.new_record("0.0.1", options, rendered(), settled=True)
+    paper.answers[RECORD] = made.render_record(record)
+
+    def agent(*words: str) -> Any:
+        result = invoked(upgrade, "--dry-run", "-o", "yaml", *words)
+        assert result.exit_code == 0, result.output
+        (spec,) = [each["spec"] for each in yaml.safe_load_all(result.stdout) if each["kind"] == "DaemonSet"]
+        return spec["template"]["spec"]
+
+    assert agent()["nodeSelector"] == {"pool": "gpu"}
+    assert agent(*given)["nodeSelector"] == {"pool": "gpu", "zone": "a"}
+    bare = agent("--node-selector", "", "--runtime-class", "")
+    assert not {"nodeSelector", "runtimeClassName"} & set(bare)
+
+
 def test_a_record_that_cannot_be_read_is_not_overwritten(paper: Paper) -> None:
     paper.answers[RECORD] = {"data": {"record": "{}"}}
     assert "a newer `aliquot` may read it" in _refusal(install)
@@ -258,6 +278,13 @@ def test_an_upgrade_labels_no_node_again(paper: Paper) -> None:
     [
         (["install", "--namespace", "No_Such"], '--namespace: "No_Such" is not allowed'),
         (["install", "--simulate", "many"], "--simulate"),
+        (["install", "--image-pull-secret", "My_Own"], '--image-pull-secret: "My_Own" is not allowed: a name'),
+        (["install", "--runtime-class", "a b"], "--runtime-class"),
+        (["install", "--node-selector", "pool"], '--node-selector: "pool" is not allowed: KEY=VALUE'),
+        (["upgrade", "--node-selector", "pool=a,b"], "--node-selector"),
+        (["install", "--driver-folder", "etc/cdi"], "--driver-folder"),
+        (["install", "--driver-folder", "/etc/../cdi"], "--driver-folder"),
+        (["install", "--driver-folder", "/var/run/cdi"], "is looked into anyway"),
         (["uninstall", "--keep-running", "--delete-pods"], "do not go together"),
         (["install", "--kubeconfig", "/no/such"], "/no/such"),
         (["install", "-o", "yaml"], "goes with --dry-run"),

@@ -78,6 +78,37 @@ def test_simulated_cards_are_the_agents() -> None:
     assert not any("--simulate" in word for word in agents["install-shim"]["args"])
 
 
+def test_what_a_cluster_needs_of_its_own_is_said_where_it_belongs() -> None:
+    """Held to what the chart renders: tests/e2e/ship/test_install.py."""
+    found = _tailored(
+        pull_secrets=("mine", "yours"),
+        runtime_class="nvidia",
+        memory_unit="MiB",
+        driver_folder="/etc/cdi",
+        node_selector={"pool": "gpu"},
+        webhook_failure="ignore",
+    )
+    assert found["ServiceAccount"]["imagePullSecrets"] == [{"name": "mine"}, {"name": "yours"}]
+    agent, scheduler = (found[kind]["spec"]["template"]["spec"] for kind in ("DaemonSet", "Deployment"))
+    assert (agent["runtimeClassName"], agent["nodeSelector"]) == ("nvidia", {"pool": "gpu"})
+    assert "runtimeClassName" not in scheduler
+    assert "nodeSelector" not in scheduler
+    assert "--memory-unit=MiB" in agent["containers"][0]["args"]
+    assert "--memory-unit=auto" in scheduler["containers"][0]["args"], "which reads it off the nodes"
+    assert "--webhook-failure=ignore" in scheduler["containers"][0]["args"]
+    mounts = {each["mountPath"]: each["name"] for each in agent["containers"][0]["volumeMounts"]}
+    volumes = {each["name"]: each["hostPath"]["path"] for each in agent["volumes"]}
+    assert volumes[mounts["/etc/cdi"]] == "/etc/cdi"
+
+
+def test_none_of_it_is_there_unless_it_is_asked_for() -> None:
+    found = _tailored()
+    spec = found["DaemonSet"]["spec"]["template"]["spec"]
+    assert not {"runtimeClassName", "nodeSelector"} & set(spec)
+    assert "imagePullSecrets" not in found["ServiceAccount"]
+    assert "--webhook-failure=fail" in _containers(found["Deployment"])["scheduler"]["args"]
+
+
 def test_what_prometheus_operator_reads_is_left_out_where_the_cluster_does_not_know_it() -> None:
     assert "PrometheusRule" in _tailored(monitoring=True)
     assert "PrometheusRule" not in _tailored(monitoring=False)
@@ -140,6 +171,17 @@ def test_an_upgrade_that_was_begun_twice_still_leads_back_to_the_last_that_stood
     half = made.new_record("2", OPTIONS, FILE, before=made.replacing(first))
     again = made.new_record("3", OPTIONS, FILE, before=made.replacing(half))
     assert made.record_before(again) == first
+
+
+def test_a_record_of_a_release_that_knew_fewer_options_is_read() -> None:
+    made_then = made.render_record(made.new_record("1", OPTIONS, FILE[:1]))
+    record = json.loads(made_then["data"]["record"])
+    new = ("pull_secrets", "runtime_class", "memory_unit", "driver_folder", "node_selector", "webhook_failure")
+    for name in new:
+        record["options"].pop(name, None)
+    told = made.parse_record({"data": {"record": json.dumps(record)}})
+    assert isinstance(told, made.Record)
+    assert told.options == OPTIONS
 
 
 @pytest.mark.parametrize("data", [None, {}, {"record": 7}, {"record": "{"}, {"record": '{"v":1}'}, {"record": "[]"}])

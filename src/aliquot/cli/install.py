@@ -67,9 +67,10 @@ def install(**given: Any) -> None:
 def upgrade(**given: Any) -> None:
     """Bring an installation on a cluster to this program's version.
 
-    Options that are not given stay as they are; one given as '' is taken off. RBAC first, then the agents, node by node, then the scheduler. Pods run
-    on, and Pods that come find a node: an agent that is about to be replaced says so, and no Pod is sent there for
-    those seconds. Where the new version does not come up, the objects of the old one are put back.
+    Options that are not given stay as they are; one that is given as '' is taken off. RBAC first, then the agents, node
+    by node, then the scheduler. Pods run on, and Pods that come find a node: an agent that is about to be replaced says
+    so, and no Pod is sent there for those seconds. Where the new version does not come up, the objects of the old one
+    are put back.
     """
     _go(given, upgrade=True)
 

@@ -23,8 +23,7 @@ _MOUNTED = ("/var/run/cdi", "/run/cdi")
 
 # As they are called here and in the record of an installation.
 _AS_GIVEN = (
-    "mode", "image", "kube_scheduler_image", "replicas", "simulate", "runtime_class", "memory_unit", "driver_folder",
-    "webhook_failure",
+    "mode", "replicas", "simulate", "runtime_class", "memory_unit", "driver_folder", "webhook_failure",
 )  # fmt: skip
 
 
@@ -123,7 +122,7 @@ def check(given: dict[str, Any]) -> None:
         _hold("--runtime-class", given["runtime_class"], _NAME, name)
     if given["driver_folder"]:
         _hold(
-            "--driver-folder", given["driver_folder"], _FOLDER, "a folder of the nodes by its whole path, as /etc/cdi"
+            "--driver-folder", given["driver_folder"], _FOLDER, "a folder of the nodes, from its root on, as /etc/cdi"
         )
         if given["driver_folder"] in _MOUNTED:
             raise InputError(f"--driver-folder: {given['driver_folder']} is looked into anyway: leave it out")
@@ -141,6 +140,7 @@ def _hold(option: str, text: str, pattern: re.Pattern[str], allowed: str) -> Non
 def asked(given: dict[str, Any]) -> dict[str, Any]:
     """What the installation is asked for; None where nothing was said, so that it stays."""
     wanted = {key: given[key] for key in _AS_GIVEN}
+    wanted |= {key: given[key] or None for key in ("image", "kube_scheduler_image")}  # which it cannot do without
     if given["pull_secrets"]:
         wanted["pull_secrets"] = tuple(filter(None, given["pull_secrets"]))
     if given["node_selector"]:

@@ -96,19 +96,44 @@ def test_an_upgrade_that_does_not_come_up_goes_back_to_what_was_there(bare: Clus
     _uninstall(bare)
 
 
-@pytest.mark.parametrize("mode", ["all", "qgpu", "t9k", "gpushare"])
-def test_the_objects_are_those_of_the_chart(cluster: Cluster, mode: str) -> None:
+# What an option is called in the chart, and both with the same value; every option at once too.
+SAID: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    **{mode: (("--mode", mode), {"mode": mode}) for mode in ("all", "qgpu", "t9k", "gpushare")},
+    "pull secrets": (
+        ("--image-pull-secret", "mine", "--image-pull-secret", "yours"),
+        {"imagePullSecrets[0].name": "mine", "imagePullSecrets[1].name": "yours"},
+    ),
+    "runtime class": (("--runtime-class", "nvidia"), {"agent.runtimeClassName": "nvidia"}),
+    "memory unit": (("--memory-unit", "MiB"), {"agent.memoryUnit": "MiB"}),
+    "driver folder": (("--driver-folder", "/etc/cdi"), {"agent.driverFolder": "/etc/cdi"}),
+    "node selector": (
+        ("--node-selector", "pool=gpu", "--node-selector", "zone=a"),
+        {"agent.nodeSelector.pool": "gpu", "agent.nodeSelector.zone": "a"},
+    ),
+    "webhook failure": (("--webhook-failure", "ignore"), {"webhook.failurePolicy": "ignore"}),
+    "replicas": (("--replicas", "3"), {"scheduler.replicas": 3}),
+    "simulated cards": (("--simulate", "2x8GiB"), {"agent.simulate": "2x8GiB"}),
+}
+SAID["everything"] = (
+    tuple(word for words, _ in list(SAID.values())[3:] for word in words),
+    {key: value for _, values in list(SAID.values())[3:] for key, value in values.items()},
+)
+
+
+@pytest.mark.parametrize(("words", "values"), SAID.values(), ids=SAID.keys())
+def test_the_objects_are_those_of_the_chart(cluster: Cluster, words: tuple[str, ...], values: dict[str, Any]) -> None:
     import yaml
 
     from testbed.shipping import CHART
 
     done = cluster.aliquot(
-        "install", "--dry-run", "-o", "yaml", "--mode", mode, "--replicas", "3", "--simulate", "2x8GiB",
-        "--namespace", "elsewhere", "--kube-scheduler-image", "kube-scheduler:x", "--image", "here/aliquot:y",
+        "install", "--dry-run", "-o", "yaml", "--namespace", "elsewhere", "--kube-scheduler-image", "kube-scheduler:x",
+        "--image", "here/aliquot:y", *words,
     )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     values = {
-        "mode": mode, "scheduler.replicas": 3, "agent.simulate": "2x8GiB", "kubeScheduler.image": "kube-scheduler:x",
-        "image.repository": "here/aliquot", "image.tag": "y", "namespace.create": "true",
+        "kubeScheduler.image": "kube-scheduler:x", "image.repository": "here/aliquot", "image.tag": "y",
+        "namespace.create": "true", **values,
     }  # fmt: skip
     sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
     chart = cluster.helm("template", "aliquot", str(CHART), "--namespace", "elsewhere", "--no-hooks", *sets)
