@@ -27,6 +27,7 @@ from kubectls import invoked
 
 SERVER = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 RECORD = "/api/v1/namespaces/aliquot-system/configmaps/aliquot-installation"
+SPACE = "/api/v1/namespaces/aliquot-system"
 OPTIONS = made.Options(image="here/aliquot:0.0.1", kube_scheduler_image="kube-scheduler:v1.36.4")
 
 
@@ -37,7 +38,9 @@ class Paper:
         self.answers: dict[str, Any] = {"/version": {"gitVersion": "v1.36.4"}}
         self.writes: list[str] = []
         self.created: list[Any] = []
+        self.patched: dict[str, Any] = {}
         self.allowed = True
+        self.homeless = False  # whether the namespace is missing, until somebody makes it
         paper = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -51,6 +54,9 @@ class Paper:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if paper.homeless:
+                    self._say(404, {"message": 'namespaces "aliquot-system" not found'})
+                    return
                 if self.path != SERVER:
                     paper.writes.append(f"POST {self.path}")
                     paper.created.append(body)
@@ -58,10 +64,17 @@ class Paper:
 
             def do_PATCH(self) -> None:
                 paper.writes.append(f"PATCH {self.path}")
+                paper.patched[urlsplit(self.path).path] = json.loads(
+                    self.rfile.read(int(self.headers["Content-Length"]))
+                )
+                if urlsplit(self.path).path == SPACE:
+                    paper.answers[SPACE], paper.homeless = paper.patched[SPACE], False
                 self._say(200, {})
 
             def do_DELETE(self) -> None:
                 paper.writes.append(f"DELETE {self.path}")
+                if urlsplit(self.path).path == SPACE:
+                    paper.answers.pop(SPACE, None)
                 self._say(200, {})
 
             def _say(self, status: int, body: Any) -> None:
@@ -242,6 +255,108 @@ def test_nodes_are_swept_with_the_installed_image_when_the_agents_are_gone_alrea
     assert invoked(uninstall).exit_code == 0
     (sweeper,) = paper.created
     assert sweeper["spec"]["containers"][0]["image"] == OPTIONS.image
+
+
+# --- what is left behind, and found again ----------------------------------------------------------------------------
+
+NODE = "/api/v1/nodes/n1"
+MARK = "aliquot.dev/left-behind"
+
+
+def _noted(paper: Paper, *, ready: str = "True", **annotations: str) -> None:
+    """The node, with these annotations of ours; a Pod that sweeps it ends well."""
+    notes = {f"aliquot.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}
+    metadata = {"name": "n1", "annotations": notes}
+    status = {"conditions": [{"type": "Ready", "status": ready}]}
+    paper.answers["/api/v1/nodes"] = {"items": [{"metadata": metadata, "status": status}]}
+    paper.answers["/api/v1/namespaces/aliquot-system/pods/aliquot-sweep-n1"] = {"status": {"phase": "Succeeded"}}
+
+
+def _sweeper(paper: Paper) -> Any:
+    (made_up,) = paper.created
+    return made_up["spec"]["containers"][0]
+
+
+def test_a_node_where_pods_run_on_says_so_and_with_what_it_is_to_be_swept(paper: Paper) -> None:
+    paper.record()
+    paper.hold()
+    _noted(paper, agent="0.0.1", inventory="{}")
+    result = invoked(uninstall, "--keep-running")
+    assert result.exit_code == 0, result.output
+    assert "finishes it" in result.stdout
+    assert "--keep-running" in _sweeper(paper)["args"]
+    notes = paper.patched[NODE]["metadata"]["annotations"]
+    assert notes == {
+        "aliquot.dev/agent": None,
+        "aliquot.dev/inventory": None,
+        MARK: f'{{"v":1,"image":"{OPTIONS.image}"}}',
+    }
+
+
+@pytest.mark.parametrize("words", [(), ("--nodes-only",), ("--nodes-only", "--namespace", "aliquot-system")])
+def test_it_is_swept_by_the_same_image_when_they_are_gone_and_the_mark_goes_too(
+    paper: Paper, words: tuple[str, ...]
+) -> None:
+    """The record, the agents and the namespace are gone by then."""
+    _noted(paper, left_behind='{"v":1,"image":"reg/aliquot:5","kubelet":"/data/kubelet"}')
+    assert invoked(uninstall, *words).exit_code == 0
+    assert _sweeper(paper)["image"] == "reg/aliquot:5"
+    assert "--kubelet-dir=/data/kubelet" in _sweeper(paper)["args"]
+    assert "--keep-running" not in _sweeper(paper)["args"]
+    assert paper.patched[NODE]["metadata"]["annotations"] == {MARK: None}
+
+
+def test_a_marks_image_counts_only_where_nothing_is_installed_any_more(paper: Paper) -> None:
+    """Before Kubernetes 1.30 an agent's account may write it on any Node; when that is gone, none is of before."""
+    paper.record()
+    _noted(paper, left_behind='{"v":1,"image":"evil"}')
+    assert invoked(uninstall, "--keep-running").exit_code == 0
+    assert _sweeper(paper)["image"] == OPTIONS.image
+    assert OPTIONS.image in paper.patched[NODE]["metadata"]["annotations"][MARK]
+
+
+def test_pods_that_still_run_on_are_named_then_too(paper: Paper) -> None:
+    _noted(paper, left_behind='{"v":1,"image":"reg/aliquot:5"}')
+    paper.hold()
+    assert "1 Pod is on our cards: ml/p" in _refusal(uninstall, code=1)
+    assert paper.writes == []
+
+
+def test_a_node_that_is_away_is_marked_and_found_again_when_it_is_back(paper: Paper) -> None:
+    paper.record()
+    _noted(paper, ready="Unknown", agent="0.0.1")
+    result = invoked(uninstall)
+    assert result.exit_code == 1
+    assert "node n1 is not ready" in result.stderr
+    assert MARK in paper.patched[NODE]["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize("mark", ["", "{}", '{"v":2,"image":"i"}', '{"v":1,"image":"a b"}', '{"v":1,"image":""}'])
+def test_a_mark_that_cannot_be_read_is_told_and_asks_for_the_image(paper: Paper, mark: str) -> None:
+    _noted(paper, left_behind=mark)
+    result = invoked(uninstall)
+    assert result.exit_code == 1
+    assert f'metadata.annotations["{MARK}"]' in result.stderr
+    assert paper.created == []
+    assert NODE not in paper.patched, "the mark stays"
+    assert invoked(uninstall, "--image", "reg/aliquot:6").exit_code == 0
+    assert _sweeper(paper)["image"] == "reg/aliquot:6"
+
+
+def test_the_sweepers_are_pulled_by_the_agents_secrets(paper: Paper) -> None:
+    _noted(paper, agent="0.0.1")
+    account = "/api/v1/namespaces/aliquot-system/serviceaccounts/aliquot-agent"
+    paper.answers[account] = {"metadata": {"name": "aliquot-agent"}, "imagePullSecrets": [{"name": "mine"}]}
+    assert invoked(uninstall).exit_code == 0
+    assert paper.created[0]["spec"]["imagePullSecrets"] == [{"name": "mine"}]
+
+
+def test_a_namespace_is_made_for_the_sweepers_where_it_is_gone_and_goes_with_them(paper: Paper) -> None:
+    _noted(paper, left_behind='{"v":1,"image":"reg/aliquot:5"}')
+    paper.homeless = True
+    assert invoked(uninstall, "--nodes-only").exit_code == 0
+    assert _sweeper(paper)["image"] == "reg/aliquot:5"
+    assert paper.deleted[-1] == "aliquot-system"
 
 
 def test_an_installation_that_stood_is_not_taken_away_by_one_more_that_does_not_come_up(paper: Paper) -> None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from aliquot.dialects.leftovers import node_leftovers
+import pytest
+
+from aliquot.dialects.leftovers import LeftBehind, node_leftovers, parse_left_behind, render_left_behind
+from aliquot.model.refusal import Invalid
+
+MARK = "aliquot.dev/left-behind"
 
 
 def _node(**metadata: Any) -> Any:
@@ -48,3 +53,52 @@ def test_annotations_taint_condition_and_resources_of_ours_go() -> None:
     assert status == {
         "status": {"conditions": [{"$patch": "delete", "type": "GPUHealthy"}], "capacity": {"aliyun.com/gpu-mem": None}}
     }
+
+
+# --- where files of Pods stay ----------------------------------------------------------------------------------------
+
+
+def test_the_mark_is_read_as_it_was_written() -> None:
+    for left in (LeftBehind("reg:5000/a/aliquot@sha256:ab"), LeftBehind("aliquot", "/data/k8s.io/kubelet")):
+        assert parse_left_behind(_node(annotations={MARK: render_left_behind(left)})) == left
+    assert parse_left_behind(_node()) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "7", "[]", "{}", '{"image":"a"}', '{"v":2,"image":"a"}', '{"v":1,"image":"-v /:/host"}', '{"v":1,"image":""}']
+    + [f'{{"v":1,"image":"a","kubelet":"{folder}"}}' for folder in ("", "x", "/", "/a/../b", "/a b", "/a/")],
+)
+def test_a_mark_that_nobody_of_ours_wrote_is_told_and_not_guessed(text: str) -> None:
+    """The node's kubelet may write annotations of its Node."""
+    told = parse_left_behind(_node(annotations={MARK: text}))
+    assert isinstance(told, Invalid)
+    assert MARK in told.sentence()
+
+
+def test_the_mark_takes_the_place_of_the_agents_own_in_one_write() -> None:
+    node, left = _node(annotations={"aliquot.dev/agent": "1"}), LeftBehind("here/aliquot:1")
+    patch, _ = node_leftovers(node, {}, left)
+    assert patch is not None
+    assert patch["metadata"]["annotations"] == {"aliquot.dev/agent": None, MARK: render_left_behind(left)}
+    again = _node(annotations={MARK: render_left_behind(left)})
+    assert node_leftovers(again, {}, left) == (None, None), "said twice, it changes nothing"
+
+
+def test_what_somebody_else_offers_on_a_node_that_we_left_is_theirs() -> None:
+    """gpushare is back there, and a taint of T9k's is not ours."""
+    mark = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule"}
+    amounts = {"aliyun.com/gpu-mem": "64", "aliyun.com/gpu-count": "4", "tke.cloud.tencent.com/qgpu-core": "0"}
+    node = _node(annotations={MARK: render_left_behind(LeftBehind("i"))})
+    node["spec"]["taints"] = [mark]
+    node["status"] = {"capacity": dict(amounts), "allocatable": dict(amounts)}
+    patch, status = node_leftovers(node, {})
+    assert patch == {"metadata": {"annotations": {MARK: None}, "resourceVersion": "7"}}
+    gone = {"tke.cloud.tencent.com/qgpu-core": None}
+    assert status == {"status": {"capacity": gone, "allocatable": gone}}
+
+
+def test_what_somebody_else_offers_where_no_agent_of_ours_was_is_theirs_too() -> None:
+    node = _node()
+    node["status"] = {"capacity": {"aliyun.com/gpu-mem": "64"}, "allocatable": {"aliyun.com/gpu-mem": "64"}}
+    assert node_leftovers(node, {}) == (None, None)

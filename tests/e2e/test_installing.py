@@ -19,7 +19,7 @@ from aliquot.cli.uninstall import usual
 from aliquot.dialects import deployment as made
 from aliquot.dialects.deployment import Identity, Options
 from aliquot.services.installing import Installer
-from aliquot.services.uninstalling import Uninstaller
+from aliquot.services.uninstalling import Agents, Uninstaller
 from testbed import objects
 from testbed.client import Refused
 from testbed.plane import ControlPlane
@@ -82,7 +82,7 @@ async def _uninstall(kube: Kube) -> None:
     away = Uninstaller(kube, say=lambda step, text: None, now=time.monotonic, until=time.monotonic() + 30)
     record = await away.installer.record(SPACE)
     await away.programs(SPACE)
-    await away.clean_nodes(record.labelled if record else {})
+    await away.clean_nodes(record.labelled if record else {}, Agents(OPTIONS.image))
     await away.rest(record, SPACE, NAMES)
 
 

@@ -324,6 +324,18 @@ class Peer:
         self.plugins[node.name] = program
         program.wait_ready(lambda: "registered" in program.said, 20)
 
+    def leave(self) -> None:
+        """Its Deployment and its DaemonSet are deleted; the cluster's kube-scheduler still asks for the extender."""
+        self.extender.stop()
+        for node in self.nodes:
+            self.stop_plugin(node)
+
+    def come_back(self, form: str = "both") -> None:
+        """As `leave` left it, both are applied again."""
+        self.extender = self._start_extender(form)
+        for node in self.nodes:
+            self.start_plugin(node)
+
     def stop_scheduling(self) -> None:
         """The extender is scaled to 0."""
         self.kube.stop(patience=3)

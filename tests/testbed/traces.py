@@ -39,6 +39,7 @@ _FOLDERS = (
 _OWN_FILES = ("kubelet_internal_checkpoint", "kubelet.sock", "DEPRECATION")
 _OWN_FOLDERS = ("/run/.layers/var/lib/upper/cni",)  # containerd's notes on Pod networks
 _OWN_MOUNTS = ("/run/containerd", "/run/netns", "/var/run/netns", "/var/lib/kubelet/pods", "/var/lib/containerd")
+_RUNTIMES_OWN = "containerd-shim"
 _FIRST = ("webhookconfigurations", "deployments", "daemonsets", "statefulsets", "jobs", "replicasets", "pods")
 
 
@@ -182,7 +183,12 @@ def _mounts(node: RealNode) -> dict[str, str]:
 
 
 def _processes(node: RealNode) -> dict[str, str]:
-    return {f"process `{command}` on {node.name}": "" for _, command in node.processes() if command}
+    """Whoever runs in a container is in the list itself; what holds a container is the runtime's.
+
+    A containerd that is killed while it makes a sandbox forgets the shim it had started, which then waits for ever.
+    """
+    found = {command for _, command in node.processes() if command and _RUNTIMES_OWN not in command.split()[0]}
+    return {f"process `{command}` on {node.name}": "" for command in found}
 
 
 def _cgroups(node: RealNode) -> dict[str, str]:

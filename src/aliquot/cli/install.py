@@ -281,11 +281,13 @@ async def _roll_back(kube: Kube, installer: Installer, record: Record, steps: St
             click.echo(f"aliquot: {_LEFT}", err=True)
             return
         steps.say("roll back", "what was installed is taken away")
-        agents = await away.agents(namespace, None, record.options.image)
+        agents = await away.agents(namespace, None, record.options.image, record.options.image)
         await away.programs(namespace)
-        for problem in await away.sweep(namespace, agents, keep_running=False):
+        swept = await away.sweep(namespace, agents, keep_running=False)
+        problems = {name: problem for name, problem in swept.items() if problem}
+        for problem in problems.values():
             click.echo(f"aliquot: {problem}", err=True)
-        await away.clean_nodes(record.labelled)
+        await away.clean_nodes(record.labelled, agents, list(problems))
         await away.rest(record, namespace, usual(namespace))
     except InstallError as error:
         raise InputError(f"rolling back: {error}; `aliquot uninstall` goes on with it", code=1) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MOST_NAMED = 10
 _STAYS = (
     "their files stay on the nodes until they end: /run/aliquot/t and a, aliquot.*.yaml in /var/run/cdi, "
-    "/var/lib/aliquot/shim; `aliquot uninstall --this-node` on a node takes them away then"
+    "/var/lib/aliquot/shim; `aliquot uninstall` once more takes them away then, or on one node with --this-node"
 )
 
 
@@ -54,12 +54,15 @@ def uninstall(**given: Any) -> None:
 
     Refused while Pods are on our cards, unless one of --keep-running and --delete-pods says what becomes of them.
     Killed at any point, the same command goes on. What stays: annotations of Pods, for they go with them; and resources
-    of ours on Nodes, which kubelets tell as 0 until they restart.
+    of ours on Nodes, which kubelets tell as 0 until they restart. With --keep-running, and where a node did not answer,
+    the Node is marked, and once those Pods are gone `aliquot uninstall` again takes away the rest, by Helm installed or
+    not.
 
     \b
     aliquot uninstall
     aliquot uninstall --delete-pods
     aliquot uninstall --nodes-only       what Helm's hook runs before Helm deletes its own objects
+    aliquot uninstall --keep-running     and, when its Pods are gone, aliquot uninstall
     """
     if given["keep_running"] and given["delete_pods"]:
         raise InputError("--keep-running and --delete-pods do not go together: one of them")
@@ -104,24 +107,35 @@ async def _work(kube: Kube, given: dict[str, Any], steps: Steps) -> int:
         if not given["nodes_only"]:
             await _refuse_foreign(away, namespace)
         await _refuse_holders(away, given, steps)
-        installed = record.options.image if record else f"aliquot/aliquot:{aliquot.__version__}"
-        agents = await away.agents(namespace, given["image"], installed)
+        installed, usually = record.options.image if record else None, f"aliquot/aliquot:{aliquot.__version__}"
+        agents = await away.agents(namespace, given["image"], installed, usually)
         await away.close(namespace)
         # Those that came meanwhile too: a controller makes anew what is deleted, and nobody places it any more.
         stay = await _part_with(away, given, steps)
         await away.programs(namespace)
-        problems = await away.sweep(namespace, agents, keep_running=stay)
-        cleaned = await away.clean_nodes(record.labelled if record else {})
-        if not given["nodes_only"]:
+        swept = await away.sweep(namespace, agents, keep_running=stay)
+        left = [name for name, problem in swept.items() if stay or problem]
+        cleaned = await away.clean_nodes(record.labelled if record else {}, agents, left)
+        if given["nodes_only"]:
+            await away.leave_room(namespace)
+        else:
             await away.rest(record, namespace, usual(namespace))
     except InstallError as error:
         raise InputError(str(error), code=1) from error
     steps.end()
+    problems = [problem for problem in swept.values() if problem]
     for problem in problems:
         click.echo(f"aliquot: {problem}", err=True)
-    left = "what remains is Helm's to delete" if given["nodes_only"] else "nothing of it is left"
-    click.echo(f"aliquot is uninstalled: {cleaned} node{'s' * (cleaned != 1)} cleaned, {left}")
+    click.echo(f"aliquot is uninstalled: {cleaned} node{'s' * (cleaned != 1)} cleaned, {_remains(given, swept, left)}")
     return 1 if problems else 0
+
+
+def _remains(given: dict[str, Any], swept: Mapping[str, str | None], left: Sequence[str]) -> str:
+    if any(swept.values()):
+        return "but what is told above: `aliquot uninstall` again finishes it"
+    if left:
+        return "where files of Pods stay: `aliquot uninstall`, when those Pods are gone, finishes it"
+    return "what remains is Helm's to delete" if given["nodes_only"] else "nothing of it is left"
 
 
 async def _refuse_foreign(away: Uninstaller, namespace: str) -> None:

@@ -2,6 +2,7 @@
 
     on a Node   aliquot.dev/inventory   {"v":1,"cards":[{"index":0,"uuid":"GPU-..","memory_mib":23028,"model":"A30"}]}
                 aliquot.dev/agent       0.1.0, or "away" while the kubelet does not have its devices from an agent
+                aliquot.dev/left-behind {"v":1,"image":".."}: uninstalled, and files of Pods that run on are still there
     on a Pod    aliquot.dev/grant       {"v":1,"node":"n1","containers":[{"name":"main","cards":[{"index":0,..}]}]}
 
 A field at its default is left out. Fields we do not know are passed over, so that a newer writer may add some; what
@@ -33,6 +34,7 @@ ADDRESS = "aliquot.dev/address"  # on the scheduler's Lease: where the leader is
 CALLS = "aliquot.dev/calls"  # there too: how often, and when last, it was called
 AGENT = "aliquot.dev/agent"  # on a Node: the release of its agent, or AWAY
 AWAY = "away"  # the agent is, or is about to be: a Pod that is bound there now would fail for good
+LEFT_BEHIND = "aliquot.dev/left-behind"  # there too, after the agent: leftovers.py
 SEEN = "aliquot.dev/seen"  # there too: the scheduler knows that the agent goes, and sends no Pod
 RETRIED = "aliquot.dev/retried"  # when a waiting Pod was last touched, so that kube-scheduler tries it again
 ANNOTATIONS = (GRANT,)

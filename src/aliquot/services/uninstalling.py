@@ -2,16 +2,16 @@
 
 holders    Pods on our cards: who would lose them
 programs   the webhook first, so that nothing is admitted in vain; the scheduler, so that no Pod comes; the agents
-sweep      a Pod on each node that had an agent takes away what stands there
-nodes      labels that we set, annotations, taint, condition, resources at 0
+sweep      a Pod on each node that had an agent, or where files were left behind, takes away what stands there
+nodes      labels that we set, annotations, taint, condition, resources at 0; where files stay, a mark that says so
 rest       everything else, the record last: killed before, the same command goes on
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aliquot.adapters.kube import ApiError, Kube
@@ -19,7 +19,8 @@ from aliquot.dialects import deployment as made
 from aliquot.dialects import native, workloads
 from aliquot.dialects.deployment import DAEMON_SET, DEPLOYMENT, WEBHOOK, Identity, Json, Record
 from aliquot.dialects.kube import is_finished
-from aliquot.dialects.leftovers import node_leftovers
+from aliquot.dialects.leftovers import KUBELET, LeftBehind, had_agent, node_leftovers, parse_left_behind
+from aliquot.model.refusal import Invalid
 
 from .installing import Installer, InstallError, Say
 
@@ -27,6 +28,7 @@ _LOOK = 0.5  # seconds between two looks at what is awaited
 _TRIES = 8  # at a node that somebody else writes too
 _AT_ONCE = 50  # nodes swept at the same time
 _HOST = "/host"
+_SWEEP = "sweep"  # the component of the Pods that do it
 _MOUNTS = ("/run", "/var/run", "/var/lib")  # a folder is removed from its parent; each may be a link of the host
 
 
@@ -35,9 +37,10 @@ class Agents:
     """How the agents were run: their sweepers are run alike."""
 
     image: str
-    kubelet: str = "/var/lib/kubelet"
+    kubelet: str = KUBELET
     pull_secrets: tuple[Mapping[str, Any], ...] = ()
     pull_policy: str = "IfNotPresent"
+    known: bool = False  # the image, by whoever runs the command or by what is installed
 
 
 class Uninstaller:
@@ -74,19 +77,23 @@ class Uninstaller:
 
     # --- programs ------------------------------------------------------------------------------------------------
 
-    async def agents(self, namespace: str, image: str | None, fallback: str) -> Agents:
-        """How they are run, or would be where they are gone already."""
+    async def agents(self, namespace: str, image: str | None, installed: str | None, usual: str) -> Agents:
+        """How they are run, or would be where they are gone already: by `image`, else as they are or were installed."""
+        account = await self.installer.get(Identity("v1", "ServiceAccount", namespace, DAEMON_SET)) or {}
+        secrets = tuple(account.get("imagePullSecrets") or ())
         found = await self.installer.get(Identity("apps/v1", "DaemonSet", namespace, DAEMON_SET))
         if found is None:
-            return Agents(image or fallback)
+            known = image or installed
+            return Agents(known or usual, pull_secrets=secrets, known=known is not None)
         inner = found["spec"]["template"]["spec"]
         container = inner["containers"][0]
         folders = [word.partition("=")[2] for word in container.get("args", ()) if word.startswith("--kubelet-dir=")]
         return Agents(
             image or container["image"],
-            (folders or ["/var/lib/kubelet"])[0],
-            tuple(inner.get("imagePullSecrets") or ()),
+            (folders or [KUBELET])[0],
+            (*secrets, *(inner.get("imagePullSecrets") or ())),
             container.get("imagePullPolicy", "IfNotPresent"),
+            known=True,
         )
 
     async def close(self, namespace: str) -> None:
@@ -121,24 +128,25 @@ class Uninstaller:
         """All of them."""
         return await self.installer.items("/api/v1/nodes")
 
-    async def sweep(self, namespace: str, agents: Agents, *, keep_running: bool) -> list[str]:
-        """What stands on the nodes that had an agent. Answers why, for each that could not be swept."""
-        names, problems = [], []
+    async def sweep(self, namespace: str, agents: Agents, *, keep_running: bool) -> dict[str, str | None]:
+        """What stands on the nodes that had an agent. Answers for each of them why it could not be swept, or None."""
+        told: dict[str, str | None] = {}
+        work: dict[str, Agents] = {}
         for node in await self.nodes():
-            if not _had_agent(node):
-                continue
-            name = node["metadata"]["name"]
-            ready = [each["status"] for each in node["status"].get("conditions") or () if each["type"] == "Ready"]
-            if ready != ["True"]:
-                problems.append(f"node {name} is not ready: run `aliquot uninstall --this-node` there when it is")
-            else:
-                names.append(name)
+            name, how = node["metadata"]["name"], _how(node, agents)
+            if isinstance(how, Agents):
+                work[name] = how
+            elif how is not None:
+                told[name] = how
+        names = list(work)
         for at in range(0, len(names), _AT_ONCE):
             some = names[at : at + _AT_ONCE]
-            told = await asyncio.gather(*(self._sweep_one(namespace, name, agents, keep_running) for name in some))
-            problems += [each for each in told if each]
+            answers = await asyncio.gather(
+                *(self._sweep_one(namespace, name, work[name], keep_running) for name in some)
+            )
+            told |= dict(zip(some, answers, strict=True))
             self._say("nodes", f"{at + len(some)} of {len(names)} swept")
-        return problems
+        return told
 
     async def _sweep_one(self, namespace: str, node: str, agents: Agents, keep_running: bool) -> str | None:
         pod = sweeper(namespace, node, agents, keep_running=keep_running)
@@ -149,9 +157,10 @@ class Uninstaller:
                 await self._kube.create(path.rpartition("/")[0], pod)
                 break
             except ApiError as error:
-                if error.status != 409:
-                    raise
-            self._check_time(f"Pod {pod['metadata']['name']} of an earlier try does not end")
+                if error.status == 422:
+                    return f"node {node} is not swept: {error.message}"
+                await self._make_way(namespace, error)
+            self._check_time(f"Pod {pod['metadata']['name']} cannot be made, or one of an earlier try does not end")
             await asyncio.sleep(_LOOK)
         while True:
             told = await self._kube.get(path)
@@ -163,6 +172,27 @@ class Uninstaller:
                 return f"node {node} is not swept: {await self._why(namespace, told)}"
             await asyncio.sleep(_LOOK)
 
+    async def _make_way(self, namespace: str, error: ApiError) -> None:
+        """For a Pod that could not be made. After an earlier command the namespace may be gone: it is made for it."""
+        if error.status == 404:
+            labels = {made.NAME_LABEL: "aliquot", made.COMPONENT_LABEL: _SWEEP, made.MANAGED_LABEL: made.MANAGER}
+            metadata = {"name": namespace, "labels": {**labels, "pod-security.kubernetes.io/enforce": "privileged"}}
+            await self.installer.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+        elif error.status != 409 and not (error.status == 403 and "serviceaccount" in error.message):
+            raise error  # 409: one of an earlier try is still there; 403: the namespace has no account yet
+
+    async def leave_room(self, namespace: str) -> None:
+        """The namespace, where it was made for the sweepers alone."""
+        which = Identity("v1", "Namespace", "", namespace)
+        try:
+            found = await self.installer.get(which)
+        except ApiError as error:
+            if error.status == 403:  # Helm's hook: it is in that namespace, and may not look at it
+                return
+            raise
+        if found is not None and (found["metadata"].get("labels") or {}).get(made.COMPONENT_LABEL) == _SWEEP:
+            await self._delete_namespace(which)
+
     async def _why(self, namespace: str, pod: Json) -> str:
         name = pod["metadata"]["name"]
         try:
@@ -171,18 +201,24 @@ class Uninstaller:
             text = b""
         return text.decode(errors="replace").strip() or f"{workloads.not_ready(pod)}; Pod {namespace}/{name} is left"
 
-    async def clean_nodes(self, labelled: Mapping[str, Mapping[str, str]]) -> int:
-        """Our marks on Nodes. Answers how many had some."""
+    async def clean_nodes(
+        self, labelled: Mapping[str, Mapping[str, str]], agents: Agents, stays: Collection[str] = ()
+    ) -> int:
+        """Our marks on Nodes. Where files stay, the node says so from now on. Answers how many had some."""
         done = 0
         for node in await self.nodes():
             name = node["metadata"]["name"]
-            done += await self._clean(name, node, labelled.get(name, {}))
+            how = _sweeping(node, agents)
+            if isinstance(how, str):  # its mark stays as it is, until somebody has looked
+                continue
+            left = LeftBehind(how.image, how.kubelet) if name in stays else None
+            done += await self._clean(name, node, labelled.get(name, {}), left)
         return done
 
-    async def _clean(self, name: str, node: Json, labelled: Mapping[str, str]) -> bool:
+    async def _clean(self, name: str, node: Json, labelled: Mapping[str, str], left: LeftBehind | None) -> bool:
         path, wrote = f"/api/v1/nodes/{name}", False
         for attempt in range(_TRIES):
-            patch, status = node_leftovers(node, labelled)
+            patch, status = node_leftovers(node, labelled, left)
             try:
                 if patch is not None:
                     await self._kube.patch(path, patch, into=bytes)
@@ -219,6 +255,9 @@ class Uninstaller:
             bare = {"apiVersion": which.api, "kind": which.kind, "metadata": {"name": which.name}}
             await self.installer.apply(bare)  # which gives back what we had added
             return
+        await self._delete_namespace(which)
+
+    async def _delete_namespace(self, which: Identity) -> None:
         self._say("objects", str(which))
         await self.installer.delete(which)
         while await self.installer.get(which) is not None:
@@ -250,10 +289,11 @@ class Uninstaller:
 
 def sweeper(namespace: str, node: str, agents: Agents, *, keep_running: bool) -> Json:
     """The Pod that sweeps one node: it goes there past every scheduler and taint, and needs no account."""
-    labels = {made.NAME_LABEL: "aliquot", made.COMPONENT_LABEL: "sweep", made.MANAGED_LABEL: made.MANAGER}
+    labels = {made.NAME_LABEL: "aliquot", made.COMPONENT_LABEL: _SWEEP, made.MANAGED_LABEL: made.MANAGER}
     args = ["uninstall", "--this-node", f"--host-root={_HOST}", f"--kubelet-dir={agents.kubelet}"]
-    folders = [*_MOUNTS, *([] if agents.kubelet.startswith("/var/lib/") else [agents.kubelet])]
-    names = {folder: folder.strip("/").replace("/", "-").lower() for folder in folders}
+    names = {folder: folder.strip("/").replace("/", "-") for folder in _MOUNTS}
+    if not agents.kubelet.startswith("/var/lib/"):
+        names[agents.kubelet] = "kubelet"
     container = {
         "name": "sweep",
         "image": agents.image,
@@ -293,6 +333,25 @@ def _holds(pod: Json) -> bool:
     return bound and native.GRANT in (pod["metadata"].get("annotations") or {}) and not is_finished(pod)
 
 
-def _had_agent(node: Json) -> bool:
-    annotations = node["metadata"].get("annotations") or {}
-    return native.INVENTORY in annotations or native.AGENT in annotations
+def _how(node: Json, agents: Agents) -> Agents | str | None:
+    """As what a node is swept; why it cannot be; None: nothing of ours was there."""
+    if parse_left_behind(node) is None and not had_agent(node):
+        return None
+    ready = [each["status"] for each in node["status"].get("conditions") or () if each["type"] == "Ready"]
+    if ready != ["True"]:
+        name = node["metadata"]["name"]
+        return f"node {name} is not ready: when it is, `aliquot uninstall` again, or with --this-node there"
+    return _sweeping(node, agents)
+
+
+def _sweeping(node: Json, agents: Agents) -> Agents | str:
+    """Before Kubernetes 1.30 an agent may write annotations of any Node. So a mark's image counts only where nothing
+    else tells one: then no agent has an account any more, and those before had their marks written anew.
+    """
+    left = parse_left_behind(node)
+    if left is None or had_agent(node):
+        return agents
+    if isinstance(left, Invalid):
+        name = node["metadata"]["name"]
+        return agents if agents.known else f"node {name}: {left.sentence()}; or say with --image what sweeps it"
+    return replace(agents, image=agents.image if agents.known else left.image, kubelet=left.kubelet)

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from testbed import gpushare, holdings, objects
+from testbed import bookings, gpushare, holdings, objects
 from testbed.build import CONTROL_PLANE, NODE, CannotBuildError, binaries
 from testbed.doctor import Doctor
 from testbed.fleet import GPUSHARE, Fleet
@@ -81,7 +78,9 @@ def peer(plane: ControlPlane, nodes: Sequence[RealNode], tmp_path_factory: pytes
             words = ["alloc", "1GiB", "idle"] if at % 4 == 0 else ["idle"]
             objects.create(plane, probe(name, *words, limits={MEM: SIZES[at % len(SIZES)]}))
             objects.wait_bound(plane, name)
-        wait_until(lambda: _all_run(plane, names), 60, "the peer's Pods run", saw=lambda: _not_running(plane))
+        wait_until(
+            lambda: bookings.all_run(plane, names), 60, "the peer's Pods run", saw=lambda: bookings.not_running(plane)
+        )
         yield running
     finally:
         running.stop()
@@ -94,7 +93,7 @@ def half_way(peer: Peer, plane: ControlPlane, tmp_path_factory: pytest.TempPathF
     wired = Wired(plane, tmp_path_factory.mktemp("half-way"))
     try:
         objects.create(plane, probe("half-way", "idle", limits={MEM: 7}))
-        wait_until(lambda: _all_run(plane, ["half-way"]), 30, "the peer's plugin starts our Pod")
+        wait_until(lambda: bookings.all_run(plane, ["half-way"]), 30, "the peer's plugin starts our Pod")
     finally:
         wired.stop()
     peer.start_scheduling()
@@ -106,9 +105,9 @@ def before(half_way: Peer, plane: ControlPlane, nodes: Sequence[RealNode]) -> di
     """How the cluster stood under the peer."""
     peer = half_way
     return {
-        "inspect": _booked(peer.inspect()),
-        "table": _table(plane),
-        "processes": {node.name: _processes(node) for node in nodes},
+        "inspect": bookings.booked(peer.inspect()),
+        "table": bookings.table(plane),
+        "processes": {node.name: bookings.processes(node) for node in nodes},
     }
 
 
@@ -129,17 +128,22 @@ def fleet(
 
 def test_the_live_pods_run_on_as_they_were(fleet: Fleet, before: dict[str, Any]) -> None:
     names = [f"live-{n}" for n in range(LIVE)]
-    assert {node.name: _processes(node) for node in fleet.nodes} == before["processes"]
-    assert [_restarts(fleet.plane, name) for name in names] == [0] * LIVE
+    assert {node.name: bookings.processes(node) for node in fleet.nodes} == before["processes"]
+    assert [bookings.restarts(fleet.plane, name) for name in names] == [0] * LIVE
 
 
 def test_every_card_is_booked_as_the_peer_had_booked_it(fleet: Fleet, before: dict[str, Any]) -> None:
     def ours() -> object:
-        return _booked(json.loads(fleet.wired.ours.get("/gpushare-scheduler/inspect")))
+        return bookings.booked(json.loads(fleet.wired.ours.get("/gpushare-scheduler/inspect")))
 
     wait_until(lambda: ours() == before["inspect"], 10, "the same bookings", saw=lambda: (ours(), before["inspect"]))
     # The kubelets tell the API server of devices that are well again a moment after their plugin is there.
-    wait_until(lambda: _table(fleet.plane) == before["table"], 20, "the same table", saw=lambda: _table(fleet.plane))
+    wait_until(
+        lambda: bookings.table(fleet.plane) == before["table"],
+        20,
+        "the same table",
+        saw=lambda: bookings.table(fleet.plane),
+    )
     doubts = [pod for node in fleet.wired.status()["nodes"] for pod in node["pods"] if pod.get("doubt")]
     assert doubts == []
 
@@ -190,7 +194,7 @@ def test_new_pods_fit_only_into_what_is_left(fleet: Fleet) -> None:
     wait_running(fleet, ["new"])
     assert fleet.report("new")["shim_loaded"]
     fleet.wired.waits("too-large")
-    assert _overbooked(fleet.plane) == []
+    assert bookings.overbooked(fleet.plane) == []
     assert fleet.overbooked() == []
 
 
@@ -231,24 +235,26 @@ def test_an_agent_that_is_killed_finds_them_again(fleet: Fleet) -> None:
 def test_given_back_node_by_node_the_peer_counts_our_pods_and_nothing_is_paused_or_ended(
     fleet: Fleet, peer: Peer, plane: ControlPlane, nodes: Sequence[RealNode]
 ) -> None:
-    processes, booked = {node.name: _processes(node) for node in nodes}, _used(fleet)
+    processes, booked = {node.name: bookings.processes(node) for node in nodes}, _used(fleet)
     plane.kubectl("delete", "pod", "too-large", "--grace-period=0", "--force")
     first, second = nodes
     fleet.wired.stop()
     fleet.agents[first.name].stop()
     back = Peer(plane, [first], peer.folder)
     try:
-        assert {node.name: _processes(node) for node in nodes} == processes
-        assert _by_card(back.inspect()) == booked
+        assert {node.name: bookings.processes(node) for node in nodes} == processes
+        assert bookings.by_card(back.inspect()) == booked
         _placed_by_the_peer_where_our_agent_is(plane, second)
         fleet.agents[second.name].stop()
         back.start_plugin(second)
         wait_until(lambda: {allocatable(node, MEM) for node in nodes} == {64}, 20, "the peer offers both nodes")
         _restart_under_the_peer(plane, nodes)
-        left = max(16 - used for used in _by_card(back.inspect()).values())
+        left = max(16 - used for used in bookings.by_card(back.inspect()).values())
         objects.create(plane, probe("after", "idle", limits={MEM: left}))
-        wait_until(lambda: _all_run(plane, ["after"]), 30, "a new Pod runs", saw=lambda: _not_running(plane))
-        assert _overbooked(plane) == []
+        wait_until(
+            lambda: bookings.all_run(plane, ["after"]), 30, "a new Pod runs", saw=lambda: bookings.not_running(plane)
+        )
+        assert bookings.overbooked(plane) == []
     finally:
         back.stop()
 
@@ -286,67 +292,10 @@ def _uuids(report: dict[str, Any]) -> list[str]:
     return [card["uuid"] for card in report["cuda"]["cards"]]
 
 
-def _all_run(plane: ControlPlane, names: Sequence[str]) -> bool:
-    pods = {pod["metadata"]["name"]: pod for pod in objects.list_pods(plane, "default")}
-    return all(name in pods and pods[name]["status"].get("phase") == "Running" for name in names)
-
-
-def _not_running(plane: ControlPlane) -> list[Any]:
-    pods = objects.list_pods(plane, "default")
-    return [pod["status"] for pod in pods if pod["status"].get("phase") != "Running"]
-
-
-def _processes(node: RealNode) -> dict[int, str]:
-    """The node's containers' processes, by pid and when each began."""
-    return {
-        pid: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-        for pid, command in node.contained()
-        if command.startswith("/probe")
-    }
-
-
-def _restarts(plane: ControlPlane, name: str) -> int:
-    statuses = objects.get_pod(plane, name)["status"]["containerStatuses"]
-    return sum(int(each["restartCount"]) for each in statuses)
-
-
-def _booked(inspected: dict[str, Any]) -> dict[str, dict[int, int]]:
-    """By node and card, whatever else is told."""
-    return {node["name"]: {card["id"]: card["usedGPU"] for card in node["devs"]} for node in inspected["nodes"]}
-
-
 def _used(fleet: Fleet) -> dict[tuple[str, int], int]:
-    return _by_card(json.loads(fleet.wired.ours.get("/gpushare-scheduler/inspect")))
-
-
-def _by_card(inspected: dict[str, Any]) -> dict[tuple[str, int], int]:
-    return {(node, card): used for node, cards in _booked(inspected).items() for card, used in cards.items()}
-
-
-def _table(plane: ControlPlane) -> str:
-    """`kubectl inspect gpushare`, which reads the API server alone."""
-    path = f"{binaries()['kubectl'].parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        [sys.executable, "-c", "from aliquot.cli.inspecting import main; main()"],
-        env={**os.environ, "KUBECONFIG": str(plane.kubeconfig), "PATH": path},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return done.stdout
+    return bookings.by_card(json.loads(fleet.wired.ours.get("/gpushare-scheduler/inspect")))
 
 
 def _events(plane: ControlPlane, reason: str) -> list[str]:
     params = {"fieldSelector": f"reason={reason}"}
     return [each["message"] for each in plane.api("GET", "/api/v1/events", params=params)["items"]]
-
-
-def _overbooked(plane: ControlPlane) -> list[str]:
-    """By gpushare's annotations alone, which both write."""
-    pods = objects.list_pods(plane)
-    return [
-        f"card {card} of {node}: {used} GiB"
-        for node in ("n1", "n2")
-        for card, used in gpushare.placed(pods, node).items()
-        if used > 16
-    ]
