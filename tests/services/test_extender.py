@@ -205,6 +205,17 @@ def test_a_standby_answers_filter_itself_and_hands_a_bind_on_to_the_leader() -> 
     assert serve(scene).bound == []
 
 
+def test_nobody_is_sent_here_before_the_webhook_listens_and_kube_scheduler_is_answered_all_the_same() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.extender.awaited = "the webhook does not listen yet"
+        assert await rig.get("/readyz") == (503, "the webhook does not listen yet\n")
+        assert not (await rig.post("/aliquot/filter", question()))["Error"]
+        rig.extender.awaited = ""
+        assert await rig.get("/readyz") == (200, "ok\n")
+
+    serve(scene)
+
+
 def test_a_standby_does_not_hand_back_what_somebody_else_says_at_the_leaders_address() -> None:
     async def scene(rig: Rig) -> None:
         async with TestServer(web.Application()) as somebody:

@@ -53,6 +53,7 @@ class Extender:
         self._metrics, self._clock = metrics, clock
         self._session: aiohttp.ClientSession | None = None
         self.stopping = False
+        self.awaited = ""  # what else must be there before others are sent to us
 
     def app(self) -> web.Application:
         """The routes."""
@@ -187,6 +188,8 @@ class Extender:
     async def _readyz(self, request: web.Request) -> web.Response:
         if self.stopping:
             return web.Response(status=503, text="stopping\n")
+        if self.awaited:
+            return web.Response(status=503, text=f"{self.awaited}\n")
         if not self._synced():
             return web.Response(status=503, text="the cluster is not read yet\n")
         return web.Response(text="ok\n")

@@ -15,7 +15,7 @@ import gc
 import logging
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LAST_WORDS = 10.0  # seconds for what is under way when we are told to end
+_LAST_REVIEWS = 3.0  # seconds in which API servers still send reviews: they hear a moment later that we end
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ class Scheduler:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.kube)
             await self._listen(stack)
-            tasks = [asyncio.create_task(for_ever(work)) for work in self._works()]
+            tasks = {work: asyncio.create_task(for_ever(work)) for work in self._works()}
             await stop.wait()
             await self._end(tasks)
 
@@ -164,6 +165,7 @@ class Scheduler:
         listener = socket.create_server((settings.bind_address, settings.port), backlog=1024)
         stack.callback(listener.close)
         if settings.webhook is not None:  # a look only; it listens once it has keys
+            self.extender.awaited = "the webhook does not listen yet"  # a Service is not to send reviews here before
             socket.create_server((settings.webhook.bind_address, settings.webhook.port)).close()
         self._dashboard = take_place(settings.dashboard, "--dashboard")
         if self._dashboard is not None:
@@ -193,7 +195,7 @@ class Scheduler:
             *([self._show] if self._dashboard is not None else []),
         ]
 
-    async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
+    async def _end(self, tasks: Mapping[Callable[[], Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
         log.info("stopping")
         self.extender.stopping = True
         try:
@@ -202,9 +204,14 @@ class Scheduler:
                 await self.election.resign()
         except TimeoutError:  # nobody else may lead before these have an outcome: the Lease runs out by itself
             log.warning("ending with binds under way", extra={"data": {"binds": self.binder.busy}})
-        for task in tasks:
+        for work, task in tasks.items():
+            if work != self._webhook:
+                task.cancel()
+        if self.settings.webhook is not None and not isinstance(self.settings.webhook.where, str):
+            await asyncio.sleep(_LAST_REVIEWS)  # behind a Service
+        for task in tasks.values():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     async def _webhook(self) -> None:
         from aliquot.services.webhook import serve_webhook  # its cryptography is loaded where it is wanted
@@ -217,7 +224,11 @@ class Scheduler:
             is_leader=self._leading,
             on_call=lambda verb: self.calls.count(verb, "ok", 0.0),
             clock=time.time,
+            on_listening=self._webhook_listens,
         )
+
+    def _webhook_listens(self) -> None:
+        self.extender.awaited = ""
 
     async def _show(self) -> None:
         assert self._dashboard is not None

@@ -90,6 +90,7 @@ async def serve_webhook(
     is_leader: Callable[[], bool],
     on_call: Callable[[str], None],
     clock: Callable[[], float],
+    on_listening: Callable[[], None] = lambda: None,
 ) -> None:
     """The webhook, until cancelled. Raises OSError where its port is taken. `clock` tells seconds since 1970."""
     keeper = KeyKeeper(kube, settings, is_leader=is_leader, clock=clock)
@@ -104,6 +105,7 @@ async def serve_webhook(
                     runner, settings.bind_address, settings.port, ssl_context=keeper.context, reuse_address=True
                 ).start()
                 listening = True
+                on_listening()
                 log.info("the webhook listens", extra={"data": {"port": settings.port, "names": settings.names}})
                 pause = 0.0  # once somebody answers, the API server may be told
             keeper.listening = listening
