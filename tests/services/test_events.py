@@ -163,6 +163,31 @@ def test_more_topics_than_can_be_kept_lose_the_oldest(monkeypatch: pytest.Monkey
 # What can go wrong.
 
 
+def test_what_was_told_long_ago_is_forgotten_when_something_new_is_told() -> None:
+    rig = Rig(burst=1000)
+    for number in range(100):
+        rig.say(about=ObjectRef("Pod", f"web-{number}", "team", f"uid-{number}"))
+    rig.step(after=1.0)
+    rig.say("still", about=NODE)
+    rig.step(after=3590.0)
+    assert len(rig.events._topics) == 101
+    rig.say("now", about=POD)
+    rig.step(after=15.0)
+    assert len(rig.events._topics) == 102
+    rig.say("now", about=ObjectRef("Pod", "later", "team", "uid-later"))
+    assert [about.name for about, _, _ in rig.events._topics] == ["n1", "web", "later"]
+
+
+def test_what_was_not_written_yet_is_not_forgotten() -> None:
+    rig = Rig()
+    rig.api.refuse = forbidden()
+    rig.say()
+    rig.step()
+    rig.clock.sleep(7200.0)
+    rig.say(about=NODE)
+    assert len(rig.events._topics) == 2
+
+
 def test_a_role_that_knows_only_core_events_is_found_out_once() -> None:
     rig = Rig()
     rig.api.refuse = forbidden(inside="events.k8s.io")

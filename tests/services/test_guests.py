@@ -103,6 +103,16 @@ class TestTakingOver:
         assert house.tenants.tenancies == {}
         assert house.agent.guests.uids == frozenset()
 
+    def test_those_who_have_left_are_forgotten_when_the_next_one_comes(self, house: House) -> None:
+        pods = [live(house, a_peers_pod(f"theirs-{at}", gib=1)) for at in range(3)]
+        house.restart()
+        assert house.agent.guests._uids == set(map(uid, pods))
+        for pod in pods[:2]:
+            house.deleted(pod)
+        resource, ids = next((of, ids) for (_, of), ids in house.kubelet.held[uid(pods[2])].items())
+        play(house.usher.prepare(resource, ids))
+        assert house.agent.guests._uids == {uid(pods[2])}
+
     def test_a_kubelet_whose_notes_cannot_be_read_leaves_them_to_the_scheduler(self, house: House) -> None:
         live(house, a_peers_pod())
         house.kubelet.private_file = False

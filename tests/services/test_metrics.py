@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from aliquot.services.metrics import exposition
+from reachable import left_behind
 
 
 def a_status(**tenant: Any) -> dict[str, Any]:
@@ -71,3 +72,8 @@ def test_what_is_not_known_is_not_told() -> None:
 
 def test_compute_is_a_ratio_and_odd_names_are_escaped() -> None:
     assert 'aliquot_card_core_booked_ratio{card="0",model="Odd \\"model\\"\\\\",uuid="GPU-0"} 0.3' in lines(a_status())
+
+
+def test_a_scrape_leaves_nothing_behind() -> None:
+    lines(a_status())  # the first loads what it needs
+    assert left_behind(lambda: [lines(a_status()) for _ in range(20)]) < 20

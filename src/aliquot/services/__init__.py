@@ -90,6 +90,7 @@ fixtures.py    what every container gets: the shim, and what stands in for a dri
 podtenants.py  Pods as tenants of the arbiter
 shelf.py       the Pods of the node
 nodeclerk.py   the Node: its labels, its inventory, events
+tidying.py     its memory, which is to stay as it is
 leaving.py     its end, when it is told to: no Pod is lost on the way
 counting.py    what the kubelet asks, counted and timed
 agentstatus.py   how the agent stands, as one JSON object

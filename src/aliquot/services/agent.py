@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,6 +58,7 @@ from .nodeclerk import NodeClerk
 from .plugins import Plugins, Refused
 from .podtenants import CannotHostError, PodTenants
 from .shelf import Shelf
+from .tidying import keep_tidy
 from .unending import for_ever, told_to_end
 from .usher import Usher
 
@@ -216,6 +218,7 @@ class Agent:
             self._restore,
             self.plugins.run,
             self._upkeep,
+            partial(keep_tidy, self.restored),
             self.port.run,
             *([] if self.settings.control is None else [AgentDoor(self, str(self.settings.control)).run]),
         ]

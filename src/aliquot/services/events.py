@@ -37,6 +37,7 @@ _FIRST_REPEAT, _LAST_REPEAT = 30.0, 600.0
 _FIRST_RETRY, _LAST_RETRY, _MOST_RETRIES = 2.0, 60.0, 6
 _QUIET = 600.0  # after both APIs said 403: a role may be mended while we run
 _LONGEST_SLEEP = 60.0
+_FORGOTTEN = 3600.0  # after that the API server has forgotten the Event, and we the topic
 
 
 class Teller(Protocol):
@@ -142,11 +143,20 @@ class Events:
                 if topic.wrote_at is None:  # never sent: the newer words take its place
                     topic.told, topic.count, topic.other = topic.other, 1, None
         else:
+            self._forget(now)
             if len(self._topics) >= _MOST_TOPICS:
                 _, lost = self._topics.popitem(last=False)
                 self.dropped += lost.written == 0
             topic = self._topics[key] = _Topic(self._occurrence(about, reason, message, type, action, now))
         self._schedule(key, topic)
+
+    def _forget(self, now: float) -> None:
+        """Topics of long ago, of which all is written: most are of Pods that are gone."""
+        while self._topics:
+            key, topic = next(iter(self._topics.items()))
+            if topic.due() is not None or topic.wrote_at is None or now - topic.wrote_at < _FORGOTTEN:
+                return
+            del self._topics[key]
 
     def _occurrence(self, about: ObjectRef, reason: str, note: str, type: str, action: str, now: float) -> Occurrence:
         return Occurrence(about, reason, note, type, action or reason, self._component, self._instance, microtime(now))

@@ -88,7 +88,7 @@ class Guests:
         try:
             claim, grant = reader.read(pod)
             there, doubt = self._where(grant, kept)
-            self._uids.add(uid)
+            self._uids = self._uids & self._tenants.tenancies.keys() | {uid}  # those who have left are forgotten
             self._tenants.admit(reader.tenancy(pod, claim, there))
         except (Refused, CannotHostError, StoreError) as error:
             told = {"pod": key_of(pod), "why": str(error)}

@@ -43,6 +43,16 @@ _OF_CARDS = (
 )
 
 
+class _Told:
+    """A collector, as prometheus-client calls who tells it of metrics."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families
+
+
 def exposition(status: dict[str, Any], who: Mapping[str, str] = RUNS, more: Iterable[Metric] = ()) -> bytes:
     """What a scrape of /metrics answers: the status with these labels for its tenants, and whatever else there is."""
     return expose([*_families(status, who), *more])
@@ -52,14 +62,8 @@ def expose(families: Iterable[Metric]) -> bytes:
     """These, as they go over the wire."""
     from prometheus_client import CollectorRegistry, generate_latest
 
-    told = list(families)
-
-    class Collector:
-        def collect(self) -> list[Metric]:
-            return told
-
     registry = CollectorRegistry()
-    registry.register(Collector())
+    registry.register(_Told(list(families)))
     return generate_latest(registry)
 
 
