@@ -145,6 +145,10 @@ def test_its_log_is_json_and_tells_each_decision_as_data(cluster: Wired) -> None
     cluster.create(gpushare_node("n", 8))
     cluster.placed(gpushare_pod("a", 6))
     uid = cluster.pod("a")["metadata"]["uid"]
-    (told,) = [each for each in cluster.ours.entries() if each.get("uid") == uid or uid in str(each)]
+
+    def said() -> list[Any]:
+        return [each for each in cluster.ours.entries() if each.get("uid") == uid or uid in str(each)]
+
+    (told,) = wait_until(said, 5, "it is told, a moment after the API server has it")
     assert "bound" in str(told)
     assert "default/a" in str(told)
