@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,27 @@ from typing import Any
 import pytest
 
 from testbed import objects
-from testbed.build import CannotBuildError
+from testbed.build import CONTROL_PLANE, NODE, CannotBuildError, binaries
 from testbed.holdings import overbooked
+from testbed.images import Registry
 from testbed.plane import ControlPlane, KubeScheduler
 from testbed.product import AliquotScheduler
 from testbed.wired import Wired
+
+
+@pytest.fixture(scope="session")
+def registry() -> Iterator[Registry]:
+    """Any image that is pulled from it is the probe."""
+    if os.geteuid():
+        instead = "--ignore=tests/e2e/node --ignore=tests/e2e/ship"
+        pytest.fail(f"real nodes need root: run as root, or leave them out with {instead}", pytrace=False)
+    try:
+        binaries((*CONTROL_PLANE, *NODE))
+        serving = Registry()
+    except CannotBuildError as error:
+        pytest.exit(f"no real nodes to test on: {error}", returncode=1)
+    yield serving
+    serving.close()
 
 
 @pytest.fixture(scope="session")

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 
 import pytest
 
-from testbed.build import CONTROL_PLANE, NODE, CannotBuildError, binaries
 from testbed.fleet import Fleet
 from testbed.images import Registry
 from testbed.nodes import RealNode, remove_pods
 from testbed.plane import ControlPlane
 
 NAMES = ("n1", "n2")
-
-
-@pytest.fixture(scope="session")
-def registry() -> Iterator[Registry]:
-    """Any image that is pulled from it is the probe."""
-    if os.geteuid():
-        pytest.fail("real nodes need root: run as root, or leave them out with --ignore=tests/e2e/node", pytrace=False)
-    try:
-        binaries((*CONTROL_PLANE, *NODE))
-        serving = Registry()
-    except CannotBuildError as error:
-        pytest.exit(f"no real nodes to test on: {error}", returncode=1)
-    yield serving
-    serving.close()
 
 
 @pytest.fixture(scope="session")

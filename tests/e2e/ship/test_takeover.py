@@ -6,14 +6,12 @@ gpushare is its stand-in here (testbed/gpushare.py); kubelets, containerds, kube
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from testbed import bookings, gpushare, holdings, objects
-from testbed.build import CONTROL_PLANE, NODE, CannotBuildError, binaries
 from testbed.doctor import Doctor
 from testbed.fleet import GPUSHARE, Fleet
 from testbed.gpushare import MEM, Peer
@@ -27,20 +25,6 @@ from testbed.wired import Wired
 SIZES = (3, 5, 4, 6, 2)  # GiB; some Pods are alike, as in every cluster
 LIVE = 20
 GIB = 1 << 30
-
-
-@pytest.fixture(scope="module")
-def registry() -> Iterator[Registry]:
-    """Any image that is pulled from it is the probe."""
-    if os.geteuid():
-        pytest.fail("real nodes need root", pytrace=False)
-    try:
-        binaries((*CONTROL_PLANE, *NODE))
-        serving = Registry()
-    except CannotBuildError as error:
-        pytest.exit(f"no real nodes to test on: {error}", returncode=1)
-    yield serving
-    serving.close()
 
 
 @pytest.fixture(scope="module")
