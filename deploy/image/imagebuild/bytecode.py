@@ -40,7 +40,7 @@ def compiled(entries: Mapping[str, Entry]) -> dict[str, Entry]:
         (folder / "jobs").write_text(json.dumps(jobs))
         environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}
         command = [sys.executable, "-c", _COMPILE, f"{folder}/jobs"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603 - ours
         if done.returncode:
             raise CannotBuildError(f"compiling Python's modules: {done.stderr.strip()}")
         return {
