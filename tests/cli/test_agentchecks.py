@@ -205,6 +205,14 @@ def test_that_a_card_which_is_out_does_not_answer_is_no_second_finding() -> None
 # --- what the Node tells ---------------------------------------------------------------------------------------------
 
 
+def test_what_is_left_of_another_plugin_was_not_asked_for_by_the_labels() -> None:
+    """The kubelet keeps the capacity for five minutes, and shows it with nothing allocatable."""
+    node = the_node()
+    for side, amount in (("capacity", "64"), ("allocatable", "0")):
+        node["status"][side] = {**node["status"][side], "aliyun.com/gpu-mem": amount}
+    assert not wrong(findings(node=node))
+
+
 def test_a_resource_that_the_kubelet_has_not_accepted() -> None:
     agent = the_agent()
     agent["agent"]["resources"][QGPU_CORE]["registered"] = False

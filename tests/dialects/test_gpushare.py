@@ -150,6 +150,15 @@ def test_a_node_with_an_inventory_offers_gpushare_by_its_label() -> None:
     assert good(node({}, {"gpushare": "false"}, inventory)).offers == frozenset()
 
 
+def test_what_a_plugin_that_is_gone_left_in_the_capacity_is_no_offer_beside_an_inventory() -> None:
+    inventory = render_inventory([Card(0, 16384)])
+    left = node({MEM: "16", COUNT: "1"}, annotations=inventory)
+    left["status"]["allocatable"] = {MEM: "0", COUNT: "0"}
+    assert good(left).offers == frozenset()
+    left["status"]["allocatable"] = {MEM: "16", COUNT: "1"}  # a plugin of gpushare's own still runs
+    assert good(left).offers == {Offer.GPUSHARE}
+
+
 def test_a_node_whose_plugin_is_gone_has_no_cards() -> None:
     assert good(node({MEM: "0", COUNT: "8"})).cards == ()
 

@@ -44,7 +44,7 @@ def agent_findings(site: Site, node: Json | None, rules: Rules) -> Iterator[Find
     yield from _cards(site)
     told = None if node is None else dialects.parse_node(node, rules)
     if node is not None and isinstance(told, Node):  # else told as a broken rule
-        yield from _resources(site, node, told, rules)
+        yield from _resources(site, node, rules)
         yield from _inventory(site, node, told)
     yield from _cdi(site, node)
 
@@ -200,11 +200,15 @@ def _on_cards(site: Site, out: set[str]) -> Iterator[Finding]:
         yield found("processes", site.node_name, what, fix)
 
 
-def _resources(site: Site, node: Json, told: Node, rules: Rules) -> Iterator[Finding]:
+def _resources(site: Site, node: Json, rules: Rules) -> Iterator[Finding]:
     """What the labels ask for, against what the kubelet has accepted and what the Node says of it."""
     here = cards_here(site)
     if here is None and not _has_inventory(node):
         return  # told as that
+    # As the agent does it: what the Node advertises is its doing, or left of a plugin that was here before.
+    told = dialects.parse_node({**node, "status": None}, rules)
+    if not isinstance(told, Node):
+        return  # told as a broken rule
     wanted = adverts(replace(told, cards=told.cards if here is None else here), rules)
     if isinstance(wanted, Invalid):
         fix = f"correct it: kubectl edit node {site.node_name}; kubectl describe node shows the same as an event"

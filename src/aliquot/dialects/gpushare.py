@@ -137,10 +137,15 @@ def words(claim: Claim, unit: MemoryUnit) -> Words:
 
 
 def offers(node: NodeView, *, inventory: bool) -> frozenset[Offer]:
-    """A node offers gpushare if it advertises gpu-mem or, with an inventory of ours, if it is labelled so."""
-    advertised = node.count(MEMORY, [])
-    labelled = inventory and node.labels.get(NODE_LABEL) == "true"
-    return frozenset({Offer.GPUSHARE}) if advertised or labelled else frozenset()
+    """A node offers gpushare if it advertises gpu-mem or, with an inventory of ours, if it is labelled so.
+
+    Beside an inventory only what is allocatable counts: the capacity outlives a plugin by five minutes.
+    """
+    if inventory:
+        offered = node.labels.get(NODE_LABEL) == "true" or node.amount(MEMORY, 1, [])
+    else:
+        offered = node.count(MEMORY, [])
+    return frozenset({Offer.GPUSHARE}) if offered else frozenset()
 
 
 ENABLED_BY = {Offer.GPUSHARE: f"capacity {MEMORY}, or label {NODE_LABEL}=true and cards that the agent found"}
