@@ -72,3 +72,11 @@ def test_the_device_plugin_has_the_hosts_folders_at_their_own_paths_and_no_privi
     assert pod["hostPID"]
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert "privileged" not in container["securityContext"]
+
+
+def test_the_device_plugin_is_asked_how_it_is_as_the_charts_agent_is() -> None:
+    (plugin,) = objects(GPUSHARE / "device-plugin-ds.yaml")
+    (agent,) = [each for each in objects(ROOT / "deploy" / "install.yaml") if each["kind"] == "DaemonSet"]
+    theirs, ours = (each["spec"]["template"]["spec"]["containers"][0] for each in (plugin, agent))
+    for name in ("livenessProbe", "readinessProbe"):
+        assert theirs[name] == ours[name]

@@ -1,6 +1,6 @@
 """The chart as one file: deploy/install.yaml, for those without Helm, and the same inside of the package.
 
-`make chart` runs it. HELM names the program; without it the one in PATH is taken, and the one that the tests built.
+`make chart` runs it. HELM names the program; without it a Helm 4 in PATH is taken, or the one that the tests built.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ HEAD = """\
 
 
 def find_helm() -> str:
-    """The program. Ends with what to do where there is none."""
-    found = os.environ.get("HELM") or shutil.which("helm")
-    if found:
+    """The program, of Helm 4: 3 makes the same objects in another order. Ends with what to do where there is none."""
+    named = os.environ.get("HELM")
+    found = named or shutil.which("helm")
+    if found and _version(found).startswith("v4."):
         return found
+    if named:
+        sys.exit(f"HELM is {named!r}, which says it is {_version(named)}: helm 4 is needed")
     sys.path.insert(0, str(ROOT / "tests"))
     from testbed.build import CannotBuildError, binaries
 
@@ -42,6 +45,11 @@ def find_helm() -> str:
         return str(binaries(("helm",))["helm"])
     except CannotBuildError as error:
         sys.exit(f"helm 4 is needed: name it in HELM ({error})")
+
+
+def _version(helm: str) -> str:
+    asked = subprocess.run([helm, "version", "--short"], capture_output=True, text=True, check=False)  # noqa: S603  # the one that was named
+    return asked.stdout.strip() or asked.stderr.strip()
 
 
 def example_image() -> str:

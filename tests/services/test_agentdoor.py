@@ -11,7 +11,7 @@ import pytest
 from aliquot.adapters import control
 from aliquot.adapters.control import AnswerError, NoDaemonError
 from aliquot.adapters.home import Home
-from services.agents import RunningDoor
+from services.agents import PaperAgent, RunningDoor
 
 Ask = Callable[..., dict[str, Any]]
 
@@ -59,13 +59,25 @@ def test_what_is_done_by_kubernetes_is_refused_with_where_to_turn(ask: Ask, oper
 
 
 def test_an_operation_that_nobody_knows_is_answered_with_those_there_are(ask: Ask) -> None:
-    with pytest.raises(AnswerError, match="there are hello, status, policy, processes"):
+    with pytest.raises(AnswerError, match="there are hello, status, policy, processes, live, ready"):
         ask(op="dance")
 
 
 def test_it_counts_the_processes_of_each_pod_that_it_sees(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aliquot.services.agentdoor.pods_seen", lambda: {"u1": 3})
     assert ask(op="processes") == {"pods": {"u1": 3}}
+
+
+def test_it_is_live_and_ready_when_it_waits_for_nothing(ask: Ask) -> None:
+    assert ask(op="live") == ask(op="ready") == {}
+
+
+def test_it_is_live_before_it_is_ready_and_says_what_it_waits_for(home: Home) -> None:
+    with RunningDoor(home.control, PaperAgent(waits_for="the kubelet has not accepted it yet")):
+        assert control.ask([home], {"op": "live"}) == {}
+        with pytest.raises(AnswerError, match="the kubelet has not accepted it yet") as refused:
+            control.ask([home], {"op": "ready"})
+    assert refused.value.kind == "not-ready"
 
 
 def test_any_user_may_ask(ask: Ask, home: Home) -> None:

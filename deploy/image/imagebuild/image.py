@@ -125,6 +125,7 @@ def _own(asked: Asked, inputs: Inputs, is_version: str, version: str) -> tuple[d
         own = wheels.stamped(own, was=is_version, version=version)
     own |= wheels.programs(own)
     own["usr/bin/install.sh"] = Entry(mode=0o755, data=(ROOT / "deploy" / "install.sh").read_bytes())
+    own["usr/bin/aliquot-probe"] = Entry(mode=0o755, data=(ROOT / "deploy" / "probe.py").read_bytes())
     own[f"{DOCUMENTS}/copyright"] = Entry(data=(ROOT / "LICENSE").read_bytes())
     for text in sorted([*(HERE / "licences").glob("*.txt"), *(ROOT / "web" / "licences").glob("*.txt")]):
         own[f"{DOCUMENTS}/licences/{text.name}"] = Entry(data=text.read_bytes())

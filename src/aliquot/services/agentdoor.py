@@ -5,6 +5,7 @@ can be asked belongs to Kubernetes here, and the answer says to whom one turns.
     status       as in status.py
     policy       as it is; it is changed by the node's label
     processes    how many processes of each Pod it sees: none means that it does not see the host's
+    live, ready  as /livez and /readyz (agenthttp.py) for the kubelet's probes (deploy/probe.py), whoever has the port
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Agent(Protocol):
 
     @property
     def about(self) -> dict[str, Any]: ...
+    def ready(self) -> str | None: ...
     def status(self) -> dict[str, Any]: ...
 
 
@@ -54,6 +56,8 @@ class AgentDoor:
             "status": self._status,
             "policy": self._policy,
             "processes": self._processes,
+            "live": self._live,
+            "ready": self._ready,
         }
 
     async def run(self) -> None:
@@ -113,3 +117,13 @@ class AgentDoor:
     async def _processes(self, request: dict[str, Any]) -> dict[str, Any]:
         """In a thread: there may be thousands."""
         return {"pods": await asyncio.to_thread(pods_seen)}
+
+    async def _live(self, request: dict[str, Any]) -> dict[str, Any]:
+        """That it answers at all."""
+        return {}
+
+    async def _ready(self, request: dict[str, Any]) -> dict[str, Any]:
+        waits_for = self._agent.ready()
+        if waits_for is not None:
+            raise RefusedError("not-ready", text=waits_for)
+        return {}

@@ -85,7 +85,7 @@ class AgentPort:
         stack.push_async_callback(self._runner.cleanup)
         await self._try()
         if self.trouble is not None:
-            log.warning("no metrics and no probes", extra={"data": {"why": self.trouble}})
+            log.warning("no metrics", extra={"data": {"why": self.trouble}})
 
     async def run(self) -> None:
         """Until it listens: whoever had the port may leave it."""

@@ -40,6 +40,7 @@ class Agents:
     kubelet: str = KUBELET
     pull_secrets: tuple[Mapping[str, Any], ...] = ()
     pull_policy: str = "IfNotPresent"
+    selinux: Mapping[str, str] | None = None
     known: bool = False  # the image, by whoever runs the command or by what is installed
 
 
@@ -93,6 +94,7 @@ class Uninstaller:
             (folders or [KUBELET])[0],
             (*secrets, *(inner.get("imagePullSecrets") or ())),
             container.get("imagePullPolicy", "IfNotPresent"),
+            (inner.get("securityContext") or {}).get("seLinuxOptions"),
             known=True,
         )
 
@@ -314,7 +316,10 @@ def sweeper(namespace: str, node: str, agents: Agents, *, keep_running: bool) ->
         "enableServiceLinks": False,
         "imagePullSecrets": list(agents.pull_secrets),
         "tolerations": [{"operator": "Exists"}],
-        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "securityContext": {
+            "seccompProfile": {"type": "RuntimeDefault"},
+            **({"seLinuxOptions": agents.selinux} if agents.selinux else {}),
+        },
         "containers": [container],
         "volumes": [
             {"name": name, "hostPath": {"path": folder, "type": "Directory"}} for folder, name in names.items()

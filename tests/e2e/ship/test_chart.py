@@ -6,9 +6,12 @@ What an agent's account may write of which node: tests/e2e/test_compromised_node
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +169,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "without agents": ("--set=agent.enabled=false",),
     "with everything that may be said": (
         "--set=agent.simulate=4x16GiB,agent.runtimeClassName=nvidia,agent.driverFolder=/etc/cdi,agent.ignoreXids=94",
+        "--set=agent.seLinuxOptions.type=spc_t,agent.seLinuxOptions.level=s0",
         "--set=agent.maxUnavailable=1,agent.cdi=off,webhook.envByAnnotation=true,webhook.failurePolicy=ignore",
         "--set=imagePullSecrets[0].name=mine,scheduler.extraArgs={--shortlist=0},agent.extraArgs={--log-level=debug}",
         "--set=agent.tolerations[0].operator=Exists,agent.nodeLabels[0].key=gpu,agent.nodeLabels[0].values={a,b}",
@@ -277,6 +281,59 @@ def test_an_account_may_do_that_and_no_more(installed: ControlPlane, account: st
 
 
 # --- on real nodes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stranger() -> Iterator[tuple[int, list[str]]]:
+    """A program on all addresses of both nodes: its port, and what it was asked. It never says yes."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(503)
+
+    with ThreadingHTTPServer(("0.0.0.0", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_address[1], asked
+        server.shutdown()
+        thread.join()
+
+
+def agents(cluster: Cluster) -> list[dict[str, Any]]:
+    return [pod for pod in cluster.pods(NAMESPACE) if pod["metadata"]["name"].startswith("aliquot-agent-")]
+
+
+def answered(cluster: Cluster, pod: dict[str, Any]) -> set[str]:
+    """The kinds of probes that the kubelet of a Pod's node had a yes to."""
+    told = cluster.kubectl("get", "--raw", f"/api/v1/nodes/{pod['spec']['nodeName']}/proxy/metrics/probes")
+    lines = [line for line in told.splitlines() if f'pod="{pod["metadata"]["name"]}"' in line]
+    return {kind for kind in PROBES for line in lines if f'probe_type="{kind}",result="successful"' in line}
+
+
+PROBES = {"Liveness", "Readiness"}
+
+
+def test_agents_whose_port_is_another_programs_are_ready_and_are_not_restarted(
+    bare: Cluster, stranger: tuple[int, list[str]]
+) -> None:
+    port, asked = stranger
+    label(bare, "qgpu-device-enable=enable")
+    install(bare, "--set", f"agent.port={port}")  # waits until they are ready
+
+    def all_answered() -> bool:
+        return all(answered(bare, pod) == PROBES for pod in agents(bare))
+
+    wait_until(all_answered, 40, "the kubelets have heard from both")
+    assert [pod["status"]["containerStatuses"][0]["restartCount"] for pod in agents(bare)] == [0, 0]
+    for pod in agents(bare):
+        name = pod["metadata"]["name"]
+        said = bare.kubectl("exec", "-n", NAMESPACE, name, "--", "aliquot", "top", "--once", "-o", "json")
+        assert json.loads(said)["agent"]["notes"] == [f"another program listens on port {port} (--port names another)"]
+    assert asked == [], "nobody takes it for an agent"
+    uninstall(bare)
+    label(bare, "qgpu-device-enable-")
 
 
 def test_with_exactly_these_rights_nothing_is_forbidden(bare: Cluster) -> None:
