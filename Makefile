@@ -9,7 +9,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 BUILD  := hatchling editables ziglang
 
 .DEFAULT_GOAL := help
-.PHONY: help install tools native protos run test browser screenshots e2e check fuzz audit chart docs format wheel image release web web-check web-built bench bench-gpu bench-scheduler bench-node bench-dashboard soak clean
+.PHONY: help install tools native protos run test browser screenshots e2e check fuzz audit chart docs format wheel image images release web web-check web-built bench bench-gpu bench-scheduler bench-node bench-dashboard soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,11 @@ ARCH ?= amd64
 image: $(STAMP) ## the image of ARCH=amd64 or arm64 as an OCI archive, into out/, without a container engine; ARGS="--refresh" for today's packages
 	@mkdir -p out
 	@$(BIN)/python deploy/image/build.py --arch $(ARCH) --out out/aliquot-$(ARCH).tar $(ARGS)
+
+images: ## the images of both architectures, and both as one archive to push by one name: out/aliquot.tar
+	@$(MAKE) --no-print-directory image ARCH=amd64
+	@$(MAKE) --no-print-directory image ARCH=arm64
+	@$(BIN)/python deploy/image/join.py --out out/aliquot.tar out/aliquot-amd64.tar out/aliquot-arm64.tar
 
 release: $(STAMP) ## everything of a release with its checksums, into dist/; ARGS="--dirty" for a trial
 	@$(BIN)/python deploy/image/release.py $(ARGS)

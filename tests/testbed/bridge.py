@@ -39,8 +39,11 @@ def _take_number() -> int:
 
 
 def _furnish(number: int) -> None:
+    """A bridge without an address of its own takes its lowest port's, another whenever such a Pod comes or goes, and
+    Pods that know the one before reach nobody for up to a minute."""
     bridge = f"aliquot-net-{number}"
     for words in (
+        ("link", "set", bridge, "address", f"02:00:0a:f4:{number:02x}:01"),
         ("address", "add", f"10.244.{number}.1/24", "dev", bridge),
         ("link", "set", bridge, "up"),
         ("address", "add", f"10.96.{number}.1/32", "dev", "lo"),

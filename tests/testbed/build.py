@@ -1,7 +1,7 @@
 """The programs the tests run on, built once from Go modules and kept; the go.mod of each folder says the versions.
 
 `python tests/testbed/build.py` builds what is missing: some twelve minutes on two cores, 3 GB of Go's build cache, and
-590 MB of programs in $XDG_CACHE_HOME (or ~/.cache)/aliquot/testbed/VERSION. Go fetches the modules through GOPROXY, as
+600 MB of programs in $XDG_CACHE_HOME (or ~/.cache)/aliquot/testbed/VERSION. Go fetches the modules through GOPROXY, as
 always, and a newer Go too where go.mod asks for one. What lies in $KUBEBUILDER_ASSETS, the convention of envtest, is
 taken from there.
 """
@@ -71,13 +71,19 @@ CONTAINERS = Module(
     ("github.com/containerd/containerd/v2", "github.com/opencontainers/runc"),
 )
 CHARTS = Module("Helm", HERE / "helm", {"helm": "helm.sh/helm/v4/cmd/helm"}, ("helm.sh/helm/v4",))
-MODULES = (KUBERNETES, CONTAINERS, CHARTS)
+PUSHES = Module(
+    "crane",
+    HERE / "crane",
+    {"crane": "github.com/google/go-containerregistry/cmd/crane"},  # pushes, and is a registry to push to
+    ("github.com/google/go-containerregistry",),
+)
+MODULES = (KUBERNETES, CONTAINERS, CHARTS, PUSHES)
 VERSION = KUBERNETES.version("k8s.io/kubernetes")
 _WITH_C = ("runc",)  # enters namespaces before Go's threads begin, in C
 
 NODE = ("kubelet", "containerd", "containerd-shim-runc-v2", "ctr", "runc")
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
-SHIPPING = ("helm",)
+SHIPPING = ("helm", "crane")
 
 _UNVERSIONED = re.compile(r"/v\d+$")  # a module's path ends with its major version
 _OLDEST_GO = (1, 21)  # the first that fetches a newer Go when go.mod asks for one
@@ -166,6 +172,8 @@ def _version_flags(module: Module) -> str:
     if module is CHARTS:
         of = module.versioned[0]
         return f"-X {of}/internal/version.version={module.version(of)}"
+    if module is PUSHES:
+        return f"-X {module.packages['crane']}/cmd.Version={module.version(module.versioned[0])}"
     major, minor = VERSION.lstrip("v").split(".")[:2]
     base = "k8s.io/component-base/version"
     return f"-X {base}.gitVersion={VERSION} -X {base}.gitMajor={major} -X {base}.gitMinor={minor}"

@@ -19,8 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import yaml
 
@@ -33,6 +32,7 @@ from testbed.images import Registry
 from testbed.network import Network
 from testbed.nodes import RealNode
 from testbed.plane import ControlPlane, KubeScheduler
+from testbed.processes import Startable
 
 NAMES = ("n1", "n2")
 _PLAIN = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
@@ -46,7 +46,7 @@ _PLAY = (
 )
 
 
-class Cluster:
+class Cluster(Startable):
     """Ready for anything to be installed once it is entered."""
 
     def __init__(self, folder: Path, *, cards: int = 4, memory_gib: int = 16) -> None:
@@ -61,23 +61,7 @@ class Cluster:
 
     # Start and end
 
-    def __enter__(self) -> Self:
-        try:
-            self._start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        self._ending.close()
-
-    def _start(self) -> None:
+    def start(self) -> None:
         registry = self._serve_images()
         network = Network(self.folder / "network", api_port=self.plane.port)
         self._ending.callback(network.close)
@@ -95,6 +79,9 @@ class Cluster:
         for node in self.nodes:
             node.wait_ready()
             self.start_cards(node)
+
+    def stop(self) -> None:
+        self._ending.close()
 
     def _serve_images(self) -> Registry:
         """Those names can be pulled; any other is the probe."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 
 from testbed import nodeconfig
+from testbed.processes import Keeper
 
 _BRIDGE = Path(__file__).parent / "bridge.py"
 _PLUGIN = Path(__file__).parent / "cni.py"
@@ -19,22 +18,8 @@ class Network:
     def __init__(self, folder: Path, *, api_port: int) -> None:
         self._leases = folder / "leases"
         self._leases.mkdir(parents=True)
-        log = folder / "bridge.log"
-        with log.open("ab") as errors:
-            self._keeper = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_BRIDGE), str(api_port)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                start_new_session=True,
-            )
-        assert self._keeper.stdout is not None
-        with self._keeper.stdout as told:
-            line = told.readline()
-        if not line:
-            raise RuntimeError(f"no Pod network: {log.read_text().strip()}")
-        self.number = int(json.loads(line)["number"])
+        self._keeper = Keeper(_BRIDGE, str(api_port), folder / "bridge.log", makes="Pod network")
+        self.number = int(self._keeper.told["number"])
 
     @property
     def services(self) -> str:
@@ -57,6 +42,4 @@ class Network:
         nodeconfig.write_plugin(config, programs, network=network, program=program)
 
     def close(self) -> None:
-        assert self._keeper.stdin is not None
-        self._keeper.stdin.close()
-        self._keeper.wait(10)
+        self._keeper.close()

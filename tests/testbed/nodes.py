@@ -15,11 +15,9 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import yaml
 
@@ -30,12 +28,12 @@ from testbed.images import Registry, programs
 from testbed.network import Network
 from testbed.nodeprogram import NodeProgram, door
 from testbed.plane import ControlPlane
-from testbed.processes import wait_until
+from testbed.processes import Keeper, Startable, wait_until
 
 _HOUSE = Path(__file__).parent / "house.py"
 
 
-class RealNode:
+class RealNode(Startable):
     """One node. Without `cdi`, its containerd knows nothing of CDI; unless `hurried`, its kubelet takes its time."""
 
     def __init__(
@@ -57,7 +55,7 @@ class RealNode:
         self._labels = dict(labels or {})
         self._programs = binaries(NODE)
         self.cgroup = f"aliquot-test-{os.getpid()}-{name}"
-        self._house: subprocess.Popen[str] | None = None
+        self._house: Keeper | None = None
         self._init = 0
         self.address = ""
         self._containerd: NodeProgram | None = None
@@ -65,19 +63,6 @@ class RealNode:
         self._others: list[NodeProgram] = []
 
     # Start and end
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Ready for Pods when this returns."""
@@ -107,30 +92,14 @@ class RealNode:
         self._others.clear()
         self._kubelet = self._containerd = None
         if self._house is not None:
-            assert self._house.stdin is not None
-            self._house.stdin.close()
-            self._house.wait(30)
+            self._house.close()
             self._house = None
         with contextlib.suppress(Refused, OSError):
             self.plane.api("DELETE", f"/api/v1/nodes/{self.name}")
 
     def _build_house(self) -> None:
-        with (self.folder / "house.log").open("ab") as log:
-            self._house = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_HOUSE), self.cgroup],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                start_new_session=True,
-            )
-        assert self._house.stdout is not None
-        with self._house.stdout as told:
-            line = told.readline()
-        if not line:
-            raise RuntimeError(f"no node {self.name}: {(self.folder / 'house.log').read_text().strip()}")
-        found = json.loads(line)
-        self._init, self.address = found["init"], found["address"]
+        self._house = Keeper(_HOUSE, self.cgroup, self.folder / "house.log", makes=f"node {self.name}")
+        self._init, self.address = self._house.told["init"], self._house.told["address"]
 
     def _containerd_config(self) -> str:
         return nodeconfig.containerd(runtime=programs()["runtime"], registries=self.folder / "registries", cdi=self.cdi)
@@ -343,6 +312,20 @@ def restricted(pod: dict[str, Any], *, user: int = 1000) -> dict[str, Any]:
     for container in [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]:
         container["securityContext"] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     return pod
+
+
+@contextlib.contextmanager
+def standing(nodes: Sequence[RealNode]) -> Iterator[None]:
+    """Several nodes, begun at once and all ready; stopped at the end, also those that did not get so far."""
+    try:
+        for node in nodes:
+            node.begin()
+        for node in nodes:
+            node.wait_ready()
+        yield
+    finally:
+        for node in nodes:
+            node.stop()
 
 
 def remove_pods(plane: ControlPlane, nodes: Sequence[RealNode], *, seconds: float = 30.0) -> None:

@@ -22,8 +22,7 @@ import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import yaml
 
@@ -32,7 +31,7 @@ if __name__ == "__main__":  # otherwise pytest, or whoever imports, has the test
 
 from testbed.build import binaries
 from testbed.client import JSON, Client, Refused
-from testbed.processes import Program, free_port, wait_until
+from testbed.processes import Program, Startable, free_port, wait_until
 
 HOST = "127.0.0.1"
 ADMIN = "admin"
@@ -77,7 +76,7 @@ class KubeScheduler(Program):
         return True
 
 
-class ControlPlane:
+class ControlPlane(Startable):
     """One control plane with its own ports, data, certificates and tokens, in a folder of its own."""
 
     def __init__(self, folder: Path | None = None, *, keep: bool = False, apiserver_flags: Sequence[str] = ()) -> None:
@@ -101,19 +100,6 @@ class ControlPlane:
         self._names: set[str] = set()
 
     # Start and end
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Ready for Pods when this returns: the default service account exists, without which none is let in."""

@@ -6,6 +6,7 @@ its parent dies (PR_SET_PDEATHSIG). The kernel means the parent *thread*: one th
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -16,7 +17,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -111,6 +113,60 @@ class Program:
         except TimeoutError as error:
             self.kill()
             raise TimeoutError(f"{error}; its log ({self.log_file}) ends with:\n{self.tail()}") from None
+
+
+class Keeper:
+    """A script that makes something and keeps it (a node's namespaces, a network) until it is closed.
+
+    Or until the test run ends however that ends: then the script's input ends too. `told` is the line it wrote once all
+    was made.
+    """
+
+    def __init__(self, script: Path, word: str, log: Path, *, makes: str) -> None:
+        with log.open("ab") as errors:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(script), word],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+        assert self._popen.stdout is not None
+        with self._popen.stdout as told:
+            line = told.readline()
+        if not line:
+            self.close()
+            raise RuntimeError(f"no {makes}: {log.read_text().strip()}")
+        self.told: dict[str, Any] = json.loads(line)
+
+    def close(self) -> None:
+        assert self._popen.stdin is not None
+        self._popen.stdin.close()
+        self._popen.wait(30)
+
+
+class Startable:
+    """Something that `with` starts and stops; where its start fails half-way, what has begun is stopped too."""
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
 
 
 def wait_until(

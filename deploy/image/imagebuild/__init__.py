@@ -12,6 +12,7 @@ sbom       the components as an SPDX document
 oci        the archive: layers, configuration, manifest, index
 image      all of these in their order
 main       the command deploy/image/build.py
+index      the archives of several architectures as one, and the command deploy/image/join.py
 readiness  whether a tree is ready to be released
 release    the command deploy/image/release.py
 errors     what both say when they cannot go on

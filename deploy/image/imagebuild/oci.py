@@ -12,7 +12,7 @@ from typing import Any
 from imagebuild import entries
 from imagebuild.entries import Entry
 
-_INDEX = "application/vnd.oci.image.index.v1+json"
+INDEX = "application/vnd.oci.image.index.v1+json"
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _CONFIG = "application/vnd.oci.image.config.v1+json"
 _LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
@@ -55,7 +55,9 @@ def archive(
         blobs[digest(data)] = data
         return {"mediaType": kind, "digest": digest(data), "size": len(data), **more}
 
-    config = kept(_CONFIG, _json(_config(layers, version=version, arch=arch, environment=environment, made_at=made_at)))
+    config = kept(
+        _CONFIG, encoded(_config(layers, version=version, arch=arch, environment=environment, made_at=made_at))
+    )
     described = [kept(_LAYER, each.blob) for each in layers]
     manifest = {
         "schemaVersion": 2,
@@ -70,12 +72,23 @@ def archive(
         "io.containerd.image.name": f"docker.io/{name}:{version}",
         "org.opencontainers.image.ref.name": version,
     }
-    top = kept(_MANIFEST, _json(manifest), platform=platform, annotations=annotations)
-    files = {f"blobs/{key.replace(':', '/')}": data for key, data in blobs.items()}
-    files["oci-layout"] = _json({"imageLayoutVersion": "1.0.0"})
-    files["index.json"] = _json({"schemaVersion": 2, "mediaType": _INDEX, "manifests": [top]})
-    files["manifest.json"] = _json(_for_docker(config, described, f"{name}:{version}"))
-    return entries.packed({path: Entry(data=data) for path, data in files.items()}, made_at=made_at)
+    top = kept(_MANIFEST, encoded(manifest), platform=platform, annotations=annotations)
+    files = {path(key): data for key, data in blobs.items()} | heads(top)
+    files["manifest.json"] = encoded(_for_docker(config, described, f"{name}:{version}"))
+    return entries.packed({where: Entry(data=data) for where, data in files.items()}, made_at=made_at)
+
+
+def heads(top: Mapping[str, Any]) -> dict[str, bytes]:
+    """What a layout begins with: that it is one, and what is on top of it."""
+    return {
+        "oci-layout": encoded({"imageLayoutVersion": "1.0.0"}),
+        "index.json": encoded({"schemaVersion": 2, "mediaType": INDEX, "manifests": [top]}),
+    }
+
+
+def path(key: str) -> str:
+    """Where in a layout the blob with this digest is."""
+    return f"blobs/{key.replace(':', '/')}"
 
 
 def labels(version: str) -> dict[str, str]:
@@ -108,9 +121,9 @@ def _config(
 
 def _for_docker(config: Mapping[str, Any], layers: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
     """What `docker load` of before Docker 25 reads."""
-    paths = [f"blobs/{each['digest'].replace(':', '/')}" for each in (config, *layers)]
+    paths = [path(each["digest"]) for each in (config, *layers)]
     return [{"Config": paths[0], "RepoTags": [name], "Layers": paths[1:]}]
 
 
-def _json(value: Any) -> bytes:
+def encoded(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

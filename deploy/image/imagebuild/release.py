@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from imagebuild import entries, image, wheels
+from imagebuild import entries, image, index, wheels
 from imagebuild.entries import Entry
 from imagebuild.errors import CannotBuildError
 from imagebuild.image import ROOT
@@ -94,6 +94,11 @@ def _steps(out: Path, version: str, versions: Versions, when: int) -> list[tuple
         image.write(out / f"aliquot-{version}-image-{arch}.tar", made.archive)
         image.write(out / f"aliquot-{version}-image-{arch}.spdx.json", made.sbom)
 
+    def together() -> None:
+        archives = [out / f"aliquot-{version}-image-{arch}.tar" for arch in arches]
+        both = index.joined([index.read(path.read_bytes(), path.name) for path in archives])
+        image.write(out / f"aliquot-{version}-image.tar", both)
+
     def sources() -> None:
         wheels.run([sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(out)], cwd=ROOT)
 
@@ -102,6 +107,7 @@ def _steps(out: Path, version: str, versions: Versions, when: int) -> list[tuple
         *((f"wheel for {arch}", lambda arch=arch: wheels.built(ROOT, arch=arch, out=out)) for arch in arches),
         ("sources", sources),
         *((f"image for {arch}", lambda arch=arch: imaged(arch)) for arch in arches),
+        ("image for both, in one", together),
         ("chart", lambda: packed(f"aliquot-chart-{version}.tgz", chart(ROOT / CHART))),
         ("chart, looked at by helm", lambda: look_at(out / f"aliquot-chart-{version}.tgz")),
         ("manifests", lambda: image.write(out / "install.yaml", (ROOT / INSTALL).read_bytes())),

@@ -9,6 +9,7 @@ import pytest
 
 from testbed.build import CannotBuildError
 from testbed.cluster import Cluster
+from testbed.depot import Depot
 from testbed.traces import Traces, remove, traces, until_gone
 
 
@@ -23,6 +24,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             yield whole
     except CannotBuildError as error:
         pytest.exit(f"no cluster to ship to: {error}", returncode=1)
+
+
+@pytest.fixture(scope="session")
+def depot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Depot]:
+    """An empty registry, to push to."""
+    try:
+        serving = Depot(tmp_path_factory.mktemp("depot"))
+    except CannotBuildError as error:
+        pytest.exit(f"no registry to push to: {error}", returncode=1)
+    with serving:
+        yield serving
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The image as it is built: for both architectures, small, whole, and the programs in it run.
+"""The image as it is built: for both architectures, small, whole, and the programs in it run; and both as one.
 
 Fetches from Debian's mirror and from PyPI what is not in the cache; the first build takes some minutes.
 """
@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,10 +20,13 @@ from pathlib import Path
 import pytest
 from packaging.licenses import canonicalize_license_expression
 
-from imagebuild import bytecode, image, main, oci, wheels
+from imagebuild import bytecode, image, index, main, oci, wheels
 from imagebuild.debian import Apt
 from imagebuild.errors import CannotBuildError
 from imagebuild.inputs import Shop, Versions
+from testbed.build import CannotBuildError as CannotBuildTestbedError
+from testbed.depot import Depot
+from testbed.lone import LoneContainerd
 
 ROOT = image.ROOT
 MACHINES = {"amd64": 62, "arm64": 183}  # e_machine in the header of an ELF file
@@ -290,3 +293,63 @@ def test_its_version_is_the_projects(root: Path) -> None:
 
 def test_every_module_of_ours_can_be_imported_without_a_disk_to_write_to(root: Path) -> None:
     assert int(_inside(root, "/usr/bin/python3.11", "-IB", "-c", IMPORT_ALL, user="65532:65532")) > 100
+
+
+# --- both as one -----------------------------------------------------------------------------------------------------
+
+NAME = f"aliquot/aliquot:{image.project_version()}"
+
+
+@pytest.fixture(scope="session")
+def both(images: Mapping[str, Built], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    archive = tmp_path_factory.mktemp("both") / "both.tar"
+    assert index.main(["--out", str(archive), *(str(each.path) for each in images.values())]) == 0
+    return archive
+
+
+@pytest.fixture
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoneContainerd]:
+    if os.geteuid():
+        pytest.fail("containerd needs root: run as root", pytrace=False)
+    try:
+        running = LoneContainerd(tmp_path_factory.mktemp("runtime"))  # a socket's path is short
+    except CannotBuildTestbedError as error:
+        pytest.exit(f"no runtime to test with: {error}", returncode=1)
+    with running:
+        yield running
+
+
+def _runs_as_its_own(runtime: LoneContainerd, name: str) -> None:
+    root = runtime.unpacked(name)
+    assert runtime.run("od", "-An", "-tu2", "-j18", "-N2", root / "usr/bin/python3.11").split() == [
+        str(MACHINES[_here()])
+    ]
+    assert image.project_version() in runtime.run("chroot", root, "aliquot", "--version")
+
+
+def test_a_runtime_that_is_given_both_has_both_and_runs_its_own(
+    both: Path, runtime: LoneContainerd, images: Mapping[str, Built]
+) -> None:
+    runtime.ctr("images", "import", "--all-platforms", both)
+
+    assert runtime.names() == [f"docker.io/{NAME}"]
+    layers = {oci.digest(layer) for built in images.values() for layer in built.layers}
+    assert layers <= runtime.blobs()
+    _runs_as_its_own(runtime, f"docker.io/{NAME}")
+
+
+def test_both_are_pushed_by_one_name_and_a_runtime_pulls_its_own(
+    both: Path, runtime: LoneContainerd, depot: Depot, tmp_path: Path, images: Mapping[str, Built]
+) -> None:
+    """As docs/releasing.md says for crane."""
+    layout, name = tmp_path / "layout", f"{depot.host}/{NAME}"
+    with tarfile.open(both) as tar:
+        tar.extractall(layout, filter="data")
+    depot.crane("push", layout, name)
+
+    depot.crane("validate", "--fast", "--remote", name)  # everything that is named is there
+    listed = json.loads(depot.crane("manifest", name))["manifests"]
+    assert {each["platform"]["architecture"] for each in listed} == set(MACHINES)
+    runtime.ctr("images", "pull", "--plain-http", name)
+    assert {oci.digest(layer) for layer in images[_here()].layers} <= runtime.blobs()
+    _runs_as_its_own(runtime, name)

@@ -1,0 +1,5 @@
+//go:build tools
+
+package testbed
+
+import _ "github.com/google/go-containerregistry/cmd/crane"
