@@ -228,6 +228,18 @@ def test_a_record_that_cannot_be_read_is_not_overwritten(paper: Paper) -> None:
     assert paper.writes == []
 
 
+def test_a_node_that_is_not_there_is_told_before_anything_is_made(paper: Paper) -> None:
+    said = _refusal(install, "--kube-scheduler-image", "ks:1", "--nodes", "n7")
+    assert "--nodes: there is no node n7; `kubectl get nodes` names them" in said
+    assert paper.writes == []
+
+
+def test_who_uninstalls_by_helm_is_told_how_helm_goes_on(paper: Paper) -> None:
+    paper.hold()
+    assert "helm rollback RELEASE REVISION" in _refusal(uninstall, "--nodes-only", code=1)
+    assert "helm" not in _refusal(uninstall, code=1)
+
+
 def test_pods_on_our_cards_are_named_and_nothing_is_done(paper: Paper) -> None:
     paper.hold()
     said = _refusal(uninstall, code=1)
@@ -351,6 +363,16 @@ def test_the_sweepers_are_pulled_by_the_agents_secrets(paper: Paper) -> None:
     assert paper.created[0]["spec"]["imagePullSecrets"] == [{"name": "mine"}]
 
 
+def test_the_sweepers_are_labelled_as_the_agents_are(paper: Paper) -> None:
+    _noted(paper, agent="0.0.1")
+    label = {"type": "spc_t", "level": "s0"}
+    inner = {"containers": [{"image": "i"}], "securityContext": {"seLinuxOptions": label}}
+    agents = "/apis/apps/v1/namespaces/aliquot-system/daemonsets/aliquot-agent"
+    paper.answers[agents] = {"metadata": {"name": "aliquot-agent"}, "spec": {"template": {"spec": inner}}}
+    assert invoked(uninstall).exit_code == 0
+    assert paper.created[0]["spec"]["securityContext"]["seLinuxOptions"] == label
+
+
 def test_a_namespace_is_made_for_the_sweepers_where_it_is_gone_and_goes_with_them(paper: Paper) -> None:
     _noted(paper, left_behind='{"v":1,"image":"reg/aliquot:5"}')
     paper.homeless = True
@@ -378,6 +400,76 @@ def test_nor_is_one_that_was_never_seen_to_stand_while_pods_are_on_its_cards(
     assert result.exit_code == 1
     assert "left as it is" in result.stderr
     assert paper.deleted == []
+
+
+def _stands(paper: Paper, ready: int) -> None:
+    """So many of the two schedulers are ready, and all of the agents."""
+    found = {
+        "deployments/aliquot-scheduler": {"updatedReplicas": ready, "availableReplicas": ready, "replicas": ready},
+        "daemonsets/aliquot-agent": {},
+    }
+    for name, status in found.items():
+        obj = {"metadata": {"name": name.rpartition("/")[2]}, "spec": {"replicas": 2}, "status": status}
+        paper.answers[f"/apis/apps/v1/namespaces/aliquot-system/{name}"] = obj
+
+
+def _applied(paper: Paper) -> None:
+    """As --no-wait left it, by its own words."""
+    assert invoked(install, "--no-wait", "--kube-scheduler-image", "kube-scheduler:v1.36.4").exit_code == 0
+    paper.answers[RECORD] = paper.patched[RECORD]
+    paper.writes.clear()
+
+
+class TestOneThatNobodyWaitedFor:
+    def test_is_noted_as_whole(self, paper: Paper) -> None:
+        _applied(paper)
+        record = made.parse_record(paper.answers[RECORD])
+        assert isinstance(record, made.Record)
+        assert (record.applied, record.settled) == (True, False)
+
+    @pytest.mark.parametrize("command", [install, upgrade])
+    def test_is_no_news_once_it_stands(self, paper: Paper, command: click.Command) -> None:
+        _applied(paper)
+        _stands(paper, 2)
+        result = invoked(command, "--dry-run", "-o", "yaml")
+        assert result.exit_code == 0, result.output
+        assert "note" not in result.stderr
+        assert paper.writes == [], "--dry-run"
+
+    @pytest.mark.parametrize("command", [install, upgrade])
+    def test_is_said_not_to_stand_while_it_does_not(self, paper: Paper, command: click.Command) -> None:
+        _applied(paper)
+        _stands(paper, 1)
+        result = invoked(command, "--dry-run", "-o", "yaml")
+        assert "was applied by --no-wait, and does not stand yet: going on" in result.stderr
+        assert "not finished" not in result.stderr
+
+    def test_is_changed_by_upgrade_only_once_it_stands(self, paper: Paper) -> None:
+        _applied(paper)
+        _stands(paper, 2)
+        assert "`aliquot upgrade` changes it" in _refusal(install, "--mode", "t9k")
+
+    @pytest.mark.parametrize(("ready", "back"), [(2, f"aliquot/aliquot:{aliquot.__version__}"), (1, None)])
+    def test_is_gone_back_to_if_it_stood(self, paper: Paper, ready: int, back: str | None) -> None:
+        _applied(paper)
+        _stands(paper, ready)
+        assert invoked(upgrade, "--no-wait", "--image", "here/aliquot:2").exit_code == 0
+        record = made.parse_record(paper.patched[RECORD])
+        assert isinstance(record, made.Record)
+        before = made.record_before(record)
+        assert (before.options.image if before else None) == back
+
+    def test_is_uninstalled_without_a_word_of_it(self, paper: Paper) -> None:
+        _applied(paper)
+        result = invoked(uninstall)
+        assert result.exit_code == 0, result.output
+        assert "not finished" not in result.stderr
+        assert "aliquot-installation" in paper.deleted
+
+
+def test_one_that_was_killed_half_way_is_said_to_be_gone_on_with(paper: Paper) -> None:
+    paper.record(aliquot.__version__, settled=False)
+    assert "was begun and not finished: going on" in invoked(install, "--dry-run").stderr
 
 
 def test_an_upgrade_labels_no_node_again(paper: Paper) -> None:

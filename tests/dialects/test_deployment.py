@@ -173,6 +173,17 @@ def test_an_upgrade_that_was_begun_twice_still_leads_back_to_the_last_that_stood
     assert made.record_before(again) == first
 
 
+def test_one_that_nobody_waited_for_and_that_stands_is_led_back_to_and_takes_with_it_what_it_replaced() -> None:
+    first = made.new_record("1", OPTIONS, FILE, settled=True)
+    unseen = made.new_record("2", OPTIONS, FILE[:3], applied=True, before=made.replacing(first))
+    then = made.new_record("3", OPTIONS, FILE[:2], before=made.replacing(made.seen_to_stand(unseen)))
+    before = made.record_before(then)
+    assert before is not None
+    assert before.version == "2"
+    assert made.unpack(before.packed) == FILE[:3]
+    assert set(before.objects) == set(first.objects)
+
+
 def test_a_record_of_a_release_that_knew_fewer_options_is_read() -> None:
     made_then = made.render_record(made.new_record("1", OPTIONS, FILE[:1]))
     record = json.loads(made_then["data"]["record"])

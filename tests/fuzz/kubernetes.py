@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from aliquot.dialects import extender as wire
 from aliquot.dialects.admission import AdmissionSettings, review
 from aliquot.dialects.kube import expand, is_daemon, is_finished, node_refusals, pod_request
 from aliquot.dialects.leases import LeaseObject
+from aliquot.dialects.leftovers import LeftBehind, node_leftovers, parse_left_behind, render_left_behind
 from aliquot.dialects.objects import NodeObject, PodObject
 from aliquot.dialects.webhooks import parse_secret
 from aliquot.model.claim import Claim
@@ -29,6 +31,7 @@ from .inputs import any_json, as_bytes, atoms, changed, damaged, texts
 from .target import Target, plain, refused
 
 GRANT = "aliquot.dev/grant"
+LEFT_BEHIND = "aliquot.dev/left-behind"
 
 
 def _granted(limits: dict[str, Any], **share: Any) -> dict[str, Any]:
@@ -109,6 +112,20 @@ def _node(value: Any) -> None:
     assert cluster.addresses.keys() <= {"other", decoded.metadata.name}
 
 
+def _left_behind(text: Any) -> None:
+    """By what it says, a Pod as root is made that takes folders away."""
+    node = {"metadata": {"name": "n1", "annotations": {LEFT_BEHIND: text}}}
+    found = parse_left_behind(node)
+    _said(found)
+    node_leftovers(node, {})
+    if isinstance(found, LeftBehind):
+        assert re.fullmatch(r"[A-Za-z0-9_.:/@+-]{1,512}", found.image)
+        assert re.fullmatch(r"(/[A-Za-z0-9_.+-]+)+", found.kubelet)
+        assert not {".", ".."} & set(found.kubelet.split("/"))
+        again = {"metadata": {"name": "n1", "annotations": {LEFT_BEHIND: render_left_behind(found)}}}
+        assert parse_left_behind(again) == found
+
+
 def _review(value: Any) -> None:
     for settings in (AdmissionSettings(), AdmissionSettings("s", {}, env_by_field_ref=True)):
         said = review(value, dialects.Rules(), settings)
@@ -165,6 +182,10 @@ def _small(value: Any) -> None:
             continue
 
 
+def _as_text(body: bytes) -> str:
+    return body.decode(errors="replace")
+
+
 def _reviewed(pod: Any) -> dict[str, Any]:
     kind = {"group": "", "version": "v1", "kind": "Pod"}
     request = {"uid": "u", "kind": kind, "operation": "CREATE", "object": pod, "namespace": "ns"}
@@ -183,6 +204,10 @@ _LIVE = {
     "notes": [],
     "timeline": [],
 }
+_LEFT = [
+    {"v": 1, "image": "r.example:5000/aliquot@sha256:0a", "kubelet": "/var/lib/k0s/kubelet"},
+    {"v": 1, "image": "a"},
+]
 _SMALL = [
     {"metadata": {"name": "unhealthy-gpu-n1"}, "data": {"gpus": "0,2"}},
     {"metadata": {"name": "s", "resourceVersion": "1"}, "data": {"tls.crt": "YQ==", "tls.key": "YQ=="}},
@@ -214,6 +239,11 @@ TARGETS: tuple[Target, ...] = (
             }
         ),
         _node,
+    ),
+    plain(
+        "left-behind",
+        changed(_LEFT).map(json.dumps) | damaged([json.dumps(each).encode() for each in _LEFT]).map(_as_text) | texts,
+        _left_behind,
     ),
     plain("admission-review", changed([_reviewed(pod) for pod in PODS]) | any_json(), _review),
     plain(

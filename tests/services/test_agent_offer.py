@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import json
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from aliquot.adapters.podstore import PodStore, StoreError
 from aliquot.dialects import MemoryUnit, Rules
+from aliquot.dialects.native import INVENTORY
 from aliquot.dialects.objects import NodeObject
-from aliquot.model.tenant import Level, Standing, State
+from aliquot.dialects.qgpu import POLICY_LABEL
+from aliquot.model.node import Isolation
+from aliquot.model.tenant import Finding, Level, Oddity, SharingRules, Standing, State
 from manifests import QGPU, QGPU_CORE, QGPU_MEMORY
 from services.usher_rig import NODE, House, a_qgpu_pod, play
-
-
-@pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    made = House(tmp_path, monkeypatch)
-    made.sync()
-    yield made
-    made.store.close()
 
 
 def offered(house: House) -> dict[str, dict[str, bool]]:
@@ -37,6 +32,21 @@ def offered(house: House) -> dict[str, dict[str, bool]]:
 def falls_sick(house: House, card: int) -> None:
     cards = tuple(replace(each, healthy=each.index != card) for each in house.health.cards)
     house.health.cards, house.health.why = cards, {f"GPU-{card}": "Xid 79"}
+
+
+def one_round(house: House) -> None:
+    """The agent looks around once, and rests."""
+    house.agent.restored.set()
+
+    async def act() -> None:
+        upkeep = asyncio.create_task(house.agent._upkeep())
+        for _ in range(100):  # nothing here takes time; the next round is a second later
+            await asyncio.sleep(0)
+        assert not upkeep.done()
+        upkeep.cancel()
+        await asyncio.gather(upkeep, return_exceptions=True)
+
+    play(act())
 
 
 def test_the_resources_that_its_labels_ask_for_a_device_for_each_unit(house: House) -> None:
@@ -91,6 +101,19 @@ def test_a_kubelet_that_does_not_tell_who_holds_what_does_not_hide_a_sick_card(h
     assert list(offered(house)[QGPU_MEMORY].values()).count(False) == 16
 
 
+def test_another_policy_on_the_nodes_label_holds_for_those_who_run_and_one_that_is_none_changes_nothing(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.run(a_qgpu_pod())
+    told: list[SharingRules] = []
+    monkeypatch.setattr(house.arbiter, "configure", told.append)
+    for label in ({POLICY_LABEL: "fixed-share"}, {POLICY_LABEL: "fixed"}, {POLICY_LABEL: "bs"}, {}):
+        node = {"metadata": {"name": NODE, "labels": {**QGPU, **label}}}
+        house.agent.clerk.changed(msgspec.convert(node, NodeObject))
+    assert [each.isolation for each in told] == [Isolation.FIXED_SHARE, Isolation.BURST_SHARE, Isolation.BEST_EFFORT]
+    assert len({each.release_delay for each in told}) == 1
+
+
 def test_a_database_that_cannot_be_written_keeps_nothing_else_from_being_done(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -129,19 +152,46 @@ def test_a_pod_that_is_refused_memory_hears_of_it_in_an_event(house: House, monk
     uid = pod["metadata"]["uid"]
     refused = Standing(uid, "GPU-0", State.IDLE, Level.HARDWARE, 0.0, 0, 5 << 30, (), 0, 0.0, 7)
     monkeypatch.setattr(house.arbiter, "standings", lambda: [refused])
-    house.agent.restored.set()
-
-    async def one_round() -> None:
-        upkeep = asyncio.create_task(house.agent._upkeep())
-        while not any(reason == "GPUMemoryLimit" for _, reason, _ in house.told):
-            assert not upkeep.done()
-            await asyncio.sleep(0)
-        upkeep.cancel()
-        await asyncio.gather(upkeep, return_exceptions=True)
-
-    play(one_round())
+    one_round(house)
     text = "allocations were refused past its limit of 5.0 GiB on card 0 (GPU-0): 7 so far"
     assert ("greedy", "GPUMemoryLimit", text) in house.told
+
+
+def test_what_is_nobodys_on_a_card_is_told_on_the_node_and_what_is_a_pods_on_that(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.run(pod := a_qgpu_pod("escapes"))
+    uid = pod["metadata"]["uid"]
+    nobodys = Finding("GPU-0", 7, Oddity.STRANGER, "is of no Pod")
+    its = Finding("GPU-0", 8, Oddity.UNREGISTERED, "has not registered", uid)
+    monkeypatch.setattr(house.arbiter, "findings", lambda: [nobodys, its])
+    one_round(house)
+    assert (NODE, "GPUFinding", "card GPU-0: process 7 is of no Pod") in house.told
+    assert ("escapes", "GPUFinding", "card GPU-0: process 8 has not registered") in house.told
+
+
+def test_a_card_that_is_out_is_told_on_the_node_and_on_its_pods_and_written_for_the_scheduler(house: House) -> None:
+    house.run(a_qgpu_pod("has-it", card=1))
+    house.run(a_qgpu_pod("has-another", card=0))
+    falls_sick(house, 1)
+    one_round(house)
+    told = {name for name, reason, text in house.told if reason == "GPUUnhealthy" and "Xid 79" in text}
+    assert told == {NODE, "has-it"}
+    assert parse_inventory(house.agent.clerk._inventory) == {0: True, 1: False}
+    assert len(house.tenants.tenancies) == 2  # who has it stays accounted
+
+
+def parse_inventory(annotations: Mapping[str, str]) -> dict[int, bool]:
+    """Which cards are well."""
+    return {card["index"]: card.get("healthy", True) for card in json.loads(annotations[INVENTORY])["cards"]}
+
+
+def test_a_pod_that_has_ended_is_let_go_of_in_the_next_round(house: House) -> None:
+    house.run(pod := a_qgpu_pod())
+    house.deleted(pod, quietly=True)
+    house.watch()
+    one_round(house)
+    assert house.remains()["database"] == house.remains()["folders"] == house.remains()["specs"] == set()
 
 
 @pytest.mark.parametrize("steps", range(4))

@@ -6,6 +6,7 @@ is gone has left nothing.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
 import sqlite3
@@ -19,17 +20,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from aliquot.adapters.podstore import PodStore, StoreError
-from services.usher_rig import House, Json, Killed, NotMade, a_qgpu_pod
+from aliquot.model.tenant import SharingRules
+from aliquot.services.plugins import Refused
+from services.usher_rig import House, Json, Killed, NotMade, a_qgpu_pod, play
 
 EVERYWHERE = ("database", "memory", "arbiter", "folders", "specs")
-
-
-@pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    made = House(tmp_path, monkeypatch)
-    made.sync()
-    yield made
-    made.store.close()
 
 
 def uid(pod: Json) -> str:
@@ -41,6 +36,16 @@ def holds(house: House, *pods: Json) -> bool:
     """Whether these Pods, and no others, are in each place where Pods are kept."""
     remains, wanted = house.remains(), {uid(pod) for pod in pods}
     return all(remains[place] == wanted for place in EVERYWHERE) and not remains["drafts"] and not remains["links"]
+
+
+def lose_everything(house: House) -> None:
+    """The database, and all that is on the node of Pods."""
+    house.store.close()
+    for each in house.folder.glob("state.db*"):
+        each.unlink()
+    for name in ("t", "cdi"):
+        shutil.rmtree(house.folder / name)
+        (house.folder / name).mkdir()
 
 
 def killed_at_each_write(house: House, scene: Callable[[], None]) -> Iterator[str]:
@@ -107,6 +112,29 @@ class TestKilledAtAnyWrite:
         assert page.stat().st_ino == before
         assert house.started(pod) == first
 
+    def test_the_next_one_holds_it_as_it_was_told_to_before_it_asks_anybody(
+        self, house: House, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        house.run(pod := a_qgpu_pod())
+        house.store.close()
+        house.start()
+        steps: list[object] = []
+        monkeypatch.setattr(house.arbiter, "configure", lambda rules: steps.append(rules.release_delay))
+        monkeypatch.setattr(house.arbiter, "start", lambda: steps.append("begins"))
+        monkeypatch.setattr(house.arbiter, "add", lambda tenant, folder: steps.append(tenant.id))
+        monkeypatch.setattr(house.arbiter, "stop", lambda: steps.append("ends"))
+        monkeypatch.setattr("aliquot.services.agent.told_to_end", _at_once)
+        monkeypatch.setattr(house.agent, "kube", contextlib.nullcontext())  # nobody answers
+        house.agent._rules = SharingRules(release_delay=0.5)
+        play(house.agent.run())
+        assert steps == [0.5, "begins", uid(pod), "ends"]
+
+
+def _at_once() -> asyncio.Event:
+    told = asyncio.Event()
+    told.set()
+    return told
+
 
 class TestWhatTheNextAgentFinds:
     def test_a_database_of_a_later_release_is_kept_aside_and_every_pod_is_found_again(self, house: House) -> None:
@@ -164,6 +192,33 @@ class TestWhatTheNextAgentFinds:
         house.restart()
         assert holds(house, pod)
         assert house.tenants.tenancies[uid(pod)].shares == before
+
+    def test_without_its_database_and_all_folders_it_knows_them_by_the_kubelets_notes_and_their_grants(
+        self, house: House
+    ) -> None:
+        for each in (pod := a_qgpu_pod(card=1), ended := a_qgpu_pod("ended")):
+            house.run(each)
+            house.api.put({**each, "status": {"phase": "Running"}})
+        house.api.delete(ended)  # the kubelet has not noticed yet
+        before = house.tenants.tenancies[uid(pod)].shares
+        lose_everything(house)
+        house.restart()
+        assert house.remains()["database"] == {uid(pod)}
+        assert house.tenants.tenancies[uid(pod)].shares == before
+        assert house.started(pod).cards == "GPU-1"
+        assert holds(house, pod)
+
+    def test_one_that_was_refused_is_not_taken_in_for_that_the_kubelet_gave_it_devices(self, house: House) -> None:
+        """Two schedulers gave the card away twice: who runs there must not find it taken when it restarts."""
+        house.run(runs := a_qgpu_pod("runs", card=1, gib=12))
+        house.api.put({**runs, "status": {"phase": "Running"}})
+        house.admitted(house.bound(late := a_qgpu_pod("late", card=1, gib=12)))
+        lose_everything(house)
+        house.restart()
+        with pytest.raises(Refused, match="two schedulers"):
+            house.started(late)
+        assert house.started(runs).cards == "GPU-1"
+        assert holds(house, runs)
 
     def test_without_the_folders_it_makes_them_anew(self, house: House) -> None:
         house.run(pod := a_qgpu_pod(card=1))

@@ -11,7 +11,14 @@ from aliquot.dialects import parse_pod
 from aliquot.dialects.extender import parse_args
 from aliquot.model.claim import Claim
 from aliquot.model.refusal import Reason
-from aliquot.services.answers import filter_answer, inspect_answer, scores_answer, short_reason, status_answer
+from aliquot.services.answers import (
+    filter_answer,
+    inspect_answer,
+    repeats_us,
+    scores_answer,
+    short_reason,
+    status_answer,
+)
 from aliquot.services.cluster import Cluster
 from manifests import (
     APP_CLASS,
@@ -147,6 +154,27 @@ def test_there_are_words_for_every_reason_and_every_kind_of_pod(reason: Reason, 
         assert said
         assert "None" not in said
         assert len(said) < 200
+        assert repeats_us(f"0/3 nodes are available: 1 {said}, 2 Insufficient cpu. preemption: none")
+
+
+def test_a_node_that_we_do_not_know_or_cannot_read_is_told_in_words_of_ours_too() -> None:
+    broken = live_node("broken", labels={"sched.tensorstack.dev/node-alloc-mode": "typo"})
+    answer = filtered(a_cluster(broken), pod_json(), "broken", "new")
+    assert repeats_us(answer["FailedNodes"]["new"])
+    assert repeats_us(answer["FailedAndUnresolvableNodes"]["broken"])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "0/2 nodes are available: 2 Insufficient aliyun.com/gpu-mem. preemption: 0/2 nodes are available",
+        "0/2 nodes are available: 1 node(s) had untolerated taint(s), 1 didn't match Pod's node affinity/selector",
+        "0/2 nodes are available: 1 Too many pods, 1 node(s) were unschedulable. No preemption victims found",
+        "",
+    ],
+)
+def test_what_kube_scheduler_finds_by_itself_is_not_in_words_of_ours(said: str) -> None:
+    assert not repeats_us(said)
 
 
 def test_percentages_are_told_as_percentages() -> None:

@@ -259,6 +259,11 @@ class TestPatrol:
         assert "is of no Pod" in text
         assert "aliquot run" not in text
 
+    def test_we_are_no_stranger_ourselves(self, rig: Rig) -> None:
+        rig.patch.setattr(patrol, "_GRACE", -1.0)
+        rig.nvml.on_card[UUIDS[0]] = {os.getpid(): 1 << 20}
+        assert rig.daemon._patrol.look_at(UUIDS[0]) == []
+
     def test_a_process_of_a_pod_that_was_given_no_card_is_a_stranger_of_known_origin(
         self, rig: Rig, pods: dict[int, str]
     ) -> None:

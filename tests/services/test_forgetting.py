@@ -20,14 +20,6 @@ from services.usher_rig import House, a_qgpu_pod
 
 
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    made = House(tmp_path, monkeypatch)
-    made.sync()
-    yield made
-    made.store.close()
-
-
-@pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     made = Rig(tmp_path, monkeypatch)
     yield made

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,6 @@ from manifests import MEM, a_container, a_pod
 from services.usher_rig import NODE, House, Json, play
 
 NUMBERS = itertools.count()
-
-
-@pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    made = House(tmp_path, monkeypatch)
-    made.sync()
-    yield made
-    made.store.close()
 
 
 def a_peers_pod(name: str = "theirs", *, card: int = 0, gib: int = 4, assigned: str = "true") -> Json:

@@ -10,8 +10,11 @@ import aiohttp
 import pytest
 
 from aliquot.adapters.kube import Server
+from aliquot.dialects.webhooks import ServiceRef
 from aliquot.services.access import Listen
 from aliquot.services.scheduler import Scheduler, Settings
+from aliquot.services.webhook import WebhookSettings
+from services.virtual import play
 
 
 def test_a_port_that_is_taken_is_told_at_once() -> None:
@@ -69,3 +72,36 @@ def test_without_its_usual_place_there_is_no_dashboard_and_all_else_goes_on(capl
 
         assert "version" in asyncio.run(_told_by(settings, f"http://127.0.0.1:{port}/version"))
     assert "--dashboard chooses another" in caplog.text
+
+
+def _ended_after(where: ServiceRef | str) -> dict[str, float]:
+    """Seconds from being told to end until each part does: the webhook, the rest."""
+    ended: dict[str, float] = {}
+
+    async def part(name: str) -> None:
+        loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended[name] = loop.time() - began
+
+    async def scene() -> None:
+        scheduler = Scheduler(
+            Server("http://127.0.0.1:9"), Settings(leader_elect=False, webhook=WebhookSettings(443, where))
+        )
+        parts = {scheduler._webhook: "webhook", scheduler.pods.run: "rest"}
+        tasks = {work: asyncio.create_task(part(name)) for work, name in parts.items()}
+        await asyncio.sleep(0)
+        await scheduler._end(tasks)
+        assert scheduler.extender.stopping, "its Service is told by /readyz to send nobody here any more"
+
+    play(scene())
+    return ended
+
+
+def test_behind_a_service_reviews_are_answered_until_api_servers_have_heard_that_it_ends() -> None:
+    assert _ended_after(ServiceRef("kube-system", "aliquot-webhook")) == {"webhook": 3.0, "rest": 0.0}
+
+
+def test_where_nobody_but_it_can_answer_reviews_it_ends_at_once() -> None:
+    assert _ended_after("https://127.0.0.1:443/review") == {"webhook": 0.0, "rest": 0.0}

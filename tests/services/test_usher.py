@@ -25,14 +25,6 @@ NOTHING: dict[str, set[str]] = {
 }
 
 
-@pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    made = House(tmp_path, monkeypatch)
-    made.sync()
-    yield made
-    made.store.close()
-
-
 def uid(pod: Json) -> str:
     found: str = pod["metadata"]["uid"]
     return found

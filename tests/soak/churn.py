@@ -7,7 +7,6 @@ card and all of them together no more than half of the cards: whatever the order
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from manifests import APP_CLASS, COUNT, MEM, QGPU_CORE, QGPU_GREEDY, QGPU_MEMORY, T9K_PERCENT
+from soak.holding import Holdable
 from testbed import objects
 from testbed.client import MERGE_PATCH, Refused
 from testbed.plane import ControlPlane
@@ -24,6 +24,7 @@ T = TypeVar("T")
 SPACE = "soak"
 MOST_PODS = 16
 HALF = 0.5  # of the cards, at most
+_CORES = (5, 10, 25, 40)  # per cent of a card
 _JOBS = f"/apis/batch/v1/namespaces/{SPACE}/jobs"
 _PATHS = {
     "Deployment": f"/apis/apps/v1/namespaces/{SPACE}/deployments",
@@ -37,7 +38,6 @@ _GONE = {"propagationPolicy": "Background"}
 class Shape:
     """What one Pod asks for."""
 
-    dialect: str
     limits: Mapping[str, int]
     annotations: Mapping[str, str]
     weight: float  # cards
@@ -78,78 +78,51 @@ def insist(do: Callable[[], T], *, seconds: float = 90.0) -> T | None:
         time.sleep(0.3)
 
 
-def some_shape(rng: random.Random, card_gib: int) -> Shape:
-    """A Pod of one of the dialects, of any size up to two fifths of a card."""
-    gib, core = rng.randrange(1, card_gib * 2 // 5 + 1), rng.randrange(5, 41)
-    dialect = rng.choice(("qgpu", "online", "offline", "gpushare", "two cards", "t9k"))
-    if dialect == "qgpu":
-        return Shape(dialect, {QGPU_MEMORY: gib, QGPU_CORE: core}, {}, max(gib / card_gib, core / 100))
-    if dialect == "online":
-        return Shape(dialect, {QGPU_MEMORY: gib}, {APP_CLASS: "online"}, gib / card_gib)
-    if dialect == "offline":
-        return Shape(
-            dialect, {QGPU_MEMORY: gib, QGPU_GREEDY: core}, {APP_CLASS: "offline"}, max(gib / card_gib, core / 100)
-        )
-    if dialect == "gpushare":
-        return Shape(dialect, {MEM: gib}, {}, gib / card_gib)
-    if dialect == "two cards":
-        each = rng.randrange(1, card_gib // 4 + 1)
-        return Shape(dialect, {MEM: 2 * each}, {COUNT: "2"}, 2 * each / card_gib)
-    return Shape(dialect, {T9K_PERCENT: core}, {}, core / 100)
+def shapes(card_gib: int) -> dict[str, list[Shape]]:
+    """The Pods that come, by dialect: some fifty kinds, of up to two fifths of a card.
+
+    Not of any size: the scheduler remembers what each kind of Pod asks for, thousands of them. With ever new ones its
+    memory would grow all along though nothing leaks.
+    """
+    most = card_gib * 2 // 5
+    sizes = sorted({1, most // 3, most * 2 // 3, most} - {0})
+    both = [(gib, core) for gib in sizes for core in _CORES]
+    return {
+        "qgpu": [Shape({QGPU_MEMORY: gib, QGPU_CORE: core}, {}, max(gib / card_gib, core / 100)) for gib, core in both],
+        "online": [Shape({QGPU_MEMORY: gib}, {APP_CLASS: "online"}, gib / card_gib) for gib in sizes],
+        "offline": [
+            Shape({QGPU_MEMORY: gib, QGPU_GREEDY: core}, {APP_CLASS: "offline"}, max(gib / card_gib, core / 100))
+            for gib, core in both
+        ],
+        "gpushare": [Shape({MEM: gib}, {}, gib / card_gib) for gib in sizes],
+        "two cards": [
+            Shape({MEM: 2 * each}, {COUNT: "2"}, 2 * each / card_gib) for each in range(1, card_gib // 4 + 1)
+        ],
+        "t9k": [Shape({T9K_PERCENT: core}, {}, core / 100) for core in _CORES],
+    }
 
 
-class Churn(threading.Thread):
+class Churn(Holdable):
     """Keeps the cluster about half full of workloads that change all the time, until it is stopped."""
 
     def __init__(self, plane: ControlPlane, *, seed: int, cards: int, card_gib: int) -> None:
-        super().__init__(name="churn", daemon=True)
+        super().__init__("churn")
         self._plane, self._rng = plane, random.Random(f"churn {seed}")
         self._most = HALF * cards
-        self._card_gib = card_gib
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._may = threading.Event()
-        self._may.set()
+        self._shapes = shapes(card_gib)
         self._count = 0
-        self.wanted: dict[str, Workload] = {}
+        self.wanted: dict[str, Workload] = {}  # changes, unless it is held
         self.did: Counter[str] = Counter()
-        self.failure: BaseException | None = None
-
-    # From outside
-
-    def hold(self) -> dict[str, Workload]:
-        """Nothing changes from now on; what is wanted."""
-        self._may.clear()
-        with self._lock:
-            return dict(self.wanted)
-
-    def go_on(self) -> None:
-        self._may.set()
-
-    def end(self) -> None:
-        self._ended.set()
-        self._may.set()
-        self.join(120)
-
-    def run(self) -> None:
-        try:
-            while not self._ended.is_set():
-                if self._may.wait(1.0) and not self._ended.is_set():
-                    with self._lock:
-                        if self._may.is_set():
-                            self._step()
-                self._ended.wait(self._rng.uniform(0.3, 1.2))
-        except BaseException as error:  # told by whoever runs the soak
-            self.failure = error
 
     def remove_all(self) -> None:
         with self._lock:
             for workload in list(self.wanted.values()):
                 self._remove(workload)
 
-    # What it does
+    def pause(self) -> float:
+        return self._rng.uniform(0.3, 1.2)
 
-    def _step(self) -> None:
+    def step(self) -> None:
         now = time.monotonic()
         for workload in list(self.wanted.values()):
             if workload.until < now:
@@ -170,7 +143,8 @@ class Churn(threading.Thread):
         rng = self._rng
         kind = rng.choice(tuple(_PATHS))
         replicas = 1 if kind == "Job" else rng.choice((1, 1, 2, 3))
-        shape = some_shape(rng, self._card_gib)
+        dialect = rng.choice(tuple(self._shapes))
+        shape = rng.choice(self._shapes[dialect])
         self._count += 1
         made = Workload(
             kind,
@@ -183,7 +157,8 @@ class Churn(threading.Thread):
         if self._room(made.weight, replicas):
             insist(lambda: self._plane.api("POST", _PATHS[kind], manifest(made)))
             self.wanted[made.name] = made
-            self._did("made", shape.dialect, pods=replicas)
+            self.did["workloads made"] += 1
+            self.did[f"Pods wanted, {dialect}"] += replicas
 
     def _remove(self, workload: Workload) -> None:
         insist(lambda: self._plane.api("DELETE", workload.path, _GONE))
@@ -215,10 +190,6 @@ class Churn(threading.Thread):
 
     def _patch(self, workload: Workload, body: Mapping[str, Any]) -> None:
         insist(lambda: self._plane.api("PATCH", workload.path, body, content_type=MERGE_PATCH))
-
-    def _did(self, what: str, dialect: str, *, pods: int) -> None:
-        self.did[f"workloads {what}"] += 1
-        self.did[f"Pods wanted, {dialect}"] += pods
 
 
 def _words(rng: random.Random, *, job: bool) -> tuple[str, ...]:

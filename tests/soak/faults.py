@@ -9,12 +9,12 @@ import contextlib
 import os
 import random
 import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from soak.holding import Holdable
 from testbed.client import Refused
 from testbed.cluster import Cluster
 from testbed.nodes import RealNode
@@ -35,19 +35,15 @@ def running(node: RealNode, program: str) -> list[int]:
     return [pid for pid, command in node.contained() if program in command]
 
 
-class Faults(threading.Thread):
+class Faults(Holdable):
     """One at a time, `every` so many seconds on average, until it is stopped; each kind as often as the others."""
 
     def __init__(self, cluster: Cluster, *, seed: int, every: float, clock: Callable[[], float]) -> None:
-        super().__init__(name="faults", daemon=True)
+        super().__init__("faults")
         self._cluster, self._rng, self._every, self._clock = cluster, random.Random(f"faults {seed}"), every, clock
-        self._ended = threading.Event()
-        self._may = threading.Event()
-        self._may.set()
-        self._lock = threading.Lock()
         self.spared: set[int] = set()  # processes that are not killed for now
         self.happened: list[Fault] = []
-        self.failure: BaseException | None = None
+        self._deck: list[str] = []  # the kinds still to come of this round
         self._kinds: dict[str, Callable[[], str]] = {
             "scheduler killed": lambda: self._kill(SCHEDULER),
             "kube-scheduler killed": lambda: self._kill(KUBE_SCHEDULER),
@@ -63,34 +59,13 @@ class Faults(threading.Thread):
     def counted(self) -> Counter[str]:
         return Counter(dict.fromkeys(self._kinds, 0)) + Counter(fault.kind for fault in self.happened)
 
-    def hold(self) -> None:
-        """Whatever was killed is up again when this returns, and nothing else is killed."""
-        self._may.clear()
-        with self._lock:
-            pass
+    def pause(self) -> float:
+        return self._rng.uniform(0.4, 1.6) * self._every
 
-    def go_on(self) -> None:
-        self._may.set()
-
-    def end(self) -> None:
-        self._ended.set()
-        self._may.set()
-        self.join(120)
-
-    def run(self) -> None:
-        deck: list[str] = []
-        try:
-            while not self._ended.wait(self._rng.uniform(0.4, 1.6) * self._every):
-                if not self._may.wait(1.0):
-                    continue
-                with self._lock:
-                    if self._may.is_set() and not self._ended.is_set():
-                        deck = deck or self._rng.sample(tuple(self._kinds), len(self._kinds))
-                        self._do(deck.pop())
-        except BaseException as error:  # told by whoever runs the soak
-            self.failure = error
-
-    def _do(self, kind: str) -> None:
+    def step(self) -> None:
+        """Whatever is killed is up again when this returns."""
+        self._deck = self._deck or self._rng.sample(tuple(self._kinds), len(self._kinds))
+        kind = self._deck.pop()
         at = self._clock()
         target = self._kinds[kind]()
         if target:

@@ -136,7 +136,8 @@ class Soak:
         """Nothing is killed and nothing is asked for: in a moment all that is wanted runs."""
         self.tell.say("calm")
         self.faults.hold()
-        wanted = self.churn.hold()
+        self.churn.hold()
+        wanted = dict(self.churn.wanted)
         begun = time.monotonic()
         try:
             wait_until(lambda: not self._missing(wanted), _SLOW, "all that is wanted runs", every=0.5)

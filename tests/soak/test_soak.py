@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import random
+import threading
 from typing import Any
 
 import pytest
 
 from manifests import QGPU_MEMORY
 from soak.checks import differences
-from soak.churn import HALF, Shape, Workload, manifest, some_shape
+from soak.churn import HALF, Shape, Workload, manifest, shapes
+from soak.holding import Holdable
 from soak.memory import Life, Sample
 from testbed.holdings import GRANT
 from testbed.objects import pod
@@ -55,13 +56,61 @@ def test_a_process_that_did_not_live_all_that_time_has_no_growth() -> None:
     assert _life(*[50.0] * 20).growth(0, 400) is None
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_no_pod_wants_more_than_two_fifths_of_a_card_or_two_of_them(seed: int) -> None:
-    shape = some_shape(random.Random(seed), 16)
-    assert 0 < shape.weight <= (HALF if shape.dialect == "two cards" else 0.4)
+def test_no_pod_wants_more_than_two_fifths_of_a_card_or_half_of_one_in_two_parts() -> None:
+    for dialect, some in shapes(16).items():
+        for shape in some:
+            assert 0 < shape.weight <= (HALF if dialect == "two cards" else 0.4)
+
+
+def test_the_pods_are_of_some_fifty_kinds_and_not_ever_new_ones() -> None:
+    """Memory is to be flat once a scheduler has seen them all, within minutes."""
+    every = [shape for some in shapes(16).values() for shape in some]
+    assert 40 <= len(every) <= 60
+    assert all(shape not in every[:number] for number, shape in enumerate(every))
+
+
+class Counting(Holdable):
+    def __init__(self) -> None:
+        super().__init__("counting")
+        self.steps = 0
+        self.made = threading.Event()
+
+    def pause(self) -> float:
+        return 0.001
+
+    def step(self) -> None:
+        self.steps += 1
+        self.made.set()
+
+
+class Falling(Counting):
+    def step(self) -> None:
+        raise RuntimeError("no such step")
+
+
+def test_a_thread_that_is_held_makes_no_step_until_it_may_go_on() -> None:
+    thread = Counting()
+    thread.start()
+    assert thread.made.wait(10)
+    thread.hold()
+    before = thread.steps
+    thread.made.clear()
+    assert not thread.made.wait(0.1)
+    assert thread.steps == before
+    thread.go_on()
+    assert thread.made.wait(10)
+    thread.end()
+    assert not thread.is_alive()
+
+
+def test_what_a_thread_fell_over_is_kept_for_whoever_runs_the_soak() -> None:
+    thread = Falling()
+    thread.start()
+    thread.join(10)
+    assert str(thread.failure) == "no such step"
 
 
 def test_the_webhook_is_left_to_say_which_scheduler() -> None:
-    shape = Shape("online", {QGPU_MEMORY: 1}, {}, 0.1)
+    shape = Shape({QGPU_MEMORY: 1}, {}, 0.1)
     made = manifest(Workload("Job", "j1", shape, 1, 0.0, ("exit", "0")))
     assert "schedulerName" not in made["spec"]["template"]["spec"]

@@ -114,11 +114,10 @@ async def _work(kube: Kube, given: dict[str, Any], steps: Steps, *, upgrade: boo
         await _dry_run(installer, plan, given["output"])
         return 0
     until = time.monotonic() + given["timeout"] if given["wait"] else None
-    nodes = [name for name in given["nodes"].split(",") if name]
     findings: list[Finding] = []
     record = plan.record
     try:
-        record = await installer.put(record, plan.objects, nodes=nodes, until=until)
+        record = await installer.put(record, plan.objects, nodes=_nodes(given), until=until)
         if until is not None:
             from aliquot.cli.verifying import verify
 
@@ -157,10 +156,15 @@ async def _planned(installer: Installer, given: dict[str, Any], steps: Steps, *,
     if not upgrade and known is not None and known.settled and (known.version, known.options) != (_version(), options):
         what = f"{known.version} is installed in {namespace}, by other options or of another version"
         raise InputError(f"{what}: `aliquot upgrade` changes it; options that are not given stay as they are")
+    await installer.to_label(_nodes(given), options.mode)  # one that is misspelled is told before anything is made
     objects = made.tailored(rendered(), options, _version())
     before = None if known is None else made.replacing(known)
     record = made.new_record(_version(), options, objects, before=before, labelled=known.labelled if known else {})
     return _Plan(record, objects, _notes(found, known))
+
+
+def _nodes(given: dict[str, Any]) -> list[str]:
+    return [name for name in given["nodes"].split(",") if name]
 
 
 def _check(found: Found, given: dict[str, Any]) -> None:
@@ -219,7 +223,8 @@ def _retagged(known: Record) -> str:
 def _notes(found: Found, known: Record | None) -> tuple[str, ...]:
     notes = [f"beside {each}" for each in found.others]
     if known is not None and not known.settled:
-        notes.append(f"an installation of {known.version} was begun and not finished: going on")
+        how = "applied by --no-wait, and does not stand yet" if known.applied else "begun and not finished"
+        notes.append(f"an installation of {known.version} was {how}: going on")
     elif known is not None and _number(known.version) > _number(_version()):
         notes.append(f"going back from {known.version} to {_version()}: what it wrote is understood")
     return tuple(notes)

@@ -287,6 +287,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     objects: tuple[Identity, ...]
     packed: str  # the same, whole
     settled: bool = False  # all of it stood, and answered
+    applied: bool = False  # all of it was put there, and nobody waited until it stood
     labelled: dict[str, dict[str, str]] = {}  # what we put on nodes
     before: str | None = None  # the record of the installation that this one replaces, with its objects
 
@@ -332,6 +333,13 @@ def new_record(version: str, options: Options, objects: Sequence[Json], **more: 
 def record_before(record: Record) -> Record | None:
     """What to go back to; None: to nothing."""
     return None if record.before is None else msgspec.json.decode(record.before, type=Record)
+
+
+def seen_to_stand(record: Record) -> Record:
+    """One that nobody waited for, and that stands now. What only the one before it had is to go with it, later."""
+    before = record_before(record)
+    objects = dict.fromkeys((*record.objects, *(before.objects if before else ())))
+    return msgspec.structs.replace(record, settled=True, before=None, objects=tuple(objects))
 
 
 def replacing(record: Record) -> str | None:

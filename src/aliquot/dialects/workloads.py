@@ -1,6 +1,7 @@
 """How Deployments, DaemonSets and their Pods stand, in words of the API server. Pure.
 
 standing    whether a Deployment or a DaemonSet is as it was asked to be
+containers  what its Pods have
 not_ready   why a Pod is not ready, in a line
 """
 
@@ -39,14 +40,20 @@ def standing(obj: Json) -> Standing:
     return Standing(there if (status.get("replicas") or 0) <= wanted else min(there, wanted - 1), wanted, seen)
 
 
+def containers(obj: Json) -> list[Json]:
+    """All that a Pod of a Deployment or a DaemonSet has."""
+    inner = obj["spec"]["template"]["spec"]
+    return [*(inner.get("initContainers") or ()), *inner["containers"]]
+
+
 def not_ready(pod: Json) -> str | None:
     """Why the Pod is not ready, in a line; None when it is."""
     status = pod.get("status") or {}
     conditions = {each.get("type"): each for each in status.get("conditions") or ()}
     if conditions.get("Ready", {}).get("status") == "True":
         return None
-    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
-    for each in containers:
+    statuses = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    for each in statuses:
         state, last = each.get("state") or {}, (each.get("lastState") or {}).get("terminated") or {}
         waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
         if waiting and waiting.get("reason") not in (None, "PodInitializing", "ContainerCreating"):
@@ -56,9 +63,7 @@ def not_ready(pod: Json) -> str | None:
             return f"container {each['name']} ended with code {ended['exitCode']}: {ended.get('reason', '')}"
     if conditions.get("PodScheduled", {}).get("status") == "False":
         return f"has no node: {conditions['PodScheduled'].get('message', '')}"
-    running = [
-        each["name"] for each in containers if (each.get("state") or {}).get("running") and not each.get("ready")
-    ]
+    running = [each["name"] for each in statuses if (each.get("state") or {}).get("running") and not each.get("ready")]
     if running:
         return f"container {', '.join(running)} runs, and does not say that it is ready"
     return f"{status.get('reason') or status.get('phase') or 'Pending'}: {status.get('message', '')}".rstrip(": ")

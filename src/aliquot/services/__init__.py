@@ -89,6 +89,7 @@ doorway.py     how a container gets to its tenant's folder: CDI, or mounts
 fixtures.py    what every container gets: the shim, and what stands in for a driver
 podtenants.py  Pods as tenants of the arbiter
 shelf.py       the Pods of the node
+holdings.py    who holds which devices, while a card is out
 nodeclerk.py   the Node: its labels, its inventory, events
 tidying.py     its memory, which is to stay as it is
 leaving.py     its end, when it is told to: no Pod is lost on the way

@@ -28,7 +28,6 @@ from aliquot import dialects
 from aliquot.adapters.cdifolder import CdiFolder
 from aliquot.adapters.kube import Kube, Server
 from aliquot.adapters.kubelet.books import Books
-from aliquot.adapters.kubelet.channel import KubeletError
 from aliquot.adapters.podstore import PodStore, StoreError
 from aliquot.adapters.processes import own_number
 from aliquot.adapters.reflector import Reflector, key_of
@@ -52,6 +51,7 @@ from .counting import ALLOCATE, PRESTART, CountedDesk
 from .doorway import CdiDoorway, EitherDoorway, Fixtures, MountDoorway
 from .events import Events, timestamp
 from .guests import Guests
+from .holdings import Holdings
 from .leaving import take_leave
 from .lookout import Lookout
 from .nodeclerk import NodeClerk
@@ -65,7 +65,6 @@ from .usher import Usher
 log = logging.getLogger(__name__)
 
 _UPKEEP = 1.0  # seconds
-_HELD = 5.0  # seconds between two looks at who holds which devices, while a card is out
 
 
 class Arbiter(Traced, Protocol):
@@ -175,8 +174,7 @@ class Agent:
         self._awake = asyncio.Event()
         self._rules = SharingRules(release_delay=settings.release_delay)
         self._offered: Mapping[str, tuple[Token, ...]] = {}
-        self._held: dict[str, dict[str, frozenset[str]]] = {}  # by resource and ID: the cards of who holds it
-        self._held_at = float("-inf")
+        self._holdings = Holdings(self.kubelet, self.tenants, time.monotonic)
         self._offered_by: tuple[Node, Mapping[str, Mapping[str, frozenset[str]]]] | None = None
         self._refused: Invalid | None = None  # why none of it can be offered
         self._trouble = ""
@@ -314,17 +312,22 @@ class Agent:
     # --- after a start -------------------------------------------------------------------------------------------
 
     async def _restore(self) -> None:
-        """What the database did not know: folders without a tenant; and tenants whose Pod ended while we were away."""
+        """What the database did not know: folders without a tenant, and running Pods that the kubelet knows we let in;
+        and tenants whose Pod ended while we were away."""
         await self.pods.synced.wait()
         await self.clerk.heard.wait()
         here = {pod.metadata.uid: pod for pod in self.shelf if not pod.finished}
         for uid in list(self.tenants.tenancies):
             if uid not in here:
                 self.tenants.leave(uid)
-        strays = self.tenants.left_behind() | set(self.doorway.led().values()) - self.tenants.tenancies.keys()
-        for uid in strays:
+        noted = self.kubelet.checkpoint() or ()
+        guests = self.guests.come_by(noted)
+        running = {uid for uid, pod in here.items() if pod.runs}  # one that we refused has devices, too
+        ours = self.guests.none_of(noted) & running - guests.keys()
+        strays = self.tenants.left_behind() | set(self.doorway.led().values()) | ours
+        for uid in strays - self.tenants.tenancies.keys():
             self._take_in(uid, here.get(uid))
-        for uid, kept in self.guests.come_by(self.kubelet.checkpoint() or ()).items():
+        for uid, kept in guests.items():
             if uid in here:
                 self.guests.take_in(here[uid], kept, self.usher)
         self.restored.set()
@@ -338,7 +341,7 @@ class Agent:
             self.tenants.admit(self.usher.tenancy_of(pod))
             log.info("a running Pod is taken in again", extra={"data": {"pod": key, "uid": uid}})
         except (Refused, CannotHostError, StoreError) as error:
-            log.warning("a folder without a grant", extra={"data": {"pod": key, "why": str(error)}})
+            log.warning("a running Pod cannot be taken in again", extra={"data": {"pod": key, "why": str(error)}})
 
     # --- once a second -------------------------------------------------------------------------------------------
 
@@ -375,34 +378,17 @@ class Agent:
         """What the kubelet may give away, and which of it is out."""
         node = self.node()
         if any(not card.healthy for card in node.cards):
-            await self._look_who_holds()
-        if (node, self._held) == self._offered_by:  # up to 20,000 devices are not made anew each second
+            await self._holdings.look()
+        held = self._holdings.cards
+        if (node, held) == self._offered_by:  # up to 20,000 devices are not made anew each second
             return
-        self._offered_by = (node, self._held)
+        self._offered_by = (node, held)
         wanted = adverts(node, self.settings.rules)
         self._refused = wanted if isinstance(wanted, Invalid) else None
         if isinstance(wanted, Invalid):
             self.clerk.tell_refused(wanted)
             wanted = ()
-        offered = {each.resource: tokens(each, node.cards, self._held.get(each.resource, {})) for each in wanted}
+        offered = {each.resource: tokens(each, node.cards, held.get(each.resource, {})) for each in wanted}
         if offered != self._offered:
             self._offered = offered
             self.plugins.offer(offered)
-
-    async def _look_who_holds(self) -> None:
-        now = time.monotonic()
-        if now - self._held_at < _HELD:
-            return
-        self._held_at = now
-        cards = {each.key: frozenset(share.uuid for share in each.shares) for each in self.tenants.tenancies.values()}
-        try:
-            holders = await self.kubelet.holders()
-        except KubeletError as error:  # it restarts: what it told before is still the best guess
-            log.warning("the kubelet does not tell who holds which devices", extra={"data": {"why": str(error)}})
-            return
-        held: dict[str, dict[str, frozenset[str]]] = {}  # each resource has devices of the same names
-        for holder in holders:
-            for resource, ids in holder.devices.items():
-                theirs = cards.get(f"{holder.namespace}/{holder.name}", frozenset())
-                held.setdefault(resource, {}).update(dict.fromkeys(ids, theirs))
-        self._held = held

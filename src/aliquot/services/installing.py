@@ -27,6 +27,7 @@ from aliquot.model.refusal import Invalid
 _LOOK = 1.0  # seconds between two looks at what is awaited
 _FORCE = {"fieldManager": made.FIELD_MANAGER, "force": "true"}
 _NODES = "/api/v1/nodes"
+_PROGRAMS = {DAEMON_SET: ("DaemonSet", "agents"), DEPLOYMENT: ("Deployment", "schedulers")}
 
 # Who gives the same cards away, by the names of their Deployments and DaemonSets, and in which modes of ours.
 _OTHERS = {
@@ -78,7 +79,7 @@ class Installer:
         """Before anything is written."""
         version, record, others, refused, foreign = await asyncio.gather(
             self._kube.get("/version"),
-            self.record(namespace),
+            self._as_it_stands(namespace),
             self._others(),
             self._lacking(),
             self.foreign(namespace),
@@ -94,6 +95,14 @@ class Installer:
         if isinstance(record, Invalid):
             raise InstallError(f"{record.sentence()}; a newer `aliquot` may read it")
         return record
+
+    async def _as_it_stands(self, namespace: str) -> Record | None:
+        """One that nobody waited for may have come up since."""
+        record = await self.record(namespace)
+        if record is None or record.settled or not record.applied:
+            return record
+        stand = [await self._standing(namespace, name) for name in _PROGRAMS]
+        return made.seen_to_stand(record) if all(each is not None and each.complete for each in stand) else record
 
     async def get(self, which: Identity) -> Json | None:
         """The object, None where it is not there."""
@@ -123,7 +132,7 @@ class Installer:
             f"{_OTHERS[name]}: {each['metadata']['namespace']}/{name}"
             for (_, name), found in zip(paths, lists, strict=True)
             for each in found
-            if not any("aliquot" in container.get("image", "") for container in _containers(each))
+            if not any("aliquot" in container.get("image", "") for container in workloads.containers(each))
         )
 
     async def foreign(self, namespace: str) -> tuple[str, ...]:
@@ -180,7 +189,7 @@ class Installer:
         self._say("apply", f"namespace {namespace}")
         first = next(each for each in objects if each["kind"] == "Namespace")
         await self.apply(await self._own_namespace(first))
-        lacking = await self._to_label(nodes, record.options.mode)
+        lacking = await self.to_label(nodes, record.options.mode)
         ours = {name: {**record.labelled.get(name, {}), **labels} for name, labels in lacking.items()}
         record = replace_struct(record, labelled={**record.labelled, **ours})
         await self.apply(made.render_record(record))
@@ -194,6 +203,9 @@ class Installer:
                 await self.await_(namespace, (DAEMON_SET,), until)
             self._say("apply", str(made.identity(each)))
             await self.apply(each)
+        if until is None:
+            record = replace_struct(record, applied=True)
+            await self.apply(made.render_record(record))
         return record
 
     async def apply(self, obj: Json) -> Json:
@@ -219,8 +231,8 @@ class Installer:
         labels = {key: value for key, value in wanted["metadata"]["labels"].items() if key.startswith("pod-security")}
         return {**wanted, "metadata": {"name": wanted["metadata"]["name"], "labels": labels}}
 
-    async def _to_label(self, nodes: Iterable[str], mode: str) -> dict[str, dict[str, str]]:
-        """What each of the nodes lacks."""
+    async def to_label(self, nodes: Iterable[str], mode: str) -> dict[str, dict[str, str]]:
+        """What each of the nodes lacks; one that is not there is told."""
         wanted, found = made.MODE_LABELS[mode], {}
         for name in nodes:
             node = await self.get(Identity("v1", "Node", "", name))
@@ -265,13 +277,10 @@ class Installer:
 
     async def await_(self, namespace: str, names: Sequence[str], until: float) -> None:
         """Until those programs are as they were asked to be. Raises InstallError, which says who is not, and why."""
-        kinds = {DAEMON_SET: ("DaemonSet", "agents"), DEPLOYMENT: ("Deployment", "schedulers")}
         while True:
             waits = []
             for name in names:
-                kind, called = kinds[name]
-                found = await self.get_calmly(Identity("apps/v1", kind, namespace, name))
-                stands = None if found is None else workloads.standing(found)
+                called, stands = _PROGRAMS[name][1], await self._standing(namespace, name)
                 if stands is None or not stands.complete:
                     waits.append(called)
                 told = "not known yet" if stands is None else f"{stands.there} of {stands.wanted} ready"
@@ -284,12 +293,13 @@ class Installer:
                 raise InstallError(f"{' and '.join(waits)} did not get ready in time:\n{troubles}")
             await asyncio.sleep(_LOOK)
 
-    async def get_calmly(self, which: Identity) -> Json | None:
-        """An API server that is away for a moment is no reason to give up."""
+    async def _standing(self, namespace: str, name: str) -> workloads.Standing | None:
+        """None: not known. An API server that is away for a moment is no reason to give up."""
         try:
-            return await self.get(which)
+            found = await self.get(Identity("apps/v1", _PROGRAMS[name][0], namespace, name))
         except Unreachable:
             return None
+        return None if found is None else workloads.standing(found)
 
     async def _pods(self, namespace: str) -> list[Json]:
         try:
@@ -374,11 +384,6 @@ def _said(obj: Json) -> Json:
         if key not in ("managedFields", "resourceVersion", "generation")
     }
     return {**obj, "metadata": metadata, "status": None}
-
-
-def _containers(workload: Json) -> list[Json]:
-    inner = workload["spec"]["template"]["spec"]
-    return [*(inner.get("initContainers") or ()), *inner["containers"]]
 
 
 def replace_struct(record: Record, **more: Any) -> Record:

@@ -8,7 +8,7 @@ import pytest
 
 from testbed.fleet import Fleet
 from testbed.images import Registry
-from testbed.nodes import RealNode, remove_pods
+from testbed.nodes import RealNode, remove_pods, standing
 from testbed.plane import ControlPlane
 
 NAMES = ("n1", "n2")
@@ -27,15 +27,8 @@ def both(
 ) -> Iterator[tuple[RealNode, ...]]:
     """Two nodes for all tests. Their logs stay in pytest's folder for the run."""
     found = tuple(RealNode(nodes_plane, name, tmp_path_factory.mktemp(name), registry) for name in NAMES)
-    try:
-        for node in found:
-            node.begin()
-        for node in found:
-            node.wait_ready()
+    with standing(found):
         yield found
-    finally:
-        for node in found:
-            node.stop()
 
 
 @pytest.fixture

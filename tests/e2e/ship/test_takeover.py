@@ -17,7 +17,7 @@ from testbed.fleet import GPUSHARE, Fleet
 from testbed.gpushare import MEM, Peer
 from testbed.images import Registry
 from testbed.inside import allocatable, end_container, wait_restarted, wait_running
-from testbed.nodes import RealNode, probe, remove_pods
+from testbed.nodes import RealNode, probe, remove_pods, standing
 from testbed.plane import ControlPlane
 from testbed.processes import wait_until
 from testbed.wired import Wired
@@ -38,16 +38,9 @@ def nodes(
     plane: ControlPlane, registry: Registry, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Sequence[RealNode]]:
     found = [RealNode(plane, name, tmp_path_factory.mktemp(name), registry, labels=GPUSHARE) for name in ("n1", "n2")]
-    try:
-        for node in found:
-            node.begin()
-        for node in found:
-            node.wait_ready()
+    with standing(found):
         yield found
         remove_pods(plane, found)
-    finally:
-        for node in found:
-            node.stop()
 
 
 @pytest.fixture(scope="module")
