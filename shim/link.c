@@ -183,8 +183,17 @@ static bool resume(const struct alq_group *group, int fd)
     return true;
 }
 
-/* The daemon may have left us a slice of a microsecond, which only works for one at a time: without it, two of those
- * stop each other for good. So each takes the driver's own slice again, once for each end of a daemon. */
+/* A slice that divides a card among tenants by itself, daemon or not (arbiter/slices.py: `lasting`). */
+static bool lasts(const struct alq_group *group, int fd)
+{
+    uint64_t slice = 0;
+    return alq_rm_control(fd, group->client, group->group, RM_GET_TIMESLICE, &slice, sizeof slice) == RM_OK &&
+           slice >= ALQ_SHORTEST_LASTING && slice <= ALQ_LONGEST_LASTING;
+}
+
+/* Shares stay as the daemon left them. But it may have left us a slice of a microsecond, which only works for one at a
+ * time: two of those stop each other for good; or one of a second. So each of these takes the driver's own again, once
+ * for each end of a daemon. */
 static void reset_slices(int card, uint64_t last_beat)
 {
     static uint64_t done[ALQ_CARDS];
@@ -196,7 +205,7 @@ static void reset_slices(int card, uint64_t last_beat)
         return;
     for (size_t at = 0; alq_group_at(&at, &group, &fd);) {
         uint64_t stock = RM_STOCK_TIMESLICE;
-        if (group.compute && fd >= 0 && on_card(&group, fd, card))
+        if (group.compute && fd >= 0 && on_card(&group, fd, card) && !lasts(&group, fd))
             all &= alq_rm_control(fd, group.client, group.group, RM_SET_TIMESLICE, &stock, sizeof stock) == RM_OK;
     }
     if (all && before == __atomic_load_n(&changes, __ATOMIC_ACQUIRE))   /* else one may have been passed over */

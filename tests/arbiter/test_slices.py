@@ -53,6 +53,17 @@ def test_no_slice_of_those_that_contend_is_too_short_to_get_anything_done(
     assert min(length for each in found for length in each.values()) >= 5 * slices.SWITCH
 
 
+@given(_processes, st.data())
+def test_shares_last_when_nobody_is_there_to_change_them_and_offlines_slices_do_not(
+    processes: dict[str, int], data: st.DataObject
+) -> None:
+    every = contexts(processes)
+    quotas = {tenant: data.draw(st.floats(0.0001, 1.0)) for tenant in processes}
+    found = [*slices.equal(every).values(), *slices.proportional(every, quotas).values()]
+    assert all(map(slices.lasting, found))
+    assert not any(map(slices.lasting, (slices.TINY, slices.BRIEF, slices.LONG, None)))
+
+
 def test_one_online_context_alone_is_never_cut() -> None:
     only = contexts({"a": 1})
     assert slices.online(only, only, cut=True) == {"a/0": slices.LONG}

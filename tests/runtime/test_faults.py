@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 
-from runtime.rig import GIB, Node
+from runtime.rig import GIB, Node, near
 from runtime.test_mixing import work
+from runtime.test_shares import DEEP
 from simgpu.rig import wait_until
 
 SOON = 3.0  # seconds: tenants notice after 0.6 that the daemon is gone; this machine may be busy
@@ -44,6 +46,19 @@ def test_when_the_daemon_is_killed_everybody_goes_on_and_the_next_one_takes_over
         online.hear()
     node.goes_on(*pids)
     assert [load.finish()["right"] for load in offline] == [True, True]
+
+
+def test_shares_stay_as_they_were_while_no_daemon_runs(node: Node) -> None:
+    node.configure("burst-share")
+    loads = [node.load(node.tenant(core=core), "1ms", *DEEP) for core in (70, 30)]
+    node.until_runs(*loads)
+    pids = [(load.pid,) for load in loads]
+    node.shares_come_to(near([0.7, 0.3], 5), *pids, seconds=1.0)
+    node.kill_daemon()
+    time.sleep(1.0)  # tenants have noticed
+    node.shares_come_to(near([0.7, 0.3], 5), *pids, seconds=1.0)
+    node.restart_daemon()
+    assert [load.finish()["right"] for load in loads] == [True, True]
 
 
 def test_when_the_daemon_hangs_everybody_goes_on_until_it_is_back(node: Node) -> None:

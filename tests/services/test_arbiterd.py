@@ -496,6 +496,14 @@ class TestComingAndGoing:
         until(lambda: rig.standing("a").processes == (child.pid,), "its coming back")
         assert rig.standing("a").memory_used == 1 << 30
 
+    def test_a_daemon_that_ends_leaves_shares_as_they_are(self, rig: Rig) -> None:
+        for name, process in (("a", 11), ("b", 22)):
+            rig.registered(rig.tenant(name), process).launch()
+        equal = slices.FAIR + slices.SWITCH
+        until(lambda: [rig.driver.slices[each, 1] for each in (11, 22)] == [equal, equal], "the slices")
+        rig.daemon.stop()
+        assert [rig.driver.slices[each, 1] for each in (11, 22)] == [equal, equal]
+
     def test_a_daemon_that_ends_leaves_nobody_paused_and_no_gate_closed(self, rig: Rig) -> None:
         online = rig.registered(rig.tenant("on", ONLINE), 11)
         hardware = rig.registered(rig.tenant("off", OFFLINE), 22)

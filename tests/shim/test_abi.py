@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.adapters import link, page, rm
+from aliquot.arbiter import slices
 from aliquot.services import cardworker
 
 ROOT = Path(__file__).parents[2]
@@ -19,6 +20,7 @@ _USE = [
 ]
 _NUMBERS = [
     *("ALQ_MAGIC", "ALQ_VERSION", "ALQ_CARDS", "ALQ_SLOTS", "ALQ_CHANNELS", "ALQ_UNLIMITED", "ALQ_STALE_NS"),
+    *("ALQ_SHORTEST_LASTING", "ALQ_LONGEST_LASTING"),
     *("ALQ_HELLO", "ALQ_GROUP", "ALQ_DONE", "ALQ_WAKE"),
     *("RM_IOC_CONTROL", "RM_SET_TIMESLICE", "RM_GET_TIMESLICE", "RM_DISABLE_CHANNELS", "RM_GET_GID_INFO"),
     *("RM_DISABLE_MAX", "RM_INVALID_CLIENT", "RM_INVALID_OBJECT", "RM_INSUFFICIENT_PERMISSIONS", "RM_NOT_SUPPORTED"),
@@ -68,6 +70,8 @@ def test_the_numbers_are_the_same(c: C) -> None:
         "ALQ_SLOTS": page.SLOTS,
         "ALQ_CHANNELS": link.CHANNELS,
         "ALQ_UNLIMITED": page.UNLIMITED,
+        "ALQ_SHORTEST_LASTING": slices.SHORTEST,
+        "ALQ_LONGEST_LASTING": slices.LONGEST,
         "ALQ_HELLO": link.HELLO,
         "ALQ_GROUP": link.GROUP,
         "ALQ_DONE": link.DONE,

@@ -16,13 +16,18 @@ TINY = 1  # offline beside others: cut at once when anybody else has work. Never
 BRIEF = 400  # offline beside others that launches nothing: loading a program, say. It must get on beside a tiny one.
 FAIR = 12_000  # a context's stretch where all are equal
 SWITCH = 180  # what a switch takes away from the one switched in
+SHORTEST, LONGEST = 1_000, 250_000  # of those that divide a card by themselves: shim/abi.h has the same
 
 _ONLINE_AMONG_ONLINE = 2_000  # several busy online contexts: short, so that none waits long
 _ONLINE_FOR_NOW = 20_000  # the only busy one of several, beside offline work that each slice's end lets in for a moment
-_SHORTEST = 1_000
 _LONGEST_FAIR = 48_000
 _STRETCH = 8_000  # what the smallest quota should get at a stretch
 _LONGEST_ROUND = 200_000
+
+
+def lasting(microseconds: int | None) -> bool:
+    """Whether it may stay when nobody is there to change it: neither tiny, which stops other tiny ones, nor long."""
+    return microseconds is not None and SHORTEST <= microseconds <= LONGEST
 
 
 def equal(contexts: Iterable[Context]) -> dict[str, int]:
@@ -30,7 +35,7 @@ def equal(contexts: Iterable[Context]) -> dict[str, int]:
     every = list(contexts)
     processes = Counter(each.tenant for each in every)
     stretch = min(_LONGEST_FAIR, FAIR * max(processes.values(), default=1))
-    return {each.name: max(_SHORTEST, stretch // processes[each.tenant] + SWITCH) for each in every}
+    return {each.name: max(SHORTEST, stretch // processes[each.tenant] + SWITCH) for each in every}
 
 
 def proportional(contexts: Iterable[Context], quotas: Mapping[str, float]) -> dict[str, int]:
@@ -41,7 +46,7 @@ def proportional(contexts: Iterable[Context], quotas: Mapping[str, float]) -> di
     smallest = min((quotas[tenant] / total / count for tenant, count in processes.items()), default=1.0)
     length = min(_LONGEST_ROUND, _STRETCH / smallest)
     return {
-        each.name: max(_SHORTEST, round(quotas[each.tenant] / total * length / processes[each.tenant]) + SWITCH)
+        each.name: max(SHORTEST, round(quotas[each.tenant] / total * length / processes[each.tenant]) + SWITCH)
         for each in every
     }
 

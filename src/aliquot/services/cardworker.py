@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from aliquot.adapters import page as pages
 from aliquot.adapters import rm
 from aliquot.adapters.page import Page
+from aliquot.arbiter import slices
 from aliquot.arbiter.account import Shares, divide
 from aliquot.arbiter.card import CardArbiter
 from aliquot.arbiter.orders import Arm, Order, Pause, Resume, SetSlice
@@ -331,12 +332,14 @@ class CardWorker:
             seat.stopped.clear()  # also where it failed on one: the others must be stopped anew the next time
             seat.page.set_word(seat.slot, seat.card, pages.PAUSED, 0)
 
-    def _let_go(self, seat: Seat) -> None:
+    def _let_go(self, seat: Seat, *, for_now: bool = False) -> None:
         """Resume what can be resumed, for the last time, with the slice it would have without us.
 
-        Two that are left with tiny slices would stop each other for good.
+        Two that are left with tiny slices would stop each other for good. `for_now`: the next of us takes it up again,
+        and until then its share stays as it is.
         """
-        if seat.level is Level.HARDWARE:
+        stays = for_now and slices.lasting(self.arbiter.slice_of(seat.name))
+        if seat.level is Level.HARDWARE and not stays:
             with contextlib.suppress(rm.RmError):
                 on_all(seat.groups, lambda group: rm.set_slice(group, _STOCK))
         with contextlib.suppress(rm.RmError):
@@ -355,7 +358,7 @@ class CardWorker:
     def _let_everybody_go(self) -> None:
         for seat in self._seats.values():
             try:
-                self._let_go(seat)
+                self._let_go(seat, for_now=True)
             except Exception:  # the next one is to be let go all the same
                 log.exception("%s may still be paused", seat.name)
             seat.close()
