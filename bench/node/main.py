@@ -8,7 +8,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -111,6 +111,12 @@ def memory_mb(pid: int) -> tuple[float, float]:
     return int(rows["Pss"].split()[0]) * 1024 / 1e6, int(rows["Rss"].split()[0]) * 1024 / 1e6
 
 
+def missed(found: Mapping[str, float], tenants: int) -> list[str]:
+    """What is not as it must be, of what was measured. With fewer tenants than wanted it is not what it seems."""
+    over = [key for key, most in LIMITS.items() if key in found and not found[key] <= most]
+    return over + ["tenants"] * (found.get("tenants", tenants) != tenants)
+
+
 def main(words: str | None) -> int:
     """What to do stands in the command line; `words` are told by --help."""
     parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -124,10 +130,9 @@ def main(words: str | None) -> int:
         found = starts(fleet, arguments.pods) if arguments.pods else {}
         if arguments.tenants:
             found |= weight(fleet, arguments.tenants, arguments.idle)
-    missed = [key for key, most in LIMITS.items() if found.get(key, 0.0) > most]
     if arguments.output == "json":
         print(json.dumps({key: round(value, 2) for key, value in found.items()}))
     else:
         rows = [(key, f"{value:.1f}", f"<= {LIMITS[key]:g}" if key in LIMITS else "") for key, value in found.items()]
         print(table(("FIGURE", "VALUE", "MUST"), rows))
-    return 1 if missed else 0
+    return 1 if missed(found, arguments.tenants) else 0

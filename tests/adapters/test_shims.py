@@ -91,6 +91,34 @@ def test_installing_twice_changes_nothing(source: Path, state: Path) -> None:
     assert written(again.library) == before
 
 
+def test_a_version_is_whole_before_it_has_its_name_and_only_then_do_new_containers_get_it(
+    source: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in between, an installer leaves what was there; nobody ever mounts half of a version."""
+    before = put(source, state)
+    a_library(source / "libaliquot.so", b"two")
+    steps, rename, replace = [], os.rename, os.replace
+    current = state / "shim" / "current"
+
+    def renamed(draft: Path, folder: Path) -> None:
+        if not folder.exists() and draft.exists():
+            assert sorted(each.name for each in draft.iterdir()) == ["ld.so.preload", "libaliquot.so"]
+            assert current.resolve() == before.folder
+            steps.append("its name")
+        rename(draft, folder)
+
+    def pointed(draft: Path, link: Path) -> None:
+        assert draft.resolve().is_dir()
+        steps.append("the link")
+        replace(draft, link)
+
+    monkeypatch.setattr(os, "rename", renamed)
+    monkeypatch.setattr(os, "replace", pointed)
+    after = put(source, state)
+    assert steps == ["its name", "the link"]
+    assert current.resolve() == after.folder
+
+
 def test_another_build_of_the_same_version_stands_beside_the_first(source: Path, state: Path) -> None:
     first = put(source, state)
     a_library(source / "libaliquot.so", b"two")

@@ -146,6 +146,12 @@ def test_tokens_are_named_after_the_cards_and_numbered() -> None:
     assert [token.id for token in tokens(Advert("r", {"A": 2, "B": 1}), (A, B), {})] == ["A-_-0", "A-_-1", "B-_-0"]
 
 
+def test_no_name_is_longer_than_a_kubelet_takes() -> None:
+    uuid = "GPU-5106f000-51b6-4a11-9000-000000000000"  # as long as NVIDIA's are
+    found = tokens(Advert("r", {uuid: MOST_DEVICES}), (Card(0, 1024, uuid),), {})
+    assert max(len(token.id) for token in found) <= 63
+
+
 def test_while_all_cards_are_sound_all_tokens_are_whoever_holds_them() -> None:
     assert len(healthy(tokens(FOUR_EACH, (A, B), {"A-_-0": frozenset({"B"})}))) == 8
 

@@ -121,6 +121,11 @@ class PodObject(msgspec.Struct, gc=False):
         return self.status is not None and self.status.phase in ("Succeeded", "Failed")
 
     @property
+    def runs(self) -> bool:
+        """Whether each of its containers was started, says the kubelet."""
+        return self.status is not None and self.status.phase == "Running"
+
+    @property
     def taken_up(self) -> bool:
         """Whether the kubelet has decided about it: it writes this first, after its devices were given."""
         return self.status is not None and self.status.start_time is not None

@@ -12,10 +12,12 @@ from aliquot.adapters import cgroups, shims
 from aliquot.adapters.cdifolder import CdiFolder
 from aliquot.adapters.driverfile import DriverFile
 from aliquot.adapters.kube import Server
+from aliquot.adapters.kubelet.checkpoint import CHECKPOINT, read_checkpoint
 from aliquot.adapters.nvml import Nvml, NvmlError
 from aliquot.adapters.player import Playing
 from aliquot.adapters.podstore import PodStore
 from aliquot.dialects.cdi import parse_spec, render_spec
+from aliquot.dialects.wiring import RESOURCES
 from aliquot.model.tenant import SharingRules
 
 from .agent import Agent, Parts, Settings
@@ -55,7 +57,7 @@ def run_agent(
         )
         file = None if driver == "runtime" else DriverFile(wanted=driver == "cdi")
         fixtures = install_fixtures(database.parent, playing, file, numbers)
-        _sweep_shims(settings, database.parent)
+        sweep_shims(settings, database.parent)
         asyncio.run(
             _run(server, settings, Parts(store, arbiter, health, fixtures, Lookout(health.cards, nvml, every=_LOOK)))
         )
@@ -63,13 +65,19 @@ def run_agent(
         store.close()
 
 
-def _sweep_shims(settings: Settings, state: Path) -> None:
-    """Versions of the shim that no container has. Without CDI nothing tells which those are: then all stay."""
-    if any(settings.links.iterdir()):
+def sweep_shims(settings: Settings, state: Path) -> None:
+    """Versions of the shim that no container will look for: no spec names them, nor does an answer that the kubelet
+    keeps, which without CDI names them for every later start, even after a reboot. Where it cannot be read, all stay.
+    """
+    entries = read_checkpoint(settings.kubelet / "device-plugins" / CHECKPOINT)
+    answers = [entry.kept() for entry in entries or () if entry.resource in RESOURCES]
+    if entries is None or None in answers:
         return
     folder = CdiFolder(settings.cdi_folder, render_spec, parse_spec)
     specs = folder.specs() if folder.path.is_dir() else []
-    shims.sweep(state, {Path(mount.host).parent for spec in specs for mount in spec.edits.mounts})
+    named = [mount.host for spec in specs for mount in spec.edits.mounts]
+    named += [mount for answer in answers if answer is not None for mount in answer.mounts]
+    shims.sweep(state, {Path(each).parent for each in named})
 
 
 async def _run(server: Server, settings: Settings, parts: Parts) -> None:

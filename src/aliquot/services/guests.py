@@ -9,7 +9,7 @@ nowhere, and its containers are never refused: they ran before we came.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from aliquot.adapters.home import TENANT_VARIABLE
@@ -74,13 +74,15 @@ class Guests:
         """Of the kubelet's notes, the answers for resources of ours that are not ours; by Pod, the first that names
         cards of this node. What a container got of other things, a network card say, makes nobody a guest."""
         found: dict[str, Kept] = {}
-        for entry in entries:
-            kept = entry.kept() if entry.resource in RESOURCES else None
-            if kept is None or is_ours(kept.cdi, kept.env, mark=TENANT_VARIABLE):
-                continue
-            if entry.pod_uid not in found or cards_given(kept.env, self._node()) is not None:
-                found[entry.pod_uid] = kept
+        for uid, kept in _answers(entries, ours=False):
+            if uid not in found or cards_given(kept.env, self._node()) is not None:
+                found[uid] = kept
         return found
+
+    @staticmethod
+    def none_of(entries: Iterable[Entry]) -> set[str]:
+        """UIDs of those who are no guests: it was us who let them in."""
+        return {uid for uid, _ in _answers(entries, ours=True)}
 
     def take_in(self, pod: PodObject, kept: Kept, reader: Reader) -> None:
         """Count the Pod on the cards it has. Whatever goes wrong, it runs on."""
@@ -119,6 +121,14 @@ class Guests:
             said = f"; its annotation said card {_listed(named)}, but it was given card {_listed(given)}"
             return there, f"{said}: it is counted there"
         return grant, ""
+
+
+def _answers(entries: Iterable[Entry], *, ours: bool) -> Iterator[tuple[str, Kept]]:
+    """For resources of ours, by Pod."""
+    for entry in entries:
+        kept = entry.kept() if entry.resource in RESOURCES else None
+        if kept is not None and is_ours(kept.cdi, kept.env, mark=TENANT_VARIABLE) == ours:
+            yield entry.pod_uid, kept
 
 
 def _listed(cards: Sequence[int]) -> str:

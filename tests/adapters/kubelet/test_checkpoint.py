@@ -48,10 +48,14 @@ def test_before_the_first_pod_there_is_nobody(tmp_path: Path, none: object) -> N
 
 
 def test_it_keeps_what_the_plugin_answered(tmp_path: Path) -> None:
-    answer = wire.ContainerAllocateResponse(envs={"A": "b"}, cdi_devices=[wire.CDIDevice(name="x.dev/y=z")])
+    answer = wire.ContainerAllocateResponse(
+        envs={"A": "b"},
+        mounts=[wire.Mount(container_path="/there", host_path="/here")],
+        cdi_devices=[wire.CDIDevice(name="x.dev/y=z")],
+    )
     kept = base64.b64encode(answer.SerializeToString()).decode()
     (entry,) = read_checkpoint(written(tmp_path, [{**ENTRY, "AllocResp": kept}])) or ()
-    assert entry.kept() == Kept({"A": "b"}, ("x.dev/y=z",))
+    assert entry.kept() == Kept({"A": "b"}, ("x.dev/y=z",), ("/here",))
 
 
 @pytest.mark.parametrize("answer", [None, "", "no base64!", "Ogw=", "////"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,9 +21,11 @@ from testbed.cards import QCORE, QMEM
 from testbed.fleet import EXCLUSIVE, Fleet
 from testbed.gpus import TOLERATION
 from testbed.inside import (
+    DATABASE,
     denied,
     end_container,
     granted,
+    recorded,
     restarts,
     wait_offered,
     wait_restarted,
@@ -33,6 +36,7 @@ from testbed.nodes import RealNode, probe
 from testbed.processes import wait_until
 
 PLUGINS = "/var/lib/kubelet/device-plugins"
+CDI, TENANTS = "/var/run/cdi", "/run/aliquot/t"
 POD_RESOURCES = "/var/lib/kubelet/pod-resources/kubelet.sock"
 SMALL = {QCORE: 20, QMEM: 4}
 
@@ -233,6 +237,25 @@ def test_a_container_that_is_started_again_before_we_are_registered_finds_what_i
     end_container(node, "again")
     wait_restarted(fleet, "again", 1)
     assert wrong_cards(fleet, ["again"]) == []
+
+
+# What only the kubelet still knows
+
+
+def test_an_agent_that_lost_all_it_had_hears_from_the_kubelet_who_is_on_the_cards(fleet: Fleet, node: RealNode) -> None:
+    fleet.create(probe("stays", limits=SMALL, nodeSelector=_here(node)))
+    wait_running(fleet, ["stays"])
+    with _agent_away(fleet, node):
+        for file in [*node.path(CDI).iterdir(), *node.path(DATABASE).parent.glob("state.db*")]:
+            file.unlink()
+        for folder in node.path(TENANTS).iterdir():
+            shutil.rmtree(folder)
+    assert recorded(node) == ["stays"]
+    (tenant,) = fleet.agents[node.name].status()["tenants"]
+    assert (tenant["pod"], tenant["cards"][0]["memory_limit_bytes"]) == ("stays", 4 << 30)
+    end_container(node, "stays")
+    wait_restarted(fleet, "stays", 0)
+    assert wrong_cards(fleet, ["stays"]) == []
 
 
 # What the kubelet does when we refuse

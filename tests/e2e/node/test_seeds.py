@@ -185,6 +185,15 @@ def _assigned(fleet: Fleet, pod: str) -> str:
     return str(objects.get_pod(fleet.plane, pod)["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_ASSIGNED"])
 
 
+def test_004_a_pod_on_four_cards_has_a_quarter_of_its_memory_on_each(fleet: Fleet) -> None:
+    _apply(fleet, "four-cards")
+    report = fleet.report("four-cards")
+    assert _seen(report) == _uuids(fleet, "four-cards") == report["env"]["NVIDIA_VISIBLE_DEVICES"].split(",")
+    assert len(set(_seen(report))) == 4
+    assert _sizes(report) == [3 * GIB] * 4
+    assert _env(report, "ALIYUN_COM_GPU_MEM_") == {"IDX": "0", "DEV": "16", "POD": "12", "CONTAINER": "12"}
+
+
 def test_004_a_pod_on_two_cards_has_half_of_its_memory_on_each(fleet: Fleet) -> None:
     fleet.create(
         probe(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from aliquot.adapters.kubelet.checkpoint import CHECKPOINT, read_checkpoint
 from testbed import objects
 from testbed.agents import AliquotAgent
 from testbed.cards import MEM, QCORE, QMEM
@@ -16,13 +19,14 @@ from testbed.client import Refused
 from testbed.doctor import Doctor
 from testbed.fleet import GPUSHARE, MIXED
 from testbed.images import Registry
-from testbed.inside import granted
+from testbed.inside import end_container, granted
 from testbed.nodes import RealNode, probe, remove_pods
 from testbed.plane import HOST, ControlPlane
 from testbed.processes import free_port, wait_until
 from testbed.wired import Wired
 
 GIB = 1 << 30
+SHIMS = "/var/lib/aliquot/shim"
 _WEBHOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/aliquot"
 
 
@@ -95,6 +99,27 @@ def test_a_container_that_is_started_again_finds_all_of_it(old: Old) -> None:
     first, second, *_ = old.node.lines("falls")
     for what in ("env", "preload", "mounts", "shim_loaded", "socket_there"):
         assert first[what] == second[what]
+
+
+def test_which_version_of_the_shim_a_pod_was_given_the_kubelet_notes_and_the_others_are_swept_out(old: Old) -> None:
+    """Nothing but the kubelet's own notes tells which that is, once the links are gone with a reboot."""
+    objects.create(old.plane, probe("keeps", limits={MEM: 3}))
+    old.node.report("keeps")
+    shims = old.node.path(SHIMS)
+    theirs = os.readlink(shims / "current")
+    for version in ("0.0.1-older", "0.0.2-later"):
+        shutil.copytree(shims / theirs, shims / version)
+    old.agent.program.kill()
+    for link in old.node.path("/run/aliquot/a").iterdir():
+        link.unlink()
+    notes = old.node.path("/var/lib/kubelet/device-plugins") / CHECKPOINT
+    mounts = {mount for entry in read_checkpoint(notes) or () if (kept := entry.kept()) for mount in kept.mounts}
+    assert f"{SHIMS}/{theirs}/libaliquot.so" in mounts
+    old.agent.start()
+    assert sorted(each.name for each in shims.iterdir()) == sorted([theirs, "current"])
+    end_container(old.node, "keeps")
+    wait_until(lambda: len(old.node.lines("keeps")) >= 2, 20, "it is started again")
+    assert [line[what] for line in old.node.lines("keeps") for what in ("shim_loaded", "socket_there")] == [True] * 4
 
 
 def test_a_pod_that_the_webhook_did_not_see_is_refused_and_told_what_to_switch_on(old: Old) -> None:

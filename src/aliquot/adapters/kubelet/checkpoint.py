@@ -28,6 +28,7 @@ class Kept:
 
     env: Mapping[str, str]
     cdi: tuple[str, ...]
+    mounts: tuple[str, ...] = ()  # whence on the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,10 @@ class Entry:
             found = wire.ContainerAllocateResponse.FromString(binascii.a2b_base64(self.answer))
         except (ValueError, DecodeError):  # binascii's errors are ValueErrors
             return None
-        return Kept(dict(found.envs), tuple(each.name for each in found.cdi_devices)) if self.answer else None
+        if not self.answer:
+            return None
+        mounts = tuple(each.host_path for each in found.mounts)
+        return Kept(dict(found.envs), tuple(each.name for each in found.cdi_devices), mounts)
 
 
 _NAMES = {
