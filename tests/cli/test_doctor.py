@@ -98,7 +98,7 @@ def test_json_has_the_findings_as_data(well: PaperCluster) -> None:
     (finding,) = [each for each in json.loads(result.stdout) if each["level"] == "finding"]
     assert finding["check"] == "scheduler"
     assert finding["about"] == ["Lease kube-system/aliquot-scheduler"]
-    assert finding["fix"].startswith("start `aliquot scheduler`")
+    assert finding["fix"].startswith("install it: `aliquot install`")
 
 
 @pytest.mark.parametrize(

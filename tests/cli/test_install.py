@@ -161,9 +161,12 @@ def test_another_product_on_the_same_cards_is_told_with_where_to_read(paper: Pap
     assert paper.writes == []
 
 
-def test_the_vendors_manifests_with_our_image_are_not_another_product(paper: Paper) -> None:
+def test_the_vendors_manifests_with_our_image_are_ours_and_would_be_a_second_installation(paper: Paper) -> None:
     _on("/apis/apps/v1/daemonsets", "qgpu-manager", image="reg/aliquot/aliquot:1")(paper)
-    assert invoked(install, "--kube-scheduler-image", "k", "--dry-run", "-o", "yaml").exit_code == 0
+    said = _refusal(install, "--kube-scheduler-image", "k")
+    assert "aliquot, as a drop-in: kube-system/qgpu-manager" in said
+    assert "docs/dropin.md" in said
+    assert paper.writes == []
 
 
 def test_one_that_helm_installed_is_helms(paper: Paper) -> None:

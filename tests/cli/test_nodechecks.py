@@ -119,6 +119,14 @@ def test_a_cluster_where_no_node_offers_anything_is_a_finding() -> None:
     assert finding.what == "no node offers GPUs in any of the dialects"
 
 
+def test_the_labels_to_set_then_are_those_of_what_is_served() -> None:
+    served = Rules(served=frozenset({"qgpu", "gpushare"}))
+    (finding,) = [each for each in node_findings([a_node("plain")], {}, served) if each.level is Level.FINDING]
+    assert "`kubectl label node NAME qgpu-device-enable=enable`" in str(finding.advice)
+    assert "`kubectl label node NAME gpushare=true`" in str(finding.advice)
+    assert "tensorstack" not in str(finding.advice)
+
+
 @pytest.mark.parametrize("node", [{}, {"metadata": 3}, {"metadata": {"name": "n", "labels": []}}, {"status": []}])
 def test_whatever_a_node_looks_like_there_is_an_answer(node: Json) -> None:
     assert findings(node, WELL[0])

@@ -133,6 +133,19 @@ def test_nodes_that_do_not_advertise_the_resource_are_the_reason_why_we_are_not_
     assert f"no node has enough {MEM} left" in finding.what
 
 
+def test_a_kube_scheduler_beside_another_replica_than_the_leader_asks_that_one_which_is_no_finding() -> None:
+    message = f"0/2 nodes are available: 1 GPU memory: 20 GiB wanted, no card is that large, 1 Insufficient {MEM}."
+    pods = [waiting(gpushare_pod("p"), 60, message)]
+    finding = only(call_findings(a_lease(calls=asked(0, None)), pods, Rules(), NOW))
+    assert (finding.level, finding.what) == (Level.OK, "is asked, by way of a replica that does not lead; binds: 0")
+
+
+def test_binds_alone_show_that_it_is_asked() -> None:
+    calls = {**asked(0, None), "bind": {"count": 7, "last": ago(3)}}
+    finding = only(call_findings(a_lease(calls=calls), [], Rules(), NOW))
+    assert (finding.level, finding.what) == (Level.OK, "is asked, by way of a replica that does not lead; binds: 7")
+
+
 def test_a_pod_behind_a_scheduling_gate_is_no_finding() -> None:
     pods = [waiting(gpushare_pod("p", schedulingGates=[{"name": "x"}]), 60, None)]
     assert next(iter(call_findings(a_lease(calls=asked(0, None)), pods, Rules(), NOW))).level is Level.NOTE

@@ -184,8 +184,8 @@ def _check(found: Found, given: dict[str, Any]) -> None:
         )
     if found.others and not given["beside_others"]:
         raise InputError(
-            f"another product gives the same cards away: {'; '.join(found.others)}. docs/migration.md tells how its "
-            "Pods are taken over while they run; --beside-others goes on without"
+            f"something else gives the same cards away: {'; '.join(found.others)}. docs/migration.md tells how its "
+            "Pods are taken over while they run, docs/dropin.md how a drop-in is ended; --beside-others goes on without"
         )
 
 

@@ -21,6 +21,13 @@ _ADVERTISED = {
     Offer.GPUSHARE: (gpushare.MEMORY, gpushare.NODE_LABEL),
 }
 
+# What makes a node serve a dialect.
+_LABELS = {
+    qgpu.DIALECT: f"{qgpu.ENABLE_LABEL}=enable",
+    t9k.DIALECT: f"{t9k.ACCELERATOR_LABEL}=nvidia-gpu {t9k.MODE_LABEL}=sgn",
+    gpushare.DIALECT: f"{gpushare.NODE_LABEL}=true",
+}
+
 # Labels that are on or off, and how both are written.
 _SWITCHES = (
     (qgpu.ENABLE_LABEL, "enable", "disable"),
@@ -49,7 +56,8 @@ def node_findings(nodes: Iterable[Json], sick: Mapping[str, frozenset[int]], rul
         yield from _inventory(name, obj, node, rules)
     if not offering:
         what = "no node offers GPUs in any of the dialects"
-        yield found("nodes", "the cluster", what, "label nodes and run the node agent or a device plugin on them")
+        words = [f"`kubectl label node NAME {label}`" for dialect, label in _LABELS.items() if dialect in rules.served]
+        yield found("nodes", "the cluster", what, f"label those with cards, and agents come: {', or '.join(words)}")
     else:
         yield ok("nodes", f"{offering:,} offer GPUs")
 

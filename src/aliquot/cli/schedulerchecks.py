@@ -14,6 +14,7 @@ from aliquot.cli.findings import Finding, Json, Level, found, moment, ok, part
 from aliquot.dialects import Rules, gpushare, kube, native, qgpu, t9k, webhooks
 from aliquot.dialects.wiring import DEFAULT_SCHEDULER_NAME, SCHEDULER_NAME, T9K_SCHEDULER_NAME
 from aliquot.model.claim import Claim
+from aliquot.services.answers import repeats_us
 from aliquot.services.snapshot import pod_key
 
 PATIENCE = timedelta(seconds=30)
@@ -31,7 +32,9 @@ def lease_findings(lease: Json | None, name: str, now: datetime) -> Iterator[Fin
     """Whether somebody leads."""
     if lease is None:
         what = "does not exist: no scheduler of ours has ever led here, or it may not write Leases"
-        yield found("scheduler", f"Lease {name}", what, "start `aliquot scheduler`; its log says what it lacks")
+        fix = "install it: `aliquot install`, or the Helm chart; where it runs, its log says what it lacks (by the"
+        fix += " vendor's own roles it may not write Leases, and leads alone: docs/dropin.md)"
+        yield found("scheduler", f"Lease {name}", what, fix)
         return
     holder, seconds = part(lease, "spec", "holderIdentity"), part(lease, "spec", "leaseDurationSeconds")
     renewed = moment(part(lease, "spec", "renewTime"))
@@ -57,7 +60,7 @@ def call_findings(lease: Json | None, pods: Iterable[Json], rules: Rules, now: d
         yield found("extender", "the scheduler's Lease", what, "run the same release of aliquot everywhere")
         calls = {}
     last = moment(calls.get("filter", _Verb()).last)
-    unasked = past_us = False
+    unasked = past_us = heard = False
     for pod in pods:
         if kube.is_finished(pod) or not isinstance(claim := dialects.parse_pod(pod, rules), Claim):
             continue
@@ -72,15 +75,25 @@ def call_findings(lease: Json | None, pods: Iterable[Json], rules: Rules, now: d
         elif (since := moment(part(pod, "metadata", "creationTimestamp"))) is not None and now - since > PATIENCE:
             if last is not None and last >= since:
                 continue
+            if repeats_us(_last_said(pod) or ""):
+                heard = True
+                continue
             unasked = True
             yield _unasked(pod)
     if not unasked and not past_us and lease is not None and told is not None:
-        count, bound = calls.get("filter", _Verb()).count, calls.get("bind", _Verb()).count
-        if not count:
-            yield Finding("extender", Level.NOTE, (), "was not called yet, and no Pod of ours has had need of it")
-        else:
-            times = f"{count:,} time{'s' * (count != 1)}"
-            yield ok("extender", f"was asked {times}, last at {calls['filter'].last}; binds: {bound:,}")
+        yield _asked(calls, heard=heard)
+
+
+def _asked(calls: Mapping[str, _Verb], *, heard: bool) -> Finding:
+    """Only the leader's calls are told. A kube-scheduler that stands beside another replica asks that one, and the
+    leader has nothing of it but the binds."""
+    count, bound = calls.get("filter", _Verb()).count, calls.get("bind", _Verb()).count
+    if count:
+        times = f"{count:,} time{'s' * (count != 1)}"
+        return ok("extender", f"was asked {times}, last at {calls['filter'].last}; binds: {bound:,}")
+    if bound or heard:
+        return ok("extender", f"is asked, by way of a replica that does not lead; binds: {bound:,}")
+    return Finding("extender", Level.NOTE, (), "was not called yet, and no Pod of ours has had need of it")
 
 
 def _calls(told: object) -> Mapping[str, _Verb] | None:
@@ -96,14 +109,11 @@ def _calls(told: object) -> Mapping[str, _Verb] | None:
 def _unasked(pod: Json) -> Finding:
     """Why a Pod waits about which nobody asked us: the three ways in which that comes about."""
     name = part(pod, "spec", "schedulerName") or DEFAULT_SCHEDULER_NAME
-    conditions = part(pod, "status", "conditions")
-    conditions = conditions if isinstance(conditions, list) else []
-    tried = (each for each in conditions if isinstance(each, dict) and each.get("type") == "PodScheduled")
-    scheduled = next(tried, None)
+    said = _last_said(pod)
     if part(pod, "spec", "schedulingGates"):
         what = "waits for its scheduling gates, which somebody else must take away"
         return Finding("extender", Level.NOTE, (pod_key(pod),), what)
-    if scheduled is None:
+    if said is None:
         what = f"waits, and no scheduler has looked at it: none serves its schedulerName {name}"
         if name == DEFAULT_SCHEDULER_NAME:
             fix = "is kube-scheduler running? kubectl get pods -n kube-system; its log tells why it does not"
@@ -111,7 +121,6 @@ def _unasked(pod: Json) -> Finding:
             fix = f"`aliquot manifests scheduler-config --second` serves {SCHEDULER_NAME} and {T9K_SCHEDULER_NAME};"
             fix += " or change spec.schedulerName"
         return found("extender", pod_key(pod), what, fix)
-    said = str(scheduled.get("message") or "")
     short = sorted(each for each in _RESOURCES if f"Insufficient {each}" in said)
     if short:
         what = (
@@ -122,6 +131,15 @@ def _unasked(pod: Json) -> Finding:
     what = "waits, and kube-scheduler has tried it without asking us"
     said = f" (it says: {said[:200]})" if said else ""
     return found("extender", pod_key(pod), what + said, f"tell kube-scheduler of us: {_NEW_CONFIG}")
+
+
+def _last_said(pod: Json) -> str | None:
+    """Of a Pod that waits, by kube-scheduler; None where none has looked at it."""
+    conditions = part(pod, "status", "conditions")
+    conditions = conditions if isinstance(conditions, list) else []
+    tried = (each for each in conditions if isinstance(each, dict) and each.get("type") == "PodScheduled")
+    scheduled = next(tried, None)
+    return None if scheduled is None else str(scheduled.get("message") or "")
 
 
 _RESOURCES = (*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES)

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from aliquot.services.uninstalling import Uninstaller
 
 _MOST_NAMED = 10
+_BY_HELM = (  # its hook's log is all that its user sees of us; and a release that is half gone takes no other values
+    "; with Helm: `helm rollback RELEASE REVISION`, the revision that `helm list` tells, makes it whole again, then "
+    "`helm upgrade RELEASE CHART --reuse-values --set uninstall.runningPods=delete` or keep, then `helm uninstall`"
+)
 _STAYS = (
     "their files stay on the nodes until they end: /run/aliquot/t and a, aliquot.*.yaml in /var/run/cdi, "
     "/var/lib/aliquot/shim; `aliquot uninstall` once more takes them away then, or on one node with --this-node"
@@ -135,7 +139,7 @@ def _remains(given: dict[str, Any], swept: Mapping[str, str | None], left: Seque
         return "but what is told above: `aliquot uninstall` again finishes it"
     if left:
         return "where files of Pods stay: `aliquot uninstall`, when those Pods are gone, finishes it"
-    return "what remains is Helm's to delete" if given["nodes_only"] else "nothing of it is left"
+    return "the other objects are Helm's, or yours, to delete" if given["nodes_only"] else "nothing of it is left"
 
 
 async def _refuse_foreign(away: Uninstaller, namespace: str) -> None:
@@ -154,7 +158,8 @@ async def _refuse_holders(away: Uninstaller, given: dict[str, Any], steps: Steps
     steps.say("look", "for Pods on our cards")
     pods = await away.holders()
     if pods:
-        raise InputError(f"{_told(pods)}: end them first, or say --delete-pods, or --keep-running", code=1)
+        helm = _BY_HELM if given["nodes_only"] else ""
+        raise InputError(f"{_told(pods)}: end them first, or say --delete-pods, or --keep-running{helm}", code=1)
 
 
 async def _part_with(away: Uninstaller, given: dict[str, Any], steps: Steps) -> bool:

@@ -172,7 +172,10 @@ def _normal(container: Container, rules: QgpuRules, problems: list[Invalid]) -> 
 
 def _core_of_seed(container: Container, problems: list[Invalid]) -> int | None:
     return container.count(
-        CORE, problems, most=99, allowed="whole percent of one card, 1 to 99 (whole cards need the rules of 2026)"
+        CORE,
+        problems,
+        most=99,
+        allowed="whole percent of one card, 1 to 99 (whole cards need the rules of 2026: --rules 2026)",
     )
 
 

@@ -19,6 +19,27 @@ from aliquot.services.reasons import in_units
 
 _UNKNOWN = "aliquot has not heard of this node yet"
 _CHOSEN = 10  # a score of its own: kube-scheduler breaks ties by chance
+_OURS = (  # a piece of each sentence below that kube-scheduler's own have not
+    "GPU memory: ",
+    "GPU compute: ",
+    "share each GPU",
+    "a whole GPU is wanted",
+    "hold the GPUs whole",
+    "the GPUs that would do",
+    "another GPU model",
+    "no GPU on the node",
+    "GPUs wanted on one node",
+    "would fit a GPU alone",
+    "Pods: that takes ",
+    "the whole node is wanted",
+    "another Pod has the whole node",
+    "too little CPU",
+    "too little memory",
+    "not now: ",
+    "the node is broken: ",
+    _UNKNOWN,
+    "is not allowed: ",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +128,11 @@ def short_reason(reason: Reason, never: bool, claim: Claim) -> str:
             return "too little memory"
         case _:
             return f"not now: {reason}"
+
+
+def repeats_us(said: str) -> bool:
+    """Whether kube-scheduler, in what it says of a Pod that waits, names a reason that it has of us."""
+    return any(each in said for each in _OURS)
 
 
 def scores_answer(cluster: Cluster, args: Args) -> tuple[bytes, Claim | None, Grant | None]:

@@ -67,6 +67,13 @@ class Found:
     foreign: tuple[str, ...]  # programs of ours that somebody else installed, and how
 
 
+def _whose(name: str, program: Json) -> str:
+    """The vendors' manifests with only the image changed are ours, and a second installation all the same."""
+    ours = any("aliquot" in container.get("image", "") for container in workloads.containers(program))
+    who = "aliquot, as a drop-in" if ours else _OTHERS[name]
+    return f"{who}: {program['metadata']['namespace']}/{name}"
+
+
 class Installer:
     """One command's work. `say` hears of each step; `now` tells seconds."""
 
@@ -127,13 +134,7 @@ class Installer:
     async def _others(self) -> tuple[str, ...]:
         paths = [(path, name) for name in _OTHERS for path in ("/apis/apps/v1/deployments", "/apis/apps/v1/daemonsets")]
         lists = await asyncio.gather(*(self.items(path, fieldSelector=f"metadata.name={name}") for path, name in paths))
-        # The vendors' manifests with only the image changed are ours.
-        return tuple(
-            f"{_OTHERS[name]}: {each['metadata']['namespace']}/{name}"
-            for (_, name), found in zip(paths, lists, strict=True)
-            for each in found
-            if not any("aliquot" in container.get("image", "") for container in workloads.containers(each))
-        )
+        return tuple(_whose(name, each) for (_, name), found in zip(paths, lists, strict=True) for each in found)
 
     async def foreign(self, namespace: str) -> tuple[str, ...]:
         """Programs of ours that are in another namespace, or that somebody else installed, with who."""
