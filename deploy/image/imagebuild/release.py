@@ -58,7 +58,8 @@ def refuse(*, dirty: bool) -> None:
     found = obstacles(ROOT)
     standing = [*found.wrong, *(() if dirty else found.early)]
     if standing:
-        hint = "" if dirty else "\n(--dirty makes a trial of a tree that is not committed, or not in the changelog)"
+        trial = "\n(make release ARGS=--dirty makes a trial of a tree that is not committed, or not in the changelog)"
+        hint = "" if dirty else trial
         raise CannotBuildError("\n  ".join(["", *standing]) + hint)
     for each in found.early:
         say(f"a trial, no release: {each}")
