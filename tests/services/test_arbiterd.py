@@ -169,6 +169,17 @@ class TestDeath:
         until(lambda: not rig.daemon.alive("a"))
         until(lambda: rig.standing("a").memory_used == 0, "its memory given back")
 
+    def test_what_one_left_that_we_never_heard_of_far_beyond_the_others_goes_too(self, rig: Rig) -> None:
+        page = os.open(rig.tenant("a") / "page", os.O_RDWR)
+        os.pwrite(page, struct.pack("<Q", 1 << 30), Page._at(200, 0) + pages.MEMORY)
+        os.pwrite(page, struct.pack("<I", 4711), Page._at(200, 0) - 64)
+        os.close(page)
+        until(lambda: rig.standing("a").memory_used == 1 << 30, "what it says it has")
+        for _ in range(8):  # seconds
+            with rig.daemon._lock:
+                rig.daemon._sweep()
+        until(lambda: rig.standing("a").memory_used == 0, "its memory given back")
+
     def test_although_a_child_of_its_holds_the_connection(self, rig: Rig) -> None:
         """The end of the connection does not come: the kernel tells of the death."""
         guest = rig.registered(rig.tenant("a"), 11)

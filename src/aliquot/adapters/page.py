@@ -163,13 +163,13 @@ class Page:
         """The second."""
         return self.totals(card)[1]
 
-    def sweep(self) -> list[int]:
-        """Clear the slots of the dead; the slots of the living.
+    def sweep(self, *, slots: int = SLOTS) -> list[int]:
+        """Clear the slots of the dead, of the first so many; the slots of the living.
 
         Whoever lives holds the lock of its byte; so whose lock can be had is dead, and nobody takes the slot meanwhile.
         """
         living = []
-        for slot in _taken(self._read(_SLOT_AT, SLOTS * _SLOT_SIZE)):
+        for slot in _taken(self._read(_SLOT_AT, slots * _SLOT_SIZE)):
             try:
                 fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
             except OSError:

@@ -28,6 +28,8 @@ from .cardworker import CardWorker
 from .patrol import Owner, Patrol, Place, Register
 from .reception import Reception, Tenancy, scold
 
+_WHOLE, _BEYOND = 8, 4  # each so many sweeps of all slots; else this far beyond the last that a process had
+
 _UNSEEN = "its process id cannot be seen from here: an agent in a container needs the host's (hostPID: true)"
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class Arbiterd:
         self._workers = {card.uuid: CardWorker(card.uuid, rules) for card in cards}
         self._whose = whose
         self._tenancies: dict[str, Tenancy] = {}
+        self._sweeps = 0
         self._lock = threading.RLock()  # over the tenancies and what hangs on them
         self._reception = Reception(self._lock, self._workers, simulated=simulated, unwelcome=self._unwelcome)
         register = Register(self._lock, self._seated, self._owner_of, self._sweep, pods=whose is not None)
@@ -209,13 +212,14 @@ class Arbiterd:
 
     def _seated(self, uuid: str) -> dict[int, Place]:
         """Who has a seat, with what its page says it has on the card."""
-        return {
-            process.pid: Place(tenancy.page, process.slot, at, tenancy.page.use(process.slot, at).memory)
-            for tenancy in self._tenancies.values()
-            if (at := tenancy.page.index.get(uuid)) is not None
-            for process in tenancy.processes
-            if process.slot is not None
-        }
+        found = {}
+        for tenancy in self._tenancies.values():
+            at = tenancy.page.index.get(uuid)
+            for process in tenancy.processes if at is not None else ():
+                if at is not None and process.slot is not None:
+                    use = tenancy.page.use(process.slot, at)
+                    found[process.pid] = Place(tenancy.page, process.slot, at, use.memory, use.overhead)
+        return found
 
     def _owner_of(self, pid: int) -> Owner | None:
         """Whose a process on a card is."""
@@ -226,9 +230,15 @@ class Arbiterd:
         return Owner(owner) if tenancy is None else Owner(owner, tenancy.tenant.name, frozenset(tenancy.page.uuids))
 
     def _sweep(self) -> list[int]:
+        """Each second, so it is cheap: a shim takes the first free slot, so what lies past those that we know of is
+        swept only now and then."""
         too_long = []
+        self._sweeps += 1
         for tenancy in self._tenancies.values():
-            tenancy.page.sweep()
+            slots = [each.slot for each in tenancy.processes if each.slot is not None]
+            tenancy.reach = max([tenancy.reach, *(slot + 1 for slot in slots)])
+            whole = self._sweeps % _WHOLE == 0
+            tenancy.page.sweep(slots=SLOTS if whole else min(SLOTS, tenancy.reach + _BEYOND))
             if tenancy.page.is_longer():
                 scold(tenancy, "it made its page longer, which fills the host's memory: it is cut")
                 with contextlib.suppress(OSError):  # no number is free: the next sweep finds it again

@@ -25,12 +25,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A process's line on its tenant's page, and the bytes it says it has."""
+    """A process's line on its tenant's page, the bytes it says it has, and those that the driver took beside them."""
 
     page: Page
     slot: int
     card: int  # index on the page
     memory: int
+    overhead: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,11 @@ class Patrol:
         with register.lock:
             after = register.seated(uuid)
             for pid, place in after.items():
-                if pid in on_card and before.get(pid) == place:  # nothing was allocated while we looked
-                    place.page.set_overhead(place.slot, place.card, max(0, on_card[pid] - place.memory))
+                if pid not in on_card or before.get(pid) != place:  # something was allocated while we looked
+                    continue
+                overhead = max(0, on_card[pid] - place.memory)
+                if overhead != place.overhead:
+                    place.page.set_overhead(place.slot, place.card, overhead)
             strange = on_card.keys() - after.keys() - {own_number()}
             owners = {pid: register.owner(pid) for pid in strange}
         now = time.monotonic()

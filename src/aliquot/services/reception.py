@@ -68,6 +68,7 @@ class Tenancy:
     second: int = -1  # of which these are counted:
     accepted: int = 0  # connections
     heard: int = 0  # messages
+    reach: int = 0  # slots of the page that its processes had, up to the last one
 
 
 class Reception:
