@@ -23,9 +23,11 @@
 /* A pause or a closed gate older than this without a heartbeat is undone by the tenant itself: the daemon is gone. */
 #define ALQ_STALE_NS 600000000ull
 
-/* Microseconds: slices from the one to the other divide a card by themselves, and stay when the daemon is gone */
+/* Microseconds: slices from the one to the other divide a card by themselves, and stay when the daemon is gone; but not
+ * for good: who comes after it has the driver's own, and would starve beside longer ones. */
 #define ALQ_SHORTEST_LASTING 1000u
 #define ALQ_LONGEST_LASTING  250000u
+#define ALQ_LASTING_NS       300000000000ull
 
 /* One card of the tenant. Written by the daemon alone. */
 struct alq_card {

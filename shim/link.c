@@ -191,9 +191,9 @@ static bool lasts(const struct alq_group *group, int fd)
            slice >= ALQ_SHORTEST_LASTING && slice <= ALQ_LONGEST_LASTING;
 }
 
-/* Shares stay as the daemon left them. But it may have left us a slice of a microsecond, which only works for one at a
- * time: two of those stop each other for good; or one of a second. So each of these takes the driver's own again, once
- * for each end of a daemon. */
+/* Shares stay as the daemon left them, for as long as the next one may be on its way. But it may have left us a slice of
+ * a microsecond, which only works for one at a time: two of those stop each other for good; or one of a second. Each of
+ * these takes the driver's own again at once, the others later; each once for each end of a daemon. */
 static void reset_slices(int card, uint64_t last_beat)
 {
     static uint64_t done[ALQ_CARDS];
@@ -201,15 +201,17 @@ static void reset_slices(int card, uint64_t last_beat)
     int fd;
     bool all = true;
     uint32_t before = __atomic_load_n(&changes, __ATOMIC_ACQUIRE);
-    if (!last_beat || done[card] == last_beat)
+    bool for_good = alq_now() - last_beat > ALQ_LASTING_NS;
+    uint64_t mark = last_beat + for_good;
+    if (!last_beat || done[card] == mark)
         return;
     for (size_t at = 0; alq_group_at(&at, &group, &fd);) {
         uint64_t stock = RM_STOCK_TIMESLICE;
-        if (group.compute && fd >= 0 && on_card(&group, fd, card) && !lasts(&group, fd))
+        if (group.compute && fd >= 0 && on_card(&group, fd, card) && (for_good || !lasts(&group, fd)))
             all &= alq_rm_control(fd, group.client, group.group, RM_SET_TIMESLICE, &stock, sizeof stock) == RM_OK;
     }
     if (all && before == __atomic_load_n(&changes, __ATOMIC_ACQUIRE))   /* else one may have been passed over */
-        done[card] = last_beat;
+        done[card] = mark;
 }
 
 /* A pause that nobody will end: the daemon is gone. We resume our own channels; what fails is tried again next round. */

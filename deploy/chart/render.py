@@ -48,7 +48,10 @@ def find_helm() -> str:
 
 
 def _version(helm: str) -> str:
-    asked = subprocess.run([helm, "version", "--short"], capture_output=True, text=True, check=False)  # noqa: S603  # the one that was named
+    try:
+        asked = subprocess.run([helm, "version", "--short"], capture_output=True, text=True, check=False)  # noqa: S603  # the one that was named
+    except OSError as error:
+        return str(error)
     return asked.stdout.strip() or asked.stderr.strip()
 
 

@@ -475,6 +475,21 @@ def test_one_that_was_killed_half_way_is_said_to_be_gone_on_with(paper: Paper) -
     assert "was begun and not finished: going on" in invoked(install, "--dry-run").stderr
 
 
+def test_what_only_one_made_that_never_stood_goes_when_the_next_stands(paper: Paper) -> None:
+    """A newer release, say, that was broken off, and is gone back from."""
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "of-another"}}
+    paper.answers[RECORD] = made.render_record(made.new_record("9.9.9", OPTIONS, [*rendered(), role]))
+    _stands(paper, 2)
+    gone = invoked(upgrade, "--no-wait", "--image", "here/aliquot:2")
+    assert gone.exit_code == 0, gone.output
+    told = made.parse_record(paper.patched[RECORD])
+    assert isinstance(told, made.Record)
+    assert made.identity(role) in told.objects
+    paper.answers[RECORD] = paper.patched[RECORD]
+    invoked(upgrade, "--timeout", "0s")
+    assert "of-another" in paper.deleted
+
+
 def test_an_upgrade_labels_no_node_again(paper: Paper) -> None:
     """Its owner may have taken the label off since, or the node away."""
     paper.record(labelled={"n1": {"gpushare": "true"}})

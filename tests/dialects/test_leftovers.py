@@ -59,7 +59,8 @@ def test_annotations_taint_condition_and_resources_of_ours_go() -> None:
 
 
 def test_the_mark_is_read_as_it_was_written() -> None:
-    for left in (LeftBehind("reg:5000/a/aliquot@sha256:ab"), LeftBehind("aliquot", "/data/k8s.io/kubelet")):
+    labelled = LeftBehind("aliquot", selinux={"type": "spc_t", "level": "s0:c1,c2"})
+    for left in (LeftBehind("reg:5000/a/aliquot@sha256:ab"), LeftBehind("aliquot", "/data/k8s.io/kubelet"), labelled):
         assert parse_left_behind(_node(annotations={MARK: render_left_behind(left)})) == left
     assert parse_left_behind(_node()) is None
 
@@ -67,7 +68,8 @@ def test_the_mark_is_read_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "7", "[]", "{}", '{"image":"a"}', '{"v":2,"image":"a"}', '{"v":1,"image":"-v /:/host"}', '{"v":1,"image":""}']
-    + [f'{{"v":1,"image":"a","kubelet":"{folder}"}}' for folder in ("", "x", "/", "/a/../b", "/a b", "/a/")],
+    + [f'{{"v":1,"image":"a","kubelet":"{folder}"}}' for folder in ("", "x", "/", "/a/../b", "/a b", "/a/")]
+    + [f'{{"v":1,"image":"a","selinux":{label}}}' for label in ('"x"', '{"more":"x"}', '{"type":"a b"}', '{"type":7}')],
 )
 def test_a_mark_that_nobody_of_ours_wrote_is_told_and_not_guessed(text: str) -> None:
     """The node's kubelet may write annotations of its Node."""

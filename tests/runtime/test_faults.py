@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
+from aliquot.adapters.page import HEARTBEAT
 from runtime.rig import GIB, Node, near
 from runtime.test_mixing import work
 from runtime.test_shares import DEEP
 from simgpu.rig import wait_until
 
+STOCK = 2048  # microseconds: the driver's own slice
 SOON = 3.0  # seconds: tenants notice after 0.6 that the daemon is gone; this machine may be busy
 
 
@@ -59,6 +62,25 @@ def test_shares_stay_as_they_were_while_no_daemon_runs(node: Node) -> None:
     node.shares_come_to(near([0.7, 0.3], 5), *pids, seconds=1.0)
     node.restart_daemon()
     assert [load.finish()["right"] for load in loads] == [True, True]
+
+
+def test_but_not_for_good_for_who_comes_later_has_the_drivers_own_slice(node: Node) -> None:
+    loads = [node.load(node.tenant(), "1ms", *DEEP) for _ in range(2)]
+    node.until_runs(*loads)
+
+    def slices() -> list[int]:
+        return [node.player.card().compute(load.pid)[0].slice_us for load in loads]
+
+    wait_until(lambda: min(slices()) > STOCK, "each has its stretch")
+    node.kill_daemon()
+    time.sleep(1.0)  # tenants have noticed
+    assert min(slices()) > STOCK
+    for tenant in node.tenants.values():
+        page = Path(tenant["folder"]) / "page"
+        with page.open("r+b") as file:  # as if five minutes had gone by
+            file.seek(64 + HEARTBEAT)
+            file.write((time.monotonic_ns() - 301 * 10**9).to_bytes(8, "little"))
+    wait_until(lambda: slices() == [STOCK, STOCK], "both have the driver's own")
 
 
 def test_when_the_daemon_hangs_everybody_goes_on_until_it_is_back(node: Node) -> None:

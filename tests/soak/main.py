@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -59,6 +60,7 @@ class Soak:
         self.lost: list[str] = []
         self.leaked: list[str] = []
         self.stumbles: set[str] = set()  # errors in the product's logs
+        self.revived = 0  # times that the cluster's own kube-scheduler had ended by itself
         self.began = time.monotonic()
         cards = plan.cards * len(cluster.nodes)
         self.churn = Churn(cluster.plane, seed=plan.seed, cards=cards, card_gib=plan.card_gib)
@@ -101,6 +103,7 @@ class Soak:
                 if thread.failure is not None:
                     raise RuntimeError(f"{thread.name} stopped") from thread.failure
             self._spare(at)
+            self._revive()
             self.checks.look(at)
             if at >= next_sample:
                 self.memory.sample(at)
@@ -110,6 +113,19 @@ class Soak:
                 next_calm = self.clock() + self.plan.calm_every
             self.tell.show(self)
             time.sleep(1.0)
+
+    def _revive(self) -> None:
+        """The cluster's own kube-scheduler, as the kubelet of a control plane does with it.
+
+        It ends where, after a time in which it could not watch, a Pod of the same name is on another node ("Scheduler
+        cache is corrupted", 1.36).
+        """
+        own = self.cluster.default_scheduler
+        if own is None or own.running:
+            return
+        with suppress(OSError, RuntimeError):  # no API server in this moment: the next look tries again
+            self.cluster.start_default_scheduler()
+            self.revived += 1
 
     def _spare(self, at: float) -> None:
         """For a stretch, one scheduler and one agent live on, so that their memory can be followed."""
@@ -152,6 +168,7 @@ class Soak:
         self.faults.go_on()
 
     def _missing(self, wanted: Mapping[str, Workload]) -> list[str]:
+        self._revive()
         self.checks.look(self.clock())
         self.memory.sample(self.clock())
         return self.checks.missing(wanted)
@@ -188,6 +205,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="all figures and samples, into this file")
     parser.add_argument("--report", type=Path, help="a page of Markdown, into this file; its plot into img/ beside it")
     given = parser.parse_args(words)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the cluster is taken down
     calm = 180.0 if given.minutes >= 10 else given.minutes * 20  # three in a short run
     plan = Plan(minutes=given.minutes, seed=given.seed, fault_every=given.fault_every, calm_every=calm)
     with tempfile.TemporaryDirectory(prefix="aliquot-soak-") as folder, report.Progress(plan.minutes) as tell:

@@ -48,6 +48,7 @@ class Results:
     leaked: list[str]
     stumbles: list[str]
     spared: tuple[float, float]  # seconds
+    revived: int  # times that the cluster's own kube-scheduler ended by itself
     happened: list[Fault]
     lives: list[Life]
 
@@ -110,6 +111,7 @@ def results(soak: Soak) -> Results:
         leaked=soak.leaked,
         stumbles=sorted(soak.stumbles),
         spared=soak.spared,
+        revived=soak.revived,
         happened=soak.faults.happened,
         lives=[life for life in soak.memory.lives if life.samples],
     )
@@ -207,6 +209,8 @@ def _page(found: Results) -> str:
     if found.refused:
         refused = ", ".join(f"{count} with `{reason}`" for reason, count in found.refused.items())
         out += ["", _REFUSED.format(refused=refused)]
+    if found.revived:
+        out += ["", _REVIVED.format(revived=found.revived)]
     return "\n".join(out) + "\n"
 
 
@@ -263,6 +267,9 @@ refuses it.
 """
 _REFUSED = """Pods that failed, while the agent of their node was away or with their kubelet: {refused}.
 Their controllers made them anew; what is wanted counts as running only when the replacement does."""
+_REVIVED = """The cluster's own kube-scheduler ended by itself {revived} times, and was started again as a kubelet
+does: after a time in which it could not watch it found a Pod of the same name on another node, and gave up ("Scheduler
+cache is corrupted", Kubernetes' own doing)."""
 _SPARED = """From minute {begin} to minute {end} the leading scheduler and the agent of n1 were not killed.
 Their memory in the second half of that stretch, by a straight line through a sample every five seconds; flat is up to
 2 % of it:"""

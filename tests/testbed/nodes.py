@@ -317,15 +317,13 @@ def restricted(pod: dict[str, Any], *, user: int = 1000) -> dict[str, Any]:
 @contextlib.contextmanager
 def standing(nodes: Sequence[RealNode]) -> Iterator[None]:
     """Several nodes, begun at once and all ready; stopped at the end, also those that did not get so far."""
-    try:
+    with contextlib.ExitStack() as stack:
         for node in nodes:
+            stack.callback(node.stop)
             node.begin()
         for node in nodes:
             node.wait_ready()
         yield
-    finally:
-        for node in nodes:
-            node.stop()
 
 
 def remove_pods(plane: ControlPlane, nodes: Sequence[RealNode], *, seconds: float = 30.0) -> None:

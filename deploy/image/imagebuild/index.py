@@ -38,7 +38,7 @@ class Part:
 def read(archive: bytes, what: str) -> Part:
     """Of what build.py wrote. A blob that is not what its name says ends it: nobody would want that pushed."""
     try:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
             members = [member for member in tar if member.isfile()]
             files = {member.name: content.read() for member in members if (content := tar.extractfile(member))}
         (top,) = json.loads(files["index.json"])["manifests"]

@@ -160,6 +160,8 @@ async def _planned(installer: Installer, given: dict[str, Any], steps: Steps, *,
     objects = made.tailored(rendered(), options, _version())
     before = None if known is None else made.replacing(known)
     record = made.new_record(_version(), options, objects, before=before, labelled=known.labelled if known else {})
+    if known is not None and not known.settled:
+        record = made.heir(record, known)
     return _Plan(record, objects, _notes(found, known))
 
 

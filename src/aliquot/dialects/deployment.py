@@ -342,6 +342,11 @@ def seen_to_stand(record: Record) -> Record:
     return msgspec.structs.replace(record, settled=True, before=None, objects=tuple(objects))
 
 
+def heir(record: Record, broken_off: Record) -> Record:
+    """The new installation answers for what one that never stood had made, too: it goes when the new one stands."""
+    return msgspec.structs.replace(record, objects=tuple(dict.fromkeys((*record.objects, *broken_off.objects))))
+
+
 def replacing(record: Record) -> str | None:
     """What a new installation notes of the one that it finds: the last that stood."""
     return (

@@ -19,6 +19,8 @@ Json = dict[str, Any]
 KUBELET = "/var/lib/kubelet"
 _VERSION = 1
 _IMAGE = re.compile(r"[\w][\w.:/@+-]{0,511}\Z", re.ASCII)
+_LABEL = {"user", "role", "type", "level"}  # seLinuxOptions
+_WORD = re.compile(r"[\w.:,-]{1,255}\Z", re.ASCII)
 _FOLDER = re.compile(r"(/(?!\.\.?(/|\Z))[\w.+-]+)+\Z", re.ASCII)
 
 
@@ -28,17 +30,21 @@ class LeftBehind:
 
     image: str
     kubelet: str = KUBELET
+    selinux: Mapping[str, str] | None = None  # the label that the agents had
 
 
 class _LeftBehind(msgspec.Struct, kw_only=True, omit_defaults=True):
     v: int
     image: str
     kubelet: str = KUBELET
+    selinux: dict[str, str] | None = None
 
 
 def render_left_behind(left: LeftBehind) -> str:
     """The annotation's text."""
-    return msgspec.json.encode(_LeftBehind(v=_VERSION, image=left.image, kubelet=left.kubelet)).decode()
+    selinux = None if left.selinux is None else dict(left.selinux)
+    mark = _LeftBehind(v=_VERSION, image=left.image, kubelet=left.kubelet, selinux=selinux)
+    return msgspec.json.encode(mark).decode()
 
 
 def parse_left_behind(node: Json) -> LeftBehind | Invalid | None:
@@ -51,8 +57,10 @@ def parse_left_behind(node: Json) -> LeftBehind | Invalid | None:
         left = msgspec.json.decode(text, type=_LeftBehind)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
         return wrong
-    whole = left.v == _VERSION and _IMAGE.match(left.image) and _FOLDER.match(left.kubelet)
-    return LeftBehind(left.image, left.kubelet) if whole else wrong
+    label = left.selinux or {}
+    labelled = label.keys() <= _LABEL and all(map(_WORD.match, label.values()))
+    whole = left.v == _VERSION and _IMAGE.match(left.image) and _FOLDER.match(left.kubelet) and labelled
+    return LeftBehind(left.image, left.kubelet, left.selinux) if whole else wrong
 
 
 def had_agent(node: Json) -> bool:

@@ -215,8 +215,10 @@ class Arbiterd:
         found = {}
         for tenancy in self._tenancies.values():
             at = tenancy.page.index.get(uuid)
-            for process in tenancy.processes if at is not None else ():
-                if at is not None and process.slot is not None:
+            if at is None:
+                continue
+            for process in tenancy.processes:
+                if process.slot is not None:
                     use = tenancy.page.use(process.slot, at)
                     found[process.pid] = Place(tenancy.page, process.slot, at, use.memory, use.overhead)
         return found

@@ -254,10 +254,11 @@ class Installer:
                 raise
 
     async def settle(self, record: Record) -> None:
-        """It stands: what only the installation before had goes, and there is nothing to go back to any more."""
+        """It stands: what only installations before it had goes, and there is nothing to go back to any more."""
         before = made.record_before(record)
-        await self.prune(set(before.objects if before else ()) - set(record.objects))
-        await self.apply(made.render_record(replace_struct(record, settled=True, before=None)))
+        own = tuple(made.identity(each) for each in made.unpack(record.packed))
+        await self.prune({*record.objects, *(before.objects if before else ())} - set(own))
+        await self.apply(made.render_record(replace_struct(record, settled=True, before=None, objects=own)))
 
     async def prune(self, gone: Iterable[Identity]) -> None:
         """Takes objects away; those that are gone already are none the less."""

@@ -213,7 +213,7 @@ class Uninstaller:
             how = _sweeping(node, agents)
             if isinstance(how, str):  # its mark stays as it is, until somebody has looked
                 continue
-            left = LeftBehind(how.image, how.kubelet) if name in stays else None
+            left = LeftBehind(how.image, how.kubelet, how.selinux) if name in stays else None
             done += await self._clean(name, node, labelled.get(name, {}), left)
         return done
 
@@ -359,4 +359,5 @@ def _sweeping(node: Json, agents: Agents) -> Agents | str:
     if isinstance(left, Invalid):
         name = node["metadata"]["name"]
         return agents if agents.known else f"node {name}: {left.sentence()}; or say with --image what sweeps it"
-    return replace(agents, image=agents.image if agents.known else left.image, kubelet=left.kubelet)
+    image = agents.image if agents.known else left.image
+    return replace(agents, image=image, kubelet=left.kubelet, selinux=agents.selinux or left.selinux)
