@@ -129,7 +129,7 @@ ifdef DATA
 	$(BIN)/python bench/packing.py --data $(DATA) --plot out/packing.svg
 endif
 
-bench-gpu: native $(TOOLS) ## what sharing costs and what it holds to, on the GPU of this machine; some nine minutes
+bench-gpu: native $(TOOLS) ## what sharing costs and what it holds to, on the GPU of this machine; some eight minutes
 	@mkdir -p out
 	$(BIN)/python bench/gpu/run.py --out out
 
