@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,11 @@ def test_the_process_is_the_command_itself(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGHUP])
-def test_a_signal_reaches_the_command_and_ends_it_as_it_would_alone(machine: Machine, number: signal.Signals) -> None:
+def test_a_signal_reaches_the_command_and_ends_it_as_it_would_alone(
+    machine: Machine, number: signal.Signals, request: pytest.FixtureRequest
+) -> None:
+    # Children ignore what we do: tests that nohup began ignore SIGHUP.
+    request.addfinalizer(partial(signal.signal, number, signal.signal(number, signal.SIG_DFL)))
     with machine.begin("run", "--memory", "1", "--", "sh", "-c", "echo on; exec sleep 600") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "on\n"
