@@ -6,7 +6,7 @@ Kernels of the simulated card have a fixed duration, so that the share of a prog
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ CLASS = "tke.cloud.tencent.com/app-class"
 GIB = 1 << 30
 HERE = {"kubernetes.io/hostname": "n1"}
 LOOK = 2.0  # seconds over which a share is taken; windows of fixed-share come every 100 ms
+LOOKS = 3
 
 
 @pytest.fixture
@@ -66,10 +67,33 @@ def _shares(node: RealNode, *names: str) -> list[float]:
     return [_share(first[name], _burned(node, name)[-1]) for name in names]
 
 
-def _of_all(shares: Sequence[float]) -> list[float]:
-    """Of what they got together, in percent: on a busy machine the simulated card is not always at work."""
-    assert sum(shares) > 70
-    return [100 * share / sum(shares) for share in shares]
+Holds = Callable[[Sequence[float]], bool]
+
+
+def _come_to(node: RealNode, holds: Holds, *names: str) -> None:
+    """Whoever else uses this machine may spoil a look. A share that is wrong is so in each of them."""
+    seen = []
+    for _ in range(LOOKS):
+        seen.append(_shares(node, *names))
+        if holds(seen[-1]):
+            return
+    pytest.fail(f"shares of {names}, in percent: {seen}", pytrace=False)
+
+
+def _near(*wanted: float) -> Holds:
+    """Of the card's time."""
+    return lambda shares: list(shares) == pytest.approx(list(wanted), abs=3)
+
+
+def _divided(*wanted: float) -> Holds:
+    """Of what they got together: on a busy machine the simulated card is not always at work."""
+    return lambda shares: (
+        sum(shares) > 70 and [100 * share / sum(shares) for share in shares] == pytest.approx(list(wanted), abs=5)
+    )
+
+
+def _nearly_all(shares: Sequence[float]) -> bool:
+    return shares[0] > 80
 
 
 def _burned(node: RealNode, name: str) -> list[dict[str, Any]]:
@@ -91,32 +115,32 @@ def _metric(fleet: Fleet, name: str, pod: str) -> float:
 
 def test_best_effort_gives_each_busy_pod_as_much_as_the_others(fleet: Fleet, node: RealNode) -> None:
     _burning(fleet, a=60, b=20)
-    assert _of_all(_shares(node, "a", "b")) == pytest.approx([50, 50], abs=5)
+    _come_to(node, _divided(50, 50), "a", "b")
 
 
 def test_fixed_share_gives_each_pod_its_quota_alone_or_not(fleet: Fleet, node: RealNode) -> None:
     _share_by(fleet, "fixed-share")
     _burning(fleet, a=30)
-    assert _shares(node, "a") == pytest.approx([30], abs=3)
+    _come_to(node, _near(30), "a")
     _burning(fleet, b=20)
-    assert _shares(node, "a", "b") == pytest.approx([30, 20], abs=3)
+    _come_to(node, _near(30, 20), "a", "b")
 
 
 def test_burst_share_gives_by_quota_and_lets_nothing_go_to_waste(fleet: Fleet, node: RealNode) -> None:
     _share_by(fleet, "burst-share")
     _burning(fleet, a=60)
-    assert _shares(node, "a")[0] > 80
+    _come_to(node, _nearly_all, "a")
     _burning(fleet, b=20)
-    assert _of_all(_shares(node, "a", "b")) == pytest.approx([75, 25], abs=5)
+    _come_to(node, _divided(75, 25), "a", "b")
 
 
 def test_another_policy_holds_at_once_for_pods_that_run(fleet: Fleet, node: RealNode) -> None:
     _share_by(fleet, "fixed-share")
     _burning(fleet, a=30, b=20)
     _share_by(fleet, "best-effort")
-    assert _of_all(_shares(node, "a", "b")) == pytest.approx([50, 50], abs=5)
+    _come_to(node, _divided(50, 50), "a", "b")
     _share_by(fleet, "fixed-share")
-    assert _shares(node, "a", "b") == pytest.approx([30, 20], abs=3)
+    _come_to(node, _near(30, 20), "a", "b")
 
 
 @pytest.fixture
@@ -142,7 +166,7 @@ def test_an_offline_pod_has_the_card_while_the_online_pod_is_idle(crowded: Fleet
     crowded.create(_offline("offline", "burn", "0", "5"))
     crowded.report("offline")
     _assert_on_one_card(crowded, "online", "offline")
-    assert _shares(node, "offline")[0] > 80
+    _come_to(node, _nearly_all, "offline")
 
 
 def test_an_online_pod_takes_the_card_from_an_offline_one_which_goes_on_where_it_was(crowded: Fleet) -> None:
@@ -157,7 +181,7 @@ def test_an_online_pod_takes_the_card_from_an_offline_one_which_goes_on_where_it
     assert worked["kernels"] == 150
     assert _metric(crowded, "aliquot_tenant_preemptions_total", "offline") > 0
     paused = _metric(crowded, "aliquot_tenant_paused_seconds_total", "offline")
-    assert worked["elapsed_s"] == pytest.approx(3 + paused, abs=0.5)
+    assert -0.5 < worked["elapsed_s"] - (3 + paused) < 1.5, "it had the card in all the rest of that time"
     assert _metric(crowded, "aliquot_tenant_preemptions_total", "online") == 0
 
 
