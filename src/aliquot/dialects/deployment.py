@@ -338,13 +338,13 @@ def record_before(record: Record) -> Record | None:
 def seen_to_stand(record: Record) -> Record:
     """One that nobody waited for, and that stands now. What only the one before it had is to go with it, later."""
     before = record_before(record)
-    objects = dict.fromkeys((*record.objects, *(before.objects if before else ())))
-    return msgspec.structs.replace(record, settled=True, before=None, objects=tuple(objects))
+    whole = record if before is None else heir(record, before)
+    return msgspec.structs.replace(whole, settled=True, before=None)
 
 
-def heir(record: Record, broken_off: Record) -> Record:
-    """The new installation answers for what one that never stood had made, too: it goes when the new one stands."""
-    return msgspec.structs.replace(record, objects=tuple(dict.fromkeys((*record.objects, *broken_off.objects))))
+def heir(record: Record, other: Record) -> Record:
+    """The installation answers for what another had made, too: that goes when the next one stands."""
+    return msgspec.structs.replace(record, objects=tuple(dict.fromkeys((*record.objects, *other.objects))))
 
 
 def replacing(record: Record) -> str | None:
