@@ -25,11 +25,11 @@ from aliquot.model.device import CORE_MILLI, Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Isolation, Node, Offer
 from aliquot.placement.book import occupant_of
-from aliquot.services.access import Access
-from aliquot.services.cluster import Cluster, Pending, Placed
-from aliquot.services.clusterdetails import Details
-from aliquot.services.clusterpicture import ClusterPicture, Surroundings
-from aliquot.services.dashboard import show
+from aliquot.services.dashboard.access import Access
+from aliquot.services.dashboard.server import show
+from aliquot.services.scheduler.cluster import Cluster, Pending, Placed
+from aliquot.services.scheduler.dashboard.details import Details
+from aliquot.services.scheduler.dashboard.picture import ClusterPicture, Surroundings
 
 CARDS = 8
 MEMORY = 24 * 1024

@@ -17,8 +17,8 @@ import sys
 import tempfile
 import time
 
-from aliquot.adapters.control import ControlError, NoDaemonError, connect
-from aliquot.adapters.home import homes
+from aliquot.adapters.host.control import ControlError, NoDaemonError, connect
+from aliquot.adapters.host.home import homes
 
 LIMIT_MS = 150.0  # what is promised
 

@@ -6,7 +6,7 @@
  * The page is the tenant's own: whatever it writes there, it can only hurt itself. The daemon keeps its own copy of
  * every limit, and reads from the page only counters. With the page alone (no daemon running) the memory quota holds.
  *
- * src/aliquot/adapters/page.py and link.py spell the same layout; tests/shim/test_abi.py compares the two.
+ * src/aliquot/adapters/gpu/page.py and link.py spell the same layout; tests/shim/test_abi.py compares the two.
  */
 #ifndef ALIQUOT_ABI_H
 #define ALIQUOT_ABI_H

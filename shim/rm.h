@@ -2,7 +2,7 @@
  *
  * The layouts are those of the published open kernel modules (580 and 595 agree); the controls are flagged
  * NON_PRIVILEGED there: whoever holds the same open file of /dev/nvidiactl may issue them on its objects.
- * This is an undocumented ABI: the daemon probes before it relies on any of it. src/aliquot/adapters/rm.py spells the
+ * This is an undocumented ABI: the daemon probes before it relies on any of it. src/aliquot/adapters/gpu/rm.py spells the
  * controls a second time, tests/shim/test_abi.py compares.
  */
 #ifndef ALIQUOT_RM_H

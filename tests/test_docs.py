@@ -12,7 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from aliquot.cli.explain import explain
+from aliquot.cli.cluster.explain import explain
 from aliquot.cli.main import COMMANDS
 from aliquot.cli.simulate import simulate
 from aliquot.placement.choose import POLICIES

@@ -19,7 +19,7 @@ from aliquot.dialects import parse_pod
 from aliquot.dialects.kube import expand
 from aliquot.model.claim import AppClass, Claim
 from aliquot.model.refusal import Invalid
-from machines import Machine, paper
+from kit.machine import Machine, paper
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 MANIFESTS = sorted(path for path in EXAMPLES.rglob("*.yaml") if path.name != "cluster.yaml")

@@ -9,7 +9,7 @@ import sys
 def main() -> None:
     """Every way out has its exit code, and none is a traceback."""
     if sys.argv[1:2] == ["run"]:
-        from aliquot.cli.run import main as run
+        from aliquot.cli.run.command import main as run
 
         sys.exit(run(sys.argv[2:]))
     from aliquot.cli.main import main as others
@@ -31,7 +31,7 @@ def qgpu_manager() -> None:
 
 def gpushare_extender() -> None:
     """`gpushare-sche-extender`, as gpushare calls its own: `aliquot scheduler`."""
-    from aliquot.cli.peers import extender_words
+    from aliquot.cli.cluster.peerflags import extender_words
 
     sys.argv[1:] = ["scheduler", *extender_words(sys.argv[1:], os.environ)]
     main()
@@ -39,7 +39,7 @@ def gpushare_extender() -> None:
 
 def gpushare_device_plugin() -> None:
     """`gpushare-device-plugin-v2`, likewise: `aliquot agent`."""
-    from aliquot.cli.peers import plugin_words
+    from aliquot.cli.cluster.peerflags import plugin_words
 
     sys.argv[1:] = ["agent", *plugin_words(sys.argv[1:])]
     main()

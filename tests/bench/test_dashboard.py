@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bench.dashboard import CARDS, PODS_PER_CARD, World
 
-from aliquot.services.clusterdetails import Details
-from aliquot.services.clusterpicture import ClusterPicture, Surroundings
+from aliquot.services.scheduler.dashboard.details import Details
+from aliquot.services.scheduler.dashboard.picture import ClusterPicture, Surroundings
 
 NODES = 30
 PODS = int(NODES * CARDS * PODS_PER_CARD)

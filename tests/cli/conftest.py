@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.paperdaemons import PaperDaemon, a_status
-from kubectls import PaperCluster
-from machines import Machine, paper
+from kit.fakedaemon import PaperDaemon, a_status
+from kit.kubectl import PaperCluster
+from kit.machine import Machine, paper
 
 
 @pytest.fixture(scope="session")

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.adapters import player
-from aliquot.adapters.home import Home
-from machines import ALIQUOT, Machine, paper
+from aliquot.adapters.gpu import player
+from aliquot.adapters.host.home import Home
+from kit.machine import ALIQUOT, Machine, paper
 
 _KUBECTL = """#!{python} -SE
 import sys, time

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from aliquot.adapters import processes
+from aliquot.adapters.host import processes
 from aliquot.cli.demo import command, promises
+from aliquot.cli.demo.cleanup import sweep
 from aliquot.cli.demo.command import Found, choose
-from aliquot.cli.demo.janitor import sweep
+from aliquot.cli.demo.output import Row, lines
+from aliquot.cli.demo.processes import Stage
 from aliquot.cli.demo.promises import REAL, SIMULATED, Counter, expected_shares, pace
-from aliquot.cli.demo.stage import Stage
 from aliquot.cli.demo.story import apply_pods
-from aliquot.cli.demo.telling import Row, lines
 from aliquot.cli.errors import InputError
-from machines import ALIQUOT, Machine, cards, eventually
+from kit.machine import ALIQUOT, Machine, cards, eventually
 
 QUOTAS = (0.5, 0.3, 0.2)
 SHORT = (*ALIQUOT, "demo", "--simulate", "2x24GiB", "--seconds", "20")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from manifests import gpushare_node, gpushare_pod, replicas
+from kit.manifests import gpushare_node, gpushare_pod, replicas
 
 COMMAND = (sys.executable, "-c", "from aliquot.cli.main import main; main()")
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-from aliquot.adapters import player
-from machines import ALIQUOT, Machine, eventually
+from aliquot.adapters.gpu import player
+from kit.machine import ALIQUOT, Machine, eventually
 
 pytestmark = pytest.mark.skipif(not os.path.exists(player.shim()), reason="the libraries are not built")
 

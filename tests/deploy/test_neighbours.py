@@ -7,13 +7,13 @@ import json
 import pytest
 
 from aliquot.dialects import Rules, parse_node, parse_pod
-from aliquot.dialects.admission import AdmissionSettings, review
 from aliquot.dialects.t9k import TAINT
-from aliquot.dialects.upkeep import may_need_upkeep, upkeep
-from aliquot.dialects.webhooks import ServiceRef, webhook_configuration
-from aliquot.dialects.wiring import Wiring, render_config
-from deploy.chart import Json, installed, runs_on
-from manifests import QGPU, SGN, XGN, a_container, a_node, a_pod
+from aliquot.dialects.wire.admission import AdmissionSettings, review
+from aliquot.dialects.wire.schedulerconfig import Wiring, render_config
+from aliquot.dialects.wire.upkeep import may_need_upkeep, upkeep
+from aliquot.dialects.wire.webhooks import ServiceRef, webhook_configuration
+from kit.chart import Json, installed, runs_on
+from kit.manifests import QGPU, SGN, XGN, a_container, a_node, a_pod
 
 ACCELERATOR, MODE = "sched.tensorstack.dev/accelerator", "sched.tensorstack.dev/node-alloc-mode"
 LINUX = {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}

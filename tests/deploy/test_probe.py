@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.chart import ROOT, installed
-from services.agents import PaperAgent, RunningDoor
+from kit.chart import ROOT, installed
+from kit.fakeagent import PaperAgent, RunningDoor
 
 PROBE = ROOT / "deploy" / "probe.py"
 FLAGS = PROBE.read_text().splitlines()[0].split()[1]

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from deploy.chart import ROOT
+from kit.chart import ROOT
 
 
 @pytest.fixture

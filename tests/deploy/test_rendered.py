@@ -11,13 +11,14 @@ import pytest
 import yaml
 
 import aliquot
-from aliquot.cli.agent import agent
-from aliquot.cli.installshim import install_shim
+from aliquot.cli.cluster.agent import agent
+from aliquot.cli.cluster.installshim import install_shim
+from aliquot.cli.cluster.scheduler import scheduler
 from aliquot.cli.main import COMMANDS
-from aliquot.cli.scheduler import scheduler
-from aliquot.dialects import gpushare, qgpu, t9k, wiring
-from aliquot.dialects.webhooks import CONFIGURATION, SECRET
-from deploy.chart import CHART, INSTALL, PACKAGED, ROOT, Json, Objects, containers, installed
+from aliquot.dialects import gpushare, qgpu, t9k
+from aliquot.dialects.wire import schedulerconfig
+from aliquot.dialects.wire.webhooks import CONFIGURATION, SECRET
+from kit.chart import CHART, INSTALL, PACKAGED, ROOT, Json, Objects, containers, installed
 
 NAMESPACE = "aliquot-system"
 
@@ -82,9 +83,11 @@ def test_every_flag_is_one_that_the_program_knows(
 
 
 def test_kube_scheduler_is_configured_as_the_program_itself_says(objects: Objects) -> None:
-    made = wiring.Wiring(version=(1, 36), url="http://127.0.0.1:12345/aliquot", second=True, lease_namespace=NAMESPACE)
+    made = schedulerconfig.Wiring(
+        version=(1, 36), url="http://127.0.0.1:12345/aliquot", second=True, lease_namespace=NAMESPACE
+    )
     config = objects.one("ConfigMap", "aliquot-kube-scheduler")["data"]["config.yaml"]
-    assert yaml.safe_load(config) == wiring.render_config(made)
+    assert yaml.safe_load(config) == schedulerconfig.render_config(made)
 
 
 def test_the_webhook_sends_pods_to_the_profiles_that_are_served(objects: Objects) -> None:
@@ -102,7 +105,7 @@ def test_what_the_leader_fills_in_is_made_empty_so_that_no_upgrade_resets_it(obj
     assert "data" not in objects.one("Secret", SECRET)
     assert "webhooks" not in objects.one("MutatingWebhookConfiguration", CONFIGURATION)
     leases = objects.of("Lease")
-    assert {each["metadata"]["name"] for each in leases} == {"aliquot-scheduler", wiring.SECOND_LEASE}
+    assert {each["metadata"]["name"] for each in leases} == {"aliquot-scheduler", schedulerconfig.SECOND_LEASE}
     assert not any("spec" in each for each in leases)
 
 
@@ -202,7 +205,7 @@ def _table(name: str) -> dict[str, Any]:
 
 
 def test_the_chart_knows_the_resources_of_each_dialect() -> None:
-    assert {name: tuple(each) for name, each in _table("resources").items()} == wiring.DIALECTS
+    assert {name: tuple(each) for name, each in _table("resources").items()} == schedulerconfig.DIALECTS
 
 
 def test_the_chart_knows_the_label_of_each_dialects_nodes() -> None:

@@ -6,13 +6,26 @@ import msgspec
 import pytest
 
 from aliquot.dialects import Rules, parse_node, parse_pod
-from aliquot.dialects.admission import AdmissionSettings, review
-from aliquot.dialects.leases import LeaseObject, render_lease
-from aliquot.dialects.upkeep import may_need_upkeep, upkeep
-from aliquot.dialects.webhooks import ServiceRef, webhook_configuration
+from aliquot.dialects.wire.admission import AdmissionSettings, review
+from aliquot.dialects.wire.leases import LeaseObject, render_lease
+from aliquot.dialects.wire.upkeep import may_need_upkeep, upkeep
+from aliquot.dialects.wire.webhooks import ServiceRef, webhook_configuration
 from aliquot.model.claim import Claim
 from aliquot.model.node import Node, Offer
-from manifests import COUNT, MEM, QGPU, QGPU_CORE, QGPU_MEMORY, SGN, T9K_PERCENT, XGN, Json, a_container, a_node, a_pod
+from kit.manifests import (
+    COUNT,
+    MEM,
+    QGPU,
+    QGPU_CORE,
+    QGPU_MEMORY,
+    SGN,
+    T9K_PERCENT,
+    XGN,
+    Json,
+    a_container,
+    a_node,
+    a_pod,
+)
 
 NOW = "2026-01-01T00:00:00Z"
 PODS = {

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from aliquot.adapters.kube import Kube, find_server
+from aliquot.adapters.kubernetes.kube import Kube, find_server
 from testbed.plane import ControlPlane
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from manifests import MEM, QGPU_CORE, QGPU_MEMORY, T9K_CARDS
+from kit.manifests import MEM, QGPU_CORE, QGPU_MEMORY, T9K_CARDS
 from testbed import holdings, objects
 from testbed.gpus import gpushare_node, gpushare_pod, qgpu_node, t9k_pod, xgn_node
 from testbed.objects import pod

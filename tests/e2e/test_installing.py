@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 import aliquot
-from aliquot.adapters.kube import Kube, find_server
-from aliquot.cli.install import rendered
-from aliquot.cli.uninstall import usual
-from aliquot.dialects import deployment as made
-from aliquot.dialects.deployment import Identity, Options
-from aliquot.services.installing import Installer
-from aliquot.services.uninstalling import Agents, Uninstaller
+from aliquot.adapters.kubernetes.kube import Kube, find_server
+from aliquot.cli.install.options import rendered
+from aliquot.cli.install.uninstall import usual
+from aliquot.dialects.wire import deployment as made
+from aliquot.dialects.wire.deployment import Identity, Options
+from aliquot.services.install.installer import Installer
+from aliquot.services.install.uninstaller import Agents, Uninstaller
 from testbed import objects
 from testbed.client import Refused
 from testbed.plane import ControlPlane

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from aliquot.dialects.objects import NodeObject
-from aliquot.services.events import Events, ObjectRef
-from aliquot.services.nodekeeper import NodeKeeper
+from aliquot.dialects.wire.objects import NodeObject
+from aliquot.services.daemon.events import Events, ObjectRef
+from aliquot.services.scheduler.nodeupkeep import NodeKeeper
 from e2e.aside import Aside
 from testbed import objects
 from testbed.client import MERGE_PATCH

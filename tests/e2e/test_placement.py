@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from manifests import COUNT, MEM, MIXED, QGPU_CORE, QGPU_MEMORY
+from kit.manifests import COUNT, MEM, MIXED, QGPU_CORE, QGPU_MEMORY
 from testbed import holdings, objects
 from testbed.gpus import gpushare_node, gpushare_pod, inventory, offline_pod, online_pod, qgpu_node, unhealthy
 from testbed.objects import container, pod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from manifests import MEM
+from kit.manifests import MEM
 from testbed import objects
 from testbed.gpus import gpushare_node
 from testbed.objects import Object, pod

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from manifests import COUNT, MEM, QGPU_CORE, QGPU_MEMORY
+from kit.manifests import COUNT, MEM, QGPU_CORE, QGPU_MEMORY
 from testbed import holdings
 from testbed.gpus import gpushare_pod, qgpu_node
 from testbed.objects import node, pod

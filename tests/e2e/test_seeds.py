@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from manifests import MIXED
+from kit.manifests import MIXED
 from testbed import holdings, objects
 from testbed.gpus import TOLERATION, gpushare_node, qgpu_node, sgn_node, xgn_node
 from testbed.processes import wait_until

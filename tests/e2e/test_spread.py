@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manifests import MIXED
+from kit.manifests import MIXED
 from testbed.gpus import gpushare_node, gpushare_pod, offline_pod, qgpu_node
 from testbed.wired import Wired
 

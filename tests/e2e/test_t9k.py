@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from manifests import MEM, SGN, T9K_CARDS, T9K_NODE, T9K_PERCENT, XGN
+from kit.manifests import MEM, SGN, T9K_CARDS, T9K_NODE, T9K_PERCENT, XGN
 from testbed import holdings, objects
 from testbed.gpus import TAINT, gpushare_node, sgn_node, t9k_pod, xgn_node
 from testbed.objects import node, pod

@@ -21,8 +21,8 @@ from testbed.product import AliquotScheduler
 
 MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 _PLUGINS = {
-    "kubectl-inspect-gpushare": "from aliquot.cli.inspecting import main",
-    "kubectl-aliquot": "from aliquot.cli.clusterview import main",
+    "kubectl-inspect-gpushare": "from aliquot.cli.cluster.kubectl_inspect import main",
+    "kubectl-aliquot": "from aliquot.cli.cluster.kubectl_aliquot import main",
     "aliquot": "from aliquot.__main__ import main",
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from manifests import MEM, QGPU, QGPU_CORE, QGPU_MEMORY
+from kit.manifests import MEM, QGPU, QGPU_CORE, QGPU_MEMORY
 from testbed import objects
 from testbed.gpus import gpushare_node, gpushare_pod, inventory, qgpu_node, unhealthy
 from testbed.objects import delete_pod, finish_pod, pod

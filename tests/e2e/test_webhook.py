@@ -18,16 +18,16 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from aliquot.adapters.certificates import read_facts, split
+from aliquot.adapters.kubernetes.certificates import read_facts, split
 from aliquot.dialects import Rules, parse_pod, render_grant
-from aliquot.dialects.admission import AdmissionSettings, render_env_annotations
-from aliquot.dialects.webhooks import FailurePolicy
+from aliquot.dialects.wire.admission import AdmissionSettings, render_env_annotations
+from aliquot.dialects.wire.webhooks import FailurePolicy
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node
-from aliquot.services.rotation import Lifetimes
-from aliquot.services.webhook import WebhookSettings, serve_webhook
+from aliquot.services.scheduler.certrotation import Lifetimes
+from aliquot.services.scheduler.webhook import WebhookSettings, serve_webhook
 from e2e.aside import Aside
 from testbed import objects
 from testbed.client import Refused

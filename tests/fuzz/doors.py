@@ -14,23 +14,23 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from aliquot.adapters.control import LONGEST
-from aliquot.adapters.home import Home
+from aliquot.adapters.host.control import LONGEST
+from aliquot.adapters.host.home import Home
 from aliquot.dialects.kube import WORKLOADS
-from aliquot.dialects.localobjects import POD, amounts_of, pod_of, read_objects, template_of
+from aliquot.dialects.local.objects import POD, amounts_of, pod_of, read_objects, template_of
 from aliquot.model.localpod import Applier
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
-from aliquot.services import podplaces
-from aliquot.services.access import Access
-from aliquot.services.asks import parse_ask, readable_name
-from aliquot.services.hub import Hub
-from aliquot.services.panel import serving
-from aliquot.services.podmaking import logs_of, new_pod
+from aliquot.services.dashboard.access import Access
+from aliquot.services.dashboard.http import serving
+from aliquot.services.dashboard.hub import Hub
+from aliquot.services.machine.pods import launchspec
+from aliquot.services.machine.pods.creation import logs_of, new_pod
+from aliquot.services.machine.requests import parse_ask, readable_name
 from fuzz.kubernetes import PODS
-from machines import PATIENCE, Machine, paper
-from podmachines import container, pod, workload
-from services.papers import PaperPicture
+from kit.fakepicture import PaperPicture
+from kit.machine import PATIENCE, Machine, paper
+from kit.machinepods import container, pod, workload
 
 from .inputs import any_json, as_bytes, changed, damaged, loose_atoms, texts
 from .target import Check, Target, plain
@@ -82,8 +82,8 @@ def _apply(objects: Any) -> None:
         logs = logs_of(home, made.uid)
         for state in made.state.containers:
             assert os.path.dirname(os.path.normpath(state.log)) == logs
-        claim = podplaces.claim_of(made)
-        told = podplaces.told(made, None, claim, Node("box", ()), {"set": {}, "front": {}}, logs)
+        claim = launchspec.claim_of(made)
+        told = launchspec.told(made, None, claim, Node("box", ()), {"set": {}, "front": {}}, logs)
         assert len(json.dumps(told)) < 64 << 20
 
 

@@ -14,18 +14,18 @@ from typing import Any
 import yaml
 from hypothesis import strategies as st
 
-from aliquot.adapters import kubeconfig
-from aliquot.adapters.cdifolder import CdiFolder
-from aliquot.adapters.database import StoreError
-from aliquot.adapters.driverfile import DriverFile, DriverFileError
+from aliquot.adapters.gpu.driverfile import DriverFile, DriverFileError
 from aliquot.adapters.kubelet.checkpoint import read_checkpoint
-from aliquot.adapters.podstore import PodStore
-from aliquot.adapters.store import Store
-from aliquot.cli import scheduler as scheduler_command
+from aliquot.adapters.kubernetes import kubeconfig
+from aliquot.adapters.storage.cdifolder import CdiFolder
+from aliquot.adapters.storage.database import StoreError
+from aliquot.adapters.storage.podstore import PodStore
+from aliquot.adapters.storage.store import Store
+from aliquot.cli.cluster import scheduler as scheduler_command
 from aliquot.cli.errors import InputError
 from aliquot.cli.manifests import read_manifests
-from aliquot.dialects.cdi import driver_edits, name_of, passes_cdi, reads_cdi, render_spec
-from aliquot.dialects.cdi import parse_spec as parse_cdi
+from aliquot.dialects.wire.cdi import driver_edits, name_of, passes_cdi, reads_cdi, render_spec
+from aliquot.dialects.wire.cdi import parse_spec as parse_cdi
 from aliquot.model.edits import Edits, Mount, Spec
 from aliquot.model.refusal import Invalid
 from fuzz.kubernetes import NODES, PODS

@@ -11,21 +11,21 @@ import msgspec
 from hypothesis import strategies as st
 
 from aliquot import dialects
-from aliquot.dialects import extender as wire
-from aliquot.dialects.admission import AdmissionSettings, review
 from aliquot.dialects.kube import expand, is_daemon, is_finished, node_refusals, pod_request
-from aliquot.dialects.leases import LeaseObject
-from aliquot.dialects.leftovers import LeftBehind, node_leftovers, parse_left_behind, render_left_behind
-from aliquot.dialects.objects import NodeObject, PodObject
-from aliquot.dialects.webhooks import parse_secret
+from aliquot.dialects.wire import extender as wire
+from aliquot.dialects.wire.admission import AdmissionSettings, review
+from aliquot.dialects.wire.leases import LeaseObject
+from aliquot.dialects.wire.leftovers import LeftBehind, node_leftovers, parse_left_behind, render_left_behind
+from aliquot.dialects.wire.objects import NodeObject, PodObject
+from aliquot.dialects.wire.webhooks import parse_secret
 from aliquot.model.claim import Claim
 from aliquot.model.node import Node
 from aliquot.model.quantity import QuantityError, parse_count, parse_quantity
 from aliquot.model.refusal import Invalid
-from aliquot.services import answers
-from aliquot.services.agentasking import merged
-from manifests import APP_CLASS, COUNT, MEM, QGPU_CORE, QGPU_GREEDY, QGPU_MEMORY, T9K_CARDS, T9K_NODE, T9K_PERCENT
-from services.live import a_cluster, as_node, as_pod, live_node, node_json, pod_json
+from aliquot.services.scheduler import verbs as answers
+from aliquot.services.scheduler.dashboard.agentclient import merged
+from kit.manifests import APP_CLASS, COUNT, MEM, QGPU_CORE, QGPU_GREEDY, QGPU_MEMORY, T9K_CARDS, T9K_NODE, T9K_PERCENT
+from kit.watchobjects import a_cluster, as_node, as_pod, live_node, node_json, pod_json
 
 from .inputs import any_json, as_bytes, atoms, changed, damaged, texts
 from .target import Target, plain, refused

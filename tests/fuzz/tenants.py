@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from aliquot.adapters import link
-from aliquot.adapters import page as pages
-from aliquot.adapters.page import Page
+from aliquot.adapters.gpu import link
+from aliquot.adapters.gpu import page as pages
+from aliquot.adapters.gpu.page import Page
 from aliquot.model.tenant import Allotment, Level
-from services.arbiterd_rig import SUBDEVICE, Guest, Rig, open_files, until
+from kit.arbiterd import SUBDEVICE, Guest, Rig, open_files, until
 
 from .inputs import damaged
 from .target import Check, Target, plain, refused

@@ -15,13 +15,13 @@ from unittest import mock
 from click.testing import CliRunner
 from hypothesis import strategies as st
 
-from aliquot.cli.clusterview import aliquot as cluster_view
-from aliquot.cli.inspecting import inspect
+from aliquot.cli.cluster.kubectl_aliquot import aliquot as cluster_view
+from aliquot.cli.cluster.kubectl_inspect import inspect
 from aliquot.cli.main import cli
 from aliquot.cli.tables import printable
-from cli.paperdaemons import PaperDaemon, a_card, a_container, a_pod, a_share, a_status, a_workload, pending
 from fuzz.kubernetes import NODES, PODS
-from kubectls import PaperCluster
+from kit.fakedaemon import PaperDaemon, a_card, a_container, a_pod, a_share, a_status, a_workload, pending
+from kit.kubectl import PaperCluster
 
 from .inputs import ODD_TEXTS, changed
 from .target import Check, Target, plain

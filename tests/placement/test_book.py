@@ -12,7 +12,7 @@ from aliquot.model.refusal import Reason
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Booking, Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
-from builders import GIB, a_board, a_node, asking, whole_cards, whole_node
+from kit.builders import GIB, a_board, a_node, asking, whole_cards, whole_node
 
 
 def _ledger(*memory_gib: int) -> Ledger:

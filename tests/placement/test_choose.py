@@ -17,7 +17,7 @@ from aliquot.placement.board import Board
 from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.placement.packing import Packing
-from builders import GIB, a_claim, a_container, a_node, a_slice
+from kit.builders import GIB, a_claim, a_container, a_node, a_slice
 
 
 def _cluster(sizes: list[list[int]]) -> Board:

@@ -12,7 +12,7 @@ from aliquot.model.node import Node
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.crowding import crowded
 from aliquot.placement.fit import short_of
-from builders import EVERY_OFFER, GIB
+from kit.builders import EVERY_OFFER, GIB
 
 CARDS = {f"GPU-{at}": Card(at, 16 * GIB, f"GPU-{at}") for at in range(2)}
 

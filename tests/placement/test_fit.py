@@ -13,7 +13,7 @@ from aliquot.model.refusal import Reason, Refusal
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
-from builders import (
+from kit.builders import (
     GIB,
     a_board,
     a_claim,

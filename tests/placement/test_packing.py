@@ -19,7 +19,7 @@ from aliquot.placement.demand import demand_of
 from aliquot.placement.potential import Potential, Weights
 from aliquot.placement.prices import remainder_values
 from aliquot.placement.workload import Shape, Workload
-from builders import GIB, a_claim, a_container, a_node, a_slice, asking
+from kit.builders import GIB, a_claim, a_container, a_node, a_slice, asking
 
 Node_ = tuple[int, list[int], str]  # free CPU, free milli of each card, model
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from aliquot.adapters import player
-from runtime.rig import Node
+from aliquot.adapters.gpu import player
+from kit.runtime import Node
 
 
 @pytest.fixture(scope="session")

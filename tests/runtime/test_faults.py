@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.adapters.page import HEARTBEAT
-from runtime.rig import GIB, Node, near
+from aliquot.adapters.gpu.page import HEARTBEAT
+from kit.runtime import GIB, Node, near
 from runtime.test_mixing import work
 from runtime.test_shares import DEEP
 from simgpu.rig import wait_until

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from aliquot.adapters import player
-from runtime.rig import GIB, Node
+from aliquot.adapters.gpu import player
+from kit.runtime import GIB, Node
 from simgpu import faults
 from simgpu.rig import Tenant, wait_until
 

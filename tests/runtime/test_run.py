@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.adapters import player
-from machines import ALIQUOT, Machine
+from aliquot.adapters.gpu import player
+from kit.machine import ALIQUOT, Machine
 
 BLOCK = 8 << 20
 # As many processes as told take blocks until they are refused, all at once, and keep them; what each got is printed.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.rig import Node, near
+from kit.runtime import Node, near
 
 DEEP = ("--depth", "64")  # a queue that lasts while a busy machine lets its process wait
 

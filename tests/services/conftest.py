@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.usher_rig import House
+from kit.agentnode import House
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from aliquot.adapters.page import SLOTS, Page, Use
+from aliquot.adapters.gpu.page import SLOTS, Page, Use
 from aliquot.model.tenant import Allotment
 
 HERE = Path(__file__).parent

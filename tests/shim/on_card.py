@@ -32,7 +32,7 @@ def check(what: str, good: bool, detail: object = "") -> None:
 
 def outside() -> int:
     """Make the tenant and start the other half in it."""
-    from aliquot.adapters.page import Page
+    from aliquot.adapters.gpu.page import Page
     from aliquot.model.tenant import Allotment
 
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout

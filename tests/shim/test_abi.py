@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.adapters import link, page, rm
+from aliquot.adapters.gpu import link, page, rm
 from aliquot.arbiter import slices
-from aliquot.services import cardworker
+from aliquot.services.runtime import cardloop
 
 ROOT = Path(__file__).parents[2]
 _USE = [
@@ -140,4 +140,4 @@ def test_a_refused_control_is_no_object_that_is_gone(c: C) -> None:
 
 def test_the_daemon_looks_before_a_tenant_gives_it_up(c: C) -> None:
     """And what it does when it was late itself it does before a tenant could have."""
-    assert cardworker.BEAT < cardworker.CALM < cardworker.STALLED < c["ALQ_STALE_NS"] / 1e9
+    assert cardloop.BEAT < cardloop.CALM < cardloop.STALLED < c["ALQ_STALE_NS"] / 1e9

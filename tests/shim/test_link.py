@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from aliquot.adapters.link import Done, GroupSeen, Hello, receive
-from aliquot.adapters.page import PAUSED
+from aliquot.adapters.gpu.link import Done, GroupSeen, Hello, receive
+from aliquot.adapters.gpu.page import PAUSED
 from shim.harness import MIB, Tenant, eventually
 
 

@@ -10,8 +10,8 @@ import subprocess
 
 import pytest
 
-from aliquot.adapters import page
-from aliquot.adapters.link import Done, GroupSeen, Hello, receive
+from aliquot.adapters.gpu import page
+from aliquot.adapters.gpu.link import Done, GroupSeen, Hello, receive
 from shim.harness import GIB, MIB, Tenant, eventually
 
 # ---- threads ----

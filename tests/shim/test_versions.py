@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 
-from aliquot.adapters.page import MAGIC, VERSION
+from aliquot.adapters.gpu.page import MAGIC, VERSION
 from shim.harness import MIB, Tenant
 
 TAKE = f"""

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from aliquot.adapters.link import Hello, Wake, receive
-from aliquot.adapters.page import GATE, WAKE
+from aliquot.adapters.gpu.link import Hello, Wake, receive
+from aliquot.adapters.gpu.page import GATE, WAKE
 from shim.harness import Program, Tenant, eventually
 
 STREAM = "c_void_p(0)"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pynvml
 
-from aliquot.adapters.nvml import Nvml, NvmlError
-from aliquot.services import cardhealth
+from aliquot.adapters.gpu.nvml import Nvml, NvmlError
+from aliquot.services.runtime import health
 
 
 def nvml(seconds: float) -> dict[str, Any]:
@@ -104,8 +104,8 @@ def nvml_events(link: socket.socket) -> None:
 
 def nvml_health(link: socket.socket) -> None:
     """Keeps the health of the cards as an agent does, only faster; tells how they are whenever it is asked."""
-    cardhealth._EVERY = 0.02
-    kept = cardhealth.CardHealth(Nvml())
+    health._EVERY = 0.02
+    kept = health.CardHealth(Nvml())
     kept.start()
     while link.recv(1 << 16):
         link.send(json.dumps([[card.healthy for card in kept.cards], list(kept.why.values())]).encode())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from manifests import QGPU_MEMORY
+from kit.manifests import QGPU_MEMORY
 from soak.checks import differences
 from soak.churn import HALF, Shape, Workload, manifest, shapes
 from soak.holding import Holdable

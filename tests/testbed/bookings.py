@@ -52,7 +52,7 @@ def table(plane: ControlPlane) -> str:
     """`kubectl inspect gpushare`, which reads the API server alone."""
     path = f"{binaries()['kubectl'].parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        [sys.executable, "-c", "from aliquot.cli.inspecting import main; main()"],
+        [sys.executable, "-c", "from aliquot.cli.cluster.kubectl_inspect import main; main()"],
         env={**os.environ, "KUBECONFIG": str(plane.kubeconfig), "PATH": path},
         check=True,
         capture_output=True,

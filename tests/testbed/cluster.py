@@ -38,7 +38,7 @@ NAMES = ("n1", "n2")
 _PLAIN = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
 _PLAY = (
     "from aliquot.adapters import player\n"
-    "from aliquot.adapters.home import own_home\n"
+    "from aliquot.adapters.host.home import own_home\n"
     "import os\n"
     "home = own_home()\n"
     "for folder in home.run, home.state: os.makedirs(folder, exist_ok=True)\n"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from manifests import (
+from kit.manifests import (
     APP_CLASS,
     COUNT,
     MEM,

@@ -35,8 +35,8 @@ from urllib.request import urlopen
 import grpc
 import yaml
 
-from aliquot.adapters import player
-from aliquot.adapters.home import SIM_VARIABLE, Home
+from aliquot.adapters.gpu import player
+from aliquot.adapters.host.home import SIM_VARIABLE, Home
 from aliquot.adapters.kubelet import deviceplugin_pb2 as wire
 from testbed.client import MERGE_PATCH, STRATEGIC_PATCH, Client
 from testbed.nodeprogram import NodeProgram
@@ -251,7 +251,7 @@ class Plugin:
 
 
 def serve_plugin(given: argparse.Namespace) -> None:
-    from aliquot.adapters.nvml import Nvml
+    from aliquot.adapters.gpu.nvml import Nvml
 
     home = Home("/run/aliquot", "/var/lib/aliquot")  # the cards are a process of the node, which outlives us
     for folder in home:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from manifests import MEM, QGPU_CORE, QGPU_MEMORY
+from kit.manifests import MEM, QGPU_CORE, QGPU_MEMORY
 from testbed.gpus import gpushare_node, inventory, qgpu_node
 from testbed.holdings import held, judge
 from testbed.objects import Object, container, pod

@@ -16,15 +16,14 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from aliquot.arbiter import slices
+from aliquot.arbiter.orders import Arm, Order, Pause, Resume, SetSlice
+from aliquot.arbiter.roster import IDLE_AFTER, Context, Member, Reading, Roster
+from aliquot.arbiter.timeline import Taken
+from aliquot.arbiter.turns import FOREVER, Rotation, Windows
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import SharingRules, State
-
-from . import slices
-from .orders import Arm, Order, Pause, Resume, SetSlice
-from .roster import IDLE_AFTER, Context, Member, Reading, Roster
-from .timeline import Taken
-from .turns import FOREVER, Rotation, Windows
 
 SAMPLE = 0.01  # how often activity is looked at while it decides something
 DOZE = 0.1  # and while it does not

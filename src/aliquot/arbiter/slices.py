@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from .roster import Context
+from aliquot.arbiter.roster import Context
 
 LONG = 1_000_000  # the one context that nobody of its rank contends with
 TINY = 1  # offline beside others: cut at once when anybody else has work. Never for two that are enabled.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from aliquot.services.lacking import size
+from aliquot.wording.shortage import size
 
 MEMORY_ALLOWED = "GiB, or with a unit, as in 10, 1.5GiB or 512MiB; at least 1MiB"
 DURATION_ALLOWED = "seconds, or with a unit, as in 90, 100ms, 10s, 5m or 2h"

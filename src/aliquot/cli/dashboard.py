@@ -9,10 +9,11 @@ from typing import IO, Any
 
 import click
 
-from aliquot.cli.asking import ask
+from aliquot.adapters.kubernetes.kubectl import Kubectl
+from aliquot.cli.client import ask
 from aliquot.cli.errors import InputError
-from aliquot.cli.kubectl import Kubectl, kubectl_options, reach
-from aliquot.cli.whereabouts import find_scheduler, usual
+from aliquot.cli.kubectloptions import kubectl_options, reach
+from aliquot.services.doctor.locate import find_scheduler, usual
 
 _NONE = (
     "the daemon of this machine was started without a dashboard, or its usual port was taken: `aliquot down`, then "

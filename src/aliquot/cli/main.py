@@ -8,15 +8,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import NoReturn
 
 import click
 
 import aliquot
-
-# As shells count what a signal ended: neither may look like "some do not fit" (1) or a bad input (2).
-_INTERRUPTED = 130
-_NOBODY_READS = 141
+from aliquot.cli.errors import run_and_exit
 
 _COMPLETE = "_ALIQUOT_COMPLETE"  # as click names it
 
@@ -25,36 +21,40 @@ _COMPLETE = "_ALIQUOT_COMPLETE"  # as click names it
 COMMANDS = (
     ("demo", "demo.command:demo", "The two-minute story: cards shared, measured, beside what was promised."),
     ("run", "run", "Run a command on a slice of a card."),
-    ("apply", "apply:apply", "Run the Pods of a manifest on this machine, as local processes."),
-    ("get", "get:get", "Show the Pods, workloads and nodes of this machine."),
+    ("apply", "pods.apply:apply", "Run the Pods of a manifest on this machine, as local processes."),
+    ("get", "pods.get:get", "Show the Pods, workloads and nodes of this machine."),
     (
         "describe",
-        "describe:describe",
+        "pods.describe:describe",
         "Show all that is known of a Pod, a workload or a node, and why it is where it is.",
     ),
-    ("delete", "delete:delete", "End Pods, and the workloads that make them."),
-    ("logs", "logs:logs", "Show the output of a Pod, or of a run that was started with --detach."),
-    ("ps", "ps:ps", "Show who runs on the cards of this machine, and who waits."),
-    ("top", "top:top", "Show what each card and each tenant does, over and over."),
-    ("stop", "stop:stop", "End a run."),
-    ("policy", "policy:policy", "See or change how tenants share the cards."),
-    ("up", "up:up", "Start the daemon of this machine."),
-    ("down", "up:down", "End the daemon."),
+    ("delete", "pods.delete:delete", "End Pods, and the workloads that make them."),
+    ("logs", "pods.logs:logs", "Show the output of a Pod, or of a run that was started with --detach."),
+    ("ps", "machine.ps:ps", "Show who runs on the cards of this machine, and who waits."),
+    ("top", "machine.top:top", "Show what each card and each tenant does, over and over."),
+    ("stop", "machine.stop:stop", "End a run."),
+    ("policy", "machine.policy:policy", "See or change how tenants share the cards."),
+    ("up", "machine.up:up", "Start the daemon of this machine."),
+    ("down", "machine.up:down", "End the daemon."),
     ("dashboard", "dashboard:dashboard", "Tell where the dashboard is, or open it."),
-    ("burn", "burn:burn", "A sample workload: kernels that are a fixed amount of work."),
-    ("scheduler", "scheduler:scheduler", "The scheduler extender of a Kubernetes cluster."),
-    ("install-shim", "installshim:install_shim", "Install on this host the library that containers load."),
-    ("agent", "agent:agent", "The agent of one node of a Kubernetes cluster."),
-    ("install", "install:install", "Put aliquot on a cluster: scheduler, webhook, agents, and what they need."),
-    ("upgrade", "install:upgrade", "Bring an installation on a cluster to this program's version."),
+    ("burn", "machine.burn:burn", "A sample workload: kernels that are a fixed amount of work."),
+    ("scheduler", "cluster.scheduler:scheduler", "The scheduler extender of a Kubernetes cluster."),
+    ("install-shim", "cluster.installshim:install_shim", "Install on this host the library that containers load."),
+    ("agent", "cluster.agent:agent", "The agent of one node of a Kubernetes cluster."),
+    ("install", "install.install:install", "Put aliquot on a cluster: scheduler, webhook, agents, and what they need."),
+    ("upgrade", "install.install:upgrade", "Bring an installation on a cluster to this program's version."),
     (
         "uninstall",
-        "uninstall:uninstall",
+        "install.uninstall:uninstall",
         "Take aliquot from a cluster: every object, and on its nodes every file, socket, label and annotation.",
     ),
-    ("explain", "explain:explain", "Where Pods would go on a cluster, or every reason why not."),
-    ("doctor", "doctor:doctor", "Look for what is wrong with aliquot on a cluster, and say what to do."),
-    ("manifests", "wiring:manifests", "Print files for the cluster: how kube-scheduler is told of us."),
+    ("explain", "cluster.explain:explain", "Where Pods would go on a cluster, or every reason why not."),
+    ("doctor", "cluster.doctor:doctor", "Look for what is wrong with aliquot on a cluster, and say what to do."),
+    (
+        "manifests",
+        "cluster.schedulerconfig:manifests",
+        "Print files for the cluster: how kube-scheduler is told of us.",
+    ),
     ("simulate", "simulate:simulate", "How well the placement policies pack a trace of Pods."),
 )
 
@@ -97,7 +97,7 @@ class _Commands(click.Group):
 
 
 def _run_by_itself(words: tuple[str, ...]) -> None:
-    from aliquot.cli.run import main as run
+    from aliquot.cli.run.command import main as run
 
     raise click.exceptions.Exit(run(list(words)))
 
@@ -126,41 +126,3 @@ def main() -> None:
 
         sys.exit(shell_complete(cli, {}, "aliquot", _COMPLETE, completing))
     run_and_exit(cli, "aliquot", sys.argv[1:] or ["--help"])
-
-
-def run_and_exit(command: click.Command, name: str, arguments: list[str] | None = None) -> NoReturn:
-    """Run one of our commands to its end: every way out has its exit code, and none is a traceback."""
-    try:
-        code = _run(command, name, sys.argv[1:] if arguments is None else arguments)
-        sys.stdout.flush()
-    except (click.Abort, KeyboardInterrupt):
-        code = _INTERRUPTED
-    except BrokenPipeError:  # the reader went away, as `head` does
-        code = _NOBODY_READS
-    except OSError as error:  # the disk is full, say
-        _say(f"output: {error.strerror or error}")
-        code = 2
-    if code not in (0, 1):  # what is left in the buffer cannot be written; do not try again on the way out
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(code)
-
-
-def _run(command: click.Command, name: str, arguments: list[str]) -> int:
-    """The exit code. Not by calling the command, which ends a broken pipe with a 1."""
-    try:
-        with command.make_context(name, arguments) as context:
-            command.invoke(context)
-    except click.exceptions.Exit as done:
-        return done.exit_code
-    except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx else name
-        _say(f"{' '.join(error.format_message().split())} ({path} --help tells what is allowed)")
-        return error.exit_code
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    return 0
-
-
-def _say(text: str) -> None:
-    click.echo(f"aliquot: {text}", err=True)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from aliquot.cli.errors import InputError
-from aliquot.cli.values import Document, Place, ValuesError, parse_yaml
+from aliquot.cli.yamlvalues import Document, Place, ValuesError, parse_yaml
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import click
 
-from aliquot.cli.clusterview import aliquot as kubectl_aliquot
-from aliquot.cli.inspecting import inspect as inspect_gpushare
+from aliquot.cli.cluster.kubectl_aliquot import aliquot as kubectl_aliquot
+from aliquot.cli.cluster.kubectl_inspect import inspect as inspect_gpushare
 from aliquot.cli.main import COMMANDS
-from aliquot.cli.run import help_text
+from aliquot.cli.run.command import help_text
 
 _WIDTH = 100
 _HEAD = """\

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from aliquot.adapters.home import SIM_VARIABLE, Home
+from aliquot.adapters.host.home import SIM_VARIABLE, Home
 from aliquot.cli.amounts import SIMULATE_ALLOWED, AmountError, Cards, parse_cards
 from aliquot.cli.errors import InputError
 
 if TYPE_CHECKING:
-    from aliquot.adapters.player import Playing
+    from aliquot.adapters.gpu.player import Playing
 
 _OURS = "ALIQUOT_OWN_PLAYER"  # the player that we started before we became ourselves again, by its pid
 
@@ -34,7 +34,7 @@ def or_no_player(home: Home) -> Iterator[Callable[[], None]]:
 
     Left behind it would refuse the next one other cards. One that was there before is somebody's.
     """
-    from aliquot.adapters import player
+    from aliquot.adapters.gpu import player
 
     ours, up = os.environ.pop(_OURS, None), []
     try:
@@ -48,7 +48,7 @@ def or_no_player(home: Home) -> Iterator[Callable[[], None]]:
 
 def with_stand_ins(home: Home, spec: Cards) -> Playing:
     """The player; before that, once, ourselves again with the stand-ins in front of the driver's libraries."""
-    from aliquot.adapters import player
+    from aliquot.adapters.gpu import player
 
     stand_ins = f"{player.preloadable(home)}/simgpu"
     preload = f"{stand_ins}/libsimrm.so"

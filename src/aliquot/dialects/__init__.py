@@ -15,7 +15,7 @@ Nothing here raises on any JSON: it parses, is refused with every broken rule (`
 Rendering takes values of ours and may rely on them.
 """
 
-from .registry import (
+from aliquot.dialects.registry import (
     DEFAULT_RULES,
     DIALECTS,
     ENABLED_BY,

@@ -16,14 +16,13 @@ from typing import Any
 
 import msgspec
 
+from aliquot.dialects.nodes import MOST_CARDS, Capacity, NodeView, told
+from aliquot.dialects.pods import Json, Pod, Words, count_at, mapping_at, unnamed
 from aliquot.model.claim import Claim, ContainerClaim, Role, Slice
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Invalid
-
-from .nodes import MOST_CARDS, Capacity, NodeView, told
-from .pods import Json, Pod, Words, count_at, mapping_at, unnamed
 
 DIALECT = "gpushare"
 MEMORY = "aliyun.com/gpu-mem"

@@ -9,11 +9,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from aliquot.dialects.pods import Json, read_pod, tolerates, with_requests
+from aliquot.dialects.t9k import missing_tolerations, taints
 from aliquot.model.claim import Claim
 from aliquot.model.refusal import Invalid, Reason, Refusal, show
-
-from .pods import Json, read_pod, tolerates, with_requests
-from .t9k import missing_tolerations, taints
 
 _UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "value": "", "effect": "NoSchedule"}
 # These taints say what the node's Ready condition says already.

@@ -18,14 +18,13 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from aliquot.dialects.nodes import MOST_CARDS, NodeView
+from aliquot.dialects.pods import LARGEST_COUNT, Json
 from aliquot.model.claim import Claim, ContainerClaim, Slice
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
-
-from .nodes import MOST_CARDS, NodeView
-from .pods import LARGEST_COUNT, Json
 
 PREFIX = "aliquot.dev/"  # of all of them
 INVENTORY = "aliquot.dev/inventory"

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from aliquot.dialects import gpushare, native, qgpu, t9k
+from aliquot.dialects.gpushare import MemoryUnit
+from aliquot.dialects.nodes import Capacity, NodeView, cards_from, read_node
+from aliquot.dialects.rules import DEFAULT_RULES, Rules
+from aliquot.dialects.wire.objects import NodeObject, node_view
 from aliquot.model.node import LIMITED_SHARING, Node, Offer
 from aliquot.model.refusal import Invalid
-
-from . import gpushare, native, qgpu, t9k
-from .gpushare import MemoryUnit
-from .nodes import Capacity, NodeView, cards_from, read_node
-from .objects import NodeObject, node_view
-from .rules import DEFAULT_RULES, Rules
 
 
 def parse_node(

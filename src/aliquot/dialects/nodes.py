@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor
 
+from aliquot.dialects.pods import MIB, Json, amount_at, count_at, list_at, mapping_at, text_at
 from aliquot.model.device import Card
 from aliquot.model.refusal import Invalid
-
-from .pods import MIB, Json, amount_at, count_at, list_at, mapping_at, text_at
 
 # More than any machine holds. The board is as wide as the widest node: one that says "1e9" must not make it so.
 MOST_CARDS = 128

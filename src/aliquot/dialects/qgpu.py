@@ -16,13 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 
+from aliquot.dialects.nodes import Capacity, NodeView, told, told_in_percent
+from aliquot.dialects.pods import Container, Json, Pod, Words, unnamed
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Slice, Usage, peak
 from aliquot.model.device import CORE_MILLI, Card
 from aliquot.model.node import Isolation, Offer
 from aliquot.model.refusal import Invalid
-
-from .nodes import Capacity, NodeView, told, told_in_percent
-from .pods import Container, Json, Pod, Words, unnamed
 
 DIALECT = "qgpu"
 CORE = "tke.cloud.tencent.com/qgpu-core"

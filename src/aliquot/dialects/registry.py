@@ -6,20 +6,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from aliquot.dialects import gpushare, native, pods, qgpu, t9k
+from aliquot.dialects.gpushare import MemoryUnit, parse_unhealthy
+from aliquot.dialects.native import render_inventory
+from aliquot.dialects.nodereading import NodeReader, guess_gpushare_unit, parse_node, told_gpushare_unit
+from aliquot.dialects.pods import Pod, read_pod, with_requests
+from aliquot.dialects.qgpu import QgpuRules
+from aliquot.dialects.rules import DEFAULT_RULES, DIALECTS, Rules
+from aliquot.dialects.t9k import Taints, missing_tolerations, taints, tolerations
+from aliquot.dialects.wire.objects import ContainerObject, PodObject, Resources, pod_names, pod_view
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant, Share
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
-
-from . import gpushare, native, pods, qgpu, t9k
-from .gpushare import MemoryUnit, parse_unhealthy
-from .native import render_inventory
-from .nodereading import NodeReader, guess_gpushare_unit, parse_node, told_gpushare_unit
-from .objects import ContainerObject, PodObject, Resources, pod_names, pod_view
-from .pods import Pod, read_pod, with_requests
-from .qgpu import QgpuRules
-from .rules import DEFAULT_RULES, DIALECTS, Rules
-from .t9k import Taints, missing_tolerations, taints, tolerations
 
 __all__ = [
     "DEFAULT_RULES",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from . import gpushare, qgpu, t9k
-from .gpushare import MemoryUnit
-from .qgpu import QgpuRules
+from aliquot.dialects import gpushare, qgpu, t9k
+from aliquot.dialects.gpushare import MemoryUnit
+from aliquot.dialects.qgpu import QgpuRules
+from aliquot.model.refusal import Invalid
 
 DIALECTS = (qgpu.DIALECT, t9k.DIALECT, gpushare.DIALECT)
 
@@ -27,3 +28,13 @@ class Rules:
 
 
 DEFAULT_RULES = Rules()
+
+
+def parse_dialects(text: str | None) -> frozenset[str] | Invalid:
+    """The dialects that `--dialects` names, separated by commas; all of them without the option."""
+    if text is None:
+        return frozenset(DIALECTS)
+    named = {word.strip() for word in text.split(",")}
+    if named <= set(DIALECTS):
+        return frozenset(named)
+    return Invalid("--dialects", text, f"{', '.join(DIALECTS)}, with commas between")

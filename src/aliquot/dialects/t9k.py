@@ -14,14 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from aliquot.dialects.nodes import Capacity, NodeView, told, told_in_percent
+from aliquot.dialects.pods import Container, Json, Pod, Words, list_at, mapping_at, tolerates, unnamed
 from aliquot.model.claim import Claim, ContainerClaim, Slice
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Invalid
-
-from .nodes import Capacity, NodeView, told, told_in_percent
-from .pods import Container, Json, Pod, Words, list_at, mapping_at, tolerates, unnamed
 
 DIALECT = "t9k"
 CARDS = "tensorstack.dev/nvidia-gpu"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from .node import Offer
+from aliquot.model.node import Offer
 
 
 class AppClass(StrEnum):

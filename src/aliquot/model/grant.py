@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .claim import Role, Usage, peak
+from aliquot.model.claim import Role, Usage, peak
 
 
 @dataclass(frozen=True, slots=True)

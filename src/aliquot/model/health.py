@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
-from .device import Card
+from aliquot.model.device import Card
 
 PATIENCE = 2  # looks running without an answer take a card out
 PROBATION = 3  # looks running with an answer bring it back

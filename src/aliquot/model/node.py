@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from .device import Card
+from aliquot.model.device import Card
 
 
 class Offer(StrEnum):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from .claim import AppClass
-from .grant import Grant, Share
+from aliquot.model.claim import AppClass
+from aliquot.model.grant import Grant, Share
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .grant import Share
-from .tenant import Allotment, Tenant
+from aliquot.model.grant import Share
+from aliquot.model.tenant import Allotment, Tenant
 
 
 @dataclass(frozen=True, slots=True)

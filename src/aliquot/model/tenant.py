@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from .claim import AppClass
-from .node import Isolation
+from aliquot.model.claim import AppClass
+from aliquot.model.node import Isolation
 
 
 @dataclass(frozen=True, slots=True)

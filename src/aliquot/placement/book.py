@@ -19,9 +19,8 @@ from aliquot.model.device import CORE_MILLI
 from aliquot.model.grant import Grant
 from aliquot.model.node import LIMITED_SHARING
 from aliquot.model.refusal import Reason, Refusal
-
-from .board import Board, Occupant
-from .fit import short_of
+from aliquot.placement.board import Board, Occupant
+from aliquot.placement.fit import short_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,13 @@ from aliquot.model.device import Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
 from aliquot.model.refusal import Reason, Refusal
-
-from .board import Board, Floats, Ints
-from .demand import Demand, demand_of
-from .fit import fits, shortages
-from .packing import Packing, dense, fgd
-from .policies import APART, Policy, binpack, spread
-from .seat import Patience, grant_on, seat
-from .verdicts import FITS, TOGETHER_NOT, verdicts
+from aliquot.placement.board import Board, Floats, Ints
+from aliquot.placement.demand import Demand, demand_of
+from aliquot.placement.fit import fits, shortages
+from aliquot.placement.packing import Packing, dense, fgd
+from aliquot.placement.policies import APART, Policy, binpack, spread
+from aliquot.placement.seat import Patience, grant_on, seat
+from aliquot.placement.verdicts import FITS, TOGETHER_NOT, verdicts
 
 POLICIES: dict[str, Callable[[], Policy]] = {"binpack": binpack, "spread": spread, "fgd": fgd, "dense": dense}
 

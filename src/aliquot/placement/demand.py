@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice, Usage, peak
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.node import LIMITED_SHARING, Offer
-
-from .board import UNLIMITED
+from aliquot.placement.board import UNLIMITED
 
 _NONE = Usage()
 

@@ -16,9 +16,8 @@ from aliquot.model.claim import Slice, Usage
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.node import Offer
 from aliquot.model.refusal import Reason, Refusal
-
-from .board import Board, Bools, Ints, offer_bit
-from .demand import Demand, Part
+from aliquot.placement.board import Board, Bools, Ints, offer_bit
+from aliquot.placement.demand import Demand, Part
 
 
 def fits(board: Board, demand: Demand, rows: Ints | slice) -> tuple[Bools, Bools]:

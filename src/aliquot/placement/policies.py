@@ -14,9 +14,8 @@ import numpy as np
 
 from aliquot.model.claim import AppClass
 from aliquot.model.device import CORE_MILLI
-
-from .board import Board, Bools, Floats, Ints
-from .demand import Demand
+from aliquot.placement.board import Board, Bools, Floats, Ints
+from aliquot.placement.demand import Demand
 
 # Keys of one order folded into one number, the weightier in the higher digits; all exact in a float64.
 _CARD_BITS, _NODE_BITS = 21, 24  # of MiB: cards up to 2 TiB, nodes up to 16 TiB; larger ones count as that

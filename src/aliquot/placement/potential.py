@@ -22,10 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from aliquot.model.device import CORE_MILLI
-
-from .board import Board, Bools, Floats, Ints
-from .prices import remainder_values
-from .workload import Shape, typical_pods
+from aliquot.placement.board import Board, Bools, Floats, Ints
+from aliquot.placement.prices import remainder_values
+from aliquot.placement.workload import Shape, typical_pods
 
 
 @dataclass(frozen=True, slots=True)

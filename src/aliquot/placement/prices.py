@@ -15,8 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from aliquot.model.device import CORE_MILLI
-
-from .board import Floats, Ints
+from aliquot.placement.board import Floats, Ints
 
 GRAIN = 10  # milli-GPU: sizes are rounded up and remainders down to it
 _CAPACITY = CORE_MILLI // GRAIN

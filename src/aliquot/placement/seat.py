@@ -15,10 +15,9 @@ import numpy as np
 from aliquot.model.claim import Claim, ContainerClaim, Role, Slice, Usage, peak
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import LIMITED_SHARING
-
-from .board import Board
-from .demand import Demand, Part
-from .fit import fits, fitting_cards, short_of
+from aliquot.placement.board import Board
+from aliquot.placement.demand import Demand, Part
+from aliquot.placement.fit import fits, fitting_cards, short_of
 
 # Sets of cards that one decision may try, over all nodes: some tenths of a second. Three containers on 8 cards have at
 # most 512 on a node, so only Pods of very many containers, of very many sizes, ever feel it.

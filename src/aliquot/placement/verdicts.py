@@ -9,10 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from aliquot.model.refusal import Reason
-
-from .board import Board, Ints
-from .demand import Demand
-from .fit import fits, shortages
+from aliquot.placement.board import Board, Ints
+from aliquot.placement.demand import Demand
+from aliquot.placement.fit import fits, shortages
 
 FITS = -1
 _REASONS = tuple(Reason)

@@ -12,11 +12,10 @@ from collections.abc import Iterable
 
 from aliquot.model.claim import Usage
 from aliquot.model.device import CORE_MILLI
-
-from .board import Board
-from .potential import Potential, Weights
-from .prices import GRAIN
-from .workload import Shape
+from aliquot.placement.board import Board
+from aliquot.placement.potential import Potential, Weights
+from aliquot.placement.prices import GRAIN
+from aliquot.placement.workload import Shape
 
 _MOST_KINDS = 64  # each is a column over all nodes; rarer ones tell little
 _ONLY_FRAGMENTS = Weights(value=0.0, fragments=1.0, stranded=0.0, ahead=0.0)

@@ -14,10 +14,9 @@ from functools import lru_cache
 import numpy as np
 
 from aliquot.model.device import CORE_MILLI
-
-from .board import Board, Bools, Floats, Ints
-from .demand import Demand, milli_of
-from .prices import GRAIN
+from aliquot.placement.board import Board, Bools, Floats, Ints
+from aliquot.placement.demand import Demand, milli_of
+from aliquot.placement.prices import GRAIN
 
 COVER = 0.95  # of the Pods seen; rarer shapes tell little and cost time
 _FIRST_LESSON = 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from .trace import PodSpec
+from aliquot.sim.trace import PodSpec
 
 
 def arrivals(pods: Sequence[PodSpec], wanted_milli: int, seed: int) -> list[PodSpec]:

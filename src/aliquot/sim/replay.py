@@ -9,8 +9,7 @@ from aliquot.model.node import Node
 from aliquot.placement.board import Board
 from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
-
-from .trace import PodSpec
+from aliquot.sim.trace import PodSpec
 
 _POINTS = 200  # of the curve
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.adapters.player import simulation
-from manifests import T9K_PERCENT
+from aliquot.adapters.gpu.player import simulation
+from kit.manifests import T9K_PERCENT
 from simgpu import faults
 from testbed import holdings, objects
 from testbed.agents import AliquotAgent

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from aliquot.adapters.kubelet.checkpoint import CHECKPOINT, read_checkpoint
-from manifests import T9K_CARDS
+from kit.manifests import T9K_CARDS
 from testbed import holdings, objects
 from testbed.cards import QCORE, QMEM
 from testbed.fleet import EXCLUSIVE, Fleet

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from aliquot.adapters.player import simulation
+from aliquot.adapters.gpu.player import simulation
 from testbed import objects
 from testbed.client import MERGE_PATCH, Refused
 from testbed.nodes import RealNode, probe, restricted

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aliquot.adapters.player import simulation
+from aliquot.adapters.gpu.player import simulation
 from testbed import objects
 from testbed.cards import MEM, QCORE, QMEM
 from testbed.client import MERGE_PATCH, Refused

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
-from aliquot.dialects import wiring
-from deploy.chart import CHART, INSTALL, MODES, ROOT, Objects, runs_on
+from aliquot.dialects.wire import schedulerconfig
+from kit.chart import CHART, INSTALL, MODES, ROOT, Objects, runs_on
 from testbed.build import CannotBuildError, binaries
 from testbed.cards import QCORE, QMEM
 from testbed.cluster import Cluster
@@ -107,9 +107,9 @@ def test_a_mode_serves_its_dialects_and_says_nothing_of_others(helm: Helm, mode:
         assert f"--dialects={','.join(served)}" in made.args(maker, container)
     config = yaml.safe_load(made.one("ConfigMap", "aliquot-kube-scheduler")["data"]["config.yaml"])
     url = "http://127.0.0.1:12345/aliquot"
-    wired = wiring.Wiring(version=(1, 36), url=url, dialects=served, second=True, lease_namespace=NAMESPACE)
-    assert config == wiring.render_config(wired)
-    unspoken = [each for name, names in wiring.DIALECTS.items() if name not in served for each in names]
+    wired = schedulerconfig.Wiring(version=(1, 36), url=url, dialects=served, second=True, lease_namespace=NAMESPACE)
+    assert config == schedulerconfig.render_config(wired)
+    unspoken = [each for name, names in schedulerconfig.DIALECTS.items() if name not in served for each in names]
     assert [each for each in unspoken if f"{each}\n" in text] == []
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.chart import CHART, Objects
 from imagebuild import entries, image, release
+from kit.chart import CHART, Objects
 from testbed.build import CannotBuildError, binaries
 from testbed.depot import Depot
 from testbed.plane import ControlPlane

@@ -27,7 +27,7 @@ app.kubernetes.io/component: {{ . }}
 {{ if has .dialect (splitList "," (include "aliquot.dialects" .root)) }}yes{{ end }}
 {{- end -}}
 
-{{/* The resources whose Pods are ours: dialects/wiring.py has the same table, and a test compares them. */}}
+{{/* The resources whose Pods are ours: dialects/wire/schedulerconfig.py has the same table, and a test compares them. */}}
 {{- define "aliquot.resources" -}}
 qgpu: [tke.cloud.tencent.com/qgpu-memory, tke.cloud.tencent.com/qgpu-core, tke.cloud.tencent.com/qgpu-core-greedy]
 t9k: [tensorstack.dev/nvidia-gpu, tensorstack.dev/nvidia-gpu-percent, tensorstack.dev/nvidia-gpu-node]

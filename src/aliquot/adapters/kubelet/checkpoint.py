@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 from google.protobuf.message import DecodeError
 
-from . import deviceplugin_pb2 as wire
+from aliquot.adapters.kubelet import deviceplugin_pb2 as wire
 
 CHECKPOINT = "kubelet_internal_checkpoint"
 

@@ -20,10 +20,9 @@ from typing import Any, NoReturn, Protocol
 import grpc
 from grpc import aio
 
+from aliquot.adapters.kubelet import deviceplugin_pb2 as wire
+from aliquot.adapters.kubelet.channel import LARGEST_MESSAGE, KubeletError, dial, failed
 from aliquot.model.edits import Mount
-
-from . import deviceplugin_pb2 as wire
-from .channel import LARGEST_MESSAGE, KubeletError, dial, failed
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import grpc
 from grpc import aio
 
-from . import podresources_pb2 as wire
-from .channel import dial, failed
+from aliquot.adapters.kubelet import podresources_pb2 as wire
+from aliquot.adapters.kubelet.channel import dial, failed
 
 _LIST = "/v1.PodResourcesLister/List"
 _AGAIN = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)  # too fast; restarting

@@ -15,11 +15,12 @@ from typing import Any, NoReturn
 
 import click
 
-from aliquot.adapters.control import AnswerError, ControlError, NoDaemonError, ask
-from aliquot.adapters.home import homes
+from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonError, ask
+from aliquot.adapters.host.home import homes
 from aliquot.cli.amounts import memory
-from aliquot.cli.demo import promises, story, telling
-from aliquot.cli.demo.stage import Stage, staged
+from aliquot.cli.demo import output as console
+from aliquot.cli.demo import promises, story
+from aliquot.cli.demo.processes import Stage, staged
 from aliquot.cli.errors import InputError
 from aliquot.cli.simulated import parse_simulation
 from aliquot.cli.tables import table
@@ -63,7 +64,7 @@ def demo(seconds: float, simulate: str | None, strict: bool, stay: bool | None, 
     with _terminated(), contextlib.ExitStack() as held:
         spec, line = choose(simulate, _find, held)
         with staged() as stage, contextlib.ExitStack() as shown:
-            teller = shown.enter_context(telling.lively(seconds)) if lively else telling.Plain(err=output == "json")
+            teller = shown.enter_context(console.lively(seconds)) if lively else console.Plain(err=output == "json")
             teller.say(line)
             stage.up(spec)
             address = _dashboard(stage)
@@ -114,7 +115,7 @@ def choose(simulate: str | None, find: Callable[[], Found], held: contextlib.Exi
 
 def _find() -> Found:
     """As NVML tells it."""
-    from aliquot.adapters.nvml import Nvml, NvmlError
+    from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 
     try:
         nvml = Nvml()
@@ -162,7 +163,7 @@ def _dashboard(stage: Stage) -> str | None:
     return address
 
 
-def _print(teller: telling.Teller, told: story.Story) -> None:
+def _print(teller: console.Teller, told: story.Story) -> None:
     rows = [(each.promised, each.measured, "held" if each.held else "MISSED") for each in told.outcome]
     teller.say()
     for line in table(("PROMISED", "MEASURED", ""), rows).splitlines():
@@ -195,7 +196,7 @@ def _data(told: story.Story, spec: str | None, address: str | None) -> dict[str,
     }
 
 
-def _stay(stage: Stage, teller: telling.Teller) -> None:
+def _stay(stage: Stage, teller: console.Teller) -> None:
     """Until Ctrl-C: that is the expected end, and no failure."""
     try:
         story.go_on(stage)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from aliquot.cli.amounts import memory
-from aliquot.cli.applying import PASSED_ON
 from aliquot.cli.demo import promises
+from aliquot.cli.demo.output import Row, Teller, kept, note, scene
+from aliquot.cli.demo.processes import Stage, StageError, Tenant
 from aliquot.cli.demo.promises import Bounds, Pace, Promise, told_us
-from aliquot.cli.demo.stage import Stage, StageError, Tenant
-from aliquot.cli.demo.telling import Row, Teller, kept, note, scene
-from aliquot.cli.values import parse_yaml
+from aliquot.cli.pods.submit import PASSED_ON
+from aliquot.cli.yamlvalues import parse_yaml
 
 PODS = Path(__file__).parent / "pods.yaml"
 QUOTAS = (("alpha", 50), ("beta", 30), ("gamma", 20))

@@ -1,0 +1,185 @@
+"""Messages from a tenant's shim: shim/abi.h, spelled once more (tests/shim/test_abi.py compares).
+
+Whatever arrives is either one of the four messages, well-formed, or an error that ends the connection: the sender may
+be hostile. Files that come along are closed unless the message that carried them is taken.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+import struct
+from dataclasses import dataclass
+
+from aliquot.adapters.gpu.page import CARDS, MAGIC, SLOTS, VERSION
+from aliquot.adapters.host.processes import SO_PEERPIDFD, number_of
+
+HELLO, GROUP, DONE, WAKE = 1, 2, 3, 4
+CHANNELS = 128
+
+_HEAD = struct.Struct("<I2H")
+_HELLO = struct.Struct("<2I")
+_GROUP = struct.Struct("<8I")
+_WORD = struct.Struct("<I")
+_LONGEST = _HEAD.size + _GROUP.size + 4 * CHANNELS
+_MOST_FILES = 8  # a hostile sender's files are taken and closed; the kernel drops what does not fit
+
+
+class LinkError(Exception):
+    """Not a message of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First on every connection. `pid` is what the process calls itself; who it is, the kernel says."""
+
+    pid: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSeen:
+    """A channel group; `fd` is ours to close."""
+
+    fd: int
+    client: int
+    group: int
+    device: int
+    subdevice: int
+    engine: int
+    compute: bool
+    channels: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The groups since the hello or the last done are all there are now."""
+
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Work was handed to a card that was armed."""
+
+    card: int
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A kind that a later shim of this version sends: passed over. The agent may be older than a container's shim."""
+
+    kind: int
+
+
+Message = Hello | GroupSeen | Done | Wake | Later
+
+
+def receive(connection: socket.socket) -> Message | None:
+    """The next message; None when the other side is gone. Raises BlockingIOError when there is none yet."""
+    data, ancillary, flags, _ = connection.recvmsg(
+        _LONGEST + 1, socket.CMSG_SPACE(4 * _MOST_FILES), socket.MSG_CMSG_CLOEXEC
+    )
+    files = _files(ancillary)
+    taken = False
+    try:
+        if not data:
+            return None
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise LinkError("longer than any message")
+        message = parse(data, files)
+        taken = isinstance(message, GroupSeen)
+        return message
+    finally:
+        if not taken:
+            for fd in files:
+                discard(fd)
+
+
+def parse(data: bytes, files: list[int]) -> Message:
+    """One packet as a message. Raises LinkError."""
+    if len(data) < _HEAD.size:
+        raise LinkError(f"{len(data)} bytes are no message")
+    magic, version, kind = _HEAD.unpack_from(data)
+    if magic != MAGIC or version != VERSION:
+        raise LinkError(
+            f"version {version} of the shim, this daemon speaks {VERSION}: restart the process with the new shim"
+        )
+    if kind > WAKE:
+        return Later(kind)
+    body = data[_HEAD.size :]  # a later shim of this version may have more to say at the end of each
+    if kind == GROUP:
+        return _group(body, files)
+    if files:
+        raise LinkError("a file where none belongs")
+    if kind == HELLO and len(body) >= _HELLO.size:
+        pid, slot = _HELLO.unpack_from(body)
+        if slot >= SLOTS:
+            raise LinkError(f"slot {slot} of {SLOTS}")
+        return Hello(pid, slot)
+    if kind == DONE and len(body) >= _WORD.size:
+        return Done(_WORD.unpack_from(body)[0])
+    if kind == WAKE and len(body) >= _WORD.size:
+        card = _WORD.unpack_from(body)[0]
+        if card >= CARDS:
+            raise LinkError(f"card {card} of {CARDS}")
+        return Wake(card)
+    raise LinkError(f"kind {kind} with {len(body)} bytes")
+
+
+def _group(body: bytes, files: list[int]) -> GroupSeen:
+    if len(files) != 1:
+        raise LinkError(f"a group with {len(files)} files")
+    if len(body) < _GROUP.size:
+        raise LinkError("a group cut short")
+    client, group, device, subdevice, engine, compute, count, _ = _GROUP.unpack_from(body)
+    if not 0 < count <= CHANNELS or len(body) < _GROUP.size + 4 * count:
+        raise LinkError(f"a group of {count} channels in {len(body)} bytes")
+    channels = struct.unpack_from(f"<{count}I", body, _GROUP.size)
+    return GroupSeen(files[0], client, group, device, subdevice, engine, bool(compute), channels)
+
+
+def _files(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    files: list[int] = []
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers = array.array("i")
+            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+            files += numbers
+    return files
+
+
+def discard(fd: int) -> None:
+    """Close a file that a stranger handed over. A socket may be set to make whoever closes it wait."""
+    try:
+        handed = socket.socket(fileno=fd)
+    except OSError:  # no socket
+        os.close(fd)
+        return
+    with handed, contextlib.suppress(OSError):
+        handed.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
+
+
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of the other side, as the kernel knows it. The pid is the one it has in /proc; 0: none there."""
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if pid == 0:  # not of our PID namespace, but /proc may be the host's
+        with contextlib.suppress(OSError):
+            handle = _handle(connection)
+            try:
+                pid = max(0, number_of(handle))
+            finally:
+                os.close(handle)
+    return pid, uid
+
+
+def watch(connection: socket.socket, pid: int) -> int:
+    """A pidfd of the other side, which is that process. Raises OSError where it is gone."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return _handle(connection) if struct.unpack("3i", raw)[0] == 0 else os.pidfd_open(pid)
+
+
+def _handle(connection: socket.socket) -> int:
+    return connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)

@@ -1,0 +1,146 @@
+"""How a command talks to the daemon: JSON lines over a unix socket. Here the blocking side, used by the commands.
+
+A connection carries one request and its answers:
+
+    > {"op": "run", "command": ["python", "train.py"], "memory_mib": 10240, ...}
+    < {"event": {"waiting": ...}}          none or more: what happens meanwhile
+    < {"ok": {...}}                        or {"error": {"kind": ..., ...}}: the last line
+
+Who asks is known from the socket (SO_PEERCRED), not from what is said. Imported by `aliquot run`: keep it light.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from aliquot.adapters.host.home import Home
+
+LONGEST = 1 << 18  # bytes of a request; answers may be longer
+_LONGEST_ANSWER = 1 << 24
+_REST_OF_A_LINE = 10.0  # seconds
+
+
+class NoDaemonError(Exception):
+    """Nobody listens."""
+
+
+class ControlError(Exception):
+    """The conversation broke off, or made no sense."""
+
+
+class AnswerError(Exception):
+    """The daemon said no. `kind` is for programs; the rest depends on it (see services/machine/control.py)."""
+
+    def __init__(self, said: dict[str, Any]) -> None:
+        super().__init__(str(said.get("text", said.get("kind", "refused"))))
+        self.kind = str(said.get("kind", ""))
+        self.said = said
+
+
+class Connection:
+    """One request and its answers."""
+
+    def __init__(self, path: str, timeout: float | None = 10.0) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(timeout)
+        self._buffer = b""
+        try:
+            self._socket.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
+            self._socket.close()
+            raise NoDaemonError(path) from error
+        except OSError as error:
+            self._socket.close()
+            if error.errno is None:  # the path is too long: nobody can listen there
+                raise NoDaemonError(path) from error
+            raise ControlError(f"{path}: {error.strerror}") from error
+
+    def send(self, request: dict[str, Any]) -> None:
+        """Say it."""
+        try:
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+        except OSError as error:
+            raise ControlError(f"the daemon does not listen: {error}") from error
+
+    def receive(self, timeout: float | None = None) -> dict[str, Any]:
+        """The next line. Raises TimeoutError when none comes in time (None: however long it takes), ControlError."""
+        self._socket.settimeout(timeout)
+        while b"\n" not in self._buffer:
+            try:
+                piece = self._socket.recv(1 << 16)
+            except TimeoutError:
+                raise
+            except OSError as error:
+                raise ControlError(f"the daemon went away: {error}") from error
+            if not piece:
+                raise ControlError("the daemon went away")
+            self._buffer += piece
+            if len(self._buffer) > _LONGEST_ANSWER:
+                raise ControlError("the daemon's answer has no end")
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        try:
+            said = json.loads(line)
+        except ValueError as error:
+            raise ControlError("what answers here is no daemon of ours") from error
+        if not isinstance(said, dict):
+            raise ControlError("what answers here is no daemon of ours")
+        return said
+
+    def events(self, timeout: float | None = None) -> Iterator[dict[str, Any]]:
+        """What happens, up to and including the last answer; raises AnswerError when that is a no."""
+        while True:
+            said = self.receive(timeout)
+            if isinstance(said.get("error"), dict):
+                raise AnswerError(said["error"])
+            if "ok" in said:
+                yield {"ok": said["ok"]}
+                return
+            if isinstance(said.get("event"), dict):
+                yield said["event"]
+
+    def fileno(self) -> int:
+        """To wait for it among others."""
+        return self._socket.fileno()
+
+    def there(self) -> Iterator[dict[str, Any]]:
+        """What has arrived so far, without waiting for more than the rest of a line. Raises ControlError."""
+        while True:
+            try:
+                yield self.receive(_REST_OF_A_LINE)
+            except TimeoutError as error:
+                raise ControlError("the daemon stopped in the middle of a line") from error
+            if b"\n" not in self._buffer:
+                return
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+
+def connect(homes: Sequence[Home]) -> tuple[Connection, Home]:
+    """The first daemon that listens. Raises NoDaemonError, ControlError."""
+    for home in homes:
+        try:
+            return Connection(home.control), home
+        except NoDaemonError:
+            continue
+    raise NoDaemonError(", ".join(home.control for home in homes))
+
+
+def ask(homes: Sequence[Home], request: dict[str, Any], timeout: float = 10.0) -> dict[str, Any]:
+    """One request that has one answer. Raises NoDaemonError, ControlError, AnswerError."""
+    connection, _ = connect(homes)
+    try:
+        connection.send(request)
+        for said in connection.events(timeout):
+            if isinstance(said.get("ok"), dict):
+                answer: dict[str, Any] = said["ok"]
+                return answer
+    except TimeoutError as error:
+        raise ControlError(f"the daemon did not answer within {timeout:.0f} s") from error
+    finally:
+        connection.close()
+    raise ControlError("the daemon said nothing")

@@ -1,0 +1,168 @@
+"""The host's folders and its processes, fetched into a container that was given neither.
+
+Every device plugin's container has the kubelet's socket, and the kernel says who listens there: SO_PEERPIDFD, since
+Linux 6.5, names even a process that cannot be seen from here. A privileged process may look at the host from the
+kubelet's place, take what it needs in hand (open_tree) and put it down at home (move_mount). Nothing changes on the
+host, and what was put down is gone with the container.
+
+Into the host's PID namespace no way leads from below: the kernel refuses. But its /proc is a folder like any other, and
+there every process has the number that it has on the host (processes.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import socket
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aliquot.adapters.host.processes import SO_PEERPIDFD, number_of
+
+_NEW_MOUNTS = 0x00020000  # CLONE_NEWNS
+_OPEN_TREE, _MOVE_MOUNT = 428, 429  # on every architecture
+_HERE = -100  # AT_FDCWD: paths are as they are written
+_CLONE, _RECURSIVE = 0x1, 0x8000  # OPEN_TREE_CLONE, AT_RECURSIVE
+_FROM_FILE = 0x4  # MOVE_MOUNT_F_EMPTY_PATH
+_PRIVATE = 1 << 18 | 0x4000  # MS_PRIVATE, MS_REC
+_LONGEST = 1 << 16  # bytes of an answer
+_MOST = 16  # files of an answer
+_PATIENCE = 2.0  # seconds for the kubelet's socket
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+Errand = Callable[[], tuple[Any, Sequence[int]]]
+
+
+class CannotVisitError(Exception):
+    """The host cannot be looked at from here; the message says why."""
+
+
+def listener_of(path: Path) -> int:
+    """A pidfd of whoever listens there, to be closed. Raises CannotVisitError, and OSError where nobody does."""
+    with socket.socket(socket.AF_UNIX) as knock:
+        knock.settimeout(_PATIENCE)
+        knock.connect(str(path))
+        try:
+            return knock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+        except OSError as error:
+            pid, _, _ = struct.unpack("3i", knock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if pid > 0:  # we have the host's process ids, and an older Linux will do
+                return os.pidfd_open(pid)
+            raise CannotVisitError(f"this Linux does not say whose {path} is ({error.strerror})") from error
+
+
+def is_seen(pidfd: int) -> bool:
+    """Whether the process has a number in the /proc that we see."""
+    return number_of(pidfd) > 0
+
+
+def identities(pidfd: int, paths: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Device and inode of those of the paths that the process sees."""
+
+    def look() -> tuple[Any, Sequence[int]]:
+        found = {}
+        for path in paths:
+            with contextlib.suppress(OSError):
+                seen = os.stat(path)
+                found[path] = (seen.st_dev, seen.st_ino)
+        return found, ()
+
+    answer, _ = _visit(pidfd, look)
+    return {path: (device, inode) for path, (device, inode) in answer.items()}
+
+
+def fetch(pidfd: int, folders: Mapping[str, int]) -> None:
+    """The folders as the process sees them, from now on here, under their names. Those that are missing are made, with
+    that mode. Raises CannotVisitError."""
+
+    def take() -> tuple[Any, Sequence[int]]:
+        for folder, mode in folders.items():
+            os.makedirs(folder, mode=mode, exist_ok=True)
+        return None, [_take(folder, recursive=True) for folder in folders]
+
+    _, trees = _visit(pidfd, take)
+    _put_down(dict(zip(folders, trees, strict=True)))
+
+
+def fetch_processes(pidfd: int) -> None:
+    """Its /proc, in the place of ours. Raises CannotVisitError."""
+    _, trees = _visit(pidfd, lambda: (None, [_take("/proc", recursive=False)]))
+    _put_down({"/proc": trees[0]})
+
+
+def _visit(pidfd: int, errand: Errand) -> tuple[Any, list[int]]:
+    """What the errand finds in the other's place, and the files it brings. A child goes: there is no way back."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        child = os.fork()
+        if not child:
+            _go(pidfd, errand, theirs)
+        theirs.close()
+        try:
+            data, files, _, _ = socket.recv_fds(ours, _LONGEST, _MOST)
+        finally:
+            os.waitpid(child, 0)
+    told = json.loads(data) if data else {"error": "whoever went there did not come back"}
+    if "error" in told:
+        raise CannotVisitError(told["error"])
+    return told["found"], files
+
+
+def _go(pidfd: int, errand: Errand, home: socket.socket) -> None:
+    """In the child, which does not return."""
+    try:
+        if _libc.setns(pidfd, _NEW_MOUNTS) and not _enter_by_number(pidfd):
+            number = ctypes.get_errno()
+            advice = ": the container is not privileged" if number in (errno.EPERM, errno.EACCES) else ""
+            raise OSError(number, f"the host's files cannot be reached{advice}")
+        found, files = errand()
+        socket.send_fds(home, [json.dumps({"found": found}).encode()], files)
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        with contextlib.suppress(OSError):
+            home.send(json.dumps({"error": f"{where}{error.strerror or error}"}).encode())
+    finally:
+        os._exit(0)
+
+
+def _enter_by_number(pidfd: int) -> bool:
+    """As Linux before 5.8 has it, where we see the process."""
+    refused = ctypes.get_errno()
+    try:
+        place = os.open(f"/proc/{number_of(pidfd)}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        ctypes.set_errno(refused)
+        return False
+    return int(_libc.setns(place, _NEW_MOUNTS)) == 0
+
+
+def _take(folder: str, *, recursive: bool) -> int:
+    flags = _CLONE | os.O_CLOEXEC | (_RECURSIVE if recursive else 0)
+    return _checked(_libc.syscall(_OPEN_TREE, _HERE, folder.encode(), flags), folder)
+
+
+def _put_down(trees: Mapping[str, int]) -> None:
+    """Private: what is mounted here is nobody else's matter."""
+    try:
+        for folder, tree in trees.items():
+            os.makedirs(folder, exist_ok=True)
+            _checked(_libc.syscall(_MOVE_MOUNT, tree, b"", _HERE, folder.encode(), _FROM_FILE), folder)
+            _checked(_libc.mount(None, folder.encode(), None, ctypes.c_ulong(_PRIVATE), None), folder)
+    except OSError as error:
+        raise CannotVisitError(f"{error.filename}: {error.strerror}") from error
+    finally:
+        for tree in trees.values():
+            os.close(tree)
+
+
+def _checked(answer: int, what: str) -> int:
+    if answer < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+    return answer

@@ -1,0 +1,71 @@
+"""The keepers of Pods, as processes: started for the Pod's owner, in sessions of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import subprocess
+import sys
+
+from aliquot.adapters.host import processes
+from aliquot.model.localpod import Applier
+
+SUPERVISOR = "aliquot.services.machine.pods.supervisor"  # the module that runs as the process
+_OURS = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "LANG", "LC_ALL", "TZ")
+
+
+class KeeperError(Exception):
+    """It cannot be started; the message says why."""
+
+
+class Keepers:
+    """Starts them, and waits for those that are our children: a zombie would never be gone."""
+
+    def __init__(self, control: str) -> None:
+        self._control = control
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, uid: str, owner: Applier, log: str, environment: dict[str, str]) -> tuple[int, int]:
+        """Its pid and start time. Raises KeeperError."""
+        given = {name: os.environ[name] for name in _OURS if name in os.environ}
+        try:
+            child = subprocess.Popen(  # noqa: S603 - ourselves
+                [sys.executable, "-m", SUPERVISOR, self._control, uid, log, *_identity(owner)],
+                env={"PATH": os.environ.get("PATH", os.defpath), **given, **environment},
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise KeeperError(f"its keeper cannot be started: {error.filename or log}: {error.strerror}") from error
+        self._children[child.pid] = child
+        started = processes.start_time(child.pid)
+        if started is None:
+            self.reap(child.pid)
+            raise KeeperError("its keeper ended at once")
+        return child.pid, started
+
+    def reap(self, pid: int) -> None:
+        """It is gone."""
+        child = self._children.pop(pid, None)
+        if child is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(0.5)
+
+
+def _identity(owner: Applier) -> list[str]:
+    """Whom the keeper becomes, once it has read all it needs: its owner may not be able to read this Python."""
+    if os.geteuid() != 0 or owner.user == 0:  # only root can be somebody else
+        return []
+    try:
+        groups = os.getgrouplist(pwd.getpwuid(owner.user).pw_name, owner.group)
+    except KeyError:  # a user without a name
+        groups = [owner.group]
+    return [str(owner.user), str(owner.group), ",".join(map(str, groups))]
+
+
+def make_log_folder(folder: str, owner: Applier) -> None:
+    """The owner's alone. Raises OSError."""
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if os.geteuid() == 0:
+        os.chown(folder, owner.user, owner.group)

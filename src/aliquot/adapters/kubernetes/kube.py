@@ -1,0 +1,226 @@
+"""The Kubernetes API, as little of it as we use: JSON over HTTP, decoded straight into the fields that are read.
+
+Two ways to fail, because a caller must know whether a write may have happened:
+
+    ApiError      the API server said no: it did not happen
+    Unreachable   no answer, or half of one: it may have happened
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import Any, Literal
+
+import aiohttp
+import msgspec
+
+from aliquot.adapters.kubernetes.kubeconfig import KubeConfigError, Server, find_server, monotonic
+
+__all__ = ["ApiError", "Kube", "KubeConfigError", "Server", "Unreachable", "find_server"]
+
+Form = Literal["merge", "json", "strategic", "apply"]
+
+_FORMS = {
+    "merge": "application/merge-patch+json",
+    "json": "application/json-patch+json",
+    "strategic": "application/strategic-merge-patch+json",
+    "apply": "application/apply-patch+yaml",
+}
+_CONNECTIONS = 64
+_SILENCE = 150.0  # seconds; a watch tells something about every minute (a bookmark), or it is dead
+_CHUNK = 1 << 20
+
+
+class ApiError(Exception):
+    """The API server said no."""
+
+    def __init__(self, status: int, reason: str, message: str, details: object = None) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.details = details
+
+
+class Unreachable(Exception):
+    """No answer. Whether a write has happened is not known."""
+
+
+class _Status(msgspec.Struct):
+    reason: str = ""
+    message: str = ""
+    details: Any = None
+
+
+class Kube:
+    """One API server, over a few kept connections. An async context manager.
+
+    `into` is what an answer is decoded into, a msgspec type; `bytes` leaves it as it came.
+    """
+
+    def __init__(self, server: Server, *, agent: str = "aliquot") -> None:
+        self.server = server
+        self._agent = agent
+        self._session: aiohttp.ClientSession | None = None
+        self._login = asyncio.Lock()
+
+    async def __aenter__(self) -> Kube:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=_CONNECTIONS, ssl=self.server.tls or True),
+            # Unpacked: beside the API server, packing a list of 5,000 nodes takes longer than sending it.
+            headers={"User-Agent": self._agent, "Accept": "application/json", "Accept-Encoding": "identity"},
+            read_bufsize=_CHUNK,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def get(
+        self, path: str, *, params: Mapping[str, str] | None = None, into: Any = Any, timeout: float = 10.0
+    ) -> Any:
+        """The object, or list, at the path."""
+        return await self._ask("GET", path, None, None, params, into, timeout)
+
+    async def create(
+        self,
+        path: str,
+        body: object,
+        *,
+        params: Mapping[str, str] | None = None,
+        into: Any = Any,
+        timeout: float = 10.0,
+        connect: float | None = None,
+    ) -> Any:
+        """POST: a new object in the collection. Not sent where no connection is free within `connect` seconds."""
+        return await self._ask("POST", path, body, "application/json", params, into, timeout, connect)
+
+    async def replace(
+        self,
+        path: str,
+        body: object,
+        *,
+        params: Mapping[str, str] | None = None,
+        into: Any = Any,
+        timeout: float = 10.0,
+    ) -> Any:
+        """PUT: the whole object; refused with 409 when its resourceVersion is no longer the one in `body`."""
+        return await self._ask("PUT", path, body, "application/json", params, into, timeout)
+
+    async def patch(
+        self,
+        path: str,
+        body: object,
+        *,
+        form: Form = "merge",
+        params: Mapping[str, str] | None = None,
+        into: Any = Any,
+        timeout: float = 10.0,
+    ) -> Any:
+        """PATCH: a part of the object."""
+        return await self._ask("PATCH", path, body, _FORMS[form], params, into, timeout)
+
+    async def delete(
+        self, path: str, *, params: Mapping[str, str] | None = None, into: Any = Any, timeout: float = 10.0
+    ) -> Any:
+        """DELETE."""
+        return await self._ask("DELETE", path, None, None, params, into, timeout)
+
+    async def watch(self, path: str, params: Mapping[str, str]) -> AsyncIterator[list[bytes]]:
+        """The lines of a watch, as many at a time as have come. Ends when the server ends it; raises both errors."""
+        limit = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=_SILENCE)
+        rest = b""
+        try:
+            async with await self._send("GET", path, None, None, {**params, "watch": "1"}, limit) as answer:
+                if answer.status != 200:
+                    raise _said_no(answer.status, await answer.read())
+                async for chunk in answer.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    if lines:
+                        yield lines
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unreachable(_in_words(error)) from error
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: object,
+        form: str | None,
+        params: Mapping[str, str] | None,
+        into: Any,
+        timeout: float,
+        connect: float | None = None,
+    ) -> Any:
+        data = None if form is None else msgspec.json.encode(body)
+        limit = aiohttp.ClientTimeout(total=timeout, connect=connect)
+        try:
+            # Over both tries, where there are two: who asked to bind a Pod does not want that to happen much later.
+            async with asyncio.timeout(timeout), await self._send(method, path, data, form, params, limit) as answer:
+                raw = await answer.read()
+                status = answer.status
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unreachable(f"{method} {path}: {_in_words(error)}") from error
+        if status >= 400:
+            raise _said_no(status, raw)
+        try:
+            return raw if into is bytes else msgspec.json.decode(raw, type=into)
+        except msgspec.MsgspecError as error:
+            raise Unreachable(f"{method} {path}: an answer that cannot be read: {error}") from error
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        data: bytes | None,
+        form: str | None,
+        params: Mapping[str, str] | None,
+        timeout: aiohttp.ClientTimeout,
+    ) -> aiohttp.ClientResponse:
+        """Asked once more with a fresh token where the first was not accepted: it may have run out meanwhile."""
+        assert self._session is not None, "a Kube is used as `async with Kube(server)`"
+        headers = {} if form is None else {"Content-Type": form}
+        token = None
+        for fresh in (False, True):
+            token = await self._token(token)
+            if token is not None:
+                headers["Authorization"] = f"Bearer {token}"
+            answer = await self._session.request(
+                method, self.server.url + path, data=data, headers=headers, params=params, timeout=timeout
+            )
+            if answer.status != 401 or fresh or token is None:
+                break
+            answer.release()
+        return answer
+
+    async def _token(self, refused: str | None) -> str | None:
+        """The token now; `refused` is one that the API server has just not accepted."""
+        credential = self.server.credential
+        try:
+            if not credential.runs_program(refused):
+                # Where a program gives them, somebody else has had a new one meanwhile.
+                return credential.token(monotonic(), fresh=refused is not None and not credential.by_program)
+            async with self._login:  # one asks for all, and beside the loop
+                fresh = refused is not None and credential.runs_program(refused)
+                return await asyncio.to_thread(credential.token, monotonic(), fresh=fresh)
+        except KubeConfigError as error:
+            raise Unreachable(str(error)) from error
+
+
+def _said_no(status: int, raw: bytes) -> ApiError:
+    try:
+        told = msgspec.json.decode(raw, type=_Status)
+    except msgspec.MsgspecError:  # not the API server itself: a proxy, or a server that is starting
+        told = _Status(message=raw[:200].decode(errors="replace").strip())
+    return ApiError(status, told.reason, told.message or f"HTTP {status}", told.details)
+
+
+def _in_words(error: BaseException) -> str:
+    if isinstance(error, asyncio.TimeoutError):
+        return "no answer in time"
+    return str(error) or type(error).__name__

@@ -1,0 +1,177 @@
+"""The cluster as the user's own kubectl sees it: every login, proxy and context that works there works here.
+
+Returns what `kubectl get --raw` prints. A request that fails raises `KubectlError`, which says what to do, so that a
+caller may go on with the other requests.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+from urllib.parse import quote, urlencode
+
+_PAGE = 500  # objects; as kubectl itself asks
+_PATIENCE = 120.0  # seconds for one page; kubectl has a --request-timeout of its own
+
+NODES = "/api/v1/nodes"
+PODS = "/api/v1/pods"
+CONFIG_MAPS = "/api/v1/namespaces/kube-system/configmaps"
+
+
+class Trouble(StrEnum):
+    """What went wrong, as far as it changes what to do."""
+
+    NO_KUBECTL = "no-kubectl"
+    UNREACHABLE = "unreachable"
+    UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
+    NOT_FOUND = "not-found"
+    EXPIRED = "expired"
+    OTHER = "other"
+
+
+class KubectlError(Exception):
+    """One request that kubectl could not make, with what it said and what to do."""
+
+    def __init__(self, trouble: Trouble, said: str, advice: str = "") -> None:
+        super().__init__(f"{said}: {advice}" if advice else said)
+        self.trouble = trouble
+        self.said = said
+        self.advice = advice
+
+
+# What kubectl says, in the order in which it is looked for: the first that occurs decides.
+_SAID = (
+    ("(Forbidden)", Trouble.FORBIDDEN, "ask for a role that may do this; `kubectl auth can-i --list` shows yours"),
+    ("Unauthorized", Trouble.UNAUTHORIZED, "log in again: `kubectl get nodes` must work first"),
+    ("logged in", Trouble.UNAUTHORIZED, "log in again: `kubectl get nodes` must work first"),
+    ("(NotFound)", Trouble.NOT_FOUND, ""),
+    ("(Expired)", Trouble.EXPIRED, ""),
+    ("(Gone)", Trouble.EXPIRED, ""),
+    ("was refused", Trouble.UNREACHABLE, "is this the right cluster? `kubectl config current-context` tells"),
+    ("Unable to connect", Trouble.UNREACHABLE, "is this the right cluster? `kubectl config current-context` tells"),
+    ("does not exist", Trouble.UNREACHABLE, "`kubectl config get-contexts` lists those there are"),
+    ("no configuration", Trouble.UNREACHABLE, "set KUBECONFIG, or name the file with --kubeconfig"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kubectl:
+    """kubectl, and the flags that tell it which cluster is meant and who asks."""
+
+    flags: tuple[str, ...] = ()
+
+    def run(self, *words: str, stdin: bytes | None = None) -> bytes:
+        """What it prints. Raises KubectlError."""
+        binary = os.environ.get("KUBECTL") or "kubectl"
+        try:
+            done = subprocess.run(  # noqa: S603  # the user's own kubectl, with words and no shell
+                [binary, *words, *self.flags],
+                input=stdin,
+                stdin=subprocess.DEVNULL if stdin is None else None,
+                capture_output=True,
+                timeout=_PATIENCE,
+                check=False,
+            )
+        except FileNotFoundError as error:
+            raise _no_kubectl(binary) from error
+        except OSError as error:
+            raise KubectlError(Trouble.NO_KUBECTL, f"{binary}: {error.strerror or error}") from error
+        except subprocess.TimeoutExpired as error:
+            raise KubectlError(
+                Trouble.UNREACHABLE,
+                f"kubectl {words[0]} did not answer in {_PATIENCE:g} s",
+                "try --request-timeout=20s",
+            ) from error
+        if done.returncode:
+            raise _understood(done.stderr.decode(errors="replace"))
+        return done.stdout
+
+    def spawn(self, *words: str) -> subprocess.Popen[str]:
+        """One that runs on. What it prints is for us to read, its errors go where ours go. Raises KubectlError."""
+        binary = os.environ.get("KUBECTL") or "kubectl"
+        try:
+            return subprocess.Popen(  # noqa: S603  # the user's own kubectl, with words and no shell
+                [binary, *words, *self.flags],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        except FileNotFoundError as error:
+            raise _no_kubectl(binary) from error
+        except OSError as error:
+            raise KubectlError(Trouble.NO_KUBECTL, f"{binary}: {error.strerror or error}") from error
+
+    def get(self, path: str, **query: str) -> Any:
+        """The object at this path of the API. Raises KubectlError."""
+        import msgspec
+
+        raw = self.run("get", "--raw", f"{path}?{urlencode(query)}" if query else path)
+        try:
+            return msgspec.json.decode(raw)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise KubectlError(Trouble.OTHER, f"what kubectl printed for {path} is no JSON ({error})") from error
+
+    def items(self, path: str, kind: str, **query: str) -> list[dict[str, Any]]:
+        """All objects of a list, page by page; each says its kind, which the items of a list do not."""
+        try:
+            return list(self._pages(path, kind, {**query, "limit": str(_PAGE)}))
+        except KubectlError as error:
+            if error.trouble is not Trouble.EXPIRED:
+                raise
+        return list(self._pages(path, kind, query))  # too much changed between two pages: all of it in one
+
+    def _pages(self, path: str, kind: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        further: dict[str, str] = {}
+        while True:
+            page = self.get(path, **query, **further)
+            page = page if isinstance(page, dict) else {}
+            items, metadata = page.get("items"), page.get("metadata")
+            yield from ({**each, "kind": kind} for each in items or [] if isinstance(each, dict))
+            token = metadata.get("continue") if isinstance(metadata, dict) else None
+            if not token:
+                return
+            further = {"continue": str(token)}
+
+    def nodes(self, name: str | None = None) -> list[dict[str, Any]]:
+        """All Nodes, or the one."""
+        return self.items(NODES, "Node") if name is None else [{**self.get(f"{NODES}/{quote(name)}"), "kind": "Node"}]
+
+    def pods(self, node: str | None = None) -> list[dict[str, Any]]:
+        """All Pods, or those of one node."""
+        return self.items(PODS, "Pod", **({} if node is None else {"fieldSelector": f"spec.nodeName={node}"}))
+
+    def namespace(self) -> str:
+        """The one that kubectl would use by itself."""
+        said = self.run("config", "view", "--minify", "--output", "jsonpath={..namespace}")
+        return said.decode(errors="replace").strip() or "default"
+
+
+def _no_kubectl(binary: str) -> KubectlError:
+    return KubectlError(
+        Trouble.NO_KUBECTL, f"{binary} is not there", "install kubectl, or name it in the environment: KUBECTL"
+    )
+
+
+def _understood(said: str) -> KubectlError:
+    """kubectl's words on one line, and what they mean. Its warnings and log lines are not the error."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line for line in lines if not (line[:1] in "EWI" and line[1:5].isdigit())] or lines
+    text = " ".join(lines).removeprefix("error: ") or "kubectl failed and said nothing"
+    for words, trouble, advice in _SAID:
+        if words in text:
+            return KubectlError(trouble, text, advice)
+    return KubectlError(Trouble.OTHER, text)
+
+
+def both(kubectl: Kubectl, node: str | None = None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Nodes and Pods, asked for at the same time: most of it is waiting for kubectl. Raises KubectlError."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        pods = pool.submit(kubectl.pods, node)
+        return kubectl.nodes(node), pods.result()

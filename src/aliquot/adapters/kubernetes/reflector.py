@@ -1,0 +1,312 @@
+"""What is in a collection of the API server, now and from now on: list, watch, resume, relist and compare.
+
+    list    in pages; the next one is asked for while this one is taken in
+    watch   from the list's version on, with bookmarks, so that a broken watch resumes where it stood
+    410     the version is too old to resume: list again, and tell only what differs from what was told before
+    else    wait, longer each time and never all clients at once, and resume
+
+A sink is told of every change once, in order. It is never told that a thing is gone because a watch broke. What others
+have asked the API server for (`hear`) is told too where it is news: by its version, which only ever grows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
+
+log = logging.getLogger(__name__)
+
+_PAGE = 1000
+_WATCH_SECONDS = (240, 480)  # the server ends a watch after that long; spread, so that not all are renewed at once
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 15.0
+_SOUND = 20.0  # seconds: a watch that held so long, or told anything, was in order; the next failure is a first one
+_ONCE_LISTED = 3  # a server that can list is there: it is not kept waiting for long
+
+
+class Item(Protocol):
+    """What can be reflected."""
+
+    @property
+    def metadata(self) -> Any: ...  # with name, namespace and resource_version
+
+
+T = TypeVar("T", bound=Item)
+Told = TypeVar("Told", bound=Item, contravariant=True)
+
+
+class Sink(Protocol[Told]):
+    """Who is told. `listing` and `listed` stand around the changes that a list brought."""
+
+    def listing(self) -> None: ...
+    def changed(self, item: Told) -> None: ...
+    def gone(self, key: str) -> None: ...
+    def listed(self, drift: int) -> None: ...
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class _ListMeta(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+    continue_: str = msgspec.field(name="continue", default="")
+
+
+class _Version(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+
+
+class _VersionOnly(msgspec.Struct):
+    metadata: _Version
+
+
+class _Failure(msgspec.Struct):
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+class Expired(Exception):
+    """410: the version asked for is too old."""
+
+
+def pause_before(attempt: int, chance: float) -> float:
+    """Seconds to wait before that attempt (the first is 1): doubled each time, and anywhere in its upper half."""
+    longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(attempt - 1, 16))
+    return longest * (0.5 + chance / 2)
+
+
+def key_of(item: Item) -> str:
+    """namespace/name, or the name alone."""
+    metadata = item.metadata
+    return f"{metadata.namespace}/{metadata.name}" if metadata.namespace else str(metadata.name)
+
+
+def _newer(version: str, than: str) -> bool:
+    """Whether the one resourceVersion is of later than the other; both count the writes of the whole cluster."""
+    return version.isdigit() and (not than.isdigit() or int(version) > int(than))
+
+
+class Reflector(Generic[T]):
+    """Follows one collection, as long as `run` runs."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        path: str,
+        kind: type[T],
+        sink: Sink[T],
+        *,
+        params: Mapping[str, str] | None = None,
+        after: asyncio.Event | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.path = path
+        self.synced = asyncio.Event()
+        self.answered = asyncio.Event()  # synced, or told that we may not be
+        self.relists = 0  # lists after the first
+        self.drift = 0  # differences those found that no watch had told
+        self._kube, self._sink, self._params, self._chance = kube, sink, dict(params or {}), chance
+        self._after = after  # nothing is told before that: Pods after the nodes they are on
+        self._item = msgspec.json.Decoder(kind)
+        form = msgspec.defstruct("_Page", [("metadata", _ListMeta), ("items", list[kind])])  # type: ignore[valid-type]
+        self._page: msgspec.json.Decoder[Any] = msgspec.json.Decoder(form)
+        self._event = msgspec.json.Decoder(_Event)
+        self._seen: dict[str, str] = {}  # key -> resourceVersion of all that was told and is there
+        self._version = ""
+        self._wanted: list[asyncio.Future[None]] = []  # who asked for a fresh list
+        self._watching: asyncio.Task[None] | None = None
+        self._told = False  # whether the watch of this round told anything
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        attempt = 0
+        while True:
+            started, self._told = loop.time(), False
+            try:
+                while not self._version or self._wanted:  # a list may be wanted while one is under way
+                    await self._list()
+                    attempt = min(attempt, _ONCE_LISTED)
+                await self._watch_until_ended()
+                if self._wanted:
+                    continue
+                attempt += 1  # a server that ends every watch at once must not be asked in a tight loop
+            except Expired as error:  # nor one that lists what it cannot watch from
+                log.info("relisting", extra={"data": {"path": self.path, "why": str(error)}})
+                self._version = ""
+                attempt += 1
+            except (ApiError, Unreachable, msgspec.MsgspecError, UnicodeDecodeError) as error:
+                attempt += 1
+                if isinstance(error, ApiError):
+                    self.answered.set()
+                    self._version = "" if error.status == 410 else self._version
+                if attempt in (1, 4) or attempt % 16 == 0:
+                    log.warning(
+                        "cannot follow the API server",
+                        extra={"data": {"path": self.path, "why": str(error), "attempt": attempt}},
+                    )
+            if self._told or loop.time() - started >= _SOUND:
+                attempt = 1
+            await asyncio.sleep(pause_before(attempt, self._chance()))
+
+    def tell_again(self) -> None:
+        """With the next list, tell everything as if it had changed: it is to be read by other rules."""
+        self._seen = dict.fromkeys(self._seen, "")
+
+    async def relist(self) -> None:
+        """Compare with the API server now; returns when that is done. What is then known was so after the call."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._wanted.append(done)
+        if self._watching is not None:
+            self._watching.cancel()
+        await done
+
+    def hear(self, item: T) -> None:
+        """What somebody else got from the API server. Told only where the watch has told nothing later, or its end."""
+        key, version = key_of(item), item.metadata.resource_version
+        if _newer(version, self._seen.get(key, self._version)):
+            self._seen[key] = version
+            self._sink.changed(item)
+
+    # --- list ----------------------------------------------------------------------------------------------------
+
+    async def _list(self) -> None:
+        """All there is; what was told before and is not there is gone."""
+        served, self._wanted = self._wanted, []
+        try:
+            await self._list_pages()
+        except BaseException:
+            self._wanted = served + self._wanted
+            raise
+        for done in served:
+            if not done.done():
+                done.set_result(None)
+
+    async def _list_pages(self) -> None:
+        version = ""
+        pages: list[list[T]] = []
+        # Nothing is told before all is there: a list that breaks in the middle has changed nothing.
+        async for at, items in self._pages():
+            version = at
+            pages.append(items)
+        if self._after is not None:
+            await self._after.wait()
+        before, self._seen = self._seen, {}
+        self._sink.listing()
+        try:
+            differences = self._tell_list(pages, before, version)
+        except BaseException:  # the sink's own fault: what was not told yet is told by the next list
+            self._seen = before | self._seen
+            self._version = ""
+            self._sink.listed(0)
+            raise
+        self._version = version
+        if self.synced.is_set():
+            self.relists += 1
+            self.drift += differences
+        self._sink.listed(differences if self.synced.is_set() else 0)
+        self.synced.set()
+        self.answered.set()
+
+    def _tell_list(self, pages: list[list[T]], before: dict[str, str], version: str) -> int:
+        """Tell what differs from what was told `before`, of which nothing is left then; how much that was."""
+        differences = 0
+        for items in pages:
+            for item in items:
+                key = key_of(item)
+                known, listed = before.get(key), item.metadata.resource_version
+                if known is not None and _newer(known, listed):  # heard while the list was on its way
+                    listed = known
+                elif known != listed:
+                    differences += known != ""  # what is told again was known
+                    self._sink.changed(item)
+                self._seen[key] = listed
+                before.pop(key, None)
+            items.clear()
+        for key, known in list(before.items()):
+            if _newer(known, version):
+                self._seen[key] = known
+            else:
+                differences += 1
+                self._sink.gone(key)
+            del before[key]
+        return differences
+
+    async def _pages(self) -> AsyncIterator[tuple[str, list[T]]]:
+        more, version = "", ""
+        coming: asyncio.Task[Any] | None = self._ask_page("")
+        try:
+            while coming is not None:
+                raw = await coming
+                page = self._page.decode(raw)
+                version, more = page.metadata.resource_version or version, page.metadata.continue_
+                coming = self._ask_page(more) if more else None
+                yield version, page.items
+        finally:
+            if coming is not None:
+                coming.cancel()
+
+    def _ask_page(self, more: str) -> asyncio.Task[Any]:
+        params = {**self._params, "limit": str(_PAGE), **({"continue": more} if more else {})}
+        ask = self._kube.get(self.path, params=params, into=bytes, timeout=60.0)
+        return asyncio.get_running_loop().create_task(ask)
+
+    # --- watch ---------------------------------------------------------------------------------------------------
+
+    async def _watch_until_ended(self) -> None:
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
+        try:
+            await self._watching
+        except asyncio.CancelledError:
+            us = asyncio.current_task()
+            if not self._wanted or (us is not None and us.cancelling()):  # no relist ended the watch: somebody ends us
+                self._watching.cancel()
+                raise
+        finally:
+            self._watching = None
+
+    async def _watch(self) -> None:
+        low, high = _WATCH_SECONDS
+        params = {
+            **self._params,
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(int(low + (high - low) * self._chance())),
+        }
+        async for lines in self._kube.watch(self.path, params):
+            for line in lines:
+                if line:
+                    self._take(self._event.decode(line))
+
+    def _take(self, event: _Event) -> None:
+        if event.type == "ERROR":
+            failure = msgspec.json.decode(event.object, type=_Failure)
+            if failure.code == 410 or failure.reason in ("Expired", "Gone"):
+                raise Expired(failure.message)
+            raise ApiError(failure.code, failure.reason, failure.message)
+        self._told = True
+        if event.type == "BOOKMARK":
+            mark = msgspec.json.decode(event.object, type=_VersionOnly)
+            self._version = mark.metadata.resource_version
+            return
+        item = self._item.decode(event.object)
+        key = key_of(item)
+        self._version = item.metadata.resource_version
+        known = self._seen.get(key, "")
+        if known == self._version or _newer(known, self._version):  # heard of already, or as it was later
+            return
+        if event.type == "DELETED":
+            if self._seen.pop(key, None) is not None:
+                self._sink.gone(key)
+            return
+        self._seen[key] = self._version
+        self._sink.changed(item)

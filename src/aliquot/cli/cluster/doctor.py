@@ -1,0 +1,340 @@
+"""`aliquot doctor`: what is wrong with the installation on a cluster, each with its fix; and on the node where it runs.
+
+The checks themselves are pure (schedulerchecks, nodechecks, podchecks; for the node agentchecks and holdingchecks);
+here their objects are asked for, and what one may not see becomes a finding of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+import aliquot
+from aliquot.adapters.kubernetes.kubectl import CONFIG_MAPS, Kubectl, KubectlError, Trouble
+from aliquot.cli.errors import InputError
+from aliquot.cli.kubectloptions import kubectl_options
+from aliquot.cli.tables import printable
+from aliquot.services.doctor.findings import Finding, Json, Level, grouped, ok, part
+from aliquot.services.doctor.locate import Place, find_scheduler, usual
+from aliquot.services.doctor.site import Places, Site
+
+if TYPE_CHECKING:
+    from aliquot.services.doctor.scheduler import Probe
+
+_T = TypeVar("_T")
+
+_WIDEST = 14  # of a check's name
+_AS_AGENT = "As for `aliquot agent`"
+
+
+@click.command()
+@click.option("-n", "--namespace", default="default", show_default=True, help="Where the trial Pods would be made")
+@click.option(
+    "--lease-namespace",
+    help="Of the scheduler's Lease and Secret  [default: where the chart put them, else kube-system]",
+)
+@click.option("--lease-name", default="aliquot-scheduler", show_default=True)
+@click.option("--rules", type=click.Choice(["seed", "2026"]), default="seed", show_default=True)
+@click.option(
+    "--node/--no-node", default=None, help="Whether to look at this machine too  [default: where a kubelet is]"
+)
+@click.option("--nodename", metavar="NAME", help="Its Node  [default: as its agent says, $NODE_NAME, the host's name]")
+@click.option("--run-dir", type=click.Path(path_type=Path), default=Places().run, show_default=True, help=_AS_AGENT)
+@click.option("--dbfile", type=click.Path(path_type=Path), default=Places().database, show_default=True, help=_AS_AGENT)
+@click.option(
+    "--kubelet-dir", type=click.Path(path_type=Path), default=Places().kubelet, show_default=True, help=_AS_AGENT
+)
+@click.option("--cdi-dir", type=click.Path(path_type=Path), default=Places().cdi, show_default=True, help=_AS_AGENT)
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@kubectl_options
+@click.pass_context
+def doctor(
+    context: click.Context,
+    namespace: str,
+    lease_namespace: str | None,
+    lease_name: str,
+    rules: str,
+    node: bool | None,
+    nodename: str | None,
+    run_dir: Path,
+    dbfile: Path,
+    kubelet_dir: Path,
+    cdi_dir: Path,
+    output: str,
+    kubectl: Kubectl,
+) -> None:
+    """Look for what is wrong with aliquot on a cluster, and say what to do.
+
+    On a node, as root or in the agent's container, the agent and all that it stands on is looked at too. Nothing is
+    changed: Pods are tried with --dry-run=server. Exit code 0 when nothing is wrong, 1 with findings, 2 when neither
+    the cluster nor a node can be seen.
+    """
+    here = os.path.isdir(kubelet_dir / "device-plugins") if node is None else node
+    places = Places(run_dir, dbfile, kubelet_dir, cdi_dir) if here else None
+    cluster = _Cluster(kubectl, namespace, lease_namespace or usual().namespace, lease_name, lease_namespace is None)
+    findings = grouped(_diagnosed(cluster, rules, places, nodename))
+    wrong = sum(each.level in (Level.FINDING, Level.UNKNOWN) for each in findings)
+    if output == "json":
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode([_entry(each) for each in findings]), indent=2).decode())
+    else:
+        for line in lines_of(findings):
+            click.echo(printable(line))
+        click.echo(f"\n{wrong} finding{'s' * (wrong != 1)}" if wrong else "\nnothing is wrong")
+    context.exit(1 if wrong else 0)
+
+
+def _diagnosed(cluster: _Cluster, rules: str, places: Places | None, node_name: str | None) -> Iterator[Finding]:
+    """Of the cluster, and of the node we are on where `places` says where to look."""
+    unseen: KubectlError | None = None
+    try:
+        version = cluster.kubectl.get("/version")  # the one thing that everybody may read
+        cluster.findings.append(ok("api", f"Kubernetes {part(version, 'gitVersion')} answers"))
+        yield from cluster.findings
+        cluster.place = find_scheduler(cluster.kubectl)
+        if cluster.guessed:
+            cluster.lease_namespace = cluster.place.namespace
+        yield from _examine(cluster, rules)
+    except KubectlError as error:
+        if places is None:
+            raise InputError(str(error)) from error
+        unseen = error
+    if places is not None:
+        from aliquot.services.doctor.site import look
+
+        yield from _of_node(look(places, node_name), cluster.kubectl, unseen, rules)
+
+
+# --- asking --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Cluster:
+    """What there is to ask, and what was found out by asking."""
+
+    kubectl: Kubectl
+    namespace: str
+    lease_namespace: str
+    lease_name: str
+    guessed: bool = False  # where the Lease is: to be looked for once the cluster answers
+    place: Place = field(default_factory=usual)
+    findings: list[Finding] = field(default_factory=list)
+
+    def lease(self) -> Json | None:
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{self.lease_namespace}/leases/{self.lease_name}"
+        return self._one("scheduler", path)
+
+    def workloads(self) -> list[Json]:
+        """Deployments and DaemonSets with our label; none where it was put there in another way, or may not be seen."""
+        from aliquot.dialects.wire.deployment import SELECTOR
+
+        found: list[Json] = []
+        for path, kind in (("deployments", "Deployment"), ("daemonsets", "DaemonSet")):
+            with contextlib.suppress(KubectlError):
+                found += self.kubectl.items(f"/apis/apps/v1/{path}", kind, labelSelector=SELECTOR)
+        return found
+
+    def webhook(self) -> Json | None:
+        from aliquot.dialects.wire.webhooks import CONFIGURATION, CONFIGURATIONS_PATH
+
+        return self._one("webhook", f"{CONFIGURATIONS_PATH}/{CONFIGURATION}")
+
+    def authority(self) -> str | None:
+        """The certificate that signs the webhook's; Secrets are seldom readable, and the trials tell as much."""
+        from aliquot.dialects.wire.webhooks import CA_CERTIFICATES, SECRET, secrets_path
+
+        try:
+            secret = self.kubectl.get(f"{secrets_path(self.lease_namespace)}/{SECRET}")
+        except KubectlError:
+            return None
+        told = part(secret, "data", CA_CERTIFICATES)
+        return told if isinstance(told, str) else None
+
+    def trial(self, pod: Json) -> Probe:
+        """What the API server would make of the Pod."""
+        import msgspec
+
+        from aliquot.services.doctor.scheduler import Probe
+
+        words = ("create", "--dry-run=server", "--output=json", f"--namespace={self.namespace}", "--filename", "-")
+        try:
+            answer = msgspec.json.decode(self.kubectl.run(*words, stdin=msgspec.json.encode(pod)))
+        except KubectlError as error:
+            return Probe(None, error.said)
+        except msgspec.DecodeError as error:
+            return Probe(None, f"what kubectl printed is no JSON ({error})")
+        return Probe(answer if isinstance(answer, dict) else None, None)
+
+    def _one(self, check: str, path: str) -> Json | None:
+        """One object; an empty one where we may not look, None where it is not there."""
+
+        def ask() -> Json | None:
+            try:
+                got = self.kubectl.get(path)
+            except KubectlError as error:
+                if error.trouble is Trouble.NOT_FOUND:
+                    return None
+                raise
+            return got if isinstance(got, dict) else None
+
+        before = len(self.findings)
+        found = self.allowed(check, ask, path)
+        return {} if len(self.findings) > before else found
+
+    def allowed(self, check: str, ask: Callable[[], _T], what: str) -> _T | None:
+        """What was asked for, or None and one more finding."""
+        try:
+            return ask()
+        except KubectlError as error:
+            self.findings.append(Finding(check, Level.UNKNOWN, (what,), error.said, error.advice or None))
+            return None
+
+
+def _examine(cluster: _Cluster, qgpu_rules: str) -> Iterator[Finding]:
+    from aliquot import dialects
+    from aliquot.services.doctor.install import installation_findings
+    from aliquot.services.doctor.scheduler import (
+        Probe,
+        broken_pod,
+        call_findings,
+        exclusive_pod,
+        lease_findings,
+        webhook_findings,
+    )
+
+    now = datetime.now(UTC)
+    kubectl = cluster.kubectl
+    nodes = cluster.allowed("nodes", kubectl.nodes, "nodes")
+    pods = cluster.allowed("pods", kubectl.pods, "pods")
+    sick = cluster.allowed("cards", lambda: kubectl.items(CONFIG_MAPS, "ConfigMap"), CONFIG_MAPS)
+    unit = dialects.guess_gpushare_unit(nodes or [])
+    rules = dialects.Rules(dialects.QgpuRules(qgpu_rules), unit, cluster.place.served)
+    lease, webhook = cluster.lease(), cluster.webhook()
+    yield from cluster.findings[1:]  # what we were not let see
+    cluster.findings[1:] = []
+    yield from installation_findings(cluster.workloads(), pods or [], nodes or [], aliquot.__version__)
+    if lease != {}:
+        yield from lease_findings(lease, f"{cluster.lease_namespace}/{cluster.lease_name}", now)
+    yield from call_findings(lease, pods or [], rules, now)
+    if webhook != {}:
+        there = webhook is not None
+        pods_tried = (broken_pod(rules.served), exclusive_pod())
+        trials = [cluster.trial(pod) if there else Probe(None, None) for pod in pods_tried]
+        yield from webhook_findings(webhook, cluster.authority() if there else None, *trials, served=rules.served)
+    if nodes is not None:
+        yield from _of_objects(nodes, pods, sick or [], rules, now)
+
+
+def _of_objects(
+    nodes: list[Json], pods: list[Json] | None, sick: list[Json], rules: Any, now: datetime
+) -> Iterator[Finding]:
+    from aliquot import dialects
+    from aliquot.model.refusal import Invalid
+    from aliquot.services.doctor.nodes import node_findings
+    from aliquot.services.doctor.pods import pod_findings, waiting_findings
+    from aliquot.services.explain.overview import look
+
+    taken_out: dict[str, frozenset[int]] = {}
+    for obj in sick:
+        told = dialects.parse_unhealthy(obj)
+        if isinstance(told, Invalid):
+            name = str(part(obj, "metadata", "name"))
+            what = f"is not heeded: {told.sentence()}"
+            yield Finding("cards", Level.FINDING, (name,), what, f"kubectl edit configmap {name} -n kube-system")
+        elif told is not None:
+            taken_out[told[0]] = told[1]
+    yield from node_findings(nodes, taken_out, rules)
+    if pods is None:
+        return
+    seen = look([*nodes, *pods, *sick], rules)
+    known = {name: node for name in seen.snapshot.nodes if (node := seen.snapshot.board.node(name)) is not None}
+    yield from pod_findings(pods, known, rules, now)
+    yield from waiting_findings(seen)
+
+
+# --- the node we are on --------------------------------------------------------------------------------------------
+
+
+def _of_node(site: Site, kubectl: Kubectl, unseen: KubectlError | None, qgpu_rules: str) -> Iterator[Finding]:
+    """`unseen`: why the cluster was not looked at; then what is told of all nodes and Pods is told of this one's."""
+    from aliquot import dialects
+    from aliquot.services.doctor.agent import agent_findings, bystander
+    from aliquot.services.doctor.holdings import holding_findings, living
+    from aliquot.services.doctor.site import settled
+
+    node, pods, about_api = _node_objects(site.node_name, kubectl, unseen)
+    yield from about_api
+    unit = dialects.guess_gpushare_unit([node] if node else [])
+    rules = dialects.Rules(dialects.QgpuRules(qgpu_rules), unit, _served(site))
+    if bystander(site, node, rules):
+        what = "no agent runs here, and the labels ask for none: of this machine nothing was looked at"
+        yield Finding("agent", Level.NOTE, (site.node_name,), what, "--no-node leaves this line out")
+        return
+    yield from agent_findings(site, node, rules)
+    if node is None:
+        return
+    if unseen is not None:
+        yield from _of_objects([node], pods, [], rules, datetime.now(UTC))
+    yield from holding_findings(settled(site, frozenset(living(pods))), node, pods, rules.whole)
+
+
+def _served(site: Site) -> frozenset[str]:
+    """The dialects that the agent says it serves; all where it does not say."""
+    from aliquot.dialects import DIALECTS
+
+    told = part(site.agent, "daemon", "dialects")
+    return frozenset(each for each in told if each in DIALECTS) if isinstance(told, list) else frozenset(DIALECTS)
+
+
+def _node_objects(
+    name: str, kubectl: Kubectl, unseen: KubectlError | None
+) -> tuple[Json | None, list[Json], list[Finding]]:
+    """The Node and its Pods, by kubectl or, where there is none, by the account of the Pod we are in."""
+    from aliquot.services.doctor.site import OwnAccountError, own_objects
+
+    try:
+        if unseen is None:
+            return kubectl.nodes(name)[0], kubectl.pods(name), []
+        if unseen.trouble is not Trouble.NO_KUBECTL:
+            raise unseen
+        node, pods = own_objects(name)
+        what = f"{unseen.said}: only this node was looked at"
+        return node, pods, [Finding("api", Level.NOTE, (name,), what, "run it where kubectl works, for the rest")]
+    except KubectlError as error:
+        said, advice = error.said, error.advice
+    except OwnAccountError as error:
+        said, advice = str(error), "name the cluster in KUBECONFIG, or install kubectl"
+    what = f"{said}; so what Pods should have is not known"
+    fix = advice or "tell which Node this machine is: --nodename, of those that kubectl get nodes shows"
+    return None, [], [Finding("api", Level.UNKNOWN, (f"Node {name}",), what, fix)]
+
+
+# --- telling -------------------------------------------------------------------------------------------------------
+
+
+def lines_of(findings: list[Finding]) -> Iterator[str]:
+    marks = {Level.OK: "ok     ", Level.NOTE: "note   ", Level.FINDING: "FINDING", Level.UNKNOWN: "FINDING"}
+    for each in findings:
+        cannot = "cannot look: " if each.level is Level.UNKNOWN else ""
+        about = f"{each.whom}: " if each.about else ""
+        yield f"{marks[each.level]}  {each.check.ljust(_WIDEST)}  {about}{cannot}{each.what}"
+        if each.advice and each.level is not Level.OK:
+            yield f"{' ' * 9}{' ' * _WIDEST}  -> {each.advice}"
+
+
+def _entry(finding: Finding) -> Json:
+    return {
+        "check": finding.check,
+        "level": finding.level.value,
+        "about": list(finding.about),
+        "what": finding.what,
+        "fix": finding.advice,
+    }

@@ -1,0 +1,285 @@
+"""`aliquot explain`: where Pods would go on a cluster, or every reason why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aliquot.adapters.kubernetes.kubectl import Kubectl
+from aliquot.cli.errors import InputError
+from aliquot.cli.kubectloptions import kubectl_options, reach
+from aliquot.cli.tables import printable
+from aliquot.placement import POLICY_NAMES
+
+if TYPE_CHECKING:
+    from aliquot.cli.manifests import Manifest
+    from aliquot.model.grant import Grant, Share
+    from aliquot.services.explain.snapshot import Note, Verdict
+
+_MOST_NAMES = 3  # of a note; five thousand nodes may all need the same assumption
+_WIDEST_NAME = 60
+_NO_NODES = "kubectl get nodes,pods -A -o yaml prints"
+
+
+@click.command()
+@click.argument("pod", required=False)
+@click.option("-f", "--filename", type=click.Path(path_type=Path), help="PODS.yaml; - reads from stdin")
+@click.option(
+    "--cluster",
+    type=click.Path(path_type=Path),
+    help="CLUSTER.yaml, as `kubectl get nodes,pods -A -o yaml` prints it (-o json is read faster)",
+)
+@click.option("-n", "--namespace", help="Of POD  [default: the one kubectl uses]")
+@click.option("--priority", type=click.Choice(POLICY_NAMES), default="binpack", show_default=True)
+@click.option(
+    "--rules", type=click.Choice(["seed", "2026"]), default="seed", show_default=True, help="Whose rules hold for qGPU"
+)
+@click.option(
+    "--memory-unit",
+    type=click.Choice(["auto", "GiB", "MiB"]),
+    default="auto",
+    show_default=True,
+    help="The unit of aliyun.com/gpu-mem; auto goes by what the nodes advertise",
+)
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@kubectl_options
+@click.pass_context
+def explain(
+    context: click.Context,
+    pod: str | None,
+    filename: Path | None,
+    cluster: Path | None,
+    namespace: str | None,
+    kubectl: Kubectl,
+    priority: str,
+    rules: str,
+    memory_unit: str,
+    output: str,
+) -> None:
+    """Where Pods would go on a cluster, or every reason why not.
+
+    POD is one that is on the cluster. The Pods of PODS.yaml (Deployments, StatefulSets and Jobs count as their
+    replicas) are taken in order, each booked before the next. The cluster is the one kubectl talks to, or CLUSTER.yaml.
+    Nothing is changed anywhere. What had to be assumed about the cluster is noted on stderr. Exit code 0 when all fit,
+    1 when some do not, 2 when the input cannot be read.
+
+    \b
+    aliquot explain my-pod -n team
+    aliquot explain -f pods.yaml
+    kubectl get nodes,pods -A -o json > cluster.json
+    aliquot explain -f pods.yaml --cluster cluster.json
+    """
+    from aliquot import dialects
+    from aliquot.dialects import MemoryUnit, QgpuRules, Rules
+    from aliquot.services.explain.snapshot import pod_key, take_snapshot
+
+    pods, objects = _given(pod, namespace, filename, cluster, kubectl)
+    nodes = [obj for obj in objects if obj.get("kind") == "Node"]
+    if not nodes:
+        raise InputError(
+            f"{_NO_NODES} none" if cluster is None else f"{cluster}:1:1: has no Node in it: {_NO_NODES} some"
+        )
+    unit = dialects.guess_gpushare_unit(nodes) if memory_unit == "auto" else MemoryUnit(memory_unit)
+    snapshot = take_snapshot(objects, policy=priority, rules=Rules(QgpuRules(rules), unit))
+    for line in _noted(snapshot.notes):
+        click.echo(f"note: {printable(line)}", err=True)
+    # One by one, and each written before the next: the reasons of 200 Pods on 5,000 nodes are more than memory holds.
+    verdicts = (snapshot.place(pod, why_not_elsewhere=output == "json") for pod in pods)
+    if output == "json":
+        all_fit = _write_json(verdicts)
+    else:
+        widths = [max((len(name) for name in names), default=0) for names in (map(pod_key, pods), snapshot.nodes)]
+        all_fit = _write_table(verdicts, nodes=len(nodes), widths=widths)
+    context.exit(0 if all_fit else 1)
+
+
+def _given(
+    pod: str | None, namespace: str | None, filename: Path | None, cluster: Path | None, kubectl: Kubectl
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The Pods to place, and what the cluster shows."""
+    from aliquot.cli.cluster.objects import cluster_objects
+    from aliquot.cli.manifests import read_manifests
+
+    if (pod is None) == (filename is None):
+        raise click.UsageError("either POD or -f PODS.yaml is wanted")
+    if str(filename) == str(cluster) == "-":
+        raise InputError("-f and --cluster cannot both be read from stdin")
+    pods = [] if filename is None else _pods(filename, read_manifests(filename))
+    objects = (
+        reach(lambda: cluster_objects(kubectl)) if cluster is None else [each.value for each in read_manifests(cluster)]
+    )
+    if pod is not None:
+        where = namespace or ("default" if cluster is not None else reach(kubectl.namespace))
+        pods = [_named(pod, where, objects)]
+    return pods, objects
+
+
+def _named(name: str, namespace: str, objects: list[dict[str, Any]]) -> dict[str, Any]:
+    from aliquot.services.explain.snapshot import pod_key
+
+    for obj in objects:
+        if obj.get("kind") == "Pod" and pod_key(obj) == f"{namespace}/{name}":
+            return obj
+    raise InputError(f"{namespace}/{name} is not there: -n names another namespace; kubectl get pods -A lists them all")
+
+
+def _pods(path: Path, manifests: list[Manifest]) -> list[dict[str, Any]]:
+    from aliquot.dialects import kube
+    from aliquot.model.refusal import Invalid
+
+    found: list[dict[str, Any]] = []
+    for manifest in manifests:
+        made = kube.expand(manifest.value)
+        if isinstance(made, Invalid):
+            raise manifest.error(made.sentence())
+        found += made
+    kinds = sorted({str(manifest.value["kind"]) for manifest in manifests})
+    # A workload may well make no Pod, with "replicas: 0": such a file is read, and all of its no Pods fit.
+    if not found and not any(kind in kube.WORKLOADS for kind in kinds):
+        only = f", only {', '.join(kinds)}" if kinds else ""
+        raise InputError(f"{path}:1:1: has no Pod in it{only}: a Pod, Deployment, StatefulSet or Job is wanted")
+    return found
+
+
+def _noted(notes: Iterable[Note]) -> Iterator[str]:
+    """Each text once, with whom it is about."""
+    about: dict[str, list[str]] = {}
+    for note in notes:
+        about.setdefault(note.text, []).append(note.about)
+    for text, names in about.items():
+        more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
+        yield f"{', '.join(names[:_MOST_NAMES])}{more}: {text}"
+
+
+# --- as JSON -----------------------------------------------------------------------------------------------------
+
+
+def _write_json(verdicts: Iterable[Verdict]) -> bool:
+    """A list, one entry per Pod. Whether all fit."""
+    import msgspec
+
+    fits, before = True, "["
+    told: tuple[object, msgspec.Raw] = (None, msgspec.Raw(b"[]"))
+    for verdict in verdicts:
+        if told[0] is not verdict.refusals:  # replicas that do not fit share theirs
+            told = (verdict.refusals, msgspec.Raw(msgspec.json.encode(_refusals(verdict))))
+        entry = msgspec.json.format(msgspec.json.encode({**_entry(verdict), "refusals": told[1]}), indent=2)
+        click.echo(f"{before}\n  " + entry.decode().replace("\n", "\n  "), nl=False)
+        if verdict.remark:
+            click.echo(f"note: {printable(verdict.pod)}: {verdict.remark}", err=True)
+        fits, before = fits and verdict.fits, ","
+    click.echo("\n]" if before == "," else "[]")
+    return fits
+
+
+def _entry(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "pod": verdict.pod,
+        "fits": verdict.fits,
+        "node": verdict.grant.node if verdict.grant else None,
+        "containers": _containers(verdict.grant) if verdict.grant else {},
+        "error": "; ".join(broken.sentence() for broken in verdict.broken) or None,
+    }
+
+
+def _containers(grant: Grant) -> dict[str, list[dict[str, Any]]]:
+    return {container.name: [_share(share) for share in container.shares] for container in grant.containers}
+
+
+def _share(share: Share) -> dict[str, Any]:
+    from aliquot.wording.refusals import in_units
+
+    core = 1000 if share.exclusive else share.core_milli
+    return {"card": share.card, "memory_gib": in_units(share.memory_mib, 1024), "core": in_units(core, 10)}
+
+
+def _refusals(verdict: Verdict) -> list[dict[str, Any]]:
+    from aliquot.wording.refusals import amounts
+
+    entries = []
+    for refusal in verdict.refusals:
+        wanted, had = amounts(refusal, verdict.claim)
+        entries.append(
+            {
+                "node": refusal.node,
+                "card": refusal.card,
+                "reason": str(refusal.reason),
+                "wanted": wanted,
+                "had": had,
+                "never": refusal.never,
+            }
+        )
+    return entries
+
+
+# --- for people --------------------------------------------------------------------------------------------------
+
+
+def _write_table(verdicts: Iterable[Verdict], *, nodes: int, widths: list[int]) -> bool:
+    """A line for each Pod that fits, a paragraph for each that does not, alike ones together. Whether all fit."""
+    ours = fits = others = 0
+    alike: list[Verdict] = []
+    for verdict in verdicts:
+        if alike and not _alike(alike[-1], verdict):
+            _echo(_paragraph(alike, nodes, widths))
+            alike = []
+        alike.append(verdict)
+        ours, fits, others = ours + verdict.ours, fits + (verdict.ours and verdict.fits), others + (not verdict.ours)
+    if alike:
+        _echo(_paragraph(alike, nodes, widths))
+    sum_of_it = "no Pods of ours" if not ours else f"all {ours:,} fit" if fits == ours else f"{fits:,} of {ours:,} fit"
+    tail = f"; {others:,} {'are' if others > 1 else 'is'} not ours" if others else ""
+    click.echo(f"\n{sum_of_it}{tail}")
+    return fits == ours
+
+
+def _echo(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(printable(line))
+
+
+def _alike(one: Verdict, other: Verdict) -> bool:
+    """Whether both do not fit, for the same reasons: replicas, as a rule."""
+    return not one.fits and not other.fits and one.broken == other.broken and one.refusals is other.refusals
+
+
+def _paragraph(alike: list[Verdict], nodes: int, widths: list[int]) -> Iterator[str]:
+    from aliquot.wording.refusals import why_not
+
+    verdict, many = alike[0], len(alike) > 1
+    name = f"{verdict.pod} ... {alike[-1].pod} ({len(alike):,} Pods)" if many else verdict.pod
+    name = name.ljust(min(widths[0], _WIDEST_NAME))
+    remark = f"  ({verdict.remark})" if verdict.remark else ""
+    if verdict.grant is not None:
+        yield f"{name}  {verdict.grant.node.ljust(widths[1])}  {_cards(verdict.grant)}{remark}"
+    elif verdict.broken:
+        yield f"{name}  {'are' if many else 'is'} not allowed"
+        yield from (f"    {broken.sentence()}" for broken in verdict.broken)
+    elif verdict.claim is None:
+        yield f"{name}  -{remark}"
+    else:
+        yield f"{name}  {'fit' if many else 'fits'} none of {nodes:,} node{'s' * (nodes > 1)}"
+        yield from why_not(verdict.refusals, verdict.claim)
+
+
+def _cards(grant: Grant) -> str:
+    from aliquot.wording.refusals import in_units
+
+    parts = []
+    for container in grant.containers:
+        shares = []
+        for share in container.shares:
+            entry = _share(share)
+            amounts = [f"{entry['memory_gib']} GiB"]
+            if share.exclusive:
+                amounts.append("whole")
+            elif entry["core"] is not None:
+                amounts.append(f"{entry['core']}%")
+            if share.greedy_milli is not None:
+                amounts.append(f"greedy {in_units(share.greedy_milli, 10)}%")
+            shares.append(f"GPU {share.card} ({', '.join(amounts)})")
+        parts.append(f"{container.name}: {' + '.join(shares)}")
+    return "; ".join(parts)

@@ -1,0 +1,387 @@
+"""`kubectl aliquot`: every node's cards, who is on them and who waits, whatever dialect they speak."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aliquot.adapters.kubernetes.kubectl import Kubectl
+from aliquot.cli.cluster.objects import cluster_objects
+from aliquot.cli.errors import InputError, run_and_exit
+from aliquot.cli.kubectloptions import kubectl_options, reach
+from aliquot.cli.tables import printable, table
+
+if TYPE_CHECKING:
+    from aliquot.model.claim import Usage
+    from aliquot.services.explain.overview import CardStanding, NodeStanding, Overview, PodStanding
+
+Json = dict[str, Any]
+
+_MANY = 40  # nodes; with more, alike ones are summed up
+_MOST_WAITING = 10  # shown beside the nodes
+_MOST_TROUBLED = 10
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.argument("node", required=False)
+@click.option("-d", "--detail", is_flag=True, help="Every card and every Pod")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "wide", "json"]),
+    default="table",
+    show_default=True,
+    help="wide: a line per node however many there are, with its cards",
+)
+@click.option("--pending", is_flag=True, help="Only the Pods that wait, each with its reason")
+@click.option("-n", "--namespace", hidden=True, expose_value=False)  # cards are nobody's in particular
+@kubectl_options
+def aliquot(node: str | None, detail: bool, output: str, pending: bool, kubectl: Kubectl) -> None:
+    """Show the cluster's GPUs: what nodes offer and hold, who is on them, and who waits and why.
+
+    \b
+    kubectl aliquot               all nodes; alike ones summed up when there are many
+    kubectl aliquot NODE -d       one node: its cards and its Pods
+    kubectl aliquot --pending     who waits, and why
+    kubectl aliquot explain POD   every reason why a Pod does not fit
+    kubectl aliquot doctor        what is wrong with the installation
+    kubectl aliquot dashboard     the same in a browser, live
+    """
+    seen = overview(kubectl)
+    if node is not None and node not in [each.name for each in seen.nodes]:
+        raise InputError(f"{node} is not a node with GPUs of ours: kubectl aliquot -o wide lists them")
+    nodes = [each for each in seen.nodes if node in (None, each.name)]
+    if output == "json":
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(as_json(seen, nodes, pending)), indent=2).decode())
+        return
+    lines: Iterable[str]
+    if pending:
+        lines = waiting_lines(seen, None)
+    elif detail:
+        lines = details(nodes)
+    else:
+        lines = tables(seen, nodes, wide=output == "wide" or node is not None, alone=node is not None)
+    for block in lines:
+        for line in block.split("\n"):
+            click.echo(printable(line))
+
+
+def main() -> None:
+    """Entry point of the plugin, which kubectl finds by its name, kubectl-aliquot."""
+    first = sys.argv[1:2]
+    if first == ["explain"]:
+        from aliquot.cli.cluster.explain import explain
+
+        run_and_exit(explain, "kubectl aliquot explain", sys.argv[2:])
+    if first == ["doctor"]:
+        from aliquot.cli.cluster.doctor import doctor
+
+        run_and_exit(doctor, "kubectl aliquot doctor", sys.argv[2:])
+    if first == ["dashboard"]:
+        from aliquot.cli.dashboard import dashboard
+
+        run_and_exit(dashboard, "kubectl aliquot dashboard", ["--cluster", *sys.argv[2:]])
+    run_and_exit(aliquot, "kubectl aliquot")
+
+
+def overview(kubectl: Kubectl) -> Overview:
+    """The cluster as it stands. Ends the command where it cannot be seen."""
+    from aliquot import dialects
+    from aliquot.services.explain.overview import look
+
+    objects = reach(lambda: cluster_objects(kubectl))
+    rules = dialects.Rules(gpushare_unit=dialects.guess_gpushare_unit(each for each in objects if _is_node(each)))
+    return look(objects, rules)
+
+
+def _is_node(obj: Json) -> bool:
+    return obj.get("kind") == "Node"
+
+
+# --- for people ------------------------------------------------------------------------------------------------------
+
+
+def tables(seen: Overview, nodes: Sequence[NodeStanding], *, wide: bool, alone: bool) -> Iterator[str]:
+    """The nodes, alike ones summed up when there are many; then those who wait."""
+    if not nodes:
+        yield "no node has GPUs of ours: `aliquot doctor` tells what nodes lack"
+    elif wide or len(nodes) <= _MANY:
+        yield _per_node(nodes, wide)
+        if len(nodes) > 1:
+            yield ""
+            yield _in_all(nodes)
+    else:
+        yield _per_kind(nodes)
+        yield ""
+        yield _in_all(nodes)
+        yield from _troubled(nodes)
+        yield "-o wide shows every node, NODE -d one of them with its Pods"
+    if seen.waiting and not alone:
+        yield ""
+        yield from waiting_lines(seen, _MOST_WAITING)
+
+
+def _per_node(nodes: Sequence[NodeStanding], wide: bool) -> str:
+    head = ["NODE", "OFFERS", "POLICY", "GPU", "MEMORY (GiB)", "CORE", "PODS", "ONLINE", "OFFLINE"]
+    head += ["CARDS (GiB)"] if wide else []
+    rows = [
+        [
+            each.name,
+            ",".join(each.offers) or "-",
+            "-" if each.node is None else each.node.isolation.value,
+            str(len(each.cards)),
+            *_used([each]),
+            *_people([each]),
+            *([" ".join(_card(card) for card in each.cards) or "-"] if wide else []),
+            ", ".join(_state(each)),
+        ]
+        for each in nodes
+    ]
+    return table([*head, "STATE"], rows, right=frozenset({3, 4, 5, 6, 7, 8}))
+
+
+def _per_kind(nodes: Sequence[NodeStanding]) -> str:
+    kinds: dict[tuple[str, ...], list[NodeStanding]] = {}
+    for each in nodes:
+        kinds.setdefault((",".join(each.offers) or "-", _policy(each), _hardware(each)), []).append(each)
+    head = ["NODES", "OFFERS", "POLICY", "GPU", "MEMORY (GiB)", "CORE (GPU)", "FREE GPU", "PODS", "ONLINE", "OFFLINE"]
+    rows = [
+        [
+            f"{len(alike):,}",
+            offers,
+            policy,
+            hardware,
+            *_used(alike, in_cards=True),
+            f"{sum(not card.used.slices and card.card.healthy for each in alike for card in each.cards):,}",
+            *_people(alike),
+        ]
+        for (offers, policy, hardware), alike in sorted(kinds.items(), key=lambda kind: (-len(kind[1]), kind[0]))
+    ]
+    return table(head, rows, right=frozenset({0, 4, 5, 6, 7, 8, 9}))
+
+
+def _policy(node: NodeStanding) -> str:
+    return "-" if node.node is None else node.node.isolation.value
+
+
+def _hardware(node: NodeStanding) -> str:
+    """Such as "8 x A30, 22 GiB"."""
+    from aliquot.wording.refusals import in_units
+
+    sizes = sorted({card.card.memory_mib for card in node.cards})
+    models = sorted({card.card.model for card in node.cards if card.card.model})
+    if not sizes:
+        return "-"
+    size = "-".join(str(in_units(each, 1024)) for each in (sizes[:1] if len(sizes) == 1 else (sizes[0], sizes[-1])))
+    return f"{len(node.cards)} x {'/'.join(models)}{', ' * bool(models)}{size} GiB"
+
+
+def _used(nodes: Sequence[NodeStanding], *, in_cards: bool = False) -> list[str]:
+    """Memory and compute, used of what there is; compute in percent of a card, or in cards."""
+    from aliquot.wording.refusals import in_units
+
+    cards = [card for each in nodes for card in each.cards]
+    used, total = sum(card.used.memory_mib for card in cards), sum(card.card.memory_mib for card in cards)
+    core = sum(1000 * bool(card.used.exclusive) or card.used.core_milli for card in cards)
+    of_all = f"{in_units(core, 1000):,}/{len(cards):,}" if in_cards else f"{in_units(core, 10)}/{100 * len(cards)}%"
+    return [f"{in_units(used, 1024):,}/{in_units(total, 1024):,}", of_all]
+
+
+def _people(nodes: Sequence[NodeStanding]) -> list[str]:
+    from aliquot.model.claim import AppClass
+
+    classes = [sum(each.count(kind) for each in nodes) for kind in (AppClass.ONLINE, AppClass.OFFLINE)]
+    return [f"{count:,}" for count in (sum(len(each.pods) for each in nodes), *classes)]
+
+
+def _card(standing: CardStanding) -> str:
+    from aliquot.wording.refusals import in_units
+
+    used, total = (in_units(each, 1024) for each in (standing.used.memory_mib, standing.card.memory_mib))
+    marks = "!" * (not standing.card.healthy) + "*" * bool(standing.used.exclusive)
+    return f"{standing.card.index}:{used}/{total}{marks}"
+
+
+def _state(node: NodeStanding) -> list[str]:
+    sick = [str(card.card.index) for card in node.cards if not card.card.healthy]
+    return [*node.trouble, *([f"sick: GPU {', '.join(sick)}"] if sick else [])]
+
+
+def _in_all(nodes: Sequence[NodeStanding]) -> str:
+    memory, core = _used(nodes, in_cards=True)
+    pods, online, offline = _people(nodes)
+    return (
+        f"{len(nodes):,} node{'s' * (len(nodes) != 1)}, {sum(len(each.cards) for each in nodes):,} GPUs:"
+        f" memory {memory} GiB, core {core} GPUs, {pods} Pod{'s' * (pods != '1')} ({online} online, {offline} offline)"
+    )
+
+
+def _troubled(nodes: Sequence[NodeStanding]) -> Iterator[str]:
+    troubled = [(each.name, _state(each)) for each in nodes if _state(each)]
+    if not troubled:
+        return
+    yield f"{len(troubled):,} node{'s' * (len(troubled) > 1)} with trouble:"
+    yield from (f"  {name}  {', '.join(state)}" for name, state in troubled[:_MOST_TROUBLED])
+    if len(troubled) > _MOST_TROUBLED:
+        yield f"  and {len(troubled) - _MOST_TROUBLED:,} more"
+
+
+def details(nodes: Sequence[NodeStanding]) -> Iterator[str]:
+    """A block per node: its cards, then its Pods."""
+    from aliquot.wording.refusals import in_units
+
+    for number, node in enumerate(nodes):
+        if number:
+            yield ""
+        offers = ", ".join(node.offers) or "offers nothing"
+        yield "  ".join([node.name, offers, _policy(node), *_state(node)])
+        yield from (f"  note: {note}" for note in (node.node.notes if node.node else ()))
+        cards = [
+            [
+                str(each.card.index),
+                each.card.model or "-",
+                f"{in_units(each.used.memory_mib, 1024)}/{in_units(each.card.memory_mib, 1024)}",
+                "whole" if each.used.exclusive else f"{in_units(each.used.core_milli, 10)}/100%",
+                f"{in_units(each.used.greedy_milli, 10)}%" if each.used.greedy_milli else "-",
+                str(each.used.slices) + (f"/{each.card.max_slices}" if each.card.max_slices is not None else ""),
+                "ok" if each.card.healthy else "sick",
+            ]
+            for each in node.cards
+        ]
+        head = ["GPU", "MODEL", "MEMORY (GiB)", "CORE", "GREEDY", "SHARED BY", "STATE"]
+        if cards:
+            yield from _indented(table(head, cards, right=frozenset({2, 3, 4, 5})))
+        if node.pods:
+            yield ""
+            rows = [_pod_row(pod) for pod in sorted(node.pods, key=lambda pod: (sorted(pod.grant.usage()), pod.key))]
+            yield from _indented(table(["POD", "CLASS", "DIALECT", "GPU", "MEMORY (GiB)", "CORE", ""], rows))
+
+
+def _indented(text: str) -> Iterator[str]:
+    yield from (f"  {line}" for line in text.splitlines())
+
+
+def _pod_row(pod: PodStanding) -> list[str]:
+    usage = pod.grant.usage()
+    remarks = ["the whole node"] * pod.grant.whole_node + ["a guess: no annotation tells its cards"] * pod.guessed
+    return [
+        pod.key,
+        pod.claim.app_class.value,
+        pod.claim.dialect,
+        ",".join(map(str, usage)) or "-",
+        _each([_gib(use) for use in usage.values()]),
+        _each([_core(use) for use in usage.values()]),
+        ", ".join(remarks),
+    ]
+
+
+def _gib(use: Usage) -> str:
+    from aliquot.wording.refusals import in_units
+
+    return str(in_units(use.memory_mib, 1024))
+
+
+def _core(use: Usage) -> str:
+    from aliquot.wording.refusals import in_units
+
+    if use.exclusive:
+        return "whole"
+    if use.greedy_milli:
+        return f"greedy {in_units(use.greedy_milli, 10)}%"
+    return f"{in_units(use.core_milli, 10)}%" if use.core_milli else "-"
+
+
+def _each(amounts: list[str]) -> str:
+    """The amounts on each card; once, where they are all the same."""
+    if not amounts:
+        return "-"
+    if len(set(amounts)) == 1:
+        return amounts[0] if len(amounts) == 1 or amounts[0] in ("whole", "-") else f"{len(amounts)} x {amounts[0]}"
+    return " + ".join(amounts)
+
+
+def waiting_lines(seen: Overview, most: int | None) -> Iterator[str]:
+    """Who waits, oldest first, those with the same reason together."""
+    from aliquot.services.explain.snapshot import pod_key
+
+    if not seen.waiting:
+        yield "no Pod of ours waits"
+        return
+    count = len(seen.waiting)
+    yield f"{count:,} Pod{'s wait' if count > 1 else ' waits'}:"
+    alike: dict[str, list[str]] = {}
+    asked = 0
+    for pod in seen.waiting:
+        alike.setdefault(seen.why_waits(pod), []).append(pod_key(pod))
+        asked += 1
+        if most is not None and len(alike) >= most:
+            break
+    for sentence, keys in alike.items():
+        more = f" ... {keys[-1]} ({len(keys):,} Pods)" if len(keys) > 1 else ""
+        yield f"  {keys[0]}{more}"
+        yield f"    {sentence}"
+    if asked < count:
+        yield f"  and {count - asked:,} more: --pending shows them all"
+
+
+# --- for programs ----------------------------------------------------------------------------------------------------
+
+
+def as_json(seen: Overview, nodes: Iterable[NodeStanding], pending: bool) -> Json:
+    """All of it, with amounts in GiB and percent as `explain -o json` has them."""
+    from aliquot.services.explain.overview import created
+    from aliquot.services.explain.snapshot import pod_key
+
+    waiting = [{"pod": pod_key(pod), "created": created(pod), "reason": seen.why_waits(pod)} for pod in seen.waiting]
+    return {"pending": waiting} if pending else {"nodes": [_node_json(each) for each in nodes], "pending": waiting}
+
+
+def _node_json(node: NodeStanding) -> Json:
+    from aliquot.wording.refusals import in_units
+
+    return {
+        "name": node.name,
+        "offers": list(node.offers),
+        "policy": None if node.node is None else node.node.isolation.value,
+        "trouble": list(node.trouble),
+        "notes": [] if node.node is None else list(node.node.notes),
+        "cards": [
+            {
+                "index": each.card.index,
+                "uuid": each.card.uuid,
+                "model": each.card.model,
+                "healthy": each.card.healthy,
+                "memory_gib": in_units(each.card.memory_mib, 1024),
+                "memory_used_gib": in_units(each.used.memory_mib, 1024),
+                "core_used": in_units(1000 if each.used.exclusive else each.used.core_milli, 10),
+                "greedy_used": in_units(each.used.greedy_milli, 10),
+                "shared_by": each.used.slices,
+                "exclusive": bool(each.used.exclusive),
+            }
+            for each in node.cards
+        ],
+        "pods": [
+            {
+                "pod": each.key,
+                "class": each.claim.app_class.value,
+                "dialect": each.claim.dialect,
+                "whole_node": each.grant.whole_node,
+                "guessed": each.guessed,
+                "cards": [
+                    {
+                        "index": card,
+                        "memory_gib": in_units(use.memory_mib, 1024),
+                        "core": in_units(1000 if use.exclusive else use.core_milli, 10),
+                        "greedy": in_units(use.greedy_milli, 10),
+                    }
+                    for card, use in each.grant.usage().items()
+                ],
+            }
+            for each in node.pods
+        ],
+    }

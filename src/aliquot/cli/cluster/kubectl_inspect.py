@@ -1,0 +1,283 @@
+"""`kubectl inspect gpushare`: who holds how much memory of which card, laid out to the byte as the peer's plugin does.
+
+Scripts read that output, so it stays as it is, with the unit in its head line and trailing spaces where the peer has
+them. What is better than there: cards of unequal size are shown with their own size, a Pod on several cards has one
+line, nodes and Pods come in a fixed order, and Pods of the other dialects that sit on the same cards are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aliquot.adapters.kubernetes.kubectl import Kubectl, both
+from aliquot.cli.errors import run_and_exit
+from aliquot.cli.kubectloptions import kubectl_options, reach
+from aliquot.cli.tables import printable
+
+if TYPE_CHECKING:
+    from aliquot.dialects import Rules
+    from aliquot.model.claim import Claim
+    from aliquot.model.node import Node
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPod:
+    """A Pod on a node, and what it holds in the cluster's unit: by card, or pending where no card is told."""
+
+    namespace: str
+    name: str
+    cards: dict[int, int]
+    pending: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SharedNode:
+    """A node that shares its cards: what there is, in the cluster's unit, and who holds it."""
+
+    name: str
+    address: str
+    total: int
+    cards: tuple[int, ...]  # the size of each
+    pods: list[HeldPod] = field(default_factory=list)
+
+    @property
+    def pending(self) -> int | None:
+        """What is allocated on no card that is told; None where every Pod's cards are."""
+        waiting = [pod.pending for pod in self.pods if pod.pending]
+        return sum(waiting) if waiting else None
+
+    @property
+    def used(self) -> int:
+        """What is allocated of it."""
+        return sum(sum(pod.cards.values()) + pod.pending for pod in self.pods)
+
+    def used_of(self, card: int) -> int:
+        """What is allocated of one card."""
+        return sum(pod.cards.get(card, 0) for pod in self.pods)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("node", required=False)
+@click.option("-d", "details", is_flag=True, help="Every Pod, with what it holds of each card")
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="How to print it"
+)
+@click.option("-n", "--namespace", hidden=True, expose_value=False)  # cards are nobody's in particular
+@kubectl_options
+def inspect(node: str | None, details: bool, output: str, kubectl: Kubectl) -> None:
+    """Show how much GPU memory is allocated on the nodes that share it, or on NODE alone."""
+    nodes, pods = reach(lambda: both(kubectl, node))
+    shared, unit, notes = shared_nodes(nodes, pods)
+    for note in notes:
+        click.echo(f"note: {printable(note)}", err=True)
+    if output == "json":
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(as_json(shared)), indent=2).decode())
+    else:
+        click.echo(detailed(shared) if details else summary(shared, unit), nl=False)
+
+
+def main() -> None:
+    """Entry point of the plugin, which kubectl finds by its name, kubectl-inspect-gpushare."""
+    run_and_exit(inspect, "kubectl inspect gpushare")
+
+
+# --- what there is -------------------------------------------------------------------------------------------------
+
+
+def shared_nodes(nodes: Sequence[Json], pods: Iterable[Json]) -> tuple[list[SharedNode], str, list[str]]:
+    """The nodes that advertise gpu-mem, by name; the unit; and what could not be counted, in sentences."""
+    from aliquot import dialects
+
+    unit = dialects.guess_gpushare_unit(nodes)
+    rules = dialects.Rules(gpushare_unit=unit)
+    found: dict[str, tuple[SharedNode, Node | None]] = {}
+    for obj in nodes:
+        made = _shared_node(obj, rules)
+        if made is not None:
+            found[made[0].name] = made
+    notes: list[str] = []
+    for obj in pods:
+        spec = obj.get("spec")
+        name = spec.get("nodeName") if isinstance(spec, dict) else None
+        if isinstance(name, str) and name in found:
+            _count(obj, *found[name], rules, notes)
+    return [found[name][0] for name in sorted(found)], str(unit), notes
+
+
+def _shared_node(obj: Json, rules: Rules) -> tuple[SharedNode, Node | None] | None:
+    from aliquot import dialects
+    from aliquot.dialects import gpushare
+    from aliquot.dialects.nodes import read_node
+    from aliquot.model.node import Node
+    from aliquot.model.refusal import Invalid
+
+    view = read_node(obj)
+    if isinstance(view, Invalid):
+        return None
+    total, count = _allocatable(view.allocatable or view.capacity, gpushare.MEMORY, gpushare.COUNT)
+    if total <= 0:
+        return None
+    node = dialects.parse_node(obj, rules)
+    if isinstance(node, Node):
+        sizes = {card.index: card.memory_mib // rules.gpushare_unit.mib for card in node.cards}
+        cards = tuple(sizes.get(index, 0) for index in range(max(sizes, default=-1) + 1))
+    else:  # it breaks a rule, and takes no Pods; those that are there are counted as the peer does
+        cards = (total // count,) * count if 0 < count <= total else ()
+    return SharedNode(view.name, _address(obj), total, cards), node if isinstance(node, Node) else None
+
+
+def _allocatable(amounts: Any, *resources: str) -> list[int]:
+    """How many of each; 0 where nothing readable tells."""
+    from aliquot.model.quantity import QuantityError, parse_count
+
+    found = []
+    for resource in resources:
+        try:
+            found.append(parse_count(amounts.get(resource, 0)))
+        except QuantityError:
+            found.append(0)
+    return found
+
+
+def _address(obj: Json) -> str:
+    status = obj.get("status")
+    addresses = status.get("addresses") if isinstance(status, dict) else None
+    for each in addresses if isinstance(addresses, list) else []:
+        if isinstance(each, dict) and each.get("type") == "InternalIP":
+            return printable(str(each.get("address")))  # a node says of itself what it likes
+    return "unknown"
+
+
+def _count(obj: Json, shared: SharedNode, node: Node | None, rules: Rules, notes: list[str]) -> None:
+    """Add what the Pod holds, if it holds anything."""
+    from aliquot import dialects
+    from aliquot.dialects import kube
+    from aliquot.model.claim import Claim
+    from aliquot.model.grant import Grant
+
+    if kube.is_finished(obj):
+        return
+    claim = dialects.parse_pod(obj, rules)
+    if claim is None:
+        return
+    if not isinstance(claim, Claim):
+        metadata = obj.get("metadata")
+        name = metadata.get("name") if isinstance(metadata, dict) else None
+        notes.append(f"{name} on {shared.name}: its GPU is not counted: {claim[0].sentence()}")
+        return
+    grant = dialects.parse_grant(obj, claim, node)
+    unit = rules.gpushare_unit.mib
+    held = {card: -(-use.memory_mib // unit) for card, use in grant.usage().items()} if isinstance(grant, Grant) else {}
+    if not held or any(card >= len(shared.cards) for card in held):
+        shared.pods.append(HeldPod(claim.namespace, claim.name, {}, _asked(claim, shared, unit)))
+    else:
+        shared.pods.append(HeldPod(claim.namespace, claim.name, held))
+
+
+def _asked(claim: Claim, shared: SharedNode, unit: int) -> int:
+    """What a Pod holds of the node when nothing tells on which cards."""
+    from aliquot.model.claim import Usage, peak
+
+    size = max(shared.cards, default=0) * unit
+    parts = (
+        (
+            each.role,
+            Usage(memory_mib=each.slice.memory_on(size) * (len(shared.cards) if each.count is None else each.count)),
+        )
+        for each in claim.containers
+    )
+    return -(-peak(parts).memory_mib // unit)
+
+
+# --- as JSON ---------------------------------------------------------------------------------------------------------
+
+
+def as_json(nodes: Iterable[SharedNode]) -> Json:
+    """As the peer's extender answers GET /inspect; what is pending is its device -1."""
+    from aliquot.dialects import gpushare
+
+    return gpushare.render_inspected(
+        gpushare.render_inspected_node(node.name, total=node.total, used=node.used, cards=_cards_as_json(node))
+        for node in nodes
+    )
+
+
+def _cards_as_json(node: SharedNode) -> Iterator[Json]:
+    from aliquot.dialects import gpushare
+
+    for card, size in enumerate(node.cards):
+        pods = [(pod.namespace, pod.name, pod.cards[card]) for pod in node.pods if card in pod.cards]
+        yield gpushare.render_inspected_card(card, total=size, used=node.used_of(card), pods=pods)
+    if node.pending is not None:
+        pods = [(pod.namespace, pod.name, pod.pending) for pod in node.pods if pod.pending]
+        yield gpushare.render_inspected_card(-1, total=0, used=node.pending, pods=pods)
+
+
+# --- for people and scripts ------------------------------------------------------------------------------------------
+
+
+def summary(nodes: Sequence[SharedNode], unit: str) -> str:
+    """A line per node."""
+    from aliquot.cli.cluster.tabwriter import tabulated
+
+    width = max((len(node.cards) for node in nodes), default=0)
+    pending = any(node.pending is not None for node in nodes)
+    head = ["NAME", "IPADDRESS", *(f"GPU{card}(Allocated/Total)" for card in range(width))]
+    rows = ["\t".join([*head, *["PENDING(Allocated)"] * pending, f"GPU Memory({unit})\n"])]
+    for node in nodes:
+        cells = [node.name, node.address]
+        cells += [f"{node.used_of(card)}/{size}" for card, size in enumerate(node.cards)]
+        cells += ["0/0"] * (width - len(node.cards))
+        if pending:
+            cells.append("" if node.pending is None else str(node.pending))
+        rows.append("\t".join([*cells, f"{node.used}/{node.total}\n"]))
+    rule = len(rows[1].encode()) + 20 if nodes else 0
+    return tabulated("".join(rows) + "-" * rule + f"\nAllocated/Total GPU Memory In Cluster:\n{_in_cluster(nodes)}\t\n")
+
+
+def detailed(nodes: Sequence[SharedNode]) -> str:
+    """A table per node, with a line per Pod."""
+    from aliquot.cli.cluster.tabwriter import tabulated
+
+    text = ""
+    rule = 0
+    for node in nodes:
+        rows = "".join(_row(pod, node) for pod in sorted(node.pods, key=_by_card))
+        rule = rule or len(rows.encode()) + 10  # the peer's, by the first node
+        head = ["NAME", "NAMESPACE", *(f"GPU{card}(Allocated)" for card in range(len(node.cards)))]
+        head += ["Pending(Allocated)"] * (node.pending is not None)
+        text += (
+            f"\nNAME:\t{node.name}\nIPADDRESS:\t{node.address}\n\n"
+            + "".join(f"{cell}\t" for cell in head)
+            + f"\n{rows}Allocated :\t{node.used} ({_percent(node.used, node.total)}%)\t\n"
+            f"Total :\t{node.total} \t\n" + "-" * rule + "\n"
+        )
+    return tabulated(f"{text}\n\nAllocated/Total GPU Memory In Cluster:\t{_in_cluster(nodes)}\t\n")
+
+
+def _row(pod: HeldPod, node: SharedNode) -> str:
+    amounts = [pod.cards.get(card, 0) for card in range(len(node.cards))]
+    amounts += [pod.pending] * (node.pending is not None)
+    return "".join(f"{cell}\t" for cell in (pod.name, pod.namespace, *amounts)) + "\n"
+
+
+def _by_card(pod: HeldPod) -> tuple[bool, int, str, str]:
+    return not pod.cards, min(pod.cards, default=0), pod.namespace, pod.name
+
+
+def _in_cluster(nodes: Iterable[SharedNode]) -> str:
+    used, total = sum(node.used for node in nodes), sum(node.total for node in nodes)
+    return f"{used}/{total} ({_percent(used, total)}%)"
+
+
+def _percent(used: int, total: int) -> int:
+    """In floats, as the peer: 29 of 100 is 28 percent there."""
+    return int(used / total * 100) if total else 0

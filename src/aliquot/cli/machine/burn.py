@@ -1,0 +1,329 @@
+"""`aliquot burn`: a sample workload, to see what sharing does to it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+
+from aliquot.cli.amounts import AmountError, parse_memory
+from aliquot.cli.errors import InputError
+from aliquot.cli.tables import printable
+
+if TYPE_CHECKING:
+    from aliquot.services.burn.gates import FileGate
+    from aliquot.services.burn.workload import Outcome, Plan, Tell
+
+_Answer = TypeVar("_Answer")
+_MICROSECONDS = {"us": 1.0, "ms": 1e3, "s": 1e6}
+_DAY = 86_400.0
+_TRY_SIMULATED = "to try it without one: aliquot run --simulate -- aliquot burn"
+
+
+def _duration(least_us: float, most_us: float) -> Callable[..., float]:
+    """Reads an option's text as microseconds."""
+
+    def read(_: click.Context, __: click.Parameter, value: str) -> float:
+        found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?|\.\d{1,9})(us|ms|s)", value, re.ASCII)
+        if not found:
+            raise click.BadParameter(f'"{value}" is not allowed: a number with us, ms or s, as in 100us or 1.5ms')
+        micros = float(found[1]) * _MICROSECONDS[found[2]]
+        if not least_us <= micros <= most_us:
+            raise click.BadParameter(f'"{value}" is not allowed: from {_time(least_us)} to {_time(most_us)}')
+        return micros
+
+    return read
+
+
+def _finite(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
+    """A range lets "nan" through."""
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f'"{value}" is not allowed: a number')
+    return value
+
+
+def _size(_: click.Context, __: click.Parameter, value: str | None) -> int:
+    """Reads an option's text as bytes."""
+    if value is None:
+        return 0
+    try:
+        return parse_memory(value) << 20
+    except AmountError as error:
+        raise click.BadParameter(f'"{value}" is not allowed: {error}') from error
+
+
+_KERNEL = _duration(1, 60e6)
+_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    click.option(
+        "--seconds",
+        type=click.FloatRange(0, _DAY, min_open=True),
+        callback=_finite,
+        help="The measured time  [default: 10]",
+    ),
+    click.option(
+        "--warmup",
+        metavar="TIME",
+        callback=_duration(0, 60e6),
+        default="300ms",
+        show_default=True,
+        help="Load before it counts",
+    ),
+    click.option("--device", type=click.IntRange(0), default=0, show_default=True, help="Card, as this process counts"),
+    click.option(
+        "--iterations-per-us",
+        type=click.FloatRange(0, 1e9, min_open=True),
+        callback=_finite,
+        envvar="ALIQUOT_BURN_RATE",
+        help="What the card does alone, from `aliquot burn calibrate`; without it, it is measured first",
+    ),
+    click.option("--memory", metavar="SIZE", callback=_size, help="Hold so much of the card's memory: 1GiB, 512MiB"),
+    click.option("--check", is_flag=True, help="Verify every result on the card; exit 1 when one is wrong"),
+    click.option("--start-file", type=click.Path(path_type=Path), help="Say READY and wait for this file"),
+    click.option("--until-file", type=click.Path(path_type=Path), help="Go on until this file appears"),
+    click.option("--progress", type=click.Path(path_type=Path), help="Append time, process and kernels done, live"),
+    click.option("--timeline", type=click.Path(path_type=Path), help="Write when kernels held the card, JSON"),
+    click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True),
+)
+
+
+def _shared(command: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def burn(ctx: click.Context) -> None:
+    """A sample workload: kernels that are a fixed amount of work.
+
+    Runs on NVIDIA's driver and on a simulated card alike, with nothing else installed. Without a command it is a load
+    of ten seconds.
+
+    \b
+    aliquot burn
+    aliquot run --core 30 -- aliquot burn load --kernel 20ms
+    aliquot run --class online -- aliquot burn serve --kernel 100us --period 10ms
+    """
+    if ctx.invoked_subcommand is None:
+        load.main([], standalone_mode=False, parent=ctx)
+
+
+@burn.command()
+@click.option(
+    "--kernel",
+    "kernel_us",
+    callback=_KERNEL,
+    metavar="TIME",
+    default="1ms",
+    show_default=True,
+    help="One kernel's time, alone",
+)
+@click.option("--depth", type=click.IntRange(1, 1024), help="Kernels in the card's queue  [default: 8 ms of them]")
+@click.option("--streams", type=click.IntRange(1, 128), default=1, show_default=True)
+@click.option("--processes", type=click.IntRange(1, 64), default=1, show_default=True)
+@click.option("--graph", is_flag=True, help="Launch kernels as CUDA graphs")
+@_shared
+def load(kernel_us: float, processes: int, output: str, timeline: Path | None, **options: Any) -> None:
+    """Keep the card busy, and tell what share of it came out.
+
+    \b
+    aliquot burn load --kernel 1ms --seconds 10
+    aliquot run --core 30 -- aliquot burn load --processes 3 --check
+    """
+    from aliquot.services.burn.workload import load as run
+
+    if timeline and options["graph"]:
+        raise InputError("--timeline cannot look into a graph: leave one of --timeline and --graph out")
+    plan, gate = _plan(kernel_us, timeline, options)
+    outcome = _burn(plan, gate, processes, run)
+    _finish("load", outcome, timeline, output)
+
+
+@burn.command()
+@click.option(
+    "--kernel",
+    "kernel_us",
+    callback=_KERNEL,
+    metavar="TIME",
+    default="100us",
+    show_default=True,
+    help="One kernel, alone",
+)
+@click.option("--kernels", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Kernels in a request")
+@click.option(
+    "--period",
+    metavar="TIME",
+    callback=_duration(1, 60e6),
+    default="10ms",
+    show_default=True,
+    help="From request to request",
+)
+@_shared
+def serve(kernel_us: float, period: float, output: str, timeline: Path | None, **options: Any) -> None:
+    """Serve requests at a steady pace, and tell how long they took.
+
+    \b
+    aliquot run --class online -- aliquot burn serve --kernel 100us --period 10ms
+    """
+    from aliquot.services.burn.workload import serve as run
+
+    plan, gate = _plan(kernel_us, timeline, {**options, "period": period * 1e-6})
+    _finish("serve", _burn(plan, gate, 1, run), timeline, output)
+
+
+@burn.command()
+@click.option("--device", type=click.IntRange(0), default=0, show_default=True)
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def calibrate(device: int, output: str) -> None:
+    """How many iterations of the kernel's loop this card does in a microsecond.
+
+    Only right on an idle card: measured beside others, every share told afterwards would be too large. Measure once,
+    then give it to the rest with --iterations-per-us or ALIQUOT_BURN_RATE.
+    """
+    from aliquot.services.burn.workload import calibrate as measure
+
+    name, rate = _guarded(lambda: measure(device))
+    if output == "json":
+        click.echo(json.dumps({"device": name, "iterations_per_us": round(rate, 4)}))
+    else:
+        click.echo(f"{rate:.4f}")
+
+
+def _plan(kernel_us: float, timeline: Path | None, options: dict[str, Any]) -> tuple[Plan, FileGate]:
+    from aliquot.services.burn.gates import FileGate
+    from aliquot.services.burn.workload import Plan
+
+    for option in ("progress", "start_file", "until_file"):
+        _check_folder(option, options[option])
+    _check_folder("timeline", timeline)
+    seconds, until, start = options.pop("seconds"), options.pop("until_file"), options.pop("start_file")
+    gate = FileGate(
+        warmup=options.pop("warmup") * 1e-6,
+        seconds=10.0 if seconds is None and until is None else seconds,
+        start_file=start,
+        until_file=until,
+    )
+    return Plan(kernel_us=kernel_us, timeline=timeline is not None, **options), gate
+
+
+def _check_folder(option: str, path: Path | None) -> None:
+    """Better told now than when the work is done."""
+    if path is not None and not path.parent.is_dir():
+        raise InputError(f"--{option.replace('_', '-')}: {path}: there is no folder {path.parent}")
+
+
+def _burn(plan: Plan, gate: FileGate, processes: int, run: Callable[..., Outcome]) -> Outcome:
+    from aliquot.services.burn import gates
+
+    if plan.iterations_per_us is None:
+        plan = _calibrated(plan)
+    if processes == 1:
+        tell = _progress()
+        try:
+            return _guarded(lambda: run(plan, gate, 0, tell))
+        finally:
+            if tell is not None:
+                sys.stderr.write("\r" + 40 * " " + "\r")
+    return _guarded(lambda: gates.merged(gates.spread(gate, processes, lambda each, index: run(plan, each, index))))
+
+
+def _calibrated(plan: Plan) -> Plan:
+    """The plan with the card's rate, measured in a process of its own: this one may be about to fork."""
+    from dataclasses import replace
+
+    from aliquot.services.burn import workload as service
+    from aliquot.services.burn.gates import FileGate, spread
+
+    def measure(gate: Any, _: int) -> Outcome:
+        gate.begin()
+        return service.Outcome({"rate": service.calibrate(plan.device)[1]})
+
+    rate = _guarded(lambda: float(spread(FileGate(warmup=0), 1, measure)[0].result["rate"]))
+    text = f"this card alone is taken to do {rate:.4f} iterations per us, as measured just now: where others used it"
+    click.echo(f"aliquot: {text} meanwhile, shares come out too large (--iterations-per-us sets it)", err=True)
+    return replace(plan, iterations_per_us=rate)
+
+
+def _guarded(work: Callable[[], _Answer]) -> _Answer:
+    """What the driver refuses, in one line: exit 2 before there was a card, 1 after."""
+    from aliquot.adapters.gpu.cuda import CudaError, NoDriverError
+    from aliquot.services.burn.gates import BurnFailedError
+
+    try:
+        return work()
+    except NoDriverError as error:
+        raise InputError(f"{error}; {_TRY_SIMULATED}") from error
+    except BurnFailedError as error:
+        if error.no_driver:
+            raise InputError(f"{error}; {_TRY_SIMULATED}") from error
+        _fail(str(error))
+    except (CudaError, OSError) as error:
+        _fail(str(error))
+
+
+def _fail(text: str) -> NoReturn:
+    click.echo(f"aliquot: {printable(text)}", err=True)
+    raise click.exceptions.Exit(1)
+
+
+def _progress() -> Tell | None:
+    """A line on stderr that tells how it goes, when a person looks."""
+    if not sys.stderr.isatty():
+        return None
+    told = 0.0
+
+    def tell(seconds: float, share: float) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if now - told >= 0.25:
+            told = now
+            sys.stderr.write(f"\r  {seconds:6.1f} s   {100 * share:5.1f}% of the card")
+            sys.stderr.flush()
+
+    return tell
+
+
+def _finish(mode: str, outcome: Outcome, timeline: Path | None, output: str) -> None:
+    if timeline is not None:
+        try:
+            timeline.write_text(json.dumps(outcome.timeline))
+        except OSError as error:
+            _fail(f"--timeline: {timeline}: {error.strerror or error}")
+    result = outcome.result
+    if output == "json":
+        click.echo(json.dumps({"mode": mode, **result}))
+    else:
+        click.echo(_text(result))
+    if result.get("right") is False:
+        _fail("results are wrong: a kernel did not run exactly once, or a thread of it miscounted")
+
+
+def _text(result: dict[str, Any]) -> str:
+    lines = [
+        f"{printable(result['device'])}: {result['kernels']:,.0f} kernels of {_time(result['kernel_us'])} in "
+        f"{result['seconds']:.1f} s: {100 * result['share']:.1f}% of the card, as if alone"
+    ]
+    latency = result.get("latency_us")
+    if latency:
+        lines.append(f"  {result['requests']:,} requests: " + ", ".join(f"{k} {_time(v)}" for k, v in latency.items()))
+    elif "latency_us" not in result:
+        lines.append("  second by second: " + " ".join(f"{100 * each:.1f}%" for each in result["series"]))
+        lines.append(f"  longest time without a kernel done: {_time(1000 * result['longest_gap_ms'])}")
+    if "right" in result:
+        lines.append(f"  results: {'all right' if result['right'] else 'WRONG'}")
+    return "\n".join(lines)
+
+
+def _time(micros: float) -> str:
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if micros >= size:
+            return f"{micros / size:.4g} {unit}"
+    return f"{micros:.4g} us"

@@ -1,0 +1,44 @@
+"""What a shell may complete: types, and the names of what there is. Quiet whatever goes wrong: somebody is typing."""
+
+from __future__ import annotations
+
+import click
+
+from aliquot.cli.errors import InputError
+from aliquot.cli.pods.kinds import DEFAULT_NAMESPACE, KINDS, NODE, POD, Target, targets
+from aliquot.cli.pods.rows import listed, standing
+
+
+def typed(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """For `[TYPE] [NAME]...`: a type, TYPE/NAME, or a name of the type before it."""
+    words = tuple(context.params.get("what") or ())
+    kind, slash, _ = incomplete.partition("/")
+    if not words and not slash:
+        return [word for word in ("all", *(kind.words[0] for kind in KINDS)) if word.startswith(incomplete)]
+    try:
+        wanted = targets([kind] if slash else words[:1])[0]
+    except InputError:
+        return []
+    head = f"{kind}/" if slash else ""
+    return [
+        name for each in names(wanted, context.params.get("namespace")) if (name := head + each).startswith(incomplete)
+    ]
+
+
+def logged(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """For `logs`: the Pods."""
+    return [name for name in names(Target((POD,)), context.params.get("namespace")) if name.startswith(incomplete)]
+
+
+def names(wanted: Target, namespace: str | None) -> list[str]:
+    """What there is of those kinds, in that namespace."""
+    try:
+        status = standing()
+    except InputError:
+        return []
+    return [
+        each["name"]
+        for kind in wanted.kinds
+        for each in listed(status, kind)
+        if kind is NODE or each["namespace"] == (namespace or DEFAULT_NAMESPACE)
+    ]

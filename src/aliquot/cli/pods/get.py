@@ -1,0 +1,245 @@
+"""`aliquot get`: the Pods, workloads and nodes of this machine."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from aliquot.cli.client import NoDaemonRunsError, ask
+from aliquot.cli.errors import InputError
+from aliquot.cli.pods.completion import typed
+from aliquot.cli.pods.kinds import NODE, POD, Kind, Target, targets
+from aliquot.cli.pods.rows import cards_on, head, namespace_of, row, selected, standing, waiting_lines
+from aliquot.cli.pods.selectors import Selector, label_selector
+from aliquot.cli.tables import table
+
+Json = dict[str, Any]
+Found = list[tuple[Kind, Json]]
+
+_EVERY = 0.5  # seconds from look to look
+_RETURN = 15.0  # seconds for which a watch looks for a daemon that went away
+_RIGHT = frozenset({"RESTARTS", "FREE"})
+_STEERS = re.compile("[\x7f-\x9f]")  # to some terminals they are commands, and JSON would leave them as they are
+
+
+@click.command()
+@click.argument("what", metavar="[TYPE] [NAME]...", nargs=-1, shell_complete=typed)
+@click.option("-n", "--namespace", help="Of Pods and workloads  [default: default]")
+@click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Of all namespaces")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["table", "wide", "json", "yaml", "name"]),
+    default="table",
+    show_default=True,
+    help="yaml, json: the manifest as it was applied, a Pod's with its status",
+)
+@click.option("-l", "--selector", callback=label_selector, help="Only those with such labels: app=web,tier!=front")
+@click.option("--no-headers", is_flag=True, help="Rows alone, without names of columns and without reasons")
+@click.option("-w", "--watch", is_flag=True, help="Go on, with a line for whatever changes; Ctrl-C leaves")
+def get(
+    what: Sequence[str],
+    namespace: str | None,
+    everywhere: bool,
+    output: str,
+    selector: Selector | None,
+    no_headers: bool,
+    watch: bool,
+) -> None:
+    """Show the Pods, workloads and nodes of this machine.
+
+    TYPE is pods (po), deployments (deploy), statefulsets (sts), replicasets (rs), jobs, nodes (no) or all; several with
+    commas; pods when there is none. NAME is one of them; TYPE/NAME does too. It reads like kubectl's, but there is no
+    cluster behind it: nodes are this machine, or the nodes of `--simulate 2x8x24GiB`, and what `aliquot run` started is
+    no Pod (`aliquot ps` shows both).
+
+    \b
+    aliquot get pods
+    aliquot get pods -A -o wide
+    aliquot get sts,pods -w
+    aliquot get pods -l app=web --no-headers
+    aliquot get pod binpack-1-0 -o yaml
+    aliquot get nodes
+    """
+    wanted = targets(what)
+    where = namespace_of(namespace, everywhere)
+    if watch and output in ("json", "yaml"):
+        raise InputError(f"-w: -o {output} is not allowed: table, wide or name")
+    if selector is not None and any(target.name is not None for target in wanted):
+        raise InputError("-l and a NAME: only one of them")
+    status = standing()
+    found = _found(status, wanted, where, selector)
+    if output in ("json", "yaml"):
+        _write(_documents(status, found, alone=len(wanted) == 1 and wanted[0].name is not None), output)
+    elif watch:
+        _watch(status, wanted, where, output, selector, headed=not no_headers)
+    elif not found:
+        click.echo(_nothing(status, wanted, where, selector), err=True)
+    elif output == "name":
+        click.echo("\n".join(kind.shown(each["name"]) for kind, each in found))
+    else:
+        _tables(status, found, wide=output == "wide", everywhere=where is None, headed=not no_headers)
+
+
+def _found(status: Json, wanted: Sequence[Target], where: str | None, selector: Selector | None) -> Found:
+    return _labelled([each for target in wanted for each in selected(status, target, where)], selector)
+
+
+def _labelled(found: Found, selector: Selector | None) -> Found:
+    return [(kind, each) for kind, each in found if selector is None or selector(each.get("labels", {}))]
+
+
+def _nothing(status: Json, wanted: Sequence[Target], where: str | None, selector: Selector | None) -> str:
+    """There may be some elsewhere."""
+    others = sorted({each["namespace"] for kind, each in _found(status, wanted, None, selector) if kind is not NODE})
+    if selector is not None and not others:
+        return f"nothing found with such labels{'' if where is None else f' in namespace {where}'}"
+    if where is not None and others:
+        return f"nothing found in namespace {where}: there is some in {', '.join(others)} (-A shows all)"
+    return f"nothing found{'' if where is None else f' in namespace {where}'}: `aliquot apply -f FILE` starts Pods"
+
+
+def _tables(status: Json, found: Found, *, wide: bool, everywhere: bool, headed: bool) -> None:
+    kinds = list(dict.fromkeys(kind for kind, _ in found))
+    for number, kind in enumerate(kinds):
+        if number and headed:
+            click.echo()
+        columns = head(kind, wide=wide, everywhere=everywhere)
+        rows = [
+            row(status, kind, each, wide=wide, everywhere=everywhere, prefixed=len(kinds) > 1)
+            for of, each in found
+            if of is kind
+        ]
+        lines = table(columns, rows, frozenset(at for at, name in enumerate(columns) if name in _RIGHT)).splitlines()
+        click.echo("\n".join(lines if headed else lines[1:]))
+    for line in () if not headed else waiting_lines(each for kind, each in found if kind is POD):
+        click.echo(line)
+
+
+# --- for programs ----------------------------------------------------------------------------------------------------
+
+
+def _documents(status: Json, found: Found, *, alone: bool) -> Json:
+    """The one that was named, or a List."""
+    items = [_document(status, kind, each) for kind, each in found]
+    return items[0] if alone else {"apiVersion": "v1", "kind": "List", "items": items}
+
+
+def _document(status: Json, kind: Kind, each: Json) -> Json:
+    if kind is NODE:
+        told = {**{key: value for key, value in each.items() if key != "name"}, "cards": cards_on(status, each)}
+        return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": each["name"]}, "status": told}
+    request = {"op": "object", "kind": kind.name, "namespace": each["namespace"], "name": each["name"]}
+    found: Json = ask(request, what=kind.words[1])["object"]
+    first: Json = {key: found[key] for key in ("apiVersion", "kind", "metadata", "spec") if key in found}
+    return {**first, **found}
+
+
+def _write(document: Json, output: str) -> None:
+    if output == "json":
+        text = json.dumps(document, indent=2, ensure_ascii=False)
+        click.echo(_STEERS.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text))
+        return
+    import yaml
+
+    click.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110), nl=False)
+
+
+# --- watching --------------------------------------------------------------------------------------------------------
+
+
+def _watch(
+    status: Json, wanted: Sequence[Target], where: str | None, output: str, selector: Selector | None, *, headed: bool
+) -> None:
+    kinds = tuple(dict.fromkeys(kind for target in wanted for kind in target.kinds))
+    seen = {
+        kind: Seen(kind, wide=output == "wide", everywhere=where is None, prefixed=len(kinds) > 1) for kind in kinds
+    }
+    for each in seen.values():
+        each.headed = not headed  # as if it had been said
+    for now in _looks(status):
+        found = _labelled(_still(now, wanted, where), selector)
+        for kind in kinds:
+            again = headed and len(kinds) > 1
+            changed = seen[kind].changes(now, [each for of, each in found if of is kind], headed=again)
+            for line in changed.names if output == "name" else changed.lines:
+                click.echo(line)
+
+
+def _looks(status: Json) -> Iterator[Json]:
+    """What there is, over and over; a daemon that is started again is waited for."""
+    yield status
+    seen = time.monotonic()
+    while True:
+        time.sleep(_EVERY)
+        try:
+            status = standing()
+        except NoDaemonRunsError:
+            if time.monotonic() - seen > _RETURN:
+                raise
+            continue
+        seen = time.monotonic()
+        yield status
+
+
+def _still(status: Json, wanted: Sequence[Target], where: str | None) -> Found:
+    """As found, less whoever was named and is gone: that is no error any more."""
+    found: Found = []
+    for target in wanted:
+        try:
+            found += selected(status, target, where)
+        except InputError:
+            continue
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What is new, as rows and as names."""
+
+    lines: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+class Seen:
+    """The rows of one kind as they were shown last."""
+
+    def __init__(self, kind: Kind, *, wide: bool, everywhere: bool, prefixed: bool) -> None:
+        self.kind, self.wide, self.everywhere, self.prefixed = kind, wide, everywhere, prefixed
+        self.columns = head(kind, wide=wide, everywhere=everywhere)
+        self.rows: dict[tuple[str, str], tuple[str, ...]] = {}
+        self.widest = ("",) * len(self.columns)  # as wide as ever: columns do not move from line to line
+        self.headed = False
+
+    def changes(self, status: Json, found: Sequence[Json], *, headed: bool) -> Changes:
+        """Those that are not as they were, and those that are gone; `headed`: under the head of the table, again."""
+        rows = {(each.get("namespace", ""), each["name"]): self._row(status, each) for each in found}
+        gone = {key: self._gone(old) for key, old in self.rows.items() if key not in rows}
+        new = [key for key, cells in rows.items() if self._ageless(cells) != self._ageless(self.rows.get(key, ()))]
+        every = [*rows.values(), *gone.values(), self.widest]
+        self.widest = tuple(max((cells[at] for cells in every), key=len) for at in range(len(self.columns)))
+        lines = table(self.columns, [*every, self.widest]).splitlines()
+        shown = dict(zip([*rows, *gone], lines[1:], strict=False))
+        under = lines[:1] if (new or gone) and (headed or not self.headed) else []
+        self.headed, self.rows = self.headed or bool(under), rows
+        return Changes(
+            (*under, *(shown[key] for key in [*new, *gone])), tuple(self.kind.shown(name) for _, name in new)
+        )
+
+    def _row(self, status: Json, each: Json) -> tuple[str, ...]:
+        return row(status, self.kind, each, wide=self.wide, everywhere=self.everywhere, prefixed=self.prefixed)
+
+    def _ageless(self, cells: Sequence[str]) -> tuple[str, ...]:
+        """A row that only grew older has not changed."""
+        return tuple(cell for name, cell in zip(self.columns, cells, strict=False) if name != "AGE")
+
+    def _gone(self, cells: Sequence[str]) -> tuple[str, ...]:
+        """The last that is said of it."""
+        last = next(name for name in ("STATUS", "READY", "COMPLETIONS") if name in self.columns)
+        return tuple("gone" if name == last else cell for name, cell in zip(self.columns, cells, strict=True))

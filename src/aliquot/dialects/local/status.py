@@ -1,0 +1,86 @@
+"""Pods and workloads of one machine as Kubernetes shows them: what was applied, with a status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from aliquot.dialects.pods import Json
+from aliquot.model.localpod import ContainerState, LocalPod, Phase, Workload
+
+Stamp = Callable[[float], str]  # seconds since 1970, as the API server writes them: no clock and no calendar in here
+
+
+def render_pod(pod: LocalPod, manifest: Mapping[str, Any], reason: str | None, stamp: Stamp) -> Json:
+    """`manifest` is the Pod's as it is known here; `reason` is why it waits, or failed."""
+    state = pod.state
+    metadata = {**manifest["metadata"], "creationTimestamp": stamp(pod.created)}
+    spec = {**manifest["spec"], **({} if state.node is None else {"nodeName": state.node})}
+    status = {
+        "phase": state.phase.value,
+        **({"reason": "Waiting" if state.phase is Phase.PENDING else "Error", "message": reason} if reason else {}),
+        **({"startTime": stamp(state.started)} if state.started else {}),
+        "initContainerStatuses": [_status(each, stamp) for each in state.containers if each.init],
+        "containerStatuses": [_status(each, stamp) for each in state.containers if not each.init],
+    }
+    return {**manifest, "metadata": metadata, "spec": spec, "status": status}
+
+
+def render_workload(workload: Workload, there: Sequence[LocalPod], ready: int, stamp: Stamp) -> Json:
+    """`there` are its Pods; `ready` is how many of them run as they should, or of a Job's have succeeded."""
+    counts = {"replicas": len(there), "readyReplicas": ready}
+    if workload.kind == "Job":
+        counts = {
+            "active": sum(not each.state.phase.over for each in there),
+            "succeeded": ready,
+            "failed": sum(each.state.phase is Phase.FAILED for each in there),
+        }
+    metadata = {**workload.manifest["metadata"], "creationTimestamp": stamp(workload.created)}
+    return {**workload.manifest, "metadata": metadata, "status": counts}
+
+
+def without_values(shown: Any) -> Any:
+    """The object as others may see it: what stands in env may be a secret, as it is in a process's environment."""
+    if isinstance(shown, list):
+        return [without_values(each) for each in shown]
+    if not isinstance(shown, dict):
+        return shown
+    return {
+        key: [_without_value(each) for each in value]
+        if key == "env" and isinstance(value, list)
+        else without_values(value)
+        for key, value in shown.items()
+    }
+
+
+def _without_value(variable: Any) -> Any:
+    return {**variable, "value": "(not yours)"} if isinstance(variable, dict) and "value" in variable else variable
+
+
+def _status(container: ContainerState, stamp: Stamp) -> Json:
+
+    def when(seconds: float | None) -> str | None:
+        return None if seconds is None else stamp(seconds)
+
+    state: Json
+    if container.state == "running":
+        state = {"running": {"startedAt": when(container.started)}}
+    elif container.state == "ended":
+        state = {
+            "terminated": {
+                "exitCode": container.exit_code,
+                "startedAt": when(container.started),
+                "finishedAt": when(container.ended),
+                "reason": "Completed" if container.exit_code == 0 else "Error",
+            }
+        }
+    else:
+        why = "CrashLoopBackOff" if container.restarts else "ContainerCreating"
+        state = {"waiting": {"reason": why, **({"message": container.reason} if container.reason else {})}}
+    return {
+        "name": container.name,
+        "image": container.image,
+        "ready": container.state == "running" or (container.init and container.exit_code == 0),
+        "restartCount": container.restarts,
+        "state": state,
+    }

@@ -1,0 +1,117 @@
+"""What a node offers to the kubelet: so many devices of each resource that its labels enable.
+
+A device here is a token, named after a card as gpushare does it (`<uuid>-_-<j>`), but not tied to it: the kubelet picks
+whichever it likes, and the Pod's annotation says which card it really has. Therefore
+
+    a sick card    takes free tokens out, whichever they are, as many as the card has left. Those that Pods on it hold
+                   stay healthy: kube-scheduler subtracts them once more, as requests. So both it and the kubelet
+                   have as many left as the sound cards have room
+    the NUMA node  is told where it is the same for all cards. Told by token, it would make the kubelet choose CPUs, or
+                   refuse Pods, by a card that they do not get
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import chain, islice
+
+from aliquot.dialects import gpushare, qgpu, t9k
+from aliquot.dialects.registry import Rules
+from aliquot.model.device import Card
+from aliquot.model.node import Node
+from aliquot.model.refusal import Invalid
+
+# Of one resource. The kubelet copies the whole list at every turn, and takes no message of more than 4 MiB.
+MOST_DEVICES = 20_000
+
+NODE = "node"  # stands for a card's UUID in what the node has as a whole
+
+
+@dataclass(frozen=True, slots=True)
+class Advert:
+    """One resource, and how many tokens each card adds to it. `whole`: one thing that all the cards make together."""
+
+    resource: str
+    amounts: Mapping[str, int]  # by the cards' UUIDs
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One device, as the kubelet counts them."""
+
+    id: str
+    healthy: bool
+    numa: int | None
+
+
+def adverts(node: Node, rules: Rules) -> tuple[Advert, ...] | Invalid:
+    """What the node advertises, by its offers; or why it cannot."""
+    if not node.cards:
+        return ()
+    nameless = next((card for card in node.cards if not card.uuid), None)
+    if nameless is not None:
+        return Invalid(f"cards[{nameless.index}].uuid", None, "only cards that NVML tells of can be advertised")
+    by_resource: dict[str, dict[str, int]] = {}
+    for card in node.cards:
+        for resource, amount in _amounts(card, node, rules).items():
+            by_resource.setdefault(resource, {})[card.uuid] = amount
+    for resource, amounts in by_resource.items():
+        if sum(amounts.values()) > MOST_DEVICES:
+            return Invalid(f'status.capacity["{resource}"]', sum(amounts.values()), _too_many(resource, rules))
+    whole = (Advert(resource, {NODE: amount}, True) for resource, amount in t9k.amounts_of_node(node.offers).items())
+    return (*(Advert(resource, amounts) for resource, amounts in by_resource.items()), *whole)
+
+
+def _amounts(card: Card, node: Node, rules: Rules) -> dict[str, int]:
+    return {
+        **qgpu.amounts(card, node.offers),
+        **t9k.amounts(card, node.offers),
+        **gpushare.amounts(card, node.offers, rules.gpushare_unit),
+    }
+
+
+def _too_many(resource: str, rules: Rules) -> str:
+    allowed = f"no more than {MOST_DEVICES} devices of one resource, for the kubelet's sake"
+    if resource == gpushare.MEMORY and rules.gpushare_unit is gpushare.MemoryUnit.MIB:
+        return f"{allowed}: count it in GiB in the whole cluster (--memory-unit GiB, and the Pods' limits to match)"
+    return allowed
+
+
+def tokens(advert: Advert, cards: Sequence[Card], held: Mapping[str, frozenset[str]]) -> tuple[Token, ...]:
+    """The resource's devices. `held`: by token, the UUIDs of the cards that its holder has, evenly on each."""
+    numa = _common_numa(cards)
+    sound = {card.uuid for card in cards if card.healthy}
+    if advert.whole:
+        healthy = all(card.healthy for card in cards)
+        return tuple(Token(name, healthy, numa) for names in _names(advert).values() for name in names)
+    names = _names(advert)
+    out = _unhealthy(names, names.keys() - sound, held)
+    return tuple(Token(name, name not in out, numa) for name in chain.from_iterable(names.values()))
+
+
+def _names(advert: Advert) -> dict[str, list[str]]:
+    return {uuid: [f"{uuid}-_-{j}" for j in range(amount)] for uuid, amount in advert.amounts.items()}
+
+
+def _unhealthy(
+    names: Mapping[str, Sequence[str]], sick: Iterable[str], held: Mapping[str, frozenset[str]]
+) -> frozenset[str]:
+    """Which tokens are told unhealthy for these cards. Always the same for the same, so that nothing flickers."""
+    left = 0
+    for uuid in (sick := frozenset(sick)):
+        spread = Counter(len(cards) for cards in held.values() if uuid in cards)  # over so many cards: so many tokens
+        on_it = sum(Fraction(count, cards) for cards, count in spread.items())
+        left += max(0, len(names[uuid]) - int(on_it))
+    # Those named after the sick cards first: people read names.
+    by_name = chain.from_iterable(names[uuid] for uuid in sorted(names, key=lambda uuid: uuid not in sick))
+    free = (name for name in by_name if name not in held)
+    return frozenset(islice(free, left))
+
+
+def _common_numa(cards: Sequence[Card]) -> int | None:
+    nodes = {card.numa for card in cards}
+    return nodes.pop() if len(nodes) == 1 else None

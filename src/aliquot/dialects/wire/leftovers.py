@@ -1,0 +1,124 @@
+"""What stands on a Node by our doing, and how it is taken away; what stays, and the mark that says so. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from aliquot.dialects import native, t9k
+from aliquot.dialects.wire import schedulerconfig
+from aliquot.dialects.wire.upkeep import CONDITION
+from aliquot.model.refusal import Invalid
+
+Json = dict[str, Any]
+
+KUBELET = "/var/lib/kubelet"
+_VERSION = 1
+_IMAGE = re.compile(r"[\w][\w.:/@+-]{0,511}\Z", re.ASCII)
+_LABEL = {"user", "role", "type", "level"}  # seLinuxOptions
+_WORD = re.compile(r"[\w.:,-]{1,255}\Z", re.ASCII)
+_FOLDER = re.compile(r"(/(?!\.\.?(/|\Z))[\w.+-]+)+\Z", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """Files on a node that Pods still need, or that could not be taken away: with what that is to be done later."""
+
+    image: str
+    kubelet: str = KUBELET
+    selinux: Mapping[str, str] | None = None  # the label that the agents had
+
+
+class _LeftBehind(msgspec.Struct, kw_only=True, omit_defaults=True):
+    v: int
+    image: str
+    kubelet: str = KUBELET
+    selinux: dict[str, str] | None = None
+
+
+def render_left_behind(left: LeftBehind) -> str:
+    """The annotation's text."""
+    selinux = None if left.selinux is None else dict(left.selinux)
+    mark = _LeftBehind(v=_VERSION, image=left.image, kubelet=left.kubelet, selinux=selinux)
+    return msgspec.json.encode(mark).decode()
+
+
+def parse_left_behind(node: Json) -> LeftBehind | Invalid | None:
+    """None: nothing was left behind. The node's own kubelet may write here too, so nothing of it is taken on trust."""
+    text = (node["metadata"].get("annotations") or {}).get(native.LEFT_BEHIND)
+    if text is None:
+        return None
+    wrong = Invalid(f'metadata.annotations["{native.LEFT_BEHIND}"]', text, "what `aliquot uninstall` writes there")
+    try:
+        left = msgspec.json.decode(text, type=_LeftBehind)
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
+        return wrong
+    label = left.selinux or {}
+    labelled = label.keys() <= _LABEL and all(map(_WORD.match, label.values()))
+    whole = left.v == _VERSION and _IMAGE.match(left.image) and _FOLDER.match(left.kubelet) and labelled
+    return LeftBehind(left.image, left.kubelet, left.selinux) if whole else wrong
+
+
+def had_agent(node: Json) -> bool:
+    """Whether an agent of ours was the last to speak there."""
+    annotations = node["metadata"].get("annotations") or {}
+    return native.INVENTORY in annotations or native.AGENT in annotations
+
+
+def node_leftovers(
+    node: Json, labelled: Mapping[str, str], left: LeftBehind | None = None
+) -> tuple[Json | None, Json | None]:
+    """What takes our marks from a Node: a merge patch of it and a strategic one of its status; None: nothing there.
+
+    A label goes that we put there and that is still as we left it: by the record, or by who the API server says wrote
+    it. The resources stand at 0 once their plugin is gone, and the kubelet itself never takes them away. Where no agent
+    of ours was, or one was left behind before, somebody else may have come: what can be had is theirs, and the taint.
+    `left`: what is noted there instead.
+    """
+    metadata, status = node["metadata"], node.get("status") or {}
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    gone = {key for key, value in labelled.items() if labels.get(key) == value}
+    gone |= {key for key in _marks(metadata, "f:labels") if key in labels}
+    change: Json = {"labels": dict.fromkeys(sorted(gone))} if gone else {}
+    noted = {} if left is None else {native.LEFT_BEHIND: render_left_behind(left)}
+    ours = {key: noted.get(key) for key in (*annotations, *noted) if key.startswith(native.PREFIX)}
+    changed = {key: value for key, value in ours.items() if annotations.get(key) != value}
+    if changed:
+        change["annotations"] = changed
+    patch: Json = {"metadata": change} if change else {}
+    taints = (node.get("spec") or {}).get("taints") or []
+    cleaned = native.LEFT_BEHIND in annotations and not had_agent(node)
+    kept = [each for each in taints if each != t9k.TAINT or cleaned]
+    if kept != taints:
+        patch["spec"] = {"taints": kept}
+    if patch:
+        patch.setdefault("metadata", {})["resourceVersion"] = metadata.get("resourceVersion")
+    of_status = _of_status(status, theirs=not had_agent(node))
+    return patch or None, {"status": of_status} if of_status else None
+
+
+def _of_status(status: Json, *, theirs: bool) -> Json:
+    found: Json = {}
+    if any(each.get("type") == CONDITION for each in status.get("conditions") or ()):
+        found["conditions"] = [{"$patch": "delete", "type": CONDITION}]
+    to_be_had = status.get("allocatable") or {}
+    for side in ("capacity", "allocatable"):
+        names = [key for key in status.get(side) or {} if key in schedulerconfig.RESOURCES]
+        stale = {key: None for key in names if not theirs or to_be_had.get(key, "0") == "0"}
+        if stale:
+            found[side] = stale
+    return found
+
+
+def _marks(metadata: Json, part: str) -> set[str]:
+    """The keys that programs of ours wrote last, by the API server's own books."""
+    found: set[str] = set()
+    for each in metadata.get("managedFields") or ():
+        if str(each.get("manager", "")).startswith("aliquot"):
+            fields = ((each.get("fieldsV1") or {}).get("f:metadata") or {}).get(part) or {}
+            found |= {key.removeprefix("f:") for key in fields if key != "."}
+    return found

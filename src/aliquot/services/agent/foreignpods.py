@@ -1,0 +1,134 @@
+"""Pods that another device plugin let in, and that run on when we take its place: gpushare's, say.
+
+A guest is a tenant like any other in what it holds: in the database, with a folder, counted on its cards. But the
+kubelet keeps the answer that its containers got, and gives it to every later start of them: they never load our
+library, and are not held to their memory until the Pod is made anew. So its processes are no findings, it is led
+nowhere, and its containers are never refused: they ran before we came.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from aliquot.adapters.host.home import TENANT_VARIABLE
+from aliquot.adapters.kubelet.checkpoint import Entry, Kept
+from aliquot.adapters.kubernetes.reflector import key_of
+from aliquot.adapters.storage.podstore import StoreError
+from aliquot.dialects import native
+from aliquot.dialects.wire.handover import cards_given, is_ours, on_cards, render_own_grant
+from aliquot.dialects.wire.objects import PodObject
+from aliquot.dialects.wire.schedulerconfig import RESOURCES
+from aliquot.model.claim import Claim
+from aliquot.model.grant import Grant
+from aliquot.model.node import Node
+from aliquot.model.podtenancy import PodTenancy
+from aliquot.model.tenant import Finding, Oddity
+from aliquot.services.agent.deviceplugins import Refused
+from aliquot.services.agent.tenants import CannotHostError, PodTenants
+from aliquot.services.daemon.events import Teller, about_pod
+
+log = logging.getLogger(__name__)
+
+NOT_HELD = "GPUNotHeld"
+
+_TOLD = (
+    "its card was given to it by another device plugin, before aliquot: it runs on as it is and its memory is counted, "
+    "but it is not held to it until the Pod is made anew (kubectl rollout restart, or kubectl delete pod)"
+)
+
+
+class Reader(Protocol):
+    """What is used of the usher. Both raise Refused."""
+
+    def read(self, pod: PodObject) -> tuple[Claim, Grant]: ...
+    def tenancy(self, pod: PodObject, claim: Claim, grant: Grant) -> PodTenancy: ...
+
+
+class Guests:
+    """See the head of the file."""
+
+    def __init__(
+        self,
+        *,
+        tenants: PodTenants,
+        events: Teller,
+        node: Callable[[], Node],
+        mark: Callable[[PodObject, dict[str, str]], None],  # annotations that the Pod is to get
+    ) -> None:
+        self._tenants, self._events, self._node, self._mark = tenants, events, node, mark
+        self._uids: set[str] = set()
+
+    @property
+    def uids(self) -> frozenset[str]:
+        """Those that are here."""
+        return frozenset(self._uids & self._tenants.tenancies.keys())
+
+    def without(self, findings: Iterable[Finding]) -> list[Finding]:
+        """The findings, less that a guest's processes have not registered: it was said, and they cannot."""
+        return [each for each in findings if each.kind is not Oddity.UNREGISTERED or each.owner not in self.uids]
+
+    def come_by(self, entries: Iterable[Entry]) -> dict[str, Kept]:
+        """Of the kubelet's notes, the answers for resources of ours that are not ours; by Pod, the first that names
+        cards of this node. What a container got of other things, a network card say, makes nobody a guest."""
+        found: dict[str, Kept] = {}
+        for uid, kept in _answers(entries, ours=False):
+            if uid not in found or cards_given(kept.env, self._node()) is not None:
+                found[uid] = kept
+        return found
+
+    @staticmethod
+    def none_of(entries: Iterable[Entry]) -> set[str]:
+        """UIDs of those who are no guests: it was us who let them in."""
+        return {uid for uid, _ in _answers(entries, ours=True)}
+
+    def take_in(self, pod: PodObject, kept: Kept, reader: Reader) -> None:
+        """Count the Pod on the cards it has. Whatever goes wrong, it runs on."""
+        uid, new = pod.metadata.uid, pod.metadata.uid not in self._tenants.tenancies
+        try:
+            claim, grant = reader.read(pod)
+            there, doubt = self._where(grant, kept)
+            self._uids = self._uids & self._tenants.tenancies.keys() | {uid}  # those who have left are forgotten
+            self._tenants.admit(reader.tenancy(pod, claim, there))
+        except (Refused, CannotHostError, StoreError) as error:
+            told = {"pod": key_of(pod), "why": str(error)}
+            log.warning("a Pod of another device plugin is not counted here", extra={"data": told})
+            return
+        if there != grant:
+            self._mark(pod, render_own_grant(claim, there, self._node()))  # so that the scheduler books it where it is
+        if new or there != grant:
+            self._events.emit(about_pod(pod.metadata), NOT_HELD, _TOLD + doubt, type="Normal", action="TakeOver")
+            where = {"pod": key_of(pod), "cards": sorted(there.usage()), "doubt": doubt.strip("; ")}
+            log.info("a Pod of another device plugin is counted here", extra={"data": where})
+
+    def sign(self, pod: PodObject, claim: Claim, grant: Grant) -> None:
+        """A Pod that a peer's scheduler placed and that we have led to its card is ours: it carries our annotation."""
+        if native.GRANT not in (pod.metadata.annotations or {}):
+            self._mark(pod, render_own_grant(claim, grant, self._node()))
+
+    def _where(self, grant: Grant, kept: Kept) -> tuple[Grant, str]:
+        """Its cards, and what is to be said of them."""
+        node, named = self._node(), sorted(grant.usage())
+        given = cards_given(kept.env, node)
+        if given is None:
+            return grant, f"; nothing but its annotation tells that it is on card {_listed(named)}"
+        there = on_cards(grant, given, node)
+        if there == grant and set(given) != set(named):
+            return grant, f"; its annotation says card {_listed(named)}, but it was given {_listed(given)}"
+        if there != grant:
+            said = f"; its annotation said card {_listed(named)}, but it was given card {_listed(given)}"
+            return there, f"{said}: it is counted there"
+        return grant, ""
+
+
+def _answers(entries: Iterable[Entry], *, ours: bool) -> Iterator[tuple[str, Kept]]:
+    """For resources of ours, by Pod."""
+    for entry in entries:
+        kept = entry.kept() if entry.resource in RESOURCES else None
+        if kept is not None and is_ours(kept.cdi, kept.env, mark=TENANT_VARIABLE) == ours:
+            yield entry.pod_uid, kept
+
+
+def _listed(cards: Sequence[int]) -> str:
+    return ", ".join(map(str, cards))

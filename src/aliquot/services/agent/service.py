@@ -1,0 +1,393 @@
+"""`aliquot agent`: one per node. Advertises the cards, leads containers to them, and holds tenants to their shares.
+
+    plugins       a device plugin for each resource that the node's labels ask for; the kubelet comes and goes
+    usher         whose a container's devices are, and what its Pod was given
+    podtenants    Pods as tenants of the arbiter (its threads are beside this loop)
+    health        cards that are out, told to the kubelet, to the scheduler (inventory) and in events
+    upkeep        once a second: who has ended, what should not be on the cards, what is to be written
+
+Everything is rebuilt at a start: tenants from the database, then from the API server and the kubelet. Killed at any
+line, it leaves running Pods as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import aliquot
+from aliquot import dialects
+from aliquot.adapters.host.processes import own_number
+from aliquot.adapters.kubelet.holders import Books
+from aliquot.adapters.kubernetes.kube import Kube, Server
+from aliquot.adapters.kubernetes.reflector import Reflector, key_of
+from aliquot.adapters.storage.cdifolder import CdiFolder
+from aliquot.adapters.storage.podstore import PodStore, StoreError
+from aliquot.dialects import Rules
+from aliquot.dialects.wire.advertising import Token, adverts, tokens
+from aliquot.dialects.wire.cdi import parse_spec, passes_cdi, reads_cdi, render_spec
+from aliquot.dialects.wire.objects import NodeObject, PodObject
+from aliquot.model.device import Card
+from aliquot.model.health import describe_out
+from aliquot.model.node import Node
+from aliquot.model.refusal import Invalid
+from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
+from aliquot.services.agent.allocation import Usher
+from aliquot.services.agent.allocationmetrics import ALLOCATE, PRESTART, CountedDesk
+from aliquot.services.agent.control import AgentDoor
+from aliquot.services.agent.deviceholders import Holdings
+from aliquot.services.agent.deviceplugins import Plugins, Refused
+from aliquot.services.agent.foreignpods import Guests
+from aliquot.services.agent.handover import take_leave
+from aliquot.services.agent.http import AgentPort
+from aliquot.services.agent.injection import CdiDoorway, EitherDoorway, Fixtures, MountDoorway
+from aliquot.services.agent.live import AgentLive, Traced
+from aliquot.services.agent.nodereport import NodeClerk
+from aliquot.services.agent.podcache import Shelf
+from aliquot.services.agent.status import Scene, resources_told, status
+from aliquot.services.agent.tenants import CannotHostError, PodTenants
+from aliquot.services.daemon.calls import Calls
+from aliquot.services.daemon.control import about
+from aliquot.services.daemon.events import Events, timestamp
+from aliquot.services.daemon.memory import keep_tidy
+from aliquot.services.daemon.tasks import for_ever, told_to_end
+from aliquot.services.runtime.meter import Lookout
+
+log = logging.getLogger(__name__)
+
+_UPKEEP = 1.0  # seconds
+
+
+class Arbiter(Traced, Protocol):
+    """services/runtime/arbiterd.py."""
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def add(self, tenant: Tenant, directory: Path) -> None: ...
+    def remove(self, tenant_id: str) -> None: ...
+    def configure(self, rules: SharingRules) -> None: ...
+    def standings(self) -> list[Standing]: ...
+    def findings(self) -> list[Finding]: ...
+    def alive(self, tenant_id: str) -> bool: ...
+
+
+class Health(Protocol):
+    """services/runtime/health.py."""
+
+    @property
+    def cards(self) -> tuple[Card, ...]: ...
+    @property
+    def why(self) -> Mapping[str, str]: ...
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an agent is told at its start."""
+
+    node_name: str
+    tenants: Path  # one folder for each Pod on the cards
+    links: Path  # the same by the names of devices, for runtimes without CDI
+    cdi: bool | None = None  # None: by the runtime's version
+    cdi_folder: Path = Path("/var/run/cdi")
+    kubelet: Path = Path("/var/lib/kubelet")
+    rules: Rules = dialects.DEFAULT_RULES
+    release_delay: float = 0.1
+    handover: float = 3.0  # seconds that the scheduler has to answer that it sends no more Pods, when we go
+    port: int = 9479
+    bind_address: str = "0.0.0.0"  # noqa: S104  # Prometheus is elsewhere
+    control: Path | None = None  # where `aliquot top`, `ps` and `doctor` on the node ask; None: nowhere
+    simulated: str | None = None  # the cards, as the command line writes them
+    notes: tuple[str, ...] = ()  # what whoever looks at it should know
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What it is made of, and the tests have others of."""
+
+    store: PodStore
+    arbiter: Arbiter
+    health: Health
+    fixtures: Fixtures
+    lookout: Lookout | None = None  # how much of the cards is in use; None: nobody looks
+
+
+class Agent:
+    """One node's agent: its parts, put together."""
+
+    def __init__(self, server: Server, settings: Settings, parts: Parts) -> None:
+        self.settings, self.parts = settings, parts
+        self._live = AgentLive(parts.arbiter)
+        self.kube = kube = Kube(server, agent="aliquot-agent")
+        self.events = Events(kube, "aliquot-agent", time.time, instance=settings.node_name)
+        self.kubelet = Books(settings.kubelet)
+        self.clerk = NodeClerk(kube, self.events, settings.node_name, changed=self._node_changed)
+        self.doorway = doorway = EitherDoorway(
+            CdiDoorway(CdiFolder(settings.cdi_folder, render_spec, parse_spec), settings.tenants, parts.fixtures),
+            MountDoorway(settings.links, settings.tenants, parts.fixtures),
+            has_cdi=self._has_cdi,
+        )
+        self.tenants = PodTenants(
+            store=parts.store,
+            arbiter=parts.arbiter,
+            folder=settings.tenants,
+            clock=time.monotonic,
+            withdraw=doorway.withdraw,
+        )
+        self.shelf = Shelf(kube, settings.node_name, ended=self.tenants.leave, runs=self.tenants.stay)
+        on_node = {"fieldSelector": f"spec.nodeName={settings.node_name}"}
+        self.pods = Reflector(kube, "/api/v1/pods", PodObject, self.shelf, params=on_node)
+        self.shelf.reflector = self.pods
+        this_node = {"fieldSelector": f"metadata.name={settings.node_name}"}
+        self.nodes = Reflector(kube, "/api/v1/nodes", NodeObject, self.clerk, params=this_node)
+        self.guests = Guests(tenants=self.tenants, events=self.events, node=self.node, mark=self.clerk.mark)
+        self.usher = Usher(
+            kubelet=self.kubelet,
+            pods=self.shelf,
+            tenants=self.tenants,
+            doorway=doorway,
+            events=self.events,
+            node=self.node,
+            sick=self._why_out,
+            rules=settings.rules.whole,  # those who are here were let in, whatever is served since
+            clock=time.time,
+            guests=self.guests,
+            assigned=self.clerk.assigned,
+        )
+        self.calls = Calls(lambda: timestamp(time.time()), (ALLOCATE, PRESTART))
+        self.plugins = Plugins(
+            self.kubelet.plugins, CountedDesk(self.usher, self.calls, time.monotonic), changed=self.wake
+        )
+        self.port = AgentPort(self, address=settings.bind_address, port=settings.port)
+        self._since = time.time()
+        self.restored = asyncio.Event()
+        self._awake = asyncio.Event()
+        self._rules = SharingRules(release_delay=settings.release_delay)
+        self._offered: Mapping[str, tuple[Token, ...]] = {}
+        self._holdings = Holdings(self.kubelet, self.tenants, time.monotonic)
+        self._offered_by: tuple[Node, Mapping[str, Mapping[str, frozenset[str]]]] | None = None
+        self._refused: Invalid | None = None  # why none of it can be offered
+        self._trouble = ""
+
+    # --- from first to last --------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until SIGTERM or SIGINT. Running Pods stay as they are, and nobody stays paused."""
+        stop = told_to_end()
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.kube)
+            stack.push_async_callback(self.kubelet.close)
+            await self.port.open(stack)
+            self.parts.health.start()
+            stack.callback(self.parts.health.stop)
+            if self.parts.lookout is not None:
+                self.parts.lookout.start()
+                stack.callback(self.parts.lookout.stop)
+            self.parts.arbiter.configure(self._rules)
+            self.parts.arbiter.start()
+            stack.callback(self.parts.arbiter.stop)
+            taken_up = self.tenants.take_up()
+            told = {"version": aliquot.__version__, "node": self.settings.node_name, "pods": taken_up}
+            log.info("the agent runs", extra={"data": {**told, "cards": len(self.parts.health.cards)}})
+            tasks = [asyncio.create_task(for_ever(work)) for work in self._works()]
+            await stop.wait()
+            log.info("stopping")
+            await take_leave(self.clerk, self.shelf, patience=self.settings.handover)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _works(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        return [
+            self.nodes.run,
+            self.pods.run,
+            self.events.run,
+            self.clerk.run,
+            self._restore,
+            self.plugins.run,
+            self._upkeep,
+            partial(keep_tidy, self.restored),
+            self.port.run,
+            *([] if self.settings.control is None else [AgentDoor(self, str(self.settings.control)).run]),
+        ]
+
+    def wake(self) -> None:
+        """Look now: something has changed. From the loop's thread only."""
+        self._awake.set()
+
+    # --- what is known of the node -------------------------------------------------------------------------------
+
+    def node(self) -> Node:
+        """This node with its cards as they are, and what its labels ask of us."""
+        return self.clerk.node(self.parts.health.cards, self.settings.rules)
+
+    def _why_out(self, uuid: str) -> str | None:
+        health = self.parts.health
+        why = health.why.get(uuid)
+        return next((describe_out(card, why) for card in health.cards if why is not None and card.uuid == uuid), None)
+
+    def _has_cdi(self) -> bool:
+        if self.settings.cdi is not None:
+            return self.settings.cdi
+        return reads_cdi(self.clerk.runtime) and passes_cdi(self.clerk.kubelet)
+
+    def ready(self) -> str | None:
+        """None when all is in order; else what we wait for."""
+        if self.nodes.synced.is_set() and not self.clerk.known:
+            return f"there is no Node {self.settings.node_name} (--nodename)"
+        if not self.pods.synced.is_set() or not self.clerk.known:
+            return "the API server has not told the node and its Pods yet"
+        if not self.restored.is_set():
+            return "the Pods on the cards are being taken up again"
+        missing = self._offered.keys() - self.plugins.registered
+        if missing:
+            return f"the kubelet has not accepted {', '.join(sorted(missing))} yet"
+        if self._refused is not None:
+            return f"nothing is offered to the kubelet: {self._refused.sentence()}"
+        return None if self.clerk.published else "the inventory is not on the Node yet"
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Who we are, and where our things are: what `aliquot doctor` looks at."""
+        settings = self.settings
+        by_cdi = self._has_cdi() or (settings.cdi is None and not self.clerk.known)
+        return about(
+            own_number(),
+            self._since,
+            node=settings.node_name,
+            simulated=settings.simulated,
+            home=str(settings.tenants.parent),
+            database=str(self.parts.store.path),
+            kubelet=str(settings.kubelet),
+            cdi=str(settings.cdi_folder) if by_cdi else None,
+            metrics_port=settings.port or None,
+            dialects=sorted(settings.rules.served),
+        )
+
+    def status(self) -> dict[str, Any]:
+        """All there is to see, of the same shape as a machine's daemon tells it."""
+        parts, tenants = self.parts, self.tenants
+        scene = Scene(
+            rules=self._rules,
+            cards=parts.health.cards,
+            why=parts.health.why,
+            seen={} if parts.lookout is None else parts.lookout.seen,
+            tenancies=tenants.tenancies.values(),
+            ended=tenants.ended,
+            standings=parts.arbiter.standings(),
+            findings=self.guests.without(parts.arbiter.findings()),
+        )
+        agent = {
+            "waits_for": self.ready(),
+            "notes": [*self.settings.notes, *([] if self.port.trouble is None else [self.port.trouble])],
+            "resources": resources_told(self._offered, self.plugins.registered),
+            "kubelet_restarts": self.plugins.restarts,
+            "calls": self.calls.told(),
+        }
+        return {"daemon": self.about, "agent": agent, **status(scene, time.time())}
+
+    def live(self) -> dict[str, Any]:
+        """This node as a dashboard shows it."""
+        return self._live.node(self.status(), time.time())
+
+    def _node_changed(self) -> None:
+        node = self.node()
+        rules = replace(self._rules, isolation=node.isolation)
+        if rules != self._rules:
+            log.info("another policy", extra={"data": {"policy": rules.isolation.value}})
+            self._rules = rules
+            self.parts.arbiter.configure(rules)
+        self.wake()
+
+    # --- after a start -------------------------------------------------------------------------------------------
+
+    async def _restore(self) -> None:
+        """What the database did not know: folders without a tenant, and running Pods that the kubelet knows we let in;
+        and tenants whose Pod ended while we were away."""
+        await self.pods.synced.wait()
+        await self.clerk.heard.wait()
+        here = {pod.metadata.uid: pod for pod in self.shelf if not pod.finished}
+        for uid in list(self.tenants.tenancies):
+            if uid not in here:
+                self.tenants.leave(uid)
+        noted = self.kubelet.checkpoint() or ()
+        guests = self.guests.come_by(noted)
+        running = {uid for uid, pod in here.items() if pod.runs}  # one that we refused has devices, too
+        ours = self.guests.none_of(noted) & running - guests.keys()
+        strays = self.tenants.left_behind() | set(self.doorway.led().values()) | ours
+        for uid in strays - self.tenants.tenancies.keys():
+            self._take_in(uid, here.get(uid))
+        for uid, kept in guests.items():
+            if uid in here:
+                self.guests.take_in(here[uid], kept, self.usher)
+        self.restored.set()
+
+    def _take_in(self, uid: str, pod: PodObject | None) -> None:
+        if pod is None:
+            self.tenants.discard(uid)
+            return
+        key = key_of(pod)
+        try:
+            self.tenants.admit(self.usher.tenancy_of(pod))
+            log.info("a running Pod is taken in again", extra={"data": {"pod": key, "uid": uid}})
+        except (Refused, CannotHostError, StoreError) as error:
+            log.warning("a running Pod cannot be taken in again", extra={"data": {"pod": key, "why": str(error)}})
+
+    # --- once a second -------------------------------------------------------------------------------------------
+
+    async def _upkeep(self) -> None:
+        await self.clerk.heard.wait()
+        await self.restored.wait()
+        while True:
+            self._awake.clear()  # what changes from here on is looked at in the next round
+            self._remember_cards()
+            await self._offer()
+            here = self._offered.keys() <= self.plugins.registered
+            self.clerk.publish(self.parts.health.cards, here=here)
+            self.clerk.tell_health(self.parts.health, self.tenants.tenancies.values())
+            self.clerk.tell_findings(self.guests.without(self.parts.arbiter.findings()), self.shelf)
+            tenancies, standings = self.tenants.tenancies, self.parts.arbiter.standings()
+            self.clerk.tell_limits(standings, tenancies, self.parts.health.cards)
+            self.clerk.tell_lingering(self.tenants.sweep())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_UPKEEP):  # not wait_for: that may forget being cancelled
+                    await self._awake.wait()
+
+    def _remember_cards(self) -> None:
+        """A full disk, say, must not keep the rest from being done."""
+        try:
+            self.parts.store.set_cards(self.parts.health.cards)
+            while self.parts.store.notes:
+                log.warning("the database", extra={"data": {"note": self.parts.store.notes.pop(0)}})
+        except StoreError as error:
+            if str(error) != self._trouble:
+                log.warning("the cards are not written down", extra={"data": {"why": str(error)}})
+            self._trouble = str(error)
+
+    async def _offer(self) -> None:
+        """What the kubelet may give away, and which of it is out."""
+        node = self.node()
+        if any(not card.healthy for card in node.cards):
+            await self._holdings.look()
+        held = self._holdings.cards
+        if (node, held) == self._offered_by:  # up to 20,000 devices are not made anew each second
+            return
+        self._offered_by = (node, held)
+        wanted = adverts(node, self.settings.rules)
+        self._refused = wanted if isinstance(wanted, Invalid) else None
+        if isinstance(wanted, Invalid):
+            self.clerk.tell_refused(wanted)
+            wanted = ()
+        offered = {each.resource: tokens(each, node.cards, held.get(each.resource, {})) for each in wanted}
+        if offered != self._offered:
+            self._offered = offered
+            self.plugins.offer(offered)

@@ -1,0 +1,384 @@
+"""The sample workload: keep a card busy, or serve requests at a steady pace, and tell what came of it.
+
+A kernel is a fixed amount of work (adapters/gpu/burnkernel.py), so kernels done, times what one takes alone, is the
+share of the card that we got. What is measured is a window of time that begins after start-up and ends before the
+queue runs dry: counts at its edges are read between two completions, in proportion.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable
+from ctypes import c_uint64
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+from aliquot.adapters.gpu.burnkernel import PTX, RESULT_BYTES
+from aliquot.adapters.gpu.cuda import Card, Launch
+
+THREADS, BLOCKS_PER_PROCESSOR = 256, 2
+_QUEUED_US = 8_000.0  # work in the card's queue: more than the longest nap this process is likely to take
+_BATCH_US = 1_000.0  # short kernels go in batches of so much work, one event for each
+_MOST_QUEUED = 512  # kernels; past about a thousand the driver itself makes a launch wait
+_MARK_SECONDS = 0.002  # completions closer than this are noted as one
+_FILE_SECONDS = 0.005
+_STOPS = 32_768  # places for moments at which the card was taken away in mid-kernel
+SPANS = 32_768  # kernels whose times are kept, the latest ones
+
+
+class Gate(Protocol):
+    """When to begin and when to stop; a bench opens the gates of several loads at once."""
+
+    def begin(self) -> float:
+        """Say that we are ready, wait to be let in, answer when the measured window begins (CLOCK_MONOTONIC)."""
+
+    def over(self, now: float) -> bool:
+        """Whether the window has ended; asked all the time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to do. `depth` None: enough for the card not to run dry."""
+
+    kernel_us: float
+    iterations_per_us: float | None = None  # None: calibrate first
+    device: int = 0
+    memory: int = 0
+    check: bool = False
+    timeline: bool = False
+    progress: Path | None = None
+    # a steady load
+    depth: int | None = None
+    streams: int = 1
+    graph: bool = False
+    # a server
+    kernels: int = 1
+    period: float = 0.01
+
+    @property
+    def batch(self) -> int:
+        """Kernels that go to the card together."""
+        return max(1, round(_BATCH_US / self.kernel_us))
+
+    @property
+    def batches(self) -> int:
+        """Batches in the queue: at least two, so that the next is there when one ends."""
+        wanted = self.depth or min(_MOST_QUEUED, math.ceil(_QUEUED_US / self.kernel_us))
+        return max(2, math.ceil(wanted / self.batch), self.streams)
+
+
+class Marks:
+    """How many kernels were done by when."""
+
+    def __init__(self, began: float, file: Path | None = None, index: int = 0) -> None:
+        self._times, self._counts = array("d", [began]), array("d", [0.0])
+        self._latest = (began, 0.0)
+        self._file = file.open("a", buffering=1) if file else None
+        self._index, self._told = index, 0.0
+
+    def add(self, now: float, done: float) -> None:
+        self._latest = (now, done)
+        if now - self._times[-1] >= _MARK_SECONDS:
+            self._times.append(now)
+            self._counts.append(done)
+        if self._file and now - self._told >= _FILE_SECONDS:
+            self._told = now
+            self._file.write(f"{now:.6f} {self._index} {done:.0f}\n")
+
+    def close(self) -> None:
+        """The last completion counts, however close."""
+        now, done = self._latest
+        if now > self._times[-1]:
+            self._times.append(now)
+            self._counts.append(done)
+        if self._file:
+            self._file.write(f"{now:.6f} {self._index} {done:.0f}\n")
+            self._file.close()
+
+    def at(self, moment: float) -> float:
+        """Kernels done at a moment, in proportion between two completions."""
+        after = bisect_right(self._times, moment)
+        if after == 0:
+            return 0.0
+        if after == len(self._times):
+            return self._counts[-1]
+        before = after - 1
+        part = (moment - self._times[before]) / (self._times[after] - self._times[before])
+        return self._counts[before] + part * (self._counts[after] - self._counts[before])
+
+    def longest_gap(self, begin: float, end: float) -> float:
+        """The longest time without a completion, of those that touch the window."""
+        times = self._times
+        first, last = max(1, bisect_right(times, begin)), bisect_right(times, end)
+        between = [times[at] - times[at - 1] for at in range(first, min(last + 1, len(times)))]
+        return max(between, default=end - begin)
+
+
+class Burner:
+    """A card with the kernel loaded, and where its results go."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.card = Card(plan.device)
+        self.card.load(PTX)
+        self.traced = False
+        function = self.card.function("burn_traced") if plan.timeline else None
+        if function is not None:
+            self.traced = True
+        else:
+            function = self.card.function("burn")
+        if function is None:
+            raise LookupError("burn")
+        self.function = function
+        self.ballast = self.card.allocate(plan.memory) if plan.memory else None
+        # Place 0 is for kernels whose times are not kept.
+        self.places = 1 + (SPANS if plan.timeline else 0)
+        self.results = self.card.allocate(self.places * RESULT_BYTES)
+        self.stops = self.card.allocate(16 + 16 * _STOPS) if self.traced else 0
+        self.iterations, self.out = c_uint64(), c_uint64(self.results if plan.check else 0)
+        self.launched = 0
+        self.rate = plan.iterations_per_us or self.calibrate()
+        self.iterations.value = max(1, round(plan.kernel_us * self.rate))
+
+    def launcher(self, stream: Any) -> Launch:
+        arguments = [self.iterations, self.out]
+        if self.traced:
+            arguments += [c_uint64(self.stops), c_uint64(_STOPS)]
+        blocks = BLOCKS_PER_PROCESSOR * self.card.multiprocessors
+        return self.card.launcher(self.function, stream, arguments, blocks=blocks, threads=THREADS)
+
+    def calibrate(self) -> float:
+        """Iterations per microsecond with the card to ourselves: the best of three rounds, after the clocks rose."""
+        places, out = 10, self.out.value
+        buffer = self.card.allocate(places * RESULT_BYTES)
+        launch = self.launcher(self.card.stream())
+        self.iterations.value, best = 1_000, 0.0
+        warm = time.monotonic() + 0.3
+        rounds = 0
+        while rounds < 3:
+            for place in range(places):
+                self.out.value = buffer + place * RESULT_BYTES
+                self.card.check(launch())
+            self.card.synchronize()
+            times = self.card.read(buffer, 3 * places)
+            took = max(1, times[-1] - times[1]) / 1000 / places
+            rate = self.iterations.value / took
+            if time.monotonic() > warm and took > 5_000:
+                rounds, best = rounds + 1, max(best, rate)
+            if not 10_000 < took < 30_000:  # a round of kernels of 20 ms, whatever the clocks were at first
+                self.iterations.value = max(1, min(100 * self.iterations.value, round(20_000 * rate)))
+        self.card.free(buffer)
+        self.out.value = out
+        return best
+
+    def place(self) -> None:
+        """Before each launch of a drawn run: where this kernel's times go. Tiny kernels are only sampled."""
+        every = max(1, math.ceil(50 / self.plan.kernel_us))
+        sample, rest = divmod(self.launched, every)
+        self.launched += 1
+        self.out.value = self.results + (0 if rest else (1 + sample % SPANS) * RESULT_BYTES)
+
+    def checked(self, launched: int) -> bool:
+        """Whether every kernel ran once, to its end, and every thread of it counted right."""
+        results = self.card.read(self.results, 3 * self.places)
+        return sum(results[::3]) == launched
+
+    def timeline(self) -> dict[str, Any]:
+        """When kernels began and ended, in the card's nanoseconds; and where they were stopped in between."""
+        words = self.card.read(self.results, 3 * self.places)
+        spans = sorted((words[at + 1], words[at + 2]) for at in range(3, len(words), 3) if words[at])
+        count, watched = self.card.read(self.stops, 2) if self.traced else (0, 0)
+        words = self.card.read(self.stops + 16, 2 * min(count, _STOPS)) if count else []
+        stops = sorted(zip(words[::2], words[1::2], strict=True))
+        return {"kernel_us": self.plan.kernel_us, "traced": bool(watched), "spans": spans, "stops": stops}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of it, before it is rounded for anybody."""
+
+    result: dict[str, Any]
+    timeline: dict[str, Any] | None = None
+
+
+Tell = Callable[[float, float], None]  # seconds of the window so far, share so far
+
+
+class _Queue:
+    """Batches of kernels on the card, the oldest waited for first; streams and events go round."""
+
+    def __init__(self, burner: Burner) -> None:
+        plan, card = burner.plan, burner.card
+        self._card = card
+        self._streams = [card.stream() for _ in range(plan.streams)]
+        self._launches = [_batches(burner, stream, plan.batch) for stream in self._streams]
+        events = [card.event() for _ in range(plan.batches)]
+        self._records = [card.recorder(event, self._streams[at % plan.streams]) for at, event in enumerate(events)]
+        self._waits = [card.waiter(event) for event in events]
+        self._put = self._taken = 0
+
+    def warm_up(self) -> int:
+        """What the driver loads lazily, it loads now. Answers how many batches that took."""
+        for launch in self._launches:
+            self._card.check(launch())
+        self._card.synchronize()
+        return len(self._launches)
+
+    @property
+    def full(self) -> bool:
+        return self._put - self._taken == len(self._waits)
+
+    @property
+    def empty(self) -> bool:
+        return self._put == self._taken
+
+    def put(self) -> None:
+        place = self._put % len(self._waits)
+        self._card.check(self._launches[place % len(self._streams)]())
+        self._card.check(self._records[place]())
+        self._put += 1
+
+    def take(self) -> None:
+        """Wait for the oldest."""
+        self._card.check(self._waits[self._taken % len(self._waits)]())
+        self._taken += 1
+
+
+def load(plan: Plan, gate: Gate, index: int = 0, tell: Tell | None = None) -> Outcome:
+    """Keep the card's queue full until the gate says it is over."""
+    burner = Burner(plan)
+    queue, batch = _Queue(burner), plan.batch
+    before = batch * queue.warm_up()
+    gc.disable()  # a collection must not empty the queue
+    begin = gate.begin()
+    end = time.monotonic()
+    marks = Marks(end, plan.progress, index)
+    done, over = 0, False
+    while not over:
+        while not queue.full:
+            queue.put()
+        queue.take()
+        done, end = done + batch, time.monotonic()
+        marks.add(end, done)
+        if tell is not None and end > begin:
+            tell(end - begin, plan.kernel_us * 1e-6 * (done - marks.at(begin)) / (end - begin))
+        over = gate.over(end)
+    while not queue.empty:
+        queue.take()
+        done += batch
+        marks.add(time.monotonic(), done)
+    marks.close()
+    gc.enable()
+    result = _window(plan, burner, marks, begin, end)
+    result["queued"] = batch * plan.batches
+    if plan.check:
+        result["right"] = burner.checked(before + done)
+    return Outcome(result, burner.timeline() if plan.timeline else None)
+
+
+def _batches(burner: Burner, stream: Any, batch: int) -> Launch:
+    """One call that puts a batch of kernels on the stream; answers the first error, or 0."""
+    launch = burner.launcher(stream)
+    if burner.plan.graph:
+        return burner.card.graph(stream, [launch] * batch)
+    if burner.plan.timeline:
+
+        def placed() -> int:
+            burner.place()
+            return launch()
+
+        launch_one: Launch = placed
+    else:
+        launch_one = launch
+    if batch == 1:
+        return launch_one
+    rounds = range(batch)
+
+    def many() -> int:
+        for _ in rounds:
+            if code := launch_one():
+                return code
+        return 0
+
+    return many
+
+
+def _window(plan: Plan, burner: Burner, marks: Marks, begin: float, end: float) -> dict[str, Any]:
+    """The figures of the window from `begin` to `end`."""
+    elapsed = max(end - begin, 1e-9)
+    kernels = marks.at(end) - marks.at(begin)
+    share = plan.kernel_us * 1e-6
+    edges = [begin + second for second in range(int(elapsed + 1e-6) + 1)]
+    series = [share * (marks.at(after) - marks.at(before)) for before, after in pairwise(edges)]
+    return {
+        "device": burner.card.name,
+        "kernel_us": plan.kernel_us,
+        "iterations_per_us": round(burner.rate, 4),
+        "begin": round(begin, 6),
+        "seconds": round(elapsed, 6),
+        "kernels": round(kernels, 3),
+        "share": round(share * kernels / elapsed, 5),
+        "series": [round(each, 4) for each in series],
+        "longest_gap_ms": round(1000 * marks.longest_gap(begin, end), 3),
+    }
+
+
+def serve(plan: Plan, gate: Gate, index: int = 0, tell: Tell | None = None) -> Outcome:
+    """A request every `period`: kernels, and a wait for them. What counts is how long each took."""
+    burner = Burner(plan)
+    card, stream = burner.card, burner.card.stream()
+    launch, wait = _batches(burner, stream, plan.kernels), card.stream_waiter(stream)
+    for _ in range(3):
+        card.check(launch())
+        card.check(wait())
+    gc.disable()
+    begin = gate.begin()
+    latencies: list[float] = []
+    requests = late = 0
+    due = time.monotonic()
+    marks = Marks(due, plan.progress, index)
+    while True:
+        time.sleep(max(0.0, due - time.monotonic()))
+        started = time.monotonic()
+        if gate.over(started):
+            break
+        card.check(launch())
+        card.check(wait())
+        ended = time.monotonic()
+        requests += 1
+        marks.add(ended, requests * plan.kernels)
+        if started >= begin:
+            latencies.append(1e6 * (ended - started))
+            if tell is not None:
+                tell(ended - begin, plan.kernel_us * plan.kernels * 1e-6 * len(latencies) / (ended - begin))
+        due += plan.period
+        if due < ended:  # a request that took longer than the period: the next one at once, none on top of another
+            due, late = ended, late + 1
+    marks.close()
+    gc.enable()
+    result = _window(plan, burner, marks, begin, started)
+    result |= {"requests": len(latencies), "late": late, "latency_us": percentiles(latencies)}
+    if plan.check:
+        result["right"] = burner.checked((requests + 3) * plan.kernels)
+    return Outcome(result, burner.timeline() if plan.timeline else None)
+
+
+def percentiles(values: list[float]) -> dict[str, float] | None:
+    """As most people mean them: the value that so many per cent do not exceed. None where there is none."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    ranks = {"p50": 0.50, "p90": 0.90, "p99": 0.99, "max": 1.0}
+    return {name: round(ordered[max(0, math.ceil(part * len(ordered)) - 1)], 1) for name, part in ranks.items()}
+
+
+def calibrate(device: int) -> tuple[str, float]:
+    """The card's name, and iterations per microsecond on it: with the card to ourselves."""
+    burner = Burner(Plan(kernel_us=1.0, device=device))
+    return burner.card.name, burner.rate

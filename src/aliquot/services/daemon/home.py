@@ -1,0 +1,88 @@
+"""A daemon's home, made and locked: one daemon per home, by a lock on a file that the kernel drops with the process."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from aliquot.adapters.host.home import Home
+from aliquot.adapters.host.processes import own_number
+
+
+class RunsAlreadyError(Exception):
+    """Another daemon has this home."""
+
+
+class UpError(Exception):
+    """The daemon cannot start; the message says why."""
+
+
+def make_home(home: Home) -> None:
+    """Its folders. Others may pass through to their own tenants' folders, and read nothing else."""
+    home.check()
+    for folder in (home.run, home.state, home.tenants, home.logs, home.pod_logs):
+        make_folder(folder, 0o755)
+
+
+def make_folder(folder: str, mode: int, *, advice: str = "set ALIQUOT_HOME to a folder of your own") -> None:
+    """Ours, with that mode. Raises UpError, with the advice."""
+    try:
+        os.makedirs(folder, mode=mode, exist_ok=True)
+        owner, of_name = os.stat(folder).st_uid, os.lstat(folder).st_uid
+        if of_name not in (0, os.geteuid()):  # a link of another's: it may lead to what is for other things
+            owner = of_name
+        if owner == os.geteuid():
+            os.chmod(folder, mode)
+    except OSError as error:
+        raise UpError(f"{folder}: {error.strerror}: {advice}") from error
+    if owner != os.geteuid():  # whoever owns it could put anything in our way
+        raise UpError(f"{folder} belongs to user {owner}: {advice}")
+
+
+def check_mounted(folders: Iterable[str], *, mounts: Path = Path("/proc/self/mountinfo")) -> None:
+    """In a Pod, where no mount leads to a folder it is the image's own, and no other container ever sees what is in it.
+
+    Raises UpError. Only a root of layers is certainly an image's: whoever goes to the host's (chroot) has another.
+    """
+    if "KUBERNETES_SERVICE_HOST" not in os.environ:
+        return
+    points = mount_points(mounts.read_text())
+    if points.get("/") != "overlay":
+        return
+    for folder in folders:
+        if point_of(folder, points) is None:
+            raise UpError(
+                f"{folder} is this container's own, and no other container would see what is in it: mount the host's "
+                "folder of that name there (a hostPath volume, at the same path)"
+            )
+
+
+def mount_points(text: str) -> dict[str, str]:
+    """From /proc/self/mountinfo: the kind of what is mounted, by where. The last one there is what is seen."""
+    lines = [line.split() for line in text.splitlines()]
+    return {words[4]: words[words.index("-") + 1] for words in lines}
+
+
+def point_of(folder: str, points: Mapping[str, str]) -> str | None:
+    """Where what leads to a folder is mounted; None: it is the image's own."""
+    real = Path(folder).resolve()
+    return max((point for point in points if point != "/" and real.is_relative_to(point)), key=len, default=None)
+
+
+def take_lock(home: Home) -> int:
+    """The lock, held as long as the file is open. Raises RunsAlreadyError."""
+    handle = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        who = os.read(handle, 32).decode(errors="replace").strip() or "?"
+        os.close(handle)
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise UpError(f"{home.lock}: {error.strerror}") from error
+        raise RunsAlreadyError(f"a daemon runs already for {home.run}: pid {who}") from error
+    os.ftruncate(handle, 0)
+    os.write(handle, f"{own_number()}\n".encode())
+    return handle

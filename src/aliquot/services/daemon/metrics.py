@@ -1,0 +1,124 @@
+"""The status in Prometheus's words. prometheus-client is loaded with the first scrape: most machines never have one.
+
+One table for runs and for Pods: they differ in the labels that tell whose a series is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import aliquot
+from aliquot.services.daemon.calls import BUCKETS, Calls
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# label: the field of a tenant in the status
+RUNS = {"tenant": "name"}
+PODS = {"namespace": "namespace", "pod": "pod"}
+
+_ON_CARD = ("class", "card", "uuid")
+# name, what it is, counter or gauge, field of a tenant's card in the status
+_OF_TENANTS = (
+    ("aliquot_tenant_share_ratio", "Part of the card's time over the last second.", False, "share"),
+    ("aliquot_tenant_memory_used_bytes", "Memory in use on the card.", False, "memory_used_bytes"),
+    ("aliquot_tenant_memory_limit_bytes", "Memory it may use on the card.", False, "memory_limit_bytes"),
+    ("aliquot_tenant_paused_seconds", "Time it was held off the card.", True, "paused_seconds"),
+    ("aliquot_tenant_preemptions", "Times online work took the card from it.", True, "preemptions"),
+    ("aliquot_tenant_refused_allocations", "Allocations past its limit.", True, "refused_allocations"),
+)
+_OF_CARDS = (
+    ("aliquot_card_memory_bytes", "Memory of the card.", "memory_bytes"),
+    ("aliquot_card_memory_used_bytes", "Memory in use on the card, by whomever.", "memory_used_bytes"),
+    ("aliquot_card_memory_booked_bytes", "Memory promised to tenants.", "memory_booked_bytes"),
+    ("aliquot_card_core_booked_ratio", "Compute promised to tenants.", "core_booked"),
+    ("aliquot_card_utilisation_ratio", "Part of its time in which the card did anything.", "utilisation"),
+    ("aliquot_card_tenants", "Tenants on the card.", "tenants"),
+    ("aliquot_card_healthy", "1 where the card is well, 0 where it is out.", "healthy"),
+)
+
+
+class _Told:
+    """A collector, as prometheus-client calls who tells it of metrics."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families
+
+
+def exposition(status: dict[str, Any], who: Mapping[str, str] = RUNS, more: Iterable[Metric] = ()) -> bytes:
+    """What a scrape of /metrics answers: the status with these labels for its tenants, and whatever else there is."""
+    return expose([*_families(status, who), *more])
+
+
+def expose(families: Iterable[Metric]) -> bytes:
+    """These, as they go over the wire."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    registry.register(_Told(list(families)))
+    return generate_latest(registry)
+
+
+def of_calls(calls: Calls, prefix: str) -> Iterator[Metric]:
+    """How often each verb was called, and how long it took."""
+    from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
+    total = CounterMetricFamily(f"{prefix}_calls", "Calls by verb and outcome.", labels=("verb", "outcome"))
+    for (verb, outcome), times in sorted(calls.outcomes.items()):
+        total.add_metric((verb, outcome), times)
+    yield total
+    took = HistogramMetricFamily(f"{prefix}_call_seconds", "How long calls took.", labels=("verb",))
+    bounds = [*map(str, BUCKETS), "+Inf"]
+    for verb in calls.verbs:
+        counts = [float(each) for each in accumulate(calls.buckets[verb])]
+        took.add_metric((verb,), list(zip(bounds, counts, strict=True)), sum_value=calls.seconds[verb])
+    yield took
+
+
+def _families(status: dict[str, Any], who: Mapping[str, str]) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+
+    yield InfoMetricFamily("aliquot_build", "This daemon.", {"version": aliquot.__version__})
+    yield from _of_tenants(status["tenants"], who)
+    for name, help_text, field in _OF_CARDS:
+        gauge = GaugeMetricFamily(name, help_text, labels=("card", "uuid", "model"))
+        for card in status["cards"]:
+            if card.get(field) is not None:
+                value = card[field] / 100 if field == "core_booked" else card[field]
+                gauge.add_metric((str(card["index"]), card["uuid"], card["model"]), float(value))
+        yield gauge
+    if who is RUNS:  # Pods wait in the cluster, not here
+        yield GaugeMetricFamily("aliquot_queue_length", "Runs that wait for room.", value=len(status["queue"]))
+    yield GaugeMetricFamily(
+        "aliquot_findings", "Things that should not be: see `aliquot top`.", value=len(status["findings"])
+    )
+
+
+def _of_tenants(tenants: list[dict[str, Any]], who: Mapping[str, str]) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    labels = (*who, *_ON_CARD)
+    seats = [
+        (card, (*(str(tenant[field]) for field in who.values()), tenant["class"], str(card["index"]), card["uuid"]))
+        for tenant in tenants
+        for card in tenant["cards"]
+    ]
+    for name, help_text, counts, field in _OF_TENANTS:
+        family = (CounterMetricFamily if counts else GaugeMetricFamily)(name, help_text, labels=labels)
+        for card, whose in seats:
+            if card[field] is not None:
+                family.add_metric(whose, float(card[field]))
+        yield family
+    state = GaugeMetricFamily(
+        "aliquot_tenant_state", "1 for the state it is in, and the level.", labels=(*labels, "state", "level")
+    )
+    for card, whose in seats:
+        state.add_metric((*whose, card["state"], card["level"]), 1.0)
+    yield state

@@ -1,0 +1,215 @@
+"""The dashboard's HTTP: a page, its files, and the JSON and events that it draws. Read-only: GET and nothing else.
+
+Who may look is access.py's; what is seen is the picture's; who is told what and when is the hub's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from aiohttp import web
+
+from aliquot.services.daemon.http import open_to_few, quiet_runner
+from aliquot.services.daemon.metrics import CONTENT_TYPE
+from aliquot.services.dashboard.access import Access, Verdict, judge
+from aliquot.services.dashboard.assets import Asset, read_assets
+from aliquot.services.dashboard.history import RANGES
+from aliquot.services.dashboard.hub import MOST_LISTENERS, Hub, encode
+
+_PATIENCE = 10.0  # seconds in which a listener must have taken what it was sent
+_UNASKED = 30.0  # seconds that a connection may be there without a question
+_MOST_CONNECTIONS = 2 * MOST_LISTENERS
+_MOST_FOUND = 200
+_JSON = "application/json"
+_WORTH_PACKING = 4096
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "font-src 'self'; connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+_NOT_BUILT = "The dashboard's files are not in this installation: `make web` builds them. The API and /metrics work.\n"
+_FOREIGN = "This dashboard is for this machine: ask for it at {url}, or give it an address and a token of its own.\n"
+_UNKNOWN = (
+    "A token is needed: open {url}?token=TOKEN in a browser, or send the header `Authorization: Bearer TOKEN`. "
+    "It is in the file that the server was started with.\n"
+)
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Panel:
+    """Answers for one hub."""
+
+    def __init__(self, hub: Hub, access: Access, clock: Callable[[], float] = time.time) -> None:
+        self._hub, self._access, self._clock = hub, access, clock
+        self._assets = read_assets()
+
+    def app(self) -> web.Application:
+        """The routes."""
+        app = web.Application(middlewares=[self._guard])
+        for path, answer in (
+            ("/api/v1/state", self._state),
+            ("/api/v1/events", self._events),
+            ("/api/v1/history", self._history),
+            ("/api/v1/search", self._search),
+            ("/api/v1/nodes/{name}", self._node),
+            ("/api/v1/pods/{key:.+}", self._pod),
+            ("/metrics", self._metrics),
+        ):
+            app.router.add_get(path, answer, allow_head=path != "/api/v1/events")
+        app.router.add_get("/{path:.*}", self._file)
+        app.on_shutdown.append(self._end)
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Who asks, and what every answer carries."""
+        access = self._access
+        verdict = judge(
+            access,
+            path=request.path,
+            host=request.headers.get("Host", ""),
+            query=request.query,
+            authorization=request.headers.get("Authorization", ""),
+            cookies=request.cookies,
+        )
+        try:
+            match verdict:
+                case Verdict.WELCOME:
+                    answer = await handler(request)
+                case Verdict.ENTER:
+                    answer = _entered(access)
+                case Verdict.FOREIGN:
+                    answer = web.Response(status=403, text=_FOREIGN.format(url=access.url))
+                case Verdict.UNKNOWN:
+                    text = _UNKNOWN.format(url=access.url)
+                    answer = web.Response(status=401, text=text, headers={"WWW-Authenticate": "Bearer"})
+        except web.HTTPException as error:
+            error.headers.update(_HEADERS)
+            raise
+        if not answer.prepared:
+            answer.headers.update(_HEADERS)
+            answer.headers.setdefault("Cache-Control", "no-store")
+        return answer
+
+    async def _end(self, app: web.Application) -> None:
+        self._hub.close()
+
+    # --- what is drawn ---------------------------------------------------------------------------------------------
+
+    async def _state(self, request: web.Request) -> web.StreamResponse:
+        return _packed(request, self._hub.state(self._clock()))
+
+    async def _history(self, request: web.Request) -> web.StreamResponse:
+        over = request.query.get("range", "10m")
+        if over not in RANGES:
+            return _refused(f'range: "{over[:40]}" is not allowed: one of {", ".join(RANGES)}')
+        return _packed(request, encode(self._hub.history.told(over)))
+
+    async def _search(self, request: web.Request) -> web.StreamResponse:
+        limit = request.query.get("limit", "50")
+        if not (len(limit) <= 9 and limit.isascii() and limit.isdigit() and 0 < int(limit) <= _MOST_FOUND):
+            return _refused(f'limit: "{limit[:40]}" is not allowed: a number from 1 to {_MOST_FOUND}')
+        words = request.query.get("q", "").strip()[:256]
+        return _packed(request, encode(self._hub.picture.search(words, int(limit))))
+
+    async def _node(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        found = await self._hub.picture.node(name, self._clock())
+        return _none_called("node", name) if found is None else _packed(request, encode(found))
+
+    async def _pod(self, request: web.Request) -> web.StreamResponse:
+        key = request.match_info["key"]
+        found = self._hub.picture.pod(key, self._clock())
+        return _none_called("Pod or run", key) if found is None else _packed(request, encode(found))
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(body=self._hub.picture.metrics(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        """As long as somebody listens, and keeps up."""
+        if len(self._hub.listeners) >= MOST_LISTENERS:
+            return web.Response(status=503, text=f"{MOST_LISTENERS} look already: close one of them\n")
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        answer = web.StreamResponse(headers={**headers, **_HEADERS})
+        await answer.prepare(request)
+        listener = self._hub.join()
+        try:
+            while (frames := await listener.next()) is not None:
+                async with asyncio.timeout(_PATIENCE):
+                    await answer.write(frames)
+        except (ConnectionError, TimeoutError):
+            pass
+        finally:
+            self._hub.leave(listener)
+        if request.transport is not None:
+            request.transport.abort()  # it is too slow, or gone: nothing waits for it
+        return answer
+
+    # --- the page --------------------------------------------------------------------------------------------------
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        asset = self._assets.get(request.path)
+        if asset is None:
+            missing = request.path == "/" and not self._assets
+            return web.Response(status=503, text=_NOT_BUILT) if missing else _none_called("page", request.path)
+        return _served(request, asset)
+
+
+def _served(request: web.Request, asset: Asset) -> web.Response:
+    headers = {
+        "ETag": asset.tag,
+        "Content-Type": asset.kind,
+        "Cache-Control": "public, max-age=31536000, immutable" if asset.lasting else "no-cache",
+        "Vary": "Accept-Encoding",
+    }
+    if request.headers.get("If-None-Match") == asset.tag:
+        return web.Response(status=304, headers=headers)
+    if asset.zipped is not None and _takes_gzip(request):
+        return web.Response(body=asset.zipped, headers={**headers, "Content-Encoding": "gzip"})
+    return web.Response(body=asset.body, headers=headers)
+
+
+def _packed(request: web.Request, body: bytes) -> web.Response:
+    """JSON, packed where it is large."""
+    headers = {"Vary": "Accept-Encoding"}
+    if len(body) >= _WORTH_PACKING and _takes_gzip(request):
+        packer = zlib.compressobj(1, wbits=31)
+        body = packer.compress(body) + packer.flush()
+        headers["Content-Encoding"] = "gzip"
+    return web.Response(body=body, content_type=_JSON, charset="utf-8", headers=headers)
+
+
+def _takes_gzip(request: web.Request) -> bool:
+    return "gzip" in request.headers.get("Accept-Encoding", "")
+
+
+def _entered(access: Access) -> web.Response:
+    answer = web.Response(status=303, headers={"Location": "/"})
+    answer.set_cookie(access.cookie, access.badge, httponly=True, samesite="Strict", path="/")
+    return answer
+
+
+def _none_called(what: str, name: str) -> web.Response:
+    return web.json_response({"error": f"no {what} is called {name[:256]}"}, status=404)
+
+
+def _refused(text: str) -> web.Response:
+    return web.json_response({"error": text}, status=400)
+
+
+@contextlib.asynccontextmanager
+async def serving(hub: Hub, access: Access, listener: socket.socket) -> AsyncIterator[None]:
+    """The panel on that socket, as long as the context lasts."""
+    runner = quiet_runner(Panel(hub, access).app(), goodbye=0.5, patience=_UNASKED)
+    async with open_to_few(runner, listener, _MOST_CONNECTIONS):
+        yield

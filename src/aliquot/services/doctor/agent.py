@@ -1,0 +1,349 @@
+"""Is the node's agent there, and does it have all it needs of kubelet, runtime, driver and host: what was seen in,
+findings out. Whether what it gave to Pods is right is looked at in holdingchecks.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from aliquot import dialects
+from aliquot.adapters.storage.database import FOREIGN
+from aliquot.dialects import Rules, native, qgpu
+from aliquot.dialects.wire.advertising import adverts
+from aliquot.dialects.wire.cdi import passes_cdi, reads_cdi
+from aliquot.model.device import Card
+from aliquot.model.node import Node
+from aliquot.model.quantity import QuantityError, parse_count
+from aliquot.model.refusal import Invalid
+from aliquot.model.tenant import Oddity
+from aliquot.services.doctor.findings import Finding, Json, Level, found, ok, part
+from aliquot.services.doctor.site import Site
+
+_ANEW = "what was in it is asked of the API server and the kubelet again, so that nothing is lost"
+_LEAST_FREE = 16 << 20  # bytes
+_LEAST_INODES = 16
+_SEE_LOG = "kubectl logs of the agent's Pod on this node"
+_BY_HAND = "end it, or run it as a Pod that asks for its card"
+_ON_A_CARD = {
+    Oddity.TRESPASSER: "how does its Pod get at that card? A privileged Pod sees all: take that from it",
+    Oddity.UNREGISTERED: "nothing holds it to its share: link its program dynamically, and leave LD_PRELOAD alone",
+    Oddity.SLICE: "nothing is to be done but to ask who else sets time slices on this node",
+    Oddity.REFUSED: "its share is less exact from now on, until its process ends: was the driver changed under it?",
+    Oddity.PAGE: "make its Pod anew: kubectl delete pod",
+}
+
+
+def agent_findings(site: Site, node: Json | None, rules: Rules) -> Iterator[Finding]:
+    """All that is wrong with the agent and what it stands on. `node` is its Node; None: it could not be seen."""
+    yield from _kubelet(site)
+    yield from _agent(site)
+    yield from _database(site)
+    yield from _shim(site)
+    yield from _disks(site)
+    yield from _driver(site)
+    yield from _cards(site)
+    told = None if node is None else dialects.parse_node(node, rules)
+    if node is not None and isinstance(told, Node):  # else told as a broken rule
+        yield from _resources(site, node, rules)
+        yield from _inventory(site, node, told)
+    yield from _cdi(site, node)
+
+
+def bystander(site: Site, node: Json | None, rules: Rules) -> bool:
+    """Whether nothing of ours is on this machine, nor asked for: a node without cards, where people call us too."""
+    told = None if node is None else dialects.parse_node(node, rules)
+    traces = site.agent or site.lock_holder or site.nvml_cards or site.specs or site.folders
+    return isinstance(told, Node) and not told.offers and not traces
+
+
+def restarting(site: Site) -> str:
+    """How the agent of this node is started anew."""
+    find = f"kubectl get pods -A --field-selector spec.nodeName={site.node_name} names its Pod"
+    return f"restart the agent ({find}, kubectl delete pod ends it, its DaemonSet makes another; other Pods run on)"
+
+
+def runs(site: Site) -> bool:
+    """Whether an agent answers; a daemon of `aliquot up` is none."""
+    return site.agent is not None and "agent" in site.agent
+
+
+# --- who is there ----------------------------------------------------------------------------------------------------
+
+
+def _kubelet(site: Site) -> Iterator[Finding]:
+    if site.kubelet_problem is not None:
+        what = f"{site.kubelet_problem}: the kubelet does not run, so that no Pod starts here"
+        yield found("kubelet", site.node_name, what, "systemctl status kubelet; journalctl -u kubelet tells why")
+    elif site.held_problem is not None:
+        what = (
+            f"does not tell which Pod has which devices, so that no container with a card starts: {site.held_problem}"
+        )
+        fix = f"mount {site.places.kubelet}/pod-resources into the agent; is the kubelet older than 1.23?"
+        yield found("kubelet", site.node_name, what, fix)
+    else:
+        containers = len(site.held or ())
+        yield ok("kubelet", f"runs, and tells of {containers:,} container{'s' * (containers != 1)} with devices")
+
+
+def _agent(site: Site) -> Iterator[Finding]:
+    if site.agent is None:
+        if site.lock_holder is None:
+            what = f"no agent runs: {site.agent_problem}, and its lock is free"
+            fix = f"kubectl get pods -A --field-selector spec.nodeName={site.node_name}: if its Pod is there, kubectl"
+            fix += " logs --previous tells why it ended; if not, the nodeSelector of its DaemonSet leaves this node out"
+        else:
+            what = f"process {site.lock_holder} holds the agent's lock, but does not answer ({site.agent_problem})"
+            fix = (
+                f"it starts or ends at this moment, or hangs: call the doctor again; if it stays so, {restarting(site)}"
+            )
+        yield found("agent", site.node_name, what, fix)
+    elif not runs(site):
+        what = f"a daemon of `aliquot up` (pid {part(site.agent, 'daemon', 'pid')}) has the cards, so the agent cannot"
+        yield found("agent", site.node_name, what, "aliquot down; the agent's DaemonSet starts it then")
+    elif (waits_for := part(site.agent, "agent", "waits_for")) is not None:
+        fix = f"call the doctor again; if it stays so, {_SEE_LOG} tells why"
+        fix = fix if site.kubelet_problem is None else "the kubelet first, as above"
+        yield found("agent", site.node_name, f"is not ready: {waits_for}", fix)
+    else:
+        count, pods = len(site.agent["cards"]), len(site.agent["tenants"])
+        pid = part(site.agent, "daemon", "pid")
+        yield ok(
+            "agent", f"pid {pid} is ready: {count} card{'s' * (count != 1)}, {pods} Pod{'s' * (pods != 1)} on them"
+        )
+    for note in part(site.agent, "agent", "notes") or ():
+        yield Finding("agent", Level.NOTE, (site.node_name,), str(note))
+
+
+# --- the host --------------------------------------------------------------------------------------------------------
+
+
+def _database(site: Site) -> Iterator[Finding]:
+    problem, path = site.database_problem, str(site.places.database)
+    if problem is None:
+        yield ok("database", f"{path} is whole")
+    elif problem == FOREIGN:
+        fix = "move it away, or give the agent another --dbfile: it does not write to this file"
+        yield found("database", path, problem, fix)
+    elif runs(site):
+        yield found("database", path, problem, f"{restarting(site)}; {_ANEW}")
+    else:
+        fix = f"start the agent; {_ANEW}. If the agent has another --dbfile, tell it this command too"
+        yield found("database", path, problem, fix)
+
+
+def _shim(site: Site) -> Iterator[Finding]:
+    if site.shim_problem is not None:
+        what = f"no container with a card can start: {site.shim_problem}"
+        fix = f"{restarting(site)}; it installs the shim when it starts"
+        yield found("shim", str(site.places.database.parent / "shim"), what, fix)
+    else:
+        yield ok("shim", "is installed, and for this machine's architecture")
+    for line in site.preloaded.split():
+        if "aliquot" in line:
+            what = f"names {line}: every program of the *host* loads it, or complains that it cannot"
+            fix = f"take that line out of the host's {site.places.preload}: containers have a file of their own"
+            yield found("shim", str(site.places.preload), what, fix)
+
+
+def _disks(site: Site) -> Iterator[Finding]:
+    for disk in site.disks:
+        few = disk.inodes is not None and disk.inodes < _LEAST_INODES
+        if disk.free < _LEAST_FREE or few:
+            left = f"{disk.inodes} files" if few else f"{disk.free >> 20} MiB"
+            what = f"its disk is full ({left} left): no container with a card can start"
+            yield found("disk", disk.path, what, f"free some there: df {'-i' if few else '-h'} {disk.path}")
+        if disk.path == str(site.places.run) and disk.kind not in ("tmpfs", "ramfs", ""):
+            what = f"is on {disk.kind}, not on tmpfs: what it holds outlives a reboot, and is swept out only then"
+            fix = "mount the host's /run/aliquot there"
+            yield Finding("disk", Level.NOTE, (disk.path,), what, fix)
+
+
+# --- the cards -------------------------------------------------------------------------------------------------------
+
+
+def _driver(site: Site) -> Iterator[Finding]:
+    if site.nvml_problem is not None:
+        what = f"no card can be used: {site.nvml_problem}"
+        fix = "does nvidia-smi work on the node? In the agent's container: NVIDIA_VISIBLE_DEVICES=all with NVIDIA's"
+        fix += " runtime, or libnvidia-ml.so.1 and /dev/nvidiactl mounted; a driver that was updated needs a reboot"
+        yield found("driver", site.node_name, what, fix)
+    elif site.nvml_cards == ():
+        what = "NVML tells of no card on this machine"
+        yield found("driver", site.node_name, what, "lspci | grep -i nvidia; the kernel's log: dmesg | grep -i nvrm")
+
+
+def _cards(site: Site) -> Iterator[Finding]:
+    if site.agent is None:
+        return
+    out = [card for card in site.agent["cards"] if not card.get("healthy", True)]
+    for card in out:
+        what = f"card {card['index']} ({card['uuid']}) is out: {card.get('why_out') or 'it does not say why'}"
+        fix = (
+            "its Pods run on, new ones avoid it. nvidia-smi --gpu-reset or a reboot brings it back; dmesg tells of Xids"
+        )
+        yield found("cards", site.node_name, what, fix)
+    yield from _on_cards(site, {card["uuid"] for card in out})
+    if not out:
+        count = len(site.agent["cards"])
+        yield ok("cards", f"{'all ' * (count > 1)}{count} of this node {'are' if count != 1 else 'is'} well")
+
+
+def _on_cards(site: Site, out: set[str]) -> Iterator[Finding]:
+    """What the agent says that should not be there. That a card which is out does not answer is no news."""
+    numbers = {card["uuid"]: card["index"] for card in site.agent["cards"]} if site.agent else {}
+    for each in site.agent["findings"] if site.agent else ():
+        if each.get("kind") == Oddity.SILENT and each["uuid"] in out:
+            continue
+        who = "" if each["pid"] is None else f"process {each['pid']} "
+        what = f"on card {numbers.get(each['uuid'], each['uuid'])}: {who}{each['text']}"
+        fix = _ON_A_CARD.get(each.get("kind"), _BY_HAND if each["pid"] is not None else f"{_SEE_LOG} tells more")
+        yield found("processes", site.node_name, what, fix)
+
+
+def _resources(site: Site, node: Json, rules: Rules) -> Iterator[Finding]:
+    """What the labels ask for, against what the kubelet has accepted and what the Node says of it."""
+    here = cards_here(site)
+    if here is None and not _has_inventory(node):
+        return  # told as that
+    # As the agent does it: what the Node advertises is its doing, or left of a plugin that was here before.
+    bare = {**node, "status": None}
+    if here is not None:
+        bare["metadata"] = {**node["metadata"], "annotations": dialects.render_inventory(here)}
+    told = dialects.parse_node(bare, rules)
+    if not isinstance(told, Node):
+        return  # told as a broken rule
+    wanted = adverts(replace(told, cards=told.cards if here is None else here), rules)
+    if isinstance(wanted, Invalid):
+        fix = f"correct it: kubectl edit node {site.node_name}; kubectl describe node shows the same as an event"
+        yield found("resources", site.node_name, f"cannot be advertised: {wanted.sentence()}", fix)
+        return
+    names = [each.resource for each in wanted]
+    if not names:
+        what = "asks for nothing of ours by its labels: its cards are not offered to anybody"
+        fix = f"kubectl label node NODE {qgpu.ENABLE_LABEL}=enable, or a label of the other dialects"
+        yield Finding("resources", Level.NOTE, (site.node_name,), what, fix)
+        return
+    yield from _advertised(site, node, names)
+
+
+def _advertised(site: Site, node: Json, names: list[str]) -> Iterator[Finding]:
+    registered = part(site.agent, "agent", "resources") or {}
+    refused = [each for each in names if runs(site) and part(registered, each, "registered") is not True]
+    # That nothing is advertised where no agent runs follows from that, and nodechecks.py tells it of any node.
+    absent = [each for each in names if runs(site) and each not in refused and not _allocatable(node, each)]
+    asked = "asked for by the node's labels"
+    if refused and site.kubelet_problem is None:
+        what = f"{', '.join(refused)}: {asked}, but the kubelet has not accepted it from the agent"
+        fix = f"call the doctor again; if it stays so, journalctl -u kubelet | grep {refused[0]} tells why"
+        yield found("resources", site.node_name, what, fix)
+    if absent:
+        what = f"{', '.join(absent)}: {asked}, but the Node advertises none"
+        fix = "the kubelet tells it every 10 s: call the doctor again; if it stays so, journalctl -u kubelet tells why"
+        yield found("resources", site.node_name, what, fix)
+    if runs(site) and not refused and not absent:
+        yield ok("resources", f"{', '.join(names)}: accepted by the kubelet")
+
+
+def _allocatable(node: Json, resource: str) -> int:
+    try:
+        return parse_count(part(node, "status", "allocatable", resource))
+    except QuantityError:
+        return 0
+
+
+def _inventory(site: Site, node: Json, told: Node) -> Iterator[Finding]:
+    """What the scheduler is told, against what the driver tells."""
+    here = cards_here(site)
+    if not _has_inventory(node):
+        what = f"has no annotation {native.INVENTORY}: the scheduler does not know its cards"
+        fix = "the agent writes it: first see to the agent, as above"
+        if runs(site):
+            fix = "may the agent patch nodes/status? kubectl auth can-i patch nodes/status --as=system:serviceaccount:"
+            fix += f"NAMESPACE:ACCOUNT of its Pod tells; {_SEE_LOG} says what it was refused"
+        yield found("inventory", site.node_name, what, fix)
+        return
+    if here is None:
+        return
+    differs = _difference(told.cards, here)
+    if differs is not None:
+        what = f"its annotation {native.INVENTORY} tells of {differs}"
+        fix = restarting(site) if runs(site) else "the agent corrects it: first see to the agent, as above"
+        yield found("inventory", site.node_name, what, fix)
+    else:
+        yield ok("inventory", "the Node tells the cards that the driver tells")
+
+
+def _has_inventory(node: Json) -> bool:
+    return part(node, "metadata", "annotations", native.INVENTORY) is not None
+
+
+def _difference(told: Iterable[Card], here: Iterable[Card]) -> str | None:
+    """How they differ, beside their health, which changes from moment to moment."""
+    there = {card.uuid: card for card in told}
+    if there.keys() != {card.uuid for card in here}:
+        return f"{_names(there.values())}, but the driver of {_names(here)}"
+    for card in here:
+        known = there[card.uuid]
+        if (known.index, known.memory_mib) != (card.index, card.memory_mib):
+            tells = f"{card.uuid} as card {known.index} with {known.memory_mib} MiB"
+            return f"{tells}, but the driver as card {card.index} with {card.memory_mib} MiB"
+    return None
+
+
+def cards_here(site: Site) -> tuple[Card, ...] | None:
+    """The cards, as the agent tells them, or the driver where no agent runs; None: nobody does."""
+    if site.agent is None:
+        return site.nvml_cards or None
+    return tuple(
+        Card(each["index"], each["memory_bytes"] >> 20, each["uuid"], each["model"]) for each in site.agent["cards"]
+    )
+
+
+def _names(cards: Iterable[Card]) -> str:
+    return ", ".join(sorted(card.uuid or f"card {card.index}" for card in cards)) or "none"
+
+
+# --- the runtime -----------------------------------------------------------------------------------------------------
+
+
+def _cdi(site: Site, node: Json | None) -> Iterator[Finding]:
+    info = part(node, "status", "nodeInfo")
+    runtime, kubelet = (str(part(info, key) or "") for key in ("containerRuntimeVersion", "kubeletVersion"))
+    without = runtime if runtime and not reads_cdi(runtime) else ""
+    without = without or (f"kubelet {kubelet}" if kubelet and not passes_cdi(kubelet) else "")
+    if site.places.cdi is None or (without and not runs(site)):
+        what = "the agent does without CDI: containers get their environment from the scheduler's webhook"
+        fix = "the agent was told to: --cdi auto, where that was not meant"
+        if without:
+            fix = f"{without} is why; containerd 2, CRI-O, and kubelets from 1.29 on have CDI by themselves."
+            fix += " --cdi on of the agent where CDI was switched on in older ones"
+        yield Finding("cdi", Level.NOTE, (site.node_name,), what, fix)
+    elif site.cdi_problem is not None:
+        what = f"no container with a card can start: {site.cdi_problem}"
+        fix = "mount it writable, on the host and into the agent's container"
+        if not site.cdi_there:
+            fix = (
+                f"mkdir -p {site.places.cdi} on the host (one of the runtime's cdi_spec_dirs), then {restarting(site)}"
+            )
+        yield found("cdi", str(site.places.cdi), what, fix)
+    elif without:
+        yield _without_cdi(site, without)
+    else:
+        yield ok("cdi", f"{site.places.cdi} is there, for {runtime or 'the runtime'}")
+
+
+_ONLY_IF_TOLD = {  # by how a version begins
+    "containerd://1.7.": "config.toml of containerd must say enable_cdi = true",
+    "containerd://v1.7.": "config.toml of containerd must say enable_cdi = true",
+    "kubelet v1.28.": "the kubelet must have its feature gate DevicePluginCDIDevices",
+}
+
+
+def _without_cdi(site: Site, who: str) -> Finding:
+    needs = next((needs for version, needs in _ONLY_IF_TOLD.items() if who.startswith(version)), None)
+    if needs is not None:
+        what = f"{who} goes by CDI only where it is told to, which cannot be seen from here"
+        return Finding("cdi", Level.NOTE, (site.node_name,), what, f"{needs}; or start the agent with --cdi off")
+    what = f"{who} has no CDI, though the agent was told to go by it: containers start without their cards"
+    fix = "start the agent with --cdi off, and the scheduler with --webhook-port and --env-by-annotation"
+    return found("cdi", site.node_name, what, fix)

@@ -1,0 +1,214 @@
+"""Does what the node gave to Pods agree with what they were granted: specs, folders and the kubelet's own account
+against the Pods' annotations. What was seen in, findings out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import msgspec
+
+from aliquot import dialects
+from aliquot.dialects import QgpuRules, Rules, gpushare, kube, native, qgpu, t9k
+from aliquot.dialects.wire.admission import reads_environment
+from aliquot.dialects.wire.cdi import VENDOR
+from aliquot.dialects.wire.objects import PodObject
+from aliquot.model.claim import Claim
+from aliquot.model.edits import Spec
+from aliquot.model.grant import Grant
+from aliquot.model.node import Node
+from aliquot.model.quantity import QuantityError, parse_count
+from aliquot.services.doctor.agent import restarting, runs
+from aliquot.services.doctor.findings import Finding, Json, found, ok, part
+from aliquot.services.doctor.site import Held, Site
+from aliquot.services.explain.snapshot import pod_key
+
+_RESOURCES = frozenset((*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES))
+
+
+def living(pods: list[Json]) -> dict[str, Json]:
+    """The Pods that are not over, by UID."""
+    return {str(part(pod, "metadata", "uid")): pod for pod in pods if not kube.is_finished(pod)}
+
+
+def holding_findings(site: Site, node: Json, pods: list[Json], rules: Rules) -> Iterator[Finding]:
+    """All that Pods hold here and should not, and the other way round. `pods` are those of this node."""
+    told = dialects.parse_node(node, rules)
+    here = told if isinstance(told, Node) else Node(site.node_name)
+    wrong = [
+        *_leftovers(site, living(pods)),
+        *_specs(site, living(pods), here, rules),
+        *_allocations(site, pods, here, rules),
+        *_unseen(site, living(pods)),
+        *_unresolved(site, living(pods)),
+        *_without_environment(site, living(pods), here, rules),
+    ]
+    yield from wrong
+    if not wrong:
+        count = len({spec.pod_uid for spec in site.specs} | site.folders)
+        yield ok("holdings", f"{count} Pod{'s' * (count != 1)} on the cards, each with what it was granted")
+
+
+# --- what Pods that are gone have left behind ------------------------------------------------------------------------
+
+
+def _leftovers(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
+    lingering = {each["id"]: each for each in (site.agent or {}).get("tenants", ()) if runs(site) and each.get("ended")}
+    for uid in sorted(lingering.keys() - pods.keys()):
+        pids = sorted({pid for card in lingering[uid]["cards"] for pid in card["pids"]})
+        who = f": {', '.join(map(str, pids))}" if pids else ""
+        what = f"Pod {lingering[uid]['name']} is over, but processes of it still hold its cards{who}"
+        yield found(
+            "holdings", site.node_name, what, "a kubelet that runs ends them; else kill them: the agent lets go then"
+        )
+    for spec in site.specs:
+        if spec.pod_uid not in pods and spec.pod_uid not in lingering:
+            what = f"is of Pod {spec.namespace}/{spec.pod} ({spec.pod_uid}), which is gone: nobody has removed it"
+            yield found("cdi", _file(site, spec), what, _sweep(site, f"rm {_file(site, spec)}"))
+    for uid in sorted(site.folders - pods.keys() - lingering.keys()):
+        folder = f"{site.places.run}/t/{uid}"
+        what = "is the folder of a Pod that is gone: nobody has removed it"
+        yield found("tenants", folder, what, _sweep(site, f"rm -r {folder}"))
+    for name, uid in sorted(site.links.items()):
+        if uid not in pods and uid not in lingering:
+            link = f"{site.places.run}/a/{name}"
+            what = f"leads to the folder of a Pod that is gone ({uid}): nobody has removed it"
+            yield found("tenants", link, what, _sweep(site, f"rm {link}"))
+
+
+def _sweep(site: Site, by_hand: str) -> str:
+    if runs(site):
+        return f"{by_hand}; or {restarting(site)}: it sweeps when it starts"
+    return f"{by_hand}; or start the agent, which sweeps it out"
+
+
+def _file(site: Site, spec: Spec) -> str:
+    return f"{site.places.cdi}/{spec.name.file}"
+
+
+# --- what Pods have, against what they were granted ------------------------------------------------------------------
+
+
+def granted(pod: Json, node: Node, rules: Rules) -> tuple[Claim, Grant] | None:
+    """By the rules that the grant was given by, whichever the scheduler was told."""
+    for each in sorted(QgpuRules, key=lambda each: each is not rules.qgpu):
+        claim = dialects.parse_pod(pod, replace(rules, qgpu=each))
+        grant = dialects.parse_grant(pod, claim, node) if isinstance(claim, Claim) else None
+        if isinstance(claim, Claim) and isinstance(grant, Grant):
+            return claim, grant
+    return None
+
+
+def _specs(site: Site, pods: Mapping[str, Json], node: Node, rules: Rules) -> Iterator[Finding]:
+    for spec in site.specs:
+        lost = sorted(mount.host for mount in spec.edits.mounts if mount.host in site.absent)
+        if lost and spec.pod_uid in pods:
+            what = f"mounts {lost[0]}, which is not there: Pod {spec.namespace}/{spec.pod} cannot start its container"
+            yield found(
+                "cdi", _file(site, spec), what, f"{restarting(site)}: it installs what it mounts when it starts"
+            )
+        both = granted(pods[spec.pod_uid], node, rules) if spec.pod_uid in pods else None
+        if both is None:
+            continue
+        claim, grant = both
+        names = [each.name for each in grant.containers]
+        name = spec.container if spec.container in names else names[0]
+        promised = dialects.render_env(claim, grant, node, name, rules)
+        wrong = sorted(key for key, value in promised.items() if spec.edits.env.get(key) != value)
+        if wrong:
+            has = spec.edits.env.get(wrong[0], "not set")
+            what = f"gives Pod {spec.namespace}/{spec.pod} {wrong[0]}={has}, but it was granted {promised[wrong[0]]}"
+            fix = f"make the Pod anew: kubectl delete pod {spec.pod} -n {spec.namespace}. Who besides aliquot writes"
+            yield found("cdi", _file(site, spec), what, f"{fix} this file, or the Pod's annotation {native.GRANT}?")
+
+
+def _allocations(site: Site, pods: list[Json], node: Node, rules: Rules) -> Iterator[Finding]:
+    by_name = {pod_key(pod): pod for pod in pods}
+    for held in site.held or ():
+        ours = {resource: count for resource, count in held.amounts.items() if resource in _RESOURCES}
+        pod = by_name.get(f"{held.namespace}/{held.pod}")
+        if not ours or pod is None or kube.is_finished(pod):
+            continue
+        if granted(pod, node, rules) is None:
+            what = f"container {held.container} holds {_amounts(ours)}, but the Pod was granted no card: it was placed"
+            fix = "kubectl delete pod POD once kube-scheduler asks us: `aliquot manifests scheduler-config`"
+            yield found("allocations", pod_key(pod), f"{what} past us", fix)
+            continue
+        asked = _limits(pod, held)
+        for resource, count in ours.items():
+            if asked is not None and asked.get(resource) != count:
+                what = f"container {held.container} holds {count} of {resource}, but asks for {asked.get(resource, 0)}"
+                fix = "kubectl delete pod POD; if it happens again, restart the kubelet: its own account is wrong"
+                yield found("allocations", pod_key(pod), what, fix)
+
+
+def _limits(pod: Json, held: Held) -> dict[str, int] | None:
+    """What a container asks for; None where the Pod has none of that name."""
+    lists = [part(pod, "spec", kind) for kind in ("initContainers", "containers")]
+    for container in (each for some in lists if isinstance(some, list) for each in some):
+        if part(container, "name") == held.container:
+            limits = part(container, "resources", "limits")
+            return {each: _count(limits[each]) for each in limits if each in _RESOURCES} if limits else {}
+    return None
+
+
+def _count(value: object) -> int:
+    try:
+        return parse_count(value)
+    except QuantityError:
+        return -1
+
+
+def _amounts(ours: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} of {resource}" for resource, count in ours.items())
+
+
+# --- whether the agent can see them ----------------------------------------------------------------------------------
+
+
+def _unseen(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
+    """A running Pod has at least one process, and the agent must know whose each is."""
+    if site.processes is None or site.agent is None:
+        return
+    running = [
+        each
+        for each in site.agent["tenants"]
+        if part(pods.get(each["id"]), "status", "phase") == "Running" and not each["ended"]
+    ]
+    unseen = [each["name"] for each in running if not site.processes.get(each["id"])]
+    if unseen and len(unseen) == len(running):
+        what = f"the agent sees no process of {', '.join(unseen[:3])}, which runs: nobody is held to its share"
+        fix = "the agent's Pod needs hostPID: true; without it the kernel tells it no process ids of other Pods"
+        yield found("processes", site.node_name, what, fix)
+
+
+def _unresolved(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
+    """Containers for which the runtime did not find our files, though we wrote them."""
+    for pod in pods.values():
+        lists = [part(pod, "status", kind) for kind in ("initContainerStatuses", "containerStatuses")]
+        waiting = [part(each, "state", "waiting") for some in lists if isinstance(some, list) for each in some]
+        said = next((text for each in waiting if _NOT_FOUND in (text := str(part(each, "message")))), "")
+        if f"{VENDOR}/" in said:
+            what = f"the runtime does not see what the agent wrote into {site.places.cdi}: {said[:160]}"
+            fix = f"is {site.places.cdi} among the cdi_spec_dirs of its configuration? If so, it has lost sight of it:"
+            yield found("cdi", pod_key(pod), what, f"{fix} systemctl restart containerd; containers run on")
+
+
+_NOT_FOUND = "unresolvable CDI device"  # as the library says it that containerd and CRI-O share
+
+
+def _without_environment(site: Site, pods: Mapping[str, Json], node: Node, rules: Rules) -> Iterator[Finding]:
+    """Without CDI, a container reads its environment from annotations, by references that our webhook has put in."""
+    for pod in pods.values() if site.places.cdi is None else ():
+        both = granted(pod, node, rules)
+        if both is None:
+            continue  # told as that
+        try:
+            read = msgspec.convert(pod, PodObject)
+        except msgspec.ValidationError:
+            continue
+        promised = {each.name: dialects.render_env(*both, node, each.name, rules) for each in both[1].containers}
+        if any(env and not reads_environment(read, name, env) for name, env in promised.items()):
+            what = "the agent lets no container of it start: the runtime has no CDI, so that the webhook must have them"
+            fix = "start the scheduler with --webhook-port and --env-by-annotation; then kubectl delete pod POD"
+            yield found("cdi", pod_key(pod), f"{what} read their environment, but has not seen the Pod", fix)

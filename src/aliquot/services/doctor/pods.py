@@ -1,0 +1,122 @@
+"""Do annotations and reality agree, and who waits why: objects in, findings out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+
+from aliquot import dialects
+from aliquot.dialects import Rules, gpushare, kube
+from aliquot.model.claim import Claim, Usage
+from aliquot.model.device import CORE_MILLI
+from aliquot.model.grant import Grant
+from aliquot.model.node import Node
+from aliquot.services.doctor.findings import Finding, Json, Level, found, moment, ok, part
+from aliquot.services.doctor.scheduler import PATIENCE
+from aliquot.services.explain.overview import Overview, last_refusal
+from aliquot.services.explain.snapshot import pod_key
+from aliquot.wording.refusals import in_units, waiting_helps
+
+_NOT_BY_CARDS = (
+    "see to what kube-scheduler names: taints, CPU, resources that nodes do not advertise; a T9k Pod that was made"
+    " without the webhook lacks its toleration: delete and apply it again once the webhook runs"
+)
+_MOST_WAITING = 200  # Pods whose reasons are worked out; on 5,000 nodes each takes a tenth of a second
+_ADMISSION = "UnexpectedAdmissionError"
+
+
+def pod_findings(pods: Iterable[Json], nodes: Mapping[str, Node], rules: Rules, now: datetime) -> Iterator[Finding]:
+    """All that is wrong with Pods that have a node. What they hold is counted by their annotations alone."""
+    held: dict[tuple[str, int], list[tuple[str, Usage]]] = {}
+    ours = 0
+    for pod in pods:
+        claim = dialects.parse_pod(pod, rules)
+        name = part(pod, "spec", "nodeName")
+        if claim is None or not isinstance(name, str) or not name:
+            continue
+        ours += 1
+        if kube.is_finished(pod):
+            yield from _turned_away(pod)
+            continue
+        if not isinstance(claim, Claim):
+            what = f"is bound although it breaks a rule, and its GPU is not counted: {claim[0].sentence()}"
+            yield found("pods", pod_key(pod), what, "correct its manifest and make it anew: kubectl delete pod POD")
+            continue
+        grant = dialects.parse_grant(pod, claim, nodes.get(name))
+        if isinstance(grant, Grant):
+            for card, use in grant.usage().items():
+                held.setdefault((name, card), []).append((claim.key, use))
+        elif grant:
+            what = f"an annotation that tells its cards cannot be read: {grant[0].sentence()}"
+            yield found("pods", pod_key(pod), what, "make it anew: kubectl delete pod POD")
+        yield from _unconfirmed(pod, now)
+    crowded = False
+    for finding in _crowded(held, nodes):
+        crowded = True
+        yield finding
+    if not crowded:
+        yield ok("pods", f"{ours:,} on nodes, no card given away twice")
+
+
+def _turned_away(pod: Json) -> Iterator[Finding]:
+    reason = part(pod, "status", "reason")
+    if isinstance(reason, str) and (reason == _ADMISSION or reason.startswith("OutOf")):
+        said = str(part(pod, "status", "message") or "")[:200]
+        what = f"the kubelet turned it away after it was bound ({reason}: {said})"
+        fix = "kubectl delete pod POD, and its controller makes another; it comes of a node agent that was not yet back"
+        yield found("pods", pod_key(pod), what, f"{fix} when the kubelet restarted, or of Pods bound past us")
+
+
+def _unconfirmed(pod: Json, now: datetime) -> Iterator[Finding]:
+    """gpushare's device plugin says "true" when the container has its card. A Pod that runs should have it."""
+    started = moment(part(pod, "status", "startTime"))
+    waited = started is None or now - started > PATIENCE
+    annotations = part(pod, "metadata", "annotations")
+    assigned = annotations.get(gpushare.ASSIGNED) if isinstance(annotations, dict) else None
+    if assigned == "false" and part(pod, "status", "phase") == "Running" and waited:
+        what = f"runs, but {gpushare.ASSIGNED} is still false: nobody on its node has given it its card"
+        fix = "is the node agent (or device plugin) running on its node? If so, kubectl delete pod POD"
+        yield found("pods", pod_key(pod), what, fix)
+
+
+def _crowded(held: Mapping[tuple[str, int], list[tuple[str, Usage]]], nodes: Mapping[str, Node]) -> Iterator[Finding]:
+    """Cards that are given away more than once."""
+    for (name, index), uses in sorted(held.items()):
+        node = nodes.get(name)
+        if node is None:
+            continue  # gone, or broken and told as that
+        total = sum((use for _, use in uses), start=Usage())
+        card = next((each for each in node.cards if each.index == index), None)
+        about, who = f"{name}, GPU {index}", ", ".join(key for key, _ in uses[:5])
+        fix = f"delete one of its Pods ({who}), best one that does not run; and have one scheduler place them, not two"
+        if card is None:
+            yield found("over-allocated", about, f"is given to {who}, but the node has no such card", fix)
+        elif total.memory_mib > card.memory_mib:
+            has, given = in_units(card.memory_mib, 1024), in_units(total.memory_mib, 1024)
+            yield found("over-allocated", about, f"{given} GiB are given away of {has} GiB", fix)
+        elif total.core_milli > CORE_MILLI:
+            yield found(
+                "over-allocated", about, f"{in_units(total.core_milli, 10)}% of its compute are given away", fix
+            )
+        elif total.exclusive and len(uses) > 1:
+            yield found("over-allocated", about, f"is held whole by one Pod, and {len(uses)} are on it", fix)
+
+
+def waiting_findings(seen: Overview) -> Iterator[Finding]:
+    """Who waits, with the sentence. Waiting for others to leave is no fault; waiting for what never comes is."""
+    fix = "`aliquot explain POD` tells every reason"
+    for pod in seen.waiting[:_MOST_WAITING]:
+        verdict = seen.verdict(pod)
+        if verdict.grant is not None:
+            if last_refusal(pod):  # where it was not even tried, the extender's checks tell why
+                yield Finding("waiting", Level.NOTE, (pod_key(pod),), seen.sentence(pod, verdict), _NOT_BY_CARDS)
+            continue
+        hopeful = bool(verdict.refusals) and waiting_helps(verdict.refusals)
+        level = Level.NOTE if hopeful else Level.FINDING
+        advice = "correct its manifest" if verdict.broken else fix
+        yield Finding("waiting", level, (pod_key(pod),), seen.sentence(pod, verdict), advice)
+    if len(seen.waiting) > _MOST_WAITING:
+        what = f"{len(seen.waiting) - _MOST_WAITING:,} more Pods wait"
+        yield Finding("waiting", Level.NOTE, (), what, "`kubectl aliquot --pending` tells why each of them does")
+    elif not seen.waiting:
+        yield ok("waiting", "no Pod of ours waits")

@@ -1,0 +1,262 @@
+"""Is our scheduler there, is it asked, and is its webhook trusted: objects in, findings out."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import msgspec
+
+from aliquot import dialects
+from aliquot.dialects import Rules, gpushare, kube, native, qgpu, t9k
+from aliquot.dialects.wire import webhooks
+from aliquot.dialects.wire.schedulerconfig import DEFAULT_SCHEDULER_NAME, SCHEDULER_NAME, T9K_SCHEDULER_NAME
+from aliquot.model.claim import Claim
+from aliquot.services.doctor.findings import Finding, Json, Level, found, moment, ok, part
+from aliquot.services.explain.snapshot import pod_key
+from aliquot.services.scheduler.verbs import repeats_us
+
+PATIENCE = timedelta(seconds=30)
+_SLACK = timedelta(seconds=15)  # clocks differ
+_ALL = frozenset(dialects.DIALECTS)
+_NEW_CONFIG = "`aliquot manifests scheduler-config` prints the configuration and says where it goes"
+
+
+class _Verb(msgspec.Struct):
+    count: int = 0
+    last: str | None = None
+
+
+def lease_findings(lease: Json | None, name: str, now: datetime) -> Iterator[Finding]:
+    """Whether somebody leads."""
+    if lease is None:
+        what = "does not exist: no scheduler of ours has ever led here, or it may not write Leases"
+        fix = "install it: `aliquot install`, or the Helm chart; where it runs, its log says what it lacks (by the"
+        fix += " vendor's own roles it may not write Leases, and leads alone: docs/dropin.md)"
+        yield found("scheduler", f"Lease {name}", what, fix)
+        return
+    holder, seconds = part(lease, "spec", "holderIdentity"), part(lease, "spec", "leaseDurationSeconds")
+    renewed = moment(part(lease, "spec", "renewTime"))
+    lasts = timedelta(seconds=seconds if isinstance(seconds, int) and 0 < seconds < 86_400 else 15)
+    if not holder:
+        what = "nobody holds it: the scheduler has ended and no other has taken over"
+        yield found("scheduler", f"Lease {name}", what, "start `aliquot scheduler` again")
+    elif renewed is None or now - renewed > lasts + _SLACK:
+        when = "never" if renewed is None else f"{_ago(now - renewed)} ago"
+        what = f"{holder} holds it, but renewed it last {when}: it hangs, died, or does not reach the API server"
+        yield found("scheduler", f"Lease {name}", what, f"look at the log of {holder}, and restart it")
+    else:
+        address = part(lease, "metadata", "annotations", native.ADDRESS) or "an address it does not tell"
+        yield ok("scheduler", f"{holder} leads, at {address}")
+
+
+def call_findings(lease: Json | None, pods: Iterable[Json], rules: Rules, now: datetime) -> Iterator[Finding]:
+    """Whether kube-scheduler asks us at all: by the calls that were counted, and by what became of Pods."""
+    told = part(lease, "metadata", "annotations", native.CALLS)
+    calls = _calls(told)
+    if calls is None:
+        what = f"annotation {native.CALLS} cannot be read, so it is not known whether the extender is called"
+        yield found("extender", "the scheduler's Lease", what, "run the same release of aliquot everywhere")
+        calls = {}
+    last = moment(calls.get("filter", _Verb()).last)
+    unasked = past_us = heard = False
+    for pod in pods:
+        if kube.is_finished(pod) or not isinstance(claim := dialects.parse_pod(pod, rules), Claim):
+            continue
+        if part(pod, "spec", "nodeName"):
+            if dialects.parse_grant(pod, claim, None) is None and not claim.whole_node:
+                past_us = True
+                what = (
+                    f"is bound, but has no annotation {native.GRANT}: it was placed past us, and nobody chose its card"
+                )
+                fix = f"kubectl delete pod POD once kube-scheduler asks us: {_NEW_CONFIG}"
+                yield found("extender", pod_key(pod), what, fix)
+        elif (since := moment(part(pod, "metadata", "creationTimestamp"))) is not None and now - since > PATIENCE:
+            if last is not None and last >= since:
+                continue
+            if repeats_us(_last_said(pod) or ""):
+                heard = True
+                continue
+            unasked = True
+            yield _unasked(pod)
+    if not unasked and not past_us and lease is not None and told is not None:
+        yield _asked(calls, heard=heard)
+
+
+def _asked(calls: Mapping[str, _Verb], *, heard: bool) -> Finding:
+    """Only the leader's calls are told. A kube-scheduler that stands beside another replica asks that one, and the
+    leader has nothing of it but the binds."""
+    count, bound = calls.get("filter", _Verb()).count, calls.get("bind", _Verb()).count
+    if count:
+        times = f"{count:,} time{'s' * (count != 1)}"
+        return ok("extender", f"was asked {times}, last at {calls['filter'].last}; binds: {bound:,}")
+    if bound or heard:
+        return ok("extender", f"is asked, by way of a replica that does not lead; binds: {bound:,}")
+    return Finding("extender", Level.NOTE, (), "was not called yet, and no Pod of ours has had need of it")
+
+
+def _calls(told: object) -> Mapping[str, _Verb] | None:
+    """What the leader counted; nothing where it has not told yet, None where it cannot be read."""
+    if told is None:
+        return {}
+    try:
+        return msgspec.json.decode(told if isinstance(told, str) else "", type=dict[str, _Verb])
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def _unasked(pod: Json) -> Finding:
+    """Why a Pod waits about which nobody asked us: the three ways in which that comes about."""
+    name = part(pod, "spec", "schedulerName") or DEFAULT_SCHEDULER_NAME
+    said = _last_said(pod)
+    if part(pod, "spec", "schedulingGates"):
+        what = "waits for its scheduling gates, which somebody else must take away"
+        return Finding("extender", Level.NOTE, (pod_key(pod),), what)
+    if said is None:
+        what = f"waits, and no scheduler has looked at it: none serves its schedulerName {name}"
+        if name == DEFAULT_SCHEDULER_NAME:
+            fix = "is kube-scheduler running? kubectl get pods -n kube-system; its log tells why it does not"
+        else:
+            fix = f"`aliquot manifests scheduler-config --second` serves {SCHEDULER_NAME} and {T9K_SCHEDULER_NAME};"
+            fix += " or change spec.schedulerName"
+        return found("extender", pod_key(pod), what, fix)
+    short = sorted(each for each in _RESOURCES if f"Insufficient {each}" in said)
+    if short:
+        what = (
+            f"waits: by kube-scheduler's own count no node has enough {' and '.join(short)} left, so we are not asked"
+        )
+        fix = "see what nodes advertise: kubectl get nodes -o yaml; the checks of nodes below tell what they lack"
+        return found("extender", pod_key(pod), what, fix)
+    what = "waits, and kube-scheduler has tried it without asking us"
+    said = f" (it says: {said[:200]})" if said else ""
+    return found("extender", pod_key(pod), what + said, f"tell kube-scheduler of us: {_NEW_CONFIG}")
+
+
+def _last_said(pod: Json) -> str | None:
+    """Of a Pod that waits, by kube-scheduler; None where none has looked at it."""
+    conditions = part(pod, "status", "conditions")
+    conditions = conditions if isinstance(conditions, list) else []
+    tried = (each for each in conditions if isinstance(each, dict) and each.get("type") == "PodScheduled")
+    scheduled = next(tried, None)
+    return None if scheduled is None else str(scheduled.get("message") or "")
+
+
+_RESOURCES = (*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES)
+
+
+def _ago(span: timedelta) -> str:
+    seconds = int(span.total_seconds())
+    return f"{seconds} s" if seconds < 120 else f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
+
+
+# --- the webhook -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What the API server said to a Pod that was not meant to stay: the Pod as it would be, or the refusal."""
+
+    pod: Json | None
+    refusal: str | None
+
+
+def broken_pod(served: frozenset[str] = _ALL) -> Json:
+    """A Pod that breaks a rule of a dialect that is served, under every set of rules: compute without memory, more than
+    a card, memory that does not divide over its cards."""
+    name = "aliquot-doctor-breaks-a-rule"
+    if qgpu.DIALECT in served:
+        return _probe(name, {qgpu.CORE: "10"})
+    return _probe(name, {t9k.PERCENT: "101"} if t9k.DIALECT in served else {gpushare.MEMORY: "3", gpushare.COUNT: "2"})
+
+
+def exclusive_pod() -> Json:
+    """A Pod that is to get a toleration."""
+    return _probe("aliquot-doctor-exclusive", {t9k.CARDS: "1"})
+
+
+def _probe(name: str, limits: dict[str, str]) -> Json:
+    """Allowed by the strictest Pod security standard: what refuses it shall be us."""
+    careful = {
+        "allowPrivilegeEscalation": False,
+        "runAsNonRoot": True,
+        "runAsUser": 65534,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    container = {"name": "main", "image": "aliquot-doctor", "resources": {"limits": limits}, "securityContext": careful}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [container]}}
+
+
+def webhook_findings(
+    configuration: Json | None, ca: str | None, broken: Probe, exclusive: Probe, *, served: frozenset[str] = _ALL
+) -> Iterator[Finding]:
+    """Whether the webhook is there, trusted, and does its work. `ca` is in base64, as a Secret has it."""
+    name = f"MutatingWebhookConfiguration {webhooks.CONFIGURATION}"
+    if configuration is None:
+        what = "does not exist: mistakes are told only after `kubectl apply`, and T9k Pods get no toleration"
+        fix = "if it is wanted: `aliquot scheduler --webhook-port 9443`; its log says what it lacks"
+        yield Finding("webhook", Level.NOTE, (name,), what, fix)
+        return
+    hooks = part(configuration, "webhooks")
+    bundles = [part(each, "clientConfig", "caBundle") for each in hooks] if isinstance(hooks, list) else []
+    if not bundles or not all(bundles):
+        what = "has no caBundle: the API server trusts nobody there"
+        yield found("webhook", name, what, _ANEW)
+    elif ca is not None and not all(_contains(bundle, ca) for bundle in bundles):
+        what = "its caBundle is not of the authority that signed the webhook's certificate: calls to it fail"
+        yield found("webhook", name, what, _ANEW)
+    yield from _refuses(broken, name, served)
+    if t9k.DIALECT in served:
+        yield from _tolerates(exclusive, name)
+
+
+def _contains(bundle: object, ca: str) -> bool:
+    """Whether all the authorities are in the bundle: there are two while one follows the other."""
+    try:
+        held, wanted = base64.b64decode(str(bundle)), base64.b64decode(ca)
+    except ValueError:
+        return False
+    certificates = [each.strip() for each in wanted.split(_END) if each.strip()]
+    return bool(certificates) and all(each in held for each in certificates)
+
+
+_END = b"-----END CERTIFICATE-----"
+
+
+def _refuses(probe: Probe, name: str, served: frozenset[str]) -> Iterator[Finding]:
+    said = probe.refusal or ""
+    if _our_words(said, served):
+        yield ok("webhook", "refuses a Pod that breaks a rule, and says which")
+    elif probe.pod is not None:
+        what = "let a Pod in that breaks a rule: the API server does not reach the webhook, or does not trust it"
+        fix = f'the API server\'s log tells: "failed calling webhook {webhooks.WEBHOOK}"; is its Service or URL right?'
+        fix += f" If the webhook was switched off: kubectl delete mutatingwebhookconfiguration {webhooks.CONFIGURATION}"
+        yield found("webhook", name, what, fix)
+    elif "failed calling webhook" in said:
+        yield found("webhook", name, f"cannot be called, and keeps Pods out: {said[:300]}", _CALL_FAILED)
+    else:
+        yield Finding("webhook", Level.UNKNOWN, (name,), f"a trial Pod could not be made: {said[:300]}", _MAY_CREATE)
+
+
+def _our_words(said: str, served: frozenset[str]) -> bool:
+    """Whether the refusal names the rule that the trial Pod breaks; kubectl puts field and rule in words of its own."""
+    broken = dialects.parse_pod(broken_pod(served))
+    return isinstance(broken, tuple) and all(each.field in said and each.allowed in said for each in broken)
+
+
+def _tolerates(probe: Probe, name: str) -> Iterator[Finding]:
+    claim = dialects.parse_pod(probe.pod) if probe.pod is not None else None
+    if not isinstance(claim, Claim):
+        return  # why not is told by the other trial
+    if dialects.missing_tolerations(probe.pod, claim):
+        what = "a Pod that asks for whole cards comes back without the toleration of xgn nodes"
+        yield found("webhook", name, what, "as above: the webhook is not called, or is of an older release")
+    else:
+        yield ok("webhook", "gives T9k Pods their toleration")
+
+
+_ANEW = f"kubectl delete mutatingwebhookconfiguration {webhooks.CONFIGURATION}; the scheduler makes it anew"
+_CALL_FAILED = "is the scheduler running, and is the Service or URL of the configuration its own?"
+_MAY_CREATE = "ask for a role that may create Pods, or name a --namespace where you may"

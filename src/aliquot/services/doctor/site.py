@@ -1,0 +1,380 @@
+"""What there is to see of a node's agent on the node itself: sockets, folders, files.
+
+`aliquot doctor` reads it here and judges it in agentchecks.py and holdingchecks.py. Nothing is changed, and nothing
+here may fail: what cannot be read is told as that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypedDict
+
+from aliquot.adapters.host.home import SYSTEM_RUN, SYSTEM_STATE, Home
+from aliquot.model.device import Card
+from aliquot.model.edits import Spec
+from aliquot.services.doctor.findings import Json
+
+_PATIENCE = 5.0  # seconds for one answer, of whomever
+_SETTLES = 3.0  # seconds in which a running agent has put away what a Pod left behind
+_LOOK = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where an agent's things are, by default or as it was told. `cdi` None: the agent does without CDI."""
+
+    run: Path = Path(SYSTEM_RUN)
+    database: Path = Path(SYSTEM_STATE, "state.db")
+    kubelet: Path = Path("/var/lib/kubelet")
+    cdi: Path | None = Path("/var/run/cdi")
+    preload: Path = Path("/etc/ld.so.preload")  # the host's
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """What holds a folder."""
+
+    path: str
+    free: int  # bytes
+    inodes: int | None  # left; None where there is no limit
+    kind: str  # tmpfs, ext4
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A container that holds devices, by the kubelet: how many of each resource."""
+
+    namespace: str
+    pod: str
+    container: str
+    amounts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """All that was seen. A `..._problem` is a sentence on why there is no more; None: there is."""
+
+    node_name: str
+    places: Places
+    kubelet_problem: str | None = None
+    agent: Json | None = None  # its status
+    agent_problem: str | None = None
+    lock_holder: int | None = None  # the pid of whoever holds the lock
+    processes: Mapping[str, int] | None = None  # of each Pod, as the agent sees them
+    cdi_problem: str | None = None
+    cdi_there: bool = True  # the folder, however it is
+    specs: tuple[Spec, ...] = ()
+    absent: frozenset[str] = frozenset()  # host paths that a spec mounts and that are not there
+    folders: frozenset[str] = frozenset()  # UIDs that have a folder
+    links: Mapping[str, str] = field(default_factory=dict)  # names by which containers without CDI get there, and UIDs
+    held: tuple[Held, ...] | None = None
+    held_problem: str | None = None
+    database_problem: str | None = None
+    shim_problem: str | None = None
+    preloaded: str = ""  # what the host's own ld.so.preload says
+    nvml_cards: tuple[Card, ...] | None = None  # where the agent does not tell
+    nvml_problem: str | None = None
+    disks: tuple[Disk, ...] = field(default_factory=tuple)
+
+
+def look(places: Places, node_name: str | None) -> Site:
+    """Look at everything but the API server's objects."""
+    from aliquot.adapters.storage import podstore, shims
+
+    agent, problem = _known(*_asked(places.run, "status"))
+    about = agent.get("daemon", {}) if agent else {}
+    places = _as_told(places, about)
+    name = node_name or about.get("node") or os.environ.get("NODE_NAME") or socket.gethostname().lower()
+    site = Site(
+        str(name),
+        places,
+        kubelet_problem=_listens(places.kubelet / "device-plugins" / "kubelet.sock"),
+        agent=agent,
+        agent_problem=problem,
+        lock_holder=lock_holder(Path(Home(str(places.run), "").lock)),
+        processes=_processes(places.run) if "agent" in (agent or {}) else None,
+        database_problem=podstore.examine(places.database),
+        shim_problem=shims.examine(places.database.parent),
+        preloaded=_preloaded(places.preload),
+        disks=tuple(_disks(places)),
+    )
+    return with_leftovers(_with_nvml(_with_held(site)))
+
+
+def with_leftovers(site: Site) -> Site:
+    """The same with the specs and folders there are now."""
+    specs, problem = _specs(site.places.cdi)
+    mounts = {mount.host for spec in specs for mount in spec.edits.mounts}
+    return replace(
+        site,
+        specs=specs,
+        cdi_problem=problem,
+        cdi_there=site.places.cdi is not None and site.places.cdi.is_dir(),
+        absent=frozenset(each for each in mounts if not os.path.exists(each)),
+        folders=_folders(site.places.run / "t"),
+        links=_links(site.places.run / "a"),
+    )
+
+
+def settled(site: Site, living: frozenset[str], sleep: Callable[[float], None] = time.sleep) -> Site:
+    """The same, with what an agent at work puts away in a moment put away: Pods end while we look."""
+
+    def suspect(seen: Site) -> bool:
+        return bool(({spec.pod_uid for spec in seen.specs} | seen.folders | {*seen.links.values()}) - living)
+
+    first = site
+    for _ in range(int(_SETTLES / _LOOK)):
+        if not suspect(site):
+            break
+        sleep(_LOOK)
+        site = with_leftovers(site)
+    # What came only now is of Pods that were made after we asked for them.
+    known = {spec.name for spec in first.specs}
+    specs = tuple(spec for spec in site.specs if spec.name in known)
+    links = {name: uid for name, uid in site.links.items() if first.links.get(name) == uid}
+    return replace(site, specs=specs, folders=site.folders & first.folders, links=links)
+
+
+# --- one thing each --------------------------------------------------------------------------------------------------
+
+
+def _asked(run: Path, operation: str) -> tuple[Json | None, str | None]:
+    from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonError, ask
+
+    try:
+        return ask([Home(str(run), str(run))], {"op": operation}, _PATIENCE), None
+    except NoDaemonError:
+        return None, f"nobody listens on {run}/control.sock"
+    except (ControlError, AnswerError) as error:
+        return None, str(error)
+
+
+class _Card(TypedDict):
+    index: int
+    uuid: str
+    model: str
+    memory_bytes: int
+
+
+class _Seat(TypedDict):
+    pids: list[int]
+
+
+class _Tenant(TypedDict):
+    id: str
+    name: str
+    cards: list[_Seat]
+
+
+class _OnCard(TypedDict):
+    uuid: str
+    pid: int | None
+    text: str
+
+
+class _Status(TypedDict):
+    """What the checks read of a status, services/agent/status.py."""
+
+    daemon: dict[str, Any]
+    cards: list[_Card]
+    tenants: list[_Tenant]
+    findings: list[_OnCard]
+
+
+def _known(status: Json | None, problem: str | None) -> tuple[Json | None, str | None]:
+    """An agent of another release may tell something else."""
+    import msgspec
+
+    if status is None:
+        return None, problem
+    try:
+        msgspec.convert(status, _Status)
+    except msgspec.ValidationError as error:
+        return None, f"it answers in another form ({error}): run the doctor of the agent's own release"
+    return status, None
+
+
+def _as_told(places: Places, about: Mapping[str, Any]) -> Places:
+    """A running agent knows best where its things are."""
+    found = {name: Path(about[name]) for name in ("database", "kubelet", "cdi") if isinstance(about.get(name), str)}
+    if "node" in about and about.get("cdi", "") is None:
+        return replace(places, **found, cdi=None)
+    return replace(places, **found)
+
+
+def _processes(run: Path) -> Mapping[str, int] | None:
+    found, _ = _asked(run, "processes")
+    return None if found is None else found.get("pods")
+
+
+def _listens(path: Path) -> str | None:
+    """What is wrong with a socket; None: somebody listens."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
+        knock.settimeout(_PATIENCE)
+        try:
+            knock.connect(str(path))
+        except FileNotFoundError:
+            return f"{path} is not there"
+        except ConnectionRefusedError:
+            return f"nobody listens on {path}"
+        except OSError as error:
+            return f"{path}: {error.strerror or error}"
+    return None
+
+
+def lock_holder(path: Path, locks: Path = Path("/proc/locks")) -> int | None:
+    """The pid of whoever holds the lock on a file. Read, not tried: a try would keep an agent that starts from it."""
+    try:
+        inode = str(path.stat().st_ino)
+        lines = locks.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        words = line.split()  # 1: FLOCK  ADVISORY  WRITE 4711 00:1b:1234 0 EOF
+        if len(words) >= 6 and words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode and words[4].isdigit():
+            return int(words[4])
+    return None
+
+
+def _specs(folder: Path | None) -> tuple[tuple[Spec, ...], str | None]:
+    """By reading alone: the folder is the agent's to sweep."""
+    from aliquot.dialects.wire.cdi import parse_spec
+
+    if folder is None:
+        return (), None
+    found = []
+    try:
+        for path in sorted(folder.glob("aliquot.*.yaml")):
+            try:
+                found.append(parse_spec(path.read_bytes()))
+            except FileNotFoundError:
+                continue
+        if not folder.is_dir():
+            return (), f"{folder} is not there"
+        if not os.access(folder, os.W_OK):
+            return (), f"{folder} cannot be written"
+    except OSError as error:
+        return (), f"{error.filename or folder}: {error.strerror}"
+    return tuple(spec for spec in found if spec is not None), None
+
+
+def _folders(tenants: Path) -> frozenset[str]:
+    try:
+        return frozenset(each.name for each in tenants.iterdir() if each.is_dir())
+    except OSError:
+        return frozenset()
+
+
+def _links(folder: Path) -> dict[str, str]:
+    try:
+        return {each.name: each.readlink().name for each in folder.iterdir() if each.is_symlink()}
+    except OSError:
+        return {}
+
+
+def _with_held(site: Site) -> Site:
+    from aliquot.adapters.kubelet.channel import KubeletError
+    from aliquot.adapters.kubelet.holders import Books
+
+    async def ask() -> tuple[Held, ...]:
+        books = Books(site.places.kubelet)
+        try:
+            return tuple(
+                Held(each.namespace, each.name, each.container, {key: len(ids) for key, ids in each.devices.items()})
+                for each in await books.holders()
+            )
+        finally:
+            await books.close()
+
+    if site.kubelet_problem is not None:
+        return replace(site, held_problem="the kubelet does not run")
+    try:
+        return replace(site, held=asyncio.run(ask()))
+    except KubeletError as error:
+        return replace(site, held_problem=str(error))
+
+
+def _with_nvml(site: Site) -> Site:
+    """Asked only where no agent tells, and in a thread: a driver that hangs must not hang us."""
+    if site.agent is not None or os.path.exists(Home(str(site.places.run), "").player):
+        return site  # the agent tells, or the cards are simulated
+    from aliquot.adapters.gpu.nvml import Nvml, NvmlError
+
+    answer: dict[str, Any] = {"nvml_problem": f"NVML did not answer within {_PATIENCE:g} s"}
+
+    def ask() -> None:
+        try:
+            answer.update(nvml_cards=Nvml().cards(), nvml_problem=None)
+        except NvmlError as error:
+            answer.update(nvml_problem=str(error))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_PATIENCE)
+    return replace(site, **answer)
+
+
+def _preloaded(path: Path) -> str:
+    """The host's, also from inside the agent's container, which sees the host's first process."""
+    for each in (Path("/proc/1/root") / path.relative_to("/"), path):
+        try:
+            return each.read_text(errors="replace")
+        except OSError:
+            continue
+    return ""
+
+
+def _disks(places: Places) -> list[Disk]:
+    mounts = _mounts()
+    found = []
+    for path in dict.fromkeys((places.run, places.database.parent, *((places.cdi,) if places.cdi else ()))):
+        try:
+            seen = os.statvfs(path)
+        except OSError:
+            continue
+        kind = next((kind for place, kind in mounts if path.resolve().is_relative_to(place)), "")
+        inodes = seen.f_favail if seen.f_files else None
+        found.append(Disk(str(path), seen.f_bavail * seen.f_frsize, inodes, kind))
+    return found
+
+
+def _mounts() -> list[tuple[str, str]]:
+    """Place and kind, the deepest first."""
+    try:
+        lines = Path("/proc/self/mounts").read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    return sorted(((words[1], words[2]) for words in (line.split() for line in lines)), key=lambda each: -len(each[0]))
+
+
+# --- the API server, by the account of the Pod we are in -------------------------------------------------------------
+
+
+def own_objects(node_name: str) -> tuple[Json, list[Json]]:
+    """The Node and its Pods, where there is no kubectl: in the agent's own container. Raises OwnAccountError."""
+    from aliquot.adapters.kubernetes.kube import ApiError, Kube, KubeConfigError, Unreachable, find_server
+
+    async def ask() -> tuple[Json, list[Json]]:
+        async with Kube(find_server(), agent="aliquot-doctor") as kube:
+            node = await kube.get(f"/api/v1/nodes/{node_name}", into=dict[str, Any])
+            selector = {"fieldSelector": f"spec.nodeName={node_name}"}
+            pods = await kube.get("/api/v1/pods", params=selector, into=dict[str, Any])
+        return {**node, "kind": "Node"}, [{**each, "kind": "Pod"} for each in pods.get("items") or []]
+
+    try:
+        return asyncio.run(ask())
+    except (KubeConfigError, Unreachable) as error:
+        raise OwnAccountError(str(error)) from error
+    except ApiError as error:
+        raise OwnAccountError(error.message) from error
+
+
+class OwnAccountError(Exception):
+    """The API server does not answer us either."""

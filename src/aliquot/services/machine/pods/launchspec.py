@@ -1,0 +1,149 @@
+"""From a Pod and what it was given to what its keeper is told: commands, environments, folders, logs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from aliquot import dialects
+from aliquot.adapters.host.home import OF_A_TENANT
+from aliquot.dialects.local.pods import ContainerPlan, PodPlan, plan_of, spelled
+from aliquot.model.claim import Claim
+from aliquot.model.environment import with_granted
+from aliquot.model.grant import Grant
+from aliquot.model.localpod import ContainerState, LocalPod
+from aliquot.model.node import Node
+from aliquot.model.refusal import Invalid
+from aliquot.services.machine.pods.supervisor import CONTAINER_VARIABLE, POD_VARIABLE
+from aliquot.services.machine.requests import Ask, mib
+
+# What a container must not inherit from whoever happened to apply it.
+_FOREIGN = (*OF_A_TENANT, POD_VARIABLE, CONTAINER_VARIABLE)
+_NO_CARD = {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
+
+
+def manifest_of(pod: LocalPod) -> dict[str, Any]:
+    """As it was applied, with the uid that it has here."""
+    return {**pod.manifest, "metadata": {**pod.manifest["metadata"], "uid": pod.uid}}
+
+
+def plan(pod: LocalPod) -> PodPlan:
+    """It was found good when it was applied."""
+    found = plan_of(pod.manifest)
+    if isinstance(found, Invalid):
+        raise ValueError(found.sentence())
+    return found
+
+
+def claim_of(pod: LocalPod) -> Claim | None:
+    """What it asks for, under the id that it has as a tenant; None: nothing of ours."""
+    found = dialects.parse_pod(manifest_of(pod))
+    if not isinstance(found, Claim):
+        return None
+    # CPU and memory of the machine are nobody's to book here.
+    return replace(found, uid=pod.tenant, name=pod.key, cpu_milli=0, memory_mib=0)
+
+
+def ask_of(pod: LocalPod, claim: Claim) -> Ask:
+    """The same as a run would have asked, as far as it can: for people to see."""
+    part = claim.containers[0] if claim.containers else None
+    words = next((each.command for each in pod.state.containers if not each.init), ())
+    milli = None if part is None else part.slice.greedy_milli or part.slice.core_milli
+    return Ask(
+        words or (pod.name,),
+        pod.key,
+        claim.app_class,
+        None if milli is None else milli // 10,
+        None if part is None else part.slice.memory_mib or None,
+        1 if part is None or part.count is None else part.count,
+    )
+
+
+def asked(claim: Claim) -> str:
+    """What it asked for, in a sentence."""
+    if claim.whole_node:
+        return f"asked for a whole node, in {claim.dialect}'s words"
+    parts = []
+    for each in claim.containers:
+        part, words = each.slice, []
+        if part.exclusive:
+            words.append("a whole card")
+        else:
+            words += [f"{mib(part.memory_mib)} of memory"] if part.memory_mib else []
+            words += [f"{part.memory_percent}% of the memory"] if part.memory_percent else []
+            words += [f"{part.core_milli / 10:g}% of the compute"] if part.core_milli else []
+            words += [f"{part.greedy_milli / 10:g}% of the compute, offline"] if part.greedy_milli else []
+        times = f" on each of {each.count} cards" if each.count is not None and each.count > 1 else ""
+        parts.append(f"{each.name}: {' and '.join(words) or 'a card'}{times}")
+    return f"asked for {'; '.join(parts)} ({claim.app_class.value}, in {claim.dialect}'s words)"
+
+
+def seat_told(grant: Grant) -> str:
+    """Where it is, and why there."""
+    cards = sorted({share.card for each in grant.containers for share in each.shares})
+    if grant.whole_node:
+        return f"{grant.node} had nobody else on it"
+    names = f"card{'s' * (len(cards) > 1)} {', '.join(map(str, cards))}"
+    return f"of the cards with room, {names} of {grant.node} had the least to spare: others stay free for larger Pods"
+
+
+def states(pod: LocalPod, node: str, grant: Grant | None, logs: str) -> tuple[ContainerState, ...]:
+    """Its containers before any of them was started."""
+    return tuple(
+        ContainerState(each.name, each.image, _command(pod, each, node, grant)[0], f"{logs}/{each.name}.log", each.init)
+        for each in plan(pod).containers
+    )
+
+
+def told(
+    pod: LocalPod, grant: Grant | None, claim: Claim | None, node: Node, environment: Mapping[str, Any], logs: str
+) -> dict[str, Any]:
+    """What its keeper is told. `environment` is what a process of the tenant needs."""
+    found = plan(pod)
+    return {
+        "restart_policy": found.restart_policy,
+        "grace": found.grace,
+        "containers": [_told(pod, each, grant, claim, node, environment, logs) for each in found.containers],
+    }
+
+
+def _told(
+    pod: LocalPod,
+    container: ContainerPlan,
+    grant: Grant | None,
+    claim: Claim | None,
+    node: Node,
+    environment: Mapping[str, Any],
+    logs: str,
+) -> dict[str, Any]:
+    command, own = _command(pod, container, node.name, grant)
+    base = {name: value for name, value in pod.applier.environment.items() if name not in _FOREIGN}
+    marks = {POD_VARIABLE: pod.uid, CONTAINER_VARIABLE: f"{pod.uid}/{container.name}", "HOSTNAME": pod.name}
+    cards = _cards(container, grant)
+    if claim is None or grant is None or not cards:
+        every = with_granted({**base, **own}, fixed={**marks, **_NO_CARD}, front={})
+    else:
+        of_dialect = dialects.render_env(claim, grant, node, container.name)
+        seen = {"CUDA_VISIBLE_DEVICES": ",".join(cards)}
+        fixed = {**environment["set"], **of_dialect, **seen, **marks}
+        every = with_granted({**base, **own}, fixed=fixed, front=environment["front"])
+    folders = [each for each in (container.folder, pod.applier.folder) if each]
+    return {
+        "name": container.name, "init": container.init, "sidecar": container.sidecar, "command": list(command),
+        "env": every, "folders": folders, "log": f"{logs}/{container.name}.log",
+    }  # fmt: skip
+
+
+def _command(
+    pod: LocalPod, container: ContainerPlan, node: str, grant: Grant | None
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    return spelled(container, manifest_of(pod)["metadata"], node, has_card=bool(_cards(container, grant)))
+
+
+def _cards(container: ContainerPlan, grant: Grant | None) -> list[str]:
+    """Those that it may use, by UUID."""
+    if grant is None:
+        return []
+    found = next((each for each in grant.containers if each.name == container.name), None)
+    return [] if found is None else [share.uuid for share in found.shares]

@@ -1,0 +1,251 @@
+"""The keeper of one Pod: a process of its owner's that waits for the Pod's room, runs its containers and tells of them.
+
+    python -m aliquot.services.machine.pods.supervisor CONTROL_SOCKET UID LOG [USER GROUP GROUPS]
+
+It outlives the daemon: it looks for the next one and tells it all. With SIGTERM, or when the daemon says so, it ends
+the containers, with SIGKILL after the grace period, and then itself. Its containers cannot outlive it. There is one
+per Pod: nothing heavy is imported (tests/services/test_keeper.py holds it to that).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from typing import Any
+
+from aliquot.adapters.host import children, processes
+from aliquot.adapters.host.control import Connection, ControlError, NoDaemonError
+from aliquot.model.localpod import MOST_EVENTS
+from aliquot.services.machine.pods.lifecycle import Container, Course
+
+POD_VARIABLE = "ALIQUOT_POD"  # tells whose a process is: the Pod's uid, of every process in it
+CONTAINER_VARIABLE = "ALIQUOT_CONTAINER"  # and which container's
+_LOOK_AGAIN = 0.5  # seconds between looks for a daemon that went away
+_STEP = 0.1  # seconds between looks at those who are to end
+_GRACE = 30.0
+_FINAL = ("denied", "stopped")
+_LONGEST = 800  # characters of why one could not be started: a program's name may be a whole script
+
+
+class Keeper:
+    """See the head of the file."""
+
+    def __init__(self, control: str, uid: str) -> None:
+        self._control, self._uid = control, uid
+        self._connection: Connection | None = None
+        self._course: Course | None = None
+        self._grace = _GRACE
+        self._kill_at: float | None = None  # on the monotonic clock: the end of the grace period
+        self._ending = False
+        self._why_ending: str | None = None
+        self._events: list[dict[str, Any]] = []
+        self._said = self._noted = 0  # reports, and those that the daemon has on its disk
+        self._changed = True
+        self._bell, bell = os.pipe()  # rings with every signal
+        for end in (self._bell, bell):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._heard)
+
+    def _heard(self, number: int, _frame: object) -> None:
+        if number in (signal.SIGTERM, signal.SIGINT):
+            self._end("its keeper was told to end", None)
+
+    # --- the loop ----------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until the Pod is over and the daemon knows, or it is to end."""
+        children.adopt_orphans()
+        while True:
+            self._connect()
+            self._reap()
+            self._step()
+            if self._changed:
+                self._report()
+            if self._finished():
+                return
+            self._wait()
+
+    def _finished(self) -> bool:
+        if self._course is not None and (self._course.running() or children.descendants()):
+            return False
+        if self._ending:
+            return True  # whoever ended it knows
+        told = not self._changed and self._noted == self._said > 0
+        return self._course is not None and self._course.over and told
+
+    def _wait(self) -> None:
+        course, timeouts = self._course, [30.0]
+        if self._connection is None:
+            timeouts.append(_LOOK_AGAIN)
+        if course is not None and (wake := course.wake()) is not None:
+            timeouts.append(wake - time.time())
+        if self._kill_at is not None and (self._ending or (course is not None and course.running())):
+            timeouts.append(_STEP)
+        files: list[Any] = [self._bell] if self._connection is None else [self._bell, self._connection]
+        ready, _, _ = select.select(files, [], [], max(0.0, min(timeouts)))
+        if self._bell in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._bell, 4096)
+        if self._connection in ready:
+            self._listen()
+
+    # --- the daemon --------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        if self._connection is not None:
+            return
+        try:
+            connection = Connection(self._control)
+            connection.send({"op": "keep", "uid": self._uid, "granted": self._course is not None})
+        except (NoDaemonError, ControlError):
+            if not os.path.isdir(os.path.dirname(self._control)):  # no daemon will ever come back there
+                self._end("the daemon's home is gone", None)
+            return
+        self._connection, self._changed = connection, True
+
+    def _listen(self) -> None:
+        assert self._connection is not None
+        try:
+            for said in self._connection.there():
+                self._hear(said)
+        except ControlError:
+            self._lost()
+
+    def _lost(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+        time.sleep(0.1)  # one that is just ending, or busy, is not asked again at once
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        event = said.get("event")
+        if "error" in said:
+            if said["error"].get("kind") not in _FINAL:  # it is busy, or its disk is full: it is asked again
+                raise ControlError("not now")
+            self._end("the daemon does not know it", None)  # the Pod is gone, or has another keeper
+        elif isinstance(event, dict) and "granted" in event:
+            self._begin(event["granted"])
+        elif isinstance(event, dict) and "end" in event:
+            self._end("it was deleted", event["end"])
+        elif isinstance(event, dict) and "noted" in event:
+            self._noted = event["noted"]
+
+    def _report(self) -> None:
+        if self._connection is None or self._course is None:
+            return
+        course = self._course
+        self._said += 1
+        phase, reason = course.phase, course.reason
+        if self._why_ending is not None:
+            phase, reason = ("Failed" if not course.running() else phase), self._why_ending
+        state = {
+            "phase": phase,
+            "reason": reason,
+            "containers": [each.told() for each in course.containers],
+            "events": self._events[-MOST_EVENTS:],
+        }
+        try:
+            self._connection.send({"report": self._said, "state": state})
+            self._changed = False
+        except ControlError:
+            self._lost()
+
+    def _tell(self, text: str, kind: str = "Normal") -> None:
+        self._events.append({"time": time.time(), "text": text, "type": kind})
+        self._changed = True
+
+    # --- the containers ----------------------------------------------------------------------------------------
+
+    def _begin(self, granted: dict[str, Any]) -> None:
+        if self._course is not None or self._ending:
+            return
+        self._grace = granted["grace"]
+        containers = [
+            Container(each["name"], each["init"], each["sidecar"], given=each) for each in granted["containers"]
+        ]
+        most = granted.get("most_restarts")
+        self._course = Course(containers, granted["restart_policy"], time.time(), most)
+
+    def _step(self) -> None:
+        course = self._course
+        if course is None:
+            return
+        if self._ending or course.over:
+            self._wind_up(course)
+            return
+        for each in course.due(time.time()):
+            self._start(course, each)
+
+    def _start(self, course: Course, container: Container) -> None:
+        given = container.given
+        try:
+            pid = children.spawn(given["command"], given["env"], given["folders"], given["log"])
+        except (children.SpawnError, OSError) as error:
+            code = error.code if isinstance(error, children.SpawnError) else 126
+            why = str(error)[:_LONGEST]
+            course.ended(container, code, time.time(), why)
+            self._tell(f"container {container.name} could not be started: {why}", "Warning")
+            return
+        course.started(container, pid, time.time())
+        self._tell(f"started container {container.name} (pid {pid})")
+
+    def _reap(self) -> None:
+        for pid, code in children.ended():
+            course = self._course
+            found = next((each for each in course.containers if each.pid == pid), None) if course is not None else None
+            if course is None or found is None:
+                continue
+            children.kill_all(self._strays(found))
+            course.ended(found, code, time.time())
+            if self._ending:
+                course.stop()
+            self._tell(f"container {found.name} ended: exit code {code}", "Normal" if code == 0 else "Warning")
+
+    def _strays(self, container: Container) -> set[int]:
+        """Those that left the process group of the container: they end with it, as in any container."""
+        return processes.with_environment(CONTAINER_VARIABLE, f"{self._uid}/{container.name}", uid=os.geteuid())
+
+    # --- the end -----------------------------------------------------------------------------------------------
+
+    def _end(self, why: str, grace: float | None) -> None:
+        if grace is not None:
+            self._grace = grace
+            self._kill_at = None if self._kill_at is None else min(self._kill_at, time.monotonic() + grace)
+        if not self._ending:
+            self._ending, self._why_ending, self._changed = True, why, True
+
+    def _wind_up(self, course: Course) -> None:
+        """SIGTERM to whoever runs, and SIGKILL to all when the grace period is over."""
+        course.stop()
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + self._grace
+            for each in course.running():
+                children.signal_group(each.pid or 0, signal.SIGTERM)
+        left = children.descendants()
+        if left and (time.monotonic() >= self._kill_at or not course.running()):
+            children.kill_all(left)
+
+
+def main(arguments: list[str]) -> int:
+    """The exit code."""
+    control, uid, log, *identity = arguments
+    if identity:
+        user, group, groups = identity
+        os.setgroups([int(each) for each in groups.split(",")])
+        os.setgid(int(group))
+        os.setuid(int(user))
+    with contextlib.suppress(OSError):  # with our own rights: the folder is ours
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        os.dup2(output, 2)
+    Keeper(control, uid).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,96 @@
+"""How the machine stands, as one JSON object: what `ps`, `top -o json` and the metrics are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aliquot.model.device import Card
+from aliquot.model.node import Node, Offer
+from aliquot.model.tenancy import Tenancy
+from aliquot.model.tenant import Standing
+from aliquot.services.machine.pods.manager import LocalPods
+from aliquot.services.machine.pods.status import pods_told
+from aliquot.services.machine.queue import Waiting
+from aliquot.services.machine.tenants import LocalNode
+from aliquot.services.runtime.standings import by_tenant, finding_told, rules_told, shares_told
+
+
+def status(
+    node: LocalNode, seen: Mapping[str, Mapping[str, Any]], now: float, pods: LocalPods | None = None
+) -> dict[str, Any]:
+    """`seen` is what NVML told last of each card, by uuid."""
+    standings = by_tenant(node.arbiter.standings())
+    return {
+        "rules": rules_told(node.rules),
+        "nodes": [_node(node, each) for each in node.nodes],
+        "cards": [
+            _card(node, row, card, seen.get(card.uuid, {}))
+            for row, each in enumerate(node.nodes)
+            for card in each.cards
+        ],
+        "tenants": [
+            {**_tenant(each, standings.get(each.tenant.id, {}), now), "node": node.node_of(each)}
+            for each in node.tenancies.values()
+        ],
+        "queue": [_waiting(node, entry, now) for entry in node.queue],
+        "findings": [finding_told(each) for each in node.arbiter.findings()],
+        **({"workloads": [], "pods": []} if pods is None else pods_told(pods, standings)),
+    }
+
+
+def _node(local: LocalNode, node: Node) -> dict[str, Any]:
+    return {
+        "name": node.name,
+        "cards": [card.uuid for card in node.cards],
+        "offers": sorted(offer.value for offer in node.offers if offer is not Offer.ANY),
+        "policy": local.rules.isolation.value,
+    }
+
+
+def _card(node: LocalNode, row: int, card: Card, seen: Mapping[str, Any]) -> dict[str, Any]:
+    board = node.ledger.board
+    return {
+        "node": node.nodes[row].name,
+        "index": card.index,
+        "uuid": card.uuid,
+        "model": card.model,
+        "memory_bytes": card.memory_mib << 20,
+        "memory_used_bytes": seen.get("memory_used_bytes"),
+        "memory_booked_bytes": int(board.used_memory[row, card.index]) << 20,
+        "core_booked": int(board.used_core[row, card.index]) / 10,
+        "tenants": int(board.used_slices[row, card.index]),
+        "utilisation": seen.get("utilisation"),
+    }
+
+
+def _tenant(tenancy: Tenancy, standings: Mapping[str, Standing], now: float) -> dict[str, Any]:
+    tenant = tenancy.tenant
+    return {
+        "id": tenant.id,
+        "name": tenant.name,
+        "class": tenant.app_class.value,
+        "uid": tenant.uid,
+        "pid": tenant.root,
+        "command": list(tenancy.command),
+        "created": tenancy.created,
+        "age_seconds": max(0.0, now - tenancy.created),
+        "log": tenancy.log,
+        "cards": shares_told(tenancy.shares, standings),
+    }
+
+
+def _waiting(node: LocalNode, entry: Waiting, now: float) -> dict[str, Any]:
+    ask = entry.ask
+    return {
+        **(entry.told or node.queue.standing(entry)),
+        "class": ask.app_class.value,
+        "uid": entry.uid,
+        "pid": entry.pid,
+        "gpus": ask.gpus,
+        "core": ask.core,
+        "memory_bytes": None if ask.memory_mib is None else ask.memory_mib << 20,
+        "waited_seconds": max(0.0, now - entry.since),
+        "command": list(ask.command),
+        "log": entry.log,
+    }

@@ -1,0 +1,399 @@
+"""The live cluster: what the API server told us, what we decided and it has not told us yet, and the board of both.
+
+No IO, no clock, no await: every method takes what has happened and leaves the board right. So nothing can come between
+a decision and its booking, and a test needs no API server.
+
+    a Pod is   pending    no node yet; what it asks for is known
+               assumed    we sent it to a node; the API server has not confirmed
+               placed     on a node, says the API server
+
+Everything here can be rebuilt from the API server: nothing else is kept anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from aliquot import dialects
+from aliquot.dialects import MemoryUnit, NodeReader, PodReader, Rules
+from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject, pod_names
+from aliquot.model.claim import Claim
+from aliquot.model.grant import Grant
+from aliquot.model.node import Node
+from aliquot.model.refusal import Invalid, Reason, Refusal
+from aliquot.placement.board import Board, Ints, Occupant
+from aliquot.placement.book import Ledger, occupant_of
+from aliquot.placement.choose import POLICIES, Chooser
+from aliquot.services.scheduler.candidates import Asking, Filtered
+
+NEVER = float("inf")  # the deadline of what only the API server may end
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A Pod of ours on a node."""
+
+    claim: Claim
+    grant: Grant
+    doubt: str | None = None  # why its cards are a guess, where they are
+
+
+@dataclass(slots=True)
+class Pending:
+    """A Pod of ours that has no node. `claim` is what it breaks where it breaks rules."""
+
+    key: str
+    uid: str
+    claim: Claim | tuple[Invalid, ...]
+    refused: bool  # kube-scheduler has tried and found no node
+    scheduler: str
+    created: str | None = None  # as the API server writes it
+
+
+@dataclass(slots=True)
+class Cluster:
+    """See the head of the file."""
+
+    policy: str
+    rules: Rules = dialects.DEFAULT_RULES
+    shortlist: int = 0  # how many of the nodes that fit are told when a Pod is first asked about; 0: all
+    board: Board = field(default_factory=Board)
+    pending: dict[str, Pending] = field(default_factory=dict)  # by uid, as all of these
+    assumed: dict[str, Placed] = field(default_factory=dict)
+    held: dict[str, Placed] = field(default_factory=dict)  # kept before anything was sent: may be dropped at any time
+    placed: dict[str, Placed] = field(default_factory=dict)
+    unusable: dict[str, tuple[Invalid, ...]] = field(default_factory=dict)  # nodes that break a rule, by name
+    closed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # nodes that Kubernetes keeps Pods from, and why
+    addresses: dict[str, str] = field(default_factory=dict)  # of nodes, within the cluster
+    sick: dict[str, frozenset[int]] = field(default_factory=dict)  # cards that a ConfigMap takes out, by node
+    seen: dict[str, str] = field(default_factory=dict)  # key -> uid of every Pod there is
+    priorities: dict[str, int] = field(default_factory=dict)  # of Pods on nodes; most have 0, which is left out
+    ledger: Ledger = field(init=False)
+    chooser: Chooser = field(init=False)
+    _asking: Asking = field(init=False)
+    _reader: PodReader = field(init=False)
+    _whole_reader: PodReader = field(init=False)  # of Pods on nodes, in whatever dialect
+    _node_reader: NodeReader = field(init=False)
+    _untold: dict[str, tuple[PodObject, Claim, str]] = field(default_factory=dict)  # to be guessed when a list ends
+    _unseated: dict[str, PodObject] = field(default_factory=dict)  # on a node, and no card of it was found for them
+    _told: dict[str, Node] = field(default_factory=dict)  # nodes as they say themselves
+    _batch: ExitStack | None = None
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.board)
+        self.chooser = Chooser(self.board, POLICIES[self.policy]())
+        self._asking = Asking(self.board, self.chooser, self.shortlist)
+        self._read_by(self.rules)
+
+    def _read_by(self, rules: Rules) -> None:
+        self.rules, self._reader, self._node_reader = rules, PodReader(rules), NodeReader(rules)
+        self._whole_reader = self._reader if rules.whole is rules else PodReader(rules.whole)
+
+    # --- lists ------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Many changes follow; the board is worked out once, at their end."""
+        if self._batch is None:
+            self._batch = ExitStack()
+            self._batch.enter_context(self.board.together())
+
+    def end(self) -> None:
+        """They are all told."""
+        if self._batch is not None:
+            self._batch.close()
+            self._batch = None
+        untold, self._untold = self._untold, {}
+        for pod, claim, why in untold.values():
+            self._guess(pod, claim, why)
+
+    # --- nodes ------------------------------------------------------------------------------------------------
+
+    def set_node(self, node: NodeObject) -> None:
+        """A node is there, or has changed."""
+        name = node.metadata.name
+        self.closed.pop(name, None)
+        if node.closed:
+            self.closed[name] = node.closed
+        if node.address is not None:
+            self.addresses[name] = node.address
+        told = self._node_reader.read(node)
+        if not isinstance(told, Node):
+            self.unusable[name] = told
+            self._told.pop(name, None)
+            self.board.drop_node(name)
+            return
+        self.unusable.pop(name, None)
+        # Nobody would give a Pod its cards there now; what runs stays booked.
+        if node.agent_away:
+            told = replace(told, cards=tuple(replace(card, healthy=False) for card in told.cards))
+        self._told[name] = told
+        self._show(told)
+
+    def _show(self, told: Node) -> None:
+        """Put the node on the board, less the cards that a ConfigMap takes out."""
+        sick = self.sick.get(told.name)
+        node = (
+            told
+            if not sick
+            else replace(
+                told, cards=tuple(replace(card, healthy=card.healthy and card.index not in sick) for card in told.cards)
+            )
+        )
+        before = self.board.node(node.name)
+        if before == node:
+            return
+        self.board.set_node(node)
+        if before is None or before.cards != node.cards:
+            self._reseat(node)
+            for uid, pod in [each for each in self._unseated.items() if each[1].spec.node_name == node.name]:
+                self._set_bound(pod, uid, node.name)
+
+    def drop_node(self, name: str) -> None:
+        """A node is gone; what runs there stays booked until its Pods are gone too."""
+        self.unusable.pop(name, None)
+        self.closed.pop(name, None)
+        self.addresses.pop(name, None)
+        self._told.pop(name, None)
+        self.board.drop_node(name)
+
+    def _reseat(self, node: Node) -> None:
+        """Cards are who their UUID says: what is booked follows them when their numbers change over a reboot."""
+        today = {card.uuid: card.index for card in node.cards if card.uuid}
+        for uid in [uid for uid, kept in self.held.items() if kept.grant.node == node.name]:
+            self.release_hold(uid)
+        for known in (self.placed, self.assumed):
+            for uid, placed in list(known.items()):
+                if placed.grant.node != node.name or not today:
+                    continue
+                grant = _renumbered(placed.grant, today)
+                if grant != placed.grant:
+                    known[uid] = replace(placed, grant=grant)
+                    booking = self.ledger.get(uid)
+                    if booking is not None:
+                        self.ledger.confirm(uid, node.name, occupant_of(placed.claim, grant))
+
+    def set_unhealthy(self, config: ConfigMapObject) -> Invalid | None:
+        """A ConfigMap that may be one that takes cards out; what is wrong with it where it is one, and broken."""
+        told = dialects.parse_unhealthy(_as_json(config))
+        if isinstance(told, Invalid):
+            return told
+        if told is not None:
+            self._set_sick(*told)
+        return None
+
+    def drop_unhealthy(self, key: str) -> None:
+        """A ConfigMap is gone."""
+        told = dialects.parse_unhealthy({"metadata": dict(zip(("namespace", "name"), key.split("/", 1), strict=True))})
+        if told is not None and not isinstance(told, Invalid):
+            self._set_sick(told[0], frozenset())
+
+    def _set_sick(self, name: str, cards: frozenset[int]) -> None:
+        self.sick[name] = cards
+        if not cards:
+            del self.sick[name]
+        if name in self._told:
+            self._show(self._told[name])
+
+    def use_unit(self, unit: MemoryUnit) -> bool:
+        """From now on gpu-mem is counted in that. True where it was not: Pods read before must be read again."""
+        if unit is self.rules.gpushare_unit:
+            return False
+        self._read_by(replace(self.rules, gpushare_unit=unit))
+        return True
+
+    # --- Pods -------------------------------------------------------------------------------------------------
+
+    def read(self, pod: PodObject) -> Claim | tuple[Invalid, ...] | None:
+        """What the Pod asks for, in whatever dialect."""
+        return self._reader.read(pod).claim
+
+    def set_pod(self, pod: PodObject) -> None:
+        """A Pod is there, or has changed."""
+        names = pod_names(pod)
+        key = f"{names.namespace}/{names.name}"
+        before = self.seen.get(key)
+        if before is not None and before != names.uid:  # gone and made anew between two looks
+            self._forget(before)
+        self.seen[key] = names.uid
+        if pod.finished:
+            self._forget(names.uid)
+        elif pod.spec.node_name:
+            self._set_bound(pod, names.uid, pod.spec.node_name)
+        else:
+            self._set_pending(pod, key, names.uid)
+
+    def drop_pod(self, key: str) -> None:
+        """A Pod is gone."""
+        uid = self.seen.pop(key, None)
+        if uid is not None:
+            self._forget(uid)
+
+    def _forget(self, uid: str) -> None:
+        self.ledger.forget(uid)
+        for known in (self.pending, self.assumed, self.placed, self._untold, self._unseated):
+            known.pop(uid, None)
+        self.held.pop(uid, None)
+        self._asking.forget(uid)
+        self.priorities.pop(uid, None)
+
+    def _set_pending(self, pod: PodObject, key: str, uid: str) -> None:
+        claim = self._reader.read(pod).claim
+        if claim is None or pod.metadata.deletion_timestamp is not None or pod.spec.scheduling_gates:
+            self.pending.pop(uid, None)
+            return
+        if uid not in self.pending and isinstance(claim, Claim):
+            self.chooser.observe(claim)
+        scheduler = pod.spec.scheduler_name or "default-scheduler"
+        self.pending[uid] = Pending(key, uid, claim, pod.refused, scheduler, pod.metadata.creation_timestamp)
+
+    def _set_bound(self, pod: PodObject, uid: str, name: str) -> None:
+        self.pending.pop(uid, None)
+        self.held.pop(uid, None)
+        self._asking.forget(uid)
+        self._untold.pop(uid, None)
+        self._unseated.pop(uid, None)
+        assumed = self.assumed.pop(uid, None)
+        if pod.spec.priority:
+            self.priorities[uid] = pod.spec.priority
+        asked = self._whole_reader.read(pod)
+        claim = asked.claim
+        grant = dialects.parse_grant(pod, claim, self.board.node(name)) if isinstance(claim, Claim) else None
+        if isinstance(claim, Claim) and claim.dialect not in self.rules.served and not isinstance(grant, Grant):
+            claim = None  # somebody else's, and not on a card of ours
+        if not isinstance(claim, Claim):
+            self.placed.pop(uid, None)
+            self.ledger.confirm(
+                uid, name, Occupant({}, cpu_milli=asked.cpu_milli, memory_mib=asked.memory_mib, daemon=pod.daemon)
+            )
+            return
+        if isinstance(grant, Grant):
+            self._place(Placed(claim, grant))
+        elif assumed is not None and assumed.grant.node == name:
+            self._place(replace(assumed, doubt="its annotations were taken away"))
+        else:
+            why = grant[0].sentence() if grant else "no annotation tells its cards"
+            known = self.placed.get(uid)
+            if known is not None and known.grant.node == name and known.grant.containers:
+                self._place(replace(known, doubt=why))  # it stays where it was counted before
+            elif self._batch is not None:
+                self._untold[uid] = (pod, claim, why)  # after those that tell, to be guessed around them
+            else:
+                self._guess(pod, claim, why)
+
+    def doubt(self, placed: Placed) -> str | None:
+        """Why its cards are a guess: nothing told them, or a peer's annotation, by a number that no card has now."""
+        unnamed = {share.card for each in placed.grant.containers for share in each.shares if not share.uuid}
+        node = self.board.node(placed.grant.node) if unnamed and placed.doubt is None else None
+        lost = sorted(unnamed - {card.index for card in node.cards}) if node and node.cards else []
+        return f"its annotation names card {lost[0]}, which the node does not have" if lost else placed.doubt
+
+    def _place(self, placed: Placed) -> None:
+        self.placed[placed.claim.uid] = placed
+        self.ledger.confirm(placed.claim.uid, placed.grant.node, occupant_of(placed.claim, placed.grant))
+
+    def _guess(self, pod: PodObject, claim: Claim, why: str) -> None:
+        """Where a Pod most likely sits that was scheduled past us."""
+        name = pod.spec.node_name or ""
+        row = self.board.row_of.get(name)
+        grant = None
+        if row is not None and self.board.present[row]:
+            self.ledger.forget(claim.uid)
+            grant = self.chooser.seat(claim, row)
+        if grant is None:  # no card of the node has room, or the node is not known: its CPU and its place still count
+            grant = Grant(claim.uid, name, ())
+            self._unseated[claim.uid] = pod
+            why += ", and no card of the node has room for it"
+        self._place(Placed(claim, grant, why))
+
+    # --- deciding ---------------------------------------------------------------------------------------------
+
+    def filter(self, claim: Claim, names: Sequence[str]) -> Filtered:
+        """Which of the nodes would take the claim now."""
+        self.release_hold(claim.uid)
+        return self._asking.filter(claim, names)
+
+    def rank(self, claim: Claim, names: Sequence[str]) -> tuple[Ints, Grant | None]:
+        """0 (worst) to 5 for each name, and the grant of the best of them, which should be told apart from all."""
+        return self._asking.rank(claim, names)
+
+    def hold(self, claim: Claim, grant: Grant, deadline: float) -> None:
+        """Keep the place that the claim will most likely get, so that the next claim is not sent there too."""
+        if self.ledger.get(claim.uid) is None and not isinstance(self.ledger.assume(claim, grant, deadline), list):
+            self.held[claim.uid] = Placed(claim, grant)
+
+    def release_hold(self, uid: str) -> None:
+        """The claim is looked at anew: what was kept for it on the way is free again."""
+        if self.held.pop(uid, None) is not None:
+            self.ledger.forget(uid)
+
+    def drop_late_holds(self, now: float) -> None:
+        """Nobody came for them in time."""
+        for uid in list(self.held):
+            booking = self.ledger.get(uid)
+            if booking is None or (booking.deadline is not None and booking.deadline <= now):
+                self.release_hold(uid)
+
+    def assume(self, claim: Claim, name: str) -> Placed | list[Refusal]:
+        """Decide the claim's cards on that node and book them, in one step. Held until the API server speaks."""
+        kept = self.held.pop(claim.uid, None)
+        booking = self.ledger.get(claim.uid)
+        # What was kept is for the Pod as it was told to prioritize, by anybody: it counts where the Pod is just that.
+        same = kept is not None and kept.grant.node == name and kept.claim == claim
+        if kept is not None and booking is not None and same and self.ledger.still_fits(booking, claim):
+            self.ledger.confirm(claim.uid, name, booking.occupant)  # ours already; only nobody may drop it any more
+            self.assumed[claim.uid] = kept
+            return kept
+        if kept is not None:
+            self.ledger.forget(claim.uid)
+        row = self.board.row_of.get(name)
+        if row is None or not self.board.present[row]:
+            return [Refusal(name, None, Reason.NOT_READY, None, None, False)]
+        grant = self.chooser.seat(claim, row)
+        if grant is None:
+            return self.chooser.refusals(claim, np.array([row]))
+        booked = self.ledger.assume(claim, grant, NEVER)
+        if isinstance(booked, list):
+            return booked
+        placed = self.assumed[claim.uid] = Placed(claim, grant)
+        return placed
+
+    def unassume(self, uid: str) -> None:
+        """It did not happen, says the API server."""
+        if self.assumed.pop(uid, None) is not None:
+            self.ledger.forget(uid)
+
+    def fits_without(self, claim: Claim, name: str, uids: Iterable[str]) -> bool:
+        """Whether the node would take the claim if those Pods were gone. Nothing changes."""
+        row = self.board.row_of.get(name)
+        if row is None or not self.board.present[row]:
+            return False
+        gone = [booking for uid in uids if (booking := self.ledger.get(uid)) is not None and booking.node == name]
+        for booking in gone:
+            self.board.release(name, booking.occupant)
+        try:
+            return self.chooser.seat(claim, row) is not None
+        finally:
+            for booking in gone:
+                self.board.take(name, booking.occupant)
+
+    def nodes(self) -> Iterable[Node]:
+        """All that can take Pods, by name."""
+        return sorted((node for node in self.board.nodes if node is not None), key=lambda node: node.name)
+
+
+def _renumbered(grant: Grant, today: dict[str, int]) -> Grant:
+    return replace(
+        grant,
+        containers=tuple(
+            replace(each, shares=tuple(replace(share, card=today.get(share.uuid, share.card)) for share in each.shares))
+            for each in grant.containers
+        ),
+    )
+
+
+def _as_json(config: ConfigMapObject) -> dict[str, object]:
+    return {"metadata": {"name": config.metadata.name, "namespace": config.metadata.namespace}, "data": config.data}

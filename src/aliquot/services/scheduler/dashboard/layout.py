@@ -1,0 +1,132 @@
+"""In which order a cluster's nodes and cards are told, and a byte for each card: vector operations over 40,000.
+
+Nodes come by name, numbers in names as numbers. A layout holds until a node comes, goes, or has other cards.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from aliquot.model.device import CORE_MILLI
+from aliquot.model.node import Node, Offer
+from aliquot.placement.board import Board, Ints
+from aliquot.services.dashboard.contract import FREE, FULL, MIXED, NORMAL, OFFLINE, ONLINE, OUT, WHOLE
+
+_DIGITS = re.compile(r"(\d+)")
+
+Bytes = dict[str, "np.ndarray[tuple[int], np.dtype[np.uint8]]"]
+Kind = tuple[tuple[str, ...], str, str, int, int]  # offers, policy, model, cards, MiB of the first
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`rows` is the board's row of each node, -1 for one that breaks a rule and has none; `starts` its first card."""
+
+    names: list[str]
+    nodes: list[Node | None]
+    kinds: list[Kind]
+    kind: list[int]
+    counts: Ints
+    starts: Ints
+    card_rows: Ints
+    card_slots: Ints
+    index_of: Mapping[str, int]
+    index_of_row: Mapping[int, int]
+    broken: frozenset[str]
+
+    def holds(self, board: Board, changed: Ints, broken: frozenset[str]) -> bool:
+        """Whether it is still right after these rows changed."""
+        if broken != self.broken:
+            return False
+        for row in changed.tolist():
+            node, at = board.nodes[row], self.index_of_row.get(row)
+            if at is None:
+                if node is not None and _shown(node):
+                    return False
+            elif node is None or (node is not self.nodes[at] and not _alike(node, self.nodes[at])):
+                return False
+        return True
+
+    def cards_of(self, nodes: Ints) -> Ints:
+        """The places of these nodes' cards, in order."""
+        counts = self.counts[nodes]
+        ends = np.cumsum(counts)
+        places: Ints = np.repeat(self.starts[nodes] - (ends - counts), counts)
+        return places + np.arange(len(places))
+
+
+def lay_out(board: Board, broken: frozenset[str]) -> Layout:
+    """All nodes with cards, or that would have some."""
+    shown = [(node.name, node) for node in board.nodes if node is not None and _shown(node)]
+    both: list[tuple[str, Node | None]] = sorted(
+        [*shown, *((name, None) for name in broken)], key=lambda item: natural(item[0])
+    )
+    kinds: dict[Kind, int] = {}
+    kind = [kinds.setdefault(_kind(node), len(kinds)) for _, node in both]
+    counts = np.array([0 if node is None else len(node.cards) for _, node in both], np.int64)
+    rows = [-1 if node is None else board.row_of[name] for name, node in both]
+    return Layout(
+        names=[name for name, _ in both],
+        nodes=[node for _, node in both],
+        kinds=[*kinds],
+        kind=kind,
+        counts=counts,
+        starts=np.cumsum(counts) - counts,
+        card_rows=np.repeat(np.array(rows, np.int64), counts),
+        card_slots=np.array([card.index for _, node in both if node is not None for card in node.cards], np.int64),
+        index_of={name: at for at, (name, _) in enumerate(both)},
+        index_of_row={row: at for at, row in enumerate(rows) if row >= 0},
+        broken=broken,
+    )
+
+
+def card_bytes(board: Board, rows: Ints, slots: Ints) -> Bytes:
+    """Memory and compute booked, and the class of who is there, of each of these cards."""
+    shared, whole = board.used_slices[rows, slots] > 0, (board.exclusive[rows, slots] > 0) | (board.taken[rows] > 0)
+    online, offline = board.online[rows, slots] > 0, board.offline[rows, slots] > 0
+    return {
+        "memory": _bytes(board.used_memory[rows, slots], board.memory[rows, slots]),
+        "core": _bytes(board.used_core[rows, slots], CORE_MILLI),
+        "class": np.select(
+            [~board.healthy[rows, slots], whole, online & offline, online, offline, shared],
+            [OUT, WHOLE, MIXED, ONLINE, OFFLINE, NORMAL],
+            FREE,
+        ).astype(np.uint8),
+    }
+
+
+def _bytes(part: Ints, whole: Ints | int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """Anything at all is at least 1, so that it shows."""
+    scaled = np.rint(part * FULL / np.maximum(whole, 1))
+    return np.clip(scaled, part > 0, FULL).astype(np.uint8)
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """To sort by: node-2 before node-10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(name[:256])]
+
+
+def _shown(node: Node) -> bool:
+    return bool(node.cards or node.offers)
+
+
+def _kind(node: Node | None) -> Kind:
+    if node is None:
+        return (), "", "", 0, 0
+    first = node.cards[0] if node.cards else None
+    offers = tuple(offer.value for offer in Offer if offer in node.offers)
+    model, memory = (first.model, first.memory_mib) if first else ("", 0)
+    return offers, node.isolation.value, model, len(node.cards), memory
+
+
+def _alike(node: Node, before: Node | None) -> bool:
+    return (
+        before is not None
+        and node.name == before.name
+        and [card.index for card in node.cards] == [card.index for card in before.cards]
+        and _kind(node) == _kind(before)
+    )

@@ -1,0 +1,211 @@
+"""The HTTP door of the scheduler: kube-scheduler's verbs under our prefix and the peers', and what people ask.
+
+Every verb answers 200: kube-scheduler drops the body of anything else. Nothing that comes in makes a traceback.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+import aliquot
+from aliquot.adapters.kubernetes.kube import Unreachable
+from aliquot.dialects.wire import extender as wire
+from aliquot.dialects.wire.extender import WireError
+from aliquot.services.daemon.calls import Calls
+from aliquot.services.daemon.metrics import CONTENT_TYPE
+from aliquot.services.scheduler import verbs
+from aliquot.services.scheduler.binder import Binder, Refused
+from aliquot.services.scheduler.cluster import Cluster
+
+log = logging.getLogger(__name__)
+
+# 15,000 names, or 2,000 whole nodes; kube-scheduler sends no more.
+LARGEST_BODY = 64 << 20
+_HELD = 2.0  # seconds that the place of a Pod is kept between the choice and bind
+_FORWARDED = "X-Aliquot-Forwarded"
+_JSON = "application/json"
+
+
+class Extender:
+    """Answers for one cluster."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        binder: Binder,
+        calls: Calls,
+        *,
+        synced: Callable[[], bool],
+        leading: Callable[[], bool],
+        leader_address: Callable[[], str | None],
+        metrics: Callable[[], bytes],
+        clock: Callable[[], float],
+    ) -> None:
+        self._cluster, self._binder, self._calls = cluster, binder, calls
+        self._synced, self._leading, self._leader_address = synced, leading, leader_address
+        self._metrics, self._clock = metrics, clock
+        self._session: aiohttp.ClientSession | None = None
+        self.stopping = False
+        self.awaited = ""  # what else must be there before others are sent to us
+
+    def app(self) -> web.Application:
+        """The routes."""
+        app = web.Application(client_max_size=LARGEST_BODY)
+        for prefix in ("/aliquot", "/gpushare-scheduler", "/scheduler"):
+            app.router.add_post(f"{prefix}/filter", self._verb("filter", self._filter, wire.render_error))
+            for path in ("prioritize", "priorities"):
+                app.router.add_post(f"{prefix}/{path}", self._verb("prioritize", self._prioritize, lambda error: b"[]"))
+            app.router.add_post(f"{prefix}/bind", self._verb("bind", self._bind, wire.render_bound))
+            app.router.add_post(f"{prefix}/preempt", self._verb("preempt", self._preempt, lambda error: b"{}"))
+        app.router.add_get("/gpushare-scheduler/inspect", self._inspect)
+        app.router.add_get("/gpushare-scheduler/inspect/{node}", self._inspect)
+        for path in ("/scheduler/status", "/aliquot/status"):
+            app.router.add_get(path, self._status)
+        app.router.add_get("/version", self._version)
+        app.router.add_get("/livez", self._livez)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._scraped)
+        app.cleanup_ctx.append(self._forwarding)
+        return app
+
+    # --- kube-scheduler's verbs -----------------------------------------------------------------------------------
+
+    def _verb(
+        self, name: str, answer: Callable[[bytes, web.Request], Awaitable[bytes]], failure: Callable[[str], bytes]
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def handle(request: web.Request) -> web.Response:
+            began = self._clock()
+            try:
+                if not self._synced():
+                    raise WireError("aliquot has not read the cluster yet: it will in a moment")
+                body = await answer(await _read(request), request)
+                outcome = "ok"
+            except (WireError, Refused, Unreachable) as error:
+                outcome = "refused" if isinstance(error, Refused) else "error"
+                log.log(
+                    logging.INFO if outcome == "refused" else logging.WARNING,
+                    f"{name} refused",
+                    extra={"data": {"why": str(error)}},
+                )
+                body = failure(f"aliquot: {error}")
+            except Exception:
+                log.exception(f"{name} failed")
+                outcome, body = "error", failure("aliquot: an error of its own; its log tells more")
+            self._calls.count(name, outcome, self._clock() - began)
+            return web.Response(body=body, content_type=_JSON)
+
+        return handle
+
+    async def _filter(self, body: bytes, request: web.Request) -> bytes:
+        args = wire.parse_args(body)
+        answer, told = verbs.filter_answer(self._cluster, args)
+        if told.claim is not None and told.likely is not None and self._leading():  # nobody will be asked to choose
+            self._cluster.hold(told.claim, told.likely, self._clock() + _HELD)
+        if log.isEnabledFor(logging.DEBUG) or not told.fit:
+            pod = f"{args.Pod.metadata.namespace}/{args.Pod.metadata.name}"
+            log.info("filtered", extra={"data": {"pod": pod, "asked": told.asked, "fit": told.fit}})
+        return answer
+
+    async def _prioritize(self, body: bytes, request: web.Request) -> bytes:
+        answer, claim, best = verbs.scores_answer(self._cluster, wire.parse_args(body))
+        if claim is not None and best is not None and self._leading():
+            self._cluster.hold(claim, best, self._clock() + _HELD)
+        return answer
+
+    async def _bind(self, body: bytes, request: web.Request) -> bytes:
+        binding = wire.parse_binding(body)
+        if self.stopping:
+            raise Refused("this instance is ending: the next try reaches another")
+        if not self._leading():
+            return await self._pass_on(body, request)
+        began = self._clock()
+        await self._binder.bind(binding)
+        placed = self._cluster.assumed.get(binding.PodUID) or self._cluster.placed.get(binding.PodUID)
+        cards = sorted(placed.grant.usage()) if placed else []
+        log.info(
+            "bound",
+            extra={
+                "data": {
+                    "pod": f"{binding.PodNamespace}/{binding.PodName}",
+                    "uid": binding.PodUID,
+                    "node": binding.Node,
+                    "cards": cards,
+                    "ms": round((self._clock() - began) * 1000, 2),
+                }
+            },
+        )
+        return wire.render_bound()
+
+    async def _pass_on(self, body: bytes, request: web.Request) -> bytes:
+        """Only the leader binds; whoever is asked hands it on, once."""
+        address = self._leader_address()
+        if _FORWARDED in request.headers or address is None or self._session is None:
+            raise Refused("this instance does not lead, and does not know who does: the next try will tell")
+        try:
+            async with self._session.post(
+                f"http://{address}{request.path}", data=body, headers={_FORWARDED: "1", "Content-Type": _JSON}
+            ) as answer:
+                if answer.status != 200:  # somebody else is there: what leads answers 200, whatever it says
+                    raise Refused(f"at {address}, where the leader should be, HTTP {answer.status} is answered")
+                return await answer.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Refused(f"the leader at {address} does not answer: {error}") from error
+
+    async def _preempt(self, body: bytes, request: web.Request) -> bytes:
+        asked = wire.parse_preemption(body)
+        return wire.render_preemption(verbs.preemption_answer(self._cluster, asked))
+
+    async def _forwarding(self, app: web.Application) -> Any:
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=4.5))
+        yield
+        await self._session.close()
+
+    # --- what people and tools ask --------------------------------------------------------------------------------
+
+    async def _inspect(self, request: web.Request) -> web.Response:
+        name = request.match_info.get("node")
+        found = verbs.inspect_answer(self._cluster, name)
+        if name is not None and not found["nodes"]:
+            return _json({"error": f"no node with cards is called {name}"}, status=404)
+        return _json(found)
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return _json({**verbs.status_answer(self._cluster), "leading": self._leading(), "calls": self._calls.told()})
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return _json({"version": aliquot.__version__})
+
+    async def _livez(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        if self.stopping:
+            return web.Response(status=503, text="stopping\n")
+        if self.awaited:
+            return web.Response(status=503, text=f"{self.awaited}\n")
+        if not self._synced():
+            return web.Response(status=503, text="the cluster is not read yet\n")
+        return web.Response(text="ok\n")
+
+    async def _scraped(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._metrics(), headers={"Content-Type": CONTENT_TYPE})
+
+
+async def _read(request: web.Request) -> bytes:
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise WireError(f"a body of more than {LARGEST_BODY >> 20} MiB is not read") from error
+    except (web.RequestPayloadError, HttpProcessingError, ConnectionError) as error:
+        raise WireError("the body breaks off, or is not packed as its header says") from error
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type=_JSON, status=status)

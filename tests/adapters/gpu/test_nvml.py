@@ -1,0 +1,279 @@
+"""What the driver tells, and how its errors become ours."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aliquot.adapters.gpu.nvml import Nvml, NvmlError, Xid
+
+
+class PlayedError(Exception):
+    pass
+
+
+class PlayedNotFoundError(PlayedError):
+    pass
+
+
+class PlayedNotSupportedError(PlayedError):
+    pass
+
+
+class PlayedLostError(PlayedError):
+    pass
+
+
+class PlayedResetError(PlayedError):
+    pass
+
+
+class PlayedTimeoutError(PlayedError):
+    pass
+
+
+class PlayedNvml:
+    """As much of pynvml as is used. A test puts answers, or errors to raise, into `answers`."""
+
+    NVMLError = PlayedError
+    NVMLError_NotFound = PlayedNotFoundError
+    NVMLError_NotSupported = PlayedNotSupportedError
+    NVMLError_GpuIsLost = PlayedLostError
+    NVMLError_ResetRequired = PlayedResetError
+    NVMLError_Timeout = PlayedTimeoutError
+
+    def __init__(self, **answers: Any) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.answers: dict[str, Any] = {
+            "nvmlInit": None,
+            "nvmlShutdown": None,
+            "nvmlEventSetCreate": "set",
+            "nvmlEventSetFree": None,
+            "nvmlDeviceRegisterEvents": None,
+            "nvmlDeviceGetSupportedEventTypes": 8 | 2 | 1,
+            "nvmlDeviceGetCount": 1,
+            "nvmlDeviceGetHandleByIndex": "handle",
+            "nvmlDeviceGetHandleByUUID": "handle",
+            "nvmlDeviceGetUUID": "GPU-0",
+            "nvmlDeviceGetName": b"H200",
+            "nvmlDeviceGetNumaNodeId": PlayedNotSupportedError(),
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=141 << 30, used=1 << 30),
+            **answers,
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        constants = {"nvmlEventTypeXidCriticalError": 8, "nvmlEventTypeDoubleBitEccError": 2}
+        if name in constants:
+            return constants[name]
+
+        def call(*arguments: object) -> Any:
+            self.calls.append((name, *arguments))
+            answer = self.answers[name]
+            if callable(answer):
+                answer = answer(*arguments)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return call
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> PlayedNvml:
+    there = PlayedNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", there)
+    return there
+
+
+def test_a_card_is_told_with_its_memory_and_who_it_is(played: PlayedNvml) -> None:
+    (card,) = Nvml().cards()
+    assert (card.index, card.uuid, card.model, card.memory_mib, card.numa) == (0, "GPU-0", "H200", 141 * 1024, None)
+    played.answers["nvmlDeviceGetNumaNodeId"] = 1
+    assert Nvml().cards()[0].numa == 1
+
+
+def test_processes_are_told_with_their_memory(played: PlayedNvml) -> None:
+    played.answers["nvmlDeviceGetComputeRunningProcesses"] = [
+        SimpleNamespace(pid=7, usedGpuMemory=100),
+        SimpleNamespace(pid=8, usedGpuMemory=None),
+        SimpleNamespace(pid=9, usedGpuMemory=(1 << 64) - 1),
+    ]
+    assert Nvml().processes("GPU-0") == {7: 100, 8: 0, 9: 0}
+
+
+def test_a_card_that_does_not_tell_how_busy_it_is(played: PlayedNvml) -> None:
+    played.answers["nvmlDeviceGetUtilizationRates"] = PlayedNotSupportedError()
+    assert Nvml().utilisation("GPU-0") is None
+    played.answers["nvmlDeviceGetUtilizationRates"] = SimpleNamespace(gpu=37)
+    assert Nvml().utilisation("GPU-0") == 0.37
+
+
+def test_other_errors_are_ours_with_the_cause(played: PlayedNvml) -> None:
+    nvml = Nvml()
+    played.answers["nvmlDeviceGetMemoryInfo"] = PlayedError("GPU is lost")
+    with pytest.raises(NvmlError, match="GPU-0: nvmlDeviceGetMemoryInfo: GPU is lost") as found:
+        nvml.memory("GPU-0")
+    assert isinstance(found.value.__cause__, PlayedError)
+    played.answers["nvmlInit"] = PlayedError("Driver Not Loaded")
+    with pytest.raises(NvmlError, match="NVML: Driver Not Loaded"):
+        Nvml()
+
+
+def test_without_the_package_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(NvmlError, match="nvidia-ml-py is not installed"):
+        Nvml()
+
+
+class TestCardsThatDoNotAnswer:
+    def test_a_lost_card_is_told_apart_from_other_trouble(self, played: PlayedNvml) -> None:
+        for error, lost in ((PlayedLostError(), True), (PlayedResetError(), True), (PlayedError("Unknown"), False)):
+            played.answers["nvmlDeviceGetMemoryInfo"] = error
+            with pytest.raises(NvmlError) as found:
+                Nvml().memory("GPU-0")
+            assert found.value.lost is lost
+        assert found.value.said == "Unknown"
+
+    def test_a_card_that_is_not_listed_is_lost(self, played: PlayedNvml) -> None:
+        played.answers["nvmlDeviceGetHandleByUUID"] = PlayedNotFoundError()
+        with pytest.raises(NvmlError, match="GPU-9: NVML lists no such card") as found:
+            Nvml().memory("GPU-9")
+        assert found.value.lost
+
+    def test_it_is_listed_as_unhealthy_beside_the_others(self, played: PlayedNvml) -> None:
+        def memory(handle: int) -> object:
+            return PlayedLostError() if handle == 0 else SimpleNamespace(total=1 << 30)
+
+        played.answers |= {
+            "nvmlDeviceGetCount": 2,
+            "nvmlDeviceGetHandleByIndex": lambda index: index,
+            "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
+            "nvmlDeviceGetMemoryInfo": memory,
+        }
+        assert [(card.uuid, card.memory_mib, card.healthy) for card in Nvml().cards()] == [
+            ("GPU-0", 0, False),
+            ("GPU-1", 1024, True),
+        ]
+
+    @pytest.mark.parametrize("silent", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo"])
+    def test_what_it_told_when_it_answered_is_remembered(self, played: PlayedNvml, silent: str) -> None:
+        nvml = Nvml()
+        (before,) = nvml.cards()
+        played.answers[silent] = PlayedLostError()
+        assert nvml.cards() == (replace(before, healthy=False),)
+
+    def test_one_that_never_said_who_it_is_is_not_listed(self, played: PlayedNvml) -> None:
+        played.answers["nvmlDeviceGetHandleByIndex"] = PlayedLostError()
+        assert Nvml().cards() == ()
+
+
+class TestWatch:
+    def watched(self, played: PlayedNvml, event_type: int, data: int) -> Xid | None:
+        played.answers["nvmlEventSetWait_v2"] = SimpleNamespace(device="handle", eventType=event_type, eventData=data)
+        return Nvml().watch(["GPU-0"]).wait(0.5)
+
+    def test_an_error_is_told_with_its_card(self, played: PlayedNvml) -> None:
+        assert self.watched(played, 8, 79) == Xid("GPU-0", 79)
+        assert ("nvmlEventSetWait_v2", "set", 500) in played.calls
+
+    def test_a_double_bit_error_is_an_xid_too(self, played: PlayedNvml) -> None:
+        assert self.watched(played, 2, 0) == Xid("GPU-0", 48)
+
+    def test_nothing_happened(self, played: PlayedNvml) -> None:
+        played.answers["nvmlEventSetWait_v2"] = PlayedTimeoutError()
+        assert Nvml().watch(["GPU-0"]).wait(0.1) is None
+
+    def test_a_card_that_tells_only_some_is_asked_for_those(self, played: PlayedNvml) -> None:
+        played.answers["nvmlDeviceGetSupportedEventTypes"] = 8 | 4
+        assert Nvml().watch(["GPU-0"]).heard == {"GPU-0"}
+        assert ("nvmlDeviceRegisterEvents", "handle", 8, "set") in played.calls
+
+    @pytest.mark.parametrize(
+        ("call", "answer"),
+        [
+            ("nvmlDeviceGetHandleByUUID", PlayedLostError()),
+            ("nvmlDeviceRegisterEvents", PlayedNotSupportedError()),
+            ("nvmlDeviceGetSupportedEventTypes", 4),
+        ],
+    )
+    def test_a_card_that_tells_nothing_is_left_out(self, played: PlayedNvml, call: str, answer: object) -> None:
+        played.answers[call] = answer
+        assert Nvml().watch(["GPU-0"]).heard == set()
+
+    def test_other_trouble_ends_it(self, played: PlayedNvml) -> None:
+        played.answers["nvmlEventSetWait_v2"] = PlayedLostError()
+        watch = Nvml().watch(["GPU-0"])
+        with pytest.raises(NvmlError):
+            watch.wait(0.1)
+        played.answers["nvmlEventSetFree"] = PlayedError("Uninitialized")
+        watch.close()
+
+
+class TestOpeningAnew:
+    def test_handles_are_looked_up_again(self, played: PlayedNvml) -> None:
+        nvml = Nvml()
+        nvml.memory("GPU-0")
+        nvml.memory("GPU-0")
+        nvml.reopen()
+        nvml.memory("GPU-0")
+        names = [call[0] for call in played.calls]
+        assert names.count("nvmlDeviceGetHandleByUUID") == 2
+        assert names.index("nvmlShutdown") < len(names) - 1 - names[::-1].index("nvmlInit")
+
+    def test_one_that_failed_is_tried_again_without_closing_twice(self, played: PlayedNvml) -> None:
+        nvml = Nvml()
+        played.answers["nvmlInit"] = PlayedError("Driver Not Loaded")
+        for _ in range(2):
+            with pytest.raises(NvmlError, match="Driver Not Loaded"):
+                nvml.reopen()
+        played.answers["nvmlInit"] = None
+        nvml.reopen()
+        assert [call[0] for call in played.calls].count("nvmlShutdown") == 1
+
+    def test_not_while_somebody_waits_for_an_answer(self, played: PlayedNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("aliquot.adapters.gpu.nvml._PATIENCE", 0.01)
+        nvml, inside, go_on = Nvml(), threading.Event(), threading.Event()
+
+        def hangs(_: object) -> object:
+            inside.set()
+            go_on.wait(10)
+            return SimpleNamespace(total=1, used=0)
+
+        played.answers["nvmlDeviceGetMemoryInfo"] = hangs
+        asker = threading.Thread(target=nvml.memory, args=("GPU-0",))
+        asker.start()
+        inside.wait(10)
+        with pytest.raises(NvmlError, match="cannot be opened anew"):
+            nvml.reopen()
+        go_on.set()
+        asker.join()
+        nvml.reopen()
+
+    def test_its_turn_comes_however_many_ask_without_pause(self, played: PlayedNvml) -> None:
+        nvml, over = Nvml(), threading.Event()
+        answers: list[tuple[int, int]] = []
+
+        def ask() -> None:
+            while not over.is_set():
+                answers.append(nvml.memory("GPU-0"))
+
+        def slow(_: object) -> object:
+            over.wait(0.001)
+            return SimpleNamespace(total=1, used=0)
+
+        played.answers["nvmlDeviceGetMemoryInfo"] = slow
+        askers = [threading.Thread(target=ask) for _ in range(3)]
+        for asker in askers:
+            asker.start()
+        try:
+            nvml.reopen()
+        finally:
+            over.set()
+            for asker in askers:
+                asker.join()
+        assert set(answers) <= {(0, 1)}

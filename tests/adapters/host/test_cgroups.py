@@ -1,0 +1,120 @@
+"""Which Pod a process is of: every spelling that kubelets and container runtimes have for its cgroup."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from aliquot.adapters.host.cgroups import parse_cgroups, pod_of, pods_seen
+
+UID = "3f2a9c1e-8d47-4b6a-9e05-1c7d2b8f4a60"
+UNDERSCORED = UID.replace("-", "_")
+OTHER = "00000000-1111-4222-8333-444444444444"
+STATIC = "1d2c3b4a5968778695a4b3c2d1e0f9a8"
+ID = "a1" * 32
+
+PATHS = {
+    "cgroupfs, guaranteed": f"/kubepods/pod{UID}/{ID}",
+    "cgroupfs, burstable": f"/kubepods/burstable/pod{UID}/{ID}",
+    "cgroupfs, best effort": f"/kubepods/besteffort/pod{UID}/{ID}",
+    "cgroupfs, a cgroup root in front": f"/nodes/one/kubepods/besteffort/pod{UID}/{ID}",
+    "systemd, guaranteed": f"/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope",
+    "systemd, burstable, CRI-O": (
+        f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UNDERSCORED}.slice/crio-{ID}.scope/container"
+    ),
+    "systemd, best effort": (
+        f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope"
+    ),
+    "systemd, a cgroup root in front": (
+        f"/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/"
+        f"kubelet-kubepods-besteffort-pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope"
+    ),
+    "systemd's names without systemd": (
+        f"/system.slice/containerd.service/kubepods-besteffort-pod{UNDERSCORED}.slice:cri-containerd:{ID}"
+    ),
+    "seen from a cgroup namespace, cgroupfs": f"/../../pod{UID}/{ID}",
+    "seen from a cgroup namespace, another class of service": f"/../../../burstable/pod{UID}/{ID}",
+    "seen from a cgroup namespace, systemd": (
+        f"/../../kubepods-burstable-pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope"
+    ),
+    "below the container": f"/kubepods/pod{UID}/{ID}/system.slice/docker-{ID}.scope",
+    "the container was removed": f"/kubepods/pod{UID}/{ID} (deleted)",
+    "the Pod was removed": f"/kubepods/pod{UID} (deleted)",
+}
+
+
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS.keys())
+def test_a_pod_is_known_by_its_cgroup(path: str) -> None:
+    assert parse_cgroups(f"0::{path}\n") == UID
+
+
+def test_version_1_tells_it_in_each_hierarchy_that_has_it() -> None:
+    text = f"12:rdma:/\n11:memory:/kubepods/pod{UID}/{ID}\n1:name=systemd:/kubepods/pod{UID}/{ID}\n"
+    assert parse_cgroups(text) == UID
+
+
+def test_of_both_versions_the_one_that_names_a_pod_counts() -> None:
+    text = f"4:memory:/kubepods/besteffort/pod{UID}/{ID}\n0::/system.slice/containerd.service\n"
+    assert parse_cgroups(text) == UID
+
+
+def test_a_static_pod_has_the_hash_of_its_manifest() -> None:
+    assert parse_cgroups(f"0::/kubepods/burstable/pod{STATIC}/{ID}\n") == STATIC
+    path = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{STATIC}.slice/cri-containerd-{ID}.scope"
+    assert parse_cgroups(f"0::{path}\n") == STATIC
+
+
+def test_who_names_a_cgroup_after_another_pod_stays_in_its_own() -> None:
+    assert parse_cgroups(f"0::/kubepods/pod{UID}/{ID}/kubepods/pod{OTHER}/x\n") == UID
+    path = f"/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope/pod{OTHER}"
+    assert parse_cgroups(f"0::{path}\n") == UID
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/init.scope",
+        "/user.slice/user-1000.slice/session-2.scope",
+        f"/system.slice/docker-{ID}.scope",
+        f"/docker/{ID}",
+        "/kubepods/besteffort",
+        "/kubepods.slice/kubepods-burstable.slice",
+        "/machine.slice/libpod-abc.scope/container",
+        "/kubepods/pod123/abc",
+        f"/kubepods/pod{UID}x/abc",
+        f"/kubepods/podx{UID}",
+        f"/podman/libpod{UID}",
+        f"/kubepods/pod{UID.replace('-', '_', 1)}/abc",
+        f"/kubepods/pod{UID.upper()}/abc",
+        f"/ordinary-pod{UNDERSCORED}.slice/x.scope",
+    ],
+)
+def test_what_is_not_a_pods_is_nobodys(path: str) -> None:
+    assert parse_cgroups(f"0::{path}\n") is None
+
+
+@pytest.mark.parametrize("text", ["", "\n", "0::", "nonsense", "a:b", "::\n:::"])
+def test_a_file_that_makes_no_sense_names_no_pod(text: str) -> None:
+    assert parse_cgroups(text) is None
+
+
+def test_it_is_read_from_proc(tmp_path: Path) -> None:
+    (tmp_path / "77").mkdir()
+    (tmp_path / "77/cgroup").write_text(f"0::/kubepods/pod{UID}/{ID}\n")
+    assert pod_of(77, proc=tmp_path) == UID
+    assert pod_of(78, proc=tmp_path) is None, "gone"
+
+
+def test_this_process_can_be_asked_about() -> None:
+    assert pod_of(os.getpid()) == parse_cgroups(Path("/proc/self/cgroup").read_text())
+
+
+def test_the_processes_of_each_pod_that_are_seen_are_counted(tmp_path: Path) -> None:
+    for pid, path in (("77", f"/kubepods/pod{UID}/a"), ("78", f"/kubepods/pod{UID}/b"), ("79", "/init.scope")):
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "cgroup").write_text(f"0::{path}\n")
+    (tmp_path / "self").mkdir()
+    assert pods_seen(proc=tmp_path) == {UID: 2}

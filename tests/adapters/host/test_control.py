@@ -1,0 +1,85 @@
+"""The side of the control socket that commands use."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aliquot.adapters.host.control import AnswerError, Connection, ControlError, NoDaemonError, ask, connect
+from aliquot.adapters.host.home import Home
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    with tempfile.TemporaryDirectory(prefix="alq") as folder:
+        yield Home(folder, folder)
+
+
+def answering(home: Home, answer: bytes) -> threading.Thread:
+    """A daemon that says this to the first who asks, whatever it asks."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(home.control)
+    listener.listen(1)
+
+    def serve() -> None:
+        with listener, listener.accept()[0] as connection:
+            connection.recv(1 << 16)
+            connection.sendall(answer)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return thread
+
+
+def test_nobody_listens_where_there_is_no_socket_or_a_dead_one(home: Home) -> None:
+    with pytest.raises(NoDaemonError):
+        connect([home])
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(home.control)  # as a daemon that was killed leaves it
+    left.close()
+    with pytest.raises(NoDaemonError):
+        connect([home])
+    with pytest.raises(NoDaemonError):
+        Connection("/" + "x" * 200)
+
+
+def test_the_first_who_listens_is_asked(home: Home) -> None:
+    thread = answering(home, b'{"ok": {"pid": 1}}\n')
+    assert ask([Home("/nonexistent", "/nonexistent"), home], {"op": "hello"}) == {"pid": 1}
+    thread.join()
+
+
+def test_what_happens_meanwhile_comes_before_the_answer(home: Home) -> None:
+    thread = answering(home, b'{"event": {"waiting": 1}}\n{"event": {"waiting": 2}}\n{"ok": {}}\n')
+    connection, _ = connect([home])
+    connection.send({})
+    assert list(connection.events(10.0)) == [{"waiting": 1}, {"waiting": 2}, {"ok": {}}]
+    connection.close()
+    thread.join()
+
+
+def test_a_no_is_an_error_with_its_kind(home: Home) -> None:
+    thread = answering(home, b'{"error": {"kind": "denied", "text": "not yours"}}\n')
+    with pytest.raises(AnswerError, match="not yours") as refused:
+        ask([home], {})
+    assert refused.value.kind == "denied"
+    thread.join()
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"[1]\n", b"", b'{"ok": '])
+def test_whatever_else_answers_is_not_taken_for_a_daemon(home: Home, answer: bytes) -> None:
+    thread = answering(home, answer)
+    with pytest.raises(ControlError):
+        ask([home], {})
+    thread.join()
+
+
+def test_a_folder_in_the_place_of_the_socket_is_an_error(home: Home) -> None:
+    Path(home.control).mkdir()
+    with pytest.raises((ControlError, NoDaemonError)):
+        connect([home])

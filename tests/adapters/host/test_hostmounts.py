@@ -1,0 +1,134 @@
+"""The host's folders and processes, fetched by the kubelet's socket: in containers that `unshare` makes.
+
+This process is the kubelet, and what it sees is the host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aliquot.adapters.host.hostmounts import listener_of
+from aliquot.adapters.host.processes import start_time
+
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount and unshare")
+
+# What a container of its own does: $HOST is what it is to fetch, and hides from it at first.
+_BEGIN = "mount -t tmpfs none $HOST && "
+_HEAD = (
+    "import json, os, sys; from pathlib import Path\n"
+    "from aliquot.adapters import movein, processes\n"
+    "host, kubelet = sys.argv[1], movein.listener_of(Path(sys.argv[2]))\n"
+)
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "kubelet.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        yield path
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    folder = tmp_path / "host"
+    folder.mkdir()
+    (folder / "there").write_text("the host's")
+    return folder
+
+
+def contained(host: Path, kubelet: Path, code: str, *, own_ids: bool = True, wrapper: tuple[str, ...] = ()) -> Any:
+    """What the code prints, in a container with mounts and, unless told otherwise, process ids of its own."""
+    words = [sys.executable, "-c", _HEAD + code, str(host), str(kubelet)]
+    apart = ["--pid", "--mount-proc"] if own_ids else ["--mount"]
+    command = ["unshare", *apart, "--fork", "--kill-child", "sh", "-c", f'{_BEGIN}exec "$@"', "sh"]
+    done = subprocess.run(
+        [*command, *wrapper, *words],
+        env={**os.environ, "HOST": str(host)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_folder_that_it_does_not_have_is_the_hosts_afterwards(host: Path, kubelet: Path) -> None:
+    code = (
+        "before = os.listdir(host); movein.fetch(kubelet, {host: 0o755})\n"
+        "Path(host, 'new').write_text('from inside'); print(json.dumps([before, sorted(os.listdir(host))]))\n"
+    )
+    assert contained(host, kubelet, code) == [[], ["new", "there"]]
+    assert (host / "new").read_text() == "from inside"
+
+
+def test_one_that_the_host_does_not_have_is_made_there(host: Path, kubelet: Path) -> None:
+    code = "movein.fetch(kubelet, {f'{host}/run/ours': 0o700}); print(json.dumps(os.listdir(f'{host}/run')))\n"
+    assert contained(host, kubelet, code) == ["ours"]
+    assert (host / "run" / "ours").stat().st_mode & 0o777 == 0o700
+
+
+def test_nothing_is_mounted_on_the_host(host: Path, kubelet: Path) -> None:
+    before = Path("/proc/self/mountinfo").read_text()
+    contained(host, kubelet, "movein.fetch(kubelet, {host: 0o755}); movein.fetch_processes(kubelet); print(1)\n")
+    assert Path("/proc/self/mountinfo").read_text() == before
+
+
+def test_processes_of_the_host_are_seen_by_the_numbers_they_have_there(host: Path, kubelet: Path) -> None:
+    code = (
+        "before = movein.is_seen(kubelet); movein.fetch_processes(kubelet)\n"
+        "parent = int(Path('/proc/self/stat').read_text().rpartition(')')[2].split()[1])\n"
+        "number = processes.number_of(kubelet)\n"
+        "print(json.dumps([before, movein.is_seen(kubelet), number, processes.start_time(number), os.getpid(),\n"
+        "  processes.own_number() > 1, processes.known_as(os.getpid()) == processes.own_number(), parent > 0]))\n"
+    )
+    ours = os.getpid()
+    assert contained(host, kubelet, code) == [False, True, ours, start_time(ours), 1, True, True, True]
+
+
+def test_a_folder_of_another_name_is_known_by_what_it_is(host: Path, kubelet: Path) -> None:
+    here = host.stat()
+    code = "print(json.dumps(movein.identities(kubelet, [host, f'{host}/none'])))\n"
+    assert contained(host, kubelet, code) == {str(host): [here.st_dev, here.st_ino]}
+
+
+def test_without_privilege_it_says_that_the_container_has_none(host: Path, kubelet: Path) -> None:
+    code = (
+        "try:\n    movein.fetch(kubelet, {host: 0o755})\n"
+        "except movein.CannotVisitError as error:\n    print(json.dumps(str(error)))\n"
+    )
+    said = contained(host, kubelet, code, wrapper=("setpriv", "--bounding-set=-all", "--inh-caps=-all"))
+    assert said == "the host's files cannot be reached: the container is not privileged"
+
+
+def test_a_kubelet_that_does_not_listen_is_an_error_of_the_system(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        listener_of(tmp_path / "kubelet.sock")
+
+
+class TestAnOlderLinux:
+    """Which does not tell whose a socket is, but by process id; and in whose PID namespace that has to be."""
+
+    OLDER = "movein.SO_PEERPIDFD = 9999; kubelet = movein.listener_of(Path(sys.argv[2]))\n"
+
+    def test_with_the_hosts_process_ids_the_folders_are_fetched_all_the_same(self, host: Path, kubelet: Path) -> None:
+        code = f"{self.OLDER}movein.fetch(kubelet, {{host: 0o755}}); print(json.dumps(os.listdir(host)))\n"
+        assert contained(host, kubelet, code, own_ids=False) == ["there"]
+
+    def test_with_ids_of_its_own_it_says_that_it_cannot_know(self, host: Path, kubelet: Path) -> None:
+        code = (
+            f"try:\n    {self.OLDER}except movein.CannotVisitError as error:\n"
+            "    print(json.dumps('does not say whose' in str(error)))\n"
+        )
+        assert contained(host, kubelet, code)

@@ -1,0 +1,99 @@
+"""The user's own kubectl as the way to the cluster: its pages, its flags, and each way in which it says no."""
+
+from __future__ import annotations
+
+import pytest
+
+from aliquot.adapters.kubernetes.kubectl import Kubectl, KubectlError, Trouble
+from aliquot.cli.cluster.kubectl_aliquot import aliquot
+from aliquot.cli.cluster.kubectl_inspect import inspect
+from kit.kubectl import PaperCluster, invoked
+from kit.manifests import gpushare_node
+
+
+def test_lists_are_read_page_by_page(cluster: PaperCluster) -> None:
+    cluster.show(*(gpushare_node(f"n{at}") for at in range(1201)))
+    assert [node["metadata"]["name"] for node in Kubectl().nodes()] == [f"n{at}" for at in range(1201)]
+    assert [call[2] for call in cluster.calls] == [
+        "/api/v1/nodes?limit=500",
+        "/api/v1/nodes?limit=500&continue=500",
+        "/api/v1/nodes?limit=500&continue=1000",
+    ]
+
+
+def test_every_item_says_its_kind(cluster: PaperCluster) -> None:
+    cluster.show(gpushare_node("n1"))
+    assert [node["kind"] for node in Kubectl().nodes()] == ["Node"]
+
+
+def test_a_list_that_expired_between_two_pages_is_asked_for_whole(
+    cluster: PaperCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.show(*(gpushare_node(f"n{at}") for at in range(501)))
+    kubectl, get = Kubectl(), Kubectl.get
+
+    def expiring(self: Kubectl, path: str, **query: str) -> object:
+        if "continue" in query:
+            raise KubectlError(Trouble.EXPIRED, "Error from server (Expired): too old")
+        return get(self, path, **query)
+
+    monkeypatch.setattr(Kubectl, "get", expiring)
+    assert len(kubectl.nodes()) == 501
+
+
+def test_flags_of_kubectl_are_handed_on(cluster: PaperCluster) -> None:
+    invoked(inspect, "--context", "prod", "--as=me", "--insecure-skip-tls-verify", "--as-group", "a", "--as-group", "b")
+    handed = "--context=prod --as=me --as-group=a --as-group=b --insecure-skip-tls-verify"
+    assert cluster.calls[0][3:] == handed.split()
+
+
+def test_a_namespace_changes_nothing_for_cards_are_nobodys_in_particular(cluster: PaperCluster) -> None:
+    assert invoked(inspect, "-n", "team").stdout == invoked(inspect).stdout
+    assert invoked(aliquot, "--namespace=team").exit_code == 0
+
+
+def test_the_environment_may_name_another_kubectl(cluster: PaperCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECTL", "/no/such/kubectl")
+    result = invoked(inspect)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "aliquot: /no/such/kubectl is not there: install kubectl, or name it in the environment: KUBECTL\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ('Error from server (Forbidden): nodes is forbidden: User "x" cannot list resource "nodes"', "ask for a role"),
+        ("error: You must be logged in to the server (Unauthorized)", "log in again"),
+        (
+            "E1115 07:00:00.000000 1 memcache.go:265] couldn't get current server API group list\n"
+            "The connection to the server localhost:8080 was refused - did you specify the right host or port?",
+            "config current-context",
+        ),
+        ("Unable to connect to the server: dial tcp: lookup k8s: no such host", "config current-context"),
+        ('error: context "prod" does not exist', "config get-contexts"),
+        ("error: something else", "something else"),
+        ("", "said nothing"),
+    ],
+)
+def test_each_way_to_say_no_is_one_line_that_says_what_to_do(cluster: PaperCluster, said: str, advice: str) -> None:
+    cluster.answer("/api/v1/nodes", said)
+    result = invoked(inspect)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+    assert advice in result.stderr
+    assert "memcache" not in result.stderr
+
+
+def test_a_node_that_is_not_there_is_told(cluster: PaperCluster) -> None:
+    result = invoked(inspect, "gone")
+    assert result.exit_code == 2
+    assert "(NotFound)" in result.stderr
+
+
+def test_what_is_no_json_is_told(cluster: PaperCluster) -> None:
+    cluster.binary.write_text("#!/bin/sh\necho hello\n")
+    result = invoked(inspect)
+    assert result.exit_code == 2
+    assert "is no JSON" in result.stderr

@@ -1,0 +1,118 @@
+"""What the daemon knows after a restart."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from aliquot.adapters.storage import store as store_module
+from aliquot.adapters.storage.database import Database
+from aliquot.adapters.storage.store import Store, StoreError
+from aliquot.model.claim import AppClass
+from aliquot.model.grant import Share
+from aliquot.model.tenancy import Tenancy, allotments_of
+from aliquot.model.tenant import Tenant
+
+
+def tenancy(name: str = "train-1", **more: object) -> Tenancy:
+    shares = (Share(0, 4096, 300, None, False, "GPU-0"), Share(1, 4096, None, 500, True, "GPU-1"))
+    tenant = Tenant(f"id-{name}", name, AppClass.OFFLINE, allotments_of(shares), 1000, 4242)
+    return Tenancy(tenant, shares, 777, ("python", "train.py", "--naïve\n"), 1.5, None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "t").mkdir()
+    return tmp_path
+
+
+def a_store(folder: Path) -> Store:
+    return Store(str(folder / "state.db"), str(folder / "t"))
+
+
+def test_what_was_added_is_there_after_a_restart_and_what_was_removed_is_not(folder: Path) -> None:
+    store = a_store(folder)
+    store.add(tenancy("a"))
+    store.add(tenancy("b"))
+    store.remove("id-b")
+    store.remove("id-b")  # saying it twice changes nothing
+    store.set("policy", "fixed-share")
+    again = a_store(folder)
+    assert again.tenancies() == [tenancy("a")]
+    assert again.setting("policy") == "fixed-share"
+    assert again.setting("nothing") is None
+    assert [path.name for path in (folder / "t").iterdir()] == ["id-a.json"]
+
+
+def test_a_whole_card_has_no_limits_and_offline_compute_is_its_quota() -> None:
+    one, whole = allotments_of(tenancy().shares)
+    assert (one.memory_bytes, one.quota_milli) == (4 << 30, 300)
+    assert (whole.memory_bytes, whole.quota_milli) == (None, None)
+    (offline,) = allotments_of((Share(0, 1024, None, 500, False, "GPU-0"),))
+    assert offline.quota_milli == 500
+
+
+@pytest.mark.parametrize("damage", [b"", b"no database", b"SQLite format 3\0" + b"\xff" * 5000])
+def test_a_damaged_file_is_put_aside_and_tenants_are_read_from_their_copies(folder: Path, damage: bytes) -> None:
+    store = a_store(folder)
+    store.add(tenancy("a"))
+    store.close()
+    for path in folder.glob("state.db*"):
+        path.unlink()
+    (folder / "state.db").write_bytes(damage)
+    mended = a_store(folder)
+    if damage:
+        assert mended.tenancies() == [tenancy("a")]
+        assert len(mended.notes) == 3
+        assert next(folder.glob("state.db.damaged-*")).read_bytes() == damage
+    else:  # an empty file is a new database: nothing is damaged
+        assert mended.notes == []
+
+
+def test_a_copy_that_cannot_be_read_is_told_and_does_not_stop_the_others(folder: Path) -> None:
+    store = a_store(folder)
+    store.add(tenancy("a"))
+    store.close()
+    (folder / "t" / "bad.json").write_text('{"id": "bad"}')
+    (folder / "t" / "worse.json").write_text("[")
+    (folder / "state.db").write_bytes(b"no database")
+    mended = a_store(folder)
+    assert mended.tenancies() == [tenancy("a")]
+    assert sum("could not be read" in note for note in mended.notes) == 2
+
+
+def test_a_file_of_a_later_version_is_left_alone(folder: Path) -> None:
+    a_store(folder).close()
+    database = sqlite3.connect(folder / "state.db")
+    database.execute("PRAGMA user_version = 99")
+    database.close()
+    with pytest.raises(StoreError, match="written by a later version"):
+        a_store(folder)
+
+
+def test_a_disk_that_is_full_is_an_error_and_leaves_nothing_half_written(folder: Path) -> None:
+    store = a_store(folder)
+    store._database.connection.execute("PRAGMA max_page_count = 1")  # as if the disk were full
+    big = Tenancy(tenancy().tenant, tenancy().shares, 1, ("x" * 100_000,), 0.0)
+    with pytest.raises(StoreError, match="full"):
+        store.add(big)
+    assert store.tenancies() == []
+    assert list((folder / "t").iterdir()) == []
+
+
+def test_every_write_is_on_the_disk_when_it_returns(folder: Path) -> None:
+    database = a_store(folder)._database.connection
+    assert database.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+    assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_what_an_earlier_version_wrote_is_kept(folder: Path) -> None:
+    before = Database(str(folder / "state.db"), store_module._STEPS[:1])
+    with before.transaction() as database:
+        database.execute("INSERT INTO settings VALUES ('policy', 'fixed-share')")
+    before.close()
+    store = a_store(folder)
+    assert (store.setting("policy"), store.objects.pods(), store.notes) == ("fixed-share", [], [])
+    store.close()

@@ -1,0 +1,195 @@
+"""`aliquot doctor` on a node: the agent's checks beside the cluster's, or alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from aliquot.cli.cluster.doctor import doctor
+from kit.fakenode import PaperNode
+from kit.kubectl import PaperCluster, invoked
+from kit.kubelet import a_folder
+from kit.manifests import Json
+from kit.nodesite import UID, the_node, the_pod
+
+
+@pytest.fixture
+def node() -> Iterator[PaperNode]:
+    """In a folder with a short name, for the sockets' sake; a node of one Pod."""
+    with a_folder() as folder:
+        made = PaperNode(folder)
+        made.tenant(UID)
+        yield made
+
+
+@pytest.fixture
+def api(cluster: PaperCluster) -> PaperCluster:
+    cluster.show(the_node(), the_pod())
+    cluster.answer("/version", {"gitVersion": "v1.36.4"})
+    return cluster
+
+
+@pytest.fixture(autouse=True)
+def seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Pod has processes, and what its spec mounts is there."""
+    monkeypatch.setattr("aliquot.services.agent.control.pods_seen", lambda: {UID: 2})
+    exists = os.path.exists
+    monkeypatch.setattr("os.path.exists", lambda path: str(path).startswith("/var/lib/aliquot/shim") or exists(path))
+
+
+def examined(node: PaperNode, *more: str) -> Result:
+    places = node.places
+    words = (f"--run-dir={places.run}", f"--dbfile={places.database}", f"--kubelet-dir={places.kubelet}")
+    return invoked(doctor, *words, f"--cdi-dir={places.cdi}", *more)
+
+
+def told(node: PaperNode, *more: str) -> dict[str, list[Json]]:
+    """The findings by their level."""
+    result = examined(node, "-o", "json", *more)
+    assert result.exit_code in (0, 1), result.output
+    found: dict[str, list[Json]] = {}
+    for each in json.loads(result.stdout):
+        found.setdefault(each["level"], []).append(each)
+    return found
+
+
+def checks(found: list[Json]) -> set[str]:
+    return {each["check"] for each in found}
+
+
+OF_THE_NODE = {"kubelet", "agent", "database", "shim", "cards", "resources", "inventory", "cdi", "holdings"}
+
+
+def test_where_a_kubelet_is_the_node_is_looked_at_without_being_asked(node: PaperNode, api: PaperCluster) -> None:
+    with ExitStack() as stack:
+        node.start(stack)
+        found = told(node)
+    assert checks(found["ok"]) >= OF_THE_NODE
+    assert not checks(found.get("finding", [])) & OF_THE_NODE
+    assert {"scheduler", "extender"} & checks(found["finding"]), "the cluster is looked at as well"
+
+
+def test_a_machine_without_cards_that_is_asked_for_none_is_only_told_as_that(
+    node: PaperNode, cluster: PaperCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A control plane's, say: people call the doctor where they are."""
+    monkeypatch.setattr("aliquot.services.doctor.site._with_nvml", lambda site: site)
+    cluster.show(the_node(labels={}, capacity={}, annotations={}))
+    cluster.answer("/version", {"gitVersion": "v1.36.4"})
+    node.places.database.unlink()
+    shutil.rmtree(node.places.run / "t")
+    for spec in (node.places.cdi or Path()).iterdir():
+        spec.unlink()
+    found = told(node, "--nodename=n1")
+    assert not checks(found["finding"]) & OF_THE_NODE
+    (note,) = [each for each in found["note"] if each["check"] == "agent"]
+    assert note["what"].startswith("no agent runs here, and the labels ask for none")
+
+
+def test_with_no_node_only_the_cluster_is(node: PaperNode, api: PaperCluster) -> None:
+    found = told(node, "--no-node")
+    assert not checks([each for level in found.values() for each in level]) & {"agent", "kubelet", "shim"}
+
+
+def test_where_no_kubelet_is_only_the_cluster_is(api: PaperCluster, tmp_path: Path) -> None:
+    result = invoked(doctor, f"--kubelet-dir={tmp_path / 'none'}")
+    assert "agent " not in result.stdout
+
+
+def test_with_node_a_machine_without_a_kubelet_is_told_as_that(api: PaperCluster, tmp_path: Path) -> None:
+    missing = tmp_path / "none"
+    result = invoked(doctor, "--node", f"--kubelet-dir={missing}", f"--run-dir={missing}", "--nodename=n1")
+    assert "kubelet.sock is not there" in result.stdout
+    assert "no agent runs" in result.stdout
+    assert result.exit_code == 1
+
+
+def test_faults_of_the_node_are_told_beside_those_of_the_cluster(node: PaperNode, api: PaperCluster) -> None:
+    node.tenant("uid-of-old", "old")
+    with ExitStack() as stack:
+        node.start(stack)
+        result = examined(node)
+    lines = result.stdout.splitlines()
+    (at,) = [at for at, line in enumerate(lines) if line.startswith("FINDING  tenants ")]
+    assert "is the folder of a Pod that is gone" in lines[at]
+    assert lines[at + 1].strip().startswith("-> ")
+    assert result.exit_code == 1
+
+
+@pytest.fixture
+def no_kubectl(api: PaperCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECTL", "/nowhere/kubectl")
+    monkeypatch.setenv("KUBECONFIG", "/nowhere/kubeconfig")
+
+
+def own_account(monkeypatch: pytest.MonkeyPatch, *answer: Any) -> None:
+    monkeypatch.setattr("aliquot.services.doctor.site.own_objects", lambda name: answer)
+
+
+def test_without_kubectl_the_account_of_the_agents_pod_is_used(
+    node: PaperNode, no_kubectl: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_account(monkeypatch, the_node(), [the_pod()])
+    with ExitStack() as stack:
+        node.start(stack)
+        result = examined(node)
+    assert result.stdout.splitlines()[-1] == "nothing is wrong"
+    assert result.exit_code == 0
+    assert "note     api" in result.stdout
+    assert "only this node was looked at" in result.stdout
+
+
+def test_alone_the_node_is_still_checked_for_cards_given_twice(
+    node: PaperNode, no_kubectl: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods = [the_pod(name=name, limits={**_LIMITS, "tke.cloud.tencent.com/qgpu-core": "60"}) for name in ("a", "b")]
+    for pod in pods:
+        grant = json.loads(pod["metadata"]["annotations"]["aliquot.dev/grant"])
+        grant["containers"][0]["cards"][0]["core_milli"] = 600
+        pod["metadata"]["annotations"]["aliquot.dev/grant"] = json.dumps(grant)
+    own_account(monkeypatch, the_node(), [the_pod(), *pods])
+    with ExitStack() as stack:
+        node.start(stack)
+        found = told(node)
+    (crowd,) = [each for each in found["finding"] if each["check"] == "over-allocated"]
+    assert crowd["about"] == ["n1, GPU 0"]
+    assert crowd["what"] == "150% of its compute are given away"
+
+
+def test_without_any_api_server_the_agent_is_looked_at_all_the_same(node: PaperNode, no_kubectl: None) -> None:
+    with ExitStack() as stack:
+        node.start(stack)
+        found = told(node)
+    (unseen,) = found["cannot look"]
+    assert unseen["about"] == ["Node n1"]
+    assert checks(found["ok"]) == {"kubelet", "agent", "database", "shim", "cards", "cdi"}
+
+
+def test_a_cluster_that_does_not_answer_is_told_and_the_node_looked_at(node: PaperNode, api: PaperCluster) -> None:
+    api.answer("/version", "The connection to the server localhost:8080 was refused - did you specify the right host?")
+    with ExitStack() as stack:
+        node.start(stack)
+        result = examined(node)
+    assert result.exit_code == 1
+    assert "cannot look: The connection to the server" in result.stdout
+    assert "ok       agent" in result.stdout
+
+
+def test_a_node_of_another_name_is_told(node: PaperNode, api: PaperCluster) -> None:
+    node.agent.about["node"] = "nobody"
+    with ExitStack() as stack:
+        node.start(stack)
+        (unseen,) = told(node)["cannot look"]
+    assert unseen["about"] == ["Node nobody"]
+    assert "--nodename" in unseen["fix"]
+
+
+_LIMITS = {"tke.cloud.tencent.com/qgpu-memory": "4"}

@@ -1,0 +1,222 @@
+"""`aliquot explain`: where Pods would go, or every reason why not; as JSON, and by exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from aliquot.cli.main import cli
+from kit.explain import assert_shape, explained, places, run
+from kit.manifests import (
+    APP_CLASS,
+    COUNT,
+    MEM,
+    MIXED,
+    QGPU,
+    QGPU_CORE,
+    QGPU_GREEDY,
+    QGPU_MEMORY,
+    SGN,
+    T9K_CARDS,
+    T9K_NODE,
+    T9K_PERCENT,
+    XGN,
+    a_container,
+    a_node,
+    a_pod,
+    asking,
+    gpushare_node,
+    gpushare_pod,
+    on_card,
+    replicas,
+)
+
+# --- the answer ---------------------------------------------------------------------------------------------------
+
+
+def test_a_pod_that_fits_is_told_its_cards_and_why_not_the_others(tmp_path: Path) -> None:
+    pod = asking({QGPU_MEMORY: 3, QGPU_CORE: 30}, "name")
+    pod["metadata"]["namespace"] = "ns"
+    (entry,) = explained(
+        tmp_path, [pod], [a_node("n1", 16, labels=QGPU), a_node("n2", 16, 2, labels=QGPU, unschedulable=True)]
+    )
+    assert entry == {
+        "pod": "ns/name",
+        "fits": True,
+        "node": "n1",
+        "containers": {"main": [{"card": 0, "memory_gib": 3, "core": 30}]},
+        "error": None,
+        "refusals": [
+            {"node": "n2", "card": None, "reason": "unschedulable", "wanted": None, "had": "cordoned", "never": False}
+        ],
+    }
+
+
+def test_a_card_too_small_never_does_and_a_card_in_use_does_not_do_now(tmp_path: Path) -> None:
+    (entry,) = explained(tmp_path, [gpushare_pod("p", 5)], [gpushare_node("n2", 4, 32), on_card("r", 29, 1, "n2")])
+    assert entry["refusals"] == [
+        {"node": "n2", "card": 0, "reason": "memory", "wanted": 5, "had": 4, "never": True},
+        {"node": "n2", "card": 1, "reason": "memory", "wanted": 5, "had": 3, "never": False},
+    ]
+
+
+def test_a_manifest_that_breaks_a_rule_has_the_sentence_as_its_error(tmp_path: Path) -> None:
+    (entry,) = explained(tmp_path, [asking({QGPU_MEMORY: "1.5"})], [a_node("n1", 16, labels=QGPU)])
+    assert not entry["fits"]
+    assert "qgpu-memory" in entry["error"]
+    assert "1.5" in entry["error"]
+    assert entry["refusals"] == []
+
+
+def test_a_pod_that_is_not_ours_stands_in_nobodys_way(tmp_path: Path) -> None:
+    result = run(tmp_path, [a_pod("web", a_container())], [gpushare_node()], "-o", "json")
+    (entry,) = json.loads(result.stdout)
+    assert_shape(entry)
+    assert (result.exit_code, entry["fits"], entry["node"]) == (0, True, None)
+    assert "default/web: asks for no GPU" in result.stderr
+
+
+def test_some_that_do_not_fit_make_exit_code_1_and_the_others_are_placed(tmp_path: Path) -> None:
+    pods = [gpushare_pod("small", 4), gpushare_pod("huge", 99), gpushare_pod("next", 4)]
+    answer = explained(tmp_path, pods, [gpushare_node("n1", 16)])
+    assert places(answer) == [("small", "n1", [0]), ("huge", None, []), ("next", "n1", [0])]
+
+
+def test_each_pod_is_booked_before_the_next(tmp_path: Path) -> None:
+    answer = explained(tmp_path, [gpushare_pod(f"p{at}", 8) for at in range(3)], [gpushare_node("n1", 16)])
+    assert [entry["fits"] for entry in answer] == [True, True, False]
+    assert answer[2]["refusals"] == [
+        {"node": "n1", "card": 0, "reason": "memory", "wanted": 8, "had": 0, "never": False}
+    ]
+
+
+@pytest.mark.parametrize("name", ["x", None])
+def test_pods_of_one_name_or_of_none_are_booked_each(tmp_path: Path, name: str | None) -> None:
+    pod = gpushare_pod("x", 8)
+    pod["metadata"]["name"] = name
+    answer = explained(tmp_path, [pod] * 3, [gpushare_node("n1", 16)])
+    assert [entry["fits"] for entry in answer] == [True, True, False]
+    assert {entry["pod"] for entry in answer} == {"default/x" if name else "default/(no name)"}
+
+
+def test_memory_that_is_nearly_enough_does_not_look_enough(tmp_path: Path) -> None:
+    node = gpushare_node("n1", 1)
+    node["metadata"]["annotations"]["aliquot.dev/inventory"] = '{"v":1,"cards":[{"index":0,"memory_mib":3071}]}'
+    (entry,) = explained(tmp_path, [gpushare_pod("p", 3)], [node])
+    assert [(refusal["wanted"], refusal["had"]) for refusal in entry["refusals"]] == [(3, 2.99)]
+
+
+# --- manifests ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "ReplicaSet"])
+def test_a_workload_counts_as_its_replicas(tmp_path: Path, kind: str) -> None:
+    answer = explained(tmp_path, [replicas(3, gpushare_pod("", 3), kind, "web")], [gpushare_node("n1", 23, 23)])
+    assert places(answer) == [("web-0", "n1", [0]), ("web-1", "n1", [0]), ("web-2", "n1", [0])]
+
+
+def test_a_job_counts_as_its_parallelism(tmp_path: Path) -> None:
+    job = replicas(0, gpushare_pod("", 3), "Job", "train")
+    job["spec"]["parallelism"] = 2
+    assert len(explained(tmp_path, [job], [gpushare_node()])) == 2
+
+
+def test_a_workload_of_no_replicas_is_an_empty_list(tmp_path: Path) -> None:
+    assert explained(tmp_path, [replicas(0, gpushare_pod("", 3))], [gpushare_node()]) == []
+
+
+def test_lists_of_lists_and_what_is_deployed_beside_are_read(tmp_path: Path) -> None:
+    pods = {"kind": "PodList", "items": [{k: v for k, v in gpushare_pod("inner").items() if k != "kind"}]}
+    beside = {"kind": "Service", "metadata": {"name": "s"}}
+    answer = explained(tmp_path, [beside, {"kind": "List", "items": [pods, gpushare_pod("outer")]}], [gpushare_node()])
+    assert [entry["pod"] for entry in answer] == ["default/inner", "default/outer"]
+
+
+def test_the_cluster_may_be_yaml_of_several_documents_in_any_order(tmp_path: Path) -> None:
+    (tmp_path / "pods.json").write_text(json.dumps(gpushare_pod("p", 12)))
+    cluster = [on_card("running", 8, 0), gpushare_node("n1", 16, 16), {"kind": "NodeList", "items": []}]
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump_all(cluster))
+    files = ["-f", str(tmp_path / "pods.json"), "--cluster", str(tmp_path / "cluster.yaml"), "-o", "json"]
+    assert places(json.loads(CliRunner().invoke(cli, ["explain", *files]).stdout)) == [("p", "n1", [1])]
+
+
+def test_pods_come_from_stdin(tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text(json.dumps(gpushare_node()))
+    arguments = ["explain", "-f", "-", "--cluster", str(tmp_path / "cluster.json"), "-o", "json"]
+    result = CliRunner().invoke(cli, arguments, input=json.dumps(gpushare_pod()))
+    assert places(json.loads(result.stdout)) == [("p", "n1", [0])]
+
+
+# --- the seeds' manifests -----------------------------------------------------------------------------------------
+
+
+def test_seed_000_online_avoids_offline_and_offline_avoids_online(tmp_path: Path) -> None:
+    online = asking({QGPU_MEMORY: 4}, "online", annotations={APP_CLASS: "online"})
+    offline = asking({QGPU_MEMORY: 4, QGPU_GREEDY: 50}, "off", annotations={APP_CLASS: "offline"})
+    plain = asking({QGPU_CORE: 30, QGPU_MEMORY: 5}, "common")
+    cluster = [a_node("plain", 32, labels=QGPU), a_node("mixed", 32, 32, labels=MIXED)]
+    (first, second, third) = explained(tmp_path, [online, offline, plain], cluster)
+    assert (first["node"], second["node"]) == ("mixed", "mixed")
+    assert first["containers"]["main"][0]["card"] != second["containers"]["main"][0]["card"]
+    assert third["containers"]["main"][0] == {"card": 0, "memory_gib": 5, "core": 30}
+    assert {"node": "plain", "card": None, "reason": "mixed", "never": True}.items() <= first["refusals"][0].items()
+
+
+def test_seed_001_no_more_than_a_quarter_of_the_gibibytes_share_a_card(tmp_path: Path) -> None:
+    pods = [asking({QGPU_MEMORY: 1, QGPU_CORE: 1}, f"p{at}") for at in range(5)]
+    answer = explained(tmp_path, pods, [a_node("n1", 16, labels=QGPU)])
+    assert [entry["fits"] for entry in answer] == [True] * 4 + [False]
+    assert answer[4]["refusals"] == [
+        {"node": "n1", "card": 0, "reason": "slices", "wanted": 1, "had": 0, "never": False}
+    ]
+    assert explained(tmp_path, pods, [a_node("n1", 16, labels=QGPU)], "--rules", "2026")[4]["error"]
+    steps = [asking({QGPU_MEMORY: 1, QGPU_CORE: 5}, f"p{at}") for at in range(5)]
+    assert all(
+        entry["fits"] for entry in explained(tmp_path, steps, [a_node("n1", 16, labels=QGPU)], "--rules", "2026")
+    )
+
+
+def test_the_rules_of_2026_spread_160_percent_over_two_cards(tmp_path: Path) -> None:
+    pod = asking({QGPU_CORE: 160, QGPU_MEMORY: 60})
+    (entry,) = explained(tmp_path, [pod], [a_node("n1", 32, 32, labels=QGPU)], "--rules", "2026")
+    assert entry["containers"]["main"] == [
+        {"card": 0, "memory_gib": 30, "core": 80},
+        {"card": 1, "memory_gib": 30, "core": 80},
+    ]
+    (entry,) = explained(tmp_path, [pod], [a_node("n1", 32, 32, labels=QGPU)])
+    assert "160" in entry["error"]
+
+
+def test_seed_003_whole_cards_shared_cards_and_whole_nodes_go_to_nodes_of_their_mode(tmp_path: Path) -> None:
+    pods = [asking({T9K_CARDS: 2}, "two"), asking({T9K_PERCENT: 30}, "part"), asking({T9K_NODE: 1}, "all")]
+    cluster = [a_node("s", 16, labels=SGN), a_node("x1", 16, 16, labels=XGN), a_node("x2", 8, 24, labels=XGN)]
+    (two, part, whole) = explained(tmp_path, pods, cluster)
+    assert (two["node"], part["node"], whole["node"]) == ("x1", "s", "x2")
+    assert two["containers"]["main"][1] == {"card": 1, "memory_gib": 16, "core": 100}
+    assert part["containers"]["main"] == [{"card": 0, "memory_gib": 4.8, "core": None}]
+    assert [share["memory_gib"] for share in whole["containers"]["main"]] == [8, 24]
+
+
+def test_seed_004_binpack_puts_three_times_3_gib_on_one_card(tmp_path: Path) -> None:
+    node = a_node("dev-server-153", labels={"gpushare": "true"}, capacity={MEM: "184", COUNT: "8"})
+    stateful = replicas(3, gpushare_pod("", 3), "StatefulSet", "binpack-1")
+    answer = explained(tmp_path, [stateful], [node])
+    assert places(answer) == [(f"binpack-1-{at}", "dev-server-153", [0]) for at in range(3)]
+    spread = explained(tmp_path, [stateful], [node], "--priority", "spread")
+    assert len({tuple(cards) for _, _, cards in places(spread)}) == 3
+
+
+def test_seed_004_four_cards_of_3_gib_are_distinct_cards(tmp_path: Path) -> None:
+    pod = gpushare_pod("p", 12, labels={COUNT: "4"})
+    (entry,) = explained(tmp_path, [pod], [gpushare_node("n1", 16, 16, 2, 16, 16)])
+    assert entry["containers"]["main"] == [{"card": card, "memory_gib": 3, "core": None} for card in (0, 1, 3, 4)]
+
+
+def test_gpu_mem_in_mib_is_known_by_the_nodes(tmp_path: Path) -> None:
+    node = a_node("n1", labels={"gpushare": "true"}, capacity={MEM: "32256", COUNT: "2"})
+    (entry,) = explained(tmp_path, [gpushare_pod("p", 1536)], [node])
+    assert entry["containers"]["main"] == [{"card": 0, "memory_gib": 1.5, "core": None}]

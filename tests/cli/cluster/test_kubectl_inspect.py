@@ -1,0 +1,191 @@
+"""`kubectl inspect gpushare`: the peer's output to the byte, through the user's own kubectl."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from aliquot.cli.cluster.kubectl_inspect import inspect
+from kit.kubectl import PaperCluster, invoked
+from kit.manifests import (
+    COUNT,
+    MEM,
+    QGPU_MEMORY,
+    Json,
+    a_container,
+    a_node,
+    a_pod,
+    asking,
+    gpushare_pod,
+    on_card,
+)
+
+ALLOCATION = "scheduler.framework.gpushare.allocation"
+
+
+def shared(name: str, cards: int, each: int, address: str | None = "192.168.0.153") -> Json:
+    node = a_node(name, labels={"gpushare": "true"}, capacity={MEM: str(cards * each), COUNT: str(cards)})
+    node["status"]["allocatable"] = node["status"]["capacity"]
+    if address:
+        hostname = {"type": "Hostname", "address": name}
+        node["status"]["addresses"] = [hostname, {"type": "InternalIP", "address": address}]
+    return node
+
+
+def on_cards(name: str, allocation: Json, node: str) -> Json:
+    """A Pod whose newer annotation tells its cards, per container."""
+    containers = [a_container(f"c{at}", {MEM: sum(cards.values())}) for at, cards in allocation.items()]
+    count = len(next(iter(allocation.values())))
+    annotations = {ALLOCATION: json.dumps(allocation), COUNT: str(count)}
+    return a_pod(name, *containers, on=node, annotations=annotations)
+
+
+def printed(*arguments: str) -> str:
+    result = invoked(inspect, *arguments)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def test_the_seeds_sample_is_printed_as_it_stands(cluster: PaperCluster) -> None:
+    """With the sum of the node, which the peer added since."""
+    cluster.show(shared("dev-server-153", 8, 23))
+    heads = "".join(f"GPU{card}(Allocated/Total)  " for card in range(8))
+    assert printed() == (
+        f"NAME            IPADDRESS      {heads}GPU Memory(GiB)\n"
+        f"dev-server-153  192.168.0.153  {'0/23                   ' * 8}0/184\n"
+        "-----------------------------------------------------------------------------------------------\n"
+        "Allocated/Total GPU Memory In Cluster:\n"
+        "0/184 (0%)  \n"
+    )
+
+
+BUSY = (
+    shared("b", 2, 16, "10.0.0.12"),
+    shared("a", 1, 16, None),
+    on_cards("four", {"0": {"0": 3, "1": 3}, "1": {"0": 1, "1": 1}}, "b"),
+    on_card("old", 5, 1, "b"),
+    gpushare_pod("untold", 2, on="b"),
+    on_card("done", 9, 0, "b", status={"phase": "Succeeded"}),
+    gpushare_pod("waits", 2),
+)
+
+
+def test_nodes_come_by_name_with_a_pods_every_card_and_what_no_annotation_tells_as_pending(
+    cluster: PaperCluster,
+) -> None:
+    cluster.show(*BUSY)
+    assert printed() == (
+        "NAME  IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)\n"
+        "a     unknown    0/16                   0/0                                        0/16\n"
+        "b     10.0.0.12  4/16                   9/16                   2                   15/32\n"
+        "---------------------------------------------\n"
+        "Allocated/Total GPU Memory In Cluster:\n"
+        "15/48 (31%)  \n"
+    )
+
+
+def test_details_have_one_line_for_a_pod_on_several_cards(cluster: PaperCluster) -> None:
+    cluster.show(*BUSY)
+    assert printed("-d") == (
+        "\n"
+        "NAME:       a\n"
+        "IPADDRESS:  unknown\n"
+        "\n"
+        "NAME         NAMESPACE  GPU0(Allocated)  \n"
+        "Allocated :  0 (0%)     \n"
+        "Total :      16         \n"
+        "----------\n"
+        "\n"
+        "NAME:       b\n"
+        "IPADDRESS:  10.0.0.12\n"
+        "\n"
+        "NAME         NAMESPACE  GPU0(Allocated)  GPU1(Allocated)  Pending(Allocated)  \n"
+        "four         default    4                4                0                   \n"
+        "old          default    0                5                0                   \n"
+        "untold       default    0                0                2                   \n"
+        "Allocated :  15 (46%)   \n"
+        "Total :      32         \n"
+        "----------\n"
+        "\n"
+        "\n"
+        "Allocated/Total GPU Memory In Cluster:  15/48 (31%)  \n"
+    )
+
+
+def test_the_rule_of_the_details_is_as_long_as_the_first_nodes_pods(cluster: PaperCluster) -> None:
+    """Their bytes before the columns are made, and ten."""
+    cluster.show(shared("b", 1, 16), on_card("p", 5, 0, "b"))
+    assert "\n" + "-" * (len("p\tdefault\t5\t\n") + 10) + "\n" in printed("-d")
+
+
+def test_one_node_is_asked_for_alone(cluster: PaperCluster) -> None:
+    cluster.show(*BUSY)
+    assert printed("b").splitlines()[1].split()[:2] == ["b", "10.0.0.12"]
+    assert sorted(call[2] for call in cluster.calls) == [
+        "/api/v1/nodes/b",
+        "/api/v1/pods?fieldSelector=spec.nodeName%3Db&limit=500",
+    ]
+
+
+def test_a_cluster_without_such_nodes_has_an_empty_table(cluster: PaperCluster) -> None:
+    cluster.show(a_node("n1", labels={"gpushare": "true"}))
+    assert printed() == ("NAME  IPADDRESS  GPU Memory(GiB)\n\nAllocated/Total GPU Memory In Cluster:\n0/0 (0%)  \n")
+
+
+def test_the_unit_is_read_from_the_nodes(cluster: PaperCluster) -> None:
+    cluster.show(shared("n1", 2, 15109), gpushare_pod("p", 4000, on="n1", annotations={"ALIYUN_COM_GPU_MEM_IDX": "1"}))
+    told = printed()
+    assert "GPU Memory(MiB)" in told
+    assert "4000/15109" in told
+
+
+def test_cards_of_unequal_size_are_shown_with_their_own(cluster: PaperCluster) -> None:
+    node = a_node("n1", 16, 80, labels={"gpushare": "true"}, capacity={MEM: "96", COUNT: "2"})
+    cluster.show(node)
+    assert printed().splitlines()[1].split() == ["n1", "unknown", "0/16", "0/80", "0/96"]
+
+
+def test_pods_of_other_dialects_on_the_same_cards_are_counted(cluster: PaperCluster) -> None:
+    node = a_node("n1", 16, labels={"gpushare": "true", "qgpu-device-enable": "enable"}, capacity={MEM: "16"})
+    grant = {"v": 1, "node": "n1", "containers": [{"name": "main", "cards": [{"index": 0, "memory_mib": 5120}]}]}
+    other = asking({QGPU_MEMORY: 5}, "q", on="n1", annotations={"aliquot.dev/grant": json.dumps(grant)})
+    cluster.show(node, other, on_card("p", 3, 0))
+    assert "8/16" in printed()
+
+
+def test_a_pod_that_breaks_a_rule_is_noted_and_not_counted(cluster: PaperCluster) -> None:
+    cluster.show(shared("n1", 1, 16), gpushare_pod("p", 3, on="n1", annotations={COUNT: "2"}))
+    result = invoked(inspect)
+    assert result.exit_code == 0
+    assert result.stderr.startswith("note: p on n1: its GPU is not counted: ")
+
+
+def test_json_is_the_peers_extenders(cluster: PaperCluster) -> None:
+    cluster.show(*BUSY)
+    answer = json.loads(printed("-o", "json"))
+    assert answer["nodes"][1] == {
+        "name": "b",
+        "totalGPU": 32,
+        "usedGPU": 15,
+        "devs": [
+            {"id": 0, "totalGPU": 16, "usedGPU": 4, "pods": [{"name": "four", "namespace": "default", "usedGPU": 4}]},
+            {
+                "id": 1,
+                "totalGPU": 16,
+                "usedGPU": 9,
+                "pods": [
+                    {"name": "four", "namespace": "default", "usedGPU": 4},
+                    {"name": "old", "namespace": "default", "usedGPU": 5},
+                ],
+            },
+            {"id": -1, "totalGPU": 0, "usedGPU": 2, "pods": [{"name": "untold", "namespace": "default", "usedGPU": 2}]},
+        ],
+    }
+
+
+@pytest.mark.parametrize("value", [None, 7, "x", [], {"status": 3}, {"metadata": {"name": 4}}])
+def test_whatever_a_node_looks_like_it_is_passed_over(cluster: PaperCluster, value: Json | None) -> None:
+    cluster.show(shared("n1", 1, 16))
+    cluster.answer("/api/v1/nodes", {"items": [value, shared("n2", 1, 16)]})
+    assert printed().splitlines()[1].startswith("n2")

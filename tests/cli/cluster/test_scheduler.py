@@ -1,0 +1,247 @@
+"""`aliquot scheduler`: the command line over the file over the environment, and every slip named with its field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from aliquot.adapters.kubernetes.kube import Server
+from aliquot.cli.cluster.scheduler import _scheduler_names, scheduler
+from aliquot.cli.errors import InputError
+from aliquot.dialects import MemoryUnit, QgpuRules
+from aliquot.services.dashboard.access import Listen
+from aliquot.services.scheduler.service import Settings
+from kit.kubectl import invoked
+
+USUAL = Listen("127.0.0.1", 12346, usual=True)
+
+
+class Started:
+    """What would have been started."""
+
+    server: Server
+    settings: Settings
+    level: str
+    error: Exception | None = None
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
+    """A machine with a kubeconfig, on which a scheduler is not started but noted."""
+    found = Started()
+
+    class Noted:
+        def __init__(self, server: Server, settings: Settings) -> None:
+            found.server, found.settings = server, settings
+
+        async def run(self) -> None:
+            if found.error is not None:
+                raise found.error
+
+    monkeypatch.setattr("aliquot.services.scheduler.service.Scheduler", Noted)
+    monkeypatch.setattr("aliquot.adapters.host.logs.start_logging", lambda level: setattr(found, "level", level))
+    monkeypatch.setenv("KUBECONFIG", str(_kubeconfig(tmp_path / "env.yaml", "http://environment")))
+    monkeypatch.delenv("PORT", raising=False)
+    return found
+
+
+def _kubeconfig(path: Path, url: str) -> Path:
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "current-context": "c",
+                "contexts": [{"name": "c", "context": {"cluster": "c"}}],
+                "clusters": [{"name": "c", "cluster": {"server": url}}],
+            }
+        )
+    )
+    return path
+
+
+def _file(tmp_path: Path, content: object) -> Path:
+    path = tmp_path / "the_config.yaml"
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    return path
+
+
+def _ran(*words: object) -> None:
+    result = invoked(scheduler, *map(str, words))
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+def _refused(*words: object) -> str:
+    result = invoked(scheduler, *map(str, words))
+    assert result.exit_code == 2
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def test_without_a_word_everything_is_as_the_help_says(started: Started) -> None:
+    _ran()
+    assert started.settings == Settings(dashboard=USUAL)
+    assert (started.settings.port, started.settings.priority) == (12345, "binpack")
+    assert (started.server.url, started.level) == ("http://environment", "info")
+
+
+def test_the_vendors_own_line_is_taken_as_it_stands(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORT", "39999")
+    _ran("--priority=binpack")
+    assert (started.settings.priority, started.settings.port) == ("binpack", 39999)
+
+
+def test_the_command_line_goes_over_the_file_and_the_file_over_the_environment(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PORT", "1")
+    path = _file(tmp_path, {"port": 2, "priority": "spread", "leader-elect": False, "keep_nodes": False})
+    _ran("--config", path, "--priority", "fgd", "--keep-nodes")
+    settings = started.settings
+    assert (settings.port, settings.priority, settings.leader_elect, settings.keep_nodes) == (2, "fgd", False, True)
+    _ran("--config", path, "--port", "3")
+    assert (started.settings.port, started.settings.priority) == (3, "spread")
+
+
+def test_a_file_may_say_everything(started: Started, tmp_path: Path) -> None:
+    kubeconfig = _kubeconfig(tmp_path / "named.yaml", "http://named")
+    path = _file(
+        tmp_path,
+        {
+            "rules": 2026,
+            "memory-unit": "MiB",
+            "bind-address": "127.0.0.1",
+            "lease-namespace": "gpu",
+            "lease-name": "l",
+            "advertise": "h:1",
+            "log-level": "debug",
+            "kubeconfig": str(kubeconfig),
+        },
+    )
+    _ran("--config", path)
+    settings = started.settings
+    assert (settings.rules, settings.memory_unit) == (QgpuRules.Y2026, MemoryUnit.MIB)
+    assert (settings.bind_address, settings.advertise) == ("127.0.0.1", "h:1")
+    assert (settings.lease_namespace, settings.lease_name) == ("gpu", "l")
+    assert (started.server.url, started.level) == ("http://named", "debug")
+
+
+@pytest.mark.parametrize("content", ["", "{}", "# nothing\n"])
+def test_a_file_may_say_nothing(started: Started, tmp_path: Path, content: str) -> None:
+    _ran("--config", _file(tmp_path, content))
+    assert started.settings == Settings(dashboard=USUAL)
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1", "http", "１２", "80 ", "9" * 5000], ids=lambda port: port[:8])
+def test_a_port_of_the_environment_that_is_none_is_named(
+    started: Started, monkeypatch: pytest.MonkeyPatch, port: str
+) -> None:
+    monkeypatch.setenv("PORT", port)
+    assert f'$PORT: "{port}" is not allowed: a number from 1 to 65535' in _refused()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "not YAML"),
+        ("- a", "a mapping of options is wanted, as `priority: spread`"),
+        ({"prio": "spread"}, "prio: no such option; allowed: advertise, agent-port, bind-address"),
+        ({"priority": "best"}, 'priority: "best" is not allowed: one of binpack, spread, fgd, dense'),
+        ({"priority": None}, 'priority: "None" is not allowed: one of'),
+        ({"port": "80"}, 'port: "80" is not allowed: a number from 1 to 65535'),
+        ({"port": 0}, 'port: "0" is not allowed'),
+        ({"port": True}, 'port: "True" is not allowed'),
+        ({"leader-elect": "yes please"}, 'leader-elect: "yes please" is not allowed: true or false'),
+        ({"lease_name": 5}, 'lease_name: "5" is not allowed: text'),
+        ({"rules": "new"}, 'rules: "new" is not allowed: one of seed, 2026'),
+        ({"memory-unit": "GB"}, 'memory-unit: "GB" is not allowed: one of auto, GiB, MiB'),
+        ({"log-level": "loud"}, 'log-level: "loud" is not allowed: one of debug, info, warning'),
+        ({"webhook-port": 65536}, 'webhook-port: "65536" is not allowed: a number from 0 to 65535'),
+        ({5: "x"}, "5: no such option"),
+    ],
+    ids=str,
+)
+def test_a_slip_in_the_file_names_the_file_the_field_and_what_is_allowed(
+    started: Started, tmp_path: Path, content: object, says: str
+) -> None:
+    path = _file(tmp_path, content)
+    said = _refused("--config", path)
+    assert f"{path}: " in said
+    assert says in said
+
+
+def test_a_file_that_is_not_there_is_named(started: Started, tmp_path: Path) -> None:
+    assert f"{tmp_path}/none: No such file" in _refused("--config", tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--priority", "best"], "'best' is not one of"),
+        (["--port", "0"], "--port"),
+        (["--memory-unit", "GB"], "--memory-unit"),
+        (["--dialects", "qgpu,nano"], '--dialects: "qgpu,nano" is not allowed: qgpu, t9k, gpushare'),
+        (["--dialects", ""], "--dialects"),
+        (["--kubeconfig", "/no/such/file"], "/no/such/file: No such file"),
+        (["--webhook-url", "https://x"], "give it a --webhook-port"),
+        (["--webhook-port", "1", "--webhook-url", "http://x"], "https://HOST:PORT"),
+        (["--webhook-port", "1", "--webhook-service", "x"], "NAMESPACE/NAME"),
+        (["--webhook-port", "1", "--webhook-service", "a/b", "--webhook-url", "https://x"], "leave one out"),
+    ],
+    ids=" ".join,
+)
+def test_a_slip_on_the_command_line_is_named(started: Started, words: list[str], says: str) -> None:
+    assert says in _refused(*words)
+
+
+def test_where_nothing_tells_of_an_api_server_it_is_said_what_to_do(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/no/such/file")
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert "name a file with --kubeconfig" in _refused()
+
+
+def test_a_port_that_is_taken_is_named(started: Started) -> None:
+    started.error = OSError(98, "Address already in use")
+    said = _refused("--bind-address", "127.0.0.1", "--port", "4444")
+    assert "cannot listen on 127.0.0.1:4444: Address already in use; name another --port" in said
+
+
+def test_of_the_dialects_those_are_served_that_are_named(started: Started, tmp_path: Path) -> None:
+    _ran("--dialects", "qgpu, gpushare", "--webhook-port", "8443")
+    webhook: Any = started.settings.webhook
+    assert started.settings.served == webhook.served == {"qgpu", "gpushare"}
+    _ran("--config", _file(tmp_path, {"dialects": "t9k"}))
+    assert started.settings.served == {"t9k"}
+    _ran()
+    assert started.settings.served == {"qgpu", "t9k", "gpushare"}
+
+
+def test_in_a_pod_its_lease_and_its_webhook_are_in_its_own_namespace(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POD_NAMESPACE", "aliquot-system")
+    _ran("--webhook-port", "8443")
+    webhook: Any = started.settings.webhook
+    assert started.settings.lease_namespace == webhook.namespace == webhook.where.namespace == "aliquot-system"
+    _ran("--lease-namespace", "gpu")
+    assert started.settings.lease_namespace == "gpu"
+
+
+def test_the_webhook_is_off_until_it_has_a_port(started: Started) -> None:
+    _ran("--webhook-port", "0")
+    assert started.settings.webhook is None
+    _ran("--webhook-port", "8443", "--bind-address", "127.0.0.1")
+    webhook: Any = started.settings.webhook
+    assert (webhook.port, webhook.bind_address) == (8443, "127.0.0.1")
+
+
+def test_pods_of_one_dialect_may_be_sent_to_a_scheduler_of_their_own() -> None:
+    assert _scheduler_names("aliquot-scheduler,t9k=t9k-scheduler") == ("aliquot-scheduler", {"t9k": "t9k-scheduler"})
+    assert _scheduler_names("t9k=t9k-scheduler") == (None, {"t9k": "t9k-scheduler"})
+    assert _scheduler_names("") == (None, {})
+    for wrong in ("a,b", "t9k=", "volcano=x"):
+        with pytest.raises(InputError, match="--scheduler-name"):
+            _scheduler_names(wrong)

@@ -1,0 +1,282 @@
+"""`aliquot burn`: the sample workload, on a simulated card and by its arithmetic."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aliquot.adapters.gpu.burnkernel import PTX
+from aliquot.adapters.gpu.player import simulation
+from aliquot.services.burn.gates import merged
+from aliquot.services.burn.workload import Marks, Outcome, Plan, percentiles
+
+COMMAND = (sys.executable, "-m", "aliquot", "burn")
+RATE = ("--iterations-per-us", "1000")  # what the simulated card does
+QUICK = (*RATE, "--warmup", "50ms", "--seconds", "0.5")
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of a process that sees one simulated card of 2 GiB."""
+    socket = tmp_path_factory.mktemp("card") / "s"
+    arguments = [f"{simulation()}/player", "--socket", str(socket), "--cards", "1", "--memory", "2048"]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as player:
+        assert player.stdout is not None
+        assert "ready" in player.stdout.readline()
+        yield {**os.environ, "LD_LIBRARY_PATH": simulation(), "ALIQUOT_SIMGPU": str(socket)}
+        player.kill()
+
+
+@pytest.fixture
+def no_card(tmp_path: Path) -> dict[str, str]:
+    """The environment of a process that finds no driver: a file that is no library stands in its place."""
+    (tmp_path / "libcuda.so.1").touch()
+    return {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+
+
+def burn(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def result(env: dict[str, str], *arguments: str) -> dict[str, Any]:
+    done = burn(env, *arguments, "-o", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+# ---- on a card
+
+
+@pytest.mark.parametrize("kernel", ["50us", "1ms", "20ms"])
+def test_alone_it_has_the_whole_card_whatever_the_kernels(card: dict[str, str], kernel: str) -> None:
+    share = result(card, "load", "--kernel", kernel, *QUICK)["share"]
+    assert 0.6 < share < 1.05  # 1 on a machine with a processor to spare, which the one of the tests may not have
+
+
+def test_a_load_tells_what_it_did_as_one_json_object(card: dict[str, str]) -> None:
+    told = result(card, "load", *RATE, "--warmup", "0us", "--seconds", "2", "--check")
+    assert told["mode"] == "load"
+    assert told["kernel_us"] == 1000
+    assert told["seconds"] == pytest.approx(2, abs=0.2)
+    assert told["kernels"] == pytest.approx(1000 * told["seconds"] * told["share"], rel=0.01)
+    assert len(told["series"]) == 2
+    assert told["right"] is True
+    assert told["longest_gap_ms"] > 0
+
+
+def test_a_server_tells_how_long_requests_took(card: dict[str, str]) -> None:
+    told = result(card, "serve", "--kernel", "1ms", "--kernels", "2", "--period", "10ms", *QUICK, "--check")
+    latency = told["latency_us"]
+    assert told["mode"] == "serve"
+    assert 2000 <= latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
+    assert 20 <= told["requests"] <= 51
+    assert told["share"] == pytest.approx(0.002 * told["requests"] / told["seconds"], abs=0.02)
+    assert told["right"] is True
+
+
+@pytest.mark.parametrize("way", [["--graph"], ["--streams", "3"], ["--depth", "1"], ["--kernel", "50us", "--graph"]])
+def test_however_kernels_are_launched_every_one_runs_once(card: dict[str, str], way: list[str]) -> None:
+    assert result(card, "load", *way, *QUICK, "--check")["right"] is True
+
+
+def test_processes_of_one_load_are_added_up(card: dict[str, str]) -> None:
+    told = result(card, "load", "--processes", "3", *QUICK, "--check")
+    assert len(told["processes"]) == 3
+    assert sum(each["share"] for each in told["processes"]) == pytest.approx(told["share"], abs=0.001)
+    assert 0.4 < told["share"] < 1.05
+    assert told["right"] is True
+
+
+def test_the_rate_of_the_card_can_be_measured_and_handed_on(card: dict[str, str]) -> None:
+    assert json.loads(burn(card, "calibrate", "-o", "json").stdout)["iterations_per_us"] == pytest.approx(
+        1000, rel=0.02
+    )
+    rate = burn(card, "calibrate").stdout.strip()
+    done = burn({**card, "ALIQUOT_BURN_RATE": rate}, "load", "--warmup", "0us", "--seconds", "0.2")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_rate_that_was_measured_on_the_way_is_told_with_a_warning(card: dict[str, str]) -> None:
+    done = burn(card, "load", "--warmup", "0us", "--seconds", "0.2")
+    assert done.returncode == 0
+    assert "where others used it meanwhile, shares come out too large" in done.stderr
+
+
+def test_people_read_a_few_lines(card: dict[str, str]) -> None:
+    told = burn(card, "load", *QUICK, "--check").stdout
+    assert "kernels of 1 ms in 0.5 s" in told
+    assert "results: all right" in told
+    assert "requests: p50" in burn(card, "serve", *QUICK).stdout
+
+
+def test_memory_is_held_and_refused_in_one_line(card: dict[str, str]) -> None:
+    assert burn(card, "load", "--memory", "512MiB", *QUICK).returncode == 0
+    for processes in ("1", "2"):
+        done = burn(card, "load", "--memory", "8GiB", "--processes", processes, *QUICK)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+        assert "no 8,192 MiB left" in done.stderr
+
+
+def test_a_load_waits_for_its_start_and_runs_until_its_end(card: dict[str, str], tmp_path: Path) -> None:
+    start, until, progress = (tmp_path / name for name in ("start", "until", "progress"))
+    arguments = ["--start-file", start, "--until-file", until, "--progress", progress, "--processes", "2", "-o", "json"]
+    with subprocess.Popen(
+        [*COMMAND, "load", *RATE, *map(str, arguments)], env=card, stdout=-1, stderr=-1, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "READY\n"
+        assert not progress.exists()
+        begin = time.monotonic() + 0.3
+        start.with_suffix(".tmp").write_text(f"{begin:.6f}")
+        start.with_suffix(".tmp").rename(start)
+        time.sleep(1.0)
+        until.touch()
+        told = json.loads(process.communicate(timeout=30)[0])
+    assert told["begin"] == pytest.approx(begin, abs=0.001)
+    assert told["seconds"] == pytest.approx(0.7, abs=0.3)
+    lines = [line.split() for line in progress.read_text().splitlines()]
+    assert {line[1] for line in lines} == {"0", "1"}
+    assert all(float(line[0]) > begin - 1 for line in lines)
+
+
+@pytest.mark.parametrize("mode", ["load", "serve"])
+def test_a_timeline_has_the_times_of_kernels_in_order(card: dict[str, str], tmp_path: Path, mode: str) -> None:
+    file = tmp_path / "timeline"
+    told = result(card, mode, *QUICK, "--timeline", str(file), "--check")
+    drawn = json.loads(file.read_text())
+    assert told["right"] is True
+    assert len(drawn["spans"]) >= told["kernels"]
+    ends = [end for _, end in drawn["spans"]]
+    assert ends == sorted(ends)
+    assert all(end - begin == pytest.approx(1000 * drawn["kernel_us"], rel=0.01) for begin, end in drawn["spans"])
+
+
+def test_processes_end_with_the_one_that_forked_them(card: dict[str, str], tmp_path: Path) -> None:
+    progress = tmp_path / "progress"
+    command = [*COMMAND, "load", "--processes", "2", *RATE, "--progress", str(progress), "--seconds", "60"]
+    with subprocess.Popen(command, env=card, stdout=-1, stderr=-1) as process:
+        deadline = time.monotonic() + 30
+        while not progress.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=30)  # the pipes close only when the last of them is gone
+    size = progress.stat().st_size
+    time.sleep(0.2)
+    assert progress.stat().st_size == size
+
+
+def test_progress_is_shown_on_a_terminal_only(card: dict[str, str]) -> None:
+    ours, theirs = pty.openpty()
+    with subprocess.Popen([*COMMAND, "load", *QUICK], env=card, stdout=-1, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        try:
+            while piece := os.read(ours, 4096):
+                shown += piece
+        except OSError:  # the other end closed
+            pass
+        process.communicate(timeout=30)
+    os.close(ours)
+    assert b"% of the card" in shown
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["load", "--kernel", "5"], "--kernel"),
+        (["load", "--kernel", "0us"], "--kernel"),
+        (["load", "--kernel", "fast"], "--kernel"),
+        (["load", "--kernel", "2000s"], "--kernel"),
+        (["load", "--kernel", "-1ms"], "--kernel"),
+        (["load", "--seconds", "0"], "--seconds"),
+        (["load", "--seconds", "nan"], "--seconds"),
+        (["load", "--depth", "0"], "--depth"),
+        (["load", "--streams", "1000"], "--streams"),
+        (["load", "--processes", "0"], "--processes"),
+        (["load", "--memory", "much"], "--memory"),
+        (["load", "--memory", "0"], "--memory"),
+        (["load", "--iterations-per-us", "0"], "--iterations-per-us"),
+        (["load", "--iterations-per-us", "nan"], "--iterations-per-us"),
+        (["load", "--timeline", "/no/such/folder/file"], "--timeline"),
+        (["load", "--progress", "/no/such/folder/file"], "--progress"),
+        (["load", "--graph", "--timeline", "x"], "--graph"),
+        (["serve", "--period", "10"], "--period"),
+        (["serve", "--kernels", "0"], "--kernels"),
+        (["serve", "--device", "-1"], "--device"),
+        (["toast"], "toast"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_it_and_exit_code_2(
+    no_card: dict[str, str], arguments: list[str], names: str
+) -> None:
+    said = burn(no_card, *arguments)
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr.startswith("aliquot: ")
+    assert said.stderr.count("\n") == 1
+    assert names in said.stderr
+
+
+@pytest.mark.parametrize("arguments", [["load"], ["load", "--processes", "2", *RATE], ["serve"], ["calibrate"], []])
+def test_without_a_card_it_says_so_and_how_to_try_it(no_card: dict[str, str], arguments: list[str]) -> None:
+    said = burn(no_card, *arguments)
+    assert (said.returncode, said.stdout) == (2, "")
+    assert "no NVIDIA driver" in said.stderr
+    assert "--simulate" in said.stderr
+    assert said.stderr.count("\n") == 1
+
+
+def test_a_card_that_is_not_there_is_exit_code_2(card: dict[str, str]) -> None:
+    said = burn(card, "load", "--device", "7", *QUICK)
+    assert said.returncode == 2
+    assert "there is no card 7" in said.stderr
+
+
+# ---- arithmetic
+
+
+def test_kernels_are_counted_between_two_completions_in_proportion() -> None:
+    marks = Marks(10.0)
+    for moment, done in ((11.0, 10), (12.0, 30), (12.001, 31)):
+        marks.add(moment, done)
+    marks.close()
+    assert [marks.at(moment) for moment in (9, 10, 10.5, 11.5, 20)] == [0, 0, 5, 20, 31]
+    assert marks.longest_gap(10.5, 12.0) == pytest.approx(1.0)
+
+
+def test_percentiles_are_values_that_occurred() -> None:
+    assert percentiles([float(each) for each in range(1, 201)]) == {"p50": 100, "p90": 180, "p99": 198, "max": 200}
+    assert percentiles([7.0]) == {"p50": 7, "p90": 7, "p99": 7, "max": 7}
+    assert percentiles([]) is None
+
+
+@pytest.mark.parametrize(("kernel_us", "least_us"), [(5, 2_000), (50, 8_000), (1_000, 8_000), (20_000, 40_000)])
+def test_the_queue_is_never_shorter_than_a_nap_of_the_process(kernel_us: float, least_us: float) -> None:
+    plan = Plan(kernel_us=kernel_us)
+    assert plan.batches >= 2
+    assert plan.batch * plan.batches * kernel_us >= least_us
+
+
+def test_the_worst_of_several_processes_is_told() -> None:
+    each = {"seconds": 1.0, "kernels": 5.0, "share": 0.5, "series": [0.5], "longest_gap_ms": 3.0, "right": True}
+    both = merged([Outcome(each), Outcome({**each, "longest_gap_ms": 9.0, "right": False})]).result
+    assert (both["share"], both["longest_gap_ms"], both["right"]) == (1.0, 9.0, False)
+
+
+def test_the_kernel_is_compiled_by_the_driver_for_every_card_since_volta() -> None:
+    text = PTX.decode("ascii")
+    assert text.startswith(".version 6.4\n.target sm_70\n")
+    assert text.count(".visible .entry ") == 2

@@ -1,0 +1,192 @@
+"""`ps`, `top`, `stop`, `logs` and `policy`: what is seen of runs, and done to them by name."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from aliquot.cli.machine.top import fitted
+from kit.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually, processes_of
+
+
+def test_a_detached_run_has_its_output_in_the_logs(machine: Machine) -> None:
+    name = machine.detach("--memory", "1", "--", "sh", "-c", "echo out; echo err >&2; read x || echo no input")
+    eventually(lambda: name not in machine.names())
+    assert machine.aliquot("logs", name).stdout == "out\nerr\nno input\n"
+
+
+def test_a_detached_run_waits_in_the_background(machine: Machine) -> None:
+    blocker = machine.detach("--gpus", "2", "--", *FOREVER)
+    said = machine.aliquot("run", "-d", "--name", "later", "--", "echo", "done")
+    assert (said.returncode, said.stdout) == (0, "later\n")
+    assert said.stderr.startswith("aliquot: waiting: 1st of 1; card 0 is in use")
+    machine.aliquot("stop", blocker)
+    eventually(lambda: machine.aliquot("logs", "later").stdout.endswith("done\n"))
+
+
+def test_logs_may_be_followed_until_the_run_ends(machine: Machine) -> None:
+    name = machine.detach("--memory", "1", "--", "sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.2; done")
+    assert machine.aliquot("logs", "-f", name).stdout == "1\n2\n3\n"
+
+
+def test_the_logs_of_one_in_the_foreground_are_where_it_was_started(machine: Machine, tmp_path: Path) -> None:
+    with (
+        (tmp_path / "out").open("w") as out,
+        machine.begin("run", "--name", "fore", "--", *FOREVER, stdout=out) as process,
+    ):
+        eventually(lambda: machine.names() == ["fore"])
+        said = machine.aliquot("logs", "fore")
+        assert said.returncode == 2
+        assert said.stderr == (
+            f"aliquot: fore was not started with --detach: its output goes to {tmp_path / 'out'} (pid {process.pid})\n"
+        )
+        process.kill()
+
+
+def test_stop_ends_all_processes_of_a_run(machine: Machine) -> None:
+    name = machine.detach("--memory", "1", "--", "sh", "-c", "sleep 600 & sleep 600 & wait")
+    pids = eventually(lambda: processes_of(name) if len(processes_of(name)) == 3 else None)
+    said = machine.aliquot("stop", name)
+    assert (said.returncode, said.stderr) == (0, f"{name}: SIGTERM to 3 processes\n{name}: stopped\n")
+    assert not any(Path(f"/proc/{pid}").exists() and _state(pid) != "Z" for pid in pids)
+
+
+def test_stop_kills_what_does_not_listen(machine: Machine) -> None:
+    name = machine.detach("--memory", "1", "--", "sh", "-c", "trap '' TERM; while :; do sleep 0.05; done")
+    eventually(lambda: len(processes_of(name)) >= 2)
+    said = machine.aliquot("stop", name, "--timeout", "300ms")
+    assert said.stderr.splitlines()[-1] == f"{name}: stopped"
+    assert "SIGKILL" in said.stderr
+
+
+@pytest.mark.parametrize("command", ["stop", "logs"])
+def test_an_unknown_name_is_answered_with_those_there_are(machine: Machine, command: str) -> None:
+    assert machine.aliquot(command, "ghost").stderr == "aliquot: no run is called ghost: nothing runs\n"
+    machine.detach("--name", "one", "--memory", "1", "--", *FOREVER)
+    said = machine.aliquot(command, "ghost")
+    assert (said.returncode, said.stderr) == (2, "aliquot: no run is called ghost: there are one\n")
+
+
+def test_a_run_whose_first_process_ended_is_there_until_its_last_one_does(machine: Machine) -> None:
+    name = machine.detach("--memory", "1", "--", "sh", "-c", "sleep 600 >/dev/null 2>&1 & exit 0")
+    left = eventually(lambda: processes_of(name) if len(processes_of(name)) == 1 else None)
+    time.sleep(0.6)  # two sweeps
+    assert machine.names() == [name]
+    os.kill(left.pop(), signal.SIGKILL)
+    eventually(lambda: machine.names() == [])
+
+
+def test_names_tell_the_command_and_never_come_twice(machine: Machine) -> None:
+    one = machine.detach("--memory", "1", "--", sys.executable, "-c", "pass")
+    two = machine.detach("--memory", "1", "--", "sh", "-c", "exit 0")
+    assert one.startswith("python")
+    assert two.startswith("sh-")
+    assert int(two.rpartition("-")[2]) == int(one.rpartition("-")[2]) + 1
+
+
+def test_ps_shows_who_runs_and_who_waits(machine: Machine) -> None:
+    machine.detach("--name", "train", "--class", "offline", "--core", "50", "--memory", "20", "--", *FOREVER)
+    machine.detach("--name", "big", "--gpus", "2", "--", *FOREVER)
+    shown = machine.aliquot("ps").stdout.splitlines()
+    assert shown[0].split() == ["NAME", "CLASS", "PID", "CARDS", "MEMORY", "CORE", "STATE", "SINCE", "COMMAND"]
+    assert shown[1].split()[:2] + shown[1].split()[3:7] == ["train", "offline", "0", "20.0", "GiB", "50%"]
+    assert shown[2].split()[0] == "big"
+    assert shown[3] == "big waits (1 of 1): card 0 is in use"
+    told = json.loads(machine.aliquot("ps", "-o", "json").stdout)
+    assert [each["name"] for each in told["tenants"]] == ["train"]
+    assert [(each["name"], each["position"]) for each in told["queue"]] == [("big", 1)]
+
+
+def test_top_shows_each_card_with_its_tenants(machine: Machine) -> None:
+    machine.detach("--name", "serve", "--class", "online", "--memory", "8", "--core", "30", "--", *FOREVER)
+    shown = machine.aliquot("top").stdout
+    assert "policy best-effort, release delay 100ms" in shown
+    assert "card 0  Paper 1000, busy 0%, 0 MiB of 24.0 GiB in use, 8.0 GiB booked" in shown
+    assert "serve  online   30%      -              0 MiB / 8.0 GiB  idle   none           0" in shown
+    told = machine.status()
+    card = told["tenants"][0]["cards"][0]
+    assert (card["core"], card["memory_limit_bytes"], card["state"], card["level"]) == (30, 8 << 30, "idle", "none")
+    assert told["cards"][0]["core_booked"] == 30
+
+
+def test_top_goes_on_as_long_as_somebody_looks(machine: Machine) -> None:
+    ours, theirs = pty.openpty()
+    environment = {**machine.environment, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+    command = [*ALIQUOT, "top", "--every", "0.1"]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=-1, env=environment) as process:
+        os.close(theirs)
+        shown = b""
+        while shown.count(b"Paper 1000") < 4:  # two cards, twice
+            shown += os.read(ours, 4096)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        with contextlib.suppress(OSError):  # the other end is closed
+            while os.read(ours, 4096):
+                pass
+        process.wait(PATIENCE)
+        assert (process.returncode, process.stderr.read()) == (130, b"")
+    os.close(ours)
+
+
+def test_q_leaves_top_and_a_narrow_terminal_cuts_lines_short(machine: Machine) -> None:
+    machine.detach("--name", "tenant-with-a-long-name", "--memory", "1", "--", *FOREVER)
+    ours, theirs = pty.openpty()
+    environment = {**machine.environment, "TERM": "xterm", "COLUMNS": "40", "LINES": "6"}
+    with subprocess.Popen([*ALIQUOT, "top"], stdin=theirs, stdout=theirs, stderr=-1, env=environment) as process:
+        os.close(theirs)
+        shown = b""
+        while b"more lines: aliquot top --once" not in shown:
+            shown += os.read(ours, 4096)
+        os.write(ours, b"xq")
+        with contextlib.suppress(OSError):  # the other end is closed
+            while os.read(ours, 4096):
+                pass
+        assert process.wait(PATIENCE) == 0
+    os.close(ours)
+    lines = shown.decode().splitlines()
+    assert next(line for line in lines if line.startswith("tenant-with")).rstrip().endswith("…")
+    assert max(map(len, lines[1:])) <= 40
+
+
+@pytest.mark.parametrize(
+    ("height", "shown"), [(3, "a\nb\nc"), (2, "a\n... 2 more lines: aliquot top --once"), (9, "a\nb\nc")]
+)
+def test_what_does_not_fit_on_the_screen_is_counted(height: int, shown: str) -> None:
+    assert fitted("a\nb\nc", height) == shown
+
+
+def test_stop_goes_on_to_the_next_when_one_is_not_there(machine: Machine) -> None:
+    name = machine.detach("--memory", "1", "--", *FOREVER)
+    said = machine.aliquot("stop", "ghost", name)
+    assert said.returncode == 2
+    assert said.stderr.splitlines()[0] == f"aliquot: no run is called ghost: there are {name}"
+    assert said.stderr.splitlines()[-1] == f"{name}: stopped"
+    assert machine.names() == []
+
+
+def test_the_policy_is_changed_while_all_run(machine: Machine) -> None:
+    assert machine.aliquot("policy").stdout == "policy best-effort, release delay 100ms\n"
+    assert machine.aliquot("policy", "set", "fixed-share").stdout == "policy fixed-share, release delay 100ms\n"
+    assert machine.aliquot("policy", "release-delay", "0").stdout == "policy fixed-share, release delay 0s\n"
+    assert machine.aliquot("policy", "get").stdout == "policy fixed-share, release delay 0s\n"
+    assert machine.aliquot("policy", "release-delay", "1500ms").stdout == "policy fixed-share, release delay 1.5s\n"
+    said = machine.aliquot("policy", "release-delay", "2m")
+    assert (said.returncode, said.stderr) == (
+        2,
+        "aliquot: release-delay: 2m00s is not allowed: 0 (at once) to 60s, as in 100ms\n",
+    )
+    machine.aliquot("policy", "set", "best-effort")
+    machine.aliquot("policy", "release-delay", "100ms")
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

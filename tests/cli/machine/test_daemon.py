@@ -1,0 +1,126 @@
+"""The daemon comes, goes, is killed; its tenants stay."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kit.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually, paper
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_daemon_that_ends_leaves_its_tenants_running_and_the_next_takes_them_up(
+    own: Machine, number: signal.Signals
+) -> None:
+    own.up()
+    stays = own.detach("--memory", "10", "--core", "30", "--class", "offline", "--", *FOREVER)
+    goes = own.detach("--memory", "1", "--", *FOREVER)
+    before = {each["name"]: each for each in own.status()["tenants"]}
+    own.kill(number)
+    os.kill(before[goes]["pid"], signal.SIGKILL)
+    assert "1 running tenant taken up again" in own.up()
+    (after,) = own.status()["tenants"]
+    fields = ("name", "class", "pid", "command", "created", "cards", "log")
+    assert {field: after[field] for field in fields} == {field: before[stays][field] for field in fields}
+    assert own.status()["cards"][0]["memory_booked_bytes"] == 10 << 30
+    assert len(list((own.home / "t").iterdir())) == 2  # its folder, and the copy of what is known of it
+    own.clear()
+    assert list((own.home / "t").iterdir()) == []
+
+
+def test_settings_survive_a_restart(own: Machine) -> None:
+    own.up()
+    own.aliquot("policy", "set", "burst-share")
+    own.aliquot("policy", "release-delay", "20ms")
+    own.kill()
+    assert "policy burst-share, release delay 20ms" in own.up()
+
+
+def test_those_who_wait_wait_on_over_a_restart(own: Machine) -> None:
+    own.up()
+    blocker = own.detach("--", *FOREVER)
+    with own.begin("run", "--", "echo", "done") as process:
+        eventually(lambda: own.status()["queue"])
+        own.kill()
+        own.up()
+        eventually(lambda: own.status()["queue"])
+        own.aliquot("stop", blocker)
+        assert process.communicate(timeout=PATIENCE)[0] == "done\n"
+
+
+def test_there_is_one_daemon_per_home(own: Machine) -> None:
+    own.up()
+    assert own.daemon is not None
+    for words in (["up"], ["up", "-d"]):
+        said = own.aliquot(*words)
+        assert said.returncode == 1
+        assert said.stderr == f"aliquot: a daemon runs already for {own.home}: pid {own.daemon.pid}\n"
+
+
+def test_down_ends_the_daemon_and_says_who_runs_on(own: Machine) -> None:
+    own.up()
+    name = own.detach("--", *FOREVER)
+    pid = own.status()["tenants"][0]["pid"]
+    with own.begin("run", "--", "true") as waiting:
+        eventually(lambda: own.status()["queue"])
+        said = own.aliquot("down")
+        assert said.stdout.splitlines()[0] == "the daemon has ended"
+        assert said.stdout.splitlines()[1].startswith(f"{name}: running on")
+        assert waiting.wait(PATIENCE) == 143
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("words", [["ps"], ["top"], ["stop", "x"], ["logs", "x"], ["policy"]])
+def test_without_a_daemon_it_is_said_how_to_start_one(own: Machine, words: list[str]) -> None:
+    said = own.aliquot(*words)
+    assert said.returncode == 2
+    assert said.stderr == (
+        "aliquot: no daemon runs on this machine: `aliquot up -d` starts one, and so does the first `aliquot run` or "
+        "`aliquot apply`\n"
+    )
+
+
+def test_down_without_a_daemon_has_nothing_to_do(own: Machine) -> None:
+    said = own.aliquot("down")
+    assert (said.returncode, said.stdout, said.stderr) == (0, "no daemon runs: there is nothing to end\n", "")
+
+
+def test_a_damaged_database_is_put_aside_and_what_runs_is_found_again(own: Machine) -> None:
+    own.up()
+    name = own.detach("--name", "survivor", "--memory", "10", "--core", "20", "--", *FOREVER)
+    own.kill()
+    for path in own.home.glob("state.db*"):
+        path.write_bytes(b"this is no database, and has not been one for a while" * 100)
+    own.up()
+    (after,) = own.status()["tenants"]
+    assert (after["name"], after["cards"][0]["core"], after["cards"][0]["memory_limit_bytes"]) == (name, 20, 10 << 30)
+    assert list(own.home.glob("state.db.damaged-*"))
+    own.clear()
+
+
+def test_a_home_too_long_for_sockets_says_what_to_do(tmp_path: Path) -> None:
+    home = tmp_path / ("x" * 100)
+    environment = {**os.environ, "ALIQUOT_HOME": str(home)}
+    command = [*ALIQUOT, "run", "--simulate", "--", "true"]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert said.returncode == 2
+    assert "set ALIQUOT_HOME to a shorter one, such as /tmp/aliquot" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("cards", "said"),
+    [
+        ("2x24", "ready: 2 cards (2 x Paper 1000 24 GiB); "),
+        ("2x8x24", "ready: 16 cards (16 x Paper 1000 24 GiB on 2 nodes); "),
+    ],
+)
+def test_equal_cards_are_counted_in_the_line_that_tells_that_it_is_ready(cards: str, said: str) -> None:
+    machine = paper(cards)
+    try:
+        assert said in machine.up()
+    finally:
+        machine.close()

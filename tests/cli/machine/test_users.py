@@ -1,0 +1,92 @@
+"""Several users on one machine: root's daemon serves all, and each may stop only what is theirs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kit.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually
+
+NOBODY = 65534
+
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+# The other user may not be able to read this Python: everything is loaded before the change.
+BECOME = f"""
+import encodings.idna, json, os, signal, subprocess, sys
+import aliquot.__main__, aliquot.cli.main, aliquot.cli.machine.policy, aliquot.cli.run.command
+import aliquot.cli.machine.stop, aliquot.cli.machine.up
+import aliquot.adapters.gpu.player, aliquot.cli.pods.logs, click.shell_completion
+os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY}); os.chdir("/")
+sys.argv[0] = "aliquot"
+aliquot.__main__.main()
+"""
+
+
+def as_nobody(machine: Machine, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", BECOME, *words]
+    return subprocess.run(
+        command, env=machine.environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+
+
+def test_anyone_may_run_and_has_a_folder_of_their_own(machine: Machine) -> None:
+    said = as_nobody(machine, "run", "--memory", "1", "--", "sh", "-c", "id -u; stat -c '%u %a' $ALIQUOT_TENANT")
+    assert (said.returncode, said.stdout) == (0, f"{NOBODY}\n{NOBODY} 700\n"), said.stderr
+
+
+def test_a_log_belongs_to_who_ran(machine: Machine) -> None:
+    name = as_nobody(machine, "run", "-d", "--memory", "1", "--", "echo", "mine").stdout.strip()
+    eventually(lambda: as_nobody(machine, "logs", name).stdout == "mine\n")
+    other = machine.detach("--memory", "1", "--", "echo", "yours")
+    said = as_nobody(machine, "logs", other)
+    assert said.returncode == 2
+    assert "Permission denied" in said.stderr
+
+
+def test_nobody_empties_anothers_log_by_taking_its_name(machine: Machine) -> None:
+    name = machine.detach("--name", "precious", "--memory", "1", "--", "echo", "ours")
+    eventually(lambda: not machine.names())
+    said = as_nobody(machine, "run", "-d", "--name", name, "--memory", "1", "--", "echo", "theirs")
+    assert said.returncode == 2
+    assert "a run of another user has left its log under this one" in said.stderr
+    assert machine.aliquot("logs", name).stdout == "ours\n"
+
+
+def test_one_stops_ones_own_and_nobody_elses(machine: Machine) -> None:
+    roots = machine.detach("--memory", "1", "--", *FOREVER)
+    said = as_nobody(machine, "stop", roots)
+    assert (said.returncode, said.stderr) == (77, f"aliquot: only root may stop {roots}\n")
+    name = as_nobody(machine, "run", "-d", "--memory", "1", "--", *FOREVER).stdout.strip()
+    assert as_nobody(machine, "stop", name).returncode == 0
+    assert machine.names() == [roots]
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["policy", "set", "fixed-share"], "change the policy"),
+        (["policy", "release-delay", "0"], "change the policy"),
+        (["down"], "end the daemon"),
+    ],
+)
+def test_the_machines_settings_are_its_owners(machine: Machine, words: list[str], what: str) -> None:
+    said = as_nobody(machine, *words)
+    assert (said.returncode, said.stderr) == (77, f"aliquot: only root may {what}\n")
+    assert as_nobody(machine, "policy").stdout == "policy best-effort, release delay 100ms\n"
+
+
+def test_a_home_of_somebody_else_is_not_used(tmp_path: Path) -> None:
+    home = tmp_path / "theirs"
+    home.mkdir()
+    os.chown(home, NOBODY, NOBODY)
+    said = subprocess.run(
+        [*ALIQUOT, "up"], env={**os.environ, "ALIQUOT_HOME": str(home)}, capture_output=True, text=True, check=False
+    )
+    assert said.returncode == 2
+    assert said.stderr == f"aliquot: {home} belongs to user {NOBODY}: set ALIQUOT_HOME to a folder of your own\n"

@@ -1,0 +1,283 @@
+"""`aliquot apply`: from files to the daemon, and what is said on the way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from aliquot.cli.main import cli
+from aliquot.cli.pods.submit import noted
+from kit.fakedaemon import PaperDaemon, a_container, a_pod, a_status, a_workload, pending
+
+POD = "apiVersion: v1\nkind: Pod\nmetadata: {name: train}\nspec: {containers: [{name: main}]}\n"
+SERVICE = "kind: Service\nmetadata: {name: web}\n"
+Json = dict[str, Any]
+
+
+def apply(*words: str, **more: Any) -> Result:
+    return CliRunner().invoke(cli, ["apply", *words], **more)
+
+
+def accept(*notes: str, action: str = "created") -> Callable[[Json], Json]:
+    """A daemon that takes everything."""
+
+    def answer(request: Json) -> Json:
+        return {
+            "results": [
+                {
+                    "kind": each["kind"],
+                    "namespace": each["metadata"]["namespace"],
+                    "name": each["metadata"]["name"],
+                    "action": action,
+                    "pods": [each["metadata"]["name"]],
+                    "notes": list(notes),
+                }
+                for each in request["objects"]
+            ]
+        }
+
+    return answer
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "pods.yaml"
+    path.write_text(POD)
+    return path
+
+
+def test_each_object_is_answered_as_kubectl_would(daemon: PaperDaemon, file: Path) -> None:
+    file.write_text(f"{POD}---\nkind: StatefulSet\nmetadata: {{name: binpack-1}}\nspec: {{}}\n")
+    daemon.answers["apply"] = accept()
+    said = apply("-f", str(file))
+    assert (said.exit_code, said.stdout) == (0, "pod/train created\nstatefulset.apps/binpack-1 created\n")
+    assert said.stderr == "`aliquot get pods` shows how they stand\n"
+
+
+def test_the_daemon_gets_the_objects_where_they_were_applied_and_little_of_the_environment(
+    daemon: PaperDaemon, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.answers["apply"] = accept()
+    monkeypatch.chdir(file.parent)
+    monkeypatch.setenv("SOME_TOKEN", "secret")
+    apply("-f", "pods.yaml", "-n", "team")
+    (asked,) = daemon.requests("apply")
+    assert [each["metadata"] for each in asked["objects"]] == [{"name": "train", "namespace": "team"}]
+    assert (asked["cwd"], asked["dry_run"]) == (str(file.parent), False)
+    assert "PATH" in asked["env"]
+    assert "SOME_TOKEN" not in asked["env"]
+
+
+def test_a_folder_is_its_files_in_order(daemon: PaperDaemon, tmp_path: Path) -> None:
+    daemon.answers["apply"] = accept()
+    for name in ("b.yml", "a.json", "c.yaml", "d.txt"):
+        pod = {"kind": "Pod", "metadata": {"name": name[0]}, "spec": {}}
+        (tmp_path / name).write_text("no: pod: at all" if name == "d.txt" else json.dumps(pod))
+    assert apply("-f", str(tmp_path), "-o", "name").stdout == "pod/a\npod/b\npod/c\n"
+
+
+def test_several_files_and_stdin_are_one_request(daemon: PaperDaemon, file: Path) -> None:
+    daemon.answers["apply"] = accept()
+    assert apply("-f", str(file), "-f", "-", input=POD.replace("train", "serve")).exit_code == 0
+    assert len(daemon.requests("apply")) == 1
+    assert [each["metadata"]["name"] for each in daemon.asked[0]["objects"]] == ["train", "serve"]
+
+
+def test_a_dry_run_says_so(daemon: PaperDaemon, file: Path) -> None:
+    daemon.answers["apply"] = accept()
+    said = apply("-f", str(file), "--dry-run", "--wait")
+    assert (said.stdout, said.stderr) == ("pod/train created (dry run)\n", "")
+    assert daemon.asked[0]["dry_run"] is True
+
+
+def test_the_json_is_the_daemons_answer(daemon: PaperDaemon, file: Path) -> None:
+    daemon.answers["apply"] = accept("a note")
+    (told,) = json.loads(apply("-f", str(file), "-o", "json").stdout)
+    assert (told["kind"], told["name"], told["action"], told["notes"]) == ("Pod", "train", "created", ["a note"])
+
+
+def test_equal_notes_are_one_line(daemon: PaperDaemon, file: Path) -> None:
+    file.write_text(POD + "---\n" + POD.replace("train", "serve"))
+    daemon.answers["apply"] = accept("the image is not used")
+    assert "note: train, serve: the image is not used\n" in apply("-f", str(file)).stderr
+
+
+def test_notes_that_differ_only_in_a_part_are_one_line_and_unchanged_objects_have_none() -> None:
+    def result(name: str, *notes: str, action: str = "created") -> Json:
+        return {"name": name, "action": action, "notes": notes}
+
+    one, other = (f"image {each} is not used" for each in ("a:1", "b:1"))
+    assert list(noted([result("x", one), result("y", one)])) == ["x, y: image a:1 is not used"]
+    assert list(noted([result("x", one, "slow"), result("y", other)])) == ["x, y: the image is not used", "x: slow"]
+    assert list(noted([result("x", one, action="unchanged")])) == []
+
+
+def test_kinds_that_run_nothing_here_are_skipped_and_that_is_said(daemon: PaperDaemon, file: Path) -> None:
+    file.write_text(f"{SERVICE}---\n{POD}")
+    daemon.answers["apply"] = accept()
+    said = apply("-f", str(file))
+    assert (said.exit_code, said.stdout) == (0, "pod/train created\n")
+    assert "note: skipped: Service web: on one machine only Pods are run, and what makes them\n" in said.stderr
+    assert [each["kind"] for each in daemon.asked[0]["objects"]] == ["Pod"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (SERVICE, ": has nothing in it that runs on one machine, only Service: Pod, Deployment, "),
+        ("", ": has no object in it: Pod, "),
+        ("a: b: c", ":1:5: is not YAML: mapping values are not allowed"),
+        ("metadata: {name: x}", ":1:1: kind is missing: Pod, "),
+        (f"{POD}---\nkind: Job\nmetadata: {{}}\n", ":6:1: Job: metadata.name is missing: "),
+        (POD.replace("train", "train, namespace: a"), ":1:1: Pod train is in namespace a: -n team does not go with"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_told_with_its_place_and_nobody_is_asked(
+    daemon: PaperDaemon, file: Path, content: str, said: str
+) -> None:
+    file.write_text(content)
+    refused = apply("-f", str(file), "-n", "team")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr.removeprefix("aliquot: ").replace(str(file), "").startswith(said)
+    assert daemon.asked == []
+
+
+def test_what_kustomize_would_build_is_told_how_to_come_here(daemon: PaperDaemon) -> None:
+    refused = apply("-k", "overlay")
+    said = "aliquot: -k: not built here: `kubectl kustomize overlay | aliquot apply -f -`\n"
+    assert (refused.exit_code, refused.stderr, daemon.asked) == (2, said, [])
+
+
+def test_an_empty_folder_is_told(daemon: PaperDaemon, tmp_path: Path) -> None:
+    refused = apply("-f", str(tmp_path))
+    assert (refused.exit_code, refused.stderr) == (2, f"aliquot: {tmp_path}: has no .yaml, .yml or .json file in it\n")
+
+
+def test_what_the_daemon_does_not_allow_is_told_with_file_and_line(daemon: PaperDaemon, file: Path) -> None:
+    file.write_text(f"{SERVICE}---\n{POD}")
+    field = "Pod default/train: spec.containers[0].name"
+    daemon.answers["apply"] = [{"error": {"kind": "invalid", "field": field, "value": "A", "allowed": "a DNS label"}}]
+    refused = apply("-f", str(file))
+    assert refused.exit_code == 2
+    assert refused.stderr == f'aliquot: {file}:4:1: {field}: "A" is not allowed: a DNS label\n'
+
+
+def test_more_than_the_daemon_reads_at_once_is_told(daemon: PaperDaemon, file: Path) -> None:
+    file.write_text("---\n".join(POD.replace("train", f"train-{at}" + "x" * 900) for at in range(400)))
+    refused = apply("-f", str(file))
+    assert refused.exit_code == 2
+    assert "400 objects are too much at once: " in refused.stderr
+
+
+def test_with_wait_each_change_is_a_line_until_all_run(daemon: PaperDaemon, file: Path) -> None:
+    looks = iter([a_status(pending("train", "no room")), a_status(pending("train", "no room"))])
+    daemon.answers |= {"apply": accept(), "status": lambda _: next(looks, a_status(a_pod("train")))}
+    said = apply("-f", str(file), "--wait")
+    assert (said.exit_code, said.stderr.splitlines()) == (
+        0,
+        ["default/train: Pending: no room", "default/train: Running on box, card 0", "1 Pod runs, or ended well"],
+    )
+
+
+def test_a_workload_is_waited_for_until_the_new_pods_have_taken_the_place_of_the_old(
+    daemon: PaperDaemon, file: Path
+) -> None:
+    owner = {"kind": "Deployment", "name": "web"}
+    old, new = a_pod("web-old", owner=owner, terminating=True), a_pod("web-new", owner=owner)
+    looks = iter(
+        [
+            a_status(old, workloads=[a_workload("Deployment", "web", replicas=1, ready=0)]),
+            a_status(old, new, workloads=[a_workload("Deployment", "web", replicas=1, ready=1)]),
+        ]
+    )
+    last = a_status(new, workloads=[a_workload("Deployment", "web", replicas=1, ready=1)])
+    daemon.answers |= {"apply": accept(), "status": lambda _: next(looks, last)}
+    file.write_text("kind: Deployment\nmetadata: {name: web}\n")
+    said = apply("-f", str(file), "--wait")
+    assert (said.exit_code, said.stderr.splitlines()) == (
+        0,
+        [
+            "default/web-old: Terminating on box, card 0",
+            "default/web-new: Running on box, card 0",
+            "default/web-old: gone",
+            "1 Pod runs, or ended well",
+        ],
+    )
+
+
+def test_a_job_whose_pod_fails_is_exit_code_1(daemon: PaperDaemon, file: Path) -> None:
+    failed = a_pod("once-x", phase="Failed", owner={"kind": "Job", "name": "once"})
+    job = a_workload("Job", "once", replicas=1, ready=0)
+    daemon.answers |= {"apply": accept(), "status": a_status(failed, workloads=[job])}
+    file.write_text("kind: Job\nmetadata: {name: once}\n")
+    said = apply("-f", str(file), "--wait")
+    assert said.exit_code == 1
+    assert "failed: default/once-x" in said.stderr
+
+
+def test_a_pod_that_fails_is_exit_code_1(daemon: PaperDaemon, file: Path) -> None:
+    failed = a_pod("train", phase="Failed", containers=[a_container(state="ended", exit_code=3)], reason="main: exit 3")
+    daemon.answers |= {"apply": accept(), "status": a_status(failed)}
+    said = apply("-f", str(file), "--wait")
+    assert said.exit_code == 1
+    assert "failed: default/train (`aliquot logs default/train` may tell why)" in said.stderr
+
+
+def test_patience_has_an_end(daemon: PaperDaemon, file: Path) -> None:
+    daemon.answers |= {"apply": accept(), "status": a_status(pending("train"))}
+    said = apply("-f", str(file), "--wait", "--timeout", "0")
+    assert said.exit_code == 1
+    assert "--timeout: not all running after 0s: Pod default/train (`aliquot get pods` tells more)" in said.stderr
+
+
+def test_other_simulated_cards_than_those_there_are_are_refused(daemon: PaperDaemon, file: Path) -> None:
+    daemon.answers |= {"apply": accept(), "hello": {"simulated": "2x24GiB"}}
+    refused = apply("-f", str(file), "--simulate", "1x24GiB")
+    assert refused.exit_code == 2
+    assert "--simulate: 1x24GiB is not allowed: 2x24GiB are simulated here" in refused.stderr
+    assert apply("-f", str(file), "--simulate").exit_code == 0
+
+
+# --- without a daemon ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home without a daemon."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("ALIQUOT_HOME", str(home))
+    return home
+
+
+def test_a_dry_run_checks_the_manifest_and_starts_no_daemon(nobody: Path, file: Path) -> None:
+    said = apply("-f", str(file), "--dry-run")
+    assert (said.exit_code, said.stdout) == (0, "pod/train created (dry run)\n")
+    assert "note: no daemon runs, and none was started" in said.stderr
+    assert not nobody.exists()
+
+
+@pytest.mark.parametrize("name", ["Train_1", "x" * 300])
+def test_a_name_that_is_not_allowed_is_told_with_file_and_line(nobody: Path, file: Path, name: str) -> None:
+    file.write_text(f"{POD}---\n{POD.replace('train', name)}")
+    said = apply("-f", str(file), "--dry-run")
+    assert said.exit_code == 2
+    assert said.stderr.startswith(f"aliquot: {file}:6:1: Pod: metadata.name: ")
+
+
+def test_a_daemon_that_refuses_a_name_is_told_with_file_and_line(daemon: PaperDaemon, file: Path) -> None:
+    error = {"kind": "invalid", "field": "Pod: metadata.name", "value": "train", "allowed": "another"}
+    daemon.answers["apply"] = [{"error": error}]
+    assert apply("-f", str(file)).stderr.startswith(f"aliquot: {file}:1:1: Pod: metadata.name: ")
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n---\n"])
+def test_a_file_with_nothing_in_it_is_named(nobody: Path, file: Path, text: str) -> None:
+    file.write_text(text)
+    said = apply("-f", str(file), "--dry-run")
+    assert said.exit_code == 2
+    assert said.stderr.startswith(f"aliquot: {file}: ")

@@ -1,0 +1,237 @@
+"""`aliquot get`: kubectl's words, and tables that read like kubectl's."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from aliquot.cli.main import cli
+from aliquot.cli.pods import get as module
+from aliquot.cli.pods.get import Seen
+from aliquot.cli.pods.kinds import POD, targets
+from aliquot.cli.pods.rows import state_of
+from kit.fakedaemon import PaperDaemon, a_card, a_container, a_pod, a_share, a_status, a_workload, pending
+
+
+def get(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["get", *words])
+
+
+def rows(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("words", [[], ["pods"], ["po"], ["pod"], ["Pods"]])
+def test_pods_are_shown_like_kubectl_with_where_and_how_much(daemon: PaperDaemon, words: list[str]) -> None:
+    two = [a_share(0, 3, core=30), a_share(1, 3, core=30)]
+    daemon.answers["status"] = a_status(a_pod("train", cards=two, **{"class": "offline"}))
+    head, row = get(*words).stdout.splitlines()
+    assert " ".join(head.split()) == "NAME READY STATUS RESTARTS AGE NODE CARDS MEMORY CORE CLASS"
+    cells = row.split()
+    assert " ".join(cells[:4] + cells[5:]) == "train 1/1 Running 0 box 0,1 2 x 3.0 GiB 2 x 30% offline"
+
+
+def test_why_a_pod_waits_stands_below(daemon: PaperDaemon) -> None:
+    daemon.answers["status"] = a_status(a_pod("train"), pending("a", "no room"), pending("b", "no room"))
+    assert get("pods").stdout.splitlines()[-1] == "a, b wait: no room"
+
+
+def test_other_namespaces_are_not_shown_but_told_of(daemon: PaperDaemon) -> None:
+    daemon.answers["status"] = a_status(a_pod("train", "team"))
+    said = get("pods")
+    assert (said.exit_code, said.stdout) == (0, "")
+    assert said.stderr == "nothing found in namespace default: there is some in team (-A shows all)\n"
+    assert rows(get("pods", "-n", "team").stdout)[1][0] == "train"
+    assert rows(get("pods", "-A").stdout)[1][:2] == ["team", "train"]
+
+
+def test_all_is_workloads_and_pods_with_their_kinds(daemon: PaperDaemon) -> None:
+    daemon.answers["status"] = a_status(a_pod("web-0"), workloads=[a_workload("StatefulSet", "web")])
+    shown = rows(get("all").stdout)
+    assert [row[0] for row in shown if row] == ["NAME", "pod/web-0", "NAME", "statefulset.apps/web"]
+    assert shown[-1][1] == "2/3"
+
+
+def test_names_are_for_other_commands(daemon: PaperDaemon) -> None:
+    daemon.answers["status"] = a_status(a_pod("a"), a_pod("b"), workloads=[a_workload("Job", "j")])
+    assert get("pods,jobs", "-o", "name").stdout == "pod/a\npod/b\njob.batch/j\n"
+    assert get("pod/b", "job/j", "-o", "name").stdout == "pod/b\njob.batch/j\n"
+
+
+def test_a_name_that_is_not_there_is_answered_with_those_there_are(daemon: PaperDaemon) -> None:
+    daemon.answers["status"] = a_status(a_pod("a"), a_pod("b"), a_pod("c", "team"))
+    assert get("pod", "ghost").stderr == "aliquot: no pod is called ghost in namespace default: there are a, b\n"
+    assert get("pod", "c").stderr.endswith("there is one in team (-n team)\n")
+    assert get("pod", "ghost").exit_code == 1
+    assert rows(get("pod", "team/c").stdout)[1][0] == "c"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["services"], "services is not a type that runs on one machine: pods, nodes, deployments, "),
+        (["pods,sts", "a"], "pods,sts a: one type is wanted before a name, as in pod a"),
+        (["pod/a", "b"], "b: TYPE/NAME is wanted, as in pod/a"),
+        (["pod/"], "(nothing) is not a name: NAME or NAMESPACE/NAME is wanted"),
+        (["pods", "-n", "a", "-A"], "-n and -A: only one of them"),
+        (["pods", "-w", "-o", "yaml"], "-w: -o yaml is not allowed: table, wide or name"),
+    ],
+)
+def test_what_is_typed_wrongly_is_told_before_anybody_is_asked(
+    daemon: PaperDaemon, words: list[str], said: str
+) -> None:
+    refused = get(*words)
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith(f"aliquot: {said}")
+    assert daemon.asked == []
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [
+        ("po", "Pod"),
+        ("no", "Node"),
+        ("deploy", "Deployment"),
+        ("deployment.apps", "Deployment"),
+        ("sts", "StatefulSet"),
+        ("rs", "ReplicaSet"),
+        ("jobs.batch", "Job"),
+        ("rc", "ReplicationController"),
+    ],
+)
+def test_short_names_and_groups_are_kubectls(word: str, kind: str) -> None:
+    assert [each.name for each in targets([word])[0].kinds] == [kind]
+
+
+def test_nodes_show_their_cards_and_what_is_free(daemon: PaperDaemon) -> None:
+    nodes = [{"name": f"node-{at}", "cards": [], "offers": ["qgpu"], "policy": "fixed-share"} for at in range(2)]
+    cards = [a_card("node-0", 0, 3, core_booked=30.0), a_card("node-0", 1), a_card("node-1", 0, healthy=False)]
+    daemon.answers["status"] = a_status(a_pod("train", node="node-0"), nodes=nodes, cards=cards)
+    head, first, second = get("nodes", "-o", "wide").stdout.splitlines()
+    assert first.split("  ")[0] == "node-0"
+    assert "45.0 GiB of 48.0 GiB  24.0 GiB     170% of 200%  1     fixed-share  qgpu    Paper 1000  21 24" in first
+    assert second.split()[1:5] == ["1", "out", "1", "0"]
+    assert head.endswith("FREE ON EACH (GiB)")
+
+
+def test_a_card_that_somebody_has_alone_has_no_compute_left(daemon: PaperDaemon) -> None:
+    alone = {"name": "t", "class": "normal", "cards": [a_share(0, 24, exclusive=True)]}
+    daemon.answers["status"] = a_status(cards=[a_card("box", 0, 24), a_card("box", 1)], tenants=[alone])
+    assert "100% of 200%" in get("nodes").stdout
+    assert "the whole card is one tenant's" in CliRunner().invoke(cli, ["describe", "node"]).stdout
+
+
+def test_pods_come_by_name(daemon: PaperDaemon) -> None:
+    daemon.answers["status"] = a_status(a_pod("b"), a_pod("a"), a_pod("z", "earlier"))
+    assert get("pods", "-A", "-o", "name").stdout == "pod/a\npod/b\npod/z\n"
+
+
+def test_the_yaml_of_a_pod_is_its_manifest_with_its_status(daemon: PaperDaemon) -> None:
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "train"},
+        "spec": {},
+        "status": {"phase": "Running"},
+    }
+    daemon.answers |= {"status": a_status(a_pod("train")), "object": {"object": manifest}}
+    assert yaml.safe_load(get("pod", "train", "-o", "yaml").stdout) == manifest
+    assert daemon.requests("object")[0] == {"op": "object", "kind": "Pod", "namespace": "default", "name": "train"}
+    assert json.loads(get("pods", "-o", "json").stdout) == {"apiVersion": "v1", "kind": "List", "items": [manifest]}
+
+
+def test_a_node_in_yaml_has_its_cards(daemon: PaperDaemon) -> None:
+    told = yaml.safe_load(get("node", "box", "-o", "yaml").stdout)
+    assert (told["kind"], told["metadata"]["name"], len(told["status"]["cards"])) == ("Node", "box", 2)
+
+
+def test_on_a_node_of_kubernetes_it_is_kubectls_to_show_pods(daemon: PaperDaemon) -> None:
+    status = a_status()
+    del status["pods"]
+    daemon.answers["status"] = status
+    assert "on a node of Kubernetes `kubectl get pods` shows them" in get("pods").stderr
+
+
+@pytest.mark.parametrize(
+    ("pod", "state"),
+    [
+        (pending("p"), "Pending"),
+        (pending("p", node="box"), "Starting"),
+        (pending("p", node="box", containers=[a_container("i", init=True), a_container(state="waiting")]), "Init:0/1"),
+        (pending("p", node="box", containers=[a_container(state="waiting", restarts=1)]), "CrashLoopBackOff"),
+        (
+            pending("p", node="box", containers=[a_container("i", "waiting", init=True, restarts=1), a_container()]),
+            "Init:CrashLoopBackOff",
+        ),
+        (a_pod("p"), "Running"),
+        (a_pod("p", containers=[a_container(state="waiting", restarts=2)]), "CrashLoopBackOff"),
+        (a_pod("p", containers=[a_container(), a_container("b", state="ended", exit_code=1)]), "Error"),
+        (a_pod("p", phase="Succeeded"), "Completed"),
+        (a_pod("p", phase="Failed"), "Error"),
+        (a_pod("p", terminating=True), "Terminating"),
+    ],
+)
+def test_the_state_of_a_pod_is_called_as_kubectl_calls_it(pod: dict[str, Any], state: str) -> None:
+    assert state_of(pod) == state
+
+
+def test_only_those_with_the_labels_are_shown(daemon: PaperDaemon) -> None:
+    web, other = a_pod("web-0", labels={"app": "web", "tier": "front"}), a_pod("db-0", labels={"app": "db"})
+    daemon.answers["status"] = a_status(web, other, a_pod("bare", labels={}))
+    for selector, names in (
+        ("app=web", ["web-0"]), ("app==web,tier=back", []), ("app!=web", ["bare", "db-0"]), ("app", ["db-0", "web-0"]),
+        ("!app", ["bare"]), ("app, tier!=front", ["db-0"]),
+    ):  # fmt: skip
+        assert get("pods", "-l", selector, "-o", "name").stdout.split() == [f"pod/{name}" for name in names], selector
+    assert "nothing found with such labels" in get("pods", "-l", "app=ghost").stderr
+
+
+@pytest.mark.parametrize("selector", ["", "=web", "app in (web)", "!app=web", "app=web,,"])
+def test_a_selector_that_is_none_is_told(daemon: PaperDaemon, selector: str) -> None:
+    said = get("pods", "-l", selector)
+    assert (said.exit_code, said.stderr.startswith(f"aliquot: -l: {selector} is not allowed: KEY=VALUE")) == (2, True)
+
+
+def test_rows_alone_are_for_other_programs(daemon: PaperDaemon) -> None:
+    daemon.answers["status"] = a_status(a_pod("train"), pending("a", "no room"))
+    assert [row[0] for row in rows(get("pods", "--no-headers").stdout)] == ["a", "train"]
+
+
+# --- watching -----------------------------------------------------------------------------------------------------
+
+
+def test_what_only_grew_older_is_not_shown_again() -> None:
+    seen = Seen(POD, wide=False, everywhere=False, prefixed=False)
+    first = seen.changes(a_status(), [a_pod("a", created=0.0)], headed=False)
+    assert len(first.lines) == 2
+    assert seen.changes(a_status(), [a_pod("a", created=5000.0)], headed=False).lines == ()
+
+
+def test_what_changes_and_what_goes_is_a_line_each() -> None:
+    seen = Seen(POD, wide=False, everywhere=False, prefixed=False)
+    seen.changes(a_status(), [pending("a"), a_pod("b")], headed=False)
+    (line,) = seen.changes(a_status(), [a_pod("a"), a_pod("b")], headed=False).lines
+    assert line.split()[:3] == ["a", "1/1", "Running"]
+    (line,) = seen.changes(a_status(), [a_pod("a")], headed=False).lines
+    assert line.split()[:3] == ["b", "1/1", "gone"]
+    assert seen.changes(a_status(), [a_pod("a")], headed=False).lines == ()
+
+
+def test_columns_do_not_move_from_line_to_line() -> None:
+    seen = Seen(POD, wide=False, everywhere=False, prefixed=False)
+    first = seen.changes(a_status(), [a_pod("a"), a_pod("a-long-name")], headed=False).lines[1]
+    (later,) = seen.changes(a_status(), [a_pod("a", node="elsewhere")], headed=False).lines[:1]
+    assert first.index("1/1") == later.index("1/1")
+
+
+def test_a_watch_goes_on_when_the_daemon_is_started_again(daemon: PaperDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_EVERY", 0.01)
+    looks = module._looks(a_status())
+    next(looks)
+    daemon.close()
+    daemon.listen()
+    assert next(looks)["pods"] == []

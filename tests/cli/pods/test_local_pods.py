@@ -1,0 +1,167 @@
+"""Pods on one machine, as people use them: apply, get, describe, logs, delete, against a daemon that runs them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kit.machine import FOREVER, Machine, eventually, paper
+from kit.manifests import MEM
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[Machine]:
+    """One card of 24 GiB."""
+    machine = paper("1x24")
+    machine.up()
+    yield machine
+    machine.aliquot("delete", "all", "--all", "--grace", "0")
+    machine.close()
+
+
+@pytest.fixture
+def machine(box: Machine) -> Iterator[Machine]:
+    """Without a Pod, before and after."""
+    yield box
+    box.aliquot("delete", "all", "--all", "--grace", "0")
+
+
+def a_pod(name: str, *command: str, gib: int = 3, **spec: Any) -> Json:
+    container: Json = {"name": "main", "image": "some/image:v1", "command": list(command or FOREVER)}
+    container |= {"resources": {"limits": {MEM: gib}}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [container], **spec}}
+
+
+def stateful(name: str, replicas: int, *command: str, gib: int = 3) -> Json:
+    template = {"metadata": {"labels": {"app": name}}, "spec": a_pod("", *command, gib=gib)["spec"]}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {"name": name},
+        "spec": {"replicas": replicas, "template": template},
+    }
+
+
+def apply(machine: Machine, *objects: Json, words: tuple[str, ...] = ("--wait",)) -> tuple[int, str, str]:
+    done = machine.aliquot("apply", "-f", "-", *words, input=yaml.safe_dump_all(objects))
+    return done.returncode, done.stdout, done.stderr
+
+
+def cells(machine: Machine, *words: str) -> list[list[str]]:
+    """The rows of `get`, less the head."""
+    return [line.split() for line in machine.aliquot("get", *words).stdout.splitlines()[1:]]
+
+
+def test_a_stateful_set_is_its_replicas_and_goes_as_a_whole(machine: Machine) -> None:
+    code, out, err = apply(machine, stateful("binpack-1", 3))
+    assert (code, out) == (0, "statefulset.apps/binpack-1 created\n"), err
+    assert "note: binpack-1: image some/image:v1 is not used: containers are local processes" in err
+    assert [row[:3] for row in cells(machine, "pods")] == [[f"binpack-1-{at}", "1/1", "Running"] for at in range(3)]
+    assert cells(machine, "sts")[0][:2] == ["binpack-1", "3/3"]
+    said = machine.aliquot("delete", "sts", "binpack-1", "--now")
+    assert (said.returncode, said.stdout) == (0, 'statefulset.apps "binpack-1" deleted (3 Pods)\n')
+    assert machine.aliquot("get", "all").stdout == ""
+    assert machine.names() == []
+
+
+def test_applied_again_only_what_changed_is_changed(machine: Machine) -> None:
+    apply(machine, stateful("web", 1), a_pod("train"))
+    pids = {row[0]: row[-1] for row in cells(machine, "pods", "-o", "wide")}
+    assert (
+        apply(machine, stateful("web", 2), a_pod("train"))[1]
+        == "statefulset.apps/web configured\npod/train unchanged\n"
+    )
+    after = {row[0]: row[-1] for row in cells(machine, "pods", "-o", "wide")}
+    assert sorted(after) == ["train", "web-0", "web-1"]
+    assert {name: after[name] for name in pids} == pids
+
+
+def test_the_output_of_a_pod_is_in_its_logs(machine: Machine) -> None:
+    apply(machine, a_pod("talk", "sh", "-c", "echo one; echo two >&2; sleep 600"))
+    eventually(lambda: machine.aliquot("logs", "talk").stdout == "one\ntwo\n")
+    assert machine.aliquot("logs", "default/talk", "--tail", "1").stdout == "two\n"
+
+
+def test_a_log_is_followed_until_the_pod_is_over(machine: Machine) -> None:
+    apply(machine, a_pod("talk", "sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.2; done", restartPolicy="Never"))
+    assert machine.aliquot("logs", "-f", "talk").stdout == "1\n2\n3\n"
+
+
+def test_a_pod_that_ends_well_is_completed(machine: Machine) -> None:
+    code, _, err = apply(machine, a_pod("short", "true", restartPolicy="Never"))
+    assert code == 0, err
+    assert cells(machine, "pod", "short")[0][:3] == ["short", "0/1", "Completed"]
+
+
+def test_a_pod_that_fails_is_told_and_exit_code_1(machine: Machine) -> None:
+    code, _, err = apply(machine, a_pod("bad", "sh", "-c", "exit 3", restartPolicy="Never"))
+    assert code == 1
+    assert "failed: default/bad" in err
+    assert "exit code 3" in machine.aliquot("describe", "pod", "bad").stdout
+
+
+def test_a_pod_without_room_waits_and_says_why(machine: Machine) -> None:
+    assert apply(machine, a_pod("big", gib=20))[0] == 0  # of those that are applied together, any may be the first
+    code, _, err = apply(machine, a_pod("more", gib=20), words=("--wait", "--timeout", "2s"))
+    assert code == 1
+    assert "--timeout: not all running after 2s: Pod default/more" in err
+    shown = machine.aliquot("get", "pods").stdout
+    assert "more waits: " in shown
+    assert machine.aliquot("delete", "pod", "big", "--now").returncode == 0
+    eventually(lambda: cells(machine, "pod", "more")[0][2] == "Running")
+
+
+def test_the_manifest_comes_back_with_its_status(machine: Machine) -> None:
+    apply(machine, a_pod("train"))
+    told = yaml.safe_load(machine.aliquot("get", "pod", "train", "-o", "yaml").stdout)
+    assert told["spec"]["containers"][0]["resources"]["limits"] == {MEM: 3}
+    assert told["status"]["phase"] == "Running"
+    assert json.loads(machine.aliquot("get", "pods", "-o", "json").stdout)["items"][0]["status"] == told["status"]
+
+
+def test_describe_tells_where_and_why_and_what_happened(machine: Machine) -> None:
+    apply(machine, a_pod("train"))
+    shown = machine.aliquot("describe", "pod/train").stdout
+    for words in ("Status:       Running (1 of 1", "Card 0:  Paper 1000", "0 MiB of 3.0 GiB", "Why:", "Events:"):
+        assert words in shown
+    assert "default/train  normal" in machine.aliquot("describe", "node").stdout
+
+
+def test_nothing_is_started_when_one_object_is_not_allowed(machine: Machine, tmp_path: Path) -> None:
+    file = tmp_path / "pods.yaml"
+    file.write_text(yaml.safe_dump_all([a_pod("good"), a_pod("bad", gib=-1)]))
+    said = machine.aliquot("apply", "-f", str(file))
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr.startswith(f"aliquot: {file}:{said.stderr.split(':')[2]}:1: Pod default/bad: spec.containers[0]")
+    assert machine.aliquot("get", "pods").stdout == ""
+
+
+def test_a_dry_run_starts_nothing(machine: Machine) -> None:
+    assert apply(machine, a_pod("train"), words=("--dry-run",))[:2] == (0, "pod/train created (dry run)\n")
+    assert machine.aliquot("get", "pods").stdout == ""
+
+
+def test_ps_and_top_show_pods_among_runs(machine: Machine) -> None:
+    apply(machine, a_pod("train", "sleep", "601"))
+    machine.detach("--name", "run", "--memory", "1", "--", *FOREVER)
+    shown = machine.aliquot("ps").stdout.splitlines()
+    row = next(line for line in shown if line.startswith("default/train"))
+    assert row.endswith("sleep 601")
+    assert row.split()[2].isdigit()
+    assert "default/train  normal" in machine.aliquot("top", "--once").stdout
+    machine.aliquot("stop", "run", "--timeout", "0")
+
+
+def test_unknown_names_are_answered_with_those_there_are(machine: Machine) -> None:
+    apply(machine, a_pod("train"))
+    said = machine.aliquot("delete", "pod", "ghost")
+    assert said.returncode == 1
+    assert said.stderr.startswith("aliquot: no pod is called ")
+    assert "train" in said.stderr

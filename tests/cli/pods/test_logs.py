@@ -1,0 +1,154 @@
+"""`aliquot logs` of Pods: which one, which container, how much. (Of runs: test_by_name.py.)"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aliquot.cli.pods.logs import seek_lines
+from kit.fakedaemon import PaperDaemon, a_container, a_pod, a_status, a_workload, pending
+from kit.machine import ALIQUOT
+
+Json = dict[str, Any]
+UNKNOWN = [{"error": {"kind": "unknown-name", "name": "train", "names": []}}]
+
+
+@pytest.fixture(autouse=True)
+def logged(daemon: PaperDaemon) -> None:
+    """Each container's log holds where it is from, and then three lines."""
+    folder: Path = daemon.home
+
+    def where(request: Json) -> Json:
+        container = request["container"] or "main"
+        path = folder / f"{request['namespace']}-{request['name']}-{container}"
+        path.write_text(f"{path.name}\n1\n2\n3\n")
+        return {"pod": "-", "container": container, "log": str(path), "running": False}
+
+    owner = {"kind": "StatefulSet", "name": "web"}
+    both = [a_container(), a_container("side")]
+    pods = [
+        a_pod("train", containers=both),
+        a_pod("x", "team"),
+        a_pod("web-0", owner=owner),
+        a_pod("web-1", owner=owner),
+    ]
+    daemon.answers |= {
+        "logs": UNKNOWN,
+        "pod-logs": where,
+        "status": a_status(*pods, workloads=[a_workload("StatefulSet", "web")]),
+    }
+
+
+def logs(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*ALIQUOT, "logs", *words], capture_output=True, text=True, timeout=30, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (["train"], "default-train-main"),
+        (["pod/train"], "default-train-main"),
+        (["default/train", "-c", "side"], "default-train-side"),
+        (["team/x"], "team-x-main"),
+        (["x", "-n", "team"], "team-x-main"),
+        (["sts/web"], "default-web-0-main"),
+    ],
+)
+def test_a_pod_is_found_however_it_is_written(words: list[str], where: str) -> None:
+    assert logs(*words).stdout == f"{where}\n1\n2\n3\n"
+
+
+def test_which_container_was_chosen_is_told_where_there_are_several() -> None:
+    assert logs("train").stderr == "main of main, side (-c chooses)\n"
+    assert logs("team/x").stderr == ""
+    assert logs("sts/web").stderr == "web-0, the first of 2 Pods\n"
+
+
+def test_the_last_lines_may_be_enough() -> None:
+    assert logs("train", "--tail", "2").stdout == "2\n3\n"
+
+
+@pytest.mark.parametrize(
+    ("running", "shown"), [(True, "a run\n"), (False, "default-train-main\n1\n2\n3\n")], ids=["runs", "is over"]
+)
+def test_a_run_of_the_same_name_comes_first_while_it_runs(daemon: PaperDaemon, running: bool, shown: str) -> None:
+    (daemon.home / "run.log").write_text("a run\n")
+    daemon.answers["logs"] = {"name": "train", "log": str(daemon.home / "run.log"), "running": running}
+    assert logs("train").stdout == shown
+
+
+def test_a_run_that_is_over_is_shown_where_no_pod_has_its_name(daemon: PaperDaemon) -> None:
+    (daemon.home / "run.log").write_text("a run\n")
+    daemon.answers["logs"] = {"name": "gone", "log": str(daemon.home / "run.log"), "running": False}
+    assert logs("gone").stdout == "a run\n"
+
+
+def test_a_name_that_nobody_has_is_answered_with_runs_and_pods() -> None:
+    said = logs("ghost")
+    assert said.returncode == 2
+    assert said.stderr.endswith(": nothing runs; Pods: train, x, web-0, web-1\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "-c", "no"], "-c: no is not allowed: train has main, side"),
+        (["train", "--previous"], "--previous: not kept apart: "),
+        (["node/box"], "nodes have no log of their own"),
+        (["pod/ghost"], "no pod is called ghost in namespace default: there are train, web-0, web-1"),
+    ],
+)
+def test_what_cannot_be_shown_is_told(words: list[str], said: str) -> None:
+    refused = logs(*words)
+    assert (refused.returncode in (1, 2), refused.stdout) == (True, "")
+    assert refused.stderr.startswith(f"aliquot: {said}")
+
+
+def test_a_pod_that_has_not_started_says_why_it_waits(daemon: PaperDaemon) -> None:
+    daemon.answers |= {
+        "status": a_status(pending("train", "no room")),
+        "pod-logs": {"pod": "default/train", "container": "main", "log": str(daemon.home / "no.log"), "running": True},
+    }
+    said = logs("train")
+    assert (said.returncode, said.stdout, said.stderr) == (1, "", "aliquot: train has not started: no room\n")
+
+
+def test_a_log_is_followed_until_the_pod_ends(daemon: PaperDaemon) -> None:
+    log = daemon.home / "log"
+    looks = iter(range(3))
+
+    def where(_: Json) -> Json:
+        at = next(looks, None)
+        with log.open("a") as file:
+            file.write("" if at is None else f"{at}\n")
+        return {"pod": "default/train", "container": "main", "log": str(log), "running": at is not None}
+
+    daemon.answers["pod-logs"] = where
+    assert logs("train", "-f").stdout == "0\n1\n2\n"
+
+
+@pytest.mark.parametrize(
+    ("put", "said"), [(os.mkfifo, "something else"), (lambda at: at.symlink_to("/etc/os-release"), "a link")]
+)
+def test_what_somebody_put_where_a_log_was_is_not_read(
+    daemon: PaperDaemon, tmp_path: Path, put: Callable[[Path], None], said: str
+) -> None:
+    put(tmp_path / "log")
+    daemon.answers["pod-logs"] = {"pod": "-", "container": "main", "log": str(tmp_path / "log"), "running": False}
+    done = logs("train", "-c", "main")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize("text", [b"", b"a", b"a\n", b"a\nb", b"a\nb\n", b"\n\n", b"x" * 200_000 + b"\n" + b"y\n" * 9])
+@pytest.mark.parametrize("lines", [0, 1, 2, 5, 100])
+def test_the_last_lines_begin_where_they_would_if_all_were_read(text: bytes, lines: int) -> None:
+    log = io.BytesIO(text)
+    seek_lines(log, lines)
+    assert log.read() == b"".join(text.splitlines(keepends=True)[-lines:] if lines else [])

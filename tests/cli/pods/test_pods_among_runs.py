@@ -1,0 +1,107 @@
+"""`ps` and `top` show Pods beside runs; and completion knows the commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+import pytest
+from click.testing import CliRunner
+
+from aliquot.cli.main import cli
+from kit.fakedaemon import PaperDaemon, a_card, a_container, a_pod, a_share, a_status, pending
+from kit.machine import ALIQUOT
+
+
+def shown(*words: str) -> str:
+    said = CliRunner().invoke(cli, [*words])
+    assert said.exit_code == 0, said.output
+    return said.stdout
+
+
+def a_tenant(name: str, **more: object) -> dict[str, object]:
+    return {
+        "name": name,
+        "class": "normal",
+        "pid": None,
+        "cards": [a_share()],
+        "age_seconds": 5.0,
+        "command": [],
+        **more,
+    }
+
+
+def test_ps_shows_process_and_command_of_a_pod(daemon: PaperDaemon) -> None:
+    two = [a_container(), a_container("side", "ended", command=["true"])]
+    daemon.answers["status"] = a_status(a_pod("train", containers=two), tenants=[a_tenant("default/train")])
+    row = shown("ps").splitlines()[1].split()
+    assert (row[0], row[2]) == ("default/train", "4711")
+    assert " ".join(row[-5:]) == "python train.py (and 1 more)"
+
+
+def test_ps_names_the_node_of_a_card_where_there_are_several(daemon: PaperDaemon) -> None:
+    tenant = a_tenant("default/train", node="node-1", cards=[a_share(0), a_share(3)])
+    nodes = [{**a_status()["nodes"][0], "name": name} for name in ("node-0", "node-1")]
+    daemon.answers["status"] = a_status(tenants=[tenant], nodes=nodes)
+    assert shown("ps").splitlines()[1].split()[3] == "node-1/0,3"
+
+
+def test_ps_shows_pods_that_wait_with_the_reason(daemon: PaperDaemon) -> None:
+    daemon.answers["status"] = a_status(pending("train", "no room"))
+    _, row, why = shown("ps").splitlines()
+    assert row.split()[:7] == ["default/train", "normal", "-", "-", "-", "-", "pending"]
+    assert why == "train waits: no room"
+    assert [each["key"] for each in json.loads(shown("ps", "-o", "json"))["pods"]] == ["default/train"]
+
+
+def test_a_pod_in_the_queue_is_a_pod_and_tells_its_own_reason(daemon: PaperDaemon) -> None:
+    entry = {"name": "default/train", "class": "normal", "pid": 99, "gpus": 1, "core": 30, "memory_bytes": 3 << 30}
+    entry |= {"position": 1, "of": 1, "waited_seconds": 5.0, "command": ["keeper"], "refusals": []}
+    daemon.answers["status"] = a_status(pending("train", "number 1 of 1 in the queue: no room"), queue=[entry])
+    _, row, why = shown("ps").splitlines()
+    assert row.split()[:8] == ["default/train", "normal", "-", "1", "wanted", "3.0", "GiB", "30%"]
+    assert row.endswith("python train.py")
+    assert why == "train waits: number 1 of 1 in the queue: no room"
+    assert shown("top").splitlines()[-1] == why
+
+
+def test_top_names_the_node_where_there_are_several_and_who_waits(daemon: PaperDaemon) -> None:
+    cards = [a_card("node-0", 0), a_card("node-1", 0, uuid="GPU-9")]
+    daemon.answers["status"] = a_status(pending("a", "no room"), cards=cards, tenants=[a_tenant("default/train")])
+    lines = shown("top").splitlines()
+    assert [line.partition("  ")[0] for line in lines if "Paper" in line] == ["node-0 card 0", "node-1 card 0"]
+    assert lines[-1] == "a waits: no room"
+    daemon.answers["status"] = a_status()
+    assert "\ncard 0  Paper 1000" in shown("top")
+
+
+def test_many_empty_cards_are_a_line_per_node(daemon: PaperDaemon) -> None:
+    cards = [a_card(f"node-{at // 3}", at % 3, uuid=f"GPU-{at}") for at in range(6)]
+    daemon.answers["status"] = a_status(cards=cards, tenants=[a_tenant("default/train")])
+    lines = shown("top").splitlines()
+    assert lines[2].startswith("node-0 card 0  Paper 1000, ")
+    assert lines[-2:] == [
+        "node-0 cards 1, 2  Paper 1000, 24.0 GiB each, nobody on them",
+        "node-1 cards 0, 1, 2  Paper 1000, 24.0 GiB each, nobody on them",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("desc", ["describe"]),
+        ("get stat", ["statefulsets"]),
+        ("get pods tr", ["train"]),
+        ("delete pod/", ["pod/serve", "pod/train"]),
+        ("logs -n team ", ["other"]),
+        ("describe ghosts x", []),
+    ],
+)
+def test_a_shell_may_complete_commands_types_and_names(daemon: PaperDaemon, words: str, completed: list[str]) -> None:
+    daemon.answers["status"] = a_status(a_pod("serve"), a_pod("train"), a_pod("other", "team"))
+    typed = f"aliquot {words}"
+    asked = {"_ALIQUOT_COMPLETE": "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split(" ")) - 1)}
+    said = subprocess.run(ALIQUOT, env={**os.environ, **asked}, capture_output=True, text=True, check=False)
+    assert said.stdout.split() == [f"plain,{each}" for each in completed]
+    assert said.stderr == ""

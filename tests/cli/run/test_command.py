@@ -1,0 +1,227 @@
+"""`aliquot run` becomes the command; what is wrong is said before anything is booked."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from aliquot.cli.main import cli
+from aliquot.cli.run.command import OPTIONS
+from aliquot.cli.run.execute import environment_of
+from kit.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually
+
+
+def test_the_exit_code_is_the_commands_own(machine: Machine) -> None:
+    said = machine.aliquot("run", "--memory", "1", "--", "sh", "-c", "echo out; echo err >&2; exit 7")
+    assert (said.returncode, said.stdout, said.stderr) == (7, "out\n", "err\n")
+
+
+def test_the_process_is_the_command_itself(machine: Machine) -> None:
+    with machine.begin("run", "--memory", "1", "--", "sh", "-c", "echo $$") as process:
+        assert process.communicate(timeout=PATIENCE)[0] == f"{process.pid}\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGHUP])
+def test_a_signal_reaches_the_command_and_ends_it_as_it_would_alone(
+    machine: Machine, number: signal.Signals, request: pytest.FixtureRequest
+) -> None:
+    # Children ignore what we do: tests that nohup began ignore SIGHUP.
+    request.addfinalizer(partial(signal.signal, number, signal.signal(number, signal.SIG_DFL)))
+    with machine.begin("run", "--memory", "1", "--", "sh", "-c", "echo on; exec sleep 600") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "on\n"
+        process.send_signal(number)
+        assert process.wait(PATIENCE) == -number
+
+
+def test_a_command_may_handle_a_signal(machine: Machine) -> None:
+    script = "trap 'echo caught; exit 3' TERM; echo on; while :; do sleep 0.05; done"
+    with machine.begin("run", "--memory", "1", "--", "sh", "-c", script) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "on\n"
+        process.terminate()
+        assert process.stdout.readline() == "caught\n"
+        assert process.wait(PATIENCE) == 3
+
+
+def test_stdin_is_the_commands_own(machine: Machine) -> None:
+    said = machine.aliquot("run", "--memory", "1", "--", "wc", "-c", input="12345")
+    assert said.stdout.strip() == "5"
+
+
+def test_the_terminal_is_the_commands_own(machine: Machine) -> None:
+    ours, theirs = pty.openpty()
+    command = [*ALIQUOT, "run", "--memory", "1", "--", "sh", "-c", "test -t 0 && test -t 1 && stty size </dev/tty"]
+    environment = {**machine.environment, "PYTHONWARNINGS": "ignore"}
+    code = (
+        "import fcntl, os, struct, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+        " fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack('4H', 33, 77, 0, 0)); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *command], stdin=theirs, stdout=theirs, env=environment
+    ) as process:
+        os.close(theirs)
+        assert process.wait(PATIENCE) == 0
+        assert os.read(ours, 100).split() == [b"33", b"77"]
+    os.close(ours)
+
+
+def test_the_environment_is_the_callers_with_what_a_tenant_needs(machine: Machine) -> None:
+    before = {**machine.environment, "MINE": "kept", "CUDA_VISIBLE_DEVICES": "7"}
+    said = machine.aliquot("run", "--name", "env", "--gpus", "2", "--memory", "1", "--", "env", "-0", env=before)
+    after = dict(each.split("=", 1) for each in said.stdout.split("\0") if each)
+    assert {name: value for name, value in after.items() if before.get(name) != value} == {
+        "ALIQUOT_TENANT": after["ALIQUOT_TENANT"],
+        "ALIQUOT_NAME": "env",
+        "CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1",
+        "NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1",
+        "LD_PRELOAD": "",
+    }
+    assert Path(after["ALIQUOT_TENANT"]).parent == machine.home / "t"
+    assert before.keys() - after.keys() == set()
+
+
+def test_what_python_sets_for_itself_in_the_c_locale_does_not_leak(machine: Machine) -> None:
+    bare = {"PATH": os.environ["PATH"], "ALIQUOT_HOME": str(machine.home)}
+    said = machine.aliquot("run", "--memory", "1", "--", "env", env=bare)
+    assert "LC_CTYPE" not in said.stdout
+
+
+def test_no_file_of_ours_stays_open_in_the_command(machine: Machine) -> None:
+    said = machine.aliquot("run", "--memory", "1", "--", "ls", "/proc/self/fd")
+    assert said.stdout.split()[:3] == ["0", "1", "2"]
+    assert len(said.stdout.split()) == 4  # and the folder itself
+
+
+def test_the_dashes_may_be_left_out_and_later_ones_are_the_commands(machine: Machine) -> None:
+    said = machine.aliquot("run", "--memory", "1", "echo", "--memory", "--", "x")
+    assert said.stdout == "--memory -- x\n"
+
+
+OF_CORE = "a whole number from 1 to 100, percent of a card"
+OF_MEMORY = "GiB, or with a unit, as in 10, 1.5GiB or 512MiB; at least 1MiB"
+OF_NAME = "letters, digits, and . _ - after the first, at most 63"
+OF_TIME = "seconds, or with a unit, as in 90, 100ms, 10s, 5m or 2h"
+OF_SIMULATE = (
+    "how many cards of how much memory, as in 2x24GiB, or nodes of as many, as in 2x8x24GiB; "
+    "at most 64 cards in all, of 1GiB to 1024GiB"
+)
+REAL = "a daemon for real cards runs here; ALIQUOT_HOME=/tmp/sim makes room for another"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["--core", "0", "--", "true"], 2, f"--core: 0 is not allowed: {OF_CORE}"),
+        (["--core", "101", "--", "true"], 2, f"--core: 101 is not allowed: {OF_CORE}"),
+        (["--core=x", "--", "true"], 2, f"--core: x is not allowed: {OF_CORE}"),
+        (["--memory", "25", "--", "true"], 2, "--memory: 25GiB is not allowed: at most 24GiB: the largest card here"),
+        (["--memory", "0", "--", "true"], 2, f"--memory: 0 is not allowed: {OF_MEMORY}"),
+        (["--memory", "10GB", "--", "true"], 2, f"--memory: 10GB is not allowed: {OF_MEMORY}"),
+        (["--class", "urgent", "--", "true"], 2, "--class: urgent is not allowed: online, offline or normal"),
+        (["--gpus", "3", "--", "true"], 2, "--gpus: 3 is not allowed: at most 2: this machine has no more"),
+        (["--gpus", "0", "--", "true"], 2, "--gpus: 0 is not allowed: a whole number, at least 1"),
+        (["--name", "a/b", "--", "true"], 2, f"--name: a/b is not allowed: {OF_NAME}"),
+        (["--timeout", "soon", "--", "true"], 2, f"--timeout: soon is not allowed: {OF_TIME}"),
+        (["--simulate", "2x", "--", "true"], 2, f"--simulate: 2x is not allowed: {OF_SIMULATE}"),
+        (["--simulate", "--", "true"], 2, f"--simulate: {REAL}"),
+        (["--what", "--", "true"], 2, "No such option: --what (aliquot run --help tells what is allowed)"),
+        (["--memory"], 2, "--memory needs a value: SIZE (aliquot run --help tells what is allowed)"),
+        (["--memory", "1", "--"], 2, "no command given: aliquot run [OPTIONS] [--] COMMAND [ARGS]..."),
+        (["--", "no-such-command"], 127, "no-such-command: command not found"),
+        (["--", "./no/such"], 127, "./no/such: command not found"),
+        (["--", "/etc/passwd"], 126, "/etc/passwd: cannot be executed"),
+        (["--", "/etc"], 126, "/etc: cannot be executed"),
+    ],
+)
+def test_what_is_wrong_is_one_line_before_anything_is_booked(
+    machine: Machine, words: list[str], code: int, sentence: str
+) -> None:
+    said = machine.aliquot("run", *words)
+    assert (said.returncode, said.stdout, said.stderr) == (code, "", f"aliquot: {sentence}\n")
+    assert machine.names() == []
+
+
+def test_a_file_that_is_no_program_gives_its_slice_back(machine: Machine, tmp_path: Path) -> None:
+    nonsense = tmp_path / "nonsense"
+    nonsense.write_bytes(b"\0\1\2\3")
+    nonsense.chmod(0o755)
+    for words in ([], ["-d"]):
+        said = machine.aliquot("run", *words, "--", str(nonsense))
+        assert (said.returncode, said.stderr) == (126, f"aliquot: {nonsense}: Exec format error\n")
+    eventually(lambda: machine.names() == [])
+
+
+def test_a_name_is_taken_as_long_as_its_run_runs(machine: Machine) -> None:
+    assert machine.detach("--name", "mine", "--memory", "1", "--", *FOREVER) == "mine"
+    said = machine.aliquot("run", "--name", "mine", "--memory", "1", "--", "true")
+    assert said.returncode == 2
+    assert said.stderr == "aliquot: --name: mine is not allowed: a name that no other run has; that one is taken\n"
+    machine.aliquot("stop", "mine")
+    assert machine.detach("--name", "mine", "--memory", "1", "--", "true") == "mine"
+
+
+# --- without a daemon --------------------------------------------------------------------------------------------
+
+
+def test_before_the_exec_nothing_heavy_is_loaded() -> None:
+    code = (
+        "import sys, aliquot.__main__, aliquot.cli.run.command;"
+        "print(*sorted({'click', 'rich', 'numpy', 'asyncio', 'msgspec', 'yaml', 'subprocess', 'dataclasses', 'sqlite3'}"
+        " & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
+
+
+def test_help_tells_every_option() -> None:
+    for words in (["run", "--help"], ["run", "-h"]):
+        said = subprocess.run([*ALIQUOT, *words], capture_output=True, text=True, check=True)
+        assert said.stdout.startswith("Usage: aliquot run [OPTIONS] [--] COMMAND [ARGS]...\n")
+        assert all(f"  {flag}" in said.stdout for flag, _, _ in OPTIONS)
+        assert max(map(len, said.stdout.splitlines())) <= 120
+
+
+def test_help_that_cannot_be_written_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        said = subprocess.run([*ALIQUOT, "run", "--help"], stdout=full, stderr=-1, text=True, check=False)
+    assert (said.returncode, said.stderr) == (2, "aliquot: output: No space left on device\n")
+
+
+def test_aliquot_itself_is_found_where_the_path_does_not_lead(machine: Machine) -> None:
+    environment = {**machine.environment, "PATH": "/usr/bin:/bin"}
+    said = machine.aliquot("run", "--memory", "1", "--", "aliquot", "--version", env=environment)
+    assert (said.returncode, said.stdout[:8]) == (0, "aliquot,")
+
+
+def test_the_group_of_commands_knows_run_too() -> None:
+    said = CliRunner().invoke(cli, ["run", "--core", "0", "--", "true"])
+    assert said.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, "/shim.so:/rm.so"),
+        ("", "/shim.so:/rm.so"),
+        ("/mine.so", "/shim.so:/rm.so:/mine.so"),
+        ("/mine.so /yours.so", "/shim.so:/rm.so:/mine.so:/yours.so"),
+        ("/rm.so:/mine.so:/shim.so", "/shim.so:/rm.so:/mine.so"),
+    ],
+)
+def test_what_is_put_in_front_comes_once_and_the_rest_stays(
+    monkeypatch: pytest.MonkeyPatch, before: str | None, after: str
+) -> None:
+    if before is None:
+        monkeypatch.delenv("LD_PRELOAD", raising=False)
+    else:
+        monkeypatch.setenv("LD_PRELOAD", before)
+    assert environment_of({"front": {"LD_PRELOAD": ["/shim.so", "/rm.so"]}})["LD_PRELOAD"] == after

@@ -1,0 +1,43 @@
+"""What is said when nobody is there to be asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aliquot.adapters.host.control import NoDaemonError
+from aliquot.adapters.host.home import Home
+from aliquot.cli import client
+from aliquot.cli.client import NoDaemonRunsError, ask
+
+
+@pytest.fixture(autouse=True)
+def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No daemon and no agent, on a machine with a kubelet."""
+
+    def connect(homes: list[Home]) -> None:
+        raise NoDaemonError
+
+    monkeypatch.setattr(client, "connect", connect)
+    monkeypatch.setattr(client, "_KUBELET", str(tmp_path))
+
+
+def said(monkeypatch: pytest.MonkeyPatch, run: str) -> str:
+    monkeypatch.setattr(client, "homes", lambda: [Home(run, run)])
+    with pytest.raises(NoDaemonRunsError) as refused:
+        ask({"op": "status"})
+    return str(refused.value)
+
+
+def test_on_a_node_of_kubernetes_nobody_is_sent_to_start_a_daemon_on_its_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "`aliquot doctor` looks why there is no agent" in said(monkeypatch, "/run/aliquot")
+
+
+def test_a_world_apart_is_no_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert said(monkeypatch, str(tmp_path)).startswith("no daemon runs on this machine")
+
+
+def test_without_a_kubelet_it_is_a_machine_of_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(client, "_KUBELET", str(tmp_path / "none"))
+    assert said(monkeypatch, "/run/aliquot").startswith("no daemon runs on this machine")

@@ -1,0 +1,96 @@
+"""What one machine takes of Kubernetes's objects, and the Pods they want."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aliquot.dialects.local.objects import Amounts, LocalObject, amounts_of, pod_of, read_objects, template_of
+from aliquot.model.refusal import Invalid
+
+SPEC = {"containers": [{"name": "main", "command": ["true"]}]}
+
+
+def a_pod(name: str = "p", **metadata: Any) -> dict[str, Any]:
+    return {"kind": "Pod", "metadata": {"name": name, **metadata}, "spec": SPEC}
+
+
+def a_workload(kind: str, **spec: Any) -> dict[str, Any]:
+    policy = {"restartPolicy": "Never"} if kind == "Job" else {}
+    return {"kind": kind, "metadata": {"name": "web"}, "spec": {"template": {"spec": {**SPEC, **policy}}, **spec}}
+
+
+def read(*objects: Any) -> list[LocalObject]:
+    found = read_objects(list(objects))
+    assert isinstance(found, list), found
+    return found
+
+
+def refused(*objects: Any) -> Invalid:
+    found = read_objects(list(objects))
+    assert isinstance(found, Invalid)
+    return found
+
+
+def test_a_list_is_all_of_its_items_in_order() -> None:
+    whole = {"kind": "List", "items": [a_pod("a"), a_workload("Deployment")]}
+    pods = {"kind": "PodList", "items": [{**a_pod("b"), "kind": "Pod"}]}
+    assert [(each.kind, each.name) for each in read(whole, pods)] == [("Pod", "a"), ("Deployment", "web"), ("Pod", "b")]
+
+
+def test_what_makes_no_pods_is_passed_over_and_that_is_said() -> None:
+    (found,) = read({"kind": "ClusterRole", "metadata": {"name": "system:web"}})
+    assert (found.makes_pods, found.notes) == (False, ("ClusterRole is passed over: it makes no Pods",))
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        ({"kind": "Pod"}, "Pod: metadata"),
+        (a_pod("Upper"), "Pod: metadata.name"),
+        (a_pod("p", namespace="no/way"), "Pod p: metadata.namespace"),
+        (a_workload("DaemonSet"), "DaemonSet default/web: kind"),
+        (a_workload("StatefulSet", replicas=-1), "StatefulSet default/web: spec.replicas"),
+        (a_workload("StatefulSet", replicas=257), "StatefulSet default/web: spec.replicas"),
+        (a_workload("Job", completions="many"), "Job default/web: spec.completions"),
+        (a_workload("Job", template={"spec": SPEC}), "Job default/web: spec.template.spec.restartPolicy"),
+        ({"kind": "Pod", "metadata": {"name": "p"}, "spec": {}}, "Pod default/p: spec.containers"),
+        ("Pod", "objects[0]"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_with_the_object_it_is_in(value: Any, field: str) -> None:
+    assert refused(value).field == field
+
+
+def test_two_of_one_name_are_refused() -> None:
+    assert refused(a_pod(), a_pod(namespace="default")).allowed == "a name of its own"
+    assert len(read(a_pod(), a_pod(namespace="other"))) == 2
+
+
+def test_a_workloads_pod_is_made_of_its_template_and_owned_by_it() -> None:
+    (found,) = read(a_workload("StatefulSet"))
+    pod = pod_of(found.manifest, "web-0")
+    assert (pod["kind"], pod["metadata"]["name"], pod["metadata"]["namespace"]) == ("Pod", "web-0", "default")
+    assert pod["metadata"]["ownerReferences"][0]["name"] == "web"
+    assert pod["spec"] == SPEC
+
+
+def test_only_what_pods_are_made_of_changes_the_template() -> None:
+    one, more = a_workload("StatefulSet", replicas=1), a_workload("StatefulSet", replicas=2)
+    other = a_workload("StatefulSet", template={"spec": {**SPEC, "hostNetwork": True}})
+    assert template_of(one) == template_of(more) != template_of(other)
+
+
+def test_a_field_that_kubernetes_does_not_know_is_noted_where_it_stands_in_the_template() -> None:
+    spec = {"containers": [{"name": "main", "comand": ["true"]}]}
+    (found,) = read(a_workload("Deployment", template={"spec": spec}))
+    assert found.notes[0] == "spec.template.spec.containers[0].comand is not a field of a container: command?"
+
+
+def test_how_many_pods_are_wanted() -> None:
+    assert amounts_of(a_workload("Deployment")) == Amounts(1)
+    assert amounts_of(a_workload("Deployment", replicas=0)) == Amounts(0)
+    assert amounts_of(a_workload("Job", parallelism=2, completions=5, backoffLimit=0)) == Amounts(2, 5, 0)
+    assert amounts_of(a_workload("Job")) == Amounts(1, 1, 6)
+    assert amounts_of(a_workload("Job", parallelism=3)) == Amounts(3, 1, 6, workers=True)

@@ -1,0 +1,182 @@
+"""A Pod's containers as commands with an environment; what cannot be done here is named, what is left out is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.dialects.local.objects import read_objects
+from aliquot.dialects.local.pods import SAMPLE, PodPlan, notes_of, plan_of, spelled
+from aliquot.model.refusal import Invalid
+
+METADATA = {"name": "p", "namespace": "ns", "uid": "u1", "labels": {"app": "web"}}
+
+
+def a_pod(*containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    return {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": list(containers), **spec}}
+
+
+def planned(*containers: dict[str, Any], **spec: Any) -> PodPlan:
+    found = plan_of(a_pod(*containers, **spec))
+    assert isinstance(found, PodPlan), found
+    return found
+
+
+def command(**container: Any) -> tuple[str, ...]:
+    (each,) = planned({"name": "a", **container}).containers
+    return spelled(each, METADATA, "node-0", has_card=True)[0]
+
+
+def environment(*env: dict[str, Any]) -> dict[str, str]:
+    (each,) = planned({"name": "a", "env": list(env)}).containers
+    return spelled(each, METADATA, "node-0", has_card=True)[1]
+
+
+def test_command_and_args_are_one_command() -> None:
+    assert command(command=["sh", "-c"], args=["true"]) == ("sh", "-c", "true")
+
+
+def test_without_a_command_the_sample_workload_runs_in_its_place() -> None:
+    assert command(image="x") == SAMPLE
+    assert SAMPLE[:3] == ("aliquot", "burn", "load")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("$(A)", "1"), ("x$(A)$(B)y", "x12y"), ("$(NONE)", "$(NONE)"), ("$$(A)", "$(A)"), ("$$$(A)", "$1"),
+        ("$A", "$A"), ("$(A", "$(A"), ("100%", "100%"), ("$$", "$"),
+    ],
+)  # fmt: skip
+def test_variables_are_expanded_as_kubernetes_does(text: str, expected: str) -> None:
+    given_ = ({"name": "A", "value": "1"}, {"name": "B", "value": "2"}, {"name": "C", "value": text})
+    assert environment(*given_)["C"] == expected
+    assert command(command=["echo", text], env=[*given_[:2]]) == ("echo", expected)
+
+
+def test_a_variable_knows_only_those_before_it() -> None:
+    assert environment({"name": "A", "value": "$(B)"}, {"name": "B", "value": "2"}) == {"A": "$(B)", "B": "2"}
+
+
+@pytest.mark.parametrize(
+    ("field", "expected"),
+    [
+        ("metadata.name", "p"), ("metadata.namespace", "ns"), ("metadata.uid", "u1"), ("spec.nodeName", "node-0"),
+        ("metadata.labels['app']", "web"), ("metadata.labels['other']", ""),
+    ],
+)  # fmt: skip
+def test_a_pod_is_told_of_itself(field: str, expected: str) -> None:
+    assert environment({"name": "A", "valueFrom": {"fieldRef": {"fieldPath": field}}}) == {"A": expected}
+
+
+def test_what_is_not_here_is_left_out_where_it_is_optional_and_refused_where_it_is_not() -> None:
+    reference = {"name": "m", "key": "k"}
+    assert environment({"name": "A", "valueFrom": {"configMapKeyRef": {**reference, "optional": True}}}) == {}
+    found = plan_of(a_pod({"name": "a", "env": [{"name": "A", "valueFrom": {"secretKeyRef": reference}}]}))
+    assert isinstance(found, Invalid)
+    assert found.field == "spec.containers[0].env[0].valueFrom"
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({}, "spec.containers"),
+        ({"containers": [{"name": "A_b"}]}, "spec.containers[0].name"),
+        ({"containers": [{"name": "a"}, {"name": "a"}]}, "spec.containers"),
+        ({"containers": [{"name": "a", "command": "true"}]}, "spec.containers[0].command"),
+        ({"containers": [{"name": "a", "args": [1]}]}, "spec.containers[0].args[0]"),
+        ({"containers": [{"name": "a", "env": [{"name": "A", "value": 1}]}]}, "spec.containers[0].env[0].value"),
+        ({"containers": [{"name": "a", "envFrom": [{"secretRef": {}}]}]}, "spec.containers[0].envFrom[0].secretRef"),
+        ({"containers": [{"name": "a"}], "restartPolicy": "Sometimes"}, "spec.restartPolicy"),
+        ({"containers": [{"name": "a"}], "terminationGracePeriodSeconds": -1}, "spec.terminationGracePeriodSeconds"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_named(spec: dict[str, Any], field: str) -> None:
+    found = plan_of({"spec": spec})
+    assert isinstance(found, Invalid)
+    assert found.field == field
+
+
+def test_each_thing_that_means_nothing_here_is_said_once() -> None:
+    probed = {"livenessProbe": {}, "readinessProbe": {"x": 1}, "startupProbe": {"x": 1}}
+    pod = a_pod(
+        {"name": "a", "image": "i", "command": ["x"], **probed},
+        {"name": "b", "image": "i", "args": ["y"]},
+        volumes=[{}],
+    )
+    plan = plan_of(pod)
+    assert isinstance(plan, PodPlan)
+    assert notes_of(pod, plan, frozenset()) == [
+        "image i is not used: containers are local processes",
+        "volumes are not mounted: containers see this machine's own files",
+        "probes are not run: a container counts as ready while it runs",
+        "args without a command are taken for the command: what the image would start is not known here",
+        "no card is asked for, and none is given",
+    ]
+
+
+def test_a_resource_that_nobody_here_knows_is_named() -> None:
+    """A slip in the name would else read like a Pod that wants no card."""
+    pod = a_pod({"name": "a", "command": ["x"], "resources": {"limits": {"cpu": 1, "nvidia.com/gpu": 1}}})
+    plan = plan_of(pod)
+    assert isinstance(plan, PodPlan)
+    assert notes_of(pod, plan, frozenset()) == [
+        "no card is asked for, and none is given: nvidia.com/gpu is no resource of qGPU, T9k or gpushare"
+    ]
+    assert notes_of(pod, plan, frozenset({"a"})) == []
+
+
+def test_variables_that_grow_with_each_other_are_counted_and_not_written_out() -> None:
+    first = {"name": "A0", "value": "x" * 10}
+    others = [{"name": f"A{at}", "value": f"$(A{at - 1})" * 10} for at in range(1, 20)]
+    found = plan_of({"spec": {"containers": [{"name": "main", "env": [first, *others]}]}})
+    assert isinstance(found, Invalid)
+    assert found.allowed == "at most 262144 in a Pod, once every $(VARIABLE) is expanded"
+
+
+def test_what_the_pod_tells_counts_as_often_as_it_is_named() -> None:
+    field = {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['a']"}}}
+    main = {"name": "main", "env": [field], "args": ["$(A)" * 1000]}
+    spec = {"containers": [main]}
+    assert isinstance(plan_of({"metadata": {"annotations": {"a": "x" * 100}}, "spec": spec}), PodPlan)
+    assert isinstance(plan_of({"metadata": {"annotations": {"a": "x" * 1000}}, "spec": spec}), Invalid)
+
+
+def test_a_pod_of_very_many_containers_is_refused() -> None:
+    found = plan_of({"spec": {"containers": [{"name": f"c{at}"} for at in range(33)]}})
+    assert isinstance(found, Invalid)
+    assert found.sentence() == "spec.containers: 33 is not allowed: at most 32 containers in a Pod"
+
+
+_WORDS = (
+    "kind",
+    "metadata",
+    "name",
+    "namespace",
+    "spec",
+    "template",
+    "containers",
+    "env",
+    "valueFrom",
+    "items",
+    "limits",
+)
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(_WORDS), inner, max_size=5),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@given(_JSON, st.sampled_from(["Pod", "Deployment", "StatefulSet", "Job", "List", "PodList", "Service"]))
+def test_no_json_is_more_than_it_can_bear(value: Any, kind: str) -> None:
+    plan_of({"spec": value})
+    whole = {"kind": kind, "metadata": {"name": "x"}, "items": [value], "spec": value}
+    read_objects([whole, value])
+    read_objects(
+        [{"kind": kind, "metadata": {"name": "x"}, "spec": {"template": {"spec": value}, "containers": [value]}}]
+    )

@@ -1,0 +1,357 @@
+"""What the webhook answers: a refusal with every broken rule, or what the Pod needs; and nothing raises."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import convert
+
+from aliquot.dialects import Rules, parse_pod, render_env, render_grant, render_pod
+from aliquot.dialects.wire.admission import (
+    AdmissionSettings,
+    env_annotation,
+    reads_environment,
+    render_env_annotations,
+    review,
+)
+from aliquot.dialects.wire.objects import PodObject
+from aliquot.model.claim import Claim
+from aliquot.model.grant import Grant
+from aliquot.model.refusal import Invalid
+from dialects.test_properties import NODE, anything, claims, grants, mutated
+from kit.manifests import (
+    COUNT,
+    MEM,
+    QGPU_CORE,
+    QGPU_MEMORY,
+    T9K_CARDS,
+    T9K_NODE,
+    T9K_PERCENT,
+    a_container,
+    a_pod,
+    asking,
+    gpushare_pod,
+)
+
+Json = dict[str, Any]
+TOLERATION = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule", "operator": "Equal"}
+PLAIN, BY_ENV = AdmissionSettings(), AdmissionSettings(env_by_field_ref=True)
+
+
+def asked(pod: object, operation: str = "CREATE", **more: object) -> Json:
+    kind = {"group": "", "version": "v1", "kind": "Pod"}
+    request = {"uid": "u-1", "kind": kind, "operation": operation, "object": pod, **more}
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+
+
+def answer(body: object, settings: AdmissionSettings = PLAIN, rules: Rules | None = None) -> Json:
+    said = review(body, rules or Rules(), settings)
+    assert isinstance(said, dict), said
+    assert (said["apiVersion"], said["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+    response: Json = said["response"]
+    assert response["uid"] == "u-1"
+    json.dumps(said).encode()
+    return response
+
+
+def operations(response: Json) -> list[Json]:
+    if "patch" not in response:
+        return []
+    assert response["patchType"] == "JSONPatch"
+    patch: list[Json] = json.loads(base64.b64decode(response["patch"]))
+    return patch
+
+
+def patched(pod: Json, response: Json) -> Json:
+    """What the API server makes of the Pod (RFC 6902, as much of it as we use)."""
+    whole = copy.deepcopy(pod)
+    for each in operations(response):
+        *path, last = [part.replace("~1", "/").replace("~0", "~") for part in each["path"].split("/")[1:]]
+        holder: Any = whole
+        for part in path:
+            holder = holder[int(part)] if isinstance(holder, list) else holder[part]
+        if each["op"] == "remove":
+            del holder[int(last) if isinstance(holder, list) else last]
+        elif isinstance(holder, list):
+            holder.insert(len(holder) if last == "-" else int(last), each["value"])
+        else:
+            holder[last] = each["value"]
+    return whole
+
+
+def admitted(pod: Json, settings: AdmissionSettings = PLAIN) -> Json:
+    response = answer(asked(pod), settings)
+    assert response["allowed"], response
+    return patched(pod, response)
+
+
+# Refusals.
+
+
+def test_a_pod_that_breaks_a_rule_is_refused_with_its_sentence() -> None:
+    response = answer(asked(asking({QGPU_CORE: 30})))
+    assert not response["allowed"]
+    status = response["status"]
+    assert (status["code"], status["reason"]) == (422, "Invalid")
+    assert status["message"] == (
+        'spec.containers[0].resources.limits["tke.cloud.tencent.com/qgpu-memory"] is missing: '
+        "required with any other qGPU resource: whole GiB, at least 1, without a unit"
+    )
+    assert "patch" not in response
+
+
+def test_every_broken_rule_is_told_at_once_and_as_data() -> None:
+    status = answer(asked(asking({QGPU_CORE: 200, QGPU_MEMORY: "1.5"}, name="web")))["status"]
+    assert status["message"].startswith("2 rules are broken: (1) spec.containers[0]")
+    assert "; (2) spec.containers[0]" in status["message"]
+    assert (status["details"]["kind"], status["details"]["name"]) == ("Pod", "web")
+    assert [each["field"] for each in status["details"]["causes"]] == [
+        f'spec.containers[0].resources.limits["{resource}"]' for resource in (QGPU_CORE, QGPU_MEMORY)
+    ]
+
+
+def test_a_pod_that_breaks_a_rule_a_thousand_times_is_told_of_ten() -> None:
+    containers = [a_container(f"c{index}", {QGPU_CORE: 30}) for index in range(1000)]
+    status = answer(asked(a_pod("p", *containers)))["status"]
+    assert status["message"].startswith("1000 rules are broken: (1)")
+    assert status["message"].endswith("; and 990 more")
+    assert len(status["details"]["causes"]) == 10
+
+
+def test_the_rules_are_the_clusters() -> None:
+    from aliquot.dialects import QgpuRules
+
+    pod = asking({QGPU_CORE: 200})
+    assert not answer(asked(pod))["allowed"]
+    assert answer(asked(pod), rules=Rules(qgpu=QgpuRules.Y2026))["allowed"]
+
+
+# Who is left alone.
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        asked(asking({"cpu": 1})),
+        asked(asking({QGPU_CORE: 1}), operation="UPDATE"),
+        asked(asking({QGPU_CORE: 1}), operation="DELETE"),
+        asked(asking({QGPU_CORE: 1}), subResource="binding"),
+        asked(asking({QGPU_CORE: 1}), kind={"group": "apps", "version": "v1", "kind": "Deployment"}),
+        asked(None),
+    ],
+    ids=["no GPU", "an update", "a delete", "a binding", "another kind", "no object"],
+)
+def test_what_is_not_a_new_pod_of_ours_passes_as_it_is(body: Json) -> None:
+    assert answer(body) == {"uid": "u-1", "allowed": True}
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ([], "body"),
+        ({}, "apiVersion"),
+        ({**asked(None), "apiVersion": "admission.k8s.io/v1beta1"}, "apiVersion"),
+        ({**asked(None), "kind": "Pod"}, "kind"),
+        ({**asked(None), "request": None}, "request"),
+        (asked(None, uid=7), "request.uid"),
+        (asked(None, uid=""), "request.uid"),
+        (asked(None, uid="\ud800"), "request.uid"),
+    ],
+)
+def test_what_is_no_review_is_told_by_its_field(body: object, field: str) -> None:
+    said = review(body, Rules(), PLAIN)
+    assert isinstance(said, Invalid)
+    assert said.field == field
+
+
+# What a Pod is given.
+
+
+@pytest.mark.parametrize("resource", [T9K_CARDS, T9K_NODE])
+def test_a_pod_that_needs_an_xgn_node_gets_the_toleration(resource: str) -> None:
+    assert admitted(asking({resource: 1}))["spec"]["tolerations"] == [TOLERATION]
+
+
+def test_the_tolerations_it_has_stay() -> None:
+    own = {"key": "node.kubernetes.io/not-ready", "operator": "Exists"}
+    assert admitted(asking({T9K_CARDS: 1}, tolerations=[own]))["spec"]["tolerations"] == [own, TOLERATION]
+
+
+@pytest.mark.parametrize("limits", [{T9K_PERCENT: 30}, {MEM: 2}, {QGPU_MEMORY: 4}])
+def test_other_pods_get_none(limits: Json) -> None:
+    assert operations(answer(asked(asking(limits)))) == []
+
+
+@pytest.mark.parametrize("before", [None, "", "default-scheduler"])
+def test_the_scheduler_is_set_where_one_is_configured(before: str | None) -> None:
+    settings = AdmissionSettings(scheduler_name="aliquot-scheduler", scheduler_names={"t9k": "t9k-scheduler"})
+    assert admitted(gpushare_pod(schedulerName=before), settings)["spec"]["schedulerName"] == "aliquot-scheduler"
+    assert admitted(asking({T9K_PERCENT: 30}), settings)["spec"]["schedulerName"] == "t9k-scheduler"
+
+
+def test_a_scheduler_that_the_user_chose_stays() -> None:
+    settings = AdmissionSettings(scheduler_name="aliquot-scheduler")
+    assert admitted(gpushare_pod(schedulerName="mine"), settings)["spec"]["schedulerName"] == "mine"
+
+
+def test_a_grant_that_a_pod_brings_along_is_taken_off_with_a_warning() -> None:
+    stale = {
+        "aliquot.dev/grant": "{}",
+        "ALIYUN_COM_GPU_MEM_IDX": "0",
+        "scheduler.framework.gpushare.allocation": "{}",
+        "env.aliquot.dev/main.NVIDIA_VISIBLE_DEVICES": "all",
+    }
+    pod = gpushare_pod(gib=12, annotations={**stale, COUNT: "4", "mine": "too"})
+    response = answer(asked(pod))
+    assert patched(pod, response)["metadata"]["annotations"] == {COUNT: "4", "mine": "too"}
+    assert response["warnings"][0] == (
+        "annotation aliquot.dev/grant was removed: the scheduler writes it, when it gives the cards"
+    )
+    assert len(response["warnings"]) == len(stale)
+    assert all(len(each) <= 120 for each in response["warnings"])
+
+
+# The environment by fieldRef.
+
+
+def env_of(container: Json) -> Json:
+    return {each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in container["env"]}
+
+
+def test_env_by_field_ref_is_off_unless_wanted() -> None:
+    assert "env" not in admitted(asking({QGPU_MEMORY: 4}))["spec"]["containers"][0]
+
+
+def test_each_container_reads_its_variables_from_annotations_of_its_own() -> None:
+    pod = a_pod("p", a_container("a", {MEM: 2}), a_container("plain"), a_container("b", {MEM: 1}))
+    first, plain, second = admitted(pod, BY_ENV)["spec"]["containers"]
+    assert list(env_of(first)) == [
+        "NVIDIA_VISIBLE_DEVICES",
+        "ALIYUN_COM_GPU_MEM_IDX",
+        "ALIYUN_COM_GPU_MEM_DEV",
+        "ALIYUN_COM_GPU_MEM_POD",
+        "ALIYUN_COM_GPU_MEM_CONTAINER",
+    ]
+    assert "env" not in plain
+    visible = "metadata.annotations['env.aliquot.dev/b.NVIDIA_VISIBLE_DEVICES']"
+    assert env_of(second)["NVIDIA_VISIBLE_DEVICES"] == visible
+
+
+def test_a_variable_of_the_users_own_cannot_open_other_cards() -> None:
+    container = a_container("main", {QGPU_MEMORY: 4})
+    mine = {"name": "MINE", "value": "$(NVIDIA_VISIBLE_DEVICES)"}
+    container["env"] = [mine, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+    response = answer(asked(a_pod("p", container)), BY_ENV)
+    env = patched(a_pod("p", container), response)["spec"]["containers"][0]["env"]
+    assert [each["name"] for each in env] == ["NVIDIA_VISIBLE_DEVICES", "MINE"]
+    assert "value" not in env[0]
+    assert response["warnings"] == [
+        "env NVIDIA_VISIBLE_DEVICES of container main was replaced: it tells the cards",
+    ]
+
+
+def test_an_annotation_key_is_never_too_long_and_never_shared() -> None:
+    one, other = "a" * 62 + "b", "a" * 62 + "c"
+    keys = {env_annotation(each, "ALIYUN_COM_GPU_MEM_CONTAINER") for each in (one, other)}
+    assert len(keys) == 2
+    assert all(len(each.partition("/")[2]) <= 63 for each in keys)
+
+
+@settings(max_examples=100)
+@given(grants())
+def test_what_the_binding_writes_is_what_the_containers_read(case: tuple[Claim, Rules, Grant]) -> None:
+    claim, rules, grant = case
+    pod = render_pod(claim, rules)
+    response = answer(asked(pod), BY_ENV, rules)
+    spec = patched(pod, response)["spec"]
+    containers = [*spec.get("initContainers", ()), *spec["containers"]]
+    read = {path for each in containers if "env" in each for path in env_of(each).values()}
+    written = render_env_annotations(claim, grant, NODE, rules)
+    assert read == {f"metadata.annotations['{key}']" for key in written}
+
+
+@settings(max_examples=100)
+@given(grants())
+def test_a_bound_pod_shows_whether_the_webhook_has_seen_it(case: tuple[Claim, Rules, Grant]) -> None:
+    """Where it was away, the annotations are there all the same, and nobody reads them."""
+    claim, rules, grant = case
+    pod = render_pod(claim, rules)
+    written = {"metadata": {"annotations": render_env_annotations(claim, grant, NODE, rules)}}
+    seen = patched(pod, answer(asked(pod), BY_ENV, rules)) | written
+    for each in claim.containers:
+        variables = render_env(claim, grant, NODE, each.name, rules)
+        assert reads_environment(convert(seen, PodObject), each.name, variables)
+        assert not reads_environment(convert(seen | {"metadata": {}}, PodObject), each.name, variables)
+        assert not reads_environment(convert(pod | written, PodObject), each.name, variables)
+
+
+# Always.
+
+some_settings = st.builds(
+    AdmissionSettings,
+    scheduler_name=st.none() | st.just("aliquot-scheduler"),
+    scheduler_names=st.just({}) | st.just({"t9k": "t9k-scheduler"}),
+    env_by_field_ref=st.booleans(),
+)
+user_env = st.lists(
+    st.fixed_dictionaries(
+        {"name": st.sampled_from(["NVIDIA_VISIBLE_DEVICES", "A", "B"]), "value": st.text(max_size=3)}
+    ),
+    max_size=4,
+)
+
+
+@st.composite
+def users_pods(draw: st.DrawFn) -> tuple[Json, Rules]:
+    claim, rules = draw(claims)
+    pod = render_pod(claim, rules)
+    for each in (*pod["spec"]["containers"], *pod["spec"].get("initContainers", ())):
+        if draw(st.booleans()):
+            each["env"] = draw(user_env)
+    if draw(st.booleans()):
+        annotations = pod["metadata"].setdefault("annotations", {})
+        annotations |= {"aliquot.dev/grant": "x", "ALIYUN_COM_GPU_MEM_IDX": "0", "own/a~b": "y"}
+    if draw(st.booleans()):
+        pod["spec"]["tolerations"] = draw(st.just([]) | st.just([TOLERATION]) | st.just([{"operator": "Exists"}]))
+    return pod, rules
+
+
+@settings(max_examples=200)
+@given(users_pods(), some_settings)
+def test_reviewing_the_patched_pod_changes_nothing(case: tuple[Json, Rules], chosen: AdmissionSettings) -> None:
+    pod, rules = case
+    first = answer(asked(pod), chosen, rules)
+    once = patched(pod, first)
+    again = answer(asked(once), chosen, rules)
+    assert first["allowed"]
+    assert again == {"uid": "u-1", "allowed": True}
+    assert parse_pod(once, rules) == parse_pod(pod, rules)
+
+
+@settings(max_examples=100)
+@given(grants())
+def test_a_grant_is_never_a_users_own(case: tuple[Claim, Rules, Grant]) -> None:
+    claim, rules, grant = case
+    pod = render_pod(claim, rules)
+    written = render_grant(claim, grant, NODE, 1, rules)
+    before = dict(pod["metadata"].setdefault("annotations", {}))
+    pod["metadata"]["annotations"] |= written
+    assert patched(pod, answer(asked(pod), PLAIN, rules))["metadata"]["annotations"] == before
+
+
+@settings(max_examples=300)
+@given(anything | mutated(users_pods().map(lambda case: asked(case[0]))), some_settings)
+def test_nothing_raises_on_any_json(body: object, chosen: AdmissionSettings) -> None:
+    said = review(body, Rules(), chosen)
+    if isinstance(said, Invalid):
+        assert said.sentence()
+    else:
+        assert said["response"]["uid"]
+        assert isinstance(said["response"]["allowed"], bool)
+        json.dumps(said, ensure_ascii=False).encode()

@@ -1,0 +1,236 @@
+"""What the kubelet is told of a node's cards, and that its count of what is free is right whatever it picks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.dialects import MemoryUnit, Rules, parse_node
+from aliquot.dialects.wire.advertising import MOST_DEVICES, Advert, Token, adverts, tokens
+from aliquot.model.device import Card
+from aliquot.model.node import Node, Offer
+from aliquot.model.refusal import Invalid
+from kit.builders import a_node
+
+QGPU = "tke.cloud.tencent.com/qgpu-"
+T9K = "tensorstack.dev/nvidia-gpu"
+GIB, MIB = Rules(gpushare_unit=MemoryUnit.GIB), Rules(gpushare_unit=MemoryUnit.MIB)
+
+
+def told(node: Node, rules: Rules = GIB) -> tuple[Advert, ...]:
+    found = adverts(node, rules)
+    assert not isinstance(found, Invalid), found.sentence()
+    return found
+
+
+def totals(*offers: Offer, rules: Rules = GIB) -> dict[str, int]:
+    """What a node of a 16 and a 24 GiB card with these offers advertises in all."""
+    node = a_node("n1", 16, 24, offers=frozenset(offers))
+    return {each.resource: sum(each.amounts.values()) for each in told(node, rules)}
+
+
+@pytest.mark.parametrize(
+    ("offers", "amounts"),
+    [
+        ((), {}),
+        ((Offer.QGPU,), {f"{QGPU}core": 200, f"{QGPU}memory": 40}),
+        (
+            (Offer.QGPU, Offer.QGPU_MIXED),
+            {f"{QGPU}core": 200, f"{QGPU}memory": 40, f"{QGPU}core-greedy": 200},
+        ),
+        ((Offer.T9K_EXCLUSIVE,), {T9K: 2, f"{T9K}-node": 1}),
+        ((Offer.T9K_SHARED,), {f"{T9K}-percent": 200}),
+        ((Offer.GPUSHARE,), {"aliyun.com/gpu-mem": 40, "aliyun.com/gpu-count": 2}),
+        (
+            (Offer.QGPU, Offer.T9K_SHARED),
+            {f"{QGPU}core": 200, f"{QGPU}memory": 40, f"{T9K}-percent": 200},
+        ),
+    ],
+    ids=["nothing", "qGPU", "qGPU mixed", "xgn", "sgn", "gpushare", "two dialects"],
+)
+def test_a_node_advertises_what_its_offers_call_for(offers: tuple[Offer, ...], amounts: dict[str, int]) -> None:
+    assert totals(*offers) == amounts
+
+
+def test_a_node_without_cards_advertises_nothing() -> None:
+    assert told(Node("n1", offers=frozenset(Offer))) == ()
+
+
+def test_each_card_adds_what_it_has_itself() -> None:
+    (memory,) = (each for each in told(a_node("n1", 16, 24)) if each.resource == f"{QGPU}memory")
+    assert memory.amounts == {"n1-0": 16, "n1-1": 24}
+
+
+def test_a_part_of_a_unit_is_not_promised() -> None:
+    node = Node("n1", (Card(0, 32_510, "GPU-1"),), frozenset({Offer.QGPU, Offer.GPUSHARE}))
+    amounts = {each.resource: each.amounts["GPU-1"] for each in told(node)}
+    assert (amounts[f"{QGPU}memory"], amounts["aliyun.com/gpu-mem"]) == (31, 31)
+
+
+def test_memory_in_mib_is_refused_where_the_kubelet_would_get_too_many_devices_and_it_is_said_what_to_do() -> None:
+    node = a_node("n1", 16, 16, offers=frozenset({Offer.GPUSHARE}))
+    refused = adverts(node, MIB)
+    assert isinstance(refused, Invalid)
+    assert refused.sentence() == (
+        'status.capacity["aliyun.com/gpu-mem"]: 32768 is not allowed: no more than 20000 devices of one resource, for'
+        " the kubelet's sake: count it in GiB in the whole cluster (--memory-unit GiB, and the Pods' limits to match)"
+    )
+    assert totals(Offer.GPUSHARE, rules=GIB)
+
+
+def test_as_many_devices_as_are_allowed_are_advertised() -> None:
+    offers = frozenset({Offer.GPUSHARE})
+    assert told(Node("n1", (Card(0, MOST_DEVICES, "GPU-1"),), offers), MIB)
+    assert isinstance(adverts(Node("n1", (Card(0, MOST_DEVICES + 1, "GPU-1"),), offers), MIB), Invalid)
+
+
+def test_a_card_that_has_no_uuid_is_refused() -> None:
+    refused = adverts(Node("n1", (Card(0, 1024),), frozenset({Offer.QGPU})), GIB)
+    assert isinstance(refused, Invalid)
+    assert "cards[0].uuid is missing" in refused.sentence()
+
+
+LABELS = {
+    Offer.QGPU: {"qgpu-device-enable": "enable"},
+    Offer.QGPU_MIXED: {"mixed-qgpu-enable": "enable"},
+    Offer.T9K_EXCLUSIVE: {
+        "sched.tensorstack.dev/accelerator": "nvidia-gpu",
+        "sched.tensorstack.dev/node-alloc-mode": "xgn",
+    },
+    Offer.T9K_SHARED: {
+        "sched.tensorstack.dev/accelerator": "nvidia-gpu",
+        "sched.tensorstack.dev/node-alloc-mode": "sgn",
+    },
+    Offer.GPUSHARE: {"gpushare": "true"},
+}
+offered = st.builds(
+    lambda qgpu, t9k, share: frozenset({*qgpu, *t9k, *share}),
+    st.sampled_from([(), (Offer.QGPU,), (Offer.QGPU, Offer.QGPU_MIXED)]),
+    st.sampled_from([(), (Offer.T9K_EXCLUSIVE,), (Offer.T9K_SHARED,)]),
+    st.sampled_from([(), (Offer.GPUSHARE,)]),
+).filter(bool)
+
+
+@given(offers=offered, cards=st.integers(1, 16), gib=st.integers(1, 288), rest=st.integers(0, 1023))
+def test_who_reads_the_advertised_amounts_finds_the_same_offers_cards_and_memory(
+    offers: frozenset[Offer], cards: int, gib: int, rest: int
+) -> None:
+    node = Node("n1", tuple(Card(j, gib * 1024 + rest, f"GPU-{j}") for j in range(cards)), offers)
+    capacity = {each.resource: sum(each.amounts.values()) for each in told(node)}
+    labels = {key: value for offer in offers for key, value in LABELS[offer].items()}
+    read = parse_node({"metadata": {"name": "n1", "labels": labels}, "status": {"capacity": capacity}}, GIB)
+    assert isinstance(read, Node)
+    assert read.offers == offers
+    assert len(read.cards) == cards
+    if offers - {Offer.T9K_EXCLUSIVE, Offer.T9K_SHARED}:  # T9k tells nothing of memory
+        assert read.notes == ()
+        assert {card.memory_mib for card in read.cards} == {gib * 1024}
+
+
+# --- tokens ----------------------------------------------------------------------------------------------------------
+
+A, B = Card(0, 16, "A"), Card(1, 16, "B")
+SICK = replace(A, healthy=False)
+FOUR_EACH = Advert("r", {"A": 4, "B": 4})
+
+
+def healthy(found: Sequence[Token]) -> list[str]:
+    return [token.id for token in found if token.healthy]
+
+
+def test_tokens_are_named_after_the_cards_and_numbered() -> None:
+    assert [token.id for token in tokens(Advert("r", {"A": 2, "B": 1}), (A, B), {})] == ["A-_-0", "A-_-1", "B-_-0"]
+
+
+def test_no_name_is_longer_than_a_kubelet_takes() -> None:
+    uuid = "GPU-5106f000-51b6-4a11-9000-000000000000"  # as long as NVIDIA's are
+    found = tokens(Advert("r", {uuid: MOST_DEVICES}), (Card(0, 1024, uuid),), {})
+    assert max(len(token.id) for token in found) <= 63
+
+
+def test_while_all_cards_are_sound_all_tokens_are_whoever_holds_them() -> None:
+    assert len(healthy(tokens(FOUR_EACH, (A, B), {"A-_-0": frozenset({"B"})}))) == 8
+
+
+def test_of_a_sick_card_that_nobody_is_on_its_own_tokens_are_unhealthy() -> None:
+    assert healthy(tokens(FOUR_EACH, (SICK, B), {})) == ["B-_-0", "B-_-1", "B-_-2", "B-_-3"]
+
+
+def test_the_tokens_of_a_pod_on_the_sick_card_stay_and_the_rest_of_the_card_is_taken_out_elsewhere() -> None:
+    held = {"B-_-0": frozenset({"A"}), "B-_-1": frozenset({"A"})}
+    assert healthy(tokens(FOUR_EACH, (SICK, B), held)) == ["A-_-2", "A-_-3", "B-_-0", "B-_-1", "B-_-2", "B-_-3"]
+
+
+def test_the_tokens_of_a_pod_on_a_sound_card_stay_healthy_whatever_card_they_are_named_after() -> None:
+    held = {"A-_-0": frozenset({"B"}), "A-_-1": frozenset({"B"})}
+    assert healthy(tokens(FOUR_EACH, (SICK, B), held)) == ["A-_-0", "A-_-1", "B-_-2", "B-_-3"]
+
+
+def test_a_card_that_is_not_told_of_any_more_is_as_a_sick_one() -> None:
+    assert healthy(tokens(FOUR_EACH, (B,), {})) == ["B-_-0", "B-_-1", "B-_-2", "B-_-3"]
+
+
+def test_a_pod_on_two_cards_holds_half_of_its_tokens_on_each() -> None:
+    both = frozenset({"A", "B"})
+    found = tokens(FOUR_EACH, (SICK, B), {f"A-_-{j}": both for j in range(4)})
+    free = [name for name in healthy(found) if name.startswith("B")]
+    assert free == ["B-_-2", "B-_-3"]  # two of its four are on the sick card, which has two more; two are on the other
+
+
+def test_a_node_that_is_not_sound_as_a_whole_is_not_offered_as_a_whole() -> None:
+    node = Advert("r", {"node": 1}, whole=True)
+    assert tokens(node, (A, B), {}) == (Token("node-_-0", True, None),)
+    assert tokens(node, (SICK, B), {}) == (Token("node-_-0", False, None),)
+
+
+@pytest.mark.parametrize(
+    ("numas", "told_numa"), [((1, 1), 1), ((0, 1), None), ((None, 0), None)], ids=["one", "two", "not known"]
+)
+def test_the_numa_node_is_told_only_where_all_cards_are_on_it(
+    numas: tuple[int | None, int | None], told_numa: int | None
+) -> None:
+    cards = (replace(A, numa=numas[0]), replace(B, numa=numas[1]))
+    assert {token.numa for token in tokens(FOUR_EACH, cards, {})} == {told_numa}
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> tuple[Advert, list[Card], dict[str, frozenset[str]], dict[str, int]]:
+    """Cards, and Pods on them that hold any tokens at all; with what is used of each card."""
+    amounts = {f"GPU-{j}": draw(st.integers(0, 12)) for j in range(draw(st.integers(1, 4)))}
+    cards = [Card(j, 1024, uuid, healthy=draw(st.booleans())) for j, uuid in enumerate(amounts)]
+    names = draw(st.permutations([f"{uuid}-_-{j}" for uuid, amount in amounts.items() for j in range(amount)]))
+    used = dict.fromkeys(amounts, 0)
+    held: dict[str, frozenset[str]] = {}
+    for on in draw(st.lists(st.sets(st.sampled_from(sorted(amounts)), min_size=1), max_size=5)):
+        each = draw(st.integers(0, min(amounts[uuid] - used[uuid] for uuid in on)))
+        for uuid in on:
+            used[uuid] += each
+        for name in names[len(held) : len(held) + each * len(on)]:
+            held[name] = frozenset(on)
+    return Advert("r", amounts), cards, held, used
+
+
+@given(loads())
+def test_the_kubelet_and_kube_scheduler_have_as_many_left_as_the_sound_cards_have_room(
+    load: tuple[Advert, list[Card], dict[str, frozenset[str]], dict[str, int]],
+) -> None:
+    advert, cards, held, used = load
+    found = tokens(advert, cards, held)
+    room = sum(advert.amounts[card.uuid] - used[card.uuid] for card in cards if card.healthy)
+    free = [token for token in found if token.healthy and token.id not in held]
+    assert len(free) == room
+    assert len(healthy(found)) - len(held) == room  # kube-scheduler: allocatable less all that is requested
+
+
+@given(loads())
+def test_tokens_neither_come_nor_go_with_health_and_pods_keep_theirs(
+    load: tuple[Advert, list[Card], dict[str, frozenset[str]], dict[str, int]],
+) -> None:
+    advert, cards, held, _ = load
+    found = tokens(advert, cards, held)
+    assert len({token.id for token in found}) == sum(advert.amounts.values())
+    assert all(token.healthy for token in found if token.id in held)

@@ -1,0 +1,323 @@
+"""What container runtimes are told, and what is read back of it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.dialects.wire.cdi import (
+    CdiName,
+    Edits,
+    Mount,
+    Spec,
+    driver_edits,
+    is_silent,
+    name_of,
+    parse_spec,
+    passes_cdi,
+    reads_cdi,
+    render_spec,
+)
+
+# The rules of the CDI library (pkg/parser), for kinds that it takes at version 0.5.0: there no dots in a class.
+KIND = re.compile(r"aliquot\.dev/[A-Za-z][A-Za-z0-9_-]*[A-Za-z0-9]")
+DEVICE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+
+MOUNTS = (Mount("/var/lib/aliquot/shim/1/libaliquot.so", "/usr/local/lib/aliquot/libaliquot.so"),)
+PAGE = Mount("/run/aliquot/t/u/page", "/run/aliquot/page", writable=True)
+EDITS = Edits({"T9K_GPU_PERCENT": "30", "NVIDIA_VISIBLE_DEVICES": "GPU-0"}, (*MOUNTS, PAGE), ("/dev/nvidia0",))
+SPEC = Spec(CdiName("aliquot.dev/qgpu-core", "3f2a"), EDITS, "5c1f", "ml", "train-0", "main")
+
+
+def body(spec: Spec = SPEC) -> dict[str, object]:
+    found = yaml.safe_load(render_spec(spec))
+    assert isinstance(found, dict)
+    return found
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_name_is_the_same_whatever_the_order_of_the_devices() -> None:
+    assert name_of("x.io/qgpu-core", ["b", "a"]) == name_of("x.io/qgpu-core", {"a", "b"})
+
+
+def test_other_devices_and_the_same_of_another_resource_have_other_names() -> None:
+    names = [
+        name_of("x.io/qgpu-core", ["a", "b"]),
+        name_of("x.io/qgpu-core", ["a"]),
+        name_of("x.io/qgpu-core", ["ab"]),
+        name_of("y.io/qgpu-core", ["a", "b"]),
+    ]
+    assert len({name.device for name in names}) == len(names)
+
+
+def test_a_name_tells_the_resource_to_whoever_reads_it() -> None:
+    name = name_of("tke.cloud.tencent.com/qgpu-core", ["a"])
+    assert name.qualified == f"aliquot.dev/qgpu-core={name.device}"
+    assert name.file == f"aliquot.dev-qgpu-core-{name.device}.yaml"
+
+
+def test_dots_of_a_resource_are_no_dots_in_the_class_which_would_take_a_later_cdi() -> None:
+    assert name_of("x.io/gpu.shared", ["a"]).kind == "aliquot.dev/gpu-shared"
+
+
+def test_a_class_has_two_characters_at_least_because_one_crashes_containerd() -> None:
+    assert name_of("x.io/g", ["a"]).kind == "aliquot.dev/gpu-g"
+
+
+@given(st.text(), st.lists(st.text()))
+def test_every_name_is_legal(resource: str, ids: list[str]) -> None:
+    name = name_of(resource.encode(errors="replace").decode(), [each.encode(errors="replace").decode() for each in ids])
+    assert KIND.fullmatch(name.kind)
+    assert DEVICE.fullmatch(name.device)
+    assert "/" not in name.file
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_has_one_device_with_its_edits() -> None:
+    assert body() == {
+        "cdiVersion": "0.5.0",
+        "kind": "aliquot.dev/qgpu-core",
+        "devices": [
+            {
+                "name": "3f2a",
+                "containerEdits": {
+                    "env": ["NVIDIA_VISIBLE_DEVICES=GPU-0", "T9K_GPU_PERCENT=30"],
+                    "deviceNodes": [{"path": "/dev/nvidia0"}],
+                    "mounts": [
+                        {
+                            "hostPath": "/var/lib/aliquot/shim/1/libaliquot.so",
+                            "containerPath": "/usr/local/lib/aliquot/libaliquot.so",
+                            "options": ["ro", "bind", "nosuid", "nodev"],
+                        },
+                        {
+                            "hostPath": "/run/aliquot/t/u/page",
+                            "containerPath": "/run/aliquot/page",
+                            "options": ["rw", "bind", "nosuid", "nodev", "noexec"],
+                        },
+                    ],
+                },
+            }
+        ],
+    }
+
+
+def test_whose_it_is_stands_in_a_comment_that_older_runtimes_pass_over() -> None:
+    first, second, *rest = render_spec(SPEC).decode().splitlines()
+    assert first.startswith("# aliquot ")
+    assert json.loads(first.removeprefix("# aliquot ")) == {
+        "v": 1,
+        "uid": "5c1f",
+        "namespace": "ml",
+        "pod": "train-0",
+        "container": "main",
+    }
+    assert json.loads(second) == body()
+    assert rest == []
+
+
+def test_the_order_of_the_environment_makes_no_other_file() -> None:
+    turned = Edits(dict(reversed(list(EDITS.env.items()))), EDITS.mounts, EDITS.devices)
+    assert render_spec(Spec(SPEC.name, turned, "5c1f", "ml", "train-0", "main")) == render_spec(SPEC)
+
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+KEYS = WORDS.map(lambda word: word.replace("=", "")).filter(bool)
+EDITS_OF_ALL_KINDS = st.builds(
+    Edits,
+    env=st.dictionaries(KEYS, WORDS, max_size=3),
+    mounts=st.lists(st.builds(Mount, WORDS, WORDS, st.booleans()), max_size=3).map(tuple),
+    devices=st.lists(WORDS, max_size=2).map(tuple),
+    extra=st.dictionaries(WORDS, st.lists(WORDS), max_size=2),
+    version=st.sampled_from(["0.5.0", "0.7.0"]),
+)
+SPECS = st.builds(
+    Spec,
+    name=st.builds(name_of, WORDS, st.lists(WORDS, max_size=3)),
+    edits=EDITS_OF_ALL_KINDS,
+    pod_uid=WORDS,
+    namespace=WORDS,
+    pod=WORDS,
+    container=WORDS,
+)
+
+
+@given(SPECS)
+def test_what_was_rendered_is_read_back_as_it_was(spec: Spec) -> None:
+    assert parse_spec(render_spec(spec)) == spec
+
+
+@pytest.mark.parametrize("device", ["", "../../x", "a/b", "a\0", "x" * 200])
+def test_a_name_that_would_lead_out_of_the_folder_is_not_one_of_ours(device: str) -> None:
+    """The file of that name is removed with its Pod."""
+    assert parse_spec(render_spec(Spec(CdiName("aliquot.dev/qgpu-core", device), EDITS, "u", "ml", "p", "c"))) is None
+    assert parse_spec(render_spec(Spec(CdiName(f"aliquot.dev/{device}", "3f2a"), EDITS, "u", "ml", "p", "c"))) is None
+
+
+@given(SPECS)
+def test_yaml_reads_what_json_reads(spec: Spec) -> None:
+    data = render_spec(spec)
+    assert yaml.safe_load(data) == json.loads(data.partition(b"\n")[2])
+
+
+@pytest.mark.parametrize(
+    "character", ["\x7f", "\x85", "\xa0", "\u2028", "\u2029", "\ufeff", "\uffff", "é", "\U0001f600"]
+)
+def test_characters_that_yaml_has_other_ideas_about_come_through(character: str) -> None:
+    spec = Spec(SPEC.name, Edits({"A": f"a {character} b"}), character, "ml", "train-0", "main")
+    assert parse_spec(render_spec(spec)) == spec
+    assert yaml.safe_load(render_spec(spec))["devices"][0]["containerEdits"]["env"] == [f"A=a {character} b"]
+
+
+def test_the_file_of_another_is_not_ours() -> None:
+    assert parse_spec(b'{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[]}') is None
+    assert parse_spec(render_spec(SPEC).replace(b"aliquot.dev/", b"nvidia.com/")) is None
+
+
+def test_a_file_of_a_later_form_is_left_alone() -> None:
+    assert parse_spec(render_spec(SPEC).replace(b'"v": 1', b'"v": 2')) is None
+
+
+@given(st.binary())
+def test_no_bytes_make_it_raise(data: bytes) -> None:
+    assert parse_spec(data) is None
+
+
+@given(st.integers(0, 600), st.binary(max_size=3))
+def test_no_damage_makes_it_raise(at: int, damage: bytes) -> None:
+    data = render_spec(SPEC)
+    found = parse_spec(data[:at] + damage + data[at + len(damage) :])
+    assert found is None or isinstance(found, Spec)
+
+
+def test_json_without_a_bottom_is_not_ours() -> None:
+    head = render_spec(SPEC).partition(b"\n")[0]
+    assert parse_spec(head + b"\n" + b'{"containerEdits":' * 100_000) is None
+
+
+# --- runtimes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("runtime", ["containerd://2.1.4", "containerd://v2.0.0-rc.1", "cri-o://1.31.0"])
+def test_a_runtime_that_reads_cdi_unless_told_not_to(runtime: str) -> None:
+    assert reads_cdi(runtime)
+
+
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        "containerd://1.7.27",
+        "docker://26.1.0",
+        "containerd",
+        "containerd://",
+        "",
+        "containerd://\u00b2.0",
+        "cri-o://" + "9" * 5000,
+    ],
+)
+def test_a_runtime_of_which_nobody_can_tell_counts_as_one_that_does_not(runtime: str) -> None:
+    assert not reads_cdi(runtime)
+
+
+def test_a_runtime_that_does_not_answer_is_known_by_the_kubelets_word_for_it() -> None:
+    assert is_silent("containerd://Unknown")
+    assert not is_silent("containerd://2.1.4")
+
+
+@pytest.mark.parametrize("kubelet", ["v1.29.0", "v1.31.2+k3s1", "v1.36.0-rc.0", "1.30.1-gke.100", "v2.0.0"])
+def test_a_kubelet_that_passes_on_what_device_plugins_say_by_cdi(kubelet: str) -> None:
+    assert passes_cdi(kubelet)
+
+
+@pytest.mark.parametrize("kubelet", ["v1.28.15", "v1.9.0", "", "unknown", "v1"])
+def test_one_that_may_drop_it_without_a_word_does_not_count(kubelet: str) -> None:
+    assert not passes_cdi(kubelet)
+
+
+# --- the driver's own file -------------------------------------------------------------------------------------------
+
+
+def card(name: str, number: int) -> dict[str, object]:
+    nodes = [{"path": f"/dev/nvidia{number}", "hostPath": f"/dev/nvidia{number}"}, {"path": "/dev/dri/shared"}]
+    return {"name": name, "containerEdits": {"deviceNodes": nodes}}
+
+
+def nvidia(*devices: dict[str, object], version: str = "0.5.0", **more: object) -> dict[str, object]:
+    hooks = [{"hookName": "createContainer", "path": "/usr/bin/nvidia-ctk", "args": ["nvidia-ctk", "hook"]}]
+    common = {"env": ["NVIDIA_VISIBLE_DEVICES=void"], "deviceNodes": [{"path": "/dev/nvidiactl"}], "hooks": hooks}
+    whole = {"cdiVersion": version, "kind": "nvidia.com/gpu", "devices": list(devices), "containerEdits": common}
+    return {**whole, **more}
+
+
+def test_the_driver_s_edits_are_those_of_all_cards_and_of_the_granted_ones() -> None:
+    edits = driver_edits(nvidia(card("GPU-0", 0), card("GPU-1", 1), card("GPU-2", 2)), ["GPU-0", "GPU-2"])
+    assert edits is not None
+    assert [node["path"] for node in edits.extra["deviceNodes"]] == [
+        "/dev/nvidiactl",
+        "/dev/nvidia0",
+        "/dev/dri/shared",
+        "/dev/nvidia2",
+    ]
+    assert [hook["path"] for hook in edits.extra["hooks"]] == ["/usr/bin/nvidia-ctk"]
+    assert edits.extra["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
+
+
+def test_ours_are_applied_after_the_driver_s() -> None:
+    driver = driver_edits(nvidia(card("GPU-0", 0)), ["GPU-0"])
+    assert driver is not None
+    edits = Edits(EDITS.env, EDITS.mounts, extra=driver.extra, version=driver.version)
+    found = body(Spec(SPEC.name, edits, "5c1f", "ml", "train-0", "main"))
+    assert found["containerEdits"] == driver.extra  # the file's, which come before the device's
+    assert "NVIDIA_VISIBLE_DEVICES=GPU-0" in str(found["devices"])
+
+
+def test_a_card_is_found_by_its_number_where_the_file_has_no_uuids() -> None:
+    edits = driver_edits(nvidia(card("0", 0), card("1", 1)), ["GPU-b"], indices={"GPU-a": 0, "GPU-b": 1})
+    assert edits is not None
+    assert {"path": "/dev/nvidia1", "hostPath": "/dev/nvidia1"} in edits.extra["deviceNodes"]
+
+
+def test_the_uuid_counts_more_than_the_number_which_may_have_changed() -> None:
+    edits = driver_edits(nvidia(card("0", 0), card("GPU-a", 1)), ["GPU-a"], indices={"GPU-a": 0})
+    assert edits is not None
+    assert {"path": "/dev/nvidia0", "hostPath": "/dev/nvidia0"} not in edits.extra["deviceNodes"]
+
+
+def test_half_of_the_cards_is_none() -> None:
+    assert driver_edits(nvidia(card("GPU-0", 0)), ["GPU-0", "GPU-1"]) is None
+    assert driver_edits(nvidia(card("0", 0)), ["GPU-1"], indices={"GPU-0": 0}) is None
+
+
+def test_the_version_is_the_one_that_the_driver_s_edits_take_and_never_older_than_ours() -> None:
+    for theirs, told in (("0.3.0", "0.5.0"), ("0.7.0", "0.7.0"), ("0.10.0", "0.10.0")):
+        edits = driver_edits(nvidia(card("GPU-0", 0), version=theirs), ["GPU-0"])
+        assert edits is not None
+        assert edits.version == told
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.dates() | st.binary(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | st.integers(), inner, max_size=3),
+)
+
+
+@given(JSON, st.sampled_from(["", "cdiVersion", "kind", "devices", "containerEdits", "name"]))
+def test_whatever_yaml_holds_it_is_edits_or_none(value: object, field: str) -> None:
+    spec: object = {**nvidia(card("GPU-0", 0)), field: value} if field else value
+    if field == "name":
+        spec = nvidia({"name": value, "containerEdits": value})
+    edits = driver_edits(spec, ["GPU-0"])
+    if edits is not None:
+        assert parse_spec(render_spec(Spec(SPEC.name, edits, "", "", "", ""))) is not None
+
+
+def test_yaml_that_leads_back_to_itself_is_none() -> None:
+    assert driver_edits(yaml.safe_load("&a {kind: nvidia.com/gpu, devices: [*a]}"), []) is None

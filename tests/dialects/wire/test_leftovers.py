@@ -1,0 +1,106 @@
+"""What is taken from a Node when it is all taken away: ours, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aliquot.dialects.wire.leftovers import LeftBehind, node_leftovers, parse_left_behind, render_left_behind
+from aliquot.model.refusal import Invalid
+
+MARK = "aliquot.dev/left-behind"
+
+
+def _node(**metadata: Any) -> Any:
+    return {"metadata": {"name": "n1", "resourceVersion": "7", **metadata}, "spec": {}, "status": {}}
+
+
+def test_a_node_without_our_marks_is_left_alone() -> None:
+    node = _node(labels={"gpushare": "true"}, annotations={"other.dev/x": "y"})
+    assert node_leftovers(node, {}) == (None, None)
+
+
+def test_labels_that_we_put_there_go_unless_somebody_changed_them() -> None:
+    node = _node(labels={"gpushare": "true", "qgpu-device-enable": "disable"})
+    patch, _ = node_leftovers(node, {"gpushare": "true", "qgpu-device-enable": "enable"})
+    assert patch == {"metadata": {"labels": {"gpushare": None}, "resourceVersion": "7"}}
+
+
+def test_a_label_that_the_scheduler_put_there_is_known_by_the_api_servers_books() -> None:
+    fields: Any = {"f:metadata": {"f:labels": {"f:qgpu-device-enable": {}}}}
+    books = [{"manager": "aliquot-scheduler", "fieldsV1": fields}]
+    labels = {"qgpu-device-enable": "enable", "zone": "a"}
+    patch, _ = node_leftovers(_node(labels=labels, managedFields=books), {})
+    assert patch is not None
+    assert patch["metadata"]["labels"] == {"qgpu-device-enable": None}
+    by_hand = [{"manager": "kubectl-label", "fieldsV1": fields}]
+    assert node_leftovers(_node(labels=labels, managedFields=by_hand), {}) == (None, None)
+
+
+def test_annotations_taint_condition_and_resources_of_ours_go() -> None:
+    node = _node(annotations={"aliquot.dev/inventory": "{}", "aliquot.dev/agent": "1", "other": "x"})
+    mark = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule"}
+    node["spec"]["taints"] = [mark, {"key": "theirs", "effect": "NoSchedule"}]
+    node["status"] = {
+        "conditions": [{"type": "GPUHealthy"}, {"type": "Ready"}],
+        "capacity": {"cpu": "2", "aliyun.com/gpu-mem": "0"},
+    }
+    patch, status = node_leftovers(node, {})
+    assert patch is not None
+    assert patch["metadata"]["annotations"] == {"aliquot.dev/inventory": None, "aliquot.dev/agent": None}
+    assert patch["spec"] == {"taints": [{"key": "theirs", "effect": "NoSchedule"}]}
+    assert status == {
+        "status": {"conditions": [{"$patch": "delete", "type": "GPUHealthy"}], "capacity": {"aliyun.com/gpu-mem": None}}
+    }
+
+
+# --- where files of Pods stay ----------------------------------------------------------------------------------------
+
+
+def test_the_mark_is_read_as_it_was_written() -> None:
+    labelled = LeftBehind("aliquot", selinux={"type": "spc_t", "level": "s0:c1,c2"})
+    for left in (LeftBehind("reg:5000/a/aliquot@sha256:ab"), LeftBehind("aliquot", "/data/k8s.io/kubelet"), labelled):
+        assert parse_left_behind(_node(annotations={MARK: render_left_behind(left)})) == left
+    assert parse_left_behind(_node()) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "7", "[]", "{}", '{"image":"a"}', '{"v":2,"image":"a"}', '{"v":1,"image":"-v /:/host"}', '{"v":1,"image":""}']
+    + [f'{{"v":1,"image":"a","kubelet":"{folder}"}}' for folder in ("", "x", "/", "/a/../b", "/a b", "/a/")]
+    + [f'{{"v":1,"image":"a","selinux":{label}}}' for label in ('"x"', '{"more":"x"}', '{"type":"a b"}', '{"type":7}')],
+)
+def test_a_mark_that_nobody_of_ours_wrote_is_told_and_not_guessed(text: str) -> None:
+    """The node's kubelet may write annotations of its Node."""
+    told = parse_left_behind(_node(annotations={MARK: text}))
+    assert isinstance(told, Invalid)
+    assert MARK in told.sentence()
+
+
+def test_the_mark_takes_the_place_of_the_agents_own_in_one_write() -> None:
+    node, left = _node(annotations={"aliquot.dev/agent": "1"}), LeftBehind("here/aliquot:1")
+    patch, _ = node_leftovers(node, {}, left)
+    assert patch is not None
+    assert patch["metadata"]["annotations"] == {"aliquot.dev/agent": None, MARK: render_left_behind(left)}
+    again = _node(annotations={MARK: render_left_behind(left)})
+    assert node_leftovers(again, {}, left) == (None, None), "said twice, it changes nothing"
+
+
+def test_what_somebody_else_offers_on_a_node_that_we_left_is_theirs() -> None:
+    """gpushare is back there, and a taint of T9k's is not ours."""
+    mark = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule"}
+    amounts = {"aliyun.com/gpu-mem": "64", "aliyun.com/gpu-count": "4", "tke.cloud.tencent.com/qgpu-core": "0"}
+    node = _node(annotations={MARK: render_left_behind(LeftBehind("i"))})
+    node["spec"]["taints"] = [mark]
+    node["status"] = {"capacity": dict(amounts), "allocatable": dict(amounts)}
+    patch, status = node_leftovers(node, {})
+    assert patch == {"metadata": {"annotations": {MARK: None}, "resourceVersion": "7"}}
+    gone = {"tke.cloud.tencent.com/qgpu-core": None}
+    assert status == {"status": {"capacity": gone, "allocatable": gone}}
+
+
+def test_what_somebody_else_offers_where_no_agent_of_ours_was_is_theirs_too() -> None:
+    node = _node()
+    node["status"] = {"capacity": {"aliyun.com/gpu-mem": "64"}, "allocatable": {"aliyun.com/gpu-mem": "64"}}
+    assert node_leftovers(node, {}) == (None, None)

@@ -1,0 +1,341 @@
+"""What the API server sends, read by typed fields, says what the same JSON says read as any JSON."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aliquot.dialects import (
+    DEFAULT_RULES,
+    MemoryUnit,
+    NodeReader,
+    PodReader,
+    QgpuRules,
+    Rules,
+    parse_grant,
+    parse_node,
+    parse_pod,
+    render_inventory,
+    told_gpushare_unit,
+)
+from aliquot.dialects.kube import is_daemon, is_finished, pod_request
+from aliquot.dialects.wire.objects import NodeObject, PodObject, pod_names
+from aliquot.model.claim import Claim
+from aliquot.model.device import Card
+from aliquot.model.node import Node
+from kit.manifests import (
+    APP_CLASS,
+    COUNT,
+    MEM,
+    MIXED,
+    QGPU_CORE,
+    QGPU_GREEDY,
+    QGPU_MEMORY,
+    SGN,
+    T9K_CARDS,
+    T9K_NODE,
+    T9K_PERCENT,
+    XGN,
+    Json,
+    a_container,
+    a_node,
+    a_pod,
+    asking,
+    gpushare_pod,
+)
+
+LATER = Rules(qgpu=QgpuRules.Y2026, gpushare_unit=MemoryUnit.MIB)
+
+
+def typed_pod(pod: Json) -> PodObject:
+    """The Pod as it comes from the API server."""
+    return msgspec.json.decode(msgspec.json.encode(pod), type=PodObject)
+
+
+def typed_node(node: Json) -> NodeObject:
+    return msgspec.json.decode(msgspec.json.encode(node), type=NodeObject)
+
+
+# --- any Pod and Node that an API server would take ------------------------------------------------------------------
+
+RESOURCES = (MEM, COUNT, QGPU_MEMORY, QGPU_CORE, QGPU_GREEDY, T9K_CARDS, T9K_PERCENT, T9K_NODE)
+words = st.text("abcdefg-0123456789", min_size=1, max_size=6)
+quantities = st.sampled_from(["1", "2", "4", "8", "100", "250m", "1.5", "64Mi", "2Gi", "1k"])
+counts = st.sampled_from(["1", "2", "4", "5", "30", "100", "150", "1k", "0", "5Gi"])
+amounts = st.dictionaries(st.sampled_from(["cpu", "memory"]), quantities, max_size=2)
+# Most Pods speak one dialect with one or two words; some speak several, or none.
+ours = st.sampled_from(
+    [
+        (),
+        *((MEM,), (QGPU_MEMORY,), (T9K_CARDS,), (T9K_PERCENT,), (T9K_NODE,)),
+        *((QGPU_MEMORY, QGPU_CORE), (QGPU_MEMORY, QGPU_GREEDY), (MEM, COUNT), (MEM, T9K_CARDS)),
+    ]
+)
+
+
+def optional(value: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.none() | value
+
+
+@st.composite
+def resources(draw: st.DrawFn, asked: tuple[str, ...]) -> Json:
+    limits = {**draw(amounts), **{resource: draw(counts) for resource in asked}}
+    requests = draw(st.just(None) | st.just(limits) | amounts)
+    return {"limits": limits or None, "requests": requests}
+
+
+@st.composite
+def containers(draw: st.DrawFn, asked: tuple[str, ...]) -> Json:
+    one: Json = {"name": draw(words), "image": "x", "ports": [{"containerPort": 80}]}
+    restart = draw(st.sampled_from([None, None, "Always", "Never"]))
+    if restart:
+        one["restartPolicy"] = restart
+    if draw(st.integers(0, 4)):
+        one["resources"] = draw(resources(asked if draw(st.integers(0, 2)) else ()))
+    return one
+
+
+@st.composite
+def pods(draw: st.DrawFn) -> Json:
+    asked = draw(ours)
+    marks = st.dictionaries(
+        st.sampled_from([COUNT, APP_CLASS, "app"]), st.sampled_from(["2", "1", "online", "offline", "x"]), max_size=2
+    )
+    metadata: Json = {
+        "name": draw(words),
+        "uid": draw(words),
+        "resourceVersion": "7",
+        "creationTimestamp": draw(st.sampled_from([None, "2026-11-15T00:00:00Z"])),
+        "labels": draw(optional(marks)),
+        "annotations": draw(optional(marks)),
+        "managedFields": [{"manager": "kubectl"}],
+    }
+    if draw(st.booleans()):
+        metadata["namespace"] = draw(words)
+    if draw(st.booleans()):
+        owner = {"kind": draw(st.sampled_from(["DaemonSet", "ReplicaSet"])), "name": draw(words), "apiVersion": "v1"}
+        metadata["ownerReferences"] = [owner, {**owner, "controller": draw(st.booleans())}]
+    if draw(st.integers(0, 5)) == 0:
+        metadata |= {"name": "", "uid": "", "generateName": f"{draw(words)}-"}
+    spec: Json = {
+        "containers": draw(st.lists(containers(asked), min_size=1, max_size=3)),
+        "tolerations": [{"operator": "Exists"}],
+    }
+    if draw(st.booleans()):
+        spec["initContainers"] = draw(optional(st.lists(containers(asked), max_size=2)))
+    if draw(st.booleans()):
+        spec["overhead"] = draw(optional(amounts))
+    if draw(st.booleans()):
+        spec["resources"] = draw(optional(resources(())))
+    if draw(st.booleans()):
+        spec["nodeName"] = draw(st.sampled_from(["", "n1"]))
+    status = draw(optional(st.fixed_dictionaries({"phase": st.sampled_from([None, "Running", "Succeeded", "Failed"])})))
+    return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
+
+
+cards = st.lists(
+    st.builds(Card, st.integers(0, 7), st.integers(1, 10**5), st.just("") | words, st.sampled_from(["", "A10"])),
+    max_size=4,
+    unique_by=(lambda card: card.index, lambda card: card.uuid or card.index),
+)
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> Json:
+    labels: dict[str, str] = {}
+    for more in ({"gpushare": "true"}, MIXED, XGN, SGN, {"tke.cloud.tencent.com/qgpu-schedule-policy": "fs"}):
+        labels |= more if draw(st.booleans()) else {}
+    told = st.dictionaries(st.sampled_from([*RESOURCES, "cpu", "memory"]), counts, max_size=4)
+    metadata: Json = {"name": draw(words), "labels": draw(optional(st.just(labels)))}
+    if draw(st.booleans()):
+        metadata["annotations"] = render_inventory(draw(cards)) | ({} if draw(st.booleans()) else {"other": "x"})
+    return {
+        "kind": "Node",
+        "metadata": metadata,
+        "spec": {"podCIDR": "10.0.0.0/24", "taints": draw(st.sampled_from([None, [{"key": "a"}]]))},
+        "status": {"capacity": draw(optional(told)), "allocatable": draw(optional(told)), "images": []},
+    }
+
+
+rules = st.sampled_from([DEFAULT_RULES, LATER])
+
+
+@given(pods(), rules)
+def test_a_pod_read_by_fields_asks_for_what_the_json_asks_for(pod: Json, by: Rules) -> None:
+    asked = PodReader(by).read(typed_pod(pod))
+    assert asked.claim == parse_pod(pod, by)
+    if isinstance(asked.claim, Claim):
+        assert (asked.cpu_milli, asked.memory_mib) == (asked.claim.cpu_milli, asked.claim.memory_mib)
+    else:
+        assert (asked.cpu_milli, asked.memory_mib) == pod_request(pod)
+
+
+@given(pods())
+def test_a_pod_read_by_fields_is_a_daemons_or_finished_when_the_json_says_so(pod: Json) -> None:
+    typed = typed_pod(pod)
+    assert typed.daemon == is_daemon(pod)
+    assert typed.finished == is_finished(pod)
+
+
+@given(nodes(), rules)
+def test_a_node_read_by_fields_is_the_node_of_the_json(node: Json, by: Rules) -> None:
+    assert parse_node(typed_node(node), by) == parse_node(node, by)
+    assert NodeReader(by).read(typed_node(node)) == parse_node(node, by)
+    assert told_gpushare_unit([typed_node(node)]) == told_gpushare_unit([node])
+
+
+GRANTS: list[dict[str, str]] = [
+    {},
+    {"ALIYUN_COM_GPU_MEM_IDX": "1"},
+    {"ALIYUN_COM_GPU_MEM_IDX": "x"},
+    {"scheduler.framework.gpushare.allocation": '{"0":{"0":1}}'},
+    {"scheduler.framework.gpushare.allocation": "broken"},
+    {"aliquot.dev/grant": '{"v":1,"node":"n1","containers":[{"name":"main","cards":[{"index":0,"memory_mib":1024}]}]}'},
+    {"aliquot.dev/grant": '{"v":2,"node":"n1","containers":[]}'},
+]
+
+
+@pytest.mark.parametrize("annotations", GRANTS, ids=str)
+@pytest.mark.parametrize("on", [None, "n1"])
+@pytest.mark.parametrize("limits", [{MEM: 1}, {T9K_NODE: 1}, {QGPU_MEMORY: 1}], ids=str)
+def test_a_grant_read_by_fields_is_the_grant_of_the_json(
+    annotations: dict[str, str], on: str | None, limits: Json
+) -> None:
+    pod = asking(limits, annotations=annotations, on=on)
+    claim, node = parse_pod(pod), parse_node(a_node("n1", 16, 16, labels=XGN))
+    assert isinstance(claim, Claim)
+    assert isinstance(node, Node)
+    for known in (node, None):
+        assert parse_grant(typed_pod(pod), claim, known) == parse_grant(pod, claim, known)
+
+
+# --- each kind is read once ------------------------------------------------------------------------------------------
+
+
+def test_pods_of_one_template_share_what_was_read_and_keep_their_names() -> None:
+    reader = PodReader(DEFAULT_RULES)
+    first, second = (typed_pod(gpushare_pod(name, 4, owner=f"ReplicaSet/{name}-rs")) for name in ("a", "b"))
+    claims = [reader.read(pod).claim for pod in (first, second)]
+    assert all(isinstance(claim, Claim) for claim in claims)
+    assert [(claim.name, claim.uid, claim.owner) for claim in claims if isinstance(claim, Claim)] == [
+        ("a", "default/a", "ReplicaSet/default/a-rs"),
+        ("b", "default/b", "ReplicaSet/default/b-rs"),
+    ]
+    assert len(reader._known) == 1
+
+
+def _set(path: str, value: object) -> Callable[[Json], None]:
+    def change(pod: Json) -> None:
+        *way, last = path.split("|")
+        for step in way:
+            pod = pod[int(step)] if isinstance(pod, list) else pod.setdefault(step, {})
+        pod[last] = value
+
+    return change
+
+
+CHANGES = {
+    "a label that spreads it": _set(f"metadata|labels|{COUNT}", "2"),
+    "an annotation that spreads it": _set(f"metadata|annotations|{COUNT}", "2"),
+    "a class": _set(f"metadata|annotations|{APP_CLASS}", "online"),
+    "a limit": _set(f"spec|containers|0|resources|limits|{MEM}", "6"),
+    "a request": _set("spec|containers|0|resources|requests|cpu", "2"),
+    "another dialect": _set(f"spec|containers|0|resources|limits|{T9K_CARDS}", "1"),
+    "a container's name": _set("spec|containers|0|name", "other"),
+    "an init container": _set("spec|initContainers", [a_container("init", {MEM: 8})]),
+    "a sidecar": _set("spec|initContainers", [{**a_container("init", {MEM: 8}), "restartPolicy": "Always"}]),
+    "its own resources": _set("spec|resources", {"requests": {"cpu": "7"}}),
+    "its own limits": _set("spec|resources", {"limits": {"cpu": "7"}}),
+    "its overhead": _set("spec|overhead", {"memory": "64Mi"}),
+    "a second container": _set("spec|containers", [a_container("main", {MEM: 4}), a_container("two", {MEM: 4})]),
+    "its containers in another order": _set("spec|containers", [a_container("two"), a_container("main", {MEM: 4})]),
+    "its namespace": _set("metadata|namespace", "elsewhere"),
+    "its uid": _set("metadata|uid", "another"),
+    "its owner": _set("metadata|ownerReferences", [{"kind": "Job", "name": "j", "controller": True}]),
+    "the words of a broken rule": _set(f"spec|containers|0|resources|limits|{MEM}", "5Gi"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_reader_never_takes_a_pod_for_one_that_differs_in(change: Callable[[Json], None]) -> None:
+    pod = a_pod("p", a_container("main", {MEM: "4"}))
+    changed = copy.deepcopy(pod)
+    change(changed)
+    for order in ((pod, changed), (changed, pod)):
+        reader = PodReader(DEFAULT_RULES)
+        for each in (*order, *order):
+            assert reader.read(typed_pod(each)).claim == parse_pod(each)
+
+
+@settings(max_examples=40)
+@given(st.lists(pods(), min_size=2, max_size=6), rules)
+def test_a_reader_that_has_read_many_pods_reads_each_as_if_it_were_the_first(many: list[Json], by: Rules) -> None:
+    reader = PodReader(by)
+    for pod in (*many, *many):
+        assert reader.read(typed_pod(pod)) == PodReader(by).read(typed_pod(pod))
+
+
+@settings(max_examples=40)
+@given(st.lists(nodes(), min_size=2, max_size=6), rules)
+def test_a_reader_that_has_read_many_nodes_reads_each_as_if_it_were_the_first(many: list[Json], by: Rules) -> None:
+    reader = NodeReader(by)
+    for node in (*many, *many):
+        assert reader.read(typed_node(node)) == parse_node(node, by)
+
+
+def test_a_reader_forgets_rather_than_grow_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PodReader, "_MOST", 10)
+    monkeypatch.setattr(NodeReader, "_MOST", 10)
+    reader, node_reader = PodReader(DEFAULT_RULES), NodeReader(DEFAULT_RULES)
+    for memory in range(1, 100):
+        assert isinstance(reader.read(typed_pod(gpushare_pod("p", memory))).claim, Claim)
+        assert isinstance(node_reader.read(typed_node(a_node("n", capacity={MEM: str(memory)}))), Node)
+    assert len(reader._known) <= 10
+    assert len(node_reader._known) <= 10
+
+
+def test_a_reader_keeps_nothing_of_a_pod_with_very_long_words() -> None:
+    reader = PodReader(DEFAULT_RULES)
+    pod = gpushare_pod("p", 1)
+    pod["metadata"]["annotations"] = {"aliyun.com/gpu-count": "x" * 100_000}
+    assert isinstance(reader.read(typed_pod(pod)).claim, tuple)
+    assert reader._known == {}
+
+
+def test_nodes_that_are_alike_keep_their_names() -> None:
+    reader = NodeReader(DEFAULT_RULES)
+    first, second = (reader.read(typed_node(a_node(name, capacity={MEM: "16"}))) for name in ("a", "b"))
+    assert isinstance(first, Node)
+    assert second == replace(first, name="b")
+    assert first.name == "a"
+
+
+def test_a_pod_without_a_name_of_its_own_is_known_by_what_it_has() -> None:
+    pod = typed_pod({"metadata": {"generateName": "web-"}})
+    assert pod_names(pod) == ("default/web-", "default", "web-", None)
+
+
+REFUSED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available"}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "refused"),
+    [
+        (None, False),
+        ([], False),
+        ([REFUSED], True),
+        ([{"type": "Ready", "status": "False", "reason": "Unschedulable"}], False),
+        ([{**REFUSED, "reason": "SchedulingGated"}], False),
+        ([{"type": "PodScheduled", "status": "True"}], False),
+    ],
+    ids=["no conditions", "none", "unschedulable", "not ready", "gated", "scheduled"],
+)
+def test_a_pod_is_refused_when_kube_scheduler_found_no_node(conditions: list[Json] | None, refused: bool) -> None:
+    assert typed_pod(a_pod(status={"conditions": conditions})).refused is refused

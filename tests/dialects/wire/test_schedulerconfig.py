@@ -1,0 +1,96 @@
+"""What kube-scheduler is told of us, in the words of its version."""
+
+from __future__ import annotations
+
+import pytest
+
+from aliquot.dialects import gpushare, qgpu, t9k
+from aliquot.dialects.wire.schedulerconfig import (
+    Wiring,
+    config_api,
+    parse_version,
+    reads_policy,
+    render_config,
+    render_policy,
+)
+from aliquot.model.refusal import Invalid
+
+VERBS = ("filter", "prioritize", "preempt", "bind")
+URL = "http://127.0.0.1:12345/aliquot"
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [("1.36", (1, 36)), ("v1.36.4", (1, 36)), ("1.27.3-gke.100", (1, 27)), (" v1.22.17+k3s1 ", (1, 22))],
+)
+def test_a_version_is_read_however_it_is_written(text: str, version: tuple[int, int]) -> None:
+    assert parse_version(text) == version
+
+
+@pytest.mark.parametrize("text", ["", "1", "latest", "2.0", "1.x", "1.10", "1.36\n1.2", "1.٣"])
+def test_what_is_no_version_is_refused(text: str) -> None:
+    assert isinstance(parse_version(text), Invalid)
+
+
+@pytest.mark.parametrize(
+    ("minor", "api", "policy"),
+    [
+        (18, None, True),
+        (19, "v1beta1", True),
+        (21, "v1beta1", True),
+        (22, "v1beta2", True),
+        (23, "v1beta3", False),
+        (24, "v1beta3", False),
+        (25, "v1", False),
+        (36, "v1", False),
+    ],
+)
+def test_each_version_reads_its_own_api(minor: int, api: str | None, policy: bool) -> None:
+    assert config_api((1, minor)) == api
+    assert reads_policy((1, minor)) is policy
+
+
+def test_the_pods_of_every_dialect_come_to_one_extender() -> None:
+    (extender,) = render_config(Wiring((1, 36), URL))["extenders"]
+    names = [each["name"] for each in extender["managedResources"]]
+    assert names == [*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES]
+    assert [extender[f"{verb}Verb"] for verb in VERBS] == list(VERBS)
+
+
+def test_kube_scheduler_goes_on_counting_the_resources_as_the_kubelet_does() -> None:
+    (extender,) = render_config(Wiring((1, 36), URL))["extenders"]
+    assert not any(each["ignoredByScheduler"] for each in extender["managedResources"])
+
+
+def test_gpu_pods_wait_while_the_extender_is_away() -> None:
+    (extender,) = render_config(Wiring((1, 36), URL))["extenders"]
+    assert extender["ignorable"] is False
+
+
+def test_in_place_the_default_profile_stays_and_t9ks_manifests_find_theirs() -> None:
+    config = render_config(Wiring((1, 36), URL))
+    assert [each["schedulerName"] for each in config["profiles"]] == ["default-scheduler", "t9k-scheduler"]
+    assert "percentageOfNodesToScore" not in config
+    assert "resourceName" not in config["leaderElection"]
+
+
+def test_a_second_one_has_names_and_a_lease_of_its_own_and_looks_at_every_node() -> None:
+    config = render_config(Wiring((1, 36), URL, second=True))
+    assert [each["schedulerName"] for each in config["profiles"]] == ["aliquot-scheduler", "t9k-scheduler"]
+    assert config["percentageOfNodesToScore"] == 100
+    assert config["leaderElection"]["resourceName"] == "aliquot-kube-scheduler"
+
+
+def test_other_dialects_than_t9k_need_no_t9k_scheduler() -> None:
+    config = render_config(Wiring((1, 36), URL, ("gpushare",)))
+    assert [each["schedulerName"] for each in config["profiles"]] == ["default-scheduler"]
+    assert [each["name"] for each in config["extenders"][0]["managedResources"]] == list(gpushare.RESOURCES)
+
+
+def test_policy_has_its_own_spelling_of_two_fields() -> None:
+    policy = render_policy(Wiring((1, 20), URL))
+    assert (policy["kind"], policy["apiVersion"]) == ("Policy", "v1")
+    (extender,) = policy["extenders"]
+    assert extender["enableHttps"] is False
+    assert extender["httpTimeout"] == 5_000_000_000
+    assert "enableHTTPS" not in extender

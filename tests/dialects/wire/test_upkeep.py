@@ -1,0 +1,221 @@
+"""What a node should be given: taint, label, condition; decided without touching anything."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from aliquot.dialects import Rules, render_inventory
+from aliquot.dialects.wire.upkeep import Upkeep, may_need_upkeep, upkeep
+from aliquot.model.device import Card
+from dialects.test_properties import anything, mutated, nodes
+from kit.manifests import QGPU, SGN, XGN, a_node
+
+Json = dict[str, Any]
+TAINT = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule"}
+NOW, LATER = "2026-01-01T12:00:00Z", "2026-01-01T13:00:00Z"
+
+
+def with_cards(*healthy: bool, **more: Any) -> Json:
+    """A node whose agent found cards, some of them sick."""
+    node = a_node("n1", **more)
+    cards = [
+        {"index": index, "uuid": f"GPU-{index}", "memory_mib": 16384, "healthy": well}
+        for index, well in enumerate(healthy)
+    ]
+    node["metadata"]["annotations"] = {"aliquot.dev/inventory": json.dumps({"v": 1, "cards": cards})}
+    node["metadata"]["resourceVersion"] = "7"
+    return node
+
+
+def with_condition(node: Json, judged: Upkeep) -> Json:
+    assert judged.status is not None
+    return {**node, "status": {**node["status"], **judged.status["status"]}}
+
+
+# Taint.
+
+
+def test_an_xgn_node_gets_the_taint_and_keeps_its_others() -> None:
+    other = {"key": TAINT["key"], "effect": "NoExecute", "timeAdded": NOW}
+    judged = upkeep(a_node("n1", labels=XGN, taints=[other]), NOW)
+    assert judged.node is not None
+    assert judged.node["spec"] == {"taints": [other, TAINT]}
+    assert [each.reason for each in judged.told_of_node] == ["TaintAdded"]
+
+
+@pytest.mark.parametrize("labels", [{}, SGN, {**XGN, "sched.tensorstack.dev/accelerator": "amd-gpu"}])
+def test_the_taint_goes_with_the_label(labels: dict[str, str]) -> None:
+    judged = upkeep(a_node("n1", labels=labels, taints=[TAINT]), NOW)
+    assert judged.node is not None
+    assert judged.node["spec"] == {"taints": []}
+    assert [each.reason for each in judged.told_of_node] == ["TaintRemoved"]
+
+
+def test_a_taint_that_is_right_is_left_alone() -> None:
+    assert not upkeep(a_node("n1", labels=XGN, taints=[TAINT]), NOW).needed
+
+
+def test_the_patch_holds_only_for_the_version_that_was_looked_at() -> None:
+    judged = upkeep(with_cards(True, labels=XGN), NOW)
+    assert judged.node is not None
+    assert judged.node["metadata"] == {"resourceVersion": "7"}
+
+
+# Label.
+
+
+def test_a_node_with_cards_is_enabled_for_qgpu() -> None:
+    judged = upkeep(with_cards(True, True), NOW)
+    assert judged.node == {"metadata": {"labels": {"qgpu-device-enable": "enable"}, "resourceVersion": "7"}}
+    assert [each.message for each in judged.told_of_node] == ["qgpu-device-enable=enable: the agent found 2 cards"]
+
+
+@pytest.mark.parametrize(
+    "labels", [QGPU, {"qgpu-device-enable": "disable"}, {"gpushare": "true"}, {"gpushare": "false"}, SGN]
+)
+def test_what_a_person_chose_for_the_node_stays(labels: dict[str, str]) -> None:
+    assert upkeep(with_cards(True, labels=labels), NOW).node is None
+
+
+def test_a_node_without_cards_or_without_an_agent_is_not_enabled() -> None:
+    assert not upkeep(with_cards(), NOW).needed
+    assert not upkeep(a_node("n1", capacity={"aliyun.com/gpu-mem": 16}), NOW).needed
+
+
+def test_enabling_can_be_switched_off() -> None:
+    assert not upkeep(with_cards(True), NOW, rules=Rules(served=frozenset({"gpushare"}))).needed
+
+
+# Condition.
+
+
+def test_a_sick_card_is_a_condition_that_names_it() -> None:
+    judged = upkeep(with_cards(True, False, labels=QGPU), NOW)
+    assert judged.status is not None
+    assert judged.status["status"]["conditions"] == [
+        {
+            "type": "GPUHealthy",
+            "status": "False",
+            "reason": "SickCards",
+            "message": "1 of 2 cards sick: 1 (GPU-1)",
+            "lastHeartbeatTime": NOW,
+            "lastTransitionTime": NOW,
+        }
+    ]
+    assert [(each.reason, each.type) for each in judged.told_of_status] == [("SickCards", "Warning")]
+
+
+def test_a_card_that_a_configmap_takes_out_is_sick() -> None:
+    judged = upkeep(a_node("n1", 16, 16, labels=QGPU), NOW, unhealthy=frozenset({0}))
+    assert judged.status is not None
+    assert judged.status["status"]["conditions"][0]["message"] == "1 of 2 cards sick: 0"
+
+
+def test_a_node_that_was_never_sick_has_no_condition() -> None:
+    assert not upkeep(with_cards(True, labels=QGPU), NOW).needed
+
+
+def test_a_node_that_is_well_again_says_so_and_says_it_once() -> None:
+    sick = with_cards(True, False, labels=QGPU)
+    sick = with_condition(sick, upkeep(sick, NOW))
+    assert not upkeep(sick, LATER).needed
+    well = {**with_cards(True, True, labels=QGPU), "status": sick["status"]}
+    judged = upkeep(well, LATER)
+    assert judged.status is not None
+    (condition,) = judged.status["status"]["conditions"]
+    assert (condition["status"], condition["reason"], condition["lastTransitionTime"]) == (
+        "True",
+        "CardsHealthy",
+        LATER,
+    )
+    assert [each.type for each in judged.told_of_status] == ["Normal"]
+    assert not upkeep(with_condition(well, judged), LATER).needed
+
+
+def test_a_second_sick_card_changes_the_words_but_not_the_time_of_the_change() -> None:
+    sick = with_cards(True, False, labels=QGPU)
+    sick = with_condition(sick, upkeep(sick, NOW))
+    worse = {**with_cards(False, False, labels=QGPU), "status": sick["status"]}
+    judged = upkeep(worse, LATER)
+    assert judged.status is not None
+    (condition,) = judged.status["status"]["conditions"]
+    assert condition["message"] == "2 of 2 cards sick: 0 (GPU-0), 1 (GPU-1)"
+    assert condition["lastTransitionTime"] == NOW
+
+
+def test_a_node_whose_cards_nobody_tells_of_any_more_is_unknown() -> None:
+    sick = with_cards(False, labels=QGPU)
+    sick = with_condition(sick, upkeep(sick, NOW))
+    judged = upkeep({**a_node("n1", labels=QGPU), "status": sick["status"]}, LATER)
+    assert judged.status is not None
+    assert judged.status["status"]["conditions"][0]["status"] == "Unknown"
+
+
+# What cannot be read.
+
+
+def test_a_node_that_breaks_a_rule_is_told_of_and_still_gets_its_taint() -> None:
+    node = a_node("n1", labels=XGN)
+    node["metadata"]["annotations"] = {"aliquot.dev/inventory": "{"}
+    judged = upkeep(node, NOW)
+    assert [each.field for each in judged.problems] == ['metadata.annotations["aliquot.dev/inventory"]']
+    assert judged.node is not None
+    assert judged.node["spec"] == {"taints": [TAINT]}
+
+
+def looks_needy(node: Json) -> bool:
+    metadata, taints, conditions = node["metadata"], node["spec"].get("taints"), node["status"].get("conditions")
+    return may_need_upkeep(metadata["labels"], metadata.get("annotations") or {}, taints or (), conditions or ())
+
+
+SICK = with_cards(False, labels=QGPU)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        with_cards(True),
+        a_node("n1", labels=XGN),
+        a_node("n1", taints=[TAINT]),
+        SICK,
+        {**with_cards(True, labels=QGPU), "status": with_condition(SICK, upkeep(SICK, NOW))["status"]},
+    ],
+    ids=["a label", "a taint", "a taint to take away", "a sick card", "a card that is well again"],
+)
+def test_the_quick_look_misses_nobody(node: Json) -> None:
+    assert upkeep(node, NOW).needed
+    assert looks_needy(node)
+
+
+def test_the_quick_look_passes_over_nodes_that_are_as_they_should_be() -> None:
+    ready = {"type": "Ready", "status": "True"}
+    other = a_node("n1", taints=[{"key": "a", "effect": "NoSchedule"}])
+    other["status"]["conditions"] = [ready]
+    as_the_agent_writes = a_node("n1", labels=QGPU)
+    as_the_agent_writes["metadata"]["annotations"] = render_inventory([Card(0, 16384, "GPU-0")])
+    for node in (other, as_the_agent_writes, a_node("n1", labels=XGN, taints=[TAINT])):
+        assert not looks_needy(node)
+
+
+@settings(max_examples=200)
+@given(anything | mutated(nodes))
+def test_nothing_raises_on_any_json(node: object) -> None:
+    judged = upkeep(node, NOW, unhealthy=frozenset({0}))
+    assert isinstance(judged, Upkeep)
+
+
+@settings(max_examples=100)
+@given(nodes)
+def test_done_once_there_is_nothing_left_to_do(node: Json) -> None:
+    judged = upkeep(node, NOW)
+    after = json.loads(json.dumps(node))
+    if judged.node:
+        after["metadata"]["labels"] |= judged.node["metadata"].get("labels", {})
+        after["spec"] |= judged.node.get("spec", {})
+    if judged.status:
+        after["status"]["conditions"] += judged.status["status"]["conditions"]
+    assert not upkeep(after, LATER).needed

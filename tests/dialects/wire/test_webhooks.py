@@ -1,0 +1,59 @@
+"""The webhook's configuration; that the API server takes it, and asks about our Pods only, is in tests/e2e."""
+
+from __future__ import annotations
+
+import base64
+import copy
+
+from aliquot.dialects import gpushare, qgpu, t9k
+from aliquot.dialects.wire.webhooks import FailurePolicy, ServiceRef, configured, webhook_configuration
+
+SERVICE = ServiceRef("kube-system", "aliquot-webhook")
+
+
+def test_a_service_is_asked_with_the_given_authority() -> None:
+    (webhook,) = webhook_configuration(b"CA", SERVICE)["webhooks"]
+    assert webhook["clientConfig"] == {
+        "caBundle": base64.b64encode(b"CA").decode(),
+        "service": {"namespace": "kube-system", "name": "aliquot-webhook", "path": "/review", "port": 443},
+    }
+
+
+def test_a_webhook_outside_of_the_cluster_is_asked_by_its_address() -> None:
+    (webhook,) = webhook_configuration(b"CA", "https://127.0.0.1:8443/")["webhooks"]
+    assert webhook["clientConfig"]["url"] == "https://127.0.0.1:8443/review"
+
+
+def test_a_webhook_that_is_down_stops_nobody_unless_wanted() -> None:
+    policies = [
+        webhook_configuration(b"", SERVICE)["webhooks"][0]["failurePolicy"],
+        webhook_configuration(b"", SERVICE, failure_policy=FailurePolicy.FAIL)["webhooks"][0]["failurePolicy"],
+    ]
+    assert policies == ["Ignore", "Fail"]
+
+
+def test_the_condition_names_every_resource_of_every_dialect() -> None:
+    (webhook,) = webhook_configuration(b"", SERVICE)["webhooks"]
+    (condition,) = webhook["matchConditions"]
+    for resource in (*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES):
+        assert condition["expression"].count(f"'{resource}'") >= 4  # limits and requests, of two kinds of containers
+
+
+def test_defaults_that_the_api_server_adds_are_no_difference() -> None:
+    wanted = webhook_configuration(b"CA", SERVICE)
+    present = copy.deepcopy(wanted)
+    present["webhooks"][0]["objectSelector"] = {}
+    present["metadata"]["uid"] = "u"
+    assert configured(present, wanted)
+
+
+def test_what_somebody_changed_is_a_difference() -> None:
+    wanted = webhook_configuration(b"CA", SERVICE)
+    changes: tuple[dict[str, object], ...]
+    changes = ({"failurePolicy": "Fail"}, {"matchConditions": []}, {"clientConfig": {}}, {"rules": None})
+    for change in changes:
+        present = copy.deepcopy(wanted)
+        present["webhooks"][0] |= change
+        assert not configured(present, wanted)
+    assert not configured({}, wanted)
+    assert not configured([], wanted)

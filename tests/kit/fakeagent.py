@@ -1,0 +1,100 @@
+"""An agent that is only looked at: what it would tell, without a node around it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from aliquot.dialects.wire.advertising import Token
+from aliquot.model.claim import AppClass
+from aliquot.model.device import Card
+from aliquot.model.grant import Share
+from aliquot.model.podtenancy import PodTenancy
+from aliquot.model.tenant import Finding, Level, Oddity, SharingRules, Standing, State
+from aliquot.services.agent.control import AgentDoor
+from aliquot.services.agent.status import Scene, resources_told, status
+from aliquot.services.daemon.calls import Calls
+
+CARDS = (Card(0, 16384, "GPU-a", "A30"), Card(1, 16384, "GPU-b", "A30", healthy=False))
+TRAIN = PodTenancy("u1", "ml", "train-0", AppClass.OFFLINE, (Share(0, 4096, 300, uuid="GPU-a"),), 1000.0)
+SERVE = PodTenancy("u2", "web", "serve", AppClass.ONLINE, (Share(0, 8192, 500, uuid="GPU-a"),), 1040.0)
+RUNS_ON_A = Standing("u1", "GPU-a", State.PAUSED, Level.HARDWARE, 0.25, 5 << 20, 4096 << 20, (41, 42), 3, 1.5, 2)
+STRANGER = Finding("GPU-a", 77, Oddity.STRANGER, "uses the card without being a tenant: it is of no Pod")
+RESOURCE = "tke.cloud.tencent.com/qgpu-core"
+
+
+def a_scene(**other: Any) -> Scene:
+    """Two Pods on one of two cards, the other of which is out; with whatever is to be otherwise."""
+    scene: dict[str, Any] = {
+        "rules": SharingRules(),
+        "cards": CARDS,
+        "why": {"GPU-b": "Xid 79: it has fallen off the bus"},
+        "seen": {"GPU-a": {"memory_used_bytes": 6 << 20, "utilisation": 0.5}},
+        "tenancies": [TRAIN, SERVE],
+        "ended": frozenset(),
+        "standings": [RUNS_ON_A],
+        "findings": [STRANGER],
+    }
+    return Scene(**{**scene, **other})
+
+
+@dataclass(slots=True)
+class PaperAgent:
+    """What the doors ask of an agent."""
+
+    waits_for: str | None = None
+    scene: Scene = field(default_factory=a_scene)
+    offered: Mapping[str, tuple[Token, ...]] = field(default_factory=lambda: {RESOURCE: (Token("GPU-a-_-0", True, 0),)})
+    registered: frozenset[str] = frozenset({RESOURCE})
+    calls: Calls = field(default_factory=lambda: Calls(lambda: "now", ("allocate", "prestart")))
+    about: dict[str, Any] = field(default_factory=lambda: {"pid": 5, "node": "n1", "simulated": None})
+
+    otherwise: dict[str, Any] = field(default_factory=dict)  # what it tells in another way
+
+    def ready(self) -> str | None:
+        return self.waits_for
+
+    def status(self) -> dict[str, Any]:
+        agent = {
+            "waits_for": self.waits_for,
+            "resources": resources_told(self.offered, self.registered),
+            "kubelet_restarts": 2,
+            "calls": self.calls.told(),
+        }
+        return {"daemon": self.about, "agent": agent, **status(self.scene, 1060.0), **self.otherwise}
+
+    def live(self) -> dict[str, Any]:
+        return {"name": "n1"}
+
+
+class RunningDoor:
+    """The door in a thread with a loop of its own: who asks is a program that waits."""
+
+    def __init__(self, path: str, agent: PaperAgent | None = None) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._door = AgentDoor(agent or PaperAgent(), path)
+        self._thread = threading.Thread(target=self._serve)
+        self._stands = threading.Event()
+
+    def _serve(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._run())
+
+    async def _run(self) -> None:
+        self.task = asyncio.create_task(self._door.run())
+        await asyncio.sleep(0)  # it listens before it first waits
+        await asyncio.sleep(0)
+        self._stands.set()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._stands.wait(5)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self.task.cancel)
+        self._thread.join(5)

@@ -1,0 +1,73 @@
+"""The arbiter's daemon in a process of its own, over simulated cards: `python -m kit.runtimedaemon` under libsimrm.
+
+It does what it is told on standard input, one JSON object a line, and ends with it; each is answered in a line. With
+`--pods` tenants are Pods: a process is of the one that it, or an ancestor of it, was said to be in (`belongs`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from aliquot.adapters.gpu.nvml import Nvml
+from aliquot.adapters.host import processes
+from aliquot.model.claim import AppClass
+from aliquot.model.node import Isolation
+from aliquot.model.tenant import Allotment, SharingRules, Tenant
+from aliquot.services.runtime.arbiterd import Arbiterd
+
+
+class Server:
+    """One method for each thing that it can be told."""
+
+    def __init__(self) -> None:
+        nvml = Nvml()
+        cards = nvml.cards()
+        self.uuid = cards[0].uuid
+        self.pods: dict[int, str] | None = {} if "--pods" in sys.argv else None
+        whose = None if self.pods is None else self._whose
+        self.arbiter = Arbiterd(cards, rules=SharingRules(), nvml=nvml, simulated=True, whose=whose)
+        self.arbiter.start()
+
+    def configure(self, policy: str, release_delay: float) -> None:
+        self.arbiter.configure(SharingRules(Isolation(policy), release_delay))
+
+    def add(self, name: str, folder: str, app_class: str, core: int | None, memory: int) -> None:
+        allotment = Allotment(self.uuid, memory, None if core is None else 10 * core)
+        uid = os.getuid() if self.pods is None else None
+        self.arbiter.add(Tenant(name, name, AppClass(app_class), (allotment,), uid), Path(folder))
+
+    def belongs(self, pid: int, name: str) -> None:
+        assert self.pods is not None
+        self.pods[pid] = name
+
+    def _whose(self, pid: int) -> str | None:
+        pods = self.pods or {}
+        return next((pods[each] for each in processes.ancestors(pid) if each in pods), None)
+
+    def remove(self, name: str) -> None:
+        self.arbiter.remove(name)
+
+    def findings(self) -> list[dict[str, Any]]:
+        return [dataclasses.asdict(each) for each in self.arbiter.findings()]
+
+    def standings(self) -> list[dict[str, Any]]:
+        return [dataclasses.asdict(each) for each in self.arbiter.standings()]
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    server = Server()
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        print(json.dumps(getattr(server, order.pop("do"))(**order)), flush=True)
+    server.arbiter.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""The control socket of a node's agent, asked as the commands ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aliquot.adapters.host import control
+from aliquot.adapters.host.control import AnswerError, NoDaemonError
+from aliquot.adapters.host.home import Home
+from kit.fakeagent import PaperAgent, RunningDoor
+
+Ask = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(str(tmp_path), str(tmp_path))
+
+
+@pytest.fixture
+def ask(home: Home) -> Iterator[Ask]:
+    with RunningDoor(home.control):
+        yield lambda **request: control.ask([home], request)
+
+
+def test_it_says_which_node_it_is_the_agent_of(ask: Ask) -> None:
+    assert ask(op="hello")["node"] == "n1"
+
+
+def test_its_status_is_the_agents(ask: Ask) -> None:
+    assert [tenant["name"] for tenant in ask(op="status")["tenants"]] == ["ml/train-0", "web/serve"]
+
+
+def test_the_policy_may_be_seen_here_but_is_changed_by_the_nodes_label(ask: Ask) -> None:
+    assert ask(op="policy")["policy"] == "best-effort"
+    with pytest.raises(AnswerError, match=r"kubectl label node n1 --overwrite tke.*=fixed-share`") as refused:
+        ask(op="policy", policy="fixed-share")
+    assert refused.value.kind == "denied"
+
+
+def test_the_release_delay_is_changed_by_the_agents_own_option_not_by_a_label(ask: Ask) -> None:
+    with pytest.raises(AnswerError, match="--release-delay") as refused:
+        ask(op="policy", release_delay=0.0)
+    assert "kubectl label" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("operation", "instead"),
+    [("run", "make a Pod"), ("stop", "kubectl delete pod"), ("logs", "kubectl logs"), ("down", "DaemonSet")],
+)
+def test_what_is_done_by_kubernetes_is_refused_with_where_to_turn(ask: Ask, operation: str, instead: str) -> None:
+    with pytest.raises(AnswerError, match="cards of this machine are Kubernetes's") as refused:
+        ask(op=operation, command=["true"])
+    assert instead in str(refused.value)
+
+
+def test_an_operation_that_nobody_knows_is_answered_with_those_there_are(ask: Ask) -> None:
+    with pytest.raises(AnswerError, match="there are hello, status, policy, processes, live, ready"):
+        ask(op="dance")
+
+
+def test_it_counts_the_processes_of_each_pod_that_it_sees(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aliquot.services.agent.control.pods_seen", lambda: {"u1": 3})
+    assert ask(op="processes") == {"pods": {"u1": 3}}
+
+
+def test_it_is_live_and_ready_when_it_waits_for_nothing(ask: Ask) -> None:
+    assert ask(op="live") == ask(op="ready") == {}
+
+
+def test_it_is_live_before_it_is_ready_and_says_what_it_waits_for(home: Home) -> None:
+    with RunningDoor(home.control, PaperAgent(waits_for="the kubelet has not accepted it yet")):
+        assert control.ask([home], {"op": "live"}) == {}
+        with pytest.raises(AnswerError, match="the kubelet has not accepted it yet") as refused:
+            control.ask([home], {"op": "ready"})
+    assert refused.value.kind == "not-ready"
+
+
+def test_any_user_may_ask(ask: Ask, home: Home) -> None:
+    assert Path(home.control).stat().st_mode & 0o777 == 0o666
+
+
+def test_nothing_is_left_where_it_stood(home: Home) -> None:
+    with RunningDoor(home.control):
+        pass
+    assert not Path(home.control).exists()
+    with pytest.raises(NoDaemonError):
+        control.ask([home], {"op": "hello"})

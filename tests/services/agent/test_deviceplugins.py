@@ -1,0 +1,388 @@
+"""Device plugins: what is offered is what the kubelet has, through its restarts, and refusals reach the user."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc import aio
+
+from aliquot.dialects.wire.advertising import Token
+from aliquot.model.edits import Mount
+from aliquot.services.agent import deviceplugins as plugins
+from aliquot.services.agent.deviceplugins import Allocation, Plugins, Refused
+from kit.kubelet import FakeKubelet, a_folder, a_kubelet, play, until
+
+CORE, MEMORY = "tke.cloud.tencent.com/qgpu-core", "tke.cloud.tencent.com/qgpu-memory"
+
+
+def some(count: int, *, healthy: bool = True, numa: int | None = None) -> tuple[Token, ...]:
+    return tuple(Token(f"GPU-1-_-{j}", healthy, numa) for j in range(count))
+
+
+class Desk:
+    """Answers as told, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.allocated: list[tuple[str, frozenset[str]]] = []
+        self.prepared: list[tuple[str, frozenset[str]]] = []
+        self.answer = Allocation()
+        self.failure: Exception | None = None
+        self.gate: asyncio.Event | None = None
+        self.inside = 0
+
+    def allocate(self, resource: str, ids: frozenset[str]) -> Allocation:
+        self.allocated.append((resource, ids))
+        if self.failure is not None:
+            raise self.failure
+        return self.answer
+
+    async def prepare(self, resource: str, ids: frozenset[str]) -> None:
+        self.inside += 1
+        if self.gate is not None:
+            await self.gate.wait()
+        self.prepared.append((resource, ids))
+        if self.failure is not None:
+            raise self.failure
+
+
+@contextlib.asynccontextmanager
+async def running(
+    folder: Path, offer: Mapping[str, Sequence[Token]], desk: Desk | None = None
+) -> AsyncIterator[Plugins]:
+    plugins = Plugins(folder, desk or Desk())
+    plugins.offer(offer)
+    task = asyncio.create_task(plugins.run())
+    try:
+        yield plugins
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def ours(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("aliquot-*"))
+
+
+async def offered(kubelet: FakeKubelet, *names: str) -> None:
+    await until(lambda: kubelet.resources == set(names))
+
+
+# --- what is offered -------------------------------------------------------------------------------------------------
+
+
+def test_each_resource_is_a_plugin_of_its_own_and_asks_to_be_called_before_containers_start() -> None:
+    async def scene() -> None:
+        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(100), MEMORY: some(16)}) as plugins:
+            await offered(kubelet, CORE, MEMORY)
+            assert {name: len(each.devices) for name, each in kubelet.clients.items()} == {CORE: 100, MEMORY: 16}
+            assert all(each.options.pre_start_required for each in kubelet.clients.values())
+            await until(lambda: plugins.registered == {CORE, MEMORY})
+            assert len(kubelet.registrations) == 2
+
+    play(scene())
+
+
+def test_health_and_numa_node_are_told() -> None:
+    async def scene() -> None:
+        offer = {CORE: [Token("a", True, 1), Token("b", False, None)]}
+        async with a_kubelet() as kubelet, running(kubelet.folder, offer):
+            await offered(kubelet, CORE)
+            assert kubelet.clients[CORE].devices == {"a": ("Healthy", (1,)), "b": ("Unhealthy", ())}
+
+    play(scene())
+
+
+def test_a_change_is_told_at_once_and_what_is_no_change_is_not() -> None:
+    async def scene() -> None:
+        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(3)}) as plugins:
+            await offered(kubelet, CORE)
+            client = kubelet.clients[CORE]
+            plugins.offer({CORE: some(3)})
+            plugins.offer({CORE: some(3, healthy=False)})
+            await until(lambda: {health for health, _ in client.devices.values()} == {"Unhealthy"})
+            assert (client.lists, len(kubelet.registrations)) == (2, 1)
+
+    play(scene())
+
+
+def test_a_resource_that_comes_later_is_registered_beside_the_others() -> None:
+    async def scene() -> None:
+        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(1)}) as plugins:
+            await offered(kubelet, CORE)
+            plugins.offer({CORE: some(1), MEMORY: some(1)})
+            await offered(kubelet, CORE, MEMORY)
+            assert [resource for resource, _ in kubelet.registrations] == [CORE, MEMORY]
+
+    play(scene())
+
+
+def test_a_resource_that_is_withdrawn_is_told_to_be_empty_and_its_socket_goes() -> None:
+    async def scene() -> None:
+        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(5), MEMORY: some(5)}) as plugins:
+            await offered(kubelet, CORE, MEMORY)
+            leaving = kubelet.clients[MEMORY]
+            plugins.offer({CORE: some(5)})
+            await offered(kubelet, CORE)
+            assert (leaving.devices, leaving.lists) == ({}, 2)
+            await until(lambda: len(ours(kubelet.folder)) == 1)
+            assert plugins.registered == {CORE}
+
+    play(scene())
+
+
+def test_a_resource_that_is_withdrawn_may_come_back() -> None:
+    async def scene() -> None:
+        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(5)}) as plugins:
+            await offered(kubelet, CORE)
+            plugins.offer({})
+            await until(lambda: not ours(kubelet.folder))
+            plugins.offer({CORE: some(6)})
+            await until(lambda: CORE in kubelet.clients and len(kubelet.clients[CORE].devices) == 6)
+
+    play(scene())
+
+
+def test_twenty_thousand_devices_pass_in_both_directions() -> None:
+    async def scene() -> None:
+        desk = Desk()
+        tokens = tuple(Token(f"GPU-8f3a0f5e-6a3c-4f0a-9d1f-0123456789ab-_-{j}", True, 0) for j in range(20_000))
+        async with a_kubelet() as kubelet, running(kubelet.folder, {MEMORY: tokens}, desk):
+            await offered(kubelet, MEMORY)
+            every = kubelet.clients[MEMORY].devices.keys()
+            assert len(every) == 20_000
+            await kubelet.allocate(MEMORY, every)
+            await kubelet.prepare(MEMORY, every)
+            assert desk.allocated == desk.prepared == [(MEMORY, frozenset(every))]
+
+    play(scene())
+
+
+# --- the kubelet restarts --------------------------------------------------------------------------------------------
+
+
+def test_a_kubelet_that_restarts_has_every_resource_again_from_new_sockets() -> None:
+    async def scene() -> None:
+        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(7), MEMORY: some(7)}) as plugins:
+            await offered(kubelet, CORE, MEMORY)
+            before = ours(kubelet.folder)
+            await kubelet.kill()
+            await kubelet.start()
+            await offered(kubelet, CORE, MEMORY)
+            assert len(kubelet.clients[CORE].devices) == 7
+            assert len(ours(kubelet.folder)) == 2
+            assert not set(before) & set(ours(kubelet.folder))
+            await until(lambda: plugins.registered == {CORE, MEMORY})
+
+    play(scene())
+
+
+def test_while_the_kubelet_is_away_nothing_counts_as_registered() -> None:
+    async def scene() -> None:
+        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(1)}) as plugins:
+            await until(lambda: plugins.registered == {CORE})
+            await kubelet.kill()
+            await until(lambda: not plugins.registered)
+            await kubelet.start()
+            await until(lambda: plugins.registered == {CORE})
+
+    play(scene())
+
+
+def test_restarts_of_the_kubelet_are_counted() -> None:
+    async def scene() -> None:
+        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(1)}) as plugins:
+            await until(lambda: plugins.registered == {CORE})
+            assert plugins.restarts == 0
+            await kubelet.kill()
+            await until(lambda: not plugins.registered)
+            await kubelet.start()
+            await until(lambda: plugins.registered == {CORE})
+            assert plugins.restarts == 1
+
+    play(scene())
+
+
+def test_it_may_start_before_the_kubelet_even_before_its_folder() -> None:
+    async def scene() -> None:
+        with a_folder() as parent:
+            kubelet = FakeKubelet(parent / "device-plugins")
+            async with running(kubelet.folder, {CORE: some(1)}) as plugins:
+                await asyncio.sleep(0)
+                kubelet.folder.mkdir()
+                await kubelet.start()
+                await until(lambda: plugins.registered == {CORE})
+            await kubelet.kill()
+
+    play(scene())
+
+
+def test_a_kubelet_that_stays_away_is_said_once_with_what_to_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plugins, kubelet = Plugins(tmp_path, Desk()), tmp_path / "kubelet.sock"
+    for now in (0.0, 4.0):
+        plugins._look(now)
+    kubelet.touch()
+    plugins._look(4.5)  # it was restarted, which takes a moment
+    kubelet.unlink()
+    for now in (5.0, 9.0):
+        plugins._look(now)
+    assert caplog.records == []
+    for now in (10.0, 11.0):
+        plugins._look(now)
+    (record,) = caplog.records
+    assert "--kubelet-dir" in record.data["fix"]  # type: ignore[attr-defined]  # logs.py's
+
+
+def test_sockets_that_are_wiped_under_a_running_kubelet_are_served_and_registered_anew() -> None:
+    async def scene() -> None:
+        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(4)}) as plugins:
+            await until(lambda: plugins.registered == {CORE})
+            (wiped,) = ours(kubelet.folder)
+            (kubelet.folder / wiped).unlink()
+            await until(lambda: kubelet.registrations[-1][1] != wiped and plugins.registered)
+            # The kubelet may mix up the old connection with the new one; in the end it has the new one.
+            await until(lambda: CORE in kubelet.resources)
+            assert await kubelet.allocate(CORE, ["GPU-1-_-0"])
+
+    play(scene())
+
+
+def test_a_plugin_that_the_kubelet_has_dropped_is_registered_again() -> None:
+    async def scene() -> None:
+        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(1)}) as plugins:
+            await until(lambda: plugins.registered == {CORE})
+            await offered(kubelet, CORE)
+            await kubelet.clients.pop(CORE).channel.close()
+            await offered(kubelet, CORE)
+            assert len(kubelet.registrations) == 2
+            assert len({endpoint for _, endpoint in kubelet.registrations}) == 1
+
+    play(scene())
+
+
+def test_a_registration_that_is_refused_is_tried_again_and_the_reason_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scene() -> None:
+        async with a_kubelet() as kubelet:
+            kubelet.refusals = ["not yet", "not yet"]
+            async with running(kubelet.folder, {CORE: some(1)}) as plugins:
+                await until(lambda: plugins.registered == {CORE})
+                assert len(kubelet.registrations) == 3
+
+    play(scene())
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert record.data["why"].endswith("kubelet.sock: UNKNOWN: not yet")  # type: ignore[attr-defined]  # logs.py's
+
+
+def test_a_registration_that_fails_in_a_way_nobody_thought_of_is_tried_ever_more_seldom(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries: list[float] = []
+
+    async def fails(*_: object, **__: object) -> None:
+        tries.append(asyncio.get_running_loop().time())
+        raise OSError(28, "No space left on device")
+
+    async def scene() -> None:
+        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(1)}):
+            await until(lambda: len(tries) == 3)
+
+    monkeypatch.setattr(plugins, "register", fails)
+    play(scene())
+    assert tries[1] - tries[0] >= plugins._FIRST_RETRY
+    assert tries[2] - tries[1] >= 2 * plugins._FIRST_RETRY
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "OSError: [Errno 28]" in record.data["why"]  # type: ignore[attr-defined]  # logs.py's
+
+
+def test_sockets_of_an_agent_before_us_are_removed_and_ours_when_we_end() -> None:
+    async def scene() -> None:
+        async with a_kubelet() as kubelet:
+            (kubelet.folder / "aliquot-gone-1.sock").touch()
+            (kubelet.folder / "nvidia-gpu.sock").touch()
+            async with running(kubelet.folder, {CORE: some(1)}):
+                await offered(kubelet, CORE)
+                assert ours(kubelet.folder) == ["aliquot-qgpu-core-1.sock"]
+            assert ours(kubelet.folder) == []
+            assert (kubelet.folder / "nvidia-gpu.sock").exists()
+
+    play(scene())
+
+
+# --- what the kubelet asks -------------------------------------------------------------------------------------------
+
+
+def test_each_container_of_an_allocate_call_gets_its_own_answer() -> None:
+    async def scene() -> None:
+        desk = Desk()
+        desk.answer = Allocation(
+            cdi=("aliquot.dev/qgpu-core=3f2a",),
+            env={"A": "1"},
+            mounts=(Mount("/h", "/c"), Mount("/h/page", "/c/page", writable=True)),
+        )
+        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(4)}, desk):
+            await offered(kubelet, CORE)
+            first, second = await kubelet.allocate(CORE, ["x", "y"], ["z"])
+            assert desk.allocated == [(CORE, frozenset({"x", "y"})), (CORE, frozenset({"z"}))]
+            assert first == second
+            assert [each.name for each in first.cdi_devices] == ["aliquot.dev/qgpu-core=3f2a"]
+            assert dict(first.envs) == {"A": "1"}
+            told = [(each.host_path, each.container_path, each.read_only) for each in first.mounts]
+            assert told == [("/h", "/c", True), ("/h/page", "/c/page", False)]
+
+    play(scene())
+
+
+def test_containers_are_prepared_at_once_not_one_after_another() -> None:
+    async def scene() -> None:
+        desk = Desk()
+        desk.gate = asyncio.Event()
+        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(4)}, desk):
+            await offered(kubelet, CORE)
+            calls = asyncio.gather(*(kubelet.prepare(CORE, [str(j)]) for j in range(8)))
+            await until(lambda: desk.inside == 8)
+            desk.gate.set()
+            await calls
+
+    play(scene())
+
+
+@pytest.mark.parametrize("call", ["allocate", "prepare"])
+def test_the_text_of_a_refusal_reaches_the_kubelet_as_it_is(call: str) -> None:
+    async def scene() -> None:
+        desk = Desk()
+        desk.failure = Refused("ns/pod was scheduled past us: set schedulerName")
+        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(1)}, desk):
+            await offered(kubelet, CORE)
+            with pytest.raises(aio.AioRpcError) as refused:
+                await getattr(kubelet, call)(CORE, ["x"])
+            assert refused.value.details() == "ns/pod was scheduled past us: set schedulerName"
+            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+    play(scene())
+
+
+@pytest.mark.parametrize("call", ["allocate", "prepare"])
+def test_a_failure_of_ours_is_said_to_be_ours_and_the_next_call_is_answered(
+    call: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        desk = Desk()
+        desk.failure = OSError("no space left on device")
+        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(1)}, desk):
+            await offered(kubelet, CORE)
+            with pytest.raises(aio.AioRpcError, match=r"the agent failed in .*: OSError: no space left on device"):
+                await getattr(kubelet, call)(CORE, ["x"])
+            desk.failure = None
+            await getattr(kubelet, call)(CORE, ["x"])
+
+    play(scene())
+    assert any(record.exc_info for record in caplog.records)

@@ -1,0 +1,55 @@
+"""An agent in a container that was given too little of the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aliquot.services.agent.hostaccess import Lodging, move_in, names_there
+from aliquot.services.daemon.home import mount_points, point_of
+
+MOUNTS = """\
+36 22 0:31 / / rw,relatime - overlay overlay rw,lowerdir=/l,upperdir=/u
+37 36 0:26 / /proc rw - proc proc rw
+41 36 8:1 /var /host/var rw shared:5 - ext4 /dev/sda1 rw
+42 36 8:1 /var/lib/kubelet/device-plugins /var/lib/kubelet/device-plugins rw - ext4 /dev/sda1 rw
+"""
+
+
+def test_a_mount_point_has_the_kind_of_what_was_mounted_there_last() -> None:
+    again = "50 37 0:99 / / rw shared:1 master:2 - tmpfs tmpfs rw"
+    assert mount_points(MOUNTS)["/"] == "overlay"
+    assert mount_points(f"{MOUNTS}{again}")["/"] == "tmpfs"
+
+
+@pytest.mark.parametrize(
+    ("folder", "point"),
+    [
+        ("/host/var/lib/qgpu", "/host/var"),
+        ("/host/variable", None),
+        ("/run/aliquot", None),
+        ("/var/lib/kubelet/device-plugins", "/var/lib/kubelet/device-plugins"),
+    ],
+)
+def test_a_folder_is_the_hosts_where_a_mount_leads_to_it(folder: str, point: str | None) -> None:
+    assert point_of(folder, mount_points(MOUNTS)) == point
+
+
+def test_what_is_mounted_below_a_name_of_its_own_may_be_called_by_the_rest_of_it_on_the_host() -> None:
+    assert names_there("/host/var") == ["/host/var", "/var"]
+
+
+def test_out_of_a_pod_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert move_in([str(tmp_path)], tmp_path / "kubelet.sock") == Lodging()
+
+
+def test_what_was_fetched_once_is_not_fetched_again_by_what_we_become(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told = '{"names": {"/host/var/lib/qgpu": "/var/lib/qgpu"}, "fetched": ["/var/lib/qgpu"], "processes": true}'
+    monkeypatch.setenv("ALIQUOT_MOVED_IN", told)
+    lodging = move_in(["/host/var/lib/qgpu"], tmp_path / "kubelet.sock")
+    assert (lodging.name("/host/var/lib/qgpu"), lodging.name("/run/aliquot")) == ("/var/lib/qgpu", "/run/aliquot")
+    assert lodging.processes

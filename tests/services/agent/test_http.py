@@ -1,0 +1,157 @@
+"""What Prometheus and the kubelet's probes get from a node's agent."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession
+from aiohttp.test_utils import TestClient, TestServer
+
+from aliquot.services.agent import http
+from aliquot.services.agent.http import AgentHttp, AgentPort
+from kit.fakeagent import RESOURCE, PaperAgent
+
+
+def asked(agent: PaperAgent, path: str) -> tuple[int, str, str]:
+    """Status, content type and body."""
+
+    async def ask() -> tuple[int, str, str]:
+        async with TestClient(TestServer(AgentHttp(agent).app())) as client, client.get(path) as answer:
+            return answer.status, answer.headers["Content-Type"], await answer.text()
+
+    return asyncio.run(ask())
+
+
+def test_it_is_alive_before_it_is_ready() -> None:
+    agent = PaperAgent(waits_for="the kubelet has not accepted aliyun.com/gpu-mem yet")
+    assert asked(agent, "/livez")[0] == 200
+    assert asked(agent, "/readyz")[::2] == (503, "the kubelet has not accepted aliyun.com/gpu-mem yet\n")
+
+
+def test_it_is_ready_when_it_waits_for_nothing() -> None:
+    assert asked(PaperAgent(), "/readyz")[::2] == (200, "ok\n")
+
+
+def test_the_status_is_json() -> None:
+    status, kind, body = asked(PaperAgent(), "/status")
+    assert (status, kind) == (200, "application/json")
+    assert '"name":"ml/train-0"' in body
+
+
+def test_the_node_is_told_live_for_the_clusters_dashboard() -> None:
+    status, kind, body = asked(PaperAgent(), "/api/v1/node")
+    assert (status, kind, body) == (200, "application/json", '{"name":"n1"}')
+
+
+def test_a_pods_series_are_labelled_with_its_namespace_and_name() -> None:
+    status, kind, body = asked(PaperAgent(), "/metrics")
+    told = body.splitlines()
+    assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    labels = '{card="0",class="offline",namespace="ml",pod="train-0",uuid="GPU-a"}'
+    for expected in (
+        f"aliquot_tenant_memory_used_bytes{labels} 5.24288e+06",
+        f"aliquot_tenant_memory_limit_bytes{labels} 4.294967296e+09",
+        f"aliquot_tenant_share_ratio{labels} 0.25",
+        f"aliquot_tenant_paused_seconds_total{labels} 1.5",
+        f"aliquot_tenant_preemptions_total{labels} 3.0",
+        f"aliquot_tenant_refused_allocations_total{labels} 2.0",
+        f'aliquot_tenant_state{labels[:-1]},state="paused",level="hardware"}} 1.0',
+    ):
+        assert _has(told, expected), expected
+
+
+def test_a_card_that_is_out_reads_0() -> None:
+    told = asked(PaperAgent(), "/metrics")[2].splitlines()
+    assert 'aliquot_card_healthy{card="0",model="A30",uuid="GPU-a"} 1.0' in told
+    assert 'aliquot_card_healthy{card="1",model="A30",uuid="GPU-b"} 0.0' in told
+    assert 'aliquot_card_utilisation_ratio{card="0",model="A30",uuid="GPU-a"} 0.5' in told
+
+
+def test_the_agent_counts_what_the_kubelet_asked_and_how_long_it_took() -> None:
+    agent = PaperAgent()
+    agent.calls.count("prestart", "ok", 0.25)
+    agent.calls.count("prestart", "refused", 1.0)
+    told = asked(agent, "/metrics")[2].splitlines()
+    assert 'aliquot_agent_kubelet_calls_total{outcome="ok",verb="prestart"} 1.0' in told
+    assert 'aliquot_agent_kubelet_calls_total{outcome="refused",verb="prestart"} 1.0' in told
+    assert 'aliquot_agent_kubelet_call_seconds_bucket{le="0.5",verb="prestart"} 1.0' in told
+    assert 'aliquot_agent_kubelet_call_seconds_count{verb="prestart"} 2.0' in told
+    assert 'aliquot_agent_kubelet_call_seconds_sum{verb="prestart"} 1.25' in told
+
+
+def test_the_agent_tells_what_it_offers_and_whether_it_is_ready() -> None:
+    told = asked(PaperAgent(waits_for="something"), "/metrics")[2].splitlines()
+    assert f'aliquot_agent_devices{{resource="{RESOURCE}"}} 1.0' in told
+    assert f'aliquot_agent_registered{{resource="{RESOURCE}"}} 1.0' in told
+    assert "aliquot_agent_ready 0.0" in told
+    assert "aliquot_agent_kubelet_restarts_total 2.0" in told
+    assert "aliquot_agent_ready 1.0" in asked(PaperAgent(), "/metrics")[2].splitlines()
+
+
+def test_nobody_queues_on_a_node() -> None:
+    assert "aliquot_queue_length" not in asked(PaperAgent(), "/metrics")[2]
+
+
+def test_the_documents_tell_every_metric_and_no_others() -> None:
+    body = asked(PaperAgent(), "/metrics")[2]
+    there = set(re.findall(r"^# TYPE (aliquot_\w+) ", body, re.MULTILINE))
+    page = (Path(__file__).parents[2] / "docs" / "agent.md").read_text()
+    assert set(re.findall(r"`(aliquot_\w+)`", page)) == there
+
+
+def _has(told: list[str], line: str) -> bool:
+    """Whatever the order of the labels is."""
+
+    def parts(text: str) -> tuple[str, frozenset[str], str]:
+        name, _, rest = text.partition("{")
+        labels, _, value = rest.rpartition("} ")
+        return name, frozenset(labels.split(",")), value
+
+    return any(parts(each) == parts(line) for each in told)
+
+
+class TestThePort:
+    @pytest.fixture(autouse=True)
+    def _soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(http, "_AGAIN", 0.01)
+
+    def test_another_programs_port_is_no_reason_not_to_serve_the_cards(self) -> None:
+        async def story() -> tuple[str | None, str | None, str]:
+            async with AsyncExitStack() as stack:
+                other = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+                number = other.sockets[0].getsockname()[1]
+                port = AgentPort(PaperAgent(), address="127.0.0.1", port=number)
+                await port.open(stack)
+                before = port.trouble
+                other.close()
+                await other.wait_closed()
+                await port.run()
+                async with ClientSession() as client, client.get(f"http://127.0.0.1:{number}/livez") as answer:
+                    return before, port.trouble, await answer.text()
+
+        before, after, said = asyncio.run(story())
+        assert before is not None
+        assert "another program listens on port" in before
+        assert (after, said) == (None, "ok\n")
+
+    def test_an_address_that_is_not_ours_is_a_mistake(self) -> None:
+        async def story() -> None:
+            async with AsyncExitStack() as stack:
+                await AgentPort(PaperAgent(), address="203.0.113.1", port=9).open(stack)
+
+        with pytest.raises(OSError, match=r"203\.0\.113\.1"):
+            asyncio.run(story())
+
+    def test_port_0_is_none(self) -> None:
+        async def story() -> str | None:
+            async with AsyncExitStack() as stack:
+                port = AgentPort(PaperAgent(), address="127.0.0.1", port=0)
+                await port.open(stack)
+                await port.run()
+                return port.trouble
+
+        assert asyncio.run(story()) is None

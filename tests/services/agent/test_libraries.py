@@ -1,0 +1,145 @@
+"""What every container on the cards gets: the shim, and the driver from whoever is to bring it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import aliquot
+from aliquot.adapters.gpu import player
+from aliquot.adapters.gpu.driverfile import DriverFile, DriverFileError
+from aliquot.adapters.gpu.player import Playing
+from aliquot.adapters.storage.shims import ShimError
+from aliquot.model.edits import Edits, Mount
+from aliquot.services.agent.injection import Fixtures
+from aliquot.services.agent.libraries import install_fixtures
+
+NUMBERS = {"GPU-a": 0, "GPU-b": 1}
+_MACHINES = {"x86_64": 62, "aarch64": 183}
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Libraries, as far as they are looked at."""
+    folder = tmp_path / "lib"
+    names = ("libaliquot.so", "simgpu/libsimrm.so", "simgpu/libcuda.so.1", "simgpu/libnvidia-ml.so.1")
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        head = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x03\x00" + _MACHINES[platform.machine()].to_bytes(2, "little")
+        path.write_bytes(head.ljust(64, b"\0") + name.encode())
+    monkeypatch.setattr(player, "library", lambda: folder)
+    return folder
+
+
+def a_file(tmp_path: Path, content: object, *, wanted: bool) -> DriverFile:
+    path = tmp_path / "nvidia.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return DriverFile(wanted=wanted, places=(path,))
+
+
+def nvidias(*devices: str) -> Mapping[str, Any]:
+    """What its tool writes of such a node."""
+    return {
+        "cdiVersion": "0.5.0",
+        "kind": "nvidia.com/gpu",
+        "containerEdits": {"mounts": [{"hostPath": "/usr/lib/libcuda.so", "containerPath": "/usr/lib/libcuda.so"}]},
+        "devices": [
+            {"name": name, "containerEdits": {"deviceNodes": [{"path": f"/dev/nvidia{at}"}]}}
+            for at, name in enumerate(devices)
+        ],
+    }
+
+
+def installed(tmp_path: Path, nvidia: DriverFile | None = None, playing: Playing | None = None) -> Fixtures:
+    return install_fixtures(tmp_path / "state", playing, nvidia, NUMBERS)
+
+
+class TestOnRealCards:
+    def test_the_shim_and_what_names_it_are_mounted_read_only(self, source: Path, tmp_path: Path) -> None:
+        shim, preload = installed(tmp_path).mounts
+        folder = Path(shim.host).parent
+        assert folder.name.startswith(f"{aliquot.__version__}-")
+        assert shim == Mount(str(folder / "libaliquot.so"), "/usr/local/lib/aliquot/libaliquot.so")
+        assert preload == Mount(str(folder / "ld.so.preload"), "/etc/ld.so.preload")
+        assert Path(preload.host).read_text() == "/usr/local/lib/aliquot/libaliquot.so\n"
+        assert Path(shim.host).read_bytes() == (source / "libaliquot.so").read_bytes()
+
+    def test_another_version_stands_beside_the_one_that_running_pods_have(self, source: Path, tmp_path: Path) -> None:
+        before = installed(tmp_path).mounts[0].host
+        (source / "libaliquot.so").write_bytes((source / "libaliquot.so").read_bytes() + b"newer")
+        after = installed(tmp_path).mounts[0].host
+        assert before != after
+        assert Path(before).exists()
+        assert Path(after).exists()
+
+    def test_without_nvidias_file_the_driver_is_the_runtimes_business(self, source: Path, tmp_path: Path) -> None:
+        assert installed(tmp_path).driver(["GPU-a"]) == Edits({})
+
+    def test_with_it_it_is_what_the_file_says_of_these_cards_and_of_all(self, source: Path, tmp_path: Path) -> None:
+        fixtures = installed(tmp_path, a_file(tmp_path, nvidias("GPU-a", "GPU-b"), wanted=True))
+        extra = fixtures.driver(["GPU-b"]).extra
+        assert extra["deviceNodes"] == [{"path": "/dev/nvidia1"}]
+        assert [each["hostPath"] for each in extra["mounts"]] == ["/usr/lib/libcuda.so"]
+
+    def test_a_file_that_names_cards_by_number_is_read_by_the_numbers_of_today(
+        self, source: Path, tmp_path: Path
+    ) -> None:
+        fixtures = installed(tmp_path, a_file(tmp_path, nvidias("0", "1"), wanted=True))
+        assert fixtures.driver(["GPU-b"]).extra["deviceNodes"] == [{"path": "/dev/nvidia1"}]
+
+    def test_a_file_that_is_wanted_and_does_not_know_the_card_refuses_with_what_to_run(
+        self, source: Path, tmp_path: Path
+    ) -> None:
+        fixtures = installed(tmp_path, a_file(tmp_path, nvidias("GPU-a"), wanted=True))
+        with pytest.raises(DriverFileError, match="does not tell of GPU-b: run `nvidia-ctk cdi generate` again"):
+            fixtures.driver(["GPU-b"])
+
+    @pytest.mark.parametrize("content", [nvidias("GPU-a"), {"kind": "another.com/gpu"}, None])
+    def test_one_that_nobody_asked_for_and_that_does_not_help_is_passed_over(
+        self, source: Path, tmp_path: Path, content: object
+    ) -> None:
+        assert installed(tmp_path, a_file(tmp_path, content, wanted=False)).driver(["GPU-b"]) == Edits({})
+
+    def test_where_the_cards_are_not_known_yet_the_file_is_not_asked(self, source: Path, tmp_path: Path) -> None:
+        nowhere = DriverFile(wanted=True, places=(tmp_path / "none",))
+        assert installed(tmp_path, nowhere).driver([]) == Edits({})
+
+    def test_a_library_that_was_not_built_is_named(self, source: Path, tmp_path: Path) -> None:
+        (source / "libaliquot.so").unlink()
+        with pytest.raises(ShimError, match=r"libaliquot\.so"):
+            installed(tmp_path)
+
+
+class TestOnSimulatedCards:
+    PLAYING = Playing(1, 2, 4, 16 * 1024, "/run/aliquot/sim/sock")
+
+    def test_what_stands_in_for_the_driver_is_beside_the_shim_and_after_it(self, source: Path, tmp_path: Path) -> None:
+        mounts = installed(tmp_path, playing=self.PLAYING).mounts
+        assert [each.container for each in mounts] == [
+            "/usr/local/lib/aliquot/libaliquot.so",
+            "/usr/local/lib/aliquot/libsimrm.so",
+            "/usr/local/lib/aliquot/libcuda.so.1",
+            "/usr/local/lib/aliquot/libnvidia-ml.so.1",
+            "/etc/ld.so.preload",
+        ]
+        assert all(Path(each.host).is_file() and not each.writable for each in mounts)
+        preloaded = Path(mounts[-1].host).read_text().split()
+        assert preloaded == ["/usr/local/lib/aliquot/libaliquot.so", "/usr/local/lib/aliquot/libsimrm.so"]
+
+    def test_a_container_reaches_the_player_and_sees_the_cards_it_was_given(self, source: Path, tmp_path: Path) -> None:
+        edits = installed(tmp_path, playing=self.PLAYING).driver(["GPU-a", "GPU-b"])
+        assert edits.env == {
+            "ALIQUOT_SIMGPU": "/run/aliquot/sim/sock",
+            "LD_LIBRARY_PATH": "/usr/local/lib/aliquot",
+            "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b",
+        }
+        assert edits.mounts == (Mount("/run/aliquot/sim/sock", "/run/aliquot/sim/sock", writable=True),)
+
+    def test_where_the_cards_are_not_known_yet_none_is_hidden(self, source: Path, tmp_path: Path) -> None:
+        assert "CUDA_VISIBLE_DEVICES" not in installed(tmp_path, playing=self.PLAYING).driver([]).env

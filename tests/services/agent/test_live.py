@@ -1,0 +1,59 @@
+"""A node's agent, looked at by the cluster's dashboard."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from aliquot.arbiter.timeline import Came, Record
+from aliquot.services.agent import live as module
+from aliquot.services.agent.live import AgentLive
+from kit.fakeagent import PaperAgent
+
+
+class PaperTrace:
+    """Remembers whether it is to trace; hands over what a test wrote into it."""
+
+    def __init__(self) -> None:
+        self.wanted: list[bool] = []
+        self.news: list[Record] = []
+
+    def keep_trace(self, wanted: bool) -> None:
+        self.wanted.append(wanted)
+
+    def records(self) -> dict[str, list[Record]]:
+        news, self.news = self.news, []
+        return {"GPU-a": news}
+
+
+def test_it_tells_the_node_as_a_machine_tells_itself() -> None:
+    async def ask() -> dict[str, Any]:
+        return AgentLive(PaperTrace(), clock=lambda: 100.0).node(PaperAgent().status(), 1060.0)
+
+    node = asyncio.run(ask())
+    assert (node["name"], node["policy"]) == ("n1", "best-effort")
+    train = node["cards"][0]["tenants"][0]
+    assert (train["key"], train["share"], train["state"]) == ("ml/train-0", 0.25, "paused")
+    assert node["cards"][1]["why_out"] == "Xid 79: it has fallen off the bus"
+
+
+def test_it_traces_from_the_first_question_until_nobody_asks_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FORGET", 0.05)
+    trace = PaperTrace()
+    live = AgentLive(trace, clock=lambda: 100.0)
+
+    async def ask() -> dict[str, Any]:
+        live.node(PaperAgent().status(), 1060.0)
+        trace.news = [Came("p", "u1", offline=True), (99.0, 99.2, {"p": 1.0}, False)]
+        node = live.node(PaperAgent().status(), 1060.0)
+        assert trace.wanted == [True]
+        while len(trace.wanted) < 2:
+            await asyncio.sleep(0.01)
+        return node
+
+    node = asyncio.run(ask())
+    assert trace.wanted == [True, False]
+    (track,) = node["timeline"]["cards"]["GPU-a"]["tenants"]
+    assert (track["key"], max(track["shares"])) == ("ml/train-0", 100)

@@ -1,0 +1,202 @@
+"""The Pods of one node: told by the watch, asked for in doubt; and who ends is told once, whatever name it had."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
+from aliquot.adapters.kubernetes.reflector import Reflector
+from aliquot.dialects.wire.objects import PodObject
+from aliquot.services.agent.podcache import Shelf
+from kit.apiserver import PATH, ApiServer, hang_up, status, until
+from kit.fakeapi import Api
+
+Scene = Callable[[ApiServer, Shelf, list[str]], Awaitable[None]]
+
+
+def a_pod(name: str, uid: str, phase: str = "Running") -> PodObject:
+    return msgspec.convert(
+        {"metadata": {"name": name, "namespace": "ml", "uid": uid}, "status": {"phase": phase}}, PodObject
+    )
+
+
+class TestWhatTheWatchTells:
+    def setup_method(self) -> None:
+        self.said: list[str] = []
+        self.shelf = Shelf(
+            Api().kube,
+            "n1",
+            ended=lambda uid: self.said.append(f"{uid} ended"),
+            runs=lambda uid: self.said.append(f"{uid} runs"),
+        )
+
+    def test_a_pod_is_found_by_its_name_and_by_its_uid(self) -> None:
+        self.shelf.changed(pod := a_pod("web-0", "u1"))
+        assert self.shelf.named("ml", "web-0") is self.shelf.by_uid("u1") is pod
+        assert list(self.shelf) == [pod]
+
+    def test_nobody_is_found_of_whom_nothing_was_told(self) -> None:
+        assert self.shelf.named("ml", "web-0") is None
+        assert self.shelf.by_uid("u1") is None
+
+    def test_one_that_is_gone_has_ended(self) -> None:
+        self.shelf.changed(a_pod("web-0", "u1"))
+        self.shelf.gone("ml/web-0")
+        assert self.said == ["u1 runs", "u1 ended"]
+        assert self.shelf.by_uid("u1") is None
+
+    @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+    def test_one_that_has_run_to_its_end_has_ended_and_is_still_there(self, phase: str) -> None:
+        self.shelf.changed(a_pod("job", "u1", phase))
+        assert self.said == ["u1 ended"]
+        assert self.shelf.by_uid("u1") is not None
+
+    def test_one_that_was_made_anew_has_ended_and_the_new_one_runs(self) -> None:
+        self.shelf.changed(a_pod("web-0", "u1"))
+        self.shelf.changed(new := a_pod("web-0", "u2"))
+        assert self.said == ["u1 runs", "u1 ended", "u2 runs"]
+        assert self.shelf.named("ml", "web-0") is new
+        assert self.shelf.by_uid("u1") is None
+
+    def test_the_end_of_one_that_was_never_told_of_is_nothing(self) -> None:
+        self.shelf.gone("ml/web-0")
+        assert self.said == []
+
+
+# --- with a real reflector and a real connection ----------------------------------------------------------------------
+
+
+def told(name: str, uid: str, version: int, node: str = "n1") -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "ml", "uid": uid, "resourceVersion": str(version)}
+    return {"metadata": metadata, "spec": {"nodeName": node}}
+
+
+def put(server: ApiServer, name: str, uid: str, *, quietly: bool = False) -> None:
+    server.put(f"ml/{name}", quietly=quietly, **told(name, uid, server.version + 1))
+
+
+def answer(pod: dict[str, Any]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def said(request: web.Request) -> web.StreamResponse:
+        assert request.path == f"/api/v1/namespaces/ml/pods/{pod['metadata']['name']}"
+        return web.json_response(pod)
+
+    return said
+
+
+def play(scene: Scene) -> None:
+    """A shelf that follows a real API server."""
+
+    async def played() -> None:
+        said: list[str] = []
+        async with ApiServer() as server, server.kube() as kube:
+            put(server, "web-0", "u1")
+            shelf = Shelf(kube, "n1", ended=lambda uid: said.append(uid), runs=lambda uid: None, patience=0.05)
+            shelf.reflector = Reflector(kube, PATH, PodObject, shelf)
+            task = asyncio.create_task(shelf.reflector.run())
+            await until(lambda: server.watching)
+            await scene(server, shelf, said)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(played(), 30))
+
+
+class TestWhatIsAskedFor:
+    def test_what_was_asked_for_is_known_from_then_on(self) -> None:
+        async def scene(server: ApiServer, shelf: Shelf, said: list[str]) -> None:
+            server.faults.append(answer(told("web-1", "u2", server.version + 1)))
+            assert (await shelf.fetch("ml", "web-1")).metadata.uid == "u2"
+            assert shelf.by_uid("u2") is not None
+
+        play(scene)
+
+    def test_a_pod_of_another_node_is_told_and_not_kept(self) -> None:
+        """The watch, which is of this node, would never tell of its end."""
+
+        async def scene(server: ApiServer, shelf: Shelf, said: list[str]) -> None:
+            server.faults.append(answer(told("web-1", "u2", server.version + 1, node="n2")))
+            assert (await shelf.fetch("ml", "web-1")).metadata.uid == "u2"
+            assert shelf.by_uid("u2") is None
+
+        play(scene)
+
+    def test_an_answer_that_is_newer_than_the_watch_ends_the_former_one_of_its_name(self) -> None:
+        async def scene(server: ApiServer, shelf: Shelf, said: list[str]) -> None:
+            server.faults.append(answer(told("web-0", "u2", server.version + 1)))
+            await shelf.fetch("ml", "web-0")
+            assert said == ["u1"]
+
+        play(scene)
+
+    def test_an_answer_that_is_older_than_its_end_does_not_bring_it_back(self) -> None:
+        async def scene(server: ApiServer, shelf: Shelf, said: list[str]) -> None:
+            old = dict(server.items["ml/web-0"])
+            old = {"metadata": dict(old["metadata"])}
+            server.remove("ml/web-0")
+            await until(lambda: said == ["u1"])
+            server.faults.append(answer(old))
+            assert (await shelf.fetch("ml", "web-0")).metadata.uid == "u1"
+            assert shelf.by_uid("u1") is None
+
+        play(scene)
+
+    def test_what_goes_wrong_is_said(self) -> None:
+        async def scene(server: ApiServer, shelf: Shelf, said: list[str]) -> None:
+            server.faults.append(status(404, "NotFound", 'pods "x" not found'))
+            with pytest.raises(ApiError, match="not found"):
+                await shelf.fetch("ml", "x")
+            server.faults.append(hang_up)
+            server.faults.append(hang_up)
+            with pytest.raises(Unreachable):
+                await shelf.fetch("ml", "x")
+
+        play(scene)
+
+
+class TestRefresh:
+    def test_what_no_watch_has_told_is_known_after_it(self) -> None:
+        async def scene(server: ApiServer, shelf: Shelf, said: list[str]) -> None:
+            server.remove("ml/web-0", quietly=True)
+            put(server, "web-1", "u2", quietly=True)
+            shelf._patience = 10.0
+            await shelf.refresh()
+            assert said == ["u1"]
+            assert shelf.by_uid("u2") is not None
+
+        play(scene)
+
+    def test_an_api_server_that_does_not_answer_is_not_waited_for_long(self) -> None:
+        async def scene(server: ApiServer, shelf: Shelf, said: list[str]) -> None:
+            server.faults.append(server.late(asyncio.Event()))  # for ever
+            await shelf.refresh()
+            assert shelf.by_uid("u1") is not None
+            server.faults.clear()
+
+        play(scene)
+
+    @pytest.mark.parametrize("steps", range(4))
+    def test_one_that_is_told_to_end_as_the_answer_comes_ends(self, steps: int) -> None:
+        async def act() -> None:
+            answered = asyncio.Event()
+            shelf = Shelf(Api().kube, "n1", ended=lambda uid: None, runs=lambda uid: None)
+            shelf.reflector = cast("Reflector[PodObject]", SimpleNamespace(relist=answered.wait))
+            asking = asyncio.create_task(shelf.refresh())
+            await asyncio.sleep(0.01)
+            answered.set()
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            was_there = asking.cancel()
+            await asyncio.wait([asking])
+            assert asking.cancelled() is was_there
+
+        asyncio.run(act())
+
+    def test_without_a_reflector_there_is_nothing_to_refresh(self) -> None:
+        asyncio.run(Shelf(Api().kube, "n1", ended=lambda uid: None, runs=lambda uid: None).refresh())

@@ -1,0 +1,86 @@
+"""What an agent tells of itself, before it has heard of anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from aliquot.adapters.kubernetes.kube import Server
+from aliquot.adapters.storage.podstore import PodStore
+from aliquot.arbiter.timeline import Record
+from aliquot.cli.machine.top import view
+from aliquot.model.device import Card
+from aliquot.model.edits import Edits
+from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
+from aliquot.services.agent.injection import Fixtures
+from aliquot.services.agent.metrics import agent_exposition
+from aliquot.services.agent.service import Agent, Parts, Settings
+
+
+class _Arbiter:
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def add(self, tenant: Tenant, directory: Path) -> None: ...
+    def remove(self, tenant_id: str) -> None: ...
+    def configure(self, rules: SharingRules) -> None: ...
+    def standings(self) -> list[Standing]:
+        return []
+
+    def findings(self) -> list[Finding]:
+        return []
+
+    def alive(self, tenant_id: str) -> bool:
+        return False
+
+    def keep_trace(self, wanted: bool) -> None: ...
+
+    def records(self) -> dict[str, list[Record]]:
+        return {}
+
+
+class _Health:
+    def __init__(self) -> None:
+        self.cards = (Card(0, 16384, "GPU-a", "A30", healthy=False),)
+        self.why = {"GPU-a": "Xid 79"}
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    for folder in ("t", "a", "cdi"):
+        (tmp_path / folder).mkdir()
+    store = PodStore(tmp_path / "state.db")
+    fixtures = Fixtures((), {}, lambda uuids: Edits({}))
+    settings: dict[str, Any] = {"cdi_folder": tmp_path / "cdi", "kubelet": tmp_path, "simulated": "1x16GiB"}
+    yield Agent(
+        Server("https://127.0.0.1:1"),
+        Settings("n1", tmp_path / "t", tmp_path / "a", **settings),
+        Parts(store, _Arbiter(), _Health(), fixtures),
+    )
+    store.close()
+
+
+def test_it_tells_where_its_things_are(agent: Agent, tmp_path: Path) -> None:
+    about = agent.about
+    assert (about["node"], about["home"], about["kubelet"]) == ("n1", str(tmp_path), str(tmp_path))
+    assert (about["database"], about["simulated"]) == (str(tmp_path / "state.db"), "1x16GiB")
+
+
+def test_a_name_that_no_node_has_is_what_it_waits_for(agent: Agent) -> None:
+    agent.nodes.synced.set()
+    agent.clerk.listed(0)
+    assert agent.ready() == "there is no Node n1 (--nodename)"
+
+
+def test_its_status_can_be_shown_and_scraped_at_any_time(agent: Agent) -> None:
+    status = agent.status()
+    assert msgspec.json.decode(msgspec.json.encode(status)) == status
+    assert status["agent"]["waits_for"] == "the API server has not told the node and its Pods yet"
+    assert "OUT: Xid 79" in view(status)
+    assert b"aliquot_agent_ready 0.0" in agent_exposition(status, agent.calls)

@@ -1,0 +1,352 @@
+"""Pods as tenants: written down before they are let in, let go only when nothing of them lives, and then without a
+trace."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.adapters.storage.cdifolder import CdiError
+from aliquot.adapters.storage.podstore import PodStore, StoreError
+from aliquot.model.claim import AppClass, Role, Usage
+from aliquot.model.device import Card
+from aliquot.model.grant import ContainerGrant, Grant, Share
+from aliquot.model.podtenancy import PodTenancy, shares_of
+from aliquot.model.tenant import Allotment, SharingRules, Tenant
+from aliquot.services.agent.tenants import CannotHostError, PodTenants
+from aliquot.services.runtime.arbiterd import Arbiterd
+from kit.arbiterd import Nvml
+from kit.builders import GIB
+from kit.fakeapi import Clock
+
+SHARE = Share(0, 4 * GIB, 200, uuid="GPU-0")
+
+
+def a_tenancy(uid: str = "u1", *shares: Share, **more: Any) -> PodTenancy:
+    return PodTenancy(uid, "ml", f"pod-{uid}", more.get("app_class", AppClass.NORMAL), shares or (SHARE,), 5.0)
+
+
+@dataclass
+class Noted:
+    """An arbiter that only notes; `events` is shared with the other parts, so that the order shows."""
+
+    events: list[str]
+    living: set[str] = field(default_factory=set)
+    tenants: dict[str, Tenant] = field(default_factory=dict)
+    fails: Exception | None = None
+
+    def add(self, tenant: Tenant, directory: Path) -> None:
+        self.events.append(f"add {tenant.id}")
+        if self.fails is not None:
+            raise self.fails
+        directory.mkdir(parents=True, exist_ok=True)
+        self.tenants.setdefault(tenant.id, tenant)
+
+    def remove(self, tenant_id: str) -> None:
+        self.events.append(f"remove {tenant_id}")
+        self.tenants.pop(tenant_id, None)
+
+    def alive(self, tenant_id: str) -> bool:
+        return tenant_id in self.living
+
+
+class Scene:
+    """Tenants on a real database."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.clock, self.events = folder, Clock(), list[str]()
+        self.arbiter = Noted(self.events)
+        self.withdrawing: Exception | None = None
+        self.store = PodStore(folder / "state.db", boot="b")
+        self.tenants = self.another()
+        (folder / "t").mkdir()
+
+    def another(self) -> PodTenants:
+        """As after a restart."""
+        self.tenants = PodTenants(
+            store=self.store,
+            arbiter=self.arbiter,
+            folder=self.folder / "t",
+            clock=self.clock,
+            withdraw=self._withdraw,
+        )
+        return self.tenants
+
+    def _withdraw(self, uid: str) -> None:
+        self.events.append(f"withdraw {uid}")
+        if self.withdrawing is not None:
+            raise self.withdrawing
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    made = Scene(tmp_path)
+    for name in ("add", "remove"):
+        done = getattr(PodStore, name)
+
+        def noted(this: PodStore, what: Any, _done: Any = done, _name: str = name) -> None:
+            _done(this, what)
+            made.events.append(f"{_name} in the database")
+
+        monkeypatch.setattr(PodStore, name, noted)
+    yield made
+    made.store.close()
+
+
+class TestTakenIn:
+    def test_it_is_in_the_database_before_it_has_a_folder(self, scene: Scene) -> None:
+        scene.tenants.admit(a_tenancy())
+        assert scene.events == ["add in the database", "add u1"]
+
+    def test_the_arbiter_holds_it_to_what_it_was_granted_whoever_its_user_is(self, scene: Scene) -> None:
+        scene.tenants.admit(a_tenancy(app_class=AppClass.ONLINE))
+        allotment = Allotment("GPU-0", 4 << 30, 200)
+        assert scene.arbiter.tenants["u1"] == Tenant("u1", "ml/pod-u1", AppClass.ONLINE, (allotment,), uid=None)
+
+    def test_saying_it_twice_writes_nothing_and_looks_after_its_folder(self, scene: Scene) -> None:
+        scene.tenants.admit(a_tenancy())
+        scene.events.clear()
+        scene.tenants.admit(replace(a_tenancy(), created=6.0))
+        assert scene.events == ["add u1"]
+        assert scene.tenants.tenancies["u1"].created == 5.0
+
+    def test_a_database_that_cannot_be_written_lets_nobody_in(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(PodStore, "add", _full)
+        with pytest.raises(StoreError):
+            scene.tenants.admit(a_tenancy())
+        assert (scene.tenants.tenancies, scene.arbiter.tenants) == ({}, {})
+
+    def test_a_folder_that_cannot_be_made_is_told_with_its_path(self, scene: Scene) -> None:
+        scene.arbiter.fails = OSError(28, "No space left on device")
+        with pytest.raises(CannotHostError, match=f"{scene.folder}/t/u1: .*No space left"):
+            scene.tenants.admit(a_tenancy())
+
+    def test_what_it_was_granted_anew_is_written_before_the_old_is_taken_away(self, scene: Scene) -> None:
+        scene.tenants.admit(a_tenancy())
+        scene.events.clear()
+        scene.tenants.admit(a_tenancy("u1", replace(SHARE, memory_mib=8 * GIB)))
+        assert scene.events == ["add in the database", "remove u1", "add u1"]
+        assert scene.arbiter.tenants["u1"].allotments[0].memory_bytes == 8 << 30
+
+    def test_but_not_while_a_process_of_it_has_the_old(self, scene: Scene) -> None:
+        scene.tenants.admit(a_tenancy())
+        scene.arbiter.living.add("u1")
+        scene.events.clear()
+        with pytest.raises(CannotHostError, match="make it anew"):
+            scene.tenants.admit(a_tenancy("u1", replace(SHARE, uuid="GPU-1")))
+        assert scene.events == []
+
+    def test_another_number_for_its_card_is_written_and_takes_nothing_away(self, scene: Scene) -> None:
+        scene.tenants.admit(a_tenancy())
+        scene.arbiter.living.add("u1")
+        scene.events.clear()
+        scene.tenants.admit(a_tenancy("u1", replace(SHARE, card=3)))
+        assert scene.events == ["add in the database", "add u1"]
+
+    def test_one_that_was_leaving_stays(self, scene: Scene) -> None:
+        scene.tenants.admit(a_tenancy())
+        scene.tenants.leave("u1")
+        scene.tenants.admit(a_tenancy())
+        scene.tenants.sweep()
+        assert "u1" in scene.tenants.tenancies
+
+
+class TestTakenUp:
+    def test_all_that_the_database_knows_are_with_the_arbiter_again(self, scene: Scene) -> None:
+        scene.tenants.admit(a_tenancy("u1"))
+        scene.tenants.admit(a_tenancy("u2"))
+        scene.arbiter.tenants.clear()
+        assert scene.another().take_up() == 2
+        assert set(scene.arbiter.tenants) == set(scene.tenants.tenancies) == {"u1", "u2"}
+
+    def test_one_whose_folder_cannot_be_used_stays_accounted(
+        self, scene: Scene, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        scene.tenants.admit(a_tenancy())
+        scene.arbiter.fails = OSError(5, "Input/output error")
+        scene.another().take_up()
+        assert set(scene.tenants.tenancies) == {"u1"}
+        assert "beyond control" in caplog.text
+
+    def test_folders_that_nobody_is_known_for_are_left_behind(self, scene: Scene) -> None:
+        scene.tenants.admit(a_tenancy())
+        (scene.folder / "t" / "u9").mkdir()
+        (scene.folder / "t" / "a-file").touch()
+        assert scene.tenants.left_behind() == {"u9"}
+
+    @pytest.mark.parametrize("uid", ["", ".", "..", "../t", "a/b"])
+    def test_what_is_no_uid_takes_nobodys_folder_along(self, scene: Scene, uid: str) -> None:
+        scene.tenants.admit(a_tenancy("u1"))
+        scene.tenants.discard(uid)
+        assert (scene.folder / "t/u1").is_dir()
+        assert (scene.folder / "state.db").exists()
+
+    def test_they_are_discarded_after_what_leads_there(self, scene: Scene) -> None:
+        (scene.folder / "t" / "u9").mkdir()
+        scene.tenants.discard("u9")
+        assert scene.events == ["withdraw u9"]
+        assert not (scene.folder / "t" / "u9").exists()
+
+
+class TestLetGo:
+    def test_first_what_leads_there_then_its_folder_then_the_database(self, scene: Scene) -> None:
+        scene.tenants.admit(a_tenancy())
+        scene.events.clear()
+        scene.tenants.leave("u1")
+        scene.tenants.sweep()
+        assert scene.events == ["withdraw u1", "remove u1", "remove in the database"]
+        assert (scene.tenants.tenancies, scene.store.tenancies()) == ({}, [])
+
+    def test_not_before_the_next_sweep(self, scene: Scene) -> None:
+        scene.tenants.admit(a_tenancy())
+        scene.tenants.leave("u1")
+        assert set(scene.tenants.tenancies) == {"u1"}
+
+    def test_not_while_a_process_of_it_lives(self, scene: Scene) -> None:
+        scene.tenants.admit(a_tenancy())
+        scene.arbiter.living.add("u1")
+        scene.tenants.leave("u1")
+        scene.tenants.sweep()
+        assert scene.tenants.ended == {"u1"}
+        scene.arbiter.living.clear()
+        scene.tenants.sweep()
+        assert (scene.tenants.tenancies, scene.tenants.ended) == ({}, frozenset())
+
+    def test_one_that_has_not_ended_after_all_stays(self, scene: Scene) -> None:
+        scene.tenants.admit(a_tenancy())
+        scene.tenants.leave("u1")
+        scene.tenants.stay("u1")
+        scene.tenants.sweep()
+        assert set(scene.tenants.tenancies) == {"u1"}
+
+    def test_one_that_we_never_knew_is_nothing_to_us(self, scene: Scene) -> None:
+        scene.tenants.leave("u9")
+        scene.tenants.sweep()
+        assert scene.events == []
+
+    def test_but_a_folder_that_it_left_goes_with_it(self, scene: Scene) -> None:
+        (scene.folder / "t" / "u9").mkdir()
+        scene.tenants.leave("u9")
+        assert scene.tenants.ended == frozenset()
+        scene.tenants.sweep()
+        assert not (scene.folder / "t" / "u9").exists()
+
+    def test_one_that_lingers_is_told_of_once_after_a_minute(self, scene: Scene) -> None:
+        scene.tenants.admit(a_tenancy())
+        scene.arbiter.living.add("u1")
+        scene.tenants.leave("u1")
+        told = []
+        for _ in range(4):
+            told.append([each.uid for each in scene.tenants.sweep()])
+            scene.clock.sleep(40.0)
+        assert told == [[], [], ["u1"], []]
+
+    @pytest.mark.parametrize("error", [CdiError("read-only"), OSError(30, "Read-only file system")])
+    def test_one_that_cannot_be_let_go_is_tried_again_and_holds_up_nobody(
+        self, scene: Scene, error: Exception, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        scene.tenants.admit(a_tenancy("u1"))
+        scene.tenants.leave("u1")
+        scene.withdrawing = error
+        scene.tenants.sweep()
+        scene.tenants.sweep()
+        assert caplog.text.count("cannot be let go") == 1
+        scene.withdrawing = None
+        scene.tenants.sweep()
+        assert scene.tenants.tenancies == {}
+
+    def test_a_full_disk_keeps_it_accounted_until_it_is_forgotten(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        scene.tenants.admit(a_tenancy("u1"))
+        scene.tenants.admit(a_tenancy("u2"))
+        scene.tenants.leave("u1")
+        with monkeypatch.context() as patch:
+            patch.setattr(PodStore, "remove", _full)
+            scene.tenants.sweep()
+        assert set(scene.tenants.tenancies) == {"u1", "u2"}
+        scene.tenants.sweep()
+        assert {each.uid for each in scene.store.tenancies()} == {"u2"}
+
+
+class TestWithARealArbiter:
+    def test_a_pod_has_a_page_and_a_door_for_any_user_and_then_nothing(self, tmp_path: Path) -> None:
+        nvml: Any = Nvml()
+        arbiter = Arbiterd([Card(0, 16 * GIB, "GPU-0")], rules=SharingRules(), nvml=nvml, simulated=True)
+        arbiter.start()
+        store = PodStore(tmp_path / "state.db", boot="b")
+        tenants = PodTenants(
+            store=store, arbiter=arbiter, folder=tmp_path / "t", clock=lambda: 0.0, withdraw=lambda uid: None
+        )
+        try:
+            tenants.admit(a_tenancy())
+            modes = {each: stat.S_IMODE(os.lstat(tmp_path / "t" / "u1" / each).st_mode) for each in ("page", "sock")}
+            assert modes == {"page": 0o666, "sock": 0o666}
+            page = (tmp_path / "t" / "u1" / "page").stat().st_ino
+            tenants.admit(a_tenancy())
+            assert (tmp_path / "t" / "u1" / "page").stat().st_ino == page
+            tenants.leave("u1")
+            tenants.sweep()
+            assert list((tmp_path / "t").iterdir()) == []
+        finally:
+            arbiter.stop()
+            store.close()
+
+
+# --- what a Pod as a whole holds --------------------------------------------------------------------------------------
+
+amounts = st.none() | st.integers(0, 100).map(lambda percent: 10 * percent)
+parts = st.lists(
+    st.builds(Share, st.integers(0, 3), st.integers(0, 9), amounts, amounts, st.booleans()),
+    max_size=3,
+    unique_by=lambda share: share.card,
+)
+
+
+@st.composite
+def grants(draw: st.DrawFn) -> Grant:
+    """Any grant, init containers and sidecars first."""
+    roles = draw(st.lists(st.sampled_from([Role.INIT, Role.SIDECAR]), max_size=3)) + [Role.MAIN] * draw(
+        st.integers(1, 3)
+    )
+    containers = (ContainerGrant(f"c{at}", at, role, tuple(draw(parts))) for at, role in enumerate(roles))
+    return Grant("u1", "n1", tuple(containers))
+
+
+@given(grants())
+def test_what_it_holds_of_each_card_is_the_most_it_uses_there_at_once(grant: Grant) -> None:
+    held = shares_of(grant, {})
+    assert {share.card: _amounts(share.usage()) for share in held} == {
+        card: _amounts(usage) for card, usage in grant.usage().items()
+    }
+
+
+def _amounts(usage: Usage) -> tuple[int, int, int, bool]:
+    return usage.memory_mib, usage.core_milli, usage.greedy_milli, usage.exclusive > 0
+
+
+@given(grants())
+def test_it_has_a_quota_of_a_card_exactly_where_a_container_asked_for_one(grant: Grant) -> None:
+    for held in shares_of(grant, {}):
+        here = [share for each in grant.containers for share in each.shares if share.card == held.card]
+        assert (held.core_milli is None) == all(share.core_milli is None for share in here)
+        assert (held.greedy_milli is None) == all(share.greedy_milli is None for share in here)
+
+
+def test_cards_have_the_name_they_were_granted_by_else_the_one_of_their_number() -> None:
+    grant = Grant("u1", "n1", (ContainerGrant("a", 0, Role.MAIN, (SHARE, Share(1, 5))),))
+    assert [share.uuid for share in shares_of(grant, {0: "another", 1: "GPU-1"})] == ["GPU-0", "GPU-1"]
+
+
+def _full(*_: object) -> None:
+    raise StoreError("database or disk is full")

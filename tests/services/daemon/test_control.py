@@ -1,0 +1,44 @@
+"""A daemon's side of the control socket: whoever asks, and however slowly, it can be ended at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from aliquot.services.daemon import control
+from aliquot.services.daemon.control import hang_up, request_of, say
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_one_that_is_told_to_end_as_the_request_comes_ends(steps: int) -> None:
+    """`asyncio.wait_for` goes on then, and a daemon that is ended waits for a keeper that never hangs up."""
+
+    async def act() -> None:
+        reader = asyncio.StreamReader()
+        asking = asyncio.create_task(request_of(reader))
+        await asyncio.sleep(0.01)
+        reader.feed_data(b'{"op": "keep"}\n')
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        was_there = asking.cancel()
+        await asyncio.wait([asking])
+        assert asking.cancelled() is was_there
+
+    asyncio.run(act())
+
+
+def test_one_who_never_takes_the_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "FIRST_WORDS", 0.05)
+
+    async def act() -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            for end in (ours, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            _, writer = await asyncio.open_unix_connection(sock=ours)
+            say(writer, {"ok": "x" * 50_000})  # more than the kernel takes, and not enough to be waited for
+            await asyncio.wait_for(hang_up(writer), 10)
+
+    asyncio.run(act())

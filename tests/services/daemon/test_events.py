@@ -1,0 +1,287 @@
+"""Events: one object per thing that happens, a count for what repeats, and no flood whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
+from aliquot.services.daemon import events as module
+from aliquot.services.daemon.events import Events, ObjectRef
+from kit.fakeapi import Api, Clock, forbidden
+
+POD = ObjectRef("Pod", "web", "team", "uid-1")
+NODE = ObjectRef("Node", "n1", uid="uid-n1")
+MODERN, CORE = "/apis/events.k8s.io/v1/namespaces/team/events", "/api/v1/namespaces/team/events"
+
+
+class Rig:
+    """Events over an API that is not there."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.api, self.clock = Api(), Clock()
+        self.events = Events(self.api.kube, "aliquot-scheduler", self.clock, instance="one", **settings)
+
+    def say(self, message: str = "no room", about: ObjectRef = POD, reason: str = "Waiting") -> None:
+        self.events.emit(about, reason, message)
+
+    def step(self, after: float = 0.0) -> float:
+        self.clock.sleep(after)
+        return asyncio.run(self.events.step())
+
+
+def test_an_event_is_written_whole() -> None:
+    rig = Rig()
+    rig.say()
+    rig.step()
+    ((path, body),) = rig.api.sent("create")
+    assert path == MODERN
+    assert body["metadata"]["namespace"] == "team"
+    assert body["metadata"]["name"].startswith("web.")
+    del body["metadata"]
+    assert body == {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "eventTime": "2027-01-15T08:00:00.000000Z",
+        "reportingController": "aliquot-scheduler",
+        "reportingInstance": "one",
+        "action": "Waiting",
+        "reason": "Waiting",
+        "regarding": {"apiVersion": "v1", "kind": "Pod", "namespace": "team", "name": "web", "uid": "uid-1"},
+        "note": "no room",
+        "type": "Warning",
+    }
+
+
+def test_an_event_about_a_node_is_kept_in_default() -> None:
+    rig = Rig()
+    rig.say(about=NODE)
+    rig.step()
+    ((path, body),) = rig.api.sent("create")
+    assert path == "/apis/events.k8s.io/v1/namespaces/default/events"
+    assert "namespace" not in body["regarding"]
+
+
+def test_telling_sends_nothing_by_itself() -> None:
+    rig = Rig()
+    rig.say()
+    assert rig.api.calls == []
+
+
+def test_a_note_is_cut_to_what_an_event_takes() -> None:
+    rig = Rig()
+    rig.say("显存" * 1000)
+    rig.step()
+    note = rig.api.sent("create")[0][1]["note"]
+    assert len(note.encode()) <= 1024
+    assert note.endswith("...")
+
+
+# What repeats.
+
+
+def test_the_same_words_again_are_one_object_with_a_count() -> None:
+    rig = Rig()
+    rig.say()
+    rig.step()
+    for _ in range(5):
+        rig.say()
+        rig.step(after=1)
+    assert rig.api.sent("patch") == []
+    rig.step(after=30)
+    ((path, body),) = rig.api.sent("patch")
+    assert path == f"{MODERN}/{rig.api.sent('create')[0][1]['metadata']['name']}"
+    assert body == {"series": {"count": 6, "lastObservedTime": "2027-01-15T08:00:35.000000Z"}}
+    assert len(rig.api.sent("create")) == 1
+
+
+def test_what_goes_on_for_an_hour_is_written_ever_more_seldom() -> None:
+    rig = Rig()
+    for _ in range(3600):
+        rig.say()
+        rig.step(after=1)
+    assert len(rig.api.sent("create")) == 1
+    assert 5 <= len(rig.api.sent("patch")) <= 12
+
+
+def test_other_words_are_a_new_event_but_not_at_once() -> None:
+    rig = Rig()
+    rig.say("no room")
+    rig.step()
+    for free in range(10):
+        rig.say(f"{free} GiB free")
+        rig.step(after=1)
+    assert len(rig.api.sent("create")) == 1
+    rig.step(after=5)
+    assert [body["note"] for _, body in rig.api.sent("create")] == ["no room", "9 GiB free"]
+
+
+def test_words_that_were_never_sent_are_forgotten_for_newer_ones() -> None:
+    rig = Rig()
+    rig.say("no room")
+    rig.say("no node")
+    rig.step()
+    assert [body["note"] for _, body in rig.api.sent("create")] == ["no node"]
+
+
+def test_an_event_that_has_run_out_is_told_anew() -> None:
+    rig = Rig()
+    rig.say()
+    rig.step()
+    rig.api.objects.clear()
+    rig.say()
+    rig.step(after=60)
+    names = {body["metadata"]["name"] for _, body in rig.api.sent("create")}
+    assert len(names) == 2
+
+
+# How fast.
+
+
+def test_ten_thousand_waiting_pods_are_no_flood() -> None:
+    rig = Rig(per_second=10, burst=50)
+    for number in range(4000):
+        rig.say(about=ObjectRef("Pod", f"p{number}", "team", str(number)))
+    for _ in range(60):
+        rig.step(after=1)
+    assert len(rig.api.calls) == pytest.approx(650, abs=20)
+
+
+def test_more_topics_than_can_be_kept_lose_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_TOPICS", 3)
+    rig = Rig(per_second=1000, burst=1000)
+    for number in range(20):
+        rig.say(about=ObjectRef("Pod", f"p{number}", "team", str(number)))
+    rig.step()
+    assert [body["regarding"]["name"] for _, body in rig.api.sent("create")] == ["p17", "p18", "p19"]
+    assert rig.events.dropped == 17
+
+
+# What can go wrong.
+
+
+def test_what_was_told_long_ago_is_forgotten_when_something_new_is_told() -> None:
+    rig = Rig(burst=1000)
+    for number in range(100):
+        rig.say(about=ObjectRef("Pod", f"web-{number}", "team", f"uid-{number}"))
+    rig.step(after=1.0)
+    rig.say("still", about=NODE)
+    rig.step(after=3590.0)
+    assert len(rig.events._topics) == 101
+    rig.say("now", about=POD)
+    rig.step(after=15.0)
+    assert len(rig.events._topics) == 102
+    rig.say("now", about=ObjectRef("Pod", "later", "team", "uid-later"))
+    assert [about.name for about, _, _ in rig.events._topics] == ["n1", "web", "later"]
+
+
+def test_what_was_not_written_yet_is_not_forgotten() -> None:
+    rig = Rig()
+    rig.api.refuse = forbidden()
+    rig.say()
+    rig.step()
+    rig.clock.sleep(7200.0)
+    rig.say(about=NODE)
+    assert len(rig.events._topics) == 2
+
+
+def test_a_role_that_knows_only_core_events_is_found_out_once() -> None:
+    rig = Rig()
+    rig.api.refuse = forbidden(inside="events.k8s.io")
+    rig.say()
+    rig.say(about=NODE)
+    rig.step()
+    assert [path for path, _ in rig.api.sent("create")] == [MODERN, CORE, "/api/v1/namespaces/default/events"]
+    body = rig.api.sent("create")[1][1]
+    assert (body["message"], body["count"], body["firstTimestamp"]) == ("no room", 1, "2027-01-15T08:00:00Z")
+    assert body["source"] == {"component": "aliquot-scheduler", "host": "one"}
+    assert body["involvedObject"]["uid"] == "uid-1"
+    rig.say()
+    rig.step(after=30)
+    assert rig.api.sent("patch")[0][1] == {"count": 2, "lastTimestamp": "2027-01-15T08:00:30Z"}
+
+
+def test_a_role_that_knows_no_events_is_told_once_and_asked_again_later(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    rig.api.refuse = forbidden()
+    with caplog.at_level(logging.WARNING):
+        for number in range(20):
+            rig.say(about=ObjectRef("Pod", f"p{number}", "team", str(number)))
+            rig.step(after=1)
+    assert [each.message for each in caplog.records] == [
+        "events cannot be written: the role lacks create and patch on events, in events.k8s.io or the core group"
+    ]
+    assert len(rig.api.calls) == 2
+    rig.api.refuse = lambda verb, path: None
+    rig.step(after=600)
+    assert rig.events.written == 20
+
+
+def test_a_namespace_on_its_way_out_takes_no_events_and_says_nothing_about_roles() -> None:
+    rig = Rig()
+    causes = {"causes": [{"reason": "NamespaceTerminating"}]}
+    rig.api.refuse = lambda verb, path: (
+        ApiError(403, "Forbidden", "is being terminated", causes) if "team" in path else None
+    )
+    rig.say()
+    rig.say(about=NODE)
+    rig.step()
+    assert [path.split("/")[1] for path, _ in rig.api.sent("create")] == ["apis", "apis"]
+    assert rig.events.dropped == 1
+    assert rig.events.written == 1
+
+
+def test_an_answer_that_was_lost_makes_no_second_event() -> None:
+    rig = Rig()
+    lost = iter([Unreachable("cut off")])
+    rig.api.refuse = lambda verb, path: next(lost, None)
+    rig.say()
+    rig.step()
+    path, body = rig.api.sent("create")[0]
+    rig.api.objects[f"{path}/{body['metadata']['name']}"] = body  # it had happened
+    rig.step(after=2)
+    assert [path for path, _ in rig.api.sent("create")] == [MODERN, MODERN]
+    assert len(rig.api.objects) == 1
+    assert rig.events.written == 1
+
+
+def test_an_api_server_that_is_away_for_a_while_hears_it_later() -> None:
+    rig = Rig()
+    rig.api.refuse = lambda verb, path: Unreachable("refused")
+    rig.say("first")
+    rig.step()
+    rig.step(after=2)
+    rig.api.refuse = lambda verb, path: None
+    rig.step(after=60)
+    assert rig.events.written == 1
+
+
+def test_an_event_that_the_api_server_will_not_have_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    rig.api.refuse = lambda verb, path: ApiError(422, "Invalid", "note: too long")
+    rig.say()
+    rig.step()
+    rig.step(after=1000)
+    assert len(rig.api.calls) == 1
+    assert rig.events.dropped == 1
+    assert "note: too long" in caplog.text
+
+
+def test_it_runs_until_it_is_cancelled() -> None:
+    rig = Rig()
+
+    async def scenario() -> None:
+        task = asyncio.create_task(rig.events.run())
+        await asyncio.sleep(0)
+        rig.say()
+        while not rig.api.calls:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scenario())
+    assert rig.events.written == 1

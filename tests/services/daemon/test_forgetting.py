@@ -1,0 +1,84 @@
+"""What is gone is forgotten: agents and schedulers run for months, and Pods come and go by the thousand."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from aliquot.model.claim import AppClass
+from aliquot.model.tenant import Allotment, Tenant
+from aliquot.services.daemon.memory import keep_tidy
+from aliquot.services.scheduler.cluster import Cluster
+from kit.agentnode import House, a_qgpu_pod
+from kit.arbiterd import UUIDS, Rig, until
+from kit.leaks import keepers
+from kit.watchobjects import SHARED, as_pod, bound_json, claim_of, live_node, pod_json
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    made = Rig(tmp_path, monkeypatch)
+    yield made
+    made.end()
+
+
+def test_of_a_pod_that_ran_and_is_gone_the_agent_keeps_nothing(house: House) -> None:
+    around = (house, house.kubelet, house.api)
+    for name in ("first", "leaver"):  # the first of a kind is kept as what its kind looks like
+        house.run(pod := a_qgpu_pod(name))
+        assert keepers(house.agent, pod["metadata"]["uid"], beside=around), "while it runs it is known"
+        house.deleted(pod)
+        house.agent.clerk._marks.clear()  # those are written by a part that does not run here
+    gc.collect()
+    assert keepers(house.agent, pod["metadata"]["uid"], beside=around) == []
+
+
+def test_the_agent_looks_for_what_only_the_collector_finds_as_long_as_it_runs(house: House) -> None:
+    assert keep_tidy in [work.func for work in house.agent._works() if isinstance(work, partial)]
+
+
+def test_of_a_tenant_that_is_gone_the_arbiter_keeps_nothing(rig: Rig) -> None:
+    folder = rig.folder / "leaver"
+    rig.daemon.add(Tenant("leaver", "ml/leaver", AppClass.NORMAL, (Allotment(UUIDS[0], 1 << 30, 500),), None), folder)
+    guest = rig.registered(folder, client=7)
+    guest.launch()
+    around = (rig, rig.driver, rig.nvml)
+    assert keepers(rig.daemon, "leaver", beside=around), "while it is there it is known"
+    guest.close()
+    rig.daemon.remove("leaver")
+    until(lambda: not any(each.tenant == "leaver" for each in rig.daemon.standings()))
+    until(lambda: not keepers(rig.daemon, "leaver", beside=around), "that it is forgotten")
+
+
+def test_of_a_pod_that_is_gone_the_scheduler_keeps_nothing() -> None:
+    cluster = Cluster("binpack", shortlist=1)
+    cluster.set_node(live_node("n1", 16, labels=SHARED))
+    for name in ("first", "leaver", "next"):  # the first of a kind, and the latest of all, are kept as examples
+        told = pod_json(name)
+        cluster.set_pod(as_pod(told))
+        claim = claim_of(cluster, as_pod(told))
+        assert list(cluster.filter(claim, ["n1"]).fit) == ["n1"]
+        _, best = cluster.rank(claim, ["n1"])
+        assert best is not None
+        cluster.hold(claim, best, 1.0)
+        placed, node = cluster.assume(claim, "n1"), cluster.board.node("n1")
+        assert not isinstance(placed, list)
+        assert node is not None
+        cluster.set_pod(as_pod(bound_json(told, claim, placed.grant, node, cluster.rules)))
+        assert keepers(cluster, f"uid-{name}"), "while it is there it is known"
+        cluster.drop_pod(f"ns/{name}")
+    assert keepers(cluster, "uid-leaver") == []
+
+
+def test_of_a_pod_that_waits_in_vain_and_is_gone_the_scheduler_keeps_nothing() -> None:
+    cluster = Cluster("binpack", shortlist=1)
+    cluster.set_node(live_node("n1", 2, labels=SHARED))
+    for name in ("first", "leaver", "next"):
+        cluster.set_pod(pod := as_pod(pod_json(name, refused=True)))
+        assert list(cluster.filter(claim_of(cluster, pod), ["n1"]).fit) == []
+        cluster.drop_pod(f"ns/{name}")
+    assert keepers(cluster, "uid-leaver") == []

@@ -1,0 +1,54 @@
+"""Folders of a Pod: the host's, or nobody sees what is in them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from aliquot.services.daemon.home import UpError, check_mounted, make_folder
+
+LAYERS = "36 22 0:31 / / rw,relatime - overlay overlay rw,lowerdir=/l,upperdir=/u"
+DISK = "36 22 8:1 / / rw,relatime - ext4 /dev/sda1 rw"
+RUN = "40 36 0:26 /aliquot /run/aliquot rw - tmpfs tmpfs rw"
+VAR = "41 36 8:1 /var /host/var rw shared:5 - ext4 /dev/sda1 rw"
+
+
+@pytest.fixture
+def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    return tmp_path / "mountinfo"
+
+
+def test_a_folder_that_is_mounted_or_in_one_that_is_will_do(mounts: Path) -> None:
+    mounts.write_text("\n".join([LAYERS, RUN, VAR]))
+    check_mounted(["/run/aliquot", "/run/aliquot/t", "/host/var/lib/qgpu"], mounts=mounts)
+
+
+@pytest.mark.parametrize("folder", ["/var/lib/aliquot", "/run/aliquot-other", "/run"])
+def test_one_that_is_the_images_own_is_refused_with_what_to_do(mounts: Path, folder: str) -> None:
+    mounts.write_text("\n".join([LAYERS, RUN, VAR]))
+    with pytest.raises(UpError, match=f"{folder} is this container's own.*hostPath"):
+        check_mounted(["/run/aliquot", folder], mounts=mounts)
+
+
+def test_whoever_went_to_the_hosts_own_root_needs_no_mount(mounts: Path) -> None:
+    mounts.write_text(DISK)
+    check_mounted(["/var/lib/aliquot"], mounts=mounts)
+
+
+def test_out_of_a_pod_nothing_is_looked_at(mounts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
+    check_mounted(["/var/lib/aliquot"], mounts=mounts)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a link of another user's")
+def test_a_home_that_a_link_of_somebody_else_leads_to_is_not_used(tmp_path: Path) -> None:
+    """It may lead to a folder of ours that is for other things."""
+    (tmp_path / "etc").mkdir(mode=0o700)
+    (tmp_path / "home").symlink_to("etc")
+    os.lchown(tmp_path / "home", 65534, 65534)
+    with pytest.raises(UpError, match="belongs to user 65534"):
+        make_folder(str(tmp_path / "home"), 0o755)
+    assert (tmp_path / "etc").stat().st_mode & 0o777 == 0o700

@@ -1,0 +1,79 @@
+"""The status in Prometheus's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aliquot.services.daemon.metrics import exposition
+from kit.leaks import left_behind
+
+
+def a_status(**tenant: Any) -> dict[str, Any]:
+    card = {
+        "index": 0,
+        "uuid": "GPU-0",
+        "share": 0.25,
+        "memory_used_bytes": 5,
+        "memory_limit_bytes": 10,
+        "paused_seconds": 1.5,
+        "preemptions": 3,
+        "refused_allocations": 2,
+        "state": "paused",
+        "level": "hardware",
+        **tenant,
+    }
+    machine = {
+        "index": 0,
+        "uuid": "GPU-0",
+        "model": 'Odd "model"\\',
+        "memory_bytes": 100,
+        "memory_used_bytes": None,
+        "memory_booked_bytes": 10,
+        "core_booked": 30.0,
+        "utilisation": None,
+        "tenants": 1,
+    }
+    return {
+        "cards": [machine],
+        "tenants": [{"name": "train", "class": "offline", "cards": [card]}],
+        "queue": [{}, {}],
+        "findings": [{}],
+    }
+
+
+def lines(status: dict[str, Any]) -> list[str]:
+    return exposition(status).decode().splitlines()
+
+
+def test_each_number_of_a_tenant_is_there_with_its_name_and_card() -> None:
+    labels = '{card="0",class="offline",tenant="train",uuid="GPU-0"}'
+    told = lines(a_status())
+    for expected in (
+        f"aliquot_tenant_share_ratio{labels} 0.25",
+        f"aliquot_tenant_memory_used_bytes{labels} 5.0",
+        f"aliquot_tenant_memory_limit_bytes{labels} 10.0",
+        f"aliquot_tenant_paused_seconds_total{labels} 1.5",
+        f"aliquot_tenant_preemptions_total{labels} 3.0",
+        f"aliquot_tenant_refused_allocations_total{labels} 2.0",
+        "aliquot_queue_length 2.0",
+        "aliquot_findings 1.0",
+        "# TYPE aliquot_tenant_preemptions_total counter",
+        "# TYPE aliquot_tenant_share_ratio gauge",
+    ):
+        assert expected in told
+    assert any(line.startswith("aliquot_build_info{version=") for line in told)
+
+
+def test_what_is_not_known_is_not_told() -> None:
+    told = "\n".join(lines(a_status(share=None)))
+    assert "aliquot_tenant_share_ratio{" not in told
+    assert "aliquot_card_memory_used_bytes{" not in told
+
+
+def test_compute_is_a_ratio_and_odd_names_are_escaped() -> None:
+    assert 'aliquot_card_core_booked_ratio{card="0",model="Odd \\"model\\"\\\\",uuid="GPU-0"} 0.3' in lines(a_status())
+
+
+def test_a_scrape_leaves_nothing_behind() -> None:
+    lines(a_status())  # the first loads what it needs
+    assert left_behind(lambda: [lines(a_status()) for _ in range(20)]) < 20

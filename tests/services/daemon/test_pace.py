@@ -1,0 +1,32 @@
+"""A pace: a burst at once, then so many per second."""
+
+from __future__ import annotations
+
+import pytest
+
+from aliquot.services.daemon.pace import Pace, back_off
+
+
+def test_a_burst_may_go_at_once_and_the_rest_waits() -> None:
+    pace = Pace(per_second=10, burst=3)
+    assert [pace.take(0.0) for _ in range(4)] == [True, True, True, False]
+    assert pace.wait(0.0) == pytest.approx(0.1)
+
+
+def test_tokens_come_back_with_time_but_never_more_than_the_burst() -> None:
+    pace = Pace(per_second=10, burst=2)
+    for _ in range(2):
+        pace.take(0.0)
+    assert pace.take(0.1)
+    assert [pace.take(100.0) for _ in range(3)] == [True, True, False]
+
+
+def test_a_clock_that_was_set_back_gives_nothing_and_takes_nothing() -> None:
+    pace = Pace(per_second=1, burst=1)
+    assert pace.take(100.0)
+    assert not pace.take(50.0)
+    assert pace.take(51.0)
+
+
+def test_back_off_doubles_up_to_its_longest() -> None:
+    assert [back_off(attempt, first=1, longest=5) for attempt in (1, 2, 3, 4, 400)] == [1, 2, 4, 5, 5]

@@ -1,0 +1,54 @@
+"""A part that fails is told and started again; one that ends, or is ended, stays so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from aliquot.services.daemon.tasks import for_ever
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds it would have waited."""
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr("asyncio.sleep", sleep)
+    return waited
+
+
+def test_what_fails_is_told_and_started_again_after_a_second(
+    pauses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    left = [ValueError("first"), KeyError("second")]
+
+    async def work() -> None:
+        if left:
+            raise left.pop(0)
+
+    asyncio.run(for_ever(work))
+    assert pauses == [1.0, 1.0]
+    assert caplog.text.count("a part failed; it starts again") == 2
+    assert "ValueError: first" in caplog.text
+
+
+def test_what_is_cancelled_is_not_started_again(pauses: list[float]) -> None:
+    async def work() -> None:
+        await asyncio.Event().wait()
+
+    async def scene() -> None:
+        task = asyncio.create_task(for_ever(work))
+        for _ in range(3):
+            await asyncio.tasks.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+
+    asyncio.run(scene())
+    assert pauses == []

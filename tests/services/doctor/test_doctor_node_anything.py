@@ -1,0 +1,36 @@
+"""Whatever the API server's objects look like, the node's checks have an answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aliquot.dialects import Rules
+from aliquot.services.doctor.agent import agent_findings
+from aliquot.services.doctor.findings import grouped
+from aliquot.services.doctor.holdings import holding_findings
+from aliquot.services.doctor.site import Places
+from kit.nodesite import the_node, the_pod, the_site, the_spec
+from services.doctor.test_doctor_anything import anything, changed, places_in
+
+WHOLE = {"node": the_node(), "pod": the_pod()}
+SITES = [
+    the_site(),
+    the_site(agent=None, processes=None, specs=(the_spec(), the_spec(uid="uid-of-old"))),
+    the_site(places=Places(cdi=None), specs=()),
+]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_one_value_anywhere_becomes_any_other_and_all_of_it_is_still_answered(data: st.DataObject) -> None:
+    places = [path for path in places_in(WHOLE) if len(path) > 1 and path[-1] != "kind"]
+    whole: Any = changed(WHOLE, data.draw(st.sampled_from(places)), data.draw(anything))
+    site = data.draw(st.sampled_from(SITES))
+    findings = [
+        *agent_findings(site, whole["node"], Rules()),
+        *holding_findings(site, whole["node"], [whole["pod"]], Rules()),
+    ]
+    assert all(each.what and (each.advice is None or each.advice) for each in grouped(findings))

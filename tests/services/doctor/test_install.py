@@ -1,0 +1,78 @@
+"""Is what was installed there, ready, and of one release: one planted fault after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aliquot.services.doctor.findings import Level
+from aliquot.services.doctor.install import installation_findings
+
+RELEASE = "0.1.0"
+
+
+def _workload(
+    kind: str, component: str, *, ready: int = 2, image: str = "aliquot:0.1.0", version: str = RELEASE
+) -> Any:
+    labels = {"app.kubernetes.io/component": component, "app.kubernetes.io/version": version}
+    counts = {"replicas": 2, "updatedReplicas": 2, "availableReplicas": ready}
+    if kind == "DaemonSet":
+        counts = {"desiredNumberScheduled": 2, "updatedNumberScheduled": 2, "numberAvailable": ready}
+    return {
+        "kind": kind,
+        "metadata": {"name": f"aliquot-{component}", "namespace": "a", "generation": 1, "labels": labels},
+        "spec": {"replicas": 2, "template": {"spec": {"containers": [{"image": image}]}}},
+        "status": {"observedGeneration": 1, **counts},
+    }
+
+
+def _both(**agent: Any) -> list[Any]:
+    return [_workload("Deployment", "scheduler"), _workload("DaemonSet", "agent", **agent)]
+
+
+def _node(told: str | None) -> Any:
+    return {"metadata": {"name": "n1", "annotations": {} if told is None else {"aliquot.dev/agent": told}}}
+
+
+def test_what_is_well_is_one_line_with_how_many_there_are() -> None:
+    (finding,) = installation_findings(_both(), [], [_node(RELEASE), _node(None)], RELEASE)
+    assert finding.level is Level.OK
+    assert finding.what == "0.1.0: 2 of 2 schedulers ready, 2 of 2 agents ready"
+
+
+def test_a_cluster_into_which_it_was_put_in_another_way_has_nothing_to_say() -> None:
+    assert list(installation_findings([], [], [_node(RELEASE)], RELEASE)) == []
+
+
+def test_a_program_that_is_not_ready_is_told_with_the_pod_that_says_why() -> None:
+    waiting = {"name": "agent", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}}
+    pod = {"metadata": {"name": "aliquot-agent-x", "namespace": "a"}, "status": {"containerStatuses": [waiting]}}
+    (finding,) = installation_findings(_both(ready=1), [pod], [], RELEASE)
+    assert finding.about == ("DaemonSet a/aliquot-agent",)
+    assert finding.what == "1 of 2 agents ready: aliquot-agent-x: container agent: ErrImagePull: no such image"
+    assert finding.fix is not None
+    assert "kubectl describe pod aliquot-agent-x -n a" in finding.fix
+
+
+def test_a_program_without_pods_points_to_its_own_events() -> None:
+    (finding,) = installation_findings(_both(ready=0), [], [], RELEASE)
+    assert finding.what == "0 of 2 agents ready, and no Pod of it says why"
+
+
+def test_scheduler_and_agents_of_different_images_are_told() -> None:
+    (finding,) = installation_findings(_both(image="aliquot:0.0.9"), [], [], RELEASE)
+    assert "aliquot-agent aliquot:0.0.9, aliquot-scheduler aliquot:0.1.0" in finding.what
+
+
+@pytest.mark.parametrize(("told", "words"), [("0.0.9", "its agent is of release 0.0.9"), ("away", "its agent is away")])
+def test_a_node_whose_agent_is_away_or_of_another_release_is_told(told: str, words: str) -> None:
+    (finding,) = installation_findings(_both(), [], [_node(told)], RELEASE)
+    assert finding.about == ("n1",)
+    assert finding.what.startswith(words)
+
+
+def test_a_program_of_another_release_than_the_cluster_is_a_note() -> None:
+    *_, finding = installation_findings(_both(), [], [], "0.2.0")
+    assert finding.level is Level.NOTE
+    assert finding.what.startswith("is of release 0.1.0, this program of 0.2.0")

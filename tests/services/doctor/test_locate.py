@@ -1,0 +1,50 @@
+"""Where the scheduler runs is found by the labels that the chart gives it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aliquot.adapters.kubernetes.kubectl import Kubectl
+from aliquot.services.doctor.locate import find_scheduler, usual
+from kit.kubectl import PaperCluster
+
+DEPLOYMENTS = "/apis/apps/v1/deployments"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PaperCluster:
+    paper = PaperCluster(tmp_path)
+    monkeypatch.setenv("KUBECTL", str(paper.binary))
+    return paper
+
+
+def test_it_is_the_deployment_with_our_labels_in_whatever_namespace(cluster: PaperCluster) -> None:
+    cluster.answer(DEPLOYMENTS, [{"metadata": {"namespace": "gpu", "name": "aliquot-scheduler"}}])
+    found = find_scheduler(Kubectl())
+    assert (found.namespace, found.name) == ("gpu", "aliquot-scheduler")
+    (asked,) = cluster.calls
+    assert "app.kubernetes.io%2Fname%3Daliquot%2Capp.kubernetes.io%2Fcomponent%3Dscheduler" in asked[-1]
+
+
+@pytest.mark.parametrize("answer", [[], [{}], "Error from server (Forbidden): deployments.apps is forbidden"], ids=str)
+def test_where_nothing_tells_it_is_in_the_usual_place(cluster: PaperCluster, answer: object) -> None:
+    cluster.answer(DEPLOYMENTS, answer)
+    assert find_scheduler(Kubectl()) == usual()
+
+
+@pytest.mark.parametrize(
+    ("args", "served"),
+    [
+        (["scheduler", "--dialects=qgpu"], ["qgpu"]),
+        (["scheduler", "--dialects=qgpu,t9k", "--port=1"], ["qgpu", "t9k"]),
+        (["scheduler"], ["qgpu", "t9k", "gpushare"]),
+        (["scheduler", "--dialects=another-releases"], ["qgpu", "t9k", "gpushare"]),
+    ],
+    ids=str,
+)
+def test_it_says_which_dialects_are_served(cluster: PaperCluster, args: list[str], served: list[str]) -> None:
+    spec = {"template": {"spec": {"containers": [{"name": "scheduler", "args": args}]}}}
+    cluster.answer(DEPLOYMENTS, [{"metadata": {"namespace": "gpu", "name": "aliquot-scheduler"}, "spec": spec}])
+    assert find_scheduler(Kubectl()).served == set(served)

@@ -1,0 +1,137 @@
+"""Do nodes advertise what their labels say: one planted fault after the other."""
+
+from __future__ import annotations
+
+import pytest
+
+from aliquot.dialects import Rules
+from aliquot.services.doctor.findings import Finding, Level
+from aliquot.services.doctor.nodes import node_findings
+from kit.manifests import COUNT, MEM, QGPU, QGPU_CORE, QGPU_MEMORY, SGN, T9K_CARDS, T9K_PERCENT, XGN, Json, a_node
+
+TAINT = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule"}
+FULL = {MEM: "32", COUNT: "2"}
+
+
+def findings(*nodes: Json, sick: dict[str, frozenset[int]] | None = None) -> list[Finding]:
+    return [each for each in node_findings(nodes, sick or {}, Rules()) if each.level is Level.FINDING]
+
+
+WELL = [
+    a_node("g", labels={"gpushare": "true"}, capacity=FULL),
+    a_node("q", 16, labels=QGPU, capacity={QGPU_MEMORY: "16", QGPU_CORE: "100"}),
+    a_node("x", 16, labels=XGN, capacity={T9K_CARDS: "1"}, taints=[TAINT]),
+    a_node("s", 16, labels=SGN, capacity={T9K_PERCENT: "100"}),
+    a_node("plain"),
+]
+
+
+def test_nodes_that_are_well_are_counted_and_nothing_else() -> None:
+    assert [(each.level, each.what) for each in node_findings(WELL, {}, Rules())] == [(Level.OK, "4 offer GPUs")]
+
+
+@pytest.mark.parametrize(
+    ("node", "check", "what", "fix"),
+    [
+        (a_node("n1", 16, labels=QGPU), "labels", "does not advertise", "kubectl label node n1 qgpu-device-enable-"),
+        (
+            a_node("n1", 16, labels=SGN, capacity={T9K_PERCENT: "0"}),
+            "labels",
+            "advertises 0 of",
+            "kubectl label node n1 sched.tensorstack.dev/node-alloc-mode-",
+        ),
+        (a_node("n1", 16, labels={"gpushare": "true"}), "labels", f"advertise {MEM}", "gpushare-"),
+        (
+            a_node("n1", 16, capacity={QGPU_MEMORY: "16"}),
+            "labels",
+            "is not labelled",
+            "kubectl label node n1 qgpu-device-enable=enable",
+        ),
+        (
+            a_node("n1", 16, labels={"qgpu-device-enable": "yes"}, capacity={QGPU_MEMORY: "16"}),
+            "labels",
+            '"yes" is neither enable nor disable',
+            "kubectl label node n1 --overwrite qgpu-device-enable=enable",
+        ),
+        (
+            a_node("n1", 16, labels={"gpushare": "ture"}),
+            "labels",
+            '"ture" is neither true nor false, and counts as false',
+            "kubectl label node n1 --overwrite gpushare=true",
+        ),
+        (a_node("n1", 16, capacity={T9K_CARDS: "1"}), "labels", "is not labelled", "node-alloc-mode=xgn"),
+        (a_node("n1", 16, capacity={T9K_PERCENT: "100"}), "labels", "is not labelled", "node-alloc-mode=sgn"),
+        (
+            a_node("n1", 16, labels=XGN, capacity={T9K_CARDS: "1"}),
+            "taints",
+            "lacks the taint",
+            "kubectl taint node n1 sched.tensorstack.dev/xgn-mode=true:NoSchedule",
+        ),
+        (
+            a_node("n1", 16, labels=SGN, capacity={T9K_PERCENT: "100"}, taints=[TAINT]),
+            "taints",
+            "although it is not labelled xgn",
+            "kubectl taint node n1 sched.tensorstack.dev/xgn-mode:NoSchedule-",
+        ),
+        (
+            a_node("n1", labels={"sched.tensorstack.dev/node-alloc-mode": "both"}),
+            "nodes",
+            "xgn (exclusive) or sgn (shared)",
+            "kubectl edit node n1",
+        ),
+        (
+            a_node("n1", 16, 16, 16, labels={"gpushare": "true"}, capacity=FULL),
+            "cards",
+            "the agent found 3 cards, but the kubelet advertises 2",
+            "restart the node agent on n1",
+        ),
+        (
+            a_node("n1", 40, 40, labels={"gpushare": "true"}, capacity=FULL),
+            "cards",
+            "80 GiB of GPU memory, but the kubelet advertises 32 GiB",
+            "restart the node agent on n1",
+        ),
+    ],
+)
+def test_each_fault_is_found_with_its_fix(node: Json, check: str, what: str, fix: str) -> None:
+    (finding,) = findings(node, WELL[0])
+    assert finding.check == check
+    assert finding.about == ("n1",)
+    assert what in finding.what
+    assert fix in str(finding.advice)
+
+
+def test_what_had_to_be_guessed_at_is_told_but_is_not_wrong() -> None:
+    node = a_node("n1", labels={"gpushare": "true"}, capacity={MEM: "32"})
+    (note,) = [each for each in node_findings([node], {}, Rules()) if each.level is Level.NOTE]
+    assert "one is assumed" in note.what
+    assert "aliquot.dev/inventory tells the cards" in str(note.advice)
+
+
+def test_a_sick_card_is_found_whoever_says_so() -> None:
+    node = a_node("n1", 16, 16, labels={"gpushare": "true"}, capacity=FULL)
+    (finding,) = findings(node, sick={"n1": frozenset({1})})
+    assert finding.what == "GPU 1 of 2 is sick or taken out: new Pods avoid it"
+
+
+def test_a_cluster_where_no_node_offers_anything_is_a_finding() -> None:
+    (finding,) = findings(a_node("plain"))
+    assert finding.what == "no node offers GPUs in any of the dialects"
+
+
+def test_the_labels_to_set_then_are_those_of_what_is_served() -> None:
+    served = Rules(served=frozenset({"qgpu", "gpushare"}))
+    (finding,) = [each for each in node_findings([a_node("plain")], {}, served) if each.level is Level.FINDING]
+    assert "`kubectl label node NAME qgpu-device-enable=enable`" in str(finding.advice)
+    assert "`kubectl label node NAME gpushare=true`" in str(finding.advice)
+    assert "tensorstack" not in str(finding.advice)
+
+
+@pytest.mark.parametrize("node", [{}, {"metadata": 3}, {"metadata": {"name": "n", "labels": []}}, {"status": []}])
+def test_whatever_a_node_looks_like_there_is_an_answer(node: Json) -> None:
+    assert findings(node, WELL[0])
+
+
+def test_a_person_who_switched_a_node_off_is_not_corrected() -> None:
+    node = a_node("n1", 16, labels={"qgpu-device-enable": "disable"}, capacity={QGPU_MEMORY: "16"})
+    assert findings(node, WELL[0]) == []

@@ -1,0 +1,255 @@
+"""Is our scheduler there, is it asked, is its webhook trusted: one planted fault after the other."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from aliquot import dialects
+from aliquot.dialects import QgpuRules, Rules
+from aliquot.dialects.wire.webhooks import webhook_configuration
+from aliquot.services.doctor.findings import Finding, Level
+from aliquot.services.doctor.scheduler import (
+    Probe,
+    broken_pod,
+    call_findings,
+    exclusive_pod,
+    lease_findings,
+    webhook_findings,
+)
+from kit.manifests import MEM, T9K_NODE, Json, a_pod, asking, gpushare_node, gpushare_pod, on_card
+
+NOW = datetime(2026, 11, 15, 12, 0, 0, tzinfo=UTC)
+
+
+def ago(seconds: float) -> str:
+    return (NOW - timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z")
+
+
+def a_lease(renewed: float = 1, holder: str = "aliquot-0", calls: object = None) -> Json:
+    annotations = {"aliquot.dev/address": "10.0.0.7:12345"}
+    if calls is not None:
+        annotations["aliquot.dev/calls"] = calls if isinstance(calls, str) else json.dumps(calls)
+    spec = {"holderIdentity": holder, "leaseDurationSeconds": 15, "renewTime": ago(renewed)}
+    return {"metadata": {"annotations": annotations}, "spec": spec}
+
+
+def asked(count: int, seconds_ago: float | None) -> Json:
+    last = None if seconds_ago is None else ago(seconds_ago)
+    return {"filter": {"count": count, "last": last}, "bind": {"count": count, "last": last}}
+
+
+def waiting(pod: Json, seconds: float, message: str | None = "0/1 nodes are available") -> Json:
+    """The Pod, made so long ago, and tried by kube-scheduler unless there is no message."""
+    pod["metadata"]["creationTimestamp"] = ago(seconds)
+    conditions = [] if message is None else [{"type": "PodScheduled", "status": "False", "message": message}]
+    return {**pod, "status": {"phase": "Pending", "conditions": conditions}}
+
+
+def only(findings: Iterable[Finding]) -> Finding:
+    (finding,) = findings
+    return finding
+
+
+# --- the Lease -------------------------------------------------------------------------------------------------------
+
+
+def test_a_leader_that_renews_its_lease_is_well_and_its_address_is_told() -> None:
+    finding = only(lease_findings(a_lease(), "kube-system/aliquot-scheduler", NOW))
+    assert (finding.level, finding.what) == (Level.OK, "aliquot-0 leads, at 10.0.0.7:12345")
+
+
+@pytest.mark.parametrize(
+    ("lease", "what"),
+    [
+        (None, "does not exist"),
+        (a_lease(holder=""), "nobody holds it"),
+        (a_lease(renewed=3600 * 5), "renewed it last 5 h ago"),
+        (a_lease(renewed=45), "renewed it last 45 s ago"),
+        ({"spec": {"holderIdentity": "x", "renewTime": "yesterday"}}, "renewed it last never"),
+    ],
+)
+def test_a_lease_that_nobody_keeps_is_a_finding(lease: Json | None, what: str) -> None:
+    finding = only(lease_findings(lease, "kube-system/aliquot-scheduler", NOW))
+    assert finding.level is Level.FINDING
+    assert what in finding.what
+    assert finding.fix
+
+
+# --- is it asked -----------------------------------------------------------------------------------------------------
+
+
+def test_an_extender_that_is_called_is_well() -> None:
+    finding = only(call_findings(a_lease(calls=asked(1200, 3)), [], Rules(), NOW))
+    assert finding.level is Level.OK
+    assert finding.what.startswith("was asked 1,200 times")
+
+
+def test_one_that_nobody_needed_yet_is_no_finding() -> None:
+    assert only(call_findings(a_lease(calls=asked(0, None)), [], Rules(), NOW)).level is Level.NOTE
+
+
+def test_a_pod_that_waits_and_was_tried_without_asking_us_means_that_kube_scheduler_is_not_wired() -> None:
+    pods = [waiting(gpushare_pod("p"), 60)]
+    finding = only(call_findings(a_lease(calls=asked(0, None)), pods, Rules(), NOW))
+    assert finding.level is Level.FINDING
+    assert "kube-scheduler has tried it without asking us (it says: 0/1 nodes are available)" in finding.what
+    assert "aliquot manifests scheduler-config" in str(finding.fix)
+
+
+def test_calls_from_before_the_pod_was_made_do_not_count() -> None:
+    pods = [waiting(gpushare_pod("p"), 60)]
+    assert only(call_findings(a_lease(calls=asked(9, 90)), pods, Rules(), NOW)).level is Level.FINDING
+    assert only(call_findings(a_lease(calls=asked(9, 20)), pods, Rules(), NOW)).level is Level.OK
+
+
+def test_a_pod_that_is_young_is_given_time() -> None:
+    pods = [waiting(gpushare_pod("p"), 20)]
+    assert only(call_findings(a_lease(calls=asked(0, None)), pods, Rules(), NOW)).level is Level.NOTE
+
+
+def test_a_scheduler_name_that_nobody_serves_is_told() -> None:
+    pods = [waiting(gpushare_pod("p", schedulerName="gpu-scheduler"), 60, message=None)]
+    finding = only(call_findings(a_lease(calls=asked(9, 90)), pods, Rules(), NOW))
+    assert finding.what.endswith("none serves its schedulerName gpu-scheduler")
+    assert "--second" in str(finding.fix)
+
+
+def test_a_default_scheduler_that_does_not_run_is_told_as_that() -> None:
+    pods = [waiting(gpushare_pod("p"), 60, message=None)]
+    finding = only(call_findings(a_lease(calls=asked(9, 90)), pods, Rules(), NOW))
+    assert str(finding.fix).startswith("is kube-scheduler running?")
+
+
+def test_nodes_that_do_not_advertise_the_resource_are_the_reason_why_we_are_not_asked() -> None:
+    message = f"0/3 nodes are available: 3 Insufficient {MEM}. preemption: 0/3 nodes are available"
+    finding = only(
+        call_findings(a_lease(calls=asked(0, None)), [waiting(gpushare_pod("p"), 60, message)], Rules(), NOW)
+    )
+    assert f"no node has enough {MEM} left" in finding.what
+
+
+def test_a_kube_scheduler_beside_another_replica_than_the_leader_asks_that_one_which_is_no_finding() -> None:
+    message = f"0/2 nodes are available: 1 GPU memory: 20 GiB wanted, no card is that large, 1 Insufficient {MEM}."
+    pods = [waiting(gpushare_pod("p"), 60, message)]
+    finding = only(call_findings(a_lease(calls=asked(0, None)), pods, Rules(), NOW))
+    assert (finding.level, finding.what) == (Level.OK, "is asked, by way of a replica that does not lead; binds: 0")
+
+
+def test_binds_alone_show_that_it_is_asked() -> None:
+    calls = {**asked(0, None), "bind": {"count": 7, "last": ago(3)}}
+    finding = only(call_findings(a_lease(calls=calls), [], Rules(), NOW))
+    assert (finding.level, finding.what) == (Level.OK, "is asked, by way of a replica that does not lead; binds: 7")
+
+
+def test_a_pod_behind_a_scheduling_gate_is_no_finding() -> None:
+    pods = [waiting(gpushare_pod("p", schedulingGates=[{"name": "x"}]), 60, None)]
+    assert next(iter(call_findings(a_lease(calls=asked(0, None)), pods, Rules(), NOW))).level is Level.NOTE
+
+
+def test_a_pod_bound_without_a_grant_was_placed_past_us() -> None:
+    finding = only(call_findings(a_lease(calls=asked(9, 1)), [gpushare_pod("p", on="n1")], Rules(), NOW))
+    assert "placed past us" in finding.what
+    assert finding.advice is not None
+    assert finding.advice.startswith("kubectl delete pod p -n default")
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        on_card("p", 3, 0),
+        asking({T9K_NODE: 1}, on="n1"),
+        a_pod("web", on="n1"),
+        gpushare_pod("p", on="n1", status={"phase": "Succeeded"}),
+    ],
+)
+def test_pods_whose_cards_are_told_or_need_no_telling_are_well(pod: Json) -> None:
+    assert only(call_findings(a_lease(calls=asked(9, 1)), [pod], Rules(), NOW)).level is Level.OK
+
+
+@pytest.mark.parametrize("calls", ["{", '{"filter": 3}', "[]"])
+def test_counts_that_cannot_be_read_are_told(calls: str) -> None:
+    findings = list(call_findings(a_lease(calls=calls), [], Rules(), NOW))
+    assert findings[0].level is Level.FINDING
+
+
+# --- the webhook -----------------------------------------------------------------------------------------------------
+
+CA = b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
+DENIED = (
+    'The Pod "aliquot-doctor-breaks-a-rule" is invalid: '
+    'spec.containers[0].resources.limits["tke.cloud.tencent.com/qgpu-memory"]: '
+    "required with any other qGPU resource: whole GiB, at least 1, without a unit"
+)
+REFUSED = Probe(None, DENIED)
+
+
+def tolerating() -> Probe:
+    pod = exclusive_pod()
+    claim = dialects.parse_pod(pod)
+    pod["spec"]["tolerations"] = dialects.tolerations(claim)  # type: ignore[arg-type]
+    return Probe(pod, None)
+
+
+def looked(
+    configuration: Json | None, broken: Probe = REFUSED, exclusive: Probe | None = None, ca: bytes | None = CA
+) -> list[Finding]:
+    secret = None if ca is None else base64.b64encode(ca).decode()
+    return list(webhook_findings(configuration, secret, broken, exclusive or tolerating()))
+
+
+CONFIGURED = webhook_configuration(CA + b"-----BEGIN CERTIFICATE-----\nolder\n", "https://10.0.0.1:9443")
+
+
+def test_a_webhook_that_refuses_and_tolerates_is_well() -> None:
+    assert [each.level for each in looked(CONFIGURED)] == [Level.OK, Level.OK]
+    assert [each.level for each in looked(CONFIGURED, ca=None)] == [Level.OK, Level.OK]
+
+
+@pytest.mark.parametrize(
+    ("findings", "what"),
+    [
+        (looked(webhook_configuration(b"", "https://10.0.0.1")), "has no caBundle"),
+        (looked(CONFIGURED, ca=b"another"), "is not of the authority"),
+        (looked(CONFIGURED, broken=Probe({"kind": "Pod"}, None)), "let a Pod in that breaks a rule"),
+        (
+            looked(
+                CONFIGURED, broken=Probe(None, 'failed calling webhook "pods.aliquot.dev": x509: unknown authority')
+            ),
+            "cannot be called, and keeps Pods out",
+        ),
+        (looked(CONFIGURED, exclusive=Probe(exclusive_pod(), None)), "without the toleration"),
+    ],
+)
+def test_each_fault_of_the_webhook_is_a_finding_with_a_fix(findings: list[Finding], what: str) -> None:
+    told = [each for each in findings if each.level is Level.FINDING]
+    assert [what in each.what for each in told] == [True]
+    assert told[0].fix
+
+
+def test_a_webhook_that_is_not_there_may_be_meant_so() -> None:
+    (told,) = looked(None)
+    assert told.level is Level.NOTE
+    assert "does not exist" in told.what
+    assert told.fix
+
+
+def test_a_trial_that_may_not_be_made_is_told_as_that() -> None:
+    forbidden = Probe(None, 'Error from server (Forbidden): pods is forbidden: User "x" cannot create')
+    findings = looked(CONFIGURED, broken=forbidden, exclusive=forbidden)
+    assert [each.level for each in findings] == [Level.UNKNOWN]
+
+
+def test_the_trial_pods_are_what_they_are_meant_to_be() -> None:
+    for rules in QgpuRules:
+        assert isinstance(dialects.parse_pod(broken_pod(), Rules(rules)), tuple)
+    for dialect in dialects.DIALECTS:
+        served = frozenset({dialect})
+        assert isinstance(dialects.parse_pod(broken_pod(served), Rules(served=served)), tuple)
+    claim = dialects.parse_pod(exclusive_pod())
+    assert dialects.tolerations(claim)  # type: ignore[arg-type]
+    assert dialects.parse_node(gpushare_node())

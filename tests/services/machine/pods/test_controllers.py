@@ -1,0 +1,137 @@
+"""Which Pods are made and which end, from what is wanted and what is there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.dialects.local.objects import Amounts
+from aliquot.model.localpod import Applier, ContainerState, LocalPod, Phase, PodState, Workload
+from aliquot.services.machine.pods.controllers import Decision, ready
+from aliquot.services.machine.pods.controllers import decide as decide_at
+
+WHO = Applier(0, 0, "/", {})
+
+
+def wanted(kind: str = "Deployment", template: str = "now") -> Workload:
+    return Workload(kind, "default", "web", {}, template, WHO, 0.0)
+
+
+def there(name: str, phase: Phase = Phase.RUNNING, template: str = "now", *, ending: bool = False) -> LocalPod:
+    pod = LocalPod(name, "default", name, ("Deployment", "web"), {}, template, WHO, 0.0, PodState(phase))
+    return replace(pod, ending=30.0) if ending else pod
+
+
+def decide(workload: Workload, amounts: Amounts, pods: list[LocalPod], now: float = 1e9) -> Decision:
+    return decide_at(workload, amounts, pods, now)
+
+
+def failed_at(name: str, when: float, restarts: int = 0) -> LocalPod:
+    container = ContainerState("main", "", (), "", state="ended", restarts=restarts)
+    return replace(there(name), state=PodState(Phase.FAILED, finished=when, containers=(container,)))
+
+
+def test_as_many_as_are_wanted_are_made() -> None:
+    assert decide(wanted(), Amounts(3), [there("a")]) == Decision((None, None))
+
+
+def test_too_many_end_those_first_that_do_not_run() -> None:
+    pods = [there("a", Phase.PENDING), there("b"), there("c")]
+    assert decide(wanted(), Amounts(2), pods).end == (pods[0],)
+
+
+def test_pods_of_an_older_template_and_those_that_are_over_are_replaced() -> None:
+    pods = [there("a", template="old"), there("b", Phase.FAILED), there("c")]
+    assert decide(wanted(), Amounts(3), pods) == Decision((None, None), (pods[0], pods[1]))
+
+
+def test_one_that_is_ending_counts_for_nothing() -> None:
+    assert decide(wanted(), Amounts(1), [there("a", ending=True)]) == Decision((None,))
+
+
+def test_a_stateful_set_makes_a_name_again_only_when_it_is_free() -> None:
+    pods = [there("web-0", Phase.FAILED), there("web-1"), there("web-5")]
+    decision = decide(wanted("StatefulSet"), Amounts(3), pods)
+    assert (decision.make, decision.end) == (("web-2",), (pods[0], pods[2]))
+    assert decide(wanted("StatefulSet"), Amounts(1), [there("web-0", ending=True)]) == Decision()
+
+
+def test_a_job_makes_no_more_than_are_left_to_do() -> None:
+    done = [there("a", Phase.SUCCEEDED), there("b", Phase.SUCCEEDED)]
+    assert decide(wanted("Job"), Amounts(2, completions=3), done) == Decision((None,))
+    assert decide(wanted("Job"), Amounts(2, completions=2), done) == Decision()
+
+
+def test_a_job_tries_again_until_too_many_have_failed() -> None:
+    failed = [there("a", Phase.FAILED)]
+    assert decide(wanted("Job"), Amounts(1, completions=1, backoff_limit=1), failed) == Decision((None,))
+    running = there("b")
+    assert decide(wanted("Job"), Amounts(1, completions=1, backoff_limit=0), [*failed, running]).end == (running,)
+
+
+@pytest.mark.parametrize(("failures", "pause"), [(1, 1.0), (2, 2.0), (3, 4.0), (20, 300.0)])
+def test_a_job_waits_longer_after_each_pod_that_failed(failures: int, pause: float) -> None:
+    amounts = Amounts(1, completions=1, backoff_limit=100)
+    pods = [failed_at(f"p{at}", 1000.0 - failures + at + 1) for at in range(failures)]  # the last at 1000
+    assert decide(wanted("Job"), amounts, pods, 1000.0 + pause - 0.01) == Decision()
+    assert decide(wanted("Job"), amounts, pods, 1000.0 + pause) == Decision((None,))
+
+
+def test_one_that_succeeded_ends_the_wait_of_its_job() -> None:
+    good = replace(there("c"), state=PodState(Phase.SUCCEEDED, finished=1001.0))
+    pods = [failed_at("a", 999.0), failed_at("b", 1000.0), good]
+    assert decide(wanted("Job"), Amounts(1, completions=2), pods, 1001.0) == Decision((None,))
+
+
+def test_restarts_of_a_failed_pods_containers_count_as_tries_of_the_job() -> None:
+    amounts = Amounts(1, completions=1, backoff_limit=3)
+    assert decide(wanted("Job"), amounts, [failed_at("a", 0.0, restarts=3)]) == Decision()
+    assert decide(wanted("Job"), amounts, [failed_at("a", 0.0, restarts=2)]) == Decision((None,))
+
+
+def test_a_job_that_does_not_say_how_often_it_succeeds_has_workers_that_end_by_themselves() -> None:
+    amounts = Amounts(3, completions=1, workers=True)
+    assert decide(wanted("Job"), amounts, [there("a")]) == Decision((None, None))
+    assert decide(wanted("Job"), amounts, [there("a"), there("b"), there("c", Phase.SUCCEEDED)]) == Decision()
+
+
+def test_a_pod_is_ready_when_all_its_containers_run() -> None:
+    runs = ContainerState("a", "", (), "", state="running")
+    waits = ContainerState("b", "", (), "", state="waiting")
+    good = replace(there("a"), state=PodState(Phase.RUNNING, containers=(runs,)))
+    half = replace(there("b"), state=PodState(Phase.RUNNING, containers=(runs, waits)))
+    assert ready([good, half, there("c", ending=True)]) == 1
+
+
+_PODS = st.lists(
+    st.builds(
+        there,
+        st.integers(0, 5).map(lambda at: f"web-{at}"),
+        st.sampled_from(Phase),
+        st.sampled_from(["now", "old"]),
+        ending=st.booleans(),
+    ),
+    max_size=8,
+    unique_by=lambda each: each.name,
+)
+
+
+@given(st.sampled_from(["Deployment", "StatefulSet", "Job"]), st.integers(0, 5), _PODS)
+def test_whatever_is_there_what_is_decided_comes_to_rest_at_what_is_wanted(
+    kind: str, replicas: int, pods: list[LocalPod]
+) -> None:
+    amounts = Amounts(replicas, completions=replicas if kind == "Job" else None, backoff_limit=20)
+    serial = 100
+    for _ in range(4):
+        decision = decide(wanted(kind), amounts, pods)
+        # Whoever is to end is gone; whoever is to come runs.
+        pods = [each for each in pods if each not in decision.end and each.ending is None]
+        for name in decision.make:
+            serial += 1
+            pods.append(there(name or f"web-{serial}"))
+    assert decide(wanted(kind), amounts, pods) == Decision()
+    if kind != "Job":
+        assert len(pods) == replicas

@@ -1,0 +1,478 @@
+"""Pods on one machine: they run, wait, end, and are found again, whoever is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from aliquot.adapters.host.control import AnswerError
+from kit.machine import FOREVER, PATIENCE, Machine, eventually, paper
+from kit.machinepods import Pods, container, pod, processes_of_pods, workload
+from kit.manifests import APP_CLASS, MEM, QGPU_GREEDY, QGPU_MEMORY, T9K_NODE
+
+NOBODY = 65534
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[Machine]:
+    """Two cards of 24 GiB."""
+    machine = paper("2x24")
+    machine.up()
+    yield machine
+    machine.close()
+
+
+@pytest.fixture
+def pods(box: Machine) -> Iterator[Pods]:
+    """Without a Pod, before and after."""
+    found = Pods(box)
+    yield found
+    found.clear()
+
+
+def test_a_pod_runs_with_the_environment_of_its_dialect_and_of_its_tenant(pods: Pods) -> None:
+    script = 'echo "$ALIYUN_COM_GPU_MEM_POD $NVIDIA_VISIBLE_DEVICES $CUDA_VISIBLE_DEVICES $ALIQUOT_NAME $WHO"; pwd'
+    variables = [{"name": "ME", "value": "you"}, {"name": "WHO", "value": "$(ME) on $(NODE)$$(ME)"}]
+    node = {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    pods.apply(pod("p", container("main", "sh", "-c", script, env=[node, *variables]), restartPolicy="Never"))
+    found = pods.until("p", "Succeeded")
+    assert pods.log("p") == f"4 GPU-0 GPU-0 default/p you on {found['node']}$(ME)\n{pods.machine.home}\n"
+    assert (found["dialect"], found["class"], found["containers"][0]["exit_code"]) == ("gpushare", "normal", 0)
+
+
+def test_a_pod_is_a_tenant_by_its_full_name_and_ends_by_delete_only(pods: Pods) -> None:
+    pods.apply(pod("p"))
+    pods.until("p")
+    assert pods.machine.names() == ["default/p"]
+    assert pods.booked() == 4
+    with pytest.raises(AnswerError, match="aliquot delete"):
+        pods.ask("stop", name="default/p")
+
+
+def test_what_is_not_done_here_is_said(pods: Pods) -> None:
+    told = pods.apply(pod("p", container(image="x:1", ports=[{"containerPort": 80}]), nodeSelector={"a": "b"}))
+    assert told[0]["notes"] == [
+        "image x:1 is not used: containers are local processes",
+        "nodeSelector is not heeded: the nodes here have no labels",
+        "ports are this machine's own: two containers cannot listen on the same one",
+    ]
+
+
+def test_one_bad_object_keeps_out_the_good_ones_with_it(pods: Pods) -> None:
+    bad = workload("StatefulSet", "web", 2, {"name": "main", "resources": {"limits": {MEM: "lots"}}})
+    with pytest.raises(AnswerError) as refused:
+        pods.apply(pod("good"), bad)
+    assert refused.value.said["kind"] == "invalid"
+    field = f'StatefulSet default/web: spec.template.spec.containers[0].resources.limits["{MEM}"]'
+    assert (refused.value.said["field"], refused.value.said["value"]) == (field, "lots")
+    assert pods.all() == []
+
+
+def test_a_dry_run_changes_nothing(pods: Pods) -> None:
+    assert pods.apply(pod("p"), dry_run=True)[0]["action"] == "created"
+    assert pods.all() == []
+
+
+def test_applied_again_unchanged_is_left_alone_and_changed_is_made_anew(pods: Pods) -> None:
+    pods.apply(pod("p"))
+    before = pods.until("p")["uid"]
+    assert pods.apply(pod("p"))[0]["action"] == "unchanged"
+    assert pods.one("p")["uid"] == before
+    assert pods.apply(pod("p", container(gib=5)))[0]["action"] == "configured"
+    assert pods.until("p")["uid"] != before
+    assert pods.booked() == 5
+
+
+def test_pods_and_runs_wait_in_one_queue(pods: Pods) -> None:
+    pods.apply(pod("a", container(gib=24)), pod("b", container(gib=24)))
+    pods.until_all(["Running", "Running"])
+    pods.apply(pod("c", container(gib=20)))
+    eventually(lambda: pods.machine.status()["queue"])
+    reason = pods.one("c")["reason"]
+    assert reason.startswith("number 1 of 1 in the queue: fits none of 1 node: 1 is busy (GPU memory: 20 GiB wanted")
+    run = pods.machine.detach("--memory", "20", "--", *FOREVER)
+    assert [each["name"] for each in pods.machine.status()["queue"]] == ["default/c", run]
+    pods.delete("Pod", "a")
+    pods.until("c")
+    pods.ask("stop", name=run)
+
+
+def test_pods_are_seated_in_the_order_of_the_manifest_and_of_their_ordinals(pods: Pods) -> None:
+    whole = container(gib=24)
+    pods.apply(workload("StatefulSet", "web", 2, whole), pod("p", whole), workload("StatefulSet", "db", 3, whole))
+    waiting = ["default/p", "default/db-0", "default/db-1", "default/db-2"]
+    assert eventually(
+        lambda: len(there := pods.machine.status()["queue"]) == 4 and [each["name"] for each in there]
+    ) == (waiting)
+    assert sorted(pods.machine.names()) == ["default/web-0", "default/web-1"]
+
+
+def test_a_job_whose_containers_are_restarted_gives_up_when_its_limit_is_reached(pods: Pods) -> None:
+    job = workload("Job", "sums", 1, container("main", "false"), backoffLimit=1)
+    job["spec"]["template"]["spec"]["restartPolicy"] = "OnFailure"
+    pods.apply(job)
+    found = eventually(lambda: [each for each in pods.all() if each["phase"] == "Failed"])[0]
+    assert found["containers"][0]["restarts"] == 1
+    assert found["reason"] == "container main: it ended with exit code 1; its Job's backoffLimit (1) is reached"
+    assert len(pods.all()) == 1
+
+
+def test_labels_are_told_of_pods_and_workloads(pods: Pods) -> None:
+    labelled = pod("p")
+    labelled["metadata"]["labels"] = {"app": "web", "long": "x" * 64}
+    pods.apply(labelled)
+    assert pods.one("p")["labels"] == {"app": "web"}
+
+
+def test_a_command_that_is_not_there_is_told_while_it_is_tried_again(pods: Pods) -> None:
+    pods.apply(pod("p", container("main", "no-such-program")))
+    found = eventually(lambda: [each for each in pods.all() if each["containers"][0]["restarts"]])[0]
+    assert found["reason"] == "container main: no-such-program: command not found on this machine"
+
+
+def test_one_that_never_fits_waits_without_standing_in_the_way(pods: Pods) -> None:
+    pods.apply(pod("huge", container(gib=25)))
+    eventually(lambda: "GPU memory: 25 GiB wanted of a card, too small" in (pods.one("huge")["reason"] or ""))
+    pods.apply(pod("small"))
+    pods.until("small")
+    assert pods.one("huge")["phase"] == "Pending"
+
+
+def test_a_pod_without_cards_runs_and_sees_none(pods: Pods) -> None:
+    pods.apply(pod("p", container("main", "sh", "-c", "echo :$CUDA_VISIBLE_DEVICES:", gib=None), restartPolicy="Never"))
+    pods.until("p", "Succeeded")
+    assert pods.log("p") == "::\n"
+    assert pods.machine.names() == []
+
+
+def test_init_containers_come_first_one_after_the_other(pods: Pods) -> None:
+    first = container("first", "sh", "-c", "sleep 0.2; echo 1 >> order", gib=None)
+    second = container("second", "sh", "-c", "echo 2 >> order", gib=None)
+    main = container("main", "sh", "-c", "echo 3 >> order; cat order")
+    pods.apply({**pod("p", main, restartPolicy="Never"), "spec": {
+        "containers": [main], "initContainers": [first, second], "restartPolicy": "Never"}})  # fmt: skip
+    pods.until("p", "Succeeded")
+    assert pods.log("p") == "1\n2\n3\n"
+
+
+def test_who_ends_is_started_again_and_that_is_counted(pods: Pods) -> None:
+    pods.apply(pod("p", container("main", "sh", "-c", "echo once more; exit 3")))
+    found = eventually(lambda: [each for each in pods.all() if each["containers"][0]["restarts"] >= 2])[0]
+    assert found["reason"].startswith("container main: it ended with exit code 3, and is started again in")
+    assert pods.log("p").count("once more") >= 2
+
+
+def test_a_command_that_is_not_there_is_said(pods: Pods) -> None:
+    pods.apply(pod("p", container("main", "no-such-program"), restartPolicy="Never"))
+    found = pods.until("p", "Failed")
+    assert found["reason"] == "container main: no-such-program: command not found on this machine"
+    assert found["containers"][0]["exit_code"] == 127
+
+
+def test_a_whole_script_in_place_of_a_program_is_told_too(pods: Pods) -> None:
+    pods.apply(pod("p", container("main", "x" * 100_000), restartPolicy="Never"))
+    assert pods.until("p", "Failed")["reason"].startswith("container main: xxx")
+
+
+def test_a_pod_that_is_applied_as_it_was_shown_is_left_alone(pods: Pods) -> None:
+    pods.apply(pod("p"))
+    before = pods.until("p")["uid"]
+    assert pods.apply(pods.ask("object", kind="Pod", name="p")["object"])[0]["action"] == "unchanged"
+    assert pods.one("p")["uid"] == before
+
+
+def test_those_who_wait_are_scaled_changed_and_deleted_like_others(pods: Pods) -> None:
+    pods.apply(pod("a", container(gib=24)), pod("b", container(gib=24)))
+    pods.until_all(["Running", "Running"])
+    pods.apply(workload("StatefulSet", "web", 3))
+    eventually(lambda: len(pods.machine.status()["queue"]) == 3)
+    pods.apply(workload("StatefulSet", "web", 1))
+    eventually(lambda: [each["name"] for each in pods.machine.status()["queue"]] == ["default/web-0"])
+    before = pods.one("web-0")["uid"]
+    pods.apply(workload("StatefulSet", "web", 1, container(gib=5)))
+    eventually(lambda: (there := pods.all()) and len(there) == 3 and there[-1]["uid"] != before)
+    eventually(lambda: [each["name"] for each in pods.machine.status()["queue"]] == ["default/web-0"])
+    pods.delete("Pod", "a")
+    pods.until("web-0")
+    assert pods.booked() == 29
+
+
+def test_on_delete_containers_are_asked_to_end_and_those_that_do_not_are_killed(pods: Pods) -> None:
+    polite = container("polite", "sh", "-c", "trap 'echo bye > goodbye; exit 0' TERM; sleep 600 & wait", gib=None)
+    deaf = container("deaf", "sh", "-c", "trap '' TERM; (setsid sleep 600 &) ; while :; do sleep 1; done")
+    pods.apply(pod("p", polite, deaf))
+    pods.until("p")
+    eventually(lambda: len(processes_of_pods(str(pods.machine.home))) >= 5)
+    assert pods.delete("Pod", "p", grace=0.5) == ["default/p"]
+    assert (pods.machine.home / "goodbye").read_text() == "bye\n"
+    pods.check_clear()
+
+
+def test_a_keeper_that_is_killed_takes_its_pod_with_it(pods: Pods) -> None:
+    pods.apply(pod("p", container("main", "sh", "-c", "(setsid sleep 600 &) ; sleep 600")))
+    pods.until("p")
+    (keeper,) = [each["pid"] for each in pods.machine.status()["tenants"]]
+    os.kill(keeper, signal.SIGKILL)
+    found = pods.until("p", "Failed")
+    assert found["reason"] == "its keeper was ended before it was over"
+    eventually(lambda: pods.booked() == 0)
+    assert processes_of_pods(str(pods.machine.home)) == set()
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "ReplicaSet"])
+def test_a_workload_replaces_pods_that_end_or_are_deleted(pods: Pods, kind: str) -> None:
+    told = pods.apply(workload(kind, "web", 2))
+    assert len(told[0]["pods"]) == 2
+    first, second = pods.until_all(["Running", "Running"])
+    os.kill(next(each["pid"] for each in pods.machine.status()["tenants"] if each["name"] == first["key"]), 9)
+    pods.delete("Pod", second["name"])
+    before = {first["uid"], second["uid"]}
+
+    def replaced() -> bool:
+        there = pods.all()
+        return [each["phase"] for each in there] == ["Running"] * 2 and not before & {each["uid"] for each in there}
+
+    eventually(replaced)
+    assert pods.machine.status()["workloads"][0]["ready"] == 2
+    if kind == "StatefulSet":
+        assert {each["name"] for each in pods.all()} == {"web-0", "web-1"}
+
+
+def test_a_workload_is_scaled_and_its_template_changed(pods: Pods) -> None:
+    pods.apply(workload("StatefulSet", "web", 3))
+    kept = pods.until_all(["Running"] * 3)[0]["uid"]
+    assert pods.apply(workload("StatefulSet", "web", 1))[0]["action"] == "configured"
+    eventually(lambda: [each["name"] for each in pods.all()] == ["web-0"])
+    assert pods.one("web-0")["uid"] == kept
+    pods.apply(workload("StatefulSet", "web", 1, container(gib=7)))
+    eventually(lambda: pods.all() and pods.all()[0]["uid"] != kept and pods.booked() == 7)
+    assert pods.delete("StatefulSet", "web") == ["default/web-0"]
+
+
+def test_a_job_makes_pods_until_enough_have_succeeded(pods: Pods) -> None:
+    pods.apply(workload("Job", "sums", 2, container("main", "true"), completions=3))
+    eventually(lambda: [each["phase"] for each in pods.all()] == ["Succeeded"] * 3)
+    assert pods.machine.status()["workloads"][0]["ready"] == 3
+    assert pods.ask("object", kind="Job", name="sums")["object"]["status"] == {"active": 0, "succeeded": 3, "failed": 0}
+
+
+def test_a_job_that_ran_is_not_taken_for_another(pods: Pods) -> None:
+    """As on Kubernetes: that it would not run again should not go unsaid."""
+    pods.apply(workload("Job", "sums", 1, container("main", "true")))
+    pods.until_all(["Succeeded"])
+    with pytest.raises(AnswerError) as refused:
+        pods.apply(workload("Job", "sums", 1, container("main", "echo")))
+    assert refused.value.said["field"] == "Job default/sums: spec.template"
+
+
+def test_a_job_gives_up_when_too_many_have_failed(pods: Pods) -> None:
+    pods.apply(workload("Job", "sums", 1, container("main", "false"), backoffLimit=1))
+    eventually(lambda: [each["phase"] for each in pods.all()] == ["Failed"] * 2)
+
+
+def test_an_offline_pod_of_qgpu_is_an_offline_tenant(pods: Pods) -> None:
+    limits = {QGPU_GREEDY: 30, QGPU_MEMORY: 4}
+    main = {"name": "main", "command": list(FOREVER), "resources": {"limits": limits}}
+    asked = pod("p", main)
+    asked["metadata"]["annotations"] = {APP_CLASS: "offline"}
+    pods.apply(asked)
+    found = pods.until("p")
+    assert (found["dialect"], found["class"], found["cards"][0]["core"]) == ("qgpu", "offline", 30)
+
+
+def test_a_whole_node_is_given_whole(pods: Pods) -> None:
+    main = {"name": "main", "command": list(FOREVER), "resources": {"limits": {T9K_NODE: 1}}}
+    pods.apply(pod("p", main))
+    assert [each["exclusive"] for each in pods.until("p")["cards"]] == [True, True]
+    pods.apply(pod("q"))
+    eventually(lambda: "another Pod has the whole node" in (pods.one("q")["reason"] or ""))
+
+
+def test_the_object_is_shown_as_kubernetes_has_it(pods: Pods) -> None:
+    pods.apply(pod("p"))
+    pods.until("p")
+    found = pods.ask("object", kind="Pod", name="p")["object"]
+    assert found["status"]["phase"] == "Running"
+    assert list(found["status"]["containerStatuses"][0]["state"]) == ["running"]
+    with pytest.raises(AnswerError) as refused:
+        pods.ask("object", kind="Pod", name="other")
+    assert (refused.value.kind, refused.value.said["names"]) == ("unknown-name", ["default/p"])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_each_user_has_their_own_and_changes_nobody_elses(pods: Pods) -> None:
+    pods.apply(pod("roots", container(env=[{"name": "KEY", "value": "secret"}])))
+    script = f"""
+import json, os, sys
+from aliquot.adapters.host.control import AnswerError, ask
+from aliquot.adapters.host.home import Home
+os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY}); os.chdir("/")
+for request in json.loads(sys.argv[2]):
+    try:
+        print(json.dumps(ask([Home(sys.argv[1], sys.argv[1])], request, {PATIENCE})))
+    except AnswerError as error:
+        print(error.kind)
+"""
+    mine = pod("mine", container("main", "sh", "-c", "id -u; exec sleep 600"))
+    requests = [
+        {"op": "apply", "objects": [mine], "cwd": "/", "env": {"PATH": "/usr/bin:/bin"}},
+        {"op": "delete", "kind": "Pod", "name": "roots", "grace": 0},
+        {"op": "apply", "objects": [pod("roots", container(gib=1))], "cwd": "/", "env": {}},
+        {"op": "object", "kind": "Pod", "name": "roots"},
+    ]
+    words = [sys.executable, "-c", script, str(pods.machine.home), json.dumps(requests)]
+    said = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    lines = said.stdout.splitlines()
+    assert lines[1:3] == ["denied", "denied"], said.stderr
+    assert json.loads(lines[3])["object"]["spec"]["containers"][0]["env"] == [{"name": "KEY", "value": "(not yours)"}]
+    assert pods.until("mine")["user"] == NOBODY
+    eventually(lambda: pods.log("mine") == f"{NOBODY}\n")
+    assert pods.one("roots")["cards"][0]["memory_limit_bytes"] == 4 << 30
+
+
+def _alone(cards: str) -> Iterator[Pods]:
+    """A machine of the test's own."""
+    machine = paper(cards)
+    machine.up()
+    found = Pods(machine)
+    try:
+        yield found
+        found.clear()
+    finally:
+        machine.close()
+
+
+class TestRestarts:
+    """The daemon is killed; the next one finds everything again."""
+
+    @pytest.fixture
+    def own(self) -> Iterator[Pods]:
+        yield from _alone("1x24")
+
+    def test_pods_run_on_without_the_daemon_and_are_taken_up_again(self, own: Pods) -> None:
+        own.apply(pod("p"), workload("StatefulSet", "web", 2))
+        before = {each["uid"]: each["containers"][0]["pid"] for each in own.until_all(["Running"] * 3)}
+        own.machine.kill()
+        assert all(os.path.exists(f"/proc/{pid}") for pid in before.values())
+        own.machine.up()
+        after = {each["uid"]: each["containers"][0]["pid"] for each in own.until_all(["Running"] * 3)}
+        assert after == before
+        assert own.booked() == 12
+
+    def test_what_ended_meanwhile_is_told_to_the_next_daemon(self, own: Pods) -> None:
+        own.apply(
+            pod("p", container("main", "sh", "-c", "while [ ! -e go ]; do sleep 0.02; done"), restartPolicy="Never")
+        )
+        found = own.until("p")
+        own.machine.kill()
+        (own.machine.home / "go").touch()
+        eventually(lambda: not os.path.exists(f"/proc/{found['containers'][0]['pid']}"))
+        own.machine.up()
+        assert own.until("p", "Succeeded")["containers"][0]["exit_code"] == 0
+        eventually(lambda: own.booked() == 0)
+
+    def test_those_who_waited_wait_on_in_their_order(self, own: Pods) -> None:
+        own.apply(pod("a", container(gib=24)))
+        own.until("a")
+        own.apply(pod("b", container(gib=24)))
+        eventually(lambda: len(own.machine.status()["queue"]) == 1)
+        own.apply(pod("c", container(gib=24)))
+        eventually(lambda: len(own.machine.status()["queue"]) == 2)
+        own.machine.kill()
+        own.machine.up()
+        eventually(lambda: [each["name"] for each in own.machine.status()["queue"]] == ["default/b", "default/c"])
+        own.delete("Pod", "a")
+        own.until("b")
+
+    def test_one_whose_keeper_died_with_the_daemon_is_replaced(self, own: Pods) -> None:
+        own.apply(workload("Deployment", "web", 1))
+        own.until_all(["Running"])
+        (tenant,) = own.machine.status()["tenants"]
+        own.machine.kill()
+        os.kill(tenant["pid"], signal.SIGKILL)
+        own.machine.up()
+        eventually(
+            lambda: [each["phase"] for each in own.all()] == ["Running"] and own.all()[0]["key"] != tenant["name"]
+        )
+
+    def test_a_delete_that_was_begun_is_finished(self, own: Pods) -> None:
+        own.apply(pod("p", container("main", "sh", "-c", "trap '' TERM; while :; do sleep 1; done")))
+        own.until("p")
+        with pytest.raises(Exception, match="daemon"):  # it goes away under the command
+            connection_lost_on_delete(own)
+        own.machine.up()
+        eventually(lambda: own.all() == [])
+        own.check_clear()
+
+    def test_after_a_boot_what_was_applied_comes_up_again(self, own: Pods) -> None:
+        own.apply(pod("always"), pod("never", restartPolicy="Never"), workload("Deployment", "web", 1))
+        before = {each["containers"][0]["pid"] for each in own.until_all(["Running"] * 3)}
+        own.machine.kill()
+        with contextlib.closing(sqlite3.connect(own.machine.home / "state.db")) as database:
+            database.execute("UPDATE settings SET value = 'another' WHERE key = 'boot'")
+            database.commit()
+        own.machine.up()
+        eventually(lambda: [each["phase"] for each in own.all()] == ["Running", "Failed", "Running"])
+        assert own.one("never")["reason"] == "the machine was booted again"
+        assert not before & {each["containers"][0]["pid"] for each in own.all()}
+        eventually(lambda: own.booked() == 8)
+
+    def test_a_home_that_is_gone_ends_its_pods(self) -> None:
+        machine = paper("1x24")
+        machine.up()
+        pods = Pods(machine)
+        pods.apply(pod("p"))
+        pods.until("p")
+        machine.close()
+        eventually(lambda: processes_of_pods(str(machine.home)) == set())
+
+
+def connection_lost_on_delete(own: Pods) -> None:
+    """Asks for a delete that takes a second, and kills the daemon when it has begun."""
+    from aliquot.adapters.host.control import connect
+
+    connection, _ = connect(own.home)
+    with contextlib.closing(connection):
+        connection.send({"op": "delete", "kind": "Pod", "name": "p", "grace": 1.0})
+        for said in connection.events(PATIENCE):
+            assert "deleting" in said
+            own.machine.kill()
+
+
+class TestNodes:
+    @pytest.fixture
+    def two(self) -> Iterator[Pods]:
+        yield from _alone("2x2x24")
+
+    def test_cards_are_numbered_within_their_node_and_pods_go_to_any(self, two: Pods) -> None:
+        two.apply(workload("StatefulSet", "web", 4, container(gib=24)))
+        found = two.until_all(["Running"] * 4)
+        assert sorted((each["node"], each["cards"][0]["index"]) for each in found) == [
+            ("node-0", 0), ("node-0", 1), ("node-1", 0), ("node-1", 1),
+        ]  # fmt: skip
+        status = two.machine.status()
+        assert [(each["node"], each["index"]) for each in status["cards"]] == [
+            ("node-0", 0), ("node-0", 1), ("node-1", 0), ("node-1", 1),
+        ]  # fmt: skip
+        assert [each["name"] for each in status["nodes"]] == ["node-0", "node-1"]
+        two.machine.kill()
+        two.machine.up()
+        assert [each["memory_booked_bytes"] >> 30 for each in two.machine.status()["cards"]] == [24] * 4
+
+    def test_a_run_stays_on_one_node(self, two: Pods) -> None:
+        said = two.machine.aliquot("run", "--gpus", "3", "--memory", "1", "--", "true")
+        assert "at most 2: a node here has no more" in said.stderr
+        two.apply(pod("p", container(gib=24)))
+        two.until("p")
+        said = two.machine.aliquot(
+            "run", "--gpus", "2", "--memory", "20", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"
+        )
+        assert said.stdout == "GPU-2,GPU-3\n"

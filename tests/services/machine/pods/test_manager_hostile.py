@@ -1,0 +1,193 @@
+"""Users who mean ill, or work at cross purposes: nobody's Pods are anybody else's loss. Keepers here only sit there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aliquot.adapters.host import processes
+from aliquot.adapters.host.home import Home
+from aliquot.adapters.storage.store import Store
+from aliquot.model.localpod import Applier
+from aliquot.services.daemon.control import Caller, RefusedError
+from aliquot.services.machine.control import Door
+from aliquot.services.machine.pods.api import PodDesk
+from aliquot.services.machine.pods.manager import LocalPods
+from aliquot.services.machine.tenants import LocalNode
+from kit.machine import PATIENCE, PaperArbiter, cards
+from kit.machinepods import Json, container, pod, workload
+
+ANNA, BERT = 1001, 1002
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root's daemon serves several users")
+
+
+class Sitters:
+    """Keepers that never say anything, and end when they are killed."""
+
+    def __init__(self) -> None:
+        self.children: dict[str, subprocess.Popen[bytes]] = {}
+        self.owners: list[int] = []
+
+    def start(self, uid: str, owner: Applier, log: str, environment: dict[str, str]) -> tuple[int, int]:
+        child = subprocess.Popen(["sh", "-c", "trap '' TERM; while :; do sleep 60; done"], start_new_session=True)
+        self.children[uid] = child
+        self.owners.append(owner.user)
+        return child.pid, processes.start_time(child.pid) or 0
+
+    def reap(self, pid: int) -> None: ...
+
+    def end(self) -> None:
+        for child in self.children.values():
+            os.killpg(child.pid, 9)
+            child.wait()
+        self.children.clear()
+
+
+class House:
+    """A daemon's inside, with several users."""
+
+    def __init__(self, folder: str) -> None:
+        home = Home(folder, folder)
+        for each in (home.tenants, home.logs, home.pod_logs):
+            os.makedirs(each)
+        self.store = Store(home.database, home.tenants)
+        node = LocalNode(
+            cards(2),
+            home=home,
+            store=self.store,
+            arbiter=PaperArbiter(),
+            watch=lambda _: None,
+            environment=lambda *_: {},
+        )
+        self.sitters = Sitters()
+        self.pods = LocalPods(node, self.store.objects, self.sitters, lambda *_: {})  # type: ignore[arg-type] # a double
+        self.desk = PodDesk(self.pods)
+
+    async def apply(self, user: int, *objects: Json, **env: str) -> list[Json]:
+        request = {"objects": list(objects), "cwd": "/", "env": env}
+        caller = Caller(os.getpid(), user, user)
+        results: list[Json] = (await self.desk.operations["apply"](request, caller, lambda _: None))["results"]
+        return results
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    with tempfile.TemporaryDirectory() as folder:
+        found = House(folder)
+        yield found
+        found.sitters.end()
+        found.store.close()
+
+
+def acted(act: Callable[[], Awaitable[Any]]) -> Any:
+    async def whole() -> Any:
+        return await act()
+
+    return asyncio.run(whole())
+
+
+def test_one_users_keepers_that_say_nothing_keep_nobody_elses_from_starting(house: House) -> None:
+    async def act() -> None:
+        await house.apply(ANNA, workload("Deployment", "web", 20))
+        await house.apply(BERT, pod("p"))
+
+    acted(act)
+    assert house.sitters.owners == [ANNA] * 8 + [BERT]
+
+
+def test_what_another_made_meanwhile_is_not_taken_from_them(house: House) -> None:
+    async def act() -> None:
+        await house.apply(ANNA, pod("p"))
+        waiting = asyncio.create_task(house.apply(ANNA, pod("p", container(gib=5)), workload("Deployment", "web", 1)))
+        await asyncio.sleep(0)
+        await house.apply(BERT, workload("Deployment", "web", 2))
+        house.sitters.end()
+        with pytest.raises(RefusedError) as refused:
+            await waiting
+        assert refused.value.said["text"].startswith("Deployment default/web was changed by somebody else meanwhile")
+
+    acted(act)
+    (found,) = house.pods.workloads.values()
+    assert found.applier.user == BERT
+
+
+def test_who_changes_anothers_changes_neither_whose_it_is_nor_its_environment(house: House) -> None:
+    async def act() -> list[Json]:
+        await house.apply(ANNA, workload("Deployment", "web", 1), HOME="/home/anna")
+        return await house.apply(0, workload("Deployment", "web", 0), HOME="/root")
+
+    (result,) = acted(act)
+    (found,) = house.pods.workloads.values()
+    assert (found.applier.user, found.applier.environment) == (ANNA, {"HOME": "/home/anna"})
+    assert result["notes"][-1].startswith(f"it stays user {ANNA}'s")
+
+
+def test_root_that_changes_anothers_pod_does_not_run_it_as_root(house: House) -> None:
+    async def act() -> None:
+        await house.apply(ANNA, pod("p"))
+        house.sitters.end()
+        await house.apply(0, pod("p", container(gib=5)))
+
+    acted(act)
+    (found,) = house.pods.pods.values()
+    assert found.applier.user == ANNA
+
+
+def test_nobody_but_root_can_use_up_all_the_pods_there_may_be(house: House) -> None:
+    async def act() -> None:
+        await house.apply(ANNA, *(workload("Deployment", f"web-{at}", 0) for at in range(256)))
+        with pytest.raises(RefusedError) as refused:
+            await house.apply(ANNA, pod("p"))
+        assert refused.value.said["allowed"] == "at most 256 Pods of one user: delete some"
+        await house.apply(BERT, pod("p"))
+
+    acted(act)
+
+
+def test_what_is_left_of_anothers_workload_of_that_name_is_not_ones_own(house: House) -> None:
+    async def act() -> None:
+        await house.apply(ANNA, workload("Deployment", "web", 1))
+        (web,) = house.pods.workloads.values()
+        house.pods.delete(workload=web, pods=house.pods.owned(web), grace=30.0)
+        await house.apply(BERT, workload("Deployment", "web", 1))
+
+    acted(act)
+    (web,) = house.pods.workloads.values()
+    assert [each.applier.user for each in house.pods.owned(web)] == [BERT]
+    assert len(house.pods.pods) == 2
+
+
+def test_one_look_around_that_goes_wrong_is_not_the_last(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+    enough = asyncio.Event()
+
+    def tick(now: float) -> None:
+        looks.append(now)
+        if len(looks) > 1:
+            enough.set()
+        raise ValueError("nobody has thought of this")
+
+    async def act() -> None:
+        monkeypatch.setattr(house.pods, "tick", tick)
+        monkeypatch.setattr("aliquot.services.machine.control._SWEEP", 0.0)
+        door = Door(house.pods.node, None, {}, house.pods)  # type: ignore[arg-type] # it sees no cards
+        sweeping = asyncio.create_task(door._sweep())
+        await asyncio.wait_for(enough.wait(), PATIENCE)
+        sweeping.cancel()
+
+    acted(act)
+
+
+def test_folders_of_logs_are_their_owners_alone(house: House) -> None:
+    acted(lambda: house.apply(ANNA, pod("p")))
+    (found,) = house.pods.pods.values()
+    folder = Path(house.pods.logs(found)).stat()
+    assert (folder.st_uid, folder.st_mode & 0o777) == (ANNA, 0o700)

@@ -1,0 +1,50 @@
+"""Pods on simulated cards, all of it real but the GPU: they compute, share, and come up again with their cards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kit.machine import ALIQUOT, Machine, eventually
+from kit.machinepods import Json, Pods, workload
+from kit.manifests import MEM
+
+UP = (*ALIQUOT, "up", "--simulate", "2x2x24GiB", "--listen", "0")
+
+
+@pytest.fixture
+def pods() -> Iterator[Pods]:
+    machine = Machine(UP)
+    machine.up()
+    found = Pods(machine)
+    yield found
+    found.clear()
+    machine.aliquot("down")
+    machine.close()
+
+
+def computing(pods: Pods) -> list[Json]:
+    """All Pods, once each has used its card."""
+
+    def shares() -> list[Json] | None:
+        there = pods.all()
+        return there if there and all(card["share"] for each in there for card in each["cards"]) else None
+
+    return list(eventually(shares))
+
+
+def test_a_stateful_set_without_a_command_computes_and_comes_up_again_with_its_cards(pods: Pods) -> None:
+    pods.apply(
+        workload("StatefulSet", "binpack-1", 3, {"name": "main", "image": "x", "resources": {"limits": {MEM: 10}}})
+    )
+    pods.until_all(["Running"] * 3)
+    found = computing(pods)
+    assert {each["node"] for each in found} == {"node-0"}  # the fullest cards first
+    assert sorted(card["index"] for each in found for card in each["cards"]) == [0, 0, 1]
+    before = {each["uid"] for each in found}
+    assert pods.machine.aliquot("down").stdout == "the daemon has ended\n"
+    assert pods.machine.daemon is not None
+    pods.machine.daemon.communicate()
+    pods.machine.up()
+    assert {each["uid"] for each in computing(pods)} == before

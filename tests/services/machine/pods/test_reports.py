@@ -1,0 +1,70 @@
+"""What a keeper tells of its Pod is taken as far as it makes sense."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.model.localpod import ContainerState, Phase, PodEvent, PodState
+from aliquot.services.machine.pods.reports import with_report
+
+MAIN = ContainerState("main", "image", ("sleep", "1"), "/log")
+STATE = PodState(node="node-0", containers=(MAIN,), events=(PodEvent(1.0, "made"),))
+
+
+def test_the_containers_and_the_phase_are_as_told() -> None:
+    told = {"name": "main", "state": "running", "pid": 7, "started": 2.0, "restarts": 1}
+    found = with_report(STATE, {"phase": "Running", "containers": [told]}, 3.0)
+    assert (found.phase, found.started, found.finished) == (Phase.RUNNING, 2.0, None)
+    (main,) = found.containers
+    assert (main.state, main.pid, main.restarts, main.command) == ("running", 7, 1, ("sleep", "1"))
+
+
+def test_a_pod_that_is_over_has_a_time_of_its_end_that_stays() -> None:
+    once = with_report(STATE, {"phase": "Succeeded"}, 3.0)
+    assert once.finished == 3.0
+    assert with_report(once, {"phase": "Succeeded"}, 9.0).finished == 3.0
+
+
+def test_events_are_kept_once_and_only_the_last_twenty() -> None:
+    events = [{"time": 2.0 + at, "text": f"event {at}", "type": "Warning"} for at in range(30)]
+    once = with_report(STATE, {"events": events[:2]}, 3.0)
+    assert [each.text for each in once.events] == ["made", "event 0", "event 1"]
+    assert with_report(once, {"events": events[:2]}, 3.0) == once
+    assert [each.text for each in with_report(once, {"events": events}, 3.0).events] == [
+        f"event {at}" for at in range(10, 30)
+    ]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"phase": "Gone"},
+        {"containers": [{"name": "other", "state": "running"}]},
+        {"containers": [{"name": "main", "state": "dancing"}]},
+        {"events": [{"time": "now", "text": "x"}, {"time": 1}, {"time": float("nan"), "text": "x"}, 3]},
+        {"containers": [{"name": [], "state": "running"}, 3]},
+    ],
+)
+def test_what_makes_no_sense_changes_nothing(said: dict[str, Any]) -> None:
+    assert with_report(STATE, said, 3.0) == STATE
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["name", "state", "time", "text", "pid", "started", "main"]), inner, max_size=4
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["phase", "reason", "containers", "events"]), _JSON))
+def test_no_report_is_more_than_it_can_bear(said: dict[str, Any]) -> None:
+    with_report(STATE, said, 3.0)

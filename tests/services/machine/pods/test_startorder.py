@@ -1,0 +1,65 @@
+"""Pods ask for room in the order in which they were made, however their keepers race."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aliquot.model.localpod import Applier, LocalPod
+from aliquot.services.machine.pods.startorder import PodTurns
+
+
+def a_pod(uid: str, user: int = 0) -> LocalPod:
+    return LocalPod(uid, "default", uid, None, {}, "", Applier(user, 0, "/", {}), 0.0)
+
+
+def play(turns: PodTurns, *asking: str, gone: str | None = None) -> list[str]:
+    """Who has its turn, in order, when they ask in that order; `gone` never asks."""
+    done: list[str] = []
+
+    async def ask(uid: str) -> None:
+        await turns.turn(uid)
+        turns.end(uid)
+        done.append(uid)
+
+    async def act() -> None:
+        async with asyncio.timeout(5.0):
+            tasks = [asyncio.create_task(ask(uid)) for uid in asking]
+            if gone is not None:
+                await asyncio.sleep(0.05)
+                assert done == []
+                turns.end(gone)
+            await asyncio.gather(*tasks)
+
+    asyncio.run(act())
+    return done
+
+
+def begun(*pods: LocalPod) -> PodTurns:
+    turns = PodTurns({each.uid: each for each in pods})
+    for each in pods:
+        turns.begin(each.uid)
+    return turns
+
+
+def test_whoever_asks_first_the_first_that_was_made_is_first() -> None:
+    assert play(begun(*map(a_pod, "abcd")), "d", "b", "c", "a") == ["a", "b", "c", "d"]
+
+
+def test_one_whose_keeper_has_ended_keeps_nobody_waiting() -> None:
+    assert play(begun(*map(a_pod, "abc")), "c", "b", gone="a") == ["b", "c"]
+
+
+def test_one_that_says_nothing_keeps_nobody_waiting_for_long() -> None:
+    now = 0.0
+    pods = {each: a_pod(each) for each in "ab"}
+    turns = PodTurns(pods, clock=lambda: now)
+    turns.begin("a")
+    turns.begin("b")
+    assert turns.by_user() == {0: 2}
+    now = 11.0
+    assert play(turns, "b") == ["b"]
+    assert turns.by_user() == {}
+
+
+def test_another_users_keeps_nobody_waiting() -> None:
+    assert play(begun(a_pod("a", user=1), a_pod("b")), "b") == ["b"]

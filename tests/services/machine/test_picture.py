@@ -1,0 +1,333 @@
+"""The dashboard of one machine, made of its status."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64decode
+from typing import Any
+
+from aliquot.arbiter.timeline import Came, Record, Taken
+from aliquot.model.device import Card
+from aliquot.model.node import Node, Offer
+from aliquot.placement.board import Board
+from aliquot.placement.waste import Waste
+from aliquot.services.dashboard.contract import FREE, MIXED, OUT, WHOLE
+from aliquot.services.dashboard.history import SERIES
+from aliquot.services.machine.picture import MachinePicture
+
+GIB = 1 << 30
+Json = dict[str, Any]
+
+
+def a_card(index: int = 0, **other: Any) -> Json:
+    card = {
+        "index": index,
+        "uuid": f"GPU-{index}",
+        "model": "A30",
+        "memory_bytes": 24 * GIB,
+        "memory_used_bytes": 3 * GIB,
+        "memory_booked_bytes": 0,
+        "core_booked": 0.0,
+        "tenants": 0,
+        "utilisation": 0.5,
+    }
+    return {**card, **other}
+
+
+def on(index: int = 0, gib: int = 6, core: float | None = 30.0, **other: Any) -> Json:
+    told = {
+        "index": index,
+        "uuid": f"GPU-{index}",
+        "exclusive": False,
+        "greedy": False,
+        "core": core,
+        "memory_limit_bytes": gib * GIB,
+        "state": "running",
+        "level": "hardware",
+        "share": 0.25,
+        "memory_used_bytes": GIB,
+        "pids": [7],
+        "preemptions": 2,
+        "paused_seconds": 1.5,
+        "refused_allocations": 0,
+    }
+    return {**told, **other}
+
+
+def a_tenant(name: str, app_class: str = "normal", *cards: Json) -> Json:
+    return {
+        "id": f"id-{name}",
+        "name": name,
+        "class": app_class,
+        "uid": 0,
+        "pid": 7,
+        "command": ["python", "train.py"],
+        "created": 900.0,
+        "age_seconds": 100.0,
+        "log": None,
+        "cards": [*cards] or [on()],
+    }
+
+
+WAITS = {
+    "name": "big",
+    "position": 1,
+    "of": 1,
+    "kept_for": None,
+    "refusals": [
+        {"card": 0, "reason": "memory", "wanted": 20480, "had": 1024},
+        {"card": 1, "reason": "memory", "wanted": 20480, "had": 18432},
+    ],
+    "class": "online",
+    "uid": 0,
+    "pid": 8,
+    "gpus": 1,
+    "core": 50,
+    "memory_bytes": 20 * GIB,
+    "waited_seconds": 12.0,
+    "command": ["serve"],
+    "log": None,
+}
+A_POD = {
+    "namespace": "default",
+    "name": "binpack-1-0",
+    "key": "default/binpack-1-0",
+    "uid": "u",
+    "user": 0,
+    "owner": {"kind": "StatefulSet", "name": "binpack-1"},
+    "dialect": "gpushare",
+    "class": "normal",
+    "phase": "Running",
+    "reason": None,
+    "node": "node-1",
+    "cards": [on(0, 3, None)],
+    "containers": [{"name": "main", "command": ["burn"]}],
+    "created": 900.0,
+    "started": 901.0,
+    "wants": "3 GiB",
+    "why": ["asked for main: 3GiB of memory", "card 0 was the fullest with room"],
+}
+
+
+class Machine:
+    """What the status says, and what the cards' loops traced."""
+
+    def __init__(self, **status: Any) -> None:
+        self.status: Json = {
+            "daemon": {"simulated": "2x24GiB"},
+            "rules": {"policy": "burst-share", "release_delay_seconds": 0.1},
+            "cards": [a_card(0), a_card(1)],
+            "tenants": [],
+            "queue": [],
+            "findings": [],
+            **status,
+        }
+        self.records: dict[str, list[Record]] = {}
+        self.asked = 0
+        board = Board()
+        board.set_node(Node("here", (Card(0, 24 << 10), Card(1, 24 << 10)), frozenset({Offer.ANY})))
+        self.picture = MachinePicture(self._status, Waste(board), self._records, clock=lambda: 100.0)
+
+    def _status(self) -> Json:
+        self.asked += 1
+        return self.status
+
+    def _records(self) -> dict[str, list[Record]]:
+        told, self.records = self.records, {}
+        return told
+
+    def node(self, name: str) -> Json | None:
+        return asyncio.run(self.picture.node(name, 1000.0))
+
+
+def bytes_of(state: Json, name: str) -> list[int]:
+    return [*b64decode(state["cards"][name])]
+
+
+def test_the_machine_is_one_node_unless_it_plays_several() -> None:
+    state = Machine().picture.state(1000.0)
+    assert (state["kind"], state["simulated"], state["nodes"]["cards"]) == ("machine", "2x24GiB", [2])
+    assert state["kinds"] == [{"offers": [], "policy": "burst-share", "model": "A30", "cards": 2, "memory_mib": 24576}]
+    nodes = [{"name": f"node-{at}", "offers": ["qgpu"], "policy": "fixed-share", "cards": []} for at in (0, 1)]
+    both = Machine(nodes=nodes, cards=[a_card(0, node="node-0"), a_card(0, uuid="GPU-9", node="node-1")])
+    state = both.picture.state(1000.0)
+    assert state["nodes"]["names"] == ["node-0", "node-1"]
+    assert [node["cards"][0]["uuid"] for node in state["live"]["nodes"]] == ["GPU-0", "GPU-9"]
+
+
+def test_a_byte_for_each_card_tells_what_is_booked_and_for_whom() -> None:
+    machine = Machine(
+        cards=[a_card(0, memory_booked_bytes=12 * GIB, core_booked=100.0), a_card(1, memory_booked_bytes=1), a_card(2)],
+        tenants=[
+            a_tenant("on", "online"),
+            a_tenant("off", "offline"),
+            a_tenant("all", "normal", on(1, exclusive=True)),
+        ],
+    )
+    state = machine.picture.state(1000.0)
+    assert bytes_of(state, "memory") == [100, 1, 0]  # a byte of memory shows
+    assert bytes_of(state, "core") == [200, 0, 0]
+    assert bytes_of(state, "class") == [MIXED, WHOLE, FREE]
+
+
+def test_a_card_that_is_out_counts_as_that() -> None:
+    machine = Machine(cards=[a_card(0, healthy=False, why_out="Xid 79"), a_card(1)])
+    state = machine.picture.state(1000.0)
+    assert bytes_of(state, "class") == [OUT, FREE]
+    assert state["nodes"]["trouble"] == {"0": ["1 card out"]}
+    assert (state["totals"]["cards_free"], state["totals"]["cards_out"]) == (1, 1)
+    assert state["live"]["nodes"][0]["cards"][0]["why_out"] == "Xid 79"
+
+
+def test_a_tenant_is_shown_on_its_card_with_what_it_was_promised_and_has() -> None:
+    machine = Machine(tenants=[a_tenant("off", "offline", on(1, 8, 60.0, greedy=True))])
+    card = machine.picture.state(1000.0)["live"]["nodes"][0]["cards"][1]
+    assert card["greedy_booked"] == 60.0
+    assert card["tenants"] == [
+        {
+            "key": "off",
+            "class": "offline",
+            "dialect": "run",
+            "memory_mib": 8192,
+            "memory_used_mib": 1024,
+            "core": 60.0,
+            "greedy": True,
+            "exclusive": False,
+            "share": 0.25,
+            "state": "running",
+            "preemptions": 2,
+            "paused_seconds": 1.5,
+        }
+    ]
+
+
+def test_who_waits_is_told_with_what_is_short_on_the_nearest_card() -> None:
+    (entry,) = Machine(queue=[WAITS]).picture.state(1000.0)["waiting"]["pods"]
+    assert entry == {
+        "key": "big",
+        "class": "online",
+        "dialect": "run",
+        "since": 988.0,
+        "reason": "card 1 has 18.0 GiB free (20.0 GiB wanted); 1 other card has no room either",
+        "wants": "20 GiB, 50%",
+    }
+
+
+def test_a_pod_in_the_queue_waits_once_and_in_its_own_dialect() -> None:
+    pod = {**A_POD, "phase": "Pending", "node": None, "cards": [], "started": None}
+    machine = Machine(queue=[{**WAITS, "name": pod["key"]}], pods=[pod])
+    state = machine.picture.state(1000.0)
+    (entry,) = state["waiting"]["pods"]
+    assert (entry["key"], entry["dialect"], entry["wants"]) == (pod["key"], "gpushare", "3 GiB")
+    assert state["totals"]["waiting"] == 1
+    assert [each["key"] for each in machine.picture.search("binpack", 10)["pods"]] == [pod["key"]]
+
+
+def test_a_pod_that_no_card_could_ever_take_says_what_it_wants() -> None:
+    pod = {**A_POD, "phase": "Pending", "node": None, "reason": "too large", "wants": "2 whole cards"}
+    (entry,) = Machine(pods=[pod]).picture.state(1000.0)["waiting"]["pods"]
+    assert (entry["wants"], entry["reason"]) == ("2 whole cards", "too large")
+
+
+def test_a_run_says_where_it_is_and_why() -> None:
+    pod = Machine(tenants=[a_tenant("train")]).picture.pod("train", 1000.0)
+    assert pod is not None
+    assert (pod["kind"], pod["phase"], pod["since"]) == ("run", "Running", 900.0)
+    assert pod["cards"][0]["memory_mib"] == 6144
+    assert pod["why"][0] == "It was promised 6 GiB and 30% of the compute of 1 card."
+
+
+def test_a_run_in_the_queue_says_what_each_card_lacks() -> None:
+    pod = Machine(queue=[WAITS]).picture.pod("big", 1000.0)
+    assert pod is not None
+    assert pod["phase"] == "Pending"
+    assert pod["refusals"][0]["reason"] == "card 0 has 1.0 GiB free (20.0 GiB wanted)"
+
+
+def test_a_pod_is_told_in_its_own_dialect() -> None:
+    machine = Machine(pods=[A_POD], tenants=[a_tenant("default/binpack-1-0", "normal", on(0, 3, None))])
+    pod = machine.picture.pod("default/binpack-1-0", 1000.0)
+    assert pod is not None
+    assert (pod["dialect"], pod["owner"], pod["node"]) == ("gpushare", "StatefulSet/binpack-1", "node-1")
+    assert pod["why"] == ["It asks for 3 GiB, in the words of gpushare.", "Card 0 was the fullest with room."]
+    state = machine.picture.state(1000.0)
+    assert state["live"]["nodes"][0]["cards"][0]["tenants"][0]["dialect"] == "gpushare"
+
+
+def test_nobody_of_that_name_is_none() -> None:
+    assert Machine().picture.pod("nobody", 1000.0) is None
+    assert Machine().node("nowhere") is None
+
+
+def test_a_search_finds_runs_pods_and_who_waits() -> None:
+    machine = Machine(tenants=[a_tenant("train")], queue=[WAITS], pods=[A_POD])
+    found = machine.picture.search("", 50)
+    assert [(each["key"], each["phase"]) for each in found["pods"]] == [
+        ("default/binpack-1-0", "Running"),
+        ("train", "Running"),
+        ("big", "Pending"),
+    ]
+    assert [each["key"] for each in machine.picture.search("TRAI", 50)["pods"]] == ["train"]
+    assert len(machine.picture.search("", 2)["pods"]) == 2
+
+
+def test_a_point_has_every_series() -> None:
+    machine = Machine(cards=[a_card(0, memory_booked_bytes=12 * GIB, core_booked=30.0), a_card(1)])
+    point = machine.picture.point(1000.0)
+    assert set(point) == set(SERIES)
+    assert (point["memory"], point["core"], point["busy"]) == (25.0, 15.0, 50.0)
+
+
+def test_the_status_is_read_once_for_one_moment() -> None:
+    machine = Machine()
+    machine.picture.point(1000.0)
+    machine.picture.tick(1000.0)
+    machine.picture.state(1000.0)
+    assert machine.asked == 1
+
+
+def test_a_tick_tells_what_waits_only_when_that_has_changed() -> None:
+    machine = Machine()
+    machine.picture.state(1000.0)
+    first, second = machine.picture.tick(1000.5), machine.picture.tick(1001.0)
+    assert first is not None
+    assert second is not None
+    assert second["waiting"] is None
+    machine.status["queue"] = [WAITS]
+    third = machine.picture.tick(1001.5)
+    assert third is not None
+    assert third["waiting"]["count"] == 1
+
+
+def test_who_waits_no_more_is_told_where_somebody_came_in_between() -> None:
+    machine = Machine()
+    machine.picture.tick(1000.0)
+    machine.picture.tick(1000.5)
+    machine.status["queue"] = [WAITS]
+    machine.picture.state(1000.7)
+    machine.status["queue"] = []
+    tick = machine.picture.tick(1001.0)
+    assert tick is not None
+    assert tick["waiting"] == {"count": 0, "pods": []}
+
+
+def test_another_policy_or_another_card_needs_a_new_state() -> None:
+    machine = Machine()
+    machine.picture.state(1000.0)
+    assert machine.picture.tick(1000.5) is not None
+    machine.status["cards"] = [a_card(0)]
+    assert machine.picture.tick(1001.0) is None
+    assert machine.picture.tick(1001.5) is not None
+
+
+def test_the_timeline_is_by_peoples_names_and_in_the_time_of_day() -> None:
+    machine = Machine(tenants=[a_tenant("train", "offline")])
+    came, stretch = Came("p", "id-train", offline=True), (99.0, 99.2, {"p": 1.0}, False)
+    machine.records = {"GPU-0": [came, stretch, Taken(99.5, "gone", ("id-train",))]}
+    node = machine.node(machine.picture.state(999.0)["nodes"]["names"][0])
+    assert node is not None
+    timeline = node["timeline"]
+    assert (timeline["until"], timeline["step"], timeline["buckets"]) == (999.7, 0.1, 600)
+    (tenant,) = timeline["cards"]["GPU-0"]["tenants"]
+    assert (tenant["key"], tenant["class"], tenant["shares"][-8:]) == ("train", "offline", (0, 100, 100, 0, 0, 0, 0, 0))
+    assert timeline["cards"]["GPU-0"]["preemptions"] == [{"at": 999.5, "by": "gone", "of": "train"}]

@@ -1,0 +1,237 @@
+"""Who is next: the first of the queue, and whoever takes nothing from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
+from aliquot.model.node import Node, Offer
+from aliquot.placement.board import Board
+from aliquot.placement.book import Ledger, occupant_of
+from aliquot.placement.choose import POLICIES, Chooser
+from aliquot.services.machine.queue import Queue, Waiting
+from aliquot.services.machine.requests import Ask
+from kit.machine import cards
+
+
+class Hall:
+    """A machine with a queue before it."""
+
+    def __init__(self, count: int = 2, gib: int = 24, nodes: int = 1) -> None:
+        board = Board()
+        for name in ("here", "there")[:nodes]:
+            board.set_node(Node(name, cards(count, gib), frozenset(Offer)))
+        self.ledger = Ledger(board)
+        self.queue = Queue(self.ledger, Chooser(board, POLICIES["binpack"]()))
+
+    def wait(self, name: str, gib: int | None = None, **more: Any) -> Waiting:
+        ask = Ask((name,), memory_mib=None if gib is None else gib * 1024, **more)
+        entry = Waiting(ask.claim(name, name), ask, 1, 0, 0, 1, 0.0, lambda _: None)
+        self.queue.add(entry)
+        return entry
+
+    def pod(self, name: str, *gib: int, together: bool = False) -> Waiting:
+        """One with a container for each amount."""
+        containers = tuple(
+            ContainerClaim(f"c{at}", at, Role.MAIN, Slice(memory_mib=each * 1024)) for at, each in enumerate(gib)
+        )
+        claim = Claim(name, "default", name, "qgpu", Offer.QGPU, containers, together=together)
+        entry = Waiting(claim, Ask((name,)), 1, 0, 0, 1, 0.0, lambda _: None)
+        self.queue.add(entry)
+        return entry
+
+    def advance(self) -> list[str]:
+        """Who starts, in order."""
+        started = []
+        while (found := self.queue.next()) is not None:
+            entry, grant = found
+            self.queue.remove(entry)
+            self.ledger.confirm(entry.id, grant.node, occupant_of(entry.claim, grant))
+            started.append(entry.name)
+        return started
+
+    def room(self) -> list[int]:
+        return [int(room) // 1024 for room in self.ledger.board.room_memory[0]]
+
+
+def test_those_who_fit_start_in_the_order_they_came() -> None:
+    hall = Hall()
+    for name in "abc":
+        hall.wait(name, 12)
+    assert hall.advance() == ["a", "b", "c"]
+    assert hall.advance() == []
+
+
+def test_a_small_one_starts_where_the_first_does_not_fit_and_is_not_going_to() -> None:
+    hall = Hall()
+    for name, gib in (("a", 20), ("b", 12)):
+        hall.wait(name, gib)
+    hall.advance()  # 4 and 12 are free
+    hall.wait("big", 20)
+    hall.wait("small", 4)
+    assert hall.advance() == ["small"]
+    assert hall.room() == [0, 12]
+
+
+def test_nobody_takes_the_room_that_the_first_is_waiting_for() -> None:
+    hall = Hall()
+    for name, gib in (("a", 20), ("b", 12)):
+        hall.wait(name, gib)
+    hall.advance()
+    hall.wait("big", 20)
+    small = hall.wait("small", 8)
+    assert hall.advance() == []
+    assert hall.queue.standing(small)["kept_for"] == "big"
+    hall.ledger.forget("b")
+    assert hall.advance() == ["big"]
+
+
+def test_the_first_counts_as_being_on_its_card_already() -> None:
+    hall = Hall(count=1)
+    hall.wait("a", 12)
+    hall.advance()
+    hall.wait("big", 16)
+    hall.wait("small", 8)
+    assert hall.advance() == []
+    hall.ledger.forget("a")
+    assert hall.advance() == ["big", "small"]
+
+
+def test_a_whole_card_that_is_waited_for_takes_no_more_guests() -> None:
+    hall = Hall(count=1)
+    hall.wait("a", 4)
+    hall.advance()
+    hall.wait("whole")
+    hall.wait("small", 1)
+    assert hall.advance() == []
+
+
+def test_compute_is_waited_for_as_memory_is() -> None:
+    hall = Hall(count=1)
+    hall.wait("a", 1, core=60)
+    hall.advance()
+    half = hall.wait("half", 1, core=50)
+    hall.wait("rest", 1, core=40)
+    hall.wait("no quota", 1)
+    assert hall.advance() == ["no quota"]  # it takes no compute from the first, and memory there is
+    assert hall.queue.standing(half)["refusals"] == [{"card": 0, "reason": "core", "wanted": 500, "had": 400}]
+
+
+def test_several_cards_are_kept_for_one_that_wants_several() -> None:
+    hall = Hall(count=3)
+    for name in "abc":
+        hall.wait(name, 20)
+    hall.advance()
+    hall.ledger.forget("c")
+    hall.wait("pair", 20, gpus=2)
+    hall.wait("passer", 24)
+    assert hall.advance() == []  # the free card is one of the pair's
+    hall.ledger.forget("b")
+    assert hall.advance() == ["pair"]
+
+
+asks: st.SearchStrategy[dict[str, Any]] = st.builds(
+    dict,
+    gib=st.sampled_from([None, 1, 4, 8, 12, 20, 24]),
+    core=st.sampled_from([None, 10, 50, 100]),
+    gpus=st.integers(1, 2),
+    app_class=st.sampled_from(list(AppClass)),
+)
+
+
+@given(st.lists(st.tuples(asks, st.integers(0, 5)), max_size=14))
+def test_whoever_passes_never_moves_the_first_further_from_its_room(events: list[tuple[dict[str, Any], int]]) -> None:
+    """As long as the first waits, what is free for it on the cards it is nearest to only grows by others leaving."""
+    hall = Hall()
+    running: list[str] = []
+    for at, (ask, leaving) in enumerate(events):
+        hall.wait(f"r{at}", **ask)
+        first = next(iter(hall.queue))
+        before = _fits_when_old_ones_leave(hall, first, running)
+        started = hall.advance()
+        if first in list(hall.queue):
+            assert before <= _fits_when_old_ones_leave(hall, first, running)
+        running += started
+        if leaving < len(running):
+            hall.ledger.forget(running.pop(leaving))
+    for name in running:
+        hall.ledger.forget(name)
+    while len(hall.queue):  # everyone's turn comes
+        started = hall.advance()
+        assert started
+        for name in started:
+            hall.ledger.forget(name)
+
+
+def _fits_when_old_ones_leave(hall: Hall, first: Waiting, old: list[str]) -> bool:
+    """Whether the first would fit if those left who run at this moment."""
+    kept = {booking.uid: booking for booking in hall.ledger if booking.uid in old}
+    for uid in kept:
+        hall.ledger.forget(uid)
+    fits = hall.queue._chooser.choose(first.claim) is not None
+    for uid, booking in kept.items():
+        hall.ledger.confirm(uid, booking.node, booking.occupant)
+    return fits
+
+
+def test_room_is_kept_on_the_node_that_is_nearest_to_having_it_and_the_other_is_free_for_all() -> None:
+    hall = Hall(nodes=2)
+    for name in "abc":
+        hall.wait(name, 20)
+    assert hall.advance() == ["a", "b", "c"]  # both cards here, one there
+    hall.wait("big", 24, gpus=2)
+    hall.wait("small", 4)
+    hall.wait("medium", 20)
+    # Nearest to two free cards is the node of which one is free: that one is kept, and small goes elsewhere.
+    assert hall.advance() == ["small"]
+    assert hall.queue.standings()[1][1]["kept_for"] == "big"
+    hall.ledger.forget("c")
+    assert hall.advance() == ["big"]
+
+
+def test_what_each_card_lacks_is_told_with_its_node_where_there_are_several() -> None:
+    hall = Hall(count=1, nodes=2)
+    for name in "abc":
+        hall.wait(name, 20)
+    hall.advance()
+    ((_, standing),) = hall.queue.standings()
+    assert [(each["node"], each["card"], each["had"]) for each in standing["refusals"]] == [
+        ("here", 0, 4096),
+        ("there", 0, 4096),
+    ]
+
+
+def test_a_pod_of_several_containers_is_passed_only_by_those_who_take_nothing_from_it() -> None:
+    hall = Hall()
+    hall.wait("a", 20)
+    hall.advance()
+    hall.pod("pod", 20, 20)
+    hall.wait("small", 4)
+    hall.wait("medium", 8)
+    assert hall.advance() == ["small"]  # beside a, where the Pod cannot use what is left
+    hall.ledger.forget("a")
+    hall.ledger.forget("small")
+    assert hall.advance() == ["pod"]
+
+
+def test_containers_that_stay_together_are_awaited_on_one_card() -> None:
+    hall = Hall(count=2)
+    hall.wait("a", 4)
+    hall.wait("b", 24)
+    hall.advance()
+    hall.pod("pod", 12, 12, together=True)
+    hall.wait("other", 10)
+    assert hall.advance() == []  # the card with a on it is the nearest, and is kept
+    hall.ledger.forget("a")
+    assert hall.advance() == ["pod"]
+
+
+def test_one_that_asks_again_after_a_restart_has_its_place_back() -> None:
+    hall = Hall()
+    late, early = hall.wait("late", 30), Ask(("early",), memory_mib=30 * 1024)
+    late.since = 5.0
+    hall.queue.add(Waiting(early.claim("early", "early"), early, 1, 0, 0, 1, 4.0, lambda _: None))
+    assert [each.name for each in hall.queue] == ["early", "late"]

@@ -1,0 +1,404 @@
+"""A hostile tenant: whatever it says, hands over or writes, the daemon lives, keeps nothing, and serves the others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aliquot.adapters.gpu import link, rm
+from aliquot.adapters.gpu import page as pages
+from aliquot.model.claim import AppClass
+from aliquot.model.tenant import Level, SharingRules
+from aliquot.services.runtime import arbiterd, registration
+from aliquot.services.runtime.cardloop import CardWorker
+from kit.arbiterd import SUBDEVICE, UUIDS, Guest, Rig, open_files, until
+
+quick = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+class Court:
+    """A hostile tenant beside a good one that is registered; what the good one has must stay as it is."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.folder = rig.tenant("bad")
+        self.good = rig.registered(rig.tenant("good"), 11)
+        self.files = open_files()
+
+    def attack(self) -> Guest:
+        return Guest(self.folder, self.rig.pid("bad"))
+
+    def is_in_order(self) -> None:
+        """Every file that came is gone, and the good tenant is served."""
+        until(lambda: open_files() == self.files, "the end of what was handed over")
+        assert not self.good.ended()
+        standing = self.rig.standing("good")
+        assert standing.processes == (self.good.pid,)
+        assert standing.level is Level.HARDWARE
+        assert standing.memory_limit == 10 << 30
+        assert all(thread.is_alive() for thread in self.rig.daemon._threads)
+        assert all(worker._thread.is_alive() for worker in self.rig.daemon._workers.values())
+        self.good.group(11, self.rig.rm_file).done(1)
+        self.rig.driver.calls.clear()
+        until(lambda: any(call[1] == 11 for call in self.rig.driver.calls), "an answer to the good one")
+        touched = {client for _, client, _ in self.rig.driver.calls if client != 11}
+        assert not touched
+
+
+@pytest.fixture
+def court(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Court]:
+    before = open_files()
+    rig = Rig(tmp_path, monkeypatch)
+    made = Court(rig)
+    yield made
+    rig.end()
+    assert open_files() == before, "files were left open"
+
+
+def send(guest: Guest, data: bytes, files: list[int]) -> None:
+    """Whether or not anybody still listens."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        socket.send_fds(guest.sock, [data], files)
+
+
+_head = st.builds(
+    lambda kind, body: struct.pack("<I2H", pages.MAGIC, pages.VERSION, kind) + body,
+    st.integers(0, 6),
+    st.binary(max_size=60),
+)
+_group = st.builds(
+    lambda words, channels: struct.pack(
+        f"<I2H{8 + channels}I", pages.MAGIC, pages.VERSION, 2, *words, *range(channels)
+    ),
+    st.lists(st.sampled_from([0, 1, 2, SUBDEVICE, 2**32 - 1]), min_size=8, max_size=8),
+    st.integers(0, 130),
+)
+_said = st.tuples(st.binary(max_size=900) | _head | _group, st.integers(0, 10))
+
+
+@quick
+@given(hello=st.booleans(), said=st.lists(_said, max_size=12))
+def test_whatever_is_said(court: Court, hello: bool, said: list[tuple[bytes, int]]) -> None:
+    guest = court.attack()
+    if hello:
+        guest.hello()
+    for data, files in said:
+        send(guest, data, [0] * files)
+    guest.close()
+    court.is_in_order()
+
+
+def was_thrown_out(say: Callable[[], object], times: int) -> bool:
+    try:
+        for _ in range(times):
+            say()
+    except (BrokenPipeError, ConnectionResetError):
+        return True
+    return False
+
+
+def _file(folder: Path) -> int:
+    return os.open(folder / "plain", os.O_RDWR | os.O_CREAT)
+
+
+def _folder(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY)
+
+
+def _pipe(folder: Path) -> int:
+    reading, writing = os.pipe()
+    os.close(writing)
+    return reading
+
+
+def _device(folder: Path) -> int:
+    return os.open("/dev/null", os.O_RDWR)
+
+
+def _page(folder: Path) -> int:
+    return os.open(folder / "good/page", os.O_RDWR)
+
+
+def _path(folder: Path) -> int:
+    return os.open(folder, os.O_PATH)
+
+
+def _socket(folder: Path) -> int:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    return ours.detach()
+
+
+@pytest.mark.parametrize("make", [_file, _folder, _pipe, _device, _page, _path, _socket])
+def test_whatever_file_is_handed_over_as_the_drivers(court: Court, make: Callable[[Path], int]) -> None:
+    guest = court.attack().hello()
+    handed = make(court.rig.folder)
+    guest.say(link.GROUP, 66, 1, 0, SUBDEVICE, 1, 1, 1, 0, 7, files=(handed,))
+    os.close(handed)
+    guest.done(1).say(link.WAKE, 0)
+    until(lambda: court.rig.daemon._tenancies["bad"].processes)
+    guest.close()
+    court.is_in_order()
+    assert not court.rig.standing("bad").processes
+
+
+def test_another_file_with_handles_that_were_the_drivers_before(court: Court) -> None:
+    """What was asked of the driver once is remembered, but not of the file."""
+    guest = court.rig.registered(court.folder, 66)
+    handed = os.open("/dev/null", os.O_RDWR)
+    guest.say(link.GROUP, 66, 1, 0, SUBDEVICE, 1, 1, 3, 0, 7, 8, 9, files=(handed,))
+    os.close(handed)
+    guest.done(1)
+    until(lambda: not court.rig.standing("bad").processes, "its leaving the card")
+    guest.close()
+    court.is_in_order()
+
+
+def test_a_socket_that_makes_whoever_closes_it_wait(court: Court) -> None:
+    """SO_LINGER with data that nobody takes: its last close would last a minute, and the daemon's ear is one thread."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sender = socket.create_connection(server.getsockname())
+        sender.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sender.send(bytes(1 << 16))
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+        guest = court.attack().hello()
+        until(lambda: court.rig.daemon._tenancies["bad"].processes)
+        guest.say(link.GROUP, 66, 1, 0, SUBDEVICE, 1, 1, 1, 0, 7, files=(sender.fileno(),))
+        sender.close()  # not the last: one is on its way
+        guest.done(1)
+        guest.close()
+        until(lambda: not court.rig.daemon._tenancies["bad"].processes)
+    court.is_in_order()
+
+
+def test_the_drivers_file_with_handles_that_are_not_its_own(court: Court) -> None:
+    """The driver knows whose they are: it answers that there is no such client."""
+    court.rig.driver.gone |= {(66, 1)}
+    guest = court.attack().hello().group(66, court.rig.rm_file).done(1)
+    until(lambda: any(call[1] == 66 for call in court.rig.driver.calls))
+    guest.close()
+    court.is_in_order()
+
+
+def test_files_with_every_message_and_more_than_fit(court: Court) -> None:
+    for files in (1, 3, 8, 9, 253):
+        guest = court.attack()
+        send(guest, struct.pack("<I2H2I", pages.MAGIC, pages.VERSION, link.HELLO, 1, 0), [0] * files)
+        until(guest.ended, "the end of it")
+        guest.close()
+    court.is_in_order()
+
+
+def test_sets_that_are_never_finished(court: Court) -> None:
+    """Each group is a file that the daemon holds."""
+    guests = [Guest(court.folder, court.rig.pid(("bad", at)), at) for at in range(6)]
+    for guest in guests:
+        guest.hello()
+    for _ in range(registration._MOST_GROUPS):
+        for guest in guests:
+            try:
+                guest.group(66, court.rig.rm_file)
+            except OSError:
+                continue
+    until(lambda: any(guest.ended() for guest in guests), "a limit")
+    assert court.rig.held_files() <= registration._MOST_COMING + 10
+    for guest in guests:
+        guest.close()
+    court.is_in_order()
+
+
+def test_more_groups_than_a_process_has(court: Court) -> None:
+    guest = court.attack().hello()
+    assert was_thrown_out(lambda: guest.group(66, court.rig.rm_file), 10 * registration._MOST_GROUPS)
+    guest.close()
+    court.is_in_order()
+
+
+def test_a_set_of_which_a_part_was_lost(court: Court) -> None:
+    guest = court.attack().hello().group(66, court.rig.rm_file).done(2)
+    until(guest.ended)
+    guest.close()
+    court.is_in_order()
+
+
+def test_a_flood_of_messages(court: Court) -> None:
+    guest = court.attack().hello()
+    assert was_thrown_out(lambda: guest.say(link.WAKE, 0), 20 * registration._MOST_MESSAGES)
+    guest.close()
+    court.is_in_order()
+
+
+def test_thousands_of_connections(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one process the newest counts, so nothing piles up."""
+    monkeypatch.setattr(registration, "_MOST_ACCEPTED", 10**6)  # else it takes its time
+    kept: list[Guest] = []
+    for at in range(1500):
+        kept.append(court.attack())
+        if at % 3 == 0:
+            kept[-1].hello()
+        if len(kept) > 50:
+            kept.pop(0).close()
+    for guest in kept:
+        guest.close()
+    court.is_in_order()
+
+
+def test_more_processes_than_a_tenant_may_have(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arbiterd, "SLOTS", 3)
+    guests = [Guest(court.folder, court.rig.pid(("bad", at)), at) for at in range(4)]
+    for guest in guests:
+        with contextlib.suppress(BrokenPipeError):  # it may be refused before it says a word
+            guest.hello()
+    until(lambda: sum(guest.ended() for guest in guests) == 1, "the refusal of one")
+    for guest in guests:
+        guest.close()
+    court.is_in_order()
+
+
+def test_waking_a_card_that_is_not_its_own(court: Court) -> None:
+    guest = court.attack().hello()
+    for card in range(pages.CARDS):
+        guest.say(link.WAKE, card)
+    guest.done(0)
+    until(lambda: court.rig.standing("bad").processes)
+    for card in range(pages.CARDS):
+        guest.say(link.WAKE, card)
+    guest.close()
+    until(lambda: not court.rig.standing("bad").processes)
+    court.is_in_order()
+
+
+def test_one_that_rings_without_end_while_the_driver_hangs_fills_no_memory() -> None:
+    worker = CardWorker(UUIDS[0], SharingRules())  # its thread is not started: so does one look that hangs
+    for _ in range(1000):
+        worker.wake("bad/1")
+        worker.wake("good/1")
+    assert worker._inbox.qsize() == 2
+    assert worker._take(0.0)
+    worker.wake("bad/1")  # for something new
+    assert worker._inbox.qsize() == 1
+
+
+def test_no_files_left_to_accept_with_is_no_end(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+    tenancy = court.rig.daemon._tenancies["bad"]
+    naps: list[float] = []
+
+    class Full:
+        def accept(self) -> None:
+            raise OSError(24, "too many open files")
+
+    monkeypatch.setattr("aliquot.services.runtime.registration.time.sleep", naps.append)
+    door: Any = Full()
+    full = registration.Tenancy(tenancy.tenant, tenancy.directory, tenancy.page, door)
+    court.rig.daemon._reception._accept(full)
+    assert naps, "it does not ask again without a pause"
+
+
+@settings(quick, max_examples=6)
+@given(garbage=st.binary(min_size=1, max_size=2000))
+def test_a_page_full_of_anything(court: Court, garbage: bytes) -> None:
+    """Rounds go on, limits are the daemon's own, and what is told can be told."""
+    guest = court.rig.registered(court.folder, 66)
+    with open(court.folder / "page", "r+b") as page:
+        page.write((garbage * (pages.SIZE // len(garbage) + 1))[: pages.SIZE])
+    worker = court.rig.daemon._workers[UUIDS[0]]
+    told = worker._told
+    until(lambda: worker._told > told, "another round")
+    standing = court.rig.standing("bad")
+    assert standing.memory_limit == 10 << 30
+    assert 0 <= standing.memory_used < 2**63
+    assert 0.0 <= (standing.share or 0.0) <= 1.0
+    assert court.rig.standing("good").share is not None
+    guest.close()
+    until(lambda: guest.pid not in court.rig.standing("bad").processes)
+    court.rig.driver.calls.clear()
+
+
+def _has_told(worker: CardWorker, before: float) -> bool:
+    return worker._told > before
+
+
+def test_a_page_cut_short(court: Court) -> None:
+    guest = court.rig.registered(court.folder, 66)
+    worker = court.rig.daemon._workers[UUIDS[0]]
+    for left in (pages.SIZE - 1, 70, 0):
+        os.truncate(court.folder / "page", left)
+        told = worker._told
+        until(partial(_has_told, worker, told), "a round")
+    guest.close()
+    court.is_in_order()
+
+
+def test_a_page_made_longer_is_cut_before_it_fills_the_host(court: Court) -> None:
+    guest = court.rig.registered(court.folder, 66)
+    os.truncate(court.folder / "page", 1 << 40)
+    until(lambda: os.stat(court.folder / "page").st_size == pages.SIZE, "the cut")
+    assert court.rig.standing("bad").processes == (guest.pid,)
+    guest.close()
+    court.is_in_order()
+
+
+def test_a_driver_that_hangs_when_it_is_asked_of_a_group_holds_up_nobody_else(court: Court) -> None:
+    """A card that fell off: who adds tenants and asks for findings is the agent's loop, which serves all the cards."""
+    asked, over = threading.Event(), threading.Event()
+    plain = court.rig.driver.uuid_of
+
+    def hangs(group: rm.Group) -> str:
+        if group.client == 66:
+            asked.set()
+            assert over.wait(10)
+        return plain(group)
+
+    court.rig.patch.setattr(rm, "uuid_of", hangs)
+    guest = court.attack().hello().group(66, court.rig.rm_file).done(1)
+    assert asked.wait(10)
+    try:
+        done = threading.Thread(target=court.rig.daemon.remove, args=("bad",), daemon=True)
+        done.start()
+        done.join(5)
+        assert not done.is_alive(), "the lock is held while the driver is asked"
+        court.rig.daemon.findings()
+    finally:
+        over.set()
+    until(guest.ended, "the end of one whose tenant is gone")
+    guest.close()
+    until(lambda: court.rig.held_files() == 1, "the end of the file it had handed over")  # the good one's
+
+
+def test_an_offline_tenant_that_says_it_goes_on_disturbs_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes everything it can into its line all the time; online work keeps the card."""
+    rig = Rig(tmp_path, monkeypatch)
+    try:
+        online = rig.registered(rig.tenant("on", AppClass.ONLINE), 11)
+        offline = rig.registered(rig.tenant("off", AppClass.OFFLINE), 22)
+        offline.launch()
+        online.launch()
+        until(lambda: not rig.driver.runs(22))
+        before = len(rig.driver.calls)
+        for at in range(150):
+            offline.set(pages.GATE, at % 3)
+            offline.set(pages.PAUSED, at % 2)
+            offline.set(pages.WAKE, at % 2)
+            offline.set(pages.LAUNCHES, at * 2**50, size=8)
+            offline.set(pages.RESCUED, at)
+            offline.say(link.WAKE, 0)
+        assert not rig.driver.runs(22)
+        assert len(rig.driver.calls) - before <= 6
+        assert online.use().paused == online.use().gate == 0
+    finally:
+        rig.end()

@@ -1,0 +1,287 @@
+"""Tenants that are Pods: any user's processes, told apart by what the kernel says of them and not by who runs them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from aliquot.adapters.gpu import link
+from aliquot.adapters.host import processes
+from aliquot.model.claim import AppClass
+from aliquot.model.tenant import Allotment, Oddity, Tenant
+from aliquot.services.runtime import audit
+from kit.arbiterd import UUIDS, Guest, Rig, ask, open_files, until
+
+POD, OTHER, UNKNOWN = "3f2a9c1e-8d47", "77777777-8d47", "99999999-8d47"
+NOBODY = 65534
+
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user, mount, and unshare")
+
+
+@pytest.fixture
+def pods() -> dict[int, str]:
+    """Which Pod each process is of: what the cgroups tell, played."""
+    return {}
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pods: dict[int, str]) -> Iterator[Rig]:
+    before = open_files()
+    made = Rig(tmp_path, monkeypatch, whose=_by_ancestors(pods))
+    yield made
+    made.end()
+    del made.children[:]
+    assert open_files() == before, "files were left open"
+
+
+def _by_ancestors(pods: dict[int, str]) -> Callable[[int], str | None]:
+    """A cgroup is inherited."""
+    return lambda pid: next((pods[each] for each in processes.ancestors(pid) if each in pods), None)
+
+
+def add(rig: Rig, uid: str = POD, *, cards: int = 1) -> Path:
+    allotments = tuple(Allotment(uuid, 10 << 30, 500) for uuid in UUIDS[:cards])
+    rig.daemon.add(Tenant(uid, f"default/{uid[:4]}", AppClass.NORMAL, allotments, None), rig.folder / "t" / uid)
+    return rig.folder / "t" / uid
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(os.lstat(path).st_mode)
+
+
+class TestItsFolder:
+    def test_all_may_use_page_and_door_and_only_we_change_the_folder(self, rig: Rig) -> None:
+        former = os.umask(0o077)
+        try:
+            folder = add(rig)
+        finally:
+            os.umask(former)
+        assert (mode(folder), mode(folder / "page"), mode(folder / "sock")) == (0o755, 0o666, 0o666)
+        assert {os.lstat(each).st_uid for each in (folder, folder / "page", folder / "sock")} == {os.getuid()}
+
+    def test_who_does_not_have_it_mounted_does_not_reach_it(self, rig: Rig) -> None:
+        assert mode(add(rig).parent) == 0o700
+
+    @as_root
+    def test_what_an_older_version_left_is_put_right(self, rig: Rig) -> None:
+        folder = rig.folder / "t" / POD
+        folder.mkdir(parents=True, mode=0o700)
+        (folder / "page").touch(0o600)
+        (folder / "sock").touch(0o600)
+        (folder / f".sock.{os.getpid()}").touch(0o600)
+        for each in (folder, folder / "page"):
+            os.chown(each, NOBODY, -1)
+        page = os.stat(folder / "page").st_ino
+        add(rig)
+        assert (mode(folder), mode(folder / "page"), mode(folder / "sock")) == (0o755, 0o666, 0o666)
+        assert os.stat(folder).st_uid == 0
+        assert os.stat(folder / "page").st_ino == page, "containers have that very file mounted"
+
+    def test_saying_it_twice_changes_nothing(self, rig: Rig, pods: dict[int, str]) -> None:
+        folder = add(rig)
+        pods[rig.pid((folder, 0))] = POD
+        guest = seated(rig, folder, 11)
+        inodes = [os.stat(folder / each).st_ino for each in ("page", "sock")]
+        add(rig)
+        assert [os.stat(folder / each).st_ino for each in ("page", "sock")] == inodes
+        assert not guest.ended()
+
+    @pytest.mark.parametrize("taken", ["page", "sock", "all"])
+    def test_a_folder_that_somebody_took_away_is_made_anew(self, rig: Rig, pods: dict[int, str], taken: str) -> None:
+        folder = add(rig)
+        pods[rig.pid((folder, 0))] = POD
+        guest = seated(rig, folder, 11)
+        if taken == "all":
+            shutil.rmtree(folder)
+        else:
+            (folder / taken).unlink()
+        add(rig)
+        until(guest.ended, "the end of the former connection")
+        until(lambda: rig.held_files() == 0, "the end of its files")
+        again = seated(rig, folder, 11)
+        again.launch()
+        assert rig.standing(POD).memory_limit == 10 << 30
+
+
+def seated(rig: Rig, folder: Path, client: int, slot: int = 0) -> Guest:
+    guest = rig.guest(folder, slot).hello().group(client, rig.rm_file).done(1)
+    until(lambda: guest.pid in rig.standing(folder.name).processes, "the registration")
+    return guest
+
+
+class TestWhoComes:
+    @as_root
+    def test_any_user_of_the_pod_is_let_in(self, rig: Rig, pods: dict[int, str]) -> None:
+        pods[os.getpid()] = POD
+        child = rig.child(add(rig), 11, uid=NOBODY)
+        until(lambda: rig.standing(POD).processes == (child.pid,), "the registration")
+
+    def refused(self, rig: Rig, caplog: pytest.LogCaptureFixture) -> str:
+        folder = add(rig)
+        with caplog.at_level(logging.WARNING):
+            until(rig.guest(folder).ended, "the refusal")
+        assert not rig.standing(POD).processes
+        return caplog.messages[-1]
+
+    def test_a_process_of_another_tenant_is_not(
+        self, rig: Rig, pods: dict[int, str], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        pods[os.getpid()] = OTHER
+        add(rig, OTHER)
+        assert "belongs to tenant default/7777" in self.refused(rig, caplog)
+
+    def test_a_process_of_a_pod_that_is_no_tenant_is_not(
+        self, rig: Rig, pods: dict[int, str], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        pods[os.getpid()] = UNKNOWN
+        assert f"belongs to Pod {UNKNOWN}" in self.refused(rig, caplog)
+
+    def test_a_process_of_no_pod_is_not(self, rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+        assert "is in no Pod's cgroup" in self.refused(rig, caplog)
+
+    def test_a_process_that_the_kernel_cannot_name_is_not_and_it_is_said_what_is_missing(
+        self, rig: Rig, pods: dict[int, str], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        pods[os.getpid()] = POD
+        rig.patch.setattr(link, "peer", lambda connection: (0, 0))
+        assert "hostPID: true" in self.refused(rig, caplog)
+
+
+class TestWhoKeepsItsPlace:
+    """After a Pod's end its place is kept for its last process, which has a slot of its page."""
+
+    def test_one_of_its_processes_that_lives_on(self, rig: Rig, pods: dict[int, str]) -> None:
+        pods[os.getpid()] = POD
+        child = rig.child(add(rig), 11)
+        until(lambda: rig.standing(POD).processes)
+        rig.daemon.stop()
+        rig.daemon = rig.another()  # which it has not come to yet
+        add(rig)
+        assert rig.daemon.alive(POD)
+        child.kill()
+        child.wait()
+        assert not rig.daemon.alive(POD)
+
+    def test_not_a_process_of_another_pod_that_it_has_handed_its_page_to(self, rig: Rig, pods: dict[int, str]) -> None:
+        pods[os.getpid()] = OTHER
+        folder = add(rig)
+        child = rig.child(folder, 11)
+        assert (child.poll(), rig.daemon._tenancies[POD].page.sweep()) == (None, [0])
+        assert not rig.daemon.alive(POD)
+
+
+@as_root
+class TestContainers:
+    def test_a_process_in_a_pid_namespace_below_ours_has_the_number_we_know_it_by(
+        self, rig: Rig, pods: dict[int, str]
+    ) -> None:
+        pods[os.getpid()] = POD
+        outer = rig.child(add(rig), 11, wrapper=("unshare", "--pid", "--fork", "--kill-child"))
+        (pid,) = until(lambda: rig.standing(POD).processes, "the registration")
+        assert pid != 1
+        assert outer.pid in processes.ancestors(pid)
+
+    @pytest.mark.parametrize("proc", ["its own", "the host's"])
+    def test_a_process_beside_our_pid_namespace_has_the_number_that_proc_has_for_it(
+        self, tmp_path: Path, proc: str
+    ) -> None:
+        """As an agent without hostPID sees every container: not at all, unless it has fetched the host's /proc."""
+        path = tmp_path / "sock"
+        listen = (
+            "import os, socket, sys; from aliquot.adapters import link, processes\n"
+            "door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); door.bind(sys.argv[1]); door.listen()\n"
+            "print('ready', flush=True); container = door.accept()[0]; pid, uid = link.peer(container)\n"
+            "watched = processes.number_of(link.watch(container, pid)); print(pid, uid, watched, flush=True)\n"
+        )
+        alone = ["--mount-proc"] if proc == "its own" else []
+        command = ["unshare", "--pid", *alone, "--fork", "--kill-child", sys.executable, "-c", listen, str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
+            assert agent.stdout is not None
+            assert agent.stdout.readline() == "ready\n"
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as container:
+                container.connect(str(path))
+                number = 0 if alone else os.getpid()
+                assert agent.stdout.readline() == f"{number} 0 {number}\n"
+
+    def test_the_folder_read_only_and_the_page_writable_is_all_a_container_needs(
+        self, rig: Rig, pods: dict[int, str], tmp_path: Path
+    ) -> None:
+        pods[os.getpid()] = POD
+        folder, inside = add(rig), tmp_path / "inside"
+        inside.mkdir()
+        script = (
+            f"mount --bind {folder} {inside} && mount -o remount,bind,ro {inside} && "
+            f'mount --bind {folder}/page {inside}/page && ! touch {inside}/new 2>/dev/null && exec "$@"'
+        )
+        child = rig.child(inside, 11, uid=NOBODY, wrapper=("unshare", "--mount", "sh", "-c", script, "container"))
+        until(lambda: rig.standing(POD).processes == (child.pid,), "the registration")
+        assert rig.standing(POD).memory_used == 1 << 30, "what it wrote on the page"
+
+    def test_the_next_daemon_is_found_through_the_same_mounts(
+        self, rig: Rig, pods: dict[int, str], tmp_path: Path
+    ) -> None:
+        pods[os.getpid()] = POD
+        folder, inside = add(rig), tmp_path / "inside"
+        inside.mkdir()
+        script = f'mount --bind {folder} {inside} && mount --bind {folder}/page {inside}/page && exec "$@"'
+        child = rig.child(inside, 11, wrapper=("unshare", "--mount", "sh", "-c", script, "container"))
+        until(lambda: rig.standing(POD).processes == (child.pid,))
+        rig.daemon.stop()
+        assert ask(child, "ended") == "True"
+        rig.daemon = rig.another()
+        add(rig)
+        assert child.stdin is not None
+        child.stdin.write("anew\n")
+        child.stdin.flush()
+        until(lambda: rig.standing(POD).processes == (child.pid,), "the registration with the next")
+        assert rig.standing(POD).memory_used == 1 << 30
+
+
+class TestPatrol:
+    def look(self, rig: Rig, pid: int) -> tuple[Oddity, str | None, str]:
+        rig.patch.setattr(audit, "_GRACE", -1.0)
+        rig.nvml.on_card[UUIDS[0]] = {pid: 1 << 30}
+        (found,) = rig.daemon._patrol.look_at(UUIDS[0])
+        assert found.pid == pid
+        return found.kind, found.owner, found.text
+
+    def test_a_process_of_no_pod_is_a_stranger(self, rig: Rig) -> None:
+        kind, owner, text = self.look(rig, rig.pid("x"))
+        assert (kind, owner) == (Oddity.STRANGER, None)
+        assert "is of no Pod" in text
+        assert "aliquot run" not in text
+
+    def test_we_are_no_stranger_ourselves(self, rig: Rig) -> None:
+        rig.patch.setattr(audit, "_GRACE", -1.0)
+        rig.nvml.on_card[UUIDS[0]] = {os.getpid(): 1 << 20}
+        assert rig.daemon._patrol.look_at(UUIDS[0]) == []
+
+    def test_a_process_of_a_pod_that_was_given_no_card_is_a_stranger_of_known_origin(
+        self, rig: Rig, pods: dict[int, str]
+    ) -> None:
+        pods[rig.pid("x")] = UNKNOWN
+        kind, owner, text = self.look(rig, rig.pid("x"))
+        assert (kind, owner) == (Oddity.STRANGER, UNKNOWN)
+        assert UNKNOWN in text
+
+    def test_a_tenants_process_on_a_card_it_has_no_part_of_trespasses(self, rig: Rig, pods: dict[int, str]) -> None:
+        pods[rig.pid("x")] = POD
+        allotments = (Allotment(UUIDS[1]),)
+        rig.daemon.add(Tenant(POD, "default/a", AppClass.NORMAL, allotments, None), rig.folder / "t" / POD)
+        assert self.look(rig, rig.pid("x"))[:2] == (Oddity.TRESPASSER, POD)
+
+    def test_a_tenants_process_that_did_not_register_is_told_with_its_owner(
+        self, rig: Rig, pods: dict[int, str]
+    ) -> None:
+        pods[rig.pid("x")] = POD
+        add(rig)
+        assert self.look(rig, rig.pid("x"))[:2] == (Oddity.UNREGISTERED, POD)

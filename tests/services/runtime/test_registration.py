@@ -1,0 +1,187 @@
+"""How much of the listening thread's time one tenant gets: so many connections and messages in a second."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aliquot.adapters.gpu import link, rm
+from aliquot.adapters.gpu import page as pages
+from aliquot.adapters.storage import tenantfolder
+from aliquot.model.claim import AppClass
+from aliquot.model.tenant import Allotment, Tenant
+from aliquot.services.runtime import registration
+from aliquot.services.runtime.channelgroups import Grouping
+from aliquot.services.runtime.registration import Reception, Tenancy
+
+
+class House:
+    """A reception whose turns and seconds are the test's. The clock stands just before a second's end: whoever waits
+    for the next one does so for a moment only."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.now = folder, 10.999
+        self.desk = Reception(threading.RLock(), {}, simulated=True, unwelcome=lambda *_: None, clock=lambda: self.now)
+        self.tenancies: list[Tenancy] = []
+        self.sockets: list[socket.socket] = []
+
+    def tenant(self, name: str) -> Tenancy:
+        allotments = (Allotment("GPU-0", 1 << 30, 500),)
+        page, door = tenantfolder.furnish(self.folder / name, allotments, os.getuid())
+        tenant = Tenant(name, f"the {name}", AppClass.NORMAL, allotments, os.getuid())
+        self.tenancies.append(Tenancy(tenant, self.folder / name, page, door))
+        self.desk.open(self.tenancies[-1])
+        return self.tenancies[-1]
+
+    def connect(self, tenancy: Tenancy) -> socket.socket:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        made.connect(str(tenancy.directory / "sock"))
+        self.sockets.append(made)
+        return made
+
+    def turns(self, times: int) -> None:
+        for _ in range(times):
+            self.desk.ring()  # none of them waits
+            self.desk.turn()
+
+    def end(self) -> None:
+        for tenancy in self.tenancies:
+            self.desk.shut(tenancy)
+            tenancy.page.close()
+        self.desk.close()
+        for each in self.sockets:
+            each.close()
+
+
+def say(guest: socket.socket, kind: int, *words: int) -> None:
+    guest.send(struct.pack(f"<I2H{len(words)}I", pages.MAGIC, pages.VERSION, kind, *words))
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+    monkeypatch.setattr(registration, "_MOST_ACCEPTED", 3)
+    monkeypatch.setattr(registration, "_MOST_HEARD", 8)
+    made = House(tmp_path)
+    yield made
+    made.end()
+
+
+def test_a_tenant_that_connects_too_often_waits_at_its_door_until_the_next_second(house: House) -> None:
+    bad = house.tenant("bad")
+    for _ in range(5):
+        house.connect(bad)
+    house.turns(8)
+    assert bad.accepted == 3
+    house.now += 1
+    house.turns(8)
+    assert bad.accepted == 2, "those that waited"
+
+
+def test_what_connections_say_is_counted_for_their_tenant_though_each_says_little(house: House) -> None:
+    """Who connects anew is no other tenant."""
+    bad = house.tenant("bad")
+    for _ in range(2):
+        guest = house.connect(bad)
+        say(guest, link.HELLO, 1, 0)
+        for _ in range(5):
+            say(guest, link.WAKE, 0)
+        house.turns(7)
+    assert bad.heard == 8
+    house.now += 1
+    house.turns(8)
+    assert bad.heard == 4, "what was left unsaid"
+    assert len(bad.processes) == 1
+
+
+def test_others_are_heard_while_one_is_not(house: House) -> None:
+    bad, good = house.tenant("bad"), house.tenant("good")
+    for _ in range(5):
+        house.connect(bad)
+    house.turns(5)
+    say(house.connect(good), link.HELLO, 1, 4)
+    house.turns(3)
+    assert [process.slot for process in good.processes] == [4]
+
+
+def test_a_tenant_that_is_not_heard_costs_no_turn(house: House) -> None:
+    bad = house.tenant("bad")
+    for _ in range(5):
+        house.connect(bad)
+    house.turns(4)
+    house.desk.ring()
+    assert [key.data for key, _ in house.desk._selector.select(0)] == [house.desk._drain]
+
+
+def test_a_tenant_that_is_removed_while_it_is_not_heard_is_gone(house: House) -> None:
+    bad = house.tenant("bad")
+    for _ in range(3):
+        house.connect(bad)
+    house.turns(4)
+    house.tenancies.remove(bad)
+    house.desk.shut(bad)
+    bad.page.close()
+    house.now += 1
+    house.turns(2)
+    assert not bad.processes
+
+
+def test_a_process_that_dies_while_its_tenant_is_not_heard_is_let_go(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = house.tenant("bad")
+    with subprocess.Popen(["sleep", "60"]) as child:
+        monkeypatch.setattr(link, "peer", lambda connection: (child.pid, os.getuid()))
+        for _ in range(3):
+            house.connect(bad)
+        house.turns(4)
+        assert len(bad.processes) == 1
+        child.kill()
+    house.desk.turn()
+    assert not bad.processes
+    house.now += 1
+    house.turns(2)
+    assert house.connect(bad).fileno() >= 0
+
+
+def test_that_nobody_listens_is_logged_once_a_second_at_most(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    bad = house.tenant("bad")
+    for _ in range(3):
+        for _ in range(3):
+            house.connect(bad)
+        house.turns(6)
+        house.now += 1
+    assert [each.message for each in caplog.records] == [
+        "tenant the bad: 3 connections and 0 messages in a second: nobody listens to it until the next one"
+    ]
+
+
+def test_groups_that_the_driver_refuses_are_logged_once_a_second_per_tenant(
+    house: House, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process may tell of as many as it likes, under ever other numbers."""
+
+    def refuse(group: rm.Group) -> str:
+        raise rm.RmError("NVC36C", 0x1B)
+
+    monkeypatch.setattr(rm, "uuid_of", refuse)
+    monkeypatch.setattr(rm, "is_rm_file", lambda fd, simulated: True)
+    bad = house.tenant("bad")
+    house.connect(bad)
+    house.turns(2)
+    (process,) = bad.processes
+    assert isinstance(process.grouping, Grouping)
+    with caplog.at_level(logging.WARNING):
+        for client in range(1000):
+            seen = link.GroupSeen(os.open("/dev/null", os.O_RDONLY), client, 1, 0, 1, 1, True, (7,))
+            process.grouping.sort([seen], {"GPU-0"})
+    assert len(caplog.records) == 1
+    assert len(process.grouping._probed) <= 256, "what the driver said of them fills no memory"
+    assert "tenant the bad: card unknown" in caplog.records[0].message

@@ -1,0 +1,255 @@
+"""The HTTP door: every verb under every prefix, 200 whatever comes, and only the leader binds."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+import aliquot
+from aliquot.adapters.kubernetes.kube import Unreachable
+from aliquot.dialects.wire.extender import Binding
+from aliquot.services.daemon.calls import Calls
+from aliquot.services.scheduler import http as module
+from aliquot.services.scheduler.binder import Binder, Refused
+from aliquot.services.scheduler.http import Extender
+from kit.manifests import MEM, Json
+from kit.watchobjects import a_cluster, live_node, live_pod, pod_json
+
+PREFIXES = ("/aliquot", "/gpushare-scheduler", "/scheduler")
+BINDING = {"PodName": "p", "PodNamespace": "ns", "PodUID": "uid-p", "Node": "n1"}
+
+
+class Rig:
+    """An extender over a cluster of two nodes, with a binder that only notes."""
+
+    def __init__(self) -> None:
+        self.cluster = a_cluster(live_node("n1"), live_node("n2", 2))
+        self.synced = self.leading = True
+        self.leader: str | None = None
+        self.bound: list[Binding] = []
+        self.outcome: Exception | None = None
+        self.now = 100.0
+        self.calls = Calls(lambda: "now")
+        self.extender = Extender(
+            self.cluster,
+            cast(Binder, self),
+            self.calls,
+            synced=lambda: self.synced,
+            leading=lambda: self.leading,
+            leader_address=lambda: self.leader,
+            metrics=lambda: b"aliquot_x 1\n",
+            clock=lambda: self.now,
+        )
+        self.client: TestClient[Any, Any]
+
+    async def bind(self, binding: Binding) -> None:
+        self.bound.append(binding)
+        if self.outcome is not None:
+            raise self.outcome
+
+    async def post(self, path: str, body: object) -> Any:
+        data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
+        async with self.client.post(path, data=data) as answer:
+            assert (answer.status, answer.content_type) == (200, "application/json")
+            return await answer.json()
+
+    async def get(self, path: str) -> tuple[int, str]:
+        async with self.client.get(path) as answer:
+            return answer.status, await answer.text()
+
+
+def serve(scene: Callable[[Rig], Awaitable[None]]) -> Rig:
+    rig = Rig()
+
+    async def run() -> None:
+        async with TestClient(TestServer(rig.extender.app())) as rig.client:
+            await scene(rig)
+
+    asyncio.run(run())
+    return rig
+
+
+def question(**more: Any) -> Json:
+    return {"Pod": pod_json(), "Nodes": None, "NodeNames": ["n1", "n2"], **more}
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_the_verbs_are_served_under(prefix: str) -> None:
+    async def scene(rig: Rig) -> None:
+        assert (await rig.post(f"{prefix}/filter", question()))["NodeNames"] == ["n1"]
+        for path in ("prioritize", "priorities"):
+            assert (await rig.post(f"{prefix}/{path}", question()))[0] == {"Host": "n1", "Score": 10}
+        assert await rig.post(f"{prefix}/bind", BINDING) == {"Error": ""}
+        victims = {"n1": {"Pods": [{"UID": "u"}], "NumPDBViolations": 0}}
+        answer = await rig.post(f"{prefix}/preempt", {"Pod": pod_json(), "NodeNameToMetaVictims": victims})
+        assert answer == {"NodeNameToMetaVictims": victims}
+
+    rig = serve(scene)
+    assert rig.bound == [Binding(**BINDING)]
+    assert {verb: told["count"] for verb, told in rig.calls.told().items()} == {
+        "filter": 1,
+        "prioritize": 2,
+        "bind": 1,
+        "preempt": 1,
+        "review": 0,
+    }
+
+
+BROKEN = [b"", b"{", b"\xff\xff", b"[]", b"null", b'{"Pod":1}', b'{"Pod":{"metadata":{}}}', b"[" * 50_000]
+
+
+@pytest.mark.parametrize("body", BROKEN, ids=lambda body: body[:12].decode(errors="replace"))
+def test_whatever_comes_the_answer_is_200_and_says_what_is_wrong(body: bytes) -> None:
+    async def scene(rig: Rig) -> None:
+        assert (await rig.post("/aliquot/filter", body))["Error"].startswith("aliquot: ")
+        assert (await rig.post("/aliquot/bind", body))["Error"].startswith("aliquot: ")
+        assert await rig.post("/aliquot/prioritize", body) == []
+        assert isinstance(await rig.post("/aliquot/preempt", body), dict)
+
+    rig = serve(scene)
+    assert rig.bound == []
+    assert rig.calls.outcomes["filter", "error"] == 1
+
+
+def test_a_body_too_large_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGEST_BODY", 1 << 20)
+
+    async def scene(rig: Rig) -> None:
+        answer = await rig.post("/aliquot/filter", b" " * ((1 << 20) + 1))
+        assert answer["Error"] == "aliquot: a body of more than 1 MiB is not read"
+
+    serve(scene)
+
+
+def test_before_the_cluster_is_read_nothing_is_decided_and_readyz_says_so() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.synced = False
+        assert "has not read the cluster yet" in (await rig.post("/aliquot/filter", question()))["Error"]
+        assert "has not read the cluster yet" in (await rig.post("/aliquot/bind", BINDING))["Error"]
+        assert await rig.get("/readyz") == (503, "the cluster is not read yet\n")
+        assert await rig.get("/livez") == (200, "ok\n")
+        rig.synced = True
+        assert await rig.get("/readyz") == (200, "ok\n")
+        rig.extender.stopping = True
+        assert (await rig.get("/readyz"))[0] == 503
+        assert (await rig.get("/livez"))[0] == 200
+        assert "is ending" in (await rig.post("/aliquot/bind", BINDING))["Error"]
+
+    assert serve(scene).bound == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said", "counted"),
+    [
+        (Refused("n1 does not take it any more"), "aliquot: n1 does not take it any more", "refused"),
+        (Unreachable("no answer in time"), "aliquot: no answer in time", "error"),
+        (RuntimeError("a slip of ours"), "aliquot: an error of its own; its log tells more", "error"),
+    ],
+    ids=["refused", "no API server", "a slip of ours"],
+)
+def test_a_bind_that_does_not_happen_says_why(outcome: Exception, said: str, counted: str) -> None:
+    async def scene(rig: Rig) -> None:
+        rig.outcome = outcome
+        assert await rig.post("/aliquot/bind", BINDING) == {"Error": said}
+        assert rig.calls.outcomes["bind", counted] == 1
+
+    serve(scene)
+
+
+def test_the_leader_holds_the_place_it_recommends_and_a_standby_does_not() -> None:
+    async def scene(rig: Rig) -> None:
+        await rig.post("/aliquot/prioritize", question())
+        assert set(rig.cluster.held) == {"uid-p"}
+        rig.leading = False
+        await rig.post("/aliquot/filter", question())
+        assert not rig.cluster.held
+        await rig.post("/aliquot/prioritize", question())
+        assert not rig.cluster.held
+
+    serve(scene)
+
+
+def test_the_only_node_that_is_told_is_held_at_once_for_nobody_will_ask_for_scores() -> None:
+    async def scene(rig: Rig) -> None:
+        await rig.post("/aliquot/filter", question())
+        assert set(rig.cluster.held) == {"uid-p"}
+
+    serve(scene)
+
+
+# --- who does not lead -----------------------------------------------------------------------------------------------
+
+
+def test_a_standby_answers_filter_itself_and_hands_a_bind_on_to_the_leader() -> None:
+    async def scene(standby: Rig) -> None:
+        leader = Rig()
+        async with TestServer(leader.extender.app()) as server:
+            standby.leading, standby.leader = False, f"{server.host}:{server.port}"
+            assert (await standby.post("/scheduler/filter", question()))["NodeNames"] == ["n1"]
+            assert await standby.post("/scheduler/bind", BINDING) == {"Error": ""}
+            assert leader.bound == [Binding(**BINDING)]
+            leader.outcome = Refused("no room")
+            assert await standby.post("/scheduler/bind", BINDING) == {"Error": "aliquot: no room"}
+            leader.leading = False
+            leader.leader = standby.leader  # each takes the other for the leader: handed on once, not for ever
+            assert "does not lead" in (await standby.post("/scheduler/bind", BINDING))["Error"]
+        assert "does not answer" in (await standby.post("/scheduler/bind", BINDING))["Error"]
+
+    assert serve(scene).bound == []
+
+
+def test_nobody_is_sent_here_before_the_webhook_listens_and_kube_scheduler_is_answered_all_the_same() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.extender.awaited = "the webhook does not listen yet"
+        assert await rig.get("/readyz") == (503, "the webhook does not listen yet\n")
+        assert not (await rig.post("/aliquot/filter", question()))["Error"]
+        rig.extender.awaited = ""
+        assert await rig.get("/readyz") == (200, "ok\n")
+
+    serve(scene)
+
+
+def test_a_standby_does_not_hand_back_what_somebody_else_says_at_the_leaders_address() -> None:
+    async def scene(rig: Rig) -> None:
+        async with TestServer(web.Application()) as somebody:
+            rig.leading, rig.leader = False, f"{somebody.host}:{somebody.port}"
+            assert "HTTP 404 is answered" in (await rig.post("/aliquot/bind", BINDING))["Error"]
+
+    serve(scene)
+
+
+def test_a_standby_that_knows_no_leader_says_so() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.leading = False
+        assert "does not know who does" in (await rig.post("/aliquot/bind", BINDING))["Error"]
+
+    serve(scene)
+
+
+# --- what people ask -------------------------------------------------------------------------------------------------
+
+
+def test_inspect_status_version_and_metrics_are_there() -> None:
+    async def scene(rig: Rig) -> None:
+        rig.cluster.set_pod(live_pod("a", {MEM: "3"}, on="n1", annotations={"ALIYUN_COM_GPU_MEM_IDX": "0"}))
+        _, text = await rig.get("/gpushare-scheduler/inspect")
+        assert [node["usedGPU"] for node in json.loads(text)["nodes"]] == [3, 0]
+        code, text = await rig.get("/gpushare-scheduler/inspect/n1")
+        assert (code, [node["name"] for node in json.loads(text)["nodes"]]) == (200, ["n1"])
+        code, text = await rig.get("/gpushare-scheduler/inspect/none")
+        assert (code, json.loads(text)) == (404, {"error": "no node with cards is called none"})
+        for path in ("/scheduler/status", "/aliquot/status"):
+            status = json.loads((await rig.get(path))[1])
+            assert status["leading"] is True
+            assert status["calls"]["filter"] == {"count": 0, "last": None}
+        assert json.loads((await rig.get("/version"))[1]) == {"version": aliquot.__version__}
+        assert await rig.get("/metrics") == (200, "aliquot_x 1\n")
+
+    serve(scene)

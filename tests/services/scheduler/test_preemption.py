@@ -1,0 +1,145 @@
+"""Who would have to go for an important Pod."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.dialects.wire.extender import offered_victims, parse_preemption
+from aliquot.services.scheduler.cluster import Cluster
+from aliquot.services.scheduler.preemption import victims
+from aliquot.services.scheduler.verbs import preemption_answer
+from kit.manifests import MEM, T9K_NODE
+from kit.watchobjects import a_cluster, claim_of, live_node, live_pod
+
+IMPORTANT = 1000
+
+
+def put(cluster: Cluster, name: str, gib: int, card: int, *, on: str = "n1", priority: int = 0) -> str:
+    """A Pod of gpushare on that card; its uid."""
+    annotations = {"ALIYUN_COM_GPU_MEM_IDX": str(card)}
+    pod = live_pod(name, {MEM: gib}, on=on, annotations=annotations, priority=priority)
+    cluster.set_pod(pod)
+    return pod.metadata.uid
+
+
+def chosen(cluster: Cluster, gib: int, offered: dict[str, list[str]]) -> dict[str, set[str]]:
+    claim = claim_of(cluster, live_pod("important", {MEM: gib}))
+    return {name: set(uids) for name, uids in victims(cluster, claim, IMPORTANT, offered).items()}
+
+
+def test_kube_schedulers_choice_is_kept_where_it_frees_the_card() -> None:
+    cluster = a_cluster(live_node("n1", 8), live_node("n2", 8))
+    a, b = put(cluster, "a", 6, 0), put(cluster, "b", 6, 0, on="n2", priority=IMPORTANT)
+    assert chosen(cluster, 4, {"n1": [a], "n2": [b]}) == {"n1": {a}, "n2": {b}}
+
+
+def test_a_node_where_it_frees_none_is_left_out_when_there_is_another() -> None:
+    cluster = a_cluster(live_node("n1", 8, 8), live_node("n2", 8))
+    a, _, b = put(cluster, "a", 4, 0), put(cluster, "x", 4, 0), put(cluster, "b", 4, 1)
+    c = put(cluster, "c", 8, 0, on="n2")
+    put(cluster, "y", 4, 1)
+    assert chosen(cluster, 8, {"n1": [a, b], "n2": [c]}) == {"n2": {c}}
+
+
+def test_where_it_frees_none_anywhere_those_go_who_share_a_card_and_no_others() -> None:
+    cluster = a_cluster(live_node("n1", 8, 8))
+    a, b = put(cluster, "a", 4, 0), put(cluster, "b", 4, 0)
+    c, d = put(cluster, "c", 4, 1), put(cluster, "d", 4, 1)
+    assert chosen(cluster, 8, {"n1": [b, d]})["n1"] in ({a, b}, {c, d})
+
+
+def test_the_least_important_go() -> None:
+    cluster = a_cluster(live_node("n1", 8, 8))
+    a, b = put(cluster, "a", 4, 0, priority=10), put(cluster, "b", 4, 0)
+    c, d = put(cluster, "c", 4, 1), put(cluster, "d", 4, 1)
+    assert chosen(cluster, 8, {"n1": [b, d]}) == {"n1": {c, d}}
+    assert a not in chosen(cluster, 8, {"n1": [a, d]})["n1"]
+
+
+def test_those_who_are_as_important_stay() -> None:
+    cluster = a_cluster(live_node("n1", 8))
+    a, _ = put(cluster, "a", 4, 0), put(cluster, "b", 4, 0, priority=IMPORTANT)
+    assert chosen(cluster, 8, {"n1": [a]}) == {}
+
+
+def test_one_that_holds_no_card_goes_only_where_kube_scheduler_had_a_reason_to_choose_it() -> None:
+    cluster = a_cluster(live_node("n1", 8, 8))
+    plain, other = live_pod("plain", {"cpu": "4"}, on="n1"), live_pod("other", {"cpu": "4"}, on="n1")
+    cluster.set_pod(plain)
+    cluster.set_pod(other)
+    a, b = put(cluster, "a", 4, 0), put(cluster, "b", 4, 0)
+    put(cluster, "c", 6, 1, priority=IMPORTANT)
+    assert chosen(cluster, 8, {"n1": [plain.metadata.uid, b]}) == {"n1": {plain.metadata.uid, a, b}}
+
+
+def test_for_a_whole_node_all_go_but_those_of_daemon_sets() -> None:
+    cluster = a_cluster(live_node("n1", 8, 8))
+    plain, daemon = live_pod("plain", {}, on="n1"), live_pod("daemon", {}, on="n1", owner="DaemonSet/d")
+    cluster.set_pod(plain)
+    cluster.set_pod(daemon)
+    a, b = put(cluster, "a", 4, 0), put(cluster, "b", 4, 1)
+    whole = claim_of(cluster, live_pod("whole", {T9K_NODE: 1}))
+    found = victims(cluster, whole, IMPORTANT, {"n1": [a]})
+    assert {name: set(uids) for name, uids in found.items()} == {"n1": {plain.metadata.uid, a, b}}
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["", "held before"])
+def test_a_pod_that_is_not_on_its_node_yet_is_nobody_to_evict(held: bool) -> None:
+    cluster = a_cluster(live_node("n1", 8))
+    on_its_way = claim_of(cluster, live_pod("on-its-way", {MEM: 6}))
+    if held:
+        _, best = cluster.rank(on_its_way, ["n1"])
+        assert best is not None
+        cluster.hold(on_its_way, best, deadline=10.0)
+    cluster.assume(on_its_way, "n1")
+    assert list(cluster.assumed) == [on_its_way.uid]
+    assert chosen(cluster, 4, {"n1": []}) == {}
+
+
+def test_priorities_are_forgotten_with_their_pods() -> None:
+    cluster = a_cluster(live_node("n1", 8))
+    put(cluster, "a", 4, 0, priority=7)
+    assert list(cluster.priorities.values()) == [7]
+    cluster.drop_pod("ns/a")
+    assert cluster.priorities == {}
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 8), st.integers(0, 2), st.integers(0, 3)), max_size=9),
+    st.integers(1, 10),
+    st.sets(st.integers(0, 8)),
+)
+def test_those_who_go_are_enough_and_none_goes_without_need(
+    pods: list[tuple[int, int, int]], gib: int, offered: set[int]
+) -> None:
+    cluster = a_cluster(live_node("n1", 8, 8, 8))
+    uids = [
+        put(cluster, f"p{at}", size, card, priority=IMPORTANT if rank == 3 else rank)
+        for at, (size, card, rank) in enumerate(pods)
+    ]
+    chose = [uids[at] for at in offered if at < len(uids) and pods[at][2] < 3]
+    claim = claim_of(cluster, live_pod("important", {MEM: gib}))
+    before = cluster.board.room_memory.copy()
+    found = victims(cluster, claim, IMPORTANT, {"n1": chose}).get("n1")
+    assert np.array_equal(cluster.board.room_memory, before), "only looked at"
+    lesser = [uid for uid, (_, _, rank) in zip(uids, pods, strict=True) if rank < 3]
+    assert (found is not None) == cluster.fits_without(claim, "n1", lesser)
+    if found is None or list(found) == chose:
+        return
+    assert set(found) <= set(lesser)
+    assert cluster.fits_without(claim, "n1", found)
+    for spared in found:
+        assert not cluster.fits_without(claim, "n1", [uid for uid in found if uid != spared])
+
+
+def test_whole_victims_are_read_as_well_as_their_uids() -> None:
+    pod = {"metadata": {"name": "p", "uid": "u"}}
+    body = {"Pod": pod, "NodeNameToVictims": {"n1": {"Pods": [pod], "NumPDBViolations": 2}}}
+    asked = parse_preemption(msgspec.json.encode(body))
+    (only,) = offered_victims(asked)["n1"].Pods or []
+    assert (only.UID, offered_victims(asked)["n1"].NumPDBViolations) == ("u", 2)
+    assert preemption_answer(Cluster("binpack"), asked) == offered_victims(asked), "not ours: nothing to object"
