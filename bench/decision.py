@@ -145,24 +145,29 @@ def main() -> int:
         print(json.dumps(results, indent=2))
     else:
         rows = [
-            (each["policy"], f"{each['nodes']:,}", f"{each['pods']:,}", *(f"{each[name]:.3f}" for name in FIGURES))
-            for each in results
+            (
+                result["policy"],
+                f"{result['nodes']:,}",
+                f"{result['pods']:,}",
+                *(f"{result[name]:.3f}" for name in FIGURES),
+            )
+            for result in results
         ]
         head = ("POLICY", "NODES", "PODS", "MEDIAN ms", "P99 ms", "MAX ms")
         print(table(head, rows, right=frozenset({1, 2, 3, 4, 5})))
     if options.plot:
         lines = {
-            policy: [(each["nodes"], each["median"]) for each in results if each["policy"] == policy]
+            policy: [(result["nodes"], result["median"]) for result in results if result["policy"] == policy]
             for policy in options.policy
         }
         note = f"{CARDS} cards and {PODS_PER_NODE} Pods per node, one core; fit + choose + book, median"
         options.plot.write_text(line_chart("One decision", note, "nodes", "milliseconds", lines))
         print(f"\nplot: {options.plot}")
     missed = [
-        f"{each['policy']}: {figure} {each[figure]:.3f} ms at {nodes:,} nodes, must be <= {limit} ms"
+        f"{result['policy']}: {figure} {result[figure]:.3f} ms at {nodes:,} nodes, must be <= {limit} ms"
         for nodes, figure, limit in LIMITS
-        for each in results
-        if each["nodes"] == nodes and each[figure] > limit
+        for result in results
+        if result["nodes"] == nodes and result[figure] > limit
     ]
     print("\n".join(missed) if missed else "all limits held", file=sys.stderr)
     return 1 if missed else 0

@@ -40,7 +40,7 @@ def measure(times: int) -> dict[str, float]:
     run = [*command, "run", "--memory", "256MiB", "--", "true"]
     milliseconds(run, 3)  # caches
     alone = statistics.median(milliseconds(["true"], times))
-    taken = sorted(each - alone for each in milliseconds(run, times))
+    taken = sorted(millisecond - alone for millisecond in milliseconds(run, times))
     return {
         "p50": statistics.median(taken),
         "p95": taken[min(len(taken) - 1, int(len(taken) * 0.95))],

@@ -88,17 +88,17 @@ def _read(text: str) -> Any:
 def python_findings(packages: list[Shipped]) -> tuple[list[str], list[str]]:
     """What is known against them; and of which nobody could tell."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.write("".join(f"{each.name}=={each.version}\n" for each in packages))
+        file.write("".join(f"{package.name}=={package.version}\n" for package in packages))
         file.flush()
         asked = (str(PIP_AUDIT), "--no-deps", "--disable-pip", "--progress-spinner=off")
         told = _read(_ran(*asked, "--format=json", f"--requirement={file.name}"))
-    answers = {_plain(each["name"]): each for each in told.get("dependencies", ())}
+    answers = {_plain(dependency["name"]): dependency for dependency in told.get("dependencies", ())}
     known = [
         f"{name} {each['version']}: {found['id']}, fixed in {', '.join(found['fix_versions']) or 'no version yet'}"
         for name, each in answers.items()
         for found in each.get("vulns", ())
     ]
-    return known, [each.name for each in packages if "vulns" not in answers.get(each.name, {})]
+    return known, [package.name for package in packages if "vulns" not in answers.get(package.name, {})]
 
 
 def web_findings() -> tuple[list[str], list[str]]:
@@ -114,10 +114,10 @@ def main() -> int:
     """See the head of the file."""
     packages = shipped()
     wrong = []
-    for each in packages:
-        fine = ALLOWED.search(each.licence) and not COPYLEFT.search(each.licence)
-        print(f"{each.name:20} {each.version:14} {each.licence}" + ("" if fine else "   <- read it"))
-        wrong += [] if fine else [f"{each.name}: the licence {each.licence!r} is not one of those we know"]
+    for package in packages:
+        fine = ALLOWED.search(package.licence) and not COPYLEFT.search(package.licence)
+        print(f"{package.name:20} {package.version:14} {package.licence}" + ("" if fine else "   <- read it"))
+        wrong += [] if fine else [f"{package.name}: the licence {package.licence!r} is not one of those we know"]
     print("asking what is known against them ...", flush=True)
     known, unasked = python_findings(packages)
     of_web, unasked_of_web = web_findings()

@@ -86,7 +86,7 @@ def _anchors(page: Path) -> set[str]:
     """The names that GitHub gives to the headings of a page."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ +(.*?)\s*$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", re.sub(r"[*`]", "", each).lower()).replace(" ", "-") for each in headings}
+    return {re.sub(r"[^\w\- ]", "", re.sub(r"[*`]", "", heading).lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

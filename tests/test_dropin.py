@@ -36,7 +36,7 @@ def pods() -> list[dict[str, Any]]:
 
 def test_every_image_is_this_version_of_ours() -> None:
     containers = [each for pod in pods() for each in [*pod.get("initContainers", []), *pod["containers"]]]
-    assert {each["image"] for each in containers} == {f"aliquot/aliquot:{aliquot.__version__}"}
+    assert {container["image"] for container in containers} == {f"aliquot/aliquot:{aliquot.__version__}"}
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_the_device_plugin_has_the_hosts_folders_at_their_own_paths_and_no_privi
     (plugin,) = objects(GPUSHARE / "device-plugin-ds.yaml")
     pod = plugin["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    there = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"]}
-    assert {each["name"]: each["mountPath"] for each in container["volumeMounts"]} == there
+    there = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"]}
+    assert {volume_mount["name"]: volume_mount["mountPath"] for volume_mount in container["volumeMounts"]} == there
     assert pod["hostPID"]
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert "privileged" not in container["securityContext"]

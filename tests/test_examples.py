@@ -52,20 +52,20 @@ def test_every_manifest_is_understood(path: Path) -> None:
 def test_every_pod_finds_a_place_on_the_cluster_of_the_seeds(path: Path) -> None:
     cluster = str(EXAMPLES / "seeds" / "cluster.yaml")
     result = CliRunner().invoke(cli, ["explain", "-f", str(path), "--cluster", cluster, "-o", "json"])
-    assert [each["pod"] for each in json.loads(result.stdout) if not each["fits"]] == []
+    assert [load["pod"] for load in json.loads(result.stdout) if not load["fits"]] == []
     assert result.exit_code == 0
 
 
 @pytest.mark.parametrize("path", [path for path in MANIFESTS if path.name in DEPLOYED], ids=lambda path: path.name)
 def test_what_the_vendor_deploys_beside_the_pods_asks_for_no_card(path: Path) -> None:
-    assert [each for each in claims(path) if each is not None] == []
+    assert [claim for claim in claims(path) if claim is not None] == []
 
 
 def test_online_and_offline_are_what_their_files_are_called() -> None:
     for path in WITH_PODS:
         for word, app_class in (("online", AppClass.ONLINE), ("offline", AppClass.OFFLINE)):
             if word in path.stem.split("-"):
-                assert [each.app_class for each in claims(path) if isinstance(each, Claim)] == [app_class]
+                assert [claim.app_class for claim in claims(path) if isinstance(claim, Claim)] == [app_class]
 
 
 def test_the_policy_for_old_kube_schedulers_is_what_the_command_prints() -> None:
@@ -121,6 +121,6 @@ def eight_cards_twice() -> Iterator[Machine]:
 def test_every_manifest_can_be_applied_on_one_machine(path: Path, eight_cards_twice: Machine) -> None:
     done = eight_cards_twice.aliquot("apply", "--dry-run", "-f", str(path), "-o", "json")
     assert done.returncode == 0, done.stderr
-    told = [(each["kind"], each["name"], each["action"]) for each in json.loads(done.stdout)]
+    told = [(load["kind"], load["name"], load["action"]) for load in json.loads(done.stdout)]
     assert told == [(each["kind"], each["metadata"]["name"], "created") for each in objects(path)]
     assert eight_cards_twice.status()["pods"] == []

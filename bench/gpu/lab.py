@@ -105,7 +105,9 @@ class Lab:
         """The share that a load of such kernels reaches with the stock driver and nobody beside it."""
         if kernel not in self._alone:
             with self.stage(self.stock) as stage:
-                loads = [stage.load(Ask(name=f"alone-{each}"), each) for each in dict.fromkeys((*KERNELS, kernel))]
+                loads = [
+                    stage.load(Ask(name=f"alone-{length}"), length) for length in dict.fromkeys((*KERNELS, kernel))
+                ]
                 stage.ready(*loads)
                 for load in loads:
                     self._alone[load.kernel] = self.solo(load)

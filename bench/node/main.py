@@ -96,7 +96,7 @@ def weight(fleet: Fleet, tenants: int, idle: float) -> dict[str, float]:
     time.sleep(idle)
     used = cpu_seconds(agent.program.pid) - before
     pss, rss = memory_mb(agent.program.pid)
-    on_cards = sum(len(each["cards"]) for each in agent.status()["tenants"])
+    on_cards = sum(len(tenant["cards"]) for tenant in agent.status()["tenants"])
     return {"tenants": on_cards, "pss_mb": pss, "rss_mb": rss, "idle_cpu_percent": used / idle * 100}
 
 

@@ -175,7 +175,11 @@ def shares_of(pod: Object) -> list[tuple[int, int]]:
     told = pod["metadata"].get("annotations", {})
     if native.GRANT in told:
         grant = json.loads(told[native.GRANT])
-        return [(card["index"], card["memory_mib"] // 1024) for each in grant["containers"] for card in each["cards"]]
+        return [
+            (card["index"], card["memory_mib"] // 1024)
+            for container in grant["containers"]
+            for card in container["cards"]
+        ]
     if gpushare.INDEX in told:
         return [(int(told[gpushare.INDEX]), int(told[gpushare.POD_TOTAL]))]
     return []

@@ -151,8 +151,8 @@ def _place(line: Line, running: Running, pod: Object, encoded: bytes, crowd: Cro
     node = chance.choice(fit)
     if verbs.prioritize is not None:
         scores = read_scores(line.call(asked(verbs.prioritize, encoded, crowd.fewer(fit, verbs)))[1])
-        best = max((each.score for each in scores), default=0)
-        node = chance.choice([each.host for each in scores if each.score == best] or fit)
+        best = max((score.score for score in scores), default=0)
+        node = chance.choice([score.host for score in scores if score.score == best] or fit)
     return read_bound(line.call(binding(verbs.bind, pod, node))[1]).error
 
 

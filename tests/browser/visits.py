@@ -78,7 +78,7 @@ def visiting(browser: Browser, url: str, **options: Any) -> Iterator[Visit]:
         visit.page.goto(url, wait_until="domcontentloaded")
         yield visit
         assert visit.elsewhere() == []
-        assert [each for each in visit.troubles if not visit.forgiven(each)] == []
+        assert [trouble for trouble in visit.troubles if not visit.forgiven(trouble)] == []
     finally:
         context.close()
 

@@ -60,7 +60,7 @@ def test_the_state_is_there_and_runs_are_in_it(shown: tuple[Machine, int]) -> No
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/state") as answer:
         state = json.load(answer)
     assert state["kind"] == "machine"
-    assert name in [each["key"] for each in state["live"]["nodes"][0]["cards"][0]["tenants"]]
+    assert name in [tenant["key"] for tenant in state["live"]["nodes"][0]["cards"][0]["tenants"]]
     machine.clear()
 
 

@@ -40,7 +40,7 @@ def shared() -> Iterator[Machine]:
 
 def standing(machine: Machine, name: str) -> dict[str, Any]:
     """How the run stands on its first card."""
-    found: dict[str, Any] = next(each for each in machine.status()["tenants"] if each["name"] == name)["cards"][0]
+    found: dict[str, Any] = next(tenant for tenant in machine.status()["tenants"] if tenant["name"] == name)["cards"][0]
     return found
 
 

@@ -61,7 +61,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
 
 
 def test_the_dashboard_shows_every_metric_of_a_card_and_of_a_pod() -> None:
-    shown = {name for each in _expressions() for name in _asked(each)}
+    shown = {name for expression in _expressions() for name in _asked(expression)}
     of_cards_and_pods = {name for name in _known() if name.startswith(("aliquot_card_", "aliquot_tenant_"))}
     assert of_cards_and_pods <= shown
 
@@ -88,7 +88,7 @@ def test_the_dashboard_is_shipped_whole(objects: Objects) -> None:
 def test_monitors_find_the_ports_by_their_names(objects: Objects) -> None:
     (service,) = objects.one("ServiceMonitor", "aliquot-scheduler")["spec"]["endpoints"]
     (pod,) = objects.one("PodMonitor", "aliquot-agent")["spec"]["podMetricsEndpoints"]
-    made = [each for spec in objects.pods().values() for each in spec["containers"]]
+    made = [container for spec in objects.pods().values() for container in spec["containers"]]
     ports = {port["name"] for each in made for port in each.get("ports", ())}
     assert {service["port"], pod["port"]} <= ports
     assert pod["honorLabels"], "series of tenants carry their own namespace and pod"

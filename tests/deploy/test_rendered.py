@@ -43,7 +43,7 @@ def test_the_file_is_of_this_version(objects: Objects) -> None:
 
 def test_no_image_names_a_registry(objects: Objects) -> None:
     """Whoever ships it puts their own before the name."""
-    images = {each["image"] for spec in objects.pods().values() for each in containers(spec)}
+    images = {container["image"] for spec in objects.pods().values() for container in containers(spec)}
     assert images == {f"aliquot/aliquot:{aliquot.__version__}", "kube-scheduler:v1.36.4"}
 
 
@@ -78,7 +78,7 @@ def test_every_flag_is_one_that_the_program_knows(
 ) -> None:
     name, *words = objects.args(maker, container)
     assert name in {each for each, _, _ in COMMANDS}
-    known = {flag for each in command.params for flag in (*each.opts, *each.secondary_opts)}
+    known = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
     assert {word.partition("=")[0] for word in words} <= known
 
 
@@ -97,7 +97,7 @@ def test_the_webhook_sends_pods_to_the_profiles_that_are_served(objects: Objects
         if word.startswith("--scheduler-name=")
     )
     config = yaml.safe_load(objects.one("ConfigMap", "aliquot-kube-scheduler")["data"]["config.yaml"])
-    served = [each["schedulerName"] for each in config["profiles"]]
+    served = [profile["schedulerName"] for profile in config["profiles"]]
     assert names == f"{served[0]},t9k={served[1]}"
 
 
@@ -105,13 +105,13 @@ def test_what_the_leader_fills_in_is_made_empty_so_that_no_upgrade_resets_it(obj
     assert "data" not in objects.one("Secret", SECRET)
     assert "webhooks" not in objects.one("MutatingWebhookConfiguration", CONFIGURATION)
     leases = objects.of("Lease")
-    assert {each["metadata"]["name"] for each in leases} == {"aliquot-scheduler", schedulerconfig.SECOND_LEASE}
-    assert not any("spec" in each for each in leases)
+    assert {lease["metadata"]["name"] for lease in leases} == {"aliquot-scheduler", schedulerconfig.SECOND_LEASE}
+    assert not any("spec" in lease for lease in leases)
 
 
 def test_services_lead_to_ports_that_are_there(objects: Objects) -> None:
     spec = objects.pods()["aliquot-scheduler"]
-    named = {port["name"] for each in containers(spec) for port in each.get("ports", ())}
+    named = {port["name"] for container in containers(spec) for port in container.get("ports", ())}
     pointed = {port["targetPort"] for each in objects.of("Service") for port in each["spec"]["ports"]}
     assert pointed == {"extender", "webhook"} <= named
 
@@ -133,7 +133,12 @@ def _careless(container: Json) -> list[str]:
 
 def test_no_container_has_a_capability_or_writes_its_own_files(objects: Objects) -> None:
     specs = objects.pods().values()
-    assert {each["name"]: _careless(each) for spec in specs for each in containers(spec) if _careless(each)} == {}
+    assert {
+        container["name"]: _careless(container)
+        for spec in specs
+        for container in containers(spec)
+        if _careless(container)
+    } == {}
 
 
 def test_the_scheduler_keeps_to_the_strictest_level_of_pod_security(objects: Objects) -> None:
@@ -141,7 +146,7 @@ def test_the_scheduler_keeps_to_the_strictest_level_of_pod_security(objects: Obj
     assert spec["securityContext"]["runAsNonRoot"]
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert not any(spec.get(key) for key in ("hostPID", "hostNetwork", "hostIPC"))
-    assert all(set(each) <= {"name", "configMap"} for each in spec["volumes"])
+    assert all(set(volume) <= {"name", "configMap"} for volume in spec["volumes"])
 
 
 def test_the_agent_has_of_the_host_what_the_document_lists(objects: Objects) -> None:
@@ -155,13 +160,13 @@ def test_the_agents_folders_have_in_the_container_the_names_they_have_on_the_hos
     """Containers with a card are given them by these names."""
     spec = objects.pods()["aliquot-agent"]
     (main,) = spec["containers"]
-    mounted = {each["name"]: each["mountPath"] for each in main["volumeMounts"]}
-    assert mounted == {each["name"]: each["hostPath"]["path"] for each in spec["volumes"]}
+    mounted = {volume_mount["name"]: volume_mount["mountPath"] for volume_mount in main["volumeMounts"]}
+    assert mounted == {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"]}
 
 
 def _rules(objects: Objects) -> list[tuple[str, Json]]:
     roles = objects.of("Role", "ClusterRole")
-    return [(f"{each['kind']} {each['metadata']['name']}", rule) for each in roles for rule in each["rules"]]
+    return [(f"{role['kind']} {role['metadata']['name']}", rule) for role in roles for rule in role["rules"]]
 
 
 def test_no_rule_is_for_everything(objects: Objects) -> None:

@@ -56,7 +56,7 @@ def sentence(manifest: dict[str, Any]) -> str:
 
 
 def pieces(parsed: Claim) -> list[tuple[Slice, int | None]]:
-    return [(each.slice, each.count) for each in parsed.containers]
+    return [(container.slice, container.count) for container in parsed.containers]
 
 
 def test_gpu_mem_is_in_gib_by_default() -> None:
@@ -231,9 +231,12 @@ def granted(parsed: Claim, *cards: int) -> Grant:
         "n1",
         tuple(
             ContainerGrant(
-                each.name, each.index, each.role, tuple(Share(card, each.slice.memory_mib) for card in cards)
+                container.name,
+                container.index,
+                container.role,
+                tuple(Share(card, container.slice.memory_mib) for card in cards),
             )
-            for each in parsed.containers
+            for container in parsed.containers
         ),
     )
 
@@ -281,7 +284,7 @@ def test_amounts_are_written_in_the_clusters_unit() -> None:
 def shares(manifest: dict[str, Any], rules: Rules | None = None) -> list[list[tuple[int, int]]]:
     parsed = parse_grant(manifest, claim(manifest, rules), NODE)
     assert isinstance(parsed, Grant), parsed
-    return [[(share.card, share.memory_mib) for share in each.shares] for each in parsed.containers]
+    return [[(share.card, share.memory_mib) for share in container.shares] for container in parsed.containers]
 
 
 def test_the_new_annotation_is_read() -> None:

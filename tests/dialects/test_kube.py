@@ -36,7 +36,10 @@ def node(
 def told(manifest: dict[str, Any], node_obj: object) -> list[tuple[Reason, object, object, bool]]:
     claim = parse_pod(manifest)
     assert isinstance(claim, Claim)
-    return [(each.reason, each.wanted, each.had, each.never) for each in node_refusals(manifest, claim, node_obj)]
+    return [
+        (refusal.reason, refusal.wanted, refusal.had, refusal.never)
+        for refusal in node_refusals(manifest, claim, node_obj)
+    ]
 
 
 def test_a_plain_node_takes_a_plain_pod() -> None:
@@ -155,7 +158,7 @@ def test_required_affinity(term: object, matches: bool) -> None:
 
 def test_one_term_of_an_affinity_is_enough_and_all_of_its_expressions_are_needed() -> None:
     parts = [expression("In", "a"), expression("Exists", key="x")]
-    both = {"matchExpressions": [each for part in parts for each in part["matchExpressions"]]}
+    both = {"matchExpressions": [match_expression for part in parts for match_expression in part["matchExpressions"]]}
     there = node(labels={"zone": "a"})
     assert told(affinity(both, expression("In", "a")), there) == []
     assert told(affinity(both), there) == [(Reason.SELECTOR, "zone In [a] and x Exists", None, True)]

@@ -194,21 +194,21 @@ def grants(draw: st.DrawFn) -> tuple[Claim, Rules, Grant]:
     claim, rules = draw(claims)
     shared = draw(st.permutations(range(16)))
     containers = []
-    for each in claim.containers:
-        count = 16 if each.count is None else each.count
+    for container in claim.containers:
+        count = 16 if container.count is None else container.count
         chosen = sorted(shared[:count] if claim.together else draw(st.permutations(range(16)))[:count])
         shares = tuple(
             Share(
                 card=index,
-                memory_mib=each.slice.memory_on(NODE.cards[index].memory_mib),
-                core_milli=each.slice.core_milli,
-                greedy_milli=each.slice.greedy_milli,
-                exclusive=each.slice.exclusive,
+                memory_mib=container.slice.memory_on(NODE.cards[index].memory_mib),
+                core_milli=container.slice.core_milli,
+                greedy_milli=container.slice.greedy_milli,
+                exclusive=container.slice.exclusive,
                 uuid=NODE.cards[index].uuid,
             )
             for index in chosen
         )
-        containers.append(ContainerGrant(each.name, each.index, each.role, shares))
+        containers.append(ContainerGrant(container.name, container.index, container.role, shares))
     return claim, rules, Grant(claim.uid, "n1", tuple(containers), claim.whole_node)
 
 
@@ -235,7 +235,7 @@ def test_a_gpushare_grant_reads_the_same_from_the_peers_annotations_alone(case: 
     written = render_grant(claim, grant, NODE, 1, rules)
     del written["aliquot.dev/grant"]
     alone = parse_grant(bound(claim, rules, written), claim, NODE)
-    if claim.dialect == "gpushare" and any(each.role is Role.MAIN for each in claim.containers):
+    if claim.dialect == "gpushare" and any(container.role is Role.MAIN for container in claim.containers):
         assert isinstance(alone, Grant)
         assert alone.usage() == grant.usage()
 
@@ -246,8 +246,8 @@ def test_every_container_with_a_card_sees_it_and_no_value_is_anything_but_text(
     case: tuple[Claim, Rules, Grant],
 ) -> None:
     claim, rules, grant = case
-    for each in claim.containers:
-        env = render_env(claim, grant, NODE, each.name, rules)
+    for container in claim.containers:
+        env = render_env(claim, grant, NODE, container.name, rules)
         assert env["NVIDIA_VISIBLE_DEVICES"]
         assert all(isinstance(value, str) for value in env.values())
 

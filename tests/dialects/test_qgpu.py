@@ -163,7 +163,7 @@ def test_the_greedy_core_of_an_offline_pod_is_at_most_100_in_all() -> None:
 def test_the_greedy_core_of_init_containers_is_not_added_to_that_of_the_others() -> None:
     manifest = pod(asking(core_greedy=60, memory=2), app_class="offline")
     manifest["spec"]["initContainers"] = [{"name": "i", **asking(core_greedy=100, memory=2)}]
-    assert [each.role for each in claim(manifest).containers] == [Role.INIT, Role.MAIN]
+    assert [container.role for container in claim(manifest).containers] == [Role.INIT, Role.MAIN]
     manifest["spec"]["initContainers"][0]["restartPolicy"] = "Always"
     assert "160" in sentence(manifest)
 

@@ -28,7 +28,7 @@ def claim(text: str) -> Claim:
 
 
 def pieces(parsed: Claim) -> list[tuple[str, Slice, int | None]]:
-    return [(each.name, each.slice, each.count) for each in parsed.containers]
+    return [(container.name, container.slice, container.count) for container in parsed.containers]
 
 
 def test_000_an_offline_pod_asks_for_greedy_core_and_memory() -> None:

@@ -45,20 +45,22 @@ def sentences(manifest: dict[str, Any]) -> list[str]:
 
 def test_nvidia_gpu_is_that_many_exclusive_cards() -> None:
     parsed = claim(pod({CARDS: 2}))
-    assert [(each.slice, each.count) for each in parsed.containers] == [(WHOLE, 2)]
+    assert [(container.slice, container.count) for container in parsed.containers] == [(WHOLE, 2)]
     assert (parsed.offer, parsed.whole_node, parsed.dialect) == (Offer.T9K_EXCLUSIVE, False, "t9k")
 
 
 @pytest.mark.parametrize("percent", [1, "30", 100])
 def test_percent_is_of_one_cards_memory(percent: object) -> None:
     parsed = claim(pod({PERCENT: percent}))
-    assert [(each.slice, each.count) for each in parsed.containers] == [(Slice(memory_percent=int(str(percent))), 1)]
+    assert [(container.slice, container.count) for container in parsed.containers] == [
+        (Slice(memory_percent=int(str(percent))), 1)
+    ]
     assert (parsed.offer, parsed.together) == (Offer.T9K_SHARED, False)
 
 
 def test_nvidia_gpu_node_is_every_card_of_a_node_for_itself() -> None:
     parsed = claim(pod({NODE: 1}, {}))
-    assert [(each.slice, each.count) for each in parsed.containers] == [(WHOLE, None)]
+    assert [(container.slice, container.count) for container in parsed.containers] == [(WHOLE, None)]
     assert (parsed.offer, parsed.whole_node) == (Offer.T9K_EXCLUSIVE, True)
 
 
@@ -235,7 +237,11 @@ KNOWN = Node("n1", (Card(0, 16384, uuid="GPU-a"), Card(1, 16384, uuid="GPU-b"), 
 
 def grant(parsed: Claim, *shares: Share) -> Grant:
     return Grant(
-        "u", "n1", tuple(ContainerGrant(each.name, each.index, each.role, shares) for each in parsed.containers)
+        "u",
+        "n1",
+        tuple(
+            ContainerGrant(container.name, container.index, container.role, shares) for container in parsed.containers
+        ),
     )
 
 

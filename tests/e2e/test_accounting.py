@@ -147,7 +147,7 @@ def test_its_log_is_json_and_tells_each_decision_as_data(cluster: Wired) -> None
     uid = cluster.pod("a")["metadata"]["uid"]
 
     def said() -> list[Any]:
-        return [each for each in cluster.ours.entries() if each.get("uid") == uid or uid in str(each)]
+        return [entry for entry in cluster.ours.entries() if entry.get("uid") == uid or uid in str(entry)]
 
     (told,) = wait_until(said, 5, "it is told, a moment after the API server has it")
     assert "bound" in str(told)

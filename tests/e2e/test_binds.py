@@ -52,7 +52,7 @@ def test_a_bind_that_comes_eight_times_at_once_happens_once_and_is_answered_eigh
     with auditor(clean) as found, ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda _: extender.bind(pod, "n"), range(8))) == [""] * 8
     assert found.wrong == []
-    assert sum("/binding" in each for each in proxy.requests) == 1
+    assert sum("/binding" in request for request in proxy.requests) == 1
     assert_board_is_true(clean, ours)
 
 

@@ -50,7 +50,7 @@ def installed(plane: ControlPlane) -> Iterator[ControlPlane]:
     every = [each for each in yaml.safe_load_all(RENDERED.read_text()) if each]
     named = [each for each in every if each["metadata"]["name"] in (ACCOUNT, SCHEDULER)]
     ours = [each for each in named if each["kind"] in OF_THE_ACCOUNTS]
-    assert [each["kind"] for each in ours].count("ValidatingAdmissionPolicy") == 2
+    assert [entry["kind"] for entry in ours].count("ValidatingAdmissionPolicy") == 2
     for account in (ACCOUNT, SCHEDULER):
         plane.kubeconfig_for(f"{SPACE}/{account}")  # makes both
     plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(ours))

@@ -77,7 +77,7 @@ def test_a_placed_pod_says_where_it_is_and_why_and_its_node_shows_it(cluster: Wi
     cluster.create(gpushare_node("n1", 16, 16))
     ((_, (card,)),) = cluster.placed(gpushare_pod("p", 4))
     shown = wait_until(lambda: (seen := pod("p"))["phase"] == "Running" and seen, 10, "it runs, as Kubernetes has it")
-    assert (shown["node"], [(each["index"], each["memory_mib"]) for each in shown["cards"]]) == ("n1", [(card, 4096)])
+    assert (shown["node"], [(card["index"], card["memory_mib"]) for card in shown["cards"]]) == ("n1", [(card, 4096)])
     assert shown["why"][0] == "It asks for 4 GiB, in the words of gpushare."
     assert any("binpack" in each for each in shown["why"])
     (tenant,) = asked("nodes/n1")["cards"][card]["tenants"]
@@ -96,13 +96,13 @@ def test_a_waiting_pod_is_listed_with_what_it_wants_and_why_it_waits(
 
     def waiting() -> Any:
         entries = [each for each in asked("state")["waiting"]["pods"] if each["key"] == f"default/big-{cards}"]
-        return next((each for each in entries if each["reason"].startswith("fits none of 1 node")), None)
+        return next((entry for entry in entries if entry["reason"].startswith("fits none of 1 node")), None)
 
     entry = wait_until(waiting, 10, "its reason is told", saw=lambda: asked("state")["waiting"])
     assert (entry["dialect"], entry["wants"]) == ("gpushare", wants)
     shown = pod(f"big-{cards}")
     assert (shown["phase"], shown["node"]) == ("Pending", None)
-    assert [(each["nodes"], each["example"]) for each in shown["refusals"]] == [(1, "n1")]
+    assert [(refusal["nodes"], refusal["example"]) for refusal in shown["refusals"]] == [(1, "n1")]
 
 
 def test_a_tick_tells_that_a_pod_came_and_that_it_was_deleted(cluster: Wired) -> None:

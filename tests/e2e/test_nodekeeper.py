@@ -193,6 +193,6 @@ def test_a_role_without_rights_is_told_once_for_each_kind(
         kept.create(objects.node("n2", labels=XGN))
         kept.aside.do(kept.events.emit, ObjectRef("Node", "n1"), "Any", "thing")
         objects.wait_until(lambda: len(caplog.records) >= 2, 15, "two warnings")
-    told = sorted(each.message.partition(": nodes ")[0] for each in caplog.records if each.levelname == "WARNING")
+    told = sorted(record.message.partition(": nodes ")[0] for record in caplog.records if record.levelname == "WARNING")
     assert [each.split(": ")[0] for each in told] == ["events cannot be written", "nodes are not looked after"]
     assert "the role lacks get on nodes" in told[1]

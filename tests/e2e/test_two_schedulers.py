@@ -68,7 +68,7 @@ def asked_all_the_time(schedulers: Sequence[AliquotScheduler], pods: Sequence[Ob
                 if end.wait(0.02):
                     return
 
-    threads = [threading.Thread(target=ask, args=[each]) for each in schedulers for _ in range(2)]
+    threads = [threading.Thread(target=ask, args=[scheduler]) for scheduler in schedulers for _ in range(2)]
     for thread in threads:
         thread.start()
     try:

@@ -106,7 +106,7 @@ def test_doctor_finds_an_extender_that_is_not_wired_and_is_content_when_it_is(
     kube_scheduler()
     objects.create(clean, objects.pod("lost", {MEM: 3}))
     objects.wait_bound(clean, "lost")
-    told = {each["check"]: each for each in findings(shell) if each["level"] == "finding"}
+    told = {finding["check"]: finding for finding in findings(shell) if finding["level"] == "finding"}
     assert "does not exist" in told["scheduler"]["what"]
     assert "placed past us" in told["extender"]["what"]
     assert told["extender"]["about"] == ["default/lost"]
@@ -116,7 +116,9 @@ def test_doctor_finds_an_extender_that_is_not_wired_and_is_content_when_it_is(
     objects.delete_pod(clean, "lost")
     leading = objects.wait_until(lambda: [e for e in findings(shell) if e["check"] == "scheduler"], 20, "a check")
     assert [each["level"] for each in leading] == ["ok"]
-    assert not [each for each in findings(shell) if each["check"] == "extender" and each["level"] == "finding"]
+    assert not [
+        finding for finding in findings(shell) if finding["check"] == "extender" and finding["level"] == "finding"
+    ]
 
 
 def test_doctor_says_what_a_restricted_user_may_not_see(clean: ControlPlane, shell: Shell) -> None:
@@ -160,7 +162,11 @@ def test_doctor_tries_the_webhook_and_tells_when_it_is_gone(
     ours = aliquot_scheduler(f"--webhook-port={port}", f"--webhook-url=https://127.0.0.1:{port}")
 
     def trials() -> list[tuple[str, str]]:
-        return [(str(each["level"]), str(each["what"])) for each in findings(shell) if each["check"] == "webhook"]
+        return [
+            (str(finding["level"]), str(finding["what"]))
+            for finding in findings(shell)
+            if finding["check"] == "webhook"
+        ]
 
     well = [("ok", "refuses a Pod that breaks a rule, and says which"), ("ok", "gives T9k Pods their toleration")]
     objects.wait_until(lambda: trials() == well, 30, "the webhook does its work", saw=trials)

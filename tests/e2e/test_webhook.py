@@ -284,7 +284,7 @@ def test_a_role_without_rights_serves_and_tells_what_it_lacks(
     account = fresh.kubeconfig_for("kube-system/nobody")
     with a_webhook(fresh, account=account, wait=False):
         objects.wait_until(lambda: "mutatingwebhookconfigurations" in caplog.text, 20, "a warning")
-    told = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    told = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert told == [
         "the webhook's replicas cannot share their keys: the role lacks get on secrets (aliquot-webhook-tls)",
         "the API server is not told of the webhook: the role lacks get on "

@@ -120,7 +120,7 @@ def _mild(request: Any) -> Any:
 
 lines = (
     as_bytes(changed(_REQUESTS, loose_atoms).map(_mild))
-    | damaged([json.dumps(each).encode() for each in _REQUESTS if each["op"] not in _LAST])
+    | damaged([json.dumps(request).encode() for request in _REQUESTS if request["op"] not in _LAST])
     | st.binary(max_size=300)
     | st.sampled_from(
         [b"[" * (LONGEST - 1), b"x" * (LONGEST + 10), b'{"op":' * 40_000, b'{"op":"status","x":' + b"9" * 9000 + b"}"]

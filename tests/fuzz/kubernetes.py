@@ -248,7 +248,7 @@ TARGETS: tuple[Target, ...] = (
     plain("admission-review", changed([_reviewed(pod) for pod in PODS]) | any_json(), _review),
     plain(
         "extender",
-        as_bytes(changed(_ARGS)) | damaged([json.dumps(each).encode() for each in _ARGS]) | st.binary(),
+        as_bytes(changed(_ARGS)) | damaged([json.dumps(arg).encode() for arg in _ARGS]) | st.binary(),
         _extender,
     ),
     plain(

@@ -23,12 +23,14 @@ def main() -> int:
     parser.add_argument(
         "--from", dest="chance", type=int, help="begin with this chance: a round that failed says its own"
     )
-    parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(each.name for each in TARGETS)}")
+    parser.add_argument(
+        "targets", nargs="*", metavar="TARGET", help=f"of {', '.join(target.name for target in TARGETS)}"
+    )
     asked = parser.parse_args()
-    unknown = set(asked.targets) - {each.name for each in TARGETS}
+    unknown = set(asked.targets) - {target.name for target in TARGETS}
     if unknown:
         parser.error(f"no target is called {', '.join(sorted(unknown))}")
-    chosen = [each for each in TARGETS if not asked.targets or each.name in asked.targets]
+    chosen = [target for target in TARGETS if not asked.targets or target.name in asked.targets]
     chance = time.time_ns() % 10**9 if asked.chance is None else asked.chance
     failed = [
         each.name for at, each in enumerate(chosen, 1) if not _fuzzed(each, at, len(chosen), asked.seconds, chance)

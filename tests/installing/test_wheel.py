@@ -33,7 +33,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("arch", MACHINES)
 def test_a_wheel_holds_code_for_the_machine_in_its_name(wheels: dict[str, Path], arch: str) -> None:
     assert wheels[arch].name.endswith(f"-py3-none-manylinux_2_17_{arch}.whl")
-    found = {each.name: each.machine for each in binaries(wheels[arch])}
+    found = {binary.name: binary.machine for binary in binaries(wheels[arch])}
     assert "aliquot/lib/libaliquot.so" in found
     assert "aliquot/lib/simgpu/player" in found
     assert set(found.values()) == {MACHINES[arch]}
@@ -43,7 +43,7 @@ def test_a_wheel_holds_code_for_the_machine_in_its_name(wheels: dict[str, Path],
 def test_its_code_runs_where_glibc_is_as_old_as_its_name_says(
     wheels: dict[str, Path], arch: str, tmp_path: Path
 ) -> None:
-    asked = {each.name: max(each.glibc(tmp_path)) for each in binaries(wheels[arch])}
+    asked = {binary.name: max(binary.glibc(tmp_path)) for binary in binaries(wheels[arch])}
     assert {name: version for name, version in asked.items() if version > OLDEST_GLIBC} == {}
 
 

@@ -107,9 +107,9 @@ class Kubelet:
                 (spare.update if role == "init" else spare.difference_update)(chosen)
 
     def _free(self, resource: str, amount: int) -> list[str]:
-        taken = {each for held in self.held.values() for (_, of), ids in held.items() if of == resource for each in ids}
+        taken = {id_ for held in self.held.values() for (_, of), ids in held.items() if of == resource for id_ in ids}
         names = (f"GPU-{card}-_-{at}" for card in range(2) for at in range(100))
-        return list(itertools.islice((each for each in names if each not in taken), amount))
+        return list(itertools.islice((name for name in names if name not in taken), amount))
 
     def forget(self, uid: str) -> None:
         self.held.pop(uid, None)
@@ -155,10 +155,10 @@ def _kept(answer: Allocation | None) -> str:
 def containers_of(pod: Json) -> list[tuple[Json, str]]:
     """In the order of their start, with `init`, `sidecar` or `main`."""
     first = [
-        (each, "sidecar" if each.get("restartPolicy") == "Always" else "init")
-        for each in pod["spec"].get("initContainers", ())
+        (initcontainer, "sidecar" if initcontainer.get("restartPolicy") == "Always" else "init")
+        for initcontainer in pod["spec"].get("initContainers", ())
     ]
-    return first + [(each, "main") for each in pod["spec"]["containers"]]
+    return first + [(container, "main") for container in pod["spec"]["containers"]]
 
 
 class Api:
@@ -408,20 +408,20 @@ class House:
     # --- what is there
 
     def specs(self) -> list[Spec]:
-        found = [parse_spec(each.read_bytes()) for each in sorted((self.folder / "cdi").glob("*.yaml"))]
+        found = [parse_spec(path.read_bytes()) for path in sorted((self.folder / "cdi").glob("*.yaml"))]
         assert None not in found
         return [spec for spec in found if spec is not None]
 
     def remains(self) -> dict[str, set[str]]:
         """Whatever is left of Pods, by the place where it is."""
         return {
-            "database": {each.uid for each in self.store.tenancies()},
+            "database": {tenancy.uid for tenancy in self.store.tenancies()},
             "memory": set(self.tenants.tenancies),
             "arbiter": set(self.arbiter.tenants),
-            "folders": {each.name for each in (self.folder / "t").iterdir()},
+            "folders": {path.name for path in (self.folder / "t").iterdir()},
             "specs": {spec.pod_uid for spec in self.specs()},
-            "drafts": {each.name for each in (self.folder / "cdi").glob(".*")},
-            "links": {each.name for each in (self.folder / "a").iterdir()},
+            "drafts": {path.name for path in (self.folder / "cdi").glob(".*")},
+            "links": {path.name for path in (self.folder / "a").iterdir()},
         }
 
 
@@ -487,20 +487,20 @@ def grant_of(
     assert isinstance(claim, Claim), claim
     containers = tuple(
         ContainerGrant(
-            each.name,
-            each.index,
-            each.role,
+            container.name,
+            container.index,
+            container.role,
             (
                 Share(
-                    number := card if isinstance(card, int) else card[each.name],
-                    each.slice.memory_on(CARDS[0].memory_mib),
-                    each.slice.core_milli,
-                    exclusive=each.slice.exclusive,
+                    number := card if isinstance(card, int) else card[container.name],
+                    container.slice.memory_on(CARDS[0].memory_mib),
+                    container.slice.core_milli,
+                    exclusive=container.slice.exclusive,
                     uuid=f"GPU-{number}",
                 ),
             ),
         )
-        for each in claim.containers
+        for container in claim.containers
     )
     grant = Grant(claim.uid, node, containers)
     return dialects.render_grant(claim, grant, Node(NODE, CARDS), 0)

@@ -140,7 +140,7 @@ class ApiServer:
 
     def asked(self, *, watch: bool) -> list[web.Request]:
         """The lists, or the watches, so far."""
-        return [each for each in self.calls if each.method == "GET" and ("watch" in each.query) == watch]
+        return [call for call in self.calls if call.method == "GET" and ("watch" in call.query) == watch]
 
     def _tell(self, kind: str, item: Json, *, keep: bool = True) -> None:
         line = json.dumps({"type": kind, "object": item}).encode() + b"\n"
@@ -208,7 +208,7 @@ class ApiServer:
         except ConnectionError:
             pass
         finally:
-            self._watches = [each for each in self._watches if each[1] is not queue]
+            self._watches = [watch for watch in self._watches if watch[1] is not queue]
         return answer
 
 

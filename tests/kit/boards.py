@@ -35,7 +35,7 @@ def claims(draw: st.DrawFn) -> Claim:
     return a_claim(
         *containers,
         offer=draw(offers),
-        together=draw(st.booleans()) and len({each.count for each in containers}) == 1,
+        together=draw(st.booleans()) and len({container.count for container in containers}) == 1,
         models=draw(st.sampled_from([None, None, frozenset({"A"})])),
         cpu_milli=draw(st.sampled_from([0, 500, 3000])),
         memory_mib=draw(st.sampled_from([0, 512, 4096])),

@@ -37,7 +37,7 @@ class Objects:
     def pods(self) -> dict[str, Json]:
         """The spec of each Pod that is made from a template, by the name of what makes it."""
         makers = self.of("Deployment", "DaemonSet", "Job")
-        return {each["metadata"]["name"]: each["spec"]["template"]["spec"] for each in makers}
+        return {maker["metadata"]["name"]: maker["spec"]["template"]["spec"] for maker in makers}
 
     def args(self, maker: str, container: str) -> list[str]:
         spec = self.pods()[maker]
@@ -58,7 +58,9 @@ def runs_on(spec: Json, labels: Mapping[str, str], taints: Sequence[Mapping[str,
     """Whether a Pod of that spec may be on a node with these labels and taints, as Kubernetes would say."""
     selector = spec.get("nodeSelector", {})
     wanted = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    chosen = any(all(_holds(each, labels) for each in term["matchExpressions"]) for term in wanted)
+    chosen = any(
+        all(_holds(match_expression, labels) for match_expression in term["matchExpressions"]) for term in wanted
+    )
     return chosen and selector.items() <= labels.items() and all(_tolerated(spec, taint) for taint in taints)
 
 

@@ -72,7 +72,7 @@ class Client:
         )
         async for told in watch(plugin.Empty()):
             self.devices = {
-                each.ID: (each.health, tuple(node.ID for node in each.topology.nodes)) for each in told.devices
+                device.ID: (device.health, tuple(node.ID for node in device.topology.nodes)) for device in told.devices
             }
             self.lists += 1
 
@@ -144,7 +144,7 @@ class FakeKubelet:
     async def allocate(self, resource: str, *ids: Iterable[str]) -> list[plugin.ContainerAllocateResponse]:
         call = self.clients[resource].method("Allocate", plugin.AllocateRequest, plugin.AllocateResponse)
         request = plugin.AllocateRequest(
-            container_requests=[plugin.ContainerAllocateRequest(devices_ids=each) for each in ids]
+            container_requests=[plugin.ContainerAllocateRequest(devices_ids=id_) for id_ in ids]
         )
         answer: plugin.AllocateResponse = await call(request, timeout=10)
         return list(answer.container_responses)
@@ -199,9 +199,9 @@ class FakePodResources:
     def hold(self, pod: str, container: str, held: Mapping[str, Iterable[str]]) -> None:
         """The container of the Pod holds these, told as the kubelet does: one entry for each device."""
         devices = [
-            resources.ContainerDevices(resource_name=resource, device_ids=[each])
+            resources.ContainerDevices(resource_name=resource, device_ids=[id_])
             for resource, ids in held.items()
-            for each in ids
+            for id_ in ids
         ]
         containers = [resources.ContainerResources(name=container, devices=devices)]
         self.pods.append(resources.PodResources(name=pod, namespace="ns", containers=containers))

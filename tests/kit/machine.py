@@ -177,7 +177,7 @@ class Machine:
 
     def names(self) -> list[str]:
         """Who runs."""
-        return [each["name"] for each in self.status()["tenants"]]
+        return [tenant["name"] for tenant in self.status()["tenants"]]
 
     def clear(self) -> None:
         """Nobody runs, nobody waits, nothing is booked."""

@@ -89,12 +89,12 @@ def the_site(**other: Any) -> Site:
 
 def wrong(findings: Any) -> list[Finding]:
     """Those that say that something is to be done."""
-    return [each for each in findings if each.level is Level.FINDING]
+    return [finding for finding in findings if finding.level is Level.FINDING]
 
 
 def notes(findings: Any) -> list[Finding]:
     """Those that are worth knowing."""
-    return [each for each in findings if each.level is Level.NOTE]
+    return [finding for finding in findings if finding.level is Level.NOTE]
 
 
 def inventory(*cards: Card) -> dict[str, str]:

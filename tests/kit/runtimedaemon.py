@@ -47,16 +47,16 @@ class Server:
 
     def _whose(self, pid: int) -> str | None:
         pods = self.pods or {}
-        return next((pods[each] for each in processes.ancestors(pid) if each in pods), None)
+        return next((pods[ancestor] for ancestor in processes.ancestors(pid) if ancestor in pods), None)
 
     def remove(self, name: str) -> None:
         self.arbiter.remove(name)
 
     def findings(self) -> list[dict[str, Any]]:
-        return [dataclasses.asdict(each) for each in self.arbiter.findings()]
+        return [dataclasses.asdict(finding) for finding in self.arbiter.findings()]
 
     def standings(self) -> list[dict[str, Any]]:
-        return [dataclasses.asdict(each) for each in self.arbiter.standings()]
+        return [dataclasses.asdict(standing) for standing in self.arbiter.standings()]
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ def _archive(arch: str, *, version: str = "1.2.3") -> bytes:
 
 
 def _joined(*archives: bytes) -> bytes:
-    return index.joined([index.read(each, "x.tar") for each in archives])
+    return index.joined([index.read(archive, "x.tar") for archive in archives])
 
 
 def _files(archive: bytes) -> dict[str, bytes]:
@@ -77,8 +77,8 @@ def test_nothing_is_in_it_that_nobody_names(files: dict[str, bytes]) -> None:
 
 
 def test_what_both_have_is_in_it_once(files: dict[str, bytes]) -> None:
-    manifests = [json.loads(_blob(files, each)) for each in json.loads(_blob(files, _top(files)))["manifests"]]
-    first, second = ([layer["digest"] for layer in each["layers"]] for each in manifests)
+    manifests = [json.loads(_blob(files, manifest)) for manifest in json.loads(_blob(files, _top(files)))["manifests"]]
+    first, second = ([layer["digest"] for layer in manifest["layers"]] for manifest in manifests)
 
     assert first[0] == second[0]
     assert first[1] != second[1]
@@ -91,7 +91,7 @@ def test_the_name_means_an_index_that_lists_the_platforms(files: dict[str, bytes
     assert top["annotations"]["io.containerd.image.name"] == "docker.io/aliquot/aliquot:1.2.3"
     assert top["annotations"]["org.opencontainers.image.ref.name"] == "1.2.3"
     assert top["mediaType"] == listed["mediaType"] == "application/vnd.oci.image.index.v1+json"
-    assert [each["platform"] for each in listed["manifests"]] == [
+    assert [manifest["platform"] for manifest in listed["manifests"]] == [
         {"architecture": arch, "os": "linux"} for arch in ARCHES
     ]
     assert listed["annotations"] == oci.labels("1.2.3")

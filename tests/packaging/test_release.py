@@ -120,7 +120,7 @@ def test_every_link_of_the_documents_leads_somewhere_in_their_archive() -> None:
     pages = {path: entry.data.decode() for path, entry in found.items() if path.endswith(".md")}
     links = [(path, link) for path, text in pages.items() for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)]
 
-    broken = [each for each in links if "://" not in each[1] and _resolved(*each) not in {*found, *folders}]
+    broken = [link for link in links if "://" not in link[1] and _resolved(*link) not in {*found, *folders}]
     assert len(links) > 50
     assert broken == []
 

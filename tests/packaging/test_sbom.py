@@ -25,7 +25,11 @@ def _document(*components: Component) -> dict[str, Any]:
 def test_every_component_is_a_package_that_the_image_contains() -> None:
     told = _document(LIBC, RICH)
 
-    contained = {each["relatedSpdxElement"] for each in told["relationships"] if each["relationshipType"] == "CONTAINS"}
+    contained = {
+        relationship["relatedSpdxElement"]
+        for relationship in told["relationships"]
+        if relationship["relationshipType"] == "CONTAINS"
+    }
     assert contained == {"SPDXRef-deb-libc6", "SPDXRef-wheel-rich"}
     assert contained < {package["SPDXID"] for package in told["packages"]}
 
@@ -48,9 +52,10 @@ def test_a_component_has_its_licence_and_the_checksum_of_what_was_fetched() -> N
 
 
 def test_a_licence_that_spdx_does_not_know_is_explained_in_the_document() -> None:
-    assert [each["licenseId"] for each in _document(XZ, RICH)["hasExtractedLicensingInfos"]] == [
-        "LicenseRef-public-domain"
-    ]
+    assert [
+        hasextractedlicensinginfo["licenseId"]
+        for hasextractedlicensinginfo in _document(XZ, RICH)["hasExtractedLicensingInfos"]
+    ] == ["LicenseRef-public-domain"]
 
 
 def test_other_components_make_another_document() -> None:

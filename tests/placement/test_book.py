@@ -48,7 +48,9 @@ def test_a_card_is_not_assumed_twice_over() -> None:
     assert isinstance(ledger.assume(first, _grant(first), 5.0), Booking)
     refusals = ledger.assume(second, _grant(second), 5.0)
     assert isinstance(refusals, list)
-    assert [(each.reason, each.wanted, each.had) for each in refusals] == [(Reason.MEMORY, 10 * GIB, 6 * GIB)]
+    assert [(refusal.reason, refusal.wanted, refusal.had) for refusal in refusals] == [
+        (Reason.MEMORY, 10 * GIB, 6 * GIB)
+    ]
     assert len(ledger) == 1
 
 

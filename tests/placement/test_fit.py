@@ -117,7 +117,7 @@ def test_a_whole_node_needs_a_node_free_of_other_pods_daemons_excepted() -> None
     board.take("busy", Occupant({}))
     board.take("quiet", Occupant({}, daemon=True))
     assert _fits(board, whole_node()) == ["quiet"]
-    assert {(each.node, each.reason, each.had) for each in _refusals(board, whole_node())} == {
+    assert {(refusal.node, refusal.reason, refusal.had) for refusal in _refusals(board, whole_node())} == {
         ("busy", Reason.WHOLE_NODE, 1),
         ("bare", Reason.HEALTH, 0),
     }
@@ -190,7 +190,7 @@ def _claims(draw: st.DrawFn) -> Claim:
     return a_claim(
         *containers,
         offer=draw(_offers),
-        together=draw(st.booleans()) and len({each.count for each in containers}) == 1,
+        together=draw(st.booleans()) and len({container.count for container in containers}) == 1,
         models=draw(st.sampled_from([None, None, frozenset({"A"})])),
         cpu_milli=draw(st.sampled_from([0, 500, 3000])),
         memory_mib=draw(st.sampled_from([0, 512, 4096])),
@@ -237,7 +237,7 @@ def test_what_is_chosen_can_be_booked_and_nothing_is_told_twice(policy: str, boa
     chooser = Chooser(board, POLICIES[policy]())
     grant = chooser.choose(claim)
     assert (grant is not None) == bool(len(chooser.fitting(claim)))
-    told = [(each.node, each.card, each.reason, each.wanted) for each in chooser.refusals(claim)]
+    told = [(refusal.node, refusal.card, refusal.reason, refusal.wanted) for refusal in chooser.refusals(claim)]
     assert len(told) == len(set(told))
     if grant is not None:
         assert isinstance(Ledger(board).assume(claim, grant, 1.0), Booking)
@@ -258,7 +258,7 @@ def test_where_a_node_never_fits_it_does_not_fit_healthy_and_empty_either(board:
             cpu_milli=node.cpu_milli,
             memory_mib=node.memory_mib,
         )
-        of_node = [each for each in refusals if each.node == name]
+        of_node = [refusal for refusal in refusals if refusal.node == name]
         if any(each.never for each in of_node if each.card is None):
             assert not _fits(a_board(healthy), claim)
         by_card: dict[int, bool] = {}
@@ -280,7 +280,7 @@ def test_what_is_not_wanted_is_not_short_even_where_others_took_too_much_of_it()
     board = a_board(a_node("n1", 32))
     board.take("n1", Occupant({0: Usage(GIB, 1200, 1200, 1)}))
     claim = online(1)
-    assert {each.reason for each in _refusals(board, asking(40))} == {Reason.MEMORY}
+    assert {refusal.reason for refusal in _refusals(board, asking(40))} == {Reason.MEMORY}
     grant = Chooser(board, POLICIES["spread"]()).choose(claim)
     assert grant is not None
     assert isinstance(Ledger(board).assume(claim, grant, 1.0), Booking)
@@ -290,13 +290,13 @@ def test_the_limit_on_sharing_is_qgpus_and_binds_no_other_dialect() -> None:
     board = a_board(Node("n1", (Card(0, 16 * GIB, max_slices=1),), frozenset(Offer)))
     board.take("n1", Occupant({0: Usage(GIB, slices=1)}))
     assert _fits(board, asking(1, offer=Offer.GPUSHARE)) == ["n1"]
-    assert [each.reason for each in _refusals(board, asking(1, offer=Offer.QGPU))] == [Reason.SLICES]
+    assert [refusal.reason for refusal in _refusals(board, asking(1, offer=Offer.QGPU))] == [Reason.SLICES]
 
 
 def test_a_node_short_of_cpu_alone_is_not_blamed_for_its_busy_cards() -> None:
     board = a_board(a_node("n1", 16, 16, cpu_milli=1000))
     board.take("n1", Occupant({0: Usage(16 * GIB, slices=1)}))
-    assert [each.reason for each in _refusals(board, asking(4, cpu_milli=2000))] == [Reason.CPU]
+    assert [refusal.reason for refusal in _refusals(board, asking(4, cpu_milli=2000))] == [Reason.CPU]
 
 
 def test_a_pod_that_asks_for_absurdly_much_cpu_is_refused_and_harms_no_other() -> None:

@@ -116,13 +116,13 @@ def test_a_node_that_is_told_as_hopeless_is_one_that_the_refusals_tell_so(board:
     demand, rows = demand_of(claim), np.arange(board.rows)
     chooser = Chooser(board, POLICIES["binpack"]())
     refusals = chooser.refusals(claim)
-    hopes = _hopes([each for each in refusals if each.reason is not Reason.CONTAINERS])
+    hopes = _hopes([refusal for refusal in refusals if refusal.reason is not Reason.CONTAINERS])
     for row, code in zip(rows.tolist(), verdicts(board, demand, rows).tolist(), strict=True):
         name = board.names[row]
         if name in hopes:
             reason, never = verdict_of(code)
             assert never == (hopes[name] == "never")
-            assert reason in {each.reason for each in refusals if each.node == name and each.never == never}
+            assert reason in {refusal.reason for refusal in refusals if refusal.node == name and refusal.never == never}
         elif code != FITS:
             assert verdict_of(code) == (Reason.CONTAINERS, False)
 

@@ -51,7 +51,7 @@ def c(tmp_path_factory: pytest.TempPathFactory) -> C:
     lines = [f'printf("\\"{name}\\": %llu,\\n", (unsigned long long)({name}));' for name in _NUMBERS]
     for struct, fields in _OFFSETS.items():
         lines.append(f'printf("\\"{struct}\\": %zu,\\n", sizeof({struct}));')
-        lines += [f'printf("\\"{struct}.{each}\\": %zu,\\n", offsetof({struct}, {each}));' for each in fields]
+        lines += [f'printf("\\"{struct}.{field}\\": %zu,\\n", offsetof({struct}, {field}));' for field in fields]
     first = ["#include <stdio.h>", '#include "abi.h"', '#include "rm.h"', 'int main(void) { puts("{");']
     program = "\n".join([*first, *lines, 'puts("\\"end\\": 0}"); return 0; }', ""])
     folder = tmp_path_factory.mktemp("abi")
@@ -114,7 +114,7 @@ def test_messages_are_laid_out_the_same(c: C) -> None:
     assert link._HEAD.size + link._GROUP.size == c["struct alq_group.channel"]
     assert link._HEAD.size + link._WORD.size == c["struct alq_done"] == c["struct alq_wake"]
     assert c["struct alq_group"] == link._LONGEST
-    words = [c[f"struct alq_group.{each}"] for each in _OFFSETS["struct alq_group"][:-1]]
+    words = [c[f"struct alq_group.{offset}"] for offset in _OFFSETS["struct alq_group"][:-1]]
     assert words == list(range(link._HEAD.size, link._HEAD.size + link._GROUP.size, 4))
 
 

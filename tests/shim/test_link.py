@@ -110,7 +110,7 @@ say(); heard()
         other.accept()
 
         def sizes() -> list[int]:
-            return sorted(len(each.channels) for each in other.groups())
+            return sorted(len(group.channels) for group in other.groups())
 
         assert sizes() == [1, 8]
         expected = [[1, 11], [1, 1, 2, 11], [1, 1, 2, 10], [1, 2], []]

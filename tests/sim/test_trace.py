@@ -32,7 +32,7 @@ def test_a_pod_asks_for_slices_of_distinct_cards_and_for_cpu_and_memory() -> Non
     claim = pod.claim("7")
     assert isinstance(claim, Claim)
     assert (claim.cpu_milli, claim.memory_mib, claim.models) == (1000, 2048, None)
-    assert [(each.count, each.slice.core_milli) for each in claim.containers] == [(2, 500)]
+    assert [(container.count, container.slice.core_milli) for container in claim.containers] == [(2, 500)]
     assert pod.demand_milli == 1000
 
 

@@ -61,7 +61,7 @@ class Checks:
                 self.wrong.setdefault(f"over-allocated: {sentence}", at)
             for pod in pods:
                 self._look_at(pod, at)
-            self.most_at_once = max(self.most_at_once, sum(each["status"].get("phase") == "Running" for each in pods))
+            self.most_at_once = max(self.most_at_once, sum(pod["status"].get("phase") == "Running" for pod in pods))
 
     def _look_at(self, pod: Object, at: float) -> None:
         uid, phase = pod["metadata"]["uid"], pod["status"].get("phase")
@@ -111,7 +111,7 @@ class Checks:
         for node in self._nodes.values():
             for file in node.path("/var/log/pods").glob(f"{NAMESPACE}_*/*/*.log"):
                 with contextlib.suppress(OSError):
-                    found |= {f"{file.parent.name}: {each}" for each in _errors(file)}
+                    found |= {f"{file.parent.name}: {error}" for error in _errors(file)}
         return sorted(found)
 
     # When nothing is wanted any more
@@ -141,13 +141,13 @@ def _left_on_the_board(scheduler: Object) -> list[str]:
 
 def _left_on(node: RealNode) -> list[str]:
     found = [
-        f"{folder}/{each.name} on {node.name}"
+        f"{folder}/{path.name} on {node.name}"
         for folder in _FOLDERS
         if node.path(folder).exists()
-        for each in node.path(folder).iterdir()
+        for path in node.path(folder).iterdir()
     ]
     told = ask(node.address, AGENT_PORT, "/status")
-    return found + [f"tenant {each['name']} of {node.name}'s agent" for each in told["tenants"]]
+    return found + [f"tenant {tenant['name']} of {node.name}'s agent" for tenant in told["tenants"]]
 
 
 def _errors(file: Path) -> Iterator[str]:
@@ -173,7 +173,7 @@ def ask(address: str, port: int, path: str) -> Any:
 def differences(pod: Object, report: Mapping[str, Any]) -> list[str]:
     """Between what the Pod was granted and what its container sees."""
     granted = json.loads(pod["metadata"].get("annotations", {}).get(GRANT, '{"containers": []}'))
-    shares = [share for each in granted["containers"] for share in each["cards"]]
+    shares = [share for container in granted["containers"] for share in container["cards"]]
     wanted = sorted((share["uuid"], share.get("memory_mib")) for share in shares)
     seen = sorted((card["uuid"], card["total"] >> 20) for card in report["cuda"].get("cards", ()))
     if [uuid for uuid, _ in wanted] != [uuid for uuid, _ in seen]:
@@ -193,10 +193,12 @@ def _runs(pod: Object) -> bool:
 def _why(pod: Object) -> str:
     status = pod["status"]
     waiting = [
-        f"{each['state']['waiting'].get('reason')} {each['state']['waiting'].get('message', '')}".strip()
-        for each in status.get("containerStatuses", ())
-        if "waiting" in each["state"]
+        f"{state['waiting'].get('reason')} {state['waiting'].get('message', '')}".strip()
+        for state in (container["state"] for container in status.get("containerStatuses", ()))
+        if "waiting" in state
     ]
-    told = [each.get("message", "") for each in status.get("conditions", ()) if each["status"] == "False"]
+    told = [
+        condition.get("message", "") for condition in status.get("conditions", ()) if condition["status"] == "False"
+    ]
     ending = ["is ending"] if pod["metadata"].get("deletionTimestamp") else []
     return ", ".join([str(status.get("phase")), *ending, *waiting, *told[:1], status.get("reason", "")])[:300]

@@ -184,7 +184,7 @@ class Churn(Holdable):
         params = {"labelSelector": f"workload={workload.name}"}
         pods = insist(lambda: self._plane.api("GET", f"/api/v1/namespaces/{SPACE}/pods", params=params))
         if pods and pods["items"]:
-            name = self._rng.choice([each["metadata"]["name"] for each in pods["items"]])
+            name = self._rng.choice([item["metadata"]["name"] for item in pods["items"]])
             insist(lambda: self._plane.api("DELETE", f"/api/v1/namespaces/{SPACE}/pods/{name}"))
             self.did["Pods deleted by hand"] += 1
 

@@ -54,12 +54,12 @@ class Results:
 
     @property
     def good(self) -> bool:
-        flat = all(each[-1] for each in self.growths())
+        flat = all(growth[-1] for growth in self.growths())
         return flat and not self.wrong
 
     @property
     def wrong(self) -> list[str]:
-        stumbles = [f"in a log: {each}" for each in self.stumbles]
+        stumbles = [f"in a log: {stumble}" for stumble in self.stumbles]
         return [*self.lost, *self.stuck, *self.over_allocated, *self.leaked, *stumbles]
 
     def growths(self) -> list[tuple[Life, float, bool]]:
@@ -174,7 +174,7 @@ def _plot(found: Results) -> str:
     """A line per program and node: what the processes there had, one after the other."""
     lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for life in sorted(found.lives, key=lambda life: life.samples[0].at):
-        lines[f"{life.role} {life.node}"] += [(each.at / 60, each.rss_mib) for each in life.samples]
+        lines[f"{life.role} {life.node}"] += [(sample.at / 60, sample.rss_mib) for sample in life.samples]
     ordered = {name: sorted(points) for name, points in sorted(lines.items())}
     note = f"each dip is a process that was killed; {sum(found.faults.values())} faults, {found.pods:,} Pods"
     return line_chart("Memory of scheduler and agent", note, "minutes", "MiB resident", ordered)

@@ -90,5 +90,5 @@ class AliquotAgent:
     def left(self) -> list[str]:
         """What is on the node of Pods on its cards."""
         folders = ("/var/run/cdi", "/run/aliquot/t", "/run/aliquot/a")
-        files = [str(each) for folder in folders for each in self.node.path(folder).iterdir()]
-        return files + [each["name"] for each in self.status()["tenants"]]
+        files = [str(path) for folder in folders for path in self.node.path(folder).iterdir()]
+        return files + [tenant["name"] for tenant in self.status()["tenants"]]

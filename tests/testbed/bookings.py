@@ -36,7 +36,7 @@ def processes(node: RealNode) -> dict[int, str]:
 
 def restarts(plane: ControlPlane, name: str) -> int:
     statuses = objects.get_pod(plane, name)["status"]["containerStatuses"]
-    return sum(int(each["restartCount"]) for each in statuses)
+    return sum(int(status["restartCount"]) for status in statuses)
 
 
 def booked(inspected: dict[str, Any]) -> dict[str, dict[int, int]]:

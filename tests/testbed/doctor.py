@@ -30,7 +30,7 @@ class Doctor:
         """All that is to be done, as programs read it; the exit code says the same."""
         done = self.call("-o", "json")
         assert done.returncode in (0, 1), done.stderr
-        found = [each for each in json.loads(done.stdout) if each["level"] not in ("ok", "note")]
+        found = [load for load in json.loads(done.stdout) if load["level"] not in ("ok", "note")]
         assert done.returncode == (1 if found else 0)
         assert all(each["fix"] for each in found), found
         return found

@@ -61,7 +61,9 @@ _LIBRARIES = "/usr/local/nvidia/lib"  # in containers
 
 def wanted(pod: Object) -> int:
     """What its containers ask for together."""
-    return sum(int(each.get("resources", {}).get("limits", {}).get(MEM, 0)) for each in pod["spec"]["containers"])
+    return sum(
+        int(container.get("resources", {}).get("limits", {}).get(MEM, 0)) for container in pod["spec"]["containers"]
+    )
 
 
 def placed(pods: Iterable[Object], node: str) -> dict[int, int]:
@@ -136,7 +138,7 @@ class Extender:
     def _annotations(self, pod: Object, node: str, card: int) -> dict[str, str]:
         size = self._size(self._api("GET", f"/api/v1/nodes/{node}"))
         old = {IDX: str(card), DEV: str(size), POD: str(wanted(pod)), ASSIGNED: "false", ASSUMED: str(time.time_ns())}
-        amounts = [each.get("resources", {}).get("limits", {}).get(MEM) for each in pod["spec"]["containers"]]
+        amounts = [container.get("resources", {}).get("limits", {}).get(MEM) for container in pod["spec"]["containers"]]
         newer = {str(at): {str(card): int(amount)} for at, amount in enumerate(amounts) if amount}
         return {**old, **({ALLOCATION: json.dumps(newer)} if self._newer else {})}
 
@@ -202,13 +204,13 @@ class Plugin:
 
     def devices(self, request: wire.Empty, context: grpc.ServicerContext) -> Iterable[wire.ListAndWatchResponse]:
         ids = [f"{uuid}-_-{at}" for uuid, gib in self._cards for at in range(gib)]
-        yield wire.ListAndWatchResponse(devices=[wire.Device(ID=each, health="Healthy") for each in ids])
+        yield wire.ListAndWatchResponse(devices=[wire.Device(ID=id_, health="Healthy") for id_ in ids])
         threading.Event().wait()
 
     def allocate(self, request: wire.AllocateRequest, context: grpc.ServicerContext) -> wire.AllocateResponse:
-        total = sum(len(each.devices_ids) for each in request.container_requests)
+        total = sum(len(request.devices_ids) for request in request.container_requests)
         with self._lock:
-            pod = next((each for each in self._candidates() if wanted(each) == total), None)
+            pod = next((candidate for candidate in self._candidates() if wanted(candidate) == total), None)
             if pod is None:
                 env = {VISIBLE: f"no-gpu-has-{total}GiB-to-run", IDX: "-1"}
                 return wire.AllocateResponse(container_responses=[wire.ContainerAllocateResponse(envs=env)])
@@ -216,14 +218,14 @@ class Plugin:
             marks = {"metadata": {"annotations": {ASSIGNED: "true", ASSUMED: str(time.time_ns())}}}
             self._api("PATCH", where, marks, content_type=STRATEGIC_PATCH)
         card = int(pod["metadata"]["annotations"][IDX])
-        answers = [self._container(card, total, len(each.devices_ids)) for each in request.container_requests]
+        answers = [self._container(card, total, len(request.devices_ids)) for request in request.container_requests]
         return wire.AllocateResponse(container_responses=answers)
 
     def _candidates(self) -> list[Object]:
         """Pods of this node that are assumed and not assigned, the oldest first."""
         params = {"fieldSelector": f"spec.nodeName={self._node},status.phase=Pending"}
         pods = self._api("GET", "/api/v1/pods", params=params)["items"]
-        assumed = [each for each in pods if (each["metadata"].get("annotations") or {}).get(ASSIGNED) == "false"]
+        assumed = [pod for pod in pods if (pod["metadata"].get("annotations") or {}).get(ASSIGNED) == "false"]
         return sorted(assumed, key=lambda each: int(each["metadata"]["annotations"][ASSUMED]))
 
     def _container(self, card: int, pod: int, container: int) -> wire.ContainerAllocateResponse:

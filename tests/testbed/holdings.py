@@ -24,7 +24,9 @@ Cards = dict[int, dict[str, int]]  # by the card's number
 
 def granted(pod: Object) -> dict[str, list[int]]:
     """The cards that each container of the Pod was given, by its grant."""
-    return {each["name"]: [card["index"] for card in each["cards"]] for each in _grant(pod)["containers"]}
+    return {
+        container["name"]: [card["index"] for card in container["cards"]] for container in _grant(pod)["containers"]
+    }
 
 
 def cards_of(pod: Object) -> list[int]:
@@ -34,7 +36,7 @@ def cards_of(pod: Object) -> list[int]:
 
 def held(pod: Object) -> Cards:
     """What the Pod holds of each card at once: max(init peak, sum of app containers and sidecars)."""
-    shares = {each["name"]: each["cards"] for each in _grant(pod)["containers"]}
+    shares = {container["name"]: container["cards"] for container in _grant(pod)["containers"]}
     sidecars: Cards = defaultdict(lambda: defaultdict(int))
     peak: Cards = defaultdict(lambda: defaultdict(int))
     for container in pod["spec"].get("initContainers") or ():
@@ -133,7 +135,7 @@ def _numbers(grant: Mapping[str, Any], node: Object | None) -> dict[int, int]:
     annotations = {} if node is None else node["metadata"].get("annotations") or {}
     cards = json.loads(annotations[INVENTORY])["cards"] if INVENTORY in annotations else []
     today = {card["uuid"]: card["index"] for card in cards if card.get("uuid")}
-    shares = [card for each in grant["containers"] for card in each["cards"]]
+    shares = [card for container in grant["containers"] for card in container["cards"]]
     return {share["index"]: today.get(share.get("uuid"), share["index"]) for share in shares}
 
 
@@ -144,12 +146,12 @@ def _grant(pod: Object) -> dict[str, Any]:
 
 def _is_qgpu(pod: Object) -> bool:
     """Others may come to a card that has as many Pods as qGPU's rule allows."""
-    asked = [each.get("resources", {}).get("limits", {}) for each in pod["spec"]["containers"]]
+    asked = [container.get("resources", {}).get("limits", {}) for container in pod["spec"]["containers"]]
     return any(resource.startswith("tke.cloud.tencent.com/qgpu-") for limits in asked for resource in limits)
 
 
 def _exclusive(grant: Mapping[str, Any]) -> set[int]:
-    return {card["index"] for each in grant["containers"] for card in each["cards"] if card.get("exclusive")}
+    return {card["index"] for container in grant["containers"] for card in container["cards"] if card.get("exclusive")}
 
 
 def _add(to: Cards, shares: Iterable[Mapping[str, Any]]) -> None:

@@ -29,7 +29,7 @@ DATABASE = "/var/lib/aliquot/state.db"
 def granted(pod: Object) -> dict[str, list[str]]:
     """The UUIDs of the cards that each container was given, by the Pod's annotation."""
     said = json.loads(pod["metadata"]["annotations"][holdings.GRANT])
-    return {each["name"]: [card["uuid"] for card in each["cards"]] for each in said["containers"]}
+    return {container["name"]: [card["uuid"] for card in container["cards"]] for container in said["containers"]}
 
 
 def wrong_in(pod: Object, container: str, report: Mapping[str, Any]) -> str | None:
@@ -41,7 +41,7 @@ def wrong_in(pod: Object, container: str, report: Mapping[str, Any]) -> str | No
         return f"{name} sees {seen}, and was given {wanted}"
     if not (report["shim_loaded"] and report["socket_there"] and report["page_writable"]):
         return f"{name} is beyond control"
-    numbers = {card["uuid"]: card["index"] for each in _containers(pod) for card in each["cards"]}
+    numbers = {card["uuid"]: card["index"] for container in _containers(pod) for card in container["cards"]}
     sizes = {uuid: holdings.held(pod)[number]["memory_mib"] * MIB for uuid, number in numbers.items()}
     for card in report["cuda"]["cards"]:
         if card["total"] != sizes[card["uuid"]]:
@@ -66,7 +66,7 @@ def _report_of_now(node: RealNode, pod: Object, container: str) -> dict[str, Any
     """What the container said since it was last started: not one before it, nor of a Pod that had the name before."""
     name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
     statuses = [*pod["status"].get("containerStatuses", []), *pod["status"].get("initContainerStatuses", [])]
-    start = next((int(each["restartCount"]) for each in statuses if each["name"] == container), 0)
+    start = next((int(status["restartCount"]) for status in statuses if status["name"] == container), 0)
 
     def fresh() -> dict[str, Any] | None:
         lines = node.lines(name, container, namespace=pod["metadata"]["namespace"], uid=uid)
@@ -99,13 +99,13 @@ def wait_running(fleet: Fleet, names: Sequence[str], seconds: float = 60.0) -> N
 
 def _runs(pod: Object) -> bool:
     statuses = pod["status"].get("containerStatuses", [])
-    return pod["status"]["phase"] == "Running" and all("running" in each["state"] for each in statuses)
+    return pod["status"]["phase"] == "Running" and all("running" in status["state"] for status in statuses)
 
 
 def restarts(fleet: Fleet, name: str) -> int:
     """How often containers of the Pod were started again."""
     statuses = objects.get_pod(fleet.plane, name)["status"].get("containerStatuses", [])
-    return sum(int(each["restartCount"]) for each in statuses)
+    return sum(int(status["restartCount"]) for status in statuses)
 
 
 def wait_restarted(fleet: Fleet, name: str, before: int, seconds: float = 30.0) -> None:
@@ -209,7 +209,7 @@ def left_of_pods(fleet: Fleet) -> list[str]:
         node = agent.node
         found += [f"{node.name}: {each}" for each in agent.left()]
         found += [f"{node.name}: database: {name}" for name in recorded(node)]
-        found += [f"{node.name}: kubelet: {each.name}" for each in holders(node)]
+        found += [f"{node.name}: kubelet: {holder.name}" for holder in holders(node)]
     return found
 
 

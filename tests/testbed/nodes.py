@@ -184,7 +184,9 @@ class RealNode(Startable):
             return False
         conditions = node["status"].get("conditions", [])
         tainted = any(taint["key"].startswith("node.kubernetes.io/") for taint in node["spec"].get("taints", []))
-        return not tainted and any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+        return not tainted and any(
+            condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
+        )
 
     # What a test does on it
 
@@ -328,7 +330,7 @@ def standing(nodes: Sequence[RealNode]) -> Iterator[None]:
 
 def remove_pods(plane: ControlPlane, nodes: Sequence[RealNode], *, seconds: float = 30.0) -> None:
     """Every Pod, and whoever would make it again; none is left on the nodes when this returns."""
-    namespaces = [each["metadata"]["name"] for each in plane.api("GET", "/api/v1/namespaces")["items"]]
+    namespaces = [item["metadata"]["name"] for item in plane.api("GET", "/api/v1/namespaces")["items"]]
     for space in namespaces:
         for kind in ("statefulsets", "daemonsets", "deployments", "replicasets"):
             plane.api("DELETE", f"/apis/apps/v1/namespaces/{space}/{kind}", {"propagationPolicy": "Background"})

@@ -143,7 +143,7 @@ class Proxy:
         self._handling.add(task)
         task.add_done_callback(self._handling.discard)
         body = await request.read()
-        fault = next((each for each in self._faults if each.takes(asked)), None) or Fault("")
+        fault = next((fault for fault in self._faults if fault.takes(asked)), None) or Fault("")
         if fault.before is not None:
             fault.before()
         if fault.swallowed:

@@ -120,7 +120,7 @@ def _objects(cluster: Cluster) -> dict[str, str]:
 def _kinds(cluster: Cluster) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every kind that can be listed, once, in the version the API server prefers."""
     api = cluster.plane.api
-    versions = ["v1", *(each["preferredVersion"]["groupVersion"] for each in api("GET", "/apis")["groups"])]
+    versions = ["v1", *(group["preferredVersion"]["groupVersion"] for group in api("GET", "/apis")["groups"])]
     for version in versions:
         base = f"/api/{version}" if "/" not in version else f"/apis/{version}"
         try:

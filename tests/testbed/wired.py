@@ -110,7 +110,7 @@ class Wired:
             params = {"fieldSelector": f"involvedObject.name={name},reason={reason}"}
             events = self.plane.api("GET", "/api/v1/namespaces/default/events", params=params)["items"]
             # Of a Pod of that name in the test before, something may still be told.
-            mine = [each["message"] for each in events if each["involvedObject"].get("uid") == uid]
+            mine = [event["message"] for event in events if event["involvedObject"].get("uid") == uid]
             return next((message for message in mine if all(word in message for word in words)), None)
 
         what = f"{reason} on {name}: {' ... '.join(words)}"

@@ -60,9 +60,9 @@ def measure(lab: Lab) -> list[Row]:
     by_chance = max(each["error_points"] for each in stock)
     rows = []
     for policy in POLICIES:
-        scenes = [each for each in ours if each["policy"] == policy]
+        scenes = [entry for entry in ours if entry["policy"] == policy]
         worst = max(scenes, key=lambda each: float(each["error_points"]))
-        text = ", ".join(f"{each['tenants']}: {each['error_points']:.2f}" for each in reversed(scenes))
+        text = ", ".join(f"{scene['tenants']}: {scene['error_points']:.2f}" for scene in reversed(scenes))
         rows.append(
             Row(
                 what=f"{policy}: error of a tenant's share, 2 to 8 tenants",
@@ -107,7 +107,7 @@ def _scene(policy: str, loads: list[Load], alone: list[float], seconds: float) -
     return {
         "policy": policy,
         "tenants": len(loads),
-        "shares": [round(each, 4) for each in shares],
+        "shares": [round(share, 4) for share in shares],
         "expected": [round(each, 4) for each in wanted],
         "error_points": round(100 * max(abs(a - b) for a, b in zip(shares, wanted, strict=True)), 3),
         "together": round(sum(shares), 4),

@@ -73,12 +73,12 @@ def _middle(spans: list[list[int]]) -> int:
 
 def _excerpt(traced: dict[str, Any], online: dict[str, Any], begin: int) -> list[tuple[float, float]]:
     """When it held the card, in milliseconds of the excerpt."""
-    kernels = [tuple(each) for each in traced["spans"]]
+    kernels = [tuple(span) for span in traced["spans"]]
     if traced["traced"]:
-        spans = held(kernels, [tuple(each) for each in traced["stops"]])
+        spans = held(kernels, [tuple(stop) for stop in traced["stops"]])
     else:  # one that took much longer than its work was stopped somewhere: what is certain is its end
         work = int(1000 * traced["kernel_us"])
         cut = [(max(since, until - work) if until - since > 2 * work else since, until) for since, until in kernels]
-        spans = held(cut, [] if traced is online else [tuple(each) for each in online["spans"]])
+        spans = held(cut, [] if traced is online else [tuple(span) for span in online["spans"]])
     moved = [((since - begin) / 1e6, (until - begin) / 1e6) for since, until in spans]
     return [(max(0.0, since), min(EXCERPT_MS, until)) for since, until in moved if until > 0 and since < EXCERPT_MS]

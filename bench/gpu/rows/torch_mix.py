@@ -49,7 +49,7 @@ class Workload:
     def samples(self, over: Window) -> list[tuple[float, float]]:
         """What began in the window: when, and how long it took."""
         lines = (line.split() for line in self._samples.read_text().splitlines())
-        whole = [(float(each[0]), float(each[1])) for each in lines if len(each) == 2]
+        whole = [(float(line[0]), float(line[1])) for line in lines if len(line) == 2]
         return [each for each in whole if over.begin <= each[0] < over.end]
 
     def latency_ms(self, over: Window) -> dict[str, float]:
@@ -108,8 +108,8 @@ def measure(lab: Lab) -> list[Row]:
 
 def _comes_up(*workloads: Workload) -> bool:
     try:
-        for each in workloads:
-            each.ready()
+        for workload in workloads:
+            workload.ready()
     except ChildError:
         return False
     return True

@@ -219,7 +219,7 @@ def pair(quota: int) -> tuple[int, str]:
         os.close(theirs)
         pipes.append(ours)
     answers = [json.loads(os.read(pipe, 4096)) for pipe in pipes]
-    return sum(each[0] for each in answers), answers[0][1]
+    return sum(answer[0] for answer in answers), answers[0][1]
 
 
 def seen() -> dict[str, int | None]:

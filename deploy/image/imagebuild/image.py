@@ -110,11 +110,11 @@ def _dropped() -> list[str]:
 
 
 def _base(inputs: Inputs) -> dict[str, Entry]:
-    return contents.without(joined([*(each.entries() for each in inputs.packages), contents.ours()]), _dropped())
+    return contents.without(joined([*(package.entries() for package in inputs.packages), contents.ours()]), _dropped())
 
 
 def _others(inputs: Inputs) -> dict[str, Entry]:
-    return contents.without(joined(wheels.unpacked(each) for each in inputs.wheels), _dropped())
+    return contents.without(joined(wheels.unpacked(wheel) for wheel in inputs.wheels), _dropped())
 
 
 def _own(asked: Asked, inputs: Inputs, is_version: str, version: str) -> tuple[dict[str, Entry], list[Component]]:
@@ -130,8 +130,8 @@ def _own(asked: Asked, inputs: Inputs, is_version: str, version: str) -> tuple[d
     for text in sorted([*(HERE / "licences").glob("*.txt"), *(ROOT / "web" / "licences").glob("*.txt")]):
         own[f"{DOCUMENTS}/licences/{text.name}"] = Entry(data=text.read_bytes())
     known = licences.parse((HERE / "licences.txt").read_text())
-    components = [licences.of_package(each, known) for each in inputs.packages]
-    components += [licences.of_wheel(each, known) for each in inputs.wheels]
+    components = [licences.of_package(package, known) for package in inputs.packages]
+    components += [licences.of_wheel(wheel, known) for wheel in inputs.wheels]
     return own, components + _dashboard(known) + _ours(own, version)
 
 

@@ -30,7 +30,7 @@ class Inputs:
     wheels: tuple[Wheel, ...]
 
     def locked(self) -> list[Locked]:
-        return [*(each.locked for each in self.packages), *(each.locked for each in self.wheels)]
+        return [*(package.locked for package in self.packages), *(wheel.locked for wheel in self.wheels)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Shop:
         if disagreed:
             raise CannotBuildError("; ".join(disagreed))
         debs = [each for each in locked if each.kind == "deb"]
-        packages = tuple(self.apt.fetched(each.name, each.version, sha256=each.sha256) for each in debs)
+        packages = tuple(self.apt.fetched(deb.name, deb.version, sha256=deb.sha256) for deb in debs)
         return Inputs(packages, tuple(self.pip.fetched([each for each in locked if each.kind == "wheel"])))
 
 

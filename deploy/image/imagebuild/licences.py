@@ -67,7 +67,7 @@ def of_wheel(wheel: Wheel, known: Mapping[tuple[str, str], str]) -> Component:
 def without_text(components: Iterable[Component], entries: Mapping[str, Entry]) -> list[str]:
     """Those of which the image holds no licence: none may be."""
     there = _by_distribution(entries)
-    return [each.name for each in components if not _has_text(each, entries, there)]
+    return [component.name for component in components if not _has_text(component, entries, there)]
 
 
 def _has_text(component: Component, entries: Mapping[str, Entry], there: set[str]) -> bool:

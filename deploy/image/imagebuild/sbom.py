@@ -21,7 +21,7 @@ _WHERE = {
 
 def document(components: Sequence[Component], *, version: str, arch: str, made_at: int) -> bytes:
     """Of an image: one package that contains all others."""
-    packages = [_package(each, arch) for each in components]
+    packages = [_package(component, arch) for component in components]
     image = {
         "SPDXID": "SPDXRef-image",
         "name": "aliquot/aliquot",
@@ -83,7 +83,7 @@ def _reference(component: Component, arch: str) -> dict[str, str]:
 
 
 def _extracted(components: Sequence[Component]) -> list[dict[str, str]]:
-    named = {found for each in components for found in _REFERENCE.findall(each.licence)}
+    named = {found for component in components for found in _REFERENCE.findall(component.licence)}
     return [{"licenseId": name, "extractedText": _WHERE[name]} for name in sorted(named)]
 
 

@@ -70,7 +70,7 @@ class CardArbiter:
         """The tenant is gone, with all its contexts."""
         self.roster.members.pop(tenant, None)
         self.preemptions.pop(tenant, None)
-        for name in [each.name for each in self.roster.contexts.values() if each.tenant == tenant]:
+        for name in [context.name for context in self.roster.contexts.values() if context.tenant == tenant]:
             self.leave(name)
 
     def join(
@@ -117,16 +117,18 @@ class CardArbiter:
 
     def tick(self, now: float) -> list[Order]:
         """The orders that make it right for now; sets `deadline`."""
-        for each in self.roster.contexts.values():
-            each.settling = now < each.settles
-        settled = min((each.settles for each in self.roster.contexts.values() if each.settling), default=FOREVER)
+        for context in self.roster.contexts.values():
+            context.settling = now < context.settles
+        settled = min(
+            (context.settles for context in self.roster.contexts.values() if context.settling), default=FOREVER
+        )
         front, behind = self._ranks()
         lengths = self._lengths(front, behind, now)
         enabled = self._enabled_front(front, now)
         enabled |= self._enabled_behind([each for each in front if each.name in enabled], behind, now)
         turns = (self._front, self._gated, self._behind, self._capped)
         interval = now + self._interval(front, behind)
-        self.deadline = min(interval, settled, self._release, *(each.until for each in turns))
+        self.deadline = min(interval, settled, self._release, *(turn.until for turn in turns))
         return self._difference([*front, *behind], lengths, enabled)
 
     def performed(self, effects: Iterable[tuple[Order, float]]) -> None:
@@ -298,21 +300,21 @@ class CardArbiter:
         sliced: list[Order] = []
         resumes: list[Order] = []
         arms: list[Order] = []
-        for each in contexts:
-            was = self._ordered.setdefault(each.name, _Ordered())
-            if was.microseconds != lengths[each.name]:
-                was.microseconds = lengths[each.name]
-                sliced.append(SetSlice(each.name, was.microseconds))
-            may = each.name in enabled
+        for context in contexts:
+            was = self._ordered.setdefault(context.name, _Ordered())
+            if was.microseconds != lengths[context.name]:
+                was.microseconds = lengths[context.name]
+                sliced.append(SetSlice(context.name, was.microseconds))
+            may = context.name in enabled
             if was.enabled is not may:
                 # Resumed even when nothing is known of it: a daemon before us may have died with it paused.
-                (resumes if may else pauses).append(Resume(each.name) if may else Pause(each.name))
+                (resumes if may else pauses).append(Resume(context.name) if may else Pause(context.name))
                 was.enabled = may
-            if not each.quiet:
+            if not context.quiet:
                 was.armed = False
             elif not was.armed:
                 was.armed = True
-                arms.append(Arm(each.name))
+                arms.append(Arm(context.name))
         if sliced or slices.TINY in lengths.values():
             return [*pauses, *sliced, *resumes, *arms]
         return [*resumes, *pauses, *arms]

@@ -77,14 +77,14 @@ class Timeline:
 
     def add(self, records: Iterable[Record]) -> None:
         """In the order in which they were made."""
-        for each in records:
-            match each:
+        for record in records:
+            match record:
                 case Came():
-                    self._contexts[each.context] = each
+                    self._contexts[record.context] = record
                 case Left():
-                    self._contexts.pop(each.context, None)
+                    self._contexts.pop(record.context, None)
                 case Taken():
-                    self._marks.append(each)
+                    self._marks.append(record)
                 case (began, ended, parts, held):
                     self._fold(max(began, ended - STEP * BUCKETS), ended, parts, held)
         if len(self._buckets) > BUCKETS:  # also while nobody looks
@@ -108,10 +108,10 @@ class Timeline:
         first = min(end, max(oldest, since if since is not None else oldest))
         self._forget(oldest)
         cells = [self._buckets.get(at, {}) for at in range(first, end)]
-        tenants = {each.tenant: None for each in self._contexts.values()}
+        tenants = {context.tenant: None for context in self._contexts.values()}
         tenants |= dict.fromkeys(tenant for cell in cells for tenant in cell)
         tracks = {tenant: _track([cell.get(tenant) for cell in cells]) for tenant in tenants}
-        return Window(first, end, tracks, tuple(each for each in self._marks if first <= each.at * _PER_SECOND < end))
+        return Window(first, end, tracks, tuple(mark for mark in self._marks if first <= mark.at * _PER_SECOND < end))
 
     def _fold(self, began: float, ended: float, parts: Mapping[str, float], held: bool) -> None:
         shares: dict[str, float] = {}
@@ -119,7 +119,7 @@ class Timeline:
             came = self._contexts.get(context)
             if came is not None and part:
                 shares[came.tenant] = shares.get(came.tenant, 0.0) + part
-        paused = {each.tenant for each in self._contexts.values() if held and each.offline} - {
+        paused = {context.tenant for context in self._contexts.values() if held and context.offline} - {
             self._contexts[context].tenant for context in parts if context in self._contexts
         }
         if not shares and not paused:

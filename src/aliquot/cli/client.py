@@ -93,7 +93,7 @@ def refused(error: AnswerError, what: str) -> InputError:
 def _there(names: Sequence[str], what: str) -> str:
     if what != "run":
         return f"there are {', '.join(names)}" if names else "there is none"
-    runs = [each for each in names if "/" not in each]  # a Pod is NAMESPACE/NAME, and `aliquot delete` ends it
+    runs = [name for name in names if "/" not in name]  # a Pod is NAMESPACE/NAME, and `aliquot delete` ends it
     return f"there are {', '.join(runs)}" if runs else "only Pods run" if names else "nothing runs"
 
 

@@ -1,18 +1,13 @@
-"""HOW IS IT SPELLED?  Kubernetes objects in, the model's nouns out, and back. Pure.
+"""How is it spelled: Kubernetes objects in, the model's nouns out, and back. Pure.
 
-One module per dialect, and none knows another: `qgpu`, `t9k`, `gpushare`. `pods` and `nodes` read what is the same in
-all of them; `registry` finds the dialect that a Pod speaks, `nodereading` those that a node offers, by the `rules` of
-the cluster; `native` is our own annotations. Beside them stand the words of Kubernetes: `kube` is what kube-scheduler
-itself would say, `objects` what the API server sends, `extender` what kube-scheduler and we say to each other, `wiring`
-how it is told of us, `admission` and `webhooks` what the API server asks before it takes a Pod, `upkeep` what a node
-should look like, `events` how things are told, `leases` who leads, `advertising` what the kubelet is told of a node's
-cards, `cdi` what container runtimes read, `deployment` our own objects in a cluster, `workloads` how they stand,
-`leftovers` our marks on its nodes, `handover` what another device plugin gave; `localobjects` and `localpods` are what
-a machine without Kubernetes makes of a manifest, `podfields` the words that one may have in it, `localstatus` how it is
-shown again. Annotation keys, label keys and resource names stand in the one module that owns them.
+`qgpu`, `t9k` and `gpushare` are the dialects; none knows another. `registry` finds the dialect that a Pod speaks,
+`nodereading` those that a node offers, by the `rules` of the cluster; `native` is our own annotations. `pods`, `nodes`
+and `podfields` read what all dialects share; `kube` is what kube-scheduler itself would say. `wire` has Kubernetes' own
+forms, `local` manifests on one machine. An annotation key, label key or resource name stands in the one module that
+owns it.
 
 Nothing here raises on any JSON: it parses, is refused with every broken rule (`Invalid`), or is not ours (None).
-Rendering takes values of ours and may rely on them.
+Rendering takes our own values and may rely on them.
 """
 
 from aliquot.dialects.registry import (

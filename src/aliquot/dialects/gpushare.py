@@ -130,7 +130,9 @@ def words(claim: Claim, unit: MemoryUnit) -> Words:
     """How the claim is spelled in this dialect."""
     cards = claim.containers[0].count or 1
     return Words(
-        limits={each.name: {MEMORY: each.slice.memory_mib * cards // unit.mib} for each in claim.containers},
+        limits={
+            container.name: {MEMORY: container.slice.memory_mib * cards // unit.mib} for container in claim.containers
+        },
         annotations={COUNT: str(cards)} if cards > 1 else {},
     )
 
@@ -223,27 +225,29 @@ def _from_allocation(value: object, claim: Claim) -> tuple[ContainerGrant, ...] 
     if not any(wire.values()):
         return None
     cards: dict[int, tuple[Share, ...]] = {}
-    for each in claim.containers:
-        if each.role is not Role.MAIN:
+    for container in claim.containers:
+        if container.role is not Role.MAIN:
             continue
-        shares = _shares(wire.get(str(each.index), {}), each.slice.memory_mib * (each.count or 1))
+        shares = _shares(wire.get(str(container.index), {}), container.slice.memory_mib * (container.count or 1))
         if shares is None:
-            return Invalid(field, value, f"the cards of container {each.name}, with the gpu-mem it asks for in all")
-        cards[each.index] = shares
+            return Invalid(
+                field, value, f"the cards of container {container.name}, with the gpu-mem it asks for in all"
+            )
+        cards[container.index] = shares
     # The annotation knows no init containers: they run on the Pod's cards, as all its containers do.
     indexes = sorted({share.card for shares in cards.values() for share in shares})
     if not indexes:
         return None
     return tuple(
         ContainerGrant(
-            each.name,
-            each.index,
-            each.role,
-            cards[each.index]
-            if each.role is Role.MAIN
-            else _evenly(indexes, each.slice.memory_mib * (each.count or 1)),
+            container.name,
+            container.index,
+            container.role,
+            cards[container.index]
+            if container.role is Role.MAIN
+            else _evenly(indexes, container.slice.memory_mib * (container.count or 1)),
         )
-        for each in claim.containers
+        for container in claim.containers
     )
 
 
@@ -273,17 +277,22 @@ def _from_index(value: object, claim: Claim) -> tuple[ContainerGrant, ...] | Inv
     if card is None:
         return Invalid(f'metadata.annotations["{INDEX}"]', value, "the number of a card, 0 or more")
     return tuple(
-        ContainerGrant(each.name, each.index, each.role, (Share(card, each.slice.memory_mib * (each.count or 1)),))
-        for each in claim.containers
+        ContainerGrant(
+            container.name,
+            container.index,
+            container.role,
+            (Share(card, container.slice.memory_mib * (container.count or 1)),),
+        )
+        for container in claim.containers
     )
 
 
 def render_grant(grant: Grant, node: Node, now_ns: int, unit: MemoryUnit) -> dict[str, str]:
     """The peers' annotations, old and new, for what the Pod got. Not assigned yet: the node's agent says when it is."""
     allocation = {
-        str(each.index): {str(share.card): share.memory_mib // unit.mib for share in each.shares}
-        for each in grant.containers
-        if each.role is Role.MAIN
+        str(container.index): {str(share.card): share.memory_mib // unit.mib for share in container.shares}
+        for container in grant.containers
+        if container.role is Role.MAIN
     }
     return {
         **_totals(grant, node, unit),

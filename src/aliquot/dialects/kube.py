@@ -55,7 +55,7 @@ def node_refusals(pod: object, claim: Claim, node_obj: object) -> list[Refusal]:
 def _unschedulable(node: Json, name: str, tolerations: list[Any]) -> list[Refusal]:
     if _mapping(node.get("spec")).get("unschedulable") is not True:
         return []
-    if any(tolerates(each, _UNSCHEDULABLE) for each in tolerations):
+    if any(tolerates(toleration, _UNSCHEDULABLE) for toleration in tolerations):
         return []
     return [Refusal(name, None, Reason.UNSCHEDULABLE, None, "cordoned", never=False)]
 
@@ -84,7 +84,7 @@ def _taints(node: Json, name: str, tolerations: list[Any]) -> list[Refusal]:
     for taint in [*staying, *ours.add]:
         if taint.get("effect") not in ("NoSchedule", "NoExecute") or _text(taint.get("key")) in told:
             continue
-        if not any(tolerates(each, taint) for each in tolerations):
+        if not any(tolerates(toleration, taint) for toleration in tolerations):
             shown = f"{_text(taint.get('key'))}={_text(taint.get('value') or '')}:{taint['effect']}"
             refusals.append(Refusal(name, None, Reason.TAINT, None, shown, never=False))
     return refusals
@@ -116,7 +116,9 @@ def _term_matches(term: Json, labels: Json, fields: Json) -> bool:
     expressions, on_fields = _list(term.get("matchExpressions")), _list(term.get("matchFields"))
     if not expressions and not on_fields:
         return False
-    return all(_holds(each, labels) for each in expressions) and all(_holds(each, fields) for each in on_fields)
+    return all(_holds(expression, labels) for expression in expressions) and all(
+        _holds(field, fields) for field in on_fields
+    )
 
 
 def _whole_number(value: object) -> int | None:

@@ -164,7 +164,7 @@ def parse_inventory(node: NodeView, problems: list[Invalid]) -> tuple[Card, ...]
         if twice:
             problems.append(Invalid(field, twice[0], f"every card has its own {what}"))
             return None
-    cards = (Card(each.index, each.memory_mib, each.uuid, each.model, each.healthy, each.numa) for each in wire.cards)
+    cards = (Card(card.index, card.memory_mib, card.uuid, card.model, card.healthy, card.numa) for card in wire.cards)
     return tuple(sorted(cards, key=lambda card: card.index))
 
 
@@ -201,23 +201,28 @@ def parse_grant(annotations: Json, claim: Claim, node_name: str, node: Node | No
         return wire
     if wire.node != node_name:
         return Invalid(field, wire.node, f"the grant of the node the Pod is on, {node_name}; this one is stale")
-    granted = {each.name: each.cards for each in wire.containers}
-    asked = [each.name for each in claim.containers]
+    granted = {container.name: container.cards for container in wire.containers}
+    asked = [container.name for container in claim.containers]
     if len(granted) != len(wire.containers) or granted.keys() != set(asked):
         return Invalid(field, ", ".join(granted), f"one grant for each container that asks: {', '.join(asked)}")
     largest = max((card.memory_mib for card in node.cards), default=None) if node else None
-    for each in claim.containers:
-        wrong = _not_what_was_asked(each, granted[each.name], largest)
+    for container in claim.containers:
+        wrong = _not_what_was_asked(container, granted[container.name], largest)
         if wrong or wire.whole_node != claim.whole_node:
             return Invalid(field, value, wrong or "the whole node exactly where the Pod asks for it")
-    named = node is not None and any(card.uuid for each in wire.containers for card in each.cards)
+    named = node is not None and any(card.uuid for container in wire.containers for card in container.cards)
     today = {card.uuid: card.index for card in node.cards if card.uuid} if node and named else {}
     return Grant(
         uid=claim.uid,
         node=node_name,
         containers=tuple(
-            ContainerGrant(each.name, each.index, each.role, tuple(_share(wire, today) for wire in granted[each.name]))
-            for each in claim.containers
+            ContainerGrant(
+                container.name,
+                container.index,
+                container.role,
+                tuple(_share(wire, today) for wire in granted[container.name]),
+            )
+            for container in claim.containers
         ),
         whole_node=wire.whole_node,
     )

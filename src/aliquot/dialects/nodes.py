@@ -112,8 +112,8 @@ def told_in_percent(source: str, percent: int | None, notes: list[str]) -> Told 
 
 def cards_from(capacities: Sequence[Capacity], notes: list[str], problems: list[Invalid]) -> tuple[Card, ...]:
     """The cards all these describe: number and memory from the first that tells, the rest compared and noted."""
-    counts = [each.cards for each in capacities if each.cards]
-    memories = [(each.memory, each.unit_mib) for each in capacities if each.memory]
+    counts = [capacity.cards for capacity in capacities if capacity.cards]
+    memories = [(capacity.memory, capacity.unit_mib) for capacity in capacities if capacity.memory]
     if not counts and not memories:
         return ()
     if not counts:

@@ -250,7 +250,7 @@ def _requests(spec: Json, containers: Iterable[Container], problems: list[Invali
 
     def total(resource: str, scale: int) -> int:
         parts = [pod] if pod.asks(resource) else containers
-        peak_of_parts = _at_once((each.role, _requested(each, resource, scale, problems)) for each in parts)
+        peak_of_parts = _at_once((part.role, _requested(part, resource, scale, problems)) for part in parts)
         if resource not in overhead:
             return peak_of_parts
         return peak_of_parts + ceil(amount_at(overhead[resource], f'spec.overhead["{resource}"]', problems) * scale)

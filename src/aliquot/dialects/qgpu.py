@@ -196,7 +196,7 @@ _CORES = {QgpuRules.SEED: _core_of_seed, QgpuRules.Y2026: _core_of_2026}
 
 
 def _greedy_beyond_one_card(asking: list[Container], claims: list[ContainerClaim]) -> list[Invalid]:
-    total = peak((each.role, Usage(greedy_milli=each.slice.greedy_milli or 0)) for each in claims).greedy_milli
+    total = peak((claim.role, Usage(greedy_milli=claim.slice.greedy_milli or 0)) for claim in claims).greedy_milli
     if total <= CORE_MILLI:
         return []
     allowed = "the containers of an offline Pod share one card: together no more than 100"
@@ -207,7 +207,7 @@ def words(claim: Claim) -> Words:
     """How the claim is spelled in this dialect."""
     normal = claim.app_class is AppClass.NORMAL
     return Words(
-        limits={each.name: _spell(each) for each in claim.containers},
+        limits={container.name: _spell(container) for container in claim.containers},
         annotations={} if normal else {APP_CLASS: str(claim.app_class)},
     )
 

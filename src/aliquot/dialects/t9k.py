@@ -98,15 +98,15 @@ def _second_node(asking: list[Container]) -> list[Invalid]:
     nodes = [each for each in asking if each.asks(NODE)]
     return [
         Invalid(
-            each.field(NODE), each.value(NODE), f"only one container of a Pod: {nodes[0].field(NODE)} has it already"
+            node.field(NODE), node.value(NODE), f"only one container of a Pod: {nodes[0].field(NODE)} has it already"
         )
-        for each in nodes[1:]
+        for node in nodes[1:]
     ]
 
 
 def words(claim: Claim) -> Words:
     """How the claim is spelled in this dialect."""
-    return Words({each.name: _spell(each) for each in claim.containers}, {})
+    return Words({container.name: _spell(container) for container in claim.containers}, {})
 
 
 def _spell(container: ContainerClaim) -> dict[str, int]:
@@ -168,8 +168,8 @@ def taints(node: object) -> Taints:
     if problems:
         return Taints()
     ours = [each for each in present if isinstance(each, dict) and _same(each, "key") and _same(each, "effect")]
-    right = [each for each in ours if _same(each, "value")]
-    wrong = ours if not wanted else [each for each in ours if not _same(each, "value")]
+    right = [entry for entry in ours if _same(entry, "value")]
+    wrong = ours if not wanted else [entry for entry in ours if not _same(entry, "value")]
     return Taints(
         add=(dict(TAINT),) if wanted and not right else (),
         remove=tuple(wrong),
@@ -198,8 +198,8 @@ def whole_node_grant(claim: Claim, node: Node) -> Grant:
         uid=claim.uid,
         node=node.name,
         containers=tuple(
-            ContainerGrant(each.name, each.index, each.role, tuple(_all_of(card) for card in node.cards))
-            for each in claim.containers
+            ContainerGrant(container.name, container.index, container.role, tuple(_all_of(card) for card in node.cards))
+            for container in claim.containers
         ),
         whole_node=True,
     )
@@ -217,7 +217,7 @@ def render_env(claim: Claim, granted: ContainerGrant, visible: str) -> dict[str,
     if claim.whole_node:
         return {"NVIDIA_VISIBLE_DEVICES": "all"}
     env = {"NVIDIA_VISIBLE_DEVICES": visible}
-    asked = next((each for each in claim.containers if each.name == granted.name), None)
+    asked = next((container for container in claim.containers if container.name == granted.name), None)
     if asked is not None and not asked.slice.exclusive:
         env["T9K_GPU_PERCENT"] = str(asked.slice.memory_percent)
         env["T9K_GPU_MEMORY"] = str(sum(share.memory_mib for share in granted.shares))

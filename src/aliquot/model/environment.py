@@ -14,5 +14,5 @@ def with_granted(
         there = found.get(name, "")
         if name == "LD_PRELOAD":  # a blank parts names there as a colon does
             there = there.replace(" ", ":")
-        found[name] = ":".join([*first, *(each for each in there.split(":") if each and each not in first)])
+        found[name] = ":".join([*first, *(word for word in there.split(":") if word and word not in first)])
     return {**fixed, **found, **fixed}  # first of all: of a very long environment, only the beginning is ever looked at

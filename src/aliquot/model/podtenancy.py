@@ -31,8 +31,8 @@ def shares_of(grant: Grant, uuids: Mapping[int, str]) -> tuple[Share, ...]:
 
     `uuids` by card: a grant by a peer's scheduler names cards by their number alone.
     """
-    named = {share.card: share.uuid for each in grant.containers for share in each.shares if share.uuid}
-    asked = [share for each in grant.containers for share in each.shares]
+    named = {share.card: share.uuid for container in grant.containers for share in container.shares if share.uuid}
+    asked = [share for container in grant.containers for share in container.shares]
     return tuple(
         Share(
             card=card,

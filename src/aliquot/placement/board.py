@@ -309,7 +309,7 @@ class Board:
         self.room_greedy[row] = greedy
         self.room_slices[row] = slices
         self.milli[row] = milli
-        cards = sum(each is not _SHUT for each in rooms)
+        cards = sum(room is not _SHUT for room in rooms)
         free = sum(milli)
         self.cards[row] = cards
         self.free[row] = free

@@ -145,7 +145,9 @@ class Chooser:
         demand = self._demand(claim)
         rows = np.arange(self.board.rows) if among is None else among
         rows = rows[self.board.present[rows]]
-        found = [each for shortage in shortages(self.board, demand, rows) for each in shortage.refusals(self.board)]
+        found = [
+            refusal for shortage in shortages(self.board, demand, rows) for refusal in shortage.refusals(self.board)
+        ]
         return found if demand.exact else found + self._unseated(claim, rows, {refusal.node for refusal in found})
 
     def _unseated(self, claim: Claim, rows: Ints, told: set[str]) -> list[Refusal]:

@@ -68,10 +68,13 @@ def demand_of(claim: Claim) -> Demand:
 def _at_once(claim: Claim) -> Usage:
     return peak(
         (
-            each.role,
-            Usage((each.count or 0) * each.slice.memory_mib, (each.count or 0) * (each.slice.core_milli or 0)),
+            container.role,
+            Usage(
+                (container.count or 0) * container.slice.memory_mib,
+                (container.count or 0) * (container.slice.core_milli or 0),
+            ),
         )
-        for each in claim.containers
+        for container in claim.containers
     )
 
 

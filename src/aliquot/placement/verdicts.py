@@ -48,17 +48,17 @@ def verdicts(board: Board, demand: Demand, rows: Ints) -> Ints:
     out_for_good = np.zeros(len(lacking), bool)
     refused = np.zeros((len(lacking), board.width), bool)
     hopeless = np.zeros_like(refused)
-    for each in shortages(board, demand, lacking):
-        at = place[each.rows]
-        codes = 2 * _CODE[each.reason] + each.never
-        if each.slots is None:
-            weight = _CARDS_WEIGHT if each.reason is Reason.CARDS else _NODE_WEIGHT
+    for shortage in shortages(board, demand, lacking):
+        at = place[shortage.rows]
+        codes = 2 * _CODE[shortage.reason] + shortage.never
+        if shortage.slots is None:
+            weight = _CARDS_WEIGHT if shortage.reason is Reason.CARDS else _NODE_WEIGHT
             np.add.at(weights, (at, codes), weight)
-            out_for_good[at[each.never]] = True
+            out_for_good[at[shortage.never]] = True
         else:
             np.add.at(weights, (at, codes), 1)
-            refused[at, each.slots] = True
-            hopeless[at[each.never], each.slots[each.never]] = True
+            refused[at, shortage.slots] = True
+            hopeless[at[shortage.never], shortage.slots[shortage.never]] = True
     # A node is out for good when every one of its cards that refused is.
     out_for_good |= refused.any(axis=1) & (hopeless == refused).all(axis=1)
     weights[out_for_good, 0::2] = 0

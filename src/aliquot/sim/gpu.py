@@ -181,7 +181,7 @@ class VirtualCard:
 
     def share(self, tenant: str) -> float:
         """Of the time since the mark, 0 to 1: what its work had of the card, switches not counted."""
-        ran = sum(each.ran for each in self._contexts.values() if each.tenant == tenant)
+        ran = sum(context.ran for context in self._contexts.values() if context.tenant == tenant)
         return (ran + self._gone.get(tenant, 0)) / max(1, self._now - self._marked)
 
     def latencies(self, name: str) -> list[float]:
@@ -296,7 +296,7 @@ class VirtualCard:
     def _note_stall(self) -> None:
         if self._stalled is not None:
             self.worst_stall = max(self.worst_stall, (self._now - self._stalled) / 1e9)
-        tiny = sum(each.runnable and each.slice <= self._switch for each in self._contexts.values())
+        tiny = sum(context.runnable and context.slice <= self._switch for context in self._contexts.values())
         if tiny < 2:
             self._stalled = None
         elif self._stalled is None:

@@ -86,7 +86,7 @@ def why_not(refusals: Sequence[Refusal], claim: Claim) -> Iterator[str]:
         count = sum(found == hope for found in hopes.values())
         if count:
             yield f"  {count:,} node{'s' * (count > 1)} {heading[count > 1]}"
-            yield from _lines((each for each in refusals if hopes[each.node] == hope), claim, hope)
+            yield from _lines((refusal for refusal in refusals if hopes[refusal.node] == hope), claim, hope)
 
 
 def waiting_helps(refusals: Iterable[Refusal]) -> bool:
@@ -98,17 +98,17 @@ def _hopes(refusals: Iterable[Refusal]) -> dict[str, str]:
     """Per node: busy, closed or never."""
     hopes: dict[str, str] = {}
     cards: dict[str, dict[int, bool]] = {}  # whether each card that refused could ever do
-    for each in refusals:
-        if each.card is not None:
-            known = cards.setdefault(each.node, {})
-            known[each.card] = known.get(each.card, False) or each.never
-        elif each.never:
-            hopes[each.node] = "never"
-        elif each.reason in _CLOSED:
-            hopes.setdefault(each.node, "closed")
+    for refusal in refusals:
+        if refusal.card is not None:
+            known = cards.setdefault(refusal.node, {})
+            known[refusal.card] = known.get(refusal.card, False) or refusal.never
+        elif refusal.never:
+            hopes[refusal.node] = "never"
+        elif refusal.reason in _CLOSED:
+            hopes.setdefault(refusal.node, "closed")
     # A node is out for good when every one of its cards is. One that lacks only some of several says so itself.
     hopes |= {node: "never" for node, known in cards.items() if all(known.values())}
-    return {each.node: hopes.get(each.node, "busy") for each in refusals}
+    return {refusal.node: hopes.get(refusal.node, "busy") for refusal in refusals}
 
 
 def one_sentence(refusals: Sequence[Refusal], claim: Claim, nodes: int) -> str:
@@ -123,7 +123,7 @@ def one_sentence(refusals: Sequence[Refusal], claim: Claim, nodes: int) -> str:
         count = sum(found == hope for found in hopes.values())
         if not count:
             continue
-        ranked = _ranked((each for each in refusals if hopes[each.node] == hope), hope)
+        ranked = _ranked((refusal for refusal in refusals if hopes[refusal.node] == hope), hope)
         told = [item for item in ranked if item[1].deciding] or ranked
         reasons = []
         for (reason, never, said), line in told[:_MOST_REASONS]:
@@ -152,12 +152,18 @@ _Ranked = list[tuple[tuple[Reason, bool, object], _Line]]
 def _ranked(refusals: Iterable[Refusal], hope: str) -> _Ranked:
     """The reasons of one group of nodes, the deciding ones first, then those of most nodes."""
     lines: dict[tuple[Reason, bool, object], _Line] = {}
-    for each in refusals:
+    for refusal in refusals:
         # Nodes differ in what they have instead of a label, but all lack the same one; taints differ.
-        words = each.wanted if each.reason is Reason.SELECTOR else each.had if isinstance(each.had, str) else None
-        line = lines.setdefault((each.reason, each.never, words), _Line())
-        line.add(each)
-        line.deciding = each.never == (hope == "never") and (hope == "closed") == (each.reason in _CLOSED)
+        words = (
+            refusal.wanted
+            if refusal.reason is Reason.SELECTOR
+            else refusal.had
+            if isinstance(refusal.had, str)
+            else None
+        )
+        line = lines.setdefault((refusal.reason, refusal.never, words), _Line())
+        line.add(refusal)
+        line.deciding = refusal.never == (hope == "never") and (hope == "closed") == (refusal.reason in _CLOSED)
     return sorted(lines.items(), key=lambda item: (not item[1].deciding, -len(item[1].nodes), item[0][0]))
 
 
@@ -190,7 +196,7 @@ def _sentence(reason: Reason, never: bool, words: object, line: _Line, claim: Cl
             return f"sharing: {wanted} containers on one card, more than may ever share {cards}"
         case Reason.SLICES:
             return f"sharing: as many as may share a card do so already on {cards}"
-        case Reason.EXCLUSIVE if any(each.slice.exclusive for each in claim.containers):
+        case Reason.EXCLUSIVE if any(container.slice.exclusive for container in claim.containers):
             return f"whole cards wanted, and others are on {cards}"
         case Reason.EXCLUSIVE:
             return f"held whole by other Pods: {cards}"

@@ -11,7 +11,7 @@ def wants(claim: Claim) -> str:
     """Of each container that asks; those that ask for the same are told once."""
     if claim.whole_node:
         return "a whole node"
-    said = [_of_container(each) for each in claim.containers]
+    said = [_of_container(container) for container in claim.containers]
     return " + ".join(dict.fromkeys(said)) if len(set(said)) <= _MOST_TOLD else f"{len(said)} containers' cards"
 
 

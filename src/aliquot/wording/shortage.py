@@ -13,12 +13,12 @@ def reason(standing: Mapping[str, Any]) -> str:
     """What is short. Of several cards the one that is nearest: what it lacks is what is waited for."""
     if standing.get("kept_for"):
         return f"room is kept for {standing['kept_for']}, which is first"
-    refusals = [each for each in standing.get("refusals") or () if each.get("card") is not None]
+    refusals = [refusal for refusal in standing.get("refusals") or () if refusal.get("card") is not None]
     if not refusals:
         return "no room"
     cards: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
-    for each in refusals:
-        cards.setdefault((each.get("node") or "", each["card"]), []).append(each)
+    for refusal in refusals:
+        cards.setdefault((refusal.get("node") or "", refusal["card"]), []).append(refusal)
     _, lacking = min(cards.items(), key=lambda item: (len(item[1]), sum(_part(each) for each in item[1]), item[0]))
     others = len(cards) - 1
     words = f"{card_named(lacking[0])} {' and '.join(lacks(each) for each in lacking)}"

@@ -17,7 +17,7 @@ def places(tmp_path: Path) -> tuple[Path, ...]:
 
 
 def test_the_places_are_those_that_its_tool_writes_to_the_runtimes_own_first() -> None:
-    assert [str(each) for each in driverfile.PLACES] == [
+    assert [str(place) for place in driverfile.PLACES] == [
         "/var/run/cdi/nvidia.yaml",
         "/var/run/cdi/nvidia.json",
         "/etc/cdi/nvidia.yaml",

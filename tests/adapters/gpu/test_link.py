@@ -80,9 +80,9 @@ class TestParse:
     @example(packet(link.HELLO, 1, 2) + b"x", [])
     def test_whatever_comes_is_a_message_or_an_error(self, data: bytes, files: list[int]) -> None:
         heads = [data, struct.pack("<I2H", MAGIC, VERSION, (data or b"\0")[0] % 6) + data]
-        for each in heads:
+        for head in heads:
             try:
-                found = link.parse(each, files)
+                found = link.parse(head, files)
             except LinkError:
                 continue
             assert isinstance(found, Hello | GroupSeen | Done | Wake | Later)

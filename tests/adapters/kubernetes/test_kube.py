@@ -157,7 +157,7 @@ def test_a_token_that_is_not_accepted_is_read_anew_once_and_the_call_made_again(
         server.tokens = {"new"}
         file.write_text("new\n")
         await kube.create(POD, {"a": 1})
-        assert [each.headers["Authorization"] for each in server.calls] == ["Bearer old", "Bearer old", "Bearer new"]
+        assert [call.headers["Authorization"] for call in server.calls] == ["Bearer old", "Bearer old", "Bearer new"]
         assert json.loads(server.bodies[-1]) == {"a": 1}
         server.tokens = {"another"}
         with pytest.raises(ApiError) as refused:

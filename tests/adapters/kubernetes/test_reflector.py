@@ -159,7 +159,7 @@ def test_a_list_is_read_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
         await rig.synced()
         assert sorted(rig.sink.known) == list("abcde")
         lists = rig.server.asked(watch=False)
-        assert [(each.query["limit"], "continue" in each.query) for each in lists] == [
+        assert [(items.query["limit"], "continue" in items.query) for items in lists] == [
             ("2", False),
             ("2", True),
             ("2", True),

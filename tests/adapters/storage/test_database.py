@@ -49,7 +49,7 @@ def test_a_damaged_file_is_put_aside_and_a_new_one_begun(tmp_path: Path) -> None
     database = a_database(tmp_path)
     assert database.damage is not None
     assert "was damaged (file is not a database)" in database.damage
-    assert [each.read_bytes() for each in tmp_path.glob("a.db.damaged-*")] == [b"no database"]
+    assert [path.read_bytes() for path in tmp_path.glob("a.db.damaged-*")] == [b"no database"]
     put(database, "a")
 
 
@@ -62,7 +62,7 @@ def test_the_file_of_any_other_program_is_left_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="the state of another program: choose another file"):
         a_database(tmp_path)
     assert (tmp_path / "a.db").read_bytes() == before
-    assert [each.name for each in tmp_path.iterdir()] == ["a.db"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.db"]
 
 
 def theirs(folder: Path, *more: str) -> sqlite3.Connection:
@@ -99,7 +99,7 @@ def test_what_may_be_the_file_of_another_program_of_ours_is_never_put_aside(
     theirs(tmp_path, *more).close()
     with pytest.raises(StoreError, match="the state of another program: choose another file"):
         expendable(tmp_path)
-    assert [each.name for each in tmp_path.iterdir()] == ["a.db"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.db"]
 
 
 @pytest.mark.parametrize("more", ["PRAGMA journal_mode = WAL", "PRAGMA locking_mode = EXCLUSIVE"])
@@ -112,7 +112,7 @@ def test_the_file_of_another_program_that_uses_it_is_not_put_aside(
     with pytest.raises(StoreError, match="database is locked: another process uses it: end that one"):
         expendable(tmp_path)
     other.close()
-    assert [each.name for each in tmp_path.iterdir()] == ["a.db"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.db"]
 
 
 def test_tables_that_are_not_the_ones_it_should_have_are_damage(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_file_that_is_only_locked_is_no_damage(tmp_path: Path, monkeypatch: py
     with pytest.raises(StoreError, match="database is locked: another process uses it: end that one"):
         a_database(tmp_path)
     holder.close()
-    assert [each.name for each in tmp_path.iterdir()] == ["a.db"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.db"]
 
 
 def test_a_folder_that_is_not_there_is_no_damage(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_file_that_is_whole_can_be_looked_at_while_it_is_in_use_and_afterwards
     assert examine(database.path, application=7) is None
     database.close()
     assert examine(database.path, application=7) is None
-    assert [each.name for each in tmp_path.iterdir()] == ["a.db"], "looking leaves nothing behind"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.db"], "looking leaves nothing behind"
 
 
 def test_what_is_wrong_with_a_file_is_told_and_nothing_is_mended(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_simulated_cards_that_are_still_played_stay(host: Path, player: Path) ->
     if len(str(player / "player.sock")) > 100:
         pytest.skip("the folder's name is too long for a socket in it")
     sweep(host, keep_running=False)
-    assert sorted(each.name for each in player.iterdir()) == ["player.json", "player.sock"]
+    assert sorted(path.name for path in player.iterdir()) == ["player.json", "player.sock"]
 
 
 def test_those_of_a_player_that_is_gone_go(host: Path) -> None:

@@ -39,7 +39,7 @@ def put(source: Path, state: Path, version: str = "0.1.0", **more: tuple[str, ..
 
 
 def names(state: Path) -> list[str]:
-    return sorted(each.name for each in (state / "shim").iterdir())
+    return sorted(path.name for path in (state / "shim").iterdir())
 
 
 def test_the_library_is_there_and_named_by_its_path_in_containers(source: Path, state: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_version_is_whole_before_it_has_its_name_and_only_then_do_new_containe
 
     def renamed(draft: Path, folder: Path) -> None:
         if not folder.exists() and draft.exists():
-            assert sorted(each.name for each in draft.iterdir()) == ["ld.so.preload", "libaliquot.so"]
+            assert sorted(path.name for path in draft.iterdir()) == ["ld.so.preload", "libaliquot.so"]
             assert current.resolve() == before.folder
             steps.append("its name")
         rename(draft, folder)

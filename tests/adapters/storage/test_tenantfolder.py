@@ -33,7 +33,7 @@ def test_the_page_of_a_later_layout_is_not_written_over(tmp_path: Path) -> None:
 def test_a_folder_of_the_first_release_says_no_version_and_is_used(tmp_path: Path) -> None:
     furnished(tmp_path / "uid")
     furnished(tmp_path / "uid")
-    assert sorted(each.name for each in (tmp_path / "uid").iterdir()) == ["page", "sock"]
+    assert sorted(path.name for path in (tmp_path / "uid").iterdir()) == ["page", "sock"]
 
 
 def test_what_a_tenant_writes_onto_its_page_makes_nobody_let_go_of_it(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ class TestALaterFile:
         assert store.tenancies() == []
         (note,) = store.notes
         assert "of a later release of aliquot (version 9, and this one has version 1): it is kept as" in note
-        assert [each.read_bytes() for each in first.parent.glob("state.db.later-*")] == [before]
+        assert [path.read_bytes() for path in first.parent.glob("state.db.later-*")] == [before]
         store.add(TRAIN)
         assert PodStore(first, boot="boot-1").tenancies() == [TRAIN]
 

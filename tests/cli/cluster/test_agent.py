@@ -261,7 +261,7 @@ class TestTheHelp:
         assert "qgpu-manager --nodename=gpu-7 --dbfile=" in said
 
     def test_every_flag_is_explained(self) -> None:
-        bare = [each.name for each in agent.params if not getattr(each, "help", "") and each.name != "log_level"]
+        bare = [param.name for param in agent.params if not getattr(param, "help", "") and param.name != "log_level"]
         assert bare == []
 
     def test_every_default_is_said(self) -> None:

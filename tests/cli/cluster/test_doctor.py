@@ -95,7 +95,7 @@ def test_json_has_the_findings_as_data(well: PaperCluster) -> None:
     well.answer(LEASE, "Error from server (NotFound): leases not found")
     result = invoked(doctor, "-o", "json")
     assert result.exit_code == 1
-    (finding,) = [each for each in json.loads(result.stdout) if each["level"] == "finding"]
+    (finding,) = [load for load in json.loads(result.stdout) if load["level"] == "finding"]
     assert finding["check"] == "scheduler"
     assert finding["about"] == ["Lease kube-system/aliquot-scheduler"]
     assert finding["fix"].startswith("install it: `aliquot install`")

@@ -56,8 +56,8 @@ def told(node: PaperNode, *more: str) -> dict[str, list[Json]]:
     result = examined(node, "-o", "json", *more)
     assert result.exit_code in (0, 1), result.output
     found: dict[str, list[Json]] = {}
-    for each in json.loads(result.stdout):
-        found.setdefault(each["level"], []).append(each)
+    for load in json.loads(result.stdout):
+        found.setdefault(load["level"], []).append(load)
     return found
 
 

@@ -132,7 +132,7 @@ def test_each_shortage_is_told_in_the_units_people_use(
 ) -> None:
     (entry,) = explained(tmp_path, [pod], cluster)
     assert not entry["fits"]
-    told = [each for each in entry["refusals"] if each["reason"] == reason]
+    told = [refusal for refusal in entry["refusals"] if refusal["reason"] == reason]
     assert [(each["node"], each["wanted"], each["had"], each["never"]) for each in told] == [("n1", wanted, had, never)]
     assert (
         f"fits none of {len([each for each in cluster if each['kind'] == 'Node'])} node"
@@ -147,7 +147,7 @@ def test_a_sick_card_is_told(tmp_path: Path) -> None:
         "data": {"gpus": "0"},
     }
     (entry,) = explained(tmp_path, [gpushare_pod()], [gpushare_node("n1", 16), sick])
-    assert [(each["reason"], each["card"]) for each in entry["refusals"]] == [("health", 0)]
+    assert [(refusal["reason"], refusal["card"]) for refusal in entry["refusals"]] == [("health", 0)]
 
 
 # --- whatever is asked ---------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ class Paper:
 
     @property
     def deleted(self) -> list[str]:
-        return [each.split("?")[0].rpartition("/")[2] for each in self.writes if each.startswith("DELETE")]
+        return [write.split("?")[0].rpartition("/")[2] for write in self.writes if write.startswith("DELETE")]
 
 
 def _kubeconfig(url: str) -> dict[str, Any]:
@@ -495,8 +495,8 @@ def test_an_upgrade_labels_no_node_again(paper: Paper) -> None:
     """Its owner may have taken the label off since, or the node away."""
     paper.record(labelled={"n1": {"gpushare": "true"}})
     invoked(upgrade, "--no-wait")
-    assert any("aliquot-agent" in each for each in paper.writes)
-    assert not any("/nodes/" in each for each in paper.writes)
+    assert any("aliquot-agent" in write for write in paper.writes)
+    assert not any("/nodes/" in write for write in paper.writes)
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_however_kernels_are_launched_every_one_runs_once(card: dict[str, str], 
 def test_processes_of_one_load_are_added_up(card: dict[str, str]) -> None:
     told = result(card, "load", "--processes", "3", *QUICK, "--check")
     assert len(told["processes"]) == 3
-    assert sum(each["share"] for each in told["processes"]) == pytest.approx(told["share"], abs=0.001)
+    assert sum(process["share"] for process in told["processes"]) == pytest.approx(told["share"], abs=0.001)
     assert 0.4 < told["share"] < 1.05
     assert told["right"] is True
 

@@ -102,7 +102,7 @@ def test_ps_shows_who_runs_and_who_waits(machine: Machine) -> None:
     assert shown[2].split()[0] == "big"
     assert shown[3] == "big waits (1 of 1): card 0 is in use"
     told = json.loads(machine.aliquot("ps", "-o", "json").stdout)
-    assert [each["name"] for each in told["tenants"]] == ["train"]
+    assert [tenant["name"] for tenant in told["tenants"]] == ["train"]
     assert [(each["name"], each["position"]) for each in told["queue"]] == [("big", 1)]
 
 

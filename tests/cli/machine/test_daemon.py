@@ -19,7 +19,7 @@ def test_a_daemon_that_ends_leaves_its_tenants_running_and_the_next_takes_them_u
     own.up()
     stays = own.detach("--memory", "10", "--core", "30", "--class", "offline", "--", *FOREVER)
     goes = own.detach("--memory", "1", "--", *FOREVER)
-    before = {each["name"]: each for each in own.status()["tenants"]}
+    before = {tenant["name"]: tenant for tenant in own.status()["tenants"]}
     own.kill(number)
     os.kill(before[goes]["pid"], signal.SIGKILL)
     assert "1 running tenant taken up again" in own.up()

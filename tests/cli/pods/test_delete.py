@@ -32,7 +32,7 @@ def deletes(daemon: PaperDaemon) -> None:
 
 
 def asked(daemon: PaperDaemon) -> list[tuple[str, str, str]]:
-    return sorted((each["kind"], each["namespace"], each["name"]) for each in daemon.requests("delete"))
+    return sorted((request["kind"], request["namespace"], request["name"]) for request in daemon.requests("delete"))
 
 
 def test_what_is_deleted_is_told_as_kubectl_does(daemon: PaperDaemon) -> None:

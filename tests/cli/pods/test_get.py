@@ -104,7 +104,7 @@ def test_what_is_typed_wrongly_is_told_before_anybody_is_asked(
     ],
 )
 def test_short_names_and_groups_are_kubectls(word: str, kind: str) -> None:
-    assert [each.name for each in targets([word])[0].kinds] == [kind]
+    assert [kind.name for kind in targets([word])[0].kinds] == [kind]
 
 
 def test_nodes_show_their_cards_and_what_is_free(daemon: PaperDaemon) -> None:

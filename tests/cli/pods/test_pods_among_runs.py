@@ -52,7 +52,7 @@ def test_ps_shows_pods_that_wait_with_the_reason(daemon: PaperDaemon) -> None:
     _, row, why = shown("ps").splitlines()
     assert row.split()[:7] == ["default/train", "normal", "-", "-", "-", "-", "pending"]
     assert why == "train waits: no room"
-    assert [each["key"] for each in json.loads(shown("ps", "-o", "json"))["pods"]] == ["default/train"]
+    assert [pod["key"] for pod in json.loads(shown("ps", "-o", "json"))["pods"]] == ["default/train"]
 
 
 def test_a_pod_in_the_queue_is_a_pod_and_tells_its_own_reason(daemon: PaperDaemon) -> None:

@@ -77,7 +77,7 @@ def test_the_terminal_is_the_commands_own(machine: Machine) -> None:
 def test_the_environment_is_the_callers_with_what_a_tenant_needs(machine: Machine) -> None:
     before = {**machine.environment, "MINE": "kept", "CUDA_VISIBLE_DEVICES": "7"}
     said = machine.aliquot("run", "--name", "env", "--gpus", "2", "--memory", "1", "--", "env", "-0", env=before)
-    after = dict(each.split("=", 1) for each in said.stdout.split("\0") if each)
+    after = dict(word.split("=", 1) for word in said.stdout.split("\0") if word)
     assert {name: value for name, value in after.items() if before.get(name) != value} == {
         "ALIQUOT_TENANT": after["ALIQUOT_TENANT"],
         "ALIQUOT_NAME": "env",

@@ -71,17 +71,17 @@ def operations(response: Json) -> list[Json]:
 def patched(pod: Json, response: Json) -> Json:
     """What the API server makes of the Pod (RFC 6902, as much of it as we use)."""
     whole = copy.deepcopy(pod)
-    for each in operations(response):
-        *path, last = [part.replace("~1", "/").replace("~0", "~") for part in each["path"].split("/")[1:]]
+    for operation in operations(response):
+        *path, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
         holder: Any = whole
         for part in path:
             holder = holder[int(part)] if isinstance(holder, list) else holder[part]
-        if each["op"] == "remove":
+        if operation["op"] == "remove":
             del holder[int(last) if isinstance(holder, list) else last]
         elif isinstance(holder, list):
-            holder.insert(len(holder) if last == "-" else int(last), each["value"])
+            holder.insert(len(holder) if last == "-" else int(last), operation["value"])
         else:
-            holder[last] = each["value"]
+            holder[last] = operation["value"]
     return whole
 
 
@@ -111,7 +111,7 @@ def test_every_broken_rule_is_told_at_once_and_as_data() -> None:
     assert status["message"].startswith("2 rules are broken: (1) spec.containers[0]")
     assert "; (2) spec.containers[0]" in status["message"]
     assert (status["details"]["kind"], status["details"]["name"]) == ("Pod", "web")
-    assert [each["field"] for each in status["details"]["causes"]] == [
+    assert [cause["field"] for cause in status["details"]["causes"]] == [
         f'spec.containers[0].resources.limits["{resource}"]' for resource in (QGPU_CORE, QGPU_MEMORY)
     ]
 
@@ -214,7 +214,7 @@ def test_a_grant_that_a_pod_brings_along_is_taken_off_with_a_warning() -> None:
         "annotation aliquot.dev/grant was removed: the scheduler writes it, when it gives the cards"
     )
     assert len(response["warnings"]) == len(stale)
-    assert all(len(each) <= 120 for each in response["warnings"])
+    assert all(len(warning) <= 120 for warning in response["warnings"])
 
 
 # The environment by fieldRef.
@@ -260,7 +260,7 @@ def test_an_annotation_key_is_never_too_long_and_never_shared() -> None:
     one, other = "a" * 62 + "b", "a" * 62 + "c"
     keys = {env_annotation(each, "ALIYUN_COM_GPU_MEM_CONTAINER") for each in (one, other)}
     assert len(keys) == 2
-    assert all(len(each.partition("/")[2]) <= 63 for each in keys)
+    assert all(len(key.partition("/")[2]) <= 63 for key in keys)
 
 
 @settings(max_examples=100)
@@ -271,7 +271,7 @@ def test_what_the_binding_writes_is_what_the_containers_read(case: tuple[Claim, 
     response = answer(asked(pod), BY_ENV, rules)
     spec = patched(pod, response)["spec"]
     containers = [*spec.get("initContainers", ()), *spec["containers"]]
-    read = {path for each in containers if "env" in each for path in env_of(each).values()}
+    read = {path for container in containers if "env" in container for path in env_of(container).values()}
     written = render_env_annotations(claim, grant, NODE, rules)
     assert read == {f"metadata.annotations['{key}']" for key in written}
 
@@ -284,11 +284,11 @@ def test_a_bound_pod_shows_whether_the_webhook_has_seen_it(case: tuple[Claim, Ru
     pod = render_pod(claim, rules)
     written = {"metadata": {"annotations": render_env_annotations(claim, grant, NODE, rules)}}
     seen = patched(pod, answer(asked(pod), BY_ENV, rules)) | written
-    for each in claim.containers:
-        variables = render_env(claim, grant, NODE, each.name, rules)
-        assert reads_environment(convert(seen, PodObject), each.name, variables)
-        assert not reads_environment(convert(seen | {"metadata": {}}, PodObject), each.name, variables)
-        assert not reads_environment(convert(pod | written, PodObject), each.name, variables)
+    for container in claim.containers:
+        variables = render_env(claim, grant, NODE, container.name, rules)
+        assert reads_environment(convert(seen, PodObject), container.name, variables)
+        assert not reads_environment(convert(seen | {"metadata": {}}, PodObject), container.name, variables)
+        assert not reads_environment(convert(pod | written, PodObject), container.name, variables)
 
 
 # Always.

@@ -73,7 +73,7 @@ def test_a_class_has_two_characters_at_least_because_one_crashes_containerd() ->
 
 @given(st.text(), st.lists(st.text()))
 def test_every_name_is_legal(resource: str, ids: list[str]) -> None:
-    name = name_of(resource.encode(errors="replace").decode(), [each.encode(errors="replace").decode() for each in ids])
+    name = name_of(resource.encode(errors="replace").decode(), [id_.encode(errors="replace").decode() for id_ in ids])
     assert KIND.fullmatch(name.kind)
     assert DEVICE.fullmatch(name.device)
     assert "/" not in name.file

@@ -39,7 +39,7 @@ def test_every_object_is_in_the_namespace_that_is_asked_for() -> None:
 
 def test_images_version_and_manager_are_said_everywhere() -> None:
     found = _tailored()
-    assert {each["image"] for each in _containers(found["DaemonSet"]).values()} == {"here/aliquot:9"}
+    assert {container["image"] for container in _containers(found["DaemonSet"]).values()} == {"here/aliquot:9"}
     assert _containers(found["Deployment"])["kube-scheduler"]["image"] == "kube-scheduler:9"
     for each in found.values():
         labels = each["metadata"]["labels"]
@@ -58,8 +58,8 @@ def test_the_kube_scheduler_beside_ours_asks_about_the_modes_resources_only() ->
         options = Options("i", "k", mode=mode)
         maps = [each for each in made.tailored(FILE, options, "1") if "config.yaml" in each.get("data", {})]
         config = json.loads(maps[0]["data"]["config.yaml"])
-        names = [each["name"] for each in config["extenders"][0]["managedResources"]]
-        return names, [each["schedulerName"] for each in config["profiles"]]
+        names = [managed_resource["name"] for managed_resource in config["extenders"][0]["managedResources"]]
+        return names, [profile["schedulerName"] for profile in config["profiles"]]
 
     assert asked("gpushare") == (["aliyun.com/gpu-mem", "aliyun.com/gpu-count"], ["aliquot-scheduler"])
     assert asked("all")[1] == ["aliquot-scheduler", "t9k-scheduler"]
@@ -96,8 +96,8 @@ def test_what_a_cluster_needs_of_its_own_is_said_where_it_belongs() -> None:
     assert "--memory-unit=MiB" in agent["containers"][0]["args"]
     assert "--memory-unit=auto" in scheduler["containers"][0]["args"], "which reads it off the nodes"
     assert "--webhook-failure=ignore" in scheduler["containers"][0]["args"]
-    mounts = {each["mountPath"]: each["name"] for each in agent["containers"][0]["volumeMounts"]}
-    volumes = {each["name"]: each["hostPath"]["path"] for each in agent["volumes"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in agent["containers"][0]["volumeMounts"]}
+    volumes = {volume["name"]: volume["hostPath"]["path"] for volume in agent["volumes"]}
     assert volumes[mounts["/etc/cdi"]] == "/etc/cdi"
 
 

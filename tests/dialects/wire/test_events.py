@@ -30,7 +30,7 @@ def test_an_event_is_kept_by_its_object_and_a_nodes_in_default(form: Form, root:
 def test_one_occurrence_has_one_name_and_another_has_another() -> None:
     assert replace(SEEN).name == SEEN.name
     others = [replace(SEEN, note="x"), replace(SEEN, at="x"), replace(SEEN, reason="x"), replace(SEEN, instance="x")]
-    assert len({SEEN.name, *(each.name for each in others)}) == 5
+    assert len({SEEN.name, *(other.name for other in others)}) == 5
 
 
 def test_a_name_is_never_too_long() -> None:

@@ -52,14 +52,14 @@ def test_each_version_reads_its_own_api(minor: int, api: str | None, policy: boo
 
 def test_the_pods_of_every_dialect_come_to_one_extender() -> None:
     (extender,) = render_config(Wiring((1, 36), URL))["extenders"]
-    names = [each["name"] for each in extender["managedResources"]]
+    names = [managed_resource["name"] for managed_resource in extender["managedResources"]]
     assert names == [*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES]
     assert [extender[f"{verb}Verb"] for verb in VERBS] == list(VERBS)
 
 
 def test_kube_scheduler_goes_on_counting_the_resources_as_the_kubelet_does() -> None:
     (extender,) = render_config(Wiring((1, 36), URL))["extenders"]
-    assert not any(each["ignoredByScheduler"] for each in extender["managedResources"])
+    assert not any(managed_resource["ignoredByScheduler"] for managed_resource in extender["managedResources"])
 
 
 def test_gpu_pods_wait_while_the_extender_is_away() -> None:
@@ -69,22 +69,24 @@ def test_gpu_pods_wait_while_the_extender_is_away() -> None:
 
 def test_in_place_the_default_profile_stays_and_t9ks_manifests_find_theirs() -> None:
     config = render_config(Wiring((1, 36), URL))
-    assert [each["schedulerName"] for each in config["profiles"]] == ["default-scheduler", "t9k-scheduler"]
+    assert [profile["schedulerName"] for profile in config["profiles"]] == ["default-scheduler", "t9k-scheduler"]
     assert "percentageOfNodesToScore" not in config
     assert "resourceName" not in config["leaderElection"]
 
 
 def test_a_second_one_has_names_and_a_lease_of_its_own_and_looks_at_every_node() -> None:
     config = render_config(Wiring((1, 36), URL, second=True))
-    assert [each["schedulerName"] for each in config["profiles"]] == ["aliquot-scheduler", "t9k-scheduler"]
+    assert [profile["schedulerName"] for profile in config["profiles"]] == ["aliquot-scheduler", "t9k-scheduler"]
     assert config["percentageOfNodesToScore"] == 100
     assert config["leaderElection"]["resourceName"] == "aliquot-kube-scheduler"
 
 
 def test_other_dialects_than_t9k_need_no_t9k_scheduler() -> None:
     config = render_config(Wiring((1, 36), URL, ("gpushare",)))
-    assert [each["schedulerName"] for each in config["profiles"]] == ["default-scheduler"]
-    assert [each["name"] for each in config["extenders"][0]["managedResources"]] == list(gpushare.RESOURCES)
+    assert [profile["schedulerName"] for profile in config["profiles"]] == ["default-scheduler"]
+    assert [managed_resource["name"] for managed_resource in config["extenders"][0]["managedResources"]] == list(
+        gpushare.RESOURCES
+    )
 
 
 def test_policy_has_its_own_spelling_of_two_fields() -> None:

@@ -162,7 +162,7 @@ def test_a_node_that_breaks_a_rule_is_told_of_and_still_gets_its_taint() -> None
     node = a_node("n1", labels=XGN)
     node["metadata"]["annotations"] = {"aliquot.dev/inventory": "{"}
     judged = upkeep(node, NOW)
-    assert [each.field for each in judged.problems] == ['metadata.annotations["aliquot.dev/inventory"]']
+    assert [problem.field for problem in judged.problems] == ['metadata.annotations["aliquot.dev/inventory"]']
     assert judged.node is not None
     assert judged.node["spec"] == {"taints": [TAINT]}
 

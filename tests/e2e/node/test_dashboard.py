@@ -59,8 +59,8 @@ def node_shown(fleet: Fleet, agent: AliquotAgent, tmp_path: Path) -> Iterator[Ca
 
 
 def _tenant(node: dict[str, Any], key: str) -> dict[str, Any] | None:
-    tenants = [each for card in node["cards"] for each in card["tenants"]]
-    return next((each for each in tenants if each["key"] == key), None)
+    tenants = [tenant for card in node["cards"] for tenant in card["tenants"]]
+    return next((tenant for tenant in tenants if tenant["key"] == key), None)
 
 
 def test_what_the_agent_measures_and_who_held_the_card_is_on_the_nodes_page(

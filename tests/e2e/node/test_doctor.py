@@ -64,7 +64,7 @@ class Case:
         objects.delete_pod(self.fleet.plane, name)
 
     def holds(self, name: str) -> bool:
-        return name in [each.name for each in holders(self.node)]
+        return name in [holder.name for holder in holders(self.node)]
 
     def spec(self) -> Path:
         """A CDI file of the Pod that is well."""
@@ -283,7 +283,7 @@ def test_without_a_kubelet_processes_that_outlived_their_pod_are_found_and_both_
     wait_running(case.fleet, ["lives"])
     case.node.stop_kubelet()
     case.remove("lives")
-    wait_until(lambda: any(each["ended"] for each in case.agent.status()["tenants"]), 10, "the agent hears of it")
+    wait_until(lambda: any(tenant["ended"] for tenant in case.agent.status()["tenants"]), 10, "the agent hears of it")
     found = {each["check"]: each for each in case.doctor.wrong()}
     assert found.keys() - {"agent", "labels", "resources"} == {"kubelet", "holdings"}
     assert "the kubelet does not run" in found["kubelet"]["what"]

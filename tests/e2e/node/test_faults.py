@@ -241,7 +241,7 @@ def test_a_database_deleted_under_a_running_agent_is_written_anew(
     _remove_database(node)
     wait_until(lambda: recorded(node) == ["stays"], 10, "it is written anew")
     agent.restart()
-    assert [each["pod"] for each in agent.status()["tenants"]] == ["stays"]
+    assert [tenant["pod"] for tenant in agent.status()["tenants"]] == ["stays"]
     _run(fleet, node, "later")
     _is_enforced(fleet, node, "stays")
 

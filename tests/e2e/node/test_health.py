@@ -103,7 +103,7 @@ def test_who_is_on_a_card_that_fell_off_stays_accounted_and_starts_again_when_it
     wait_offered(fleet, THREE_AND_ITS_POD, nodes=[node])
     booked = {each["index"]: each["used_memory_mib"] for each in _board(fleet, node)}
     assert booked[card] == 4 * 1024
-    assert [each["name"] for each in fleet.agents[node.name].status()["tenants"]] == ["default/stays"]
+    assert [tenant["name"] for tenant in fleet.agents[node.name].status()["tenants"]] == ["default/stays"]
     end_container(node, "stays")
     fleet.wired.told("stays", "GPURefused", "Xid 79")
     _restore(fleet, node)
@@ -112,7 +112,7 @@ def test_who_is_on_a_card_that_fell_off_stays_accounted_and_starts_again_when_it
     wait_running(fleet, ["beside"])
     assert holdings.cards_of(objects.get_pod(fleet.plane, "beside")) != [card]
     report = node.report("stays")
-    assert [each["uuid"] for each in report["cuda"]["cards"]] == [uuid]
+    assert [card["uuid"] for card in report["cuda"]["cards"]] == [uuid]
     assert wrong_cards(fleet, ["stays", "beside"]) == []
 
 

@@ -92,7 +92,7 @@ def _pestered(node: RealNode) -> Iterator[list[int]]:
             ask: Any = channel.unary_unary("/v1.PodResourcesLister/List")
             while not end.is_set():
                 answers = await asyncio.gather(*(ask(b"") for _ in range(20)), return_exceptions=True)
-                refused[0] += sum(isinstance(each, grpc.RpcError) for each in answers)
+                refused[0] += sum(isinstance(answer, grpc.RpcError) for answer in answers)
                 await asyncio.sleep(0.1)
 
     thread = threading.Thread(target=lambda: asyncio.run(pester()))
@@ -286,5 +286,5 @@ def test_a_pod_that_asks_for_no_card_is_left_alone(fleet: Fleet, node: RealNode)
     assert (report["preload"], report["shim_there"], report["shim_loaded"]) == (None, False, False)
     assert (report["cuda"], report["mounts"]) == (None, {})
     assert [key for key in report["env"] if not key.startswith("LD_")] == []
-    (spec,) = [each["name"] for each in fleet.agents[node.name].status()["tenants"]]
+    (spec,) = [tenant["name"] for tenant in fleet.agents[node.name].status()["tenants"]]
     assert spec == "default/beside"

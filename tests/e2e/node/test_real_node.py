@@ -25,7 +25,7 @@ GIB = 1 << 30
 
 def _restarts(plane: ControlPlane, name: str) -> int:
     statuses = objects.get_pod(plane, name)["status"].get("containerStatuses", [])
-    return sum(int(each["restartCount"]) for each in statuses)
+    return sum(int(status["restartCount"]) for status in statuses)
 
 
 def _phase(plane: ControlPlane, name: str) -> str:

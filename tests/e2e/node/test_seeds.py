@@ -99,7 +99,7 @@ def test_000_an_online_and_an_offline_pod_are_known_as_such_on_the_node(fleet: F
         assert _seen(report) == _uuids(fleet, name) == [report["env"]["NVIDIA_VISIBLE_DEVICES"]]
         assert _sizes(report) == [4 * GIB]
         assert _filled(fleet, name) == pytest.approx(4 * GIB, abs=CONTEXT)
-    told = {each["pod"]: each["class"] for agent in fleet.agents.values() for each in agent.status()["tenants"]}
+    told = {tenant["pod"]: tenant["class"] for agent in fleet.agents.values() for tenant in agent.status()["tenants"]}
     assert told == {"online": "online", "offline": "offline"}
 
 

@@ -116,7 +116,7 @@ def test_which_version_of_the_shim_a_pod_was_given_the_kubelet_notes_and_the_oth
     mounts = {mount for entry in read_checkpoint(notes) or () if (kept := entry.kept()) for mount in kept.mounts}
     assert f"{SHIMS}/{theirs}/libaliquot.so" in mounts
     old.agent.start()
-    assert sorted(each.name for each in shims.iterdir()) == sorted([theirs, "current"])
+    assert sorted(path.name for path in shims.iterdir()) == sorted([theirs, "current"])
     end_container(old.node, "keeps")
     wait_until(lambda: len(old.node.lines("keeps")) >= 2, 20, "it is started again")
     assert [line[what] for line in old.node.lines("keeps") for what in ("shim_loaded", "socket_there")] == [True] * 4

@@ -109,7 +109,7 @@ def test_a_mode_serves_its_dialects_and_says_nothing_of_others(helm: Helm, mode:
     url = "http://127.0.0.1:12345/aliquot"
     wired = schedulerconfig.Wiring(version=(1, 36), url=url, dialects=served, second=True, lease_namespace=NAMESPACE)
     assert config == schedulerconfig.render_config(wired)
-    unspoken = [each for name, names in schedulerconfig.DIALECTS.items() if name not in served for each in names]
+    unspoken = [name for name, names in schedulerconfig.DIALECTS.items() if name not in served for name in names]
     assert [each for each in unspoken if f"{each}\n" in text] == []
 
 
@@ -124,7 +124,7 @@ def test_kube_systems_config_maps_are_read_for_gpushare_only(helm: Helm, mode: s
     roles = [
         each for each in Objects(render(helm, f"--set=mode={mode}")).of("Role") if "configmaps" in str(each["rules"])
     ]
-    here = [each["metadata"]["namespace"] for each in roles if each["metadata"]["name"] == "aliquot-scheduler"]
+    here = [role["metadata"]["namespace"] for role in roles if role["metadata"]["name"] == "aliquot-scheduler"]
     assert here == (["kube-system"] if "gpushare" in MODES[mode] else [])
 
 
@@ -350,7 +350,7 @@ def test_with_exactly_these_rights_nothing_is_forbidden(bare: Cluster) -> None:
     told = bare.kubectl("get", "pod", "g", "-o", "jsonpath={.metadata.annotations.ALIYUN_COM_GPU_MEM_ASSIGNED}")
     assert told == "true"
     names = bare.kubectl("get", "pods", "-n", NAMESPACE, "-o", "name").split()
-    logs = {each: bare.kubectl("logs", "-n", NAMESPACE, each, "--all-containers") for each in names}
+    logs = {name: bare.kubectl("logs", "-n", NAMESPACE, name, "--all-containers") for name in names}
     assert len(logs) == 4
     for name, log in logs.items():
         assert [line for line in log.splitlines() if "orbidden" in line or "lacks" in line] == [], name

@@ -44,7 +44,10 @@ def wait_runs(cluster: Cluster, selector: str, count: int, *, namespace: str = "
         return [
             pod["metadata"]["name"]
             for pod in found
-            if all(each["ready"] for each in pod["status"].get("containerStatuses", [{"ready": False}]))
+            if all(
+                container_status["ready"]
+                for container_status in pod["status"].get("containerStatuses", [{"ready": False}])
+            )
         ]
 
     def saw() -> str:
@@ -272,9 +275,9 @@ class TestSeed004:
         inner = made["spec"]["template"]["spec"]
         del inner["hostPID"]
         kept = {"device-plugin", "pod-resources"}
-        inner["volumes"] = [each for each in inner["volumes"] if each["name"] in kept]
+        inner["volumes"] = [volume for volume in inner["volumes"] if volume["name"] in kept]
         inner["containers"][0]["volumeMounts"] = [
-            each for each in inner["containers"][0]["volumeMounts"] if each["name"] in kept
+            volume_mount for volume_mount in inner["containers"][0]["volumeMounts"] if volume_mount["name"] in kept
         ]
         poor = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "poor", "namespace": "kube-system"}}
         gpushare.apply({**poor, "spec": {**inner, "restartPolicy": "Never", "nodeName": "n1"}})

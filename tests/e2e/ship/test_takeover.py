@@ -182,7 +182,7 @@ def test_a_container_of_theirs_that_restarts_starts_on_its_card_as_before(fleet:
     first = node.report(name)
     end_container(node, name)
     wait_restarted(fleet, name, 0)
-    again = wait_until(lambda: [each for each in node.lines(name) if each["start"] == 1], 20, "its second report")[-1]
+    again = wait_until(lambda: [line for line in node.lines(name) if line["start"] == 1], 20, "its second report")[-1]
     assert again["env"] == first["env"]
     assert _uuids(again) == _uuids(first)
     assert not again["shim_loaded"]
@@ -198,7 +198,7 @@ def test_a_pod_of_theirs_that_is_deleted_frees_its_card(fleet: Fleet) -> None:
     wait_until(lambda: sum(_used(fleet).values()) == sum(before.values()) - size, 20, "its memory is free")
     agent = fleet.agents[node.name]
     gone = f"default/{name}"
-    wait_until(lambda: gone not in [each["name"] for each in agent.status()["tenants"]], 20, "the agent let it go")
+    wait_until(lambda: gone not in [tenant["name"] for tenant in agent.status()["tenants"]], 20, "the agent let it go")
 
 
 def test_an_agent_that_is_killed_finds_them_again(fleet: Fleet) -> None:
@@ -255,9 +255,9 @@ def _restart_under_the_peer(plane: ControlPlane, nodes: Sequence[RealNode]) -> N
     """A container of ours: the kubelet kept our answer, which names a CDI spec that must still be there."""
     name = "new"
     where = objects.get_pod(plane, name)["spec"]["nodeName"]
-    node = next(each for each in nodes if each.name == where)
+    node = next(node for node in nodes if node.name == where)
     end_container(node, name)
-    again = wait_until(lambda: [each for each in node.lines(name) if each["start"] == 1], 30, f"{name} starts again")
+    again = wait_until(lambda: [line for line in node.lines(name) if line["start"] == 1], 30, f"{name} starts again")
     assert again[-1]["shim_loaded"]
     assert again[-1]["cuda"]["cards"]
 
@@ -275,4 +275,4 @@ def _used(fleet: Fleet) -> dict[tuple[str, int], int]:
 
 def _events(plane: ControlPlane, reason: str) -> list[str]:
     params = {"fieldSelector": f"reason={reason}"}
-    return [each["message"] for each in plane.api("GET", "/api/v1/events", params=params)["items"]]
+    return [item["message"] for item in plane.api("GET", "/api/v1/events", params=params)["items"]]

@@ -101,7 +101,7 @@ def _burning(cluster: Cluster) -> Iterator[list[tuple[Any, str]]]:
     for node, name in pods:
         only = {"kubernetes.io/hostname": node.name}
         cluster.apply(probe(name, "burn", "0", "5", limits=FIFTH, nodeSelector=only))
-    wait_until(lambda: all(len(_work(*each)) > 2 for each in pods), 60, "all of them burn")
+    wait_until(lambda: all(len(_work(*pod)) > 2 for pod in pods), 60, "all of them burn")
     yield pods
     for _, name in pods:
         cluster.kubectl("delete", "pod", name)

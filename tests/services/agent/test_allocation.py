@@ -349,7 +349,7 @@ class TestWhoIsRefused:
         house.admitted(house.bound(second := a_qgpu_pod("second", granted=False)))
         for pod in (first, first, second, first, second):
             refusal(house, pod)
-        said = [each for each in caplog.records if each.message == "a container is refused"]
+        said = [record for record in caplog.records if record.message == "a container is refused"]
         assert [each.__dict__["data"]["pod"] for each in said] == ["ml/first", "ml/second"]
 
     def test_of_refusals_that_were_logged_only_so_many_are_remembered(

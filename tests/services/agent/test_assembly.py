@@ -62,7 +62,7 @@ class TestVersionsOfTheShim:
     def noted(self, node: Settings, *answers: str) -> None:
         """What the kubelet keeps of what we answered."""
         entry = {"PodUID": "u", "ContainerName": "c", "ResourceName": QGPU_CORE, "DeviceIDs": {"-1": ["a"]}}
-        data = {"PodDeviceEntries": [{**entry, "AllocResp": each} for each in answers]}
+        data = {"PodDeviceEntries": [{**entry, "AllocResp": answer} for answer in answers]}
         path = node.kubelet / "device-plugins" / "kubelet_internal_checkpoint"
         path.write_text(json.dumps({"Data": data, "Checksum": 1}))
 
@@ -72,7 +72,7 @@ class TestVersionsOfTheShim:
 
     def left(self, node: Settings, state: Path) -> list[str]:
         sweep_shims(node, state)
-        return sorted(each.name for each in (state / "shim").iterdir() if not each.is_symlink())
+        return sorted(path.name for path in (state / "shim").iterdir() if not path.is_symlink())
 
     def test_those_that_nobody_has_any_more_go(self, node: Settings, tmp_path: Path) -> None:
         self.noted(node)

@@ -81,7 +81,7 @@ def test_each_resource_is_a_plugin_of_its_own_and_asks_to_be_called_before_conta
         async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(100), MEMORY: some(16)}) as plugins:
             await offered(kubelet, CORE, MEMORY)
             assert {name: len(each.devices) for name, each in kubelet.clients.items()} == {CORE: 100, MEMORY: 16}
-            assert all(each.options.pre_start_required for each in kubelet.clients.values())
+            assert all(client.options.pre_start_required for client in kubelet.clients.values())
             await until(lambda: plugins.registered == {CORE, MEMORY})
             assert len(kubelet.registrations) == 2
 
@@ -333,9 +333,9 @@ def test_each_container_of_an_allocate_call_gets_its_own_answer() -> None:
             first, second = await kubelet.allocate(CORE, ["x", "y"], ["z"])
             assert desk.allocated == [(CORE, frozenset({"x", "y"})), (CORE, frozenset({"z"}))]
             assert first == second
-            assert [each.name for each in first.cdi_devices] == ["aliquot.dev/qgpu-core=3f2a"]
+            assert [device.name for device in first.cdi_devices] == ["aliquot.dev/qgpu-core=3f2a"]
             assert dict(first.envs) == {"A": "1"}
-            told = [(each.host_path, each.container_path, each.read_only) for each in first.mounts]
+            told = [(mount.host_path, mount.container_path, mount.read_only) for mount in first.mounts]
             assert told == [("/h", "/c", True), ("/h/page", "/c/page", False)]
 
     play(scene())

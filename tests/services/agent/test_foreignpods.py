@@ -195,7 +195,7 @@ class TestWhichCard:
         house.restart()
         ((_, marks),) = house.agent.clerk._marks.values()
         grant = json.loads(marks[native.GRANT])
-        assert [card["uuid"] for each in grant["containers"] for card in each["cards"]] == ["GPU-1"]
+        assert [card["uuid"] for container in grant["containers"] for card in container["cards"]] == ["GPU-1"]
         assert grant["node"] == NODE
         pod["metadata"]["annotations"].update(marks)
         house.api.put(pod)

@@ -172,7 +172,7 @@ class TestByCdi:
 
 class TestByMounts:
     def link(self, answer_of: MountDoorway, ids: frozenset[str] = IDS) -> Path:
-        (host,) = (each.host for each in answer_of.open(CORE, ids).mounts if each.container == "/run/aliquot/tenant")
+        (host,) = (mount.host for mount in answer_of.open(CORE, ids).mounts if mount.container == "/run/aliquot/tenant")
         return Path(host)
 
     def test_the_answer_mounts_a_folder_that_is_not_there_yet(self, by_mounts: MountDoorway, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ class TestByMounts:
         for uid in ("u1", "u2"):
             by_mounts.lead(CORE, IDS, a_place(uid), a_pod(main="GPU-0"))
         assert link.readlink().name == "u2"
-        assert [each.name for each in (tmp_path / "a").iterdir()] == [link.name]
+        assert [path.name for path in (tmp_path / "a").iterdir()] == [link.name]
 
     def test_who_leaves_takes_all_its_links_and_no_others(self, by_mounts: MountDoorway, tmp_path: Path) -> None:
         by_mounts.lead(CORE, IDS, a_place("u1"), a_pod(main="GPU-0"))

@@ -85,7 +85,7 @@ class TestOnRealCards:
         fixtures = installed(tmp_path, a_file(tmp_path, nvidias("GPU-a", "GPU-b"), wanted=True))
         extra = fixtures.driver(["GPU-b"]).extra
         assert extra["deviceNodes"] == [{"path": "/dev/nvidia1"}]
-        assert [each["hostPath"] for each in extra["mounts"]] == ["/usr/lib/libcuda.so"]
+        assert [mount["hostPath"] for mount in extra["mounts"]] == ["/usr/lib/libcuda.so"]
 
     def test_a_file_that_names_cards_by_number_is_read_by_the_numbers_of_today(
         self, source: Path, tmp_path: Path
@@ -121,14 +121,14 @@ class TestOnSimulatedCards:
 
     def test_what_stands_in_for_the_driver_is_beside_the_shim_and_after_it(self, source: Path, tmp_path: Path) -> None:
         mounts = installed(tmp_path, playing=self.PLAYING).mounts
-        assert [each.container for each in mounts] == [
+        assert [mount.container for mount in mounts] == [
             "/usr/local/lib/aliquot/libaliquot.so",
             "/usr/local/lib/aliquot/libsimrm.so",
             "/usr/local/lib/aliquot/libcuda.so.1",
             "/usr/local/lib/aliquot/libnvidia-ml.so.1",
             "/etc/ld.so.preload",
         ]
-        assert all(Path(each.host).is_file() and not each.writable for each in mounts)
+        assert all(Path(mount.host).is_file() and not mount.writable for mount in mounts)
         preloaded = Path(mounts[-1].host).read_text().split()
         assert preloaded == ["/usr/local/lib/aliquot/libaliquot.so", "/usr/local/lib/aliquot/libsimrm.so"]
 

@@ -41,8 +41,8 @@ def holds(house: House, *pods: Json) -> bool:
 def lose_everything(house: House) -> None:
     """The database, and all that is on the node of Pods."""
     house.store.close()
-    for each in house.folder.glob("state.db*"):
-        each.unlink()
+    for path in house.folder.glob("state.db*"):
+        path.unlink()
     for name in ("t", "cdi"):
         shutil.rmtree(house.folder / name)
         (house.folder / name).mkdir()
@@ -78,7 +78,7 @@ class TestKilledAtAnyWrite:
         for _ in killed_at_each_write(house, starts):
             killed += 1
             pod = pods[-1]
-            if len([each for each in house.kubelet.answers if each[0] == uid(pod)]) < 2:
+            if len([answer for answer in house.kubelet.answers if answer[0] == uid(pod)]) < 2:
                 house.deleted(pod)  # refused at its admission: it never ran
                 pods.pop()
                 continue
@@ -187,8 +187,8 @@ class TestWhatTheNextAgentFinds:
         house.deleted(ended, quietly=True)
         before = house.tenants.tenancies[uid(pod)].shares
         house.store.close()
-        for each in house.folder.glob("state.db*"):
-            each.unlink()
+        for path in house.folder.glob("state.db*"):
+            path.unlink()
         house.restart()
         assert holds(house, pod)
         assert house.tenants.tenancies[uid(pod)].shares == before
@@ -301,7 +301,7 @@ class Node(RuleBasedStateMachine):
         cards = {"warm": card, "main": card, "beside": other}
         pod = a_qgpu_pod(name, containers=containers, init={"warm": init} if init else None, card=cards)
         self.there.append(self.house.admitted(self.house.bound(pod, quietly=quietly)))
-        self.cards[uid(pod)] = {each: f"GPU-{cards[each]}" for each in containers}
+        self.cards[uid(pod)] = {container: f"GPU-{cards[container]}" for container in containers}
 
     @precondition(lambda self: self.there)
     @rule(at=st.integers(0, 9), without_file=st.booleans())

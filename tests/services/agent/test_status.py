@@ -27,7 +27,7 @@ def test_what_a_pod_was_promised_stands_beside_what_it_does() -> None:
 
 
 def test_a_pod_that_has_ended_but_whose_processes_have_not_is_told_as_that() -> None:
-    assert [each["ended"] for each in status(a_scene(ended=frozenset({"u2"})), 0.0)["tenants"]] == [False, True]
+    assert [tenant["ended"] for tenant in status(a_scene(ended=frozenset({"u2"})), 0.0)["tenants"]] == [False, True]
 
 
 def test_a_card_tells_what_is_booked_in_use_and_who_is_on_it() -> None:

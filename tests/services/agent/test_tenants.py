@@ -276,7 +276,7 @@ class TestLetGo:
             scene.tenants.sweep()
         assert set(scene.tenants.tenancies) == {"u1", "u2"}
         scene.tenants.sweep()
-        assert {each.uid for each in scene.store.tenancies()} == {"u2"}
+        assert {tenancy.uid for tenancy in scene.store.tenancies()} == {"u2"}
 
 
 class TestWithARealArbiter:
@@ -338,7 +338,7 @@ def _amounts(usage: Usage) -> tuple[int, int, int, bool]:
 @given(grants())
 def test_it_has_a_quota_of_a_card_exactly_where_a_container_asked_for_one(grant: Grant) -> None:
     for held in shares_of(grant, {}):
-        here = [share for each in grant.containers for share in each.shares if share.card == held.card]
+        here = [share for container in grant.containers for share in container.shares if share.card == held.card]
         assert (held.core_milli is None) == all(share.core_milli is None for share in here)
         assert (held.greedy_milli is None) == all(share.greedy_milli is None for share in here)
 

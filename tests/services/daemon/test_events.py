@@ -211,7 +211,7 @@ def test_a_role_that_knows_no_events_is_told_once_and_asked_again_later(caplog: 
         for number in range(20):
             rig.say(about=ObjectRef("Pod", f"p{number}", "team", str(number)))
             rig.step(after=1)
-    assert [each.message for each in caplog.records] == [
+    assert [record.message for record in caplog.records] == [
         "events cannot be written: the role lacks create and patch on events, in events.k8s.io or the core group"
     ]
     assert len(rig.api.calls) == 2

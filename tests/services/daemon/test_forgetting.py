@@ -50,7 +50,7 @@ def test_of_a_tenant_that_is_gone_the_arbiter_keeps_nothing(rig: Rig) -> None:
     assert keepers(rig.daemon, "leaver", beside=around), "while it is there it is known"
     guest.close()
     rig.daemon.remove("leaver")
-    until(lambda: not any(each.tenant == "leaver" for each in rig.daemon.standings()))
+    until(lambda: not any(standing.tenant == "leaver" for standing in rig.daemon.standings()))
     until(lambda: not keepers(rig.daemon, "leaver", beside=around), "that it is forgotten")
 
 

@@ -58,12 +58,12 @@ def test_whoever_comes_is_told_everything_first() -> None:
 def test_a_tick_is_worked_out_once_for_all() -> None:
     scene = Scene()
     listeners = [scene.hub.join() for _ in range(20)]
-    for each in listeners:
-        told(each)
+    for listener in listeners:
+        told(listener)
     scene.pass_()
     assert scene.picture.asked["tick"] == 1
-    for each in listeners:
-        ((name, tick),) = told(each)
+    for listener in listeners:
+        ((name, tick),) = told(listener)
         assert (name, tick["now"]) == ("tick", 1001.0)
         assert tick["point"]["memory"] == 1.0
 

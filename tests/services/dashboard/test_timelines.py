@@ -21,7 +21,7 @@ def held(name: str, at: float) -> list[Record]:
 def keys(timelines: Timelines, now: float) -> list[str]:
     told = timelines.told(["GPU-0"], None, now, now)
     assert told is not None
-    return [each["key"] for each in told["cards"]["GPU-0"]["tenants"]]
+    return [tenant["key"] for tenant in told["cards"]["GPU-0"]["tenants"]]
 
 
 def test_a_tenant_that_is_gone_keeps_its_name_while_it_is_drawn() -> None:

@@ -54,7 +54,14 @@ def test_what_the_agent_does_without_is_a_note() -> None:
 
 
 def test_without_the_node_object_the_rest_is_still_looked_at() -> None:
-    assert [each.check for each in findings(unseen=True)] == ["kubelet", "agent", "database", "shim", "cards", "cdi"]
+    assert [finding.check for finding in findings(unseen=True)] == [
+        "kubelet",
+        "agent",
+        "database",
+        "shim",
+        "cards",
+        "cdi",
+    ]
 
 
 # --- who is there ----------------------------------------------------------------------------------------------------
@@ -157,7 +164,7 @@ def test_a_full_disk(disk: Disk, left: str) -> None:
 def test_a_run_folder_that_outlives_a_reboot_is_only_a_note() -> None:
     found = findings(the_site(disks=(Disk("/run/aliquot", 1 << 30, None, "ext4"),)))
     assert wrong(found) == []
-    assert [each.check for each in notes(found)] == ["disk"]
+    assert [note.check for note in notes(found)] == ["disk"]
 
 
 # --- the cards -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ FULL = {MEM: "32", COUNT: "2"}
 
 
 def findings(*nodes: Json, sick: dict[str, frozenset[int]] | None = None) -> list[Finding]:
-    return [each for each in node_findings(nodes, sick or {}, Rules()) if each.level is Level.FINDING]
+    return [finding for finding in node_findings(nodes, sick or {}, Rules()) if finding.level is Level.FINDING]
 
 
 WELL = [
@@ -27,7 +27,9 @@ WELL = [
 
 
 def test_nodes_that_are_well_are_counted_and_nothing_else() -> None:
-    assert [(each.level, each.what) for each in node_findings(WELL, {}, Rules())] == [(Level.OK, "4 offer GPUs")]
+    assert [(finding.level, finding.what) for finding in node_findings(WELL, {}, Rules())] == [
+        (Level.OK, "4 offer GPUs")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,7 @@ def test_each_fault_is_found_with_its_fix(node: Json, check: str, what: str, fix
 
 def test_what_had_to_be_guessed_at_is_told_but_is_not_wrong() -> None:
     node = a_node("n1", labels={"gpushare": "true"}, capacity={MEM: "32"})
-    (note,) = [each for each in node_findings([node], {}, Rules()) if each.level is Level.NOTE]
+    (note,) = [finding for finding in node_findings([node], {}, Rules()) if finding.level is Level.NOTE]
     assert "one is assumed" in note.what
     assert "aliquot.dev/inventory tells the cards" in str(note.advice)
 
@@ -121,7 +123,7 @@ def test_a_cluster_where_no_node_offers_anything_is_a_finding() -> None:
 
 def test_the_labels_to_set_then_are_those_of_what_is_served() -> None:
     served = Rules(served=frozenset({"qgpu", "gpushare"}))
-    (finding,) = [each for each in node_findings([a_node("plain")], {}, served) if each.level is Level.FINDING]
+    (finding,) = [finding for finding in node_findings([a_node("plain")], {}, served) if finding.level is Level.FINDING]
     assert "`kubectl label node NAME qgpu-device-enable=enable`" in str(finding.advice)
     assert "`kubectl label node NAME gpushare=true`" in str(finding.advice)
     assert "tensorstack" not in str(finding.advice)

@@ -148,4 +148,4 @@ def test_a_broken_pod_is_told_its_rule() -> None:
 
 
 def test_nobody_waiting_is_well() -> None:
-    assert [each.level for each in waits(gpushare_node("n1", 16))] == [Level.OK]
+    assert [wait.level for wait in waits(gpushare_node("n1", 16))] == [Level.OK]

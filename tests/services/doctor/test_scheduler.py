@@ -226,7 +226,7 @@ def test_a_webhook_that_refuses_and_tolerates_is_well() -> None:
     ],
 )
 def test_each_fault_of_the_webhook_is_a_finding_with_a_fix(findings: list[Finding], what: str) -> None:
-    told = [each for each in findings if each.level is Level.FINDING]
+    told = [finding for finding in findings if finding.level is Level.FINDING]
     assert [what in each.what for each in told] == [True]
     assert told[0].fix
 
@@ -241,7 +241,7 @@ def test_a_webhook_that_is_not_there_may_be_meant_so() -> None:
 def test_a_trial_that_may_not_be_made_is_told_as_that() -> None:
     forbidden = Probe(None, 'Error from server (Forbidden): pods is forbidden: User "x" cannot create')
     findings = looked(CONFIGURED, broken=forbidden, exclusive=forbidden)
-    assert [each.level for each in findings] == [Level.UNKNOWN]
+    assert [finding.level for finding in findings] == [Level.UNKNOWN]
 
 
 def test_the_trial_pods_are_what_they_are_meant_to_be() -> None:

@@ -220,7 +220,7 @@ def test_a_pod_in_the_queue_waits_once_and_in_its_own_dialect() -> None:
     (entry,) = state["waiting"]["pods"]
     assert (entry["key"], entry["dialect"], entry["wants"]) == (pod["key"], "gpushare", "3 GiB")
     assert state["totals"]["waiting"] == 1
-    assert [each["key"] for each in machine.picture.search("binpack", 10)["pods"]] == [pod["key"]]
+    assert [pod["key"] for pod in machine.picture.search("binpack", 10)["pods"]] == [pod["key"]]
 
 
 def test_a_pod_that_no_card_could_ever_take_says_what_it_wants() -> None:
@@ -262,12 +262,12 @@ def test_nobody_of_that_name_is_none() -> None:
 def test_a_search_finds_runs_pods_and_who_waits() -> None:
     machine = Machine(tenants=[a_tenant("train")], queue=[WAITS], pods=[A_POD])
     found = machine.picture.search("", 50)
-    assert [(each["key"], each["phase"]) for each in found["pods"]] == [
+    assert [(pod["key"], pod["phase"]) for pod in found["pods"]] == [
         ("default/binpack-1-0", "Running"),
         ("train", "Running"),
         ("big", "Pending"),
     ]
-    assert [each["key"] for each in machine.picture.search("TRAI", 50)["pods"]] == ["train"]
+    assert [pod["key"] for pod in machine.picture.search("TRAI", 50)["pods"]] == ["train"]
     assert len(machine.picture.search("", 2)["pods"]) == 2
 
 

@@ -198,7 +198,7 @@ def test_what_each_card_lacks_is_told_with_its_node_where_there_are_several() ->
         hall.wait(name, 20)
     hall.advance()
     ((_, standing),) = hall.queue.standings()
-    assert [(each["node"], each["card"], each["had"]) for each in standing["refusals"]] == [
+    assert [(refusal["node"], refusal["card"], refusal["had"]) for refusal in standing["refusals"]] == [
         ("here", 0, 4096),
         ("there", 0, 4096),
     ]

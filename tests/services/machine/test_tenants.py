@@ -64,7 +64,7 @@ class House:
         return Caller(child.pid, os.geteuid(), os.getegid())
 
     def end(self, caller: Caller) -> None:
-        child = next(each for each in self.children if each.pid == caller.pid)
+        child = next(child for child in self.children if child.pid == caller.pid)
         child.kill()
         child.wait()
 
@@ -260,7 +260,7 @@ def test_a_daemon_killed_at_any_step_finds_exactly_those_who_live(
     house.submit(memory_mib=1024)  # one that runs through it all
     ending = house.process()
     house.submit(ending, memory_mib=2048)
-    goes = next(each for each in house.node.tenancies.values() if each.tenant.root == ending.pid)
+    goes = next(tenancy for tenancy in house.node.tenancies.values() if tenancy.tenant.root == ending.pid)
 
     def kill(*_: object) -> None:
         raise KilledError

@@ -416,7 +416,7 @@ class TestRefusal:
         assert offline.use().paused == 0
         assert rig.driver.runs(22)
         until(lambda: rig.standing("off").level is Level.GATE)
-        assert [each.text for each in rig.daemon.findings() if "held at the gate" in each.text]
+        assert [finding.text for finding in rig.daemon.findings() if "held at the gate" in finding.text]
 
     def test_a_group_that_is_gone_does_not_keep_the_others_paused(self, rig: Rig) -> None:
         online = rig.registered(rig.tenant("on", ONLINE), 11)
@@ -454,7 +454,7 @@ class TestRefusal:
         time.sleep(0.1)
         rig.driver.slices[11, 1] = 1_000_000
         until(lambda: rig.driver.slices[11, 1] == ALONE, "the slice again")
-        until(lambda: any("behind our back" in each.text for each in rig.daemon.findings()))
+        until(lambda: any("behind our back" in finding.text for finding in rig.daemon.findings()))
         rig.guests[0].close()
         until(lambda: not rig.daemon.findings(), "nothing to tell of one that is gone")
 
@@ -601,5 +601,5 @@ class TestLookout:
 
         with pytest.MonkeyPatch.context() as disk:
             disk.setattr(os, "pwrite", full)
-            until(lambda: any("cannot be written" in each.text for each in rig.daemon.findings()), "the finding")
+            until(lambda: any("cannot be written" in finding.text for finding in rig.daemon.findings()), "the finding")
         until(lambda: page.trouble is None and not rig.daemon.findings(), "its end")

@@ -45,7 +45,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pods: dict[int, str]) -
 
 def _by_ancestors(pods: dict[int, str]) -> Callable[[int], str | None]:
     """A cgroup is inherited."""
-    return lambda pid: next((pods[each] for each in processes.ancestors(pid) if each in pods), None)
+    return lambda pid: next((pods[ancestor] for ancestor in processes.ancestors(pid) if ancestor in pods), None)
 
 
 def add(rig: Rig, uid: str = POD, *, cards: int = 1) -> Path:

@@ -129,7 +129,7 @@ def test_that_a_card_is_out_and_that_it_is_back_is_logged_once(
     assert health.why["GPU-a"] == "Xid 79, it fell off the bus"
     del driver.silent["GPU-a"]
     look(health, 5)
-    assert [each.message for each in caplog.records] == [
+    assert [record.message for record in caplog.records] == [
         "card 0 (GPU-a) is out: the driver does not answer for it: GPU is lost",
         "card GPU-a: Xid 79",
         "card 0 (GPU-a) is back",

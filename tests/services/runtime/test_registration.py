@@ -158,7 +158,7 @@ def test_that_nobody_listens_is_logged_once_a_second_at_most(house: House, caplo
             house.connect(bad)
         house.turns(6)
         house.now += 1
-    assert [each.message for each in caplog.records] == [
+    assert [record.message for record in caplog.records] == [
         "tenant the bad: 3 connections and 0 messages in a second: nobody listens to it until the next one"
     ]
 

@@ -320,7 +320,7 @@ def test_binds_of_one_pod_at_once_are_one_write() -> None:
         rig = Rig(live_node(), live_node("n2"))
         rig.pod()
         outcomes = await asyncio.gather(rig.bind(), rig.bind(), rig.bind(node="n2"), rig.bind(), return_exceptions=True)
-        assert [isinstance(each, Refused) for each in outcomes] == [False, False, True, False]
+        assert [isinstance(outcome, Refused) for outcome in outcomes] == [False, False, True, False]
         assert (rig.binds, rig.free) == (1, 12)
 
     play(scene())
@@ -332,7 +332,7 @@ def test_binds_of_one_pod_at_once_share_a_no() -> None:
         rig.pod()
         rig.api.writes.append(403)
         outcomes = await asyncio.gather(rig.bind(), rig.bind(), return_exceptions=True)
-        assert all(isinstance(each, Refused) for each in outcomes)
+        assert all(isinstance(outcome, Refused) for outcome in outcomes)
         assert (rig.binds, rig.free) == (1, 16)
 
     play(scene())
@@ -344,8 +344,8 @@ def test_of_many_pods_that_come_at_once_as_many_are_bound_as_have_room() -> None
         for at in range(10):
             rig.pod(f"p{at}", {MEM: "5"})
         outcomes = await asyncio.gather(*(rig.bind(f"p{at}") for at in range(10)), return_exceptions=True)
-        assert sum(each is None for each in outcomes) == 3
-        refused = [str(each) for each in outcomes if each is not None]
+        assert sum(outcome is None for outcome in outcomes) == 3
+        refused = [str(outcome) for outcome in outcomes if outcome is not None]
         assert refused[0] == ("n1 does not take ns/p3 any more: GPU memory: 5 GiB wanted, no card has that much free")
         assert rig.free == 1
 

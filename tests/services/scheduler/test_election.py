@@ -393,7 +393,7 @@ def test_whatever_the_network_does_never_two_lead_and_what_one_had_sent_is_over_
             candidate.client.plans.extend(network)
         last: dict[str, float] = {}
         while loop.time() < 1150.0:
-            leaders = [each.name for each in candidates if each.leading]
+            leaders = [candidate.name for candidate in candidates if candidate.leading]
             assert len(leaders) <= 1
             for name in leaders:
                 last[name] = loop.time()

@@ -88,7 +88,7 @@ def test_a_node_that_lacks_nothing_is_not_even_read() -> None:
 def test_a_sick_card_becomes_a_condition_beside_the_others_and_an_event() -> None:
     rig = Rig(sick_node())
     rig.step()
-    assert [each["type"] for each in rig.node()["status"]["conditions"]] == ["Ready", "GPUHealthy"]
+    assert [condition["type"] for condition in rig.node()["status"]["conditions"]] == ["Ready", "GPUHealthy"]
     assert rig.api.sent("patch")[0][0] == "/api/v1/nodes/n1/status"
     assert rig.told.events == [("n1", "SickCards", "Warning")]
 
@@ -162,7 +162,7 @@ def test_a_role_without_the_right_is_told_once_for_each_kind_of_write(caplog: py
     with caplog.at_level(logging.WARNING):
         for _ in range(10):
             rig.step(after=100)
-    assert sorted(each.message.partition(": cannot")[0] for each in caplog.records) == [
+    assert sorted(record.message.partition(": cannot")[0] for record in caplog.records) == [
         "nodes are not looked after: the role lacks patch on nodes",
         "nodes are not looked after: the role lacks patch on nodes/status",
     ]

@@ -52,7 +52,7 @@ def filtered(cluster: Cluster, pod: Json, *names: str, whole: bool = False) -> J
 
 
 def scored(cluster: Cluster, pod: Json, *names: str) -> dict[str, int]:
-    return {each["Host"]: each["Score"] for each in json.loads(scores_answer(cluster, question(pod, *names))[0])}
+    return {load["Host"]: load["Score"] for load in json.loads(scores_answer(cluster, question(pod, *names))[0])}
 
 
 # --- filter ----------------------------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def test_a_client_that_hangs_up_half_way_leaves_no_traceback(caplog: pytest.LogC
 
     with caplog.at_level(logging.WARNING):
         Door().ask(use)
-    assert [each.message for each in caplog.records] == []
+    assert [record.message for record in caplog.records] == []
 
 
 @settings(max_examples=30)
@@ -349,7 +349,7 @@ def test_a_role_that_may_not_read_secrets_is_told_once_and_keys_are_our_own(capl
     assert first is not None
     assert rig.keeper.keys is first
     assert rig.bundle() == first.trusted
-    assert [each.message for each in caplog.records] == [
+    assert [record.message for record in caplog.records] == [
         "the webhook's replicas cannot share their keys: the role lacks get on secrets (aliquot-webhook-tls)"
     ]
 
@@ -371,7 +371,7 @@ def test_a_role_that_may_not_configure_webhooks_is_told_once(caplog: pytest.LogC
     for _ in range(3):
         rig.step(after=30)
     assert rig.keeper.keys is not None
-    assert [each.message for each in caplog.records if each.levelno >= logging.WARNING] == [
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == [
         "the API server is not told of the webhook: the role lacks create and patch on "
         "mutatingwebhookconfigurations.admissionregistration.k8s.io (aliquot)"
     ]

@@ -197,7 +197,7 @@ class Card:
         self, function: c_void_p, stream: c_void_p, arguments: Sequence[c_uint64], *, blocks: int, threads: int
     ) -> Launch:
         """The launch of a kernel. It reads the arguments' values each time it is called."""
-        addresses = (c_void_p * len(arguments))(*(ctypes.addressof(each) for each in arguments))
+        addresses = (c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
         one, none = c_uint(1), c_void_p()
         grid, block = (c_uint(blocks), one, one), (c_uint(threads), one, one)
         call = self._driver.prepared("cuLaunchKernel", function, *grid, *block, c_uint(0), stream, addresses, none)

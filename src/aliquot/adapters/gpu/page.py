@@ -81,7 +81,7 @@ class Page:
             raise PageError(f"a tenant may have {CARDS} cards, not {len(allotments)}")
         self.path = path
         self.trouble: OSError | None = None  # why something could not be written: its owner's doing, or a full disk
-        self.uuids = tuple(each.uuid for each in allotments)
+        self.uuids = tuple(allotment.uuid for allotment in allotments)
         self.index = {uuid: at for at, uuid in enumerate(self.uuids)}
         # Truncated to size, never replaced: running processes have it mapped.
         try:

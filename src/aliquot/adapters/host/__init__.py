@@ -1,0 +1,1 @@
+"""The operating system: processes, cgroups, mounts, home folders, the control socket, logs."""

@@ -29,7 +29,7 @@ def pod_of(pid: int, *, proc: Path = Path("/proc")) -> str | None:
 
 def pods_seen(*, proc: Path = Path("/proc")) -> dict[str, int]:
     """How many processes of each Pod there are, by UID, as far as they can be seen from here."""
-    owners = Counter(pod_of(int(each.name), proc=proc) for each in proc.iterdir() if each.name.isdigit())
+    owners = Counter(pod_of(int(path.name), proc=proc) for path in proc.iterdir() if path.name.isdigit())
     return {uid: times for uid, times in owners.items() if uid is not None}
 
 

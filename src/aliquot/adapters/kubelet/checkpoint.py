@@ -49,8 +49,8 @@ class Entry:
             return None
         if not self.answer:
             return None
-        mounts = tuple(each.host_path for each in found.mounts)
-        return Kept(dict(found.envs), tuple(each.name for each in found.cdi_devices), mounts)
+        mounts = tuple(mount.host_path for mount in found.mounts)
+        return Kept(dict(found.envs), tuple(device.name for device in found.cdi_devices), mounts)
 
 
 _NAMES = {
@@ -85,10 +85,10 @@ def read_checkpoint(path: Path) -> tuple[Entry, ...] | None:
     except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
         return None
     return tuple(
-        Entry(each.pod_uid, each.container, each.resource, _all(each.ids or {}), each.answer or "")
-        for each in found.data.entries or ()
+        Entry(entry.pod_uid, entry.container, entry.resource, _all(entry.ids or {}), entry.answer or "")
+        for entry in found.data.entries or ()
     )
 
 
 def _all(by_numa: dict[int, list[str] | None]) -> frozenset[str]:
-    return frozenset(each for ids in by_numa.values() for each in ids or ())
+    return frozenset(id_ for ids in by_numa.values() for id_ in ids or ())

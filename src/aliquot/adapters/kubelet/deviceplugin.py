@@ -168,7 +168,8 @@ class PluginServer:
     ) -> wire.AllocateResponse:
         try:
             answers = [
-                self._desk.allocate(self._resource, frozenset(each.devices_ids)) for each in request.container_requests
+                self._desk.allocate(self._resource, frozenset(request.devices_ids))
+                for request in request.container_requests
             ]
         except Exception as error:
             await self._refuse(context, "Allocate", error)
@@ -207,8 +208,8 @@ def _container(answer: Answer) -> wire.ContainerAllocateResponse:
     return wire.ContainerAllocateResponse(
         envs=answer.env,
         mounts=[
-            wire.Mount(container_path=each.container, host_path=each.host, read_only=not each.writable)
-            for each in answer.mounts
+            wire.Mount(container_path=mount.container, host_path=mount.host, read_only=not mount.writable)
+            for mount in answer.mounts
         ],
         cdi_devices=[wire.CDIDevice(name=name) for name in answer.cdi],
     )

@@ -103,8 +103,8 @@ def _holders(answer: wire.ListPodResourcesResponse) -> list[Holder]:
     for pod in answer.pod_resources:
         for container in pod.containers:
             devices: dict[str, set[str]] = {}
-            for each in container.devices:  # the kubelet writes one for each device
-                devices.setdefault(each.resource_name, set()).update(each.device_ids)
+            for device in container.devices:  # the kubelet writes one for each device
+                devices.setdefault(device.resource_name, set()).update(device.device_ids)
             if devices:
                 held = {resource: frozenset(ids) for resource, ids in devices.items()}
                 found.append(Holder(pod.namespace, pod.name, container.name, held))

@@ -99,7 +99,7 @@ def passed_over() -> list[Path]:
 
 
 def _by_variable() -> list[Path]:
-    return [Path(each) for each in os.environ.get("KUBECONFIG", "").split(os.pathsep) if each]
+    return [Path(word) for word in os.environ.get("KUBECONFIG", "").split(os.pathsep) if word]
 
 
 def _in_cluster() -> Server:

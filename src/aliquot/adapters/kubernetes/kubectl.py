@@ -131,7 +131,7 @@ class Kubectl:
             page = self.get(path, **query, **further)
             page = page if isinstance(page, dict) else {}
             items, metadata = page.get("items"), page.get("metadata")
-            yield from ({**each, "kind": kind} for each in items or [] if isinstance(each, dict))
+            yield from ({**item, "kind": kind} for item in items or [] if isinstance(item, dict))
             token = metadata.get("continue") if isinstance(metadata, dict) else None
             if not token:
                 return

@@ -71,7 +71,7 @@ def _doomed(root: Path, run: Path, state: Path, kubelet: Path) -> Iterator[Path]
             yield from sorted(folder.iterdir())
     vendors = root / Path(_VENDOR_STATE).relative_to("/")
     if (vendors / "shim").is_dir() and examine(vendors / "meta.db") != FOREIGN:
-        yield from sorted(each for each in vendors.iterdir() if each.name in _IN_VENDOR_STATE)
+        yield from sorted(path for path in vendors.iterdir() if path.name in _IN_VENDOR_STATE)
     yield from sorted((root / kubelet.relative_to("/") / "device-plugins").glob(_SOCKETS))
     for pattern in _SPECS:
         yield from sorted((root / "var/run/cdi").glob(pattern))

@@ -73,22 +73,23 @@ class ObjectStore:
                 " VALUES (?, ?, ?, ?, ?, ?, ?)",
                 [
                     (
-                        each.kind, each.namespace, each.name, json.dumps(each.manifest), each.template,
-                        json.dumps(asdict(each.applier)), each.created,
+                        workload.kind, workload.namespace, workload.name,
+                        json.dumps(workload.manifest), workload.template,
+                        json.dumps(asdict(workload.applier)), workload.created,
                     )
-                    for each in workloads
+                    for workload in workloads
                 ],
             )  # fmt: skip
             database.executemany(
                 "DELETE FROM workloads WHERE kind = ? AND namespace = ? AND name = ?",
                 [(each.kind, each.namespace, each.name) for each in gone],
             )
-            database.executemany("DELETE FROM pods WHERE uid = ?", [(each.uid,) for each in gone_pods])
+            database.executemany("DELETE FROM pods WHERE uid = ?", [(pod.uid,) for pod in gone_pods])
             database.executemany(
                 f"INSERT INTO pods ({', '.join(_POD_COLUMNS)})"  # noqa: S608 - no input
                 f" VALUES ({', '.join('?' * len(_POD_COLUMNS))}) ON CONFLICT (uid) DO UPDATE SET"
                 f" {', '.join(f'{name} = excluded.{name}' for name in _CHANGING)}",
-                [_row(each) for each in pods],
+                [_row(pod) for pod in pods],
             )
 
 
@@ -115,13 +116,15 @@ def _applier(text: str) -> Applier:
 
 
 def _state(values: dict[str, Any]) -> PodState:
-    containers = (ContainerState(**{**each, "command": tuple(each["command"])}) for each in values["containers"])
+    containers = (
+        ContainerState(**{**container, "command": tuple(container["command"])}) for container in values["containers"]
+    )
     return PodState(
         **{
             **values,
             "phase": Phase(values["phase"]),
             "containers": tuple(containers),
             "why": tuple(values["why"]),
-            "events": tuple(PodEvent(**each) for each in values["events"]),
+            "events": tuple(PodEvent(**event) for event in values["events"]),
         }
     )

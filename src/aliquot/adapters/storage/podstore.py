@@ -165,8 +165,8 @@ class PodStore:
         try:
             with fresh.transaction() as database:
                 database.execute("DELETE FROM tenancies")  # whatever was put in its place, we know better
-                for each in self._tenancies.values():
-                    _insert(database, each)
+                for tenancy in self._tenancies.values():
+                    _insert(database, tenancy)
                 _insert_cards(database, self._cards)
                 for key, value in self._settings.items():
                     _insert_setting(database, key, value)

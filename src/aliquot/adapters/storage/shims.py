@@ -100,13 +100,13 @@ def sweep(state: Path, keep: Collection[Path]) -> list[str]:
         kept.add(os.readlink(shelf / _CURRENT))
     removed = []
     with contextlib.suppress(FileNotFoundError):
-        for each in sorted(shelf.iterdir()):
-            if each.name.startswith(_DRAFT):
-                if time.time() - each.lstat().st_mtime > _STALE:  # before that, somebody may be at it
-                    _remove(each)
-            elif each.name not in {*kept, _CURRENT}:
-                _remove(each)
-                removed.append(each.name)
+        for path in sorted(shelf.iterdir()):
+            if path.name.startswith(_DRAFT):
+                if time.time() - path.lstat().st_mtime > _STALE:  # before that, somebody may be at it
+                    _remove(path)
+            elif path.name not in {*kept, _CURRENT}:
+                _remove(path)
+                removed.append(path.name)
     return removed
 
 
@@ -121,7 +121,7 @@ def examine(state: Path, *, machine: str | None = None) -> str | None:
         return str(error).partition(": build it")[0]
     except OSError as error:
         return f"{error.filename or current}: {error.strerror or error}"
-    here = [f"{IN_CONTAINERS}/{each.name}" for each in current.iterdir()]
+    here = [f"{IN_CONTAINERS}/{path.name}" for path in current.iterdir()]
     lost = next((each for each in named if each not in here), None)
     return None if lost is None else f"{current / PRELOAD} names {lost}, which is not beside it"
 

@@ -1,0 +1,1 @@
+"""Commands that run on a cluster (scheduler, agent) and that look at one (explain, doctor, kubectl plugins)."""

@@ -80,11 +80,13 @@ def doctor(
     places = Places(run_dir, dbfile, kubelet_dir, cdi_dir) if here else None
     cluster = _Cluster(kubectl, namespace, lease_namespace or usual().namespace, lease_name, lease_namespace is None)
     findings = grouped(_diagnosed(cluster, rules, places, nodename))
-    wrong = sum(each.level in (Level.FINDING, Level.UNKNOWN) for each in findings)
+    wrong = sum(finding.level in (Level.FINDING, Level.UNKNOWN) for finding in findings)
     if output == "json":
         import msgspec
 
-        click.echo(msgspec.json.format(msgspec.json.encode([_entry(each) for each in findings]), indent=2).decode())
+        click.echo(
+            msgspec.json.format(msgspec.json.encode([_entry(finding) for finding in findings]), indent=2).decode()
+        )
     else:
         for line in lines_of(findings):
             click.echo(printable(line))
@@ -322,12 +324,12 @@ def _node_objects(
 
 def lines_of(findings: list[Finding]) -> Iterator[str]:
     marks = {Level.OK: "ok     ", Level.NOTE: "note   ", Level.FINDING: "FINDING", Level.UNKNOWN: "FINDING"}
-    for each in findings:
-        cannot = "cannot look: " if each.level is Level.UNKNOWN else ""
-        about = f"{each.whom}: " if each.about else ""
-        yield f"{marks[each.level]}  {each.check.ljust(_WIDEST)}  {about}{cannot}{each.what}"
-        if each.advice and each.level is not Level.OK:
-            yield f"{' ' * 9}{' ' * _WIDEST}  -> {each.advice}"
+    for finding in findings:
+        cannot = "cannot look: " if finding.level is Level.UNKNOWN else ""
+        about = f"{finding.whom}: " if finding.about else ""
+        yield f"{marks[finding.level]}  {finding.check.ljust(_WIDEST)}  {about}{cannot}{finding.what}"
+        if finding.advice and finding.level is not Level.OK:
+            yield f"{' ' * 9}{' ' * _WIDEST}  -> {finding.advice}"
 
 
 def _entry(finding: Finding) -> Json:

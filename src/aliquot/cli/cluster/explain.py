@@ -109,7 +109,9 @@ def _given(
         raise InputError("-f and --cluster cannot both be read from stdin")
     pods = [] if filename is None else _pods(filename, read_manifests(filename))
     objects = (
-        reach(lambda: cluster_objects(kubectl)) if cluster is None else [each.value for each in read_manifests(cluster)]
+        reach(lambda: cluster_objects(kubectl))
+        if cluster is None
+        else [manifest.value for manifest in read_manifests(cluster)]
     )
     if pod is not None:
         where = namespace or ("default" if cluster is not None else reach(kubectl.namespace))

@@ -51,7 +51,7 @@ def aliquot(node: str | None, detail: bool, output: str, pending: bool, kubectl:
     kubectl aliquot dashboard     the same in a browser, live
     """
     seen = overview(kubectl)
-    if node is not None and node not in [each.name for each in seen.nodes]:
+    if node is not None and node not in [node.name for node in seen.nodes]:
         raise InputError(f"{node} is not a node with GPUs of ours: kubectl aliquot -o wide lists them")
     nodes = [each for each in seen.nodes if node in (None, each.name)]
     if output == "json":
@@ -131,24 +131,24 @@ def _per_node(nodes: Sequence[NodeStanding], wide: bool) -> str:
     head += ["CARDS (GiB)"] if wide else []
     rows = [
         [
-            each.name,
-            ",".join(each.offers) or "-",
-            "-" if each.node is None else each.node.isolation.value,
-            str(len(each.cards)),
-            *_used([each]),
-            *_people([each]),
-            *([" ".join(_card(card) for card in each.cards) or "-"] if wide else []),
-            ", ".join(_state(each)),
+            node.name,
+            ",".join(node.offers) or "-",
+            "-" if node.node is None else node.node.isolation.value,
+            str(len(node.cards)),
+            *_used([node]),
+            *_people([node]),
+            *([" ".join(_card(card) for card in node.cards) or "-"] if wide else []),
+            ", ".join(_state(node)),
         ]
-        for each in nodes
+        for node in nodes
     ]
     return table([*head, "STATE"], rows, right=frozenset({3, 4, 5, 6, 7, 8}))
 
 
 def _per_kind(nodes: Sequence[NodeStanding]) -> str:
     kinds: dict[tuple[str, ...], list[NodeStanding]] = {}
-    for each in nodes:
-        kinds.setdefault((",".join(each.offers) or "-", _policy(each), _hardware(each)), []).append(each)
+    for node in nodes:
+        kinds.setdefault((",".join(node.offers) or "-", _policy(node), _hardware(node)), []).append(node)
     head = ["NODES", "OFFERS", "POLICY", "GPU", "MEMORY (GiB)", "CORE (GPU)", "FREE GPU", "PODS", "ONLINE", "OFFLINE"]
     rows = [
         [
@@ -177,7 +177,7 @@ def _hardware(node: NodeStanding) -> str:
     models = sorted({card.card.model for card in node.cards if card.card.model})
     if not sizes:
         return "-"
-    size = "-".join(str(in_units(each, 1024)) for each in (sizes[:1] if len(sizes) == 1 else (sizes[0], sizes[-1])))
+    size = "-".join(str(in_units(size, 1024)) for size in (sizes[:1] if len(sizes) == 1 else (sizes[0], sizes[-1])))
     return f"{len(node.cards)} x {'/'.join(models)}{', ' * bool(models)}{size} GiB"
 
 
@@ -185,7 +185,7 @@ def _used(nodes: Sequence[NodeStanding], *, in_cards: bool = False) -> list[str]
     """Memory and compute, used of what there is; compute in percent of a card, or in cards."""
     from aliquot.wording.refusals import in_units
 
-    cards = [card for each in nodes for card in each.cards]
+    cards = [card for node in nodes for card in node.cards]
     used, total = sum(card.used.memory_mib for card in cards), sum(card.card.memory_mib for card in cards)
     core = sum(1000 * bool(card.used.exclusive) or card.used.core_milli for card in cards)
     of_all = f"{in_units(core, 1000):,}/{len(cards):,}" if in_cards else f"{in_units(core, 10)}/{100 * len(cards)}%"
@@ -195,8 +195,8 @@ def _used(nodes: Sequence[NodeStanding], *, in_cards: bool = False) -> list[str]
 def _people(nodes: Sequence[NodeStanding]) -> list[str]:
     from aliquot.model.claim import AppClass
 
-    classes = [sum(each.count(kind) for each in nodes) for kind in (AppClass.ONLINE, AppClass.OFFLINE)]
-    return [f"{count:,}" for count in (sum(len(each.pods) for each in nodes), *classes)]
+    classes = [sum(node.count(kind) for node in nodes) for kind in (AppClass.ONLINE, AppClass.OFFLINE)]
+    return [f"{count:,}" for count in (sum(len(node.pods) for node in nodes), *classes)]
 
 
 def _card(standing: CardStanding) -> str:
@@ -216,13 +216,13 @@ def _in_all(nodes: Sequence[NodeStanding]) -> str:
     memory, core = _used(nodes, in_cards=True)
     pods, online, offline = _people(nodes)
     return (
-        f"{len(nodes):,} node{'s' * (len(nodes) != 1)}, {sum(len(each.cards) for each in nodes):,} GPUs:"
+        f"{len(nodes):,} node{'s' * (len(nodes) != 1)}, {sum(len(node.cards) for node in nodes):,} GPUs:"
         f" memory {memory} GiB, core {core} GPUs, {pods} Pod{'s' * (pods != '1')} ({online} online, {offline} offline)"
     )
 
 
 def _troubled(nodes: Sequence[NodeStanding]) -> Iterator[str]:
-    troubled = [(each.name, _state(each)) for each in nodes if _state(each)]
+    troubled = [(node.name, _state(node)) for node in nodes if _state(node)]
     if not troubled:
         return
     yield f"{len(troubled):,} node{'s' * (len(troubled) > 1)} with trouble:"
@@ -243,15 +243,15 @@ def details(nodes: Sequence[NodeStanding]) -> Iterator[str]:
         yield from (f"  note: {note}" for note in (node.node.notes if node.node else ()))
         cards = [
             [
-                str(each.card.index),
-                each.card.model or "-",
-                f"{in_units(each.used.memory_mib, 1024)}/{in_units(each.card.memory_mib, 1024)}",
-                "whole" if each.used.exclusive else f"{in_units(each.used.core_milli, 10)}/100%",
-                f"{in_units(each.used.greedy_milli, 10)}%" if each.used.greedy_milli else "-",
-                str(each.used.slices) + (f"/{each.card.max_slices}" if each.card.max_slices is not None else ""),
-                "ok" if each.card.healthy else "sick",
+                str(card.card.index),
+                card.card.model or "-",
+                f"{in_units(card.used.memory_mib, 1024)}/{in_units(card.card.memory_mib, 1024)}",
+                "whole" if card.used.exclusive else f"{in_units(card.used.core_milli, 10)}/100%",
+                f"{in_units(card.used.greedy_milli, 10)}%" if card.used.greedy_milli else "-",
+                str(card.used.slices) + (f"/{card.card.max_slices}" if card.card.max_slices is not None else ""),
+                "ok" if card.card.healthy else "sick",
             ]
-            for each in node.cards
+            for card in node.cards
         ]
         head = ["GPU", "MODEL", "MEMORY (GiB)", "CORE", "GREEDY", "SHARED BY", "STATE"]
         if cards:
@@ -338,7 +338,7 @@ def as_json(seen: Overview, nodes: Iterable[NodeStanding], pending: bool) -> Jso
     from aliquot.services.explain.snapshot import pod_key
 
     waiting = [{"pod": pod_key(pod), "created": created(pod), "reason": seen.why_waits(pod)} for pod in seen.waiting]
-    return {"pending": waiting} if pending else {"nodes": [_node_json(each) for each in nodes], "pending": waiting}
+    return {"pending": waiting} if pending else {"nodes": [_node_json(node) for node in nodes], "pending": waiting}
 
 
 def _node_json(node: NodeStanding) -> Json:
@@ -352,26 +352,26 @@ def _node_json(node: NodeStanding) -> Json:
         "notes": [] if node.node is None else list(node.node.notes),
         "cards": [
             {
-                "index": each.card.index,
-                "uuid": each.card.uuid,
-                "model": each.card.model,
-                "healthy": each.card.healthy,
-                "memory_gib": in_units(each.card.memory_mib, 1024),
-                "memory_used_gib": in_units(each.used.memory_mib, 1024),
-                "core_used": in_units(1000 if each.used.exclusive else each.used.core_milli, 10),
-                "greedy_used": in_units(each.used.greedy_milli, 10),
-                "shared_by": each.used.slices,
-                "exclusive": bool(each.used.exclusive),
+                "index": card.card.index,
+                "uuid": card.card.uuid,
+                "model": card.card.model,
+                "healthy": card.card.healthy,
+                "memory_gib": in_units(card.card.memory_mib, 1024),
+                "memory_used_gib": in_units(card.used.memory_mib, 1024),
+                "core_used": in_units(1000 if card.used.exclusive else card.used.core_milli, 10),
+                "greedy_used": in_units(card.used.greedy_milli, 10),
+                "shared_by": card.used.slices,
+                "exclusive": bool(card.used.exclusive),
             }
-            for each in node.cards
+            for card in node.cards
         ],
         "pods": [
             {
-                "pod": each.key,
-                "class": each.claim.app_class.value,
-                "dialect": each.claim.dialect,
-                "whole_node": each.grant.whole_node,
-                "guessed": each.guessed,
+                "pod": pod.key,
+                "class": pod.claim.app_class.value,
+                "dialect": pod.claim.dialect,
+                "whole_node": pod.grant.whole_node,
+                "guessed": pod.guessed,
                 "cards": [
                     {
                         "index": card,
@@ -379,9 +379,9 @@ def _node_json(node: NodeStanding) -> Json:
                         "core": in_units(1000 if use.exclusive else use.core_milli, 10),
                         "greedy": in_units(use.greedy_milli, 10),
                     }
-                    for card, use in each.grant.usage().items()
+                    for card, use in pod.grant.usage().items()
                 ],
             }
-            for each in node.pods
+            for pod in node.pods
         ],
     }

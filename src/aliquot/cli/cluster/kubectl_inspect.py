@@ -150,9 +150,9 @@ def _allocatable(amounts: Any, *resources: str) -> list[int]:
 def _address(obj: Json) -> str:
     status = obj.get("status")
     addresses = status.get("addresses") if isinstance(status, dict) else None
-    for each in addresses if isinstance(addresses, list) else []:
-        if isinstance(each, dict) and each.get("type") == "InternalIP":
-            return printable(str(each.get("address")))  # a node says of itself what it likes
+    for address in addresses if isinstance(addresses, list) else []:
+        if isinstance(address, dict) and address.get("type") == "InternalIP":
+            return printable(str(address.get("address")))  # a node says of itself what it likes
     return "unknown"
 
 
@@ -189,10 +189,13 @@ def _asked(claim: Claim, shared: SharedNode, unit: int) -> int:
     size = max(shared.cards, default=0) * unit
     parts = (
         (
-            each.role,
-            Usage(memory_mib=each.slice.memory_on(size) * (len(shared.cards) if each.count is None else each.count)),
+            container.role,
+            Usage(
+                memory_mib=container.slice.memory_on(size)
+                * (len(shared.cards) if container.count is None else container.count)
+            ),
         )
-        for each in claim.containers
+        for container in claim.containers
     )
     return -(-peak(parts).memory_mib // unit)
 

@@ -32,6 +32,6 @@ def _measure(lines: list[list[str]], widths: list[list[int]], start: int, end: i
         while at < end and column < len(lines[at]) - 1:
             at += 1
         wide = max(len(line[column]) for line in lines[first:at]) + _PADDING
-        for each in widths[first:at]:
-            each.append(wide)
+        for width in widths[first:at]:
+            width.append(wide)
         _measure(lines, widths, first, at, column + 1)

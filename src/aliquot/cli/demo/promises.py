@@ -240,4 +240,4 @@ def _signed(micros: float) -> str:
 
 
 def _shares(values: Sequence[float]) -> str:
-    return "/".join(f"{100 * each:.1f}".removesuffix(".0") for each in values) + "%"
+    return "/".join(f"{100 * value:.1f}".removesuffix(".0") for value in values) + "%"

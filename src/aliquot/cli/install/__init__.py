@@ -1,0 +1,1 @@
+"""install, upgrade and uninstall, with their options and progress."""

@@ -222,7 +222,7 @@ def _retagged(known: Record) -> str:
 
 
 def _notes(found: Found, known: Record | None) -> tuple[str, ...]:
-    notes = [f"beside {each}" for each in found.others]
+    notes = [f"beside {other}" for other in found.others]
     if known is not None and not known.settled:
         how = "applied by --no-wait, and does not stand yet" if known.applied else "begun and not finished"
         notes.append(f"an installation of {known.version} was {how}: going on")
@@ -293,7 +293,7 @@ async def _roll_back(kube: Kube, installer: Installer, record: Record, steps: St
 
 
 def _summary(record: Record, findings: list[Finding], given: dict[str, Any]) -> None:
-    wrong = [each for each in findings if each.level in (Level.FINDING, Level.UNKNOWN)]
+    wrong = [finding for finding in findings if finding.level in (Level.FINDING, Level.UNKNOWN)]
     if given["output"] == "json":
         import msgspec
 

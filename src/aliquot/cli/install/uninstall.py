@@ -177,7 +177,7 @@ async def _part_with(away: Uninstaller, given: dict[str, Any], steps: Steps) -> 
 
 def _told(pods: Sequence[Json]) -> str:
     """Who is on our cards."""
-    names = [f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in pods]
+    names = [f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in pods]
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return f"{len(pods)} Pod{'s are' if len(pods) > 1 else ' is'} on our cards: {', '.join(names[:_MOST_NAMED])}{more}"
 

@@ -25,7 +25,7 @@ async def verify(kube: Kube, namespace: str, until: float) -> list[Finding]:
     until = min(until, time.monotonic() + _PATIENCE)
     while True:
         findings = [each async for each in _examined(kube, namespace)]
-        if time.monotonic() >= until or not any(each.level is Level.FINDING for each in findings):
+        if time.monotonic() >= until or not any(finding.level is Level.FINDING for finding in findings):
             return grouped(findings)
         await asyncio.sleep(_AGAIN)
 
@@ -40,13 +40,13 @@ async def _examined(kube: Kube, namespace: str) -> Any:
     from aliquot.services.doctor.scheduler import broken_pod, exclusive_pod, lease_findings, webhook_findings
 
     lease = await _or_none(kube, _LEASE.format(namespace=namespace))
-    for each in lease_findings(lease, f"{namespace}/aliquot-scheduler", datetime.now(UTC)):
-        yield each
+    for finding in lease_findings(lease, f"{namespace}/aliquot-scheduler", datetime.now(UTC)):
+        yield finding
     webhook = await _or_none(kube, f"{CONFIGURATIONS_PATH}/{CONFIGURATION}")
     served = served_by(await _or_none(kube, _DEPLOYMENT.format(namespace=namespace)))
     trials = [await _trial(kube, pod) for pod in (broken_pod(served), exclusive_pod())]
-    for each in webhook_findings(webhook, None, *trials, served=served):
-        yield each
+    for finding in webhook_findings(webhook, None, *trials, served=served):
+        yield finding
     listed = await kube.get("/api/v1/nodes", timeout=60.0)
     nodes = [{**node, "kind": "Node"} for node in listed.get("items") or ()]
     with_cards = [node for node in nodes if INVENTORY in (node["metadata"].get("annotations") or {})]
@@ -56,8 +56,8 @@ async def _examined(kube: Kube, namespace: str) -> Any:
         fix = f"kubectl label node NODE {label(mode)}, or --nodes with the names of those that have cards"
         yield Finding("nodes", Level.NOTE, (), what, fix)
     rules = dialects.Rules(gpushare_unit=dialects.guess_gpushare_unit(nodes), served=served)
-    for each in node_findings(with_cards, {}, rules):
-        yield each
+    for finding in node_findings(with_cards, {}, rules):
+        yield finding
 
 
 async def _or_none(kube: Kube, path: str) -> dict[str, Any] | None:

@@ -1,0 +1,1 @@
+"""Commands for the daemon of one machine and its runs."""

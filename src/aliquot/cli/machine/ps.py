@@ -27,20 +27,20 @@ def ps(output: str) -> None:
         click.echo(json.dumps(told, indent=2))
         return
     head = ("NAME", "CLASS", "PID", "CARDS", "MEMORY", "CORE", "STATE", "SINCE", "COMMAND")
-    pods = {each["key"]: each for each in status.get("pods", ())}
+    pods = {pod["key"]: pod for pod in status.get("pods", ())}
     runs = [each for each in status["queue"] if each["name"] not in pods]
-    there = {each["name"] for each in [*status["tenants"], *status["queue"]]}
-    pending = [each for each in pods.values() if each["phase"] == "Pending"]
+    there = {tenant["name"] for tenant in [*status["tenants"], *status["queue"]]}
+    pending = [pod for pod in pods.values() if pod["phase"] == "Pending"]
     several = len(status.get("nodes", ())) > 1
-    rows = [_running(each, pods.get(each["name"]), several=several) for each in status["tenants"]]
+    rows = [_running(tenant, pods.get(tenant["name"]), several=several) for tenant in status["tenants"]]
     rows += [_waiting(each, pods.get(each["name"])) for each in status["queue"]]
     rows += [_pending(each) for each in pending if each["key"] not in there]
     if not rows:
         click.echo("nothing runs")
         return
     click.echo(table(head, rows, right=frozenset({2})))
-    for each in runs:
-        click.echo(printable(f"{each['name']} waits ({each['position']} of {each['of']}): {reason(each)}"))
+    for run in runs:
+        click.echo(printable(f"{run['name']} waits ({run['position']} of {run['of']}): {reason(run)}"))
     for line in waiting_lines(pending):
         click.echo(line)
 
@@ -68,7 +68,9 @@ def _running(tenant: dict[str, Any], pod: dict[str, Any] | None = None, *, sever
 def _first(pod: dict[str, Any]) -> tuple[int | None, str]:
     """Process and command of the first container that runs; the others are counted."""
     containers = pod["containers"]
-    first = next((each for each in containers if each["state"] == "running"), next(iter(apps(pod)), None))
+    first = next(
+        (container for container in containers if container["state"] == "running"), next(iter(apps(pod)), None)
+    )
     if first is None:
         return None, "-"
     more = f" (and {len(containers) - 1} more)" if len(containers) > 1 else ""

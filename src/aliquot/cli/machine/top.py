@@ -72,7 +72,7 @@ def view(status: dict[str, Any]) -> str:
     waits_for = status.get("agent", {}).get("waits_for")
     if waits_for:
         lines.append(f"not ready: {waits_for}")
-    refused = any(each["refused_allocations"] for tenant in status["tenants"] for each in tenant["cards"])
+    refused = any(card["refused_allocations"] for tenant in status["tenants"] for card in tenant["cards"])
     several = len({card.get("node") for card in status["cards"]}) > 1
     empty = _empty(status) if len(status["cards"]) > _MANY else []
     for card in status["cards"]:
@@ -92,7 +92,7 @@ def view(status: dict[str, Any]) -> str:
     lines += ["", *waiting] if waiting else []
     if status["findings"]:
         lines.append("")
-        lines += [printable(_finding(each, status["cards"])) for each in status["findings"]]
+        lines += [printable(_finding(finding, status["cards"])) for finding in status["findings"]]
     # What a process calls itself, a card, or a reason of others: shown, but it steers no terminal.
     return "\n".join(printable(line) for block in lines for line in block.split("\n"))
 
@@ -108,8 +108,8 @@ def _waiting(status: dict[str, Any]) -> Iterator[str]:
 
 def _empty(status: dict[str, Any]) -> list[dict[str, Any]]:
     """The cards that nobody is on, and on which nothing happens."""
-    taken = {each["uuid"] for tenant in status["tenants"] for each in tenant["cards"]}
-    taken |= {each["uuid"] for each in status["findings"]}
+    taken = {card["uuid"] for tenant in status["tenants"] for card in tenant["cards"]}
+    taken |= {finding["uuid"] for finding in status["findings"]}
     return [
         card
         for card in status["cards"]

@@ -159,7 +159,7 @@ def _in_background(
     except StartError as error:
         raise InputError(str(error), code=error.code) from error
     status = ask({"op": "status"})
-    kinds = Counter(f"{each['model']} {memory(each['memory_bytes'] >> 20)}" for each in status["cards"])
+    kinds = Counter(f"{card['model']} {memory(card['memory_bytes'] >> 20)}" for card in status["cards"])
     cards = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     nodes = len(status["nodes"])
     cards += f" on {nodes} nodes" if nodes > 1 else ""

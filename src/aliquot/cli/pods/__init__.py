@@ -1,0 +1,1 @@
+"""Commands for manifests on one machine, as kubectl has them."""

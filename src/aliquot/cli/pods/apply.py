@@ -81,8 +81,8 @@ def apply(
     from aliquot.cli.pods.submit import check_alone, named, noted, read_files, runnable, send, skipped
 
     manifests, others = runnable(read_files(files))
-    for each in manifests:
-        named(each, namespace)  # what is wrong in a file is told before a daemon is started
+    for manifest in manifests:
+        named(manifest, namespace)  # what is wrong in a file is told before a daemon is started
     alone = dry_run and not _daemon_runs()
     if alone:
         results = check_alone(manifests, namespace)
@@ -135,9 +135,9 @@ def _write(results: Sequence[Json], output: str, dry_run: bool) -> None:
     if output == "json":
         click.echo(json.dumps(results, indent=2, ensure_ascii=False))
         return
-    for each in results:
-        shown = BY_NAME[each["kind"]].shown(each["name"])
-        done = "" if output == "name" else f" {each['action']}{' (dry run)' * dry_run}"
+    for result in results:
+        shown = BY_NAME[result["kind"]].shown(result["name"])
+        done = "" if output == "name" else f" {result['action']}{' (dry run)' * dry_run}"
         click.echo(printable(shown + done))
 
 

@@ -80,7 +80,9 @@ def delete(
     missing = [(kind, each) for (kind, _, _), each in zip(chosen, answers, strict=True) if not isinstance(each, int)]
     if not ignore_not_found:
         _tell_missing(missing)
-    raise click.exceptions.Exit(max(each if isinstance(each, int) else int(not ignore_not_found) for each in answers))
+    raise click.exceptions.Exit(
+        max(answer if isinstance(answer, int) else int(not ignore_not_found) for answer in answers)
+    )
 
 
 def _tell_missing(missing: Sequence[tuple[Kind, NotThereError]]) -> None:
@@ -123,7 +125,7 @@ def _in_files(files: Sequence[Path], namespace: str | None) -> list[tuple[Kind, 
     from aliquot.cli.pods.submit import named, read_files, runnable
 
     manifests, _ = runnable(read_files(files))
-    return [named(each, namespace) for each in reversed(manifests)]
+    return [named(manifest, namespace) for manifest in reversed(manifests)]
 
 
 def _by_name(what: Sequence[str], namespace: str | None, everything: bool, ignore: bool) -> list[tuple[Kind, str, str]]:

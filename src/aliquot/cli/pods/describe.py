@@ -104,7 +104,7 @@ def _when(epoch: float) -> str:
 def _why(sentences: Sequence[str]) -> Iterator[str]:
     if sentences:
         yield "Why:"
-        yield from (f"  {each}" for each in sentences)
+        yield from (f"  {sentence}" for sentence in sentences)
 
 
 def _cards(status: Json, pod: Json) -> Iterator[str]:
@@ -130,15 +130,15 @@ def _times(count: int) -> str:
 
 
 def _containers(pod: Json) -> Iterator[str]:
-    for each in pod["containers"]:
-        yield f"{'Init container' if each['init'] else 'Container'} {each['name']}:"
-        yield f"  {_line('state', _container_state(each))}"
-        if each["restarts"]:
-            yield f"  {_line('restarts', each['restarts'])}"
-        yield f"  {_line('command', shlex.join(each['command']) or '-')}"
-        if each["image"]:
-            yield f"  {_line('image', each['image'] + ' (not used: containers are local processes)')}"
-        yield f"  {_line('log', each['log'])}"
+    for container in pod["containers"]:
+        yield f"{'Init container' if container['init'] else 'Container'} {container['name']}:"
+        yield f"  {_line('state', _container_state(container))}"
+        if container["restarts"]:
+            yield f"  {_line('restarts', container['restarts'])}"
+        yield f"  {_line('command', shlex.join(container['command']) or '-')}"
+        if container["image"]:
+            yield f"  {_line('image', container['image'] + ' (not used: containers are local processes)')}"
+        yield f"  {_line('log', container['log'])}"
 
 
 def _container_state(container: Json) -> str:
@@ -159,7 +159,7 @@ def _events(events: Sequence[Json]) -> Iterator[str]:
         yield _line("Events", "none")
         return
     yield "Events:"
-    rows = [(age(each["time"]), each["type"], each["text"]) for each in events]
+    rows = [(age(event["time"]), event["type"], event["text"]) for event in events]
     yield from (f"  {line}" for line in table(("AGE", "TYPE", "WHAT"), rows).splitlines())
 
 

@@ -124,7 +124,7 @@ def _of_pod(target: Target, namespace: str | None, container: str | None) -> _Ou
     if target.kinds == (NODE,):
         raise InputError("nodes have no log of their own; the daemon's is told by `aliquot up`")
     pod = _pod(target, namespace or DEFAULT_NAMESPACE)
-    containers = [each["name"] for each in pod["containers"]]
+    containers = [container["name"] for container in pod["containers"]]
     if container is not None and container not in containers:
         raise InputError(f"-c: {container} is not allowed: {pod['name']} has {', '.join(containers)}")
     request = {"op": "pod-logs", "namespace": pod["namespace"], "name": pod["name"], "container": container}
@@ -146,7 +146,7 @@ def _pod(target: Target, namespace: str) -> dict[str, Any]:
         return found
     owner = {"kind": found["kind"], "name": found["name"]}
     pods: list[dict[str, Any]] = [
-        each for each in status["pods"] if each["owner"] == owner and each["namespace"] == found["namespace"]
+        pod for pod in status["pods"] if pod["owner"] == owner and pod["namespace"] == found["namespace"]
     ]
     if not pods:
         raise InputError(f"{kind.shown(found['name'])} has no Pod now", code=1)

@@ -44,10 +44,10 @@ def settled(applied: Json, status: Json) -> bool:
     rest = all(runs(pod) or over(pod) for pod in pods)
     if applied["kind"] == POD.name:
         return bool(pods) and rest
-    for each in status["workloads"]:
-        if _name(each) == _name(applied):
+    for workload in status["workloads"]:
+        if _name(workload) == _name(applied):
             # A Job counts those that have succeeded; all others those that run.
-            return rest and (each["ready"] >= each["replicas"] or (each["kind"] == "Job" and bool(pods)))
+            return rest and (workload["ready"] >= workload["replicas"] or (workload["kind"] == "Job" and bool(pods)))
     return False
 
 
@@ -80,7 +80,7 @@ def words(pod: Json | None) -> str:
         return "gone"
     where = ""
     if pod["node"] is not None and pod["cards"]:
-        numbers = ", ".join(str(each["index"]) for each in pod["cards"])
+        numbers = ", ".join(str(card["index"]) for card in pod["cards"])
         where = f" on {pod['node']}, card{'s' * (len(pod['cards']) > 1)} {numbers}"
     reason = f": {pod['reason']}" if pod["reason"] and not runs(pod) else ""
     return printable(f"{state_of(pod)}{where}{reason}")

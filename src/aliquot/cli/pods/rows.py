@@ -97,29 +97,29 @@ def state_of(pod: Json) -> str:
         case "Failed":
             return "Error"
         case "Pending":
-            first = [each for each in pod["containers"] if each["init"]]
-            if any(each["state"] == "waiting" and each["restarts"] for each in pod["containers"]):
+            first = [container for container in pod["containers"] if container["init"]]
+            if any(container["state"] == "waiting" and container["restarts"] for container in pod["containers"]):
                 preparing = any(each["state"] == "waiting" and each["restarts"] for each in first)
                 return f"{'Init:' if preparing else ''}CrashLoopBackOff"
             if pod["node"] is not None and first:
                 return f"Init:{sum(each['state'] == 'ended' for each in first)}/{len(first)}"
             return "Pending" if pod["node"] is None else "Starting"
-    if any(each["state"] != "running" and each["restarts"] for each in containers):
+    if any(container["state"] != "running" and container["restarts"] for container in containers):
         return "CrashLoopBackOff"
-    if any(each["state"] == "ended" and each["exit_code"] for each in containers):
+    if any(container["state"] == "ended" and container["exit_code"] for container in containers):
         return "Error"
     return str(pod["phase"])
 
 
 def apps(pod: Json) -> list[Json]:
     """Its containers, less those that only prepare."""
-    return [each for each in pod["containers"] if not each["init"]]
+    return [container for container in pod["containers"] if not container["init"]]
 
 
 def ready(pod: Json) -> tuple[int, int]:
     """How many of its containers run, and how many there are."""
     containers = apps(pod)
-    return sum(each["state"] == "running" for each in containers), len(containers)
+    return sum(container["state"] == "running" for container in containers), len(containers)
 
 
 def age(since: float | None) -> str:
@@ -136,9 +136,9 @@ def cards_of(cards: Sequence[Json]) -> tuple[str, str, str]:
     """Which, how much memory of each, and how much compute of each."""
     if not cards:
         return "-", "-", "-"
-    sizes = [memory(each["memory_limit_bytes"] >> 20) for each in cards]
-    cores = ["whole" if each["exclusive"] else core(each["core"]) for each in cards]
-    return ",".join(str(each["index"]) for each in cards), _of_each(sizes), _of_each(cores)
+    sizes = [memory(card["memory_limit_bytes"] >> 20) for card in cards]
+    cores = ["whole" if card["exclusive"] else core(card["core"]) for card in cards]
+    return ",".join(str(card["index"]) for card in cards), _of_each(sizes), _of_each(cores)
 
 
 def _of_each(amounts: Sequence[str]) -> str:
@@ -178,13 +178,13 @@ def row(status: Json, kind: Kind, each: Json, *, wide: bool, everywhere: bool, p
 
 def _pod_row(pod: Json, name: str, wide: bool) -> tuple[str, ...]:
     running, there = ready(pod)
-    pids = [str(each["pid"]) for each in pod["containers"] if each["pid"] is not None]
+    pids = [str(container["pid"]) for container in pod["containers"] if container["pid"] is not None]
     owner = pod["owner"]
     return (
         name,
         f"{running}/{there}",
         state_of(pod),
-        str(sum(each["restarts"] for each in pod["containers"])),
+        str(sum(container["restarts"] for container in pod["containers"])),
         age(pod["created"]),
         pod["node"] or "-",
         *cards_of(pod["cards"]),
@@ -204,7 +204,7 @@ def _workload_row(workload: Json, name: str, wide: bool) -> tuple[str, ...]:
 
 def cards_on(status: Json, node: Json) -> list[Json]:
     """The cards of a node, in order."""
-    found = [each for each in status["cards"] if each.get("node", node["name"]) == node["name"]]
+    found = [card for card in status["cards"] if card.get("node", node["name"]) == node["name"]]
     return sorted(found, key=lambda each: int(each["index"]))
 
 

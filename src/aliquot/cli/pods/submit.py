@@ -36,7 +36,7 @@ def read_files(paths: Sequence[Path]) -> list[Manifest]:
     """The objects of all files; of a folder, those of its .yaml, .yml and .json files, by name. Raises InputError."""
     if [str(path) for path in paths].count("-") > 1:
         raise InputError("-f -: stdin can be read only once")
-    found = [each for path in paths for file in _files(path) for each in read_manifests(file)]
+    found = [manifest for path in paths for file in _files(path) for manifest in read_manifests(file)]
     if not found:
         raise InputError(f"{', '.join(map(str, paths))}: has no object in it: {_RUN_HERE} is wanted")
     return found
@@ -46,7 +46,7 @@ def _files(path: Path) -> list[Path]:
     if str(path) == "-" or not path.is_dir():
         return [path]
     try:
-        found = sorted(each for each in path.iterdir() if each.suffix in _ENDINGS and not each.is_dir())
+        found = sorted(path for path in path.iterdir() if path.suffix in _ENDINGS and not path.is_dir())
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     if not found:
@@ -58,14 +58,14 @@ def runnable(manifests: Sequence[Manifest]) -> tuple[list[Manifest], dict[str, l
     """Those that run on one machine; and the names of the others, by kind. Raises InputError when none is left."""
     ours: list[Manifest] = []
     others: dict[str, list[str]] = {}
-    for each in manifests:
-        kind = each.value.get("kind")
+    for manifest in manifests:
+        kind = manifest.value.get("kind")
         if not isinstance(kind, str) or not kind:
-            raise each.error(f"kind is missing: {_RUN_HERE} is wanted")
+            raise manifest.error(f"kind is missing: {_RUN_HERE} is wanted")
         if BY_NAME.get(kind) in APPLIED:
-            ours.append(each)
+            ours.append(manifest)
         else:
-            metadata = each.value.get("metadata")
+            metadata = manifest.value.get("metadata")
             name = metadata.get("name") if isinstance(metadata, dict) else None
             others.setdefault(kind, []).append(str(name or "(no name)"))
     if not ours:
@@ -111,7 +111,7 @@ def _spelled_out(
     manifests: Sequence[Manifest], namespace: str | None
 ) -> tuple[list[tuple[Kind, str, str]], list[Json]]:
     """Who they are, and the objects with their namespaces in them."""
-    keys = [named(each, namespace) for each in manifests]
+    keys = [named(manifest, namespace) for manifest in manifests]
     objects = [
         {**each.value, "metadata": {**each.value["metadata"], "namespace": where}}
         for each, (_, where, _) in zip(manifests, keys, strict=True)
@@ -186,11 +186,11 @@ def noted(results: Sequence[Json]) -> Iterator[str]:
 
     about: dict[str, dict[str, None]] = {}
     texts: dict[str, set[str]] = {}
-    for each in results:
-        for note in each.get("notes", ()) if each["action"] != "unchanged" else ():
+    for result in results:
+        for note in result.get("notes", ()) if result["action"] != "unchanged" else ():
             part = _PART.fullmatch(note)
             kind = f"the {part[1]} {part[2]}" if part else note
-            about.setdefault(kind, {})[each["name"]] = None
+            about.setdefault(kind, {})[result["name"]] = None
             texts.setdefault(kind, set()).add(note)
     for kind, names in about.items():
         (text, *others) = texts[kind]

@@ -1,0 +1,1 @@
+"""`aliquot run`: parse, ask the daemon for a grant, exec the command. Imports nothing heavy."""

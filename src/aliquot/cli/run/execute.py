@@ -39,7 +39,7 @@ def environment_of(granted: dict[str, Any]) -> dict[str, str]:
 def _was_given(start: bytes) -> bool:
     try:
         with open("/proc/self/environ", "rb") as file:
-            return any(each.startswith(start) for each in file.read().split(b"\0"))
+            return any(word.startswith(start) for word in file.read().split(b"\0"))
     except OSError:
         return True
 

@@ -164,7 +164,9 @@ def _pod_notes(pod: dict[str, Any], path: str = "spec") -> list[str] | Invalid:
     claim = parse_pod(pod)
     if isinstance(claim, tuple):
         return claim[0]
-    asking = frozenset(each.name for each in claim.containers) if isinstance(claim, Claim) else frozenset[str]()
+    asking = (
+        frozenset(container.name for container in claim.containers) if isinstance(claim, Claim) else frozenset[str]()
+    )
     return notes_of(pod, plan, asking, path)
 
 

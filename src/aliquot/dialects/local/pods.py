@@ -112,11 +112,11 @@ def restart_policy_of(pod: Json) -> str:
 
 def _plan(spec: Json) -> PodPlan:
     containers = [*_containers(spec, "initContainers"), *_containers(spec, "containers")]
-    if not any(not each.init for each in containers):
+    if not any(not container.init for container in containers):
         raise _BrokenError("spec.containers", spec.get("containers"), "a list of at least one container")
     if len(containers) > _MOST_CONTAINERS:
         raise _BrokenError("spec.containers", len(containers), f"at most {_MOST_CONTAINERS} containers in a Pod")
-    for name, count in Counter(each.name for each in containers).items():
+    for name, count in Counter(container.name for container in containers).items():
         if count > 1:
             raise _BrokenError("spec.containers", name, "a name of its own for each container")
     policy = spec.get("restartPolicy")
@@ -232,8 +232,10 @@ def spelled(
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Its command and what its env sets, with every $(VARIABLE) expanded as Kubernetes does."""
     found: dict[str, str] = {}
-    for each in container.variables:
-        found[each.name] = _expanded(each.value, found) if each.field is None else _told(each.field, metadata, node)
+    for variable in container.variables:
+        found[variable.name] = (
+            _expanded(variable.value, found) if variable.field is None else _told(variable.field, metadata, node)
+        )
     command = tuple(_expanded(word, found) for word in container.command)
     return command or (SAMPLE if has_card else _IDLE), found
 
@@ -256,10 +258,10 @@ def _check_expanded(plan: PodPlan, metadata: Json) -> None:
     total = 0
     for container in plan.containers:
         lengths: dict[str, int] = {}
-        for each in container.variables:
-            told = "" if each.field is None else _told(each.field, metadata, "")
-            lengths[each.name] = _expanded_length(each.value, lengths) + len(told)
-            total += lengths[each.name]
+        for variable in container.variables:
+            told = "" if variable.field is None else _told(variable.field, metadata, "")
+            lengths[variable.name] = _expanded_length(variable.value, lengths) + len(told)
+            total += lengths[variable.name]
         total += sum(_expanded_length(word, lengths) for word in container.command)
         if total > _MOST_EXPANDED:
             allowed = f"at most {_MOST_EXPANDED} in a Pod, once every $(VARIABLE) is expanded"
@@ -281,14 +283,14 @@ def notes_of(pod: Json, plan: PodPlan, asking: frozenset[str], path: str = "spec
     spec = spec if isinstance(spec, dict) else {}
     found = unknown_fields(spec, path)
     found += [
-        f"image {each} is not used: containers are local processes"
-        for each in dict.fromkeys(each.image for each in plan.containers if each.image)
+        f"image {image} is not used: containers are local processes"
+        for image in dict.fromkeys(container.image for container in plan.containers if container.image)
     ]
-    for each in plan.containers:
-        if not each.command:
-            instead = SAMPLE if each.name in asking else _IDLE
+    for container in plan.containers:
+        if not container.command:
+            instead = SAMPLE if container.name in asking else _IDLE
             found.append(
-                f"container {each.name} has no command, and what its image would start is not known here: "
+                f"container {container.name} has no command, and what its image would start is not known here: "
                 f"`{' '.join(instead)}` runs in its place"
             )
     found += [text for field, text in _OF_PODS.items() if spec.get(field)]
@@ -304,6 +306,6 @@ def notes_of(pod: Json, plan: PodPlan, asking: frozenset[str], path: str = "spec
 def _no_card(written: list[Json]) -> str:
     """Said, for a slip in a resource's name reads like a Pod that wants none."""
     limits = [each["resources"].get("limits") for each in written if isinstance(each.get("resources"), dict)]
-    names = sorted({str(name) for each in limits if isinstance(each, dict) for name in each if "/" in str(name)})
+    names = sorted({str(name) for limit in limits if isinstance(limit, dict) for name in limit if "/" in str(name)})
     unknown = f": {', '.join(names)} is no resource of qGPU, T9k or gpushare" if names else ""
     return f"no card is asked for, and none is given{unknown}"

@@ -20,8 +20,8 @@ def render_pod(pod: LocalPod, manifest: Mapping[str, Any], reason: str | None, s
         "phase": state.phase.value,
         **({"reason": "Waiting" if state.phase is Phase.PENDING else "Error", "message": reason} if reason else {}),
         **({"startTime": stamp(state.started)} if state.started else {}),
-        "initContainerStatuses": [_status(each, stamp) for each in state.containers if each.init],
-        "containerStatuses": [_status(each, stamp) for each in state.containers if not each.init],
+        "initContainerStatuses": [_status(container, stamp) for container in state.containers if container.init],
+        "containerStatuses": [_status(container, stamp) for container in state.containers if not container.init],
     }
     return {**manifest, "metadata": metadata, "spec": spec, "status": status}
 

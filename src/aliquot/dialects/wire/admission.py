@@ -166,8 +166,8 @@ def _mutations(pod: Json, claim: Claim, rules: Rules, settings: AdmissionSetting
     if name and chosen in (None, "", _DEFAULT_SCHEDULER) and chosen != name:
         patch.append({"op": "add", "path": "/spec/schedulerName", "value": name})
     if settings.env_by_field_ref:
-        for each in claim.containers:
-            patch += _env_operations(spec, claim, each, rules, warnings)
+        for container in claim.containers:
+            patch += _env_operations(spec, claim, container, rules, warnings)
     return patch, warnings
 
 
@@ -208,9 +208,9 @@ def env_annotation(container: str, variable: str) -> str:
 def render_env_annotations(claim: Claim, grant: Grant, node: Node, rules: Rules) -> dict[str, str]:
     """The annotations that the binding sets where env comes by fieldRef: each container's variables."""
     return {
-        env_annotation(each.name, variable): value
-        for each in claim.containers
-        for variable, value in render_env(claim, grant, node, each.name, rules).items()
+        env_annotation(container.name, variable): value
+        for container in claim.containers
+        for variable, value in render_env(claim, grant, node, container.name, rules).items()
     }
 
 
@@ -239,7 +239,9 @@ def _variables(claim: Claim, container: ContainerClaim, rules: Rules) -> list[st
     """The variables a container will be promised, whatever cards it gets: asked of the one place that writes them."""
     card = Card(index=0, memory_mib=1)
     shares = (Share(card=0, memory_mib=1),)
-    granted = tuple(ContainerGrant(each.name, each.index, each.role, shares) for each in claim.containers)
+    granted = tuple(
+        ContainerGrant(container.name, container.index, container.role, shares) for container in claim.containers
+    )
     grant = Grant(claim.uid, "", granted, claim.whole_node)
     return list(render_env(claim, grant, Node("", (card,)), container.name, rules))
 
@@ -254,7 +256,7 @@ def _env_operations(
     siblings = "containers" if container.role is Role.MAIN else "initContainers"
     path = f"/spec/{siblings}/{container.index}/env"
     present = list_at(mapping_at(list_at(spec.get(siblings), "", [])[container.index], "", []).get("env"), "", [])
-    wanted = [_from_annotation(container.name, each) for each in _variables(claim, container, rules)]
+    wanted = [_from_annotation(container.name, variable) for variable in _variables(claim, container, rules)]
     names = [each["name"] for each in wanted]
     taken = [index for index, each in enumerate(present) if isinstance(each, dict) and each.get("name") in names]
     if len(taken) == len(wanted) and all(present[index] in wanted for index in taken):

@@ -139,7 +139,7 @@ def parse_spec(data: bytes) -> Spec | None:
     found = device.container_edits
     edits = Edits(
         env={key: value for key, _, value in (each.partition("=") for each in found.env)},
-        mounts=tuple(Mount(each.host_path, each.container_path, "ro" not in each.options) for each in found.mounts),
+        mounts=tuple(Mount(mount.host_path, mount.container_path, "ro" not in mount.options) for mount in found.mounts),
         devices=tuple(node.path for node in found.device_nodes),
         extra=file.container_edits,
         version=file.cdi_version,
@@ -193,7 +193,7 @@ def driver_edits(spec: object, uuids: Sequence[str], *, indices: Mapping[str, in
     version, devices = plain.get("cdiVersion"), plain.get("devices")
     if not isinstance(version, str) or not isinstance(devices, list):
         return None
-    told = {each.get("name"): each.get("containerEdits") for each in devices if _has_a_name(each)}
+    told = {device.get("name"): device.get("containerEdits") for device in devices if _has_a_name(device)}
     merged: dict[str, Any] = {}
     for part in (plain.get("containerEdits") or {}, *(_of_card(told, uuid, indices or {}) for uuid in uuids)):
         if not isinstance(part, dict):

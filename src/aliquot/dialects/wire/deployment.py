@@ -186,7 +186,7 @@ def _marks(rule: Json) -> bool:
 
 def _label(obj: Json, version: str) -> None:
     metadatas = [obj["metadata"], obj.get("spec", {}).get("template", {}).get("metadata", {})]
-    for labels in (each["labels"] for each in metadatas if NAME_LABEL in each.get("labels", {})):
+    for labels in (metadata["labels"] for metadata in metadatas if NAME_LABEL in metadata.get("labels", {})):
         labels[VERSION_LABEL], labels[MANAGED_LABEL] = version, MANAGER
 
 

@@ -36,7 +36,7 @@ def cards_given(env: Mapping[str, str], node: Node) -> tuple[int, ...] | None:
 
 def on_cards(grant: Grant, given: Iterable[int], node: Node) -> Grant:
     """The grant on the cards that were really given, by their UUIDs; where these are as many, and others."""
-    named = {share.card for each in grant.containers for share in each.shares}
+    named = {share.card for container in grant.containers for share in container.shares}
     really = set(given)
     if really == named or len(really) != len(named):
         return grant
@@ -54,8 +54,8 @@ def _on(grant: Grant, moved: Mapping[int, int], node: Node) -> Grant:
     """Every card by the number it has now, and by its UUID."""
     uuids = {card.index: card.uuid for card in node.cards}
     containers = []
-    for each in grant.containers:
-        shares = (replace(share, card=moved.get(share.card, share.card)) for share in each.shares)
+    for container in grant.containers:
+        shares = (replace(share, card=moved.get(share.card, share.card)) for share in container.shares)
         named = (replace(share, uuid=uuids.get(share.card, share.uuid)) for share in shares)
-        containers.append(replace(each, shares=tuple(named)))
+        containers.append(replace(container, shares=tuple(named)))
     return replace(grant, containers=tuple(containers))

@@ -92,7 +92,7 @@ def node_leftovers(
     patch: Json = {"metadata": change} if change else {}
     taints = (node.get("spec") or {}).get("taints") or []
     cleaned = native.LEFT_BEHIND in annotations and not had_agent(node)
-    kept = [each for each in taints if each != t9k.TAINT or cleaned]
+    kept = [taint for taint in taints if taint != t9k.TAINT or cleaned]
     if kept != taints:
         patch["spec"] = {"taints": kept}
     if patch:
@@ -103,7 +103,7 @@ def node_leftovers(
 
 def _of_status(status: Json, *, theirs: bool) -> Json:
     found: Json = {}
-    if any(each.get("type") == CONDITION for each in status.get("conditions") or ()):
+    if any(condition.get("type") == CONDITION for condition in status.get("conditions") or ()):
         found["conditions"] = [{"$patch": "delete", "type": CONDITION}]
     to_be_had = status.get("allocatable") or {}
     for side in ("capacity", "allocatable"):
@@ -117,8 +117,8 @@ def _of_status(status: Json, *, theirs: bool) -> Json:
 def _marks(metadata: Json, part: str) -> set[str]:
     """The keys that programs of ours wrote last, by the API server's own books."""
     found: set[str] = set()
-    for each in metadata.get("managedFields") or ():
-        if str(each.get("manager", "")).startswith("aliquot"):
-            fields = ((each.get("fieldsV1") or {}).get("f:metadata") or {}).get(part) or {}
+    for managedfield in metadata.get("managedFields") or ():
+        if str(managedfield.get("manager", "")).startswith("aliquot"):
+            fields = ((managedfield.get("fieldsV1") or {}).get("f:metadata") or {}).get(part) or {}
             found |= {key.removeprefix("f:") for key in fields if key != "."}
     return found

@@ -132,14 +132,16 @@ class PodObject(msgspec.Struct, gc=False):
     @property
     def daemon(self) -> bool:
         """Whether a DaemonSet owns it: such Pods do not stand in the way of a whole-node Pod."""
-        return any(each.kind == "DaemonSet" and each.controller for each in self.metadata.owner_references or ())
+        return any(
+            reference.kind == "DaemonSet" and reference.controller for reference in self.metadata.owner_references or ()
+        )
 
     @property
     def refused(self) -> bool:
         """Whether kube-scheduler has tried, and found no node."""
         return any(
-            each.type == "PodScheduled" and each.status == "False" and each.reason == "Unschedulable"
-            for each in (self.status.conditions if self.status else None) or ()
+            condition.type == "PodScheduled" and condition.status == "False" and condition.reason == "Unschedulable"
+            for condition in (self.status.conditions if self.status else None) or ()
         )
 
 
@@ -189,7 +191,7 @@ class NodeObject(msgspec.Struct, gc=False):
     @property
     def closed(self) -> tuple[str, ...]:
         """Why Kubernetes sends no Pods there, in a word each; empty: it does."""
-        ready = [each.status for each in self.status.conditions or () if each.type == "Ready"]
+        ready = [condition.status for condition in self.status.conditions or () if condition.type == "Ready"]
         words = ("cordoned" if self.spec.unschedulable else "", "not ready" if ready not in ([], ["True"]) else "")
         return tuple(word for word in (*words, "agent away" if self.agent_away else "") if word)
 
@@ -242,9 +244,9 @@ def pod_view(pod: PodObject) -> Pod:
 
 
 def _owner(metadata: Metadata, namespace: str) -> str | None:
-    for each in metadata.owner_references or ():
-        if each.controller:
-            return f"{each.kind}/{namespace}/{each.name}"
+    for reference in metadata.owner_references or ():
+        if reference.controller:
+            return f"{reference.kind}/{namespace}/{reference.name}"
     return None
 
 

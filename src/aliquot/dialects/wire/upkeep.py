@@ -169,9 +169,9 @@ def _condition(
 
 
 def _ours(conditions: Iterable[object]) -> Json | None:
-    for each in conditions:
-        if isinstance(each, dict) and each.get("type") == CONDITION:
-            return each
+    for condition in conditions:
+        if isinstance(condition, dict) and condition.get("type") == CONDITION:
+            return condition
     return None
 
 

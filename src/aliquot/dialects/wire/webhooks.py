@@ -119,7 +119,7 @@ def _asks_for_gpu(served: frozenset[str]) -> str:
 
     The API server works it out itself, so that other Pods, nearly all of a cluster, cost no call.
     """
-    spoken = (each for dialect, names in schedulerconfig.DIALECTS.items() if dialect in served for each in names)
+    spoken = (name for dialect, names in schedulerconfig.DIALECTS.items() if dialect in served for name in names)
     resources = ", ".join(f"'{each}'" for each in spoken)
     side = "(has(c.resources.{0}) && c.resources.{0}.exists(r, r in [" + resources + "]))"
     asks = f"has(c.resources) && ({side.format('limits')} || {side.format('requests')})"

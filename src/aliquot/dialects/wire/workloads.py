@@ -49,7 +49,7 @@ def containers(obj: Json) -> list[Json]:
 def not_ready(pod: Json) -> str | None:
     """Why the Pod is not ready, in a line; None when it is."""
     status = pod.get("status") or {}
-    conditions = {each.get("type"): each for each in status.get("conditions") or ()}
+    conditions = {condition.get("type"): condition for condition in status.get("conditions") or ()}
     if conditions.get("Ready", {}).get("status") == "True":
         return None
     statuses = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
@@ -63,7 +63,9 @@ def not_ready(pod: Json) -> str | None:
             return f"container {each['name']} ended with code {ended['exitCode']}: {ended.get('reason', '')}"
     if conditions.get("PodScheduled", {}).get("status") == "False":
         return f"has no node: {conditions['PodScheduled'].get('message', '')}"
-    running = [each["name"] for each in statuses if (each.get("state") or {}).get("running") and not each.get("ready")]
+    running = [
+        status["name"] for status in statuses if (status.get("state") or {}).get("running") and not status.get("ready")
+    ]
     if running:
         return f"container {', '.join(running)} runs, and does not say that it is ready"
     return f"{status.get('reason') or status.get('phase') or 'Pending'}: {status.get('message', '')}".rstrip(": ")

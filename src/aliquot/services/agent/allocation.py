@@ -163,10 +163,10 @@ class Usher:
         except KubeletError as error:
             raise Refused(f"the kubelet does not tell whose devices these are: {error}") from error
         entries = [each for each in self._kubelet.checkpoint() or () if each.resource == resource and each.ids & ids]
-        uids = {each.pod_uid for each in entries}
+        uids = {entry.pod_uid for entry in entries}
         uid = uids.pop() if len(uids) == 1 else None
         guest = self._guests.come_by(entries).get(uid or "")
-        held = [each for each in holders if each.devices.get(resource, frozenset()) & ids]
+        held = [holder for holder in holders if holder.devices.get(resource, frozenset()) & ids]
         same = [each for each in held if each.devices[resource] == ids] or held
         if len({(each.namespace, each.name) for each in same}) > 1:  # they change hands while it tells
             raise Refused(f"the kubelet tells of two Pods that have these devices of {resource}; it will ask again")
@@ -190,7 +190,7 @@ class Usher:
     def _container(held: Sequence[Holder], entries: Iterable[Entry], ids: frozenset[str]) -> str:
         """An init container that has the same devices as an application's gets what that one gets: it runs before it,
         and the devices are one Pod's."""
-        exact = [each.container for each in entries if each.ids == ids]
+        exact = [entry.container for entry in entries if entry.ids == ids]
         listed = [each.container for each in held]
         return next((each for each in listed if each in exact), (exact or listed or [""])[0])
 
@@ -224,7 +224,7 @@ class Usher:
         claim, grant = self.read(pod)
         numbers = self._uuids()
         # Share by share: one that is gone may have had the number that another has now.
-        for share in (share for each in grant.containers for share in each.shares):
+        for share in (share for container in grant.containers for share in container.shares):
             uuid = share.uuid or numbers.get(share.card, "")
             if uuid not in numbers.values():
                 raise Refused(f"it was given card {uuid or share.card}, which this node does not have")

@@ -35,7 +35,10 @@ class Holdings:
         if now - self._asked < _LOOK:
             return
         self._asked = now
-        cards = {each.key: frozenset(share.uuid for share in each.shares) for each in self._tenants.tenancies.values()}
+        cards = {
+            tenancy.key: frozenset(share.uuid for share in tenancy.shares)
+            for tenancy in self._tenants.tenancies.values()
+        }
         try:
             holders = await self._kubelet.holders()
         except KubeletError as error:  # it restarts: what it told before is still the best guess

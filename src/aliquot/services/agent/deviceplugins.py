@@ -137,11 +137,11 @@ class Plugins:
             path.unlink(missing_ok=True)
 
     async def _end(self) -> None:
-        tasks = [each.task for each in self._plugins.values() if each.task is not None]
+        tasks = [plugin.task for plugin in self._plugins.values() if plugin.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        servers = [each.server for each in self._plugins.values() if each.server is not None]
+        servers = [plugin.server for plugin in self._plugins.values() if plugin.server is not None]
         await asyncio.gather(*self._leaving, *(server.stop() for server in servers), return_exceptions=True)
         self._plugins.clear()
 
@@ -180,8 +180,8 @@ class Plugins:
         except OSError:
             stamp = None
         settled = all(
-            each.accepted_by is not None and each.server is not None and each.server.watchers
-            for each in self._plugins.values()
+            plugin.accepted_by is not None and plugin.server is not None and plugin.server.watchers
+            for plugin in self._plugins.values()
         )
         if stamp is None or stamp != self._stamp or not settled:
             self._look(now)

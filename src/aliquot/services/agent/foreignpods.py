@@ -67,7 +67,9 @@ class Guests:
 
     def without(self, findings: Iterable[Finding]) -> list[Finding]:
         """The findings, less that a guest's processes have not registered: it was said, and they cannot."""
-        return [each for each in findings if each.kind is not Oddity.UNREGISTERED or each.owner not in self.uids]
+        return [
+            finding for finding in findings if finding.kind is not Oddity.UNREGISTERED or finding.owner not in self.uids
+        ]
 
     def come_by(self, entries: Iterable[Entry]) -> dict[str, Kept]:
         """Of the kubelet's notes, the answers for resources of ours that are not ours; by Pod, the first that names

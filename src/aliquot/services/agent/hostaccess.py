@@ -68,7 +68,7 @@ def move_in(folders: Sequence[str], kubelet: Path) -> Lodging:
     points = mount_points(Path("/proc/self/mountinfo").read_text())
     if "KUBERNETES_SERVICE_HOST" not in os.environ or points.get("/") != "overlay":
         return Lodging()
-    lacking = [each for each in folders if point_of(each, points) is None]
+    lacking = [folder for folder in folders if point_of(folder, points) is None]
     try:
         pidfd = _find(kubelet, _PATIENCE if lacking else 0.0)
         try:
@@ -108,7 +108,7 @@ def _find(kubelet: Path, patience: float) -> int:
 
 def _fetch(pidfd: int, folders: Sequence[str], points: Mapping[str, str], kubelet: Path) -> Lodging:
     _check_host(pidfd, kubelet.parent)
-    names = {each: _name_there(pidfd, each, point_of(each, points)) for each in folders}
+    names = {folder: _name_there(pidfd, folder, point_of(folder, points)) for folder in folders}
     missing = [name for name in names.values() if point_of(name, points) is None]
     hostmounts.fetch(pidfd, dict.fromkeys(missing, _MODE))
     hidden = not hostmounts.is_seen(pidfd)

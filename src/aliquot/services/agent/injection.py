@@ -140,7 +140,7 @@ class MountDoorway:
     def _all(self) -> dict[Path, str]:
         if not self._links.is_dir():
             return {}
-        return {each: each.readlink().name for each in self._links.iterdir() if each.is_symlink()}
+        return {path: path.readlink().name for path in self._links.iterdir() if path.is_symlink()}
 
     def _link(self, resource: str, ids: frozenset[str]) -> Path:
         name = name_of(resource, ids)

@@ -229,9 +229,9 @@ class NodeClerk:
         for uuid in out - self._out:
             text = describe_out(cards[uuid], why[uuid])
             self._tell("GPUUnhealthy", text)
-            for each in tenancies:
-                if any(share.uuid == uuid for share in each.shares):
-                    self._events.emit(about_pod(each), "GPUUnhealthy", text, action="Watch")
+            for tenancy in tenancies:
+                if any(share.uuid == uuid for share in tenancy.shares):
+                    self._events.emit(about_pod(tenancy), "GPUUnhealthy", text, action="Watch")
         for uuid in self._out - out:
             if uuid in cards:
                 self._tell("GPUHealthy", f"card {cards[uuid].index} ({uuid}) is back", type="Normal")
@@ -240,11 +240,11 @@ class NodeClerk:
     def tell_findings(self, findings: Iterable[Finding], pods: Pods) -> None:
         """What should not be on the cards: on the Pod it belongs to, else on the Node."""
         by_place: dict[ObjectRef, list[str]] = {}
-        for each in findings:
-            pod = pods.by_uid(each.owner) if each.owner else None
+        for finding in findings:
+            pod = pods.by_uid(finding.owner) if finding.owner else None
             about = self._reference() if pod is None else about_pod(pod.metadata)
-            who = "" if each.pid is None else f"process {each.pid} "
-            by_place.setdefault(about, []).append(f"card {each.uuid}: {who}{each.text}")
+            who = "" if finding.pid is None else f"process {finding.pid} "
+            by_place.setdefault(about, []).append(f"card {finding.uuid}: {who}{finding.text}")
         for about, texts in by_place.items():
             self._events.emit(about, "GPUFinding", "; ".join(sorted(texts)), action="Watch")
 
@@ -253,7 +253,11 @@ class NodeClerk:
     ) -> None:
         """Pods that were refused memory past their limit: the first time, and whenever that has doubled. Programs that
         try for more and then do with less, as caching allocators do, are no reason for an event every few seconds."""
-        hit = {(each.tenant, each.uuid): each for each in standings if each.refused and each.tenant in tenancies}
+        hit = {
+            (standing.tenant, standing.uuid): standing
+            for standing in standings
+            if standing.refused and standing.tenant in tenancies
+        }
         grown = {key[0] for key, each in hit.items() if each.refused >= 2 * self._limited.get(key, 0)}
         self._limited = {key: each.refused if key[0] in grown else self._limited[key] for key, each in hit.items()}
         numbers = {card.uuid: card.index for card in cards}
@@ -263,9 +267,10 @@ class NodeClerk:
 
     def tell_lingering(self, tenancies: Iterable[PodTenancy]) -> None:
         """Pods that ended a while ago and still have processes on a card."""
-        for each in tenancies:
+        for tenancy in tenancies:
             self._tell(
-                "GPUStillInUse", f"Pod {each.key} ({each.uid}) has ended, but its processes are still on its cards"
+                "GPUStillInUse",
+                f"Pod {tenancy.key} ({tenancy.uid}) has ended, but its processes are still on its cards",
             )
 
     def tell_refused(self, problem: Invalid) -> None:

@@ -35,9 +35,11 @@ def status(scene: Scene, now: float) -> dict[str, Any]:
     return {
         "rules": rules_told(scene.rules),
         "cards": [_card(scene, card, tenancies) for card in scene.cards],
-        "tenants": [_tenant(each, each.uid in scene.ended, standings.get(each.uid, {}), now) for each in tenancies],
+        "tenants": [
+            _tenant(tenancy, tenancy.uid in scene.ended, standings.get(tenancy.uid, {}), now) for tenancy in tenancies
+        ],
         "queue": [],
-        "findings": [{**finding_told(each), "kind": each.kind.value} for each in scene.findings],
+        "findings": [{**finding_told(finding), "kind": finding.kind.value} for finding in scene.findings],
     }
 
 
@@ -55,7 +57,7 @@ def resources_told(offered: Mapping[str, Sequence[Token]], registered: frozenset
 
 def _card(scene: Scene, card: Card, tenancies: Iterable[PodTenancy]) -> dict[str, Any]:
     seen = scene.seen.get(card.uuid, {})
-    shares = [share for each in tenancies for share in each.shares if share.uuid == card.uuid]
+    shares = [share for tenancy in tenancies for share in tenancy.shares if share.uuid == card.uuid]
     booked = sum((share.usage() for share in shares), start=Usage())
     return {
         "index": card.index,

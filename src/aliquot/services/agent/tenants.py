@@ -83,7 +83,7 @@ class PodTenants:
 
     def left_behind(self) -> set[str]:
         """UIDs that have a folder here and are not known: the database was lost, or we were killed in between."""
-        return {each.name for each in self._folder.iterdir() if each.is_dir()} - self.tenancies.keys()
+        return {path.name for path in self._folder.iterdir() if path.is_dir()} - self.tenancies.keys()
 
     def admit(self, tenancy: PodTenancy) -> None:
         """Take the Pod in. Saying it twice changes nothing. Raises StoreError, CannotHostError."""

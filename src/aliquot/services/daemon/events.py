@@ -281,4 +281,4 @@ def _no_such_right(error: ApiError) -> bool:
     if error.status != 403:
         return False
     causes = error.details.get("causes") if isinstance(error.details, dict) else None
-    return not any(isinstance(each, dict) and each.get("reason") == "NamespaceTerminating" for each in causes or ())
+    return not any(isinstance(cause, dict) and cause.get("reason") == "NamespaceTerminating" for cause in causes or ())

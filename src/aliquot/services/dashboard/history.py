@@ -48,6 +48,6 @@ class History:
 def _mean(points: list[_Point]) -> _Point:
     """At the time of the last."""
     columns = [
-        [value for value in column if value is not None] for column in zip(*(each[1] for each in points), strict=True)
+        [value for value in column if value is not None] for column in zip(*(point[1] for point in points), strict=True)
     ]
     return points[-1][0], tuple(round(sum(column) / len(column), 2) if column else None for column in columns)

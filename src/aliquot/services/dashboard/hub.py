@@ -88,8 +88,8 @@ class Hub:
                 self._point = {"time": round(now, 1), **values}
             if self.listeners:
                 frame = self._frame(now)
-                for each in [*self.listeners]:
-                    each.give(frame)
+                for listener in [*self.listeners]:
+                    listener.give(frame)
             self._failing = False
         except Exception:
             if not self._failing:  # said once
@@ -115,8 +115,8 @@ class Hub:
 
     def close(self) -> None:
         """Nobody is told anything any more."""
-        for each in [*self.listeners]:
-            each.drop()
+        for listener in [*self.listeners]:
+            listener.drop()
 
     def _frame(self, now: float) -> bytes:
         told = self.picture.tick(now)

@@ -30,7 +30,7 @@ def trouble(seen: Json, cards: list[Json]) -> list[str]:
 def notes(seen: Json, cards: list[Json]) -> list[str]:
     """What should not be on these cards, in sentences."""
     here = {card["uuid"] for card in cards}
-    return [each["text"] for each in seen["findings"] if each["uuid"] in here]
+    return [finding["text"] for finding in seen["findings"] if finding["uuid"] in here]
 
 
 class Cards:
@@ -57,9 +57,9 @@ class Cards:
             "memory_booked_mib": card["memory_booked_bytes"] >> 20,
             "memory_used_mib": _mib(card["memory_used_bytes"]),
             "core_booked": card["core_booked"],
-            "greedy_booked": sum(each["core"] or 0 for each in tenants if each["greedy"]),
+            "greedy_booked": sum(tenant["core"] or 0 for tenant in tenants if tenant["greedy"]),
             "busy": card["utilisation"],
-            "exclusive": any(each["exclusive"] for each in tenants),
+            "exclusive": any(tenant["exclusive"] for tenant in tenants),
             "tenants": tenants,
         }
 
@@ -107,7 +107,7 @@ def pod_told(seen: Json, key: str, now: float) -> Json | None:
 
 def _pod(seen: Json, pod: Json) -> Json:
     owner = pod.get("owner")
-    tenant: Json = next((each for each in seen["tenants"] if each["name"] == pod["key"]), pod)
+    tenant: Json = next((tenant for tenant in seen["tenants"] if tenant["name"] == pod["key"]), pod)
     return {
         "key": pod["key"],
         "kind": "pod",
@@ -116,7 +116,7 @@ def _pod(seen: Json, pod: Json) -> Json:
         "phase": pod["phase"],
         "node": pod["node"],
         "cards": [_card(tenant, card) for card in pod["cards"]],
-        "containers": [{"name": each["name"], "command": each["command"]} for each in pod["containers"]],
+        "containers": [{"name": container["name"], "command": container["command"]} for container in pod["containers"]],
         "owner": None if owner is None else f"{owner['kind']}/{owner['name']}",
         "since": pod["started"] or pod["created"],
         "why": _why(pod),
@@ -186,9 +186,9 @@ def _queued(entry: Json, now: float) -> Json:
         "since": now - entry["waited_seconds"],
         "why": [f"It wants {_wants(entry)}.", f"It is number {entry['position']} of {entry['of']} who wait."],
         "refusals": [
-            {"reason": f"{card_named(each)} {lacks(each)}", "nodes": 1, "example": None}
-            for each in entry.get("refusals") or ()
-            if each.get("card") is not None
+            {"reason": f"{card_named(refusal)} {lacks(refusal)}", "nodes": 1, "example": None}
+            for refusal in entry.get("refusals") or ()
+            if refusal.get("card") is not None
         ],
     }
 

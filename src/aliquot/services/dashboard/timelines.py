@@ -22,14 +22,14 @@ class Timelines:
 
     def add(self, records: Mapping[str, Iterable[Record]], tenants: Iterable[Mapping[str, Any]]) -> None:
         """What was traced of each card, and who is there now."""
-        here = {each["id"]: (each["name"], each["class"]) for each in tenants}
+        here = {tenant["id"]: (tenant["name"], tenant["class"]) for tenant in tenants}
         self._names |= here
         for uuid, news in records.items():
             timeline = self._cards.setdefault(uuid, Timeline())
             timeline.add(news)
             timeline.keep(here.keys())
         if len(self._names) > len(here) + _MOST_GONE:
-            drawn = here.keys() | {tenant for each in self._cards.values() for tenant in each.drawn()}
+            drawn = here.keys() | {tenant for card in self._cards.values() for tenant in card.drawn()}
             self._names = {tenant: names for tenant, names in self._names.items() if tenant in drawn}
 
     def end(self, now: float) -> int:

@@ -191,12 +191,12 @@ def _cards(site: Site) -> Iterator[Finding]:
 def _on_cards(site: Site, out: set[str]) -> Iterator[Finding]:
     """What the agent says that should not be there. That a card which is out does not answer is no news."""
     numbers = {card["uuid"]: card["index"] for card in site.agent["cards"]} if site.agent else {}
-    for each in site.agent["findings"] if site.agent else ():
-        if each.get("kind") == Oddity.SILENT and each["uuid"] in out:
+    for finding in site.agent["findings"] if site.agent else ():
+        if finding.get("kind") == Oddity.SILENT and finding["uuid"] in out:
             continue
-        who = "" if each["pid"] is None else f"process {each['pid']} "
-        what = f"on card {numbers.get(each['uuid'], each['uuid'])}: {who}{each['text']}"
-        fix = _ON_A_CARD.get(each.get("kind"), _BY_HAND if each["pid"] is not None else f"{_SEE_LOG} tells more")
+        who = "" if finding["pid"] is None else f"process {finding['pid']} "
+        what = f"on card {numbers.get(finding['uuid'], finding['uuid'])}: {who}{finding['text']}"
+        fix = _ON_A_CARD.get(finding.get("kind"), _BY_HAND if finding["pid"] is not None else f"{_SEE_LOG} tells more")
         yield found("processes", site.node_name, what, fix)
 
 
@@ -228,9 +228,9 @@ def _resources(site: Site, node: Json, rules: Rules) -> Iterator[Finding]:
 
 def _advertised(site: Site, node: Json, names: list[str]) -> Iterator[Finding]:
     registered = part(site.agent, "agent", "resources") or {}
-    refused = [each for each in names if runs(site) and part(registered, each, "registered") is not True]
+    refused = [name for name in names if runs(site) and part(registered, name, "registered") is not True]
     # That nothing is advertised where no agent runs follows from that, and nodechecks.py tells it of any node.
-    absent = [each for each in names if runs(site) and each not in refused and not _allocatable(node, each)]
+    absent = [name for name in names if runs(site) and name not in refused and not _allocatable(node, name)]
     asked = "asked for by the node's labels"
     if refused and site.kubelet_problem is None:
         what = f"{', '.join(refused)}: {asked}, but the kubelet has not accepted it from the agent"
@@ -295,7 +295,7 @@ def cards_here(site: Site) -> tuple[Card, ...] | None:
     if site.agent is None:
         return site.nvml_cards or None
     return tuple(
-        Card(each["index"], each["memory_bytes"] >> 20, each["uuid"], each["model"]) for each in site.agent["cards"]
+        Card(card["index"], card["memory_bytes"] >> 20, card["uuid"], card["model"]) for card in site.agent["cards"]
     )
 
 

@@ -60,10 +60,10 @@ def ok(check: str, what: str) -> Finding:
 def grouped(findings: Iterable[Finding]) -> list[Finding]:
     """Those that say the same of several made one, in the order in which they first came."""
     groups: dict[tuple[str, Level, str, str | None], Finding] = {}
-    for each in findings:
-        key = (each.check, each.level, each.what, each.fix)
+    for finding in findings:
+        key = (finding.check, finding.level, finding.what, finding.fix)
         known = groups.get(key)
-        groups[key] = each if known is None else replace(known, about=known.about + each.about)
+        groups[key] = finding if known is None else replace(known, about=known.about + finding.about)
     return list(groups.values())
 
 

@@ -53,7 +53,9 @@ def holding_findings(site: Site, node: Json, pods: list[Json], rules: Rules) -> 
 
 
 def _leftovers(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
-    lingering = {each["id"]: each for each in (site.agent or {}).get("tenants", ()) if runs(site) and each.get("ended")}
+    lingering = {
+        tenant["id"]: tenant for tenant in (site.agent or {}).get("tenants", ()) if runs(site) and tenant.get("ended")
+    }
     for uid in sorted(lingering.keys() - pods.keys()):
         pids = sorted({pid for card in lingering[uid]["cards"] for pid in card["pids"]})
         who = f": {', '.join(map(str, pids))}" if pids else ""
@@ -111,7 +113,7 @@ def _specs(site: Site, pods: Mapping[str, Json], node: Node, rules: Rules) -> It
         if both is None:
             continue
         claim, grant = both
-        names = [each.name for each in grant.containers]
+        names = [container.name for container in grant.containers]
         name = spec.container if spec.container in names else names[0]
         promised = dialects.render_env(claim, grant, node, name, rules)
         wrong = sorted(key for key, value in promised.items() if spec.edits.env.get(key) != value)
@@ -145,10 +147,10 @@ def _allocations(site: Site, pods: list[Json], node: Node, rules: Rules) -> Iter
 def _limits(pod: Json, held: Held) -> dict[str, int] | None:
     """What a container asks for; None where the Pod has none of that name."""
     lists = [part(pod, "spec", kind) for kind in ("initContainers", "containers")]
-    for container in (each for some in lists if isinstance(some, list) for each in some):
+    for container in (each for items in lists if isinstance(items, list) for each in items):
         if part(container, "name") == held.container:
             limits = part(container, "resources", "limits")
-            return {each: _count(limits[each]) for each in limits if each in _RESOURCES} if limits else {}
+            return {limit: _count(limits[limit]) for limit in limits if limit in _RESOURCES} if limits else {}
     return None
 
 
@@ -171,9 +173,9 @@ def _unseen(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
     if site.processes is None or site.agent is None:
         return
     running = [
-        each
-        for each in site.agent["tenants"]
-        if part(pods.get(each["id"]), "status", "phase") == "Running" and not each["ended"]
+        tenant
+        for tenant in site.agent["tenants"]
+        if part(pods.get(tenant["id"]), "status", "phase") == "Running" and not tenant["ended"]
     ]
     unseen = [each["name"] for each in running if not site.processes.get(each["id"])]
     if unseen and len(unseen) == len(running):
@@ -186,7 +188,7 @@ def _unresolved(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
     """Containers for which the runtime did not find our files, though we wrote them."""
     for pod in pods.values():
         lists = [part(pod, "status", kind) for kind in ("initContainerStatuses", "containerStatuses")]
-        waiting = [part(each, "state", "waiting") for some in lists if isinstance(some, list) for each in some]
+        waiting = [part(each, "state", "waiting") for items in lists if isinstance(items, list) for each in items]
         said = next((text for each in waiting if _NOT_FOUND in (text := str(part(each, "message")))), "")
         if f"{VENDOR}/" in said:
             what = f"the runtime does not see what the agent wrote into {site.places.cdi}: {said[:160]}"
@@ -207,7 +209,9 @@ def _without_environment(site: Site, pods: Mapping[str, Json], node: Node, rules
             read = msgspec.convert(pod, PodObject)
         except msgspec.ValidationError:
             continue
-        promised = {each.name: dialects.render_env(*both, node, each.name, rules) for each in both[1].containers}
+        promised = {
+            container.name: dialects.render_env(*both, node, container.name, rules) for container in both[1].containers
+        }
         if any(env and not reads_environment(read, name, env) for name, env in promised.items()):
             what = "the agent lets no container of it start: the runtime has no CDI, so that the webhook must have them"
             fix = "start the scheduler with --webhook-port and --env-by-annotation; then kubectl delete pod POD"

@@ -16,7 +16,11 @@ def installation_findings(
     workloads: Iterable[Json], pods: Iterable[Json], nodes: Iterable[Json], version: str
 ) -> Iterator[Finding]:
     """`workloads` are the Deployments and DaemonSets with our label; `version` is this program's."""
-    ours = [each for each in workloads if part(each, "metadata", "labels", COMPONENT_LABEL) in ("scheduler", "agent")]
+    ours = [
+        workload
+        for workload in workloads
+        if part(workload, "metadata", "labels", COMPONENT_LABEL) in ("scheduler", "agent")
+    ]
     if not ours:
         return
     everyone = list(pods)
@@ -38,8 +42,8 @@ def _count(workload: Json) -> str:
 
 def _release(workloads: list[Json]) -> str:
     """By the scheduler's label, or whoever's there is."""
-    labels = [part(each, "metadata", "labels") for each in workloads]
-    chosen = next((each for each in labels if each.get(COMPONENT_LABEL) == "scheduler"), labels[0])
+    labels = [part(workload, "metadata", "labels") for workload in workloads]
+    chosen = next((label for label in labels if label.get(COMPONENT_LABEL) == "scheduler"), labels[0])
     return str(chosen.get(VERSION_LABEL, "unknown"))
 
 
@@ -65,9 +69,9 @@ def _about(workload: Json, pods: list[Json]) -> Iterator[Finding]:
 
 def _of_one_release(workloads: list[Json]) -> Iterator[Finding]:
     images = {}
-    for each in workloads:
-        containers = part(each, "spec", "template", "spec", "containers") or [{}]
-        images[each["metadata"]["name"]] = str(containers[0].get("image"))
+    for workload in workloads:
+        containers = part(workload, "spec", "template", "spec", "containers") or [{}]
+        images[workload["metadata"]["name"]] = str(containers[0].get("image"))
     if len(set(images.values())) > 1:
         told = ", ".join(f"{name} {image}" for name, image in sorted(images.items()))
         yield found("installation", "images", f"scheduler and agents are not of one image: {told}", _UPGRADE)

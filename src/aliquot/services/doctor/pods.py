@@ -86,7 +86,7 @@ def _crowded(held: Mapping[tuple[str, int], list[tuple[str, Usage]]], nodes: Map
         if node is None:
             continue  # gone, or broken and told as that
         total = sum((use for _, use in uses), start=Usage())
-        card = next((each for each in node.cards if each.index == index), None)
+        card = next((card for card in node.cards if card.index == index), None)
         about, who = f"{name}, GPU {index}", ", ".join(key for key, _ in uses[:5])
         fix = f"delete one of its Pods ({who}), best one that does not run; and have one scheduler place them, not two"
         if card is None:

@@ -122,7 +122,7 @@ def _unasked(pod: Json) -> Finding:
             fix = f"`aliquot manifests scheduler-config --second` serves {SCHEDULER_NAME} and {T9K_SCHEDULER_NAME};"
             fix += " or change spec.schedulerName"
         return found("extender", pod_key(pod), what, fix)
-    short = sorted(each for each in _RESOURCES if f"Insufficient {each}" in said)
+    short = sorted(resource for resource in _RESOURCES if f"Insufficient {resource}" in said)
     if short:
         what = (
             f"waits: by kube-scheduler's own count no node has enough {' and '.join(short)} left, so we are not asked"
@@ -138,7 +138,9 @@ def _last_said(pod: Json) -> str | None:
     """Of a Pod that waits, by kube-scheduler; None where none has looked at it."""
     conditions = part(pod, "status", "conditions")
     conditions = conditions if isinstance(conditions, list) else []
-    tried = (each for each in conditions if isinstance(each, dict) and each.get("type") == "PodScheduled")
+    tried = (
+        condition for condition in conditions if isinstance(condition, dict) and condition.get("type") == "PodScheduled"
+    )
     scheduled = next(tried, None)
     return None if scheduled is None else str(scheduled.get("message") or "")
 
@@ -200,7 +202,7 @@ def webhook_findings(
         yield Finding("webhook", Level.NOTE, (name,), what, fix)
         return
     hooks = part(configuration, "webhooks")
-    bundles = [part(each, "clientConfig", "caBundle") for each in hooks] if isinstance(hooks, list) else []
+    bundles = [part(hook, "clientConfig", "caBundle") for hook in hooks] if isinstance(hooks, list) else []
     if not bundles or not all(bundles):
         what = "has no caBundle: the API server trusts nobody there"
         yield found("webhook", name, what, _ANEW)
@@ -218,8 +220,8 @@ def _contains(bundle: object, ca: str) -> bool:
         held, wanted = base64.b64decode(str(bundle)), base64.b64decode(ca)
     except ValueError:
         return False
-    certificates = [each.strip() for each in wanted.split(_END) if each.strip()]
-    return bool(certificates) and all(each in held for each in certificates)
+    certificates = [word.strip() for word in wanted.split(_END) if word.strip()]
+    return bool(certificates) and all(certificate in held for certificate in certificates)
 
 
 _END = b"-----END CERTIFICATE-----"

@@ -117,7 +117,7 @@ def with_leftovers(site: Site) -> Site:
         specs=specs,
         cdi_problem=problem,
         cdi_there=site.places.cdi is not None and site.places.cdi.is_dir(),
-        absent=frozenset(each for each in mounts if not os.path.exists(each)),
+        absent=frozenset(mount for mount in mounts if not os.path.exists(mount)),
         folders=_folders(site.places.run / "t"),
         links=_links(site.places.run / "a"),
     )
@@ -267,14 +267,14 @@ def _specs(folder: Path | None) -> tuple[tuple[Spec, ...], str | None]:
 
 def _folders(tenants: Path) -> frozenset[str]:
     try:
-        return frozenset(each.name for each in tenants.iterdir() if each.is_dir())
+        return frozenset(path.name for path in tenants.iterdir() if path.is_dir())
     except OSError:
         return frozenset()
 
 
 def _links(folder: Path) -> dict[str, str]:
     try:
-        return {each.name: each.readlink().name for each in folder.iterdir() if each.is_symlink()}
+        return {path.name: path.readlink().name for path in folder.iterdir() if path.is_symlink()}
     except OSError:
         return {}
 
@@ -287,8 +287,13 @@ def _with_held(site: Site) -> Site:
         books = Books(site.places.kubelet)
         try:
             return tuple(
-                Held(each.namespace, each.name, each.container, {key: len(ids) for key, ids in each.devices.items()})
-                for each in await books.holders()
+                Held(
+                    holder.namespace,
+                    holder.name,
+                    holder.container,
+                    {key: len(ids) for key, ids in holder.devices.items()},
+                )
+                for holder in await books.holders()
             )
         finally:
             await books.close()
@@ -366,7 +371,7 @@ def own_objects(node_name: str) -> tuple[Json, list[Json]]:
             node = await kube.get(f"/api/v1/nodes/{node_name}", into=dict[str, Any])
             selector = {"fieldSelector": f"spec.nodeName={node_name}"}
             pods = await kube.get("/api/v1/pods", params=selector, into=dict[str, Any])
-        return {**node, "kind": "Node"}, [{**each, "kind": "Pod"} for each in pods.get("items") or []]
+        return {**node, "kind": "Node"}, [{**item, "kind": "Pod"} for item in pods.get("items") or []]
 
     try:
         return asyncio.run(ask())

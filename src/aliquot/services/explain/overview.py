@@ -147,8 +147,8 @@ def _closed(node: Json) -> Iterator[str]:
     if isinstance(spec, dict) and spec.get("unschedulable") is True:
         yield "cordoned"
     conditions = status.get("conditions") if isinstance(status, dict) else None
-    for each in conditions if isinstance(conditions, list) else []:
-        if isinstance(each, dict) and each.get("type") == "Ready" and each.get("status") != "True":
+    for condition in conditions if isinstance(conditions, list) else []:
+        if isinstance(condition, dict) and condition.get("type") == "Ready" and condition.get("status") != "True":
             yield "not ready"
 
 
@@ -161,7 +161,7 @@ def _node_of(pod: Json) -> str:
 def _gates(pod: Json) -> list[str]:
     spec = pod.get("spec")
     gates = spec.get("schedulingGates") if isinstance(spec, dict) else None
-    return [str(each.get("name")) for each in gates if isinstance(each, dict)] if isinstance(gates, list) else []
+    return [str(gate.get("name")) for gate in gates if isinstance(gate, dict)] if isinstance(gates, list) else []
 
 
 def last_refusal(pod: Json) -> str:
@@ -171,9 +171,13 @@ def last_refusal(pod: Json) -> str:
     """
     status = pod.get("status")
     conditions = status.get("conditions") if isinstance(status, dict) else None
-    for each in conditions if isinstance(conditions, list) else []:
-        if isinstance(each, dict) and each.get("type") == "PodScheduled" and each.get("reason") == "Unschedulable":
-            message = each.get("message")
+    for condition in conditions if isinstance(conditions, list) else []:
+        if (
+            isinstance(condition, dict)
+            and condition.get("type") == "PodScheduled"
+            and condition.get("reason") == "Unschedulable"
+        ):
+            message = condition.get("message")
             said = message if isinstance(message, str) else ""
             for aside in (" no new claims to deallocate", " preemption:"):
                 said = said.partition(aside)[0]

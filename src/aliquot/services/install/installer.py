@@ -168,7 +168,10 @@ class Installer:
         """The image of the cluster's own kube-scheduler; None where its Pods are not to be seen."""
         pods = await self.items("/api/v1/namespaces/kube-system/pods", labelSelector="component=kube-scheduler")
         images = [
-            each["image"] for pod in pods for each in pod["spec"]["containers"] if "kube-scheduler" in each["image"]
+            container["image"]
+            for pod in pods
+            for container in pod["spec"]["containers"]
+            if "kube-scheduler" in container["image"]
         ]
         return images[0] if images else None
 
@@ -325,8 +328,8 @@ class Installer:
                 continue
             name = pod["metadata"]["name"]
             lines.append(f"  Pod {name}: {why}")
-            lines += [f"    event: {each}" for each in await self._events(namespace, name)]
-            lines += [f"    log of {each}" for each in await self._logs(namespace, pod)]
+            lines += [f"    event: {event}" for event in await self._events(namespace, name)]
+            lines += [f"    log of {log}" for log in await self._logs(namespace, pod)]
         return "\n".join(lines) or f"  no Pod of it is there: kubectl get events -n {namespace}"
 
     async def _events(self, namespace: str, name: str) -> list[str]:

@@ -57,7 +57,7 @@ class Uninstaller:
         further: dict[str, str] = {}
         while True:
             page = await self._kube.get("/api/v1/pods", params={"limit": "500", **further}, timeout=60.0)
-            found += [each for each in page.get("items") or () if _holds(each)]
+            found += [item for item in page.get("items") or () if _holds(item)]
             token = (page.get("metadata") or {}).get("continue")
             if not token:
                 return found
@@ -65,7 +65,7 @@ class Uninstaller:
 
     async def evict(self, pods: Iterable[Json]) -> None:
         """Delete them, and wait until they are gone."""
-        paths = {_path(each): each["metadata"]["uid"] for each in pods}
+        paths = {_path(pod): pod["metadata"]["uid"] for pod in pods}
         for path in paths:
             self._say("pods", f"deleting {path.rpartition('/')[2]}")
             await self._delete(path)
@@ -342,7 +342,9 @@ def _how(node: Json, agents: Agents) -> Agents | str | None:
     """As what a node is swept; why it cannot be; None: nothing of ours was there."""
     if parse_left_behind(node) is None and not had_agent(node):
         return None
-    ready = [each["status"] for each in node["status"].get("conditions") or () if each["type"] == "Ready"]
+    ready = [
+        condition["status"] for condition in node["status"].get("conditions") or () if condition["type"] == "Ready"
+    ]
     if ready != ["True"]:
         name = node["metadata"]["name"]
         return f"node {name} is not ready: when it is, `aliquot uninstall` again, or with --this-node there"

@@ -200,7 +200,7 @@ class Door:
             raise invalid(Invalid("timeout", timeout, "0 to 24h"))
         found = self.node.find(request.get("name"))
         name = found.name if isinstance(found, Waiting) else found.tenant.name
-        if any(each.key == name for each in self.pods.pods.values()):
+        if any(pod.key == name for pod in self.pods.pods.values()):
             raise RefusedError("failed", text=f"{name} is a Pod: `aliquot delete pod {name}` ends it")
         if isinstance(found, Waiting):
             self._owner_only(caller, f"stop {found.name}", found.uid)
@@ -249,10 +249,10 @@ class Door:
         self._for_good = True
         suspended: set[str] = set()
         if self.about["simulated"] is not None:
-            suspended = {each.key for each in self.pods.pods.values()}
+            suspended = {pod.key for pod in self.pods.pods.values()}
             self.pods.suspend()
         asyncio.get_running_loop().call_later(0.05, self._stopping.set)
-        names = sorted({each.tenant.name for each in self.node.tenancies.values()} - suspended)
+        names = sorted({tenancy.tenant.name for tenancy in self.node.tenancies.values()} - suspended)
         return {"pid": os.getpid(), "tenants": names, "waiting": [entry.name for entry in self.node.queue]}
 
     def _owner_only(self, caller: Caller, what: str, *also: int | None) -> None:

@@ -180,7 +180,7 @@ class MachinePicture:
 
     def _waiters(self, seen: Json, now: float) -> Json:
         entries = _waiters(seen)
-        return {"count": len(entries), "pods": [waiting_told(each, now) for each in entries[:_MOST_WAITING]]}
+        return {"count": len(entries), "pods": [waiting_told(entry, now) for entry in entries[:_MOST_WAITING]]}
 
     def _live(self, seen: Json, now: float, since: int | None) -> list[Json]:
         """Every node in full; of the timeline the buckets from `since` on."""

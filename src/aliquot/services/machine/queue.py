@@ -127,9 +127,9 @@ class Queue:
             return []
         several = len(self._ledger.board.row_of) > 1  # then a card's number alone says too little
         return [
-            {"card": each.card, "reason": each.reason.value, "wanted": each.wanted, "had": each.had}
-            | ({"node": each.node} if several else {})
-            for each in self._chooser.refusals(claim)
+            {"card": refusal.card, "reason": refusal.reason.value, "wanted": refusal.wanted, "had": refusal.had}
+            | ({"node": refusal.node} if several else {})
+            for refusal in self._chooser.refusals(claim)
         ]
 
     def _target(self, claim: Claim) -> Grant:

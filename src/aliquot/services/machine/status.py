@@ -30,11 +30,11 @@ def status(
             for card in each.cards
         ],
         "tenants": [
-            {**_tenant(each, standings.get(each.tenant.id, {}), now), "node": node.node_of(each)}
-            for each in node.tenancies.values()
+            {**_tenant(tenancy, standings.get(tenancy.tenant.id, {}), now), "node": node.node_of(tenancy)}
+            for tenancy in node.tenancies.values()
         ],
         "queue": [_waiting(node, entry, now) for entry in node.queue],
-        "findings": [finding_told(each) for each in node.arbiter.findings()],
+        "findings": [finding_told(finding) for finding in node.arbiter.findings()],
         **({"workloads": [], "pods": []} if pods is None else pods_told(pods, standings)),
     }
 

@@ -354,7 +354,9 @@ class LocalNode:
 
     def _processes(self, tenant: Tenant) -> dict[int, int]:
         """All that live of it, with their start times: those on cards, and those that carry its name."""
-        on_cards = {pid for each in self.arbiter.standings() if each.tenant == tenant.id for pid in each.processes}
+        on_cards = {
+            pid for standing in self.arbiter.standings() if standing.tenant == tenant.id for pid in standing.processes
+        }
         carrying = processes.with_environment(TENANT_VARIABLE, str(self.directory(tenant.id)), uid=tenant.uid)
         return processes.identities(on_cards | carrying)
 

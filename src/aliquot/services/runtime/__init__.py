@@ -1,0 +1,3 @@
+"""Holds tenants to their shares: registration of their processes, one loop per card that sets time slices and pauses
+(`cardloop`), health and audit of the cards. The decisions are in `arbiter`.
+"""

@@ -122,7 +122,9 @@ class Arbiterd:
     def _drop(self, tenancy: Tenancy) -> None:
         """Let go of all that hangs on it; its folder stays. The page is closed when no card's loop touches it."""
         self._reception.shut(tenancy)
-        workers = [self._workers[each.uuid] for each in tenancy.tenant.allotments if each.uuid in self._workers]
+        workers = [
+            self._workers[allotment.uuid] for allotment in tenancy.tenant.allotments if allotment.uuid in self._workers
+        ]
         page_is_free = _after(len(workers), tenancy.page.close)
         for worker in workers:
             worker.dismiss(tenancy.tenant.id, page_is_free)
@@ -147,7 +149,7 @@ class Arbiterd:
 
     def findings(self) -> list[Finding]:
         """What should not be."""
-        inside = [each for worker in self._workers.values() for each in list(worker.findings.values())]
+        inside = [finding for worker in self._workers.values() for finding in list(worker.findings.values())]
         return inside + self._patrol.findings + self._unwritable()
 
     def _unwritable(self) -> list[Finding]:
@@ -206,7 +208,7 @@ class Arbiterd:
         roots = {each.tenant.root: name for name, each in self._tenancies.items() if each.tenant.root is not None}
         known = {process.pid: name for name, each in self._tenancies.items() for process in each.processes}
         anchors = known | roots
-        return next((anchors[each] for each in processes.ancestors(pid) if each in anchors), None)
+        return next((anchors[ancestor] for ancestor in processes.ancestors(pid) if ancestor in anchors), None)
 
     # --- what the patrol asks ----------------------------------------------------------------------------------
 
@@ -237,7 +239,7 @@ class Arbiterd:
         too_long = []
         self._sweeps += 1
         for tenancy in self._tenancies.values():
-            slots = [each.slot for each in tenancy.processes if each.slot is not None]
+            slots = [process.slot for process in tenancy.processes if process.slot is not None]
             tenancy.reach = max([tenancy.reach, *(slot + 1 for slot in slots)])
             whole = self._sweeps % _WHOLE == 0
             tenancy.page.sweep(slots=SLOTS if whole else min(SLOTS, tenancy.reach + _BEYOND))

@@ -206,7 +206,7 @@ class Reception:
             scold(tenancy, f"process {pid} is not let in: {why}")
             connection.close()
             return
-        for former in [each for each in tenancy.processes if each.pid == pid]:
+        for former in [process for process in tenancy.processes if process.pid == pid]:
             self._hang_up(tenancy, former)  # it has only one link, and this is the newer
         grouping = Grouping(simulated=self._simulated, complain=partial(scold, tenancy))
         process = Process(tenancy.tenant.id, pid, connection, pidfd, grouping)
@@ -261,7 +261,7 @@ class Reception:
             raise LinkError("no hello")
         elif len(process.coming) > _MOST_GROUPS:
             raise LinkError(f"more than {_MOST_GROUPS} groups")
-        elif sum(len(each.coming) for each in tenancy.processes) > _MOST_COMING:
+        elif sum(len(process.coming) for process in tenancy.processes) > _MOST_COMING:
             raise LinkError(f"more than {_MOST_COMING} groups of its tenant are on their way")
         elif isinstance(message, Done):
             if message.groups != len(process.coming):

@@ -12,8 +12,8 @@ from aliquot.model.tenant import Finding, SharingRules, Standing, State
 def by_tenant(standings: Iterable[Standing]) -> dict[str, dict[str, Standing]]:
     """By the tenant's id, and then by card."""
     found: dict[str, dict[str, Standing]] = {}
-    for each in standings:
-        found.setdefault(each.tenant, {})[each.uuid] = each
+    for standing in standings:
+        found.setdefault(standing.tenant, {})[standing.uuid] = standing
     return found
 
 

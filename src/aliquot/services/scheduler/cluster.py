@@ -286,7 +286,7 @@ class Cluster:
 
     def doubt(self, placed: Placed) -> str | None:
         """Why its cards are a guess: nothing told them, or a peer's annotation, by a number that no card has now."""
-        unnamed = {share.card for each in placed.grant.containers for share in each.shares if not share.uuid}
+        unnamed = {share.card for container in placed.grant.containers for share in container.shares if not share.uuid}
         node = self.board.node(placed.grant.node) if unnamed and placed.doubt is None else None
         lost = sorted(unnamed - {card.index for card in node.cards}) if node and node.cards else []
         return f"its annotation names card {lost[0]}, which the node does not have" if lost else placed.doubt
@@ -389,8 +389,11 @@ def _renumbered(grant: Grant, today: dict[str, int]) -> Grant:
     return replace(
         grant,
         containers=tuple(
-            replace(each, shares=tuple(replace(share, card=today.get(share.uuid, share.card)) for share in each.shares))
-            for each in grant.containers
+            replace(
+                container,
+                shares=tuple(replace(share, card=today.get(share.uuid, share.card)) for share in container.shares),
+            )
+            for container in grant.containers
         ),
     )
 

@@ -166,7 +166,7 @@ class NodeKeeper:
 
     def _needs_something(self, name: str, node: NodeObject) -> bool:
         meta, status = node.metadata, node.status
-        types = ({"type": each.type} for each in status.conditions or ())
+        types = ({"type": condition.type} for condition in status.conditions or ())
         may = may_need_upkeep(
             meta.labels or {}, meta.annotations or {}, node.spec.taints or (), types, rules=self._rules()
         )
@@ -186,7 +186,9 @@ class NodeKeeper:
             self._broken.pop(node.name, None)
         elif self._broken.get(node.name) != problems and self._is_leader():
             self._broken[node.name] = problems
-            self._events.emit(node, "InvalidNode", "; ".join(each.sentence() for each in problems), type="Warning")
+            self._events.emit(
+                node, "InvalidNode", "; ".join(problem.sentence() for problem in problems), type="Warning"
+            )
 
     async def _attend(self, name: str) -> None:
         todo = self._todo[name]

@@ -100,9 +100,9 @@ class Waiting:
             self._fitted[demand] = fits
             known = before.get(demand)
             if known is not None and _more(known, fits):
-                self._touch_next |= dict.fromkeys(each.uid for each in pods)
+                self._touch_next |= dict.fromkeys(pod.uid for pod in pods)
             elif fits.any():  # kube-scheduler asked while we were a moment behind
-                self._touch_next |= dict.fromkeys(each.uid for each in pods if each.uid in new)
+                self._touch_next |= dict.fromkeys(pod.uid for pod in pods if pod.uid in new)
 
     def _tell(self, given_up: dict[str, Pending], now: float) -> None:
         """Say why, on the Pods that were not told for a while."""

@@ -102,7 +102,7 @@ def short_reason(reason: Reason, never: bool, claim: Claim) -> str:
             return f"offline GPU compute: {greedy}% of a card wanted, no card has that much free"
         case Reason.SLICES:
             return f"as many Pods share each GPU as {'ever may' if never else 'may'}"
-        case Reason.EXCLUSIVE if any(each.slice.exclusive for each in claim.containers):
+        case Reason.EXCLUSIVE if any(container.slice.exclusive for container in claim.containers):
             return "a whole GPU is wanted, and others are on each"
         case Reason.EXCLUSIVE:
             return "other Pods hold the GPUs whole"
@@ -133,7 +133,7 @@ def short_reason(reason: Reason, never: bool, claim: Claim) -> str:
 
 def repeats_us(said: str) -> bool:
     """Whether kube-scheduler, in what it says of a Pod that waits, names a reason that it has of us."""
-    return any(each in said for each in _OURS)
+    return any(entry in said for entry in _OURS)
 
 
 def scores_answer(cluster: Cluster, args: Args) -> tuple[bytes, Claim | None, Grant | None]:
@@ -157,7 +157,7 @@ def preemption_answer(cluster: Cluster, asked: Preemption) -> dict[str, Victims]
         return offered
     if not isinstance(claim, Claim):
         return {}
-    uids = {name: [each.UID for each in victims.Pods or ()] for name, victims in offered.items()}
+    uids = {name: [pod.UID for pod in victims.Pods or ()] for name, victims in offered.items()}
     chosen = victims_of(cluster, claim, asked.Pod.spec.priority or 0, uids)
     return {
         name: Victims([Victim(uid) for uid in gone], offered[name].NumPDBViolations) for name, gone in chosen.items()

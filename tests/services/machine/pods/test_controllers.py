@@ -128,7 +128,7 @@ def test_whatever_is_there_what_is_decided_comes_to_rest_at_what_is_wanted(
     for _ in range(4):
         decision = decide(wanted(kind), amounts, pods)
         # Whoever is to end is gone; whoever is to come runs.
-        pods = [each for each in pods if each not in decision.end and each.ending is None]
+        pods = [pod for pod in pods if pod not in decision.end and pod.ending is None]
         for name in decision.make:
             serial += 1
             pods.append(there(name or f"web-{serial}"))

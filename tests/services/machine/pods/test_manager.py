@@ -219,7 +219,7 @@ def test_on_delete_containers_are_asked_to_end_and_those_that_do_not_are_killed(
 def test_a_keeper_that_is_killed_takes_its_pod_with_it(pods: Pods) -> None:
     pods.apply(pod("p", container("main", "sh", "-c", "(setsid sleep 600 &) ; sleep 600")))
     pods.until("p")
-    (keeper,) = [each["pid"] for each in pods.machine.status()["tenants"]]
+    (keeper,) = [tenant["pid"] for tenant in pods.machine.status()["tenants"]]
     os.kill(keeper, signal.SIGKILL)
     found = pods.until("p", "Failed")
     assert found["reason"] == "its keeper was ended before it was over"
@@ -232,7 +232,7 @@ def test_a_workload_replaces_pods_that_end_or_are_deleted(pods: Pods, kind: str)
     told = pods.apply(workload(kind, "web", 2))
     assert len(told[0]["pods"]) == 2
     first, second = pods.until_all(["Running", "Running"])
-    os.kill(next(each["pid"] for each in pods.machine.status()["tenants"] if each["name"] == first["key"]), 9)
+    os.kill(next(tenant["pid"] for tenant in pods.machine.status()["tenants"] if tenant["name"] == first["key"]), 9)
     pods.delete("Pod", second["name"])
     before = {first["uid"], second["uid"]}
 
@@ -291,7 +291,7 @@ def test_an_offline_pod_of_qgpu_is_an_offline_tenant(pods: Pods) -> None:
 def test_a_whole_node_is_given_whole(pods: Pods) -> None:
     main = {"name": "main", "command": list(FOREVER), "resources": {"limits": {T9K_NODE: 1}}}
     pods.apply(pod("p", main))
-    assert [each["exclusive"] for each in pods.until("p")["cards"]] == [True, True]
+    assert [card["exclusive"] for card in pods.until("p")["cards"]] == [True, True]
     pods.apply(pod("q"))
     eventually(lambda: "another Pod has the whole node" in (pods.one("q")["reason"] or ""))
 
@@ -459,13 +459,13 @@ class TestNodes:
             ("node-0", 0), ("node-0", 1), ("node-1", 0), ("node-1", 1),
         ]  # fmt: skip
         status = two.machine.status()
-        assert [(each["node"], each["index"]) for each in status["cards"]] == [
+        assert [(card["node"], card["index"]) for card in status["cards"]] == [
             ("node-0", 0), ("node-0", 1), ("node-1", 0), ("node-1", 1),
         ]  # fmt: skip
-        assert [each["name"] for each in status["nodes"]] == ["node-0", "node-1"]
+        assert [node["name"] for node in status["nodes"]] == ["node-0", "node-1"]
         two.machine.kill()
         two.machine.up()
-        assert [each["memory_booked_bytes"] >> 30 for each in two.machine.status()["cards"]] == [24] * 4
+        assert [card["memory_booked_bytes"] >> 30 for card in two.machine.status()["cards"]] == [24] * 4
 
     def test_a_run_stays_on_one_node(self, two: Pods) -> None:
         said = two.machine.aliquot("run", "--gpus", "3", "--memory", "1", "--", "true")

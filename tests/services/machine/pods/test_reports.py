@@ -32,9 +32,9 @@ def test_a_pod_that_is_over_has_a_time_of_its_end_that_stays() -> None:
 def test_events_are_kept_once_and_only_the_last_twenty() -> None:
     events = [{"time": 2.0 + at, "text": f"event {at}", "type": "Warning"} for at in range(30)]
     once = with_report(STATE, {"events": events[:2]}, 3.0)
-    assert [each.text for each in once.events] == ["made", "event 0", "event 1"]
+    assert [event.text for event in once.events] == ["made", "event 0", "event 1"]
     assert with_report(once, {"events": events[:2]}, 3.0) == once
-    assert [each.text for each in with_report(once, {"events": events}, 3.0).events] == [
+    assert [event.text for event in with_report(once, {"events": events}, 3.0).events] == [
         f"event {at}" for at in range(10, 30)
     ]
 

@@ -35,9 +35,9 @@ def play(turns: PodTurns, *asking: str, gone: str | None = None) -> list[str]:
 
 
 def begun(*pods: LocalPod) -> PodTurns:
-    turns = PodTurns({each.uid: each for each in pods})
-    for each in pods:
-        turns.begin(each.uid)
+    turns = PodTurns({pod.uid: pod for pod in pods})
+    for pod in pods:
+        turns.begin(pod.uid)
     return turns
 
 

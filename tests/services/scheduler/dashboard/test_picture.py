@@ -319,11 +319,11 @@ def test_few_reasons_are_worked_out_at_once() -> None:
     for gib in range(9, 29):
         cluster.set_pod(live_pod(f"p{gib}", {MEM: str(gib)}, refused=True))
     picture = a_picture(cluster)
-    first = [each["reason"] for each in picture.state(1000.0)["waiting"]["pods"]]
+    first = [pod["reason"] for pod in picture.state(1000.0)["waiting"]["pods"]]
     assert first.count("is being looked at") == 16
     for now in range(1, 6):
         told = picture.state(1000.0 + now)
-    assert "is being looked at" not in [each["reason"] for each in told["waiting"]["pods"]]
+    assert "is being looked at" not in [pod["reason"] for pod in told["waiting"]["pods"]]
 
 
 def test_a_search_finds_nodes_and_pods_of_ours() -> None:
@@ -333,7 +333,7 @@ def test_a_search_finds_nodes_and_pods_of_ours() -> None:
     cluster.set_pod(live_pod("web", {}, on="gpu-1"))
     found = a_picture(cluster).search("", 50)
     assert found["nodes"] == ["gpu-1", "gpu-2"]
-    assert {each["key"]: (each["node"], each["phase"]) for each in found["pods"]} == {
+    assert {pod["key"]: (pod["node"], pod["phase"]) for pod in found["pods"]} == {
         "ns/train": ("gpu-1", "Running"),
         "ns/waits": (None, "Pending"),
     }

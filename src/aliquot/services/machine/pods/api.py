@@ -86,8 +86,8 @@ class PodDesk:
     def _check_count(
         self, bare: list[LocalPod], workloads: list[Workload], replaced: list[LocalPod], user: int
     ) -> None:
-        known = self._pods.workloads | {workload_key(each): each for each in workloads}
-        alone = [each for each in self._pods.pods.values() if each.owner is None and each not in replaced]
+        known = self._pods.workloads | {workload_key(workload): workload for workload in workloads}
+        alone = [pod for pod in self._pods.pods.values() if pod.owner is None and pod not in replaced]
         count = Counter(each.applier.user for each in (*alone, *bare))
         for each in known.values():
             count[each.applier.user] += max(1, amounts_of(each.manifest).replicas)  # one that wants none is kept too
@@ -145,10 +145,10 @@ class PodDesk:
         """A bare Pod that is applied anew is made anew: two cannot have one name. What others did meanwhile stays."""
         if not replaced:
             return
-        before = [self._pods.workloads.get(workload_key(each)) for each in workloads]
+        before = [self._pods.workloads.get(workload_key(workload)) for workload in workloads]
         self._pods.delete(workload=None, pods=replaced, grace=None)
         await self._until_gone([each.uid for each in replaced])
-        now = [self._pods.workloads.get(workload_key(each)) for each in workloads]
+        now = [self._pods.workloads.get(workload_key(workload)) for workload in workloads]
         taken = [each.key for each in bare if self._pods.named(each.namespace, each.name) is not None]
         taken += [
             f"{each.kind} {each.namespace}/{each.name}"
@@ -206,11 +206,11 @@ class PodDesk:
         """Where the output is. Reading it is the caller's, with the caller's rights."""
         pod = self._find({**request, "kind": POD})
         assert isinstance(pod, LocalPod)
-        mains = [each.name for each in pod.state.containers if not each.init]
+        mains = [container.name for container in pod.state.containers if not container.init]
         name = mains[0] if request.get("container") is None else request["container"]
-        found = next((each for each in pod.state.containers if each.name == name), None)
+        found = next((container for container in pod.state.containers if container.name == name), None)
         if found is None:
-            names = sorted(each.name for each in pod.state.containers)
+            names = sorted(container.name for container in pod.state.containers)
             raise RefusedError("unknown-name", name=str(name)[:80], names=names)
         running = not pod.state.phase.over
         return {"pod": pod.key, "container": found.name, "log": found.log, "running": running}
@@ -223,12 +223,16 @@ class PodDesk:
             pod = self._pods.named(str(namespace), str(name))
             if pod is not None:
                 return pod
-            names = [each.key for each in self._pods.pods.values()]
+            names = [pod.key for pod in self._pods.pods.values()]
         elif isinstance(kind, str) and kind in WORKLOADS:
             workload = self._pods.workloads.get((str(kind), str(namespace), str(name)))
             if workload is not None:
                 return workload
-            names = [f"{each.namespace}/{each.name}" for each in self._pods.workloads.values() if each.kind == kind]
+            names = [
+                f"{workload.namespace}/{workload.name}"
+                for workload in self._pods.workloads.values()
+                if workload.kind == kind
+            ]
         else:
             raise invalid(Invalid("kind", kind, f"Pod, {', '.join(WORKLOADS)}"))
         raise RefusedError("unknown-name", name=f"{namespace}/{name}"[:140], names=sorted(names))

@@ -53,8 +53,8 @@ def anew(pod: LocalPod, logs: str) -> PodState:
 def failed(state: PodState, why: str, now: float) -> PodState:
     """Whatever ran of it runs no longer."""
     ended = tuple(
-        each if each.state == "ended" else replace(each, state="ended", ended=now, pid=None)
-        for each in state.containers
+        container if container.state == "ended" else replace(container, state="ended", ended=now, pid=None)
+        for container in state.containers
     )
     state = replace(state, phase=Phase.FAILED, reason=why, finished=now, containers=ended)
     return with_event(state, now, why, "Warning")

@@ -48,7 +48,7 @@ def claim_of(pod: LocalPod) -> Claim | None:
 def ask_of(pod: LocalPod, claim: Claim) -> Ask:
     """The same as a run would have asked, as far as it can: for people to see."""
     part = claim.containers[0] if claim.containers else None
-    words = next((each.command for each in pod.state.containers if not each.init), ())
+    words = next((container.command for container in pod.state.containers if not container.init), ())
     milli = None if part is None else part.slice.greedy_milli or part.slice.core_milli
     return Ask(
         words or (pod.name,),
@@ -65,8 +65,8 @@ def asked(claim: Claim) -> str:
     if claim.whole_node:
         return f"asked for a whole node, in {claim.dialect}'s words"
     parts = []
-    for each in claim.containers:
-        part, words = each.slice, []
+    for container in claim.containers:
+        part, words = container.slice, []
         if part.exclusive:
             words.append("a whole card")
         else:
@@ -74,14 +74,14 @@ def asked(claim: Claim) -> str:
             words += [f"{part.memory_percent}% of the memory"] if part.memory_percent else []
             words += [f"{part.core_milli / 10:g}% of the compute"] if part.core_milli else []
             words += [f"{part.greedy_milli / 10:g}% of the compute, offline"] if part.greedy_milli else []
-        times = f" on each of {each.count} cards" if each.count is not None and each.count > 1 else ""
-        parts.append(f"{each.name}: {' and '.join(words) or 'a card'}{times}")
+        times = f" on each of {container.count} cards" if container.count is not None and container.count > 1 else ""
+        parts.append(f"{container.name}: {' and '.join(words) or 'a card'}{times}")
     return f"asked for {'; '.join(parts)} ({claim.app_class.value}, in {claim.dialect}'s words)"
 
 
 def seat_told(grant: Grant) -> str:
     """Where it is, and why there."""
-    cards = sorted({share.card for each in grant.containers for share in each.shares})
+    cards = sorted({share.card for container in grant.containers for share in container.shares})
     if grant.whole_node:
         return f"{grant.node} had nobody else on it"
     names = f"card{'s' * (len(cards) > 1)} {', '.join(map(str, cards))}"
@@ -91,8 +91,14 @@ def seat_told(grant: Grant) -> str:
 def states(pod: LocalPod, node: str, grant: Grant | None, logs: str) -> tuple[ContainerState, ...]:
     """Its containers before any of them was started."""
     return tuple(
-        ContainerState(each.name, each.image, _command(pod, each, node, grant)[0], f"{logs}/{each.name}.log", each.init)
-        for each in plan(pod).containers
+        ContainerState(
+            container.name,
+            container.image,
+            _command(pod, container, node, grant)[0],
+            f"{logs}/{container.name}.log",
+            container.init,
+        )
+        for container in plan(pod).containers
     )
 
 
@@ -104,7 +110,7 @@ def told(
     return {
         "restart_policy": found.restart_policy,
         "grace": found.grace,
-        "containers": [_told(pod, each, grant, claim, node, environment, logs) for each in found.containers],
+        "containers": [_told(pod, container, grant, claim, node, environment, logs) for container in found.containers],
     }
 
 

@@ -55,42 +55,42 @@ class Course:
 
     def due(self, now: float) -> list[Container]:
         """Whoever is to be started now."""
-        return [each for each in self.containers if each.due is not None and each.due <= now]
+        return [container for container in self.containers if container.due is not None and container.due <= now]
 
     def wake(self) -> float | None:
         """When the next one is due."""
-        return min((each.due for each in self.containers if each.due is not None), default=None)
+        return min((container.due for container in self.containers if container.due is not None), default=None)
 
     def running(self) -> list[Container]:
         """Whoever has a process."""
-        return [each for each in self.containers if each.state == "running"]
+        return [container for container in self.containers if container.state == "running"]
 
     @property
     def over(self) -> bool:
         """Whether only sidecars are left to end."""
-        return self._failed or all(each.state == "ended" and each.due is None for each in self._mains())
+        return self._failed or all(container.state == "ended" and container.due is None for container in self._mains())
 
     @property
     def phase(self) -> str:
         """As Kubernetes calls it."""
         if self.over and not self.running():
-            good = not self._failed and all(each.exit_code == 0 for each in self._mains())
+            good = not self._failed and all(container.exit_code == 0 for container in self._mains())
             return "Succeeded" if good else "Failed"
-        return "Running" if any(each.started is not None for each in self._mains()) else "Pending"
+        return "Running" if any(container.started is not None for container in self._mains()) else "Pending"
 
     @property
     def reason(self) -> str | None:
         """Why it failed, or what it waits for."""
-        for each in self.containers:
-            if each.reason is not None:
-                return f"container {each.name}: {each.reason}"
+        for container in self.containers:
+            if container.reason is not None:
+                return f"container {container.name}: {container.reason}"
         if self.phase == "Failed":
-            bad = next((each for each in self.containers if each.exit_code), None)
+            bad = next((container for container in self.containers if container.exit_code), None)
             return None if bad is None else f"container {bad.name} {_ended(bad.exit_code)}"
         return None
 
     def _mains(self) -> list[Container]:
-        return [each for each in self.containers if not each.init]
+        return [container for container in self.containers if not container.init]
 
     # --- what happens ------------------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ class Course:
         if container.init and not container.sidecar:
             again = code != 0 and self._policy != "Never"
             self._failed = code != 0 and not again
-        tries = sum(each.restarts for each in self.containers)
+        tries = sum(container.restarts for container in self.containers)
         limited = self._most_restarts is not None and tries >= self._most_restarts
         if again and code != 0 and limited and not (container.sidecar and self.over):
             again, self._failed = False, True
@@ -126,25 +126,25 @@ class Course:
 
     def stop(self) -> None:
         """Nobody is started any more."""
-        for each in self.containers:
-            each.due = None
+        for container in self.containers:
+            container.due = None
 
     def _next(self, now: float) -> None:
         """Whose turn it is, of those that have not had one."""
         if self.over:
             self.stop()
             return
-        for each in self.containers:
-            fresh = each.state == "waiting" and each.started is None and each.restarts == 0
-            if not each.init or each.sidecar:
-                if fresh and each.due is None:
-                    each.due = now
-                if each.init and each.started is None:
+        for container in self.containers:
+            fresh = container.state == "waiting" and container.started is None and container.restarts == 0
+            if not container.init or container.sidecar:
+                if fresh and container.due is None:
+                    container.due = now
+                if container.init and container.started is None:
                     return  # the next one comes after it
             else:
-                if fresh and each.due is None:
-                    each.due = now
-                if not (each.state == "ended" and each.exit_code == 0):
+                if fresh and container.due is None:
+                    container.due = now
+                if not (container.state == "ended" and container.exit_code == 0):
                     return
 
 

@@ -74,7 +74,7 @@ class LocalPods:
 
     def restore(self, *, rebooted: bool) -> None:
         """What there was is there again; whose keeper is gone is dealt with as if it went now."""
-        self.workloads.update({workload_key(each): each for each in self._store.workloads()})
+        self.workloads.update({workload_key(workload): workload for workload in self._store.workloads()})
         for pod in self._store.pods():
             self._know(pod)
             if pod.keeper is not None and not rebooted and processes.lives(*pod.keeper):
@@ -113,17 +113,17 @@ class LocalPods:
 
     def named(self, namespace: str, name: str) -> LocalPod | None:
         """The Pod of that name."""
-        return next((each for each in self.pods.values() if (each.namespace, each.name) == (namespace, name)), None)
+        return next((pod for pod in self.pods.values() if (pod.namespace, pod.name) == (namespace, name)), None)
 
     def owned(self, workload: Workload) -> list[LocalPod]:
         """Its Pods, oldest first."""
-        return [each for each in self.pods.values() if _owner_of(each) == _as_owner(workload)]
+        return [pod for pod in self.pods.values() if _owner_of(pod) == _as_owner(workload)]
 
     def put(self, applied: Sequence[Workload | LocalPod], now: float) -> None:
         """Take them in; all of it or, with StoreError, nothing. Their Pods are made, and wait, in that order."""
         workloads = [each for each in applied if isinstance(each, Workload)]
         self._store.write(workloads=workloads, pods=[each for each in applied if isinstance(each, LocalPod)])
-        self.workloads.update({workload_key(each): each for each in workloads})
+        self.workloads.update({workload_key(workload): workload for workload in workloads})
         for each in applied:
             if isinstance(each, LocalPod):
                 self._know(each)
@@ -133,9 +133,9 @@ class LocalPods:
     def delete(self, *, workload: Workload | None, pods: Iterable[LocalPod], grace: float | None) -> None:
         """From now on they are not wanted."""
         going = [
-            replace(each, ending=launchspec.plan(each).grace if grace is None else grace)
-            for each in pods
-            if each.ending is None or (grace is not None and grace < each.ending)
+            replace(pod, ending=launchspec.plan(pod).grace if grace is None else grace)
+            for pod in pods
+            if pod.ending is None or (grace is not None and grace < pod.ending)
         ]
         self._store.write(gone=[] if workload is None else [workload], pods=going)
         if workload is not None:
@@ -252,7 +252,7 @@ class LocalPods:
     def seat(self, uid: str, tenancy: Tenancy | None, grant: Grant | None, say: Say) -> None:
         """It may start: written down, and told."""
         pod = self.pods[uid]
-        there = (each for each in self.node.nodes if grant is not None and each.name == grant.node)
+        there = (node for node in self.node.nodes if grant is not None and node.name == grant.node)
         node = next(there, self.node.nodes[0])
         claim, logs, now = self.claims[uid], self.logs(pod), time.time()
         placed = f"placed on {node.name}" if grant is None else launchspec.seat_told(grant)

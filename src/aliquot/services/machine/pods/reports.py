@@ -17,11 +17,11 @@ def with_report(state: PodState, said: Mapping[str, Any], now: float) -> PodStat
     phase = next((each for each in Phase if each.value == said.get("phase")), state.phase)
     told = [each for each in _list(said.get("containers")) if isinstance(each, dict)]
     known = {each["name"]: each for each in told if isinstance(each.get("name"), str)}
-    containers = tuple(_container(each, known.get(each.name, {})) for each in state.containers)
+    containers = tuple(_container(container, known.get(container.name, {})) for container in state.containers)
     events = [each for each in map(_event, _list(said.get("events"))) if each is not None]
-    ours = {(each.time, each.text) for each in state.events}
-    fresh = [each for each in events if (each.time, each.text) not in ours]
-    begun = [each.started for each in containers if each.started is not None and not each.init]
+    ours = {(event.time, event.text) for event in state.events}
+    fresh = [event for event in events if (event.time, event.text) not in ours]
+    begun = [container.started for container in containers if container.started is not None and not container.init]
     return replace(
         state,
         phase=phase,

@@ -24,8 +24,8 @@ from aliquot.wording.refusals import one_sentence
 from aliquot.wording.requests import wants
 
 # All of it: `dataclasses.asdict` copies every value, and takes most of the time that a thousand Pods take.
-_OF_CONTAINERS = tuple(each.name for each in fields(ContainerState))
-_OF_EVENTS = tuple(each.name for each in fields(PodEvent))
+_OF_CONTAINERS = tuple(field.name for field in fields(ContainerState))
+_OF_EVENTS = tuple(field.name for field in fields(PodEvent))
 _LONGEST_COMMAND = 500  # characters of it that are told
 _LONGEST_KEY, _LONGEST_LABEL, _MOST_LABELS = 317, 63, 32
 
@@ -34,8 +34,8 @@ def pods_told(pods: LocalPods, standings: Mapping[str, Mapping[str, Standing]]) 
     """Workloads and Pods, as `status` shows them. `standings` by tenant and card."""
     reasons = _Reasons(pods.node)
     return {
-        "workloads": [_workload(pods, each) for each in pods.workloads.values()],
-        "pods": [_pod(pods, each, standings, reasons.of(each)) for each in pods.pods.values()],
+        "workloads": [_workload(pods, workload) for workload in pods.workloads.values()],
+        "pods": [_pod(pods, pod, standings, reasons.of(pod)) for pod in pods.pods.values()],
     }
 
 
@@ -96,7 +96,7 @@ def _pod(
         "terminating": pod.ending is not None,
         "node": state.node,
         "cards": [] if tenancy is None else shares_told(tenancy.shares, standings.get(pod.tenant, {})),
-        "containers": [container_told(each) for each in state.containers],
+        "containers": [container_told(container) for container in state.containers],
         "created": pod.created,
         "started": state.started,
         "finished": state.finished,
@@ -104,7 +104,7 @@ def _pod(
         "labels": _labels(pod.manifest),
         "wants": "" if claim is None else wants(claim),
         "why": list(state.why),
-        "events": [{name: getattr(each, name) for name in _OF_EVENTS} for each in state.events],
+        "events": [{name: getattr(event, name) for name in _OF_EVENTS} for event in state.events],
     }
 
 

@@ -147,7 +147,7 @@ class Keeper:
         state = {
             "phase": phase,
             "reason": reason,
-            "containers": [each.told() for each in course.containers],
+            "containers": [container.told() for container in course.containers],
             "events": self._events[-MOST_EVENTS:],
         }
         try:
@@ -167,7 +167,8 @@ class Keeper:
             return
         self._grace = granted["grace"]
         containers = [
-            Container(each["name"], each["init"], each["sidecar"], given=each) for each in granted["containers"]
+            Container(container["name"], container["init"], container["sidecar"], given=container)
+            for container in granted["containers"]
         ]
         most = granted.get("most_restarts")
         self._course = Course(containers, granted["restart_policy"], time.time(), most)
@@ -198,7 +199,11 @@ class Keeper:
     def _reap(self) -> None:
         for pid, code in children.ended():
             course = self._course
-            found = next((each for each in course.containers if each.pid == pid), None) if course is not None else None
+            found = (
+                next((container for container in course.containers if container.pid == pid), None)
+                if course is not None
+                else None
+            )
             if course is None or found is None:
                 continue
             children.kill_all(self._strays(found))
@@ -237,7 +242,7 @@ def main(arguments: list[str]) -> int:
     control, uid, log, *identity = arguments
     if identity:
         user, group, groups = identity
-        os.setgroups([int(each) for each in groups.split(",")])
+        os.setgroups([int(word) for word in groups.split(",")])
         os.setgid(int(group))
         os.setuid(int(user))
     with contextlib.suppress(OSError):  # with our own rights: the folder is ours

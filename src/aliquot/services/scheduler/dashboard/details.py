@@ -258,8 +258,8 @@ class Details:
         groups = self.refusals(claim)
         if not groups:
             return "there is no node"
-        nodes = sum(int(each["nodes"]) for each in groups)
-        parts = [f"{each['nodes']:,}: {each['reason']}" for each in groups[:_MOST_TOLD]]
+        nodes = sum(int(group["nodes"]) for group in groups)
+        parts = [f"{group['nodes']:,}: {group['reason']}" for group in groups[:_MOST_TOLD]]
         more = [f"{len(groups) - _MOST_TOLD} more reasons"] if len(groups) > _MOST_TOLD else []
         return f"fits none of {nodes:,} node{'s' * (nodes != 1)}: {'; '.join(parts + more)}"
 
@@ -295,7 +295,7 @@ def _about(claim: Claim) -> Json:
         "kind": "pod",
         "class": claim.app_class.value,
         "dialect": claim.dialect,
-        "containers": [{"name": each.name, "command": []} for each in claim.containers],
+        "containers": [{"name": container.name, "command": []} for container in claim.containers],
         "owner": f"{kind}/{rest.partition('/')[2]}" if claim.owner else None,
     }
 
