@@ -1,1 +1,1 @@
-"""What every long-running program of ours has: home and lock, control socket, HTTP, metrics, events, tasks, back-off."""
+"""What every long-running program of ours has: home and lock, control socket, HTTP, metrics, events, tasks, pace."""

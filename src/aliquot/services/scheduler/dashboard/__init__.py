@@ -1,1 +1,1 @@
-"""The cluster's page of the dashboard: the cards in order, what changed since the last tick, details of a node or Pod."""
+"""The dashboard of a cluster: the cards in order, what changed since the last tick, one node or Pod in detail."""
