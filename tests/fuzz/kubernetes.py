@@ -22,7 +22,7 @@ from aliquot.model.claim import Claim
 from aliquot.model.node import Node
 from aliquot.model.quantity import QuantityError, parse_count, parse_quantity
 from aliquot.model.refusal import Invalid
-from aliquot.services.scheduler import verbs as answers
+from aliquot.services.scheduler import reports, verbs
 from aliquot.services.scheduler.dashboard.agentclient import merged
 from kit.manifests import APP_CLASS, COUNT, MEM, QGPU_CORE, QGPU_GREEDY, QGPU_MEMORY, T9K_CARDS, T9K_NODE, T9K_PERCENT
 from kit.watchobjects import a_cluster, as_node, as_pod, live_node, node_json, pod_json
@@ -93,7 +93,7 @@ def _pod(value: Any) -> None:
         return
     cluster = a_cluster(live_node("n1", 16, 24))
     cluster.set_pod(decoded)
-    answers.status_answer(cluster)
+    reports.status_answer(cluster)
 
 
 def _node(value: Any) -> None:
@@ -107,8 +107,8 @@ def _node(value: Any) -> None:
         return
     cluster = a_cluster(live_node("other"), decoded)
     cluster.set_pod(as_pod(PODS[0]))
-    answers.status_answer(cluster)
-    answers.inspect_answer(cluster)
+    reports.status_answer(cluster)
+    reports.inspect_answer(cluster)
     assert cluster.addresses.keys() <= {"other", decoded.metadata.name}
 
 
@@ -137,12 +137,12 @@ def _review(value: Any) -> None:
 
 def _extender(body: bytes) -> None:
     cluster = a_cluster(live_node("n1", 16), live_node("n2", 2))
-    verbs: tuple[tuple[Callable[[bytes], Any], Callable[..., object]], ...] = (
-        (wire.parse_args, answers.filter_answer),
-        (wire.parse_args, answers.scores_answer),
-        (wire.parse_preemption, answers.preemption_answer),
+    calls: tuple[tuple[Callable[[bytes], Any], Callable[..., object]], ...] = (
+        (wire.parse_args, verbs.filter_answer),
+        (wire.parse_args, verbs.scores_answer),
+        (wire.parse_preemption, verbs.preemption_answer),
     )
-    for read, answer in verbs:
+    for read, answer in calls:
         try:
             answer(cluster, read(body))
         except wire.WireError as error:

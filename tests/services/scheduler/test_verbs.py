@@ -1,4 +1,4 @@
-"""What kube-scheduler and the peers' tools are answered."""
+"""The answers to kube-scheduler's calls."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from aliquot.model.refusal import Reason
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.verbs import (
     filter_answer,
-    inspect_answer,
     repeats_us,
     scores_answer,
     short_reason,
-    status_answer,
 )
 from kit.manifests import (
     APP_CLASS,
@@ -35,7 +33,7 @@ from kit.manifests import (
     asking,
     gpushare_pod,
 )
-from kit.watchobjects import a_cluster, claim_of, live_node, live_pod, node_json, pod_json
+from kit.watchobjects import a_cluster, live_node, live_pod, node_json, pod_json
 
 ON_CARD_0 = {"ALIYUN_COM_GPU_MEM_IDX": "0"}
 
@@ -210,50 +208,3 @@ def test_where_nothing_is_to_be_chosen_all_are_alike(limits: Json) -> None:
     answer, _, best = scores_answer(a_cluster(live_node("a")), question(pod_json(limits=limits), "a", "b"))
     assert json.loads(answer) == [{"Host": "a", "Score": 0}, {"Host": "b", "Score": 0}]
     assert best is None
-
-
-# --- inspect and status ----------------------------------------------------------------------------------------------
-
-
-def test_inspect_is_the_peers_with_every_card_and_who_is_on_it() -> None:
-    cluster = a_cluster(live_node("n1", 16, 24), live_node("n2", 8))
-    cluster.set_pod(live_pod("a", {MEM: "3"}, on="n1", annotations=ON_CARD_0))
-    cluster.assume(claim_of(cluster, live_pod("b", {MEM: "20"})), "n1")
-    assert inspect_answer(cluster, "n1") == {
-        "nodes": [
-            {
-                "name": "n1",
-                "totalGPU": 40,
-                "usedGPU": 23,
-                "devs": [
-                    {
-                        "id": 0,
-                        "totalGPU": 16,
-                        "usedGPU": 3,
-                        "pods": [{"name": "a", "namespace": "ns", "usedGPU": 3}],
-                    },
-                    {
-                        "id": 1,
-                        "totalGPU": 24,
-                        "usedGPU": 20,
-                        "pods": [{"name": "b", "namespace": "ns", "usedGPU": 20}],
-                    },
-                ],
-            }
-        ]
-    }
-    assert [node["name"] for node in inspect_answer(cluster)["nodes"]] == ["n1", "n2"]
-    assert inspect_answer(cluster, "none") == {"nodes": []}
-
-
-def test_status_tells_nodes_cards_pods_and_who_waits() -> None:
-    cluster = a_cluster(live_node("n1", 16), live_node("bad", labels={"sched.tensorstack.dev/node-alloc-mode": "x"}))
-    cluster.set_pod(live_pod("a", {QGPU_MEMORY: "3", QGPU_CORE: "25"}, on="n1"))
-    cluster.set_pod(live_pod("b", {MEM: "64"}, refused=True))
-    status = json.loads(json.dumps(status_answer(cluster)))
-    (node,) = status["nodes"]
-    assert node["cards"][0]["used_memory_mib"] == 3 * 1024
-    assert node["cards"][0]["used_core"] == 25
-    assert [(pod["pod"], pod["doubt"]) for pod in node["pods"]] == [("ns/a", "no annotation tells its cards")]
-    assert [(each["pod"], each["refused"]) for each in status["pending"]] == [("ns/b", True)]
-    assert list(status["unusable"]) == ["bad"]

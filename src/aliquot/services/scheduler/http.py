@@ -20,7 +20,7 @@ from aliquot.dialects.wire import extender as wire
 from aliquot.dialects.wire.extender import WireError
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.metrics import CONTENT_TYPE
-from aliquot.services.scheduler import verbs
+from aliquot.services.scheduler import reports, verbs
 from aliquot.services.scheduler.binder import Binder, Refused
 from aliquot.services.scheduler.cluster import Cluster
 
@@ -171,13 +171,13 @@ class Extender:
 
     async def _inspect(self, request: web.Request) -> web.Response:
         name = request.match_info.get("node")
-        found = verbs.inspect_answer(self._cluster, name)
+        found = reports.inspect_answer(self._cluster, name)
         if name is not None and not found["nodes"]:
             return _json({"error": f"no node with cards is called {name}"}, status=404)
         return _json(found)
 
     async def _status(self, request: web.Request) -> web.Response:
-        return _json({**verbs.status_answer(self._cluster), "leading": self._leading(), "calls": self._calls.told()})
+        return _json({**reports.status_answer(self._cluster), "leading": self._leading(), "calls": self._calls.told()})
 
     async def _version(self, request: web.Request) -> web.Response:
         return _json({"version": aliquot.__version__})
