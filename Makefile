@@ -9,7 +9,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 BUILD  := hatchling editables ziglang
 
 .DEFAULT_GOAL := help
-.PHONY: help install tools native protos run test browser screenshots e2e check fuzz audit chart docs format wheel image images release web web-check web-built bench bench-gpu bench-scheduler bench-node bench-dashboard soak clean
+.PHONY: help install tools native protos run quick quick-static quick-tests test browser screenshots e2e check fuzz audit chart docs format wheel image images release web web-check web-built bench bench-gpu bench-scheduler bench-node bench-dashboard soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,21 @@ release: $(STAMP) ## everything of a release with its checksums, into dist/; ARG
 
 test: native $(TOOLS) ## everything that needs no cluster and no GPU
 	$(BIN)/python -m pytest -n auto
+
+# The packages without IO: their tests need no library in C and no other process.
+PURE := tests/model tests/wording tests/dialects tests/placement tests/arbiter tests/sim
+
+quick: $(TOOLS) ## lint, import rules, types, and the pure packages with few examples: a minute, for the loop while you write
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target quick-static quick-tests
+
+quick-static:
+	@mkdir -p out
+	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet .
+	@$(BIN)/lint-imports --no-cache >out/imports.txt || { cat out/imports.txt; exit 1; }
+	@$(BIN)/mypy
+
+quick-tests:
+	@HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest $(PURE)
 
 browser: native $(TOOLS) ## the dashboard in a real browser, Debian's chromium; where that is missing, root installs it
 	@$(BIN)/python tests/browser/chromium.py --install

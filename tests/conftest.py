@@ -1,12 +1,33 @@
-"""How property tests run: no matter how slowly (the machine may be busy), and with the same examples in CI."""
+"""Hypothesis profiles. No deadlines, because the machine may be busy; the same examples every time in CI.
+
+HYPOTHESIS_PROFILE=quick (`make quick`) runs a tenth of the examples, also of tests that set their own number.
+"""
 
 from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", _PATIENT)
 settings.register_profile("ci", _PATIENT, derandomize=True)
-settings.load_profile("ci" if os.environ.get("CI") else "default")
+settings.register_profile("quick", _PATIENT, max_examples=10)
+_PROFILE = os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "default")
+settings.load_profile(_PROFILE)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Apply the quick profile to tests that ask for a number of examples themselves."""
+    if _PROFILE != "quick":
+        return
+    seen: set[object] = set()
+    for item in items:
+        for test in (getattr(item, "obj", None), getattr(item, "cls", None)):
+            own = getattr(test, "_hypothesis_internal_use_settings", None) or getattr(test, "settings", None)
+            if isinstance(own, settings) and test not in seen:
+                seen.add(test)
+                fewer = settings(own, max_examples=max(1, own.max_examples // 10))
+                name = "settings" if isinstance(test, type) else "_hypothesis_internal_use_settings"
+                setattr(getattr(test, "__func__", test), name, fewer)
