@@ -26,7 +26,7 @@ from aliquot.services.dashboard.http import serving
 from aliquot.services.dashboard.hub import Hub
 from aliquot.services.machine.pods import launchspec
 from aliquot.services.machine.pods.creation import logs_of, new_pod
-from aliquot.services.machine.requests import parse_ask, readable_name
+from aliquot.services.machine.requests import parse_run_request, readable_name
 from fuzz.kubernetes import PODS
 from kit.fakepicture import PaperPicture
 from kit.machine import PATIENCE, Machine, paper
@@ -50,7 +50,7 @@ _OBJECTS = [
 
 
 def _ask(said: Any) -> None:
-    ask = parse_ask(said if isinstance(said, dict) else {})
+    ask = parse_run_request(said if isinstance(said, dict) else {})
     if isinstance(ask, Invalid):
         assert ask.field
         json.dumps(ask.value)
@@ -150,6 +150,7 @@ def _daemon() -> Iterator[Check]:
     def check(line: bytes) -> None:
         answer = _answered(machine, line)
         assert b"stumbled" not in answer, answer
+        assert b"internal error" not in answer, answer
         for each in answer.splitlines():
             json.loads(each)
         assert b'"ok"' in _answered(machine, b'{"op": "hello"}')

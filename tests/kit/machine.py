@@ -221,7 +221,7 @@ def main() -> None:
             home=own_home(),
             nvml=PaperNvml(cards(count * math.prod(nodes), gib)),
             make_arbiter=make,
-            say=lambda text: print(text, flush=True),
+            on_ready=lambda text: print(text, flush=True),
             environment={},
             front={"LD_PRELOAD": []},
             listen=NOWHERE if "--listen" not in sys.argv else Listen("127.0.0.1", int(sys.argv[2])),

@@ -100,4 +100,4 @@ def _there(names: Sequence[str], what: str) -> str:
 def check_delay(seconds: float) -> None:
     """As the daemon would refuse it, in the words of the command line."""
     if seconds > _LONGEST_DELAY:
-        raise InputError(f"release-delay: {duration(seconds)} is not allowed: 0 (at once) to 60s, as in 100ms")
+        raise InputError(f"release-delay: {duration(seconds)} is not allowed: 0 to 60s, for example 100ms")

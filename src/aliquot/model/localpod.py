@@ -90,8 +90,8 @@ class PodState:
 
 @dataclass(frozen=True, slots=True)
 class LocalPod:
-    """`keeper` is the process that runs its containers, by id and start time. `ending` is how long its containers may
-    take to end, once it is to be deleted."""
+    """`supervisor`: pid and start time of the process that runs the containers. `ending`: once the Pod is deleted, the
+    grace period of its containers in seconds."""
 
     uid: str
     namespace: str
@@ -102,7 +102,7 @@ class LocalPod:
     applier: Applier
     created: float
     state: PodState = PodState()
-    keeper: tuple[int, int] | None = None
+    supervisor: tuple[int, int] | None = None
     ending: float | None = None
 
     @property

@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def test_what_is_written_is_read_again_as_it_was(store: Store) -> None:
-    bare = replace(POD, uid="u2", name="p", owner=None, keeper=None, ending=None, state=PodState(), created=2.0)
+    bare = replace(POD, uid="u2", name="p", owner=None, supervisor=None, ending=None, state=PodState(), created=2.0)
     store.objects.write(workloads=[WEB], pods=[POD, bare])
     assert store.objects.workloads() == [WEB]
     assert store.objects.pods() == [POD, bare]
@@ -39,7 +39,7 @@ def test_what_is_written_is_read_again_as_it_was(store: Store) -> None:
 
 def test_a_pod_changes_in_place(store: Store) -> None:
     store.objects.write(pods=[POD])
-    changed = replace(POD, state=replace(STATE, phase=Phase.FAILED), keeper=None)
+    changed = replace(POD, state=replace(STATE, phase=Phase.FAILED), supervisor=None)
     store.objects.write(pods=[changed])
     assert store.objects.pods() == [changed]
 

@@ -182,7 +182,7 @@ def test_the_policy_is_changed_while_all_run(machine: Machine) -> None:
     said = machine.aliquot("policy", "release-delay", "2m")
     assert (said.returncode, said.stderr) == (
         2,
-        "aliquot: release-delay: 2m00s is not allowed: 0 (at once) to 60s, as in 100ms\n",
+        "aliquot: release-delay: 2m00s is not allowed: 0 to 60s, for example 100ms\n",
     )
     machine.aliquot("policy", "set", "best-effort")
     machine.aliquot("policy", "release-delay", "100ms")

@@ -22,7 +22,7 @@ def test_a_daemon_that_ends_leaves_its_tenants_running_and_the_next_takes_them_u
     before = {tenant["name"]: tenant for tenant in own.status()["tenants"]}
     own.kill(number)
     os.kill(before[goes]["pid"], signal.SIGKILL)
-    assert "1 running tenant taken up again" in own.up()
+    assert "adopted 1 running tenant" in own.up()
     (after,) = own.status()["tenants"]
     fields = ("name", "class", "pid", "command", "created", "cards", "log")
     assert {field: after[field] for field in fields} == {field: before[stays][field] for field in fields}

@@ -54,7 +54,7 @@ def test_nobody_empties_anothers_log_by_taking_its_name(machine: Machine) -> Non
     eventually(lambda: not machine.names())
     said = as_nobody(machine, "run", "-d", "--name", name, "--memory", "1", "--", "echo", "theirs")
     assert said.returncode == 2
-    assert "a run of another user has left its log under this one" in said.stderr
+    assert "another name: the log of another user's run has this name" in said.stderr
     assert machine.aliquot("logs", name).stdout == "ours\n"
 
 
@@ -72,7 +72,7 @@ def test_one_stops_ones_own_and_nobody_elses(machine: Machine) -> None:
     [
         (["policy", "set", "fixed-share"], "change the policy"),
         (["policy", "release-delay", "0"], "change the policy"),
-        (["down"], "end the daemon"),
+        (["down"], "stop the daemon"),
     ],
 )
 def test_the_machines_settings_are_its_owners(machine: Machine, words: list[str], what: str) -> None:

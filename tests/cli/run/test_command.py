@@ -108,7 +108,7 @@ def test_the_dashes_may_be_left_out_and_later_ones_are_the_commands(machine: Mac
 
 OF_CORE = "a whole number from 1 to 100, percent of a card"
 OF_MEMORY = "GiB, or with a unit, as in 10, 1.5GiB or 512MiB; at least 1MiB"
-OF_NAME = "letters, digits, and . _ - after the first, at most 63"
+OF_NAME = "at most 63 characters: letters, digits and . _ -, the first a letter or digit"
 OF_TIME = "seconds, or with a unit, as in 90, 100ms, 10s, 5m or 2h"
 OF_SIMULATE = (
     "how many cards of how much memory, as in 2x24GiB, or nodes of as many, as in 2x8x24GiB; "
@@ -127,7 +127,7 @@ REAL = "a daemon for real cards runs here; ALIQUOT_HOME=/tmp/sim makes room for 
         (["--memory", "0", "--", "true"], 2, f"--memory: 0 is not allowed: {OF_MEMORY}"),
         (["--memory", "10GB", "--", "true"], 2, f"--memory: 10GB is not allowed: {OF_MEMORY}"),
         (["--class", "urgent", "--", "true"], 2, "--class: urgent is not allowed: online, offline or normal"),
-        (["--gpus", "3", "--", "true"], 2, "--gpus: 3 is not allowed: at most 2: this machine has no more"),
+        (["--gpus", "3", "--", "true"], 2, "--gpus: 3 is not allowed: at most 2: this machine has no more cards"),
         (["--gpus", "0", "--", "true"], 2, "--gpus: 0 is not allowed: a whole number, at least 1"),
         (["--name", "a/b", "--", "true"], 2, f"--name: a/b is not allowed: {OF_NAME}"),
         (["--timeout", "soon", "--", "true"], 2, f"--timeout: soon is not allowed: {OF_TIME}"),
@@ -164,7 +164,7 @@ def test_a_name_is_taken_as_long_as_its_run_runs(machine: Machine) -> None:
     assert machine.detach("--name", "mine", "--memory", "1", "--", *FOREVER) == "mine"
     said = machine.aliquot("run", "--name", "mine", "--memory", "1", "--", "true")
     assert said.returncode == 2
-    assert said.stderr == "aliquot: --name: mine is not allowed: a name that no other run has; that one is taken\n"
+    assert said.stderr == "aliquot: --name: mine is not allowed: a name that no other run uses\n"
     machine.aliquot("stop", "mine")
     assert machine.detach("--name", "mine", "--memory", "1", "--", "true") == "mine"
 

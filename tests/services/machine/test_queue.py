@@ -12,8 +12,8 @@ from aliquot.model.node import Node, Offer
 from aliquot.placement.board import Board
 from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
-from aliquot.services.machine.queue import Queue, Waiting
-from aliquot.services.machine.requests import Ask
+from aliquot.services.machine.queue import Queue, QueuedRequest
+from aliquot.services.machine.requests import RunRequest
 from kit.machine import cards
 
 
@@ -27,19 +27,19 @@ class Hall:
         self.ledger = Ledger(board)
         self.queue = Queue(self.ledger, Chooser(board, POLICIES["binpack"]()))
 
-    def wait(self, name: str, gib: int | None = None, **more: Any) -> Waiting:
-        ask = Ask((name,), memory_mib=None if gib is None else gib * 1024, **more)
-        entry = Waiting(ask.claim(name, name), ask, 1, 0, 0, 1, 0.0, lambda _: None)
+    def wait(self, name: str, gib: int | None = None, **more: Any) -> QueuedRequest:
+        ask = RunRequest((name,), memory_mib=None if gib is None else gib * 1024, **more)
+        entry = QueuedRequest(ask.claim(name, name), ask, 1, 0, 0, 1, 0.0, lambda _: None)
         self.queue.add(entry)
         return entry
 
-    def pod(self, name: str, *gib: int, together: bool = False) -> Waiting:
+    def pod(self, name: str, *gib: int, together: bool = False) -> QueuedRequest:
         """One with a container for each amount."""
         containers = tuple(
             ContainerClaim(f"c{at}", at, Role.MAIN, Slice(memory_mib=each * 1024)) for at, each in enumerate(gib)
         )
         claim = Claim(name, "default", name, "qgpu", Offer.QGPU, containers, together=together)
-        entry = Waiting(claim, Ask((name,)), 1, 0, 0, 1, 0.0, lambda _: None)
+        entry = QueuedRequest(claim, RunRequest((name,)), 1, 0, 0, 1, 0.0, lambda _: None)
         self.queue.add(entry)
         return entry
 
@@ -84,7 +84,7 @@ def test_nobody_takes_the_room_that_the_first_is_waiting_for() -> None:
     hall.wait("big", 20)
     small = hall.wait("small", 8)
     assert hall.advance() == []
-    assert hall.queue.standing(small)["kept_for"] == "big"
+    assert hall.queue.position_of(small)["kept_for"] == "big"
     hall.ledger.forget("b")
     assert hall.advance() == ["big"]
 
@@ -117,7 +117,7 @@ def test_compute_is_waited_for_as_memory_is() -> None:
     hall.wait("rest", 1, core=40)
     hall.wait("no quota", 1)
     assert hall.advance() == ["no quota"]  # it takes no compute from the first, and memory there is
-    assert hall.queue.standing(half)["refusals"] == [{"card": 0, "reason": "core", "wanted": 500, "had": 400}]
+    assert hall.queue.position_of(half)["refusals"] == [{"card": 0, "reason": "core", "wanted": 500, "had": 400}]
 
 
 def test_several_cards_are_kept_for_one_that_wants_several() -> None:
@@ -166,7 +166,7 @@ def test_whoever_passes_never_moves_the_first_further_from_its_room(events: list
             hall.ledger.forget(name)
 
 
-def _fits_when_old_ones_leave(hall: Hall, first: Waiting, old: list[str]) -> bool:
+def _fits_when_old_ones_leave(hall: Hall, first: QueuedRequest, old: list[str]) -> bool:
     """Whether the first would fit if those left who run at this moment."""
     kept = {booking.uid: booking for booking in hall.ledger if booking.uid in old}
     for uid in kept:
@@ -187,7 +187,7 @@ def test_room_is_kept_on_the_node_that_is_nearest_to_having_it_and_the_other_is_
     hall.wait("medium", 20)
     # Nearest to two free cards is the node of which one is free: that one is kept, and small goes elsewhere.
     assert hall.advance() == ["small"]
-    assert hall.queue.standings()[1][1]["kept_for"] == "big"
+    assert hall.queue.positions()[1][1]["kept_for"] == "big"
     hall.ledger.forget("c")
     assert hall.advance() == ["big"]
 
@@ -197,7 +197,7 @@ def test_what_each_card_lacks_is_told_with_its_node_where_there_are_several() ->
     for name in "abc":
         hall.wait(name, 20)
     hall.advance()
-    ((_, standing),) = hall.queue.standings()
+    ((_, standing),) = hall.queue.positions()
     assert [(refusal["node"], refusal["card"], refusal["had"]) for refusal in standing["refusals"]] == [
         ("here", 0, 4096),
         ("there", 0, 4096),
@@ -231,7 +231,7 @@ def test_containers_that_stay_together_are_awaited_on_one_card() -> None:
 
 def test_one_that_asks_again_after_a_restart_has_its_place_back() -> None:
     hall = Hall()
-    late, early = hall.wait("late", 30), Ask(("early",), memory_mib=30 * 1024)
+    late, early = hall.wait("late", 30), RunRequest(("early",), memory_mib=30 * 1024)
     late.since = 5.0
-    hall.queue.add(Waiting(early.claim("early", "early"), early, 1, 0, 0, 1, 4.0, lambda _: None))
+    hall.queue.add(QueuedRequest(early.claim("early", "early"), early, 1, 0, 0, 1, 4.0, lambda _: None))
     assert [each.name for each in hall.queue] == ["early", "late"]

@@ -10,20 +10,23 @@ from hypothesis import strategies as st
 
 from aliquot.model.claim import AppClass, Slice
 from aliquot.model.refusal import Invalid
-from aliquot.services.machine.requests import Ask, never_fits, parse_ask, readable_name
+from aliquot.services.machine.requests import RunRequest, never_fits, parse_run_request, readable_name
 from kit.machine import cards
 
 
 @pytest.mark.parametrize(
     ("ask", "expected"),
     [
-        (Ask(("x",)), Slice(memory_percent=100, exclusive=True)),
-        (Ask(("x",), core=30), Slice(memory_percent=30, core_milli=300)),
-        (Ask(("x",), memory_mib=512), Slice(memory_mib=512)),
-        (Ask(("x",), memory_mib=512, core=30), Slice(memory_mib=512, core_milli=300)),
-        (Ask(("x",), memory_mib=512, core=30, app_class=AppClass.OFFLINE), Slice(memory_mib=512, greedy_milli=300)),
-        (Ask(("x",), core=30, app_class=AppClass.OFFLINE), Slice(memory_percent=30, greedy_milli=300)),
-        (Ask(("x",), memory_mib=512, core=30, app_class=AppClass.ONLINE), Slice(memory_mib=512, core_milli=300)),
+        (RunRequest(("x",)), Slice(memory_percent=100, exclusive=True)),
+        (RunRequest(("x",), core=30), Slice(memory_percent=30, core_milli=300)),
+        (RunRequest(("x",), memory_mib=512), Slice(memory_mib=512)),
+        (RunRequest(("x",), memory_mib=512, core=30), Slice(memory_mib=512, core_milli=300)),
+        (
+            RunRequest(("x",), memory_mib=512, core=30, app_class=AppClass.OFFLINE),
+            Slice(memory_mib=512, greedy_milli=300),
+        ),
+        (RunRequest(("x",), core=30, app_class=AppClass.OFFLINE), Slice(memory_percent=30, greedy_milli=300)),
+        (RunRequest(("x",), memory_mib=512, core=30, app_class=AppClass.ONLINE), Slice(memory_mib=512, core_milli=300)),
     ],
     ids=[
         "nothing is the whole card",
@@ -35,7 +38,7 @@ from kit.machine import cards
         "online",
     ],
 )
-def test_what_a_run_asks_for_of_a_card(ask: Ask, expected: Slice) -> None:
+def test_what_a_run_asks_for_of_a_card(ask: RunRequest, expected: Slice) -> None:
     assert ask.slice() == expected
 
 
@@ -59,14 +62,16 @@ def test_a_run_is_called_by_what_people_call_it(command: tuple[str, ...], name: 
 
 def test_what_the_machine_could_never_give_is_refused_with_what_it_could() -> None:
     there = (*cards(1, 24), *cards(2, 80)[1:])
-    assert never_fits(Ask(("x",), memory_mib=80 * 1024), [there]) is None
-    assert never_fits(Ask(("x",), memory_mib=81 * 1024), [there]) == Invalid(
+    assert never_fits(RunRequest(("x",), memory_mib=80 * 1024), [there]) is None
+    assert never_fits(RunRequest(("x",), memory_mib=81 * 1024), [there]) == Invalid(
         "memory", "81GiB", "at most 80GiB: the largest card here"
     )
-    assert never_fits(Ask(("x",), memory_mib=80 * 1024, gpus=2), [there]) == Invalid(
-        "gpus", 2, "at most 1 with --memory 80GiB: so many cards have that"
+    assert never_fits(RunRequest(("x",), memory_mib=80 * 1024, gpus=2), [there]) == Invalid(
+        "gpus", 2, "at most 1 with --memory 80GiB: no more cards are that large"
     )
-    assert never_fits(Ask(("x",), gpus=3), [there]) == Invalid("gpus", 3, "at most 2: this machine has no more")
+    assert never_fits(RunRequest(("x",), gpus=3), [there]) == Invalid(
+        "gpus", 3, "at most 2: this machine has no more cards"
+    )
 
 
 anything = st.recursive(
@@ -79,8 +84,8 @@ FIELDS = ("command", "name", "class", "core", "memory_mib", "gpus", "wait", "det
 
 @given(st.dictionaries(st.sampled_from(FIELDS), anything | st.just(["x"])))
 def test_whatever_is_said_is_an_ask_or_what_is_wrong_with_it(said: dict[str, Any]) -> None:
-    ask = parse_ask(said)
-    if isinstance(ask, Ask):
+    ask = parse_run_request(said)
+    if isinstance(ask, RunRequest):
         assert ask.command
         assert ask.core is None or 1 <= ask.core <= 100
         assert ask.gpus >= 1
@@ -91,6 +96,6 @@ def test_whatever_is_said_is_an_ask_or_what_is_wrong_with_it(said: dict[str, Any
 
 
 def test_a_very_long_command_is_kept_only_as_far_as_people_read() -> None:
-    ask = parse_ask({"command": ["x" * 10_000] * 1000})
-    assert isinstance(ask, Ask)
+    ask = parse_run_request({"command": ["x" * 10_000] * 1000})
+    assert isinstance(ask, RunRequest)
     assert (len(ask.command), len(ask.command[0])) == (64, 256)

@@ -20,9 +20,9 @@ from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Level, SharingRules, Standing, State
 from aliquot.services.daemon.control import Caller, RefusedError
 from aliquot.services.machine import tenants as module
-from aliquot.services.machine.requests import Ask
+from aliquot.services.machine.requests import RunRequest
 from aliquot.services.machine.status import status
-from aliquot.services.machine.tenants import LocalNode
+from aliquot.services.machine.tenants import LocalMachine
 from kit.machine import PaperArbiter, cards
 
 
@@ -44,7 +44,7 @@ class House:
     def build(self) -> None:
         self.arbiter = PaperArbiter()
         self.watched: list[Tenancy] = []
-        self.node = LocalNode(
+        self.machine = LocalMachine(
             self.cards,
             home=self.home,
             store=Store(self.home.database, self.home.tenants),
@@ -54,9 +54,9 @@ class House:
         )
 
     def restart(self) -> None:
-        self.node.store.close()
+        self.machine.store.close()
         self.build()
-        self.node.restore()
+        self.machine.restore()
 
     def process(self, **environment: str) -> Caller:
         child = subprocess.Popen(["sleep", "600"], env={**os.environ, **environment})
@@ -71,11 +71,11 @@ class House:
     def submit(self, caller: Caller | None = None, **more: Any) -> list[dict[str, Any]]:
         """What the run was told."""
         told: list[dict[str, Any]] = []
-        self.node.submit(Ask(("x",), **more), caller or self.process(), 1.0, told.append)
+        self.machine.submit(RunRequest(("x",), **more), caller or self.process(), 1.0, told.append)
         return told
 
     def booked(self) -> int:
-        return int(self.node.ledger.board.used_memory[0].sum())
+        return int(self.machine.ledger.board.used_memory[0].sum())
 
     def folders(self) -> set[str]:
         return set(os.listdir(self.home.tenants))
@@ -89,7 +89,7 @@ def house() -> Iterator[House]:
         for child in found.children:
             child.kill()
             child.wait()
-        found.node.store.close()
+        found.machine.store.close()
 
 
 def test_a_run_that_fits_starts_at_once(house: House) -> None:
@@ -106,20 +106,20 @@ def test_a_run_that_fits_starts_at_once(house: House) -> None:
 def test_a_run_ends_when_its_first_process_and_all_others_have(house: House) -> None:
     caller = house.process()
     house.submit(caller, memory_mib=4096)
-    (tenant_id,) = house.node.tenancies
-    straggler = house.process(ALIQUOT_TENANT=str(house.node.directory(tenant_id)))
+    (tenant_id,) = house.machine.tenancies
+    straggler = house.process(ALIQUOT_TENANT=str(house.machine.directory(tenant_id)))
     house.end(caller)
-    house.node.ended(tenant_id, 2.0)
-    house.node.sweep(2.0)
+    house.machine.ended(tenant_id, 2.0)
+    house.machine.sweep(2.0)
     assert house.booked() == 4096  # the straggler carries its name
     house.end(straggler)
     house.arbiter.living = {tenant_id}
-    house.node.sweep(3.0)
+    house.machine.sweep(3.0)
     assert house.booked() == 4096  # the arbiter knows of one that does not
     house.arbiter.living = set()
-    house.node.sweep(4.0)
-    assert (house.booked(), house.node.has_orphans, house.folders(), house.arbiter.tenants) == (0, False, set(), {})
-    assert house.node.store.tenancies() == []
+    house.machine.sweep(4.0)
+    assert (house.booked(), house.machine.has_orphans, house.folders(), house.arbiter.tenants) == (0, False, set(), {})
+    assert house.machine.store.tenancies() == []
 
 
 def test_the_next_in_the_queue_starts_when_one_ends(house: House) -> None:
@@ -129,9 +129,9 @@ def test_the_next_in_the_queue_starts_when_one_ends(house: House) -> None:
     standing = told[0]["event"]["waiting"]
     assert (standing["position"], standing["of"], standing["kept_for"]) == (1, 1, None)
     assert standing["refusals"] == [{"card": 0, "reason": "memory", "wanted": 8192, "had": 4096}]
-    (first,) = house.node.tenancies
+    (first,) = house.machine.tenancies
     house.end(caller)
-    house.node.ended(first, 2.0)
+    house.machine.ended(first, 2.0)
     assert told[1]["ok"]["name"] == "x-2"
 
 
@@ -142,7 +142,7 @@ def test_those_who_wait_hear_nothing_of_one_that_would_not(house: House) -> None
         house.submit(memory_mib=8 * 1024, wait=False)
     assert (refused.value.said["kind"], refused.value.said["position"]) == ("busy", 2)
     assert [each["event"]["waiting"]["of"] for each in told] == [1]
-    (waiting,) = status(house.node, {}, 1.0)["queue"]
+    (waiting,) = status(house.machine, {}, 1.0)["queue"]
     assert (waiting["position"], waiting["of"]) == (1, 1)
 
 
@@ -150,7 +150,7 @@ def test_a_process_that_asks_again_never_heard_the_first_answer(house: House) ->
     caller = house.process()
     house.submit(caller, memory_mib=4096)
     house.submit(caller, memory_mib=2048)
-    assert (house.booked(), len(house.node.tenancies)) == (2048, 1)
+    assert (house.booked(), len(house.machine.tenancies)) == (2048, 1)
 
 
 def test_one_that_is_gone_or_is_not_who_it_says_is_refused(house: House) -> None:
@@ -168,7 +168,7 @@ def test_a_daemon_that_is_not_roots_serves_its_owner_only(house: House, monkeypa
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(RefusedError) as refused:
         house.submit(caller, memory_mib=1)
-    assert refused.value.said == {"kind": "denied", "text": "this daemon belongs to user 1000, and serves only them"}
+    assert refused.value.said == {"kind": "denied", "text": "this daemon runs as user 1000 and serves only that user"}
 
 
 def test_what_cannot_be_prepared_is_told_and_leaves_nothing_behind(
@@ -181,21 +181,21 @@ def test_what_cannot_be_prepared_is_told_and_leaves_nothing_behind(
     (told,) = house.submit(memory_mib=4096)
     assert told["error"]["kind"] == "failed"
     assert "No space left on device" in told["error"]["text"]
-    assert (house.booked(), house.folders(), house.node.store.tenancies()) == (0, set(), [])
+    assert (house.booked(), house.folders(), house.machine.store.tenancies()) == (0, set(), [])
 
 
 def test_the_rules_are_the_arbiters_at_once_and_the_next_daemons_too(house: House) -> None:
     rules = SharingRules(Isolation.FIXED_SHARE, 0.0)
-    house.node.configure(rules)
+    house.machine.configure(rules)
     assert house.arbiter.rules == rules
     house.restart()
-    assert house.node.rules == rules
+    assert house.machine.rules == rules
 
 
 def test_after_a_boot_nobody_is_there_whatever_the_process_ids_say(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house.node.restore()
+    house.machine.restore()
     house.submit(memory_mib=4096)
     monkeypatch.setattr(processes, "boot_id", lambda: "another")
     house.restart()
@@ -212,7 +212,7 @@ def test_a_card_is_known_by_its_uuid_when_the_order_has_changed(house: House) ->
         type(zero)(1, zero.memory_mib, uuid=zero.uuid, model=zero.model),
     )
     house.restart()
-    assert house.node.ledger.board.used_memory[0].tolist() == [0, 4096]
+    assert house.machine.ledger.board.used_memory[0].tolist() == [0, 4096]
 
 
 def test_a_tenant_whose_card_is_gone_stays_and_holds_nothing(house: House) -> None:
@@ -222,7 +222,7 @@ def test_a_tenant_whose_card_is_gone_stays_and_holds_nothing(house: House) -> No
     house.cards = cards(1, 24)
     house.restart()
     assert house.booked() == 4096
-    assert len(house.node.tenancies) == 1
+    assert len(house.machine.tenancies) == 1
 
 
 def steps() -> list[tuple[str, Callable[[House, Callable[..., None]], None]]]:
@@ -230,7 +230,7 @@ def steps() -> list[tuple[str, Callable[[House, Callable[..., None]], None]]]:
 
     def of(what: str, name: str) -> Callable[[House, Callable[..., None]], None]:
         def put(house: House, kill: Callable[..., None]) -> None:
-            target = {"arbiter": house.arbiter, "store": house.node.store, "node": house.node, "": module}[what]
+            target = {"arbiter": house.arbiter, "store": house.machine.store, "node": house.machine, "": module}[what]
             setattr(target, name, kill)
 
         return put
@@ -260,7 +260,7 @@ def test_a_daemon_killed_at_any_step_finds_exactly_those_who_live(
     house.submit(memory_mib=1024)  # one that runs through it all
     ending = house.process()
     house.submit(ending, memory_mib=2048)
-    goes = next(tenancy for tenancy in house.node.tenancies.values() if tenancy.tenant.root == ending.pid)
+    goes = next(tenancy for tenancy in house.machine.tenancies.values() if tenancy.tenant.root == ending.pid)
 
     def kill(*_: object) -> None:
         raise KilledError
@@ -270,9 +270,9 @@ def test_a_daemon_killed_at_any_step_finds_exactly_those_who_live(
     told: list[dict[str, Any]] = []
 
     def live() -> None:
-        house.node.submit(Ask(("x",), memory_mib=4096), coming, 1.0, told.append)
+        house.machine.submit(RunRequest(("x",), memory_mib=4096), coming, 1.0, told.append)
         house.end(ending)
-        house.node.ended(goes.tenant.id, 2.0)
+        house.machine.ended(goes.tenant.id, 2.0)
 
     with pytest.raises(KilledError):
         live()
@@ -283,20 +283,20 @@ def test_a_daemon_killed_at_any_step_finds_exactly_those_who_live(
     if not heard:  # as the command does: it asks the next daemon
         house.submit(coming, memory_mib=4096)
     assert house.booked() == 1024 + 4096, step
-    living = {tenancy.tenant.id for tenancy in house.node.tenancies.values()}
+    living = {tenancy.tenant.id for tenancy in house.machine.tenancies.values()}
     assert len(living) == 2
     assert house.folders() == living | {f"{each}.json" for each in living}
-    assert {tenancy.tenant.id for tenancy in house.node.store.tenancies()} == living
+    assert {tenancy.tenant.id for tenancy in house.machine.store.tenancies()} == living
     assert set(house.arbiter.tenants) == living
 
 
 def test_the_status_tells_all_of_a_tenant(house: House) -> None:
     house.submit(memory_mib=4096, core=30, app_class=AppClass.OFFLINE)
-    (tenant_id,) = house.node.tenancies
+    (tenant_id,) = house.machine.tenancies
     house.arbiter.standing = [
         Standing(tenant_id, "GPU-0", State.PAUSED, Level.HARDWARE, 0.25, 1 << 30, 4 << 30, (7,), 3, 1.5, 2)
     ]
-    told = status(house.node, {"GPU-0": {"memory_used_bytes": 5, "utilisation": 0.5}}, 11.0)
+    told = status(house.machine, {"GPU-0": {"memory_used_bytes": 5, "utilisation": 0.5}}, 11.0)
     (tenant,) = told["tenants"]
     assert tenant["age_seconds"] == 10
     assert tenant["cards"] == [
@@ -330,11 +330,11 @@ def test_a_log_is_its_owners_alone(house: House) -> None:
 def test_a_tenant_that_broke_its_folder_keeps_the_daemon_from_nothing(house: House) -> None:
     house.submit(memory_mib=4096)
     house.submit(memory_mib=2048)
-    broken, _ = house.node.tenancies
-    page = house.node.directory(broken) / "page"
+    broken, _ = house.machine.tenancies
+    page = house.machine.directory(broken) / "page"
     page.unlink()
     page.mkdir()
     house.restart()
-    assert broken in house.node.tenancies
+    assert broken in house.machine.tenancies
     assert broken not in house.arbiter.tenants  # beyond control, but its card is not given to others
     assert house.booked() == 6144

@@ -1,4 +1,7 @@
-"""Logs as JSON lines on stderr, with what was decided as data: `log.info("bound", extra={"data": {...}})`."""
+"""Logs on stderr. The message is a stable key, the rest are fields: `log.info("bound", extra={"data": {...}})`.
+
+The programs of a cluster write JSON lines. The daemon of one machine writes `key field=value` for people.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,21 @@ class _Lines(logging.Formatter):
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 
+class _Text(logging.Formatter):
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - overrides logging
+        fields = "".join(f" {name}={value}" for name, value in getattr(record, "data", {}).items())
+        return super().formatMessage(record) + fields
+
+
+def start_text_logging(*, with_time: bool) -> None:
+    """Text lines on stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Text("%(asctime)s aliquot: %(message)s" if with_time else "aliquot: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
 def start_logging(level: str) -> None:
-    """To stderr, from now on."""
+    """JSON lines on stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

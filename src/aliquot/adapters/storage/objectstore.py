@@ -95,7 +95,7 @@ class ObjectStore:
 
 def _row(pod: LocalPod) -> tuple[Any, ...]:
     kind, name = pod.owner or (None, None)
-    pid, started = pod.keeper or (None, None)
+    pid, started = pod.supervisor or (None, None)
     return (
         pod.uid, pod.namespace, pod.name, kind, name, json.dumps(pod.manifest), pod.template,
         json.dumps(asdict(pod.applier)), pod.created, json.dumps(asdict(pod.state)), pid, started, pod.ending,
@@ -104,10 +104,10 @@ def _row(pod: LocalPod) -> tuple[Any, ...]:
 
 def _pod(row: Mapping[str, Any]) -> LocalPod:
     owner = None if row["owner_kind"] is None else (row["owner_kind"], row["owner_name"])
-    keeper = None if row["keeper"] is None else (row["keeper"], row["keeper_started"])
+    supervisor = None if row["keeper"] is None else (row["keeper"], row["keeper_started"])
     return LocalPod(
         row["uid"], row["namespace"], row["name"], owner, json.loads(row["manifest"]), row["template"],
-        _applier(row["applier"]), row["created"], _state(json.loads(row["state"])), keeper, row["ending"],
+        _applier(row["applier"]), row["created"], _state(json.loads(row["state"])), supervisor, row["ending"],
     )  # fmt: skip
 
 

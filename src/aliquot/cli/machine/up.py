@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
@@ -180,6 +179,7 @@ def _serve(
 ) -> None:
     from aliquot.adapters.gpu import player
     from aliquot.adapters.gpu.nvml import Nvml, NvmlError
+    from aliquot.adapters.host.logs import start_text_logging
     from aliquot.adapters.storage.store import StoreError
     from aliquot.model.node import Isolation
     from aliquot.services.daemon import home as daemon_home
@@ -187,10 +187,9 @@ def _serve(
 
     # A log file needs the time; a terminal shows it as it happens, and systemd's journal writes its own.
     to_file = not sys.stderr.isatty() and "JOURNAL_STREAM" not in os.environ
-    form = "%(asctime)s aliquot: %(message)s" if to_file else "aliquot: %(message)s"
-    logging.basicConfig(level=logging.INFO, format=form, stream=sys.stderr)
+    start_text_logging(with_time=to_file)
 
-    def say(text: str) -> None:
+    def on_ready(text: str) -> None:
         came_up()
         click.echo(f"aliquot: {text}", err=True)
 
@@ -214,7 +213,7 @@ def _serve(
             home=home,
             nvml=nvml,
             make_arbiter=_arbiter(nvml, simulated=playing is not None),
-            say=say,
+            on_ready=on_ready,
             environment={} if playing is None else {SIM_VARIABLE: playing.socket},
             front=front,
             policy=None if policy is None else Isolation(policy),

@@ -1,12 +1,12 @@
-"""The daemon's loop: the control socket, the ends of processes. Joins; decides nothing.
+"""The control socket of the machine's daemon: reads requests, calls the tenants and Pods, sends answers.
 
-A request is one line of JSON of bounded size on its own connection (adapters/host/control.py has the other side). The
-socket says who asks. Errors are answers:
+A request is one line of JSON of bounded size on its own connection (adapters/host/control.py is the client). The kernel
+identifies the caller. Errors are answers:
 
-    malformed     not a request                  invalid       field, value, allowed
-    busy          no room, and not to wait       unknown-name  name, names
-    denied        not yours to ask               stopped       taken out of the queue
-    failed        ours: the text says what went wrong
+    malformed     not a request                   invalid       field, value, allowed
+    busy          no room, and `wait` is false    unknown-name  name, names
+    denied        the caller lacks permission     stopped       removed from the queue
+    failed        an error of the daemon; see its text
 """
 
 from __future__ import annotations
@@ -31,43 +31,43 @@ from aliquot.model.refusal import Invalid
 from aliquot.model.tenancy import Tenancy
 from aliquot.services.daemon.control import Caller, RefusedError, caller_of, hang_up, invalid, request_of
 from aliquot.services.daemon.control import say as say_to
-from aliquot.services.machine.pods.api import PodDesk
-from aliquot.services.machine.pods.manager import LocalPods
-from aliquot.services.machine.queue import Waiting
-from aliquot.services.machine.requests import parse_ask
+from aliquot.services.machine.pods.api import PodApi
+from aliquot.services.machine.pods.manager import PodManager
+from aliquot.services.machine.queue import QueuedRequest
+from aliquot.services.machine.requests import parse_run_request
 from aliquot.services.machine.status import status
-from aliquot.services.machine.tenants import LocalNode
+from aliquot.services.machine.tenants import LocalMachine
 from aliquot.services.runtime.meter import Lookout
 
-_LOG = logging.getLogger("aliquot.door")
+_LOG = logging.getLogger("aliquot.control")
 _MOST_CONNECTIONS = 1024
-_MOST_OF_ONE_USER = 256  # so that nobody but root can use them all up
-_SWEEP = 0.25  # seconds between looks at tenants whose first process is gone
+_MOST_OF_ONE_USER = 256  # so that only root can use up all connections
+_SWEEP = 0.25  # seconds between checks of tenants without a root process
 _LONGEST_DELAY = 60.0
 
-Say = Callable[[dict[str, Any]], None]
+Send = Callable[[dict[str, Any]], None]
 
 
-class Door:
-    """See the head of the file."""
+class ControlServer:
+    """See the module docstring."""
 
-    def __init__(self, node: LocalNode, lookout: Lookout, about: dict[str, Any], pods: LocalPods) -> None:
-        self.node = node
+    def __init__(self, machine: LocalMachine, lookout: Lookout, about: dict[str, Any], pods: PodManager) -> None:
+        self.machine = machine
         self.pods = pods
-        self._desk = PodDesk(pods)
+        self._pod_api = PodApi(pods)
         self.about = about
         self._lookout = lookout
         self._stopping = asyncio.Event()
-        self._for_good = False  # as against a restart, over which those who wait may wait on
+        self._for_good = False  # `aliquot down`; over a restart, queued runs keep waiting
         self._connections: Counter[int] = Counter()  # by user
-        self._operations: dict[str, Callable[[dict[str, Any], Caller, Say], Awaitable[dict[str, Any]]]] = {
+        self._operations: dict[str, Callable[[dict[str, Any], Caller, Send], Awaitable[dict[str, Any]]]] = {
             "hello": self._hello,
             "status": self._status,
             "policy": self._policy,
             "stop": self._stop,
             "logs": self._logs,
             "down": self._down,
-            **self._desk.operations,
+            **self._pod_api.operations,
         }
 
     async def serve(self, listener: socket.socket, ready: Callable[[], None]) -> None:
@@ -81,25 +81,25 @@ class Door:
         await self._stopping.wait()
         sweeping.cancel()
         server.close()
-        for entry in list(self.node.queue) if self._for_good else ():
-            entry.tell({"error": {"kind": "stopped", "text": "the daemon was ended by `aliquot down`"}})
-            self.node.queue.remove(entry)
-        await asyncio.sleep(0)  # let the last words go out
+        for entry in list(self.machine.queue) if self._for_good else ():
+            entry.notify({"error": {"kind": "stopped", "text": "`aliquot down` stopped the daemon"}})
+            self.machine.queue.remove(entry)
+        await asyncio.sleep(0)  # let the last answers go out
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP)
             try:
-                if self.node.has_orphans:
-                    self.node.sweep(time.time())
+                if self.machine.has_orphans:
+                    self.machine.sweep(time.time())
                 self.pods.tick(time.time())
-            except Exception:  # one look that goes wrong must not be the last
-                _LOG.exception("a look around went wrong")
+            except Exception:  # one failed sweep must not be the last
+                _LOG.exception("sweep_failed")
 
     # --- one connection ----------------------------------------------------------------------------------------
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        def say(answer: dict[str, Any]) -> None:
+        def send(answer: dict[str, Any]) -> None:
             say_to(writer, answer)
 
         caller = caller_of(writer)
@@ -108,29 +108,29 @@ class Door:
             self._count(caller)
             request = await request_of(reader)
             if request.get("op") == "run":
-                await self._run(request, caller, reader, say)
+                await self._run(request, caller, reader, send)
             elif request.get("op") == "keep":
-                self._connections[caller.uid] -= 1  # there are as many as Pods, which are counted already
+                self._connections[caller.uid] -= 1  # one per Pod, and the number of Pods is limited already
                 try:
-                    await self._desk.keep(request, caller, reader, say)
+                    await self._pod_api.keep(request, caller, reader, send)
                 finally:
                     self._connections[caller.uid] += 1
             else:
                 operation = self._operations.get(str(request.get("op")))
                 if operation is None:
                     raise RefusedError(
-                        "malformed", text=f"no such operation; there are run, {', '.join(self._operations)}"
+                        "malformed", text=f"unknown operation; known are run, {', '.join(self._operations)}"
                     )
-                say({"ok": await operation(request, caller, say)})
+                send({"ok": await operation(request, caller, send)})
         except RefusedError as refused:
-            say({"error": refused.said})
+            send({"error": refused.said})
         except StoreError as error:
-            say({"error": {"kind": "failed", "text": str(error)}})
+            send({"error": {"kind": "failed", "text": str(error)}})
         except ConnectionError:
             pass
         except Exception as error:
-            _LOG.exception("a request went wrong")
-            say({"error": {"kind": "failed", "text": f"the daemon stumbled: {type(error).__name__}: {error}"}})
+            _LOG.exception("request_failed")
+            send({"error": {"kind": "failed", "text": f"internal error: {type(error).__name__}: {error}"}})
         finally:
             self._connections[caller.uid] -= 1
             await hang_up(writer)
@@ -138,21 +138,21 @@ class Door:
     def _count(self, caller: Caller) -> None:
         most = _MOST_CONNECTIONS if caller.uid == 0 else _MOST_OF_ONE_USER
         if self._connections[caller.uid] > most or self._connections.total() > _MOST_CONNECTIONS:
-            raise RefusedError("failed", text="too many runs wait, or too many connections at once")
+            raise RefusedError("failed", text="too many queued runs, or too many connections at once")
 
-    async def _run(self, request: dict[str, Any], caller: Caller, reader: asyncio.StreamReader, say: Say) -> None:
-        """Stays as long as the run waits; leaves the queue with the connection."""
-        ask = parse_ask(request)
-        if isinstance(ask, Invalid):
-            raise invalid(ask)
+    async def _run(self, request: dict[str, Any], caller: Caller, reader: asyncio.StreamReader, send: Send) -> None:
+        """Returns when the run has its answer. The run leaves the queue when its connection closes."""
+        run_request = parse_run_request(request)
+        if isinstance(run_request, Invalid):
+            raise invalid(run_request)
         done = asyncio.Event()
 
-        def tell(answer: dict[str, Any]) -> None:
-            say(answer)
+        def notify(answer: dict[str, Any]) -> None:
+            send(answer)
             if "event" not in answer:
                 done.set()
 
-        entry = self.node.submit(ask, caller, time.time(), tell)
+        entry = self.machine.submit(run_request, caller, time.time(), notify)
         if done.is_set():
             return
         left = asyncio.create_task(_until_closed(reader))
@@ -162,22 +162,22 @@ class Door:
         finally:
             left.cancel()
             ended.cancel()
-            self.node.leave(entry, time.time())
+            self.machine.leave(entry, time.time())
 
     # --- operations --------------------------------------------------------------------------------------------
 
-    async def _hello(self, _request: dict[str, Any], _caller: Caller, _say: Say) -> dict[str, Any]:
+    async def _hello(self, _request: dict[str, Any], _caller: Caller, _send: Send) -> dict[str, Any]:
         return self.about
 
-    async def _status(self, _request: dict[str, Any], _caller: Caller, _say: Say) -> dict[str, Any]:
+    async def _status(self, _request: dict[str, Any], _caller: Caller, _send: Send) -> dict[str, Any]:
         return self.status()
 
     def status(self) -> dict[str, Any]:
-        """All there is to see."""
-        return {"daemon": self.about, **status(self.node, self._lookout.seen, time.time(), self.pods)}
+        """The answer to `status`."""
+        return {"daemon": self.about, **status(self.machine, self._lookout.seen, time.time(), self.pods)}
 
-    async def _policy(self, request: dict[str, Any], caller: Caller, _say: Say) -> dict[str, Any]:
-        rules = self.node.rules
+    async def _policy(self, request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
+        rules = self.machine.rules
         policy, delay = request.get("policy"), request.get("release_delay")
         if policy is not None:
             try:
@@ -186,74 +186,74 @@ class Door:
                 raise invalid(Invalid("policy", policy, ", ".join(Isolation))) from None
         if delay is not None:
             if isinstance(delay, bool) or not isinstance(delay, int | float) or not 0 <= delay <= _LONGEST_DELAY:
-                raise invalid(Invalid("release-delay", delay, "0 (at once) to 60s, as in 100ms"))
+                raise invalid(Invalid("release-delay", delay, "0 to 60s, for example 100ms"))
             rules = replace(rules, release_delay=float(delay))
-        if rules != self.node.rules:
+        if rules != self.machine.rules:
             self._owner_only(caller, "change the policy")
-            self.node.configure(rules)
+            self.machine.configure(rules)
         return {"policy": rules.isolation.value, "release_delay_seconds": rules.release_delay}
 
-    async def _stop(self, request: dict[str, Any], caller: Caller, say: Say) -> dict[str, Any]:
-        """SIGTERM to all its processes, and SIGKILL to those that are still there after the timeout."""
+    async def _stop(self, request: dict[str, Any], caller: Caller, send: Send) -> dict[str, Any]:
+        """SIGTERM to all processes of the run, SIGKILL to those left after the timeout."""
         timeout = request.get("timeout", 10.0)
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= 86400:
             raise invalid(Invalid("timeout", timeout, "0 to 24h"))
-        found = self.node.find(request.get("name"))
-        name = found.name if isinstance(found, Waiting) else found.tenant.name
+        found = self.machine.find(request.get("name"))
+        name = found.name if isinstance(found, QueuedRequest) else found.tenant.name
         if any(pod.key == name for pod in self.pods.pods.values()):
-            raise RefusedError("failed", text=f"{name} is a Pod: `aliquot delete pod {name}` ends it")
-        if isinstance(found, Waiting):
+            raise RefusedError("failed", text=f"{name} is a Pod: use `aliquot delete pod {name}`")
+        if isinstance(found, QueuedRequest):
             self._owner_only(caller, f"stop {found.name}", found.uid)
-            found.tell({"error": {"kind": "stopped", "text": "taken out of the queue by `aliquot stop`"}})
-            self.node.leave(found, time.time())
+            found.notify({"error": {"kind": "stopped", "text": "`aliquot stop` removed it from the queue"}})
+            self.machine.leave(found, time.time())
             return {"name": found.name, "was": "waiting"}
         tenant = found.tenant
         self._owner_only(caller, f"stop {tenant.name}", tenant.uid)
         for number, patience in ((signal.SIGTERM, float(timeout)), (signal.SIGKILL, 5.0)):
-            there = self.node.all_processes(found)
-            say({"event": {"signal": number.name, "pids": sorted(there)}})
-            _signal_all(there, number)
+            living = self.machine.all_processes(found)
+            send({"event": {"signal": number.name, "pids": sorted(living)}})
+            _signal_all(living, number)
             deadline = time.monotonic() + patience
-            while tenant.id in self.node.tenancies and time.monotonic() < deadline:
+            while tenant.id in self.machine.tenancies and time.monotonic() < deadline:
                 await asyncio.sleep(0.02)
-                if any(processes.lives(pid, started) for pid, started in there.items()):
+                if any(processes.lives(pid, started) for pid, started in living.items()):
                     continue
-                there = self.node.all_processes(found)  # whoever was born meanwhile
-                _signal_all(there, number)
-                if not there:
-                    self.node.ended(tenant.id, time.time())
-            if tenant.id not in self.node.tenancies:
+                living = self.machine.all_processes(found)  # started meanwhile
+                _signal_all(living, number)
+                if not living:
+                    self.machine.ended(tenant.id, time.time())
+            if tenant.id not in self.machine.tenancies:
                 return {"name": tenant.name, "was": "running", "signal": number.name}
-        left = ", ".join(map(str, sorted(self.node.all_processes(found)))) or "none"
-        raise RefusedError("failed", text=f"{tenant.name} did not end; processes left: {left}")
+        left = ", ".join(map(str, sorted(self.machine.all_processes(found)))) or "none"
+        raise RefusedError("failed", text=f"{tenant.name} has not ended; processes left: {left}")
 
-    async def _logs(self, request: dict[str, Any], _caller: Caller, _say: Say) -> dict[str, Any]:
-        """Where the output is. Reading it is the caller's, with the caller's rights."""
+    async def _logs(self, request: dict[str, Any], _caller: Caller, _send: Send) -> dict[str, Any]:
+        """The path of the output. The caller reads it with its own permissions."""
         name = request.get("name")
         try:
-            found = self.node.find(name)
+            found = self.machine.find(name)
         except RefusedError:
-            # It may have been a detached one that is over; its name cannot lead out of the folder.
-            path = self.node.home.log_of(str(name))
+            # It may be a detached run that has ended. The checks keep the name inside the folder.
+            path = self.machine.home.log_of(str(name))
             if isinstance(name, str) and "/" not in name and "\0" not in name and os.path.exists(path):
                 return {"name": name, "log": path, "running": False}
             raise
-        if isinstance(found, Waiting):
+        if isinstance(found, QueuedRequest):
             return {"name": found.name, "log": found.log, "running": True, "pid": found.pid, "output": None}
         pid = found.tenant.root
         output = None if pid is None else processes.output_of(pid)
         return {"name": found.tenant.name, "log": found.log, "running": True, "pid": pid, "output": output}
 
-    async def _down(self, _request: dict[str, Any], caller: Caller, _say: Say) -> dict[str, Any]:
-        self._owner_only(caller, "end the daemon")
+    async def _down(self, _request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
+        self._owner_only(caller, "stop the daemon")
         self._for_good = True
         suspended: set[str] = set()
         if self.about["simulated"] is not None:
             suspended = {pod.key for pod in self.pods.pods.values()}
             self.pods.suspend()
         asyncio.get_running_loop().call_later(0.05, self._stopping.set)
-        names = sorted({tenancy.tenant.name for tenancy in self.node.tenancies.values()} - suspended)
-        return {"pid": os.getpid(), "tenants": names, "waiting": [entry.name for entry in self.node.queue]}
+        names = sorted({tenancy.tenant.name for tenancy in self.machine.tenancies.values()} - suspended)
+        return {"pid": os.getpid(), "tenants": names, "waiting": [entry.name for entry in self.machine.queue]}
 
     def _owner_only(self, caller: Caller, what: str, *also: int | None) -> None:
         if caller.uid not in (0, os.geteuid(), *also):
@@ -261,14 +261,14 @@ class Door:
             raise RefusedError("denied", text=f"only root{f' and user {owner}' if owner else ''} may {what}")
 
 
-def watch(node: LocalNode, tenancy: Tenancy) -> None:
-    """See that `ended` is called when the root of the tenancy ends; soon, when it is gone already."""
+def watch_root(machine: LocalMachine, tenancy: Tenancy) -> None:
+    """Call `machine.ended` when the tenant's root process ends; soon, if it has ended already."""
     tenant = tenancy.tenant
-    when_ended(tenant.root, tenancy.started, lambda: node.ended(tenant.id, time.time()))
+    when_ended(tenant.root, tenancy.started, lambda: machine.ended(tenant.id, time.time()))
 
 
 async def _until_closed(reader: asyncio.StreamReader) -> None:
-    """Whatever else it says while it waits is not heeded."""
+    """Ignores whatever the client sends while it waits."""
     try:
         while await reader.read(4096):
             pass
@@ -276,11 +276,11 @@ async def _until_closed(reader: asyncio.StreamReader) -> None:
         pass
 
 
-def _signal_all(there: dict[int, int], number: signal.Signals) -> None:
-    for pid, started in there.items():
+def _signal_all(start_times: dict[int, int], number: signal.Signals) -> None:
+    for pid, started in start_times.items():
         try:
             processes.send_signal(pid, number, started)
             if number is signal.SIGTERM:
-                processes.send_signal(pid, signal.SIGCONT, started)  # a stopped process hears nothing else
+                processes.send_signal(pid, signal.SIGCONT, started)  # a stopped process reacts to nothing else
         except PermissionError as error:
-            _LOG.warning("process %d: %s", pid, error)
+            _LOG.warning("signal_failed", extra={"data": {"pid": pid, "error": str(error)}})

@@ -1,9 +1,8 @@
-"""Who waits for room, and who is next.
+"""The queue for cards: first come, first served, with backfill.
 
-The first of the queue gets the first room that does for it. One further back may pass it, but takes nothing from it:
-the first counts as being already on the cards that are nearest to having room for it, and whoever fits beside that
-starts now. So small runs fill cards that a big one cannot use yet, and never keep it waiting for longer. (A first that
-waits for a tenant that never leaves waits as long; nobody can know.)
+The head of the queue gets the first slice that fits. A later request may overtake it without delaying it: the head is
+booked on the cards that are closest to having room for it, and whatever fits beside that booking starts now. So small
+runs fill cards that a big one cannot use yet. (If the head waits for a tenant that never ends, it waits as long.)
 """
 
 from __future__ import annotations
@@ -23,63 +22,65 @@ from aliquot.placement.board import Board
 from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import Chooser
 from aliquot.placement.seat import grant_on
-from aliquot.services.machine.requests import Ask
+from aliquot.services.machine.requests import RunRequest
+
+Notify = Callable[[dict[str, Any]], None]
 
 
 @dataclass(eq=False, slots=True)
-class Waiting:
-    """One run that has no room yet. `tell` hands it what happens; `told` is what it was told last."""
+class QueuedRequest:
+    """A run or a Pod that waits for its slice. `notify` receives every answer."""
 
     claim: Claim
-    ask: Ask
+    request: RunRequest
     pid: int
     uid: int
     gid: int
     started: int
     since: float
-    tell: Callable[[dict[str, Any]], None]
+    notify: Notify
     log: str | None = None
-    told: dict[str, Any] | None = field(default=None)
-    seated: Callable[[Tenancy, Grant], None] | None = None  # of a Pod: it hears this instead of an answer
+    last_position: dict[str, Any] | None = field(default=None)  # sent last
+    on_grant: Callable[[Tenancy, Grant], None] | None = None  # for a Pod: called instead of `notify`
 
     @property
     def id(self) -> str:
-        """The tenant it is going to be."""
+        """The id of its tenant, once it starts."""
         return self.claim.uid
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name that users see."""
         return self.claim.name
 
 
 class Queue:
-    """See the head of the file."""
+    """See the module docstring."""
 
     def __init__(self, ledger: Ledger, chooser: Chooser) -> None:
         self._ledger = ledger
         self._chooser = chooser
-        self._waiting: list[Waiting] = []
+        self._waiting: list[QueuedRequest] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __iter__(self) -> Iterator[Waiting]:
+    def __iter__(self) -> Iterator[QueuedRequest]:
         return iter(self._waiting)
 
-    def add(self, entry: Waiting) -> None:
-        """Behind those who waited before it: one that asks again after a restart gets its place back."""
-        insort(self._waiting, entry, key=lambda each: each.since)
+    def add(self, entry: QueuedRequest) -> None:
+        """In order of arrival: a request that comes back after a restart keeps its place."""
+        insort(self._waiting, entry, key=lambda entry: entry.since)
 
-    def remove(self, entry: Waiting) -> bool:
-        """It waits no longer. False when it did not."""
+    def remove(self, entry: QueuedRequest) -> bool:
+        """False if it was not queued."""
         if entry not in self._waiting:
             return False
         self._waiting.remove(entry)
         return True
 
-    def next(self) -> tuple[Waiting, Grant] | None:
-        """Who can start now, and where; books nothing, and leaves it in the queue."""
+    def next(self) -> tuple[QueuedRequest, Grant] | None:
+        """The request that can start now, and its grant. Books nothing and leaves it in the queue."""
         if not self._waiting:
             return None
         first, *others = self._waiting
@@ -99,33 +100,33 @@ class Queue:
             self._ledger.forget(first.id)
         return None
 
-    def standings(self) -> list[tuple[Waiting, dict[str, Any]]]:
-        """Everyone's place, and why they wait: what each card lacks, or for whom room is kept."""
-        told: dict[object, list[dict[str, Any]]] = {}  # those who ask for the same are told the same
+    def positions(self) -> list[tuple[QueuedRequest, dict[str, Any]]]:
+        """Each request's position and reason: what each card lacks, or for whom the free slice is reserved."""
+        refusals: dict[object, list[dict[str, Any]]] = {}  # computed once per shape
         found = []
         for position, entry in enumerate(self._waiting, 1):
-            shape = shape_of(entry.claim)
-            if shape not in told:
-                told[shape] = self._lacks(entry.claim)
-            standing = {
+            shape = request_shape(entry.claim)
+            if shape not in refusals:
+                refusals[shape] = self._refusals(entry.claim)
+            position_of_entry = {
                 "name": entry.name,
                 "position": position,
                 "of": len(self._waiting),
-                "kept_for": None if told[shape] else self._waiting[0].name,
-                "refusals": told[shape],
+                "kept_for": None if refusals[shape] else self._waiting[0].name,
+                "refusals": refusals[shape],
             }
-            found.append((entry, standing))
+            found.append((entry, position_of_entry))
         return found
 
-    def standing(self, entry: Waiting) -> dict[str, Any]:
-        """The same of one."""
-        return next(standing for each, standing in self.standings() if each is entry)
+    def position_of(self, entry: QueuedRequest) -> dict[str, Any]:
+        """The position and reason of one request."""
+        return next(position for queued, position in self.positions() if queued is entry)
 
-    def _lacks(self, claim: Claim) -> list[dict[str, Any]]:
-        """Nothing, where some node has room for it: what others lack is then beside the point."""
+    def _refusals(self, claim: Claim) -> list[dict[str, Any]]:
+        """Empty if some node has room for it: what the others lack does not matter then."""
         if self._chooser.choose(claim) is not None:
             return []
-        several = len(self._ledger.board.row_of) > 1  # then a card's number alone says too little
+        several = len(self._ledger.board.row_of) > 1  # then the card index alone is ambiguous
         return [
             {"card": refusal.card, "reason": refusal.reason.value, "wanted": refusal.wanted, "had": refusal.had}
             | ({"node": refusal.node} if several else {})
@@ -133,36 +134,36 @@ class Queue:
         ]
 
     def _target(self, claim: Claim) -> Grant:
-        """The cards that are nearest to having room for it: what it will probably get."""
+        """The cards closest to having room for the claim: probably its future grant."""
         board = self._ledger.board
         rows = [row for row, node in enumerate(board.nodes) if node is not None and node.cards]
         return min((_nearest(board, row, claim) for row in rows), key=lambda found: found[0])[1]
 
 
-def shape_of(claim: Claim) -> Claim:
-    """The same for all who ask for the same."""
+def request_shape(claim: Claim) -> Claim:
+    """Equal for claims that request the same."""
     return replace(claim, uid="", namespace="", name="", owner=None)
 
 
 def _nearest(board: Board, row: int, claim: Claim) -> tuple[tuple[int, float], Grant]:
-    """How far the node is from having room for the claim, and the cards of it that are nearest."""
+    """The node's distance from having room for the claim, and its closest cards."""
     node = board.nodes[row]
     slots = [card.index for card in node.cards] if node is not None else []
     chosen: list[list[int]] = []
     never, lacks = 0, 0.0
     for part in claim.containers:
         count = len(slots) if part.count is None else part.count
-        known = chosen[0] if claim.together and chosen else []  # containers that stay together are on the same cards
+        known = chosen[0] if claim.together and chosen else []  # `together`: all containers share the same cards
         ranked = sorted((*_lacking(board, row, slot, part.slice), slot) for slot in slots if not known or slot in known)
         found = ranked[:count]
-        never += sum(each for each, _, _ in found) + count - len(found)
-        lacks += sum(each for _, each, _ in found)
+        never += sum(impossible for impossible, _, _ in found) + count - len(found)
+        lacks += sum(missing for _, missing, _ in found)
         chosen.append([slot for _, _, slot in found])
     return (never, lacks), grant_on(board, row, claim, chosen)
 
 
 def _lacking(board: Board, row: int, slot: int, part: Slice) -> tuple[bool, float]:
-    """How far the card is from having room for one such slice; those that never have come last."""
+    """The card's distance from having room for the slice; cards that never will sort last."""
     size = int(board.memory[row, slot])
     need = part.memory_on(size)
     never = need > size or not board.healthy[row, slot]

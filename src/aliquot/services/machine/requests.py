@@ -1,4 +1,4 @@
-"""What `aliquot run` asks for, from the JSON of the control socket to a claim. Nothing is believed unchecked."""
+"""Parses `aliquot run` requests from the control socket into claims. Trusts nothing in them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from aliquot.model.node import Offer
 from aliquot.model.refusal import Invalid
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_NAME_ALLOWED = "letters, digits, and . _ - after the first, at most 63"
-_MOST_WORDS = 64  # of a command, kept for people to see
+_NAME_ALLOWED = "at most 63 characters: letters, digits and . _ -, the first a letter or digit"
+_MOST_WORDS = 64  # of the command line, kept for display
 _LONGEST_WORD = 256
 _INTERPRETERS = re.compile(r"python[0-9.]*|torchrun|bash|sh|node|perl|ruby")
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One `aliquot run`. Memory in MiB, core in percent of a card; None: not said."""
+class RunRequest:
+    """One `aliquot run`. Memory in MiB, core in percent of a card; None: not given."""
 
     command: tuple[str, ...]
     name: str | None = None
@@ -34,7 +34,7 @@ class Ask:
     detach: bool = False
 
     def slice(self) -> Slice:
-        """Neither memory nor core: the whole card. Core alone: as much of the memory. Memory alone: no quota."""
+        """Neither memory nor core: the whole card. Core only: the same percentage of memory. Memory only: no quota."""
         if self.memory_mib is None and self.core is None:
             return Slice(memory_percent=100, exclusive=True)
         milli = None if self.core is None else self.core * 10
@@ -47,56 +47,60 @@ class Ask:
         )
 
     def claim(self, uid: str, name: str) -> Claim:
-        """As the placement core understands it."""
+        """For the placement core."""
         main = ContainerClaim("main", 0, Role.MAIN, self.slice(), self.gpus)
         return Claim(uid, "local", name, "run", Offer.ANY, (main,), app_class=self.app_class)
 
 
-def parse_ask(said: dict[str, Any]) -> Ask | Invalid:
-    """The request, or the first thing that is wrong with it."""
-    command = said.get("command")
+def parse_run_request(message: dict[str, Any]) -> RunRequest | Invalid:
+    """The request, or its first invalid field."""
+    command = message.get("command")
     if not isinstance(command, list) or not command or not all(isinstance(word, str) for word in command):
-        return Invalid("command", command, "a list of words, the program first")
-    name = said.get("name")
+        return Invalid("command", command, "a list of strings, the program first")
+    name = message.get("name")
     if name is not None and not (isinstance(name, str) and NAME.fullmatch(name)):
         return Invalid("name", name, _NAME_ALLOWED)
     try:
-        app_class = AppClass(said.get("class", "normal"))
+        app_class = AppClass(message.get("class", "normal"))
     except ValueError:
-        return Invalid("class", said.get("class"), "online, offline or normal")
-    core, memory, gpus = said.get("core"), said.get("memory_mib"), said.get("gpus", 1)
+        return Invalid("class", message.get("class"), "online, offline or normal")
+    core, memory, gpus = message.get("core"), message.get("memory_mib"), message.get("gpus", 1)
     if core is not None and not _within(core, 1, 100):
-        return Invalid("core", core, "a whole number from 1 to 100, percent of a card's compute")
+        return Invalid("core", core, "a whole number from 1 to 100, in percent of a card's compute")
     if memory is not None and not _within(memory, 1, 1 << 30):
         return Invalid("memory", memory, "at least 1MiB")
     if not _within(gpus, 1, 1 << 16):
         return Invalid("gpus", gpus, "a whole number, at least 1")
     for flag in ("wait", "detach"):
-        if not isinstance(said.get(flag, False), bool):
-            return Invalid(flag, said.get(flag), "true or false")
+        if not isinstance(message.get(flag, False), bool):
+            return Invalid(flag, message.get(flag), "true or false")
     words = tuple(_printable(word[:_LONGEST_WORD]) for word in command[:_MOST_WORDS])
-    return Ask(words, name, app_class, core, memory, gpus, said.get("wait", True), said.get("detach", False))
+    return RunRequest(
+        words, name, app_class, core, memory, gpus, message.get("wait", True), message.get("detach", False)
+    )
 
 
-def never_fits(ask: Ask, nodes: Sequence[Sequence[Card]]) -> Invalid | None:
-    """What of it this machine could not give even if it were empty. All cards of a run are of one node."""
+def never_fits(request: RunRequest, nodes: Sequence[Sequence[Card]]) -> Invalid | None:
+    """The field that would not fit even on the empty machine. All cards of a run are on one node."""
     most = max(map(len, nodes))
-    if ask.gpus > most:
-        where = "this machine has" if len(nodes) == 1 else "a node here has"
-        return Invalid("gpus", ask.gpus, f"at most {most}: {where} no more")
+    if request.gpus > most:
+        why = "this machine has no more cards" if len(nodes) == 1 else "no node has more cards"
+        return Invalid("gpus", request.gpus, f"at most {most}: {why}")
     sizes = [card.memory_mib for cards in nodes for card in cards]
-    if ask.memory_mib is not None and ask.memory_mib > max(sizes):
-        return Invalid("memory", mib(ask.memory_mib), f"at most {mib(max(sizes))}: the largest card here")
-    enough = max(sum(card.memory_mib >= (ask.memory_mib or 0) for card in cards) for cards in nodes)
-    if ask.gpus > enough:
+    if request.memory_mib is not None and request.memory_mib > max(sizes):
+        return Invalid("memory", mib(request.memory_mib), f"at most {mib(max(sizes))}: the largest card here")
+    enough = max(sum(card.memory_mib >= (request.memory_mib or 0) for card in cards) for cards in nodes)
+    if request.gpus > enough:
         return Invalid(
-            "gpus", ask.gpus, f"at most {enough} with --memory {mib(ask.memory_mib or 0)}: so many cards have that"
+            "gpus",
+            request.gpus,
+            f"at most {enough} with --memory {mib(request.memory_mib or 0)}: no more cards are that large",
         )
     return None
 
 
 def readable_name(command: tuple[str, ...]) -> str:
-    """What the run is called for short: the script where an interpreter runs one, else the program."""
+    """A short name for the run: the script if an interpreter runs one, else the program."""
     words = [_stem(word) for word in command]
     if _INTERPRETERS.fullmatch(words[0]) or _INTERPRETERS.fullmatch(os.path.basename(command[0])):
         for at, word in enumerate(command[1:], 1):

@@ -1,7 +1,7 @@
-"""The daemon of one machine from first to last: its home, what it joins, and a quiet end.
+"""`aliquot up`: builds the daemon of one machine, runs it and shuts it down.
 
-There is one per home, held by a lock on a file that the kernel drops with the process. A daemon that ends, however it
-ends, leaves its tenants running: the next one takes them up again.
+There is one daemon per home: it holds a file lock, which the kernel releases with the process. However a daemon ends,
+its tenants keep running, and the next daemon adopts them.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from aliquot.services.daemon.control import about, listen, unlink
 from aliquot.services.daemon.home import UpError, make_home, take_lock
 from aliquot.services.dashboard.access import Access, Listen
 from aliquot.services.dashboard.server import show, take_place
-from aliquot.services.machine.control import Door, watch
+from aliquot.services.machine.control import ControlServer, watch_root
 from aliquot.services.machine.picture import MachinePicture
-from aliquot.services.machine.pods.manager import LocalPods
-from aliquot.services.machine.tenants import Arbiter, LocalNode
+from aliquot.services.machine.pods.manager import PodManager
+from aliquot.services.machine.tenants import Arbiter, LocalMachine
 from aliquot.services.runtime.meter import Lookout
 
 USUAL = Listen("127.0.0.1", 9478, usual=True)
@@ -42,7 +42,7 @@ _LOG = logging.getLogger("aliquot")
 
 
 class Arbiterd(Arbiter, Protocol):
-    """With its threads."""
+    """The arbiter and its threads."""
 
     def keep_trace(self, wanted: bool) -> None: ...
     def records(self) -> Mapping[str, Iterable[Record]]: ...
@@ -55,35 +55,35 @@ MakeArbiter = Callable[[Sequence[Card], SharingRules], Arbiterd]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the daemon is made of. None: as it was last set."""
+    """The parts and options of the daemon. None: as set last."""
 
     home: Home
     nvml: Any
     make_arbiter: MakeArbiter
-    say: Callable[[str], None]  # the line that tells that it is ready
-    environment: dict[str, str]  # what every tenant gets
-    front: dict[str, list[str]]  # what every tenant gets in front of the lists it has, LD_PRELOAD say
+    on_ready: Callable[[str], None]  # gets the line for the user
+    environment: dict[str, str]  # of every tenant
+    front: dict[str, list[str]]  # prepended to path lists of every tenant, for example LD_PRELOAD
     policy: Isolation | None = None
     release_delay: float | None = None
-    simulated: str | None = None  # the cards, as the command line writes them
-    nodes: int = 1  # over which the cards are dealt out
-    listen: Listen = USUAL  # for the dashboard
+    simulated: str | None = None  # the cards, as in --simulate
+    nodes: int = 1  # the cards are distributed over them
+    listen: Listen = USUAL  # of the dashboard
 
 
 def run_daemon(setup: Setup) -> None:
-    """Until it is told to end. Raises UpError, RunsAlreadyError, and what store and NVML raise."""
+    """Run until SIGTERM or `aliquot down`. Raises UpError, RunsAlreadyError, StoreError and NvmlError."""
     home = setup.home
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # each process on a card and each who waits takes a few files
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # every process on a card and every queued run needs some
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     make_home(home)
     lock = take_lock(home)
     try:
         cards = setup.nvml.cards()
         if not cards:
-            raise UpError("NVML tells of no card on this machine")
+            raise UpError("NVML reports no GPU on this machine")
         store = Store(home.database, home.tenants)
         for note in store.notes:
-            _LOG.warning("%s", note)
+            _LOG.warning("store_note", extra={"data": {"note": note}})
         try:
             asyncio.run(_serve(setup, cards, store))
         finally:
@@ -95,101 +95,102 @@ def run_daemon(setup: Setup) -> None:
 async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
     home, simulated = setup.home, setup.simulated
     arbiter = setup.make_arbiter(cards, SharingRules())
-    node = LocalNode(
+    machine = LocalMachine(
         cards,
         home=home,
         store=store,
         arbiter=arbiter,
-        watch=lambda tenancy: watch(node, tenancy),
+        watch=lambda tenancy: watch_root(machine, tenancy),
         environment=lambda tenancy, folder: _environment(setup, tenancy, folder),
         names=_names(setup.nodes),
     )
-    pods = LocalPods(
-        node, store.objects, Keepers(home.control), lambda tenancy, folder: _environment(setup, tenancy, folder)
+    pods = PodManager(
+        machine, store.objects, Keepers(home.control), lambda tenancy, folder: _environment(setup, tenancy, folder)
     )
-    node.configure(_wished(node.rules, setup.policy, setup.release_delay))
+    machine.configure(_rules(machine.rules, setup.policy, setup.release_delay))
     listening = _listening(setup.listen)
     url = listening[1].url if listening else None
-    access = _access_told(setup.listen, listening[1]) if listening else {}
+    access = _access_info(setup.listen, listening[1]) if listening else {}
     lookout = Lookout(cards, setup.nvml)
-    told = about(os.getpid(), time.time(), home=home.run, simulated=simulated, dashboard=url, **access)
-    door = Door(node, lookout, told, pods)
+    info = about(os.getpid(), time.time(), home=home.run, simulated=simulated, dashboard=url, **access)
+    control = ControlServer(machine, lookout, info, pods)
     lookout.start()
     if listening:
         arbiter.keep_trace(True)
     arbiter.start()
-    showing: asyncio.Task[None] | None = None
+    dashboard: asyncio.Task[None] | None = None
     try:
-        node.restore()
-        pods.restore(rebooted=node.rebooted)
+        machine.restore()
+        pods.restore(rebooted=machine.rebooted)
         listener = listen(home.control)
         if listening:
-            picture = MachinePicture(door.status, Waste(node.ledger.board), arbiter.records)
-            showing = asyncio.create_task(show(picture, *listening))
-        await door.serve(listener, lambda: setup.say(_ready(node, simulated, url)))
+            picture = MachinePicture(control.status, Waste(machine.ledger.board), arbiter.records)
+            dashboard = asyncio.create_task(show(picture, *listening))
+        await control.serve(listener, lambda: setup.on_ready(_ready(machine, simulated, url)))
     finally:
-        await _ended(showing)
+        await _cancel(dashboard)
         arbiter.stop()
         lookout.stop()
         unlink(home.control)
 
 
 def _names(count: int) -> tuple[str, ...]:
-    """One node is the machine; several can only be simulated."""
+    """A single node is the machine itself; several nodes are always simulated."""
     return (socket.gethostname(),) if count == 1 else tuple(f"node-{at}" for at in range(count))
 
 
 def _environment(setup: Setup, tenancy: Tenancy, folder: str) -> dict[str, Any]:
-    """What a tenant's processes need in their environment: `set` as it is, `front` before what is there."""
+    """Environment of a tenant's processes: `set` replaces variables, `front` prepends to path lists."""
     cards = ",".join(share.uuid for share in tenancy.shares)
-    of_its_own = {
+    own = {
         TENANT_VARIABLE: folder,
         NAME_VARIABLE: tenancy.tenant.name,
         "CUDA_VISIBLE_DEVICES": cards,
         "NVIDIA_VISIBLE_DEVICES": cards,
     }
-    return {"set": {**setup.environment, **of_its_own}, "front": setup.front}
+    return {"set": {**setup.environment, **own}, "front": setup.front}
 
 
-def _wished(rules: SharingRules, policy: Isolation | None, delay: float | None) -> SharingRules:
-    """What was kept, unless the command line says otherwise."""
+def _rules(rules: SharingRules, policy: Isolation | None, delay: float | None) -> SharingRules:
+    """The stored rules with the options of the command line."""
     if policy is not None:
         rules = replace(rules, isolation=policy)
     return rules if delay is None else replace(rules, release_delay=delay)
 
 
-def _listening(wished: Listen) -> tuple[socket.socket, Access] | None:
+def _listening(listen: Listen) -> tuple[socket.socket, Access] | None:
     try:
-        return take_place(wished, "--listen")
+        return take_place(listen, "--listen")
     except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)  # socket's own words repeat the address
-        raise UpError(f"--listen: {wished.address}:{wished.port}: {why}: another port, or 0 for none") from error
+        why = os.strerror(error.errno) if error.errno else str(error)  # the message of socket repeats the address
+        raise UpError(f"--listen: {listen.address}:{listen.port}: {why}; choose another port, or 0 for none") from error
 
 
-def _access_told(wished: Listen, access: Access) -> dict[str, Any]:
-    """How others get there; the token itself is told to nobody."""
+def _access_info(listen: Listen, access: Access) -> dict[str, Any]:
+    """How to reach the dashboard. Never the token itself."""
     elsewhere = f"http://{socket.gethostname()}:{access.port}/" if access.everywhere else None
-    return {"dashboard_elsewhere": elsewhere, "token": access.token is not None, "token_file": wished.token_file}
+    return {"dashboard_elsewhere": elsewhere, "token": access.token is not None, "token_file": listen.token_file}
 
 
-async def _ended(showing: asyncio.Task[None] | None) -> None:
-    if showing is not None:
-        showing.cancel()
+async def _cancel(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await showing
+            await task
 
 
-def _ready(node: LocalNode, simulated: str | None, url: str | None) -> str:
-    kinds = Counter(f"{card.model} {card.memory_mib / 1024:.0f} GiB" for card in node.cards)
+def _ready(machine: LocalMachine, simulated: str | None, url: str | None) -> str:
+    kinds = Counter(f"{card.model} {card.memory_mib / 1024:.0f} GiB" for card in machine.cards)
     cards = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
-    cards += f" on {len(node.nodes)} nodes" if len(node.nodes) > 1 else ""
-    count = len(node.cards)
+    cards += f" on {len(machine.nodes)} nodes" if len(machine.nodes) > 1 else ""
+    count = len(machine.cards)
     words = [
         f"ready: {count} {'simulated ' if simulated else ''}card{'s' * (count > 1)} ({cards})",
-        f"policy {node.rules.isolation.value}, release delay {node.rules.release_delay * 1000:g}ms",
+        f"policy {machine.rules.isolation.value}, release delay {machine.rules.release_delay * 1000:g}ms",
     ]
-    if node.tenancies:
-        words.append(f"{len(node.tenancies)} running tenant{'s' * (len(node.tenancies) > 1)} taken up again")
+    if machine.tenancies:
+        count = len(machine.tenancies)
+        words.append(f"adopted {count} running tenant{'s' * (count > 1)}")
     if url:
         words.append(f"dashboard on {url}")
     return "; ".join(words)

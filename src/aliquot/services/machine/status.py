@@ -9,15 +9,15 @@ from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Standing
-from aliquot.services.machine.pods.manager import LocalPods
+from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.pods.status import pods_told
-from aliquot.services.machine.queue import Waiting
-from aliquot.services.machine.tenants import LocalNode
+from aliquot.services.machine.queue import QueuedRequest
+from aliquot.services.machine.tenants import LocalMachine
 from aliquot.services.runtime.standings import by_tenant, finding_told, rules_told, shares_told
 
 
 def status(
-    node: LocalNode, seen: Mapping[str, Mapping[str, Any]], now: float, pods: LocalPods | None = None
+    node: LocalMachine, seen: Mapping[str, Mapping[str, Any]], now: float, pods: PodManager | None = None
 ) -> dict[str, Any]:
     """`seen` is what NVML told last of each card, by uuid."""
     standings = by_tenant(node.arbiter.standings())
@@ -39,7 +39,7 @@ def status(
     }
 
 
-def _node(local: LocalNode, node: Node) -> dict[str, Any]:
+def _node(local: LocalMachine, node: Node) -> dict[str, Any]:
     return {
         "name": node.name,
         "cards": [card.uuid for card in node.cards],
@@ -48,7 +48,7 @@ def _node(local: LocalNode, node: Node) -> dict[str, Any]:
     }
 
 
-def _card(node: LocalNode, row: int, card: Card, seen: Mapping[str, Any]) -> dict[str, Any]:
+def _card(node: LocalMachine, row: int, card: Card, seen: Mapping[str, Any]) -> dict[str, Any]:
     board = node.ledger.board
     return {
         "node": node.nodes[row].name,
@@ -80,10 +80,10 @@ def _tenant(tenancy: Tenancy, standings: Mapping[str, Standing], now: float) -> 
     }
 
 
-def _waiting(node: LocalNode, entry: Waiting, now: float) -> dict[str, Any]:
-    ask = entry.ask
+def _waiting(node: LocalMachine, entry: QueuedRequest, now: float) -> dict[str, Any]:
+    ask = entry.request
     return {
-        **(entry.told or node.queue.standing(entry)),
+        **(entry.last_position or node.queue.position_of(entry)),
         "class": ask.app_class.value,
         "uid": entry.uid,
         "pid": entry.pid,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.services.machine.pods.lifecycle import FIRST_PAUSE, LONGEST_PAUSE, STEADY, Container, Course
+from aliquot.services.machine.pods.lifecycle import FIRST_PAUSE, LONGEST_PAUSE, STEADY, Container, Lifecycle
 
 
-def course(*containers: Container, policy: str = "Always") -> Course:
-    return Course(containers, policy, 0.0)
+def course(*containers: Container, policy: str = "Always") -> Lifecycle:
+    return Lifecycle(containers, policy, 0.0)
 
 
 def init(name: str = "init") -> Container:
@@ -24,7 +24,7 @@ def main(name: str = "main") -> Container:
     return Container(name, init=False, sidecar=False)
 
 
-def due(found: Course, now: float) -> list[str]:
+def due(found: Lifecycle, now: float) -> list[str]:
     return [each.name for each in found.due(now)]
 
 
@@ -118,7 +118,7 @@ def test_a_pod_fails_when_one_of_its_containers_did() -> None:
 
 def test_a_job_gives_up_after_as_many_restarts_as_it_allows() -> None:
     one, other = main("a"), main("b")
-    found = Course([one, other], "OnFailure", 0.0, most_restarts=2)
+    found = Lifecycle([one, other], "OnFailure", 0.0, most_restarts=2)
     found.started(other, 8, 0.0)
     for now in (0.0, 10.0, 20.0):
         found.started(one, 7, now)

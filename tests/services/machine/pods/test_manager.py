@@ -469,7 +469,7 @@ class TestNodes:
 
     def test_a_run_stays_on_one_node(self, two: Pods) -> None:
         said = two.machine.aliquot("run", "--gpus", "3", "--memory", "1", "--", "true")
-        assert "at most 2: a node here has no more" in said.stderr
+        assert "at most 2: no node has more cards" in said.stderr
         two.apply(pod("p", container(gib=24)))
         two.until("p")
         said = two.machine.aliquot(

@@ -17,10 +17,10 @@ from aliquot.adapters.host.home import Home
 from aliquot.adapters.storage.store import Store
 from aliquot.model.localpod import Applier
 from aliquot.services.daemon.control import Caller, RefusedError
-from aliquot.services.machine.control import Door
-from aliquot.services.machine.pods.api import PodDesk
-from aliquot.services.machine.pods.manager import LocalPods
-from aliquot.services.machine.tenants import LocalNode
+from aliquot.services.machine.control import ControlServer
+from aliquot.services.machine.pods.api import PodApi
+from aliquot.services.machine.pods.manager import PodManager
+from aliquot.services.machine.tenants import LocalMachine
 from kit.machine import PATIENCE, PaperArbiter, cards
 from kit.machinepods import Json, container, pod, workload
 
@@ -59,7 +59,7 @@ class House:
         for each in (home.tenants, home.logs, home.pod_logs):
             os.makedirs(each)
         self.store = Store(home.database, home.tenants)
-        node = LocalNode(
+        node = LocalMachine(
             cards(2),
             home=home,
             store=self.store,
@@ -68,8 +68,8 @@ class House:
             environment=lambda *_: {},
         )
         self.sitters = Sitters()
-        self.pods = LocalPods(node, self.store.objects, self.sitters, lambda *_: {})  # type: ignore[arg-type] # a double
-        self.desk = PodDesk(self.pods)
+        self.pods = PodManager(node, self.store.objects, self.sitters, lambda *_: {})  # type: ignore[arg-type] # a double
+        self.desk = PodApi(self.pods)
 
     async def apply(self, user: int, *objects: Json, **env: str) -> list[Json]:
         request = {"objects": list(objects), "cwd": "/", "env": env}
@@ -178,8 +178,8 @@ def test_one_look_around_that_goes_wrong_is_not_the_last(house: House, monkeypat
     async def act() -> None:
         monkeypatch.setattr(house.pods, "tick", tick)
         monkeypatch.setattr("aliquot.services.machine.control._SWEEP", 0.0)
-        door = Door(house.pods.node, None, {}, house.pods)  # type: ignore[arg-type] # it sees no cards
-        sweeping = asyncio.create_task(door._sweep())
+        control = ControlServer(house.pods.machine, None, {}, house.pods)  # type: ignore[arg-type] # it sees no cards
+        sweeping = asyncio.create_task(control._sweep())
         await asyncio.wait_for(enough.wait(), PATIENCE)
         sweeping.cancel()
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 from aliquot.model.localpod import Applier, LocalPod
-from aliquot.services.machine.pods.startorder import PodTurns
+from aliquot.services.machine.pods.startorder import StartOrder
 
 
 def a_pod(uid: str, user: int = 0) -> LocalPod:
     return LocalPod(uid, "default", uid, None, {}, "", Applier(user, 0, "/", {}), 0.0)
 
 
-def play(turns: PodTurns, *asking: str, gone: str | None = None) -> list[str]:
+def play(turns: StartOrder, *asking: str, gone: str | None = None) -> list[str]:
     """Who has its turn, in order, when they ask in that order; `gone` never asks."""
     done: list[str] = []
 
@@ -34,8 +34,8 @@ def play(turns: PodTurns, *asking: str, gone: str | None = None) -> list[str]:
     return done
 
 
-def begun(*pods: LocalPod) -> PodTurns:
-    turns = PodTurns({pod.uid: pod for pod in pods})
+def begun(*pods: LocalPod) -> StartOrder:
+    turns = StartOrder({pod.uid: pod for pod in pods})
     for pod in pods:
         turns.begin(pod.uid)
     return turns
@@ -52,7 +52,7 @@ def test_one_whose_keeper_has_ended_keeps_nobody_waiting() -> None:
 def test_one_that_says_nothing_keeps_nobody_waiting_for_long() -> None:
     now = 0.0
     pods = {each: a_pod(each) for each in "ab"}
-    turns = PodTurns(pods, clock=lambda: now)
+    turns = StartOrder(pods, clock=lambda: now)
     turns.begin("a")
     turns.begin("b")
     assert turns.by_user() == {0: 2}

@@ -30,7 +30,7 @@ def test_a_keeper_with_processes_that_it_cannot_end_does_not_spin(monkeypatch: p
 
     for name in ("signal", "set_wakeup_fd"):  # ours are not to be touched
         monkeypatch.setattr(f"signal.{name}", lambda *_, **__: None)
-    found = supervisor.Keeper("/no/such/control", "uid")
+    found = supervisor.Supervisor("/no/such/control", "uid")
     monkeypatch.setattr("select.select", select)
     found._end("enough", None)
     found._kill_at = time.monotonic() - 1

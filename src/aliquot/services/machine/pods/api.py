@@ -22,7 +22,7 @@ from aliquot.model.localpod import Applier, LocalPod, Workload
 from aliquot.model.refusal import Invalid
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
 from aliquot.services.machine.pods.creation import new_pod
-from aliquot.services.machine.pods.manager import LocalPods, workload_key
+from aliquot.services.machine.pods.manager import PodManager, workload_key
 from aliquot.services.machine.pods.status import pod_object, workload_object
 
 _MOST_PODS = 1024  # on one machine
@@ -36,10 +36,10 @@ Say = Callable[[dict[str, Any]], None]
 Operation = Callable[[dict[str, Any], Caller, Say], Awaitable[dict[str, Any]]]
 
 
-class PodDesk:
+class PodApi:
     """See the head of the file."""
 
-    def __init__(self, pods: LocalPods) -> None:
+    def __init__(self, pods: PodManager) -> None:
         self._pods = pods
         self.operations: dict[str, Operation] = {
             "apply": self._apply,
@@ -52,7 +52,7 @@ class PodDesk:
 
     async def _apply(self, request: dict[str, Any], caller: Caller, _say: Say) -> dict[str, Any]:
         """All of it or nothing."""
-        self._pods.node.may_run(caller)
+        self._pods.machine.may_run(caller)
         objects = read_objects(request.get("objects"))
         if isinstance(objects, Invalid):
             raise invalid(objects)
@@ -118,7 +118,7 @@ class PodDesk:
                 return "unchanged"
             replaced.append(there)
             applier = _whose(there.applier, applier, notes)
-        applied.append(new_pod(found.manifest, None, applier, self._pods.node.home, now))
+        applied.append(new_pod(found.manifest, None, applier, self._pods.machine.home, now))
         return "created" if there is None or there.ending is not None else "configured"
 
     def _workload(
@@ -258,7 +258,7 @@ class PodDesk:
         finally:
             self._pods.hung_up(pod.uid, say)
             if entry is not None:
-                self._pods.node.leave(entry, time.time())
+                self._pods.machine.leave(entry, time.time())
 
 
 def _whose(owner: Applier, changing: Applier, notes: list[str]) -> Applier:

@@ -16,7 +16,7 @@ from aliquot.model.localpod import ContainerState, LocalPod
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
 from aliquot.services.machine.pods.supervisor import CONTAINER_VARIABLE, POD_VARIABLE
-from aliquot.services.machine.requests import Ask, mib
+from aliquot.services.machine.requests import RunRequest, mib
 
 # What a container must not inherit from whoever happened to apply it.
 _FOREIGN = (*OF_A_TENANT, POD_VARIABLE, CONTAINER_VARIABLE)
@@ -45,12 +45,12 @@ def claim_of(pod: LocalPod) -> Claim | None:
     return replace(found, uid=pod.tenant, name=pod.key, cpu_milli=0, memory_mib=0)
 
 
-def ask_of(pod: LocalPod, claim: Claim) -> Ask:
+def run_request_of(pod: LocalPod, claim: Claim) -> RunRequest:
     """The same as a run would have asked, as far as it can: for people to see."""
     part = claim.containers[0] if claim.containers else None
     words = next((container.command for container in pod.state.containers if not container.init), ())
     milli = None if part is None else part.slice.greedy_milli or part.slice.core_milli
-    return Ask(
+    return RunRequest(
         words or (pod.name,),
         pod.key,
         claim.app_class,
@@ -79,7 +79,7 @@ def asked(claim: Claim) -> str:
     return f"asked for {'; '.join(parts)} ({claim.app_class.value}, in {claim.dialect}'s words)"
 
 
-def seat_told(grant: Grant) -> str:
+def placement_reason(grant: Grant) -> str:
     """Where it is, and why there."""
     cards = sorted({share.card for container in grant.containers for share in container.shares})
     if grant.whole_node:

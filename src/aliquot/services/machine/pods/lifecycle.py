@@ -3,7 +3,7 @@
 Init containers run one after the other, each until it succeeds; a sidecar among them runs on beside the rest. Then all
 others are started. Who ends is started again as the Pod's restartPolicy says, later each time; in a Job only so often.
 The Pod is over when none of its containers is going to be started again; its sidecars end with it. Imported by every
-Pod's keeper: nothing heavy.
+Pod's supervisor: nothing heavy.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Container:
         return {name: getattr(self, name) for name in names}
 
 
-class Course:
+class Lifecycle:
     """See the head of the file. `now` is seconds since 1970."""
 
     def __init__(

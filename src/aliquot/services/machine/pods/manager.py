@@ -34,10 +34,10 @@ from aliquot.services.daemon.control import Caller, RefusedError
 from aliquot.services.machine.pods import creation, launchspec
 from aliquot.services.machine.pods.controllers import decide
 from aliquot.services.machine.pods.reports import with_report
-from aliquot.services.machine.pods.startorder import PodTurns
+from aliquot.services.machine.pods.startorder import StartOrder
 from aliquot.services.machine.pods.supervisor import POD_VARIABLE
-from aliquot.services.machine.queue import Waiting
-from aliquot.services.machine.tenants import LocalNode
+from aliquot.services.machine.queue import QueuedRequest
+from aliquot.services.machine.tenants import LocalMachine
 
 _LOG = logging.getLogger("aliquot.pods")
 _MOST_STARTING = 8  # keepers of one user at once: each takes some tens of milliseconds of a core
@@ -48,23 +48,23 @@ Say = Callable[[dict[str, Any]], None]
 WorkloadKey = tuple[str, str, str]
 
 
-class LocalPods:
+class PodManager:
     """See the head of the file. `environment` is what the processes of a tenant need, by its folder."""
 
     def __init__(
         self,
-        node: LocalNode,
+        node: LocalMachine,
         store: ObjectStore,
         keepers: Keepers,
         environment: Callable[[Tenancy, str], dict[str, Any]],
     ) -> None:
-        self.node = node
+        self.machine = node
         self.workloads: dict[WorkloadKey, Workload] = {}
         self.pods: dict[str, LocalPod] = {}
         self.claims: dict[str, Claim | None] = {}
         self._store, self._keepers, self._environment = store, keepers, environment
         self._lines: dict[str, Say] = {}  # to the keepers
-        self._turns = PodTurns(self.pods)
+        self._start_order = StartOrder(self.pods)
         self._not_before: dict[str, float] = {}  # on the monotonic clock
         self._kill_at: dict[str, float] = {}
         self._clearing: set[str] = set()  # without a keeper, but perhaps not without processes
@@ -77,14 +77,14 @@ class LocalPods:
         self.workloads.update({workload_key(workload): workload for workload in self._store.workloads()})
         for pod in self._store.pods():
             self._know(pod)
-            if pod.keeper is not None and not rebooted and processes.lives(*pod.keeper):
+            if pod.supervisor is not None and not rebooted and processes.lives(*pod.supervisor):
                 self._watch(pod)
                 if pod.ending is not None:
                     self._tell_end(pod)
                 elif pod.state.phase is Phase.PENDING and pod.state.node is None:
-                    self._turns.begin(pod.uid, again=True)
-            elif pod.keeper is not None or pod.state.phase is Phase.RUNNING:
-                self._without_keeper(pod, rebooted=rebooted)
+                    self._start_order.begin(pod.uid, again=True)
+            elif pod.supervisor is not None or pod.state.phase is Phase.RUNNING:
+                self._supervisor_lost(pod, rebooted=rebooted)
             else:
                 self._clearing.add(pod.uid)
         self._not_before.clear()  # whoever waited for the daemon has waited enough
@@ -92,9 +92,9 @@ class LocalPods:
 
     def _clear_strays(self) -> None:
         """Logs of Pods that never were written down, or were forgotten just before."""
-        for name in os.listdir(self.node.home.pod_logs):
+        for name in os.listdir(self.machine.home.pod_logs):
             if name not in self.pods:
-                shutil.rmtree(f"{self.node.home.pod_logs}/{name}", ignore_errors=True)
+                shutil.rmtree(f"{self.machine.home.pod_logs}/{name}", ignore_errors=True)
 
     def _know(self, pod: LocalPod) -> None:
         self.pods[pod.uid] = pod
@@ -156,7 +156,7 @@ class LocalPods:
             self._kill_late()
             if not self._quiet:
                 self._control_all(now)
-                self._start_keepers(now)
+                self._start_supervisors(now)
         except StoreError as error:
             _LOG.error("%s", error)
 
@@ -173,26 +173,26 @@ class LocalPods:
             self.delete(workload=None, pods=decision.end, grace=None)
         # A name that another has comes free when that one goes.
         free = [each for each in decision.make if each is None or self.named(workload.namespace, each) is None]
-        made = [creation.replica(workload, name, self.node.home, now) for name in free]
+        made = [creation.replica(workload, name, self.machine.home, now) for name in free]
         if made:
             self._store.write(pods=made)
             for pod in made:
                 self._know(pod)
 
-    def _start_keepers(self, now: float) -> None:
-        clock, starting = time.monotonic(), self._turns.by_user()
+    def _start_supervisors(self, now: float) -> None:
+        clock, starting = time.monotonic(), self._start_order.by_user()
         for pod in list(self.pods.values()):
             if starting[pod.applier.user] >= _MOST_STARTING:
                 continue
-            wanted = pod.keeper is None and pod.ending is None and not pod.state.phase.over
+            wanted = pod.supervisor is None and pod.ending is None and not pod.state.phase.over
             if not wanted or pod.uid in self._clearing or self._not_before.get(pod.uid, 0.0) > clock:
                 continue
-            starting[pod.applier.user] += self._start_keeper(pod, now)
+            starting[pod.applier.user] += self._start_supervisor(pod, now)
 
-    def _start_keeper(self, pod: LocalPod, now: float) -> bool:
+    def _start_supervisor(self, pod: LocalPod, now: float) -> bool:
         """Whether it is on its way."""
         claim, folder = self.claims[pod.uid], self.logs(pod)
-        never = None if claim is None else self.node.why_never(claim)
+        never = None if claim is None else self.machine.why_never(claim)
         if never is not None:  # it waits for another machine: whoever stood behind it in the queue would wait with it
             self._not_before[pod.uid] = float("inf")
             self._write(
@@ -201,61 +201,63 @@ class LocalPods:
             return False
         try:
             make_log_folder(folder, pod.applier)
-            keeper = self._keepers.start(pod.uid, pod.applier, f"{folder}/.keeper", {POD_VARIABLE: pod.uid})
+            supervisor = self._keepers.start(pod.uid, pod.applier, f"{folder}/.keeper", {POD_VARIABLE: pod.uid})
         except (KeeperError, OSError) as error:
             _LOG.warning("%s: %s", pod.key, error)
             self._not_before[pod.uid] = time.monotonic() + _AGAIN
             self._know(replace(pod, state=replace(pod.state, reason=str(error))))
             return False
-        pod = replace(pod, keeper=keeper)
-        self._turns.begin(pod.uid)
+        pod = replace(pod, supervisor=supervisor)
+        self._start_order.begin(pod.uid)
         self._write(pod)
         self._watch(pod)
         return True
 
     def _watch(self, pod: LocalPod) -> None:
         """See that we hear of its keeper's end."""
-        assert pod.keeper is not None
-        uid, (pid, started) = pod.uid, pod.keeper
-        when_ended(pid, started, lambda: self._keeper_ended(uid, pid))
+        assert pod.supervisor is not None
+        uid, (pid, started) = pod.uid, pod.supervisor
+        when_ended(pid, started, lambda: self._supervisor_ended(uid, pid))
 
     # --- keepers -----------------------------------------------------------------------------------------------
 
-    async def keep(self, request: Mapping[str, Any], caller: Caller, say: Say) -> tuple[LocalPod, Waiting | None]:
+    async def keep(self, request: Mapping[str, Any], caller: Caller, say: Say) -> tuple[LocalPod, QueuedRequest | None]:
         """A keeper is there. Raises RefusedError when it is nobody's, or its Pod is gone: it ends then."""
         pod = self.pods.get(str(request.get("uid")))
-        if pod is None or pod.keeper != (caller.pid, processes.start_time(caller.pid)):
+        if pod is None or pod.supervisor != (caller.pid, processes.start_time(caller.pid)):
             raise RefusedError("denied", text="no Pod here has this process for its keeper")
         self._lines[pod.uid] = say
         asks = pod.ending is None and request.get("granted") is not True
         if asks:
-            await self._turns.turn(pod.uid)
+            await self._start_order.turn(pod.uid)
             pod = self.pods.get(pod.uid, pod)
             if self._lines.get(pod.uid) is not say:  # it is gone, or has come back on another line
                 return pod, None
-        self._turns.end(pod.uid)
+        self._start_order.end(pod.uid)
         if not self._quiet:
-            self._start_keepers(time.time())
+            self._start_supervisors(time.time())
         if pod.ending is not None:
             say({"event": {"end": pod.ending}})
         return pod, self._ask_room(pod, caller, say) if asks and pod.ending is None else None
 
-    def _ask_room(self, pod: LocalPod, caller: Caller, say: Say) -> Waiting | None:
+    def _ask_room(self, pod: LocalPod, caller: Caller, say: Say) -> QueuedRequest | None:
         claim = self.claims[pod.uid]
         if claim is None:
             self.seat(pod.uid, None, None, say)
             return None
         self._know(replace(pod, state=replace(pod.state, node=None)))  # wherever it was to go, it never heard of it
-        seeker = _Seeker(self, pod.uid, say)
-        return self.node.submit_pod(claim, launchspec.ask_of(pod, claim), caller, pod.created, time.time(), seeker)
+        listener = _QueuedPod(self, pod.uid, say)
+        return self.machine.submit_pod(
+            claim, launchspec.run_request_of(pod, claim), caller, pod.created, time.time(), listener
+        )
 
     def seat(self, uid: str, tenancy: Tenancy | None, grant: Grant | None, say: Say) -> None:
         """It may start: written down, and told."""
         pod = self.pods[uid]
-        there = (node for node in self.node.nodes if grant is not None and node.name == grant.node)
-        node = next(there, self.node.nodes[0])
+        there = (node for node in self.machine.nodes if grant is not None and node.name == grant.node)
+        node = next(there, self.machine.nodes[0])
         claim, logs, now = self.claims[uid], self.logs(pod), time.time()
-        placed = f"placed on {node.name}" if grant is None else launchspec.seat_told(grant)
+        placed = f"placed on {node.name}" if grant is None else launchspec.placement_reason(grant)
         state = replace(
             creation.with_event(pod.state, now, placed),
             reason=None,
@@ -263,7 +265,9 @@ class LocalPods:
             containers=launchspec.states(pod, node.name, grant, logs),
             why=(*pod.state.why[:1], placed) if grant is not None else ("asked for no card",),
         )
-        environment = {} if tenancy is None else self._environment(tenancy, str(self.node.directory(tenancy.tenant.id)))
+        environment = (
+            {} if tenancy is None else self._environment(tenancy, str(self.machine.directory(tenancy.tenant.id)))
+        )
         self._write(replace(pod, state=state))  # what was promised is on the disk already: the tenancy
         told = launchspec.told(pod, grant, claim, node, environment, logs) | {"most_restarts": self._most_restarts(pod)}
         say({"event": {"granted": told}})
@@ -277,7 +281,7 @@ class LocalPods:
     def report(self, uid: str, said: Mapping[str, Any], now: float) -> None:
         """What its keeper tells of it."""
         pod = self.pods.get(uid)
-        if pod is None or pod.keeper is None:
+        if pod is None or pod.supervisor is None:
             return
         state = with_report(pod.state, said, now)
         if state != pod.state:
@@ -289,16 +293,16 @@ class LocalPods:
         if self._lines.get(uid) is say:
             del self._lines[uid]
 
-    def _keeper_ended(self, uid: str, pid: int) -> None:
+    def _supervisor_ended(self, uid: str, pid: int) -> None:
         self._keepers.reap(pid)
         pod = self.pods.get(uid)
-        if pod is None or pod.keeper is None or pod.keeper[0] != pid:
+        if pod is None or pod.supervisor is None or pod.supervisor[0] != pid:
             return
-        self._turns.end(uid)
+        self._start_order.end(uid)
         self._lines.pop(uid, None)
-        self._without_keeper(pod, rebooted=False)
+        self._supervisor_lost(pod, rebooted=False)
 
-    def _without_keeper(self, pod: LocalPod, *, rebooted: bool) -> None:
+    def _supervisor_lost(self, pod: LocalPod, *, rebooted: bool) -> None:
         self._clearing.add(pod.uid)
         now, state = time.time(), pod.state
         if state.phase is Phase.PENDING and state.node is None:
@@ -308,14 +312,14 @@ class LocalPods:
         elif not state.phase.over:
             text = "the machine was booted again" if rebooted else "its keeper was ended before it was over"
             state = creation.failed(state, text, now)
-        self._write(replace(pod, keeper=None, state=state))
+        self._write(replace(pod, supervisor=None, state=state))
 
     # --- the end -----------------------------------------------------------------------------------------------
 
     def _tell_end(self, pod: LocalPod) -> None:
         """Its keeper ends it; if it does not, we do."""
         assert pod.ending is not None
-        if pod.keeper is None:
+        if pod.supervisor is None:
             self._clearing.add(pod.uid)
             return
         self._kill_at[pod.uid] = time.monotonic() + pod.ending + _PATIENCE
@@ -323,7 +327,7 @@ class LocalPods:
         if line is not None:
             line({"event": {"end": pod.ending}})
         else:
-            self._signal(pod.keeper, signal.SIGTERM)
+            self._signal(pod.supervisor, signal.SIGTERM)
 
     def _kill_late(self) -> None:
         clock = time.monotonic()
@@ -331,8 +335,8 @@ class LocalPods:
             if deadline <= clock:
                 del self._kill_at[uid]
                 pod = self.pods.get(uid)
-                if pod is not None and pod.keeper is not None:
-                    self._signal(pod.keeper, signal.SIGKILL)
+                if pod is not None and pod.supervisor is not None:
+                    self._signal(pod.supervisor, signal.SIGKILL)
 
     def _signal(self, keeper: tuple[int, int], number: int) -> None:
         try:
@@ -343,17 +347,17 @@ class LocalPods:
     def _clear(self, uid: str, marked: set[int]) -> None:
         """End whatever is left of it, of those who carry its mark; and forget it, if it is to go."""
         pod = self.pods.get(uid)
-        if pod is None or pod.keeper is not None:
+        if pod is None or pod.supervisor is not None:
             self._clearing.discard(uid)
             return
         left = {pid for pid in marked if processes.uid_of(pid) == pod.applier.user}
         children.kill_all(left)
-        if left or pod.tenant in self.node.tenancies:
+        if left or pod.tenant in self.machine.tenancies:
             return
         if pod.ending is not None:
             self._store.write(gone_pods=[pod])
             shutil.rmtree(self.logs(pod), ignore_errors=True)
-            self._turns.end(uid)
+            self._start_order.end(uid)
             for known in (self.pods, self.claims, self._kill_at, self._not_before):
                 known.pop(uid, None)
         self._clearing.discard(uid)
@@ -362,29 +366,29 @@ class LocalPods:
         """The simulated cards are about to end: so do all Pods, to come up again with the next ones."""
         self._quiet = True
         for pod in list(self.pods.values()):
-            if pod.keeper is None:
+            if pod.supervisor is None:
                 continue
-            self._signal(pod.keeper, signal.SIGKILL)
+            self._signal(pod.supervisor, signal.SIGKILL)
             children.kill_all(processes.with_environment(POD_VARIABLE, pod.uid, uid=pod.applier.user))
             if pod.ending is None and not pod.state.phase.over:
-                self._write(replace(pod, keeper=None, state=creation.anew(pod, self.logs(pod))))
+                self._write(replace(pod, supervisor=None, state=creation.anew(pod, self.logs(pod))))
 
     def logs(self, pod: LocalPod) -> str:
         """The folder of its containers' output."""
-        return creation.logs_of(self.node.home, pod.uid)
+        return creation.logs_of(self.machine.home, pod.uid)
 
 
-class _Seeker:
+class _QueuedPod:
     """A Pod in the queue."""
 
-    def __init__(self, pods: LocalPods, uid: str, say: Say) -> None:
+    def __init__(self, pods: PodManager, uid: str, say: Say) -> None:
         self._pods, self._uid, self._say = pods, uid, say
 
-    def tell(self, said: dict[str, Any]) -> None:
-        if "error" in said:
-            self._say(said)
+    def notify(self, message: dict[str, Any]) -> None:
+        if "error" in message:
+            self._say(message)
 
-    def seated(self, tenancy: Tenancy, grant: Grant) -> None:
+    def on_grant(self, tenancy: Tenancy, grant: Grant) -> None:
         self._pods.seat(self._uid, tenancy, grant, self._say)
 
 

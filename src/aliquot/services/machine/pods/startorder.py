@@ -18,7 +18,7 @@ _RETURN = 2.0  # seconds: of one that knew the daemon before, and looks for the 
 _STEP = 0.01  # seconds between looks
 
 
-class PodTurns:
+class StartOrder:
     """`pods` are all there are, in the order in which they were made."""
 
     def __init__(self, pods: Mapping[str, LocalPod], clock: Callable[[], float] = time.monotonic) -> None:

@@ -16,9 +16,9 @@ from aliquot.model.localpod import ContainerState, LocalPod, Phase, PodEvent, Wo
 from aliquot.model.tenant import Standing
 from aliquot.services.machine.pods import launchspec
 from aliquot.services.machine.pods.controllers import ready
-from aliquot.services.machine.pods.manager import LocalPods
-from aliquot.services.machine.queue import shape_of
-from aliquot.services.machine.tenants import LocalNode
+from aliquot.services.machine.pods.manager import PodManager
+from aliquot.services.machine.queue import request_shape
+from aliquot.services.machine.tenants import LocalMachine
 from aliquot.services.runtime.standings import shares_told
 from aliquot.wording.refusals import one_sentence
 from aliquot.wording.requests import wants
@@ -30,9 +30,9 @@ _LONGEST_COMMAND = 500  # characters of it that are told
 _LONGEST_KEY, _LONGEST_LABEL, _MOST_LABELS = 317, 63, 32
 
 
-def pods_told(pods: LocalPods, standings: Mapping[str, Mapping[str, Standing]]) -> dict[str, Any]:
+def pods_told(pods: PodManager, standings: Mapping[str, Mapping[str, Standing]]) -> dict[str, Any]:
     """Workloads and Pods, as `status` shows them. `standings` by tenant and card."""
-    reasons = _Reasons(pods.node)
+    reasons = _Reasons(pods.machine)
     return {
         "workloads": [_workload(pods, workload) for workload in pods.workloads.values()],
         "pods": [_pod(pods, pod, standings, reasons.of(pod)) for pod in pods.pods.values()],
@@ -42,7 +42,7 @@ def pods_told(pods: LocalPods, standings: Mapping[str, Mapping[str, Standing]]) 
 class _Reasons:
     """Why Pods wait or failed, each in a sentence. Those who ask for the same are told the same."""
 
-    def __init__(self, node: LocalNode) -> None:
+    def __init__(self, node: LocalMachine) -> None:
         self._node = node
         self._entries = {each.id: each for each in node.queue}
         self._known: dict[object, str] = {}
@@ -52,18 +52,18 @@ class _Reasons:
         entry = self._entries.get(pod.tenant)
         if entry is None:
             return pod.state.reason
-        standing = entry.told or self._node.queue.standing(entry)
+        standing = entry.last_position or self._node.queue.position_of(entry)
         place = f"number {standing['position']} of {standing['of']} in the queue"
         if standing["kept_for"] is not None:
             return f"{place}: the room there is is kept for {standing['kept_for']}"
-        shape = shape_of(entry.claim)
+        shape = request_shape(entry.claim)
         if shape not in self._known:
             refusals = self._node.chooser.refusals(entry.claim)
             self._known[shape] = one_sentence(refusals, entry.claim, len(self._node.nodes))
         return f"{place}: {self._known[shape]}"
 
 
-def _workload(pods: LocalPods, workload: Workload) -> dict[str, Any]:
+def _workload(pods: PodManager, workload: Workload) -> dict[str, Any]:
     there, amounts = pods.owned(workload), amounts_of(workload.manifest)
     done = sum(each.state.phase is Phase.SUCCEEDED for each in there)
     return {
@@ -79,9 +79,9 @@ def _workload(pods: LocalPods, workload: Workload) -> dict[str, Any]:
 
 
 def _pod(
-    pods: LocalPods, pod: LocalPod, standings: Mapping[str, Mapping[str, Standing]], reason: str | None
+    pods: PodManager, pod: LocalPod, standings: Mapping[str, Mapping[str, Standing]], reason: str | None
 ) -> dict[str, Any]:
-    claim, state, tenancy = pods.claims[pod.uid], pod.state, pods.node.tenancies.get(pod.tenant)
+    claim, state, tenancy = pods.claims[pod.uid], pod.state, pods.machine.tenancies.get(pod.tenant)
     return {
         "namespace": pod.namespace,
         "name": pod.name,
@@ -138,12 +138,12 @@ def _shortened(command: Sequence[str]) -> list[str]:
     return found
 
 
-def pod_object(pods: LocalPods, pod: LocalPod) -> Mapping[str, Any]:
+def pod_object(pods: PodManager, pod: LocalPod) -> Mapping[str, Any]:
     """The Pod as it was applied, with its status."""
-    return render_pod(pod, launchspec.manifest_of(pod), _Reasons(pods.node).of(pod), _stamp)
+    return render_pod(pod, launchspec.manifest_of(pod), _Reasons(pods.machine).of(pod), _stamp)
 
 
-def workload_object(pods: LocalPods, workload: Workload) -> Mapping[str, Any]:
+def workload_object(pods: PodManager, workload: Workload) -> Mapping[str, Any]:
     """The workload as it was applied, with its status."""
     there = pods.owned(workload)
     return render_workload(workload, there, _workload(pods, workload)["ready"], _stamp)

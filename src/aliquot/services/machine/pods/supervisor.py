@@ -20,7 +20,7 @@ from typing import Any
 from aliquot.adapters.host import children, processes
 from aliquot.adapters.host.control import Connection, ControlError, NoDaemonError
 from aliquot.model.localpod import MOST_EVENTS
-from aliquot.services.machine.pods.lifecycle import Container, Course
+from aliquot.services.machine.pods.lifecycle import Container, Lifecycle
 
 POD_VARIABLE = "ALIQUOT_POD"  # tells whose a process is: the Pod's uid, of every process in it
 CONTAINER_VARIABLE = "ALIQUOT_CONTAINER"  # and which container's
@@ -31,13 +31,13 @@ _FINAL = ("denied", "stopped")
 _LONGEST = 800  # characters of why one could not be started: a program's name may be a whole script
 
 
-class Keeper:
+class Supervisor:
     """See the head of the file."""
 
     def __init__(self, control: str, uid: str) -> None:
         self._control, self._uid = control, uid
         self._connection: Connection | None = None
-        self._course: Course | None = None
+        self._lifecycle: Lifecycle | None = None
         self._grace = _GRACE
         self._kill_at: float | None = None  # on the monotonic clock: the end of the grace period
         self._ending = False
@@ -72,20 +72,20 @@ class Keeper:
             self._wait()
 
     def _finished(self) -> bool:
-        if self._course is not None and (self._course.running() or children.descendants()):
+        if self._lifecycle is not None and (self._lifecycle.running() or children.descendants()):
             return False
         if self._ending:
             return True  # whoever ended it knows
         told = not self._changed and self._noted == self._said > 0
-        return self._course is not None and self._course.over and told
+        return self._lifecycle is not None and self._lifecycle.over and told
 
     def _wait(self) -> None:
-        course, timeouts = self._course, [30.0]
+        lifecycle, timeouts = self._lifecycle, [30.0]
         if self._connection is None:
             timeouts.append(_LOOK_AGAIN)
-        if course is not None and (wake := course.wake()) is not None:
+        if lifecycle is not None and (wake := lifecycle.wake()) is not None:
             timeouts.append(wake - time.time())
-        if self._kill_at is not None and (self._ending or (course is not None and course.running())):
+        if self._kill_at is not None and (self._ending or (lifecycle is not None and lifecycle.running())):
             timeouts.append(_STEP)
         files: list[Any] = [self._bell] if self._connection is None else [self._bell, self._connection]
         ready, _, _ = select.select(files, [], [], max(0.0, min(timeouts)))
@@ -102,7 +102,7 @@ class Keeper:
             return
         try:
             connection = Connection(self._control)
-            connection.send({"op": "keep", "uid": self._uid, "granted": self._course is not None})
+            connection.send({"op": "keep", "uid": self._uid, "granted": self._lifecycle is not None})
         except (NoDaemonError, ControlError):
             if not os.path.isdir(os.path.dirname(self._control)):  # no daemon will ever come back there
                 self._end("the daemon's home is gone", None)
@@ -137,17 +137,17 @@ class Keeper:
             self._noted = event["noted"]
 
     def _report(self) -> None:
-        if self._connection is None or self._course is None:
+        if self._connection is None or self._lifecycle is None:
             return
-        course = self._course
+        lifecycle = self._lifecycle
         self._said += 1
-        phase, reason = course.phase, course.reason
+        phase, reason = lifecycle.phase, lifecycle.reason
         if self._why_ending is not None:
-            phase, reason = ("Failed" if not course.running() else phase), self._why_ending
+            phase, reason = ("Failed" if not lifecycle.running() else phase), self._why_ending
         state = {
             "phase": phase,
             "reason": reason,
-            "containers": [container.told() for container in course.containers],
+            "containers": [container.told() for container in lifecycle.containers],
             "events": self._events[-MOST_EVENTS:],
         }
         try:
@@ -163,7 +163,7 @@ class Keeper:
     # --- the containers ----------------------------------------------------------------------------------------
 
     def _begin(self, granted: dict[str, Any]) -> None:
-        if self._course is not None or self._ending:
+        if self._lifecycle is not None or self._ending:
             return
         self._grace = granted["grace"]
         containers = [
@@ -171,45 +171,45 @@ class Keeper:
             for container in granted["containers"]
         ]
         most = granted.get("most_restarts")
-        self._course = Course(containers, granted["restart_policy"], time.time(), most)
+        self._lifecycle = Lifecycle(containers, granted["restart_policy"], time.time(), most)
 
     def _step(self) -> None:
-        course = self._course
-        if course is None:
+        lifecycle = self._lifecycle
+        if lifecycle is None:
             return
-        if self._ending or course.over:
-            self._wind_up(course)
+        if self._ending or lifecycle.over:
+            self._wind_up(lifecycle)
             return
-        for each in course.due(time.time()):
-            self._start(course, each)
+        for each in lifecycle.due(time.time()):
+            self._start(lifecycle, each)
 
-    def _start(self, course: Course, container: Container) -> None:
+    def _start(self, lifecycle: Lifecycle, container: Container) -> None:
         given = container.given
         try:
             pid = children.spawn(given["command"], given["env"], given["folders"], given["log"])
         except (children.SpawnError, OSError) as error:
             code = error.code if isinstance(error, children.SpawnError) else 126
             why = str(error)[:_LONGEST]
-            course.ended(container, code, time.time(), why)
+            lifecycle.ended(container, code, time.time(), why)
             self._tell(f"container {container.name} could not be started: {why}", "Warning")
             return
-        course.started(container, pid, time.time())
+        lifecycle.started(container, pid, time.time())
         self._tell(f"started container {container.name} (pid {pid})")
 
     def _reap(self) -> None:
         for pid, code in children.ended():
-            course = self._course
+            lifecycle = self._lifecycle
             found = (
-                next((container for container in course.containers if container.pid == pid), None)
-                if course is not None
+                next((container for container in lifecycle.containers if container.pid == pid), None)
+                if lifecycle is not None
                 else None
             )
-            if course is None or found is None:
+            if lifecycle is None or found is None:
                 continue
             children.kill_all(self._strays(found))
-            course.ended(found, code, time.time())
+            lifecycle.ended(found, code, time.time())
             if self._ending:
-                course.stop()
+                lifecycle.stop()
             self._tell(f"container {found.name} ended: exit code {code}", "Normal" if code == 0 else "Warning")
 
     def _strays(self, container: Container) -> set[int]:
@@ -225,15 +225,15 @@ class Keeper:
         if not self._ending:
             self._ending, self._why_ending, self._changed = True, why, True
 
-    def _wind_up(self, course: Course) -> None:
+    def _wind_up(self, lifecycle: Lifecycle) -> None:
         """SIGTERM to whoever runs, and SIGKILL to all when the grace period is over."""
-        course.stop()
+        lifecycle.stop()
         if self._kill_at is None:
             self._kill_at = time.monotonic() + self._grace
-            for each in course.running():
+            for each in lifecycle.running():
                 children.signal_group(each.pid or 0, signal.SIGTERM)
         left = children.descendants()
-        if left and (time.monotonic() >= self._kill_at or not course.running()):
+        if left and (time.monotonic() >= self._kill_at or not lifecycle.running()):
             children.kill_all(left)
 
 
@@ -248,7 +248,7 @@ def main(arguments: list[str]) -> int:
     with contextlib.suppress(OSError):  # with our own rights: the folder is ours
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         os.dup2(output, 2)
-    Keeper(control, uid).run()
+    Supervisor(control, uid).run()
     return 0
 
 
