@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -55,9 +56,10 @@ async def half_an_answer(request: web.Request) -> web.StreamResponse:
 
 
 class ApiServer:
-    """An async context manager; `kube()` is a client of it."""
+    """An async context manager; `kube()` is a client of it. With a TLS context it serves https."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self.version = 100
         self.items: dict[str, Json] = {}
         self.calls: list[web.Request] = []
@@ -78,9 +80,9 @@ class ApiServer:
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self._tls)
         await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.url = f"http{'s' if self._tls else ''}://127.0.0.1:{self._runner.addresses[0][1]}"
         return self
 
     async def __aexit__(self, *_: object) -> None:

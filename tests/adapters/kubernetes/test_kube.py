@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from aliquot.adapters.kubernetes.credentials import Credential, ExecPlugin
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Server, Unreachable
-from aliquot.adapters.kubernetes.kubeconfig import Credential
 from kit.apiserver import PATH, ApiServer, half_an_answer, hang_up, status, text, until
 
 POD = "/api/v1/namespaces/ns/pods/p"
@@ -194,7 +194,7 @@ def test_a_login_program_is_asked_beside_the_loop_and_once_for_all_who_wait(tmp_
         assert (tmp_path / "asked").read_text() == "x\nx\n"
         assert turns > 20
 
-    play(scene, Credential(command={"command": str(program)}))
+    play(scene, Credential(plugin=ExecPlugin((str(program),))))
 
 
 def test_without_a_token_a_401_is_final() -> None:

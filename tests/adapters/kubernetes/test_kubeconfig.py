@@ -14,14 +14,15 @@ import yaml
 
 from aliquot.adapters.kubernetes import kubeconfig
 from aliquot.adapters.kubernetes.certificates import Pair, issue, make_authority
+from aliquot.adapters.kubernetes.credentials import Credential
 from aliquot.adapters.kubernetes.kubeconfig import (
-    Credential,
     KubeConfigError,
     find_server,
     passed_over,
     read_kubeconfig,
 )
 
+EXEC = "client.authentication.k8s.io/v1"
 NOW = 1_800_000_000.0
 Json = dict[str, Any]
 
@@ -124,7 +125,7 @@ def plugin(folder: Path, body: str) -> Json:
     script = written(folder, f"import json, os, sys\n{body}\n", "login.py")
     return {
         "exec": {
-            "apiVersion": "client.authentication.k8s.io/v1",
+            "apiVersion": EXEC,
             "command": sys.executable,
             "args": [str(script), "arg"],
             "env": [{"name": "WHO", "value": "me"}],
@@ -146,10 +147,79 @@ def test_a_login_program_gives_the_token_and_is_asked_once(tmp_path: Path) -> No
     assert credential.token(1e6) == "mearg"
 
 
+def test_a_token_file_goes_before_token_which_is_used_while_the_file_cannot_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    credential = read_kubeconfig(written(tmp_path, config(user={"tokenFile": "token", "token": "beside"}))).credential
+    assert credential.token(0.0) == "beside"
+    file.write_text("of the file\n")
+    assert credential.token(61.0) == "of the file"
+    file.write_text("")
+    assert credential.token(122.0) == "of the file"
+    with pytest.raises(KubeConfigError, match="the file is empty"):
+        Credential(file=file).token(0.0)
+
+
+@pytest.mark.parametrize("login", ["token", "username", "client-certificate"])
+def test_a_login_program_does_not_run_where_another_login_is_given(tmp_path: Path, client: Pair, login: str) -> None:
+    given: Json = {
+        "token": {"token": "t"},
+        "username": {"username": "me"},
+        "client-certificate": {
+            "client-certificate-data": b64(client.certificate),
+            "client-key-data": b64(client.key),
+        },
+    }[login]
+    user = plugin(tmp_path, "sys.exit('not to be run')") | given
+    credential = read_kubeconfig(written(tmp_path, config(HTTPS, user))).credential
+    assert credential.token(0.0) == given.get("token")
+
+
+def test_a_login_program_gets_the_cluster_where_it_asks_for_it_and_never_a_terminal(
+    tmp_path: Path, authority: Pair
+) -> None:
+    (tmp_path / "ca.crt").write_bytes(authority.certificate)
+    cluster = {
+        "server": "https://127.0.0.1:1",
+        "certificate-authority": "ca.crt",
+        "tls-server-name": "k8s",
+        "proxy-url": "http://127.0.0.1:2",
+        "extensions": [{"name": "client.authentication.k8s.io/exec", "extension": {"audience": "a"}}],
+    }
+    login = """
+assert sys.stdin.read() == ""
+print(json.dumps({"status": {"token": json.dumps(json.loads(os.environ["KUBERNETES_EXEC_INFO"])["spec"])}}))
+"""
+    user = plugin(tmp_path, login)
+    token = read_kubeconfig(written(tmp_path, config(cluster, user))).credential.token(0.0)
+    assert json.loads(token or "") == {"interactive": False}
+    user["exec"]["provideClusterInfo"] = True
+    token = read_kubeconfig(written(tmp_path, config(cluster, user))).credential.token(0.0)
+    assert json.loads(token or "")["cluster"] == {
+        "server": "https://127.0.0.1:1",
+        "certificate-authority-data": b64(authority.certificate),
+        "tls-server-name": "k8s",
+        "proxy-url": "http://127.0.0.1:2",
+        "config": {"audience": "a"},
+    }
+
+
+def test_a_login_program_by_a_relative_path_is_beside_the_kubeconfig(tmp_path: Path) -> None:
+    program = written(tmp_path, """#!/bin/sh\necho '{"status": {"token": "relative"}}'\n""", "login")
+    program.chmod(0o755)
+    user = {"exec": {"apiVersion": EXEC, "command": "./login"}}
+    assert read_kubeconfig(written(tmp_path, config(user=user))).credential.token(0.0) == "relative"
+
+
+def test_a_login_program_that_is_missing_is_named_with_its_install_hint(tmp_path: Path) -> None:
+    user = {"exec": {"apiVersion": EXEC, "command": "no-such-login", "installHint": "get it from example.com"}}
+    with pytest.raises(KubeConfigError, match=r"no-such-login.*get it from example\.com"):
+        read_kubeconfig(written(tmp_path, config(user=user))).credential.token(0.0)
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        ("sys.exit('no network')", "failed"),
+        ("sys.exit('no network')", "failed: .* no network"),
         ("print('not json')", "failed"),
         ("print('[]')", "failed"),
         ("print(json.dumps({'status': {'clientCertificateData': 'x'}}))", "gave no token"),
@@ -163,7 +233,7 @@ def test_a_login_program_that_fails_is_named(tmp_path: Path, body: str, why: str
 
 
 def test_a_login_program_that_is_not_there_is_named(tmp_path: Path) -> None:
-    user = {"exec": {"command": "/no/such/login", "env": None, "args": None}}
+    user = {"exec": {"apiVersion": EXEC, "command": "/no/such/login", "env": None, "args": None}}
     with pytest.raises(KubeConfigError, match="/no/such/login of the kubeconfig failed"):
         read_kubeconfig(written(tmp_path, config(user=user))).credential.token(0.0)
 
@@ -186,15 +256,15 @@ HTTPS = {"server": "https://127.0.0.1:1"}
         ("- a", "not a kubeconfig"),
         ("", "not a kubeconfig"),
         ({**config(), "current-context": ""}, "current-context is missing"),
-        ({**config(), "current-context": "other"}, 'contexts has none that is called "other"'),
-        ({**config(), "contexts": None}, 'contexts has none that is called "here"'),
-        ({**config(), "contexts": 5}, 'contexts has none that is called "here"'),
-        ({**config(), "clusters": []}, 'clusters has none that is called "c"'),
-        ({**config(), "clusters": "text"}, 'clusters has none that is called "c"'),
-        ({**config(), "users": [5]}, 'users has none that is called "u"'),
+        ({**config(), "current-context": "other"}, 'contexts has no entry named "other"'),
+        ({**config(), "contexts": None}, 'contexts has no entry named "here"'),
+        ({**config(), "contexts": 5}, 'contexts has no entry named "here"'),
+        ({**config(), "clusters": []}, 'clusters has no entry named "c"'),
+        ({**config(), "clusters": "text"}, 'clusters has no entry named "c"'),
+        ({**config(), "users": [5]}, 'users has no entry named "u"'),
         (config({"server": None}), 'server: "None" is not a URL'),
         (config({"server": "k8s:6443"}), 'server: "k8s:6443" is not a URL'),
-        (config(user={"auth-provider": {"name": "gcp"}}), "auth-provider is gone since Kubernetes 1.26"),
+        (config(user={"auth-provider": {"name": "gcp"}}), 'auth-provider "gcp" is not supported'),
         (config({**HTTPS, "certificate-authority-data": "%%%"}), "certificate-authority-data: not base64"),
         (config({**HTTPS, "certificate-authority-data": 5}), "certificate-authority-data: not base64"),
         (config({**HTTPS, "certificate-authority-data": b64(b"x")}), "certificate-authority: not a certificate"),
@@ -203,6 +273,38 @@ HTTPS = {"server": "https://127.0.0.1:1"}
         (
             config(HTTPS, {"client-certificate-data": b64(b"x"), "client-key-data": b64(b"y")}),
             "client-certificate and client-key",
+        ),
+        (config({**HTTPS, "insecure-skip-tls-verify": "false"}), '"false" is not true or false'),
+        (config({"proxy-url": "socks5://127.0.0.1:1"}), "proxy-url: socks5 is not supported: name an http://"),
+        (config({"proxy-url": "socks5://127.0.0.1:1"}), "or start `kubectl proxy`"),
+        (config({"proxy-url": "127.0.0.1:3128"}), "proxy-url: http://HOST:PORT or https://HOST:PORT is wanted"),
+        (config({"proxy-url": "http://"}), "proxy-url: http://HOST:PORT or https://HOST:PORT is wanted"),
+        (config({"proxy-url": "http://a:99999"}), "proxy-url: not a URL"),
+        (config({"proxy-url": 3128}), "proxy-url: text is wanted, not int"),
+        (config({"tls-server-name": ["a"]}), "tls-server-name: text is wanted, not list"),
+        (config(user={"auth-provider": {"name": "oidc"}}), "use a login program (exec) or a token"),
+        (config(user={"token": "a\nb"}), "token: has a line break"),
+        (config(user={"token": "t", "username": "u"}), "token and username are both given"),
+        (config(user={"tokenFile": "t", "username": "u"}), "token and username are both given"),
+        (config(user={"password": "p"}), "password is given without username"),
+        (config(user={"username": "u", "password": 1234}), "password: text is wanted, not int: put it in quotes"),
+        (config(user={"as-uid": "7"}), "without as: name the user"),
+        (config(user={"as-groups": ["g"]}), "without as: name the user"),
+        (config(user={"as-user-extra": {"k": ["v"]}}), "without as: name the user"),
+        (config(user={"as": "u", "as-groups": "g"}), "as-groups: a list of groups is wanted"),
+        (config(user={"as": "u", "as-groups": [5]}), "as-groups: text is wanted, not int"),
+        (config(user={"as": "u", "as-user-extra": {"k": "v"}}), "as-user-extra: a mapping of names to lists"),
+        (config(user={"as": "u\r\nX-Remote-User: root"}), "as: has a line break"),
+        (config(user={"exec": "login"}), "exec: a mapping with command and apiVersion is wanted"),
+        (config(user={"exec": {"apiVersion": EXEC}}), "exec: command is missing"),
+        (config(user={"exec": {"command": "x"}}), 'exec: apiVersion "None" is not supported'),
+        (
+            config(user={"exec": {"apiVersion": "client.authentication.k8s.io/v1alpha1", "command": "x"}}),
+            "a newer release of x may be needed",
+        ),
+        (
+            config(user={"exec": {"apiVersion": EXEC, "command": "x", "interactiveMode": "Always"}}),
+            "interactiveMode: Always is not supported",
         ),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
@@ -217,9 +319,25 @@ def test_a_kubeconfig_that_cannot_be_used_says_where_and_why(tmp_path: Path, con
 
 @pytest.mark.parametrize("broken", [{"env": [5]}, {"env": "text"}, {"env": [{"name": "a"}]}, {"args": 5}], ids=str)
 def test_a_login_program_that_is_badly_described_is_told(tmp_path: Path, broken: Json) -> None:
-    user = {"exec": {"command": sys.executable, **broken}}
+    user = {"exec": {"apiVersion": EXEC, "command": sys.executable, **broken}}
     with pytest.raises(KubeConfigError, match="the login program"):
         read_kubeconfig(written(tmp_path, config(user=user))).credential.token(0.0)
+
+
+def test_an_authority_beside_insecure_skip_tls_verify_is_refused_as_by_kubectl(tmp_path: Path, authority: Pair) -> None:
+    both = {**HTTPS, "insecure-skip-tls-verify": True, "certificate-authority-data": b64(authority.certificate)}
+    with pytest.raises(KubeConfigError, match="insecure-skip-tls-verify and certificate-authority are both given"):
+        read_kubeconfig(written(tmp_path, config(both)))
+
+
+def test_a_password_is_in_no_error(tmp_path: Path) -> None:
+    for cluster, user in (
+        ({"proxy-url": "socks5://me:hunter2@h"}, {}),
+        ({}, {"username": "u", "password": "hunter2\n"}),
+    ):
+        with pytest.raises(KubeConfigError) as refused:
+            read_kubeconfig(written(tmp_path, config(cluster, user)))
+        assert "hunter2" not in str(refused.value)
 
 
 def test_a_key_of_another_certificate_is_told(tmp_path: Path, authority: Pair, client: Pair) -> None:
@@ -300,6 +418,20 @@ def test_a_named_file_goes_before_the_environment_the_account_and_home(
     monkeypatch.setenv("KUBECONFIG", f"{bare}/not-there:{told}")
     assert find_server().url == "http://environment"
     assert find_server(written(bare, config({"server": "http://named"}), "named")).url == "http://named"
+
+
+def test_the_files_of_the_environment_count_as_one_and_the_first_to_name_something_wins(
+    bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (bare / "second").mkdir()
+    (bare / "second" / "token").write_text("of the second")
+    first = {"current-context": "here", "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}]}
+    second = {**config({"server": "http://second"}, {"tokenFile": "token"}), "current-context": "there"}
+    monkeypatch.setenv("KUBECONFIG", f"{written(bare, first)}:{bare}/not-there:{written(bare / 'second', second)}")
+    server = find_server()
+    assert (server.url, server.credential.token(0.0)) == ("http://second", "of the second")
+    with pytest.raises(KubeConfigError, match=r"/config, .*/second/config: contexts has no entry named \"there\""):
+        find_server(context="there")
 
 
 def test_a_file_that_is_named_and_not_there_is_passed_over_for_the_pods_account_and_can_be_told(

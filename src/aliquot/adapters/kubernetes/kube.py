@@ -70,7 +70,13 @@ class Kube:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=_CONNECTIONS, ssl=self.server.tls or True),
             # Unpacked: beside the API server, packing a list of 5,000 nodes takes longer than sending it.
-            headers={"User-Agent": self._agent, "Accept": "application/json", "Accept-Encoding": "identity"},
+            headers=[
+                ("User-Agent", self._agent),
+                ("Accept", "application/json"),
+                ("Accept-Encoding", "identity"),
+                *self.server.headers,
+            ],
+            proxy=self.server.proxy,
             read_bufsize=_CHUNK,
         )
         return self
@@ -191,7 +197,13 @@ class Kube:
             if token is not None:
                 headers["Authorization"] = f"Bearer {token}"
             answer = await self._session.request(
-                method, self.server.url + path, data=data, headers=headers, params=params, timeout=timeout
+                method,
+                self.server.url + path,
+                data=data,
+                headers=headers,
+                params=params,
+                timeout=timeout,
+                server_hostname=self.server.server_name,
             )
             if answer.status != 401 or fresh or token is None:
                 break
