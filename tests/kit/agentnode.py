@@ -39,7 +39,7 @@ from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
 from aliquot.services.agent.deviceplugins import Allocation
-from aliquot.services.agent.injection import TENANT, Fixtures
+from aliquot.services.agent.injection import TENANT, Libraries
 from aliquot.services.agent.service import Agent, Parts, Settings
 from kit.manifests import QGPU, a_container, a_pod
 
@@ -121,7 +121,7 @@ class Kubelet:
         """Not of ordinary init containers."""
         self.whisper()
         if self.deaf:
-            raise KubeletError("asking which Pods hold devices: no answer")
+            raise KubeletError("listing PodResources: no answer")
         found = []
         for uid, pod in self.pods.items():
             for container, role in containers_of(pod):
@@ -266,7 +266,7 @@ class House:
         self.driver: Callable[[Sequence[str]], Edits] = lambda uuids: Edits({})
         for each in ("cdi", "a", "t"):
             (folder / each).mkdir()
-        patch.setattr("aliquot.services.agent.service.Books", self._books)
+        patch.setattr("aliquot.services.agent.service.Kubelet", self._books)
         patch.setattr("aliquot.services.agent.service.Kube", lambda server, agent: self.api)
         self._watch_writes()
         self.start()
@@ -278,22 +278,22 @@ class House:
         self.kill_at = None
         self.arbiter = Arbiter(self.processes, self.step, folder=self.folder / "t")
         self.store = PodStore(self.folder / "state.db", boot="b")
-        fixtures = Fixtures((SHIM,), {}, lambda uuids: self.driver(uuids))
-        parts = Parts(self.store, self.arbiter, self.health, fixtures)
+        libraries = Libraries((SHIM,), {}, lambda uuids: self.driver(uuids))
+        parts = Parts(self.store, self.arbiter, self.health, libraries)
         settings = Settings(
             NODE, self.folder / "t", self.folder / "a", cdi=self.cdi, cdi_folder=self.folder / "cdi", port=0
         )
         self.agent = Agent(Server("http://nowhere"), settings, parts)
         self.agent.events.emit = self._emitted  # type: ignore[method-assign]  # nothing is sent from here
         self.agent.pods.relist = self._relisted  # type: ignore[method-assign]  # no watch runs that could be ended
-        self.usher, self.tenants = self.agent.usher, self.agent.tenants
+        self.allocator, self.tenants = self.agent.allocator, self.agent.tenants
 
     def restart(self) -> None:
         """Killed and made anew, until it has taken everything up again."""
         self.store.close()
         self.api.untold.clear()
         self.start()
-        self.tenants.take_up()
+        self.tenants.restore()
         self.sync()
         play(self.agent._restore())
         self.tenants.sweep()
@@ -301,7 +301,7 @@ class House:
     def sync(self) -> None:
         """It has heard of the Node and of all Pods there are."""
         node = {"metadata": {"name": NODE, "uid": "node", "labels": QGPU}}
-        self.agent.clerk.changed(msgspec.convert(node, NodeObject))
+        self.agent.reporter.changed(msgspec.convert(node, NodeObject))
         self.api.untold = [{"type": "ADDED", "object": pod} for pod in self.api.pods.values()]
         self.watch()
         self.agent.pods.synced.set()
@@ -372,7 +372,7 @@ class House:
     # --- the kubelet and the runtime
 
     def admitted(self, pod: Json) -> Json:
-        self.kubelet.admit(pod, self.usher.allocate)
+        self.kubelet.admit(pod, self.allocator.allocate)
         return pod
 
     def started(self, pod: Json, container: str = "main", *, reverse: bool = False) -> Seen:
@@ -380,7 +380,7 @@ class House:
         uid = pod["metadata"]["uid"]
         held = {of: ids for (name, of), ids in self.kubelet.held[uid].items() if name == container}
         for resource in sorted(held, reverse=reverse):
-            play(self.usher.prepare(resource, held[resource]))
+            play(self.allocator.prepare(resource, held[resource]))
         seen = self.made(pod, container)
         self.processes.add(uid)
         return seen

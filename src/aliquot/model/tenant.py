@@ -76,7 +76,7 @@ class Standing:
     refused: int  # allocations past its quota
 
 
-class Oddity(StrEnum):
+class FindingKind(StrEnum):
     """What kind of thing should not be."""
 
     STRANGER = "stranger"  # a process on the card that is no tenant's
@@ -95,6 +95,6 @@ class Finding:
 
     uuid: str
     pid: int | None
-    kind: Oddity
+    kind: FindingKind
     text: str
     owner: str | None = None

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aliquot.adapters.kubelet import deviceplugin_pb2 as wire
-from aliquot.adapters.kubelet.checkpoint import Entry, Kept, read_checkpoint
+from aliquot.adapters.kubelet.checkpoint import CachedResponse, Entry, read_checkpoint
 
 CORE = "tke.cloud.tencent.com/qgpu-core"
 ENTRY = {
@@ -55,13 +55,13 @@ def test_it_keeps_what_the_plugin_answered(tmp_path: Path) -> None:
     )
     kept = base64.b64encode(answer.SerializeToString()).decode()
     (entry,) = read_checkpoint(written(tmp_path, [{**ENTRY, "AllocResp": kept}])) or ()
-    assert entry.kept() == Kept({"A": "b"}, ("x.dev/y=z",), ("/here",))
+    assert entry.response() == CachedResponse({"A": "b"}, ("x.dev/y=z",), ("/here",))
 
 
 @pytest.mark.parametrize("answer", [None, "", "no base64!", "Ogw=", "////"])
 def test_an_answer_that_cannot_be_read_is_none_and_the_rest_is_told(tmp_path: Path, answer: str | None) -> None:
     (entry,) = read_checkpoint(written(tmp_path, [{**ENTRY, "AllocResp": answer}])) or ()
-    assert entry.kept() is None
+    assert entry.response() is None
     assert entry.container == "init"
 
 

@@ -113,7 +113,7 @@ def test_which_version_of_the_shim_a_pod_was_given_the_kubelet_notes_and_the_oth
     for link in old.node.path("/run/aliquot/a").iterdir():
         link.unlink()
     notes = old.node.path("/var/lib/kubelet/device-plugins") / CHECKPOINT
-    mounts = {mount for entry in read_checkpoint(notes) or () if (kept := entry.kept()) for mount in kept.mounts}
+    mounts = {mount for entry in read_checkpoint(notes) or () if (kept := entry.response()) for mount in kept.mounts}
     assert f"{SHIMS}/{theirs}/libaliquot.so" in mounts
     old.agent.start()
     assert sorted(path.name for path in shims.iterdir()) == sorted([theirs, "current"])

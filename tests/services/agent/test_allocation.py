@@ -71,7 +71,7 @@ class TestTheRightPod:
 
         async def at_once() -> None:
             held = house.kubelet.held[uid(pod)]
-            await asyncio.gather(*(house.usher.prepare(of, ids) for (_, of), ids in held.items()))
+            await asyncio.gather(*(house.allocator.prepare(of, ids) for (_, of), ids in held.items()))
 
         play(at_once())
         assert house.made(pod).tenant == uid(pod)
@@ -321,13 +321,13 @@ class TestWhoIsRefused:
     def test_whoever_the_kubelet_does_not_tell_of(self, house: House) -> None:
         house.admitted(house.bound(pod := a_qgpu_pod()))
         house.kubelet.deaf = True
-        assert "asking which Pods hold devices: no answer" in refusal(house, pod)
+        assert "listing PodResources: no answer" in refusal(house, pod)
         house.kubelet.deaf = False
         assert house.started(pod).tenant == uid(pod)
 
     def test_devices_that_nobody_holds(self, house: House) -> None:
         with pytest.raises(Refused, match="does not tell whose these 1 devices of tke"):
-            play(house.usher.prepare(QGPU_CORE, frozenset({"GPU-0-_-1"})))
+            play(house.allocator.prepare(QGPU_CORE, frozenset({"GPU-0-_-1"})))
 
     def test_a_pod_that_asks_for_no_card(self, house: House) -> None:
         pod = a_qgpu_pod()
@@ -359,7 +359,7 @@ class TestWhoIsRefused:
         for name in ("a", "b", "c"):
             house.admitted(house.bound(pod := a_qgpu_pod(name, granted=False)))
             refusal(house, pod)
-        assert len(house.usher._said) == 2
+        assert len(house.allocator._said) == 2
 
 
 class TestRoomOnTheCard:
@@ -389,7 +389,7 @@ class TestRoomOnTheCard:
         assert house.started(second).tenant == uid(second)
 
     def test_an_api_server_that_is_away_delays_the_refusal_only_a_little(self, house: House) -> None:
-        house.agent.shelf._patience = 0.01
+        house.agent.pod_cache._patience = 0.01
         house.run(a_qgpu_pod("first", gib=12))
         house.admitted(house.bound(pod := a_qgpu_pod("second", gib=12)))
         house.api.away = True
@@ -441,7 +441,7 @@ class TestWhenWritingFails:
         path.mkdir()  # what nobody can unlink
         held = next(ids for (_, of), ids in house.kubelet.held[uid(pod)].items() if of.endswith("core"))
         with pytest.raises(Refused, match=str(house.folder / "cdi")):
-            house.usher.allocate(QGPU_CORE, held)
+            house.allocator.allocate(QGPU_CORE, held)
 
 
 class TestWithoutCdi:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aliquot.services.agent.deviceholders import Holdings
+from aliquot.services.agent.deviceholders import DeviceHolders
 from kit.agentnode import House, a_qgpu_pod, play
 from kit.manifests import QGPU_CORE
 
@@ -17,7 +17,7 @@ class Clock:
 
 def test_a_device_is_on_the_cards_that_its_holder_was_given(house: House) -> None:
     house.run(a_qgpu_pod(card=1))
-    holdings = Holdings(house.kubelet, house.tenants, Clock())
+    holdings = DeviceHolders(house.kubelet, house.tenants, Clock())
     play(holdings.look())
     held = holdings.cards[QGPU_CORE]
     assert held
@@ -26,7 +26,7 @@ def test_a_device_is_on_the_cards_that_its_holder_was_given(house: House) -> Non
 
 def test_the_kubelet_is_not_asked_each_second(house: House) -> None:
     clock = Clock()
-    holdings = Holdings(house.kubelet, house.tenants, clock)
+    holdings = DeviceHolders(house.kubelet, house.tenants, clock)
     play(holdings.look())
     house.run(a_qgpu_pod())
     clock.now = 4.9

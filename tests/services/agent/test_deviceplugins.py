@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 
 import grpc
@@ -14,18 +15,27 @@ from grpc import aio
 from aliquot.dialects.wire.advertising import Token
 from aliquot.model.edits import Mount
 from aliquot.services.agent import deviceplugins as plugins
-from aliquot.services.agent.deviceplugins import Allocation, Plugins, Refused
+from aliquot.services.agent.deviceplugins import (
+    ALLOCATE,
+    PRESTART,
+    Allocation,
+    AllocationHandler,
+    Plugins,
+    Refused,
+    timed,
+)
+from aliquot.services.daemon.calls import Calls
 from kit.kubelet import FakeKubelet, a_folder, a_kubelet, play, until
 
 CORE, MEMORY = "tke.cloud.tencent.com/qgpu-core", "tke.cloud.tencent.com/qgpu-memory"
 
 
-def some(count: int, *, healthy: bool = True, numa: int | None = None) -> tuple[Token, ...]:
-    return tuple(Token(f"GPU-1-_-{j}", healthy, numa) for j in range(count))
+def some(number: int, *, healthy: bool = True, numa: int | None = None) -> tuple[Token, ...]:
+    return tuple(Token(f"GPU-1-_-{j}", healthy, numa) for j in range(number))
 
 
-class Desk:
-    """Answers as told, and notes what it was asked."""
+class FakeHandler:
+    """Gives the answer it is set to, and records the calls."""
 
     def __init__(self) -> None:
         self.allocated: list[tuple[str, frozenset[str]]] = []
@@ -52,9 +62,9 @@ class Desk:
 
 @contextlib.asynccontextmanager
 async def running(
-    folder: Path, offer: Mapping[str, Sequence[Token]], desk: Desk | None = None
+    folder: Path, offer: Mapping[str, Sequence[Token]], handler: FakeHandler | None = None
 ) -> AsyncIterator[Plugins]:
-    plugins = Plugins(folder, desk or Desk())
+    plugins = Plugins(folder, handler or FakeHandler())
     plugins.offer(offer)
     task = asyncio.create_task(plugins.run())
     try:
@@ -150,15 +160,15 @@ def test_a_resource_that_is_withdrawn_may_come_back() -> None:
 
 def test_twenty_thousand_devices_pass_in_both_directions() -> None:
     async def scene() -> None:
-        desk = Desk()
+        handler = FakeHandler()
         tokens = tuple(Token(f"GPU-8f3a0f5e-6a3c-4f0a-9d1f-0123456789ab-_-{j}", True, 0) for j in range(20_000))
-        async with a_kubelet() as kubelet, running(kubelet.folder, {MEMORY: tokens}, desk):
+        async with a_kubelet() as kubelet, running(kubelet.folder, {MEMORY: tokens}, handler):
             await offered(kubelet, MEMORY)
             every = kubelet.clients[MEMORY].devices.keys()
             assert len(every) == 20_000
             await kubelet.allocate(MEMORY, every)
             await kubelet.prepare(MEMORY, every)
-            assert desk.allocated == desk.prepared == [(MEMORY, frozenset(every))]
+            assert handler.allocated == handler.prepared == [(MEMORY, frozenset(every))]
 
     play(scene())
 
@@ -225,17 +235,17 @@ def test_it_may_start_before_the_kubelet_even_before_its_folder() -> None:
 def test_a_kubelet_that_stays_away_is_said_once_with_what_to_do(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plugins, kubelet = Plugins(tmp_path, Desk()), tmp_path / "kubelet.sock"
+    plugins, kubelet = Plugins(tmp_path, FakeHandler()), tmp_path / "kubelet.sock"
     for now in (0.0, 4.0):
-        plugins._look(now)
+        plugins._renew(now)
     kubelet.touch()
-    plugins._look(4.5)  # it was restarted, which takes a moment
+    plugins._renew(4.5)  # it was restarted, which takes a moment
     kubelet.unlink()
     for now in (5.0, 9.0):
-        plugins._look(now)
+        plugins._renew(now)
     assert caplog.records == []
     for now in (10.0, 11.0):
-        plugins._look(now)
+        plugins._renew(now)
     (record,) = caplog.records
     assert "--kubelet-dir" in record.data["fix"]  # type: ignore[attr-defined]  # logs.py's
 
@@ -322,16 +332,16 @@ def test_sockets_of_an_agent_before_us_are_removed_and_ours_when_we_end() -> Non
 
 def test_each_container_of_an_allocate_call_gets_its_own_answer() -> None:
     async def scene() -> None:
-        desk = Desk()
-        desk.answer = Allocation(
+        handler = FakeHandler()
+        handler.answer = Allocation(
             cdi=("aliquot.dev/qgpu-core=3f2a",),
             env={"A": "1"},
             mounts=(Mount("/h", "/c"), Mount("/h/page", "/c/page", writable=True)),
         )
-        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(4)}, desk):
+        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(4)}, handler):
             await offered(kubelet, CORE)
             first, second = await kubelet.allocate(CORE, ["x", "y"], ["z"])
-            assert desk.allocated == [(CORE, frozenset({"x", "y"})), (CORE, frozenset({"z"}))]
+            assert handler.allocated == [(CORE, frozenset({"x", "y"})), (CORE, frozenset({"z"}))]
             assert first == second
             assert [device.name for device in first.cdi_devices] == ["aliquot.dev/qgpu-core=3f2a"]
             assert dict(first.envs) == {"A": "1"}
@@ -343,13 +353,13 @@ def test_each_container_of_an_allocate_call_gets_its_own_answer() -> None:
 
 def test_containers_are_prepared_at_once_not_one_after_another() -> None:
     async def scene() -> None:
-        desk = Desk()
-        desk.gate = asyncio.Event()
-        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(4)}, desk):
+        handler = FakeHandler()
+        handler.gate = asyncio.Event()
+        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(4)}, handler):
             await offered(kubelet, CORE)
             calls = asyncio.gather(*(kubelet.prepare(CORE, [str(j)]) for j in range(8)))
-            await until(lambda: desk.inside == 8)
-            desk.gate.set()
+            await until(lambda: handler.inside == 8)
+            handler.gate.set()
             await calls
 
     play(scene())
@@ -358,9 +368,9 @@ def test_containers_are_prepared_at_once_not_one_after_another() -> None:
 @pytest.mark.parametrize("call", ["allocate", "prepare"])
 def test_the_text_of_a_refusal_reaches_the_kubelet_as_it_is(call: str) -> None:
     async def scene() -> None:
-        desk = Desk()
-        desk.failure = Refused("ns/pod was scheduled past us: set schedulerName")
-        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(1)}, desk):
+        handler = FakeHandler()
+        handler.failure = Refused("ns/pod was scheduled past us: set schedulerName")
+        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(1)}, handler):
             await offered(kubelet, CORE)
             with pytest.raises(aio.AioRpcError) as refused:
                 await getattr(kubelet, call)(CORE, ["x"])
@@ -375,14 +385,52 @@ def test_a_failure_of_ours_is_said_to_be_ours_and_the_next_call_is_answered(
     call: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene() -> None:
-        desk = Desk()
-        desk.failure = OSError("no space left on device")
-        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(1)}, desk):
+        handler = FakeHandler()
+        handler.failure = OSError("no space left on device")
+        async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(1)}, handler):
             await offered(kubelet, CORE)
-            with pytest.raises(aio.AioRpcError, match=r"the agent failed in .*: OSError: no space left on device"):
+            with pytest.raises(aio.AioRpcError, match=r"internal error in .*: OSError: no space left on device"):
                 await getattr(kubelet, call)(CORE, ["x"])
-            desk.failure = None
+            handler.failure = None
             await getattr(kubelet, call)(CORE, ["x"])
 
     play(scene())
     assert any(record.exc_info for record in caplog.records)
+
+
+# --- timed
+
+IDS = frozenset({"GPU-a-_-0"})
+
+
+def timed_handler(handler: FakeHandler) -> tuple[AllocationHandler, Calls]:
+    calls, clock = Calls(lambda: "now", (ALLOCATE, PRESTART)), count(0.0, 0.25)
+    return timed(handler, calls, lambda: next(clock)), calls
+
+
+def test_timed_passes_calls_to_the_handler_and_returns_its_answer() -> None:
+    handler = FakeHandler()
+    handler.answer = Allocation(cdi=("aliquot.dev/gpu-mem=1",))
+    front, calls = timed_handler(handler)
+    assert front.allocate("gpu-mem", IDS) is handler.answer
+    asyncio.run(front.prepare("gpu-mem", IDS))
+    assert handler.allocated == handler.prepared == [("gpu-mem", IDS)]
+    assert calls.outcomes == {(ALLOCATE, "ok"): 1, (PRESTART, "ok"): 1}
+
+
+def test_timed_counts_the_seconds_of_each_call() -> None:
+    front, calls = timed_handler(FakeHandler())
+    asyncio.run(front.prepare("gpu-mem", IDS))
+    assert calls.seconds == {ALLOCATE: 0.0, PRESTART: 0.25}
+
+
+@pytest.mark.parametrize(("error", "outcome"), [(Refused("no card"), "refused"), (OSError("disk"), "error")])
+def test_timed_tells_refusals_from_errors_and_raises_both(error: Exception, outcome: str) -> None:
+    handler = FakeHandler()
+    handler.failure = error
+    front, calls = timed_handler(handler)
+    with pytest.raises(type(error)):
+        front.allocate("gpu-mem", IDS)
+    with pytest.raises(type(error)):
+        asyncio.run(front.prepare("gpu-mem", IDS))
+    assert calls.outcomes == {(ALLOCATE, outcome): 1, (PRESTART, outcome): 1}

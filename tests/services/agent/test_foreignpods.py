@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.dialects import gpushare, native
-from aliquot.model.tenant import Finding, Oddity
+from aliquot.model.tenant import Finding, FindingKind
 from aliquot.services.agent.deviceplugins import Allocation, Refused
 from kit.agentnode import NODE, House, Json, play
 from kit.manifests import MEM, a_container, a_pod
@@ -62,7 +62,7 @@ class TestTakingOver:
         house.restart()
         house.restart()
         assert len(told(house, pod)) == 1
-        assert house.agent.guests.uids == {uid(pod)}
+        assert house.agent.foreign_pods.uids == {uid(pod)}
 
     def test_it_is_led_nowhere_since_no_container_of_it_would_look(self, house: House) -> None:
         live(house, a_peers_pod())
@@ -72,14 +72,14 @@ class TestTakingOver:
     def test_our_own_pods_are_no_guests(self, house: House) -> None:
         house.run(a_peers_pod(assigned="false"))
         house.restart()
-        assert house.agent.guests.uids == frozenset()
+        assert house.agent.foreign_pods.uids == frozenset()
 
     def test_nor_are_those_that_got_something_else_from_another_plugin(self, house: House) -> None:
         house.run(pod := a_peers_pod(assigned="false"))
         house.kubelet.held[uid(pod)]["main", "rdma/hca"] = frozenset({"mlx5_0"})
         house.kubelet.answers[uid(pod), "main", "rdma/hca"] = Allocation(env={"RDMA": "mlx5_0"})
         house.restart()
-        assert house.agent.guests.uids == frozenset()
+        assert house.agent.foreign_pods.uids == frozenset()
 
     def test_one_that_has_ended_is_not_taken_in(self, house: House) -> None:
         live(house, pod := a_peers_pod())
@@ -92,17 +92,17 @@ class TestTakingOver:
         house.restart()
         house.deleted(pod)
         assert house.tenants.tenancies == {}
-        assert house.agent.guests.uids == frozenset()
+        assert house.agent.foreign_pods.uids == frozenset()
 
     def test_those_who_have_left_are_forgotten_when_the_next_one_comes(self, house: House) -> None:
         pods = [live(house, a_peers_pod(f"theirs-{at}", gib=1)) for at in range(3)]
         house.restart()
-        assert house.agent.guests._uids == set(map(uid, pods))
+        assert house.agent.foreign_pods._uids == set(map(uid, pods))
         for pod in pods[:2]:
             house.deleted(pod)
         resource, ids = next((of, ids) for (_, of), ids in house.kubelet.held[uid(pods[2])].items())
-        play(house.usher.prepare(resource, ids))
-        assert house.agent.guests._uids == {uid(pods[2])}
+        play(house.allocator.prepare(resource, ids))
+        assert house.agent.foreign_pods._uids == {uid(pods[2])}
 
     def test_a_kubelet_whose_notes_cannot_be_read_leaves_them_to_the_scheduler(self, house: House) -> None:
         live(house, a_peers_pod())
@@ -120,10 +120,10 @@ class TestTakingOver:
     def test_their_processes_are_no_findings_and_other_things_still_are(self, house: House) -> None:
         live(house, pod := a_peers_pod())
         house.restart()
-        loud = Finding("GPU-0", 7, Oddity.TRESPASSER, "is elsewhere", uid(pod))
-        stranger = Finding("GPU-0", 8, Oddity.UNREGISTERED, "of another Pod", "somebody")
-        unheld = Finding("GPU-0", 7, Oddity.UNREGISTERED, "has not registered", uid(pod))
-        assert house.agent.guests.without([loud, unheld, stranger]) == [loud, stranger]
+        loud = Finding("GPU-0", 7, FindingKind.TRESPASSER, "is elsewhere", uid(pod))
+        stranger = Finding("GPU-0", 8, FindingKind.UNREGISTERED, "of another Pod", "somebody")
+        unheld = Finding("GPU-0", 7, FindingKind.UNREGISTERED, "has not registered", uid(pod))
+        assert house.agent.foreign_pods.drop_expected([loud, unheld, stranger]) == [loud, stranger]
 
 
 class TestTheirContainersStartAgain:
@@ -163,12 +163,12 @@ class TestInFlight:
         """Assumed by their extender, bound, and not assigned when their plugin ended."""
         seen = house.run(pod := a_peers_pod(card=1, assigned="false"))["main"]
         assert (seen.cards, seen.tenant) == ("GPU-1", uid(pod))
-        assert house.agent.guests.uids == frozenset()
+        assert house.agent.foreign_pods.uids == frozenset()
 
     def test_and_carries_our_annotation_from_then_on(self, house: House) -> None:
         """Whoever takes us away looks for that: a container of it needs what we made."""
         house.run(a_peers_pod(card=1, assigned="false"))
-        ((_, marks),) = house.agent.clerk._marks.values()
+        ((_, marks),) = house.agent.reporter._marks.values()
         assert marks[gpushare.ASSIGNED] == "true"
         assert '"uuid":"GPU-1"' in marks[native.GRANT]
 
@@ -177,7 +177,7 @@ class TestInFlight:
         allocation = json.dumps({"0": {"0": 1, "1": 3}})
         pod["metadata"]["annotations"].update({gpushare.ALLOCATION: allocation, gpushare.COUNT: "2"})
         house.run(pod)
-        ((_, marks),) = house.agent.clerk._marks.values()
+        ((_, marks),) = house.agent.reporter._marks.values()
         assert native.GRANT not in marks
 
 
@@ -193,7 +193,7 @@ class TestWhichCard:
     def test_and_the_scheduler_is_told_by_our_annotation(self, house: House) -> None:
         live(house, pod := a_peers_pod(card=0), visible="GPU-1")
         house.restart()
-        ((_, marks),) = house.agent.clerk._marks.values()
+        ((_, marks),) = house.agent.reporter._marks.values()
         grant = json.loads(marks[native.GRANT])
         assert [card["uuid"] for container in grant["containers"] for card in container["cards"]] == ["GPU-1"]
         assert grant["node"] == NODE
@@ -201,7 +201,7 @@ class TestWhichCard:
         house.api.put(pod)
         house.restart()
         assert cards(house, pod) == {"GPU-1": 4}
-        assert house.agent.clerk._marks == {}
+        assert house.agent.reporter._marks == {}
 
     @pytest.mark.parametrize("visible", ["0", "all", "GPU-7", "no-gpu-has-4GiB-to-run", ""])
     def test_where_the_answer_names_no_card_of_ours_the_annotation_counts_and_that_is_said(
@@ -218,4 +218,4 @@ class TestWhichCard:
         live(house, pod)
         house.restart()
         assert house.tenants.tenancies == {}
-        play(house.usher.prepare(MEM, house.kubelet.held[uid(pod)]["main", MEM]))
+        play(house.allocator.prepare(MEM, house.kubelet.held[uid(pod)]["main", MEM]))

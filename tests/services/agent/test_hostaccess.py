@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.services.agent.hostaccess import Lodging, move_in, names_there
+from aliquot.services.agent.hostaccess import HostAccess, acquire_host_access, host_names
 from aliquot.services.daemon.home import mount_points, point_of
 
 MOUNTS = """\
@@ -37,12 +37,12 @@ def test_a_folder_is_the_hosts_where_a_mount_leads_to_it(folder: str, point: str
 
 
 def test_what_is_mounted_below_a_name_of_its_own_may_be_called_by_the_rest_of_it_on_the_host() -> None:
-    assert names_there("/host/var") == ["/host/var", "/var"]
+    assert host_names("/host/var") == ["/host/var", "/var"]
 
 
 def test_out_of_a_pod_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    assert move_in([str(tmp_path)], tmp_path / "kubelet.sock") == Lodging()
+    assert acquire_host_access([str(tmp_path)], tmp_path / "kubelet.sock") == HostAccess()
 
 
 def test_what_was_fetched_once_is_not_fetched_again_by_what_we_become(
@@ -50,6 +50,9 @@ def test_what_was_fetched_once_is_not_fetched_again_by_what_we_become(
 ) -> None:
     told = '{"names": {"/host/var/lib/qgpu": "/var/lib/qgpu"}, "fetched": ["/var/lib/qgpu"], "processes": true}'
     monkeypatch.setenv("ALIQUOT_MOVED_IN", told)
-    lodging = move_in(["/host/var/lib/qgpu"], tmp_path / "kubelet.sock")
-    assert (lodging.name("/host/var/lib/qgpu"), lodging.name("/run/aliquot")) == ("/var/lib/qgpu", "/run/aliquot")
-    assert lodging.processes
+    host_access = acquire_host_access(["/host/var/lib/qgpu"], tmp_path / "kubelet.sock")
+    assert (host_access.name("/host/var/lib/qgpu"), host_access.name("/run/aliquot")) == (
+        "/var/lib/qgpu",
+        "/run/aliquot",
+    )
+    assert host_access.processes

@@ -99,7 +99,7 @@ def test_nobody_queues_on_a_node() -> None:
 def test_the_documents_tell_every_metric_and_no_others() -> None:
     body = asked(PaperAgent(), "/metrics")[2]
     there = set(re.findall(r"^# TYPE (aliquot_\w+) ", body, re.MULTILINE))
-    page = (Path(__file__).parents[2] / "docs" / "agent.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "agent.md").read_text()
     assert set(re.findall(r"`(aliquot_\w+)`", page)) == there
 
 

@@ -17,7 +17,7 @@ from aliquot.model.edits import Edits, Mount, Spec
 from aliquot.model.grant import Share
 from aliquot.model.podtenancy import PodTenancy
 from aliquot.services.agent.deviceplugins import Refused
-from aliquot.services.agent.injection import CdiDoorway, EitherDoorway, Fixtures, MountDoorway, Place
+from aliquot.services.agent.injection import CdiInjector, Libraries, MountInjector, Place, RuntimeInjector
 
 CORE = "tke.cloud.tencent.com/qgpu-core"
 MEMORY = "tke.cloud.tencent.com/qgpu-memory"
@@ -54,8 +54,8 @@ def driver(uuids: Sequence[str]) -> Edits:
 
 
 @pytest.fixture
-def fixtures() -> Fixtures:
-    return Fixtures((PRELOAD,), {"TO": "fixtures"}, driver)
+def libraries() -> Libraries:
+    return Libraries((PRELOAD,), {"TO": "libraries"}, driver)
 
 
 @pytest.fixture
@@ -65,14 +65,14 @@ def cdi(tmp_path: Path) -> CdiFolder:
 
 
 @pytest.fixture
-def by_cdi(tmp_path: Path, cdi: CdiFolder, fixtures: Fixtures) -> CdiDoorway:
-    return CdiDoorway(cdi, tmp_path / "t", fixtures)
+def by_cdi(tmp_path: Path, cdi: CdiFolder, libraries: Libraries) -> CdiInjector:
+    return CdiInjector(cdi, tmp_path / "t", libraries)
 
 
 @pytest.fixture
-def by_mounts(tmp_path: Path, fixtures: Fixtures) -> MountDoorway:
+def by_mounts(tmp_path: Path, libraries: Libraries) -> MountInjector:
     (tmp_path / "a").mkdir()
-    return MountDoorway(tmp_path / "a", tmp_path / "t", fixtures)
+    return MountInjector(tmp_path / "a", tmp_path / "t", libraries)
 
 
 class TestByCdi:
@@ -80,26 +80,26 @@ class TestByCdi:
         (only,) = cdi.specs()
         return only
 
-    def test_what_is_answered_is_a_name_and_nothing_else(self, by_cdi: CdiDoorway) -> None:
-        answer = by_cdi.open(CORE, IDS)
+    def test_what_is_answered_is_a_name_and_nothing_else(self, by_cdi: CdiInjector) -> None:
+        answer = by_cdi.reserve(CORE, IDS)
         assert answer.cdi == (name_of(CORE, IDS).qualified,)
         assert (answer.env, answer.mounts) == ({}, ())
 
-    def test_under_it_is_found_nothing_until_somebody_is_led(self, by_cdi: CdiDoorway, cdi: CdiFolder) -> None:
-        by_cdi.open(CORE, IDS)
+    def test_under_it_is_found_nothing_until_somebody_is_led(self, by_cdi: CdiInjector, cdi: CdiFolder) -> None:
+        by_cdi.reserve(CORE, IDS)
         assert cdi.specs() == []
-        by_cdi.lead(CORE, IDS, a_place(), a_pod())
+        by_cdi.inject(CORE, IDS, a_place(), a_pod())
         assert self.spec(cdi).name == name_of(CORE, IDS)
 
-    def test_the_spec_says_whose_it_is(self, by_cdi: CdiDoorway, cdi: CdiFolder) -> None:
-        by_cdi.lead(CORE, IDS, a_place(), a_pod())
+    def test_the_spec_says_whose_it_is(self, by_cdi: CdiInjector, cdi: CdiFolder) -> None:
+        by_cdi.inject(CORE, IDS, a_place(), a_pod())
         spec = self.spec(cdi)
         assert (spec.pod_uid, spec.namespace, spec.pod, spec.container) == ("u1", "ml", "pod-u1", "main")
 
     def test_it_mounts_the_folder_read_only_and_the_page_alone_writable(
-        self, by_cdi: CdiDoorway, cdi: CdiFolder, tmp_path: Path
+        self, by_cdi: CdiInjector, cdi: CdiFolder, tmp_path: Path
     ) -> None:
-        by_cdi.lead(CORE, IDS, a_place(), a_pod())
+        by_cdi.inject(CORE, IDS, a_place(), a_pod())
         folder = tmp_path / "t" / "u1"
         mounts = self.spec(cdi).edits.mounts
         assert mounts == (
@@ -110,157 +110,159 @@ class TestByCdi:
         )
 
     def test_what_the_dialect_promised_goes_over_what_the_node_adds_and_that_over_the_driver(
-        self, by_cdi: CdiDoorway, cdi: CdiFolder
+        self, by_cdi: CdiInjector, cdi: CdiFolder
     ) -> None:
-        by_cdi.lead(CORE, IDS, a_place(env={"NVIDIA_VISIBLE_DEVICES": "GPU-0", "ALIQUOT_TENANT": "/evil"}), a_pod())
+        by_cdi.inject(CORE, IDS, a_place(env={"NVIDIA_VISIBLE_DEVICES": "GPU-0", "ALIQUOT_TENANT": "/evil"}), a_pod())
         assert self.spec(cdi).edits.env == {
             "FROM": "driver",
-            "TO": "fixtures",
+            "TO": "libraries",
             "NVIDIA_VISIBLE_DEVICES": "GPU-0",
             "ALIQUOT_TENANT": "/run/aliquot/tenant",
         }
 
     def test_the_drivers_part_is_taken_over_with_the_version_that_it_takes(
-        self, by_cdi: CdiDoorway, cdi: CdiFolder
+        self, by_cdi: CdiInjector, cdi: CdiFolder
     ) -> None:
-        by_cdi.lead(CORE, IDS, a_place(), a_pod())
+        by_cdi.inject(CORE, IDS, a_place(), a_pod())
         edits = self.spec(cdi).edits
         assert (edits.devices, edits.version) == (("/dev/nvidia0",), "0.6.0")
         assert edits.extra == driver(()).extra
 
-    def test_a_name_that_is_answered_anew_leads_nowhere(self, by_cdi: CdiDoorway, cdi: CdiFolder) -> None:
-        by_cdi.lead(CORE, IDS, a_place("old"), a_pod())
-        by_cdi.open(CORE, IDS)
-        assert (cdi.specs(), by_cdi.led()) == ([], {})
+    def test_a_name_that_is_answered_anew_leads_nowhere(self, by_cdi: CdiInjector, cdi: CdiFolder) -> None:
+        by_cdi.inject(CORE, IDS, a_place("old"), a_pod())
+        by_cdi.reserve(CORE, IDS)
+        assert (cdi.specs(), by_cdi.owners()) == ([], {})
 
-    def test_who_leaves_takes_all_its_names_and_no_others(self, by_cdi: CdiDoorway, cdi: CdiFolder) -> None:
-        by_cdi.lead(CORE, IDS, a_place("u1"), a_pod())
-        by_cdi.lead(MEMORY, IDS, a_place("u1"), a_pod())
-        by_cdi.lead(CORE, OTHERS, a_place("u2"), a_pod())
-        by_cdi.withdraw("u1")
+    def test_who_leaves_takes_all_its_names_and_no_others(self, by_cdi: CdiInjector, cdi: CdiFolder) -> None:
+        by_cdi.inject(CORE, IDS, a_place("u1"), a_pod())
+        by_cdi.inject(MEMORY, IDS, a_place("u1"), a_pod())
+        by_cdi.inject(CORE, OTHERS, a_place("u2"), a_pod())
+        by_cdi.remove("u1")
         assert self.spec(cdi).pod_uid == "u2"
-        assert by_cdi.led() == {name_of(CORE, OTHERS).qualified: "u2"}
+        assert by_cdi.owners() == {name_of(CORE, OTHERS).qualified: "u2"}
 
-    def test_a_name_that_is_anothers_by_now_is_not_taken(self, by_cdi: CdiDoorway, cdi: CdiFolder) -> None:
-        by_cdi.lead(CORE, IDS, a_place("old"), a_pod())
-        by_cdi.open(CORE, IDS)
-        by_cdi.lead(CORE, IDS, a_place("new"), a_pod())
-        by_cdi.withdraw("old")
+    def test_a_name_that_is_anothers_by_now_is_not_taken(self, by_cdi: CdiInjector, cdi: CdiFolder) -> None:
+        by_cdi.inject(CORE, IDS, a_place("old"), a_pod())
+        by_cdi.reserve(CORE, IDS)
+        by_cdi.inject(CORE, IDS, a_place("new"), a_pod())
+        by_cdi.remove("old")
         assert self.spec(cdi).pod_uid == "new"
 
     def test_the_next_agent_knows_whose_each_is(
-        self, by_cdi: CdiDoorway, cdi: CdiFolder, fixtures: Fixtures, tmp_path: Path
+        self, by_cdi: CdiInjector, cdi: CdiFolder, libraries: Libraries, tmp_path: Path
     ) -> None:
-        by_cdi.lead(CORE, IDS, a_place(), a_pod())
-        another = CdiDoorway(cdi, tmp_path / "t", fixtures)
-        assert another.led() == by_cdi.led()
-        another.withdraw("u1")
+        by_cdi.inject(CORE, IDS, a_place(), a_pod())
+        another = CdiInjector(cdi, tmp_path / "t", libraries)
+        assert another.owners() == by_cdi.owners()
+        another.remove("u1")
         assert cdi.specs() == []
 
-    def test_a_spec_that_somebody_removed_is_written_again(self, by_cdi: CdiDoorway, cdi: CdiFolder) -> None:
-        by_cdi.lead(CORE, IDS, a_place(), a_pod())
+    def test_a_spec_that_somebody_removed_is_written_again(self, by_cdi: CdiInjector, cdi: CdiFolder) -> None:
+        by_cdi.inject(CORE, IDS, a_place(), a_pod())
         (cdi.path / name_of(CORE, IDS).file).unlink()
-        by_cdi.lead(CORE, IDS, a_place(), a_pod())
+        by_cdi.inject(CORE, IDS, a_place(), a_pod())
         assert self.spec(cdi).pod_uid == "u1"
 
-    def test_a_node_that_has_no_such_folder_is_told_when_it_is_wanted(self, tmp_path: Path, fixtures: Fixtures) -> None:
-        doorway = CdiDoorway(CdiFolder(tmp_path / "none", render_spec, parse_spec), tmp_path / "t", fixtures)
-        doorway.withdraw("u1")
+    def test_cdi_folder_that_is_missing_is_an_error_only_on_inject(self, tmp_path: Path, libraries: Libraries) -> None:
+        injector = CdiInjector(CdiFolder(tmp_path / "none", render_spec, parse_spec), tmp_path / "t", libraries)
+        injector.remove("u1")
         with pytest.raises(CdiError, match="make it, and name it in the container runtime's cdi_spec_dirs"):
-            doorway.lead(CORE, IDS, a_place(), a_pod())
+            injector.inject(CORE, IDS, a_place(), a_pod())
 
 
 class TestByMounts:
-    def link(self, answer_of: MountDoorway, ids: frozenset[str] = IDS) -> Path:
-        (host,) = (mount.host for mount in answer_of.open(CORE, ids).mounts if mount.container == "/run/aliquot/tenant")
+    def link(self, answer_of: MountInjector, ids: frozenset[str] = IDS) -> Path:
+        (host,) = (
+            mount.host for mount in answer_of.reserve(CORE, ids).mounts if mount.container == "/run/aliquot/tenant"
+        )
         return Path(host)
 
-    def test_the_answer_mounts_a_folder_that_is_not_there_yet(self, by_mounts: MountDoorway, tmp_path: Path) -> None:
-        answer = by_mounts.open(CORE, IDS)
+    def test_the_answer_mounts_a_folder_that_is_not_there_yet(self, by_mounts: MountInjector, tmp_path: Path) -> None:
+        answer = by_mounts.reserve(CORE, IDS)
         link = self.link(by_mounts)
         assert link.parent == tmp_path / "a"
         assert not link.is_symlink()
         assert Mount(str(link / "page"), "/run/aliquot/tenant/page", writable=True) in answer.mounts
         assert PRELOAD in answer.mounts
-        assert answer.env == {"FROM": "driver", "TO": "fixtures", "ALIQUOT_TENANT": "/run/aliquot/tenant"}
+        assert answer.env == {"FROM": "driver", "TO": "libraries", "ALIQUOT_TENANT": "/run/aliquot/tenant"}
 
     def test_it_is_a_link_to_the_tenants_folder_once_somebody_is_led(
-        self, by_mounts: MountDoorway, tmp_path: Path
+        self, by_mounts: MountInjector, tmp_path: Path
     ) -> None:
         link = self.link(by_mounts)
-        by_mounts.lead(CORE, IDS, a_place(), a_pod(main="GPU-0"))
+        by_mounts.inject(CORE, IDS, a_place(), a_pod(main="GPU-0"))
         assert link.readlink() == tmp_path / "t" / "u1"
 
-    def test_a_pod_without_the_webhooks_environment_is_refused_with_what_to_do(self, by_mounts: MountDoorway) -> None:
+    def test_a_pod_without_the_webhooks_environment_is_refused_with_what_to_do(self, by_mounts: MountInjector) -> None:
         with pytest.raises(Refused, match="--env-by-annotation and make the Pod anew, or enable CDI"):
-            by_mounts.lead(CORE, IDS, a_place(), a_pod())
-        assert by_mounts.led() == {}
+            by_mounts.inject(CORE, IDS, a_place(), a_pod())
+        assert by_mounts.owners() == {}
 
-    def test_annotations_that_no_container_reads_are_no_environment(self, by_mounts: MountDoorway) -> None:
+    def test_annotations_that_no_container_reads_are_no_environment(self, by_mounts: MountInjector) -> None:
         """The Pod was made while the webhook was away: an NVIDIA_VISIBLE_DEVICES of the image's own would hold."""
         with pytest.raises(Refused, match="--env-by-annotation"):
-            by_mounts.lead(CORE, IDS, a_place(), a_pod(seen=False, main="GPU-0"))
+            by_mounts.inject(CORE, IDS, a_place(), a_pod(seen=False, main="GPU-0"))
 
-    def test_a_container_reads_its_own_and_not_its_neighbours(self, by_mounts: MountDoorway) -> None:
+    def test_a_container_reads_its_own_and_not_its_neighbours(self, by_mounts: MountInjector) -> None:
         with pytest.raises(Refused, match="--env-by-annotation"):
-            by_mounts.lead(CORE, IDS, a_place(env={"T9K_GPU_PERCENT": "30"}), a_pod(main="GPU-0", other="GPU-1"))
-        by_mounts.lead(CORE, IDS, a_place(), a_pod(other="GPU-1", main="GPU-0"))
+            by_mounts.inject(CORE, IDS, a_place(env={"T9K_GPU_PERCENT": "30"}), a_pod(main="GPU-0", other="GPU-1"))
+        by_mounts.inject(CORE, IDS, a_place(), a_pod(other="GPU-1", main="GPU-0"))
 
-    def test_one_that_was_promised_no_environment_needs_none(self, by_mounts: MountDoorway) -> None:
-        by_mounts.lead(CORE, IDS, a_place(env={}), a_pod())
-        assert set(by_mounts.led().values()) == {"u1"}
+    def test_one_that_was_promised_no_environment_needs_none(self, by_mounts: MountInjector) -> None:
+        by_mounts.inject(CORE, IDS, a_place(env={}), a_pod())
+        assert set(by_mounts.owners().values()) == {"u1"}
 
-    def test_a_name_that_is_answered_anew_leads_nowhere(self, by_mounts: MountDoorway) -> None:
-        by_mounts.lead(CORE, IDS, a_place("old"), a_pod(main="GPU-0"))
+    def test_a_name_that_is_answered_anew_leads_nowhere(self, by_mounts: MountInjector) -> None:
+        by_mounts.inject(CORE, IDS, a_place("old"), a_pod(main="GPU-0"))
         assert not self.link(by_mounts).is_symlink()
 
-    def test_it_is_turned_to_another_at_once(self, by_mounts: MountDoorway, tmp_path: Path) -> None:
+    def test_it_is_turned_to_another_at_once(self, by_mounts: MountInjector, tmp_path: Path) -> None:
         link = self.link(by_mounts)
         for uid in ("u1", "u2"):
-            by_mounts.lead(CORE, IDS, a_place(uid), a_pod(main="GPU-0"))
+            by_mounts.inject(CORE, IDS, a_place(uid), a_pod(main="GPU-0"))
         assert link.readlink().name == "u2"
         assert [path.name for path in (tmp_path / "a").iterdir()] == [link.name]
 
-    def test_who_leaves_takes_all_its_links_and_no_others(self, by_mounts: MountDoorway, tmp_path: Path) -> None:
-        by_mounts.lead(CORE, IDS, a_place("u1"), a_pod(main="GPU-0"))
-        by_mounts.lead(MEMORY, IDS, a_place("u1"), a_pod(main="GPU-0"))
-        by_mounts.lead(CORE, OTHERS, a_place("u2"), a_pod(main="GPU-0"))
+    def test_who_leaves_takes_all_its_links_and_no_others(self, by_mounts: MountInjector, tmp_path: Path) -> None:
+        by_mounts.inject(CORE, IDS, a_place("u1"), a_pod(main="GPU-0"))
+        by_mounts.inject(MEMORY, IDS, a_place("u1"), a_pod(main="GPU-0"))
+        by_mounts.inject(CORE, OTHERS, a_place("u2"), a_pod(main="GPU-0"))
         (tmp_path / "a" / ".half.1").symlink_to(tmp_path / "t" / "u1")  # of an agent that was killed
-        by_mounts.withdraw("u1")
-        assert set(by_mounts.led().values()) == {"u2"}
+        by_mounts.remove("u1")
+        assert set(by_mounts.owners().values()) == {"u2"}
         assert len(list((tmp_path / "a").iterdir())) == 1
 
     def test_a_folder_that_the_runtime_made_in_the_links_place_gives_way(
-        self, by_mounts: MountDoorway, tmp_path: Path
+        self, by_mounts: MountInjector, tmp_path: Path
     ) -> None:
         """Runtimes make what they shall mount and do not find: containers restarted before us after a reboot."""
         for opened in (True, False):
             link = self.link(by_mounts)
             (link / "page").mkdir(parents=True)
             if opened:
-                by_mounts.open(CORE, IDS)
-            by_mounts.lead(CORE, IDS, a_place(), a_pod(main="GPU-0"))
+                by_mounts.reserve(CORE, IDS)
+            by_mounts.inject(CORE, IDS, a_place(), a_pod(main="GPU-0"))
             assert link.readlink() == tmp_path / "t" / "u1"
 
-    def test_the_folder_of_links_may_be_taken_away(self, by_mounts: MountDoorway, tmp_path: Path) -> None:
+    def test_the_folder_of_links_may_be_taken_away(self, by_mounts: MountInjector, tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "a")
-        by_mounts.withdraw("u1")
-        assert by_mounts.led() == {}
-        by_mounts.lead(CORE, IDS, a_place(), a_pod(main="GPU-0"))
-        assert set(by_mounts.led().values()) == {"u1"}
+        by_mounts.remove("u1")
+        assert by_mounts.owners() == {}
+        by_mounts.inject(CORE, IDS, a_place(), a_pod(main="GPU-0"))
+        assert set(by_mounts.owners().values()) == {"u1"}
 
 
 class TestEither:
-    def test_it_is_the_one_that_the_runtime_has(self, by_cdi: CdiDoorway, by_mounts: MountDoorway) -> None:
-        assert EitherDoorway(by_cdi, by_mounts, has_cdi=lambda: True).open(CORE, IDS).cdi
-        assert EitherDoorway(by_cdi, by_mounts, has_cdi=lambda: False).open(CORE, IDS).mounts
+    def test_it_is_the_one_that_the_runtime_has(self, by_cdi: CdiInjector, by_mounts: MountInjector) -> None:
+        assert RuntimeInjector(by_cdi, by_mounts, has_cdi=lambda: True).reserve(CORE, IDS).cdi
+        assert RuntimeInjector(by_cdi, by_mounts, has_cdi=lambda: False).reserve(CORE, IDS).mounts
 
-    def test_what_was_led_by_the_other_is_withdrawn_too(self, by_cdi: CdiDoorway, by_mounts: MountDoorway) -> None:
+    def test_what_was_led_by_the_other_is_withdrawn_too(self, by_cdi: CdiInjector, by_mounts: MountInjector) -> None:
         has_cdi = False
-        either = EitherDoorway(by_cdi, by_mounts, has_cdi=lambda: has_cdi)
-        either.lead(CORE, IDS, a_place(), a_pod(main="GPU-0"))
+        either = RuntimeInjector(by_cdi, by_mounts, has_cdi=lambda: has_cdi)
+        either.inject(CORE, IDS, a_place(), a_pod(main="GPU-0"))
         has_cdi = True  # the runtime was updated
-        either.lead(MEMORY, IDS, a_place(), a_pod())
-        assert list(either.led().values()) == ["u1", "u1"]
-        either.withdraw("u1")
-        assert either.led() == {}
+        either.inject(MEMORY, IDS, a_place(), a_pod())
+        assert list(either.owners().values()) == ["u1", "u1"]
+        either.remove("u1")
+        assert either.owners() == {}

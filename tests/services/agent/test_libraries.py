@@ -16,8 +16,8 @@ from aliquot.adapters.gpu.driverfile import DriverFile, DriverFileError
 from aliquot.adapters.gpu.player import Playing
 from aliquot.adapters.storage.shims import ShimError
 from aliquot.model.edits import Edits, Mount
-from aliquot.services.agent.injection import Fixtures
-from aliquot.services.agent.libraries import install_fixtures
+from aliquot.services.agent.injection import Libraries
+from aliquot.services.agent.libraries import install_libraries
 
 NUMBERS = {"GPU-a": 0, "GPU-b": 1}
 _MACHINES = {"x86_64": 62, "aarch64": 183}
@@ -56,8 +56,8 @@ def nvidias(*devices: str) -> Mapping[str, Any]:
     }
 
 
-def installed(tmp_path: Path, nvidia: DriverFile | None = None, playing: Playing | None = None) -> Fixtures:
-    return install_fixtures(tmp_path / "state", playing, nvidia, NUMBERS)
+def installed(tmp_path: Path, nvidia: DriverFile | None = None, playing: Playing | None = None) -> Libraries:
+    return install_libraries(tmp_path / "state", playing, nvidia, NUMBERS)
 
 
 class TestOnRealCards:
@@ -82,23 +82,23 @@ class TestOnRealCards:
         assert installed(tmp_path).driver(["GPU-a"]) == Edits({})
 
     def test_with_it_it_is_what_the_file_says_of_these_cards_and_of_all(self, source: Path, tmp_path: Path) -> None:
-        fixtures = installed(tmp_path, a_file(tmp_path, nvidias("GPU-a", "GPU-b"), wanted=True))
-        extra = fixtures.driver(["GPU-b"]).extra
+        libraries = installed(tmp_path, a_file(tmp_path, nvidias("GPU-a", "GPU-b"), wanted=True))
+        extra = libraries.driver(["GPU-b"]).extra
         assert extra["deviceNodes"] == [{"path": "/dev/nvidia1"}]
         assert [mount["hostPath"] for mount in extra["mounts"]] == ["/usr/lib/libcuda.so"]
 
     def test_a_file_that_names_cards_by_number_is_read_by_the_numbers_of_today(
         self, source: Path, tmp_path: Path
     ) -> None:
-        fixtures = installed(tmp_path, a_file(tmp_path, nvidias("0", "1"), wanted=True))
-        assert fixtures.driver(["GPU-b"]).extra["deviceNodes"] == [{"path": "/dev/nvidia1"}]
+        libraries = installed(tmp_path, a_file(tmp_path, nvidias("0", "1"), wanted=True))
+        assert libraries.driver(["GPU-b"]).extra["deviceNodes"] == [{"path": "/dev/nvidia1"}]
 
     def test_a_file_that_is_wanted_and_does_not_know_the_card_refuses_with_what_to_run(
         self, source: Path, tmp_path: Path
     ) -> None:
-        fixtures = installed(tmp_path, a_file(tmp_path, nvidias("GPU-a"), wanted=True))
+        libraries = installed(tmp_path, a_file(tmp_path, nvidias("GPU-a"), wanted=True))
         with pytest.raises(DriverFileError, match="does not tell of GPU-b: run `nvidia-ctk cdi generate` again"):
-            fixtures.driver(["GPU-b"])
+            libraries.driver(["GPU-b"])
 
     @pytest.mark.parametrize("content", [nvidias("GPU-a"), {"kind": "another.com/gpu"}, None])
     def test_one_that_nobody_asked_for_and_that_does_not_help_is_passed_over(

@@ -16,7 +16,7 @@ from aliquot.dialects.native import INVENTORY
 from aliquot.dialects.qgpu import POLICY_LABEL
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.node import Isolation
-from aliquot.model.tenant import Finding, Level, Oddity, SharingRules, Standing, State
+from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Standing, State
 from kit.agentnode import NODE, House, a_qgpu_pod, play
 from kit.manifests import QGPU, QGPU_CORE, QGPU_MEMORY
 
@@ -55,14 +55,14 @@ def test_the_resources_that_its_labels_ask_for_a_device_for_each_unit(house: Hou
 
 
 def test_without_labels_nothing(house: House) -> None:
-    house.agent.clerk.changed(msgspec.convert({"metadata": {"name": NODE}}, NodeObject))
+    house.agent.reporter.changed(msgspec.convert({"metadata": {"name": NODE}}, NodeObject))
     assert offered(house) == {}
 
 
 def test_more_than_a_kubelet_bears_is_not_offered_and_it_is_not_ready_and_says_why(house: House) -> None:
     house.agent.settings = replace(house.agent.settings, rules=Rules(gpushare_unit=MemoryUnit.MIB))
     labels = {"gpushare": "true"}
-    house.agent.clerk.changed(msgspec.convert({"metadata": {"name": NODE, "labels": labels}}, NodeObject))
+    house.agent.reporter.changed(msgspec.convert({"metadata": {"name": NODE, "labels": labels}}, NodeObject))
     house.agent.pods.synced.set()
     house.agent.restored.set()
     assert offered(house) == {}
@@ -109,7 +109,7 @@ def test_another_policy_on_the_nodes_label_holds_for_those_who_run_and_one_that_
     monkeypatch.setattr(house.arbiter, "configure", told.append)
     for label in ({POLICY_LABEL: "fixed-share"}, {POLICY_LABEL: "fixed"}, {POLICY_LABEL: "bs"}, {}):
         node = {"metadata": {"name": NODE, "labels": {**QGPU, **label}}}
-        house.agent.clerk.changed(msgspec.convert(node, NodeObject))
+        house.agent.reporter.changed(msgspec.convert(node, NodeObject))
     assert [each.isolation for each in told] == [Isolation.FIXED_SHARE, Isolation.BURST_SHARE, Isolation.BEST_EFFORT]
     assert len({each.release_delay for each in told}) == 1
 
@@ -143,8 +143,8 @@ def test_containers_are_led_by_cdi_where_runtime_and_kubelet_both_know_it(
     house.start()
     info = {"containerRuntimeVersion": runtime, "kubeletVersion": kubelet}
     node = {"metadata": {"name": NODE, "labels": QGPU}, "status": {"nodeInfo": info}}
-    house.agent.clerk.changed(msgspec.convert(node, NodeObject))
-    assert bool(house.usher.allocate(QGPU_CORE, frozenset({"GPU-0-_-1"})).cdi) == by_cdi
+    house.agent.reporter.changed(msgspec.convert(node, NodeObject))
+    assert bool(house.allocator.allocate(QGPU_CORE, frozenset({"GPU-0-_-1"})).cdi) == by_cdi
 
 
 def test_a_pod_that_is_refused_memory_hears_of_it_in_an_event(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,8 +162,8 @@ def test_what_is_nobodys_on_a_card_is_told_on_the_node_and_what_is_a_pods_on_tha
 ) -> None:
     house.run(pod := a_qgpu_pod("escapes"))
     uid = pod["metadata"]["uid"]
-    nobodys = Finding("GPU-0", 7, Oddity.STRANGER, "is of no Pod")
-    its = Finding("GPU-0", 8, Oddity.UNREGISTERED, "has not registered", uid)
+    nobodys = Finding("GPU-0", 7, FindingKind.STRANGER, "is of no Pod")
+    its = Finding("GPU-0", 8, FindingKind.UNREGISTERED, "has not registered", uid)
     monkeypatch.setattr(house.arbiter, "findings", lambda: [nobodys, its])
     one_round(house)
     assert (NODE, "GPUFinding", "card GPU-0: process 7 is of no Pod") in house.told
@@ -177,7 +177,7 @@ def test_a_card_that_is_out_is_told_on_the_node_and_on_its_pods_and_written_for_
     one_round(house)
     told = {name for name, reason, text in house.told if reason == "GPUUnhealthy" and "Xid 79" in text}
     assert told == {NODE, "has-it"}
-    assert parse_inventory(house.agent.clerk._inventory) == {0: True, 1: False}
+    assert parse_inventory(house.agent.reporter._inventory) == {0: True, 1: False}
     assert len(house.tenants.tenancies) == 2  # who has it stays accounted
 
 

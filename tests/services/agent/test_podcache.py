@@ -14,11 +14,11 @@ from aiohttp import web
 from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
 from aliquot.adapters.kubernetes.reflector import Reflector
 from aliquot.dialects.wire.objects import PodObject
-from aliquot.services.agent.podcache import Shelf
+from aliquot.services.agent.podcache import PodCache
 from kit.apiserver import PATH, ApiServer, hang_up, status, until
 from kit.fakeapi import Api
 
-Scene = Callable[[ApiServer, Shelf, list[str]], Awaitable[None]]
+Scene = Callable[[ApiServer, PodCache, list[str]], Awaitable[None]]
 
 
 def a_pod(name: str, uid: str, phase: str = "Running") -> PodObject:
@@ -30,43 +30,43 @@ def a_pod(name: str, uid: str, phase: str = "Running") -> PodObject:
 class TestWhatTheWatchTells:
     def setup_method(self) -> None:
         self.said: list[str] = []
-        self.shelf = Shelf(
+        self.pod_cache = PodCache(
             Api().kube,
             "n1",
-            ended=lambda uid: self.said.append(f"{uid} ended"),
-            runs=lambda uid: self.said.append(f"{uid} runs"),
+            on_ended=lambda uid: self.said.append(f"{uid} ended"),
+            on_running=lambda uid: self.said.append(f"{uid} runs"),
         )
 
     def test_a_pod_is_found_by_its_name_and_by_its_uid(self) -> None:
-        self.shelf.changed(pod := a_pod("web-0", "u1"))
-        assert self.shelf.named("ml", "web-0") is self.shelf.by_uid("u1") is pod
-        assert list(self.shelf) == [pod]
+        self.pod_cache.changed(pod := a_pod("web-0", "u1"))
+        assert self.pod_cache.named("ml", "web-0") is self.pod_cache.by_uid("u1") is pod
+        assert list(self.pod_cache) == [pod]
 
     def test_nobody_is_found_of_whom_nothing_was_told(self) -> None:
-        assert self.shelf.named("ml", "web-0") is None
-        assert self.shelf.by_uid("u1") is None
+        assert self.pod_cache.named("ml", "web-0") is None
+        assert self.pod_cache.by_uid("u1") is None
 
     def test_one_that_is_gone_has_ended(self) -> None:
-        self.shelf.changed(a_pod("web-0", "u1"))
-        self.shelf.gone("ml/web-0")
+        self.pod_cache.changed(a_pod("web-0", "u1"))
+        self.pod_cache.gone("ml/web-0")
         assert self.said == ["u1 runs", "u1 ended"]
-        assert self.shelf.by_uid("u1") is None
+        assert self.pod_cache.by_uid("u1") is None
 
     @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
     def test_one_that_has_run_to_its_end_has_ended_and_is_still_there(self, phase: str) -> None:
-        self.shelf.changed(a_pod("job", "u1", phase))
+        self.pod_cache.changed(a_pod("job", "u1", phase))
         assert self.said == ["u1 ended"]
-        assert self.shelf.by_uid("u1") is not None
+        assert self.pod_cache.by_uid("u1") is not None
 
     def test_one_that_was_made_anew_has_ended_and_the_new_one_runs(self) -> None:
-        self.shelf.changed(a_pod("web-0", "u1"))
-        self.shelf.changed(new := a_pod("web-0", "u2"))
+        self.pod_cache.changed(a_pod("web-0", "u1"))
+        self.pod_cache.changed(new := a_pod("web-0", "u2"))
         assert self.said == ["u1 runs", "u1 ended", "u2 runs"]
-        assert self.shelf.named("ml", "web-0") is new
-        assert self.shelf.by_uid("u1") is None
+        assert self.pod_cache.named("ml", "web-0") is new
+        assert self.pod_cache.by_uid("u1") is None
 
     def test_the_end_of_one_that_was_never_told_of_is_nothing(self) -> None:
-        self.shelf.gone("ml/web-0")
+        self.pod_cache.gone("ml/web-0")
         assert self.said == []
 
 
@@ -91,17 +91,19 @@ def answer(pod: dict[str, Any]) -> Callable[[web.Request], Awaitable[web.StreamR
 
 
 def play(scene: Scene) -> None:
-    """A shelf that follows a real API server."""
+    """A pods that follows a real API server."""
 
     async def played() -> None:
         said: list[str] = []
         async with ApiServer() as server, server.kube() as kube:
             put(server, "web-0", "u1")
-            shelf = Shelf(kube, "n1", ended=lambda uid: said.append(uid), runs=lambda uid: None, patience=0.05)
-            shelf.reflector = Reflector(kube, PATH, PodObject, shelf)
-            task = asyncio.create_task(shelf.reflector.run())
+            pods = PodCache(
+                kube, "n1", on_ended=lambda uid: said.append(uid), on_running=lambda uid: None, patience=0.05
+            )
+            pods.reflector = Reflector(kube, PATH, PodObject, pods)
+            task = asyncio.create_task(pods.reflector.run())
             await until(lambda: server.watching)
-            await scene(server, shelf, said)
+            await scene(server, pods, said)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
@@ -110,73 +112,73 @@ def play(scene: Scene) -> None:
 
 class TestWhatIsAskedFor:
     def test_what_was_asked_for_is_known_from_then_on(self) -> None:
-        async def scene(server: ApiServer, shelf: Shelf, said: list[str]) -> None:
+        async def scene(server: ApiServer, pods: PodCache, said: list[str]) -> None:
             server.faults.append(answer(told("web-1", "u2", server.version + 1)))
-            assert (await shelf.fetch("ml", "web-1")).metadata.uid == "u2"
-            assert shelf.by_uid("u2") is not None
+            assert (await pods.fetch("ml", "web-1")).metadata.uid == "u2"
+            assert pods.by_uid("u2") is not None
 
         play(scene)
 
     def test_a_pod_of_another_node_is_told_and_not_kept(self) -> None:
         """The watch, which is of this node, would never tell of its end."""
 
-        async def scene(server: ApiServer, shelf: Shelf, said: list[str]) -> None:
+        async def scene(server: ApiServer, pods: PodCache, said: list[str]) -> None:
             server.faults.append(answer(told("web-1", "u2", server.version + 1, node="n2")))
-            assert (await shelf.fetch("ml", "web-1")).metadata.uid == "u2"
-            assert shelf.by_uid("u2") is None
+            assert (await pods.fetch("ml", "web-1")).metadata.uid == "u2"
+            assert pods.by_uid("u2") is None
 
         play(scene)
 
     def test_an_answer_that_is_newer_than_the_watch_ends_the_former_one_of_its_name(self) -> None:
-        async def scene(server: ApiServer, shelf: Shelf, said: list[str]) -> None:
+        async def scene(server: ApiServer, pods: PodCache, said: list[str]) -> None:
             server.faults.append(answer(told("web-0", "u2", server.version + 1)))
-            await shelf.fetch("ml", "web-0")
+            await pods.fetch("ml", "web-0")
             assert said == ["u1"]
 
         play(scene)
 
     def test_an_answer_that_is_older_than_its_end_does_not_bring_it_back(self) -> None:
-        async def scene(server: ApiServer, shelf: Shelf, said: list[str]) -> None:
+        async def scene(server: ApiServer, pods: PodCache, said: list[str]) -> None:
             old = dict(server.items["ml/web-0"])
             old = {"metadata": dict(old["metadata"])}
             server.remove("ml/web-0")
             await until(lambda: said == ["u1"])
             server.faults.append(answer(old))
-            assert (await shelf.fetch("ml", "web-0")).metadata.uid == "u1"
-            assert shelf.by_uid("u1") is None
+            assert (await pods.fetch("ml", "web-0")).metadata.uid == "u1"
+            assert pods.by_uid("u1") is None
 
         play(scene)
 
     def test_what_goes_wrong_is_said(self) -> None:
-        async def scene(server: ApiServer, shelf: Shelf, said: list[str]) -> None:
+        async def scene(server: ApiServer, pods: PodCache, said: list[str]) -> None:
             server.faults.append(status(404, "NotFound", 'pods "x" not found'))
             with pytest.raises(ApiError, match="not found"):
-                await shelf.fetch("ml", "x")
+                await pods.fetch("ml", "x")
             server.faults.append(hang_up)
             server.faults.append(hang_up)
             with pytest.raises(Unreachable):
-                await shelf.fetch("ml", "x")
+                await pods.fetch("ml", "x")
 
         play(scene)
 
 
 class TestRefresh:
     def test_what_no_watch_has_told_is_known_after_it(self) -> None:
-        async def scene(server: ApiServer, shelf: Shelf, said: list[str]) -> None:
+        async def scene(server: ApiServer, pods: PodCache, said: list[str]) -> None:
             server.remove("ml/web-0", quietly=True)
             put(server, "web-1", "u2", quietly=True)
-            shelf._patience = 10.0
-            await shelf.refresh()
+            pods._patience = 10.0
+            await pods.refresh()
             assert said == ["u1"]
-            assert shelf.by_uid("u2") is not None
+            assert pods.by_uid("u2") is not None
 
         play(scene)
 
     def test_an_api_server_that_does_not_answer_is_not_waited_for_long(self) -> None:
-        async def scene(server: ApiServer, shelf: Shelf, said: list[str]) -> None:
+        async def scene(server: ApiServer, pods: PodCache, said: list[str]) -> None:
             server.faults.append(server.late(asyncio.Event()))  # for ever
-            await shelf.refresh()
-            assert shelf.by_uid("u1") is not None
+            await pods.refresh()
+            assert pods.by_uid("u1") is not None
             server.faults.clear()
 
         play(scene)
@@ -185,9 +187,9 @@ class TestRefresh:
     def test_one_that_is_told_to_end_as_the_answer_comes_ends(self, steps: int) -> None:
         async def act() -> None:
             answered = asyncio.Event()
-            shelf = Shelf(Api().kube, "n1", ended=lambda uid: None, runs=lambda uid: None)
-            shelf.reflector = cast("Reflector[PodObject]", SimpleNamespace(relist=answered.wait))
-            asking = asyncio.create_task(shelf.refresh())
+            pods = PodCache(Api().kube, "n1", on_ended=lambda uid: None, on_running=lambda uid: None)
+            pods.reflector = cast("Reflector[PodObject]", SimpleNamespace(relist=answered.wait))
+            asking = asyncio.create_task(pods.refresh())
             await asyncio.sleep(0.01)
             answered.set()
             for _ in range(steps):
@@ -199,4 +201,4 @@ class TestRefresh:
         asyncio.run(act())
 
     def test_without_a_reflector_there_is_nothing_to_refresh(self) -> None:
-        asyncio.run(Shelf(Api().kube, "n1", ended=lambda uid: None, runs=lambda uid: None).refresh())
+        asyncio.run(PodCache(Api().kube, "n1", on_ended=lambda uid: None, on_running=lambda uid: None).refresh())

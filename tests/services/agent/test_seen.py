@@ -16,7 +16,7 @@ from aliquot.cli.machine.top import view
 from aliquot.model.device import Card
 from aliquot.model.edits import Edits
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
-from aliquot.services.agent.injection import Fixtures
+from aliquot.services.agent.injection import Libraries
 from aliquot.services.agent.metrics import agent_exposition
 from aliquot.services.agent.service import Agent, Parts, Settings
 
@@ -56,12 +56,12 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
     for folder in ("t", "a", "cdi"):
         (tmp_path / folder).mkdir()
     store = PodStore(tmp_path / "state.db")
-    fixtures = Fixtures((), {}, lambda uuids: Edits({}))
+    libraries = Libraries((), {}, lambda uuids: Edits({}))
     settings: dict[str, Any] = {"cdi_folder": tmp_path / "cdi", "kubelet": tmp_path, "simulated": "1x16GiB"}
     yield Agent(
         Server("https://127.0.0.1:1"),
         Settings("n1", tmp_path / "t", tmp_path / "a", **settings),
-        Parts(store, _Arbiter(), _Health(), fixtures),
+        Parts(store, _Arbiter(), _Health(), libraries),
     )
     store.close()
 
@@ -74,7 +74,7 @@ def test_it_tells_where_its_things_are(agent: Agent, tmp_path: Path) -> None:
 
 def test_a_name_that_no_node_has_is_what_it_waits_for(agent: Agent) -> None:
     agent.nodes.synced.set()
-    agent.clerk.listed(0)
+    agent.reporter.listed(0)
     assert agent.ready() == "there is no Node n1 (--nodename)"
 
 

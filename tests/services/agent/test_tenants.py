@@ -21,7 +21,7 @@ from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.podtenancy import PodTenancy, shares_of
 from aliquot.model.tenant import Allotment, SharingRules, Tenant
-from aliquot.services.agent.tenants import CannotHostError, PodTenants
+from aliquot.services.agent.tenants import AdmissionError, PodTenants
 from aliquot.services.runtime.arbiterd import Arbiterd
 from kit.arbiterd import Nvml
 from kit.builders import GIB
@@ -76,11 +76,11 @@ class Scene:
             arbiter=self.arbiter,
             folder=self.folder / "t",
             clock=self.clock,
-            withdraw=self._withdraw,
+            remove_injections=self._remove_injections,
         )
         return self.tenants
 
-    def _withdraw(self, uid: str) -> None:
+    def _remove_injections(self, uid: str) -> None:
         self.events.append(f"withdraw {uid}")
         if self.withdrawing is not None:
             raise self.withdrawing
@@ -128,7 +128,7 @@ class TestTakenIn:
 
     def test_a_folder_that_cannot_be_made_is_told_with_its_path(self, scene: Scene) -> None:
         scene.arbiter.fails = OSError(28, "No space left on device")
-        with pytest.raises(CannotHostError, match=f"{scene.folder}/t/u1: .*No space left"):
+        with pytest.raises(AdmissionError, match=f"{scene.folder}/t/u1: .*No space left"):
             scene.tenants.admit(a_tenancy())
 
     def test_what_it_was_granted_anew_is_written_before_the_old_is_taken_away(self, scene: Scene) -> None:
@@ -142,7 +142,7 @@ class TestTakenIn:
         scene.tenants.admit(a_tenancy())
         scene.arbiter.living.add("u1")
         scene.events.clear()
-        with pytest.raises(CannotHostError, match="make it anew"):
+        with pytest.raises(AdmissionError, match="make it anew"):
             scene.tenants.admit(a_tenancy("u1", replace(SHARE, uuid="GPU-1")))
         assert scene.events == []
 
@@ -155,7 +155,7 @@ class TestTakenIn:
 
     def test_one_that_was_leaving_stays(self, scene: Scene) -> None:
         scene.tenants.admit(a_tenancy())
-        scene.tenants.leave("u1")
+        scene.tenants.mark_ended("u1")
         scene.tenants.admit(a_tenancy())
         scene.tenants.sweep()
         assert "u1" in scene.tenants.tenancies
@@ -166,7 +166,7 @@ class TestTakenUp:
         scene.tenants.admit(a_tenancy("u1"))
         scene.tenants.admit(a_tenancy("u2"))
         scene.arbiter.tenants.clear()
-        assert scene.another().take_up() == 2
+        assert scene.another().restore() == 2
         assert set(scene.arbiter.tenants) == set(scene.tenants.tenancies) == {"u1", "u2"}
 
     def test_one_whose_folder_cannot_be_used_stays_accounted(
@@ -174,7 +174,7 @@ class TestTakenUp:
     ) -> None:
         scene.tenants.admit(a_tenancy())
         scene.arbiter.fails = OSError(5, "Input/output error")
-        scene.another().take_up()
+        scene.another().restore()
         assert set(scene.tenants.tenancies) == {"u1"}
         assert "beyond control" in caplog.text
 
@@ -182,7 +182,7 @@ class TestTakenUp:
         scene.tenants.admit(a_tenancy())
         (scene.folder / "t" / "u9").mkdir()
         (scene.folder / "t" / "a-file").touch()
-        assert scene.tenants.left_behind() == {"u9"}
+        assert scene.tenants.unknown_folders() == {"u9"}
 
     @pytest.mark.parametrize("uid", ["", ".", "..", "../t", "a/b"])
     def test_what_is_no_uid_takes_nobodys_folder_along(self, scene: Scene, uid: str) -> None:
@@ -202,20 +202,20 @@ class TestLetGo:
     def test_first_what_leads_there_then_its_folder_then_the_database(self, scene: Scene) -> None:
         scene.tenants.admit(a_tenancy())
         scene.events.clear()
-        scene.tenants.leave("u1")
+        scene.tenants.mark_ended("u1")
         scene.tenants.sweep()
         assert scene.events == ["withdraw u1", "remove u1", "remove in the database"]
         assert (scene.tenants.tenancies, scene.store.tenancies()) == ({}, [])
 
     def test_not_before_the_next_sweep(self, scene: Scene) -> None:
         scene.tenants.admit(a_tenancy())
-        scene.tenants.leave("u1")
+        scene.tenants.mark_ended("u1")
         assert set(scene.tenants.tenancies) == {"u1"}
 
     def test_not_while_a_process_of_it_lives(self, scene: Scene) -> None:
         scene.tenants.admit(a_tenancy())
         scene.arbiter.living.add("u1")
-        scene.tenants.leave("u1")
+        scene.tenants.mark_ended("u1")
         scene.tenants.sweep()
         assert scene.tenants.ended == {"u1"}
         scene.arbiter.living.clear()
@@ -224,19 +224,19 @@ class TestLetGo:
 
     def test_one_that_has_not_ended_after_all_stays(self, scene: Scene) -> None:
         scene.tenants.admit(a_tenancy())
-        scene.tenants.leave("u1")
-        scene.tenants.stay("u1")
+        scene.tenants.mark_ended("u1")
+        scene.tenants.mark_running("u1")
         scene.tenants.sweep()
         assert set(scene.tenants.tenancies) == {"u1"}
 
     def test_one_that_we_never_knew_is_nothing_to_us(self, scene: Scene) -> None:
-        scene.tenants.leave("u9")
+        scene.tenants.mark_ended("u9")
         scene.tenants.sweep()
         assert scene.events == []
 
     def test_but_a_folder_that_it_left_goes_with_it(self, scene: Scene) -> None:
         (scene.folder / "t" / "u9").mkdir()
-        scene.tenants.leave("u9")
+        scene.tenants.mark_ended("u9")
         assert scene.tenants.ended == frozenset()
         scene.tenants.sweep()
         assert not (scene.folder / "t" / "u9").exists()
@@ -244,7 +244,7 @@ class TestLetGo:
     def test_one_that_lingers_is_told_of_once_after_a_minute(self, scene: Scene) -> None:
         scene.tenants.admit(a_tenancy())
         scene.arbiter.living.add("u1")
-        scene.tenants.leave("u1")
+        scene.tenants.mark_ended("u1")
         told = []
         for _ in range(4):
             told.append([each.uid for each in scene.tenants.sweep()])
@@ -256,7 +256,7 @@ class TestLetGo:
         self, scene: Scene, error: Exception, caplog: pytest.LogCaptureFixture
     ) -> None:
         scene.tenants.admit(a_tenancy("u1"))
-        scene.tenants.leave("u1")
+        scene.tenants.mark_ended("u1")
         scene.withdrawing = error
         scene.tenants.sweep()
         scene.tenants.sweep()
@@ -270,7 +270,7 @@ class TestLetGo:
     ) -> None:
         scene.tenants.admit(a_tenancy("u1"))
         scene.tenants.admit(a_tenancy("u2"))
-        scene.tenants.leave("u1")
+        scene.tenants.mark_ended("u1")
         with monkeypatch.context() as patch:
             patch.setattr(PodStore, "remove", _full)
             scene.tenants.sweep()
@@ -286,7 +286,7 @@ class TestWithARealArbiter:
         arbiter.start()
         store = PodStore(tmp_path / "state.db", boot="b")
         tenants = PodTenants(
-            store=store, arbiter=arbiter, folder=tmp_path / "t", clock=lambda: 0.0, withdraw=lambda uid: None
+            store=store, arbiter=arbiter, folder=tmp_path / "t", clock=lambda: 0.0, remove_injections=lambda uid: None
         )
         try:
             tenants.admit(a_tenancy())
@@ -295,7 +295,7 @@ class TestWithARealArbiter:
             page = (tmp_path / "t" / "u1" / "page").stat().st_ino
             tenants.admit(a_tenancy())
             assert (tmp_path / "t" / "u1" / "page").stat().st_ino == page
-            tenants.leave("u1")
+            tenants.mark_ended("u1")
             tenants.sweep()
             assert list((tmp_path / "t").iterdir()) == []
         finally:

@@ -11,7 +11,7 @@ import pytest
 from aliquot.dialects import Rules
 from aliquot.model.device import Card
 from aliquot.model.tenant import Finding as OnCard
-from aliquot.model.tenant import Oddity
+from aliquot.model.tenant import FindingKind
 from aliquot.services.doctor.agent import agent_findings
 from aliquot.services.doctor.findings import Finding, Level
 from aliquot.services.doctor.site import Disk, Places, Site
@@ -76,7 +76,7 @@ def test_a_kubelet_that_does_not_run() -> None:
 
 
 def test_a_kubelet_that_does_not_tell_whose_devices_are() -> None:
-    finding = the_one(findings(the_site(held=None, held_problem="asking which Pods hold devices: UNIMPLEMENTED")))
+    finding = the_one(findings(the_site(held=None, held_problem="listing PodResources: UNIMPLEMENTED")))
     assert "does not tell which Pod has which devices" in finding.what
     assert "/var/lib/kubelet/pod-resources" in str(finding.fix)
 
@@ -189,7 +189,7 @@ def test_a_card_that_is_out_with_the_reason() -> None:
 
 
 def test_a_process_on_a_card_that_is_nobodys() -> None:
-    stranger = OnCard("GPU-b", 4711, Oddity.STRANGER, "uses the card without being a tenant: it is of no Pod")
+    stranger = OnCard("GPU-b", 4711, FindingKind.STRANGER, "uses the card without being a tenant: it is of no Pod")
     finding = the_one(findings(the_site(agent=the_agent(findings=[stranger]))))
     assert finding.check == "processes"
     assert finding.what.startswith("on card 1: process 4711 uses the card without being a tenant")
@@ -198,13 +198,15 @@ def test_a_process_on_a_card_that_is_nobodys() -> None:
 
 def test_a_process_that_escapes_its_share_is_told_how_it_is_held() -> None:
     text = "is tenant default/train's but has not registered: is it statically linked?"
-    finding = the_one(findings(the_site(agent=the_agent(findings=[OnCard("GPU-a", 7, Oddity.UNREGISTERED, text)]))))
+    finding = the_one(
+        findings(the_site(agent=the_agent(findings=[OnCard("GPU-a", 7, FindingKind.UNREGISTERED, text)])))
+    )
     assert "link its program dynamically" in str(finding.fix)
 
 
 def test_that_a_card_which_is_out_does_not_answer_is_no_second_finding() -> None:
     cards = (CARDS[0], replace(CARDS[1], healthy=False))
-    silent = [OnCard(uuid, None, Oddity.SILENT, "the card does not answer") for uuid in ("GPU-a", "GPU-b")]
+    silent = [OnCard(uuid, None, FindingKind.SILENT, "the card does not answer") for uuid in ("GPU-a", "GPU-b")]
     found = wrong(findings(the_site(agent=the_agent(cards=cards, findings=silent))))
     assert [each.what.partition(":")[0] for each in found] == ["card 1 (GPU-b) is out", "on card 0"]
 

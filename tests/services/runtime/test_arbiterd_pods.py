@@ -17,7 +17,7 @@ import pytest
 from aliquot.adapters.gpu import link
 from aliquot.adapters.host import processes
 from aliquot.model.claim import AppClass
-from aliquot.model.tenant import Allotment, Oddity, Tenant
+from aliquot.model.tenant import Allotment, FindingKind, Tenant
 from aliquot.services.runtime import audit
 from kit.arbiterd import UUIDS, Guest, Rig, ask, open_files, until
 
@@ -247,7 +247,7 @@ class TestContainers:
 
 
 class TestPatrol:
-    def look(self, rig: Rig, pid: int) -> tuple[Oddity, str | None, str]:
+    def look(self, rig: Rig, pid: int) -> tuple[FindingKind, str | None, str]:
         rig.patch.setattr(audit, "_GRACE", -1.0)
         rig.nvml.on_card[UUIDS[0]] = {pid: 1 << 30}
         (found,) = rig.daemon._patrol.look_at(UUIDS[0])
@@ -256,7 +256,7 @@ class TestPatrol:
 
     def test_a_process_of_no_pod_is_a_stranger(self, rig: Rig) -> None:
         kind, owner, text = self.look(rig, rig.pid("x"))
-        assert (kind, owner) == (Oddity.STRANGER, None)
+        assert (kind, owner) == (FindingKind.STRANGER, None)
         assert "is of no Pod" in text
         assert "aliquot run" not in text
 
@@ -270,18 +270,18 @@ class TestPatrol:
     ) -> None:
         pods[rig.pid("x")] = UNKNOWN
         kind, owner, text = self.look(rig, rig.pid("x"))
-        assert (kind, owner) == (Oddity.STRANGER, UNKNOWN)
+        assert (kind, owner) == (FindingKind.STRANGER, UNKNOWN)
         assert UNKNOWN in text
 
     def test_a_tenants_process_on_a_card_it_has_no_part_of_trespasses(self, rig: Rig, pods: dict[int, str]) -> None:
         pods[rig.pid("x")] = POD
         allotments = (Allotment(UUIDS[1]),)
         rig.daemon.add(Tenant(POD, "default/a", AppClass.NORMAL, allotments, None), rig.folder / "t" / POD)
-        assert self.look(rig, rig.pid("x"))[:2] == (Oddity.TRESPASSER, POD)
+        assert self.look(rig, rig.pid("x"))[:2] == (FindingKind.TRESPASSER, POD)
 
     def test_a_tenants_process_that_did_not_register_is_told_with_its_owner(
         self, rig: Rig, pods: dict[int, str]
     ) -> None:
         pods[rig.pid("x")] = POD
         add(rig)
-        assert self.look(rig, rig.pid("x"))[:2] == (Oddity.UNREGISTERED, POD)
+        assert self.look(rig, rig.pid("x"))[:2] == (FindingKind.UNREGISTERED, POD)

@@ -1,10 +1,10 @@
-"""The kubelet of this node: what it is told of our cards, and what it tells of its Pods.
+"""The kubelet of this node: our device plugins, and which Pods hold devices.
 
-channel.py        how it is called: gRPC over its unix sockets
-deviceplugin.py   what it asks of us: one plugin per resource, served on a socket in its folder
+channel.py        gRPC over the kubelet's unix sockets
+deviceplugin.py   the device plugin API: one server per resource, on a socket in the kubelet's folder
 podresources.py   which container holds which devices
-checkpoint.py     the same from its own notes, which know Pod UIDs and init containers too
-books.py          both of these, at their places
+checkpoint.py     the same from the kubelet's own file, which also has Pod UIDs and init containers
+holders.py        both of these, at their paths
 
-The `_pb2` modules are made from the `.proto` files by `make protos`.
+`make protos` generates the `_pb2` modules from the `.proto` files.
 """

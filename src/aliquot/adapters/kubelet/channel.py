@@ -1,8 +1,8 @@
-"""How the kubelet is called: gRPC over a unix socket, each failure as one sentence.
+"""gRPC to the kubelet over its unix sockets. Every failure becomes one sentence.
 
-Three traps. A Go server does not take the authority that a unix socket gets by default. Channels to one address share
-their connection and its back-off unless told not to: a kubelet that has just come back would not be asked for seconds.
-And an answer may name twenty thousand devices with the name of their resource beside each: more than the usual 4 MiB.
+Three traps. A Go server refuses the authority that a unix socket gets by default. Channels to one address share their
+connection and its back-off by default: calls to a kubelet that has just come back would then fail for seconds. And a
+response may list twenty thousand devices, each with the name of its resource: more than the default limit of 4 MiB.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _OPTIONS = (
 
 
 class KubeletError(Exception):
-    """The kubelet cannot be reached, or said no; the message says which and where."""
+    """The kubelet cannot be reached or refused the call. The message names the call and the socket."""
 
 
 def dial(socket: Path) -> aio.Channel:
-    """A channel to the socket. It connects with the first call, and again when the kubelet comes back."""
+    """A channel that connects with the first call, and again when the kubelet comes back."""
     return aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)
 
 
-def failed(what: str, socket: Path, error: grpc.RpcError) -> KubeletError:
-    """That error as ours."""
+def kubelet_error(call: str, socket: Path, error: grpc.RpcError) -> KubeletError:
+    """The gRPC error as a KubeletError."""
     code = error.code().name if isinstance(error, aio.AioRpcError) else "UNKNOWN"
     details = error.details() if isinstance(error, aio.AioRpcError) else str(error)
-    return KubeletError(f"{what} at {socket}: {code}: {details or 'no reason given'}")
+    return KubeletError(f"{call} at {socket}: {code}: {details or 'no reason given'}")

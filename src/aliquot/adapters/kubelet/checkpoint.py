@@ -1,10 +1,10 @@
-"""The kubelet's own notes of who holds which devices, kubelet_internal_checkpoint in its device plugin folder.
+"""Reads kubelet_internal_checkpoint, the kubelet's own record of who holds which devices.
 
-They tell what PodResources does not: the Pod's UID, init containers, and what a device plugin had answered, which the
-kubelet gives to every later start of the container, whichever plugin is there by then. Their form is the kubelet's
-private business and without a version, so what is not as we know it (kubelet 1.20 to 1.36) counts as not there. The
-kubelet writes them before it calls PreStartContainer, beside and then renames: they are never half written. Its
-checksum is not looked at: it is one of the memory of a Go program.
+It has what PodResources lacks: the Pod's UID, init containers, and the response of the device plugin, which the kubelet
+reuses for every later start of the container, whichever plugin is registered by then. The format is private to the
+kubelet and has no version, so a file in any other form than that of kubelet 1.20 to 1.36 counts as missing. The
+kubelet writes the file before it calls PreStartContainer, and renames it into place: it is never half written. We
+ignore its checksum: it is computed from the memory layout of a Go program.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ CHECKPOINT = "kubelet_internal_checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What the kubelet keeps of a device plugin's answer, as far as it is looked at."""
+class CachedResponse:
+    """The parts we use of the response of a device plugin that the kubelet keeps."""
 
     env: Mapping[str, str]
     cdi: tuple[str, ...]
-    mounts: tuple[str, ...] = ()  # whence on the host
+    mounts: tuple[str, ...] = ()  # paths on the host
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The devices of one resource that one container holds. A container of a Pod that ended may stand here a while."""
+    """The devices of one resource that one container holds. Entries of ended Pods stay for a while."""
 
     pod_uid: str
     container: str
     resource: str
     ids: frozenset[str]
-    answer: str = field(default="", compare=False, repr=False)  # as it is kept; read where it is wanted
+    encoded: str = field(default="", compare=False, repr=False)  # the response in base64, decoded on demand
 
-    def kept(self) -> Kept | None:
-        """The answer; None where it is not there, or cannot be read."""
+    def response(self) -> CachedResponse | None:
+        """The device plugin's response; None if it is missing or cannot be decoded."""
         try:
-            found = wire.ContainerAllocateResponse.FromString(binascii.a2b_base64(self.answer))
+            found = wire.ContainerAllocateResponse.FromString(binascii.a2b_base64(self.encoded))
         except (ValueError, DecodeError):  # binascii's errors are ValueErrors
             return None
-        if not self.answer:
+        if not self.encoded:
             return None
         mounts = tuple(mount.host_path for mount in found.mounts)
-        return Kept(dict(found.envs), tuple(device.name for device in found.cdi_devices), mounts)
+        return CachedResponse(dict(found.envs), tuple(device.name for device in found.cdi_devices), mounts)
 
 
 _NAMES = {
@@ -58,7 +58,7 @@ _NAMES = {
     "container": "ContainerName",
     "resource": "ResourceName",
     "ids": "DeviceIDs",
-    "answer": "AllocResp",
+    "encoded": "AllocResp",
 }
 
 
@@ -67,7 +67,7 @@ class _Entry(msgspec.Struct, rename=_NAMES):
     container: str
     resource: str
     ids: dict[int, list[str] | None] | None  # by NUMA node, -1 where none is known
-    answer: str | None = None
+    encoded: str | None = None
 
 
 class _Data(msgspec.Struct, rename={"entries": "PodDeviceEntries"}):
@@ -79,13 +79,13 @@ class _Checkpoint(msgspec.Struct, rename={"data": "Data"}):
 
 
 def read_checkpoint(path: Path) -> tuple[Entry, ...] | None:
-    """What the kubelet has noted; None where the file is not there, or not in a form we know."""
+    """The entries; None if the file is missing or in an unknown form."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=_Checkpoint)
     except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
         return None
     return tuple(
-        Entry(entry.pod_uid, entry.container, entry.resource, _all(entry.ids or {}), entry.answer or "")
+        Entry(entry.pod_uid, entry.container, entry.resource, _all(entry.ids or {}), entry.encoded or "")
         for entry in found.data.entries or ()
     )
 

@@ -1,19 +1,20 @@
-"""One device plugin, as the kubelet sees it: a gRPC server on a socket in its folder.
+"""One device plugin: a gRPC server on a socket in the kubelet's device-plugins folder.
 
-    register     we call the kubelet; before it answers it has connected back, so the server must be there already
-    GetDevicePluginOptions   PreStartContainer is wanted: only then is it known which Pod holds the devices
-    ListAndWatch             the devices, now and after every change. While the kubelet listens, the plugin is there
-    Allocate                 when a Pod is admitted: devices by ID, not a word about the Pod
-    PreStartContainer        before each start of a container, first or later
+    register                 we call the kubelet. It connects back before it answers, so the server must listen already
+    GetDevicePluginOptions   asks for PreStartContainer: only then is it known which Pod holds the devices
+    ListAndWatch             streams the devices, now and after every change, for as long as the plugin is registered
+    Allocate                 when a Pod is admitted: device IDs, but not the Pod
+    PreStartContainer        before each start of a container, also after a restart
 
-An exception `Refused` reaches the user: the kubelet shows its text as the reason why the container does not start.
+The text of `Refused` reaches the user: the kubelet shows it as the reason why the container does not start.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -21,7 +22,7 @@ import grpc
 from grpc import aio
 
 from aliquot.adapters.kubelet import deviceplugin_pb2 as wire
-from aliquot.adapters.kubelet.channel import LARGEST_MESSAGE, KubeletError, dial, failed
+from aliquot.adapters.kubelet.channel import LARGEST_MESSAGE, KubeletError, dial, kubelet_error
 from aliquot.model.edits import Mount
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ _GRACE = 1.0  # seconds for the kubelet to read the last list; then it hangs up 
 
 
 class Refused(Exception):
-    """The container may not start; the text says why, for its user."""
+    """The container may not start. The text tells its user why."""
 
 
 class Device(Protocol):
@@ -49,26 +50,29 @@ class Device(Protocol):
     def numa(self) -> int | None: ...
 
 
-class Answer(Protocol):
+@dataclass(frozen=True, slots=True)
+class Allocation:
     """What a container gets with its devices."""
 
-    @property
-    def cdi(self) -> Sequence[str]: ...
-    @property
-    def env(self) -> Mapping[str, str]: ...
-    @property
-    def mounts(self) -> Sequence[Mount]: ...
+    cdi: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
 
 
-class Desk(Protocol):
-    """Who decides. Both may raise Refused."""
+class AllocationHandler(Protocol):
+    """Answers the kubelet's calls. Both methods may raise Refused."""
 
-    def allocate(self, resource: str, ids: frozenset[str]) -> Answer: ...
-    async def prepare(self, resource: str, ids: frozenset[str]) -> None: ...
+    def allocate(self, resource: str, ids: frozenset[str]) -> Allocation:
+        """A Pod that gets these devices is being admitted. The kubelet does not say which Pod."""
+        ...
+
+    async def prepare(self, resource: str, ids: frozenset[str]) -> None:
+        """A container that holds these devices is about to be created."""
+        ...
 
 
 async def register(folder: Path, *, resource: str, endpoint: str) -> None:
-    """Tells the kubelet of a plugin that is served at `endpoint` in its folder. Raises KubeletError."""
+    """Register the plugin that listens at `endpoint` in the kubelet's folder. Raises KubeletError."""
     socket = folder / KUBELET_SOCKET
     request = wire.RegisterRequest(version=_VERSION, endpoint=endpoint, resource_name=resource, options=_OPTIONS)
     async with dial(socket) as channel:
@@ -80,23 +84,23 @@ async def register(folder: Path, *, resource: str, endpoint: str) -> None:
         try:
             await call(request, timeout=_PATIENCE)
         except grpc.RpcError as error:
-            raise failed(f"registering {resource}", socket, error) from error
+            raise kubelet_error(f"registering {resource}", socket, error) from error
 
 
 class PluginServer:
-    """Serves one resource, from `start` to `stop`, once."""
+    """Serves one resource from `start` to `stop`. It cannot be started again."""
 
-    def __init__(self, resource: str, path: Path, desk: Desk) -> None:
+    def __init__(self, resource: str, path: Path, handler: AllocationHandler) -> None:
         self.path = path
-        self.watchers = 0  # kubelets that listen: one, or none while it is away
-        self._resource, self._desk = resource, desk
+        self.watchers = 0  # open ListAndWatch streams: one, or none while the kubelet is away
+        self._resource, self._handler = resource, handler
         self._devices = b""
-        self._news = asyncio.Event()
-        self._ending = False
+        self._changed = asyncio.Event()
+        self._stopping = False
         self._server: aio.Server | None = None
 
     async def start(self) -> None:
-        """Serves from now on. Raises KubeletError."""
+        """Start to serve. Raises KubeletError."""
         server = aio.server(options=[("grpc.max_receive_message_length", LARGEST_MESSAGE)])
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(f"{_VERSION}.DevicePlugin", self._methods()),)
@@ -109,25 +113,25 @@ class PluginServer:
         self._server = server
 
     async def stop(self) -> None:
-        """Ends the kubelet's watch, and removes the socket. What is asked meanwhile, the next plugin is asked again."""
-        self._ending = True
-        self._news.set()
+        """End the kubelet's watch and remove the socket. The kubelet repeats calls that fail meanwhile."""
+        self._stopping = True
+        self._changed.set()
         if self._server is not None:
             await self._server.stop(_GRACE)
         self.path.unlink(missing_ok=True)
 
     def publish(self, devices: bytes) -> None:
-        """What the kubelet is to know from now on, as `render_devices` makes it."""
+        """Send this list, made by `render_devices`, to the kubelet now and whenever it connects."""
         self._devices = devices
-        told, self._news = self._news, asyncio.Event()
-        told.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     @property
-    def is_there(self) -> bool:
-        """Whether the socket is still in the folder: a kubelet that starts removes all it finds."""
+    def has_socket(self) -> bool:
+        """Whether the socket is still in the folder: a kubelet that starts removes every socket it finds."""
         return self._server is not None and self.path.exists()
 
-    # --- what the kubelet calls ----------------------------------------------------------------------------------
+    # --- gRPC methods --------------------------------------------------------------------------------------------
 
     def _methods(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         unary = grpc.unary_unary_rpc_method_handler
@@ -138,7 +142,7 @@ class PluginServer:
             "ListAndWatch": grpc.unary_stream_rpc_method_handler(
                 self._watch,
                 wire.Empty.FromString,
-                bytes,  # packed once, however often it is sent
+                bytes,  # serialized once, however often it is sent
             ),
             "Allocate": unary(self._allocate, wire.AllocateRequest.FromString, wire.AllocateResponse.SerializeToString),
             "PreStartContainer": unary(
@@ -155,10 +159,10 @@ class PluginServer:
         self.watchers += 1
         try:
             while True:
-                news = self._news  # taken before the devices: what changes while they are sent is news
+                changed = self._changed  # read before the devices: a change while they are sent must not be missed
                 yield self._devices
-                await news.wait()
-                if self._ending and news is self._news:
+                await changed.wait()
+                if self._stopping and changed is self._changed:
                     return
         finally:
             self.watchers -= 1
@@ -167,35 +171,33 @@ class PluginServer:
         self, request: wire.AllocateRequest, context: aio.ServicerContext[Any, Any]
     ) -> wire.AllocateResponse:
         try:
-            answers = [
-                self._desk.allocate(self._resource, frozenset(request.devices_ids))
-                for request in request.container_requests
+            allocations = [
+                self._handler.allocate(self._resource, frozenset(container.devices_ids))
+                for container in request.container_requests
             ]
         except Exception as error:
             await self._refuse(context, "Allocate", error)
-        return wire.AllocateResponse(container_responses=map(_container, answers))
+        return wire.AllocateResponse(container_responses=map(_container, allocations))
 
     async def _prepare(
         self, request: wire.PreStartContainerRequest, context: aio.ServicerContext[Any, Any]
     ) -> wire.PreStartContainerResponse:
         try:
-            await self._desk.prepare(self._resource, frozenset(request.devices_ids))
+            await self._handler.prepare(self._resource, frozenset(request.devices_ids))
         except Exception as error:
             await self._refuse(context, "PreStartContainer", error)
         return wire.PreStartContainerResponse()
 
     async def _refuse(self, context: aio.ServicerContext[Any, Any], call: str, error: Exception) -> NoReturn:
-        """Ends the call: with the reason, or with what went wrong in us, which is in the log in full."""
+        """Abort the call with the reason. An internal error is also logged with its traceback."""
         if isinstance(error, Refused):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        log.error(
-            "a call of the kubelet failed", extra={"data": {"call": call, "resource": self._resource}}, exc_info=error
-        )
-        await context.abort(grpc.StatusCode.INTERNAL, f"the agent failed in {call}: {type(error).__name__}: {error}")
+        log.error("kubelet_call_failed", extra={"data": {"call": call, "resource": self._resource}}, exc_info=error)
+        await context.abort(grpc.StatusCode.INTERNAL, f"internal error in {call}: {type(error).__name__}: {error}")
 
 
 def render_devices(devices: Iterable[Device]) -> bytes:
-    """A ListAndWatchResponse of these. Twenty thousand take a while, so it is kept for when the kubelet comes back."""
+    """Serialize a ListAndWatchResponse. That is slow for twenty thousand devices, so callers keep the result."""
     return wire.ListAndWatchResponse(devices=map(_device, devices)).SerializeToString()
 
 
@@ -204,12 +206,12 @@ def _device(device: Device) -> wire.Device:
     return wire.Device(ID=device.id, health="Healthy" if device.healthy else "Unhealthy", topology=topology)
 
 
-def _container(answer: Answer) -> wire.ContainerAllocateResponse:
+def _container(allocation: Allocation) -> wire.ContainerAllocateResponse:
     return wire.ContainerAllocateResponse(
-        envs=answer.env,
+        envs=allocation.env,
         mounts=[
             wire.Mount(container_path=mount.container, host_path=mount.host, read_only=not mount.writable)
-            for mount in answer.mounts
+            for mount in allocation.mounts
         ],
-        cdi_devices=[wire.CDIDevice(name=name) for name in answer.cdi],
+        cdi_devices=[wire.CDIDevice(name=name) for name in allocation.cdi],
     )

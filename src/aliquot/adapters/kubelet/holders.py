@@ -1,4 +1,4 @@
-"""Both of the kubelet's accounts of who holds which devices, at their places under its folder."""
+"""The kubelet's two records of which container holds which devices, at their paths under its root directory."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from aliquot.adapters.kubelet.checkpoint import CHECKPOINT, Entry, read_checkpoi
 from aliquot.adapters.kubelet.podresources import Holder, PodResources
 
 
-class Books:
-    """`folder` is the kubelet's: /var/lib/kubelet."""
+class Kubelet:
+    """`folder` is the kubelet's root directory, /var/lib/kubelet."""
 
     def __init__(self, folder: Path) -> None:
         self.plugins = folder / "device-plugins"
         self._resources = PodResources(folder / "pod-resources" / "kubelet.sock")
 
     async def holders(self) -> list[Holder]:
-        """What PodResources tells now. Raises KubeletError."""
+        """The holders by the PodResources API. Raises KubeletError."""
         return await self._resources.holders()
 
     def checkpoint(self) -> tuple[Entry, ...] | None:
-        """What the kubelet has noted for itself; None where that cannot be read."""
+        """The entries of the kubelet's checkpoint file; None if it cannot be read."""
         return read_checkpoint(self.plugins / CHECKPOINT)
 
     async def close(self) -> None:
-        """No more questions."""
+        """Close the PodResources client."""
         await self._resources.close()

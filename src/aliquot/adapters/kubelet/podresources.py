@@ -1,8 +1,8 @@
-"""Which container holds which devices, by the kubelet's PodResources API.
+"""Client of the kubelet's PodResources API: which container holds which devices.
 
-It lists app containers and sidecars; ordinary init containers it does not know, nor Pod UIDs (see checkpoint.py). It
-answers a hundred calls a second and refuses more: those who ask while a call is under way share the next one, and what
-is refused is asked again, later each time.
+The API lists app containers and sidecars, but neither ordinary init containers nor Pod UIDs (see checkpoint.py). The
+kubelet refuses more than a hundred calls a second. Therefore callers that come while a call is running share the next
+one, and refused calls are retried with a growing pause.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import grpc
 from grpc import aio
 
 from aliquot.adapters.kubelet import podresources_pb2 as wire
-from aliquot.adapters.kubelet.channel import dial, failed
+from aliquot.adapters.kubelet.channel import dial, kubelet_error
 
 _LIST = "/v1.PodResourcesLister/List"
-_AGAIN = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)  # too fast; restarting
-_TRIES = 10  # with the pauses between them some five seconds: PreStartContainer has thirty
+_RETRIED = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)  # rate limit; kubelet restarting
+_TRIES = 10  # about five seconds with the pauses; the kubelet gives PreStartContainer thirty
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _PATIENCE = 5.0  # seconds for one call
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A container, and the IDs of the devices it holds, by resource."""
+    """A container with the IDs of the devices it holds, by resource."""
 
     namespace: str
     name: str
@@ -37,7 +37,7 @@ class Holder:
 
 
 class PodResources:
-    """The API at that socket. `close` ends it."""
+    """The API at `socket`."""
 
     def __init__(
         self,
@@ -52,14 +52,14 @@ class PodResources:
         self._next: asyncio.Task[list[Holder]] | None = None
 
     async def holders(self) -> list[Holder]:
-        """All that hold devices, as it stands after this was called. Raises KubeletError."""
+        """All containers that hold devices, read after this call was made. Raises KubeletError."""
         if self._next is None:
             self._next = asyncio.create_task(self._after(self._running))
-            self._next.add_done_callback(_seen)
-        return await asyncio.shield(self._next)  # who asked may give up; the others want the answer still
+            self._next.add_done_callback(_retrieve_exception)
+        return await asyncio.shield(self._next)  # a cancelled caller must not cancel the call of the others
 
     async def close(self) -> None:
-        """Ends what is under way."""
+        """Cancel running calls and close the channel."""
         for task in (self._running, self._next):
             if task is not None:
                 task.cancel()
@@ -67,9 +67,9 @@ class PodResources:
             await self._channel.close()
 
     async def _after(self, before: asyncio.Task[list[Holder]] | None) -> list[Holder]:
-        """The call that is made when the one under way has ended; who asks from then on waits for one more."""
+        """Call once the running call has ended. Later callers wait for one more call."""
         if before is not None:
-            await asyncio.wait({before})  # however it ended: that is for those who asked then
+            await asyncio.wait({before})  # its result belongs to earlier callers
         self._running, self._next = self._next, None
         return await self._list()
 
@@ -85,25 +85,25 @@ class PodResources:
             try:
                 return _holders(await call(wire.ListPodResourcesRequest(), timeout=_PATIENCE))
             except aio.AioRpcError as error:
-                if error.code() not in _AGAIN or attempt == _TRIES - 1:
-                    raise failed("asking which Pods hold devices", self._socket, error) from error
+                if error.code() not in _RETRIED or attempt == _TRIES - 1:
+                    raise kubelet_error("listing PodResources", self._socket, error) from error
             longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**attempt)
             await self._sleep(longest * (0.5 + self._chance() / 2))
-        raise AssertionError("the last try returns or raises")
+        raise AssertionError("unreachable: the last try returns or raises")
 
 
-def _seen(task: asyncio.Task[list[Holder]]) -> None:
-    """Where all who asked have given up, nobody is left to hear of the failure."""
+def _retrieve_exception(task: asyncio.Task[list[Holder]]) -> None:
+    """When every caller was cancelled, nobody awaits the task: avoid asyncio's warning about that."""
     if not task.cancelled():
         task.exception()
 
 
-def _holders(answer: wire.ListPodResourcesResponse) -> list[Holder]:
+def _holders(response: wire.ListPodResourcesResponse) -> list[Holder]:
     found = []
-    for pod in answer.pod_resources:
+    for pod in response.pod_resources:
         for container in pod.containers:
             devices: dict[str, set[str]] = {}
-            for device in container.devices:  # the kubelet writes one for each device
+            for device in container.devices:  # the kubelet sends one entry per device
                 devices.setdefault(device.resource_name, set()).update(device.device_ids)
             if devices:
                 held = {resource: frozenset(ids) for resource, ids in devices.items()}

@@ -78,13 +78,13 @@ def install(
         contents = {Path(name).name: _library(source / name, machine) for name in (LIBRARY, *more, *beside)}
         preloaded = (LIBRARY, *(Path(name).name for name in more))
         contents[PRELOAD] = "".join(f"{IN_CONTAINERS}/{name}\n" for name in preloaded).encode()
-        shelf = state / "shim"
-        shelf.mkdir(parents=True, exist_ok=True)
-        folder = shelf / f"{version}-{_hash(contents)}"
+        versions = state / "shim"
+        versions.mkdir(parents=True, exist_ok=True)
+        folder = versions / f"{version}-{_hash(contents)}"
         fresh = not _holds(folder, contents)
         if fresh:
             _put(folder, contents)
-        _point(shelf / _CURRENT, folder.name)
+        _point(versions / _CURRENT, folder.name)
     except OSError as error:
         advice = _WHAT_TO_DO.get(error.errno or 0)
         why = f"{error.filename or state}: {error.strerror or error}"
@@ -94,13 +94,13 @@ def install(
 
 def sweep(state: Path, keep: Collection[Path]) -> list[str]:
     """Remove the versions that are neither kept nor current. Answers their names."""
-    shelf = state / "shim"
+    versions = state / "shim"
     kept = {folder.name for folder in keep}
     with contextlib.suppress(OSError):
-        kept.add(os.readlink(shelf / _CURRENT))
+        kept.add(os.readlink(versions / _CURRENT))
     removed = []
     with contextlib.suppress(FileNotFoundError):
-        for path in sorted(shelf.iterdir()):
+        for path in sorted(versions.iterdir()):
             if path.name.startswith(_DRAFT):
                 if time.time() - path.lstat().st_mtime > _STALE:  # before that, somebody may be at it
                     _remove(path)

@@ -190,21 +190,23 @@ def _serve(given: dict[str, Any]) -> None:
 
 def _move_in(given: dict[str, Any], home: Home) -> Home:
     """The same home, with what this container lacks fetched from the host. Raises UpError."""
-    from aliquot.services.agent.hostaccess import move_in
+    from aliquot.services.agent.hostaccess import acquire_host_access
 
     cdi = str(given["cdi_dir"].absolute())
     folders = [home.run, home.state, *([] if given["cdi"] == "off" else [cdi])]
-    lodging = given["lodging"] = move_in(folders, given["kubelet_dir"] / "device-plugins" / "kubelet.sock")
-    given["cdi_dir"] = Path(lodging.name(cdi))
-    given["dbfile"] = Path(lodging.name(home.state), given["dbfile"].name)
-    return Home(lodging.name(home.run), lodging.name(home.state))
+    host_access = given["host_access"] = acquire_host_access(
+        folders, given["kubelet_dir"] / "device-plugins" / "kubelet.sock"
+    )
+    given["cdi_dir"] = Path(host_access.name(cdi))
+    given["dbfile"] = Path(host_access.name(home.state), given["dbfile"].name)
+    return Home(host_access.name(home.run), host_access.name(home.state))
 
 
 def _tell_beginnings(given: dict[str, Any]) -> None:
     """What was not as it was written, and done otherwise."""
     from aliquot.adapters.kubernetes.kubeconfig import passed_over
 
-    given["lodging"].tell()
+    given["host_access"].tell()
     missing = [] if given["kubeconfig"] is not None else passed_over()
     if missing:
         told = {"missing": [str(each) for each in missing]}
@@ -242,7 +244,7 @@ def _run(given: dict[str, Any], home: Home, server: Server, playing: Playing | N
         bind_address=given["bind_address"],
         control=Path(home.control),
         simulated=None if playing is None else playing.spec,
-        notes=(OWN_IDS,) if given["lodging"].processes and playing is None else (),
+        notes=(OWN_IDS,) if given["host_access"].processes and playing is None else (),
     )
     try:
         run_agent(

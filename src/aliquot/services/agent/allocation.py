@@ -21,7 +21,7 @@ from typing import Protocol
 from aliquot import dialects
 from aliquot.adapters.gpu.driverfile import DriverFileError
 from aliquot.adapters.kubelet.channel import KubeletError
-from aliquot.adapters.kubelet.checkpoint import Entry, Kept
+from aliquot.adapters.kubelet.checkpoint import CachedResponse, Entry
 from aliquot.adapters.kubelet.podresources import Holder
 from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
 from aliquot.adapters.kubernetes.reflector import key_of
@@ -36,9 +36,9 @@ from aliquot.model.node import Node
 from aliquot.model.podtenancy import PodTenancy, shares_of
 from aliquot.placement.crowding import crowded
 from aliquot.services.agent.deviceplugins import Allocation, Refused
-from aliquot.services.agent.foreignpods import Guests
-from aliquot.services.agent.injection import Doorway, Place
-from aliquot.services.agent.tenants import CannotHostError, PodTenants
+from aliquot.services.agent.foreignpods import ForeignPods
+from aliquot.services.agent.injection import Injector, Place
+from aliquot.services.agent.tenants import AdmissionError, PodTenants
 from aliquot.services.daemon.events import Teller, about_pod
 
 log = logging.getLogger(__name__)
@@ -48,14 +48,14 @@ REFUSED = "GPURefused"
 _MOST_SAID = 1000  # refusals of which it is known that they were logged
 
 
-class Bookkeeper(Protocol):
+class Kubelet(Protocol):
     """Who tells which Pod holds which devices: the kubelet."""
 
     async def holders(self) -> list[Holder]: ...
     def checkpoint(self) -> tuple[Entry, ...] | None: ...
 
 
-class Shelf(Protocol):
+class Pods(Protocol):
     """The Pods of this node, as they were last told (services/agent/podcache.py)."""
 
     def named(self, namespace: str, name: str) -> PodObject | None: ...
@@ -72,31 +72,31 @@ class _Owner:
     name: str
     container: str
     uid: str | None
-    guest: Kept | None = None  # what another device plugin answered, where one did
+    guest: CachedResponse | None = None  # what another device plugin answered, where one did
 
 
-class Usher:
+class Allocator:
     """See the head of the file."""
 
     def __init__(
         self,
         *,
-        kubelet: Bookkeeper,
-        pods: Shelf,
+        kubelet: Kubelet,
+        pods: Pods,
         tenants: PodTenants,
-        doorway: Doorway,
+        injector: Injector,
         events: Teller,
         node: Callable[[], Node],  # with the cards as they are now
         sick: Callable[[str], str | None],  # why the card of that UUID is out; None: it is well
         rules: Rules,
         clock: Callable[[], float],  # seconds since 1970
-        guests: Guests,
+        foreign_pods: ForeignPods,
         assigned: Callable[[PodObject, Claim], None] = lambda pod, claim: None,
     ) -> None:
         self._said: OrderedDict[tuple[str, str], None] = OrderedDict()  # what was logged, by UID and reason
-        self._kubelet, self._pods, self._tenants, self._doorway = kubelet, pods, tenants, doorway
+        self._kubelet, self._pods, self._tenants, self._injector = kubelet, pods, tenants, injector
         self._events, self._node, self._sick, self._clock = events, node, sick, clock
-        self._rules, self._assigned, self._guests = rules, assigned, guests
+        self._rules, self._assigned, self._foreign_pods = rules, assigned, foreign_pods
         # A grant is read by the rules it was given by, whichever the scheduler was told.
         order = sorted(QgpuRules, key=lambda each: each is not rules.qgpu)
         self._readers = tuple(PodReader(replace(rules, qgpu=each)) for each in order)
@@ -106,7 +106,7 @@ class Usher:
     def allocate(self, resource: str, ids: frozenset[str]) -> Allocation:
         """The name under which `prepare` will put what the container needs. What an earlier Pod left there goes."""
         try:
-            return self._doorway.open(resource, ids)
+            return self._injector.reserve(resource, ids)
         except (CdiError, OSError) as error:
             raise Refused(str(error)) from error
 
@@ -115,7 +115,7 @@ class Usher:
         owner = await self._owner(resource, ids)
         pod = await self._pod_of(owner)
         if owner.guest is not None:
-            self._guests.take_in(pod, owner.guest, self)
+            self._foreign_pods.adopt(pod, owner.guest, self)
             return
         try:
             await self._settle(pod, owner.container, resource, ids)
@@ -147,13 +147,13 @@ class Usher:
         place = self._place(tenancy, claim, grant, container)
         try:
             self._tenants.admit(tenancy)
-            self._doorway.lead(resource, ids, place, pod)
-        except (StoreError, CdiError, CannotHostError, DriverFileError, OSError) as error:
+            self._injector.inject(resource, ids, place, pod)
+        except (StoreError, CdiError, AdmissionError, DriverFileError, OSError) as error:
             raise Refused(f"the node's agent cannot prepare it: {error}") from error
         told = {"pod": key_of(pod), "container": container, "resource": resource, "cards": list(place.cards)}
         log.info("a container is led to its cards", extra={"data": told})
         self._assigned(pod, claim)
-        self._guests.sign(pod, claim, grant)
+        self._foreign_pods.annotate_grant(pod, claim, grant)
 
     # --- whose it is ---------------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class Usher:
         entries = [each for each in self._kubelet.checkpoint() or () if each.resource == resource and each.ids & ids]
         uids = {entry.pod_uid for entry in entries}
         uid = uids.pop() if len(uids) == 1 else None
-        guest = self._guests.come_by(entries).get(uid or "")
+        guest = self._foreign_pods.foreign_responses(entries).get(uid or "")
         held = [holder for holder in holders if holder.devices.get(resource, frozenset()) & ids]
         same = [each for each in held if each.devices[resource] == ids] or held
         if len({(each.namespace, each.name) for each in same}) > 1:  # they change hands while it tells

@@ -20,7 +20,7 @@ from aliquot.adapters.storage.podstore import PodStore
 from aliquot.dialects.wire.cdi import parse_spec, render_spec
 from aliquot.dialects.wire.schedulerconfig import RESOURCES
 from aliquot.model.tenant import SharingRules
-from aliquot.services.agent.libraries import install_fixtures
+from aliquot.services.agent.libraries import install_libraries
 from aliquot.services.agent.service import Agent, Parts, Settings
 from aliquot.services.runtime.arbiterd import Arbiterd
 from aliquot.services.runtime.health import CardHealth
@@ -56,10 +56,10 @@ def run_agent(
             health.cards, rules=SharingRules(), nvml=nvml, simulated=playing is not None, whose=cgroups.pod_of
         )
         file = None if driver == "runtime" else DriverFile(wanted=driver == "cdi")
-        fixtures = install_fixtures(database.parent, playing, file, numbers)
+        libraries = install_libraries(database.parent, playing, file, numbers)
         sweep_shims(settings, database.parent)
         asyncio.run(
-            _run(server, settings, Parts(store, arbiter, health, fixtures, Lookout(health.cards, nvml, every=_LOOK)))
+            _run(server, settings, Parts(store, arbiter, health, libraries, Lookout(health.cards, nvml, every=_LOOK)))
         )
     finally:
         store.close()
@@ -70,7 +70,7 @@ def sweep_shims(settings: Settings, state: Path) -> None:
     keeps, which without CDI names them for every later start, even after a reboot. Where it cannot be read, all stay.
     """
     entries = read_checkpoint(settings.kubelet / "device-plugins" / CHECKPOINT)
-    answers = [entry.kept() for entry in entries or () if entry.resource in RESOURCES]
+    answers = [entry.response() for entry in entries or () if entry.resource in RESOURCES]
     if entries is None or None in answers:
         return
     folder = CdiFolder(settings.cdi_folder, render_spec, parse_spec)

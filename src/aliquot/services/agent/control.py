@@ -44,7 +44,7 @@ class Agent(Protocol):
     def status(self) -> dict[str, Any]: ...
 
 
-class AgentDoor:
+class AgentControl:
     """See the head of the file. It stands at `path` for as long as `run` runs."""
 
     def __init__(self, agent: Agent, path: str) -> None:

@@ -21,7 +21,7 @@ class Kubelet(Protocol):
     async def holders(self) -> list[Holder]: ...
 
 
-class Holdings:
+class DeviceHolders:
     """By resource and ID: the cards of who holds it. The kubelet's devices are names; the grants tell the cards."""
 
     def __init__(self, kubelet: Kubelet, tenants: PodTenants, clock: Callable[[], float]) -> None:

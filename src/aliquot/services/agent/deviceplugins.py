@@ -1,16 +1,16 @@
-"""Our device plugins at the kubelet: one per resource that the node offers, there whenever the kubelet is.
+"""Keeps one device plugin registered with the kubelet for each resource that the node offers.
 
-    offer   says what is wanted; a new resource is served and then registered, one not named any more is told to be
-            empty and then withdrawn
-    run     looks at the sockets five times a second, more often while the kubelet is away. A kubelet that starts has a
-            new kubelet.sock and removes ours: each plugin is then served on a new socket and registered again. Until
-            that is done, Pods that are bound here fail for good, so it is done at once
+    offer   sets the wanted resources. A new one is served, then registered. One that is no longer wanted publishes an
+            empty list, then stops
+    run     checks the sockets five times a second, more often while the kubelet is away. A kubelet that starts creates
+            a new kubelet.sock and removes our sockets: each plugin then listens on a new socket and registers again.
+            Until then Pods bound to this node fail for good, so this happens at once
 
-A kubelet that was asked again too soon mixes up the new connection with the old one, and drops the new. Therefore a
-plugin that is registered but has nobody watching for a second is registered once more.
+A kubelet that receives a second registration too soon confuses the new connection with the old one and drops the new
+one. Therefore a plugin that is registered but has had no watch for a second registers again.
 
-Each socket has a name of its own: gRPC removes a socket's file some time after the server was stopped, and must not
-remove that of its successor.
+Every socket gets a new name: gRPC removes a socket's file some time after its server has stopped, and must not remove
+the file of the successor.
 """
 
 from __future__ import annotations
@@ -19,94 +19,83 @@ import asyncio
 import itertools
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from aliquot.adapters.kubelet.channel import KubeletError
-from aliquot.adapters.kubelet.deviceplugin import KUBELET_SOCKET, PluginServer, Refused, register, render_devices
+from aliquot.adapters.kubelet.deviceplugin import (
+    KUBELET_SOCKET,
+    Allocation,
+    AllocationHandler,
+    PluginServer,
+    Refused,
+    register,
+    render_devices,
+)
 from aliquot.dialects.wire.advertising import Token
-from aliquot.model.edits import Mount
+from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.pace import back_off
 
-__all__ = ["Allocation", "Desk", "Plugins", "Refused"]
+__all__ = ["ALLOCATE", "PRESTART", "Allocation", "AllocationHandler", "Plugins", "Refused", "timed"]
 
 log = logging.getLogger(__name__)
 
-_LOOK = 0.2  # seconds between two looks at the sockets
-_LOOK_OUT = 0.02  # the same while the kubelet is away: it is about to come back
-_UNWATCHED = 1.0  # seconds after which a plugin that nobody watches counts as not registered
+ALLOCATE, PRESTART = "allocate", "prestart"  # per resource: once per container; before each start of a container
+
+_INTERVAL = 0.2  # seconds between two checks of the sockets
+_INTERVAL_AWAY = 0.02  # the same while the kubelet is away: it is about to come back
+_UNWATCHED = 1.0  # seconds without a watch after which a plugin counts as not registered
 _FIRST_RETRY, _LAST_RETRY = 0.1, 5.0
-_MISSED = 5.0  # seconds without a kubelet after which that is said; a restart takes less
+_MISSING = 5.0  # seconds without a kubelet until we log it; a restart takes less
 _PREFIX, _SUFFIX = "aliquot-", ".sock"
 
-Identity = tuple[int, int]  # of a socket's file: its inode, and when it was made, for inodes come again
-
-
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """What a container gets with its devices."""
-
-    cdi: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    mounts: tuple[Mount, ...] = ()
-
-
-class Desk(Protocol):
-    """Who knows the Pods. Both may raise Refused; its text reaches the user through the kubelet."""
-
-    def allocate(self, resource: str, ids: frozenset[str]) -> Allocation:
-        """A Pod is being admitted that gets these devices; which Pod, nobody says."""
-        ...
-
-    async def prepare(self, resource: str, ids: frozenset[str]) -> None:
-        """A container that holds these devices is about to be created."""
-        ...
+Identity = tuple[int, int]  # of a socket's file: inode and mtime, because inodes are reused
 
 
 @dataclass(slots=True)
 class _Plugin:
-    """One resource."""
+    """The device plugin of one resource."""
 
     resource: str
     tokens: Sequence[Token]
-    devices: bytes  # the same, as the kubelet hears them
+    devices: bytes  # the same as a ListAndWatchResponse
     server: PluginServer | None = None
-    accepted_by: Identity | None = None  # the kubelet that has taken our registration
-    tried: Identity | None = None  # the kubelet that was last asked
+    accepted_by: Identity | None = None  # the kubelet that accepted our registration
+    tried: Identity | None = None  # the kubelet that we last tried to register with
     watched_at: float = 0.0
     attempts: int = 0
-    why: str = ""  # it was not registered
+    problem: str = ""  # why the last registration failed, as logged
     due: float = 0.0
     task: asyncio.Task[None] | None = None
 
     def is_lost(self, now: float) -> bool:
-        """Whether the kubelet has dropped us, though it is the same."""
+        """Whether the kubelet has dropped us without a restart."""
         if self.server is not None and self.server.watchers:
             self.watched_at = now
         return now - self.watched_at >= _UNWATCHED
 
 
 class Plugins:
-    """See the head of the file. `folder` is the kubelet's device-plugins; `changed`: more or fewer are registered."""
+    """See the head of the file. `folder` is the kubelet's device-plugins; `changed` runs when `registered` changes."""
 
-    def __init__(self, folder: Path, desk: Desk, *, changed: Callable[[], None] = lambda: None) -> None:
-        self._folder, self._desk, self._changed = folder, desk, changed
+    def __init__(self, folder: Path, handler: AllocationHandler, *, changed: Callable[[], None] = lambda: None) -> None:
+        self._folder, self._handler, self._changed = folder, handler, changed
         self._kubelet = folder / KUBELET_SOCKET
         self._wanted: dict[str, Sequence[Token]] = {}
         self._plugins: dict[str, _Plugin] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._stopping: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._number = itertools.count(1)
-        self._stamp: int | None = None  # of the folder, when it had been looked at with nothing to do
+        self._stamp: int | None = None  # mtime of the folder at the last check that found nothing to do
         self._before: int | None = None
-        self._last: Identity | None = None  # the kubelet that was last seen
-        self.restarts = 0  # of the kubelet, as far as we saw
-        self._missed_at: float | None = None  # when it is to be said that there is no kubelet
+        self._last: Identity | None = None  # the kubelet seen last
+        self.restarts = 0  # of the kubelet, as far as we noticed
+        self._missing_at: float | None = None  # when to log that there is no kubelet
 
     def offer(self, tokens: Mapping[str, Sequence[Token]]) -> None:
-        """What is wanted from now on, by resource; those not named are withdrawn."""
+        """Set the wanted devices by resource. Resources that are not listed are withdrawn."""
         self._wanted = dict(tokens)
         self._wake.set()
 
@@ -122,36 +111,38 @@ class Plugins:
         try:
             while True:
                 self._wake.clear()
-                self._follow_offer()
-                self._glance(loop.time())
+                self._apply_offer()
+                self._check(loop.time())
                 away = len(self.registered) < len(self._plugins)
-                timer = loop.call_later(_LOOK_OUT if away else _LOOK, self._wake.set)  # a third of what wait_for costs
+                timer = loop.call_later(
+                    _INTERVAL_AWAY if away else _INTERVAL, self._wake.set
+                )  # a third of what wait_for costs
                 await self._wake.wait()
                 timer.cancel()
         finally:
-            await self._end()
+            await self._stop()
 
     def _sweep(self) -> None:
-        """Removes the sockets of an agent before us, which nobody answers."""
+        """Remove the sockets of an earlier agent."""
         for path in self._folder.glob(f"{_PREFIX}*{_SUFFIX}"):
             path.unlink(missing_ok=True)
 
-    async def _end(self) -> None:
+    async def _stop(self) -> None:
         tasks = [plugin.task for plugin in self._plugins.values() if plugin.task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         servers = [plugin.server for plugin in self._plugins.values() if plugin.server is not None]
-        await asyncio.gather(*self._leaving, *(server.stop() for server in servers), return_exceptions=True)
+        await asyncio.gather(*self._stopping, *(server.stop() for server in servers), return_exceptions=True)
         self._plugins.clear()
 
     # --- what is offered -----------------------------------------------------------------------------------------
 
-    def _follow_offer(self) -> None:
+    def _apply_offer(self) -> None:
         for resource in self._plugins.keys() - self._wanted.keys():
-            leaving = asyncio.create_task(self._withdraw(self._plugins.pop(resource)))
-            self._leaving.add(leaving)
-            leaving.add_done_callback(self._leaving.discard)
+            stopping = asyncio.create_task(self._withdraw(self._plugins.pop(resource)))
+            self._stopping.add(stopping)
+            stopping.add_done_callback(self._stopping.discard)
         for resource, tokens in self._wanted.items():
             plugin = self._plugins.get(resource)
             if plugin is None:
@@ -162,8 +153,8 @@ class Plugins:
                     plugin.server.publish(plugin.devices)
 
     async def _withdraw(self, plugin: _Plugin) -> None:
-        """An empty list first: of a plugin that merely ends, the kubelet keeps the capacity for five minutes."""
-        log.info("resource withdrawn", extra={"data": {"resource": plugin.resource}})
+        """Publish an empty list first: when a plugin just stops, the kubelet keeps its capacity for five minutes."""
+        log.info("resource_withdrawn", extra={"data": {"resource": plugin.resource}})
         if plugin.task is not None:
             plugin.task.cancel()
             await asyncio.gather(plugin.task, return_exceptions=True)
@@ -173,8 +164,8 @@ class Plugins:
 
     # --- the kubelet ---------------------------------------------------------------------------------------------
 
-    def _glance(self, now: float) -> None:
-        """While all are registered and watched, and nothing came into the folder or went, there is nothing to do."""
+    def _check(self, now: float) -> None:
+        """Do nothing while all plugins are registered and watched and no file appeared in the folder or vanished."""
         try:
             stamp: int | None = os.stat(self._folder).st_mtime_ns
         except OSError:
@@ -184,15 +175,15 @@ class Plugins:
             for plugin in self._plugins.values()
         )
         if stamp is None or stamp != self._stamp or not settled:
-            self._look(now)
-        # What comes within one tick of the clock that stamps files is looked for once more.
+            self._renew(now)
+        # Check once more: a file may have come within the same tick of the clock that stamps files.
         self._stamp = stamp if stamp == self._before else None
         self._before = stamp
 
-    def _look(self, now: float) -> None:
-        """Starts what is to be done for each plugin, one thing at a time."""
+    def _renew(self, now: float) -> None:
+        """Start to register each plugin that is not registered, at most one task per plugin."""
         kubelet = _identity(self._kubelet)
-        self._miss(now, gone=kubelet is None)
+        self._warn_missing(now, missing=kubelet is None)
         if kubelet is not None and kubelet != self._last:
             self.restarts += self._last is not None
             self._last = kubelet
@@ -200,8 +191,8 @@ class Plugins:
             if plugin.task is not None and not plugin.task.done():
                 continue
             if plugin.accepted_by is not None:
-                there = plugin.server is not None and plugin.server.is_there
-                if plugin.accepted_by == kubelet and there and not plugin.is_lost(now):
+                serves = plugin.server is not None and plugin.server.has_socket
+                if plugin.accepted_by == kubelet and serves and not plugin.is_lost(now):
                     continue
                 plugin.accepted_by = None
                 self._changed()
@@ -210,52 +201,52 @@ class Plugins:
             if kubelet != plugin.tried:
                 plugin.tried, plugin.attempts, plugin.due = kubelet, 0, now
             if now >= plugin.due:
-                plugin.task = asyncio.create_task(self._introduce(plugin, kubelet))
+                plugin.task = asyncio.create_task(self._register(plugin, kubelet))
 
-    def _miss(self, now: float, *, gone: bool) -> None:
-        """Says once, each time that it stays away, that there is no kubelet."""
-        if not gone:
-            self._missed_at = None
-        elif self._missed_at is None:
-            self._missed_at = now + _MISSED
-        elif now >= self._missed_at:
-            self._missed_at = float("inf")
-            fix = "start the kubelet, or name its folder with --kubelet-dir (in a Pod, mount it there)"
-            log.warning("no kubelet is there", extra={"data": {"socket": str(self._kubelet), "fix": fix}})
+    def _warn_missing(self, now: float, *, missing: bool) -> None:
+        """Log that there is no kubelet, once per absence."""
+        if not missing:
+            self._missing_at = None
+        elif self._missing_at is None:
+            self._missing_at = now + _MISSING
+        elif now >= self._missing_at:
+            self._missing_at = float("inf")
+            fix = "start the kubelet, or set --kubelet-dir to its folder (in a Pod, mount it there)"
+            log.warning("kubelet_missing", extra={"data": {"socket": str(self._kubelet), "fix": fix}})
 
-    async def _introduce(self, plugin: _Plugin, kubelet: Identity) -> None:
-        """Serves the plugin where it is not served, and registers it with that kubelet."""
+    async def _register(self, plugin: _Plugin, kubelet: Identity) -> None:
+        """Serve the plugin unless it is served already, and register it with that kubelet."""
         loop = asyncio.get_running_loop()
-        told = {"resource": plugin.resource}
         try:
             server = await self._serve(plugin)
             await register(self._folder, resource=plugin.resource, endpoint=server.path.name)
-        except Exception as error:  # the kubelet's, or ours (no room for a socket, say): the next try may do
+        except Exception as error:  # of the kubelet or our own, such as a full disk: retry
             plugin.attempts += 1
             plugin.due = loop.time() + back_off(plugin.attempts, first=_FIRST_RETRY, longest=_LAST_RETRY)
             why = str(error) if isinstance(error, KubeletError) else f"{type(error).__name__}: {error}"
-            if why != plugin.why:  # once, not every few seconds for as long as the kubelet is away
-                plugin.why = why
+            if why != plugin.problem:  # once, not every few seconds for as long as the kubelet is away
+                plugin.problem = why
                 trace = None if isinstance(error, KubeletError) else error
-                log.warning("not registered", extra={"data": {**told, "why": why}}, exc_info=trace)
+                data = {"resource": plugin.resource, "why": why}
+                log.warning("resource_not_registered", extra={"data": data}, exc_info=trace)
             return
         if _identity(self._kubelet) != kubelet:
-            return  # it has started anew meanwhile, and which of the two has answered is not known: the next look asks
-        log.info("registered", extra={"data": {**told, "devices": len(plugin.tokens)}})
+            return  # the kubelet restarted meanwhile, and either of the two may have answered: register again
+        log.info("resource_registered", extra={"data": {"resource": plugin.resource, "devices": len(plugin.tokens)}})
         plugin.accepted_by, plugin.watched_at = kubelet, loop.time()
-        plugin.attempts, plugin.why = 0, ""
+        plugin.attempts, plugin.problem = 0, ""
         self._changed()
 
     async def _serve(self, plugin: _Plugin) -> PluginServer:
         if plugin.server is not None:
-            if plugin.server.is_there:
+            if plugin.server.has_socket:
                 return plugin.server
             old, plugin.server = plugin.server, None
             await old.stop()
         name = f"{_PREFIX}{plugin.resource.rpartition('/')[2]}-{next(self._number)}{_SUFFIX}"
-        server = PluginServer(plugin.resource, self._folder / name, self._desk)
+        server = PluginServer(plugin.resource, self._folder / name, self._handler)
         server.publish(plugin.devices)
-        plugin.server = server  # from here on it hears of changes
+        plugin.server = server  # from here on _apply_offer publishes changes to it
         await server.start()
         return server
 
@@ -266,3 +257,35 @@ def _identity(path: Path) -> Identity | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns
+
+
+class _Timed:
+    """See `timed`."""
+
+    def __init__(self, handler: AllocationHandler, calls: Calls, clock: Callable[[], float]) -> None:
+        self._handler, self._calls, self._clock = handler, calls, clock
+
+    def allocate(self, resource: str, ids: frozenset[str]) -> Allocation:
+        with self._measured(ALLOCATE):
+            return self._handler.allocate(resource, ids)
+
+    async def prepare(self, resource: str, ids: frozenset[str]) -> None:
+        with self._measured(PRESTART):
+            await self._handler.prepare(resource, ids)
+
+    @contextmanager
+    def _measured(self, call: str) -> Iterator[None]:
+        began, outcome = self._clock(), "error"
+        try:
+            yield
+            outcome = "ok"
+        except Refused:
+            outcome = "refused"
+            raise
+        finally:
+            self._calls.count(call, outcome, self._clock() - began)
+
+
+def timed(handler: AllocationHandler, calls: Calls, clock: Callable[[], float]) -> AllocationHandler:
+    """The same handler, with every call counted and timed in `calls`."""
+    return _Timed(handler, calls, clock)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from aliquot.adapters.host.home import TENANT_VARIABLE
-from aliquot.adapters.kubelet.checkpoint import Entry, Kept
+from aliquot.adapters.kubelet.checkpoint import CachedResponse, Entry
 from aliquot.adapters.kubernetes.reflector import key_of
 from aliquot.adapters.storage.podstore import StoreError
 from aliquot.dialects import native
@@ -24,9 +24,9 @@ from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
 from aliquot.model.podtenancy import PodTenancy
-from aliquot.model.tenant import Finding, Oddity
+from aliquot.model.tenant import Finding, FindingKind
 from aliquot.services.agent.deviceplugins import Refused
-from aliquot.services.agent.tenants import CannotHostError, PodTenants
+from aliquot.services.agent.tenants import AdmissionError, PodTenants
 from aliquot.services.daemon.events import Teller, about_pod
 
 log = logging.getLogger(__name__)
@@ -40,13 +40,13 @@ _TOLD = (
 
 
 class Reader(Protocol):
-    """What is used of the usher. Both raise Refused."""
+    """What is used of the allocator. Both raise Refused."""
 
     def read(self, pod: PodObject) -> tuple[Claim, Grant]: ...
     def tenancy(self, pod: PodObject, claim: Claim, grant: Grant) -> PodTenancy: ...
 
 
-class Guests:
+class ForeignPods:
     """See the head of the file."""
 
     def __init__(
@@ -55,9 +55,9 @@ class Guests:
         tenants: PodTenants,
         events: Teller,
         node: Callable[[], Node],
-        mark: Callable[[PodObject, dict[str, str]], None],  # annotations that the Pod is to get
+        annotate: Callable[[PodObject, dict[str, str]], None],
     ) -> None:
-        self._tenants, self._events, self._node, self._mark = tenants, events, node, mark
+        self._tenants, self._events, self._node, self._annotate = tenants, events, node, annotate
         self._uids: set[str] = set()
 
     @property
@@ -65,27 +65,29 @@ class Guests:
         """Those that are here."""
         return frozenset(self._uids & self._tenants.tenancies.keys())
 
-    def without(self, findings: Iterable[Finding]) -> list[Finding]:
+    def drop_expected(self, findings: Iterable[Finding]) -> list[Finding]:
         """The findings, less that a guest's processes have not registered: it was said, and they cannot."""
         return [
-            finding for finding in findings if finding.kind is not Oddity.UNREGISTERED or finding.owner not in self.uids
+            finding
+            for finding in findings
+            if finding.kind is not FindingKind.UNREGISTERED or finding.owner not in self.uids
         ]
 
-    def come_by(self, entries: Iterable[Entry]) -> dict[str, Kept]:
+    def foreign_responses(self, entries: Iterable[Entry]) -> dict[str, CachedResponse]:
         """Of the kubelet's notes, the answers for resources of ours that are not ours; by Pod, the first that names
         cards of this node. What a container got of other things, a network card say, makes nobody a guest."""
-        found: dict[str, Kept] = {}
+        found: dict[str, CachedResponse] = {}
         for uid, kept in _answers(entries, ours=False):
             if uid not in found or cards_given(kept.env, self._node()) is not None:
                 found[uid] = kept
         return found
 
     @staticmethod
-    def none_of(entries: Iterable[Entry]) -> set[str]:
+    def admitted_by_us(entries: Iterable[Entry]) -> set[str]:
         """UIDs of those who are no guests: it was us who let them in."""
         return {uid for uid, _ in _answers(entries, ours=True)}
 
-    def take_in(self, pod: PodObject, kept: Kept, reader: Reader) -> None:
+    def adopt(self, pod: PodObject, kept: CachedResponse, reader: Reader) -> None:
         """Count the Pod on the cards it has. Whatever goes wrong, it runs on."""
         uid, new = pod.metadata.uid, pod.metadata.uid not in self._tenants.tenancies
         try:
@@ -93,23 +95,25 @@ class Guests:
             there, doubt = self._where(grant, kept)
             self._uids = self._uids & self._tenants.tenancies.keys() | {uid}  # those who have left are forgotten
             self._tenants.admit(reader.tenancy(pod, claim, there))
-        except (Refused, CannotHostError, StoreError) as error:
+        except (Refused, AdmissionError, StoreError) as error:
             told = {"pod": key_of(pod), "why": str(error)}
             log.warning("a Pod of another device plugin is not counted here", extra={"data": told})
             return
         if there != grant:
-            self._mark(pod, render_own_grant(claim, there, self._node()))  # so that the scheduler books it where it is
+            self._annotate(
+                pod, render_own_grant(claim, there, self._node())
+            )  # so that the scheduler books it where it is
         if new or there != grant:
             self._events.emit(about_pod(pod.metadata), NOT_HELD, _TOLD + doubt, type="Normal", action="TakeOver")
             where = {"pod": key_of(pod), "cards": sorted(there.usage()), "doubt": doubt.strip("; ")}
             log.info("a Pod of another device plugin is counted here", extra={"data": where})
 
-    def sign(self, pod: PodObject, claim: Claim, grant: Grant) -> None:
+    def annotate_grant(self, pod: PodObject, claim: Claim, grant: Grant) -> None:
         """A Pod that a peer's scheduler placed and that we have led to its card is ours: it carries our annotation."""
         if native.GRANT not in (pod.metadata.annotations or {}):
-            self._mark(pod, render_own_grant(claim, grant, self._node()))
+            self._annotate(pod, render_own_grant(claim, grant, self._node()))
 
-    def _where(self, grant: Grant, kept: Kept) -> tuple[Grant, str]:
+    def _where(self, grant: Grant, kept: CachedResponse) -> tuple[Grant, str]:
         """Its cards, and what is to be said of them."""
         node, named = self._node(), sorted(grant.usage())
         given = cards_given(kept.env, node)
@@ -124,10 +128,10 @@ class Guests:
         return grant, ""
 
 
-def _answers(entries: Iterable[Entry], *, ours: bool) -> Iterator[tuple[str, Kept]]:
+def _answers(entries: Iterable[Entry], *, ours: bool) -> Iterator[tuple[str, CachedResponse]]:
     """For resources of ours, by Pod."""
     for entry in entries:
-        kept = entry.kept() if entry.resource in RESOURCES else None
+        kept = entry.response() if entry.resource in RESOURCES else None
         if kept is not None and is_ours(kept.cdi, kept.env, mark=TENANT_VARIABLE) == ours:
             yield entry.pod_uid, kept
 

@@ -1,6 +1,7 @@
-"""An agent that is told to end: no more Pods are sent, and those on their way are waited for.
+"""The agent's side of the shutdown handshake: no new Pods are bound to the node, and bound ones can still start.
 
-A kubelet without us fails the Pods that it is to start, for good. `farewells.py` is the scheduler's side of it.
+A kubelet without our device plugins fails Pods for good when it should start them. The scheduler's side is
+services/scheduler/agenthandover.py.
 """
 
 from __future__ import annotations
@@ -9,32 +10,32 @@ import asyncio
 import time
 from typing import Protocol
 
-from aliquot.services.agent.podcache import Shelf
+from aliquot.services.agent.podcache import PodCache
 
-_LONGEST = 10.0  # seconds from being told to end until we do
-_LOOK = 0.1  # seconds between two looks
+_LONGEST = 10.0  # seconds from SIGTERM until the agent stops
+_LOOK = 0.1  # seconds between two checks
 
 
-class Clerk(Protocol):
-    """nodeclerk.py."""
+class Reporter(Protocol):
+    """services/agent/nodereport.py."""
 
     @property
-    def answered(self) -> bool: ...
-    async def leave(self) -> bool: ...
+    def acknowledged(self) -> bool: ...
+    async def announce_departure(self) -> bool: ...
 
 
-async def take_leave(clerk: Clerk, shelf: Shelf, *, patience: float) -> None:
-    """Until we may go. `patience`: seconds that the scheduler has to answer."""
-    if not await clerk.leave():
+async def hand_over(reporter: Reporter, pods: PodCache, *, patience: float) -> None:
+    """Return when the agent may stop. `patience`: seconds for the scheduler to acknowledge."""
+    if not await reporter.announce_departure():
         return
     began = time.monotonic()
-    while not clerk.answered and time.monotonic() - began < patience:
+    while not reporter.acknowledged and time.monotonic() - began < patience:
         await asyncio.sleep(_LOOK)
-    while time.monotonic() - began < _LONGEST and await _arriving(shelf):
+    while time.monotonic() - began < _LONGEST and await _arriving(pods):
         await asyncio.sleep(_LOOK)
 
 
-async def _arriving(shelf: Shelf) -> bool:
-    """Whether a Pod is bound here that the kubelet has not decided about. The watch may be a moment behind."""
-    await shelf.refresh()
-    return any(not (pod.taken_up or pod.finished) for pod in shelf)
+async def _arriving(pods: PodCache) -> bool:
+    """Whether the kubelet has not yet taken up a Pod that is bound here. Lists again: the watch may lag."""
+    await pods.refresh()
+    return any(not (pod.taken_up or pod.finished) for pod in pods)

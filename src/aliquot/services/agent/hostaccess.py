@@ -36,7 +36,7 @@ OWN_IDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Lodging:
+class HostAccess:
     """What an agent has of the host, beyond what it was given."""
 
     names: Mapping[str, str] = field(default_factory=dict)  # of a folder: what it is called on the host, and now here
@@ -57,29 +57,29 @@ class Lodging:
             log.info("moved in: what no volume brought was fetched from the host", extra={"data": told})
 
 
-def move_in(folders: Sequence[str], kubelet: Path) -> Lodging:
+def acquire_host_access(folders: Sequence[str], kubelet: Path) -> HostAccess:
     """All folders are the host's when this returns, by the names they have there. Raises UpError.
 
     `kubelet` is the socket on which it listens. Out of a Pod, or with the host's own root, there is nothing to do.
     """
     if _MOVED in os.environ:
         found = json.loads(os.environ[_MOVED])
-        return Lodging(found["names"], tuple(found["fetched"]), found["processes"])
+        return HostAccess(found["names"], tuple(found["fetched"]), found["processes"])
     points = mount_points(Path("/proc/self/mountinfo").read_text())
     if "KUBERNETES_SERVICE_HOST" not in os.environ or points.get("/") != "overlay":
-        return Lodging()
+        return HostAccess()
     lacking = [folder for folder in folders if point_of(folder, points) is None]
     try:
         pidfd = _find(kubelet, _PATIENCE if lacking else 0.0)
         try:
             if not lacking and hostmounts.is_seen(pidfd):
-                return Lodging()
+                return HostAccess()
             found = _fetch(pidfd, folders, points, kubelet)
         finally:
             os.close(pidfd)
     except (CannotVisitError, OSError) as error:
         if not lacking:  # only its processes: whose sockets are whose, nobody can know then, and the doctor tells it
-            return Lodging()
+            return HostAccess()
         why = f"{kubelet}: {error.strerror}" if isinstance(error, OSError) else str(error)
         advice = _ADVICE.format(folders=", ".join(lacking))
         raise UpError(f"{lacking[0]} is this container's own, and cannot be fetched: {why}: {advice}") from error
@@ -88,7 +88,7 @@ def move_in(folders: Sequence[str], kubelet: Path) -> Lodging:
     return found
 
 
-def names_there(point: str) -> list[str]:
+def host_names(point: str) -> list[str]:
     """What a folder that is mounted here may be called on the host: of /host/var, that and /var."""
     parts = PurePosixPath(point).parts[1:]
     return [f"/{'/'.join(parts[at:])}" for at in range(len(parts))]
@@ -106,7 +106,7 @@ def _find(kubelet: Path, patience: float) -> int:
         time.sleep(_STEP)
 
 
-def _fetch(pidfd: int, folders: Sequence[str], points: Mapping[str, str], kubelet: Path) -> Lodging:
+def _fetch(pidfd: int, folders: Sequence[str], points: Mapping[str, str], kubelet: Path) -> HostAccess:
     _check_host(pidfd, kubelet.parent)
     names = {folder: _name_there(pidfd, folder, point_of(folder, points)) for folder in folders}
     missing = [name for name in names.values() if point_of(name, points) is None]
@@ -114,7 +114,7 @@ def _fetch(pidfd: int, folders: Sequence[str], points: Mapping[str, str], kubele
     hidden = not hostmounts.is_seen(pidfd)
     if hidden:
         hostmounts.fetch_processes(pidfd)
-    return Lodging(names, tuple(missing), processes=hidden)
+    return HostAccess(names, tuple(missing), processes=hidden)
 
 
 def _check_host(pidfd: int, plugins: Path) -> None:
@@ -129,8 +129,8 @@ def _name_there(pidfd: int, folder: str, point: str | None) -> str:
     if point is None:
         return folder
     here = os.stat(point)
-    found = hostmounts.identities(pidfd, names_there(point))
-    for name in names_there(point):
+    found = hostmounts.identities(pidfd, host_names(point))
+    for name in host_names(point):
         if found.get(name) == (here.st_dev, here.st_ino):
             return os.path.join(name, os.path.relpath(os.path.realpath(folder), point)).removesuffix("/.")
     raise CannotVisitError(f"the kubelet has no folder of a name like that of {point}")

@@ -42,7 +42,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Fixtures:
+class Libraries:
     """What every container gets: the shim and whatever stands in for a driver; `driver` is what its cards need."""
 
     mounts: tuple[Mount, ...]
@@ -50,35 +50,35 @@ class Fixtures:
     driver: Callable[[Sequence[str]], Edits]  # by the UUIDs of its cards
 
 
-class Doorway(Protocol):
+class Injector(Protocol):
     """One of the two."""
 
-    def open(self, resource: str, ids: frozenset[str]) -> Allocation: ...
-    def lead(self, resource: str, ids: frozenset[str], place: Place, pod: PodObject) -> None: ...
-    def withdraw(self, uid: str) -> None: ...
-    def led(self) -> dict[str, str]: ...
+    def reserve(self, resource: str, ids: frozenset[str]) -> Allocation: ...
+    def inject(self, resource: str, ids: frozenset[str], place: Place, pod: PodObject) -> None: ...
+    def remove(self, uid: str) -> None: ...
+    def owners(self) -> dict[str, str]: ...
 
 
-class CdiDoorway:
+class CdiInjector:
     """With CDI."""
 
-    def __init__(self, folder: CdiFolder, tenants: Path, fixtures: Fixtures) -> None:
-        self._folder, self._tenants, self._fixtures = folder, tenants, fixtures
+    def __init__(self, folder: CdiFolder, tenants: Path, libraries: Libraries) -> None:
+        self._folder, self._tenants, self._libraries = folder, tenants, libraries
         # A node without CDI has no such folder; where it is wanted and missing, writing says so.
         self._names = {spec.name: spec.pod_uid for spec in folder.specs()} if folder.path.is_dir() else {}
 
-    def open(self, resource: str, ids: frozenset[str]) -> Allocation:
+    def reserve(self, resource: str, ids: frozenset[str]) -> Allocation:
         name = name_of(resource, ids)
         self._folder.remove(name)
         self._names.pop(name, None)
         return Allocation(cdi=(name.qualified,))
 
-    def lead(self, resource: str, ids: frozenset[str], place: Place, pod: PodObject) -> None:
-        tenancy, fixtures, name = place.tenancy, self._fixtures, name_of(resource, ids)
-        driver = fixtures.driver(place.cards)
+    def inject(self, resource: str, ids: frozenset[str], place: Place, pod: PodObject) -> None:
+        tenancy, libraries, name = place.tenancy, self._libraries, name_of(resource, ids)
+        driver = libraries.driver(place.cards)
         edits = Edits(
-            env={**driver.env, **fixtures.env, **place.environment, TENANT_VARIABLE: TENANT},
-            mounts=(*driver.mounts, *fixtures.mounts, *_tenant_mounts(self._tenants / tenancy.uid)),
+            env={**driver.env, **libraries.env, **place.environment, TENANT_VARIABLE: TENANT},
+            mounts=(*driver.mounts, *libraries.mounts, *_tenant_mounts(self._tenants / tenancy.uid)),
             devices=driver.devices,
             extra=driver.extra,
             version=driver.version,
@@ -87,32 +87,32 @@ class CdiDoorway:
         self._folder.write(spec)
         self._names[name] = tenancy.uid
 
-    def withdraw(self, uid: str) -> None:
+    def remove(self, uid: str) -> None:
         for name in [name for name, owner in self._names.items() if owner == uid]:
             self._folder.remove(name)
             del self._names[name]
 
-    def led(self) -> dict[str, str]:
+    def owners(self) -> dict[str, str]:
         """Whose each spec is, by its name."""
         return {name.qualified: uid for name, uid in self._names.items()}
 
 
-class MountDoorway:
+class MountInjector:
     """Without CDI."""
 
-    def __init__(self, links: Path, tenants: Path, fixtures: Fixtures) -> None:
-        self._links, self._tenants, self._fixtures = links, tenants, fixtures
+    def __init__(self, links: Path, tenants: Path, libraries: Libraries) -> None:
+        self._links, self._tenants, self._libraries = links, tenants, libraries
 
-    def open(self, resource: str, ids: frozenset[str]) -> Allocation:
-        link, fixtures = self._link(resource, ids), self._fixtures
+    def reserve(self, resource: str, ids: frozenset[str]) -> Allocation:
+        link, libraries = self._link(resource, ids), self._libraries
         _clear(link)
-        driver = fixtures.driver(())  # which cards is not known yet
+        driver = libraries.driver(())  # which cards is not known yet
         return Allocation(
-            env={**driver.env, **fixtures.env, TENANT_VARIABLE: TENANT},
-            mounts=(*driver.mounts, *fixtures.mounts, *_tenant_mounts(link)),
+            env={**driver.env, **libraries.env, TENANT_VARIABLE: TENANT},
+            mounts=(*driver.mounts, *libraries.mounts, *_tenant_mounts(link)),
         )
 
-    def lead(self, resource: str, ids: frozenset[str], place: Place, pod: PodObject) -> None:
+    def inject(self, resource: str, ids: frozenset[str], place: Place, pod: PodObject) -> None:
         if place.environment and not reads_environment(pod, place.container, place.environment):
             raise Refused(
                 "containers of this node are made without CDI, and the Pod brings no environment of its own: switch on "
@@ -128,12 +128,12 @@ class MountDoorway:
         fresh.symlink_to(self._tenants / place.tenancy.uid)
         fresh.replace(link)
 
-    def withdraw(self, uid: str) -> None:
+    def remove(self, uid: str) -> None:
         for link, owner in self._all().items():
             if owner == uid:
                 link.unlink(missing_ok=True)
 
-    def led(self) -> dict[str, str]:
+    def owners(self) -> dict[str, str]:
         """Whose each link is, by its name."""
         return {link.name: owner for link, owner in self._all().items()}
 
@@ -147,27 +147,27 @@ class MountDoorway:
         return self._links / f"{name.kind.partition('/')[2]}-{name.device}"
 
 
-class EitherDoorway:
+class RuntimeInjector:
     """The one that the runtime has, known once the Node has told it. What was led by the other is still withdrawn."""
 
-    def __init__(self, cdi: CdiDoorway, mounts: MountDoorway, *, has_cdi: Callable[[], bool]) -> None:
+    def __init__(self, cdi: CdiInjector, mounts: MountInjector, *, has_cdi: Callable[[], bool]) -> None:
         self._cdi, self._mounts, self._has_cdi = cdi, mounts, has_cdi
 
-    def open(self, resource: str, ids: frozenset[str]) -> Allocation:
-        return self._chosen().open(resource, ids)
+    def reserve(self, resource: str, ids: frozenset[str]) -> Allocation:
+        return self._chosen().reserve(resource, ids)
 
-    def lead(self, resource: str, ids: frozenset[str], place: Place, pod: PodObject) -> None:
-        self._chosen().lead(resource, ids, place, pod)
+    def inject(self, resource: str, ids: frozenset[str], place: Place, pod: PodObject) -> None:
+        self._chosen().inject(resource, ids, place, pod)
 
-    def withdraw(self, uid: str) -> None:
-        self._cdi.withdraw(uid)
-        self._mounts.withdraw(uid)
+    def remove(self, uid: str) -> None:
+        self._cdi.remove(uid)
+        self._mounts.remove(uid)
 
-    def led(self) -> dict[str, str]:
+    def owners(self) -> dict[str, str]:
         """By both."""
-        return self._cdi.led() | self._mounts.led()
+        return self._cdi.owners() | self._mounts.owners()
 
-    def _chosen(self) -> CdiDoorway | MountDoorway:
+    def _chosen(self) -> CdiInjector | MountInjector:
         return self._cdi if self._has_cdi() else self._mounts
 
 

@@ -13,15 +13,15 @@ from aliquot.adapters.host.home import SIM_VARIABLE
 from aliquot.adapters.storage import shims
 from aliquot.dialects.wire.cdi import driver_edits
 from aliquot.model.edits import Edits, Mount
-from aliquot.services.agent.injection import PRELOAD, Fixtures
+from aliquot.services.agent.injection import PRELOAD, Libraries
 
 _SIMRM = "simgpu/libsimrm.so"
 _STAND_INS = ("simgpu/libcuda.so.1", "simgpu/libnvidia-ml.so.1")
 
 
-def install_fixtures(
+def install_libraries(
     state: Path, playing: Playing | None, nvidia: DriverFile | None, numbers: Mapping[str, int]
-) -> Fixtures:
+) -> Libraries:
     """Puts the libraries on the host. Raises ShimError.
 
     `nvidia` is NVIDIA's own CDI file, and `numbers` are the cards' of today, by UUID. Without it, NVIDIA's container
@@ -43,7 +43,7 @@ def install_fixtures(
             return _simulated(playing, uuids)
         return Edits({}) if nvidia is None or not uuids else _from_file(nvidia, uuids, numbers)
 
-    return Fixtures(mounts, {}, driver)
+    return Libraries(mounts, {}, driver)
 
 
 def _from_file(nvidia: DriverFile, uuids: Sequence[str], numbers: Mapping[str, int]) -> Edits:

@@ -49,11 +49,11 @@ class Pods(Protocol):
     def by_uid(self, uid: str) -> PodObject | None: ...
 
 
-class NodeClerk:
+class NodeReporter:
     """A reflector's sink for the one Node; `changed` is called when its labels have changed."""
 
     def __init__(self, kube: Kube, events: Teller, name: str, *, changed: Callable[[], None]) -> None:
-        self.heard = asyncio.Event()  # of the Node
+        self.node_known = asyncio.Event()  # of the Node
         self._kube, self._events, self._name, self._changed = kube, events, name, changed
         self._seen: NodeObject | None = None
         self._runtime = self._kubelet = ""
@@ -70,7 +70,7 @@ class NodeClerk:
     # --- the Node, as it is told -----------------------------------------------------------------------------------
 
     @property
-    def known(self) -> bool:
+    def exists(self) -> bool:
         """Whether the API server has a Node of our name."""
         return self._seen is not None
 
@@ -104,7 +104,7 @@ class NodeClerk:
             self._kubelet = info.kubelet_version
             self._runtime = self._runtime if silent else info.container_runtime_version  # it comes back as it was
         if self._runtime or not silent:  # else nobody knows how its containers are to be led
-            self.heard.set()
+            self.node_known.set()
         self._wake.set()
         if first or before != item.metadata.labels:
             self._changed()
@@ -131,7 +131,7 @@ class NodeClerk:
         found = dialects.parse_node(NodeObject(told), rules)
         if isinstance(found, Node):
             return found
-        self._tell("BadLabel", "; ".join(each.sentence() for each in found) + "; what it said before holds")
+        self._report("BadLabel", "; ".join(each.sentence() for each in found) + "; what it said before holds")
         before = self._read[1] if self._read else Node(self._name)  # a slip must not take running Pods' resources away
         return replace(before, cards=cards)
 
@@ -144,10 +144,10 @@ class NodeClerk:
         if not self.published:
             self._wake.set()
 
-    async def leave(self) -> bool:
+    async def announce_departure(self) -> bool:
         """We are about to go: the scheduler is to send no Pod until the next of us says so. Whether it was told."""
         self._leaving = True
-        if not self.known:
+        if not self.exists:
             return False
         away = render_agent(aliquot.__version__, here=False)
         self._inventory = {**self._inventory, **away}
@@ -160,17 +160,17 @@ class NodeClerk:
         return True
 
     @property
-    def answered(self) -> bool:
+    def acknowledged(self) -> bool:
         """Whether the scheduler has heard that, and sends no more. A watch that is a moment behind may still tell of
         the answer to the last of us, while we were here."""
         seen = self._seen
         return seen is not None and seen.agent_away and SEEN in (seen.metadata.annotations or {})
 
-    def assigned(self, pod: PodObject, claim: Claim) -> None:
+    def mark_assigned(self, pod: PodObject, claim: Claim) -> None:
         """The Pod's container is on its cards, which peers' tools read from an annotation."""
-        self.mark(pod, dialects.render_assigned(claim))
+        self.annotate(pod, dialects.render_assigned(claim))
 
-    def mark(self, pod: PodObject, marks: dict[str, str]) -> None:
+    def annotate(self, pod: PodObject, marks: dict[str, str]) -> None:
         """Annotations that the Pod is to have, beside those that it was to get before."""
         marks = {**self._marks.get(pod.metadata.uid, (pod, {}))[1], **marks}
         if marks.items() <= (pod.metadata.annotations or {}).items():
@@ -201,7 +201,7 @@ class NodeClerk:
             await self._write_marks()
 
     async def _write_inventory(self) -> None:
-        if self._inventory and self.known and not self.published:
+        if self._inventory and self.exists and not self.published:
             body = {"metadata": {"annotations": dict(self._inventory)}}
             self.changed(await self._kube.patch(f"/api/v1/nodes/{self._name}/status", body, into=NodeObject))
 
@@ -221,23 +221,23 @@ class NodeClerk:
 
     # --- what happened ---------------------------------------------------------------------------------------------
 
-    def tell_health(self, health: Sickness, tenancies: Iterable[PodTenancy]) -> None:
+    def report_health(self, health: Sickness, tenancies: Iterable[PodTenancy]) -> None:
         """Cards that have gone out, or are back: on the Node, and on the Pods that have them."""
         why = health.why  # once: it is another thread's
         out = frozenset(why)
         cards = {card.uuid: card for card in health.cards}
         for uuid in out - self._out:
             text = describe_out(cards[uuid], why[uuid])
-            self._tell("GPUUnhealthy", text)
+            self._report("GPUUnhealthy", text)
             for tenancy in tenancies:
                 if any(share.uuid == uuid for share in tenancy.shares):
                     self._events.emit(about_pod(tenancy), "GPUUnhealthy", text, action="Watch")
         for uuid in self._out - out:
             if uuid in cards:
-                self._tell("GPUHealthy", f"card {cards[uuid].index} ({uuid}) is back", type="Normal")
+                self._report("GPUHealthy", f"card {cards[uuid].index} ({uuid}) is back", type="Normal")
         self._out = out
 
-    def tell_findings(self, findings: Iterable[Finding], pods: Pods) -> None:
+    def report_findings(self, findings: Iterable[Finding], pods: Pods) -> None:
         """What should not be on the cards: on the Pod it belongs to, else on the Node."""
         by_place: dict[ObjectRef, list[str]] = {}
         for finding in findings:
@@ -248,7 +248,7 @@ class NodeClerk:
         for about, texts in by_place.items():
             self._events.emit(about, "GPUFinding", "; ".join(sorted(texts)), action="Watch")
 
-    def tell_limits(
+    def report_limits(
         self, standings: Iterable[Standing], tenancies: Mapping[str, PodTenancy], cards: Iterable[Card]
     ) -> None:
         """Pods that were refused memory past their limit: the first time, and whenever that has doubled. Programs that
@@ -265,21 +265,21 @@ class NodeClerk:
             texts = (_limit_told(each, numbers) for key, each in sorted(hit.items()) if key[0] == uid)
             self._events.emit(about_pod(tenancies[uid]), "GPUMemoryLimit", "; ".join(texts), action="Watch")
 
-    def tell_lingering(self, tenancies: Iterable[PodTenancy]) -> None:
+    def report_lingering(self, tenancies: Iterable[PodTenancy]) -> None:
         """Pods that ended a while ago and still have processes on a card."""
         for tenancy in tenancies:
-            self._tell(
+            self._report(
                 "GPUStillInUse",
                 f"Pod {tenancy.key} ({tenancy.uid}) has ended, but its processes are still on its cards",
             )
 
-    def tell_refused(self, problem: Invalid) -> None:
+    def report_refused(self, problem: Invalid) -> None:
         """Something that the node's owner asks for and cannot have. Told once."""
         if problem != self._refused:
             self._refused = problem
-            self._tell("CannotAdvertise", problem.sentence())
+            self._report("CannotAdvertise", problem.sentence())
 
-    def _tell(self, reason: str, text: str, *, type: str = "Warning") -> None:
+    def _report(self, reason: str, text: str, *, type: str = "Warning") -> None:
         log.warning("told of the node", extra={"data": {"reason": reason, "text": text}})
         self._events.emit(self._reference(), reason, text, type=type, action="Watch")
 

@@ -1,4 +1,4 @@
-"""The Pods of one node, as the watch tells them and as they are asked for; and who is told when one of them ends."""
+"""Cache of the node's Pods, fed by a watch. Calls back when a Pod ends."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ if TYPE_CHECKING:
     from aliquot.adapters.kubernetes.reflector import Reflector
 
 
-class Shelf:
-    """A reflector's sink. `ended` is told the UID of a Pod that is gone, or has run to its end, or was made anew."""
+class PodCache:
+    """A reflector's sink. `on_ended` gets the UID of a Pod that was deleted, finished, or replaced by one of the same
+    name; `on_running` that of a Pod that has not ended."""
 
     def __init__(
         self,
         kube: Kube,
         node: str,
         *,
-        ended: Callable[[str], None],
-        runs: Callable[[str], None],
-        patience: float = 5.0,  # seconds; the kubelet waits for thirty
+        on_ended: Callable[[str], None],
+        on_running: Callable[[str], None],
+        patience: float = 5.0,  # seconds; the kubelet waits thirty for PreStartContainer
     ) -> None:
-        self.reflector: Reflector[PodObject] | None = None  # set by whoever joins the two
+        self.reflector: Reflector[PodObject] | None = None  # set by the agent, after both exist
         self._kube, self._node = kube, node
-        self._ended, self._runs, self._patience = ended, runs, patience
+        self._on_ended, self._on_running, self._patience = on_ended, on_running, patience
         self._by_name: dict[str, PodObject] = {}
         self._names: dict[str, str] = {}  # by UID
 
@@ -37,29 +38,29 @@ class Shelf:
         return iter(list(self._by_name.values()))
 
     def named(self, namespace: str, name: str) -> PodObject | None:
-        """The Pod of that name, as far as we were told."""
+        """The cached Pod of that name."""
         return self._by_name.get(f"{namespace}/{name}")
 
     def by_uid(self, uid: str) -> PodObject | None:
-        """The Pod with that UID."""
+        """The cached Pod with that UID."""
         return self._by_name.get(self._names.get(uid, ""))
 
     async def fetch(self, namespace: str, name: str) -> PodObject:
-        """The Pod as the API server has it now; one of another node is told, but not kept: no watch would tell of its
-        end. Raises ApiError, Unreachable."""
+        """The Pod as the API server has it now. One of another node is not cached: our watch would not report its end.
+        Raises ApiError, Unreachable."""
         pod: PodObject = await self._kube.get(f"/api/v1/namespaces/{namespace}/pods/{name}", into=PodObject)
         if self.reflector is not None and pod.spec.node_name == self._node:
             self.reflector.hear(pod)
         return pod
 
     async def refresh(self) -> None:
-        """Compare with the API server now; where it does not answer soon, what we know must do."""
+        """List the Pods again. If the API server does not answer in time, the cache stays as it is."""
         if self.reflector is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._patience):  # not wait_for: that may forget being cancelled
                     await self.reflector.relist()
 
-    # --- what the reflector tells --------------------------------------------------------------------------------
+    # --- reflector sink -----------------------------------------------------------------------------------------
 
     def listing(self) -> None: ...
 
@@ -69,7 +70,7 @@ class Shelf:
         if before is not None and before.metadata.uid != uid:
             self._forget(before)
         self._by_name[key], self._names[uid] = item, key
-        (self._ended if item.finished else self._runs)(uid)
+        (self._on_ended if item.finished else self._on_running)(uid)
 
     def gone(self, key: str) -> None:
         before = self._by_name.pop(key, None)
@@ -80,4 +81,4 @@ class Shelf:
 
     def _forget(self, pod: PodObject) -> None:
         self._names.pop(pod.metadata.uid, None)
-        self._ended(pod.metadata.uid)
+        self._on_ended(pod.metadata.uid)

@@ -1,7 +1,7 @@
 """`aliquot agent`: one per node. Advertises the cards, leads containers to them, and holds tenants to their shares.
 
     plugins       a device plugin for each resource that the node's labels ask for; the kubelet comes and goes
-    usher         whose a container's devices are, and what its Pod was given
+    allocator         whose a container's devices are, and what its Pod was given
     podtenants    Pods as tenants of the arbiter (its threads are beside this loop)
     health        cards that are out, told to the kubelet, to the scheduler (inventory) and in events
     upkeep        once a second: who has ended, what should not be on the cards, what is to be written
@@ -26,7 +26,7 @@ from typing import Any, Protocol
 import aliquot
 from aliquot import dialects
 from aliquot.adapters.host.processes import own_number
-from aliquot.adapters.kubelet.holders import Books
+from aliquot.adapters.kubelet.holders import Kubelet
 from aliquot.adapters.kubernetes.kube import Kube, Server
 from aliquot.adapters.kubernetes.reflector import Reflector, key_of
 from aliquot.adapters.storage.cdifolder import CdiFolder
@@ -40,20 +40,19 @@ from aliquot.model.health import describe_out
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
-from aliquot.services.agent.allocation import Usher
-from aliquot.services.agent.allocationmetrics import ALLOCATE, PRESTART, CountedDesk
-from aliquot.services.agent.control import AgentDoor
-from aliquot.services.agent.deviceholders import Holdings
-from aliquot.services.agent.deviceplugins import Plugins, Refused
-from aliquot.services.agent.foreignpods import Guests
-from aliquot.services.agent.handover import take_leave
+from aliquot.services.agent.allocation import Allocator
+from aliquot.services.agent.control import AgentControl
+from aliquot.services.agent.deviceholders import DeviceHolders
+from aliquot.services.agent.deviceplugins import ALLOCATE, PRESTART, Plugins, Refused, timed
+from aliquot.services.agent.foreignpods import ForeignPods
+from aliquot.services.agent.handover import hand_over
 from aliquot.services.agent.http import AgentPort
-from aliquot.services.agent.injection import CdiDoorway, EitherDoorway, Fixtures, MountDoorway
+from aliquot.services.agent.injection import CdiInjector, Libraries, MountInjector, RuntimeInjector
 from aliquot.services.agent.live import AgentLive, Traced
-from aliquot.services.agent.nodereport import NodeClerk
-from aliquot.services.agent.podcache import Shelf
+from aliquot.services.agent.nodereport import NodeReporter
+from aliquot.services.agent.podcache import PodCache
 from aliquot.services.agent.status import Scene, resources_told, status
-from aliquot.services.agent.tenants import CannotHostError, PodTenants
+from aliquot.services.agent.tenants import AdmissionError, PodTenants
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.control import about
 from aliquot.services.daemon.events import Events, timestamp
@@ -117,7 +116,7 @@ class Parts:
     store: PodStore
     arbiter: Arbiter
     health: Health
-    fixtures: Fixtures
+    libraries: Libraries
     lookout: Lookout | None = None  # how much of the cards is in use; None: nobody looks
 
 
@@ -129,11 +128,11 @@ class Agent:
         self._live = AgentLive(parts.arbiter)
         self.kube = kube = Kube(server, agent="aliquot-agent")
         self.events = Events(kube, "aliquot-agent", time.time, instance=settings.node_name)
-        self.kubelet = Books(settings.kubelet)
-        self.clerk = NodeClerk(kube, self.events, settings.node_name, changed=self._node_changed)
-        self.doorway = doorway = EitherDoorway(
-            CdiDoorway(CdiFolder(settings.cdi_folder, render_spec, parse_spec), settings.tenants, parts.fixtures),
-            MountDoorway(settings.links, settings.tenants, parts.fixtures),
+        self.kubelet = Kubelet(settings.kubelet)
+        self.reporter = NodeReporter(kube, self.events, settings.node_name, changed=self._node_changed)
+        self.injector = injector = RuntimeInjector(
+            CdiInjector(CdiFolder(settings.cdi_folder, render_spec, parse_spec), settings.tenants, parts.libraries),
+            MountInjector(settings.links, settings.tenants, parts.libraries),
             has_cdi=self._has_cdi,
         )
         self.tenants = PodTenants(
@@ -141,39 +140,42 @@ class Agent:
             arbiter=parts.arbiter,
             folder=settings.tenants,
             clock=time.monotonic,
-            withdraw=doorway.withdraw,
+            remove_injections=injector.remove,
         )
-        self.shelf = Shelf(kube, settings.node_name, ended=self.tenants.leave, runs=self.tenants.stay)
+        self.pod_cache = PodCache(
+            kube, settings.node_name, on_ended=self.tenants.mark_ended, on_running=self.tenants.mark_running
+        )
         on_node = {"fieldSelector": f"spec.nodeName={settings.node_name}"}
-        self.pods = Reflector(kube, "/api/v1/pods", PodObject, self.shelf, params=on_node)
-        self.shelf.reflector = self.pods
+        self.pods = Reflector(kube, "/api/v1/pods", PodObject, self.pod_cache, params=on_node)
+        self.pod_cache.reflector = self.pods
         this_node = {"fieldSelector": f"metadata.name={settings.node_name}"}
-        self.nodes = Reflector(kube, "/api/v1/nodes", NodeObject, self.clerk, params=this_node)
-        self.guests = Guests(tenants=self.tenants, events=self.events, node=self.node, mark=self.clerk.mark)
-        self.usher = Usher(
+        self.nodes = Reflector(kube, "/api/v1/nodes", NodeObject, self.reporter, params=this_node)
+        self.foreign_pods = ForeignPods(
+            tenants=self.tenants, events=self.events, node=self.node, mark=self.reporter.annotate
+        )
+        self.allocator = Allocator(
             kubelet=self.kubelet,
-            pods=self.shelf,
+            pods=self.pod_cache,
             tenants=self.tenants,
-            doorway=doorway,
+            injector=injector,
             events=self.events,
             node=self.node,
             sick=self._why_out,
             rules=settings.rules.whole,  # those who are here were let in, whatever is served since
             clock=time.time,
-            guests=self.guests,
-            assigned=self.clerk.assigned,
+            foreign_pods=self.foreign_pods,
+            assigned=self.reporter.mark_assigned,
         )
         self.calls = Calls(lambda: timestamp(time.time()), (ALLOCATE, PRESTART))
-        self.plugins = Plugins(
-            self.kubelet.plugins, CountedDesk(self.usher, self.calls, time.monotonic), changed=self.wake
-        )
+        handler = timed(self.allocator, self.calls, time.monotonic)
+        self.plugins = Plugins(self.kubelet.plugins, handler, changed=self.wake)
         self.port = AgentPort(self, address=settings.bind_address, port=settings.port)
         self._since = time.time()
         self.restored = asyncio.Event()
         self._awake = asyncio.Event()
         self._rules = SharingRules(release_delay=settings.release_delay)
         self._offered: Mapping[str, tuple[Token, ...]] = {}
-        self._holdings = Holdings(self.kubelet, self.tenants, time.monotonic)
+        self._device_holders = DeviceHolders(self.kubelet, self.tenants, time.monotonic)
         self._offered_by: tuple[Node, Mapping[str, Mapping[str, frozenset[str]]]] | None = None
         self._refused: Invalid | None = None  # why none of it can be offered
         self._trouble = ""
@@ -195,13 +197,13 @@ class Agent:
             self.parts.arbiter.configure(self._rules)
             self.parts.arbiter.start()
             stack.callback(self.parts.arbiter.stop)
-            taken_up = self.tenants.take_up()
+            taken_up = self.tenants.restore()
             told = {"version": aliquot.__version__, "node": self.settings.node_name, "pods": taken_up}
             log.info("the agent runs", extra={"data": {**told, "cards": len(self.parts.health.cards)}})
             tasks = [asyncio.create_task(for_ever(work)) for work in self._works()]
             await stop.wait()
             log.info("stopping")
-            await take_leave(self.clerk, self.shelf, patience=self.settings.handover)
+            await hand_over(self.reporter, self.pod_cache, patience=self.settings.handover)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -211,13 +213,13 @@ class Agent:
             self.nodes.run,
             self.pods.run,
             self.events.run,
-            self.clerk.run,
+            self.reporter.run,
             self._restore,
             self.plugins.run,
             self._upkeep,
             partial(keep_tidy, self.restored),
             self.port.run,
-            *([] if self.settings.control is None else [AgentDoor(self, str(self.settings.control)).run]),
+            *([] if self.settings.control is None else [AgentControl(self, str(self.settings.control)).run]),
         ]
 
     def wake(self) -> None:
@@ -228,7 +230,7 @@ class Agent:
 
     def node(self) -> Node:
         """This node with its cards as they are, and what its labels ask of us."""
-        return self.clerk.node(self.parts.health.cards, self.settings.rules)
+        return self.reporter.node(self.parts.health.cards, self.settings.rules)
 
     def _why_out(self, uuid: str) -> str | None:
         health = self.parts.health
@@ -238,13 +240,13 @@ class Agent:
     def _has_cdi(self) -> bool:
         if self.settings.cdi is not None:
             return self.settings.cdi
-        return reads_cdi(self.clerk.runtime) and passes_cdi(self.clerk.kubelet)
+        return reads_cdi(self.reporter.runtime) and passes_cdi(self.reporter.kubelet)
 
     def ready(self) -> str | None:
         """None when all is in order; else what we wait for."""
-        if self.nodes.synced.is_set() and not self.clerk.known:
+        if self.nodes.synced.is_set() and not self.reporter.exists:
             return f"there is no Node {self.settings.node_name} (--nodename)"
-        if not self.pods.synced.is_set() or not self.clerk.known:
+        if not self.pods.synced.is_set() or not self.reporter.exists:
             return "the API server has not told the node and its Pods yet"
         if not self.restored.is_set():
             return "the Pods on the cards are being taken up again"
@@ -253,13 +255,13 @@ class Agent:
             return f"the kubelet has not accepted {', '.join(sorted(missing))} yet"
         if self._refused is not None:
             return f"nothing is offered to the kubelet: {self._refused.sentence()}"
-        return None if self.clerk.published else "the inventory is not on the Node yet"
+        return None if self.reporter.published else "the inventory is not on the Node yet"
 
     @property
     def about(self) -> dict[str, Any]:
         """Who we are, and where our things are: what `aliquot doctor` looks at."""
         settings = self.settings
-        by_cdi = self._has_cdi() or (settings.cdi is None and not self.clerk.known)
+        by_cdi = self._has_cdi() or (settings.cdi is None and not self.reporter.exists)
         return about(
             own_number(),
             self._since,
@@ -284,7 +286,7 @@ class Agent:
             tenancies=tenants.tenancies.values(),
             ended=tenants.ended,
             standings=parts.arbiter.standings(),
-            findings=self.guests.without(parts.arbiter.findings()),
+            findings=self.foreign_pods.drop_expected(parts.arbiter.findings()),
         )
         agent = {
             "waits_for": self.ready(),
@@ -314,21 +316,21 @@ class Agent:
         """What the database did not know: folders without a tenant, and running Pods that the kubelet knows we let in;
         and tenants whose Pod ended while we were away."""
         await self.pods.synced.wait()
-        await self.clerk.heard.wait()
-        here = {pod.metadata.uid: pod for pod in self.shelf if not pod.finished}
+        await self.reporter.node_known.wait()
+        here = {pod.metadata.uid: pod for pod in self.pod_cache if not pod.finished}
         for uid in list(self.tenants.tenancies):
             if uid not in here:
-                self.tenants.leave(uid)
+                self.tenants.mark_ended(uid)
         noted = self.kubelet.checkpoint() or ()
-        guests = self.guests.come_by(noted)
+        foreign = self.foreign_pods.foreign_responses(noted)
         running = {uid for uid, pod in here.items() if pod.runs}  # one that we refused has devices, too
-        ours = self.guests.none_of(noted) & running - guests.keys()
-        strays = self.tenants.left_behind() | set(self.doorway.led().values()) | ours
+        ours = self.foreign_pods.admitted_by_us(noted) & running - foreign.keys()
+        strays = self.tenants.unknown_folders() | set(self.injector.owners().values()) | ours
         for uid in strays - self.tenants.tenancies.keys():
             self._take_in(uid, here.get(uid))
-        for uid, kept in guests.items():
+        for uid, kept in foreign.items():
             if uid in here:
-                self.guests.take_in(here[uid], kept, self.usher)
+                self.foreign_pods.adopt(here[uid], kept, self.allocator)
         self.restored.set()
 
     def _take_in(self, uid: str, pod: PodObject | None) -> None:
@@ -337,27 +339,29 @@ class Agent:
             return
         key = key_of(pod)
         try:
-            self.tenants.admit(self.usher.tenancy_of(pod))
+            self.tenants.admit(self.allocator.tenancy_of(pod))
             log.info("a running Pod is taken in again", extra={"data": {"pod": key, "uid": uid}})
-        except (Refused, CannotHostError, StoreError) as error:
+        except (Refused, AdmissionError, StoreError) as error:
             log.warning("a running Pod cannot be taken in again", extra={"data": {"pod": key, "why": str(error)}})
 
     # --- once a second -------------------------------------------------------------------------------------------
 
     async def _upkeep(self) -> None:
-        await self.clerk.heard.wait()
+        await self.reporter.node_known.wait()
         await self.restored.wait()
         while True:
             self._awake.clear()  # what changes from here on is looked at in the next round
             self._remember_cards()
             await self._offer()
             here = self._offered.keys() <= self.plugins.registered
-            self.clerk.publish(self.parts.health.cards, here=here)
-            self.clerk.tell_health(self.parts.health, self.tenants.tenancies.values())
-            self.clerk.tell_findings(self.guests.without(self.parts.arbiter.findings()), self.shelf)
+            self.reporter.publish(self.parts.health.cards, here=here)
+            self.reporter.report_health(self.parts.health, self.tenants.tenancies.values())
+            self.reporter.report_findings(
+                self.foreign_pods.drop_expected(self.parts.arbiter.findings()), self.pod_cache
+            )
             tenancies, standings = self.tenants.tenancies, self.parts.arbiter.standings()
-            self.clerk.tell_limits(standings, tenancies, self.parts.health.cards)
-            self.clerk.tell_lingering(self.tenants.sweep())
+            self.reporter.report_limits(standings, tenancies, self.parts.health.cards)
+            self.reporter.report_lingering(self.tenants.sweep())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_UPKEEP):  # not wait_for: that may forget being cancelled
                     await self._awake.wait()
@@ -377,15 +381,15 @@ class Agent:
         """What the kubelet may give away, and which of it is out."""
         node = self.node()
         if any(not card.healthy for card in node.cards):
-            await self._holdings.look()
-        held = self._holdings.cards
+            await self._device_holders.look()
+        held = self._device_holders.cards
         if (node, held) == self._offered_by:  # up to 20,000 devices are not made anew each second
             return
         self._offered_by = (node, held)
         wanted = adverts(node, self.settings.rules)
         self._refused = wanted if isinstance(wanted, Invalid) else None
         if isinstance(wanted, Invalid):
-            self.clerk.tell_refused(wanted)
+            self.reporter.report_refused(wanted)
             wanted = ()
         offered = {each.resource: tokens(each, node.cards, held.get(each.resource, {})) for each in wanted}
         if offered != self._offered:

@@ -1,7 +1,7 @@
 """Pods that have cards on this node, as the arbiter's tenants: taken in, taken up again after a restart, let go.
 
 A Pod is one tenant, with all its containers: what it may use of a card is the most that it was granted there at once.
-The order of writes is the guarantee. Taken in: database, then folder, then (by the usher) the CDI spec that leads a
+The order of writes is the guarantee. Taken in: database, then folder, then (by the allocator) the CDI spec that leads a
 container there. Let go: spec, folder, database. Killed in between, the next agent finds the rest and finishes.
 """
 
@@ -34,7 +34,7 @@ class Tenants(Protocol):
     def alive(self, tenant_id: str) -> bool: ...
 
 
-class CannotHostError(Exception):
+class AdmissionError(Exception):
     """The Pod's folder cannot be made; the message says why."""
 
 
@@ -57,18 +57,18 @@ class PodTenants:
         arbiter: Tenants,
         folder: Path,
         clock: Callable[[], float],
-        withdraw: Callable[[str], None],
+        remove_injections: Callable[[str], None],
     ) -> None:
         self.tenancies: dict[str, PodTenancy] = {}
         self._store, self._arbiter, self._folder, self._clock = store, arbiter, folder, clock
-        self._withdraw = withdraw  # takes away what leads containers of that Pod to its folder
+        self._remove_injections = remove_injections  # takes away what leads containers of that Pod to its folder
         self._leaving: dict[str, _Leaving] = {}
 
     def folder_of(self, uid: str) -> Path:
         """Where the Pod's page and socket are, on the host."""
         return self._folder / uid
 
-    def take_up(self) -> int:
+    def restore(self) -> int:
         """Everyone the database knows, before anybody else is asked: whoever runs must not wait for the API server."""
         for tenancy in self._store.tenancies():
             self.tenancies[tenancy.uid] = tenancy
@@ -81,17 +81,17 @@ class PodTenants:
                 )
         return len(self.tenancies)
 
-    def left_behind(self) -> set[str]:
+    def unknown_folders(self) -> set[str]:
         """UIDs that have a folder here and are not known: the database was lost, or we were killed in between."""
         return {path.name for path in self._folder.iterdir() if path.is_dir()} - self.tenancies.keys()
 
     def admit(self, tenancy: PodTenancy) -> None:
-        """Take the Pod in. Saying it twice changes nothing. Raises StoreError, CannotHostError."""
+        """Take the Pod in. Saying it twice changes nothing. Raises StoreError, AdmissionError."""
         known = self.tenancies.get(tenancy.uid)
         if known is None or known.shares != tenancy.shares or known.app_class != tenancy.app_class:
             other = known is not None and _tenant(known) != _tenant(tenancy)  # else the cards' numbers changed, no more
             if other and self._arbiter.alive(tenancy.uid):
-                raise CannotHostError("its grant was changed while it runs: delete the Pod and make it anew")
+                raise AdmissionError("its grant was changed while it runs: delete the Pod and make it anew")
             self._store.add(tenancy)
             self.tenancies[tenancy.uid] = tenancy
             if other:
@@ -100,9 +100,9 @@ class PodTenants:
         try:
             self._arbiter.add(_tenant(tenancy), self.folder_of(tenancy.uid))
         except (PageError, OSError) as error:
-            raise CannotHostError(f"{self.folder_of(tenancy.uid)}: {error}") from error
+            raise AdmissionError(f"{self.folder_of(tenancy.uid)}: {error}") from error
 
-    def leave(self, uid: str) -> None:
+    def mark_ended(self, uid: str) -> None:
         """The Pod has ended: it is let go with the next sweep that finds none of its processes.
 
         One that we do not know may have left a folder all the same: its grant could not be read when we started.
@@ -115,7 +115,7 @@ class PodTenants:
         """UIDs of those that have ended and still have a process."""
         return frozenset(self._leaving.keys() & self.tenancies.keys())
 
-    def stay(self, uid: str) -> None:
+    def mark_running(self, uid: str) -> None:
         """It has not ended after all."""
         self._leaving.pop(uid, None)
 
@@ -134,7 +134,7 @@ class PodTenants:
         """A folder that belongs to no Pod any more."""
         if uid in ("", ".", "..") or "/" in uid:  # no UID of the API server's: all the others' folders would go with it
             return
-        self._withdraw(uid)
+        self._remove_injections(uid)
         shutil.rmtree(self.folder_of(uid), ignore_errors=True)
 
     def _try_to_let_go(self, uid: str, leaving: _Leaving) -> None:
@@ -151,7 +151,7 @@ class PodTenants:
             self.discard(uid)
             del self._leaving[uid]
             return
-        self._withdraw(uid)
+        self._remove_injections(uid)
         self._arbiter.remove(uid)
         self._store.remove(uid)
         tenancy = self.tenancies.pop(uid)

@@ -15,7 +15,7 @@ from aliquot.model.device import Card
 from aliquot.model.node import Node
 from aliquot.model.quantity import QuantityError, parse_count
 from aliquot.model.refusal import Invalid
-from aliquot.model.tenant import Oddity
+from aliquot.model.tenant import FindingKind
 from aliquot.services.doctor.findings import Finding, Json, Level, found, ok, part
 from aliquot.services.doctor.site import Site
 
@@ -25,11 +25,11 @@ _LEAST_INODES = 16
 _SEE_LOG = "kubectl logs of the agent's Pod on this node"
 _BY_HAND = "end it, or run it as a Pod that asks for its card"
 _ON_A_CARD = {
-    Oddity.TRESPASSER: "how does its Pod get at that card? A privileged Pod sees all: take that from it",
-    Oddity.UNREGISTERED: "nothing holds it to its share: link its program dynamically, and leave LD_PRELOAD alone",
-    Oddity.SLICE: "nothing is to be done but to ask who else sets time slices on this node",
-    Oddity.REFUSED: "its share is less exact from now on, until its process ends: was the driver changed under it?",
-    Oddity.PAGE: "make its Pod anew: kubectl delete pod",
+    FindingKind.TRESPASSER: "how does its Pod get at that card? A privileged Pod sees all: take that from it",
+    FindingKind.UNREGISTERED: "nothing holds it to its share: link its program dynamically, and leave LD_PRELOAD alone",
+    FindingKind.SLICE: "nothing is to be done but to ask who else sets time slices on this node",
+    FindingKind.REFUSED: "its share is less exact from now on, until its process ends: did the driver change?",
+    FindingKind.PAGE: "make its Pod anew: kubectl delete pod",
 }
 
 
@@ -192,7 +192,7 @@ def _on_cards(site: Site, out: set[str]) -> Iterator[Finding]:
     """What the agent says that should not be there. That a card which is out does not answer is no news."""
     numbers = {card["uuid"]: card["index"] for card in site.agent["cards"]} if site.agent else {}
     for finding in site.agent["findings"] if site.agent else ():
-        if finding.get("kind") == Oddity.SILENT and finding["uuid"] in out:
+        if finding.get("kind") == FindingKind.SILENT and finding["uuid"] in out:
             continue
         who = "" if finding["pid"] is None else f"process {finding['pid']} "
         what = f"on card {numbers.get(finding['uuid'], finding['uuid'])}: {who}{finding['text']}"

@@ -281,10 +281,10 @@ def _links(folder: Path) -> dict[str, str]:
 
 def _with_held(site: Site) -> Site:
     from aliquot.adapters.kubelet.channel import KubeletError
-    from aliquot.adapters.kubelet.holders import Books
+    from aliquot.adapters.kubelet.holders import Kubelet
 
     async def ask() -> tuple[Held, ...]:
-        books = Books(site.places.kubelet)
+        kubelet = Kubelet(site.places.kubelet)
         try:
             return tuple(
                 Held(
@@ -293,10 +293,10 @@ def _with_held(site: Site) -> Site:
                     holder.container,
                     {key: len(ids) for key, ids in holder.devices.items()},
                 )
-                for holder in await books.holders()
+                for holder in await kubelet.holders()
             )
         finally:
-            await books.close()
+            await kubelet.close()
 
     if site.kubelet_problem is not None:
         return replace(site, held_problem="the kubelet does not run")

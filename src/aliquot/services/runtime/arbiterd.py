@@ -23,7 +23,7 @@ from aliquot.adapters.storage import tenantfolder
 from aliquot.arbiter.roster import Member
 from aliquot.arbiter.timeline import Record
 from aliquot.model.device import Card
-from aliquot.model.tenant import Finding, Oddity, SharingRules, Standing, Tenant
+from aliquot.model.tenant import Finding, FindingKind, SharingRules, Standing, Tenant
 from aliquot.services.runtime.audit import Owner, Patrol, Place, Register
 from aliquot.services.runtime.cardloop import CardWorker
 from aliquot.services.runtime.registration import Reception, Tenancy, scold
@@ -159,7 +159,7 @@ class Arbiterd:
                 Finding(
                     uuid,
                     tenant.root,
-                    Oddity.PAGE,
+                    FindingKind.PAGE,
                     f"the page of tenant {tenant.name} cannot be written: {trouble}",
                     tenant.id,
                 )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 from aliquot.adapters.gpu.page import Page, cut
 from aliquot.adapters.host.processes import own_number
-from aliquot.model.tenant import Finding, Oddity
+from aliquot.model.tenant import Finding, FindingKind
 
 _EVERY = 1.0
 _GRACE = 3.0  # a process this young on a card may be about to register
@@ -72,7 +72,7 @@ class Patrol:
                 try:
                     found += self.look_at(uuid)
                 except NvmlError as error:
-                    found.append(Finding(uuid, None, Oddity.SILENT, f"the card does not answer: {error}"))
+                    found.append(Finding(uuid, None, FindingKind.SILENT, f"the card does not answer: {error}"))
                 except Exception:
                     log.exception("looking at card %s failed", uuid)
             self.findings = found
@@ -120,15 +120,15 @@ def _stranger(uuid: str, pid: int, owner: Owner | None, *, pods: bool) -> Findin
     """Why it has no seat."""
     if owner is None:
         advice = "it is of no Pod" if pods else "start it with `aliquot run`"
-        return Finding(uuid, pid, Oddity.STRANGER, f"uses the card without being a tenant: {advice}")
+        return Finding(uuid, pid, FindingKind.STRANGER, f"uses the card without being a tenant: {advice}")
     if owner.name is None:
         text = f"uses the card without being a tenant: Pod {owner.id} was given no card here"
-        return Finding(uuid, pid, Oddity.STRANGER, text, owner.id)
+        return Finding(uuid, pid, FindingKind.STRANGER, text, owner.id)
     if uuid not in owner.uuids:
         text = f"is tenant {owner.name}'s, which has no part of this card"
-        return Finding(uuid, pid, Oddity.TRESPASSER, text, owner.id)
+        return Finding(uuid, pid, FindingKind.TRESPASSER, text, owner.id)
     text = (
         f"is tenant {owner.name}'s but has not registered: is it statically linked, or was ALIQUOT_TENANT "
         "taken out of its environment (env -i, su -, sshd)?"
     )
-    return Finding(uuid, pid, Oddity.UNREGISTERED, text, owner.id)
+    return Finding(uuid, pid, FindingKind.UNREGISTERED, text, owner.id)

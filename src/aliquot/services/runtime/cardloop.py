@@ -24,7 +24,7 @@ from aliquot.arbiter.orders import Arm, Order, Pause, Resume, SetSlice
 from aliquot.arbiter.roster import Member, Reading
 from aliquot.arbiter.timeline import MOST_RECORDS, Came, Left, Record
 from aliquot.model.claim import AppClass
-from aliquot.model.tenant import Finding, Level, Oddity, SharingRules, Standing
+from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Standing
 from aliquot.services.runtime.contexts import Seat, Tally, busy_ns, most_telling, on_all, stop, waits, weakest
 
 BEAT = 0.1  # a heartbeat at least this often: tenants undo a pause themselves after ALQ_STALE_NS without one
@@ -46,7 +46,7 @@ class CardWorker:
     def __init__(self, uuid: str, rules: SharingRules) -> None:
         self.uuid = uuid
         self.arbiter = CardArbiter(rules)
-        self.findings: dict[tuple[int, Oddity], Finding] = {}  # by process and kind
+        self.findings: dict[tuple[int, FindingKind], Finding] = {}  # by process and kind
         self._trace: deque[Record] | None = None  # for whoever draws who held the card
         self._inbox: queue.SimpleQueue[Callable[[float], None] | None] = queue.SimpleQueue()
         self._rung: set[str] = set()  # whose wake is in the inbox
@@ -348,7 +348,7 @@ class CardWorker:
         """The driver refuses what it allowed at registration: hold it at the gate from now on."""
         log.warning("%s: %s; held at the gate from now on", seat.name, error)
         text = f"the driver refuses control of it ({error}): held at the gate from now on"
-        self._find(seat, Oddity.REFUSED, text)
+        self._find(seat, FindingKind.REFUSED, text)
         self._let_go(seat)
         seat.level = Level.GATE
         self.arbiter.join(seat.name, seat.tenant, preemptible=False)
@@ -394,9 +394,9 @@ class CardWorker:
                 self.arbiter.deadline = 0.0
                 if now - seat.joined > _SETTLED:
                     text = f"its time slice was changed behind our back to {changed.pop()} us: set again"
-                    self._find(seat, Oddity.SLICE, text)
+                    self._find(seat, FindingKind.SLICE, text)
 
-    def _find(self, seat: Seat, kind: Oddity, text: str) -> None:
+    def _find(self, seat: Seat, kind: FindingKind, text: str) -> None:
         """One of a kind of each process: its owner may provoke as many as it likes."""
         self.findings[seat.pid, kind] = Finding(self.uuid, seat.pid, kind, text, seat.tenant)
 
