@@ -151,7 +151,7 @@ class Agent:
         this_node = {"fieldSelector": f"metadata.name={settings.node_name}"}
         self.nodes = Reflector(kube, "/api/v1/nodes", NodeObject, self.reporter, params=this_node)
         self.foreign_pods = ForeignPods(
-            tenants=self.tenants, events=self.events, node=self.node, mark=self.reporter.annotate
+            tenants=self.tenants, events=self.events, node=self.node, annotate=self.reporter.annotate
         )
         self.allocator = Allocator(
             kubelet=self.kubelet,
