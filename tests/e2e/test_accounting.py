@@ -124,7 +124,7 @@ def test_the_peers_inspect_tells_who_holds_what(cluster: Wired) -> None:
     assert json.loads(cluster.ours.get("/gpushare-scheduler/inspect")) == expected
     assert json.loads(cluster.ours.get("/gpushare-scheduler/inspect/n")) == expected
     status, answer = cluster.ours.ask("GET", "/gpushare-scheduler/inspect/bare")
-    assert (status, json.loads(answer)) == (404, {"error": "no node with cards is called bare"})
+    assert (status, json.loads(answer)) == (404, {"error": "no node with GPUs is named bare"})
 
 
 def test_the_other_doors_tell_how_it_goes(cluster: Wired) -> None:

@@ -149,7 +149,7 @@ def test_a_bind_that_happened_and_was_not_heard_of_is_found_and_keeps_its_card(
     extender = Extender(ours.port)
     assert "first: " in extender.bind(first, "n")
     for _ in range(10):
-        assert "n does not take default/second" in extender.bind(second, "n")
+        assert "default/second no longer fits on n" in extender.bind(second, "n")
         time.sleep(0.05)
     assert extender.bind(first, "n") == ""  # the same bind once more is not a second one
     proxy.quiet_watches(False)
@@ -169,9 +169,9 @@ def test_a_write_whose_answer_is_not_known_keeps_its_card_until_it_can_no_longer
     extender = Extender(ours.port)
     with auditor(clean) as found:
         assert "did not answer" in extender.bind(first, "n")
-        assert "n does not take default/second" in extender.bind(second, "n")
+        assert "default/second no longer fits on n" in extender.bind(second, "n")
         wait_until(lambda: objects.bound_to(clean, "first"), 10, "the late write has happened")
-        assert "n does not take default/second" in extender.bind(second, "n")
+        assert "default/second no longer fits on n" in extender.bind(second, "n")
     assert found.wrong == []
     assert_board_is_true(clean, ours)
 
@@ -186,7 +186,7 @@ def test_a_write_that_never_happened_frees_its_card_after_a_while(
     proxy.add(Fault(BINDING, swallowed=True))
     extender = Extender(ours.port)
     assert "did not answer" in extender.bind(first, "n")
-    assert "n does not take default/second" in extender.bind(second, "n")
+    assert "default/second no longer fits on n" in extender.bind(second, "n")
     wait_until(lambda: not extender.bind(second, "n"), 12, "the card is free again")
     assert objects.bound_to(clean, "first") is None
     assert_board_is_true(clean, ours)

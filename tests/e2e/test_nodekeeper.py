@@ -15,7 +15,7 @@ import pytest
 
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.services.daemon.events import Events, ObjectRef
-from aliquot.services.scheduler.nodeupkeep import NodeKeeper
+from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
 from e2e.aside import Aside
 from testbed import objects
 from testbed.client import MERGE_PATCH
@@ -42,7 +42,7 @@ class Kept:
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
         self.aside: Aside
-        self.keeper: NodeKeeper
+        self.keeper: NodeUpkeep
         self.events: Events
 
     def tell(self, name: str) -> None:
@@ -76,7 +76,7 @@ def keeping(plane: ControlPlane, account: Path | None = None) -> Iterator[Kept]:
 
     async def work(kube: Any) -> None:
         kept.events = Events(kube, "aliquot-scheduler", time.time)
-        kept.keeper = NodeKeeper(kube, kept.events, is_leader=lambda: True, clock=time.time)
+        kept.keeper = NodeUpkeep(kube, kept.events, is_leader=lambda: True, clock=time.time)
         await asyncio.gather(kept.events.run(), kept.keeper.run())
 
     with Aside(plane, work, account=account) as kept.aside:
@@ -118,7 +118,7 @@ def test_a_node_with_cards_is_enabled_for_qgpu_and_a_persons_no_is_heeded(kept: 
 def test_a_sick_card_is_a_condition_until_it_is_well(kept: Kept) -> None:
     kept.create(objects.node("n1", annotations=inventory(True, False)))
     soon(kept, "the node is sick", lambda said: said.get("status") == "False", lambda: kept.condition("n1"))
-    assert kept.condition("n1")["message"] == "1 of 2 cards sick: 1 (GPU-1)"
+    assert kept.condition("n1")["message"] == "1 of 2 cards unhealthy: 1 (GPU-1)"
     kept.change("n1", annotations=inventory(True, True))
     soon(kept, "the node is well", lambda said: said["status"] == "True", lambda: kept.condition("n1"))
     conditions = objects.get_node(kept.plane, "n1")["status"]["conditions"]

@@ -242,4 +242,4 @@ def test_one_that_starts_while_the_leader_binds_its_last_knows_of_them_before_it
         wait_leads(new, 10)
         full = {pod["spec"]["nodeName"] for pod in objects.list_pods(clean) if pod["spec"].get("nodeName")}
         assert len(full) == 1  # binpack
-        assert "does not take" in Extender(port).bind(crowd[8], full.pop())
+        assert "no longer fits" in Extender(port).bind(crowd[8], full.pop())

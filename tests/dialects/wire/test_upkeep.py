@@ -44,7 +44,7 @@ def test_an_xgn_node_gets_the_taint_and_keeps_its_others() -> None:
     judged = upkeep(a_node("n1", labels=XGN, taints=[other]), NOW)
     assert judged.node is not None
     assert judged.node["spec"] == {"taints": [other, TAINT]}
-    assert [each.reason for each in judged.told_of_node] == ["TaintAdded"]
+    assert [each.reason for each in judged.node_events] == ["TaintAdded"]
 
 
 @pytest.mark.parametrize("labels", [{}, SGN, {**XGN, "sched.tensorstack.dev/accelerator": "amd-gpu"}])
@@ -52,7 +52,7 @@ def test_the_taint_goes_with_the_label(labels: dict[str, str]) -> None:
     judged = upkeep(a_node("n1", labels=labels, taints=[TAINT]), NOW)
     assert judged.node is not None
     assert judged.node["spec"] == {"taints": []}
-    assert [each.reason for each in judged.told_of_node] == ["TaintRemoved"]
+    assert [each.reason for each in judged.node_events] == ["TaintRemoved"]
 
 
 def test_a_taint_that_is_right_is_left_alone() -> None:
@@ -71,7 +71,7 @@ def test_the_patch_holds_only_for_the_version_that_was_looked_at() -> None:
 def test_a_node_with_cards_is_enabled_for_qgpu() -> None:
     judged = upkeep(with_cards(True, True), NOW)
     assert judged.node == {"metadata": {"labels": {"qgpu-device-enable": "enable"}, "resourceVersion": "7"}}
-    assert [each.message for each in judged.told_of_node] == ["qgpu-device-enable=enable: the agent found 2 cards"]
+    assert [each.message for each in judged.node_events] == ["qgpu-device-enable=enable: the agent found 2 cards"]
 
 
 @pytest.mark.parametrize(
@@ -101,18 +101,18 @@ def test_a_sick_card_is_a_condition_that_names_it() -> None:
             "type": "GPUHealthy",
             "status": "False",
             "reason": "SickCards",
-            "message": "1 of 2 cards sick: 1 (GPU-1)",
+            "message": "1 of 2 cards unhealthy: 1 (GPU-1)",
             "lastHeartbeatTime": NOW,
             "lastTransitionTime": NOW,
         }
     ]
-    assert [(each.reason, each.type) for each in judged.told_of_status] == [("SickCards", "Warning")]
+    assert [(each.reason, each.type) for each in judged.status_events] == [("SickCards", "Warning")]
 
 
 def test_a_card_that_a_configmap_takes_out_is_sick() -> None:
     judged = upkeep(a_node("n1", 16, 16, labels=QGPU), NOW, unhealthy=frozenset({0}))
     assert judged.status is not None
-    assert judged.status["status"]["conditions"][0]["message"] == "1 of 2 cards sick: 0"
+    assert judged.status["status"]["conditions"][0]["message"] == "1 of 2 cards unhealthy: 0"
 
 
 def test_a_node_that_was_never_sick_has_no_condition() -> None:
@@ -132,7 +132,7 @@ def test_a_node_that_is_well_again_says_so_and_says_it_once() -> None:
         "CardsHealthy",
         LATER,
     )
-    assert [each.type for each in judged.told_of_status] == ["Normal"]
+    assert [each.type for each in judged.status_events] == ["Normal"]
     assert not upkeep(with_condition(well, judged), LATER).needed
 
 
@@ -143,7 +143,7 @@ def test_a_second_sick_card_changes_the_words_but_not_the_time_of_the_change() -
     judged = upkeep(worse, LATER)
     assert judged.status is not None
     (condition,) = judged.status["status"]["conditions"]
-    assert condition["message"] == "2 of 2 cards sick: 0 (GPU-0), 1 (GPU-1)"
+    assert condition["message"] == "2 of 2 cards unhealthy: 0 (GPU-0), 1 (GPU-1)"
     assert condition["lastTransitionTime"] == NOW
 
 

@@ -1,4 +1,4 @@
-"""An agent that goes is answered when nothing is under way to its node, by the leader, and not before."""
+"""Agent handover: the leader acknowledges when no bind to the node is in progress."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
 from aliquot.dialects.wire.objects import NodeObject
-from aliquot.services.scheduler.agenthandover import Farewells
+from aliquot.services.scheduler.agenthandover import AgentHandover
 from kit.fakeapi import Api
 from kit.watchobjects import a_cluster, claim_of, live_node, live_pod
 
@@ -21,26 +21,26 @@ def away(*, seen: bool = False) -> NodeObject:
     return node
 
 
-class Desk:
+class Rig:
     def __init__(self) -> None:
         self.api = Api({NODE: {"metadata": {"name": "n1"}}})
         self.cluster = a_cluster(live_node())
         self.leads = True
-        self.farewells = Farewells(self.api.kube, self.cluster, leading=lambda: self.leads)
+        self.handover = AgentHandover(self.api.kube, self.cluster, leading=lambda: self.leads)
 
-    def hear(self, node: NodeObject) -> None:
+    def observe(self, node: NodeObject) -> None:
         self.cluster.set_node(node)
-        self.farewells.observe(node)
+        self.handover.observe(node)
 
     @property
-    def answered(self) -> bool:
+    def acknowledged(self) -> bool:
         return "aliquot.dev/seen" in self.api.objects[NODE]["metadata"].get("annotations", {})
 
     def run(self, *steps: Callable[[], None]) -> None:
         """A few turns of it, with something done after each."""
 
         async def turns() -> None:
-            task = asyncio.create_task(self.farewells.run())
+            task = asyncio.create_task(self.handover.run())
             for step in steps:
                 await asyncio.sleep(0.12)
                 step()
@@ -50,62 +50,62 @@ class Desk:
         asyncio.run(turns())
 
 
-def test_it_is_answered_on_the_status_of_its_node() -> None:
-    desk = Desk()
-    desk.hear(away())
-    desk.run()
-    assert [path for path, _ in desk.api.sent("patch")] == [f"{NODE}/status"]
-    assert desk.answered
+def test_handover_is_acknowledged_on_the_node_status() -> None:
+    rig = Rig()
+    rig.observe(away())
+    rig.run()
+    assert [path for path, _ in rig.api.sent("patch")] == [f"{NODE}/status"]
+    assert rig.acknowledged
 
 
-def test_one_that_is_here_or_was_answered_is_not_written_to() -> None:
-    desk = Desk()
-    desk.hear(live_node())
-    desk.hear(away(seen=True))
-    desk.run()
-    assert desk.api.calls == []
+def test_handover_ignores_present_and_acknowledged_agents() -> None:
+    rig = Rig()
+    rig.observe(live_node())
+    rig.observe(away(seen=True))
+    rig.run()
+    assert rig.api.calls == []
 
 
-def test_a_bind_that_is_under_way_comes_first() -> None:
-    desk = Desk()
-    desk.cluster.assume(claim_of(desk.cluster, live_pod()), "n1")
-    desk.hear(away())
+def test_handover_waits_for_binds_in_progress() -> None:
+    rig = Rig()
+    rig.cluster.assume(claim_of(rig.cluster, live_pod()), "n1")
+    rig.observe(away())
     asked: list[bool] = []
-    desk.run(lambda: asked.append(desk.answered), lambda: desk.cluster.unassume("uid-p"), lambda: None)
+    rig.run(lambda: asked.append(rig.acknowledged), lambda: rig.cluster.unassume("uid-p"), lambda: None)
     assert asked == [False]
-    assert desk.answered
+    assert rig.acknowledged
 
 
-def test_only_the_leader_answers_and_one_that_becomes_it_does() -> None:
-    desk = Desk()
-    desk.leads = False
-    desk.hear(away())
+def test_handover_is_acknowledged_only_by_the_leader() -> None:
+    rig = Rig()
+    rig.leads = False
+    rig.observe(away())
     asked: list[bool] = []
 
     def lead() -> None:
-        asked.append(desk.answered)
-        desk.leads = True
+        asked.append(rig.acknowledged)
+        rig.leads = True
 
-    desk.run(lead)
+    rig.run(lead)
     assert asked == [False]
-    assert desk.answered
+    assert rig.acknowledged
 
 
-def test_an_api_server_that_is_away_is_asked_again() -> None:
-    desk = Desk()
-    desk.api.refuse = lambda verb, path: Unreachable("no answer")
-    desk.hear(away())
+def test_handover_retries_while_the_api_server_is_unreachable() -> None:
+    rig = Rig()
+    rig.api.refuse = lambda verb, path: Unreachable("no answer")
+    rig.observe(away())
 
     def back() -> None:
-        desk.api.refuse = lambda verb, path: None
+        rig.api.refuse = lambda verb, path: None
 
-    desk.run(back)
-    assert desk.answered
+    rig.run(back)
+    assert rig.acknowledged
 
 
-def test_a_role_that_may_not_is_told_of_once_and_the_agent_goes_without() -> None:
-    desk = Desk()
-    desk.api.refuse = lambda verb, path: ApiError(403, "Forbidden", "no")
-    desk.hear(away())
-    desk.run(lambda: None, lambda: None)
-    assert len(desk.api.calls) == 1
+def test_handover_gives_up_without_permission() -> None:
+    rig = Rig()
+    rig.api.refuse = lambda verb, path: ApiError(403, "Forbidden", "no")
+    rig.observe(away())
+    rig.run(lambda: None, lambda: None)
+    assert len(rig.api.calls) == 1

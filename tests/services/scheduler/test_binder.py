@@ -1,4 +1,4 @@
-"""Binding: one write, and whatever becomes of it, no card is given twice and none is kept for nobody."""
+"""Binding: one write; whatever its outcome, no card is booked twice and none stays booked without a Pod."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ON_CARD_0 = {"ALIYUN_COM_GPU_MEM_IDX": "0"}
 
 
 class Api:
-    """An API server that knows Pods and bindings, and answers as it is told to.
+    """An API server that knows Pods and bindings, and answers as planned.
 
     What it is told, per write: `yes`; a status, which is said without doing anything; `lost` with how long after the
     call the write happens (None: never), while the caller hears nothing; `done 500`: done, and told as failed.
@@ -105,7 +105,7 @@ class Api:
 
 
 class Rig:
-    """A cluster of one node with one card of 16 GiB (or others), and a binder. The watch tells at once, or never."""
+    """A cluster of one node with one card of 16 GiB (or others), and a binder. The watch reports at once, or never."""
 
     def __init__(self, *nodes: Any, watch: bool = True, leading: bool = True) -> None:
         self.api, self.cluster, self.leading = Api(), a_cluster(*(nodes or (live_node(),))), leading
@@ -115,9 +115,9 @@ class Rig:
             cast(Kube, self.api),
             self.cluster,
             may_write=lambda: self.leading,
-            heard=self.cluster.set_pod,
+            on_pod=self.cluster.set_pod,
             now_ns=lambda: 7,
-            more_annotations=lambda placed: {"more": "yes"},
+            extra_annotations=lambda placed: {"more": "yes"},
         )
 
     def pod(self, name: str = "p", limits: Json | None = None, *, told: bool = True, **more: Any) -> Json:
@@ -143,7 +143,7 @@ class Rig:
 # --- the table of outcomes -------------------------------------------------------------------------------------------
 
 
-def test_yes_is_bound_with_the_grant_in_the_same_write() -> None:
+def test_bind_writes_the_grant_with_the_binding() -> None:
     async def scene() -> None:
         rig = Rig(watch=False)
         rig.pod()
@@ -164,7 +164,7 @@ def test_yes_is_bound_with_the_grant_in_the_same_write() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 409, 422])
-def test_no_gives_the_cards_back_at_once(status: int) -> None:
+def test_bind_refused_by_api_server_frees_cards(status: int) -> None:
     async def scene() -> None:
         rig = Rig()
         rig.pod()
@@ -176,7 +176,7 @@ def test_no_gives_the_cards_back_at_once(status: int) -> None:
     play(scene())
 
 
-def test_a_conflict_with_a_bind_that_had_happened_is_a_yes() -> None:
+def test_bind_conflict_with_earlier_success_succeeds() -> None:
     async def scene() -> None:
         rig = Rig(watch=False)
         rig.pod()
@@ -187,7 +187,7 @@ def test_a_conflict_with_a_bind_that_had_happened_is_a_yes() -> None:
     play(scene())
 
 
-def test_a_conflict_with_a_bind_to_another_node_is_a_no_and_that_node_is_charged() -> None:
+def test_bind_conflict_with_another_node_is_refused_and_books_that_node() -> None:
     async def scene() -> None:
         rig = Rig(live_node(), live_node("n2"), watch=False)
         rig.pod()
@@ -201,17 +201,17 @@ def test_a_conflict_with_a_bind_to_another_node_is_a_no_and_that_node_is_charged
 
 
 @pytest.mark.parametrize("outcome", [("lost", None), 500, 429, 503], ids=str)
-def test_what_did_not_happen_and_was_not_told_is_held_until_it_can_no_longer_happen(outcome: Any) -> None:
+def test_bind_without_answer_holds_cards_until_it_can_no_longer_happen(outcome: Any) -> None:
     async def scene() -> None:
         rig = Rig()
         rig.pod()
         rig.api.writes.append(outcome)
-        with pytest.raises(Refused, match="its outcome will be looked up"):
+        with pytest.raises(Refused, match="aliquot will look up the outcome"):
             await rig.bind()
         assert (rig.free, rig.binder.busy) == (12, 1)
         await asyncio.sleep(5.5)
         assert rig.free == 12, "a write under way may still be done"
-        with pytest.raises(Refused, match="has not told its outcome yet"):
+        with pytest.raises(Refused, match="is not known yet"):
             await rig.bind()
         await rig.binder.settle()
         assert (rig.free, rig.cluster.assumed, rig.binds) == (16, {}, 1)
@@ -223,7 +223,7 @@ def test_what_did_not_happen_and_was_not_told_is_held_until_it_can_no_longer_hap
 
 @pytest.mark.parametrize("watch", [True, False], ids=["the watch tells", "the watch is silent"])
 @pytest.mark.parametrize("outcome", [("lost", 0.5), ("lost", 5.5), ("lost", 8.0), "done 500"], ids=str)
-def test_what_happened_and_was_not_told_is_found_out_and_never_free_in_between(outcome: Any, watch: bool) -> None:
+def test_bind_without_answer_that_happened_keeps_cards_booked(outcome: Any, watch: bool) -> None:
     async def scene() -> None:
         rig = Rig(watch=watch)
         rig.pod()
@@ -238,7 +238,7 @@ def test_what_happened_and_was_not_told_is_found_out_and_never_free_in_between(o
     play(scene())
 
 
-def test_as_long_as_the_api_server_does_not_answer_the_cards_are_held() -> None:
+def test_bind_holds_cards_while_api_server_is_unreachable() -> None:
     async def scene() -> None:
         rig = Rig(watch=False)
         rig.pod()
@@ -256,13 +256,13 @@ def test_as_long_as_the_api_server_does_not_answer_the_cards_are_held() -> None:
     play(scene())
 
 
-def test_a_conflict_whose_cause_cannot_be_looked_up_is_held_until_it_can() -> None:
+def test_bind_conflict_holds_cards_until_pod_can_be_read() -> None:
     async def scene() -> None:
         rig = Rig(watch=False)
         rig.pod()
         rig.api.put(pod_json(on="n1", annotations=ON_CARD_0))
         rig.api.looks.append(Unreachable("refused"))
-        with pytest.raises(Refused, match="its outcome will be looked up"):
+        with pytest.raises(Refused, match="aliquot will look up the outcome"):
             await rig.bind()
         assert rig.free == 12
         await rig.binder.settle()
@@ -271,7 +271,7 @@ def test_a_conflict_whose_cause_cannot_be_looked_up_is_held_until_it_can() -> No
     play(scene())
 
 
-def test_a_pod_that_was_bound_and_deleted_without_the_watch_telling_frees_its_cards() -> None:
+def test_bind_of_pod_deleted_during_watch_outage_frees_cards() -> None:
     async def scene() -> None:
         rig = Rig(watch=False)
         rig.pod()
@@ -284,7 +284,7 @@ def test_a_pod_that_was_bound_and_deleted_without_the_watch_telling_frees_its_ca
     play(scene())
 
 
-def test_a_pod_that_is_deleted_while_its_outcome_is_looked_up_is_not_brought_back() -> None:
+def test_bind_lookup_does_not_resurrect_deleted_pod() -> None:
     async def scene() -> None:
         rig = Rig()
         rig.pod()
@@ -302,20 +302,20 @@ def test_a_pod_that_is_deleted_while_its_outcome_is_looked_up_is_not_brought_bac
 
 
 @pytest.mark.parametrize("watch", [True, False], ids=["confirmed", "not confirmed yet"])
-def test_a_bind_that_comes_again_is_answered_with_the_outcome_of_the_first(watch: bool) -> None:
+def test_repeated_bind_returns_first_outcome(watch: bool) -> None:
     async def scene() -> None:
         rig = Rig(watch=watch)
         rig.pod()
         for _ in range(3):
             await rig.bind()
         assert (rig.binds, rig.free) == (1, 12)
-        with pytest.raises(Refused, match="ns/p is bound to n1 already"):
+        with pytest.raises(Refused, match="ns/p is already bound to n1"):
             await rig.bind(node="n2")
 
     play(scene())
 
 
-def test_binds_of_one_pod_at_once_are_one_write() -> None:
+def test_concurrent_binds_of_one_pod_share_one_write() -> None:
     async def scene() -> None:
         rig = Rig(live_node(), live_node("n2"))
         rig.pod()
@@ -326,7 +326,7 @@ def test_binds_of_one_pod_at_once_are_one_write() -> None:
     play(scene())
 
 
-def test_binds_of_one_pod_at_once_share_a_no() -> None:
+def test_concurrent_binds_of_one_pod_share_one_refusal() -> None:
     async def scene() -> None:
         rig = Rig()
         rig.pod()
@@ -338,7 +338,7 @@ def test_binds_of_one_pod_at_once_share_a_no() -> None:
     play(scene())
 
 
-def test_of_many_pods_that_come_at_once_as_many_are_bound_as_have_room() -> None:
+def test_concurrent_binds_of_many_pods_never_overbook() -> None:
     async def scene() -> None:
         rig = Rig()
         for at in range(10):
@@ -346,13 +346,13 @@ def test_of_many_pods_that_come_at_once_as_many_are_bound_as_have_room() -> None
         outcomes = await asyncio.gather(*(rig.bind(f"p{at}") for at in range(10)), return_exceptions=True)
         assert sum(outcome is None for outcome in outcomes) == 3
         refused = [str(outcome) for outcome in outcomes if outcome is not None]
-        assert refused[0] == ("n1 does not take ns/p3 any more: GPU memory: 5 GiB wanted, no card has that much free")
+        assert refused[0] == ("ns/p3 no longer fits on n1: GPU memory: 5 GiB wanted, no card has that much free")
         assert rig.free == 1
 
     play(scene())
 
 
-def test_a_caller_that_goes_away_does_not_take_the_write_with_it() -> None:
+def test_bind_continues_after_caller_disconnects() -> None:
     async def scene() -> None:
         rig = Rig()
         rig.pod()
@@ -371,7 +371,7 @@ def test_a_caller_that_goes_away_does_not_take_the_write_with_it() -> None:
     play(scene())
 
 
-def test_the_process_ends_only_when_every_outcome_is_known() -> None:
+def test_settle_waits_for_every_bind_outcome() -> None:
     async def scene() -> None:
         rig = Rig()
         rig.pod()
@@ -392,7 +392,7 @@ def test_the_process_ends_only_when_every_outcome_is_known() -> None:
 
 
 @pytest.mark.parametrize("uid", ["uid-p", ""], ids=["", "no uid was said"])
-def test_a_pod_that_the_watch_has_not_told_of_is_looked_up(uid: str) -> None:
+def test_bind_reads_pod_that_watch_has_not_reported(uid: str) -> None:
     async def scene() -> None:
         rig = Rig(watch=False)
         rig.pod(told=False)
@@ -403,7 +403,7 @@ def test_a_pod_that_the_watch_has_not_told_of_is_looked_up(uid: str) -> None:
     play(scene())
 
 
-def test_a_pod_made_anew_after_it_was_looked_up_is_not_bound_in_the_place_of_the_one_before() -> None:
+def test_bind_does_not_bind_recreated_pod() -> None:
     async def scene() -> None:
         rig = Rig(watch=False)
         rig.pod(told=False)
@@ -418,7 +418,7 @@ def test_a_pod_made_anew_after_it_was_looked_up_is_not_bound_in_the_place_of_the
     play(scene())
 
 
-def test_what_could_not_be_written_down_holds_nothing() -> None:
+def test_bind_frees_cards_if_grant_cannot_be_rendered() -> None:
     async def scene() -> None:
         rig = Rig()
         rig.pod()
@@ -426,7 +426,7 @@ def test_what_could_not_be_written_down_holds_nothing() -> None:
         def broken(placed: object) -> dict[str, str]:
             raise RuntimeError("broken")
 
-        rig.binder._more = broken
+        rig.binder._extra_annotations = broken
         with pytest.raises(RuntimeError, match="broken"):
             await rig.bind()
         assert (rig.binds, rig.free, rig.cluster.assumed) == (0, 16, {})
@@ -435,7 +435,7 @@ def test_what_could_not_be_written_down_holds_nothing() -> None:
 
 
 @pytest.mark.parametrize(("uid", "there"), [("uid-p", False), ("another", True)], ids=["not there", "made anew"])
-def test_a_pod_that_is_gone_is_not_bound(uid: str, there: bool) -> None:
+def test_bind_refuses_deleted_pod(uid: str, there: bool) -> None:
     async def scene() -> None:
         rig = Rig()
         if there:
@@ -447,19 +447,19 @@ def test_a_pod_that_is_gone_is_not_bound(uid: str, there: bool) -> None:
     play(scene())
 
 
-def test_a_pod_that_is_bound_already_is_not_bound_again() -> None:
+def test_bind_refuses_pod_bound_elsewhere() -> None:
     async def scene() -> None:
         rig = Rig(live_node(), live_node("n2"), watch=False)
         rig.pod(told=False, on="n1", annotations=ON_CARD_0)
         await rig.bind()
-        with pytest.raises(Refused, match="ns/p is bound to n1 already"):
+        with pytest.raises(Refused, match="ns/p is already bound to n1"):
             await rig.bind(node="n2")
         assert (rig.binds, rig.free) == (0, 12)
 
     play(scene())
 
 
-def test_a_pod_that_breaks_a_rule_is_told_so() -> None:
+def test_bind_refuses_invalid_pod() -> None:
     async def scene() -> None:
         rig = Rig()
         rig.pod(limits={MEM: "5Gi"})
@@ -470,7 +470,7 @@ def test_a_pod_that_breaks_a_rule_is_told_so() -> None:
     play(scene())
 
 
-def test_a_pod_that_is_not_ours_is_bound_all_the_same() -> None:
+def test_bind_accepts_pod_without_gpu_request() -> None:
     async def scene() -> None:
         rig = Rig(watch=False)
         rig.pod(limits={"cpu": "1"})
@@ -487,7 +487,7 @@ def test_a_pod_that_is_not_ours_is_bound_all_the_same() -> None:
     play(scene())
 
 
-def test_an_api_server_that_cannot_be_asked_is_told_and_nothing_is_held() -> None:
+def test_bind_holds_nothing_if_pod_cannot_be_read() -> None:
     async def scene() -> None:
         rig = Rig()
         rig.pod(told=False)
@@ -500,11 +500,11 @@ def test_an_api_server_that_cannot_be_asked_is_told_and_nothing_is_held() -> Non
     play(scene())
 
 
-def test_one_that_does_not_lead_writes_nothing_and_holds_nothing() -> None:
+def test_bind_on_follower_writes_and_holds_nothing() -> None:
     async def scene() -> None:
         rig = Rig(leading=False)
         rig.pod()
-        with pytest.raises(Refused, match="does not lead any more"):
+        with pytest.raises(Refused, match="is no longer the leader"):
             await rig.bind()
         assert (rig.binds, rig.free) == (0, 16)
 
@@ -512,12 +512,12 @@ def test_one_that_does_not_lead_writes_nothing_and_holds_nothing() -> None:
 
 
 @pytest.mark.parametrize("node", ["n2", "gone"])
-def test_a_node_that_is_not_there_takes_nothing(node: str) -> None:
+def test_bind_refuses_unknown_node(node: str) -> None:
     async def scene() -> None:
         rig = Rig(live_node(), live_node("gone"))
         rig.cluster.drop_node("gone")
         rig.pod()
-        with pytest.raises(Refused, match=f"{node} does not take ns/p any more"):
+        with pytest.raises(Refused, match=f"ns/p no longer fits on {node}"):
             await rig.bind(node=node)
         assert rig.binds == 0
 
@@ -539,9 +539,7 @@ steps = st.tuples(
 
 @settings(max_examples=100)
 @given(st.lists(steps, max_size=30), st.booleans())
-def test_whatever_happens_no_card_is_given_twice_and_all_that_is_bound_is_known(
-    story: list[tuple[str, int, Any, float]], watch: bool
-) -> None:
+def test_random_bind_outcomes_never_overbook(story: list[tuple[str, int, Any, float]], watch: bool) -> None:
     async def scene() -> None:
         rig = Rig(watch=watch)
         for at in range(6):

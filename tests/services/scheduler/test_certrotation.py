@@ -1,4 +1,4 @@
-"""When keys are renewed; at no time is a certificate shown whose authority the API server may not know."""
+"""Key renewal: no replica ever presents a certificate whose authority the API server may not trust."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def authority(keys: Keys) -> Pair:
     return keys.authority
 
 
-def test_the_first_keys_are_an_authority_and_what_it_signed() -> None:
+def test_first_keys_are_an_authority_and_its_certificate() -> None:
     keys = made()
     assert keys.trusted == authority(keys).certificate
     assert signed_by(keys.serving.certificate, keys.trusted)
     assert read_facts(keys.serving.certificate).names == {"web.svc"}
 
 
-def test_nothing_is_due_in_the_first_two_thirds() -> None:
+def test_keys_are_kept_for_two_thirds_of_their_lifetime() -> None:
     keys = made()
     assert renewed(keys, NAMES, NOW + 5.9 * DAY, LIVES) is keys
 
 
-def test_a_certificate_is_renewed_after_two_thirds_by_the_same_authority() -> None:
+def test_certificate_is_renewed_by_the_same_authority() -> None:
     keys = made()
     after = renewed(keys, NAMES, NOW + 6 * DAY, LIVES)
     assert after.serving != keys.serving
@@ -45,13 +45,13 @@ def test_a_certificate_is_renewed_after_two_thirds_by_the_same_authority() -> No
     assert renewed(after, NAMES, NOW + 6 * DAY, LIVES) is after
 
 
-def test_a_certificate_that_lacks_a_name_is_renewed_and_keeps_those_it_has() -> None:
+def test_certificate_is_renewed_if_a_name_is_missing() -> None:
     after = renewed(made(), ("127.0.0.1",), NOW, LIVES)
     assert read_facts(after.serving.certificate).names == {"web.svc", "127.0.0.1"}
     assert renewed(after, NAMES, NOW, LIVES) is after
 
 
-def test_a_new_authority_is_trusted_a_while_before_it_signs() -> None:
+def test_new_authority_is_trusted_before_it_signs() -> None:
     keys = replace(made(), serving=renewed(made(NOW + 56 * DAY), NAMES, NOW + 56 * DAY, LIVES).serving)
     keys = renewed(keys, NAMES, NOW + 56 * DAY, LIVES)  # a certificate that will be due at the same time
     due = NOW + 62 * DAY
@@ -65,7 +65,7 @@ def test_a_new_authority_is_trusted_a_while_before_it_signs() -> None:
     assert after.trusted == both.trusted
 
 
-def test_what_has_run_out_is_replaced_at_once_and_trusted_no_more() -> None:
+def test_expired_keys_are_replaced_and_no_longer_trusted() -> None:
     after = renewed(made(), NAMES, NOW + 91 * DAY, LIVES)
     assert after.trusted == authority(after).certificate
     assert signed_by(after.serving.certificate, after.trusted)
@@ -73,7 +73,7 @@ def test_what_has_run_out_is_replaced_at_once_and_trusted_no_more() -> None:
     assert read_facts(later.serving.certificate).ends > NOW + 10 * DAY
 
 
-def test_damaged_keys_are_replaced_and_what_is_trusted_stays_so() -> None:
+def test_damaged_keys_are_replaced_and_bundle_is_kept() -> None:
     keys = made()
     broken = Pair(b"no", b"key")
     for damaged in (
@@ -88,15 +88,15 @@ def test_damaged_keys_are_replaced_and_what_is_trusted_stays_so() -> None:
         assert renewed(after, NAMES, NOW, LIVES) is after
 
 
-def test_somebody_elses_certificate_is_never_touched() -> None:
+def test_foreign_certificate_is_never_renewed() -> None:
     foreign = replace(made(), authority=None)
     assert renewed(foreign, ("other",), NOW + 400 * DAY, LIVES) is foreign
 
 
 @settings(max_examples=40)
 @given(st.lists(st.floats(0.01, 8), min_size=1, max_size=25))
-def test_whenever_one_looks_what_is_shown_was_trusted_long_enough(pauses: list[float]) -> None:
-    """The bundle of the look before is what the API server may still have; its clock is not asked."""
+def test_presented_certificate_is_always_in_the_previous_bundle(pauses: list[float]) -> None:
+    """The API server may still have the bundle of the previous step; its clock does not matter."""
     now, keys = NOW, made()
     for pause in pauses:
         now += pause * DAY

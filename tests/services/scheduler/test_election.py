@@ -1,4 +1,4 @@
-"""Election: never two at once, and between two nobody for as long as a write may take."""
+"""Election: never two leaders at once, and none between two leaders for as long as a write may take."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.dialects.wire.leases import LeaseObject
-from aliquot.services.scheduler.election import GIVE_UP, LEASE, RETRY, Election, Sight, may_take
+from aliquot.services.scheduler.election import GIVE_UP, LEASE, RETRY, Election, Observation, may_take
 from kit.virtualclock import play
 
 Json = dict[str, Any]
@@ -59,8 +59,8 @@ def lease(holder: str | None, seconds: int | None = 15) -> LeaseObject:
         "a time of nothing",
     ],
 )
-def test_the_lease_may_be_taken_when_it_is(seen: LeaseObject | None, age: float, may: bool) -> None:
-    assert may_take(Sight(seen, 100.0), "me", 100.0 + age) is may
+def test_may_take_lease(seen: LeaseObject | None, age: float, may: bool) -> None:
+    assert may_take(Observation(seen, 100.0), "me", 100.0 + age) is may
 
 
 class Store:
@@ -138,7 +138,7 @@ class Client:
 
 
 class Candidate:
-    """One scheduler that stands for election."""
+    """One scheduler that is a candidate."""
 
     def __init__(self, store: Store, name: str, refresh_seconds: float = 0.1) -> None:
         self.name, self.client = name, Client(store)
@@ -178,7 +178,7 @@ async def until_leading(candidate: Candidate, seconds: float = 60.0) -> float:
     return loop.time() - began
 
 
-def test_one_alone_leads_after_it_has_read_everything() -> None:
+def test_single_candidate_leads_after_refresh() -> None:
     async def scene() -> None:
         store = Store()
         one = Candidate(store, "one", refresh_seconds=1.0)
@@ -196,7 +196,7 @@ def test_one_alone_leads_after_it_has_read_everything() -> None:
     play(scene())
 
 
-def test_who_leads_goes_on_leading_and_reads_nothing_again() -> None:
+def test_leader_renews_without_refresh() -> None:
     async def scene() -> None:
         store = Store()
         one, two = Candidate(store, "one"), Candidate(store, "two")
@@ -216,7 +216,7 @@ def test_who_leads_goes_on_leading_and_reads_nothing_again() -> None:
     play(scene())
 
 
-def test_when_the_leader_dies_another_leads_soon_after_the_lease_has_run_out() -> None:
+def test_standby_leads_after_lease_expires() -> None:
     async def scene() -> None:
         store = Store()
         one = Candidate(store, "one")
@@ -232,7 +232,7 @@ def test_when_the_leader_dies_another_leads_soon_after_the_lease_has_run_out() -
     play(scene())
 
 
-def test_a_lease_given_back_is_taken_at_once_and_not_by_the_one_that_gave_it() -> None:
+def test_released_lease_is_taken_by_another_candidate() -> None:
     async def scene() -> None:
         store = Store()
         one = Candidate(store, "one")
@@ -250,7 +250,7 @@ def test_a_lease_given_back_is_taken_at_once_and_not_by_the_one_that_gave_it() -
     play(scene())
 
 
-def test_a_standby_has_nothing_to_give_back() -> None:
+def test_standby_resigns_without_a_write() -> None:
     async def scene() -> None:
         store = Store()
         one = Candidate(store, "one")
@@ -267,7 +267,7 @@ def test_a_standby_has_nothing_to_give_back() -> None:
 
 
 @pytest.mark.parametrize("error", [Unreachable("refused"), ApiError(500, "", "down")], ids=["no answer", "500"])
-def test_a_leader_that_cannot_renew_stops_by_itself_and_leads_again_when_it_can(error: Exception) -> None:
+def test_leader_that_cannot_renew_steps_down(error: Exception) -> None:
     async def scene() -> None:
         one = Candidate(Store(), "one")
         await until_leading(one)
@@ -282,7 +282,7 @@ def test_a_leader_that_cannot_renew_stops_by_itself_and_leads_again_when_it_can(
     play(scene())
 
 
-def test_giving_back_does_not_fail_where_the_api_server_does() -> None:
+def test_resign_survives_api_server_failure() -> None:
     async def scene() -> None:
         one = Candidate(Store(), "one")
         await until_leading(one)
@@ -293,7 +293,7 @@ def test_giving_back_does_not_fail_where_the_api_server_does() -> None:
     play(scene())
 
 
-def test_a_read_that_takes_too_long_does_not_make_two_leaders() -> None:
+def test_slow_refresh_does_not_make_two_leaders() -> None:
     async def scene() -> None:
         store = Store()
         one, two = Candidate(store, "one", refresh_seconds=20.0), Candidate(store, "two", refresh_seconds=20.0)
@@ -306,7 +306,7 @@ def test_a_read_that_takes_too_long_does_not_make_two_leaders() -> None:
     play(scene())
 
 
-def test_a_role_that_knows_no_leases_leads_alone_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_election_is_disabled_without_lease_permission(caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
         one = Candidate(Store(), "one")
         one.client.refuse = lambda verb: ApiError(403, "Forbidden", "cannot get leases")
@@ -318,12 +318,10 @@ def test_a_role_that_knows_no_leases_leads_alone_and_says_so(caplog: pytest.LogC
 
     with caplog.at_level(logging.WARNING):
         play(scene())
-    assert [record.message for record in caplog.records] == [
-        "no election: leading alone. Run no second replica, or allow get, create and update of leases"
-    ]
+    assert [record.message for record in caplog.records] == ["election_disabled"]
 
 
-def test_a_role_that_is_mended_ends_leading_alone() -> None:
+def test_election_starts_when_lease_permission_is_granted() -> None:
     async def scene() -> None:
         store = Store()
         one = Candidate(store, "one")
@@ -341,7 +339,7 @@ def test_a_role_that_is_mended_ends_leading_alone() -> None:
     play(scene())
 
 
-def test_a_role_that_is_taken_away_does_not_make_a_standby_lead() -> None:
+def test_standby_does_not_lead_when_lease_permission_is_revoked() -> None:
     async def scene() -> None:
         store = Store()
         one = Candidate(store, "one")
@@ -383,7 +381,7 @@ networks = st.lists(stretches, max_size=8).map(lambda parts: [plan for part in p
 
 @settings(max_examples=60)
 @given(st.lists(networks, min_size=2, max_size=3), st.lists(st.sampled_from([0.05, 1.0, 12.0]), min_size=3))
-def test_whatever_the_network_does_never_two_lead_and_what_one_had_sent_is_over_before_the_next_begins(
+def test_election_never_has_two_leaders_on_any_network(
     networks: list[list[tuple[float, str, float]]], refreshes: list[float]
 ) -> None:
     async def scene() -> None:

@@ -1,4 +1,4 @@
-"""The HTTP door: every verb under every prefix, 200 whatever comes, and only the leader binds."""
+"""The scheduler's HTTP endpoints: every verb under every prefix, 200 for any input, and only the leader binds."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def question(**more: Any) -> Json:
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
-def test_the_verbs_are_served_under(prefix: str) -> None:
+def test_verbs_are_served_under_prefix(prefix: str) -> None:
     async def scene(rig: Rig) -> None:
         assert (await rig.post(f"{prefix}/filter", question()))["NodeNames"] == ["n1"]
         for path in ("prioritize", "priorities"):
@@ -106,7 +106,7 @@ BROKEN = [b"", b"{", b"\xff\xff", b"[]", b"null", b'{"Pod":1}', b'{"Pod":{"metad
 
 
 @pytest.mark.parametrize("body", BROKEN, ids=lambda body: body[:12].decode(errors="replace"))
-def test_whatever_comes_the_answer_is_200_and_says_what_is_wrong(body: bytes) -> None:
+def test_bad_body_gets_200_with_error(body: bytes) -> None:
     async def scene(rig: Rig) -> None:
         assert (await rig.post("/aliquot/filter", body))["Error"].startswith("aliquot: ")
         assert (await rig.post("/aliquot/bind", body))["Error"].startswith("aliquot: ")
@@ -118,17 +118,17 @@ def test_whatever_comes_the_answer_is_200_and_says_what_is_wrong(body: bytes) ->
     assert rig.calls.outcomes["filter", "error"] == 1
 
 
-def test_a_body_too_large_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_body_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LARGEST_BODY", 1 << 20)
 
     async def scene(rig: Rig) -> None:
         answer = await rig.post("/aliquot/filter", b" " * ((1 << 20) + 1))
-        assert answer["Error"] == "aliquot: a body of more than 1 MiB is not read"
+        assert answer["Error"] == "aliquot: the body is larger than 1 MiB"
 
     serve(scene)
 
 
-def test_before_the_cluster_is_read_nothing_is_decided_and_readyz_says_so() -> None:
+def test_verbs_and_readyz_refuse_before_sync() -> None:
     async def scene(rig: Rig) -> None:
         rig.synced = False
         assert "has not read the cluster yet" in (await rig.post("/aliquot/filter", question()))["Error"]
@@ -140,7 +140,7 @@ def test_before_the_cluster_is_read_nothing_is_decided_and_readyz_says_so() -> N
         rig.extender.stopping = True
         assert (await rig.get("/readyz"))[0] == 503
         assert (await rig.get("/livez"))[0] == 200
-        assert "is ending" in (await rig.post("/aliquot/bind", BINDING))["Error"]
+        assert "is shutting down" in (await rig.post("/aliquot/bind", BINDING))["Error"]
 
     assert serve(scene).bound == []
 
@@ -148,13 +148,13 @@ def test_before_the_cluster_is_read_nothing_is_decided_and_readyz_says_so() -> N
 @pytest.mark.parametrize(
     ("outcome", "said", "counted"),
     [
-        (Refused("n1 does not take it any more"), "aliquot: n1 does not take it any more", "refused"),
+        (Refused("it no longer fits on n1"), "aliquot: it no longer fits on n1", "refused"),
         (Unreachable("no answer in time"), "aliquot: no answer in time", "error"),
-        (RuntimeError("a slip of ours"), "aliquot: an error of its own; its log tells more", "error"),
+        (RuntimeError("a bug"), "aliquot: internal error; see the log of aliquot scheduler", "error"),
     ],
-    ids=["refused", "no API server", "a slip of ours"],
+    ids=["refused", "no API server", "a bug"],
 )
-def test_a_bind_that_does_not_happen_says_why(outcome: Exception, said: str, counted: str) -> None:
+def test_failed_bind_reports_reason(outcome: Exception, said: str, counted: str) -> None:
     async def scene(rig: Rig) -> None:
         rig.outcome = outcome
         assert await rig.post("/aliquot/bind", BINDING) == {"Error": said}
@@ -163,7 +163,7 @@ def test_a_bind_that_does_not_happen_says_why(outcome: Exception, said: str, cou
     serve(scene)
 
 
-def test_the_leader_holds_the_place_it_recommends_and_a_standby_does_not() -> None:
+def test_prioritize_holds_cards_on_leader_only() -> None:
     async def scene(rig: Rig) -> None:
         await rig.post("/aliquot/prioritize", question())
         assert set(rig.cluster.held) == {"uid-p"}
@@ -176,7 +176,7 @@ def test_the_leader_holds_the_place_it_recommends_and_a_standby_does_not() -> No
     serve(scene)
 
 
-def test_the_only_node_that_is_told_is_held_at_once_for_nobody_will_ask_for_scores() -> None:
+def test_filter_with_one_candidate_holds_cards() -> None:
     async def scene(rig: Rig) -> None:
         await rig.post("/aliquot/filter", question())
         assert set(rig.cluster.held) == {"uid-p"}
@@ -187,7 +187,7 @@ def test_the_only_node_that_is_told_is_held_at_once_for_nobody_will_ask_for_scor
 # --- who does not lead -----------------------------------------------------------------------------------------------
 
 
-def test_a_standby_answers_filter_itself_and_hands_a_bind_on_to_the_leader() -> None:
+def test_standby_answers_filter_and_forwards_bind() -> None:
     async def scene(standby: Rig) -> None:
         leader = Rig()
         async with TestServer(leader.extender.app()) as server:
@@ -199,13 +199,13 @@ def test_a_standby_answers_filter_itself_and_hands_a_bind_on_to_the_leader() -> 
             assert await standby.post("/scheduler/bind", BINDING) == {"Error": "aliquot: no room"}
             leader.leading = False
             leader.leader = standby.leader  # each takes the other for the leader: handed on once, not for ever
-            assert "does not lead" in (await standby.post("/scheduler/bind", BINDING))["Error"]
+            assert "is not the leader" in (await standby.post("/scheduler/bind", BINDING))["Error"]
         assert "does not answer" in (await standby.post("/scheduler/bind", BINDING))["Error"]
 
     assert serve(scene).bound == []
 
 
-def test_nobody_is_sent_here_before_the_webhook_listens_and_kube_scheduler_is_answered_all_the_same() -> None:
+def test_readyz_waits_for_webhook_but_verbs_answer() -> None:
     async def scene(rig: Rig) -> None:
         rig.extender.awaited = "the webhook does not listen yet"
         assert await rig.get("/readyz") == (503, "the webhook does not listen yet\n")
@@ -216,19 +216,19 @@ def test_nobody_is_sent_here_before_the_webhook_listens_and_kube_scheduler_is_an
     serve(scene)
 
 
-def test_a_standby_does_not_hand_back_what_somebody_else_says_at_the_leaders_address() -> None:
+def test_standby_rejects_foreign_answer_at_leader_address() -> None:
     async def scene(rig: Rig) -> None:
         async with TestServer(web.Application()) as somebody:
             rig.leading, rig.leader = False, f"{somebody.host}:{somebody.port}"
-            assert "HTTP 404 is answered" in (await rig.post("/aliquot/bind", BINDING))["Error"]
+            assert "answered HTTP 404" in (await rig.post("/aliquot/bind", BINDING))["Error"]
 
     serve(scene)
 
 
-def test_a_standby_that_knows_no_leader_says_so() -> None:
+def test_standby_without_known_leader_refuses_bind() -> None:
     async def scene(rig: Rig) -> None:
         rig.leading = False
-        assert "does not know who does" in (await rig.post("/aliquot/bind", BINDING))["Error"]
+        assert "does not know the leader" in (await rig.post("/aliquot/bind", BINDING))["Error"]
 
     serve(scene)
 
@@ -236,7 +236,7 @@ def test_a_standby_that_knows_no_leader_says_so() -> None:
 # --- what people ask -------------------------------------------------------------------------------------------------
 
 
-def test_inspect_status_version_and_metrics_are_there() -> None:
+def test_inspect_status_version_and_metrics_are_served() -> None:
     async def scene(rig: Rig) -> None:
         rig.cluster.set_pod(live_pod("a", {MEM: "3"}, on="n1", annotations={"ALIYUN_COM_GPU_MEM_IDX": "0"}))
         _, text = await rig.get("/gpushare-scheduler/inspect")
@@ -244,7 +244,7 @@ def test_inspect_status_version_and_metrics_are_there() -> None:
         code, text = await rig.get("/gpushare-scheduler/inspect/n1")
         assert (code, [node["name"] for node in json.loads(text)["nodes"]]) == (200, ["n1"])
         code, text = await rig.get("/gpushare-scheduler/inspect/none")
-        assert (code, json.loads(text)) == (404, {"error": "no node with cards is called none"})
+        assert (code, json.loads(text)) == (404, {"error": "no node with GPUs is named none"})
         for path in ("/scheduler/status", "/aliquot/status"):
             status = json.loads((await rig.get(path))[1])
             assert status["leading"] is True

@@ -1,4 +1,4 @@
-"""The node keeper: writes what a node lacks, once, as the leader, and gives in to nobody's conflict."""
+"""NodeUpkeep writes what a node lacks, once, as the leader, and backs off from conflicts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.refusal import Invalid
 from aliquot.services.daemon.events import ObjectRef
-from aliquot.services.scheduler.nodeupkeep import NodeKeeper
+from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
 from kit.fakeapi import Api, Clock, forbidden
 from kit.manifests import QGPU, XGN, a_node
 
@@ -22,8 +22,8 @@ Json = dict[str, Any]
 TAINT = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule"}
 
 
-class Told:
-    """Takes the events."""
+class Recorder:
+    """Records the events."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str, str]] = []
@@ -34,28 +34,30 @@ class Told:
 
 
 class Rig:
-    """A keeper over an API that is not there."""
+    """A NodeUpkeep over a fake API."""
 
     def __init__(self, *nodes: Json, leader: bool = True, **settings: Any) -> None:
-        self.api, self.clock, self.told, self.leader = Api(), Clock(), Told(), leader
-        self.keeper = NodeKeeper(self.api.kube, self.told, is_leader=lambda: self.leader, clock=self.clock, **settings)
+        self.api, self.clock, self.recorder, self.leader = Api(), Clock(), Recorder(), leader
+        self.upkeep = NodeUpkeep(
+            self.api.kube, self.recorder, is_leader=lambda: self.leader, clock=self.clock, **settings
+        )
         for node in nodes:
             self.put(node)
 
     def put(self, node: Json) -> None:
         node["metadata"]["resourceVersion"] = f"v{len(self.api.calls)}"
         self.api.objects[f"/api/v1/nodes/{node['metadata']['name']}"] = node
-        self.keeper.observe(msgspec.convert(node, NodeObject))
+        self.upkeep.observe(msgspec.convert(node, NodeObject))
 
     def node(self, name: str = "n1") -> Json:
         return self.api.objects[f"/api/v1/nodes/{name}"]
 
     def step(self, after: float = 0.0) -> float:
         self.clock.sleep(after)
-        return asyncio.run(self.keeper.step())
+        return asyncio.run(self.upkeep.step())
 
 
-def sick_node(**more: Any) -> Json:
+def unhealthy_node(**more: Any) -> Json:
     node = a_node("n1", labels=QGPU, **more)
     cards = [{"index": 0, "memory_mib": 1024, "healthy": False}, {"index": 1, "memory_mib": 1024}]
     node["metadata"]["annotations"] = {"aliquot.dev/inventory": json.dumps({"v": 1, "cards": cards})}
@@ -63,58 +65,58 @@ def sick_node(**more: Any) -> Json:
     return node
 
 
-def test_the_taint_comes_and_goes_with_the_label() -> None:
+def test_taint_follows_label() -> None:
     rig = Rig(a_node("n1", labels=XGN))
     rig.step()
     assert rig.node()["spec"]["taints"] == [TAINT]
     rig.put({**rig.node(), "metadata": {"name": "n1"}})
     rig.step(after=5)
     assert rig.node()["spec"]["taints"] == []
-    assert [reason for _, reason, _ in rig.told.events] == ["TaintAdded", "TaintRemoved"]
+    assert [reason for _, reason, _ in rig.recorder.events] == ["TaintAdded", "TaintRemoved"]
 
 
-def test_a_node_with_cards_is_labelled() -> None:
+def test_node_with_cards_gets_qgpu_label() -> None:
     rig = Rig(a_node("n1", 16))
     rig.step()
     assert rig.node()["metadata"]["labels"] == QGPU
 
 
-def test_a_node_that_lacks_nothing_is_not_even_read() -> None:
+def test_complete_node_is_not_read() -> None:
     rig = Rig(a_node("n1"), a_node("n2", 16, labels=QGPU), a_node("n3", labels=XGN, taints=[TAINT]))
     assert rig.step() == 60.0
     assert rig.api.calls == []
 
 
-def test_a_sick_card_becomes_a_condition_beside_the_others_and_an_event() -> None:
-    rig = Rig(sick_node())
+def test_unhealthy_card_sets_condition_and_emits_event() -> None:
+    rig = Rig(unhealthy_node())
     rig.step()
     assert [condition["type"] for condition in rig.node()["status"]["conditions"]] == ["Ready", "GPUHealthy"]
     assert rig.api.sent("patch")[0][0] == "/api/v1/nodes/n1/status"
-    assert rig.told.events == [("n1", "SickCards", "Warning")]
+    assert rig.recorder.events == [("n1", "SickCards", "Warning")]
 
 
-def test_a_configmap_takes_cards_out_and_gives_them_back() -> None:
+def test_configmap_changes_health_condition() -> None:
     rig = Rig(a_node("n1", 16, 16, labels=QGPU))
     rig.step()
-    rig.keeper.observe_unhealthy("n1", frozenset({1}))
+    rig.upkeep.observe_unhealthy("n1", frozenset({1}))
     rig.step()
-    assert rig.node()["status"]["conditions"][0]["message"] == "1 of 2 cards sick: 1"
-    rig.keeper.observe_unhealthy("n1", frozenset())
+    assert rig.node()["status"]["conditions"][0]["message"] == "1 of 2 cards unhealthy: 1"
+    rig.upkeep.observe_unhealthy("n1", frozenset())
     rig.step(after=10)
     assert rig.node()["status"]["conditions"][0]["status"] == "True"
-    assert [reason for _, reason, _ in rig.told.events] == ["SickCards", "CardsHealthy"]
+    assert [reason for _, reason, _ in rig.recorder.events] == ["SickCards", "CardsHealthy"]
 
 
-def test_the_same_configmap_again_is_no_work() -> None:
+def test_unchanged_configmap_plans_no_write() -> None:
     rig = Rig()
-    rig.keeper.observe_unhealthy("n1", frozenset())
-    assert rig.keeper.behind == 0
+    rig.upkeep.observe_unhealthy("n1", frozenset())
+    assert rig.upkeep.behind == 0
 
 
 # Who writes.
 
 
-def test_only_the_leader_writes_and_a_new_leader_knows_what_is_left() -> None:
+def test_upkeep_writes_only_as_leader() -> None:
     rig = Rig(a_node("n1", labels=XGN), leader=False)
     assert rig.step() == 1.0
     assert rig.api.calls == []
@@ -123,19 +125,19 @@ def test_only_the_leader_writes_and_a_new_leader_knows_what_is_left() -> None:
     assert rig.node()["spec"]["taints"] == [TAINT]
 
 
-def test_what_the_leader_did_is_struck_off_by_the_others() -> None:
+def test_follower_drops_what_the_leader_wrote() -> None:
     rig = Rig(a_node("n1", labels=XGN), leader=False)
     rig.step()
-    assert rig.keeper.behind == 1
+    assert rig.upkeep.behind == 1
     rig.put(a_node("n1", labels=XGN, taints=[TAINT]))
     rig.step()
-    assert rig.keeper.behind == 0
+    assert rig.upkeep.behind == 0
 
 
 # What can go wrong.
 
 
-def test_a_node_that_changed_meanwhile_is_read_again() -> None:
+def test_upkeep_reads_node_again_after_conflict() -> None:
     rig = Rig(a_node("n1", labels=XGN))
     conflicts = iter([ApiError(409, "Conflict", "changed")])
     rig.api.refuse = lambda verb, path: next(conflicts, None) if verb == "patch" else None
@@ -143,36 +145,37 @@ def test_a_node_that_changed_meanwhile_is_read_again() -> None:
     assert "taints" not in rig.node()["spec"]
     rig.step(after=1)
     assert rig.node()["spec"]["taints"] == [TAINT]
-    assert len(rig.told.events) == 1
+    assert len(rig.recorder.events) == 1
 
 
-def test_an_old_cache_does_no_harm() -> None:
+def test_upkeep_ignores_stale_cache() -> None:
     """The watch said xgn; the API server knows that the label is gone."""
     rig = Rig(a_node("n1", labels=XGN))
     rig.api.objects["/api/v1/nodes/n1"] = a_node("n1")
     rig.step()
     assert rig.api.sent("patch") == []
-    assert rig.keeper.behind == 0
+    assert rig.upkeep.behind == 0
 
 
-def test_a_role_without_the_right_is_told_once_for_each_kind_of_write(caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_permission_is_logged_once_per_write(caplog: pytest.LogCaptureFixture) -> None:
     nodes = [a_node(f"n{number}", 16) for number in range(5)]
-    rig = Rig(*nodes, sick_node())
+    rig = Rig(*nodes, unhealthy_node())
     rig.api.refuse = forbidden("patch")
     with caplog.at_level(logging.WARNING):
         for _ in range(10):
             rig.step(after=100)
-    assert sorted(record.message.partition(": cannot")[0] for record in caplog.records) == [
-        "nodes are not looked after: the role lacks patch on nodes",
-        "nodes are not looked after: the role lacks patch on nodes/status",
+    assert {record.message for record in caplog.records} == {"node_upkeep_failed"}
+    assert sorted(vars(record)["data"]["why"].partition(": cannot")[0] for record in caplog.records) == [
+        "the role lacks patch on nodes",
+        "the role lacks patch on nodes/status",
     ]
-    assert rig.told.events == []
+    assert rig.recorder.events == []
     rig.api.refuse = lambda verb, path: None
     rig.step(after=300)
-    assert rig.keeper.behind == 0
+    assert rig.upkeep.behind == 0
 
 
-def test_an_api_server_that_is_away_is_asked_again_ever_more_seldom() -> None:
+def test_unreachable_api_server_is_backed_off() -> None:
     rig = Rig(a_node("n1", labels=XGN))
     rig.api.refuse = lambda verb, path: Unreachable("refused")
     for _ in range(600):
@@ -183,57 +186,57 @@ def test_an_api_server_that_is_away_is_asked_again_ever_more_seldom() -> None:
     assert rig.node()["spec"]["taints"] == [TAINT]
 
 
-def test_a_node_that_is_gone_is_forgotten() -> None:
+def test_deleted_node_is_forgotten() -> None:
     rig = Rig(a_node("n1", labels=XGN), a_node("n2", labels=XGN))
-    rig.keeper.forget("n1")
+    rig.upkeep.forget("n1")
     del rig.api.objects["/api/v1/nodes/n2"]
     rig.step()
-    assert rig.keeper.behind == 0
+    assert rig.upkeep.behind == 0
     assert rig.api.sent("get") == [("/api/v1/nodes/n2", None)]
 
 
-def test_what_another_undoes_again_and_again_is_not_fought_over() -> None:
+def test_upkeep_backs_off_from_competing_writer() -> None:
     rig = Rig(a_node("n1", labels=XGN))
     for _ in range(600):
         rig.step(after=1)
         if rig.node()["spec"].get("taints"):
             rig.put(a_node("n1", labels=XGN))
-    assert rig.keeper.writes <= 10
+    assert rig.upkeep.writes <= 10
 
 
-def test_a_node_that_breaks_a_rule_is_told_of_once() -> None:
+def test_invalid_node_emits_one_event() -> None:
     rig = Rig()
     node = msgspec.convert(a_node("n1"), NodeObject)
     wrong = Invalid('metadata.labels["mode"]', "mine", "xgn or sgn")
     for _ in range(3):
-        rig.keeper.observe(node, (wrong,))
+        rig.upkeep.observe(node, (wrong,))
         rig.step()
-    assert rig.told.events == [("n1", "InvalidNode", "Warning")]
-    rig.keeper.observe(node)
+    assert rig.recorder.events == [("n1", "InvalidNode", "Warning")]
+    rig.upkeep.observe(node)
     rig.step()
-    rig.keeper.observe(node, (wrong,))
+    rig.upkeep.observe(node, (wrong,))
     rig.step()
-    assert len(rig.told.events) == 2
+    assert len(rig.recorder.events) == 2
     assert rig.api.calls == []
 
 
 # How fast.
 
 
-def test_five_thousand_nodes_at_once_are_written_at_the_pace() -> None:
+def test_upkeep_respects_write_rate() -> None:
     rig = Rig(*(a_node(f"n{number}", 16) for number in range(500)), per_second=20, burst=100)
     rig.step()
-    assert rig.keeper.writes == 100
+    assert rig.upkeep.writes == 100
     for _ in range(5):
         rig.step(after=1)
-    assert rig.keeper.writes == pytest.approx(200, abs=2)
+    assert rig.upkeep.writes == pytest.approx(200, abs=2)
 
 
-def test_it_runs_until_it_is_cancelled() -> None:
+def test_upkeep_runs_until_cancelled() -> None:
     async def scenario() -> Rig:
         rig = Rig(a_node("n1", labels=XGN))
-        task = asyncio.create_task(rig.keeper.run())
-        while not rig.keeper.writes:
+        task = asyncio.create_task(rig.upkeep.run())
+        while not rig.upkeep.writes:
             await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

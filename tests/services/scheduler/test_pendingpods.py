@@ -1,4 +1,4 @@
-"""Pods that wait: tried again when a node has come to fit them, and not otherwise; told why in one sentence."""
+"""Pending Pods: retried when a node starts to fit them, and not otherwise; an event gives the reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from aliquot.adapters.kubernetes.kube import ApiError, Kube
 from aliquot.dialects.wire.events import ObjectRef
 from aliquot.services.scheduler import pendingpods as module
-from aliquot.services.scheduler.pendingpods import Waiting
+from aliquot.services.scheduler.pendingpods import PendingPods
 from kit.manifests import MEM, QGPU_MEMORY, Json
 from kit.virtualclock import play
 from kit.watchobjects import a_cluster, live_node, live_pod
@@ -21,17 +21,17 @@ ON_CARD_0 = {"ALIYUN_COM_GPU_MEM_IDX": "0"}
 
 
 class Rig:
-    """A node that is full, and what was touched and told, each with its time."""
+    """A full node, and the retries and events with their times."""
 
     def __init__(self) -> None:
         self.cluster = a_cluster(live_node())
-        self.touched: list[tuple[float, str]] = []
-        self.told: list[tuple[float, str, str]] = []
+        self.retried: list[tuple[float, str]] = []
+        self.events: list[tuple[float, str, str]] = []
         self.bodies: list[Json] = []
         self.leading = True
         self.refuse: Exception | None = None
         self.loop = asyncio.get_running_loop()
-        self.waiting = Waiting(
+        self.pending = PendingPods(
             cast(Kube, self),
             self.cluster,
             self,
@@ -39,7 +39,7 @@ class Rig:
             clock=self.loop.time,
             stamp=lambda: "now",
         )
-        self.running = asyncio.create_task(self.waiting.run())
+        self.running = asyncio.create_task(self.pending.run())
         self.fill()
 
     def fill(self, node: str = "n1", name: str = "full") -> None:
@@ -54,7 +54,7 @@ class Rig:
             self.cluster.set_pod(live_pod(name, limits, refused=True))
 
     async def patch(self, path: str, body: Json) -> None:
-        self.touched.append((self.loop.time(), path.rpartition("/")[2]))
+        self.retried.append((self.loop.time(), path.rpartition("/")[2]))
         self.bodies.append(body)
         assert path.startswith("/api/v1/namespaces/ns/pods/")
         if self.refuse is not None:
@@ -63,11 +63,11 @@ class Rig:
     def emit(self, about: ObjectRef, reason: str, message: str, *, type: str = "Warning", action: str = "") -> None:
         assert (about.kind, about.namespace, about.uid) == ("Pod", "ns", f"uid-{about.name}")
         assert (reason, type, action) == ("WaitingForGPU", "Warning", "Scheduling")
-        self.told.append((self.loop.time(), about.name, message))
+        self.events.append((self.loop.time(), about.name, message))
 
     @property
     def names(self) -> list[str]:
-        return [name for _, name in self.touched]
+        return [name for _, name in self.retried]
 
 
 def waits(scene: Callable[[Rig], Awaitable[None]]) -> None:
@@ -83,7 +83,7 @@ def waits(scene: Callable[[Rig], Awaitable[None]]) -> None:
 # --- tried again -----------------------------------------------------------------------------------------------------
 
 
-def test_pods_are_touched_within_a_moment_when_cards_are_freed_and_once() -> None:
+def test_pending_pods_are_retried_once_when_cards_are_freed() -> None:
     async def scene(rig: Rig) -> None:
         rig.give_up("a", "b")
         await asyncio.sleep(5.0)
@@ -92,9 +92,9 @@ def test_pods_are_touched_within_a_moment_when_cards_are_freed_and_once() -> Non
         rig.free()
         await asyncio.sleep(60.0)
         assert rig.names == ["a", "b"]
-        assert max(at for at, _ in rig.touched) - freed <= 0.2
+        assert max(at for at, _ in rig.retried) - freed <= 0.2
         assert rig.bodies[0] == {"metadata": {"uid": "uid-a", "annotations": {"aliquot.dev/retried": "now"}}}
-        assert rig.waiting.touched == 2
+        assert rig.pending.retried == 2
 
     waits(scene)
 
@@ -108,7 +108,7 @@ def test_pods_are_touched_within_a_moment_when_cards_are_freed_and_once() -> Non
     ],
     ids=["a node", "a card", "room on a card"],
 )
-def test_a_pod_is_touched_when_there_comes(happens: Callable[[Rig], None]) -> None:
+def test_pending_pod_is_retried_after(happens: Callable[[Rig], None]) -> None:
     async def scene(rig: Rig) -> None:
         rig.give_up("a")
         await asyncio.sleep(1.0)
@@ -130,7 +130,7 @@ def test_a_pod_is_touched_when_there_comes(happens: Callable[[Rig], None]) -> No
     ],
     ids=["a node too small", "another Pod", "less", "a Pod not tried yet", "another Pod that fits nowhere"],
 )
-def test_a_pod_is_not_touched_when_there_comes(happens: Callable[[Rig], None]) -> None:
+def test_pending_pod_is_not_retried_after(happens: Callable[[Rig], None]) -> None:
     async def scene(rig: Rig) -> None:
         rig.give_up("a")
         await asyncio.sleep(1.0)
@@ -141,7 +141,7 @@ def test_a_pod_is_not_touched_when_there_comes(happens: Callable[[Rig], None]) -
     waits(scene)
 
 
-def test_only_pods_that_come_to_fit_are_touched() -> None:
+def test_only_fitting_pending_pods_are_retried() -> None:
     async def scene(rig: Rig) -> None:
         rig.give_up("fits")
         rig.give_up("large", limits={MEM: "32"})
@@ -155,8 +155,8 @@ def test_only_pods_that_come_to_fit_are_touched() -> None:
     waits(scene)
 
 
-def test_a_pod_given_up_although_a_node_fits_is_touched_once() -> None:
-    """kube-scheduler asked a moment before we heard that there is room."""
+def test_pod_refused_by_stale_board_is_retried_once() -> None:
+    """kube-scheduler asked a moment before our watch reported the room."""
 
     async def scene(rig: Rig) -> None:
         rig.free()
@@ -170,7 +170,7 @@ def test_a_pod_given_up_although_a_node_fits_is_touched_once() -> None:
     waits(scene)
 
 
-def test_a_pod_is_touched_no_more_often_than_once_a_second() -> None:
+def test_pending_pod_is_retried_at_most_once_per_second() -> None:
     async def scene(rig: Rig) -> None:
         rig.give_up("a")
         for _ in range(20):
@@ -178,28 +178,28 @@ def test_a_pod_is_touched_no_more_often_than_once_a_second() -> None:
             rig.free()
             await asyncio.sleep(0.15)
             rig.fill()
-        times = [at for at, _ in rig.touched]
+        times = [at for at, _ in rig.retried]
         assert len(times) >= 4
         assert all(later - earlier >= 1.0 for earlier, later in itertools.pairwise(times))
 
     waits(scene)
 
 
-def test_many_pods_are_touched_a_few_at_a_time_and_all_in_the_end() -> None:
+def test_many_pending_pods_are_retried_in_batches() -> None:
     async def scene(rig: Rig) -> None:
         names = [f"p{at}" for at in range(100)]
         rig.give_up(*names)
         await asyncio.sleep(1.0)
         rig.free()
         await asyncio.sleep(0.25)
-        assert 20 <= len(rig.touched) <= 60
+        assert 20 <= len(rig.retried) <= 60
         await asyncio.sleep(2.0)
         assert rig.names == names
 
     waits(scene)
 
 
-def test_a_pod_that_is_gone_or_placed_before_its_turn_is_left_alone() -> None:
+def test_deleted_or_placed_pod_is_not_retried() -> None:
     async def scene(rig: Rig) -> None:
         rig.give_up(*(f"p{at}" for at in range(60)))
         await asyncio.sleep(1.0)
@@ -213,13 +213,13 @@ def test_a_pod_that_is_gone_or_placed_before_its_turn_is_left_alone() -> None:
     waits(scene)
 
 
-def test_one_that_does_not_lead_touches_and_tells_nothing_and_catches_up_when_it_does() -> None:
+def test_follower_neither_retries_nor_reports_pending_pods() -> None:
     async def scene(rig: Rig) -> None:
         rig.leading = False
         rig.give_up("a")
         rig.free()
         await asyncio.sleep(20.0)
-        assert (rig.touched, rig.told) == ([], [])
+        assert (rig.retried, rig.events) == ([], [])
         rig.leading = True
         await asyncio.sleep(1.0)
         assert rig.names == ["a"]
@@ -228,7 +228,7 @@ def test_one_that_does_not_lead_touches_and_tells_nothing_and_catches_up_when_it
 
 
 @pytest.mark.parametrize("error", [ApiError(404, "NotFound", "gone"), ApiError(500, "", "down")], ids=str)
-def test_a_touch_that_fails_harms_nothing(error: Exception) -> None:
+def test_failed_retry_harms_nothing(error: Exception) -> None:
     async def scene(rig: Rig) -> None:
         rig.give_up("a", "b")
         rig.refuse = error
@@ -236,12 +236,12 @@ def test_a_touch_that_fails_harms_nothing(error: Exception) -> None:
         rig.free()
         await asyncio.sleep(5.0)
         assert sorted(rig.names) == ["a", "b"]
-        assert rig.waiting.touched == 0
+        assert rig.pending.retried == 0
 
     waits(scene)
 
 
-def test_holds_that_nobody_came_for_are_dropped() -> None:
+def test_expired_holds_are_dropped() -> None:
     async def scene(rig: Rig) -> None:
         rig.free()
         rig.leading = False
@@ -258,37 +258,37 @@ def test_holds_that_nobody_came_for_are_dropped() -> None:
     waits(scene)
 
 
-# --- told why --------------------------------------------------------------------------------------------------------
+# --- the reason -------------------------------------------------------------------------------------------------------
 
 
-def test_a_pod_is_told_why_it_waits_and_again_after_a_while() -> None:
+def test_pending_reason_event_is_repeated() -> None:
     async def scene(rig: Rig) -> None:
         rig.give_up("a")
         await asyncio.sleep(40.0)
         sentence = "fits none of 1 node: 1 is busy (GPU memory: 4 GiB wanted, at most 0 GiB free on 1 card)"
-        assert [(name, said) for _, name, said in rig.told] == [("a", sentence)] * 3
-        times = [at for at, _, _ in rig.told]
+        assert [(name, message) for _, name, message in rig.events] == [("a", sentence)] * 3
+        times = [at for at, _, _ in rig.events]
         assert all(later - earlier >= 15.0 for earlier, later in itertools.pairwise(times))
 
     waits(scene)
 
 
-def test_the_sentence_follows_what_happens() -> None:
+def test_pending_reason_follows_the_board() -> None:
     async def scene(rig: Rig) -> None:
         rig.give_up("a")
         await asyncio.sleep(1.0)
         rig.cluster.set_node(live_node("n2", 2))
         await asyncio.sleep(20.0)
-        assert rig.told[-1][2].startswith("fits none of 2 nodes: 1 is busy")
+        assert rig.events[-1][2].startswith("fits none of 2 nodes: 1 is busy")
 
     waits(scene)
 
 
-def test_a_pod_that_breaks_a_rule_is_told_which() -> None:
+def test_pending_reason_of_invalid_pod_names_the_rule() -> None:
     async def scene(rig: Rig) -> None:
         rig.give_up("a", limits={MEM: "5Gi"})
         await asyncio.sleep(1.0)
-        assert [said for _, _, said in rig.told] == [
+        assert [message for _, _, message in rig.events] == [
             'spec.containers[0].resources.limits["aliyun.com/gpu-mem"]: "5Gi" is not allowed: whole GiB, at least 1,'
             ' without a unit (it must be a plain whole number, without the suffix "Gi")'
         ]
@@ -296,40 +296,40 @@ def test_a_pod_that_breaks_a_rule_is_told_which() -> None:
     waits(scene)
 
 
-def test_a_pod_that_does_not_wait_for_a_card_is_told_nothing() -> None:
-    """A taint or an affinity keeps it away: kube-scheduler says so itself."""
+def test_pod_pending_for_other_reasons_gets_no_event() -> None:
+    """A taint or an affinity keeps it away: kube-scheduler reports that itself."""
 
     async def scene(rig: Rig) -> None:
         rig.free()
         rig.give_up("a")
         await asyncio.sleep(40.0)
-        assert rig.told == []
+        assert rig.events == []
 
     waits(scene)
 
 
-def test_pods_that_were_not_given_up_are_told_nothing() -> None:
+def test_pods_not_given_up_get_no_event() -> None:
     async def scene(rig: Rig) -> None:
         rig.cluster.set_pod(live_pod("a"))
         await asyncio.sleep(20.0)
-        assert rig.told == []
+        assert rig.events == []
 
     waits(scene)
 
 
-def test_sentences_that_must_be_worked_out_are_a_few_at_a_time() -> None:
+def test_pending_reasons_are_computed_in_batches() -> None:
     async def scene(rig: Rig) -> None:
         for gib in range(1, 13):
             rig.give_up(f"p{gib}", limits={MEM: str(gib)})
         await asyncio.sleep(0.15)
-        assert len(rig.told) == 5
+        assert len(rig.events) == 5
         await asyncio.sleep(1.0)
-        assert len(rig.told) == 12
+        assert len(rig.events) == 12
 
     waits(scene)
 
 
-def test_sentences_that_take_long_to_work_out_leave_time_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_pending_reasons_leave_time_for_binds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
 
     def slow(*_: object) -> str:
@@ -338,27 +338,27 @@ def test_sentences_that_take_long_to_work_out_leave_time_for_the_rest(monkeypatc
         return "because"
 
     monkeypatch.setattr(module, "one_sentence", slow)
-    told: list[str] = []
+    events: list[str] = []
 
     class Noting:
         def emit(self, about: ObjectRef, *_: object, **__: object) -> None:
-            told.append(about.name)
+            events.append(about.name)
 
     cluster = a_cluster(live_node("n1", 1))
-    waiting = Waiting(cast(Kube, None), cluster, Noting(), leading=bool, clock=lambda: now, stamp=str)
+    pending_pods = PendingPods(cast(Kube, None), cluster, Noting(), leading=bool, clock=lambda: now, stamp=str)
     for gib in range(2, 6):
         cluster.set_pod(live_pod(f"p{gib}", {MEM: str(gib)}, refused=True))
-    waiting._tell(cluster.pending, now)
-    assert told == ["p2"]
+    pending_pods._report(cluster.pending, now)
+    assert events == ["p2"]
     now += 1.9
-    waiting._tell(cluster.pending, now)
-    assert told == ["p2"]
+    pending_pods._report(cluster.pending, now)
+    assert events == ["p2"]
     now += 0.2
-    waiting._tell(cluster.pending, now)
-    assert told == ["p2", "p3"]
+    pending_pods._report(cluster.pending, now)
+    assert events == ["p2", "p3"]
 
 
-def test_what_happens_elsewhere_does_not_make_the_sentence_be_worked_out_for_each_pod_of_a_kind(
+def test_pending_reason_cache_survives_unrelated_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     worked_out = 0
@@ -375,16 +375,16 @@ def test_what_happens_elsewhere_does_not_make_the_sentence_be_worked_out_for_eac
             rig.give_up(f"p{at}")
             rig.cluster.set_pod(live_pod(f"plain{at}", {"cpu": "1"}, on="n1"))
             await asyncio.sleep(0.2)
-        assert (len(rig.told), worked_out) == (30, 1)
+        assert (len(rig.events), worked_out) == (30, 1)
 
     waits(scene)
 
 
-def test_pods_of_one_kind_share_a_sentence() -> None:
+def test_pods_of_one_kind_share_a_pending_reason() -> None:
     async def scene(rig: Rig) -> None:
         rig.give_up(*(f"p{at}" for at in range(50)))
         await asyncio.sleep(0.15)
-        assert len({said for _, _, said in rig.told}) == 1
-        assert len(rig.told) == 50
+        assert len({message for _, _, message in rig.events}) == 1
+        assert len(rig.events) == 50
 
     waits(scene)

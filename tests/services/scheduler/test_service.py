@@ -1,4 +1,4 @@
-"""The scheduler's parts, put together: a taken port is told, the dashboard stands by itself."""
+"""The scheduler as a whole: a taken port is reported, the dashboard works without the API server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aliquot.services.scheduler.webhook import WebhookSettings
 from kit.virtualclock import play
 
 
-def test_a_port_that_is_taken_is_told_at_once() -> None:
+def test_scheduler_reports_taken_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = Settings(port=taken.getsockname()[1], bind_address="127.0.0.1")
 
@@ -34,8 +34,8 @@ def _free_port() -> int:
         return port
 
 
-async def _told_by(settings: Settings, url: str) -> dict[str, Any]:
-    """What one that never reaches its API server answers there."""
+async def _answer_of(settings: Settings, url: str) -> dict[str, Any]:
+    """What a scheduler without a reachable API server answers at `url`."""
     running = asyncio.create_task(Scheduler(Server("http://127.0.0.1:9"), settings).run())
     try:
         return await _until_it_answers(url)
@@ -55,27 +55,27 @@ async def _until_it_answers(url: str) -> dict[str, Any]:
                 await asyncio.sleep(0.02)
 
 
-def test_the_dashboard_is_there_although_the_api_server_is_not() -> None:
+def test_dashboard_is_served_without_api_server() -> None:
     port = _free_port()
     settings = Settings(port=_free_port(), bind_address="127.0.0.1", dashboard=Listen("127.0.0.1", port))
 
-    state = asyncio.run(_told_by(settings, f"http://127.0.0.1:{port}/api/v1/state"))
+    state = asyncio.run(_answer_of(settings, f"http://127.0.0.1:{port}/api/v1/state"))
     assert (state["kind"], state["name"], state["leading"]) == ("cluster", "127.0.0.1:9", False)
     assert state["totals"]["nodes"] == 0
 
 
-def test_without_its_usual_place_there_is_no_dashboard_and_all_else_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_scheduler_runs_without_dashboard_if_default_port_is_taken(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         usual = Listen("127.0.0.1", taken.getsockname()[1], usual=True)
         port = _free_port()
         settings = Settings(port=port, bind_address="127.0.0.1", dashboard=usual)
 
-        assert "version" in asyncio.run(_told_by(settings, f"http://127.0.0.1:{port}/version"))
+        assert "version" in asyncio.run(_answer_of(settings, f"http://127.0.0.1:{port}/version"))
     assert "--dashboard chooses another" in caplog.text
 
 
 def _ended_after(where: ServiceRef | str) -> dict[str, float]:
-    """Seconds from being told to end until each part does: the webhook, the rest."""
+    """Seconds from the start of the shutdown until the webhook and the rest end."""
     ended: dict[str, float] = {}
 
     async def part(name: str) -> None:
@@ -92,16 +92,16 @@ def _ended_after(where: ServiceRef | str) -> dict[str, float]:
         parts = {scheduler._webhook: "webhook", scheduler.pods.run: "rest"}
         tasks = {work: asyncio.create_task(part(name)) for work, name in parts.items()}
         await asyncio.sleep(0)
-        await scheduler._end(tasks)
-        assert scheduler.extender.stopping, "its Service is told by /readyz to send nobody here any more"
+        await scheduler._shut_down(tasks)
+        assert scheduler.extender.stopping, "/readyz takes it out of its Service"
 
     play(scene())
     return ended
 
 
-def test_behind_a_service_reviews_are_answered_until_api_servers_have_heard_that_it_ends() -> None:
+def test_webhook_behind_service_answers_during_shutdown() -> None:
     assert _ended_after(ServiceRef("kube-system", "aliquot-webhook")) == {"webhook": 3.0, "rest": 0.0}
 
 
-def test_where_nobody_but_it_can_answer_reviews_it_ends_at_once() -> None:
+def test_webhook_with_url_stops_at_once() -> None:
     assert _ended_after("https://127.0.0.1:443/review") == {"webhook": 0.0, "rest": 0.0}

@@ -1,4 +1,4 @@
-"""From the API server into the cluster: what is told of nodes, Pods and ConfigMaps, and the unit that nodes tell."""
+"""Reflector sinks: Nodes, Pods and ConfigMaps reach the cluster; the unit of gpu-mem is learned from Nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aliquot.dialects import MemoryUnit
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.refusal import Invalid
 from aliquot.services.scheduler.cluster import Cluster
-from aliquot.services.scheduler.nodeupkeep import NodeKeeper
+from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
 from aliquot.services.scheduler.sinks import ConfigSink, NodeSink, PodSink
 from kit.builders import GIB
 from kit.manifests import MEM
@@ -19,32 +19,32 @@ from kit.watchobjects import a_cluster, live_node, live_pod, unhealthy
 ON_CARD_0 = {"ALIYUN_COM_GPU_MEM_IDX": "0"}
 
 
-class Keeper:
-    """Notes what it is told."""
+class RecordingUpkeep:
+    """Records what it is called with."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.seen: list[Any] = []
 
     def observe(self, node: NodeObject, broken: tuple[Invalid, ...]) -> None:
-        self.told.append((node.metadata.name, "broken") if broken else node.metadata.name)
+        self.seen.append((node.metadata.name, "broken") if broken else node.metadata.name)
 
     def forget(self, name: str) -> None:
-        self.told.append(("gone", name))
+        self.seen.append(("gone", name))
 
     def observe_unhealthy(self, name: str, cards: frozenset[int]) -> None:
-        self.told.append((name, sorted(cards)))
+        self.seen.append((name, sorted(cards)))
 
     @property
-    def keeper(self) -> NodeKeeper:
-        return cast(NodeKeeper, self)
+    def upkeep(self) -> NodeUpkeep:
+        return cast(NodeUpkeep, self)
 
 
 class Nodes:
     """A sink of nodes, and how often Pods were to be read again."""
 
     def __init__(self, *, unit_known: bool = False) -> None:
-        self.cluster, self.keeper, self.reread = Cluster("binpack"), Keeper(), 0
-        self.sink = NodeSink(self.cluster, self.keeper.keeper, unit_known=unit_known, reread=self._reread)
+        self.cluster, self.upkeep, self.reread = Cluster("binpack"), RecordingUpkeep(), 0
+        self.sink = NodeSink(self.cluster, self.upkeep.upkeep, unit_known=unit_known, reread=self._reread)
 
     def _reread(self) -> None:
         self.reread += 1
@@ -56,7 +56,7 @@ class Nodes:
         self.sink.listed(0)
 
 
-def test_a_list_of_nodes_that_fails_in_the_middle_leaves_a_board_that_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_node_list_leaves_board_consistent(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = Nodes()
     nodes.list(live_node("n1"))
 
@@ -64,7 +64,7 @@ def test_a_list_of_nodes_that_fails_in_the_middle_leaves_a_board_that_is_right(m
         raise RuntimeError("broken")
 
     with monkeypatch.context() as broken:
-        broken.setattr(nodes.keeper, "observe", fail)
+        broken.setattr(nodes.upkeep, "observe", fail)
         with pytest.raises(RuntimeError, match="broken"):
             nodes.list(live_node("n1", 8))
     nodes.cluster.set_pod(live_pod(limits={MEM: "4"}, on="n1", annotations=ON_CARD_0))
@@ -76,7 +76,7 @@ def advertising(name: str, memory: int) -> NodeObject:
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["", "the other way round"])
-def test_the_unit_of_gpu_mem_is_known_before_any_node_of_a_list_is_read(order: int) -> None:
+def test_gpu_mem_unit_is_learned_before_nodes_are_applied(order: int) -> None:
     """No card has 16,000 GiB; the node beside it, of 900 MiB, could be read either way."""
     rig = Nodes()
     rig.list(*[advertising("large", 16000), advertising("small", 900)][::order])
@@ -86,7 +86,7 @@ def test_the_unit_of_gpu_mem_is_known_before_any_node_of_a_list_is_read(order: i
     assert rig.reread == 1
 
 
-def test_the_unit_may_be_learned_from_a_node_that_comes_later_and_then_pods_are_read_again() -> None:
+def test_gpu_mem_unit_learned_later_rereads_pods() -> None:
     rig = Nodes()
     rig.list(live_node("none"))
     assert rig.reread == 0
@@ -96,23 +96,23 @@ def test_the_unit_may_be_learned_from_a_node_that_comes_later_and_then_pods_are_
     assert (rig.cluster.rules.gpushare_unit, rig.reread) == (MemoryUnit.MIB, 1)
 
 
-def test_a_unit_that_people_named_is_not_doubted() -> None:
+def test_configured_gpu_mem_unit_is_kept() -> None:
     rig = Nodes(unit_known=True)
     rig.list(advertising("n1", 16000))
     assert (rig.cluster.rules.gpushare_unit, rig.reread) == (MemoryUnit.GIB, 0)
 
 
-def test_nodes_reach_the_cluster_and_the_keeper_as_they_come_change_and_go() -> None:
+def test_node_sink_feeds_cluster_and_upkeep() -> None:
     rig = Nodes()
     rig.list(live_node("n1", 16), live_node("n2", 16))
     rig.sink.changed(live_node("n1", 24))
     rig.sink.changed(live_node("n3", labels={"sched.tensorstack.dev/node-alloc-mode": "typo"}))
     rig.sink.gone("n2")
     assert [(node.name, node.cards[0].memory_mib) for node in rig.cluster.nodes()] == [("n1", 24 * GIB)]
-    assert rig.keeper.told == ["n1", "n2", "n1", ("n3", "broken"), ("gone", "n2")]
+    assert rig.upkeep.seen == ["n1", "n2", "n1", ("n3", "broken"), ("gone", "n2")]
 
 
-def test_a_node_that_is_gone_by_the_next_list_is_gone() -> None:
+def test_node_missing_from_next_list_is_dropped() -> None:
     rig = Nodes()
     rig.list(live_node("n1"), live_node("n2"))
     rig.sink.listing()
@@ -122,38 +122,38 @@ def test_a_node_that_is_gone_by_the_next_list_is_gone() -> None:
     assert [node.name for node in rig.cluster.nodes()] == ["n1"]
 
 
-def test_pods_of_a_list_are_booked_together_and_then_one_by_one() -> None:
+def test_pod_sink_books_list_then_single_pods() -> None:
     cluster = a_cluster(live_node("n1", 16, 16))
     sink = PodSink(cluster)
     sink.listing()
     sink.changed(live_pod("guessed", {MEM: "12"}, on="n1"))
-    sink.changed(live_pod("told", {MEM: "12"}, on="n1", annotations=ON_CARD_0))
+    sink.changed(live_pod("seen", {MEM: "12"}, on="n1", annotations=ON_CARD_0))
     sink.listed(0)
     assert sorted(cluster.placed["uid-guessed"].grant.usage()) == [1]
     assert cluster.board.room_memory[0].tolist() == [4 * GIB, 4 * GIB]
     sink.changed(live_pod("more", on="n1", annotations=ON_CARD_0))
-    sink.gone("ns/told")
+    sink.gone("ns/seen")
     assert cluster.board.room_memory[0].tolist() == [12 * GIB, 4 * GIB]
 
 
-def test_the_keeper_is_told_of_cards_that_a_configmap_takes_out_once_for_each_change(
+def test_configmap_sink_notifies_upkeep_once_per_change(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    cluster, keeper = a_cluster(live_node("n1", 16, 16)), Keeper()
-    sink = ConfigSink(cluster, keeper.keeper)
+    cluster, upkeep = a_cluster(live_node("n1", 16, 16)), RecordingUpkeep()
+    sink = ConfigSink(cluster, upkeep.upkeep)
     sink.listing()
     sink.changed(unhealthy("n1", "1"))
     sink.listed(0)
     sink.changed(unhealthy("n1", "1"))
     sink.changed(unhealthy("n1", "one"))
-    assert "a ConfigMap is not heeded" in caplog.text
+    assert "configmap_ignored" in caplog.text
     sink.gone("kube-system/other")
     sink.gone("kube-system/unhealthy-gpu-n1")
-    assert keeper.told == [("n1", [1]), ("n1", [])]
+    assert upkeep.seen == [("n1", [1]), ("n1", [])]
     assert cluster.sick == {}
 
 
-def test_without_a_keeper_cards_are_taken_out_all_the_same() -> None:
+def test_configmap_sink_works_without_upkeep() -> None:
     cluster = a_cluster(live_node("n1", 16, 16))
     ConfigSink(cluster, None).changed(unhealthy("n1", "1"))
     assert cluster.board.healthy[0].tolist() == [True, False]

@@ -1,4 +1,4 @@
-"""The webhook's door, whatever comes through it; and its keys and configuration, whoever else writes."""
+"""The webhook: its HTTP answers to any input; its keys and configuration with concurrent writers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from aliquot.dialects.wire.admission import AdmissionSettings
 from aliquot.dialects.wire.webhooks import ServiceRef
 from aliquot.services.daemon.http import quiet_runner
 from aliquot.services.scheduler.certrotation import Lifetimes
-from aliquot.services.scheduler.webhook import KeyKeeper, WebhookSettings, rest, review_app
+from aliquot.services.scheduler.webhook import WebhookKeys, WebhookSettings, review_app, sleep_unless_elected
 from kit.fakeapi import Api, Clock, forbidden
 from kit.manifests import QGPU_CORE, QGPU_MEMORY, asking
 from kit.virtualclock import play
@@ -46,10 +46,10 @@ def review_of(pod: object) -> Json:
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
 
 
-# The door.
+# HTTP.
 
 
-class Door:
+class Webhook:
     """A webhook without TLS, and how often it was called."""
 
     def __init__(self) -> None:
@@ -78,15 +78,15 @@ class Door:
 
 
 @pytest.mark.parametrize("path", ["/review", "/mutate"])
-def test_a_review_is_answered_and_counted(path: str) -> None:
-    door = Door()
-    status, text = door.post(json.dumps(review_of(asking({QGPU_MEMORY: 4}))).encode(), path)
+def test_review_is_answered_and_counted(path: str) -> None:
+    webhook = Webhook()
+    status, text = webhook.post(json.dumps(review_of(asking({QGPU_MEMORY: 4}))).encode(), path)
     assert (status, json.loads(text)["response"]) == (200, {"uid": "u-1", "allowed": True})
-    assert door.calls == ["review"]
+    assert webhook.calls == ["review"]
 
 
-def test_a_broken_pod_is_refused_in_the_answer_and_not_by_the_status() -> None:
-    status, text = Door().post(json.dumps(review_of(asking({QGPU_CORE: 30}))).encode())
+def test_invalid_pod_is_refused_with_http_200() -> None:
+    status, text = Webhook().post(json.dumps(review_of(asking({QGPU_CORE: 30}))).encode())
     assert status == 200
     assert json.loads(text)["response"]["allowed"] is False
 
@@ -104,13 +104,13 @@ def test_a_broken_pod_is_refused_in_the_answer_and_not_by_the_status() -> None:
     ],
     ids=["empty", "cut off", "not text", "a list", "nothing", "deep", "no uid"],
 )
-def test_what_is_no_review_is_told_so(body: bytes, words: str) -> None:
-    status, text = Door().post(body)
+def test_bad_review_body_gets_400(body: bytes, words: str) -> None:
+    status, text = Webhook().post(body)
     assert status == 400
     assert words in text
 
 
-def test_a_body_of_ten_megabytes_is_refused_and_memory_stays_flat() -> None:
+def test_oversized_review_is_refused_with_flat_memory() -> None:
     async def pieces() -> Any:
         for _ in range(160):
             yield b" " * 65536
@@ -124,7 +124,7 @@ def test_a_body_of_ten_megabytes_is_refused_and_memory_stays_flat() -> None:
         return said
 
     tracemalloc.start()
-    said = Door().ask(use)
+    said = Webhook().ask(use)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert [status for status, _ in said] == [413, 413]
@@ -132,7 +132,7 @@ def test_a_body_of_ten_megabytes_is_refused_and_memory_stays_flat() -> None:
     assert most < 10_485_760 + 10_000_000  # the client's own ten, and less than that for the server
 
 
-def test_a_client_that_hangs_up_half_way_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_disconnecting_client_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
     async def use(client: aiohttp.ClientSession) -> None:
         for head in (b"Content-Length: 1000\r\n", b"Transfer-Encoding: chunked\r\n", b"Content-Length: x\r\n"):
             address = client._base_url
@@ -148,13 +148,13 @@ def test_a_client_that_hangs_up_half_way_leaves_no_traceback(caplog: pytest.LogC
             assert answer.status == 400
 
     with caplog.at_level(logging.WARNING):
-        Door().ask(use)
+        Webhook().ask(use)
     assert [record.message for record in caplog.records] == []
 
 
 @settings(max_examples=30)
 @given(st.lists(st.binary(max_size=200), min_size=20, max_size=20))
-def test_nothing_that_is_sent_breaks_it(bodies: list[bytes]) -> None:
+def test_review_survives_random_bodies(bodies: list[bytes]) -> None:
     async def use(client: aiohttp.ClientSession) -> list[int]:
         said = []
         for body in bodies:
@@ -162,25 +162,25 @@ def test_nothing_that_is_sent_breaks_it(bodies: list[bytes]) -> None:
                 said.append(answer.status)
         return said
 
-    assert set(Door().ask(use)) <= {200, 400}
+    assert set(Webhook().ask(use)) <= {200, 400}
 
 
 # Keys.
 
 
 class Rig:
-    """A keeper of keys over an API that is not there."""
+    """WebhookKeys over a fake API."""
 
     def __init__(self, api: Api | None = None, *, leader: bool = True, listening: bool = True, **more: Any) -> None:
         self.api, self.clock, self.leader = api or Api(), Clock(), leader
         more.setdefault("where", ServiceRef("kube-system", "aliquot-webhook"))
         self.settings = WebhookSettings(port=0, lifetimes=Lifetimes(authority=90 * DAY, certificate=9 * DAY), **more)
-        self.keeper = KeyKeeper(self.api.kube, self.settings, is_leader=lambda: self.leader, clock=self.clock)
-        self.keeper.listening = listening
+        self.keys = WebhookKeys(self.api.kube, self.settings, is_leader=lambda: self.leader, clock=self.clock)
+        self.keys.listening = listening
 
     def step(self, after: float = 0.0) -> float:
         self.clock.sleep(after)
-        return asyncio.run(self.keeper.step())
+        return asyncio.run(self.keys.step())
 
     def kept(self, key: str) -> bytes:
         return base64.b64decode(self.api.objects[SECRET]["data"][key])
@@ -194,7 +194,7 @@ def writes(api: Api) -> int:
     return sum(verb != "get" for verb, _, _ in api.calls)
 
 
-def test_the_leader_makes_the_keys_and_tells_the_api_server() -> None:
+def test_leader_creates_keys_and_configures_api_server() -> None:
     rig = Rig()
     assert rig.step() == 30.0
     assert rig.api.objects[SECRET]["type"] == "kubernetes.io/tls"
@@ -206,14 +206,14 @@ def test_the_leader_makes_the_keys_and_tells_the_api_server() -> None:
     assert rig.bundle() == rig.kept("ca.crt")
 
 
-def test_the_api_server_is_told_only_when_somebody_listens() -> None:
+def test_api_server_is_configured_only_when_listening() -> None:
     rig = Rig(listening=False)
     rig.step()
     assert SECRET in rig.api.objects
     assert CONFIGURATION not in rig.api.objects
 
 
-def test_looking_again_writes_nothing() -> None:
+def test_repeated_steps_write_nothing() -> None:
     rig = Rig()
     rig.step()
     before = writes(rig.api)
@@ -222,24 +222,24 @@ def test_looking_again_writes_nothing() -> None:
     assert writes(rig.api) == before
 
 
-def test_another_replica_shows_the_same_certificate_and_writes_nothing() -> None:
+def test_replica_presents_shared_certificate_without_writes() -> None:
     leader = Rig()
     leader.step()
     before = writes(leader.api)
     other = Rig(leader.api, leader=False)
     other.step()
-    assert other.keeper.keys == leader.keeper.keys
+    assert other.keys.keys == leader.keys.keys
     assert writes(leader.api) == before
 
 
-def test_a_replica_that_may_not_write_waits_for_the_leader() -> None:
+def test_replica_waits_for_leader_to_create_keys() -> None:
     rig = Rig(leader=False)
     assert rig.step() == 1.0
-    assert rig.keeper.keys is None
+    assert rig.keys.keys is None
     assert writes(rig.api) == 0
 
 
-def test_of_two_that_make_keys_at_once_the_second_takes_the_firsts() -> None:
+def test_concurrent_key_creation_uses_first_keys() -> None:
     one = Rig()
     two = Rig(one.api)
     first_look = iter([ApiError(404, "NotFound", "no such secret")])
@@ -247,27 +247,27 @@ def test_of_two_that_make_keys_at_once_the_second_takes_the_firsts() -> None:
     one.api.refuse = lambda verb, path: next(first_look, None) if (verb, path) == ("get", SECRET) else None
     assert two.step() == 1.0
     two.step()
-    assert two.keeper.keys == one.keeper.keys
+    assert two.keys.keys == one.keys.keys
 
 
-def test_a_certificate_is_renewed_in_the_secret_before_it_is_shown() -> None:
+def test_certificate_is_saved_before_it_is_presented() -> None:
     rig = Rig()
     rig.step()
-    first = rig.keeper.keys
+    first = rig.keys.keys
     rig.step(after=6 * DAY)
-    assert rig.keeper.keys != first
-    assert rig.keeper.keys is not None
-    assert rig.kept("tls.crt") == rig.keeper.keys.serving.certificate
+    assert rig.keys.keys != first
+    assert rig.keys.keys is not None
+    assert rig.kept("tls.crt") == rig.keys.keys.serving.certificate
     assert [body["metadata"]["resourceVersion"] for path, body, *_ in rig.api.sent("patch") if path == SECRET]
 
 
-def test_whoever_comes_to_lead_looks_at_once() -> None:
-    """The one before may serve other dialects, and have told the API server so."""
+def test_new_leader_checks_webhook_at_once() -> None:
+    """The previous leader may serve other dialects and have configured the API server accordingly."""
 
     async def slept(leads_from: float, *, pause: float = 30.0) -> float:
         clock = asyncio.get_running_loop().time
         began = clock()
-        await rest(pause, lambda: clock() - began >= leads_from)
+        await sleep_unless_elected(pause, lambda: clock() - began >= leads_from)
         return clock() - began
 
     assert play(slept(7.0)) == 7.0
@@ -276,30 +276,30 @@ def test_whoever_comes_to_lead_looks_at_once() -> None:
     assert play(slept(100.0, pause=0.0)) == 0.0
 
 
-def test_a_secret_that_a_chart_made_empty_is_filled_and_stays_the_charts(caplog: pytest.LogCaptureFixture) -> None:
+def test_empty_secret_of_chart_is_filled_and_keeps_labels(caplog: pytest.LogCaptureFixture) -> None:
     metadata = {"name": "aliquot-webhook-tls", "labels": {"by": "helm"}, "resourceVersion": "1"}
     rig = Rig(Api({SECRET: {"metadata": metadata, "type": "Opaque"}}))
     rig.step()
-    assert rig.keeper.keys is not None
-    assert rig.kept("tls.crt") == rig.keeper.keys.serving.certificate
+    assert rig.keys.keys is not None
+    assert rig.kept("tls.crt") == rig.keys.keys.serving.certificate
     assert (rig.api.objects[SECRET]["type"], rig.api.objects[SECRET]["metadata"]["labels"]) == (
         "Opaque",
         {"by": "helm"},
     )
-    assert "holds no keys" not in caplog.text
+    assert "webhook_degraded" not in caplog.text
 
 
-def test_a_new_authority_is_in_the_bundle_beside_the_old_one() -> None:
+def test_new_authority_is_added_to_bundle() -> None:
     rig = Rig()
     rig.step()
     old = rig.bundle()
-    rig.step(after=60 * DAY)  # the certificate has run out meanwhile: that first
+    rig.step(after=60 * DAY)  # the certificate has expired meanwhile: it is renewed first
     rig.step()
     assert len(split(rig.bundle())) == 2
     assert old in rig.bundle()
 
 
-def test_somebody_elses_secret_is_used_as_it_is() -> None:
+def test_foreign_secret_is_not_modified() -> None:
     rig = Rig()
     rig.step()
     del rig.api.objects[SECRET]["data"]["ca.key"]
@@ -308,18 +308,18 @@ def test_somebody_elses_secret_is_used_as_it_is() -> None:
     assert writes(rig.api) == before
 
 
-def test_a_secret_without_keys_is_filled() -> None:
+def test_secret_without_keys_is_filled() -> None:
     rig = Rig()
     rig.api.objects[SECRET] = {"metadata": {"name": "aliquot-webhook-tls", "resourceVersion": "3"}, "data": {"a": "!"}}
     rig.step()
-    assert rig.keeper.keys is not None
-    assert rig.kept("tls.crt") == rig.keeper.keys.serving.certificate
+    assert rig.keys.keys is not None
+    assert rig.kept("tls.crt") == rig.keys.keys.serving.certificate
 
 
 # The configuration.
 
 
-def test_a_configuration_that_somebody_changed_is_put_right() -> None:
+def test_changed_configuration_is_repaired() -> None:
     rig = Rig()
     rig.step()
     rig.api.objects[CONFIGURATION]["webhooks"][0]["clientConfig"]["caBundle"] = ""
@@ -327,7 +327,7 @@ def test_a_configuration_that_somebody_changed_is_put_right() -> None:
     assert rig.bundle() == rig.kept("ca.crt")
 
 
-def test_what_the_api_server_adds_to_it_is_let_be() -> None:
+def test_additions_of_api_server_are_kept() -> None:
     rig = Rig()
     rig.step()
     before = writes(rig.api)
@@ -336,50 +336,57 @@ def test_what_the_api_server_adds_to_it_is_let_be() -> None:
     assert writes(rig.api) == before
 
 
-# What can go wrong.
+# Missing permissions, unreachable API server.
 
 
-def test_a_role_that_may_not_read_secrets_is_told_once_and_keys_are_our_own(caplog: pytest.LogCaptureFixture) -> None:
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Why the webhook is degraded, as logged."""
+    records = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert {record.message for record in records} <= {"webhook_degraded"}
+    return [vars(record)["data"]["why"] for record in records]
+
+
+def test_role_without_secret_read_uses_own_keys(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
     rig.api.refuse = forbidden(inside="/secrets")
     with caplog.at_level(logging.WARNING):
         rig.step()
-        first = rig.keeper.keys
+        first = rig.keys.keys
         rig.step(after=30)
     assert first is not None
-    assert rig.keeper.keys is first
+    assert rig.keys.keys is first
     assert rig.bundle() == first.trusted
-    assert [record.message for record in caplog.records] == [
-        "the webhook's replicas cannot share their keys: the role lacks get on secrets (aliquot-webhook-tls)"
+    assert warnings(caplog) == [
+        "the replicas cannot share their keys: the role lacks get on secrets (aliquot-webhook-tls)"
     ]
 
 
-def test_a_role_that_may_not_write_secrets_keeps_its_own_keys(caplog: pytest.LogCaptureFixture) -> None:
+def test_role_without_secret_write_uses_own_keys(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
     rig.api.refuse = forbidden("create", "/secrets")
     rig.step()
-    first = rig.keeper.keys
+    first = rig.keys.keys
     rig.step(after=30)
     assert first is not None
-    assert rig.keeper.keys == first
-    assert "the role lacks create on secrets" in caplog.text
+    assert rig.keys.keys == first
+    assert "the role lacks create on secrets" in warnings(caplog)[0]
 
 
-def test_a_role_that_may_not_configure_webhooks_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_role_without_webhook_configuration_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
     rig.api.refuse = forbidden("patch", "mutatingwebhookconfigurations")
     for _ in range(3):
         rig.step(after=30)
-    assert rig.keeper.keys is not None
-    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == [
-        "the API server is not told of the webhook: the role lacks create and patch on "
+    assert rig.keys.keys is not None
+    assert warnings(caplog) == [
+        "the webhook cannot be configured: the role lacks create and patch on "
         "mutatingwebhookconfigurations.admissionregistration.k8s.io (aliquot)"
     ]
 
 
-def test_an_api_server_that_is_away_is_asked_again_later_and_keys_stay() -> None:
+def test_unreachable_api_server_is_retried_and_keys_stay() -> None:
     rig = Rig()
     rig.step()
     rig.api.refuse = lambda verb, path: Unreachable("refused")
     assert [rig.step() for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
-    assert rig.keeper.keys is not None
+    assert rig.keys.keys is not None

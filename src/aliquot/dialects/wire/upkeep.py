@@ -1,12 +1,12 @@
-"""What a Node should be given beside what its agent and its people wrote: taint, label, condition. Pure.
+"""The taint, label and condition that the scheduler maintains on a Node. Pure.
 
-    taint       T9k's, where the labels say xgn; taken away with them (t9k.taints)
-    label       qGPU's, where the agent found cards and nobody chose another dialect; a label that is there stays
-    condition   GPUHealthy, False while a card is sick. A node that never had a sick card has no such condition: it
-                would be thousands of writes that say nothing
+    taint       T9k's, while the labels say xgn; removed together with them (t9k.taints)
+    label       qGPU's, if the agent found cards and nobody chose another dialect; an existing label stays
+    condition   GPUHealthy, False while a card is unhealthy. A node that never had an unhealthy card gets no such
+                condition: it would be thousands of writes without information
 
-Nothing is written that is there already, so looking again is harmless. Of a node that breaks a rule only the taint is
-kept in order: what its cards are is not known.
+Nothing is written that is there already, so a second look is harmless. On a node with invalid labels or annotations
+only the taint is maintained: its cards are not known.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _MOST_NAMED = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """An event that tells of a change."""
+class NodeEvent:
+    """An event about a change."""
 
     reason: str
     message: str
@@ -37,18 +37,18 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Upkeep:
-    """What has to change on a node. Two writes, for a node and its status are two resources; each None if not needed.
+    """What has to change on a node, in up to two writes: the node and its status are two resources.
 
-    `node` is a merge patch that holds only for the version it was made from: a list of taints is replaced as a whole,
-    and taints cannot be merged by their key, for one key may stand with two effects. `status` is a strategic merge
-    patch, which touches no condition but ours.
+    `node` is a merge patch that is valid only for the version it was made from: it replaces the list of taints, because
+    taints cannot be merged by key (one key may have two effects). `status` is a strategic merge patch, which leaves
+    the conditions of others alone.
     """
 
     node: Mapping[str, Any] | None = None
     status: Mapping[str, Any] | None = None
-    told_of_node: tuple[Told, ...] = ()
-    told_of_status: tuple[Told, ...] = ()
-    problems: tuple[Invalid, ...] = ()  # every rule the node breaks
+    node_events: tuple[NodeEvent, ...] = ()
+    status_events: tuple[NodeEvent, ...] = ()
+    problems: tuple[Invalid, ...] = ()  # every rule the node violates
 
     @property
     def needed(self) -> bool:
@@ -64,17 +64,17 @@ def may_need_upkeep(
     *,
     rules: Rules = DEFAULT_RULES,
 ) -> bool:
-    """A quick look that misses nobody: five thousand nodes come at once, and nearly all are as they should be."""
+    """A quick check without false negatives: 5,000 nodes arrive at once, and nearly all need nothing."""
     return (
-        _for_qgpu(labels, annotations, rules)
-        or _may_be_sick(annotations.get(native.INVENTORY))
-        or _ours(conditions) is not None
+        _wants_qgpu_label(labels, annotations, rules)
+        or _may_be_unhealthy(annotations.get(native.INVENTORY))
+        or _our_condition(conditions) is not None
         or (t9k.DIALECT in rules.served and _taint_differs(labels, taints))
     )
 
 
-def _may_be_sick(inventory: object) -> bool:
-    """The field is left out of cards that are well."""
+def _may_be_unhealthy(inventory: object) -> bool:
+    """Healthy cards are written without the field."""
     return isinstance(inventory, str) and '"healthy"' in inventory
 
 
@@ -92,71 +92,75 @@ def upkeep(
     rules: Rules = DEFAULT_RULES,
     unhealthy: frozenset[int] = frozenset(),
 ) -> Upkeep:
-    """What the node lacks. `unhealthy` is what a ConfigMap takes out. Never raises on any JSON."""
+    """What the node lacks. `unhealthy` are the cards that a ConfigMap takes out. Accepts any JSON, never raises."""
     parsed = parse_node(node, rules, unhealthy)
     whole = mapping_at(node, "", [])
     metadata = mapping_at(whole.get("metadata"), "", [])
     labels, annotations = (mapping_at(metadata.get(key), "", []) for key in ("labels", "annotations"))
     patch: dict[str, Any] = {}
-    told: list[Told] = []
+    events: list[NodeEvent] = []
     condition: dict[str, str] | None = None
-    of_status: tuple[Told, ...] = ()
+    status_events: tuple[NodeEvent, ...] = ()
     if isinstance(parsed, Node):
         conditions = list_at(mapping_at(whole.get("status"), "", []).get("conditions"), "", [])
-        condition, of_status = _condition(parsed.cards, conditions, now)
-        if parsed.cards and _for_qgpu(labels, annotations, rules):
+        condition, status_events = _condition(parsed.cards, conditions, now)
+        if parsed.cards and _wants_qgpu_label(labels, annotations, rules):
             patch["metadata"] = {"labels": {qgpu.ENABLE_LABEL: "enable"}}
-            told.append(Told("LabelAdded", f"{qgpu.ENABLE_LABEL}=enable: the agent found {_number(parsed.cards)}"))
+            events.append(
+                NodeEvent("LabelAdded", f"{qgpu.ENABLE_LABEL}=enable: the agent found {_number(parsed.cards)}")
+            )
     change = t9k.taints(node) if t9k.DIALECT in rules.served else t9k.Taints()
     if change.add or change.remove:
         present = list_at(mapping_at(whole.get("spec"), "", []).get("taints"), "", [])
-        patch["spec"] = {"taints": [each for each in present if each not in change.remove] + list(change.add)}
-        told.append(_of_taint(added=bool(change.add)))
+        patch["spec"] = {"taints": [taint for taint in present if taint not in change.remove] + list(change.add)}
+        events.append(_taint_event(added=bool(change.add)))
     if patch:
         patch.setdefault("metadata", {})["resourceVersion"] = metadata.get("resourceVersion")
     return Upkeep(
         node=patch or None,
         status={"status": {"conditions": [condition]}} if condition else None,
-        told_of_node=tuple(told),
-        told_of_status=of_status,
+        node_events=tuple(events),
+        status_events=status_events,
         problems=() if isinstance(parsed, Node) else parsed,
     )
 
 
-def _for_qgpu(labels: Json, annotations: Json, rules: Rules) -> bool:
-    """Whether nobody has chosen anything for the node, not even against qGPU."""
+def _wants_qgpu_label(labels: Json, annotations: Json, rules: Rules) -> bool:
+    """Whether the node has cards, and no label chooses or rejects a dialect."""
     if qgpu.DIALECT not in rules.served:
         return False
     chosen = (qgpu.ENABLE_LABEL, t9k.MODE_LABEL, t9k.ACCELERATOR_LABEL, gpushare.NODE_LABEL)
     return native.INVENTORY in annotations and not any(label in labels for label in chosen)
 
 
-def _of_taint(*, added: bool) -> Told:
+def _taint_event(*, added: bool) -> NodeEvent:
     taint = f"{t9k.TAINT['key']}={t9k.TAINT['value']}:{t9k.TAINT['effect']}"
     if added:
-        return Told("TaintAdded", f"{taint}: label {t9k.MODE_LABEL} is xgn, so only Pods that need xgn may come")
-    return Told("TaintRemoved", f"{taint}: label {t9k.MODE_LABEL} is not xgn any more")
+        return NodeEvent(
+            "TaintAdded", f"{taint}: label {t9k.MODE_LABEL} is xgn, so only Pods that request xgn may run here"
+        )
+    return NodeEvent("TaintRemoved", f"{taint}: label {t9k.MODE_LABEL} is no longer xgn")
 
 
 def _condition(
     cards: tuple[Card, ...], present: list[object], now: str
-) -> tuple[dict[str, str] | None, tuple[Told, ...]]:
-    """The condition as it should be, if it is not, and what to tell of it."""
-    sick = [card for card in cards if not card.healthy]
-    before = _ours(present)
-    if before is None and not sick:
+) -> tuple[dict[str, str] | None, tuple[NodeEvent, ...]]:
+    """The condition, if it has to change, and the events about the change."""
+    unhealthy = [card for card in cards if not card.healthy]
+    before = _our_condition(present)
+    if before is None and not unhealthy:
         return None, ()
-    if sick:
+    if unhealthy:
         status, reason = "False", "SickCards"
-        message = f"{len(sick)} of {_number(cards)} sick: {_names(sick)}"
+        message = f"{len(unhealthy)} of {_number(cards)} unhealthy: {_names(unhealthy)}"
     elif cards:
-        status, reason, message = "True", "CardsHealthy", f"{_number(cards)}, none of them sick"
+        status, reason, message = "True", "CardsHealthy", f"{_number(cards)}, all healthy"
     else:
-        status, reason, message = "Unknown", "NoCards", "nothing tells of cards on this node any more"
-    was = before or {}
-    if (was.get("status"), was.get("message")) == (status, message):
+        status, reason, message = "Unknown", "NoCards", "no cards are reported on this node any more"
+    previous = before or {}
+    if (previous.get("status"), previous.get("message")) == (status, message):
         return None, ()
-    since = was.get("lastTransitionTime") if was.get("status") == status else None
+    since = previous.get("lastTransitionTime") if previous.get("status") == status else None
     condition = {
         "type": CONDITION,
         "status": status,
@@ -165,10 +169,10 @@ def _condition(
         "lastHeartbeatTime": now,
         "lastTransitionTime": since if isinstance(since, str) else now,
     }
-    return condition, (Told(reason, message, "Normal" if status == "True" else "Warning"),)
+    return condition, (NodeEvent(reason, message, "Normal" if status == "True" else "Warning"),)
 
 
-def _ours(conditions: Iterable[object]) -> Json | None:
+def _our_condition(conditions: Iterable[object]) -> Json | None:
     for condition in conditions:
         if isinstance(condition, dict) and condition.get("type") == CONDITION:
             return condition

@@ -1,9 +1,9 @@
-"""Agents that are about to go: told, once nothing is under way to their node, that no Pod will come.
+"""The scheduler's half of an agent's shutdown: acknowledges that no more Pods will be bound to the agent's node.
 
-A kubelet fails the Pods that it is to start while no agent answers it, for good. So an agent that is told to end says
-so on its Node (`aliquot.dev/agent: away`), and goes when the leader has answered there (`aliquot.dev/seen`): from then
-on the board has no room on that node, and whatever was being bound there is bound, and can be seen by the agent.
-Without an answer, from a role that may not patch Nodes say, the agent goes all the same, a few seconds later.
+A kubelet fails Pods for good if it starts them while no agent answers. So an agent that must stop annotates its Node
+(`aliquot.dev/agent: away`) and exits when the leader has acknowledged (`aliquot.dev/seen`). From then on the board has
+no room on that node, and every bind to it that was in progress is done and visible to the agent. Without an
+acknowledgement, for example because our role may not patch Nodes, the agent exits anyway a few seconds later.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from aliquot.services.scheduler.cluster import Cluster
 
 log = logging.getLogger(__name__)
 
-_AGAIN = 0.05  # seconds between two looks while something is under way
+_RETRY = 0.05  # seconds between two attempts while a bind to the node is in progress
 
 
-class Farewells:
-    """Hears of every Node; answers as long as `run` runs and we lead."""
+class AgentHandover:
+    """Receives every Node from the sink; acknowledges while `run` runs and this instance leads."""
 
     def __init__(self, kube: Kube, cluster: Cluster, *, leading: Callable[[], bool]) -> None:
         self._kube, self._cluster, self._leading = kube, cluster, leading
         self._due: set[str] = set()
         self._wake = asyncio.Event()
-        self._refused = False
+        self._warned = False
 
     def observe(self, node: NodeObject) -> None:
-        """A Node was told, and the cluster has it already."""
+        """A Node was added or has changed; the cluster has it already."""
         if node.agent_away and SEEN not in (node.metadata.annotations or {}):
             self._due.add(node.metadata.name)
             self._wake.set()
@@ -40,7 +40,7 @@ class Farewells:
             self._due.discard(node.metadata.name)
 
     def forget(self, name: str) -> None:
-        """The Node is gone."""
+        """The Node was deleted."""
         self._due.discard(name)
 
     async def run(self) -> None:
@@ -49,20 +49,20 @@ class Farewells:
             await self._wake.wait()
             if self._leading():
                 busy = {placed.grant.node for placed in self._cluster.assumed.values()}
-                await asyncio.gather(*(self._answer(name) for name in self._due - busy))
+                await asyncio.gather(*(self._acknowledge(name) for name in self._due - busy))
             if not self._due:
                 self._wake.clear()
             else:
-                await asyncio.sleep(_AGAIN)
+                await asyncio.sleep(_RETRY)
 
-    async def _answer(self, name: str) -> None:
+    async def _acknowledge(self, name: str) -> None:
         body = {"metadata": {"annotations": {SEEN: "true"}}}
         try:
             await self._kube.patch(f"/api/v1/nodes/{name}/status", body, into=bytes)
         except Unreachable:
-            return  # and again
+            return  # try again
         except ApiError as error:
-            if not self._refused:
-                self._refused = True
-                log.warning("an agent that goes is not answered", extra={"data": {"node": name, "why": str(error)}})
+            if not self._warned:
+                self._warned = True
+                log.warning("handover_ack_failed", extra={"data": {"node": name, "why": str(error)}})
         self._due.discard(name)

@@ -1,13 +1,13 @@
-"""From a decision to a bound Pod: assume, one write, and then whatever the API server says.
+"""Binds a Pod: assume the decision on the board, write it once, and follow the API server's answer.
 
-The write carries the grant: node and cards reach the Pod together or not at all. Its outcome is known only when the API
-server has told it; until then the cards stay held, whoever asks and however long it takes:
+The write carries the grant: node and cards reach the Pod together or not at all. Only the API server knows the outcome;
+until we know it too, the cards stay booked:
 
-    201                     bound; the watch will confirm, or the Pod itself where that takes long (`_UNCONFIRMED`)
-    409, 404, other 4xx     it did not happen, unless the same call has happened before: the Pod itself tells
-    no answer               the Pod itself tells, but not before the write can no longer happen (`_SETTLED`)
+    201                     bound; the watch confirms it, or a read of the Pod if that takes long (`_UNCONFIRMED`)
+    409, 404, other 4xx     not bound, unless an earlier identical call succeeded: read the Pod
+    no answer               read the Pod, but not before the write can no longer happen (`_SETTLED`)
 
-A bind that comes twice is answered twice with the outcome of one.
+Two calls for the same Pod share one write and its outcome.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_PATIENCE = 4.0  # seconds for one write; told to the API server too, which then gives it up
-_CONNECT = 1.0  # seconds for a connection: a write is sent soon after we were sure to lead, or not at all
-_SETTLED = 6.0  # after that long, a write without an answer has happened or never will
-_UNCONFIRMED = 10.0  # a watch that broke may never tell of a Pod that was bound and deleted meanwhile
+_TIMEOUT = 4.0  # seconds for one write; the API server gets the same limit
+_CONNECT = 1.0  # seconds to connect: we send a write soon after we checked that we lead, or never
+_SETTLED = 6.0  # seconds after which an unanswered write has happened or never will
+_UNCONFIRMED = 10.0  # seconds; a broken watch may never report a Pod that was bound and then deleted
 
 
 class Refused(Exception):
-    """The Pod is not bound, and why; kube-scheduler will try again."""
+    """The Pod is not bound. The text says why; kube-scheduler tries again."""
 
 
 class Binder:
-    """Binds Pods, each at most once at a time."""
+    """Binds Pods, with one write per Pod at a time."""
 
     def __init__(
         self,
@@ -50,70 +50,71 @@ class Binder:
         cluster: Cluster,
         *,
         may_write: Callable[[], bool],
-        heard: Callable[[PodObject], None],
+        on_pod: Callable[[PodObject], None],
         now_ns: Callable[[], int],
-        more_annotations: Callable[[Placed], Mapping[str, str]] = lambda placed: {},
+        extra_annotations: Callable[[Placed], Mapping[str, str]] = lambda placed: {},
     ) -> None:
         self._kube, self._cluster = kube, cluster
-        self._may_write, self._heard, self._now_ns, self._more = may_write, heard, now_ns, more_annotations
-        self._binding: dict[str, asyncio.Task[None]] = {}  # by uid: the call that is under way
-        self._asking: set[asyncio.Task[None]] = set()
-        self._said_yes: set[str] = set()  # uids that the API server bound, lately
+        self._may_write, self._now_ns = may_write, now_ns
+        self._on_pod, self._extra_annotations = on_pod, extra_annotations
+        self._binding: dict[str, asyncio.Task[None]] = {}  # by uid: calls in progress
+        self._lookups: set[asyncio.Task[None]] = set()
+        self._confirmed_by_api: set[str] = set()  # uids that the API server bound recently
 
     @property
     def busy(self) -> int:
-        """How many writes are under way or without an outcome."""
-        return len(self._binding) + len(self._asking)
+        """How many writes have no outcome yet."""
+        return len(self._binding) + len(self._lookups)
 
     async def bind(self, binding: Binding) -> None:
-        """Bind it. Raises Refused."""
+        """Bind the Pod. Raises Refused."""
         uid = binding.PodUID or f"{binding.PodNamespace}/{binding.PodName}"
-        under_way = self._binding.get(uid)
-        if under_way is None:
-            under_way = asyncio.get_running_loop().create_task(self._bind(binding))
-            self._binding[uid] = under_way
-            under_way.add_done_callback(lambda task: self._over(uid, task))
-        # A caller that goes away does not take the write with it.
-        await asyncio.shield(under_way)
+        call = self._binding.get(uid)
+        if call is None:
+            call = asyncio.get_running_loop().create_task(self._bind(binding))
+            self._binding[uid] = call
+            call.add_done_callback(lambda task: self._finished(uid, task))
+        # The write goes on even if its caller disconnects.
+        await asyncio.shield(call)
         placed = self._cluster.assumed.get(uid) or self._cluster.placed.get(uid)
         if placed is not None and placed.grant.node != binding.Node:
-            raise Refused(f"{binding.PodNamespace}/{binding.PodName} is bound to {placed.grant.node} already")
+            raise Refused(f"{binding.PodNamespace}/{binding.PodName} is already bound to {placed.grant.node}")
 
-    def _over(self, uid: str, task: asyncio.Task[None]) -> None:
+    def _finished(self, uid: str, task: asyncio.Task[None]) -> None:
         self._binding.pop(uid, None)
         if not task.cancelled():
-            task.exception()  # looked at, even where its caller is not there any more
+            task.exception()  # mark as retrieved, even if the caller has disconnected
 
     async def settle(self) -> None:
-        """Until nothing is under way, before the process ends."""
-        while self._binding or self._asking:
-            await asyncio.wait([*self._binding.values(), *self._asking])
+        """Wait until every bind has an outcome."""
+        while self._binding or self._lookups:
+            await asyncio.wait([*self._binding.values(), *self._lookups])
 
     async def _bind(self, binding: Binding) -> None:
         cluster = self._cluster
         pending = cluster.pending.get(binding.PodUID)
         if pending is not None and isinstance(pending.claim, Claim):
             claim: Claim | None = pending.claim
-        else:  # the watch has not told of it yet, or it waits no more
-            pod = await self._pod(binding)
-            if pod.spec.node_name:  # the one that is meant: it was bound before
+        else:  # the watch has not reported it yet, or it is no longer pending
+            pod = await self._bindable_pod(binding)
+            if pod.spec.node_name:  # already bound, to the node that is meant
                 return
             claim = self._read(pod)
-        if claim is None:  # not ours, and yet we are asked to bind it
+        if claim is None:  # requests no cards, but we are asked to bind it
             await self._bind_plain(binding)
             return
         known = cluster.assumed.get(claim.uid) or cluster.placed.get(claim.uid)
         if known is not None:
-            if claim.uid not in cluster.placed and claim.uid not in self._said_yes:
-                raise Refused(f"{claim.key}: an earlier bind to {known.grant.node} has not told its outcome yet")
-            return  # whether it is the node that is meant now, `bind` looks
+            if claim.uid not in cluster.placed and claim.uid not in self._confirmed_by_api:
+                raise Refused(f"{claim.key}: the outcome of an earlier bind to {known.grant.node} is not known yet")
+            return  # `bind` checks that it is the node that is meant now
         if not self._may_write():
-            raise Refused("this instance does not lead any more: the next try reaches the one that does")
-        # From here to the booking nothing waits: no other decision can come between.
+            raise Refused("this instance is no longer the leader; the next attempt reaches the new one")
+        # No await from here to the booking: no other decision can come in between.
         placed = cluster.assume(claim, binding.Node)
         if isinstance(placed, list):
-            why = "; ".join(dict.fromkeys(short_reason(each.reason, each.never, claim) for each in placed))
-            raise Refused(f"{binding.Node} does not take {claim.key} any more: {why or 'its cards are taken'}")
+            why = "; ".join(dict.fromkeys(short_reason(refusal.reason, refusal.never, claim) for refusal in placed))
+            raise Refused(f"{claim.key} no longer fits on {binding.Node}: {why or 'its cards are taken'}")
         try:
             annotations = self._annotations(placed)
         except BaseException:  # nothing was sent
@@ -123,111 +124,111 @@ class Binder:
 
     def _annotations(self, placed: Placed) -> dict[str, str]:
         node = self._cluster.board.node(placed.grant.node)
-        assert node is not None, "a node that took the claim is there"
-        told = dialects.render_grant(placed.claim, placed.grant, node, self._now_ns(), self._cluster.rules)
-        return {**told, **self._more(placed)}
+        assert node is not None, "a node that accepted the claim is on the board"
+        grant = dialects.render_grant(placed.claim, placed.grant, node, self._now_ns(), self._cluster.rules)
+        return {**grant, **self._extra_annotations(placed)}
 
     async def _bind_plain(self, binding: Binding) -> None:
-        """A Pod that holds no cards: there is nothing to keep."""
+        """Bind a Pod without cards: nothing to book."""
         try:
             await self._write(binding, binding.PodUID, {})
         except ApiError as error:
-            pod = await self._look(binding) if error.status == 409 else None
+            pod = await self._get_pod(binding) if error.status == 409 else None
             if pod is None or pod.spec.node_name != binding.Node or pod.metadata.uid != binding.PodUID:
                 raise Refused(f"{binding.PodNamespace}/{binding.PodName}: {error}") from error
 
-    async def _pod(self, binding: Binding) -> PodObject:
-        """The Pod as the API server has it, without a node or on the one that is meant. Raises Refused."""
-        pod = await self._look(binding)
+    async def _bindable_pod(self, binding: Binding) -> PodObject:
+        """The Pod from the API server: unbound, or bound to the node that is meant. Raises Refused."""
+        pod = await self._get_pod(binding)
         if pod is None or (binding.PodUID and pod.metadata.uid != binding.PodUID):
             raise Refused(f"{binding.PodNamespace}/{binding.PodName} is gone")
         if pod.spec.node_name:
-            self._heard(pod)
+            self._on_pod(pod)
             if pod.spec.node_name != binding.Node:
-                raise Refused(f"{binding.PodNamespace}/{binding.PodName} is bound to {pod.spec.node_name} already")
+                raise Refused(f"{binding.PodNamespace}/{binding.PodName} is already bound to {pod.spec.node_name}")
         return pod
 
     def _read(self, pod: PodObject) -> Claim | None:
         claim = self._cluster.read(pod)
         if claim is not None and not isinstance(claim, Claim):
-            raise Refused("; ".join(each.sentence() for each in claim))
+            raise Refused("; ".join(problem.sentence() for problem in claim))
         return claim
 
     async def _send(self, binding: Binding, claim: Claim, annotations: Mapping[str, str]) -> None:
         try:
             await self._write(binding, claim.uid, annotations)
-            self._said_yes.add(claim.uid)
-            asyncio.get_running_loop().call_later(_UNCONFIRMED, self._confirmed, binding, claim)
+            self._confirmed_by_api.add(claim.uid)
+            asyncio.get_running_loop().call_later(_UNCONFIRMED, self._check_confirmed, binding, claim)
         except ApiError as error:
-            await self._after_no(binding, claim, error)
+            await self._after_error(binding, claim, error)
         except Unreachable as error:
-            self._ask_until_known(binding, claim)
+            self._look_up_outcome(binding, claim)
             raise Refused(
-                f"{claim.key}: the API server did not answer ({error}); its outcome will be looked up"
+                f"{claim.key}: the API server did not answer ({error}); aliquot will look up the outcome"
             ) from error
 
     async def _write(self, binding: Binding, uid: str, annotations: Mapping[str, str]) -> None:
         path = f"/api/v1/namespaces/{binding.PodNamespace}/pods/{binding.PodName}/binding"
         body = extender.render_binding(binding, uid, annotations)
-        patience = {"timeout": f"{_PATIENCE:.0f}s"}
-        await self._kube.create(path, body, params=patience, timeout=_PATIENCE + _CONNECT, connect=_CONNECT)
+        limit = {"timeout": f"{_TIMEOUT:.0f}s"}
+        await self._kube.create(path, body, params=limit, timeout=_TIMEOUT + _CONNECT, connect=_CONNECT)
 
-    def _confirmed(self, binding: Binding, claim: Claim) -> None:
-        self._said_yes.discard(claim.uid)
+    def _check_confirmed(self, binding: Binding, claim: Claim) -> None:
+        self._confirmed_by_api.discard(claim.uid)
         if claim.uid in self._cluster.assumed:
-            self._ask_until_known(binding, claim)
+            self._look_up_outcome(binding, claim)
 
-    async def _after_no(self, binding: Binding, claim: Claim, error: ApiError) -> None:
-        """It did not happen, or it had happened before: only the Pod knows."""
-        if error.status >= 500 or error.status == 429:  # an overloaded server may have done it all the same
-            self._ask_until_known(binding, claim)
-            raise Refused(f"{claim.key}: {error}; its outcome will be looked up") from error
+    async def _after_error(self, binding: Binding, claim: Claim, error: ApiError) -> None:
+        """The write failed, or an earlier one had succeeded: only the Pod knows."""
+        if error.status >= 500 or error.status == 429:  # an overloaded server may have bound it anyway
+            self._look_up_outcome(binding, claim)
+            raise Refused(f"{claim.key}: {error}; aliquot will look up the outcome") from error
         if error.status == 409:
             try:
-                if await self._settle_by_look(binding, claim):
-                    self._cluster.unassume(claim.uid)  # does nothing, but for a Pod that has finished since
+                if await self._settle_by_reading(binding, claim):
+                    self._cluster.unassume(claim.uid)  # only has an effect if the Pod has finished since
                     return
             except Unreachable:
-                self._ask_until_known(binding, claim)
-                raise Refused(f"{claim.key}: {error}; its outcome will be looked up") from error
+                self._look_up_outcome(binding, claim)
+                raise Refused(f"{claim.key}: {error}; aliquot will look up the outcome") from error
         self._cluster.unassume(claim.uid)
         raise Refused(f"{claim.key}: {error}") from error
 
-    async def _look(self, binding: Binding) -> PodObject | None:
+    async def _get_pod(self, binding: Binding) -> PodObject | None:
         path = f"/api/v1/namespaces/{binding.PodNamespace}/pods/{binding.PodName}"
         try:
-            pod: PodObject = await self._kube.get(path, into=PodObject, timeout=_PATIENCE)
+            pod: PodObject = await self._kube.get(path, into=PodObject, timeout=_TIMEOUT)
             return pod
         except ApiError as error:
             if error.status == 404:
                 return None
             raise Unreachable(str(error)) from error
 
-    async def _settle_by_look(self, binding: Binding, claim: Claim) -> bool:
-        """Take the Pod as it is. True when it is bound to the node that was meant."""
-        pod = await self._look(binding)
+    async def _settle_by_reading(self, binding: Binding, claim: Claim) -> bool:
+        """Read the Pod and apply it. Returns whether it is bound to the node that was meant."""
+        pod = await self._get_pod(binding)
         if pod is None or pod.metadata.uid != claim.uid or not pod.spec.node_name:
             return False
-        self._heard(pod)
+        self._on_pod(pod)
         return pod.spec.node_name == binding.Node
 
-    def _ask_until_known(self, binding: Binding, claim: Claim) -> None:
-        task = asyncio.get_running_loop().create_task(self._until_known(binding, claim))
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+    def _look_up_outcome(self, binding: Binding, claim: Claim) -> None:
+        task = asyncio.get_running_loop().create_task(self._poll_outcome(binding, claim))
+        self._lookups.add(task)
+        task.add_done_callback(self._lookups.discard)
 
-    async def _until_known(self, binding: Binding, claim: Claim) -> None:
+    async def _poll_outcome(self, binding: Binding, claim: Claim) -> None:
         loop = asyncio.get_running_loop()
         settled, attempt = loop.time() + _SETTLED, 0
-        while claim.uid in self._cluster.assumed:  # the watch may tell before we do
+        while claim.uid in self._cluster.assumed:  # the watch may report it first
             attempt += 1
-            asked = loop.time()
+            read_at = loop.time()
             try:
-                bound = await self._settle_by_look(binding, claim)
-                if bound or asked >= settled:  # a look from before then may be older than its answer tells
+                bound = await self._settle_by_reading(binding, claim)
+                if bound or read_at >= settled:  # an earlier read may be older than its answer suggests
                     break
             except Unreachable as error:
-                settled = loop.time() + _SETTLED  # what does not answer may have the write still before it
-                log.info("outcome not known yet", extra={"data": {"pod": claim.key, "why": str(error)}})
+                settled = loop.time() + _SETTLED  # a server that does not answer may still perform the write
+                log.info("bind_outcome_unknown", extra={"data": {"pod": claim.key, "why": str(error)}})
             await asyncio.sleep(pause_before(attempt, 0.5))
-        self._cluster.unassume(claim.uid)  # does nothing where the Pod turned out to be bound
+        self._cluster.unassume(claim.uid)  # has no effect if the Pod turned out to be bound

@@ -1,12 +1,12 @@
-"""When the webhook's authority and its certificate are renewed, and in which order. Given the time; no IO.
+"""When to renew the webhook's CA and certificate, and in which order. A function of the keys and the time; no IO.
 
-All is told by the keys themselves, as they stand in the Secret, so that every replica comes to the same conclusion and
-a restart in the middle loses nothing:
+The decision depends only on the keys in the Secret, so every replica comes to the same conclusion and a restart in the
+middle loses nothing:
 
-    certificate   renewed after two thirds of its life, or when it lacks a name
-    authority     renewed after two thirds of its life. The new one is only trusted at first, beside the old one; it
-                  signs the next certificate, when the API server has known it for an hour. Thus whatever certificate
-                  a replica shows, its authority is in the bundle
+    certificate   renewed after two thirds of its lifetime, or when it lacks a name
+    authority     renewed after two thirds of its lifetime. The new one is at first only trusted, beside the old one; it
+                  signs the next certificate once the API server has trusted it for an hour. So the bundle always
+                  contains the authority of whatever certificate a replica presents
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DAY = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Lifetimes:
-    """How long things last, in seconds."""
+    """In seconds."""
 
     authority: float = 3650 * _DAY
     certificate: float = 365 * _DAY
@@ -40,15 +40,15 @@ class Lifetimes:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """All that the replicas share. `trusted` is the bundle: the authority's certificate first, then its elders'."""
+    """What the replicas share. `trusted` is the bundle: the authority's certificate, then those of older ones."""
 
-    authority: Pair | None  # None: somebody else's certificate, which somebody else renews
+    authority: Pair | None  # None: a certificate that another program issues and renews
     trusted: bytes
     serving: Pair
 
 
 def renewed(keys: Keys | None, names: Iterable[str], now: float, lifetimes: Lifetimes) -> Keys:
-    """The keys to use from now on: the same object where nothing is due."""
+    """The keys to use from now on: the same object if nothing is due."""
     wanted = frozenset(names)
     if keys is None:
         return _fresh(wanted, now, lifetimes)
@@ -56,14 +56,14 @@ def renewed(keys: Keys | None, names: Iterable[str], now: float, lifetimes: Life
         return keys
     try:
         return _renewed(keys, keys.authority, wanted, now, lifetimes)
-    except CertificateError:  # damaged: what is still trusted stays so, for replicas that have not seen it yet
+    except CertificateError:  # damaged: keep what is still trusted, for replicas that have not read the new keys yet
         return _fresh(wanted, now, lifetimes, _unexpired(keys.trusted, now))
 
 
-def _fresh(names: frozenset[str], now: float, lifetimes: Lifetimes, elders: bytes = b"") -> Keys:
+def _fresh(names: frozenset[str], now: float, lifetimes: Lifetimes, older: bytes = b"") -> Keys:
     authority = make_authority(_NAME, now, lifetimes.authority)
     serving = issue(authority, names, now, lifetimes.certificate)
-    return Keys(authority, authority.certificate + elders, serving)
+    return Keys(authority, authority.certificate + older, serving)
 
 
 def _renewed(keys: Keys, authority: Pair, wanted: frozenset[str], now: float, lifetimes: Lifetimes) -> Keys:
@@ -75,25 +75,25 @@ def _renewed(keys: Keys, authority: Pair, wanted: frozenset[str], now: float, li
         shown.ends > now
         and wanted <= shown.names
         and belong_together(keys.serving)
-        and any(signed_by(keys.serving.certificate, each) for each in split(keys.trusted))
+        and any(signed_by(keys.serving.certificate, trusted) for trusted in split(keys.trusted))
     )
     if usable and now >= signer.ends - lifetimes.authority / 3:
-        younger = make_authority(_NAME, now, lifetimes.authority)
-        return replace(keys, authority=younger, trusted=younger.certificate + _unexpired(keys.trusted, now))
+        newer = make_authority(_NAME, now, lifetimes.authority)
+        return replace(keys, authority=newer, trusted=newer.certificate + _unexpired(keys.trusted, now))
     due = now >= shown.ends - lifetimes.certificate / 3
     known = now >= signer.made + lifetimes.known or signed_by(keys.serving.certificate, authority.certificate)
     if usable and not (due and known):
         return keys
-    # Names are only added: replicas that are asked under different ones must not take them from each other.
+    # Only add names: replicas that are reached under different names must not remove each other's.
     return replace(keys, serving=issue(authority, wanted | shown.names, now, lifetimes.certificate))
 
 
 def _unexpired(bundle: bytes, now: float) -> bytes:
     kept = []
-    for each in split(bundle):
+    for certificate in split(bundle):
         try:
-            if read_facts(each).ends > now:
-                kept.append(each)
+            if read_facts(certificate).ends > now:
+                kept.append(certificate)
         except CertificateError:
             continue
     return b"".join(kept)

@@ -1,8 +1,8 @@
-"""Who binds: one of several, by a Lease. The decision is a function of what the Lease says and how long it has said so.
+"""Leader election by a Lease. The decision depends on the Lease and on how long we have seen it unchanged.
 
-15 s without a sign and the Lease is free; the holder gives up by itself after 10 s without a renewal, so that between
-the two nobody binds: what the old one had on its way is settled before the new one begins. Clocks of other machines are
-never compared with ours: what counts is how long *we* have seen the Lease unchanged.
+The Lease is free after 15 s without a renewal; its holder gives up by itself after 10 s. Nobody binds in between, so
+the old leader's writes are settled before the new leader starts. We never compare clocks of different machines: what
+counts is how long *we* have seen the Lease unchanged.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from aliquot.dialects.wire.leases import LeaseObject, leases_path, render_lease
 log = logging.getLogger(__name__)
 
 LEASE, GIVE_UP, RETRY = 15.0, 10.0, 2.0  # seconds
-_FORBIDDEN_AFTER = 3  # rounds; an API server that starts says 403 too until it has read its roles
+_FORBIDDEN_AFTER = 3  # rounds; a starting API server also answers 403 until it has read its roles
 
 
 @dataclass(slots=True)
-class Sight:
-    """The Lease as last seen, and since when it has looked like that."""
+class Observation:
+    """The Lease as last seen, and since when it is unchanged."""
 
     lease: LeaseObject | None
     since: float
 
 
-def may_take(sight: Sight, identity: str, now: float) -> bool:
-    """Whether the Lease may be taken: nobody's, our own, or silent for as long as it was taken for."""
-    if sight.lease is None or not sight.lease.spec.holder_identity:
+def may_take(seen: Observation, identity: str, now: float) -> bool:
+    """Whether the Lease may be taken: it has no holder, is ours, or has expired."""
+    if seen.lease is None or not seen.lease.spec.holder_identity:
         return True
-    spec = sight.lease.spec
-    return spec.holder_identity == identity or now - sight.since >= float(spec.lease_duration_seconds or LEASE)
+    spec = seen.lease.spec
+    return spec.holder_identity == identity or now - seen.since >= float(spec.lease_duration_seconds or LEASE)
 
 
 class Election:
-    """Stands for election as long as `run` runs. `leading` is to be asked before every write."""
+    """A candidate while `run` runs. Check `leading` before every write."""
 
     def __init__(
         self,
@@ -58,20 +58,20 @@ class Election:
         clock: Callable[[], float],
     ) -> None:
         self.identity = identity
-        self.leader: str | None = None  # who holds the Lease, as last seen
+        self.leader: str | None = None  # the holder of the Lease, as last seen
         self.leader_address: str | None = None
         self._kube, self._clock, self._refresh = kube, clock, refresh
         self._collection = leases_path(namespace)
         self._path, self._name, self._namespace = f"{self._collection}/{name}", name, namespace
         self._address, self._calls = address, calls
-        self._sight = Sight(None, 0.0)
+        self._seen = Observation(None, 0.0)
         self._until = 0.0  # we lead until then
-        self._ready = False  # we have seen everything that the one before us wrote
-        self._readable = False  # the Lease was shown to us once: we have the right to it
-        self._refusals = 0  # rounds that ended with a 403, one after the other
+        self._ready = False  # we have read everything that the previous leader wrote
+        self._readable = False  # we could read the Lease once: our role allows it
+        self._refusals = 0  # consecutive rounds that ended with a 403
         self._forbidden = False
-        self._said = ""  # what went wrong in the last round
-        self._turn, self._ended = asyncio.Lock(), False
+        self._problem = ""  # the error of the last round
+        self._lock, self._ended = asyncio.Lock(), False
 
     @property
     def leading(self) -> bool:
@@ -79,12 +79,12 @@ class Election:
         return self._forbidden or (self._ready and self._clock() < self._until)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while not self._ended:
             try:
-                async with self._turn:
+                async with self._lock:
                     await self._round()
-                self._refusals, self._forbidden, self._said = 0, False, ""
+                self._refusals, self._forbidden, self._problem = 0, False, ""
             except ApiError as error:
                 if error.status == 403 and not self._readable:
                     await self._refused(error)
@@ -95,66 +95,64 @@ class Election:
             await asyncio.sleep(RETRY if self._ready or self._forbidden else RETRY / 2)
 
     def _warn(self, error: Exception) -> None:
-        """Once, however many rounds end so."""
-        if self._said != str(error):
-            self._said = str(error)
-            log.warning("cannot read or write the Lease", extra={"data": {"why": self._said}})
+        """Log an error once, even if many rounds end with it."""
+        if self._problem != str(error):
+            self._problem = str(error)
+            log.warning("lease_failed", extra={"data": {"why": self._problem}})
 
     async def _refused(self, error: ApiError) -> None:
-        """The vendor's own ClusterRole (seed 000) knows no Leases; its Deployment has one replica."""
+        """The vendor's own ClusterRole (seed 000) grants no Leases; its Deployment has one replica."""
         self._refusals += 1
         if self._refusals == _FORBIDDEN_AFTER:
-            log.warning(
-                "no election: leading alone. Run no second replica, or allow get, create and update of leases",
-                extra={"data": {"why": error.message}},
-            )
+            hint = "run one replica only, or allow get, create and update on leases"
+            log.warning("election_disabled", extra={"data": {"why": error.message, "hint": hint}})
             await self._refresh(False)
             self._forbidden = True
 
     async def resign(self) -> None:
-        """Give the Lease back, so that another need not wait for it to run out."""
+        """Release the Lease, so that the next leader need not wait until it expires."""
         self._ended = True
         try:
-            async with asyncio.timeout(2 * RETRY), self._turn:  # a renewal on its way would be in the way of it
+            async with asyncio.timeout(2 * RETRY), self._lock:  # not while a renewal is in progress
                 was, self._until = self._ready, 0.0
-                if was and self._sight.lease is not None:
-                    await self._kube.replace(self._path, self._lease("", self._sight.lease), timeout=RETRY)
+                if was and self._seen.lease is not None:
+                    await self._kube.replace(self._path, self._lease("", self._seen.lease), timeout=RETRY)
         except TimeoutError:
-            log.info("the Lease will run out by itself")
+            log.info("lease_not_released", extra={"data": {"why": "timeout"}})
         except (ApiError, Unreachable) as error:
-            log.info("the Lease will run out by itself", extra={"data": {"why": str(error)}})
+            log.info("lease_not_released", extra={"data": {"why": str(error)}})
 
     async def _round(self) -> None:
         now = self._clock()
-        lease = await self._look()
-        if lease is None or self._sight.lease is None or lease.spec != self._sight.lease.spec:
-            # Seen now, not when we asked: it may have been renewed between the two.
-            self._sight = Sight(lease, self._clock())
+        lease = await self._get_lease()
+        if lease is None or self._seen.lease is None or lease.spec != self._seen.lease.spec:
+            # Seen now, not when we sent the request: it may have been renewed in between.
+            self._seen = Observation(lease, self._clock())
         else:
-            self._sight.lease = lease  # with its newest resourceVersion
-        self._tell(lease)
+            self._seen.lease = lease  # with its newest resourceVersion
+        self._note_leader(lease)
         if now >= self._until or lease is None or lease.spec.holder_identity != self.identity:
-            self._ready = False  # somebody else may have led meanwhile
-        if not may_take(self._sight, self.identity, now):
+            self._ready = False  # another instance may have led meanwhile
+        if not may_take(self._seen, self.identity, now):
             return
         others = lease is not None and lease.spec.holder_identity != self.identity
         await self._take(lease, now)
         self._until = now + GIVE_UP
         if not self._ready:
-            # Whatever the one before us has bound must be on our board before we decide anything.
+            # The previous leader's binds must be on our board before we decide anything.
             await self._refresh(others)
-            # That may have taken long. This write is refused where somebody has taken the Lease meanwhile.
+            # That may have taken long. This write fails if another instance has taken the Lease meanwhile.
             now = self._clock()
-            await self._take(self._sight.lease, now)
+            await self._take(self._seen.lease, now)
             self._until = now + GIVE_UP
             self._ready = True
             log.info("leading", extra={"data": {"identity": self.identity}})
 
-    def _tell(self, lease: LeaseObject | None) -> None:
+    def _note_leader(self, lease: LeaseObject | None) -> None:
         self.leader = lease.spec.holder_identity or None if lease else None
         self.leader_address = (lease.metadata.annotations or {}).get(ADDRESS) if lease and self.leader else None
 
-    async def _look(self) -> LeaseObject | None:
+    async def _get_lease(self) -> LeaseObject | None:
         try:
             lease: LeaseObject = await self._kube.get(self._path, into=LeaseObject, timeout=RETRY)
         except ApiError as error:
@@ -165,15 +163,15 @@ class Election:
         return lease
 
     async def _take(self, lease: LeaseObject | None, now: float) -> None:
-        """One write with the version that was read: of two who try, one is refused."""
+        """One write with the version that was read: of two concurrent writers, one fails."""
         body = self._lease(self.identity, lease)
         taken: LeaseObject
         if lease is None:
             taken = await self._kube.create(self._collection, body, into=LeaseObject, timeout=RETRY)
         else:
             taken = await self._kube.replace(self._path, body, into=LeaseObject, timeout=RETRY)
-        self._sight = Sight(taken, now)
-        self._tell(taken)
+        self._seen = Observation(taken, now)
+        self._note_leader(taken)
 
     def _lease(self, holder: str, lease: LeaseObject | None) -> dict[str, Any]:
         return render_lease(

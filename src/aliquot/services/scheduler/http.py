@@ -1,6 +1,6 @@
-"""The HTTP door of the scheduler: kube-scheduler's verbs under our prefix and the peers', and what people ask.
+"""The scheduler's HTTP endpoints: kube-scheduler's verbs under our prefix and the peers' prefixes, status, probes.
 
-Every verb answers 200: kube-scheduler drops the body of anything else. Nothing that comes in makes a traceback.
+Every verb answers 200, because kube-scheduler drops the body of any other answer. No input causes a traceback.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from aliquot.services.scheduler.cluster import Cluster
 
 log = logging.getLogger(__name__)
 
-# 15,000 names, or 2,000 whole nodes; kube-scheduler sends no more.
+# 15,000 node names or 2,000 whole nodes; kube-scheduler sends no more.
 LARGEST_BODY = 64 << 20
-_HELD = 2.0  # seconds that the place of a Pod is kept between the choice and bind
+_HOLD = 2.0  # seconds for which the chosen cards are held between prioritize and bind
 _FORWARDED = "X-Aliquot-Forwarded"
 _JSON = "application/json"
 
 
 class Extender:
-    """Answers for one cluster."""
+    """Answers the requests about one cluster."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Extender:
         self._metrics, self._clock = metrics, clock
         self._session: aiohttp.ClientSession | None = None
         self.stopping = False
-        self.awaited = ""  # what else must be there before others are sent to us
+        self.awaited = ""  # why we are not ready yet, beside the cluster not being read
 
     def app(self) -> web.Application:
         """The routes."""
@@ -71,8 +71,8 @@ class Extender:
         app.router.add_get("/version", self._version)
         app.router.add_get("/livez", self._livez)
         app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/metrics", self._scraped)
-        app.cleanup_ctx.append(self._forwarding)
+        app.router.add_get("/metrics", self._metrics_text)
+        app.cleanup_ctx.append(self._client_session)
         return app
 
     # --- kube-scheduler's verbs -----------------------------------------------------------------------------------
@@ -84,20 +84,20 @@ class Extender:
             began = self._clock()
             try:
                 if not self._synced():
-                    raise WireError("aliquot has not read the cluster yet: it will in a moment")
+                    raise WireError("aliquot has not read the cluster yet; retry in a moment")
                 body = await answer(await _read(request), request)
                 outcome = "ok"
             except (WireError, Refused, Unreachable) as error:
                 outcome = "refused" if isinstance(error, Refused) else "error"
                 log.log(
                     logging.INFO if outcome == "refused" else logging.WARNING,
-                    f"{name} refused",
+                    f"{name}_refused",
                     extra={"data": {"why": str(error)}},
                 )
                 body = failure(f"aliquot: {error}")
             except Exception:
-                log.exception(f"{name} failed")
-                outcome, body = "error", failure("aliquot: an error of its own; its log tells more")
+                log.exception(f"{name}_failed")
+                outcome, body = "error", failure("aliquot: internal error; see the log of aliquot scheduler")
             self._calls.count(name, outcome, self._clock() - began)
             return web.Response(body=body, content_type=_JSON)
 
@@ -106,8 +106,10 @@ class Extender:
     async def _filter(self, body: bytes, request: web.Request) -> bytes:
         args = wire.parse_args(body)
         answer, told = verbs.filter_answer(self._cluster, args)
-        if told.claim is not None and told.likely is not None and self._leading():  # nobody will be asked to choose
-            self._cluster.hold(told.claim, told.likely, self._clock() + _HELD)
+        if (
+            told.claim is not None and told.likely is not None and self._leading()
+        ):  # kube-scheduler skips prioritize for one candidate
+            self._cluster.hold(told.claim, told.likely, self._clock() + _HOLD)
         if log.isEnabledFor(logging.DEBUG) or not told.fit:
             pod = f"{args.Pod.metadata.namespace}/{args.Pod.metadata.name}"
             log.info("filtered", extra={"data": {"pod": pod, "asked": told.asked, "fit": told.fit}})
@@ -116,15 +118,15 @@ class Extender:
     async def _prioritize(self, body: bytes, request: web.Request) -> bytes:
         answer, claim, best = verbs.scores_answer(self._cluster, wire.parse_args(body))
         if claim is not None and best is not None and self._leading():
-            self._cluster.hold(claim, best, self._clock() + _HELD)
+            self._cluster.hold(claim, best, self._clock() + _HOLD)
         return answer
 
     async def _bind(self, body: bytes, request: web.Request) -> bytes:
         binding = wire.parse_binding(body)
         if self.stopping:
-            raise Refused("this instance is ending: the next try reaches another")
+            raise Refused("this instance is shutting down; the next attempt reaches another one")
         if not self._leading():
-            return await self._pass_on(body, request)
+            return await self._forward(body, request)
         began = self._clock()
         await self._binder.bind(binding)
         placed = self._cluster.assumed.get(binding.PodUID) or self._cluster.placed.get(binding.PodUID)
@@ -143,17 +145,17 @@ class Extender:
         )
         return wire.render_bound()
 
-    async def _pass_on(self, body: bytes, request: web.Request) -> bytes:
-        """Only the leader binds; whoever is asked hands it on, once."""
+    async def _forward(self, body: bytes, request: web.Request) -> bytes:
+        """Only the leader binds; a follower forwards the request, once."""
         address = self._leader_address()
         if _FORWARDED in request.headers or address is None or self._session is None:
-            raise Refused("this instance does not lead, and does not know who does: the next try will tell")
+            raise Refused("this instance is not the leader and does not know the leader; retry in a moment")
         try:
             async with self._session.post(
                 f"http://{address}{request.path}", data=body, headers={_FORWARDED: "1", "Content-Type": _JSON}
             ) as answer:
-                if answer.status != 200:  # somebody else is there: what leads answers 200, whatever it says
-                    raise Refused(f"at {address}, where the leader should be, HTTP {answer.status} is answered")
+                if answer.status != 200:  # another program listens there: a leader always answers 200
+                    raise Refused(f"the leader's address {address} answered HTTP {answer.status}")
                 return await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Refused(f"the leader at {address} does not answer: {error}") from error
@@ -162,18 +164,18 @@ class Extender:
         asked = wire.parse_preemption(body)
         return wire.render_preemption(verbs.preemption_answer(self._cluster, asked))
 
-    async def _forwarding(self, app: web.Application) -> Any:
+    async def _client_session(self, app: web.Application) -> Any:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=4.5))
         yield
         await self._session.close()
 
-    # --- what people and tools ask --------------------------------------------------------------------------------
+    # --- for people and tools -------------------------------------------------------------------------------------
 
     async def _inspect(self, request: web.Request) -> web.Response:
         name = request.match_info.get("node")
         found = reports.inspect_answer(self._cluster, name)
         if name is not None and not found["nodes"]:
-            return _json({"error": f"no node with cards is called {name}"}, status=404)
+            return _json({"error": f"no node with GPUs is named {name}"}, status=404)
         return _json(found)
 
     async def _status(self, request: web.Request) -> web.Response:
@@ -194,7 +196,7 @@ class Extender:
             return web.Response(status=503, text="the cluster is not read yet\n")
         return web.Response(text="ok\n")
 
-    async def _scraped(self, request: web.Request) -> web.Response:
+    async def _metrics_text(self, request: web.Request) -> web.Response:
         return web.Response(body=self._metrics(), headers={"Content-Type": CONTENT_TYPE})
 
 
@@ -202,9 +204,9 @@ async def _read(request: web.Request) -> bytes:
     try:
         return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
-        raise WireError(f"a body of more than {LARGEST_BODY >> 20} MiB is not read") from error
+        raise WireError(f"the body is larger than {LARGEST_BODY >> 20} MiB") from error
     except (web.RequestPayloadError, HttpProcessingError, ConnectionError) as error:
-        raise WireError("the body breaks off, or is not packed as its header says") from error
+        raise WireError("the body is truncated, or its encoding does not match its header") from error
 
 
 def _json(value: object, status: int = 200) -> web.Response:

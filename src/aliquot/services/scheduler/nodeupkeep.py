@@ -1,11 +1,11 @@
-"""Keeps taints, labels and conditions of Nodes in order, as `dialects.upkeep` says.
+"""Controller for the taints, labels and conditions of Nodes that `dialects.wire.upkeep` specifies.
 
-    observe   remembers a node that came by the watch; nothing is looked at yet, for five thousand come at once
-    run       looks at what came. Where something is to change, the node is read afresh, judged again and patched, so
-              that neither an old cache nor another writer does harm; what fails is tried again, later each time
+    observe   queues a node from the watch without examining it, because 5,000 nodes arrive at once
+    run       examines the queue. If a node has to change, it is read again, examined again and patched, so that neither
+              a stale cache nor another writer does harm; failures are retried with back-off
 
-Only the leader writes. The others keep the same list and strike off what the leader did, so that one that becomes
-leader knows at once what is left. Nothing is kept that a restart would miss.
+Only the leader writes. Followers keep the same list and remove what the leader did, so that a new leader knows at once
+what is left. A restart loses nothing.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ import msgspec
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.dialects import Rules
 from aliquot.dialects.wire.objects import NodeObject
-from aliquot.dialects.wire.upkeep import Told, Upkeep, may_need_upkeep, upkeep
+from aliquot.dialects.wire.upkeep import NodeEvent, Upkeep, may_need_upkeep, upkeep
 from aliquot.model.refusal import Invalid
 from aliquot.services.daemon.events import ObjectRef, Teller, timestamp
 from aliquot.services.daemon.pace import Pace, back_off
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = 50  # nodes looked at before others may run
+_BATCH = 50  # nodes examined before other tasks may run
 _FIRST_RETRY, _LAST_RETRY = 1.0, 300.0
 _LONGEST_SLEEP = 60.0
 _FOLLOWER_SLEEP = 1.0
-_SETTLED = 600.0  # seconds without a write after which a node counts as settled
+_SETTLED = 600.0  # seconds without a write after which a node counts as stable
 _NODES = "/api/v1/nodes"
 
 
 @dataclass(slots=True)
 class _Todo:
-    """A node that something is to be done for."""
+    """A node that needs a write."""
 
     due: float
     failures: int = 0
 
 
 @dataclass(slots=True)
-class _Done:
-    """A node that something was done for: when last, and how many times in short order."""
+class _Written:
+    """A node that was written: when last, and how many times in a short period."""
 
     at: float
     times: int = 1
@@ -55,7 +55,7 @@ class _Done:
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """One patch, and the right that it takes."""
+    """One patch, and the permission it needs."""
 
     right: str
     path: str
@@ -63,8 +63,8 @@ class _Write:
     form: Literal["merge", "strategic"]
 
 
-class NodeKeeper:
-    """See the head of the file. `clock` tells seconds since 1970."""
+class NodeUpkeep:
+    """The controller. `clock` returns seconds since 1970."""
 
     def __init__(
         self,
@@ -84,79 +84,79 @@ class NodeKeeper:
         self._pace = Pace(per_second=per_second, burst=burst)
         self._came: dict[str, tuple[NodeObject, tuple[Invalid, ...]]] = {}
         self._todo: dict[str, _Todo] = {}
-        self._done: dict[str, _Done] = {}
+        self._done: dict[str, _Written] = {}
         self._unhealthy: dict[str, frozenset[int]] = {}
         self._broken: dict[str, tuple[Invalid, ...]] = {}
         self._warned: set[str] = set()
         self._wake = asyncio.Event()
 
-    # --- what is told --------------------------------------------------------------------------------------------
+    # --- input ---------------------------------------------------------------------------------------------------
 
     def observe(self, node: NodeObject, problems: tuple[Invalid, ...] = ()) -> None:
-        """A node was added or has changed; with every rule that it breaks, which an event tells."""
+        """A node was added or has changed; `problems` are reported in an event."""
         self._came[node.metadata.name] = (node, problems)
         self._wake.set()
 
     def observe_unhealthy(self, name: str, cards: frozenset[int]) -> None:
-        """The cards that the node's ConfigMap takes out; none when it is gone."""
+        """The cards that the node's ConfigMap takes out of use; none after it was deleted."""
         if self._unhealthy.get(name, frozenset()) == cards:
             return
         if cards:
             self._unhealthy[name] = cards
         else:
             self._unhealthy.pop(name, None)
-        self._plan(name)  # to be read afresh: the node itself has not changed, and may not be at hand
+        self._plan(name)  # to be read again: the node itself has not changed
         self._wake.set()
 
     def forget(self, name: str) -> None:
-        """The node is gone."""
-        for kept in (self._came, self._todo, self._done, self._broken):
-            kept.pop(name, None)
+        """The node was deleted."""
+        for nodes in (self._came, self._todo, self._done, self._broken):
+            nodes.pop(name, None)
 
     @property
     def behind(self) -> int:
-        """Nodes that something is still to be done for."""
+        """How many nodes still need a write."""
         return len(self._todo)
 
-    # --- what is done --------------------------------------------------------------------------------------------
+    # --- work ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             self._wake.clear()
             pause = await self.step()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):  # not wait_for: it may swallow the cancellation that ends us
+                async with asyncio.timeout(pause):  # not wait_for: it may swallow our cancellation
                     await self._wake.wait()
 
     async def step(self) -> float:
-        """Look at what came and do what is due; the seconds until there may be more to do."""
-        await self._look()
+        """Examine the queue and write what is due. Returns the seconds until the next step."""
+        await self._examine()
         if not self._is_leader():
             return _FOLLOWER_SLEEP if self._todo else _LONGEST_SLEEP
         for name in [name for name, todo in self._todo.items() if todo.due <= self._clock()]:
             if not self._pace.take(self._clock()):
                 return self._pace.wait(self._clock())
             if name in self._todo and self._is_leader():
-                await self._attend(name)
+                await self._process(name)
         soonest = min((todo.due for todo in self._todo.values()), default=self._clock() + _LONGEST_SLEEP)
         return min(max(0.0, soonest - self._clock()), _LONGEST_SLEEP)
 
-    async def _look(self) -> None:
+    async def _examine(self) -> None:
         seen = 0
         while self._came:
             name, (node, problems) = self._came.popitem()
-            self._tell_of(problems, ObjectRef("Node", name, uid=node.metadata.uid))
-            if self._needs_something(name, node):
+            self._report(problems, ObjectRef("Node", name, uid=node.metadata.uid))
+            if self._needs_write(name, node):
                 self._plan(name)
             elif name in self._todo and not self._todo[name].failures:
-                del self._todo[name]  # another has done it
+                del self._todo[name]  # another writer has done it
             seen += 1
-            if seen % _AT_ONCE == 0:
+            if seen % _BATCH == 0:
                 await asyncio.sleep(0)
 
     def _plan(self, name: str) -> None:
-        """Do it soon. What has failed keeps its time, and what another undoes again and again is not fought over."""
+        """Schedule a write. A failed node keeps its due time; a node that others keep changing back is backed off."""
         now, done = self._clock(), self._done.get(name)
         if done is not None and now - done.at > _SETTLED:
             del self._done[name]
@@ -164,13 +164,13 @@ class NodeKeeper:
         due = now if done is None else done.at + back_off(done.times, first=_FIRST_RETRY, longest=_LAST_RETRY)
         self._todo.setdefault(name, _Todo(due=due))
 
-    def _needs_something(self, name: str, node: NodeObject) -> bool:
+    def _needs_write(self, name: str, node: NodeObject) -> bool:
         meta, status = node.metadata, node.status
         types = ({"type": condition.type} for condition in status.conditions or ())
-        may = may_need_upkeep(
+        suspect = may_need_upkeep(
             meta.labels or {}, meta.annotations or {}, node.spec.taints or (), types, rules=self._rules()
         )
-        return (may or name in self._unhealthy) and self._judge(name, msgspec.to_builtins(node)).needed
+        return (suspect or name in self._unhealthy) and self._judge(name, msgspec.to_builtins(node)).needed
 
     def _judge(self, name: str, node: object) -> Upkeep:
         return upkeep(
@@ -180,8 +180,8 @@ class NodeKeeper:
             unhealthy=self._unhealthy.get(name, frozenset()),
         )
 
-    def _tell_of(self, problems: tuple[Invalid, ...], node: ObjectRef) -> None:
-        """An event, once, that says which rules the node breaks."""
+    def _report(self, problems: tuple[Invalid, ...], node: ObjectRef) -> None:
+        """Emit one event about the rules that the node violates."""
         if not problems:
             self._broken.pop(node.name, None)
         elif self._broken.get(node.name) != problems and self._is_leader():
@@ -190,14 +190,14 @@ class NodeKeeper:
                 node, "InvalidNode", "; ".join(problem.sentence() for problem in problems), type="Warning"
             )
 
-    async def _attend(self, name: str) -> None:
+    async def _process(self, name: str) -> None:
         todo = self._todo[name]
         try:
-            done = await self._mend(name)
+            done = await self._repair(name)
         except Unreachable as error:
-            self._warn("unreachable", f"node {name} could not be looked after: {error}")
+            self._warn("unreachable", name, str(error))
             done = False
-        if self._todo.get(name) is not todo:  # forgotten meanwhile
+        if self._todo.get(name) is not todo:  # deleted meanwhile
             return
         if done:
             del self._todo[name]
@@ -205,47 +205,47 @@ class NodeKeeper:
         todo.failures += 1
         todo.due = self._clock() + back_off(todo.failures, first=_FIRST_RETRY, longest=_LAST_RETRY)
 
-    async def _mend(self, name: str) -> bool:
-        """Read the node and write what it lacks. Whether all is done."""
+    async def _repair(self, name: str) -> bool:
+        """Read the node and write what it lacks. Returns whether everything is done."""
         path = f"{_NODES}/{name}"
         try:
             node: Any = await self._kube.get(path)
         except ApiError as error:
-            return error.status == 404 or self._refused("get nodes", error)
+            return error.status == 404 or self._refused("get nodes", name, error)
         judged = self._judge(name, node)
         about = ObjectRef("Node", name, uid=node["metadata"].get("uid", ""))
         done = True
         if judged.node is not None:
-            done &= await self._write(_Write("patch nodes", path, judged.node, "merge"), about, judged.told_of_node)
+            done &= await self._write(_Write("patch nodes", path, judged.node, "merge"), about, judged.node_events)
         if judged.status is not None:
             write = _Write("patch nodes/status", f"{path}/status", judged.status, "strategic")
-            done &= await self._write(write, about, judged.told_of_status)
+            done &= await self._write(write, about, judged.status_events)
         return done
 
-    async def _write(self, write: _Write, about: ObjectRef, told: tuple[Told, ...]) -> bool:
+    async def _write(self, write: _Write, about: ObjectRef, events: tuple[NodeEvent, ...]) -> bool:
         try:
             await self._kube.patch(write.path, write.patch, form=write.form)
         except ApiError as error:
             if error.status == 404:
                 return True
-            return error.status != 409 and self._refused(write.right, error)
+            return error.status != 409 and self._refused(write.right, about.name, error)
         self.writes += 1
         before = self._done.get(about.name)
-        self._done[about.name] = _Done(self._clock(), 1 if before is None else before.times + 1)
-        for each in told:
-            self._events.emit(about, each.reason, each.message, type=each.type)
+        self._done[about.name] = _Written(self._clock(), 1 if before is None else before.times + 1)
+        for event in events:
+            self._events.emit(about, event.reason, event.message, type=event.type)
         return True
 
-    def _refused(self, right: str, error: ApiError) -> bool:
-        """Never done, and told once for each kind."""
+    def _refused(self, right: str, name: str, error: ApiError) -> bool:
+        """Log the failure, once per kind. Returns False: the write is not done."""
         verb, resource = right.split()
         if error.status == 403:
-            self._warn(right, f"nodes are not looked after: the role lacks {verb} on {resource}: {error.message}")
+            self._warn(right, name, f"the role lacks {verb} on {resource}: {error.message}")
         else:
-            self._warn(f"{right} {error.status}", f"a node was not looked after: {right}: {error}")
+            self._warn(f"{right} {error.status}", name, f"{right}: {error}")
         return False
 
-    def _warn(self, about: str, sentence: str) -> None:
-        if about not in self._warned:
-            self._warned.add(about)
-            log.warning(sentence)
+    def _warn(self, kind: str, name: str, why: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            log.warning("node_upkeep_failed", extra={"data": {"node": name, "why": why}})

@@ -1,9 +1,9 @@
-"""Pods that wait: each is told why, and tried again as soon as there is room.
+"""Pending Pods: emits an event with the reason, and makes kube-scheduler retry a Pod as soon as a node fits it.
 
-kube-scheduler tries a refused Pod again after any event of the cluster, and often sooner than we have heard of that
-event ourselves: it asks, is refused again by a board that is a moment behind, and then nothing more happens for up to
-five minutes. So when a node comes to fit a kind of Pod that it did not fit before, the Pods of that kind which
-kube-scheduler has given up are touched (an annotation): that is an event of its own, and they are tried at once.
+kube-scheduler retries a refused Pod after any event of the cluster, often before we have seen that event: our board is
+a moment behind and refuses again, and then nothing happens for up to five minutes. So when a node starts to fit a kind
+of Pod that it did not fit before, we annotate the Pods of that kind that kube-scheduler has given up. The annotation is
+an event too, and kube-scheduler retries them at once.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from aliquot.wording.refusals import one_sentence
 
 log = logging.getLogger(__name__)
 
-_LOOK = 0.1  # seconds between looks at the board
-_AGAIN = 1.0  # a Pod is touched no more often than that
-_AT_ONCE = 20  # Pods touched in one look; those behind them come with the next
-_TELL = 15.0  # seconds between two sentences about one Pod
-_TELL_AT_ONCE = 5  # sentences worked out in one look: each goes over all nodes, some 100 ms where they are 5,000
-_TELL_LONGEST = 0.02  # seconds for them in one look; no more is begun after that
-_REST = 10.0  # times as long as they took, nothing more is worked out: binds and filters come first
-_FRESH = 10.0  # seconds that a sentence is good for other Pods of its kind, whatever happens on some node
+_INTERVAL = 0.1  # seconds between two examinations of the board
+_RETRY_INTERVAL = 1.0  # seconds between two retries of one Pod
+_RETRY_BATCH = 20  # Pods retried per interval
+_REPORT_INTERVAL = 15.0  # seconds between two events about one Pod
+_REPORT_BATCH = 5  # reasons computed per interval: each examines all nodes, about 100 ms for 5,000
+_REPORT_LIMIT = 0.02  # seconds per interval after which no further reason is started
+_REST = 10.0  # pause after computing reasons, as a multiple of the time taken: binds and filters come first
+_FRESH = 10.0  # seconds for which a reason is reused for other Pods of its kind, whatever changes on nodes
 
 
-class Waiting:
-    """Looks after the Pods that kube-scheduler has given up, as long as `run` runs and we lead."""
+class PendingPods:
+    """Handles the Pods that kube-scheduler has given up, while `run` runs and this instance leads."""
 
     def __init__(
         self,
@@ -49,49 +49,49 @@ class Waiting:
         clock: Callable[[], float],
         stamp: Callable[[], str],
     ) -> None:
-        self.touched = 0
+        self.retried = 0
         self._kube, self._cluster, self._events = kube, cluster, events
         self._leading, self._clock, self._stamp = leading, clock, stamp
-        self._fitted: dict[Demand, Bools] = {}  # which rows fitted each kind of waiting Pod when last looked
-        self._looked = -1  # the board's clock then
-        self._known: set[str] = set()  # who was given up then
-        self._touch_next: dict[str, None] = {}  # uids, in order
-        self._touched_at: dict[str, float] = {}
-        self._told_at: dict[str, float] = {}
-        self._tell_next = 0.0
-        self._sentences: dict[Demand, tuple[float, str]] = {}  # and when they were worked out
+        self._fitted: dict[Demand, Bools] = {}  # rows that fitted each kind of pending Pod at the last examination
+        self._examined = -1  # the board's clock then
+        self._known: set[str] = set()  # uids that were given up then
+        self._to_retry: dict[str, None] = {}  # uids, in order
+        self._retried_at: dict[str, float] = {}
+        self._reported_at: dict[str, float] = {}
+        self._next_report = 0.0
+        self._sentences: dict[Demand, tuple[float, str]] = {}  # computed when, and the text
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_INTERVAL)
             now = self._clock()
             self._cluster.drop_late_holds(now)
             if not self._leading():
                 self._known.clear()
                 continue
-            given_up = {uid: each for uid, each in self._cluster.pending.items() if each.refused}
-            self.look(given_up)
-            self._tell(given_up, now)
-            await self._touch(given_up, now)
+            given_up = {uid: pod for uid, pod in self._cluster.pending.items() if pod.refused}
+            self.find_retries(given_up)
+            self._report(given_up, now)
+            await self._retry(given_up, now)
 
     def known_reason(self, claim: Claim) -> str | None:
-        """Why Pods that ask for this wait, where that was worked out lately; nothing is worked out for it."""
+        """Why Pods with this claim are pending, if computed recently. Computes nothing."""
         known = self._sentences.get(demand_of(claim))
         return known[1] if known is not None and self._clock() - known[0] < 3 * _FRESH else None
 
-    def look(self, given_up: dict[str, Pending]) -> None:
-        """Note the Pods to be tried again: a node has come to fit them, or fitted all along when they were given up."""
+    def find_retries(self, given_up: dict[str, Pending]) -> None:
+        """Queue the Pods that a node starts to fit, or that a node fitted already when kube-scheduler gave them up."""
         board = self._cluster.board
         new = given_up.keys() - self._known
         self._known = set(given_up)
-        if board.clock == self._looked and not new:
+        if board.clock == self._examined and not new:
             return
-        self._looked = board.clock
+        self._examined = board.clock
         kinds: dict[Demand, list[Pending]] = {}
-        for each in given_up.values():
-            if isinstance(each.claim, Claim):
-                kinds.setdefault(demand_of(each.claim), []).append(each)
+        for pod in given_up.values():
+            if isinstance(pod.claim, Claim):
+                kinds.setdefault(demand_of(pod.claim), []).append(pod)
         before, self._fitted = self._fitted, {}
         for demand, pods in kinds.items():
             claim = pods[0].claim
@@ -99,36 +99,40 @@ class Waiting:
             fits = np.isfinite(self._cluster.chooser.scores(claim))
             self._fitted[demand] = fits
             known = before.get(demand)
-            if known is not None and _more(known, fits):
-                self._touch_next |= dict.fromkeys(pod.uid for pod in pods)
-            elif fits.any():  # kube-scheduler asked while we were a moment behind
-                self._touch_next |= dict.fromkeys(pod.uid for pod in pods if pod.uid in new)
+            if known is not None and _gained(known, fits):
+                self._to_retry |= dict.fromkeys(pod.uid for pod in pods)
+            elif fits.any():  # kube-scheduler asked while our board was a moment behind
+                self._to_retry |= dict.fromkeys(pod.uid for pod in pods if pod.uid in new)
 
-    def _tell(self, given_up: dict[str, Pending], now: float) -> None:
-        """Say why, on the Pods that were not told for a while."""
-        self._told_at = {uid: at for uid, at in self._told_at.items() if uid in given_up}
+    def _report(self, given_up: dict[str, Pending], now: float) -> None:
+        """Emit an event with the reason on Pods without a recent one."""
+        self._reported_at = {uid: at for uid, at in self._reported_at.items() if uid in given_up}
         began = self._clock()
-        if began < self._tell_next:
+        if began < self._next_report:
             return
-        due = [each for uid, each in given_up.items() if now - self._told_at.get(uid, -_TELL) >= _TELL]
-        worked_out = 0
-        for each in due:
-            if worked_out >= _TELL_AT_ONCE or self._clock() - began > _TELL_LONGEST:
+        due = [
+            pod
+            for uid, pod in given_up.items()
+            if now - self._reported_at.get(uid, -_REPORT_INTERVAL) >= _REPORT_INTERVAL
+        ]
+        computed = 0
+        for pod in due:
+            if computed >= _REPORT_BATCH or self._clock() - began > _REPORT_LIMIT:
                 break
-            sentence, fresh = self._sentence(each, now)
-            worked_out += fresh
-            self._told_at[each.uid] = now
+            sentence, fresh = self._sentence(pod, now)
+            computed += fresh
+            self._reported_at[pod.uid] = now
             if sentence is not None:
-                namespace, name = each.key.split("/", 1)
-                about = ObjectRef("Pod", name, namespace, each.uid)
+                namespace, name = pod.key.split("/", 1)
+                about = ObjectRef("Pod", name, namespace, pod.uid)
                 self._events.emit(about, "WaitingForGPU", sentence, type="Warning", action="Scheduling")
         ended = self._clock()
-        self._tell_next = ended + _REST * (ended - began)
+        self._next_report = ended + _REST * (ended - began)
 
     def _sentence(self, pod: Pending, now: float) -> tuple[str | None, bool]:
-        """Why the Pod waits, None where it is not for want of a card; and whether that had to be worked out."""
+        """Why the Pod is pending, None if cards are not the reason; and whether that had to be computed."""
         if not isinstance(pod.claim, Claim):
-            return "; ".join(each.sentence() for each in pod.claim), False
+            return "; ".join(problem.sentence() for problem in pod.claim), False
         chooser, board = self._cluster.chooser, self._cluster.board
         if len(chooser.first_fitting(pod.claim, np.arange(board.rows), 1)):
             return None, False
@@ -143,26 +147,26 @@ class Waiting:
         self._sentences[demand] = (now, sentence)
         return sentence, True
 
-    async def _touch(self, given_up: dict[str, Pending], now: float) -> None:
-        self._touched_at = {uid: at for uid, at in self._touched_at.items() if now - at < _AGAIN}
-        self._touch_next = {uid: None for uid in self._touch_next if uid in given_up}
-        ready = [uid for uid in self._touch_next if uid not in self._touched_at][:_AT_ONCE]
+    async def _retry(self, given_up: dict[str, Pending], now: float) -> None:
+        self._retried_at = {uid: at for uid, at in self._retried_at.items() if now - at < _RETRY_INTERVAL}
+        self._to_retry = {uid: None for uid in self._to_retry if uid in given_up}
+        ready = [uid for uid in self._to_retry if uid not in self._retried_at][:_RETRY_BATCH]
         for uid in ready:
-            del self._touch_next[uid]
-            self._touched_at[uid] = now
-        await asyncio.gather(*(self._touch_one(given_up[uid]) for uid in ready))
+            del self._to_retry[uid]
+            self._retried_at[uid] = now
+        await asyncio.gather(*(self._retry_pod(given_up[uid]) for uid in ready))
 
-    async def _touch_one(self, pod: Pending) -> None:
+    async def _retry_pod(self, pod: Pending) -> None:
         namespace, name = pod.key.split("/", 1)
         body = {"metadata": {"uid": pod.uid, "annotations": {RETRIED: self._stamp()}}}
         try:
             await self._kube.patch(f"/api/v1/namespaces/{namespace}/pods/{name}", body)
-            self.touched += 1
+            self.retried += 1
         except (ApiError, Unreachable) as error:
-            if not (isinstance(error, ApiError) and error.status in (404, 409)):  # gone meanwhile
-                log.warning("cannot have a Pod tried again", extra={"data": {"pod": pod.key, "why": str(error)}})
+            if not (isinstance(error, ApiError) and error.status in (404, 409)):  # deleted meanwhile
+                log.warning("pod_retry_failed", extra={"data": {"pod": pod.key, "why": str(error)}})
 
 
-def _more(before: Bools, now: Bools) -> bool:
-    """Whether a row fits that did not."""
+def _gained(before: Bools, now: Bools) -> bool:
+    """Whether a row fits now that did not before."""
     return bool((now[: len(before)] & ~before).any() or now[len(before) :].any())

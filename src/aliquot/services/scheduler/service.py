@@ -1,11 +1,11 @@
-"""`aliquot scheduler`: reflectors into the cluster, the extender over it, and what only the leader does.
+"""`aliquot scheduler`: builds one instance from its parts and runs it.
 
-    reflectors   nodes, Pods, the ConfigMaps that take cards out  -> cluster (services/scheduler/cluster.py)
-    extender     filter, prioritize, bind for kube-scheduler; forwarded to the leader where only it may
-    leader       binds, tells waiting Pods why, tries them again, keeps nodes' taints, labels and conditions
-    webhook      where it is switched on
+    reflectors   watch Nodes, Pods and the ConfigMaps that take cards out of use -> `Cluster`
+    extender     answers kube-scheduler's filter, prioritize, bind and preempt; followers forward bind to the leader
+    leader       binds, reports why Pods are pending, retries them, maintains taints, labels and conditions of Nodes
+    webhook      optional
 
-One process, one thread: between a decision and its booking nothing runs.
+One process, one thread: nothing else runs between a decision and its booking.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from aliquot.services.daemon.http import quiet_runner
 from aliquot.services.daemon.tasks import for_ever, told_to_end
 from aliquot.services.dashboard.access import NOWHERE, Access, Listen
 from aliquot.services.dashboard.server import show, take_place
-from aliquot.services.scheduler.agenthandover import Farewells
+from aliquot.services.scheduler.agenthandover import AgentHandover
 from aliquot.services.scheduler.binder import Binder
 from aliquot.services.scheduler.cluster import Cluster, Placed
 from aliquot.services.scheduler.dashboard.agentclient import AgentAsking
@@ -43,8 +43,8 @@ from aliquot.services.scheduler.dashboard.picture import ClusterPicture, Surroun
 from aliquot.services.scheduler.election import Election
 from aliquot.services.scheduler.http import Extender
 from aliquot.services.scheduler.metrics import exposition
-from aliquot.services.scheduler.nodeupkeep import NodeKeeper
-from aliquot.services.scheduler.pendingpods import Waiting
+from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
+from aliquot.services.scheduler.pendingpods import PendingPods
 from aliquot.services.scheduler.sinks import ConfigSink, NodeSink, PodSink
 
 if TYPE_CHECKING:
@@ -52,13 +52,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LAST_WORDS = 10.0  # seconds for what is under way when we are told to end
-_LAST_REVIEWS = 3.0  # seconds in which API servers still send reviews: they hear a moment later that we end
+_BIND_GRACE = 10.0  # seconds that binds in progress have to finish at shutdown
+_REVIEW_GRACE = 3.0  # seconds in which API servers still send reviews: they learn late that our endpoint is gone
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a scheduler is told at its start."""
+    """The command line's settings."""
 
     port: int = 12345
     bind_address: str = "0.0.0.0"  # noqa: S104  # kube-scheduler is on another machine, as a rule
@@ -66,21 +66,21 @@ class Settings:
     shortlist: int = 1
     served: frozenset[str] = frozenset(DIALECTS)
     rules: QgpuRules = QgpuRules.SEED
-    memory_unit: MemoryUnit | None = None  # None: by what the nodes advertise
+    memory_unit: MemoryUnit | None = None  # None: derived from what the nodes advertise
     leader_elect: bool = True
     lease_namespace: str = "kube-system"
     lease_name: str = "aliquot-scheduler"
-    advertise: str = ""  # host:port at which other instances reach this one
+    advertise: str = ""  # host:port where other instances reach this one
     identity: str = ""
     keep_nodes: bool = True
-    webhook: WebhookSettings | None = None  # None: it is off
+    webhook: WebhookSettings | None = None  # None: off
     dashboard: Listen = NOWHERE
-    agent_port: int = 9479  # where nodes' agents answer, on nodes' own addresses; 0: they are not asked
+    agent_port: int = 9479  # of the agents, on the nodes' own addresses; 0: do not query them
     reconcile_seconds: float = 300.0
 
 
 class Scheduler:
-    """One instance: its parts, put together."""
+    """One instance and its parts."""
 
     def __init__(self, server: Server, settings: Settings) -> None:
         self.settings = settings
@@ -90,33 +90,35 @@ class Scheduler:
         self.calls = Calls(_stamp)
         self.events = Events(kube, "aliquot-scheduler", time.time)
         self.election = self._election()
-        self.keeper = (
-            NodeKeeper(kube, self.events, is_leader=self._leading, clock=time.time, rules=lambda: cluster.rules)
+        self.upkeep = (
+            NodeUpkeep(kube, self.events, is_leader=self._leading, clock=time.time, rules=lambda: cluster.rules)
             if settings.keep_nodes
             else None
         )
-        self.farewells = Farewells(kube, cluster, leading=self._leading)
+        self.handover = AgentHandover(kube, cluster, leading=self._leading)
         node_sink = NodeSink(
             cluster,
-            self.keeper,
+            self.upkeep,
             unit_known=settings.memory_unit is not None,
             reread=self._reread_pods,
-            farewells=self.farewells,
+            handover=self.handover,
         )
         self.nodes = Reflector(kube, "/api/v1/nodes", NodeObject, node_sink)
         self.pods = Reflector(kube, "/api/v1/pods", PodObject, PodSink(cluster), after=self.nodes.synced)
         self.configs = Reflector(
-            kube, "/api/v1/namespaces/kube-system/configmaps", ConfigMapObject, ConfigSink(cluster, self.keeper)
+            kube, "/api/v1/namespaces/kube-system/configmaps", ConfigMapObject, ConfigSink(cluster, self.upkeep)
         )
         self.binder = Binder(
             kube,
             cluster,
             may_write=self._leading,
-            heard=self.pods.hear,
+            on_pod=self.pods.hear,
             now_ns=time.time_ns,
-            more_annotations=self._env_annotations,
+            extra_annotations=self._env_annotations,
         )
-        self.waiting = Waiting(kube, cluster, self.events, leading=self._leading, clock=time.monotonic, stamp=_stamp)
+        self.pending_pods = PendingPods(
+            kube, cluster, self.events, leading=self._leading, clock=time.monotonic, stamp=_stamp
+        )
         self.extender = Extender(
             cluster,
             self.binder,
@@ -124,7 +126,7 @@ class Scheduler:
             synced=self._synced,
             leading=self._leading,
             leader_address=lambda: self.election.leader_address,
-            metrics=self._scraped,
+            metrics=self._metrics,
             clock=time.monotonic,
         )
         self._rereading: asyncio.Task[None] | None = None
@@ -132,89 +134,89 @@ class Scheduler:
 
     def _election(self) -> Election:
         settings = self.settings
-        everywhere = settings.bind_address in ("0.0.0.0", "::", "")  # noqa: S104  # asked, not listened on
-        ours = f"{_own_address() if everywhere else settings.bind_address}:{settings.port}"
+        wildcard = settings.bind_address in ("0.0.0.0", "::", "")  # noqa: S104  # a comparison, not a bind
+        own = f"{_own_address() if wildcard else settings.bind_address}:{settings.port}"
         return Election(
             self.kube,
             namespace=settings.lease_namespace,
             name=settings.lease_name,
-            # By name and address: replicas that are all given one hostname are still not one candidate.
-            identity=settings.identity or f"{socket.gethostname()}_{ours}",
-            address=settings.advertise or ours,
+            # Name and address: replicas that share one hostname are still different candidates.
+            identity=settings.identity or f"{socket.gethostname()}_{own}",
+            address=settings.advertise or own,
             calls=self.calls.told,
             refresh=self._refresh,
             clock=time.monotonic,
         )
 
     async def run(self) -> None:
-        """Until SIGTERM or SIGINT; then what is under way is finished, and the Lease given back.
+        """Run until SIGTERM or SIGINT; then finish the binds in progress and release the Lease.
 
-        Raises OSError where a port is taken.
+        Raises OSError if a port is taken.
         """
         stop = told_to_end()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.kube)
             await self._listen(stack)
-            tasks = {work: asyncio.create_task(for_ever(work)) for work in self._works()}
+            tasks = {work: asyncio.create_task(for_ever(work)) for work in self._programs()}
             await stop.wait()
-            await self._end(tasks)
+            await self._shut_down(tasks)
 
     async def _listen(self, stack: AsyncExitStack) -> None:
         settings = self.settings
-        # The port is ours before the identity is: two processes of one name cannot both be here.
+        # Take the port before the identity: two processes with one identity cannot both get here.
         listener = socket.create_server((settings.bind_address, settings.port), backlog=1024)
         stack.callback(listener.close)
-        if settings.webhook is not None:  # a look only; it listens once it has keys
-            self.extender.awaited = "the webhook does not listen yet"  # a Service is not to send reviews here before
+        if settings.webhook is not None:  # only a check; the webhook listens once it has keys
+            self.extender.awaited = "the webhook does not listen yet"  # until then a Service must not send reviews here
             socket.create_server((settings.webhook.bind_address, settings.webhook.port)).close()
         self._dashboard = take_place(settings.dashboard, "--dashboard")
         if self._dashboard is not None:
             stack.callback(self._dashboard[0].close)
-            log.info("dashboard", extra={"data": {"url": self._dashboard[1].url}})
+            log.info("dashboard_listening", extra={"data": {"url": self._dashboard[1].url}})
         runner = quiet_runner(self.extender.app())
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.SockSite(runner, listener).start()
-        where = f"{settings.bind_address}:{settings.port}"
-        log.info("listening", extra={"data": {"address": where, "identity": self.election.identity}})
+        address = f"{settings.bind_address}:{settings.port}"
+        log.info("listening", extra={"data": {"address": address, "identity": self.election.identity}})
 
-    def _works(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
-        """What runs as long as we do."""
+    def _programs(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        """What runs for the whole lifetime of the process."""
         return [
             self.nodes.run,
             self.pods.run,
             self.events.run,
-            self.waiting.run,
+            self.pending_pods.run,
             self._reconcile,
             self._settle_memory,
-            *([self.configs.run] if self._heeds_configs else []),
+            *([self.configs.run] if self._watches_configmaps else []),
             *([self.election.run] if self.settings.leader_elect else []),
-            self.farewells.run,
-            *([self.keeper.run] if self.keeper is not None else []),
+            self.handover.run,
+            *([self.upkeep.run] if self.upkeep is not None else []),
             *([self._webhook] if self.settings.webhook is not None else []),
             *([self._show] if self._dashboard is not None else []),
         ]
 
-    async def _end(self, tasks: Mapping[Callable[[], Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
+    async def _shut_down(self, tasks: Mapping[Callable[[], Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
         log.info("stopping")
         self.extender.stopping = True
         try:
-            await asyncio.wait_for(self.binder.settle(), _LAST_WORDS)
+            await asyncio.wait_for(self.binder.settle(), _BIND_GRACE)
             if self.settings.leader_elect:
                 await self.election.resign()
-        except TimeoutError:  # nobody else may lead before these have an outcome: the Lease runs out by itself
-            log.warning("ending with binds under way", extra={"data": {"binds": self.binder.busy}})
+        except TimeoutError:  # nobody else may lead before these binds have an outcome: let the Lease expire
+            log.warning("binds_unfinished_at_exit", extra={"data": {"binds": self.binder.busy}})
         for work, task in tasks.items():
             if work != self._webhook:
                 task.cancel()
         if self.settings.webhook is not None and not isinstance(self.settings.webhook.where, str):
-            await asyncio.sleep(_LAST_REVIEWS)  # behind a Service
+            await asyncio.sleep(_REVIEW_GRACE)  # behind a Service
         for task in tasks.values():
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     async def _webhook(self) -> None:
-        from aliquot.services.scheduler.webhook import serve_webhook  # its cryptography is loaded where it is wanted
+        from aliquot.services.scheduler.webhook import serve_webhook  # loads cryptography only if needed
 
         assert self.settings.webhook is not None
         await serve_webhook(
@@ -236,43 +238,43 @@ class Scheduler:
         around = Surroundings(
             name=self.kube.server.url.partition("://")[2],
             leading=self._leading,
-            metrics=self._scraped,
+            metrics=self._metrics,
             ask_agent=ask,
         )
-        picture = ClusterPicture(self.cluster, Details(self.cluster, self.waiting.known_reason), around)
+        picture = ClusterPicture(self.cluster, Details(self.cluster, self.pending_pods.known_reason), around)
         try:
             await show(picture, *self._dashboard)
         finally:
             if ask is not None:
                 await ask.close()
 
-    # --- what the parts ask of each other -------------------------------------------------------------------------
+    # --- callbacks of the parts -----------------------------------------------------------------------------------
 
     def _leading(self) -> bool:
         return self.election.leading if self.settings.leader_elect else self._synced()
 
     def _env_annotations(self, placed: Placed) -> dict[str, str]:
-        """What containers are promised as environment, where the webhook has them read it from annotations."""
+        """The environment of the containers, if the webhook makes them read it from annotations."""
         webhook, node = self.settings.webhook, self.cluster.board.node(placed.grant.node)
         if webhook is None or not webhook.admission.env_by_field_ref or node is None:
             return {}
         return render_env_annotations(placed.claim, placed.grant, node, self.cluster.rules)
 
     def _synced(self) -> bool:
-        """Whether we may answer. Sick cards are known by then, or we have no right to know them."""
-        return self._listed() and (self.configs.answered.is_set() or not self._heeds_configs)
+        """Whether we may answer: unhealthy cards are known by then, or our role does not let us read them."""
+        return self._listed() and (self.configs.answered.is_set() or not self._watches_configmaps)
 
     @property
-    def _heeds_configs(self) -> bool:
-        """They are gpushare's way of taking cards out; without it we need no right to read them."""
+    def _watches_configmaps(self) -> bool:
+        """gpushare takes cards out of use by ConfigMap; without that dialect we need no right to read them."""
         return gpushare.DIALECT in self.settings.served
 
     def _listed(self) -> bool:
         return self.nodes.synced.is_set() and self.pods.synced.is_set()
 
     async def _refresh(self, others_wrote: bool = True) -> None:
-        """Everything as the API server has it now, or later. The first list may be of before now: somebody else's
-        last binds may not be in it."""
+        """Read everything as the API server has it now or later. The first list may be older: the last binds of
+        another leader may be missing from it."""
         listed = self._listed()
         await self.nodes.synced.wait()
         await self.pods.synced.wait()
@@ -280,7 +282,7 @@ class Scheduler:
             await asyncio.gather(self.nodes.relist(), self.pods.relist())
 
     async def _reconcile(self) -> None:
-        """From time to time compare what the watches told with what is there."""
+        """Compare periodically what the watches reported with what the API server has."""
         while True:
             await asyncio.sleep(self.settings.reconcile_seconds)
             await self._refresh()
@@ -292,8 +294,8 @@ class Scheduler:
             await self.pods.synced.wait()
         finally:
             gc.enable()
-        told = {"nodes": int(self.cluster.board.present.sum()), "pods": len(self.cluster.seen)}
-        log.info("the cluster is read", extra={"data": {**told, "server": self.kube.server.url}})
+        size = {"nodes": int(self.cluster.board.present.sum()), "pods": len(self.cluster.seen)}
+        log.info("cluster_synced", extra={"data": {**size, "server": self.kube.server.url}})
         gc.collect()
         gc.freeze()
 
@@ -302,18 +304,24 @@ class Scheduler:
             self.pods.tell_again()
             self._rereading = asyncio.get_running_loop().create_task(self.pods.relist())
 
-    def _scraped(self) -> bytes:
+    def _metrics(self) -> bytes:
         return exposition(
             self.cluster,
             self.calls,
             {
-                "aliquot_leading": ("1 where this instance binds.", float(self._leading())),
+                "aliquot_leading": ("1 if this instance is the leader.", float(self._leading())),
                 "aliquot_binds_under_way": ("Binds without an outcome yet.", self.binder.busy),
             },
             {
-                "aliquot_relists": ("Lists after the first.", self.nodes.relists + self.pods.relists),
-                "aliquot_drift": ("What those found that no watch had told.", self.nodes.drift + self.pods.drift),
-                "aliquot_pods_retried": ("Waiting Pods touched to be tried again.", self.waiting.touched),
+                "aliquot_relists": ("Lists after the first one.", self.nodes.relists + self.pods.relists),
+                "aliquot_drift": (
+                    "Differences those lists found that no watch had reported.",
+                    self.nodes.drift + self.pods.drift,
+                ),
+                "aliquot_pods_retried": (
+                    "Pending Pods annotated so that kube-scheduler retries them.",
+                    self.pending_pods.retried,
+                ),
                 "aliquot_events_written": ("Events written.", self.events.written),
             },
         )
@@ -324,11 +332,11 @@ def _stamp() -> str:
 
 
 def _own_address() -> str:
-    """The address that others see us at, by the route out; nothing is sent."""
-    for family, anybody, form in ((socket.AF_INET, "192.0.2.1", "{}"), (socket.AF_INET6, "2001:db8::1", "[{}]")):
+    """The source address of our default route. Sends nothing."""
+    for family, remote, form in ((socket.AF_INET, "192.0.2.1", "{}"), (socket.AF_INET6, "2001:db8::1", "[{}]")):
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((anybody, 9))
+                probe.connect((remote, 9))
                 return form.format(probe.getsockname()[0])
         except OSError:
             continue

@@ -1,4 +1,4 @@
-"""What the reflectors tell, into the cluster: nodes, Pods, and the ConfigMaps that take cards out."""
+"""Reflector sinks: apply Nodes, Pods and the ConfigMaps that take cards out of use to the cluster."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from dataclasses import dataclass, field
 
 from aliquot import dialects
 from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
-from aliquot.services.scheduler.agenthandover import Farewells
+from aliquot.services.scheduler.agenthandover import AgentHandover
 from aliquot.services.scheduler.cluster import Cluster
-from aliquot.services.scheduler.nodeupkeep import NodeKeeper
+from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
 
 log = logging.getLogger(__name__)
 
 
 class NodeSink:
-    """Nodes into the cluster. While the unit of gpu-mem is not known, each list is read whole before it is believed."""
+    """Applies Nodes. While the unit of gpu-mem is unknown, a list is read completely before it is applied."""
 
     def __init__(
         self,
         cluster: Cluster,
-        keeper: NodeKeeper | None,
+        upkeep: NodeUpkeep | None,
         *,
         unit_known: bool,
         reread: Callable[[], None],
-        farewells: Farewells | None = None,
+        handover: AgentHandover | None = None,
     ):
-        self.cluster, self.keeper, self.farewells = cluster, keeper, farewells
+        self.cluster, self.upkeep, self.handover = cluster, upkeep, handover
         self._unit_known, self._reread = unit_known, reread
         self._list: list[NodeObject] | None = None
 
@@ -39,14 +39,14 @@ class NodeSink:
             self._list.append(item)
             return
         self._learn_unit([item])
-        self._take(item)
+        self._apply(item)
 
     def gone(self, key: str) -> None:
         self.cluster.drop_node(key)
-        if self.keeper is not None:
-            self.keeper.forget(key)
-        if self.farewells is not None:
-            self.farewells.forget(key)
+        if self.upkeep is not None:
+            self.upkeep.forget(key)
+        if self.handover is not None:
+            self.handover.forget(key)
 
     def listed(self, drift: int) -> None:
         items, self._list = self._list or [], None
@@ -54,30 +54,30 @@ class NodeSink:
         self.cluster.begin()
         try:
             for item in items:
-                self._take(item)
+                self._apply(item)
         finally:
             self.cluster.end()
-        _tell_drift("nodes", drift)
+        _log_drift("nodes", drift)
 
-    def _take(self, item: NodeObject) -> None:
+    def _apply(self, item: NodeObject) -> None:
         self.cluster.set_node(item)
-        if self.keeper is not None:
-            self.keeper.observe(item, self.cluster.unusable.get(item.metadata.name, ()))
-        if self.farewells is not None:
-            self.farewells.observe(item)
+        if self.upkeep is not None:
+            self.upkeep.observe(item, self.cluster.unusable.get(item.metadata.name, ()))
+        if self.handover is not None:
+            self.handover.observe(item)
 
     def _learn_unit(self, items: list[NodeObject]) -> None:
         unit = None if self._unit_known else dialects.told_gpushare_unit(items)
         if unit is not None:
             self._unit_known = True
-            log.info("unit of aliyun.com/gpu-mem", extra={"data": {"unit": str(unit)}})
+            log.info("gpu_mem_unit", extra={"data": {"unit": str(unit)}})
             if self.cluster.use_unit(unit):
                 self._reread()
 
 
 @dataclass(slots=True)
 class PodSink:
-    """Pods into the cluster."""
+    """Applies Pods."""
 
     cluster: Cluster
 
@@ -92,39 +92,39 @@ class PodSink:
 
     def listed(self, drift: int) -> None:
         self.cluster.end()
-        _tell_drift("pods", drift)
+        _log_drift("pods", drift)
 
 
 @dataclass(slots=True)
 class ConfigSink:
-    """Sick cards into the cluster, and to the keeper of nodes."""
+    """Applies unhealthy cards to the cluster, and passes them to the upkeep of Nodes."""
 
     cluster: Cluster
-    keeper: NodeKeeper | None
+    upkeep: NodeUpkeep | None
     before: dict[str, frozenset[int]] = field(default_factory=dict)
 
     def listing(self) -> None: ...
 
     def changed(self, item: ConfigMapObject) -> None:
-        wrong = self.cluster.set_unhealthy(item)
-        if wrong is not None:
-            log.warning("a ConfigMap is not heeded", extra={"data": {"why": wrong.sentence()}})
-        self._tell_keeper()
+        problem = self.cluster.set_unhealthy(item)
+        if problem is not None:
+            log.warning("configmap_ignored", extra={"data": {"why": problem.sentence()}})
+        self._notify_upkeep()
 
     def gone(self, key: str) -> None:
         self.cluster.drop_unhealthy(key)
-        self._tell_keeper()
+        self._notify_upkeep()
 
     def listed(self, drift: int) -> None: ...
 
-    def _tell_keeper(self) -> None:
+    def _notify_upkeep(self) -> None:
         now = dict(self.cluster.sick)
         for name in self.before.keys() | now.keys():
-            if self.keeper is not None and self.before.get(name) != now.get(name):
-                self.keeper.observe_unhealthy(name, now.get(name, frozenset()))
+            if self.upkeep is not None and self.before.get(name) != now.get(name):
+                self.upkeep.observe_unhealthy(name, now.get(name, frozenset()))
         self.before = now
 
 
-def _tell_drift(what: str, drift: int) -> None:
+def _log_drift(resource: str, drift: int) -> None:
     if drift:
-        log.info("compared with the API server", extra={"data": {"what": what, "differences": drift}})
+        log.info("watch_drift", extra={"data": {"resource": resource, "differences": drift}})

@@ -1,12 +1,12 @@
-"""The admission webhook: answers reviews over TLS, and keeps its own keys and its configuration in order.
+"""The admission webhook: answers reviews over TLS and maintains its keys and its configuration.
 
-    reviews         dialects.admission says what to answer; here is the door
-    keys            in a Secret that the replicas share. The leader makes and renews them (rotation.py), the others
-                    read; a new certificate is shown from the next handshake on, and no connection is dropped
-    configuration   the leader writes it, with every authority that a replica may still show
+    reviews         dialects.wire.admission computes the answer; this module serves it
+    keys            in a Secret that the replicas share. The leader creates and renews them (certrotation.py), the
+                    others read them. A new certificate is used from the next handshake on; no connection is dropped
+    configuration   written by the leader, with every authority whose certificate a replica may still present
 
-A role that lets us do none of this is told of once, by the rule it lacks, and reviews are answered all the same: with
-keys of our own where the Secret is closed to us.
+If our role lacks a permission for this, we log it once and answer reviews all the same: with our own keys if we may
+not read the Secret.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ from aliquot.services.scheduler.certrotation import Keys, Lifetimes, renewed
 log = logging.getLogger(__name__)
 
 LARGEST_BODY = 3 << 20  # bytes: the API server itself takes no larger object
-_LOOK_EVERY = 30.0
-_NOTICE = 1.0  # seconds in which we notice that we lead
+_CHECK_INTERVAL = 30.0
+_LEADER_CHECK = 1.0  # seconds between two checks whether we lead
 _FIRST_RETRY, _LAST_RETRY = 1.0, 60.0
 _OLD_PATH = "/mutate"
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookSettings:
-    """Where the webhook is, and what it does. `where` is how the API server reaches it."""
+    """Settings of the webhook. `where` is how the API server reaches it."""
 
     port: int
     where: ServiceRef | str
-    bind_address: str = "0.0.0.0"  # noqa: S104  # the API server comes from outside of the Pod
+    bind_address: str = "0.0.0.0"  # noqa: S104  # the API server connects from outside the Pod
     namespace: str = "kube-system"  # of the Secret
     secret: str = SECRET
     served: frozenset[str] = frozenset(DIALECTS)
@@ -74,7 +74,7 @@ class WebhookSettings:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Under which the API server asks for us."""
+        """The host names under which the API server connects to us."""
         if isinstance(self.where, ServiceRef):
             host = f"{self.where.name}.{self.where.namespace}.svc"
             return (host, f"{host}.cluster.local")
@@ -91,34 +91,34 @@ async def serve_webhook(
     clock: Callable[[], float],
     on_listening: Callable[[], None] = lambda: None,
 ) -> None:
-    """The webhook, until cancelled. Raises OSError where its port is taken. `clock` tells seconds since 1970."""
-    keeper = KeyKeeper(kube, settings, is_leader=is_leader, clock=clock)
+    """Run the webhook until cancelled. Raises OSError if its port is taken. `clock` returns seconds since 1970."""
+    keys = WebhookKeys(kube, settings, is_leader=is_leader, clock=clock)
     runner = quiet_runner(review_app(rules, settings.admission, on_call))
     await runner.setup()
     try:
         listening = False
         while True:
-            pause = await keeper.step()
-            if keeper.keys is not None and not listening:
+            pause = await keys.step()
+            if keys.keys is not None and not listening:
                 await web.TCPSite(
-                    runner, settings.bind_address, settings.port, ssl_context=keeper.context, reuse_address=True
+                    runner, settings.bind_address, settings.port, ssl_context=keys.context, reuse_address=True
                 ).start()
                 listening = True
                 on_listening()
-                log.info("the webhook listens", extra={"data": {"port": settings.port, "names": settings.names}})
-                pause = 0.0  # once somebody answers, the API server may be told
-            keeper.listening = listening
-            await rest(pause, is_leader)
+                log.info("webhook_listening", extra={"data": {"port": settings.port, "names": settings.names}})
+                pause = 0.0  # now the API server may be configured
+            keys.listening = listening
+            await sleep_unless_elected(pause, is_leader)
     finally:
         await runner.cleanup()
 
 
-async def rest(seconds: float, is_leader: Callable[[], bool]) -> None:
-    """Until the next look. At once where we come to lead: the one before us may have been told other things."""
-    led = is_leader()
-    while seconds > 0 and (led or not is_leader()):
-        await asyncio.sleep(min(seconds, _NOTICE))
-        seconds -= _NOTICE
+async def sleep_unless_elected(seconds: float, is_leader: Callable[[], bool]) -> None:
+    """Sleep until the next step, or until we become the leader: the previous one may have other settings."""
+    was_leader = is_leader()
+    while seconds > 0 and (was_leader or not is_leader()):
+        await asyncio.sleep(min(seconds, _LEADER_CHECK))
+        seconds -= _LEADER_CHECK
 
 
 # --- reviews -----------------------------------------------------------------------------------------------------
@@ -127,26 +127,26 @@ async def rest(seconds: float, is_leader: Callable[[], bool]) -> None:
 def review_app(
     rules: Callable[[], Rules], admission: AdmissionSettings, on_call: Callable[[str], None]
 ) -> web.Application:
-    """What answers reviews. Whatever comes is answered, in words and without a traceback."""
+    """The HTTP application that answers reviews. Bad input gets a sentence, never a traceback."""
 
     async def answer(request: web.Request) -> web.Response:
         on_call("review")
         try:
             raw = await request.read()
         except web.HTTPRequestEntityTooLarge:
-            return _said_no(413, f"the body is larger than {LARGEST_BODY} bytes: no Pod is", close=True)
+            return _error(413, f"the body is larger than {LARGEST_BODY} bytes, the limit of the API server", close=True)
         except (aiohttp.ClientPayloadError, aiohttp.ClientError, ConnectionError) as error:
-            return _said_no(400, f"the body broke off: {error}", close=True)
+            return _error(400, f"the body is truncated: {error}", close=True)
         try:
             body = msgspec.json.decode(raw)
         except (msgspec.MsgspecError, ValueError) as error:
-            return _said_no(400, f"the body is not JSON: {error}")
+            return _error(400, f"the body is not JSON: {error}")
         except RecursionError:
-            return _said_no(400, "the body is nested too deeply for an AdmissionReview")
-        said = review(body, rules(), admission)
-        if isinstance(said, Invalid):
-            return _said_no(400, said.sentence())
-        return web.Response(body=msgspec.json.encode(said), content_type="application/json")
+            return _error(400, "the body is nested too deeply for an AdmissionReview")
+        result = review(body, rules(), admission)
+        if isinstance(result, Invalid):
+            return _error(400, result.sentence())
+        return web.Response(body=msgspec.json.encode(result), content_type="application/json")
 
     app = web.Application(client_max_size=LARGEST_BODY)
     app.router.add_post(PATH, answer)
@@ -154,7 +154,7 @@ def review_app(
     return app
 
 
-def _said_no(status: int, sentence: str, *, close: bool = False) -> web.Response:
+def _error(status: int, sentence: str, *, close: bool = False) -> web.Response:
     response = web.Response(status=status, text=sentence.encode(errors="replace").decode() + "\n")
     if close:
         response.force_close()
@@ -164,79 +164,82 @@ def _said_no(status: int, sentence: str, *, close: bool = False) -> web.Response
 # --- keys and configuration --------------------------------------------------------------------------------------
 
 
-class KeyKeeper:
-    """Keeps Secret, TLS context and configuration in order, one `step` at a time."""
+class WebhookKeys:
+    """Maintains the Secret, the TLS context and the webhook configuration, one `step` at a time."""
 
     def __init__(
         self, kube: Kube, settings: WebhookSettings, *, is_leader: Callable[[], bool], clock: Callable[[], float]
     ) -> None:
         self.context = server_context()
-        self.keys: Keys | None = None  # those that are shown
-        self.listening = False  # before that there is nothing to tell the API server of
+        self.keys: Keys | None = None  # in use
+        self.listening = False  # until then the API server must not be configured
         self._kube, self._settings = kube, settings
         self._is_leader, self._clock = is_leader, clock
-        self._shown: Pair | None = None
-        self._written: str | None = None  # version of the configuration as we wrote it
+        self._presented: Pair | None = None
+        self._written: str | None = None  # resourceVersion of the configuration we wrote
         self._failures = 0
         self._warned: set[str] = set()
 
     async def step(self) -> float:
-        """Look once at all of it; the seconds until the next look."""
+        """Check everything once. Returns the seconds until the next step."""
         try:
             keys = await self._shared()
             if keys is not None:
-                self._show(keys)
+                self._present(keys)
             if self.listening and self.keys is not None and self._is_leader():
                 await self._register(self.keys)
         except (ApiError, Unreachable, CertificateError) as error:
             self._failures += 1
             if self._failures in (1, 4) or self._failures % 16 == 0:
-                log.warning("the webhook's keys are not in order", extra={"data": {"why": str(error)}})
+                log.warning("webhook_keys_failed", extra={"data": {"why": str(error)}})
             return back_off(self._failures, first=_FIRST_RETRY, longest=_LAST_RETRY)
         self._failures = 0
         if self.keys is None:
             return _FIRST_RETRY
-        return min(_LOOK_EVERY, self._settings.lifetimes.certificate / 20)
+        return min(_CHECK_INTERVAL, self._settings.lifetimes.certificate / 20)
 
-    def _show(self, keys: Keys) -> None:
-        if keys.serving != self._shown:
+    def _present(self, keys: Keys) -> None:
+        if keys.serving != self._presented:
             present(self.context, keys.serving)
-            if self._shown is not None:
-                log.info("the webhook shows a new certificate")
-            self._shown = keys.serving
+            if self._presented is not None:
+                log.info("webhook_certificate_renewed")
+            self._presented = keys.serving
         self.keys = keys
 
     async def _shared(self) -> Keys | None:
-        """The keys to use now; None while another is to make them."""
+        """The keys to use now; None while another instance has to create them."""
         settings = self._settings
         path = f"{secrets_path(settings.namespace)}/{settings.secret}"
         try:
             secret: Any = await self._kube.get(path)
         except ApiError as error:
             if error.status == 403:
-                self._lacks("get", "secrets", settings.secret, "the webhook's replicas cannot share their keys")
+                self._lacks("get", "secrets", settings.secret, "the replicas cannot share their keys")
                 return self._own()
             if error.status != 404:
                 raise
             secret = None
         kept = _keys(parse_secret(secret))
-        if kept is None and parse_secret(secret):  # the chart makes it without any: that is no damage
-            self._warn("damaged", f"Secret {settings.namespace}/{settings.secret} holds no keys: the leader makes some")
+        if kept is None and parse_secret(secret):  # the chart creates it empty, which is fine
+            self._warn(
+                "damaged",
+                f"Secret {settings.namespace}/{settings.secret} holds no valid keys; the leader replaces them",
+            )
         if not self._is_leader():
             return kept
         wanted = renewed(kept, settings.names, self._clock(), settings.lifetimes)
         if wanted is kept:
             return kept
-        return await self._keep(path, secret, wanted)
+        return await self._save(path, secret, wanted)
 
-    async def _keep(self, path: str, secret: Any, keys: Keys) -> Keys | None:
-        """Write them down before they are shown. None where another was faster: the next look sees the other's."""
+    async def _save(self, path: str, secret: Any, keys: Keys) -> Keys | None:
+        """Save the keys before they are used. None if another instance was faster: the next step reads its keys."""
         settings = self._settings
         try:
             if secret is None:
                 made = render_secret(settings.secret, settings.namespace, _data(keys))
                 await self._kube.create(secrets_path(settings.namespace), made)
-            else:  # of one that is there only the data is ours: a chart has labels on it, and chose its type
+            else:  # of an existing Secret only the data is ours: the chart set its labels and type
                 await self._kube.patch(path, secret_patch(_data(keys), secret["metadata"]["resourceVersion"]))
         except ApiError as error:
             if error.status == 409:
@@ -244,13 +247,13 @@ class KeyKeeper:
             if error.status != 403:
                 raise
             verb = "create" if secret is None else "patch"
-            self._lacks(verb, "secrets", settings.secret, "the webhook's keys are not kept")
+            self._lacks(verb, "secrets", settings.secret, "the keys cannot be saved")
             return self._own()
-        log.info("the webhook's keys were %s", "made" if secret is None else "renewed")
+        log.info("webhook_keys_saved", extra={"data": {"created": secret is None}})
         return keys
 
     def _own(self) -> Keys:
-        """Keys that nobody shares: good enough for one replica."""
+        """Keys that are not shared: good enough for one replica."""
         settings = self._settings
         return renewed(self.keys, settings.names, self._clock(), settings.lifetimes)
 
@@ -278,25 +281,25 @@ class KeyKeeper:
             params = {"fieldManager": "aliquot", "force": "true"}
             written: Any = await self._kube.patch(path, wanted, form="apply", params=params)
             self._written = written["metadata"]["resourceVersion"]
-            log.info("the webhook's configuration was written")
+            log.info("webhook_configuration_written")
         except ApiError as error:
             if error.status != 403:
                 raise
             resource = "mutatingwebhookconfigurations.admissionregistration.k8s.io"
             verbs = verb if verb == "get" else "create and patch"
-            self._lacks(verbs, resource, CONFIGURATION, "the API server is not told of the webhook")
+            self._lacks(verbs, resource, CONFIGURATION, "the webhook cannot be configured")
 
-    def _lacks(self, verb: str, resource: str, name: str, so: str) -> None:
-        self._warn(f"{verb} {resource}", f"{so}: the role lacks {verb} on {resource} ({name})")
+    def _lacks(self, verb: str, resource: str, name: str, effect: str) -> None:
+        self._warn(f"{verb} {resource}", f"{effect}: the role lacks {verb} on {resource} ({name})")
 
-    def _warn(self, about: str, sentence: str) -> None:
-        if about not in self._warned:
-            self._warned.add(about)
-            log.warning(sentence)
+    def _warn(self, kind: str, why: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            log.warning("webhook_degraded", extra={"data": {"why": why}})
 
 
 def _keys(data: dict[str, bytes]) -> Keys | None:
-    """The keys that a Secret holds. Without the authority's key they are somebody else's, as cert-manager's are."""
+    """The keys in a Secret. Without the authority's key, another program issues them, for example cert-manager."""
     try:
         serving = Pair(data[TLS_CERTIFICATE], data[TLS_KEY])
         trusted = data[CA_CERTIFICATES]
@@ -314,7 +317,7 @@ def _data(keys: Keys) -> dict[str, bytes]:
 
 
 def _same_authority(found: Any, wanted: Any) -> bool:
-    """Whether the bundle is right, where the rest is as we wrote it but for what others add to it."""
+    """Whether the CA bundle is right. The rest is what we wrote plus what others added."""
     try:
         return bool(
             found["webhooks"][0]["clientConfig"]["caBundle"] == wanted["webhooks"][0]["clientConfig"]["caBundle"]
