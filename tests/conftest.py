@@ -6,9 +6,12 @@ HYPOTHESIS_PROFILE=quick (`make quick`) runs a tenth of the examples, also of te
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from kit.kubectl import PaperCluster
 
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", _PATIENT)
@@ -31,3 +34,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 fewer = settings(own, max_examples=max(1, own.max_examples // 10))
                 name = "settings" if isinstance(test, type) else "_hypothesis_internal_use_settings"
                 setattr(getattr(test, "__func__", test), name, fewer)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PaperCluster:
+    """An empty cluster of paper, and its kubectl first on PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    made = PaperCluster(folder)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("KUBECTL", raising=False)
+    return made

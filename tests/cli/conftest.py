@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from kit.fakedaemon import PaperDaemon, a_status
-from kit.kubectl import PaperCluster
 from kit.machine import Machine, paper
 
 
@@ -36,17 +34,6 @@ def own() -> Iterator[Machine]:
     machine = paper("1x24")
     yield machine
     machine.close()
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PaperCluster:
-    """An empty cluster of paper, and its kubectl first on PATH."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    made = PaperCluster(folder)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.delenv("KUBECTL", raising=False)
-    return made
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from testbed.processes import Startable
 NAMES = ("n1", "n2")
 _PLAIN = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
 _PLAY = (
-    "from aliquot.adapters import player\n"
+    "from aliquot.adapters.gpu import player\n"
     "from aliquot.adapters.host.home import own_home\n"
     "import os\n"
     "home = own_home()\n"

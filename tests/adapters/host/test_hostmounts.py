@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount an
 _BEGIN = "mount -t tmpfs none $HOST && "
 _HEAD = (
     "import json, os, sys; from pathlib import Path\n"
-    "from aliquot.adapters import movein, processes\n"
-    "host, kubelet = sys.argv[1], movein.listener_of(Path(sys.argv[2]))\n"
+    "from aliquot.adapters.host import hostmounts, processes\n"
+    "host, kubelet = sys.argv[1], hostmounts.listener_of(Path(sys.argv[2]))\n"
 )
 
 
@@ -66,7 +66,7 @@ def contained(host: Path, kubelet: Path, code: str, *, own_ids: bool = True, wra
 
 def test_a_folder_that_it_does_not_have_is_the_hosts_afterwards(host: Path, kubelet: Path) -> None:
     code = (
-        "before = os.listdir(host); movein.fetch(kubelet, {host: 0o755})\n"
+        "before = os.listdir(host); hostmounts.fetch(kubelet, {host: 0o755})\n"
         "Path(host, 'new').write_text('from inside'); print(json.dumps([before, sorted(os.listdir(host))]))\n"
     )
     assert contained(host, kubelet, code) == [[], ["new", "there"]]
@@ -74,23 +74,25 @@ def test_a_folder_that_it_does_not_have_is_the_hosts_afterwards(host: Path, kube
 
 
 def test_one_that_the_host_does_not_have_is_made_there(host: Path, kubelet: Path) -> None:
-    code = "movein.fetch(kubelet, {f'{host}/run/ours': 0o700}); print(json.dumps(os.listdir(f'{host}/run')))\n"
+    code = "hostmounts.fetch(kubelet, {f'{host}/run/ours': 0o700}); print(json.dumps(os.listdir(f'{host}/run')))\n"
     assert contained(host, kubelet, code) == ["ours"]
     assert (host / "run" / "ours").stat().st_mode & 0o777 == 0o700
 
 
 def test_nothing_is_mounted_on_the_host(host: Path, kubelet: Path) -> None:
     before = Path("/proc/self/mountinfo").read_text()
-    contained(host, kubelet, "movein.fetch(kubelet, {host: 0o755}); movein.fetch_processes(kubelet); print(1)\n")
+    contained(
+        host, kubelet, "hostmounts.fetch(kubelet, {host: 0o755}); hostmounts.fetch_processes(kubelet); print(1)\n"
+    )
     assert Path("/proc/self/mountinfo").read_text() == before
 
 
 def test_processes_of_the_host_are_seen_by_the_numbers_they_have_there(host: Path, kubelet: Path) -> None:
     code = (
-        "before = movein.is_seen(kubelet); movein.fetch_processes(kubelet)\n"
+        "before = hostmounts.is_seen(kubelet); hostmounts.fetch_processes(kubelet)\n"
         "parent = int(Path('/proc/self/stat').read_text().rpartition(')')[2].split()[1])\n"
         "number = processes.number_of(kubelet)\n"
-        "print(json.dumps([before, movein.is_seen(kubelet), number, processes.start_time(number), os.getpid(),\n"
+        "print(json.dumps([before, hostmounts.is_seen(kubelet), number, processes.start_time(number), os.getpid(),\n"
         "  processes.own_number() > 1, processes.known_as(os.getpid()) == processes.own_number(), parent > 0]))\n"
     )
     ours = os.getpid()
@@ -99,14 +101,14 @@ def test_processes_of_the_host_are_seen_by_the_numbers_they_have_there(host: Pat
 
 def test_a_folder_of_another_name_is_known_by_what_it_is(host: Path, kubelet: Path) -> None:
     here = host.stat()
-    code = "print(json.dumps(movein.identities(kubelet, [host, f'{host}/none'])))\n"
+    code = "print(json.dumps(hostmounts.identities(kubelet, [host, f'{host}/none'])))\n"
     assert contained(host, kubelet, code) == {str(host): [here.st_dev, here.st_ino]}
 
 
 def test_without_privilege_it_says_that_the_container_has_none(host: Path, kubelet: Path) -> None:
     code = (
-        "try:\n    movein.fetch(kubelet, {host: 0o755})\n"
-        "except movein.CannotVisitError as error:\n    print(json.dumps(str(error)))\n"
+        "try:\n    hostmounts.fetch(kubelet, {host: 0o755})\n"
+        "except hostmounts.CannotVisitError as error:\n    print(json.dumps(str(error)))\n"
     )
     said = contained(host, kubelet, code, wrapper=("setpriv", "--bounding-set=-all", "--inh-caps=-all"))
     assert said == "the host's files cannot be reached: the container is not privileged"
@@ -120,15 +122,15 @@ def test_a_kubelet_that_does_not_listen_is_an_error_of_the_system(tmp_path: Path
 class TestAnOlderLinux:
     """Which does not tell whose a socket is, but by process id; and in whose PID namespace that has to be."""
 
-    OLDER = "movein.SO_PEERPIDFD = 9999; kubelet = movein.listener_of(Path(sys.argv[2]))\n"
+    OLDER = "hostmounts.SO_PEERPIDFD = 9999; kubelet = hostmounts.listener_of(Path(sys.argv[2]))\n"
 
     def test_with_the_hosts_process_ids_the_folders_are_fetched_all_the_same(self, host: Path, kubelet: Path) -> None:
-        code = f"{self.OLDER}movein.fetch(kubelet, {{host: 0o755}}); print(json.dumps(os.listdir(host)))\n"
+        code = f"{self.OLDER}hostmounts.fetch(kubelet, {{host: 0o755}}); print(json.dumps(os.listdir(host)))\n"
         assert contained(host, kubelet, code, own_ids=False) == ["there"]
 
     def test_with_ids_of_its_own_it_says_that_it_cannot_know(self, host: Path, kubelet: Path) -> None:
         code = (
-            f"try:\n    {self.OLDER}except movein.CannotVisitError as error:\n"
+            f"try:\n    {self.OLDER}except hostmounts.CannotVisitError as error:\n"
             "    print(json.dumps('does not say whose' in str(error)))\n"
         )
         assert contained(host, kubelet, code)

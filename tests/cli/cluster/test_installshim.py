@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from aliquot.cli.cluster.installshim import install_shim
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 def run(*arguments: str) -> Result:

@@ -197,7 +197,8 @@ class TestContainers:
         """As an agent without hostPID sees every container: not at all, unless it has fetched the host's /proc."""
         path = tmp_path / "sock"
         listen = (
-            "import os, socket, sys; from aliquot.adapters import link, processes\n"
+            "import os, socket, sys\n"
+            "from aliquot.adapters.gpu import link; from aliquot.adapters.host import processes\n"
             "door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); door.bind(sys.argv[1]); door.listen()\n"
             "print('ready', flush=True); container = door.accept()[0]; pid, uid = link.peer(container)\n"
             "watched = processes.number_of(link.watch(container, pid)); print(pid, uid, watched, flush=True)\n"

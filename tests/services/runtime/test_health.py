@@ -11,7 +11,7 @@ import pytest
 
 from aliquot.adapters.gpu.nvml import NvmlError, Xid
 from aliquot.model.device import Card
-from aliquot.services.runtime import health
+from aliquot.services.runtime import health as module
 from aliquot.services.runtime.health import CardHealth
 from kit.arbiterd import until
 
@@ -184,7 +184,7 @@ def test_a_driver_that_lists_nothing_at_all_takes_all_out(monkeypatch: pytest.Mo
 class TestThreads:
     @pytest.fixture(autouse=True)
     def fast(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(health, "_EVERY", 0.01)
+        monkeypatch.setattr(module, "_EVERY", 0.01)
 
     @pytest.fixture
     def health(self, driver: PlayedDriver) -> CardHealth:
@@ -250,7 +250,7 @@ class TestThreads:
     def test_a_card_at_which_the_driver_hangs_is_out_until_it_answers(
         self, driver: PlayedDriver, health: CardHealth, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(health, "_HANGS", 0.05)
+        monkeypatch.setattr(module, "_HANGS", 0.05)
         driver.hang.clear()
         until(lambda: healthy(health).count(False) == 1, "the noticing")
         assert "hangs" in next(iter(health.why.values()))
