@@ -15,6 +15,7 @@ from testbed.holdings import overbooked
 from testbed.images import Registry
 from testbed.plane import ControlPlane, KubeScheduler
 from testbed.product import AliquotScheduler
+from testbed.proxy import Proxy
 from testbed.wired import Wired
 
 
@@ -113,3 +114,10 @@ def cluster(wired: Wired) -> Iterator[Wired]:
     wrong = overbooked(wired.plane)
     wired.tidy()
     assert wrong == []
+
+
+@pytest.fixture
+def proxy(clean: ControlPlane) -> Iterator[Proxy]:
+    """A line to the API server that works until a test breaks it."""
+    with Proxy(clean) as line:
+        yield line

@@ -29,12 +29,6 @@ from testbed.proxy import BINDING, Fault, Proxy
 
 
 @pytest.fixture
-def proxy(clean: ControlPlane) -> Iterator[Proxy]:
-    with Proxy(clean) as line:
-        yield line
-
-
-@pytest.fixture
 def ours(clean: ControlPlane, proxy: Proxy, aliquot_scheduler: Start) -> Iterator[AliquotScheduler]:
     """A scheduler that leads, and two nodes of two cards each."""
     objects.create(clean, gpushare_node("n", 2), gpushare_node("m", 2))

@@ -42,14 +42,6 @@ from testbed.processes import free_port, wait_until
 from testbed.product import AliquotScheduler
 from testbed.proxy import ALWAYS, BINDING, WATCHES, Fault, Proxy
 
-
-@pytest.fixture
-def proxy(clean: ControlPlane) -> Iterator[Proxy]:
-    """A line to the API server, good until a test says otherwise."""
-    with Proxy(clean) as line:
-        yield line
-
-
 # --- killed --------------------------------------------------------------------------------------------------------
 
 

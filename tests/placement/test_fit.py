@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.model.claim import Claim, Role, Slice, Usage
+from aliquot.model.claim import Claim, Slice, Usage
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Reason, Refusal
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
+from kit.boards import claims, nodes
 from kit.builders import (
     GIB,
     a_board,
@@ -168,61 +169,23 @@ def test_containers_that_only_fit_one_by_one_are_refused_together() -> None:
 
 # --- the fast answer and the slow one agree ----------------------------------------------------------------------
 
-_slices = st.one_of(
-    st.builds(a_slice, st.integers(0, 20), st.none() | st.integers(0, 110), st.none() | st.integers(1, 100)),
-    st.builds(Slice, memory_percent=st.integers(1, 100)),
-    st.just(Slice(memory_percent=100, exclusive=True)),
-)
-_offers = st.sampled_from(list(Offer))
-
-
-@st.composite
-def _claims(draw: st.DrawFn) -> Claim:
-    if draw(st.integers(0, 9)) == 0:
-        return whole_node()
-    containers = [
-        a_container(
-            draw(_slices), draw(st.integers(1, 3)), role=draw(st.sampled_from(list(Role))), name=f"c{at}", index=at
-        )
-        for at in range(draw(st.integers(1, 3)))
-    ]
-    containers.sort(key=lambda container: container.role is Role.MAIN)
-    return a_claim(
-        *containers,
-        offer=draw(_offers),
-        together=draw(st.booleans()) and len({container.count for container in containers}) == 1,
-        models=draw(st.sampled_from([None, None, frozenset({"A"})])),
-        cpu_milli=draw(st.sampled_from([0, 500, 3000])),
-        memory_mib=draw(st.sampled_from([0, 512, 4096])),
-    )
-
 
 @st.composite
 def _boards(draw: st.DrawFn) -> Board:
     board = Board()
     for at in range(draw(st.integers(1, 4))):
-        cards = tuple(
-            Card(
-                index,
-                draw(st.sampled_from([8, 16, 24])) * GIB,
-                healthy=draw(st.integers(0, 5)) > 0,
-                model=draw(st.sampled_from(["", "A"])),
-                max_slices=draw(st.none() | st.integers(0, 4)),
-            )
-            for index in range(draw(st.integers(0, 4)))
-        )
-        cpu = draw(st.none() | st.integers(0, 4000))
-        board.set_node(Node(f"n{at}", cards, draw(st.frozensets(_offers)), cpu_milli=cpu, memory_mib=cpu))
-        for card in cards:
+        node = draw(nodes(f"n{at}"))
+        board.set_node(node)
+        for card in node.cards:
             if draw(st.booleans()):
                 use = Usage(draw(st.integers(0, 26)) * GIB, draw(st.integers(0, 1000)), draw(st.integers(0, 1000)), 1,
                             draw(st.integers(0, 1)))  # fmt: skip
-                board.take(f"n{at}", Occupant({card.index: use}, daemon=draw(st.booleans())))
+                board.take(node.name, Occupant({card.index: use}, daemon=draw(st.booleans())))
     return board
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@given(board=_boards(), claim=_claims())
+@given(board=_boards(), claim=claims())
 def test_a_node_has_refusals_exactly_when_the_claim_does_not_fit_it(policy: str, board: Board, claim: Claim) -> None:
     chooser = Chooser(board, POLICIES[policy]())
     fitting = {board.names[row] for row in chooser.fitting(claim).tolist()}
@@ -232,7 +195,7 @@ def test_a_node_has_refusals_exactly_when_the_claim_does_not_fit_it(policy: str,
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@given(board=_boards(), claim=_claims())
+@given(board=_boards(), claim=claims())
 def test_what_is_chosen_can_be_booked_and_nothing_is_told_twice(policy: str, board: Board, claim: Claim) -> None:
     chooser = Chooser(board, POLICIES[policy]())
     grant = chooser.choose(claim)
@@ -243,7 +206,7 @@ def test_what_is_chosen_can_be_booked_and_nothing_is_told_twice(policy: str, boa
         assert isinstance(Ledger(board).assume(claim, grant, 1.0), Booking)
 
 
-@given(board=_boards(), claim=_claims())
+@given(board=_boards(), claim=claims())
 def test_where_a_node_never_fits_it_does_not_fit_healthy_and_empty_either(board: Board, claim: Claim) -> None:
     refusals = Chooser(board, POLICIES["binpack"]()).refusals(claim)
     for name, row in board.row_of.items():
