@@ -62,7 +62,7 @@ class PaperAgent:
             "waits_for": self.waits_for,
             "resources": resources_told(self.offered, self.registered),
             "kubelet_restarts": 2,
-            "calls": self.calls.told(),
+            "calls": self.calls.as_json(),
         }
         return {"daemon": self.about, "agent": agent, **status(self.scene, 1060.0), **self.otherwise}
 

@@ -101,7 +101,7 @@ class Pods:
 
 
 def processes_of_pods(home: str) -> set[int]:
-    """Keepers and containers of the Pods of that home, found without the daemon."""
+    """Supervisors and containers of the Pods of that home, found without the daemon."""
     found = set()
     for entry in os.listdir("/proc"):
         try:

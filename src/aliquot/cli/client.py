@@ -82,7 +82,7 @@ def ask(request: dict[str, Any], what: str = "run") -> dict[str, Any]:
 
 def refused(error: AnswerError, what: str) -> InputError:
     """What the daemon said no to, in one line."""
-    said = error.said
+    said = error.details
     if error.kind == "unknown-name":
         return NotThereError(what, [str(said.get("name"))], _there(said.get("names", ()), what))
     if error.kind == "invalid":

@@ -137,7 +137,7 @@ class TestCardsThatDoNotAnswer:
             with pytest.raises(NvmlError) as found:
                 Nvml().memory("GPU-0")
             assert found.value.lost is lost
-        assert found.value.said == "Unknown"
+        assert found.value.reason == "Unknown"
 
     def test_a_card_that_is_not_listed_is_lost(self, played: PlayedNvml) -> None:
         played.answers["nvmlDeviceGetHandleByUUID"] = PlayedNotFoundError()

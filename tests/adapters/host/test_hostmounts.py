@@ -108,7 +108,7 @@ def test_a_folder_of_another_name_is_known_by_what_it_is(host: Path, kubelet: Pa
 def test_without_privilege_it_says_that_the_container_has_none(host: Path, kubelet: Path) -> None:
     code = (
         "try:\n    hostmounts.fetch(kubelet, {host: 0o755})\n"
-        "except hostmounts.CannotVisitError as error:\n    print(json.dumps(str(error)))\n"
+        "except hostmounts.HostAccessError as error:\n    print(json.dumps(str(error)))\n"
     )
     said = contained(host, kubelet, code, wrapper=("setpriv", "--bounding-set=-all", "--inh-caps=-all"))
     assert said == "the host's files cannot be reached: the container is not privileged"
@@ -130,7 +130,7 @@ class TestAnOlderLinux:
 
     def test_with_ids_of_its_own_it_says_that_it_cannot_know(self, host: Path, kubelet: Path) -> None:
         code = (
-            f"try:\n    {self.OLDER}except hostmounts.CannotVisitError as error:\n"
+            f"try:\n    {self.OLDER}except hostmounts.HostAccessError as error:\n"
             "    print(json.dumps('does not say whose' in str(error)))\n"
         )
         assert contained(host, kubelet, code)

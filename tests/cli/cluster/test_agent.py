@@ -186,7 +186,7 @@ class TestItsFolders:
 
     def test_in_a_pod_they_must_be_the_hosts(self, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
         def unmounted(folders: Iterable[str]) -> None:
-            raise home.UpError(f"{' and '.join(folders)}: mount them")
+            raise home.StartError(f"{' and '.join(folders)}: mount them")
 
         monkeypatch.setattr(home, "check_mounted", unmounted)
         run, state = started.words[0].partition("=")[2], Path(started.words[1].partition("=")[2]).parent

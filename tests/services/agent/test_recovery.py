@@ -123,7 +123,7 @@ class TestKilledAtAnyWrite:
         monkeypatch.setattr(house.arbiter, "start", lambda: steps.append("begins"))
         monkeypatch.setattr(house.arbiter, "add", lambda tenant, folder: steps.append(tenant.id))
         monkeypatch.setattr(house.arbiter, "stop", lambda: steps.append("ends"))
-        monkeypatch.setattr("aliquot.services.agent.service.told_to_end", _at_once)
+        monkeypatch.setattr("aliquot.services.agent.service.termination_signal", _at_once)
         monkeypatch.setattr(house.agent, "kube", contextlib.nullcontext())  # nobody answers
         house.agent._rules = SharingRules(release_delay=0.5)
         play(house.agent.run())

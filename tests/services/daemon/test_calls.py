@@ -6,7 +6,7 @@ from aliquot.services.daemon.calls import BUCKETS, VERBS, Calls
 
 
 def test_a_verb_that_was_never_called_is_told_too() -> None:
-    assert Calls(lambda: "now").told() == {verb: {"count": 0, "last": None} for verb in VERBS}
+    assert Calls(lambda: "now").as_json() == {verb: {"count": 0, "last": None} for verb in VERBS}
 
 
 def test_outcomes_are_added_up_and_the_last_call_is_told() -> None:
@@ -15,9 +15,9 @@ def test_outcomes_are_added_up_and_the_last_call_is_told() -> None:
     calls.count("filter", "ok", 0.001)
     calls.count("filter", "error", 3.0)
     calls.count("bind", "refused", 100.0)
-    told = calls.told()
-    assert told["filter"] == {"count": 2, "last": "second"}
-    assert told["bind"] == {"count": 1, "last": "third"}
+    answer = calls.as_json()
+    assert answer["filter"] == {"count": 2, "last": "second"}
+    assert answer["bind"] == {"count": 1, "last": "third"}
     assert calls.outcomes["filter", "error"] == 1
 
 

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from aliquot.services.daemon import control
-from aliquot.services.daemon.control import hang_up, request_of, say
+from aliquot.services.daemon.control import close_connection, request_of, send
 
 
 @pytest.mark.parametrize("steps", range(4))
@@ -38,7 +38,7 @@ def test_one_who_never_takes_the_answer_is_left(monkeypatch: pytest.MonkeyPatch)
             for end in (ours, theirs):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             _, writer = await asyncio.open_unix_connection(sock=ours)
-            say(writer, {"ok": "x" * 50_000})  # more than the kernel takes, and not enough to be waited for
-            await asyncio.wait_for(hang_up(writer), 10)
+            send(writer, {"ok": "x" * 50_000})  # more than the kernel takes, and not enough to be waited for
+            await asyncio.wait_for(close_connection(writer), 10)
 
     asyncio.run(act())

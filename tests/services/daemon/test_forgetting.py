@@ -11,7 +11,7 @@ import pytest
 
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Tenant
-from aliquot.services.daemon.memory import keep_tidy
+from aliquot.services.daemon.memory import collect_garbage
 from aliquot.services.scheduler.cluster import Cluster
 from kit.agentnode import House, a_qgpu_pod
 from kit.arbiterd import UUIDS, Rig, until
@@ -38,7 +38,7 @@ def test_of_a_pod_that_ran_and_is_gone_the_agent_keeps_nothing(house: House) -> 
 
 
 def test_the_agent_looks_for_what_only_the_collector_finds_as_long_as_it_runs(house: House) -> None:
-    assert keep_tidy in [work.func for work in house.agent._works() if isinstance(work, partial)]
+    assert collect_garbage in [work.func for work in house.agent._works() if isinstance(work, partial)]
 
 
 def test_of_a_tenant_that_is_gone_the_arbiter_keeps_nothing(rig: Rig) -> None:

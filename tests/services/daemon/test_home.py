@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aliquot.services.daemon.home import UpError, check_mounted, make_folder
+from aliquot.services.daemon.home import StartError, check_mounted, make_folder
 
 LAYERS = "36 22 0:31 / / rw,relatime - overlay overlay rw,lowerdir=/l,upperdir=/u"
 DISK = "36 22 8:1 / / rw,relatime - ext4 /dev/sda1 rw"
@@ -29,7 +29,7 @@ def test_a_folder_that_is_mounted_or_in_one_that_is_will_do(mounts: Path) -> Non
 @pytest.mark.parametrize("folder", ["/var/lib/aliquot", "/run/aliquot-other", "/run"])
 def test_one_that_is_the_images_own_is_refused_with_what_to_do(mounts: Path, folder: str) -> None:
     mounts.write_text("\n".join([LAYERS, RUN, VAR]))
-    with pytest.raises(UpError, match=f"{folder} is this container's own.*hostPath"):
+    with pytest.raises(StartError, match=f"{folder} is this container's own.*hostPath"):
         check_mounted(["/run/aliquot", folder], mounts=mounts)
 
 
@@ -49,6 +49,6 @@ def test_a_home_that_a_link_of_somebody_else_leads_to_is_not_used(tmp_path: Path
     (tmp_path / "etc").mkdir(mode=0o700)
     (tmp_path / "home").symlink_to("etc")
     os.lchown(tmp_path / "home", 65534, 65534)
-    with pytest.raises(UpError, match="belongs to user 65534"):
+    with pytest.raises(StartError, match="belongs to user 65534"):
         make_folder(str(tmp_path / "home"), 0o755)
     assert (tmp_path / "etc").stat().st_mode & 0o777 == 0o700

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from aliquot.services.daemon.http import open_to_few, quiet_runner
+from aliquot.services.daemon.http import make_runner, serve_limited
 
 _QUESTION = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -26,7 +26,7 @@ def answers(*requests: bytes) -> list[bytes]:
     async def scenario() -> list[bytes]:
         app = web.Application()
         app.router.add_get("/broken", _broken)
-        runner = quiet_runner(app)
+        runner = make_runner(app)
         await runner.setup()
         try:
             await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -75,8 +75,8 @@ def test_one_more_connection_than_may_be_is_closed_until_another_ends() -> None:
     async def scenario() -> list[bytes]:
         said = []
         listener = socket.create_server(("127.0.0.1", 0))
-        runner = quiet_runner(web.Application())
-        async with open_to_few(runner, listener, 1):
+        runner = make_runner(web.Application())
+        async with serve_limited(runner, listener, 1):
             async with visitor(listener, _QUESTION) as first:
                 said.append(await first.readline())
                 async with visitor(listener, b"") as second:
@@ -95,8 +95,8 @@ def test_one_more_connection_than_may_be_is_closed_until_another_ends() -> None:
 def test_a_connection_whose_question_does_not_come_to_an_end_is_closed(sent: bytes) -> None:
     async def scenario() -> bytes:
         listener = socket.create_server(("127.0.0.1", 0))
-        runner = quiet_runner(web.Application(), patience=0.05)
-        async with open_to_few(runner, listener, 2), visitor(listener, sent) as reader:
+        runner = make_runner(web.Application(), patience=0.05)
+        async with serve_limited(runner, listener, 2), visitor(listener, sent) as reader:
             return await asyncio.wait_for(reader.read(), 10)
 
     assert asyncio.run(scenario()) == b""

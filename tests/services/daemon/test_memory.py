@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aliquot.services.daemon.memory import keep_tidy
+from aliquot.services.daemon.memory import collect_garbage
 
 
 class Ring:
@@ -37,7 +37,7 @@ async def until(said: weakref.ref[Ring]) -> None:
 def test_what_is_left_over_later_goes_and_what_was_there_at_the_start_is_not_looked_at() -> None:
     async def scene() -> None:
         started, early = asyncio.Event(), Ring()
-        tidying = asyncio.create_task(keep_tidy(started, every=0.001))
+        tidying = asyncio.create_task(collect_garbage(started, every=0.001))
         before = weakref.ref(Ring())
         await asyncio.sleep(0.02)
         assert before() is not None, "nothing is done before the start is over"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aliquot.services.daemon.pace import Pace, back_off
+from aliquot.services.daemon.pace import Pace, backoff
 
 
 def test_a_burst_may_go_at_once_and_the_rest_waits() -> None:
@@ -29,4 +29,4 @@ def test_a_clock_that_was_set_back_gives_nothing_and_takes_nothing() -> None:
 
 
 def test_back_off_doubles_up_to_its_longest() -> None:
-    assert [back_off(attempt, first=1, longest=5) for attempt in (1, 2, 3, 4, 400)] == [1, 2, 4, 5, 5]
+    assert [backoff(attempt, first=1, longest=5) for attempt in (1, 2, 3, 4, 400)] == [1, 2, 4, 5, 5]

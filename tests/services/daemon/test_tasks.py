@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from aliquot.services.daemon.tasks import for_ever
+from aliquot.services.daemon.tasks import run_forever
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_what_fails_is_told_and_started_again_after_a_second(
         if left:
             raise left.pop(0)
 
-    asyncio.run(for_ever(work))
+    asyncio.run(run_forever(work))
     assert pauses == [1.0, 1.0]
     assert caplog.text.count("a part failed; it starts again") == 2
     assert "ValueError: first" in caplog.text
@@ -42,7 +42,7 @@ def test_what_is_cancelled_is_not_started_again(pauses: list[float]) -> None:
         await asyncio.Event().wait()
 
     async def scene() -> None:
-        task = asyncio.create_task(for_ever(work))
+        task = asyncio.create_task(run_forever(work))
         for _ in range(3):
             await asyncio.tasks.sleep(0)
         task.cancel()

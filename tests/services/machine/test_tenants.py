@@ -140,7 +140,7 @@ def test_those_who_wait_hear_nothing_of_one_that_would_not(house: House) -> None
     told = house.submit(memory_mib=8 * 1024)
     with pytest.raises(RefusedError) as refused:
         house.submit(memory_mib=8 * 1024, wait=False)
-    assert (refused.value.said["kind"], refused.value.said["position"]) == ("busy", 2)
+    assert (refused.value.details["kind"], refused.value.details["position"]) == ("busy", 2)
     assert [each["event"]["waiting"]["of"] for each in told] == [1]
     (waiting,) = status(house.machine, {}, 1.0)["queue"]
     assert (waiting["position"], waiting["of"]) == (1, 1)
@@ -168,7 +168,10 @@ def test_a_daemon_that_is_not_roots_serves_its_owner_only(house: House, monkeypa
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(RefusedError) as refused:
         house.submit(caller, memory_mib=1)
-    assert refused.value.said == {"kind": "denied", "text": "this daemon runs as user 1000 and serves only that user"}
+    assert refused.value.details == {
+        "kind": "denied",
+        "text": "this daemon runs as user 1000 and serves only that user",
+    }
 
 
 def test_what_cannot_be_prepared_is_told_and_leaves_nothing_behind(

@@ -25,7 +25,7 @@ from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import Allotment, Level, SharingRules, State, Tenant
 from aliquot.services.runtime import audit, cardloop
-from aliquot.services.runtime.cardloop import CardWorker
+from aliquot.services.runtime.cardloop import CardLoop
 from aliquot.services.runtime.contexts import Seat
 from kit.arbiterd import UUIDS, Rig, ask, open_files, tell, until
 
@@ -302,7 +302,7 @@ class TestSharing:
 
     def test_a_launch_between_the_look_and_the_question_is_not_lost(self, tmp_path: Path) -> None:
         """The word is set too late for it to ring: so the count is looked at again after that."""
-        worker = CardWorker(UUIDS[0], SharingRules())  # its thread is not started
+        worker = CardLoop(UUIDS[0], SharingRules())  # its thread is not started
         page = Page(tmp_path / "page", (Allotment(UUIDS[0]),))
         worker._admit(Member("a", AppClass.NORMAL, None), page, 0, None)
         worker._join(Seat("a/1", "a", 1, page, 0, 0, (), Level.HARDWARE), 0.0)

@@ -21,7 +21,7 @@ from aliquot.adapters.gpu import page as pages
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Level, SharingRules
 from aliquot.services.runtime import arbiterd, registration
-from aliquot.services.runtime.cardloop import CardWorker
+from aliquot.services.runtime.cardloop import CardLoop
 from kit.arbiterd import SUBDEVICE, UUIDS, Guest, Rig, open_files, until
 
 quick = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -282,7 +282,7 @@ def test_waking_a_card_that_is_not_its_own(court: Court) -> None:
 
 
 def test_one_that_rings_without_end_while_the_driver_hangs_fills_no_memory() -> None:
-    worker = CardWorker(UUIDS[0], SharingRules())  # its thread is not started: so does one look that hangs
+    worker = CardLoop(UUIDS[0], SharingRules())  # its thread is not started: so does one look that hangs
     for _ in range(1000):
         worker.wake("bad/1")
         worker.wake("good/1")
@@ -327,7 +327,7 @@ def test_a_page_full_of_anything(court: Court, garbage: bytes) -> None:
     court.rig.driver.calls.clear()
 
 
-def _has_told(worker: CardWorker, before: float) -> bool:
+def _has_told(worker: CardLoop, before: float) -> bool:
     return worker._told > before
 
 

@@ -40,7 +40,7 @@ class PlayedDriver:
         if uuid in self.silent:
             raise self.silent[uuid]
         if uuid not in {card.uuid for card in self.listed}:
-            raise NvmlError(f"{uuid}: NVML lists no such card", said="it is not listed", lost=True)
+            raise NvmlError(f"{uuid}: NVML lists no such card", reason="it is not listed", lost=True)
         return 0, 1
 
     def watch(self, uuids: Sequence[str]) -> PlayedDriver:
@@ -66,7 +66,7 @@ class PlayedDriver:
         self.reopened += 1
 
     def lose(self, uuid: str) -> None:
-        self.silent[uuid] = NvmlError(f"{uuid}: GPU is lost", said="GPU is lost", lost=True)
+        self.silent[uuid] = NvmlError(f"{uuid}: GPU is lost", reason="GPU is lost", lost=True)
         self.listened_to.discard(uuid)
 
 

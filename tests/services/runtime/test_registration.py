@@ -19,8 +19,8 @@ from aliquot.adapters.storage import tenantfolder
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Tenant
 from aliquot.services.runtime import registration
-from aliquot.services.runtime.channelgroups import Grouping
-from aliquot.services.runtime.registration import Reception, Tenancy
+from aliquot.services.runtime.channelgroups import ChannelGroups
+from aliquot.services.runtime.registration import Registrar, Tenancy
 
 
 class House:
@@ -29,7 +29,7 @@ class House:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.now = folder, 10.999
-        self.desk = Reception(threading.RLock(), {}, simulated=True, unwelcome=lambda *_: None, clock=lambda: self.now)
+        self.desk = Registrar(threading.RLock(), {}, simulated=True, unwelcome=lambda *_: None, clock=lambda: self.now)
         self.tenancies: list[Tenancy] = []
         self.sockets: list[socket.socket] = []
 
@@ -177,7 +177,7 @@ def test_groups_that_the_driver_refuses_are_logged_once_a_second_per_tenant(
     house.connect(bad)
     house.turns(2)
     (process,) = bad.processes
-    assert isinstance(process.grouping, Grouping)
+    assert isinstance(process.grouping, ChannelGroups)
     with caplog.at_level(logging.WARNING):
         for client in range(1000):
             seen = link.GroupSeen(os.open("/dev/null", os.O_RDONLY), client, 1, 0, 1, 1, True, (7,))

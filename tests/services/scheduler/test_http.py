@@ -93,7 +93,7 @@ def test_verbs_are_served_under_prefix(prefix: str) -> None:
 
     rig = serve(scene)
     assert rig.bound == [Binding(**BINDING)]
-    assert {verb: told["count"] for verb, told in rig.calls.told().items()} == {
+    assert {verb: told["count"] for verb, told in rig.calls.as_json().items()} == {
         "filter": 1,
         "prioritize": 2,
         "bind": 1,

@@ -22,7 +22,7 @@ from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
 from aliquot.dialects import Rules
 from aliquot.dialects.wire.admission import AdmissionSettings
 from aliquot.dialects.wire.webhooks import ServiceRef
-from aliquot.services.daemon.http import quiet_runner
+from aliquot.services.daemon.http import make_runner
 from aliquot.services.scheduler.certrotation import Lifetimes
 from aliquot.services.scheduler.webhook import WebhookKeys, WebhookSettings, review_app, sleep_unless_elected
 from kit.fakeapi import Api, Clock, forbidden
@@ -57,7 +57,7 @@ class Webhook:
 
     def ask(self, use: Callable[[aiohttp.ClientSession], Awaitable[Any]]) -> Any:
         async def scenario() -> Any:
-            runner = quiet_runner(review_app(Rules, AdmissionSettings(), self.calls.append))
+            runner = make_runner(review_app(Rules, AdmissionSettings(), self.calls.append))
             await runner.setup()
             try:
                 await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -20,11 +20,11 @@ _PATIENCE = 5.0  # seconds until those who are asking must have their answers
 
 
 class NvmlError(Exception):
-    """NVML cannot be used, or a card does not answer. `said` is the driver's word; `lost`: it says the card is gone."""
+    """NVML cannot be used, or a card does not answer. `reason` is the driver's; `lost`: it says the card is gone."""
 
-    def __init__(self, text: str, *, said: str = "", lost: bool = False) -> None:
+    def __init__(self, text: str, *, reason: str = "", lost: bool = False) -> None:
         super().__init__(text)
-        self.said = said or text
+        self.reason = reason or text
         self.lost = lost
 
 
@@ -169,13 +169,13 @@ class Nvml:
                     self._handles[uuid] = nvml.nvmlDeviceGetHandleByUUID(uuid)
                 return self._handles[uuid]
             except nvml.NVMLError_NotFound as error:
-                raise NvmlError(f"{uuid}: NVML lists no such card", said="it is not listed", lost=True) from error
+                raise NvmlError(f"{uuid}: NVML lists no such card", reason="it is not listed", lost=True) from error
             except nvml.NVMLError as error:
                 raise self._error(f"{uuid}: nvmlDeviceGetHandleByUUID", error) from error
 
     def _error(self, what: str, error: Exception) -> NvmlError:
         lost = isinstance(error, self._nvml.NVMLError_GpuIsLost | self._nvml.NVMLError_ResetRequired)
-        return NvmlError(f"{what}: {error}", said=str(error), lost=lost)
+        return NvmlError(f"{what}: {error}", reason=str(error), lost=lost)
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[None]:

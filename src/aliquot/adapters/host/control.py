@@ -6,7 +6,7 @@ A connection carries one request and its answers:
     < {"event": {"waiting": ...}}          none or more: what happens meanwhile
     < {"ok": {...}}                        or {"error": {"kind": ..., ...}}: the last line
 
-Who asks is known from the socket (SO_PEERCRED), not from what is said. Imported by `aliquot run`: keep it light.
+Who asks is known from the socket (SO_PEERCRED), not from what it says. Imported by `aliquot run`: keep it light.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class ControlError(Exception):
 
 
 class AnswerError(Exception):
-    """The daemon said no. `kind` is for programs; the rest depends on it (see services/machine/control.py)."""
+    """The daemon refused. `kind` is for programs; the rest depends on it (see services/machine/control.py)."""
 
-    def __init__(self, said: dict[str, Any]) -> None:
-        super().__init__(str(said.get("text", said.get("kind", "refused"))))
-        self.kind = str(said.get("kind", ""))
-        self.said = said
+    def __init__(self, details: dict[str, Any]) -> None:
+        super().__init__(str(details.get("text", details.get("kind", "refused"))))
+        self.kind = str(details.get("kind", ""))
+        self.details = details
 
 
 class Connection:
@@ -82,24 +82,24 @@ class Connection:
                 raise ControlError("the daemon's answer has no end")
         line, _, self._buffer = self._buffer.partition(b"\n")
         try:
-            said = json.loads(line)
+            answer = json.loads(line)
         except ValueError as error:
             raise ControlError("what answers here is no daemon of ours") from error
-        if not isinstance(said, dict):
+        if not isinstance(answer, dict):
             raise ControlError("what answers here is no daemon of ours")
-        return said
+        return answer
 
     def events(self, timeout: float | None = None) -> Iterator[dict[str, Any]]:
         """What happens, up to and including the last answer; raises AnswerError when that is a no."""
         while True:
-            said = self.receive(timeout)
-            if isinstance(said.get("error"), dict):
-                raise AnswerError(said["error"])
-            if "ok" in said:
-                yield {"ok": said["ok"]}
+            answer = self.receive(timeout)
+            if isinstance(answer.get("error"), dict):
+                raise AnswerError(answer["error"])
+            if "ok" in answer:
+                yield {"ok": answer["ok"]}
                 return
-            if isinstance(said.get("event"), dict):
-                yield said["event"]
+            if isinstance(answer.get("event"), dict):
+                yield answer["event"]
 
     def fileno(self) -> int:
         """To wait for it among others."""
@@ -135,9 +135,9 @@ def ask(homes: Sequence[Home], request: dict[str, Any], timeout: float = 10.0) -
     connection, _ = connect(homes)
     try:
         connection.send(request)
-        for said in connection.events(timeout):
-            if isinstance(said.get("ok"), dict):
-                answer: dict[str, Any] = said["ok"]
+        for event in connection.events(timeout):
+            if isinstance(event.get("ok"), dict):
+                answer: dict[str, Any] = event["ok"]
                 return answer
     except TimeoutError as error:
         raise ControlError(f"the daemon did not answer within {timeout:.0f} s") from error

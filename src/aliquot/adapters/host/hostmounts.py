@@ -39,12 +39,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 Errand = Callable[[], tuple[Any, Sequence[int]]]
 
 
-class CannotVisitError(Exception):
+class HostAccessError(Exception):
     """The host cannot be looked at from here; the message says why."""
 
 
 def listener_of(path: Path) -> int:
-    """A pidfd of whoever listens there, to be closed. Raises CannotVisitError, and OSError where nobody does."""
+    """A pidfd of whoever listens there, to be closed. Raises HostAccessError, and OSError where nobody does."""
     with socket.socket(socket.AF_UNIX) as knock:
         knock.settimeout(_PATIENCE)
         knock.connect(str(path))
@@ -54,7 +54,7 @@ def listener_of(path: Path) -> int:
             pid, _, _ = struct.unpack("3i", knock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             if pid > 0:  # we have the host's process ids, and an older Linux will do
                 return os.pidfd_open(pid)
-            raise CannotVisitError(f"this Linux does not say whose {path} is ({error.strerror})") from error
+            raise HostAccessError(f"this Linux does not say whose {path} is ({error.strerror})") from error
 
 
 def is_seen(pidfd: int) -> bool:
@@ -79,7 +79,7 @@ def identities(pidfd: int, paths: Sequence[str]) -> dict[str, tuple[int, int]]:
 
 def fetch(pidfd: int, folders: Mapping[str, int]) -> None:
     """The folders as the process sees them, from now on here, under their names. Those that are missing are made, with
-    that mode. Raises CannotVisitError."""
+    that mode. Raises HostAccessError."""
 
     def take() -> tuple[Any, Sequence[int]]:
         for folder, mode in folders.items():
@@ -91,7 +91,7 @@ def fetch(pidfd: int, folders: Mapping[str, int]) -> None:
 
 
 def fetch_processes(pidfd: int) -> None:
-    """Its /proc, in the place of ours. Raises CannotVisitError."""
+    """Its /proc, in the place of ours. Raises HostAccessError."""
     _, trees = _visit(pidfd, lambda: (None, [_take("/proc", recursive=False)]))
     _put_down({"/proc": trees[0]})
 
@@ -110,7 +110,7 @@ def _visit(pidfd: int, errand: Errand) -> tuple[Any, list[int]]:
             os.waitpid(child, 0)
     told = json.loads(data) if data else {"error": "whoever went there did not come back"}
     if "error" in told:
-        raise CannotVisitError(told["error"])
+        raise HostAccessError(told["error"])
     return told["found"], files
 
 
@@ -155,7 +155,7 @@ def _put_down(trees: Mapping[str, int]) -> None:
             _checked(_libc.syscall(_MOVE_MOUNT, tree, b"", _HERE, folder.encode(), _FROM_FILE), folder)
             _checked(_libc.mount(None, folder.encode(), None, ctypes.c_ulong(_PRIVATE), None), folder)
     except OSError as error:
-        raise CannotVisitError(f"{error.filename}: {error.strerror}") from error
+        raise HostAccessError(f"{error.filename}: {error.strerror}") from error
     finally:
         for tree in trees.values():
             os.close(tree)

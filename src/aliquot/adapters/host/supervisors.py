@@ -15,11 +15,11 @@ SUPERVISOR = "aliquot.services.machine.pods.supervisor"  # the module that runs 
 _OURS = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "LANG", "LC_ALL", "TZ")
 
 
-class KeeperError(Exception):
+class SupervisorError(Exception):
     """It cannot be started; the message says why."""
 
 
-class Keepers:
+class Supervisors:
     """Starts them, and waits for those that are our children: a zombie would never be gone."""
 
     def __init__(self, control: str) -> None:
@@ -27,7 +27,7 @@ class Keepers:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, uid: str, owner: Applier, log: str, environment: dict[str, str]) -> tuple[int, int]:
-        """Its pid and start time. Raises KeeperError."""
+        """Its pid and start time. Raises SupervisorError."""
         given = {name: os.environ[name] for name in _OURS if name in os.environ}
         try:
             child = subprocess.Popen(  # noqa: S603 - ourselves
@@ -37,12 +37,12 @@ class Keepers:
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            raise KeeperError(f"its keeper cannot be started: {error.filename or log}: {error.strerror}") from error
+            raise SupervisorError(f"its keeper cannot be started: {error.filename or log}: {error.strerror}") from error
         self._children[child.pid] = child
         started = processes.start_time(child.pid)
         if started is None:
             self.reap(child.pid)
-            raise KeeperError("its keeper ended at once")
+            raise SupervisorError("its keeper ended at once")
         return child.pid, started
 
     def reap(self, pid: int) -> None:

@@ -35,12 +35,12 @@ class Trouble(StrEnum):
 
 
 class KubectlError(Exception):
-    """One request that kubectl could not make, with what it said and what to do."""
+    """One request that kubectl could not make, with what it text and what to do."""
 
-    def __init__(self, trouble: Trouble, said: str, advice: str = "") -> None:
-        super().__init__(f"{said}: {advice}" if advice else said)
+    def __init__(self, trouble: Trouble, text: str, advice: str = "") -> None:
+        super().__init__(f"{text}: {advice}" if advice else text)
         self.trouble = trouble
-        self.said = said
+        self.text = text
         self.advice = advice
 
 
@@ -147,8 +147,8 @@ class Kubectl:
 
     def namespace(self) -> str:
         """The one that kubectl would use by itself."""
-        said = self.run("config", "view", "--minify", "--output", "jsonpath={..namespace}")
-        return said.decode(errors="replace").strip() or "default"
+        text = self.run("config", "view", "--minify", "--output", "jsonpath={..namespace}")
+        return text.decode(errors="replace").strip() or "default"
 
 
 def _no_kubectl(binary: str) -> KubectlError:
@@ -157,11 +157,11 @@ def _no_kubectl(binary: str) -> KubectlError:
     )
 
 
-def _understood(said: str) -> KubectlError:
+def _understood(text: str) -> KubectlError:
     """kubectl's words on one line, and what they mean. Its warnings and log lines are not the error."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     lines = [line for line in lines if not (line[:1] in "EWI" and line[1:5].isdigit())] or lines
-    text = " ".join(lines).removeprefix("error: ") or "kubectl failed and said nothing"
+    text = " ".join(lines).removeprefix("error: ") or "kubectl failed and printed nothing"
     for words, trouble, advice in _SAID:
         if words in text:
             return KubectlError(trouble, text, advice)

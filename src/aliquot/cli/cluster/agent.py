@@ -182,14 +182,14 @@ def _serve(given: dict[str, Any]) -> None:
             os.close(lock)
     except NvmlError as error:
         raise InputError(NO_CARD.format(why=error)) from error
-    except daemon_home.RunsAlreadyError as error:
+    except daemon_home.AlreadyRunningError as error:
         raise InputError(f"{error}: stop it first, a node has one agent, or one `aliquot up`", code=1) from error
-    except (daemon_home.UpError, StoreError, ShimError, CdiError, HomeError, player.PlayerError) as error:
+    except (daemon_home.StartError, StoreError, ShimError, CdiError, HomeError, player.PlayerError) as error:
         raise InputError(str(error)) from error
 
 
 def _move_in(given: dict[str, Any], home: Home) -> Home:
-    """The same home, with what this container lacks fetched from the host. Raises UpError."""
+    """The same home, with what this container lacks fetched from the host. Raises StartError."""
     from aliquot.services.agent.hostaccess import acquire_host_access
 
     cdi = str(given["cdi_dir"].absolute())

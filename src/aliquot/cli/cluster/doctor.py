@@ -170,7 +170,7 @@ class _Cluster:
         try:
             answer = msgspec.json.decode(self.kubectl.run(*words, stdin=msgspec.json.encode(pod)))
         except KubectlError as error:
-            return Probe(None, error.said)
+            return Probe(None, error.text)
         except msgspec.DecodeError as error:
             return Probe(None, f"what kubectl printed is no JSON ({error})")
         return Probe(answer if isinstance(answer, dict) else None, None)
@@ -196,7 +196,7 @@ class _Cluster:
         try:
             return ask()
         except KubectlError as error:
-            self.findings.append(Finding(check, Level.UNKNOWN, (what,), error.said, error.advice or None))
+            self.findings.append(Finding(check, Level.UNKNOWN, (what,), error.text, error.advice or None))
             return None
 
 
@@ -308,10 +308,10 @@ def _node_objects(
         if unseen.trouble is not Trouble.NO_KUBECTL:
             raise unseen
         node, pods = own_objects(name)
-        what = f"{unseen.said}: only this node was looked at"
+        what = f"{unseen.text}: only this node was looked at"
         return node, pods, [Finding("api", Level.NOTE, (name,), what, "run it where kubectl works, for the rest")]
     except KubectlError as error:
-        said, advice = error.said, error.advice
+        said, advice = error.text, error.advice
     except OwnAccountError as error:
         said, advice = str(error), "name the cluster in KUBECONFIG, or install kubectl"
     what = f"{said}; so what Pods should have is not known"

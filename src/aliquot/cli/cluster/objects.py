@@ -16,7 +16,7 @@ def cluster_objects(kubectl: Kubectl) -> list[dict[str, Any]]:
         sick = kubectl.items(CONFIG_MAPS, "ConfigMap")
     except KubectlError as error:  # most users may not; the cards' own health is still known
         click.echo(
-            f"note: {CONFIG_MAPS} cannot be read, so cards taken out there are not known: {error.said}", err=True
+            f"note: {CONFIG_MAPS} cannot be read, so cards taken out there are not known: {error.text}", err=True
         )
         sick = []
     return [*nodes, *pods, *sick]

@@ -173,7 +173,7 @@ class Stage:
         except NoDaemonError:
             raise StageError("the daemon of this demo has ended") from None
         except AnswerError as error:
-            said = error.said
+            said = error.details
             words = f"{said.get('field')}: {said.get('value')} is not allowed: {said.get('allowed')}"
             raise StageError(words if error.kind == "invalid" else str(error)) from error
         except ControlError as error:

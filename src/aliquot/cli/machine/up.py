@@ -225,9 +225,9 @@ def _serve(
         service.run_daemon(setup)
     except NvmlError as error:
         raise InputError(NO_CARD.format(why=error)) from error
-    except daemon_home.RunsAlreadyError as error:
+    except daemon_home.AlreadyRunningError as error:
         raise _already(str(error)) from error
-    except (daemon_home.UpError, StoreError, HomeError, player.PlayerError) as error:
+    except (daemon_home.StartError, StoreError, HomeError, player.PlayerError) as error:
         raise InputError(str(error)) from error
     except OSError as error:  # a full disk, say
         raise InputError(f"{error.filename or home.state}: {error.strerror or error}") from error

@@ -160,7 +160,7 @@ def _refused(error: AnswerError, manifests: Sequence[Manifest], keys: Sequence[t
     if error.kind == "invalid":
         from aliquot.model.refusal import Invalid
 
-        said = error.said
+        said = error.details
         broken = Invalid(str(said.get("field")), said.get("value"), str(said.get("allowed")))
         return _at_its_place(broken, manifests, keys)
     return refused(error, "object")

@@ -124,7 +124,7 @@ def _next(connection: Connection, deadline: float | None, answered: bool) -> dic
 
 
 def _refused(error: AnswerError) -> RunError:
-    said = error.said
+    said = error.details
     match error.kind:
         case "invalid":
             return not_allowed(f"--{said.get('field')}", said.get("value"), str(said.get("allowed")))

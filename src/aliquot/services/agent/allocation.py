@@ -39,7 +39,7 @@ from aliquot.services.agent.deviceplugins import Allocation, Refused
 from aliquot.services.agent.foreignpods import ForeignPods
 from aliquot.services.agent.injection import Injector, Place
 from aliquot.services.agent.tenants import AdmissionError, PodTenants
-from aliquot.services.daemon.events import Teller, about_pod
+from aliquot.services.daemon.events import EventSink, pod_ref
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Allocator:
         pods: Pods,
         tenants: PodTenants,
         injector: Injector,
-        events: Teller,
+        events: EventSink,
         node: Callable[[], Node],  # with the cards as they are now
         sick: Callable[[str], str | None],  # why the card of that UUID is out; None: it is well
         rules: Rules,
@@ -121,7 +121,7 @@ class Allocator:
             await self._settle(pod, owner.container, resource, ids)
         except Refused as error:
             self._log_refusal(pod, str(error))
-            self._events.emit(about_pod(pod.metadata), REFUSED, str(error), action="StartContainer")
+            self._events.emit(pod_ref(pod.metadata), REFUSED, str(error), action="StartContainer")
             raise
 
     def _log_refusal(self, pod: PodObject, why: str) -> None:

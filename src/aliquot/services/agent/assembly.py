@@ -24,7 +24,7 @@ from aliquot.services.agent.libraries import install_libraries
 from aliquot.services.agent.service import Agent, Parts, Settings
 from aliquot.services.runtime.arbiterd import Arbiterd
 from aliquot.services.runtime.health import CardHealth
-from aliquot.services.runtime.meter import Lookout
+from aliquot.services.runtime.meter import CardMeter
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def run_agent(
         libraries = install_libraries(database.parent, playing, file, numbers)
         sweep_shims(settings, database.parent)
         asyncio.run(
-            _run(server, settings, Parts(store, arbiter, health, libraries, Lookout(health.cards, nvml, every=_LOOK)))
+            _run(server, settings, Parts(store, arbiter, health, libraries, CardMeter(health.cards, nvml, every=_LOOK)))
         )
     finally:
         store.close()

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from aliquot.adapters.host.cgroups import pods_seen
 from aliquot.adapters.host.control import LONGEST
 from aliquot.dialects.qgpu import POLICY_LABEL
-from aliquot.services.daemon.control import RefusedError, caller_of, hang_up, listen, request_of, say, unlink
+from aliquot.services.daemon.control import RefusedError, caller_of, close_connection, listen, request_of, send, unlink
 
 log = logging.getLogger(__name__)
 
@@ -73,17 +73,17 @@ class AgentControl:
         try:
             if self._connections > _MOST_CONNECTIONS and caller_of(writer).uid:
                 raise RefusedError("failed", text="too many connections at once")
-            say(writer, {"ok": await self._answer(await request_of(reader))})
+            send(writer, {"ok": await self._answer(await request_of(reader))})
         except RefusedError as refused:
-            say(writer, {"error": refused.said})
+            send(writer, {"error": refused.details})
         except ConnectionError:
             pass
         except Exception as error:
             log.exception("a request went wrong")
-            say(writer, {"error": {"kind": "failed", "text": f"the agent stumbled: {type(error).__name__}: {error}"}})
+            send(writer, {"error": {"kind": "failed", "text": f"the agent stumbled: {type(error).__name__}: {error}"}})
         finally:
             self._connections -= 1
-            await hang_up(writer)
+            await close_connection(writer)
 
     async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         name = str(request.get("op"))

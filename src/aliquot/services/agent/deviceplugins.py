@@ -36,7 +36,7 @@ from aliquot.adapters.kubelet.deviceplugin import (
 )
 from aliquot.dialects.wire.advertising import Token
 from aliquot.services.daemon.calls import Calls
-from aliquot.services.daemon.pace import back_off
+from aliquot.services.daemon.pace import backoff
 
 __all__ = ["ALLOCATE", "PRESTART", "Allocation", "AllocationHandler", "Plugins", "Refused", "timed"]
 
@@ -222,7 +222,7 @@ class Plugins:
             await register(self._folder, resource=plugin.resource, endpoint=server.path.name)
         except Exception as error:  # of the kubelet or our own, such as a full disk: retry
             plugin.attempts += 1
-            plugin.due = loop.time() + back_off(plugin.attempts, first=_FIRST_RETRY, longest=_LAST_RETRY)
+            plugin.due = loop.time() + backoff(plugin.attempts, first=_FIRST_RETRY, longest=_LAST_RETRY)
             why = str(error) if isinstance(error, KubeletError) else f"{type(error).__name__}: {error}"
             if why != plugin.problem:  # once, not every few seconds for as long as the kubelet is away
                 plugin.problem = why

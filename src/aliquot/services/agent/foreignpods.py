@@ -27,7 +27,7 @@ from aliquot.model.podtenancy import PodTenancy
 from aliquot.model.tenant import Finding, FindingKind
 from aliquot.services.agent.deviceplugins import Refused
 from aliquot.services.agent.tenants import AdmissionError, PodTenants
-from aliquot.services.daemon.events import Teller, about_pod
+from aliquot.services.daemon.events import EventSink, pod_ref
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class ForeignPods:
         self,
         *,
         tenants: PodTenants,
-        events: Teller,
+        events: EventSink,
         node: Callable[[], Node],
         annotate: Callable[[PodObject, dict[str, str]], None],
     ) -> None:
@@ -104,7 +104,7 @@ class ForeignPods:
                 pod, render_own_grant(claim, there, self._node())
             )  # so that the scheduler books it where it is
         if new or there != grant:
-            self._events.emit(about_pod(pod.metadata), NOT_HELD, _TOLD + doubt, type="Normal", action="TakeOver")
+            self._events.emit(pod_ref(pod.metadata), NOT_HELD, _TOLD + doubt, type="Normal", action="TakeOver")
             where = {"pod": key_of(pod), "cards": sorted(there.usage()), "doubt": doubt.strip("; ")}
             log.info("a Pod of another device plugin is counted here", extra={"data": where})
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from aliquot.adapters.host import hostmounts
-from aliquot.adapters.host.hostmounts import CannotVisitError
-from aliquot.services.daemon.home import UpError, mount_points, point_of
+from aliquot.adapters.host.hostmounts import HostAccessError
+from aliquot.services.daemon.home import StartError, mount_points, point_of
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class HostAccess:
 
 
 def acquire_host_access(folders: Sequence[str], kubelet: Path) -> HostAccess:
-    """All folders are the host's when this returns, by the names they have there. Raises UpError.
+    """All folders are the host's when this returns, by the names they have there. Raises StartError.
 
     `kubelet` is the socket on which it listens. Out of a Pod, or with the host's own root, there is nothing to do.
     """
@@ -77,12 +77,12 @@ def acquire_host_access(folders: Sequence[str], kubelet: Path) -> HostAccess:
             found = _fetch(pidfd, folders, points, kubelet)
         finally:
             os.close(pidfd)
-    except (CannotVisitError, OSError) as error:
+    except (HostAccessError, OSError) as error:
         if not lacking:  # only its processes: whose sockets are whose, nobody can know then, and the doctor tells it
             return HostAccess()
         why = f"{kubelet}: {error.strerror}" if isinstance(error, OSError) else str(error)
         advice = _ADVICE.format(folders=", ".join(lacking))
-        raise UpError(f"{lacking[0]} is this container's own, and cannot be fetched: {why}: {advice}") from error
+        raise StartError(f"{lacking[0]} is this container's own, and cannot be fetched: {why}: {advice}") from error
     told = {"names": found.names, "fetched": found.fetched, "processes": found.processes}
     os.environ[_MOVED] = json.dumps(told)
     return found
@@ -121,7 +121,7 @@ def _check_host(pidfd: int, plugins: Path) -> None:
     """A kubelet in a container of its own may see other folders than those that containers are given."""
     here = plugins.stat()
     if hostmounts.identities(pidfd, [str(plugins)]).get(str(plugins)) != (here.st_dev, here.st_ino):
-        raise CannotVisitError(f"the kubelet calls another folder {plugins}: is it in a container itself?")
+        raise HostAccessError(f"the kubelet calls another folder {plugins}: is it in a container itself?")
 
 
 def _name_there(pidfd: int, folder: str, point: str | None) -> str:
@@ -133,4 +133,4 @@ def _name_there(pidfd: int, folder: str, point: str | None) -> str:
     for name in host_names(point):
         if found.get(name) == (here.st_dev, here.st_ino):
             return os.path.join(name, os.path.relpath(os.path.realpath(folder), point)).removesuffix("/.")
-    raise CannotVisitError(f"the kubelet has no folder of a name like that of {point}")
+    raise HostAccessError(f"the kubelet has no folder of a name like that of {point}")

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from aliquot.services.agent.metrics import agent_exposition
 from aliquot.services.daemon.calls import Calls
-from aliquot.services.daemon.http import quiet_runner
+from aliquot.services.daemon.http import make_runner
 from aliquot.services.daemon.metrics import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class AgentPort:
         """Listens when this returns, or `trouble` says why not. Raises OSError for an address that is not ours."""
         if not self._port:
             return
-        self._runner = quiet_runner(self._app)
+        self._runner = make_runner(self._app)
         await self._runner.setup()
         stack.push_async_callback(self._runner.cleanup)
         await self._try()

@@ -26,8 +26,8 @@ from aliquot.model.node import Node
 from aliquot.model.podtenancy import PodTenancy
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenant import Finding, Standing
-from aliquot.services.daemon.events import ObjectRef, Teller, about_pod
-from aliquot.services.daemon.pace import back_off
+from aliquot.services.daemon.events import EventSink, ObjectRef, pod_ref
+from aliquot.services.daemon.pace import backoff
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Pods(Protocol):
 class NodeReporter:
     """A reflector's sink for the one Node; `changed` is called when its labels have changed."""
 
-    def __init__(self, kube: Kube, events: Teller, name: str, *, changed: Callable[[], None]) -> None:
+    def __init__(self, kube: Kube, events: EventSink, name: str, *, changed: Callable[[], None]) -> None:
         self.node_known = asyncio.Event()  # of the Node
         self._kube, self._events, self._name, self._changed = kube, events, name, changed
         self._seen: NodeObject | None = None
@@ -191,7 +191,7 @@ class NodeReporter:
                 attempt += 1
                 if attempt in (1, 5) or attempt % 20 == 0:
                     log.warning("cannot write to the API server", extra={"data": {"why": str(error)}})
-                await asyncio.sleep(back_off(attempt, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE))
+                await asyncio.sleep(backoff(attempt, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE))
                 self._wake.set()
 
     async def _write(self) -> None:
@@ -231,7 +231,7 @@ class NodeReporter:
             self._report("GPUUnhealthy", text)
             for tenancy in tenancies:
                 if any(share.uuid == uuid for share in tenancy.shares):
-                    self._events.emit(about_pod(tenancy), "GPUUnhealthy", text, action="Watch")
+                    self._events.emit(pod_ref(tenancy), "GPUUnhealthy", text, action="Watch")
         for uuid in self._out - out:
             if uuid in cards:
                 self._report("GPUHealthy", f"card {cards[uuid].index} ({uuid}) is back", type="Normal")
@@ -242,7 +242,7 @@ class NodeReporter:
         by_place: dict[ObjectRef, list[str]] = {}
         for finding in findings:
             pod = pods.by_uid(finding.owner) if finding.owner else None
-            about = self._reference() if pod is None else about_pod(pod.metadata)
+            about = self._reference() if pod is None else pod_ref(pod.metadata)
             who = "" if finding.pid is None else f"process {finding.pid} "
             by_place.setdefault(about, []).append(f"card {finding.uuid}: {who}{finding.text}")
         for about, texts in by_place.items():
@@ -263,7 +263,7 @@ class NodeReporter:
         numbers = {card.uuid: card.index for card in cards}
         for uid in grown:
             texts = (_limit_told(each, numbers) for key, each in sorted(hit.items()) if key[0] == uid)
-            self._events.emit(about_pod(tenancies[uid]), "GPUMemoryLimit", "; ".join(texts), action="Watch")
+            self._events.emit(pod_ref(tenancies[uid]), "GPUMemoryLimit", "; ".join(texts), action="Watch")
 
     def report_lingering(self, tenancies: Iterable[PodTenancy]) -> None:
         """Pods that ended a while ago and still have processes on a card."""

@@ -56,9 +56,9 @@ from aliquot.services.agent.tenants import AdmissionError, PodTenants
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.control import about
 from aliquot.services.daemon.events import Events, timestamp
-from aliquot.services.daemon.memory import keep_tidy
-from aliquot.services.daemon.tasks import for_ever, told_to_end
-from aliquot.services.runtime.meter import Lookout
+from aliquot.services.daemon.memory import collect_garbage
+from aliquot.services.daemon.tasks import run_forever, termination_signal
+from aliquot.services.runtime.meter import CardMeter
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class Parts:
     arbiter: Arbiter
     health: Health
     libraries: Libraries
-    lookout: Lookout | None = None  # how much of the cards is in use; None: nobody looks
+    meter: CardMeter | None = None  # how much of the cards is in use; None: nobody looks
 
 
 class Agent:
@@ -184,23 +184,23 @@ class Agent:
 
     async def run(self) -> None:
         """Until SIGTERM or SIGINT. Running Pods stay as they are, and nobody stays paused."""
-        stop = told_to_end()
+        stop = termination_signal()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.kube)
             stack.push_async_callback(self.kubelet.close)
             await self.port.open(stack)
             self.parts.health.start()
             stack.callback(self.parts.health.stop)
-            if self.parts.lookout is not None:
-                self.parts.lookout.start()
-                stack.callback(self.parts.lookout.stop)
+            if self.parts.meter is not None:
+                self.parts.meter.start()
+                stack.callback(self.parts.meter.stop)
             self.parts.arbiter.configure(self._rules)
             self.parts.arbiter.start()
             stack.callback(self.parts.arbiter.stop)
             taken_up = self.tenants.restore()
             told = {"version": aliquot.__version__, "node": self.settings.node_name, "pods": taken_up}
             log.info("the agent runs", extra={"data": {**told, "cards": len(self.parts.health.cards)}})
-            tasks = [asyncio.create_task(for_ever(work)) for work in self._works()]
+            tasks = [asyncio.create_task(run_forever(work)) for work in self._works()]
             await stop.wait()
             log.info("stopping")
             await hand_over(self.reporter, self.pod_cache, patience=self.settings.handover)
@@ -217,7 +217,7 @@ class Agent:
             self._restore,
             self.plugins.run,
             self._upkeep,
-            partial(keep_tidy, self.restored),
+            partial(collect_garbage, self.restored),
             self.port.run,
             *([] if self.settings.control is None else [AgentControl(self, str(self.settings.control)).run]),
         ]
@@ -282,7 +282,7 @@ class Agent:
             rules=self._rules,
             cards=parts.health.cards,
             why=parts.health.why,
-            seen={} if parts.lookout is None else parts.lookout.seen,
+            seen={} if parts.meter is None else parts.meter.readings,
             tenancies=tenants.tenancies.values(),
             ended=tenants.ended,
             standings=parts.arbiter.standings(),
@@ -293,7 +293,7 @@ class Agent:
             "notes": [*self.settings.notes, *([] if self.port.trouble is None else [self.port.trouble])],
             "resources": resources_told(self._offered, self.plugins.registered),
             "kubelet_restarts": self.plugins.restarts,
-            "calls": self.calls.told(),
+            "calls": self.calls.as_json(),
         }
         return {"daemon": self.about, "agent": agent, **status(scene, time.time())}
 

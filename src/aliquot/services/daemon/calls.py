@@ -29,7 +29,7 @@ class Calls:
         self.buckets[verb][bisect_left(BUCKETS, seconds)] += 1
         self._last[verb] = self._stamp()
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """By verb: how many, and when the last one was."""
         return {
             verb: {

@@ -35,7 +35,7 @@ class RefusedError(Exception):
 
     def __init__(self, kind: str, **more: Any) -> None:
         super().__init__(kind)
-        self.said = {"kind": kind, **more}
+        self.details = {"kind": kind, **more}
 
 
 def invalid(broken: Invalid) -> RefusedError:
@@ -87,13 +87,13 @@ async def request_of(reader: asyncio.StreamReader) -> dict[str, Any]:
     return request
 
 
-def say(writer: asyncio.StreamWriter, answer: dict[str, Any]) -> None:
+def send(writer: asyncio.StreamWriter, answer: dict[str, Any]) -> None:
     """One line, unless nobody is there any more."""
     if not writer.is_closing():
         writer.write(json.dumps(answer).encode() + b"\n")
 
 
-async def hang_up(writer: asyncio.StreamWriter) -> None:
+async def close_connection(writer: asyncio.StreamWriter) -> None:
     """When the last words have gone out, or nobody takes them."""
     try:
         async with asyncio.timeout(FIRST_WORDS):

@@ -24,9 +24,9 @@ from typing import Protocol
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.dialects.wire.events import Form, ObjectRef, Occurrence, events_path, render_again, render_event
-from aliquot.services.daemon.pace import Pace, back_off
+from aliquot.services.daemon.pace import Pace, backoff
 
-__all__ = ["Events", "ObjectRef", "Teller", "about_pod", "microtime", "timestamp"]
+__all__ = ["EventSink", "Events", "ObjectRef", "microtime", "pod_ref", "timestamp"]
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ _LONGEST_SLEEP = 60.0
 _FORGOTTEN = 3600.0  # after that the API server has forgotten the Event, and we the topic
 
 
-class Teller(Protocol):
+class EventSink(Protocol):
     """Who can be told what happened."""
 
     def emit(self, about: ObjectRef, reason: str, message: str, *, type: str = "Warning", action: str = "") -> None: ...
@@ -56,7 +56,7 @@ class Named(Protocol):
     def uid(self) -> str: ...
 
 
-def about_pod(pod: Named) -> ObjectRef:
+def pod_ref(pod: Named) -> ObjectRef:
     """The Pod, as an event names it."""
     return ObjectRef("Pod", pod.name, pod.namespace, pod.uid)
 
@@ -90,11 +90,11 @@ class _Topic:
             return 0.0
         assert self.wrote_at is not None
         if self.failures:
-            return self.wrote_at + back_off(self.failures, first=_FIRST_RETRY, longest=_LAST_RETRY)
+            return self.wrote_at + backoff(self.failures, first=_FIRST_RETRY, longest=_LAST_RETRY)
         if self.other is not None or self.written == 0:
             return self.wrote_at + _OTHER_WORDS_AFTER
         if self.count > self.written:
-            return self.wrote_at + back_off(self.repeats + 1, first=_FIRST_REPEAT, longest=_LAST_REPEAT)
+            return self.wrote_at + backoff(self.repeats + 1, first=_FIRST_REPEAT, longest=_LAST_REPEAT)
         return None
 
 

@@ -12,11 +12,11 @@ from aliquot.adapters.host.home import Home
 from aliquot.adapters.host.processes import own_number
 
 
-class RunsAlreadyError(Exception):
+class AlreadyRunningError(Exception):
     """Another daemon has this home."""
 
 
-class UpError(Exception):
+class StartError(Exception):
     """The daemon cannot start; the message says why."""
 
 
@@ -28,7 +28,7 @@ def make_home(home: Home) -> None:
 
 
 def make_folder(folder: str, mode: int, *, advice: str = "set ALIQUOT_HOME to a folder of your own") -> None:
-    """Ours, with that mode. Raises UpError, with the advice."""
+    """Ours, with that mode. Raises StartError, with the advice."""
     try:
         os.makedirs(folder, mode=mode, exist_ok=True)
         owner, of_name = os.stat(folder).st_uid, os.lstat(folder).st_uid
@@ -37,15 +37,15 @@ def make_folder(folder: str, mode: int, *, advice: str = "set ALIQUOT_HOME to a 
         if owner == os.geteuid():
             os.chmod(folder, mode)
     except OSError as error:
-        raise UpError(f"{folder}: {error.strerror}: {advice}") from error
+        raise StartError(f"{folder}: {error.strerror}: {advice}") from error
     if owner != os.geteuid():  # whoever owns it could put anything in our way
-        raise UpError(f"{folder} belongs to user {owner}: {advice}")
+        raise StartError(f"{folder} belongs to user {owner}: {advice}")
 
 
 def check_mounted(folders: Iterable[str], *, mounts: Path = Path("/proc/self/mountinfo")) -> None:
     """In a Pod, where no mount leads to a folder it is the image's own, and no other container ever sees what is in it.
 
-    Raises UpError. Only a root of layers is certainly an image's: whoever goes to the host's (chroot) has another.
+    Raises StartError. Only a root of layers is certainly an image's: whoever goes to the host's (chroot) has another.
     """
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
         return
@@ -54,7 +54,7 @@ def check_mounted(folders: Iterable[str], *, mounts: Path = Path("/proc/self/mou
         return
     for folder in folders:
         if point_of(folder, points) is None:
-            raise UpError(
+            raise StartError(
                 f"{folder} is this container's own, and no other container would see what is in it: mount the host's "
                 "folder of that name there (a hostPath volume, at the same path)"
             )
@@ -73,7 +73,7 @@ def point_of(folder: str, points: Mapping[str, str]) -> str | None:
 
 
 def take_lock(home: Home) -> int:
-    """The lock, held as long as the file is open. Raises RunsAlreadyError."""
+    """The lock, held as long as the file is open. Raises AlreadyRunningError."""
     handle = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,8 +81,8 @@ def take_lock(home: Home) -> int:
         who = os.read(handle, 32).decode(errors="replace").strip() or "?"
         os.close(handle)
         if error.errno not in (errno.EAGAIN, errno.EACCES):
-            raise UpError(f"{home.lock}: {error.strerror}") from error
-        raise RunsAlreadyError(f"a daemon runs already for {home.run}: pid {who}") from error
+            raise StartError(f"{home.lock}: {error.strerror}") from error
+        raise AlreadyRunningError(f"a daemon runs already for {home.run}: pid {who}") from error
     os.ftruncate(handle, 0)
     os.write(handle, f"{own_number()}\n".encode())
     return handle

@@ -23,7 +23,7 @@ def _is_ours(record: logging.LogRecord) -> bool:
 _log.addFilter(_is_ours)
 
 
-def quiet_runner(app: web.Application, *, goodbye: float = 2.0, patience: float = 3630.0) -> web.AppRunner:
+def make_runner(app: web.Application, *, goodbye: float = 2.0, patience: float = 3630.0) -> web.AppRunner:
     """What runs the application. `goodbye` is how many seconds requests under way have when it ends, `patience` how
     many a connection has for its next request to be there as a whole: an hour, for kube-scheduler must not find closed
     what it just meant to use."""
@@ -39,7 +39,7 @@ class _TooMany(asyncio.Protocol):
 
 
 @contextlib.asynccontextmanager
-async def open_to_few(runner: web.AppRunner, listener: socket.socket, most: int) -> AsyncIterator[None]:
+async def serve_limited(runner: web.AppRunner, listener: socket.socket, most: int) -> AsyncIterator[None]:
     """The runner on that socket, with so many connections at once: each takes a file of the process, which needs its
     files for more important work."""
     await runner.setup()

@@ -15,7 +15,7 @@ import gc
 _EVERY = 60.0  # seconds
 
 
-async def keep_tidy(started: asyncio.Event, *, every: float = _EVERY) -> None:
+async def collect_garbage(started: asyncio.Event, *, every: float = _EVERY) -> None:
     """Until cancelled. `started`: what is there by now stays."""
     await started.wait()
     gc.collect()

@@ -30,6 +30,6 @@ class Pace:
         self._filled_at = now
 
 
-def back_off(attempt: int, *, first: float, longest: float) -> float:
+def backoff(attempt: int, *, first: float, longest: float) -> float:
     """Seconds before that attempt is repeated (the first is 1): doubled each time, up to the longest."""
     return min(longest, first * 2.0 ** min(attempt - 1, 32))

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 log = logging.getLogger(__name__)
 
 
-async def for_ever(work: Callable[[], Awaitable[None]]) -> None:
+async def run_forever(work: Callable[[], Awaitable[None]]) -> None:
     """A part that fails is told and started again: the others do not stop for it."""
     while True:
         try:
@@ -24,7 +24,7 @@ async def for_ever(work: Callable[[], Awaitable[None]]) -> None:
             return
 
 
-def told_to_end() -> asyncio.Event:
+def termination_signal() -> asyncio.Event:
     """Set by SIGTERM and SIGINT from now on."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

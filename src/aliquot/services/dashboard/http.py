@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
-from aliquot.services.daemon.http import open_to_few, quiet_runner
+from aliquot.services.daemon.http import make_runner, serve_limited
 from aliquot.services.daemon.metrics import CONTENT_TYPE
 from aliquot.services.dashboard.access import Access, Verdict, judge
 from aliquot.services.dashboard.assets import Asset, read_assets
@@ -210,6 +210,6 @@ def _refused(text: str) -> web.Response:
 @contextlib.asynccontextmanager
 async def serving(hub: Hub, access: Access, listener: socket.socket) -> AsyncIterator[None]:
     """The panel on that socket, as long as the context lasts."""
-    runner = quiet_runner(Panel(hub, access).app(), goodbye=0.5, patience=_UNASKED)
-    async with open_to_few(runner, listener, _MOST_CONNECTIONS):
+    runner = make_runner(Panel(hub, access).app(), goodbye=0.5, patience=_UNASKED)
+    async with serve_limited(runner, listener, _MOST_CONNECTIONS):
         yield

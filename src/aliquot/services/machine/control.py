@@ -29,15 +29,15 @@ from aliquot.adapters.storage.store import StoreError
 from aliquot.model.node import Isolation
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenancy import Tenancy
-from aliquot.services.daemon.control import Caller, RefusedError, caller_of, hang_up, invalid, request_of
-from aliquot.services.daemon.control import say as say_to
+from aliquot.services.daemon.control import Caller, RefusedError, caller_of, close_connection, invalid, request_of
+from aliquot.services.daemon.control import send as send_to
 from aliquot.services.machine.pods.api import PodApi
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.queue import QueuedRequest
 from aliquot.services.machine.requests import parse_run_request
 from aliquot.services.machine.status import status
 from aliquot.services.machine.tenants import LocalMachine
-from aliquot.services.runtime.meter import Lookout
+from aliquot.services.runtime.meter import CardMeter
 
 _LOG = logging.getLogger("aliquot.control")
 _MOST_CONNECTIONS = 1024
@@ -51,12 +51,12 @@ Send = Callable[[dict[str, Any]], None]
 class ControlServer:
     """See the module docstring."""
 
-    def __init__(self, machine: LocalMachine, lookout: Lookout, about: dict[str, Any], pods: PodManager) -> None:
+    def __init__(self, machine: LocalMachine, meter: CardMeter, about: dict[str, Any], pods: PodManager) -> None:
         self.machine = machine
         self.pods = pods
         self._pod_api = PodApi(pods)
         self.about = about
-        self._lookout = lookout
+        self._meter = meter
         self._stopping = asyncio.Event()
         self._for_good = False  # `aliquot down`; over a restart, queued runs keep waiting
         self._connections: Counter[int] = Counter()  # by user
@@ -100,7 +100,7 @@ class ControlServer:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         def send(answer: dict[str, Any]) -> None:
-            say_to(writer, answer)
+            send_to(writer, answer)
 
         caller = caller_of(writer)
         self._connections[caller.uid] += 1
@@ -123,7 +123,7 @@ class ControlServer:
                     )
                 send({"ok": await operation(request, caller, send)})
         except RefusedError as refused:
-            send({"error": refused.said})
+            send({"error": refused.details})
         except StoreError as error:
             send({"error": {"kind": "failed", "text": str(error)}})
         except ConnectionError:
@@ -133,7 +133,7 @@ class ControlServer:
             send({"error": {"kind": "failed", "text": f"internal error: {type(error).__name__}: {error}"}})
         finally:
             self._connections[caller.uid] -= 1
-            await hang_up(writer)
+            await close_connection(writer)
 
     def _count(self, caller: Caller) -> None:
         most = _MOST_CONNECTIONS if caller.uid == 0 else _MOST_OF_ONE_USER
@@ -174,7 +174,7 @@ class ControlServer:
 
     def status(self) -> dict[str, Any]:
         """The answer to `status`."""
-        return {"daemon": self.about, **status(self.machine, self._lookout.seen, time.time(), self.pods)}
+        return {"daemon": self.about, **status(self.machine, self._meter.readings, time.time(), self.pods)}
 
     async def _policy(self, request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
         rules = self.machine.rules

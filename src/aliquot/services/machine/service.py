@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from aliquot.adapters.host.home import NAME_VARIABLE, TENANT_VARIABLE, Home
-from aliquot.adapters.host.supervisors import Keepers
+from aliquot.adapters.host.supervisors import Supervisors
 from aliquot.adapters.storage.store import Store
 from aliquot.arbiter.timeline import Record
 from aliquot.model.device import Card
@@ -28,14 +28,14 @@ from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import SharingRules
 from aliquot.placement.waste import Waste
 from aliquot.services.daemon.control import about, listen, unlink
-from aliquot.services.daemon.home import UpError, make_home, take_lock
+from aliquot.services.daemon.home import StartError, make_home, take_lock
 from aliquot.services.dashboard.access import Access, Listen
 from aliquot.services.dashboard.server import show, take_place
 from aliquot.services.machine.control import ControlServer, watch_root
 from aliquot.services.machine.picture import MachinePicture
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.tenants import Arbiter, LocalMachine
-from aliquot.services.runtime.meter import Lookout
+from aliquot.services.runtime.meter import CardMeter
 
 USUAL = Listen("127.0.0.1", 9478, usual=True)
 _LOG = logging.getLogger("aliquot")
@@ -71,7 +71,7 @@ class Setup:
 
 
 def run_daemon(setup: Setup) -> None:
-    """Run until SIGTERM or `aliquot down`. Raises UpError, RunsAlreadyError, StoreError and NvmlError."""
+    """Run until SIGTERM or `aliquot down`. Raises StartError, AlreadyRunningError, StoreError and NvmlError."""
     home = setup.home
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # every process on a card and every queued run needs some
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -80,7 +80,7 @@ def run_daemon(setup: Setup) -> None:
     try:
         cards = setup.nvml.cards()
         if not cards:
-            raise UpError("NVML reports no GPU on this machine")
+            raise StartError("NVML reports no GPU on this machine")
         store = Store(home.database, home.tenants)
         for note in store.notes:
             _LOG.warning("store_note", extra={"data": {"note": note}})
@@ -105,16 +105,16 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
         names=_names(setup.nodes),
     )
     pods = PodManager(
-        machine, store.objects, Keepers(home.control), lambda tenancy, folder: _environment(setup, tenancy, folder)
+        machine, store.objects, Supervisors(home.control), lambda tenancy, folder: _environment(setup, tenancy, folder)
     )
     machine.configure(_rules(machine.rules, setup.policy, setup.release_delay))
     listening = _listening(setup.listen)
     url = listening[1].url if listening else None
     access = _access_info(setup.listen, listening[1]) if listening else {}
-    lookout = Lookout(cards, setup.nvml)
+    meter = CardMeter(cards, setup.nvml)
     info = about(os.getpid(), time.time(), home=home.run, simulated=simulated, dashboard=url, **access)
-    control = ControlServer(machine, lookout, info, pods)
-    lookout.start()
+    control = ControlServer(machine, meter, info, pods)
+    meter.start()
     if listening:
         arbiter.keep_trace(True)
     arbiter.start()
@@ -130,7 +130,7 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
     finally:
         await _cancel(dashboard)
         arbiter.stop()
-        lookout.stop()
+        meter.stop()
         unlink(home.control)
 
 
@@ -163,7 +163,9 @@ def _listening(listen: Listen) -> tuple[socket.socket, Access] | None:
         return take_place(listen, "--listen")
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)  # the message of socket repeats the address
-        raise UpError(f"--listen: {listen.address}:{listen.port}: {why}; choose another port, or 0 for none") from error
+        raise StartError(
+            f"--listen: {listen.address}:{listen.port}: {why}; choose another port, or 0 for none"
+        ) from error
 
 
 def _access_info(listen: Listen, access: Access) -> dict[str, Any]:

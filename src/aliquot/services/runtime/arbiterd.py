@@ -24,9 +24,9 @@ from aliquot.arbiter.roster import Member
 from aliquot.arbiter.timeline import Record
 from aliquot.model.device import Card
 from aliquot.model.tenant import Finding, FindingKind, SharingRules, Standing, Tenant
-from aliquot.services.runtime.audit import Owner, Patrol, Place, Register
-from aliquot.services.runtime.cardloop import CardWorker
-from aliquot.services.runtime.registration import Reception, Tenancy, scold
+from aliquot.services.runtime.audit import Auditor, Owner, Place, Register
+from aliquot.services.runtime.cardloop import CardLoop
+from aliquot.services.runtime.registration import Registrar, Tenancy, scold
 
 _WHOLE, _BEYOND = 8, 4  # each so many sweeps of all slots; else this far beyond the last that a process had
 
@@ -51,14 +51,14 @@ class Arbiterd:
         simulated: bool,
         whose: Callable[[int], str | None] | None = None,
     ) -> None:
-        self._workers = {card.uuid: CardWorker(card.uuid, rules) for card in cards}
+        self._workers = {card.uuid: CardLoop(card.uuid, rules) for card in cards}
         self._whose = whose
         self._tenancies: dict[str, Tenancy] = {}
         self._sweeps = 0
         self._lock = threading.RLock()  # over the tenancies and what hangs on them
-        self._reception = Reception(self._lock, self._workers, simulated=simulated, unwelcome=self._unwelcome)
+        self._reception = Registrar(self._lock, self._workers, simulated=simulated, unwelcome=self._unwelcome)
         register = Register(self._lock, self._seated, self._owner_of, self._sweep, pods=whose is not None)
-        self._patrol = Patrol(self._workers, nvml, register)
+        self._patrol = Auditor(self._workers, nvml, register)
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._reception.run, args=(self._stopping,), name="link", daemon=True),

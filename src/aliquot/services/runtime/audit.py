@@ -54,7 +54,7 @@ class Register:
     pods: bool  # tenants are Pods, not what `aliquot run` started
 
 
-class Patrol:
+class Auditor:
     """See the head of the file."""
 
     def __init__(self, uuids: Iterable[str], nvml: Nvml, register: Register) -> None:

@@ -40,7 +40,7 @@ _SETTLED = 1.0  # a changed slice after this is no accident of start-up
 log = logging.getLogger(__name__)
 
 
-class CardWorker:
+class CardLoop:
     """The thread and its inbox. What is said to it goes through the inbox; everything else happens in the thread."""
 
     def __init__(self, uuid: str, rules: SharingRules) -> None:

@@ -12,7 +12,7 @@ _NOWHERE = (None, Level.NONE)  # no file of the driver's, or no object of that f
 _MOST_PROBED = 256  # answers of the driver that are remembered of one process; it has 64 groups at most
 
 
-class Grouping:
+class ChannelGroups:
     """The groups of one process, and what the driver said of them.
 
     `complain` is told what goes wrong: a process can have as much of that as it likes, by telling of ever other groups.

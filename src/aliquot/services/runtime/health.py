@@ -244,4 +244,4 @@ def _at_first(card: Card) -> Health:
 
 
 def _silence(error: NvmlError) -> str:
-    return f"the driver does not answer for it: {error.said}"
+    return f"the driver does not answer for it: {error.reason}"

@@ -23,8 +23,8 @@ from aliquot.adapters.gpu import link, rm
 from aliquot.adapters.gpu.link import Done, GroupSeen, Hello, LinkError, Wake
 from aliquot.adapters.gpu.page import Page
 from aliquot.model.tenant import Level, Tenant
-from aliquot.services.runtime.cardloop import CardWorker
-from aliquot.services.runtime.channelgroups import Grouping
+from aliquot.services.runtime.cardloop import CardLoop
+from aliquot.services.runtime.channelgroups import ChannelGroups
 from aliquot.services.runtime.contexts import Seat
 
 _MOST_GROUPS = 64  # of one process: a context has one for compute and a few for copies
@@ -46,7 +46,7 @@ class Process:
     pid: int
     connection: socket.socket
     pidfd: int
-    grouping: Grouping
+    grouping: ChannelGroups
     slot: int | None = None
     coming: list[GroupSeen] = field(default_factory=list)  # since the hello or the last done
     cards: set[str] = field(default_factory=set)  # where it has a seat
@@ -70,7 +70,7 @@ class Tenancy:
     reach: int = 0  # slots of the page that its processes had, up to the last one
 
 
-class Reception:
+class Registrar:
     """See the head of the file. `lock` is over the tenancies and what hangs on them.
 
     `unwelcome` tells why a process (pid, uid) is not let in at a tenant's door; None: it is.
@@ -79,7 +79,7 @@ class Reception:
     def __init__(
         self,
         lock: threading.RLock,
-        workers: Mapping[str, CardWorker],
+        workers: Mapping[str, CardLoop],
         *,
         simulated: bool,
         unwelcome: Callable[[Tenancy, int, int], str | None],
@@ -208,7 +208,7 @@ class Reception:
             return
         for former in [process for process in tenancy.processes if process.pid == pid]:
             self._hang_up(tenancy, former)  # it has only one link, and this is the newer
-        grouping = Grouping(simulated=self._simulated, complain=partial(scold, tenancy))
+        grouping = ChannelGroups(simulated=self._simulated, complain=partial(scold, tenancy))
         process = Process(tenancy.tenant.id, pid, connection, pidfd, grouping)
         tenancy.processes.add(process)
         self._watch_link(tenancy, process)

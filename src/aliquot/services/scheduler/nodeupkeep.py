@@ -24,8 +24,8 @@ from aliquot.dialects import Rules
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.upkeep import NodeEvent, Upkeep, may_need_upkeep, upkeep
 from aliquot.model.refusal import Invalid
-from aliquot.services.daemon.events import ObjectRef, Teller, timestamp
-from aliquot.services.daemon.pace import Pace, back_off
+from aliquot.services.daemon.events import EventSink, ObjectRef, timestamp
+from aliquot.services.daemon.pace import Pace, backoff
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class NodeUpkeep:
     def __init__(
         self,
         kube: Kube,
-        events: Teller,
+        events: EventSink,
         *,
         is_leader: Callable[[], bool],
         clock: Callable[[], float],
@@ -161,7 +161,7 @@ class NodeUpkeep:
         if done is not None and now - done.at > _SETTLED:
             del self._done[name]
             done = None
-        due = now if done is None else done.at + back_off(done.times, first=_FIRST_RETRY, longest=_LAST_RETRY)
+        due = now if done is None else done.at + backoff(done.times, first=_FIRST_RETRY, longest=_LAST_RETRY)
         self._todo.setdefault(name, _Todo(due=due))
 
     def _needs_write(self, name: str, node: NodeObject) -> bool:
@@ -203,7 +203,7 @@ class NodeUpkeep:
             del self._todo[name]
             return
         todo.failures += 1
-        todo.due = self._clock() + back_off(todo.failures, first=_FIRST_RETRY, longest=_LAST_RETRY)
+        todo.due = self._clock() + backoff(todo.failures, first=_FIRST_RETRY, longest=_LAST_RETRY)
 
     async def _repair(self, name: str) -> bool:
         """Read the node and write what it lacks. Returns whether everything is done."""

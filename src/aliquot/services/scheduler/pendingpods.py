@@ -20,7 +20,7 @@ from aliquot.dialects.wire.events import ObjectRef
 from aliquot.model.claim import Claim
 from aliquot.placement.board import Bools
 from aliquot.placement.demand import Demand, demand_of
-from aliquot.services.daemon.events import Teller
+from aliquot.services.daemon.events import EventSink
 from aliquot.services.scheduler.cluster import Cluster, Pending
 from aliquot.wording.refusals import one_sentence
 
@@ -43,7 +43,7 @@ class PendingPods:
         self,
         kube: Kube,
         cluster: Cluster,
-        events: Teller,
+        events: EventSink,
         *,
         leading: Callable[[], bool],
         clock: Callable[[], float],

@@ -30,8 +30,8 @@ from aliquot.dialects.wire.admission import render_env_annotations
 from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.events import Events
-from aliquot.services.daemon.http import quiet_runner
-from aliquot.services.daemon.tasks import for_ever, told_to_end
+from aliquot.services.daemon.http import make_runner
+from aliquot.services.daemon.tasks import run_forever, termination_signal
 from aliquot.services.dashboard.access import NOWHERE, Access, Listen
 from aliquot.services.dashboard.server import show, take_place
 from aliquot.services.scheduler.agenthandover import AgentHandover
@@ -143,7 +143,7 @@ class Scheduler:
             # Name and address: replicas that share one hostname are still different candidates.
             identity=settings.identity or f"{socket.gethostname()}_{own}",
             address=settings.advertise or own,
-            calls=self.calls.told,
+            calls=self.calls.as_json,
             refresh=self._refresh,
             clock=time.monotonic,
         )
@@ -153,11 +153,11 @@ class Scheduler:
 
         Raises OSError if a port is taken.
         """
-        stop = told_to_end()
+        stop = termination_signal()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.kube)
             await self._listen(stack)
-            tasks = {work: asyncio.create_task(for_ever(work)) for work in self._programs()}
+            tasks = {work: asyncio.create_task(run_forever(work)) for work in self._programs()}
             await stop.wait()
             await self._shut_down(tasks)
 
@@ -173,7 +173,7 @@ class Scheduler:
         if self._dashboard is not None:
             stack.callback(self._dashboard[0].close)
             log.info("dashboard_listening", extra={"data": {"url": self._dashboard[1].url}})
-        runner = quiet_runner(self.extender.app())
+        runner = make_runner(self.extender.app())
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         await web.SockSite(runner, listener).start()

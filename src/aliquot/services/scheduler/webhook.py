@@ -45,8 +45,8 @@ from aliquot.dialects.wire.webhooks import (
     webhook_configuration,
 )
 from aliquot.model.refusal import Invalid
-from aliquot.services.daemon.http import quiet_runner
-from aliquot.services.daemon.pace import back_off
+from aliquot.services.daemon.http import make_runner
+from aliquot.services.daemon.pace import backoff
 from aliquot.services.scheduler.certrotation import Keys, Lifetimes, renewed
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ async def serve_webhook(
 ) -> None:
     """Run the webhook until cancelled. Raises OSError if its port is taken. `clock` returns seconds since 1970."""
     keys = WebhookKeys(kube, settings, is_leader=is_leader, clock=clock)
-    runner = quiet_runner(review_app(rules, settings.admission, on_call))
+    runner = make_runner(review_app(rules, settings.admission, on_call))
     await runner.setup()
     try:
         listening = False
@@ -192,7 +192,7 @@ class WebhookKeys:
             self._failures += 1
             if self._failures in (1, 4) or self._failures % 16 == 0:
                 log.warning("webhook_keys_failed", extra={"data": {"why": str(error)}})
-            return back_off(self._failures, first=_FIRST_RETRY, longest=_LAST_RETRY)
+            return backoff(self._failures, first=_FIRST_RETRY, longest=_LAST_RETRY)
         self._failures = 0
         if self.keys is None:
             return _FIRST_RETRY

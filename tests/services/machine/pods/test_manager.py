@@ -70,9 +70,9 @@ def test_one_bad_object_keeps_out_the_good_ones_with_it(pods: Pods) -> None:
     bad = workload("StatefulSet", "web", 2, {"name": "main", "resources": {"limits": {MEM: "lots"}}})
     with pytest.raises(AnswerError) as refused:
         pods.apply(pod("good"), bad)
-    assert refused.value.said["kind"] == "invalid"
+    assert refused.value.details["kind"] == "invalid"
     field = f'StatefulSet default/web: spec.template.spec.containers[0].resources.limits["{MEM}"]'
-    assert (refused.value.said["field"], refused.value.said["value"]) == (field, "lots")
+    assert (refused.value.details["field"], refused.value.details["value"]) == (field, "lots")
     assert pods.all() == []
 
 
@@ -270,7 +270,7 @@ def test_a_job_that_ran_is_not_taken_for_another(pods: Pods) -> None:
     pods.until_all(["Succeeded"])
     with pytest.raises(AnswerError) as refused:
         pods.apply(workload("Job", "sums", 1, container("main", "echo")))
-    assert refused.value.said["field"] == "Job default/sums: spec.template"
+    assert refused.value.details["field"] == "Job default/sums: spec.template"
 
 
 def test_a_job_gives_up_when_too_many_have_failed(pods: Pods) -> None:
@@ -304,7 +304,7 @@ def test_the_object_is_shown_as_kubernetes_has_it(pods: Pods) -> None:
     assert list(found["status"]["containerStatuses"][0]["state"]) == ["running"]
     with pytest.raises(AnswerError) as refused:
         pods.ask("object", kind="Pod", name="other")
-    assert (refused.value.kind, refused.value.said["names"]) == ("unknown-name", ["default/p"])
+    assert (refused.value.kind, refused.value.details["names"]) == ("unknown-name", ["default/p"])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -1,4 +1,4 @@
-"""Users who mean ill, or work at cross purposes: nobody's Pods are anybody else's loss. Keepers here only sit there."""
+"""Users who mean ill, or work at cross purposes: nobody's Pods are anybody else's loss. Supervisors here do nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root's daemon se
 
 
 class Sitters:
-    """Keepers that never say anything, and end when they are killed."""
+    """Supervisors that never say anything, and end when they are killed."""
 
     def __init__(self) -> None:
         self.children: dict[str, subprocess.Popen[bytes]] = {}
@@ -112,7 +112,7 @@ def test_what_another_made_meanwhile_is_not_taken_from_them(house: House) -> Non
         house.sitters.end()
         with pytest.raises(RefusedError) as refused:
             await waiting
-        assert refused.value.said["text"].startswith("Deployment default/web was changed by somebody else meanwhile")
+        assert refused.value.details["text"].startswith("Deployment default/web was changed by somebody else meanwhile")
 
     acted(act)
     (found,) = house.pods.workloads.values()
@@ -146,7 +146,7 @@ def test_nobody_but_root_can_use_up_all_the_pods_there_may_be(house: House) -> N
         await house.apply(ANNA, *(workload("Deployment", f"web-{at}", 0) for at in range(256)))
         with pytest.raises(RefusedError) as refused:
             await house.apply(ANNA, pod("p"))
-        assert refused.value.said["allowed"] == "at most 256 Pods of one user: delete some"
+        assert refused.value.details["allowed"] == "at most 256 Pods of one user: delete some"
         await house.apply(BERT, pod("p"))
 
     acted(act)

@@ -21,7 +21,7 @@ from typing import Any
 
 from aliquot.adapters.host import children, processes
 from aliquot.adapters.host.processend import when_ended
-from aliquot.adapters.host.supervisors import KeeperError, Keepers, make_log_folder
+from aliquot.adapters.host.supervisors import SupervisorError, Supervisors, make_log_folder
 from aliquot.adapters.storage.database import StoreError
 from aliquot.adapters.storage.objectstore import ObjectStore
 from aliquot.dialects.local.objects import amounts_of
@@ -55,7 +55,7 @@ class PodManager:
         self,
         node: LocalMachine,
         store: ObjectStore,
-        keepers: Keepers,
+        keepers: Supervisors,
         environment: Callable[[Tenancy, str], dict[str, Any]],
     ) -> None:
         self.machine = node
@@ -202,7 +202,7 @@ class PodManager:
         try:
             make_log_folder(folder, pod.applier)
             supervisor = self._keepers.start(pod.uid, pod.applier, f"{folder}/.keeper", {POD_VARIABLE: pod.uid})
-        except (KeeperError, OSError) as error:
+        except (SupervisorError, OSError) as error:
             _LOG.warning("%s: %s", pod.key, error)
             self._not_before[pod.uid] = time.monotonic() + _AGAIN
             self._know(replace(pod, state=replace(pod.state, reason=str(error))))

@@ -1,7 +1,7 @@
-"""Whose keeper was started and has not asked for room yet: Pods ask in the order in which they were made.
+"""Which supervisors were started and have not asked for room yet: Pods ask in the order in which they were created.
 
-Keepers are processes, and equal ones race: whoever came first would have the better card, and `web-3` run where `web-0`
-waits. One that says nothing for too long keeps no other waiting; nor does another user's, who could stop it at will.
+Supervisors are processes, and equal ones race: the first would get the better card, and `web-3` run where `web-0`
+waits. A supervisor that is silent for too long holds up no other; nor does another user's, who could stop it at will.
 """
 
 from __future__ import annotations
