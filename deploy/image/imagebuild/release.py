@@ -30,6 +30,7 @@ _DOCUMENTS = (
     "README.zh-CN.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "LICENSE",
     "docs",
     "examples",
