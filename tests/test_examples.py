@@ -37,7 +37,7 @@ def claims(path: Path) -> list[Claim | tuple[Invalid, ...] | None]:
     return [parse_pod(pod) for pods in made if not isinstance(pods, Invalid) for pod in pods]
 
 
-def test_there_are_examples() -> None:
+def test_examples_exist() -> None:
     assert len(WITH_PODS) >= 12
 
 

@@ -36,7 +36,7 @@ def tree(freshness: ModuleType, tmp_path: Path) -> tuple[Path, Path]:
     return web, static
 
 
-def test_what_was_just_built_is_fresh(freshness: ModuleType, tree: tuple[Path, Path]) -> None:
+def test_static_files_are_fresh_right_after_a_build(freshness: ModuleType, tree: tuple[Path, Path]) -> None:
     assert freshness.trouble(*tree) is None
 
 

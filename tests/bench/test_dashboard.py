@@ -16,14 +16,14 @@ def a_picture(world: World) -> ClusterPicture:
     return ClusterPicture(world.cluster, Details(world.cluster, lambda claim: None), around)
 
 
-def test_it_has_as_many_nodes_cards_and_pods_as_it_says() -> None:
+def test_bench_cluster_has_as_many_nodes_cards_and_pods_as_it_says() -> None:
     totals = a_picture(World(NODES)).state(0.0)["totals"]
     assert (totals["nodes"], totals["cards"], sum(totals["pods"].values())) == (NODES, NODES * CARDS, PODS)
     assert totals["waiting"] == 120
     assert totals["memory_booked_mib"] > 0
 
 
-def test_a_change_is_one_pod_more_or_one_less() -> None:
+def test_bench_change_adds_or_removes_one_pod() -> None:
     world = World(NODES)
     picture = a_picture(world)
     picture.state(0.0)

@@ -95,7 +95,7 @@ def test_memory_is_judged_by_the_quota_and_what_the_context_takes(granted: float
     assert _verdict("alloc", int(granted), 4 * GIB, int(used)) == verdict
 
 
-def test_a_missed_row_stands_out() -> None:
+def test_bench_report_marks_a_missed_row() -> None:
     rows = [Row(what="a", must="1", measured="2", ok=ok) for ok in (True, False, None)]
     assert [line.split()[3] for line in render(rows).splitlines()[1:]] == ["ok", "MISSED", "-"]
 

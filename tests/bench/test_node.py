@@ -15,14 +15,14 @@ from testbed.fleet import Fleet
 GOOD = {"added_p50_ms": 16.0, "pss_mb": 60.0, "rss_mb": 71.0, "idle_cpu_percent": 1.7, "tenants": 64}
 
 
-def test_what_is_within_its_limits_is_not_missed() -> None:
+def test_node_bench_within_limits_is_not_missed() -> None:
     assert GOOD.keys() > LIMITS.keys()
     assert missed(GOOD, 64) == []
 
 
 @pytest.mark.parametrize("figure", LIMITS)
 @pytest.mark.parametrize("value", [1.01, float("nan")])
-def test_a_limit_that_is_not_kept_is_missed(figure: str, value: float) -> None:
+def test_node_bench_over_a_limit_is_missed(figure: str, value: float) -> None:
     assert missed({**GOOD, figure: LIMITS[figure] * value}, 64) == [figure]
 
 

@@ -135,7 +135,7 @@ def test_the_table_has_what_must_hold_the_verdict_and_how_many_times_ours_a_peer
     ]
 
 
-def test_never_is_null_in_json() -> None:
+def test_bench_report_writes_never_as_null() -> None:
     told = json.loads(report.as_json([], {"old": {"cold_s": float("inf")}}, {}))
     assert told["results"] == {"old": {"cold_s": None}}
 

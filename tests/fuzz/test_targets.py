@@ -13,13 +13,13 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_whatever_comes_is_data_or_a_refusal(target: Target) -> None:
+def test_fuzz_target_returns_data_or_a_refusal(target: Target) -> None:
     before = resident()
     with target.place() as check:
         hunt(target, check, examples=target.examples)
     assert resident() - before < MOST_MEMORY
 
 
-def test_every_target_has_its_row_in_the_review() -> None:
+def test_every_fuzz_target_has_its_row_in_security_md() -> None:
     review = (ROOT / "docs/security.md").read_text()
     assert [target.name for target in TARGETS if f"| `{target.name}` |" not in review] == []

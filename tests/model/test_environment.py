@@ -5,12 +5,12 @@ from __future__ import annotations
 from aliquot.model.environment import with_granted
 
 
-def test_what_is_fixed_comes_first_and_is_as_it_was_given() -> None:
+def test_environment_fixed_entries_come_first_and_unchanged() -> None:
     """Of a very long environment only the beginning is looked at, and whose a process is must be found there."""
     found = with_granted({"A": "1", "MARK": "mine"}, fixed={"MARK": "yours"}, front={})
     assert list(found.items()) == [("MARK", "yours"), ("A", "1")]
 
 
-def test_what_comes_in_front_is_there_once_and_before_what_was_there() -> None:
+def test_environment_prefix_is_added_once_before_existing_entries() -> None:
     found = with_granted({"LD_PRELOAD": "a b:shim"}, fixed={}, front={"LD_PRELOAD": ["shim"]})
     assert found == {"LD_PRELOAD": "shim:a:b"}

@@ -25,26 +25,26 @@ def test_an_xid_of_the_application_takes_no_card_out(xid: int) -> None:
     assert hit(FELL_OFF, xid) == FELL_OFF, "nor does it say anything of one that is out"
 
 
-def test_those_are_the_ones_that_nvidias_device_plugin_ignores() -> None:
+def test_ignored_xids_are_those_of_nvidias_device_plugin() -> None:
     assert {13, 31, 43, 45, 68, 109} == OF_THE_APPLICATION
 
 
 @pytest.mark.parametrize("xid", [48, 62, 64, 74, 79, 94, 95, 119, 120, 999])
-def test_any_other_xid_takes_it_out_at_once_even_one_that_we_never_heard_of(xid: int) -> None:
+def test_any_other_xid_even_unknown_takes_the_card_out_at_once(xid: int) -> None:
     assert hit(WELL, xid).is_out
     assert str(xid) in (hit(WELL, xid).why or "")
 
 
-def test_the_nodes_owner_may_have_more_ignored() -> None:
+def test_node_owner_can_ignore_more_xids() -> None:
     assert not hit(WELL, 94, ignored={94}).is_out
 
 
-def test_the_reason_is_in_words_where_we_have_some() -> None:
+def test_xid_reason_has_words_where_known() -> None:
     assert FELL_OFF.why == "Xid 79, it fell off the bus"
     assert describe_xid(999) == "Xid 999"
 
 
-def test_the_first_xid_is_the_cause() -> None:
+def test_first_xid_is_the_cause() -> None:
     assert hit(hit(WELL, 79), 45).why == FELL_OFF.why
     assert hit(hit(WELL, 79), 119).why == FELL_OFF.why
 
@@ -54,33 +54,33 @@ def test_answers_alone_do_not_bring_back_what_an_xid_took_out() -> None:
     assert answers(BAD_MEMORY, 1000).is_out
 
 
-def test_one_miss_between_is_no_reset() -> None:
+def test_one_missed_answer_is_not_a_reset() -> None:
     assert answers(missed(BAD_MEMORY, "busy"), 1000).is_out
 
 
-def test_a_reset_brings_it_back_after_three_answers() -> None:
+def test_reset_card_is_back_after_three_answers() -> None:
     """It was gone after the Xid, and it answers: somebody reset it."""
     back = missed(BAD_MEMORY, "GPU is lost", lost=True)
     assert answers(back, PROBATION - 1).is_out
     assert not answers(back, PROBATION).is_out
 
 
-def test_so_does_one_that_was_only_silent_for_a_while() -> None:
+def test_card_silent_for_a_while_is_back_after_three_answers() -> None:
     assert not answers(missed(missed(BAD_MEMORY, "x"), "x"), PROBATION).is_out
 
 
-def test_one_that_fell_off_the_bus_and_answers_was_reset_whether_or_not_its_silence_was_seen() -> None:
+def test_card_that_fell_off_the_bus_and_answers_counts_as_reset() -> None:
     assert answers(FELL_OFF, PROBATION - 1).is_out
     assert not answers(FELL_OFF, PROBATION).is_out
 
 
-def test_an_xid_after_the_reset_takes_it_out_anew() -> None:
+def test_xid_after_a_reset_takes_the_card_out_again() -> None:
     back = answers(missed(BAD_MEMORY, "GPU is lost", lost=True), 1)
     assert answers(hit(back, 48), 1000).is_out
     assert answers(hit(answers(back, PROBATION), 48), 1000).why == describe_xid(48)
 
 
-def test_an_xid_that_is_told_late_is_still_the_cause() -> None:
+def test_late_xid_is_still_the_cause() -> None:
     """The look was faster than the event."""
     late = hit(missed(WELL, "GPU is lost", lost=True), 119)
     assert late.why == describe_xid(119)
@@ -88,7 +88,7 @@ def test_an_xid_that_is_told_late_is_still_the_cause() -> None:
     assert not answers(late, PROBATION).is_out
 
 
-def test_one_miss_is_forgiven_and_two_are_not() -> None:
+def test_one_missed_answer_is_forgiven_and_two_are_not() -> None:
     once = missed(WELL, "timeout")
     assert not once.is_out
     assert not missed(answered(once), "timeout").is_out
@@ -118,7 +118,7 @@ _events = st.lists(
 
 
 @given(_events)
-def test_whatever_happens_a_reset_and_three_answers_bring_it_back(events: list) -> None:  # type: ignore[type-arg]
+def test_reset_and_three_answers_always_bring_the_card_back(events: list) -> None:  # type: ignore[type-arg]
     health = WELL
     for event in events:
         before, health = health, event(health)

@@ -58,7 +58,7 @@ def test_a_quantity_is_read_exactly(written: object, meant: Fraction) -> None:
         float("inf"),
     ],
 )
-def test_anything_else_is_an_error(written: object) -> None:
+def test_quantity_of_any_other_form_is_an_error(written: object) -> None:
     with pytest.raises(QuantityError):
         parse_quantity(written)
 

@@ -7,11 +7,11 @@ import pytest
 from aliquot.model.refusal import Invalid, show
 
 
-def test_the_sentence_names_field_value_and_what_is_allowed() -> None:
+def test_invalid_sentence_names_field_value_and_what_is_allowed() -> None:
     assert Invalid("spec.x", "5Gi", "whole GiB").sentence() == 'spec.x: "5Gi" is not allowed: whole GiB'
 
 
-def test_what_is_not_there_is_missing() -> None:
+def test_invalid_sentence_says_that_the_field_is_missing() -> None:
     assert Invalid("spec.x", None, "required").sentence() == "spec.x is missing: required"
 
 
@@ -34,7 +34,7 @@ def test_a_long_value_is_cut() -> None:
     assert len(show("x" * 1000)) == 80
 
 
-def test_a_value_that_str_cannot_bear_is_shown_all_the_same() -> None:
+def test_show_handles_values_that_str_cannot() -> None:
     deep: list[object] = []
     for _ in range(100_000):
         deep = [deep]

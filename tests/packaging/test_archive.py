@@ -84,7 +84,7 @@ def test_another_variable_is_in_the_environment_beside_those_that_are_always_the
     assert told == [*(f"{name}={value}" for name, value in oci.ENVIRONMENT.items()), "ALIQUOT_SIMULATE=4x16GiB"]
 
 
-def test_it_is_made_when_the_version_was_released() -> None:
+def test_image_creation_time_is_the_release_date() -> None:
     released = "## Unreleased\n\n## [1.2.3] - 1970-01-02\n"
 
     assert image.made_at(released, "1.2.3") == 86400

@@ -40,7 +40,7 @@ def test_compressing_the_same_twice_gives_the_same_bytes() -> None:
     assert entries.compressed(b"x" * 1000) == entries.compressed(b"x" * 1000)
 
 
-def test_everything_is_roots_and_of_one_time() -> None:
+def test_layer_entries_belong_to_root_and_have_one_time() -> None:
     with tarfile.open(fileobj=io.BytesIO(entries.packed({"a/b": FILE}, made_at=7))) as tar:
         told = {(member.name, member.uid, member.gid, member.uname, member.mtime) for member in tar}
 

@@ -70,13 +70,13 @@ def test_every_blob_that_is_named_is_there_with_its_digest_and_its_size(files: d
         assert (f"sha256:{hashlib.sha256(data).hexdigest()}", len(data)) == (each["digest"], each["size"])
 
 
-def test_nothing_is_in_it_that_nobody_names(files: dict[str, bytes]) -> None:
+def test_index_holds_no_unreferenced_blob(files: dict[str, bytes]) -> None:
     named = {f"blobs/{each['digest'].replace(':', '/')}" for each in _described(files)}
 
     assert set(files) == {"oci-layout", "index.json", *named}
 
 
-def test_what_both_have_is_in_it_once(files: dict[str, bytes]) -> None:
+def test_index_holds_shared_blobs_once(files: dict[str, bytes]) -> None:
     manifests = [json.loads(_blob(files, manifest)) for manifest in json.loads(_blob(files, _top(files)))["manifests"]]
     first, second = ([layer["digest"] for layer in manifest["layers"]] for manifest in manifests)
 
@@ -105,18 +105,18 @@ def test_a_platforms_manifest_is_that_of_its_own_archive(files: dict[str, bytes]
     assert [each["digest"] for each in listed if each["platform"]["architecture"] == arch] == [alone["digest"]]
 
 
-def test_the_order_in_which_they_are_given_does_not_show() -> None:
+def test_index_does_not_depend_on_the_order_of_archives() -> None:
     one, other = map(_archive, ARCHES)
 
     assert _joined(one, other) == _joined(other, one)
 
 
-def test_two_of_one_architecture_are_refused() -> None:
+def test_index_refuses_two_archives_of_one_architecture() -> None:
     with pytest.raises(CannotBuildError, match="two of the archives are for linux/arm64: give one for each platform"):
         _joined(_archive("arm64"), _archive("arm64"))
 
 
-def test_two_versions_are_refused_with_both_named() -> None:
+def test_index_refuses_two_versions_and_names_both() -> None:
     with pytest.raises(CannotBuildError, match=r"2 names or versions, and one is wanted: .*:1\.2\.3.*:1\.2\.4"):
         _joined(_archive("amd64"), _archive("arm64", version="1.2.4"))
 
@@ -131,19 +131,19 @@ def test_a_blob_that_is_not_what_its_name_says_is_refused() -> None:
 
 
 @pytest.mark.parametrize("what", [b"", b"no tar", entries.packed({"a": Entry(data=b"b")}, made_at=0)])
-def test_what_is_no_image_is_refused(what: bytes) -> None:
+def test_index_refuses_a_file_that_is_no_image(what: bytes) -> None:
     with pytest.raises(CannotBuildError, match=r"x\.tar is no archive of one image as build\.py writes it"):
         _joined(what)
 
 
-def test_one_that_is_of_both_already_is_refused() -> None:
+def test_index_refuses_an_archive_of_both_architectures() -> None:
     both = _joined(*map(_archive, ARCHES))
 
     with pytest.raises(CannotBuildError, match=r"x\.tar is no archive of one image .*platform"):
         _joined(both)
 
 
-def test_the_command_writes_it_and_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_join_command_writes_the_index_and_reports_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [tmp_path / f"{arch}.tar" for arch in ARCHES]
     for arch, path in zip(ARCHES, paths, strict=True):
         path.write_bytes(_archive(arch))
@@ -154,6 +154,6 @@ def test_the_command_writes_it_and_says_what_it_wrote(tmp_path: Path, capsys: py
     assert oci.digest(out.read_bytes()) in capsys.readouterr().err
 
 
-def test_the_command_ends_with_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_join_command_reports_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert index.main(["--out", str(tmp_path / "both.tar"), str(tmp_path / "none.tar")]) == 1
     assert capsys.readouterr().err.startswith("cannot join the images: [Errno 2]")

@@ -77,7 +77,7 @@ def test_every_licence_is_an_expression_of_spdx() -> None:
     }
 
 
-def test_what_is_dropped_takes_its_empty_folders_along_and_no_others() -> None:
+def test_dropped_files_take_their_empty_folders_along() -> None:
     folder, file = Entry(folder=True), Entry(data=b"x")
     tree = {"usr/man": folder, "usr/man/1": folder, "usr/man/1/a": file, "run": folder, "usr/bin/b": file}
 

@@ -36,12 +36,12 @@ def test_a_trace_that_asks_for_more_is_cut_at_the_target() -> None:
     assert len(arrivals(SOME, 500, seed=1)) == 5
 
 
-def test_the_seed_is_all_the_chance_there_is() -> None:
+def test_arrivals_depend_on_the_seed_alone() -> None:
     assert arrivals(SOME, 1500, seed=1) == arrivals(SOME, 1500, seed=1)
     assert arrivals(SOME, 1500, seed=1) != arrivals(SOME, 1500, seed=2)
 
 
-def test_the_trace_itself_is_left_as_it_is() -> None:
+def test_arrivals_do_not_change_the_trace() -> None:
     pods = list(SOME)
     arrivals(pods, 1500, seed=1)
     assert pods == SOME

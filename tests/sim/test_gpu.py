@@ -24,19 +24,19 @@ def sliced(card: VirtualCard, **microseconds: int) -> VirtualCard:
     return card
 
 
-def test_one_alone_has_the_whole_card() -> None:
+def test_simulated_tenant_alone_has_the_whole_card() -> None:
     card = stock(Load())
     card.run(1.0)
     assert card.share("a") == 1.0
 
 
-def test_eight_with_stock_slices_lose_seven_percent() -> None:
+def test_eight_simulated_tenants_with_stock_slices_lose_seven_percent() -> None:
     card = stock(*[Load()] * 8)
     card.run(5.0)
     assert sum(card.share(name) for name in "abcdefgh") == pytest.approx(0.935, abs=0.005)
 
 
-def test_eight_with_long_slices_lose_two() -> None:
+def test_eight_simulated_tenants_with_long_slices_lose_two_percent() -> None:
     card = sliced(stock(*[Load()] * 8), **dict.fromkeys("abcdefgh", 8000))
     card.run(5.0)
     assert sum(card.share(name) for name in "abcdefgh") == pytest.approx(0.985, abs=0.005)
@@ -94,7 +94,7 @@ def test_a_closed_gate_stops_at_the_end_of_the_kernel() -> None:
     assert card.share("a") == pytest.approx(0.7)
 
 
-def test_who_is_armed_tells_of_its_next_launch() -> None:
+def test_armed_tenant_reports_its_next_launch() -> None:
     heard: list[float] = []
 
     class Hears(CardArbiter):

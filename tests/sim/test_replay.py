@@ -27,7 +27,7 @@ def outcome(cluster: list[Node], *pods: PodSpec, policy: str = "binpack") -> Out
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_what_fits_is_placed_and_what_does_not_is_dropped(policy: str) -> None:
+def test_replay_places_pods_that_fit_and_drops_the_others(policy: str) -> None:
     found = outcome(nodes("n1,9000,9000,1,A"), a_pod(600), a_pod(600), a_pod(400), policy=policy)
     assert (found.arrived, found.placed, found.dropped) == (3, 2, 1)
     assert (found.total_milli, found.allocated_milli) == (1000, 1000)
@@ -36,7 +36,7 @@ def test_what_fits_is_placed_and_what_does_not_is_dropped(policy: str) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("extra", [{"cpu": 5000}, {"memory": 5000}], ids=["cpu", "memory"])
-def test_cpu_and_memory_count(policy: str, extra: dict[str, int]) -> None:
+def test_replay_counts_cpu_and_memory(policy: str, extra: dict[str, int]) -> None:
     found = outcome(nodes("n1,9000,9000,8,A"), a_pod(100, **extra), a_pod(100, **extra), policy=policy)  # type: ignore[arg-type]
     assert (found.placed, found.dropped) == (1, 1)
 
@@ -80,7 +80,7 @@ def test_a_workload_that_is_not_known_is_learned_on_the_way() -> None:
     assert found.percent(found.allocated_milli) > 80
 
 
-def test_progress_is_told_to_the_end() -> None:
+def test_replay_reports_progress_to_the_end() -> None:
     told: list[int] = []
     pods = [a_pod(100)] * 500
     replay(nodes("n1,9000,9000,1,A"), pods, "binpack", known=(), clock=itertools.count().__next__, progress=told.append)

@@ -41,7 +41,7 @@ def test_a_name_that_the_registry_was_given_means_what_is_in_the_archive(registr
     assert _get(registry, "library/hello/manifests/1") == json.loads(blobs[digest].read())
 
 
-def test_another_version_of_it_is_still_the_probe(registry: Registry, archive: Path) -> None:
+def test_probe_image_is_recognised_in_another_version(registry: Registry, archive: Path) -> None:
     registry.give("team/hello:1", archive)
     manifest = registry.image.blobs[registry.image.manifests["probe"]]
     assert _get(registry, "team/hello/manifests/2") == json.loads(manifest)

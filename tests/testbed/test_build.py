@@ -32,7 +32,7 @@ def _go(folder: Path, version: str, otherwise: str) -> None:
     script.chmod(0o755)
 
 
-def test_what_was_built_before_is_used_without_go(empty_cache: Path) -> None:
+def test_build_uses_existing_programs_without_go(empty_cache: Path) -> None:
     empty_cache.mkdir(parents=True)
     (empty_cache / "etcd").touch()
     assert binaries(["etcd"]) == {"etcd": empty_cache / "etcd"}

@@ -26,7 +26,7 @@ def _share(card: int, gib: int, **more: Any) -> dict[str, Any]:
 NODES = {"n": gpushare_node("n", 8, 8)}
 
 
-def test_full_cards_are_all_right() -> None:
+def test_holdings_accept_full_cards() -> None:
     full = [_holding("a", _share(0, 5), _share(1, 8)), _holding("b", _share(0, 3))]
     assert judge(NODES, full) == []
 
