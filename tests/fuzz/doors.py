@@ -64,7 +64,7 @@ def _ask(said: Any) -> None:
 
 
 def _apply(objects: Any) -> None:
-    """Whatever is found good can be made a Pod of, and its keeper told of it."""
+    """Every valid manifest makes a Pod and a launch spec for its supervisor."""
     found = read_objects(objects)
     if isinstance(found, Invalid):
         assert found.sentence()
@@ -83,8 +83,8 @@ def _apply(objects: Any) -> None:
         for state in made.state.containers:
             assert os.path.dirname(os.path.normpath(state.log)) == logs
         claim = launchspec.claim_of(made)
-        told = launchspec.told(made, None, claim, Node("box", ()), {"set": {}, "front": {}}, logs)
-        assert len(json.dumps(told)) < 64 << 20
+        spec = launchspec.render(made, None, claim, Node("box", ()), {"set": {}, "front": {}}, logs)
+        assert len(json.dumps(spec)) < 64 << 20
 
 
 # --- the control socket -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A Pod on one machine, where containers are local processes; and the workload that wants it there."""
+"""A Pod on one machine, whose containers are local processes, and the workload that owns it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-MOST_EVENTS = 20  # of a Pod: the last ones are kept
+MOST_EVENTS = 20  # of a Pod: only the last ones are kept
 
 
 class Phase(StrEnum):
-    """As Kubernetes calls them."""
+    """The Pod phases of Kubernetes."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -20,13 +20,13 @@ class Phase(StrEnum):
 
     @property
     def over(self) -> bool:
-        """Whether nothing of it runs any more, nor will."""
+        """Whether the Pod has ended for good."""
         return self in (Phase.SUCCEEDED, Phase.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
 class Applier:
-    """Who applied it, and from where: its processes are theirs."""
+    """The user who applied an object, with folder and environment. Its processes run as that user."""
 
     user: int
     group: int
@@ -36,7 +36,7 @@ class Applier:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What makes Pods, as it was applied. `template` changes with what its Pods are made from."""
+    """An applied workload. `template` is a digest of its Pod template."""
 
     kind: str
     namespace: str
@@ -49,7 +49,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class ContainerState:
-    """One container: what it was told to run, and how that stands. Times in seconds since 1970."""
+    """One container: its command and its state. Times in seconds since 1970."""
 
     name: str
     image: str
@@ -62,12 +62,12 @@ class ContainerState:
     started: float | None = None
     ended: float | None = None
     pid: int | None = None
-    reason: str | None = None  # why it could not be started, or waits to be started again
+    reason: str | None = None  # why it cannot start or waits for a restart
 
 
 @dataclass(frozen=True, slots=True)
 class PodEvent:
-    """Something that happened to a Pod, in a sentence."""
+    """An event of a Pod, in one sentence."""
 
     time: float
     text: str
@@ -76,7 +76,7 @@ class PodEvent:
 
 @dataclass(frozen=True, slots=True)
 class PodState:
-    """How it stands. `why` are the sentences that tell what it asked for, and why it is where it is."""
+    """The state of a Pod. `why`: sentences about its request and its placement."""
 
     phase: Phase = Phase.PENDING
     reason: str | None = None
@@ -107,10 +107,10 @@ class LocalPod:
 
     @property
     def key(self) -> str:
-        """As people call it."""
+        """namespace/name."""
         return f"{self.namespace}/{self.name}"
 
     @property
     def tenant(self) -> str:
-        """The id of the tenant that it is. The length is fixed: it is part of the path of a socket."""
+        """The id of its tenant. Of fixed length: it is part of a socket path."""
         return self.uid.replace("-", "")[:10]

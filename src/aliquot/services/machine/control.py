@@ -112,7 +112,7 @@ class ControlServer:
             elif request.get("op") == "keep":
                 self._connections[caller.uid] -= 1  # one per Pod, and the number of Pods is limited already
                 try:
-                    await self._pod_api.keep(request, caller, reader, send)
+                    await self._pod_api.serve_supervisor(request, caller, reader, send)
                 finally:
                     self._connections[caller.uid] += 1
             else:

@@ -113,7 +113,7 @@ def test_a_pod_fails_when_one_of_its_containers_did() -> None:
     for each, code in zip(found.containers, (0, 137), strict=True):
         found.started(each, 7, 0.0)
         found.ended(each, code, 0.0)
-    assert (found.phase, found.reason) == ("Failed", "container b was ended by signal 9")
+    assert (found.phase, found.reason) == ("Failed", "container b was killed by signal 9")
 
 
 def test_a_job_gives_up_after_as_many_restarts_as_it_allows() -> None:
@@ -124,7 +124,7 @@ def test_a_job_gives_up_after_as_many_restarts_as_it_allows() -> None:
         found.started(one, 7, now)
         found.ended(one, 1, now)
     assert (found.over, due(found, 1000.0)) == (True, [])
-    assert found.reason == "container a: it ended with exit code 1; its Job's backoffLimit (2) is reached"
+    assert found.reason == "container a: exited with code 1; the Job reached its backoffLimit (2)"
     found.ended(other, 143, 21.0)  # it was ended: its Pod is over
     assert found.phase == "Failed"
 
@@ -149,7 +149,7 @@ def test_no_main_container_runs_before_the_init_containers_are_done(
     )
     now = 0.0
     for code in codes:
-        now = max(now, found.wake() or now)
+        now = max(now, found.next_due() or now)
         for each in found.due(now):
             assert each.init or all(
                 other.exit_code == 0 for other in found.containers if other.init and not other.sidecar
@@ -157,4 +157,4 @@ def test_no_main_container_runs_before_the_init_containers_are_done(
             found.started(each, 7, now)
         for each in found.running()[:1]:
             found.ended(each, code, now)
-        assert not (found.over and not found.running() and found.wake() is not None)
+        assert not (found.over and not found.running() and found.next_due() is not None)

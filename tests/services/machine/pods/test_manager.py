@@ -121,7 +121,7 @@ def test_a_job_whose_containers_are_restarted_gives_up_when_its_limit_is_reached
     pods.apply(job)
     found = eventually(lambda: [each for each in pods.all() if each["phase"] == "Failed"])[0]
     assert found["containers"][0]["restarts"] == 1
-    assert found["reason"] == "container main: it ended with exit code 1; its Job's backoffLimit (1) is reached"
+    assert found["reason"] == "container main: exited with code 1; the Job reached its backoffLimit (1)"
     assert len(pods.all()) == 1
 
 
@@ -166,7 +166,7 @@ def test_init_containers_come_first_one_after_the_other(pods: Pods) -> None:
 def test_who_ends_is_started_again_and_that_is_counted(pods: Pods) -> None:
     pods.apply(pod("p", container("main", "sh", "-c", "echo once more; exit 3")))
     found = eventually(lambda: [each for each in pods.all() if each["containers"][0]["restarts"] >= 2])[0]
-    assert found["reason"].startswith("container main: it ended with exit code 3, and is started again in")
+    assert found["reason"].startswith("container main: exited with code 3; restarts in")
     assert pods.log("p").count("once more") >= 2
 
 
@@ -222,7 +222,7 @@ def test_a_keeper_that_is_killed_takes_its_pod_with_it(pods: Pods) -> None:
     (keeper,) = [tenant["pid"] for tenant in pods.machine.status()["tenants"]]
     os.kill(keeper, signal.SIGKILL)
     found = pods.until("p", "Failed")
-    assert found["reason"] == "its keeper was ended before it was over"
+    assert found["reason"] == "its supervisor was killed"
     eventually(lambda: pods.booked() == 0)
     assert processes_of_pods(str(pods.machine.home)) == set()
 
@@ -421,7 +421,7 @@ class TestRestarts:
             database.commit()
         own.machine.up()
         eventually(lambda: [each["phase"] for each in own.all()] == ["Running", "Failed", "Running"])
-        assert own.one("never")["reason"] == "the machine was booted again"
+        assert own.one("never")["reason"] == "the machine was rebooted"
         assert not before & {each["containers"][0]["pid"] for each in own.all()}
         eventually(lambda: own.booked() == 8)
 

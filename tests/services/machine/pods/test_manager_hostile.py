@@ -112,7 +112,7 @@ def test_what_another_made_meanwhile_is_not_taken_from_them(house: House) -> Non
         house.sitters.end()
         with pytest.raises(RefusedError) as refused:
             await waiting
-        assert refused.value.details["text"].startswith("Deployment default/web was changed by somebody else meanwhile")
+        assert refused.value.details["text"].startswith("another user changed Deployment default/web meanwhile")
 
     acted(act)
     (found,) = house.pods.workloads.values()
@@ -127,7 +127,7 @@ def test_who_changes_anothers_changes_neither_whose_it_is_nor_its_environment(ho
     (result,) = acted(act)
     (found,) = house.pods.workloads.values()
     assert (found.applier.user, found.applier.environment) == (ANNA, {"HOME": "/home/anna"})
-    assert result["notes"][-1].startswith(f"it stays user {ANNA}'s")
+    assert result["notes"][-1].startswith(f"user {ANNA} stays its owner")
 
 
 def test_root_that_changes_anothers_pod_does_not_run_it_as_root(house: House) -> None:
@@ -146,7 +146,7 @@ def test_nobody_but_root_can_use_up_all_the_pods_there_may_be(house: House) -> N
         await house.apply(ANNA, *(workload("Deployment", f"web-{at}", 0) for at in range(256)))
         with pytest.raises(RefusedError) as refused:
             await house.apply(ANNA, pod("p"))
-        assert refused.value.details["allowed"] == "at most 256 Pods of one user: delete some"
+        assert refused.value.details["allowed"] == "at most 256 Pods per user: delete some"
         await house.apply(BERT, pod("p"))
 
     acted(act)

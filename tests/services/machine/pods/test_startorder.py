@@ -17,7 +17,7 @@ def play(turns: StartOrder, *asking: str, gone: str | None = None) -> list[str]:
     done: list[str] = []
 
     async def ask(uid: str) -> None:
-        await turns.turn(uid)
+        await turns.wait_for_turn(uid)
         turns.end(uid)
         done.append(uid)
 

@@ -1,6 +1,6 @@
-"""What is asked about Pods on the control socket: apply, delete, object, pod-logs; and the lines of their keepers.
+"""The Pod operations of the control socket: apply, delete, object, pod-logs; and the connections of supervisors.
 
-Everybody may look; each user may change what is theirs, root and the daemon's owner everything.
+Everybody may read. Users may change their own objects; root and the daemon's owner may change all.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from aliquot.services.machine.pods.manager import PodManager, workload_key
 from aliquot.services.machine.pods.status import pod_object, workload_object
 
 _MOST_PODS = 1024  # on one machine
-_MOST_OF_ONE_USER = 256  # so that nobody but root can use them all up
-_LONGEST_ENVIRONMENT = 1 << 16  # characters of what is passed on from whoever applies
-_STEP = 0.02  # seconds between looks whether a Pod is gone
-_BETWEEN_REPORTS = 0.02  # seconds at least: each may be a write
-_OVER_GRACE = 20.0  # seconds until we give up waiting for one to go
+_MOST_OF_ONE_USER = 256  # so that only root can use up all Pods
+_LONGEST_ENVIRONMENT = 1 << 16  # characters of the environment of the user who applies
+_STEP = 0.02  # seconds between checks whether a Pod is gone
+_BETWEEN_REPORTS = 0.02  # seconds at least: every report may be a write
+_OVER_GRACE = 20.0  # seconds after the grace period until `delete` gives up waiting
 
-Say = Callable[[dict[str, Any]], None]
-Operation = Callable[[dict[str, Any], Caller, Say], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], None]
+Operation = Callable[[dict[str, Any], Caller, Send], Awaitable[dict[str, Any]]]
 
 
 class PodApi:
-    """See the head of the file."""
+    """See the module docstring."""
 
     def __init__(self, pods: PodManager) -> None:
         self._pods = pods
@@ -50,33 +50,33 @@ class PodApi:
 
     # --- apply -------------------------------------------------------------------------------------------------
 
-    async def _apply(self, request: dict[str, Any], caller: Caller, _say: Say) -> dict[str, Any]:
-        """All of it or nothing."""
+    async def _apply(self, request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
+        """Apply all objects or none."""
         self._pods.machine.may_run(caller)
         objects = read_objects(request.get("objects"))
         if isinstance(objects, Invalid):
             raise invalid(objects)
         applier, now = _applier(request, caller), time.time()
         results: list[dict[str, Any]] = []
-        applied: list[Workload | LocalPod] = []  # whatever is new, in the order of the manifest
+        applied: list[Workload | LocalPod] = []  # new and changed ones, in the order of the manifest
         replaced: list[LocalPod] = []
-        for each in objects:
-            notes = list(each.notes)
-            if each.kind == POD:
-                action = self._pod(each, applier, now, applied, replaced, notes)
-            elif each.makes_pods:
-                action = self._workload(each, applier, now, applied, notes)
+        for item in objects:
+            notes = list(item.notes)
+            if item.kind == POD:
+                action = self._pod(item, applier, now, applied, replaced, notes)
+            elif item.makes_pods:
+                action = self._workload(item, applier, now, applied, notes)
             else:
                 action = "skipped"
             results.append(
-                {"kind": each.kind, "namespace": each.namespace, "name": each.name, "action": action, "pods": [],
+                {"kind": item.kind, "namespace": item.namespace, "name": item.name, "action": action, "pods": [],
                  "notes": notes}
             )  # fmt: skip
-        bare = [each for each in applied if isinstance(each, LocalPod)]
-        workloads = [each for each in applied if isinstance(each, Workload)]
+        bare = [item for item in applied if isinstance(item, LocalPod)]
+        workloads = [item for item in applied if isinstance(item, Workload)]
         self._check_count(bare, workloads, replaced, caller.uid)
         if request.get("dry_run") is not True:
-            await self._make_room(replaced, bare, workloads)
+            await self._end_replaced(replaced, bare, workloads)
             self._pods.put(applied, now)
             self._pods.tick(now)
             for result in results:
@@ -88,14 +88,16 @@ class PodApi:
     ) -> None:
         known = self._pods.workloads | {workload_key(workload): workload for workload in workloads}
         alone = [pod for pod in self._pods.pods.values() if pod.owner is None and pod not in replaced]
-        count = Counter(each.applier.user for each in (*alone, *bare))
-        for each in known.values():
-            count[each.applier.user] += max(1, amounts_of(each.manifest).replicas)  # one that wants none is kept too
+        count = Counter(pod.applier.user for pod in (*alone, *bare))
+        for workload in known.values():
+            count[workload.applier.user] += max(
+                1, amounts_of(workload.manifest).replicas
+            )  # 0 replicas need a record too
         if count.total() > _MOST_PODS:
-            allowed = f"at most {_MOST_PODS} Pods in all on one machine: delete some"
+            allowed = f"at most {_MOST_PODS} Pods on one machine: delete some"
             raise invalid(Invalid("objects", count.total(), allowed))
         if user not in (0, os.geteuid()) and count[user] > _MOST_OF_ONE_USER:
-            allowed = f"at most {_MOST_OF_ONE_USER} Pods of one user: delete some"
+            allowed = f"at most {_MOST_OF_ONE_USER} Pods per user: delete some"
             raise invalid(Invalid("objects", count[user], allowed))
 
     def _pod(
@@ -113,11 +115,13 @@ class PodApi:
             self._owner_only(applier.user, f"change {label}", there.applier.user)
             if there.owner is not None:
                 owner = " ".join(there.owner)
-                raise invalid(Invalid(f"{label}: metadata.name", found.name, f"another name: it is a Pod of {owner}"))
+                raise invalid(
+                    Invalid(f"{label}: metadata.name", found.name, f"another name: this Pod belongs to {owner}")
+                )
             if there.ending is None and there.template == template_of(found.manifest):
                 return "unchanged"
             replaced.append(there)
-            applier = _whose(there.applier, applier, notes)
+            applier = _owner(there.applier, applier, notes)
         applied.append(new_pod(found.manifest, None, applier, self._pods.machine.home, now))
         return "created" if there is None or there.ending is not None else "configured"
 
@@ -136,74 +140,76 @@ class PodApi:
             return "unchanged"
         if found.kind == "Job" and there.template != made.template:
             where = f"{found.kind} {found.namespace}/{found.name}: spec.template"
-            raise invalid(Invalid(where, "another one", "the one it has: a Job runs once; `aliquot delete` it first"))
-        # Pods of the same template are left alone.
-        applied.append(replace(made, applier=_whose(there.applier, applier, notes), created=there.created))
+            raise invalid(
+                Invalid(where, "a changed template", "the template that it has; `aliquot delete` the Job first")
+            )
+        # Pods of the same template stay.
+        applied.append(replace(made, applier=_owner(there.applier, applier, notes), created=there.created))
         return "configured"
 
-    async def _make_room(self, replaced: list[LocalPod], bare: list[LocalPod], workloads: list[Workload]) -> None:
-        """A bare Pod that is applied anew is made anew: two cannot have one name. What others did meanwhile stays."""
+    async def _end_replaced(self, replaced: list[LocalPod], bare: list[LocalPod], workloads: list[Workload]) -> None:
+        """A changed bare Pod is replaced; two Pods cannot have one name. Refuses what others changed meanwhile."""
         if not replaced:
             return
         before = [self._pods.workloads.get(workload_key(workload)) for workload in workloads]
         self._pods.delete(workload=None, pods=replaced, grace=None)
-        await self._until_gone([each.uid for each in replaced])
+        await self._until_gone([pod.uid for pod in replaced])
         now = [self._pods.workloads.get(workload_key(workload)) for workload in workloads]
-        taken = [each.key for each in bare if self._pods.named(each.namespace, each.name) is not None]
+        taken = [pod.key for pod in bare if self._pods.named(pod.namespace, pod.name) is not None]
         taken += [
-            f"{each.kind} {each.namespace}/{each.name}"
-            for each, was, is_now in zip(workloads, before, now, strict=True)
+            f"{workload.kind} {workload.namespace}/{workload.name}"
+            for workload, was, is_now in zip(workloads, before, now, strict=True)
             if was is not is_now
         ]
         if taken:
-            raise RefusedError("failed", text=f"{taken[0]} was changed by somebody else meanwhile: apply it again")
+            raise RefusedError("failed", text=f"another user changed {taken[0]} meanwhile: apply it again")
 
     def _names(self, result: Mapping[str, Any]) -> list[str]:
         if result["kind"] == POD:
             return [result["name"]]
         workload = self._pods.workloads.get((result["kind"], result["namespace"], result["name"]))
-        there = [] if workload is None else self._pods.owned(workload)
-        return sorted(each.name for each in there if each.ending is None)
+        owned = [] if workload is None else self._pods.owned(workload)
+        return sorted(pod.name for pod in owned if pod.ending is None)
 
     # --- delete ------------------------------------------------------------------------------------------------
 
-    async def _delete(self, request: dict[str, Any], caller: Caller, say: Say) -> dict[str, Any]:
+    async def _delete(self, request: dict[str, Any], caller: Caller, send: Send) -> dict[str, Any]:
         grace = request.get("grace")
         if grace is not None and (
             isinstance(grace, bool) or not isinstance(grace, int | float) or not 0 <= grace <= LONGEST_GRACE
         ):
-            raise invalid(Invalid("grace", grace, "seconds, 0 to 86400"))
+            raise invalid(Invalid("grace", grace, "0 to 86400 seconds"))
         found = self._find(request)
-        self._owner_only(caller.uid, f"delete {found.kind if isinstance(found, Workload) else POD} {found.namespace}/"
-                         f"{found.name}", found.applier.user)  # fmt: skip
-        going = self._pods.owned(found) if isinstance(found, Workload) else [found]
         workload = found if isinstance(found, Workload) else None
+        kind = POD if workload is None else workload.kind
+        self._owner_only(caller.uid, f"delete {kind} {found.namespace}/{found.name}", found.applier.user)
+        going = self._pods.owned(found) if isinstance(found, Workload) else [found]
         self._pods.delete(workload=workload, pods=going, grace=None if grace is None else float(grace))
-        for each in going:
-            say({"event": {"deleting": each.key}})
-        await self._until_gone([each.uid for each in going])
-        return {"deleted": [each.key for each in going]}
+        for pod in going:
+            send({"event": {"deleting": pod.key}})
+        await self._until_gone([pod.uid for pod in going])
+        return {"deleted": [pod.key for pod in going]}
 
     async def _until_gone(self, uids: list[str]) -> None:
-        there = [self._pods.pods[uid] for uid in uids if uid in self._pods.pods]
-        deadline = time.monotonic() + max((each.ending or 0.0 for each in there), default=0.0) + _OVER_GRACE
+        ending = [self._pods.pods[uid] for uid in uids if uid in self._pods.pods]
+        deadline = time.monotonic() + max((pod.ending or 0.0 for pod in ending), default=0.0) + _OVER_GRACE
         while any(uid in self._pods.pods for uid in uids):
             if time.monotonic() > deadline:
                 left = ", ".join(self._pods.pods[uid].key for uid in uids if uid in self._pods.pods)
-                raise RefusedError("failed", text=f"{left}: not all processes have ended; the daemon goes on trying")
+                raise RefusedError("failed", text=f"{left}: some processes have not ended; the daemon keeps trying")
             await asyncio.sleep(_STEP)
             self._pods.tick(time.time())
 
-    # --- looking -----------------------------------------------------------------------------------------------
+    # --- queries -----------------------------------------------------------------------------------------------
 
-    async def _object(self, request: dict[str, Any], caller: Caller, _say: Say) -> dict[str, Any]:
+    async def _object(self, request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
         found = self._find(request)
-        show = workload_object(self._pods, found) if isinstance(found, Workload) else pod_object(self._pods, found)
-        theirs = caller.uid in (0, os.geteuid(), found.applier.user)
-        return {"object": show if theirs else without_values(show)}
+        shown = workload_object(self._pods, found) if isinstance(found, Workload) else pod_object(self._pods, found)
+        permitted = caller.uid in (0, os.geteuid(), found.applier.user)
+        return {"object": shown if permitted else without_values(shown)}
 
-    async def _logs(self, request: dict[str, Any], _caller: Caller, _say: Say) -> dict[str, Any]:
-        """Where the output is. Reading it is the caller's, with the caller's rights."""
+    async def _logs(self, request: dict[str, Any], _caller: Caller, _send: Send) -> dict[str, Any]:
+        """The path of the output. The caller reads it with its own permissions."""
         pod = self._find({**request, "kind": POD})
         assert isinstance(pod, LocalPod)
         mains = [container.name for container in pod.state.containers if not container.init]
@@ -216,7 +222,7 @@ class PodApi:
         return {"pod": pod.key, "container": found.name, "log": found.log, "running": running}
 
     def _find(self, request: Mapping[str, Any]) -> LocalPod | Workload:
-        """Raises RefusedError, with the names there are."""
+        """Raises RefusedError with the existing names."""
         kind, name = request.get("kind"), request.get("name")
         namespace = request.get("namespace") or "default"
         if kind == POD:
@@ -241,31 +247,35 @@ class PodApi:
         if user not in (0, os.geteuid(), owner):
             raise RefusedError("denied", text=f"only root{f' and user {owner}' if owner else ''} may {what}")
 
-    # --- keepers -----------------------------------------------------------------------------------------------
+    # --- supervisors -------------------------------------------------------------------------------------------
 
-    async def keep(self, request: dict[str, Any], caller: Caller, reader: asyncio.StreamReader, say: Say) -> None:
-        """As long as its line is open."""
-        pod, entry = await self._pods.keep(request, caller, say)
+    async def serve_supervisor(
+        self, request: dict[str, Any], caller: Caller, reader: asyncio.StreamReader, send: Send
+    ) -> None:
+        """Until its connection closes."""
+        pod, entry = await self._pods.connect_supervisor(request, caller, send)
         try:
             while line := await reader.readline():
-                said = json.loads(line)
-                if isinstance(said, dict) and isinstance(said.get("state"), dict):
-                    self._pods.report(pod.uid, said["state"], time.time())
-                    say({"event": {"noted": said.get("report")}})
+                message = json.loads(line)
+                if isinstance(message, dict) and isinstance(message.get("state"), dict):
+                    self._pods.report(pod.uid, message["state"], time.time())
+                    send({"event": {"noted": message.get("report")}})
                     await asyncio.sleep(_BETWEEN_REPORTS)
         except (ValueError, RecursionError):
             raise RefusedError("malformed", text="not a line of JSON") from None
         finally:
-            self._pods.hung_up(pod.uid, say)
+            self._pods.disconnect_supervisor(pod.uid, send)
             if entry is not None:
                 self._pods.machine.leave(entry, time.time())
 
 
-def _whose(owner: Applier, changing: Applier, notes: list[str]) -> Applier:
-    """Whose it is does not change with who changes it: nor what its processes find around them, which may be secret."""
+def _owner(owner: Applier, changing: Applier, notes: list[str]) -> Applier:
+    """The owner stays when another user changes the object. So does the environment, which may contain secrets."""
     if owner.user == changing.user:
         return changing
-    notes.append(f"it stays user {owner.user}'s: its containers run as they do, in their folder and environment")
+    notes.append(
+        f"user {owner.user} stays its owner: containers run as that user, in that user's folder and environment"
+    )
     return owner
 
 
@@ -277,7 +287,7 @@ def _applier(request: Mapping[str, Any], caller: Caller) -> Applier:
         isinstance(value, str) and "\0" not in name + value and name and "=" not in name
         for name, value in environment.items()
     ):
-        raise invalid(Invalid("env", environment, "a mapping of names to text"))
+        raise invalid(Invalid("env", environment, "a mapping of names to strings"))
     size = sum(len(name) + len(value) for name, value in environment.items())
     if size > _LONGEST_ENVIRONMENT:  # every container gets it
         raise invalid(Invalid("env", f"{size} characters", f"at most {_LONGEST_ENVIRONMENT}"))

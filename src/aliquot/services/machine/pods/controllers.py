@@ -1,8 +1,8 @@
-"""Which Pods there should be, as Kubernetes's controllers have it: a function of what is wanted and what is there.
+"""The workload controllers, as in Kubernetes: pure functions from desired and existing Pods to a decision.
 
-Deployment, ReplicaSet and ReplicationController keep so many of the present template; a StatefulSet keeps NAME-0 to
-NAME-n, each made again when the one of that name is gone; a Job makes Pods until enough have succeeded, or too many
-have failed, and waits longer after each that does.
+Deployment, ReplicaSet and ReplicationController keep N Pods of the current template. A StatefulSet keeps NAME-0 to
+NAME-(N-1) and recreates each once the Pod of that name is gone. A Job creates Pods until enough have succeeded or too
+many have failed, with exponential back-off after failures.
 """
 
 from __future__ import annotations
@@ -17,59 +17,58 @@ from aliquot.services.machine.pods.lifecycle import FIRST_PAUSE, LONGEST_PAUSE
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`make` has the names of new Pods; None: any name. `end` are those that are to go."""
+    """`make`: names of the Pods to create; None: a generated name. `end`: the Pods to delete."""
 
     make: tuple[str | None, ...] = ()
     end: tuple[LocalPod, ...] = ()
 
 
-def decide(workload: Workload, amounts: Amounts, there: Sequence[LocalPod], now: float) -> Decision:
-    """`there` are all Pods that the workload owns; `now` is seconds since 1970."""
+def decide(workload: Workload, amounts: Amounts, pods: Sequence[LocalPod], now: float) -> Decision:
+    """`pods` are all Pods that the workload owns; `now` is seconds since 1970."""
     if workload.kind == "StatefulSet":
-        return _stateful(workload, amounts.replicas, there)
+        return _stateful(workload, amounts.replicas, pods)
     if workload.kind == "Job":
-        return _job(amounts, there, now)
-    return _replicas(workload, amounts.replicas, there)
+        return _job(amounts, pods, now)
+    return _replicas(workload, amounts.replicas, pods)
 
 
-def ready(there: Sequence[LocalPod]) -> int:
-    """How many of them run as they should."""
+def ready(pods: Sequence[LocalPod]) -> int:
+    """The number of Pods whose main containers all run."""
     return sum(
-        each.state.phase is Phase.RUNNING
-        and each.ending is None
-        and all(container.state == "running" for container in each.state.containers if not container.init)
-        for each in there
+        pod.state.phase is Phase.RUNNING
+        and pod.ending is None
+        and all(container.state == "running" for container in pod.state.containers if not container.init)
+        for pod in pods
     )
 
 
-def _replicas(workload: Workload, wanted: int, there: Sequence[LocalPod]) -> Decision:
-    here = [each for each in there if each.ending is None]
-    good = [each for each in here if not each.state.phase.over and each.template == workload.template]
-    # Those that do not run yet go first, then the youngest.
-    good.sort(key=lambda each: (each.state.phase is not Phase.RUNNING, each.created))
-    kept = {each.uid for each in good[:wanted]}
-    return Decision((None,) * (wanted - len(kept)), tuple(each for each in here if each.uid not in kept))
+def _replicas(workload: Workload, wanted: int, pods: Sequence[LocalPod]) -> Decision:
+    here = [pod for pod in pods if pod.ending is None]
+    good = [pod for pod in here if not pod.state.phase.over and pod.template == workload.template]
+    # Delete Pods that do not run yet first, then the youngest.
+    good.sort(key=lambda pod: (pod.state.phase is not Phase.RUNNING, pod.created))
+    kept = {pod.uid for pod in good[:wanted]}
+    return Decision((None,) * (wanted - len(kept)), tuple(pod for pod in here if pod.uid not in kept))
 
 
-def _stateful(workload: Workload, wanted: int, there: Sequence[LocalPod]) -> Decision:
+def _stateful(workload: Workload, wanted: int, pods: Sequence[LocalPod]) -> Decision:
     names = {f"{workload.name}-{index}" for index in range(wanted)}
-    taken = {each.name for each in there}  # one that is ending keeps its name until it is gone
+    taken = {pod.name for pod in pods}  # an ending Pod keeps its name until it is gone
     wrong = [
-        each
-        for each in there
-        if each.ending is None
-        and (each.name not in names or each.state.phase.over or each.template != workload.template)
+        pod
+        for pod in pods
+        if pod.ending is None and (pod.name not in names or pod.state.phase.over or pod.template != workload.template)
     ]
     make = [f"{workload.name}-{index}" for index in range(wanted) if f"{workload.name}-{index}" not in taken]
     return Decision(tuple(make), tuple(wrong))
 
 
-def _job(amounts: Amounts, there: Sequence[LocalPod], now: float) -> Decision:
-    here = [each for each in there if each.ending is None]
-    active = [each for each in here if not each.state.phase.over]
-    succeeded = sum(each.state.phase is Phase.SUCCEEDED for each in here)
-    failed = [each for each in here if each.state.phase is Phase.FAILED]
-    tries = sum(1 + sum(container.restarts for container in each.state.containers) for each in failed)
+def _job(amounts: Amounts, pods: Sequence[LocalPod], now: float) -> Decision:
+    here = [pod for pod in pods if pod.ending is None]
+    active = [pod for pod in here if not pod.state.phase.over]
+    succeeded = sum(pod.state.phase is Phase.SUCCEEDED for pod in here)
+    failed = [pod for pod in here if pod.state.phase is Phase.FAILED]
+    tries = sum(1 + sum(container.restarts for container in pod.state.containers) for pod in failed)
     if tries > amounts.backoff_limit:
         return Decision(end=tuple(active))
     wanted = min(amounts.replicas, max(0, (amounts.completions or 0) - succeeded))
@@ -79,12 +78,12 @@ def _job(amounts: Amounts, there: Sequence[LocalPod], now: float) -> Decision:
     return Decision((None,) * make, tuple(active[wanted:]))
 
 
-def _not_before(there: Sequence[LocalPod]) -> float:
-    """When the next one may be made: later with each that failed since the last one that did not."""
-    over = sorted((each for each in there if each.state.phase.over), key=lambda each: each.state.finished or 0.0)
+def _not_before(pods: Sequence[LocalPod]) -> float:
+    """When the next Pod may be created: later with pod failure since the last success."""
+    over = sorted((pod for pod in pods if pod.state.phase.over), key=lambda pod: pod.state.finished or 0.0)
     failures = 0
-    for each in over:
-        failures = failures + 1 if each.state.phase is Phase.FAILED else 0
+    for pod in over:
+        failures = failures + 1 if pod.state.phase is Phase.FAILED else 0
     if not failures:
         return 0.0
     return (over[-1].state.finished or 0.0) + min(FIRST_PAUSE * 2.0 ** min(failures - 1, 20), LONGEST_PAUSE)

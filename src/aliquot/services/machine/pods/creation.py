@@ -1,4 +1,4 @@
-"""Pods as they are made, and made anew: what is known of one before anything of it runs. Nothing is kept here."""
+"""Creates Pod records: new Pods, replicas, and Pods that start over after a reboot. Stores nothing."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from aliquot.dialects.local.objects import pod_of, template_of
 from aliquot.model.localpod import MOST_EVENTS, Applier, LocalPod, Phase, PodEvent, PodState, Workload
 from aliquot.services.machine.pods import launchspec
 
-_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # as Kubernetes makes names: no word comes of them
+_LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # as in Kubernetes: no vowels, so that no words appear
 
 
 def new_pod(
     manifest: dict[str, Any], owner: tuple[str, str] | None, applier: Applier, home: Home, now: float
 ) -> LocalPod:
-    """Not there yet: it is to be written down."""
+    """A new record; the caller stores it."""
     metadata = manifest["metadata"]
     pod = LocalPod(
         str(uuid4()), metadata["namespace"], metadata["name"], owner, manifest, template_of(manifest), applier, now
     )
     claim = launchspec.claim_of(pod)
-    why = () if claim is None else (launchspec.asked(claim),)
+    why = () if claim is None else (launchspec.request_text(claim),)
     state = PodState(why=why, containers=launchspec.states(pod, "", None, logs_of(home, pod.uid)))
     by = "" if owner is None else f" by {owner[0]} {owner[1]}"
-    return replace(pod, state=with_event(state, now, f"made{by}"))
+    return replace(pod, state=with_event(state, now, f"created{by}"))
 
 
 def replica(workload: Workload, name: str | None, home: Home, now: float) -> LocalPod:
-    """One more Pod of the workload, by that name or any."""
+    """One more Pod of the workload; None: with a generated name."""
     if name is None:
         name = f"{workload.name[:57]}-{''.join(secrets.choice(_LETTERS) for _ in range(5))}"
     owner = (workload.kind, workload.name)
@@ -40,18 +40,18 @@ def replica(workload: Workload, name: str | None, home: Home, now: float) -> Loc
 
 
 def logs_of(home: Home, uid: str) -> str:
-    """The folder of its containers' output."""
+    """The folder of the logs of its containers."""
     return f"{home.pod_logs}/{uid}"
 
 
-def anew(pod: LocalPod, logs: str) -> PodState:
-    """As on a node that was booted again: it is the same Pod, and begins once more."""
+def started_over(pod: LocalPod, logs: str) -> PodState:
+    """The state of the same Pod on a rebooted node: it starts from the beginning."""
     fresh = launchspec.states(pod, "", None, logs)
     return replace(pod.state, phase=Phase.PENDING, reason=None, node=None, containers=fresh, started=None)
 
 
 def failed(state: PodState, why: str, now: float) -> PodState:
-    """Whatever ran of it runs no longer."""
+    """The state of a Pod that failed: none of its containers runs."""
     ended = tuple(
         container if container.state == "ended" else replace(container, state="ended", ended=now, pid=None)
         for container in state.containers
@@ -61,5 +61,5 @@ def failed(state: PodState, why: str, now: float) -> PodState:
 
 
 def with_event(state: PodState, now: float, text: str, kind: str = "Normal") -> PodState:
-    """And one more thing that happened."""
+    """The state with one more event."""
     return replace(state, events=(*state.events, PodEvent(now, text, kind))[-MOST_EVENTS:])

@@ -1,4 +1,4 @@
-"""From a Pod and what it was given to what its keeper is told: commands, environments, folders, logs."""
+"""Builds the launch spec of a Pod for its supervisor: commands, environments, folders and logs of its containers."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from aliquot.model.refusal import Invalid
 from aliquot.services.machine.pods.supervisor import CONTAINER_VARIABLE, POD_VARIABLE
 from aliquot.services.machine.requests import RunRequest, mib
 
-# What a container must not inherit from whoever happened to apply it.
+# Variables that a container must not inherit from the shell that applied it.
 _FOREIGN = (*OF_A_TENANT, POD_VARIABLE, CONTAINER_VARIABLE)
 _NO_CARD = {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "void"}
 
 
 def manifest_of(pod: LocalPod) -> dict[str, Any]:
-    """As it was applied, with the uid that it has here."""
+    """The applied manifest with the uid of the Pod."""
     return {**pod.manifest, "metadata": {**pod.manifest["metadata"], "uid": pod.uid}}
 
 
 def plan(pod: LocalPod) -> PodPlan:
-    """It was found good when it was applied."""
+    """The plan of the containers. The manifest was validated when it was applied."""
     found = plan_of(pod.manifest)
     if isinstance(found, Invalid):
         raise ValueError(found.sentence())
@@ -37,16 +37,16 @@ def plan(pod: LocalPod) -> PodPlan:
 
 
 def claim_of(pod: LocalPod) -> Claim | None:
-    """What it asks for, under the id that it has as a tenant; None: nothing of ours."""
+    """Its claim, with its tenant id as uid; None: it requests no card."""
     found = dialects.parse_pod(manifest_of(pod))
     if not isinstance(found, Claim):
         return None
-    # CPU and memory of the machine are nobody's to book here.
+    # CPU and memory of the machine are not booked.
     return replace(found, uid=pod.tenant, name=pod.key, cpu_milli=0, memory_mib=0)
 
 
 def run_request_of(pod: LocalPod, claim: Claim) -> RunRequest:
-    """The same as a run would have asked, as far as it can: for people to see."""
+    """The claim as a run request, as far as possible; for display."""
     part = claim.containers[0] if claim.containers else None
     words = next((container.command for container in pod.state.containers if not container.init), ())
     milli = None if part is None else part.slice.greedy_milli or part.slice.core_milli
@@ -60,10 +60,10 @@ def run_request_of(pod: LocalPod, claim: Claim) -> RunRequest:
     )
 
 
-def asked(claim: Claim) -> str:
-    """What it asked for, in a sentence."""
+def request_text(claim: Claim) -> str:
+    """The request in one sentence."""
     if claim.whole_node:
-        return f"asked for a whole node, in {claim.dialect}'s words"
+        return f"requested a whole node ({claim.dialect} dialect)"
     parts = []
     for container in claim.containers:
         part, words = container.slice, []
@@ -76,20 +76,20 @@ def asked(claim: Claim) -> str:
             words += [f"{part.greedy_milli / 10:g}% of the compute, offline"] if part.greedy_milli else []
         times = f" on each of {container.count} cards" if container.count is not None and container.count > 1 else ""
         parts.append(f"{container.name}: {' and '.join(words) or 'a card'}{times}")
-    return f"asked for {'; '.join(parts)} ({claim.app_class.value}, in {claim.dialect}'s words)"
+    return f"requested {'; '.join(parts)} ({claim.app_class.value}, {claim.dialect} dialect)"
 
 
 def placement_reason(grant: Grant) -> str:
-    """Where it is, and why there."""
+    """Why it was placed there, in one sentence."""
     cards = sorted({share.card for container in grant.containers for share in container.shares})
     if grant.whole_node:
-        return f"{grant.node} had nobody else on it"
+        return f"{grant.node} had no other tenant"
     names = f"card{'s' * (len(cards) > 1)} {', '.join(map(str, cards))}"
-    return f"of the cards with room, {names} of {grant.node} had the least to spare: others stay free for larger Pods"
+    return f"{names} of {grant.node}: least free of those that fit, so that the others stay free for larger Pods"
 
 
 def states(pod: LocalPod, node: str, grant: Grant | None, logs: str) -> tuple[ContainerState, ...]:
-    """Its containers before any of them was started."""
+    """The states of its containers before any is started."""
     return tuple(
         ContainerState(
             container.name,
@@ -102,19 +102,21 @@ def states(pod: LocalPod, node: str, grant: Grant | None, logs: str) -> tuple[Co
     )
 
 
-def told(
+def render(
     pod: LocalPod, grant: Grant | None, claim: Claim | None, node: Node, environment: Mapping[str, Any], logs: str
 ) -> dict[str, Any]:
-    """What its keeper is told. `environment` is what a process of the tenant needs."""
+    """The launch spec as JSON. `environment` is that of the tenant's processes."""
     found = plan(pod)
     return {
         "restart_policy": found.restart_policy,
         "grace": found.grace,
-        "containers": [_told(pod, container, grant, claim, node, environment, logs) for container in found.containers],
+        "containers": [
+            _container(pod, container, grant, claim, node, environment, logs) for container in found.containers
+        ],
     }
 
 
-def _told(
+def _container(
     pod: LocalPod,
     container: ContainerPlan,
     grant: Grant | None,
@@ -134,7 +136,7 @@ def _told(
         seen = {"CUDA_VISIBLE_DEVICES": ",".join(cards)}
         fixed = {**environment["set"], **of_dialect, **seen, **marks}
         every = with_granted({**base, **own}, fixed=fixed, front=environment["front"])
-    folders = [each for each in (container.folder, pod.applier.folder) if each]
+    folders = [folder for folder in (container.folder, pod.applier.folder) if folder]
     return {
         "name": container.name, "init": container.init, "sidecar": container.sidecar, "command": list(command),
         "env": every, "folders": folders, "log": f"{logs}/{container.name}.log",
@@ -148,8 +150,8 @@ def _command(
 
 
 def _cards(container: ContainerPlan, grant: Grant | None) -> list[str]:
-    """Those that it may use, by UUID."""
+    """UUIDs of the cards that the container may use."""
     if grant is None:
         return []
-    found = next((each for each in grant.containers if each.name == container.name), None)
+    found = next((granted for granted in grant.containers if granted.name == container.name), None)
     return [] if found is None else [share.uuid for share in found.shares]

@@ -1,9 +1,9 @@
-"""What the containers of a Pod do next, as the kubelet would have it. No IO; every time is passed in.
+"""The container lifecycle of a Pod, as the kubelet implements it. A state machine without IO; callers pass the time in.
 
-Init containers run one after the other, each until it succeeds; a sidecar among them runs on beside the rest. Then all
-others are started. Who ends is started again as the Pod's restartPolicy says, later each time; in a Job only so often.
-The Pod is over when none of its containers is going to be started again; its sidecars end with it. Imported by every
-Pod's supervisor: nothing heavy.
+Init containers run one after the other until each succeeds; sidecars among them keep running. Then the main containers
+start. A container that ends is restarted according to restartPolicy with exponential back-off; in a Job, up to its
+backoffLimit. The Pod is over when no main container will be restarted; its sidecars end with it. Every Pod's supervisor
+imports this module: keep it light.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0  # seconds before a container is started again: doubled each time
-STEADY = 600.0  # one that ran that long is paused no longer than the first time
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0  # seconds of back-off before a restart: doubled each time
+STEADY = 600.0  # seconds of running after which the back-off starts over
 
 
 @dataclass(eq=False, slots=True)
 class Container:
-    """One container. `due` is when it is to be started, on the clock that is passed in; None: not, as things are."""
+    """One container. `due`: when to start it; None: not scheduled."""
 
     name: str
     init: bool
     sidecar: bool
-    given: dict[str, Any] = field(default_factory=dict)  # what the daemon told of it
+    given: dict[str, Any] = field(default_factory=dict)  # its part of the launch spec
     state: str = "waiting"
     exit_code: int | None = None
     restarts: int = 0
@@ -34,45 +34,45 @@ class Container:
     due: float | None = None
     pause: float = FIRST_PAUSE
 
-    def told(self) -> dict[str, Any]:
-        """As the daemon hears it."""
+    def as_json(self) -> dict[str, Any]:
+        """For the report to the daemon."""
         names = ("name", "state", "exit_code", "restarts", "started", "ended", "pid", "reason")
         return {name: getattr(self, name) for name in names}
 
 
 class Lifecycle:
-    """See the head of the file. `now` is seconds since 1970."""
+    """See the module docstring. `now` is seconds since 1970."""
 
     def __init__(
         self, containers: Sequence[Container], policy: str, now: float, most_restarts: int | None = None
     ) -> None:
         self.containers = list(containers)
         self._policy, self._most_restarts = policy, most_restarts
-        self._failed = False  # an init container did, or one too often, and is not tried again
+        self._failed = False  # an init container failed, or a container failed too often
         self._next(now)
 
-    # --- what is to be done ------------------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> list[Container]:
-        """Whoever is to be started now."""
+        """The containers to start now."""
         return [container for container in self.containers if container.due is not None and container.due <= now]
 
-    def wake(self) -> float | None:
-        """When the next one is due."""
+    def next_due(self) -> float | None:
+        """When the next container is due."""
         return min((container.due for container in self.containers if container.due is not None), default=None)
 
     def running(self) -> list[Container]:
-        """Whoever has a process."""
+        """The containers that have a process."""
         return [container for container in self.containers if container.state == "running"]
 
     @property
     def over(self) -> bool:
-        """Whether only sidecars are left to end."""
+        """Whether at most sidecars are left."""
         return self._failed or all(container.state == "ended" and container.due is None for container in self._mains())
 
     @property
     def phase(self) -> str:
-        """As Kubernetes calls it."""
+        """The Pod phase."""
         if self.over and not self.running():
             good = not self._failed and all(container.exit_code == 0 for container in self._mains())
             return "Succeeded" if good else "Failed"
@@ -80,28 +80,28 @@ class Lifecycle:
 
     @property
     def reason(self) -> str | None:
-        """Why it failed, or what it waits for."""
+        """Why the Pod failed or what it waits for."""
         for container in self.containers:
             if container.reason is not None:
                 return f"container {container.name}: {container.reason}"
         if self.phase == "Failed":
-            bad = next((container for container in self.containers if container.exit_code), None)
-            return None if bad is None else f"container {bad.name} {_ended(bad.exit_code)}"
+            broken = next((container for container in self.containers if container.exit_code), None)
+            return None if broken is None else f"container {broken.name} {_ended(broken.exit_code)}"
         return None
 
     def _mains(self) -> list[Container]:
         return [container for container in self.containers if not container.init]
 
-    # --- what happens ------------------------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------------------
 
     def started(self, container: Container, pid: int, now: float) -> None:
-        """It runs."""
+        """The container runs."""
         container.state, container.pid, container.started = "running", pid, now
         container.ended = container.exit_code = container.due = container.reason = None
         self._next(now)
 
     def ended(self, container: Container, code: int, now: float, why: str | None = None) -> None:
-        """It is over, for now or for good. `why`: it could not even be started."""
+        """The container has ended. `why`: it could not be started."""
         lasted = now - (container.started or now)
         container.state, container.pid, container.exit_code, container.ended = "ended", None, code, now
         container.due, container.reason = None, why
@@ -113,24 +113,22 @@ class Lifecycle:
         limited = self._most_restarts is not None and tries >= self._most_restarts
         if again and code != 0 and limited and not (container.sidecar and self.over):
             again, self._failed = False, True
-            container.reason = (
-                f"{why or f'it {_ended(code)}'}; its Job's backoffLimit ({self._most_restarts}) is reached"
-            )
+            container.reason = f"{why or _ended(code)}; the Job reached its backoffLimit ({self._most_restarts})"
         if again and not (container.sidecar and self.over):
             container.pause = FIRST_PAUSE if lasted >= STEADY else container.pause
             container.due, container.state = now + container.pause, "waiting"
-            container.reason = why or f"it {_ended(code)}, and is started again in {container.pause:.0f} s"
+            container.reason = why or f"{_ended(code)}; restarts in {container.pause:.0f} s"
             container.pause = min(container.pause * 2, LONGEST_PAUSE)
             container.restarts += 1
         self._next(now)
 
     def stop(self) -> None:
-        """Nobody is started any more."""
+        """Start no more containers."""
         for container in self.containers:
             container.due = None
 
     def _next(self, now: float) -> None:
-        """Whose turn it is, of those that have not had one."""
+        """Schedule the containers whose turn has come."""
         if self.over:
             self.stop()
             return
@@ -140,7 +138,7 @@ class Lifecycle:
                 if fresh and container.due is None:
                     container.due = now
                 if container.init and container.started is None:
-                    return  # the next one comes after it
+                    return  # the next container waits for it
             else:
                 if fresh and container.due is None:
                     container.due = now
@@ -149,4 +147,4 @@ class Lifecycle:
 
 
 def _ended(code: int | None) -> str:
-    return f"was ended by signal {code - 128}" if code is not None and code > 128 else f"ended with exit code {code}"
+    return f"was killed by signal {code - 128}" if code is not None and code > 128 else f"exited with code {code}"

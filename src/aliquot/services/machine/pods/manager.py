@@ -1,11 +1,11 @@
-"""The Pods of one machine: what was applied, whom that wants, who runs. One thread, joined by the daemon's loop.
+"""Manages the Pods of one machine: desired workloads, existing Pods and their supervisor processes. Single-threaded.
 
-    apply, delete   what is wanted changes; it is on the disk before anything is done about it
-    tick            what is wanted is compared with what there is: keepers are started, told to end, and, late, killed
-    keep            a keeper says that it is there: its Pod waits for room, and hears where it may start
-    report          what a keeper tells of its containers
+    put, delete         change the desired state; it is on the disk before anything acts on it
+    tick                reconciles: starts supervisors, asks them to end, kills the late ones
+    connect_supervisor  a supervisor has connected: queues its Pod, and sends the launch spec with the grant
+    report              a supervisor reports the state of its containers
 
-A Pod goes only when none of its processes lives. A keeper that is gone before its Pod was over takes the Pod with it.
+A Pod is removed only when none of its processes is alive. If a supervisor dies before its Pod is over, the Pod fails.
 """
 
 from __future__ import annotations
@@ -40,79 +40,79 @@ from aliquot.services.machine.queue import QueuedRequest
 from aliquot.services.machine.tenants import LocalMachine
 
 _LOG = logging.getLogger("aliquot.pods")
-_MOST_STARTING = 8  # keepers of one user at once: each takes some tens of milliseconds of a core
-_PATIENCE = 3.0  # seconds over the grace period until a keeper is killed
-_AGAIN = 5.0  # seconds after which a keeper that could not be started is tried again
+_MOST_STARTING = 8  # supervisors of one user at once: each takes some tens of milliseconds of a core
+_PATIENCE = 3.0  # seconds after the grace period until the supervisor is killed
+_AGAIN = 5.0  # seconds until a failed start of a supervisor is retried
 
-Say = Callable[[dict[str, Any]], None]
+Send = Callable[[dict[str, Any]], None]
 WorkloadKey = tuple[str, str, str]
 
 
 class PodManager:
-    """See the head of the file. `environment` is what the processes of a tenant need, by its folder."""
+    """See the module docstring. `environment` returns the environment of a tenant's processes, given its folder."""
 
     def __init__(
         self,
-        node: LocalMachine,
+        machine: LocalMachine,
         store: ObjectStore,
-        keepers: Supervisors,
+        supervisors: Supervisors,
         environment: Callable[[Tenancy, str], dict[str, Any]],
     ) -> None:
-        self.machine = node
+        self.machine = machine
         self.workloads: dict[WorkloadKey, Workload] = {}
         self.pods: dict[str, LocalPod] = {}
         self.claims: dict[str, Claim | None] = {}
-        self._store, self._keepers, self._environment = store, keepers, environment
-        self._lines: dict[str, Say] = {}  # to the keepers
+        self._store, self._supervisors, self._environment = store, supervisors, environment
+        self._connections: dict[str, Send] = {}  # to the supervisors, by Pod uid
         self._start_order = StartOrder(self.pods)
         self._not_before: dict[str, float] = {}  # on the monotonic clock
         self._kill_at: dict[str, float] = {}
-        self._clearing: set[str] = set()  # without a keeper, but perhaps not without processes
-        self._quiet = False  # nothing more is begun
+        self._clearing: set[str] = set()  # Pods without a supervisor that may still have processes
+        self._suspended = False  # start nothing more
 
     # --- after a restart ---------------------------------------------------------------------------------------
 
     def restore(self, *, rebooted: bool) -> None:
-        """What there was is there again; whose keeper is gone is dealt with as if it went now."""
+        """Load the Pods. A supervisor that is gone is handled as if it had ended now."""
         self.workloads.update({workload_key(workload): workload for workload in self._store.workloads()})
         for pod in self._store.pods():
-            self._know(pod)
+            self._remember(pod)
             if pod.supervisor is not None and not rebooted and processes.lives(*pod.supervisor):
                 self._watch(pod)
                 if pod.ending is not None:
-                    self._tell_end(pod)
+                    self._ask_to_end(pod)
                 elif pod.state.phase is Phase.PENDING and pod.state.node is None:
                     self._start_order.begin(pod.uid, again=True)
             elif pod.supervisor is not None or pod.state.phase is Phase.RUNNING:
                 self._supervisor_lost(pod, rebooted=rebooted)
             else:
                 self._clearing.add(pod.uid)
-        self._not_before.clear()  # whoever waited for the daemon has waited enough
+        self._not_before.clear()  # those Pods have waited for the daemon long enough
         self._clear_strays()
 
     def _clear_strays(self) -> None:
-        """Logs of Pods that never were written down, or were forgotten just before."""
+        """Remove logs of Pods that were never stored, or were removed just before the daemon ended."""
         for name in os.listdir(self.machine.home.pod_logs):
             if name not in self.pods:
                 shutil.rmtree(f"{self.machine.home.pod_logs}/{name}", ignore_errors=True)
 
-    def _know(self, pod: LocalPod) -> None:
+    def _remember(self, pod: LocalPod) -> None:
         self.pods[pod.uid] = pod
         if pod.uid not in self.claims:
             self.claims[pod.uid] = launchspec.claim_of(pod)
 
-    def _write(self, pod: LocalPod) -> None:
-        """For what happened already: where the disk does not take it, the next daemon finds out for itself."""
-        self._know(pod)
+    def _persist(self, pod: LocalPod) -> None:
+        """For what has happened already: if the disk is full, the next daemon finds out by itself."""
+        self._remember(pod)
         try:
             self._store.write(pods=[pod])
         except StoreError as error:
-            _LOG.error("%s: %s", pod.key, error)
+            _LOG.error("pod_not_stored", extra={"data": {"pod": pod.key, "error": str(error)}})
 
-    # --- what is wanted ----------------------------------------------------------------------------------------
+    # --- desired state -----------------------------------------------------------------------------------------
 
     def named(self, namespace: str, name: str) -> LocalPod | None:
-        """The Pod of that name."""
+        """The Pod of that namespace and name."""
         return next((pod for pod in self.pods.values() if (pod.namespace, pod.name) == (namespace, name)), None)
 
     def owned(self, workload: Workload) -> list[LocalPod]:
@@ -120,18 +120,18 @@ class PodManager:
         return [pod for pod in self.pods.values() if _owner_of(pod) == _as_owner(workload)]
 
     def put(self, applied: Sequence[Workload | LocalPod], now: float) -> None:
-        """Take them in; all of it or, with StoreError, nothing. Their Pods are made, and wait, in that order."""
-        workloads = [each for each in applied if isinstance(each, Workload)]
-        self._store.write(workloads=workloads, pods=[each for each in applied if isinstance(each, LocalPod)])
+        """Store all of them or, with StoreError, none. Creates and queues their Pods in this order."""
+        workloads = [item for item in applied if isinstance(item, Workload)]
+        self._store.write(workloads=workloads, pods=[item for item in applied if isinstance(item, LocalPod)])
         self.workloads.update({workload_key(workload): workload for workload in workloads})
-        for each in applied:
-            if isinstance(each, LocalPod):
-                self._know(each)
-            elif not self._quiet:
-                self._control(each, self.owned(each), now)
+        for item in applied:
+            if isinstance(item, LocalPod):
+                self._remember(item)
+            elif not self._suspended:
+                self._reconcile(item, self.owned(item), now)
 
     def delete(self, *, workload: Workload | None, pods: Iterable[LocalPod], grace: float | None) -> None:
-        """From now on they are not wanted."""
+        """Delete the workload and end the Pods."""
         going = [
             replace(pod, ending=launchspec.plan(pod).grace if grace is None else grace)
             for pod in pods
@@ -141,43 +141,43 @@ class PodManager:
         if workload is not None:
             self.workloads.pop(workload_key(workload), None)
         for pod in going:
-            self._know(pod)
-            self._tell_end(pod)
+            self._remember(pod)
+            self._ask_to_end(pod)
 
-    # --- what is done about it ---------------------------------------------------------------------------------
+    # --- reconciliation ----------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Once in a while, and when something changed."""
+        """Call it periodically and after every change."""
         try:
             if self._clearing:
-                marked = processes.by_environment(POD_VARIABLE)  # once for all of them
+                marked = processes.by_environment(POD_VARIABLE)  # one scan for all Pods
                 for uid in list(self._clearing):
                     self._clear(uid, marked.get(uid, set()))
             self._kill_late()
-            if not self._quiet:
-                self._control_all(now)
+            if not self._suspended:
+                self._reconcile_all(now)
                 self._start_supervisors(now)
         except StoreError as error:
-            _LOG.error("%s", error)
+            _LOG.error("reconcile_failed", extra={"data": {"error": str(error)}})
 
-    def _control_all(self, now: float) -> None:
+    def _reconcile_all(self, now: float) -> None:
         owned: dict[object, list[LocalPod]] = {}
         for pod in self.pods.values():
             owned.setdefault(_owner_of(pod), []).append(pod)
         for workload in list(self.workloads.values()):
-            self._control(workload, owned.get(_as_owner(workload), []), now)
+            self._reconcile(workload, owned.get(_as_owner(workload), []), now)
 
-    def _control(self, workload: Workload, there: Sequence[LocalPod], now: float) -> None:
-        decision = decide(workload, amounts_of(workload.manifest), there, now)
+    def _reconcile(self, workload: Workload, pods: Sequence[LocalPod], now: float) -> None:
+        decision = decide(workload, amounts_of(workload.manifest), pods, now)
         if decision.end:
             self.delete(workload=None, pods=decision.end, grace=None)
-        # A name that another has comes free when that one goes.
-        free = [each for each in decision.make if each is None or self.named(workload.namespace, each) is None]
+        # A name that another Pod has becomes free when that Pod is gone.
+        free = [name for name in decision.make if name is None or self.named(workload.namespace, name) is None]
         made = [creation.replica(workload, name, self.machine.home, now) for name in free]
         if made:
             self._store.write(pods=made)
             for pod in made:
-                self._know(pod)
+                self._remember(pod)
 
     def _start_supervisors(self, now: float) -> None:
         clock, starting = time.monotonic(), self._start_order.by_user()
@@ -190,72 +190,74 @@ class PodManager:
             starting[pod.applier.user] += self._start_supervisor(pod, now)
 
     def _start_supervisor(self, pod: LocalPod, now: float) -> bool:
-        """Whether it is on its way."""
+        """Whether the supervisor was started."""
         claim, folder = self.claims[pod.uid], self.logs(pod)
         never = None if claim is None else self.machine.why_never(claim)
-        if never is not None:  # it waits for another machine: whoever stood behind it in the queue would wait with it
+        if never is not None:  # it never fits here: in the queue, it would block the requests behind it
             self._not_before[pod.uid] = float("inf")
-            self._write(
+            self._persist(
                 replace(pod, state=replace(creation.with_event(pod.state, now, never, "Warning"), reason=never))
             )
             return False
         try:
             make_log_folder(folder, pod.applier)
-            supervisor = self._keepers.start(pod.uid, pod.applier, f"{folder}/.keeper", {POD_VARIABLE: pod.uid})
+            supervisor = self._supervisors.start(pod.uid, pod.applier, f"{folder}/.keeper", {POD_VARIABLE: pod.uid})
         except (SupervisorError, OSError) as error:
-            _LOG.warning("%s: %s", pod.key, error)
+            _LOG.warning("supervisor_start_failed", extra={"data": {"pod": pod.key, "error": str(error)}})
             self._not_before[pod.uid] = time.monotonic() + _AGAIN
-            self._know(replace(pod, state=replace(pod.state, reason=str(error))))
+            self._remember(replace(pod, state=replace(pod.state, reason=str(error))))
             return False
         pod = replace(pod, supervisor=supervisor)
         self._start_order.begin(pod.uid)
-        self._write(pod)
+        self._persist(pod)
         self._watch(pod)
         return True
 
     def _watch(self, pod: LocalPod) -> None:
-        """See that we hear of its keeper's end."""
+        """Call `_supervisor_ended` when the supervisor ends."""
         assert pod.supervisor is not None
         uid, (pid, started) = pod.uid, pod.supervisor
         when_ended(pid, started, lambda: self._supervisor_ended(uid, pid))
 
-    # --- keepers -----------------------------------------------------------------------------------------------
+    # --- supervisors -------------------------------------------------------------------------------------------
 
-    async def keep(self, request: Mapping[str, Any], caller: Caller, say: Say) -> tuple[LocalPod, QueuedRequest | None]:
-        """A keeper is there. Raises RefusedError when it is nobody's, or its Pod is gone: it ends then."""
+    async def connect_supervisor(
+        self, request: Mapping[str, Any], caller: Caller, send: Send
+    ) -> tuple[LocalPod, QueuedRequest | None]:
+        """A supervisor has connected. Raises RefusedError if its Pod is gone or has another one: it ends then."""
         pod = self.pods.get(str(request.get("uid")))
         if pod is None or pod.supervisor != (caller.pid, processes.start_time(caller.pid)):
-            raise RefusedError("denied", text="no Pod here has this process for its keeper")
-        self._lines[pod.uid] = say
-        asks = pod.ending is None and request.get("granted") is not True
-        if asks:
-            await self._start_order.turn(pod.uid)
+            raise RefusedError("denied", text="this process is not the supervisor of any Pod here")
+        self._connections[pod.uid] = send
+        wants_grant = pod.ending is None and request.get("granted") is not True
+        if wants_grant:
+            await self._start_order.wait_for_turn(pod.uid)
             pod = self.pods.get(pod.uid, pod)
-            if self._lines.get(pod.uid) is not say:  # it is gone, or has come back on another line
+            if self._connections.get(pod.uid) is not send:  # it is gone or has reconnected
                 return pod, None
         self._start_order.end(pod.uid)
-        if not self._quiet:
+        if not self._suspended:
             self._start_supervisors(time.time())
         if pod.ending is not None:
-            say({"event": {"end": pod.ending}})
-        return pod, self._ask_room(pod, caller, say) if asks and pod.ending is None else None
+            send({"event": {"end": pod.ending}})
+        return pod, self._request_grant(pod, caller, send) if wants_grant and pod.ending is None else None
 
-    def _ask_room(self, pod: LocalPod, caller: Caller, say: Say) -> QueuedRequest | None:
+    def _request_grant(self, pod: LocalPod, caller: Caller, send: Send) -> QueuedRequest | None:
         claim = self.claims[pod.uid]
         if claim is None:
-            self.seat(pod.uid, None, None, say)
+            self.grant(pod.uid, None, None, send)
             return None
-        self._know(replace(pod, state=replace(pod.state, node=None)))  # wherever it was to go, it never heard of it
-        listener = _QueuedPod(self, pod.uid, say)
+        self._remember(replace(pod, state=replace(pod.state, node=None)))  # an earlier grant never reached it
+        listener = _QueuedPod(self, pod.uid, send)
         return self.machine.submit_pod(
             claim, launchspec.run_request_of(pod, claim), caller, pod.created, time.time(), listener
         )
 
-    def seat(self, uid: str, tenancy: Tenancy | None, grant: Grant | None, say: Say) -> None:
-        """It may start: written down, and told."""
+    def grant(self, uid: str, tenancy: Tenancy | None, grant: Grant | None, send: Send) -> None:
+        """The Pod may start: store that and send the launch spec."""
         pod = self.pods[uid]
-        there = (node for node in self.machine.nodes if grant is not None and node.name == grant.node)
-        node = next(there, self.machine.nodes[0])
+        nodes = (node for node in self.machine.nodes if grant is not None and node.name == grant.node)
+        node = next(nodes, self.machine.nodes[0])
         claim, logs, now = self.claims[uid], self.logs(pod), time.time()
         placed = f"placed on {node.name}" if grant is None else launchspec.placement_reason(grant)
         state = replace(
@@ -263,69 +265,69 @@ class PodManager:
             reason=None,
             node=node.name,
             containers=launchspec.states(pod, node.name, grant, logs),
-            why=(*pod.state.why[:1], placed) if grant is not None else ("asked for no card",),
+            why=(*pod.state.why[:1], placed) if grant is not None else ("requested no card",),
         )
         environment = (
             {} if tenancy is None else self._environment(tenancy, str(self.machine.directory(tenancy.tenant.id)))
         )
-        self._write(replace(pod, state=state))  # what was promised is on the disk already: the tenancy
-        told = launchspec.told(pod, grant, claim, node, environment, logs) | {"most_restarts": self._most_restarts(pod)}
-        say({"event": {"granted": told}})
+        self._persist(replace(pod, state=state))  # the tenancy is on the disk already
+        spec = launchspec.render(pod, grant, claim, node, environment, logs)
+        send({"event": {"granted": spec | {"most_restarts": self._most_restarts(pod)}}})
 
     def _most_restarts(self, pod: LocalPod) -> int | None:
-        """A Job's; all others are tried for ever."""
+        """The backoffLimit of its Job; None: without a limit."""
         kind, name = pod.owner or ("", "")
         job = self.workloads.get((kind, pod.namespace, name)) if kind == "Job" else None
         return None if job is None else amounts_of(job.manifest).backoff_limit
 
-    def report(self, uid: str, said: Mapping[str, Any], now: float) -> None:
-        """What its keeper tells of it."""
+    def report(self, uid: str, report: Mapping[str, Any], now: float) -> None:
+        """The supervisor reports the state of its Pod."""
         pod = self.pods.get(uid)
         if pod is None or pod.supervisor is None:
             return
-        state = with_report(pod.state, said, now)
+        state = with_report(pod.state, report, now)
         if state != pod.state:
-            self._store.write(pods=[replace(pod, state=state)])  # if it cannot be, the keeper tells it again
-            self._know(replace(pod, state=state))
+            self._store.write(pods=[replace(pod, state=state)])  # on StoreError, the supervisor reports again
+            self._remember(replace(pod, state=state))
 
-    def hung_up(self, uid: str, say: Say) -> None:
-        """The keeper's connection is gone. It, or its successor, may be back before we hear."""
-        if self._lines.get(uid) is say:
-            del self._lines[uid]
+    def disconnect_supervisor(self, uid: str, send: Send) -> None:
+        """Its connection is closed. The supervisor, or its successor, may have reconnected before."""
+        if self._connections.get(uid) is send:
+            del self._connections[uid]
 
     def _supervisor_ended(self, uid: str, pid: int) -> None:
-        self._keepers.reap(pid)
+        self._supervisors.reap(pid)
         pod = self.pods.get(uid)
         if pod is None or pod.supervisor is None or pod.supervisor[0] != pid:
             return
         self._start_order.end(uid)
-        self._lines.pop(uid, None)
+        self._connections.pop(uid, None)
         self._supervisor_lost(pod, rebooted=False)
 
     def _supervisor_lost(self, pod: LocalPod, *, rebooted: bool) -> None:
         self._clearing.add(pod.uid)
         now, state = time.time(), pod.state
         if state.phase is Phase.PENDING and state.node is None:
-            self._not_before[pod.uid] = time.monotonic() + _AGAIN  # nothing of it was begun: another one keeps it
+            self._not_before[pod.uid] = time.monotonic() + _AGAIN  # nothing ran yet: start another one
         elif rebooted and not state.phase.over and restart_policy_of(pod.manifest) == "Always":
-            state = creation.anew(pod, self.logs(pod))
+            state = creation.started_over(pod, self.logs(pod))
         elif not state.phase.over:
-            text = "the machine was booted again" if rebooted else "its keeper was ended before it was over"
+            text = "the machine was rebooted" if rebooted else "its supervisor was killed"
             state = creation.failed(state, text, now)
-        self._write(replace(pod, supervisor=None, state=state))
+        self._persist(replace(pod, supervisor=None, state=state))
 
     # --- the end -----------------------------------------------------------------------------------------------
 
-    def _tell_end(self, pod: LocalPod) -> None:
-        """Its keeper ends it; if it does not, we do."""
+    def _ask_to_end(self, pod: LocalPod) -> None:
+        """Ask the supervisor to end the Pod. If it is late, `_kill_late` kills it."""
         assert pod.ending is not None
         if pod.supervisor is None:
             self._clearing.add(pod.uid)
             return
         self._kill_at[pod.uid] = time.monotonic() + pod.ending + _PATIENCE
-        line = self._lines.get(pod.uid)
-        if line is not None:
-            line({"event": {"end": pod.ending}})
+        send = self._connections.get(pod.uid)
+        if send is not None:
+            send({"event": {"end": pod.ending}})
         else:
             self._signal(pod.supervisor, signal.SIGTERM)
 
@@ -338,14 +340,14 @@ class PodManager:
                 if pod is not None and pod.supervisor is not None:
                     self._signal(pod.supervisor, signal.SIGKILL)
 
-    def _signal(self, keeper: tuple[int, int], number: int) -> None:
+    def _signal(self, supervisor: tuple[int, int], number: int) -> None:
         try:
-            processes.send_signal(keeper[0], number, keeper[1])
+            processes.send_signal(supervisor[0], number, supervisor[1])
         except PermissionError as error:
-            _LOG.warning("process %d: %s", keeper[0], error)
+            _LOG.warning("signal_failed", extra={"data": {"pid": supervisor[0], "error": str(error)}})
 
     def _clear(self, uid: str, marked: set[int]) -> None:
-        """End whatever is left of it, of those who carry its mark; and forget it, if it is to go."""
+        """Kill the processes left of the Pod, found by its environment variable. Remove it if it was deleted."""
         pod = self.pods.get(uid)
         if pod is None or pod.supervisor is not None:
             self._clearing.discard(uid)
@@ -363,42 +365,42 @@ class PodManager:
         self._clearing.discard(uid)
 
     def suspend(self) -> None:
-        """The simulated cards are about to end: so do all Pods, to come up again with the next ones."""
-        self._quiet = True
+        """The simulated cards are about to end: kill all Pods. They start over with the next simulated cards."""
+        self._suspended = True
         for pod in list(self.pods.values()):
             if pod.supervisor is None:
                 continue
             self._signal(pod.supervisor, signal.SIGKILL)
             children.kill_all(processes.with_environment(POD_VARIABLE, pod.uid, uid=pod.applier.user))
             if pod.ending is None and not pod.state.phase.over:
-                self._write(replace(pod, supervisor=None, state=creation.anew(pod, self.logs(pod))))
+                self._persist(replace(pod, supervisor=None, state=creation.started_over(pod, self.logs(pod))))
 
     def logs(self, pod: LocalPod) -> str:
-        """The folder of its containers' output."""
+        """The folder of the logs of its containers."""
         return creation.logs_of(self.machine.home, pod.uid)
 
 
 class _QueuedPod:
     """A Pod in the queue."""
 
-    def __init__(self, pods: PodManager, uid: str, say: Say) -> None:
-        self._pods, self._uid, self._say = pods, uid, say
+    def __init__(self, pods: PodManager, uid: str, send: Send) -> None:
+        self._pods, self._uid, self._send = pods, uid, send
 
     def notify(self, message: dict[str, Any]) -> None:
         if "error" in message:
-            self._say(message)
+            self._send(message)
 
     def on_grant(self, tenancy: Tenancy, grant: Grant) -> None:
-        self._pods.seat(self._uid, tenancy, grant, self._say)
+        self._pods.grant(self._uid, tenancy, grant, self._send)
 
 
 def workload_key(workload: Workload) -> WorkloadKey:
-    """By which it is known."""
+    """Its identity."""
     return workload.kind, workload.namespace, workload.name
 
 
 def _as_owner(workload: Workload) -> object:
-    """With the user: of another's of that name, deleted just now, some Pods may still be ending."""
+    """With the user: Pods of another user's deleted workload of the same name may still be ending."""
     return workload.namespace, (workload.kind, workload.name), workload.applier.user
 
 

@@ -1,4 +1,4 @@
-"""What a Pod's keeper tells, into how the Pod stands. The keeper is its owner's: nothing is believed unchecked."""
+"""Merges a supervisor's report into its Pod's state. The supervisor runs as the Pod's owner: trust nothing in it."""
 
 from __future__ import annotations
 
@@ -9,51 +9,54 @@ from typing import Any
 from aliquot.model.localpod import MOST_EVENTS, ContainerState, Phase, PodEvent, PodState
 
 _STATES = ("waiting", "running", "ended")
-_LONGEST = 1000  # characters of a sentence
+_LONGEST = 1000  # characters of a text
 
 
-def with_report(state: PodState, said: Mapping[str, Any], now: float) -> PodState:
-    """The state with the report; what of it makes no sense changes nothing."""
-    phase = next((each for each in Phase if each.value == said.get("phase")), state.phase)
-    told = [each for each in _list(said.get("containers")) if isinstance(each, dict)]
-    known = {each["name"]: each for each in told if isinstance(each.get("name"), str)}
-    containers = tuple(_container(container, known.get(container.name, {})) for container in state.containers)
-    events = [each for each in map(_event, _list(said.get("events"))) if each is not None]
-    ours = {(event.time, event.text) for event in state.events}
-    fresh = [event for event in events if (event.time, event.text) not in ours]
+def with_report(state: PodState, report: Mapping[str, Any], now: float) -> PodState:
+    """The new state. Invalid parts of the report change nothing."""
+    phase = next((phase for phase in Phase if phase.value == report.get("phase")), state.phase)
+    reported = {
+        container["name"]: container
+        for container in _list(report.get("containers"))
+        if isinstance(container, dict) and isinstance(container.get("name"), str)
+    }
+    containers = tuple(_container(container, reported.get(container.name, {})) for container in state.containers)
+    events = [event for event in map(_event, _list(report.get("events"))) if event is not None]
+    known = {(event.time, event.text) for event in state.events}
+    fresh = [event for event in events if (event.time, event.text) not in known]
     begun = [container.started for container in containers if container.started is not None and not container.init]
     return replace(
         state,
         phase=phase,
-        reason=_text(said.get("reason")),
+        reason=_text(report.get("reason")),
         containers=containers,
         started=state.started if state.started is not None else min(begun, default=None),
         finished=(state.finished or now) if phase.over else None,
-        events=tuple(sorted((*state.events, *fresh), key=lambda each: each.time)[-MOST_EVENTS:]),
+        events=tuple(sorted((*state.events, *fresh), key=lambda event: event.time)[-MOST_EVENTS:]),
     )
 
 
-def _container(container: ContainerState, said: Mapping[str, Any]) -> ContainerState:
-    state = said.get("state")
+def _container(container: ContainerState, report: Mapping[str, Any]) -> ContainerState:
+    state = report.get("state")
     if state not in _STATES:
         return container
     return replace(
         container,
         state=state,
-        exit_code=_whole(said.get("exit_code")),
-        restarts=_whole(said.get("restarts")) or 0,
-        started=_time(said.get("started")),
-        ended=_time(said.get("ended")),
-        pid=_whole(said.get("pid")),
-        reason=_text(said.get("reason")),
+        exit_code=_whole(report.get("exit_code")),
+        restarts=_whole(report.get("restarts")) or 0,
+        started=_time(report.get("started")),
+        ended=_time(report.get("ended")),
+        pid=_whole(report.get("pid")),
+        reason=_text(report.get("reason")),
     )
 
 
-def _event(said: object) -> PodEvent | None:
-    if not isinstance(said, dict):
+def _event(value: object) -> PodEvent | None:
+    if not isinstance(value, dict):
         return None
-    when, text = _time(said.get("time")), _text(said.get("text"))
-    kind = "Warning" if said.get("type") == "Warning" else "Normal"
+    when, text = _time(value.get("time")), _text(value.get("text"))
+    kind = "Warning" if value.get("type") == "Warning" else "Normal"
     return None if when is None or text is None else PodEvent(when, text, kind)
 
 

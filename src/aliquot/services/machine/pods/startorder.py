@@ -1,7 +1,7 @@
-"""Which supervisors were started and have not asked for room yet: Pods ask in the order in which they were created.
+"""Makes the Pods of one user request their cards in creation order, although their supervisors start in parallel.
 
-Supervisors are processes, and equal ones race: the first would get the better card, and `web-3` run where `web-0`
-waits. A supervisor that is silent for too long holds up no other; nor does another user's, who could stop it at will.
+Supervisors are processes and race: without this, `web-3` could run while `web-0` waits. A supervisor that stays silent
+for too long blocks no other. Nor does another user's, who could stop it at will.
 """
 
 from __future__ import annotations
@@ -13,43 +13,43 @@ from collections.abc import Callable, Mapping
 
 from aliquot.model.localpod import LocalPod
 
-_PATIENCE = 10.0  # seconds after which one that says nothing keeps no other waiting
-_RETURN = 2.0  # seconds: of one that knew the daemon before, and looks for the next one twice a second
-_STEP = 0.01  # seconds between looks
+_PATIENCE = 10.0  # seconds after which a silent supervisor blocks no other
+_RECONNECT = 2.0  # seconds for one that survived a restart of the daemon: it reconnects twice a second
+_STEP = 0.01  # seconds between checks
 
 
 class StartOrder:
-    """`pods` are all there are, in the order in which they were made."""
+    """`pods` are all Pods of the machine in creation order."""
 
     def __init__(self, pods: Mapping[str, LocalPod], clock: Callable[[], float] = time.monotonic) -> None:
         self._pods, self._clock = pods, clock
-        self._until: dict[str, float] = {}
+        self._deadlines: dict[str, float] = {}
 
     def begin(self, uid: str, *, again: bool = False) -> None:
-        """Its keeper was started; `again`: it was there before this daemon, and will ask again."""
-        self._until[uid] = self._clock() + (_RETURN if again else _PATIENCE)
+        """The Pod's supervisor was started. `again`: it survived a restart of the daemon and will reconnect."""
+        self._deadlines[uid] = self._clock() + (_RECONNECT if again else _PATIENCE)
 
     def end(self, uid: str) -> None:
-        """It has asked, or is gone."""
-        self._until.pop(uid, None)
+        """The supervisor has requested its cards, or has ended."""
+        self._deadlines.pop(uid, None)
 
     def by_user(self) -> Counter[int]:
-        """How many of each user's are on their way."""
+        """The number of starting supervisors per user."""
         clock = self._clock()
-        return Counter(self._pods[uid].applier.user for uid, until in self._until.items() if until > clock)
+        return Counter(self._pods[uid].applier.user for uid, deadline in self._deadlines.items() if deadline > clock)
 
-    async def turn(self, uid: str) -> None:
-        """Until all of the same user's that were made before it have asked."""
+    async def wait_for_turn(self, uid: str) -> None:
+        """Returns when all older Pods of the same user have requested their cards."""
         while self._before(uid):
             await asyncio.sleep(_STEP)
 
     def _before(self, uid: str) -> bool:
         pod, clock = self._pods.get(uid), self._clock()
-        if pod is None or not any(until > clock for other, until in self._until.items() if other != uid):
+        if pod is None or not any(deadline > clock for other, deadline in self._deadlines.items() if other != uid):
             return False
-        for other, each in self._pods.items():
+        for other, other_pod in self._pods.items():
             if other == uid:
                 return False
-            if each.applier.user == pod.applier.user and self._until.get(other, 0.0) > clock:
+            if other_pod.applier.user == pod.applier.user and self._deadlines.get(other, 0.0) > clock:
                 return True
         return False

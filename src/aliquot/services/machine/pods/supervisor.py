@@ -1,10 +1,10 @@
-"""The keeper of one Pod: a process of its owner's that waits for the Pod's room, runs its containers and tells of them.
+"""The supervisor of one Pod: a process that waits for the Pod's grant, runs its containers and reports their state.
 
     python -m aliquot.services.machine.pods.supervisor CONTROL_SOCKET UID LOG [USER GROUP GROUPS]
 
-It outlives the daemon: it looks for the next one and tells it all. With SIGTERM, or when the daemon says so, it ends
-the containers, with SIGKILL after the grace period, and then itself. Its containers cannot outlive it. There is one
-per Pod: nothing heavy is imported (tests/services/test_keeper.py holds it to that).
+It runs as the Pod's owner. It outlives the daemon, reconnects to the next one and reports again. On SIGTERM, or when
+the daemon asks, it ends the containers (SIGKILL after the grace period) and then itself. Its containers cannot outlive
+it. There is one per Pod, so it imports nothing heavy (tests/services/machine/pods/test_supervisor.py checks that).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from aliquot.adapters.host.control import Connection, ControlError, NoDaemonErro
 from aliquot.model.localpod import MOST_EVENTS
 from aliquot.services.machine.pods.lifecycle import Container, Lifecycle
 
-POD_VARIABLE = "ALIQUOT_POD"  # tells whose a process is: the Pod's uid, of every process in it
-CONTAINER_VARIABLE = "ALIQUOT_CONTAINER"  # and which container's
-_LOOK_AGAIN = 0.5  # seconds between looks for a daemon that went away
-_STEP = 0.1  # seconds between looks at those who are to end
+POD_VARIABLE = "ALIQUOT_POD"  # the Pod's uid: marks every process of the Pod
+CONTAINER_VARIABLE = "ALIQUOT_CONTAINER"  # marks the processes of one container
+_RECONNECT = 0.5  # seconds between attempts to reach the daemon
+_STEP = 0.1  # seconds between checks of containers that are to end
 _GRACE = 30.0
 _FINAL = ("denied", "stopped")
-_LONGEST = 800  # characters of why one could not be started: a program's name may be a whole script
+_LONGEST = 800  # characters of a start error: a program's name may be a whole script
 
 
 class Supervisor:
-    """See the head of the file."""
+    """See the module docstring."""
 
     def __init__(self, control: str, uid: str) -> None:
         self._control, self._uid = control, uid
@@ -43,23 +43,23 @@ class Supervisor:
         self._ending = False
         self._why_ending: str | None = None
         self._events: list[dict[str, Any]] = []
-        self._said = self._noted = 0  # reports, and those that the daemon has on its disk
+        self._reported = self._noted = 0  # number of the last report, and of the last one that the daemon stored
         self._changed = True
-        self._bell, bell = os.pipe()  # rings with every signal
-        for end in (self._bell, bell):
+        self._wakeup, writer = os.pipe()  # readable after every signal
+        for end in (self._wakeup, writer):
             os.set_blocking(end, False)
-        signal.set_wakeup_fd(bell, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._heard)
+            signal.signal(number, self._on_signal)
 
-    def _heard(self, number: int, _frame: object) -> None:
+    def _on_signal(self, number: int, _frame: object) -> None:
         if number in (signal.SIGTERM, signal.SIGINT):
-            self._end("its keeper was told to end", None)
+            self._end("its supervisor received a signal to end", None)
 
     # --- the loop ----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until the Pod is over and the daemon knows, or it is to end."""
+        """Until the Pod is over and the daemon has stored that, or until the supervisor is to end."""
         children.adopt_orphans()
         while True:
             self._connect()
@@ -75,25 +75,25 @@ class Supervisor:
         if self._lifecycle is not None and (self._lifecycle.running() or children.descendants()):
             return False
         if self._ending:
-            return True  # whoever ended it knows
-        told = not self._changed and self._noted == self._said > 0
-        return self._lifecycle is not None and self._lifecycle.over and told
+            return True  # the one who ended it knows
+        stored = not self._changed and self._noted == self._reported > 0
+        return self._lifecycle is not None and self._lifecycle.over and stored
 
     def _wait(self) -> None:
         lifecycle, timeouts = self._lifecycle, [30.0]
         if self._connection is None:
-            timeouts.append(_LOOK_AGAIN)
-        if lifecycle is not None and (wake := lifecycle.wake()) is not None:
-            timeouts.append(wake - time.time())
+            timeouts.append(_RECONNECT)
+        if lifecycle is not None and (due := lifecycle.next_due()) is not None:
+            timeouts.append(due - time.time())
         if self._kill_at is not None and (self._ending or (lifecycle is not None and lifecycle.running())):
             timeouts.append(_STEP)
-        files: list[Any] = [self._bell] if self._connection is None else [self._bell, self._connection]
+        files: list[Any] = [self._wakeup] if self._connection is None else [self._wakeup, self._connection]
         ready, _, _ = select.select(files, [], [], max(0.0, min(timeouts)))
-        if self._bell in ready:
+        if self._wakeup in ready:
             with contextlib.suppress(BlockingIOError):
-                os.read(self._bell, 4096)
+                os.read(self._wakeup, 4096)
         if self._connection in ready:
-            self._listen()
+            self._receive()
 
     # --- the daemon --------------------------------------------------------------------------------------------
 
@@ -109,26 +109,26 @@ class Supervisor:
             return
         self._connection, self._changed = connection, True
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         assert self._connection is not None
         try:
-            for said in self._connection.there():
-                self._hear(said)
+            for message in self._connection.there():
+                self._handle(message)
         except ControlError:
-            self._lost()
+            self._disconnect()
 
-    def _lost(self) -> None:
+    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
         self._connection = None
-        time.sleep(0.1)  # one that is just ending, or busy, is not asked again at once
+        time.sleep(0.1)  # the daemon may be ending or busy: do not ask again at once
 
-    def _hear(self, said: dict[str, Any]) -> None:
-        event = said.get("event")
-        if "error" in said:
-            if said["error"].get("kind") not in _FINAL:  # it is busy, or its disk is full: it is asked again
+    def _handle(self, message: dict[str, Any]) -> None:
+        event = message.get("event")
+        if "error" in message:
+            if message["error"].get("kind") not in _FINAL:  # it is busy or its disk is full: ask again
                 raise ControlError("not now")
-            self._end("the daemon does not know it", None)  # the Pod is gone, or has another keeper
+            self._end("the daemon does not know it", None)  # the Pod is gone or has another supervisor
         elif isinstance(event, dict) and "granted" in event:
             self._begin(event["granted"])
         elif isinstance(event, dict) and "end" in event:
@@ -140,23 +140,23 @@ class Supervisor:
         if self._connection is None or self._lifecycle is None:
             return
         lifecycle = self._lifecycle
-        self._said += 1
+        self._reported += 1
         phase, reason = lifecycle.phase, lifecycle.reason
         if self._why_ending is not None:
             phase, reason = ("Failed" if not lifecycle.running() else phase), self._why_ending
         state = {
             "phase": phase,
             "reason": reason,
-            "containers": [container.told() for container in lifecycle.containers],
+            "containers": [container.as_json() for container in lifecycle.containers],
             "events": self._events[-MOST_EVENTS:],
         }
         try:
-            self._connection.send({"report": self._said, "state": state})
+            self._connection.send({"report": self._reported, "state": state})
             self._changed = False
         except ControlError:
-            self._lost()
+            self._disconnect()
 
-    def _tell(self, text: str, kind: str = "Normal") -> None:
+    def _record(self, text: str, kind: str = "Normal") -> None:
         self._events.append({"time": time.time(), "text": text, "type": kind})
         self._changed = True
 
@@ -170,8 +170,7 @@ class Supervisor:
             Container(container["name"], container["init"], container["sidecar"], given=container)
             for container in granted["containers"]
         ]
-        most = granted.get("most_restarts")
-        self._lifecycle = Lifecycle(containers, granted["restart_policy"], time.time(), most)
+        self._lifecycle = Lifecycle(containers, granted["restart_policy"], time.time(), granted.get("most_restarts"))
 
     def _step(self) -> None:
         lifecycle = self._lifecycle
@@ -180,8 +179,8 @@ class Supervisor:
         if self._ending or lifecycle.over:
             self._wind_up(lifecycle)
             return
-        for each in lifecycle.due(time.time()):
-            self._start(lifecycle, each)
+        for container in lifecycle.due(time.time()):
+            self._start(lifecycle, container)
 
     def _start(self, lifecycle: Lifecycle, container: Container) -> None:
         given = container.given
@@ -191,10 +190,10 @@ class Supervisor:
             code = error.code if isinstance(error, children.SpawnError) else 126
             why = str(error)[:_LONGEST]
             lifecycle.ended(container, code, time.time(), why)
-            self._tell(f"container {container.name} could not be started: {why}", "Warning")
+            self._record(f"cannot start container {container.name}: {why}", "Warning")
             return
         lifecycle.started(container, pid, time.time())
-        self._tell(f"started container {container.name} (pid {pid})")
+        self._record(f"started container {container.name} (pid {pid})")
 
     def _reap(self) -> None:
         for pid, code in children.ended():
@@ -210,10 +209,10 @@ class Supervisor:
             lifecycle.ended(found, code, time.time())
             if self._ending:
                 lifecycle.stop()
-            self._tell(f"container {found.name} ended: exit code {code}", "Normal" if code == 0 else "Warning")
+            self._record(f"container {found.name} exited with code {code}", "Normal" if code == 0 else "Warning")
 
     def _strays(self, container: Container) -> set[int]:
-        """Those that left the process group of the container: they end with it, as in any container."""
+        """Processes that left the container's process group. They end with it, as in any container."""
         return processes.with_environment(CONTAINER_VARIABLE, f"{self._uid}/{container.name}", uid=os.geteuid())
 
     # --- the end -----------------------------------------------------------------------------------------------
@@ -226,26 +225,26 @@ class Supervisor:
             self._ending, self._why_ending, self._changed = True, why, True
 
     def _wind_up(self, lifecycle: Lifecycle) -> None:
-        """SIGTERM to whoever runs, and SIGKILL to all when the grace period is over."""
+        """SIGTERM to the running containers, SIGKILL to all processes after the grace period."""
         lifecycle.stop()
         if self._kill_at is None:
             self._kill_at = time.monotonic() + self._grace
-            for each in lifecycle.running():
-                children.signal_group(each.pid or 0, signal.SIGTERM)
+            for container in lifecycle.running():
+                children.signal_group(container.pid or 0, signal.SIGTERM)
         left = children.descendants()
         if left and (time.monotonic() >= self._kill_at or not lifecycle.running()):
             children.kill_all(left)
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code."""
+    """Returns the exit code."""
     control, uid, log, *identity = arguments
     if identity:
         user, group, groups = identity
         os.setgroups([int(word) for word in groups.split(",")])
         os.setgid(int(group))
         os.setuid(int(user))
-    with contextlib.suppress(OSError):  # with our own rights: the folder is ours
+    with contextlib.suppress(OSError):  # after the change of user: the folder belongs to the owner
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         os.dup2(output, 2)
     Supervisor(control, uid).run()
