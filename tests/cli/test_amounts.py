@@ -1,4 +1,4 @@
-"""Amounts as people type them, and as they read them."""
+"""Amounts as people type them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from aliquot.cli.amounts import (
     AmountError,
     Cards,
-    duration,
     looks_like_cards,
-    memory,
     parse_cards,
     parse_duration,
     parse_memory,
@@ -80,28 +78,6 @@ def test_the_word_after_simulate_is_its_own_only_when_it_looks_so() -> None:
     assert looks_like_cards("2x")  # a slip, not a command
     assert not looks_like_cards("python")
     assert not looks_like_cards("./2x")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0s"),
-        (0.1, "100ms"),
-        (1, "1s"),
-        (1.5, "1.5s"),
-        (59, "59s"),
-        (60, "1m00s"),
-        (3599, "59m59s"),
-        (3600, "1h00m"),
-        (172800, "2d00h"),
-    ],
-)
-def test_a_time_is_shown_in_one_or_two_units(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
-def test_memory_is_shown_in_gib_and_what_is_small_in_mib() -> None:
-    assert (memory(512), memory(1024), memory(1536)) == ("512 MiB", "1.0 GiB", "1.5 GiB")
 
 
 @given(st.text())

@@ -19,38 +19,38 @@ def sentence(pod: Json, cluster: list[Json]) -> str:
     return one_sentence(verdict.refusals, verdict.claim, len(nodes))
 
 
-def test_busy_nodes_come_first_and_each_group_says_what_decides() -> None:
+def test_one_sentence_names_busy_nodes_first_and_what_decides_in_each_group() -> None:
     busy = [each for at in range(3) for each in (gpushare_node(f"b{at}", 16), on_card(f"r{at}", 12, 0, f"b{at}"))]
     cluster = [*busy, a_node("other", 16), gpushare_node("closed", 16, unschedulable=True)]
     assert sentence(gpushare_pod("p", 12), cluster) == (
-        "fits none of 5 nodes: "
-        "3 are busy (GPU memory: 12 GiB wanted, at most 4 GiB free on 3 cards), "
-        "1 is closed to it for now (cordoned), "
-        "1 will not take it (not for gpushare Pods: that takes capacity aliyun.com/gpu-mem, or label gpushare=true and"
-        " cards that the agent found)"
+        "fits none of 5 nodes. "
+        "3 are busy: GPU memory: needs 12 GiB per card, at most 4 GiB free (3 cards). "
+        "1 is closed to it for now: cordoned. "
+        "1 will not take it: does not serve gpushare Pods: requires capacity aliyun.com/gpu-mem, or label gpushare=true"
+        " and cards that the agent found"
     )
 
 
-def test_reasons_of_some_nodes_of_a_group_say_of_how_many() -> None:
+def test_one_sentence_counts_the_nodes_of_a_reason() -> None:
     cluster = [a_node("other", 16), gpushare_node("small", 4), gpushare_node("tiny", 3)]
     assert sentence(gpushare_pod("p", 12), cluster).startswith(
-        "fits none of 3 nodes: 3 will not take it (2 of them: GPU memory: 12 GiB wanted of a card, too small for that:"
-        " 2 cards; 1 of them: not for gpushare Pods"
+        "fits none of 3 nodes. 3 will not take it: 2 of them: GPU memory: needs 12 GiB per card, the largest card has"
+        " 4 GiB (2 cards); 1 of them: does not serve gpushare Pods"
     )
 
 
-def test_a_cluster_without_nodes_is_told_as_that() -> None:
+def test_one_sentence_says_that_there_is_no_node() -> None:
     assert sentence(gpushare_pod(), []) == "fits nowhere: there is no node to try"
 
 
-def test_a_group_without_a_deciding_reason_tells_what_it_has() -> None:
+def test_one_sentence_without_refusals() -> None:
     claim = parse_pod(asking({QGPU_MEMORY: 1}))
     assert isinstance(claim, Claim)
     assert one_sentence([], claim, 3) == "fits none of 3 nodes"
 
 
 @pytest.mark.parametrize("nodes", [5, 5000])
-def test_it_stays_short_whatever_the_nodes_say_of_themselves(nodes: int) -> None:
+def test_one_sentence_stays_short_whatever_the_nodes_say(nodes: int) -> None:
     """Five thousand nodes with a taint of their own each, as long as Kubernetes takes it."""
     claim = parse_pod(gpushare_pod())
     assert isinstance(claim, Claim)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from aliquot.wording.shortage import size
-
 MEMORY_ALLOWED = "GiB, or with a unit, as in 10, 1.5GiB or 512MiB; at least 1MiB"
 DURATION_ALLOWED = "seconds, or with a unit, as in 90, 100ms, 10s, 5m or 2h"
 SIMULATE_ALLOWED = (
@@ -66,19 +64,3 @@ def parse_cards(text: str) -> Cards:
 def looks_like_cards(text: str) -> bool:
     """Whether the word after --simulate is meant for it."""
     return re.match(r"[0-9]+x", text) is not None
-
-
-memory = size  # MiB, for people: as those who wait are told
-
-
-def duration(seconds: float) -> str:
-    """In one or two units."""
-    if 0 < seconds < 1:
-        return f"{seconds * 1000:g}ms"
-    if seconds < 60:
-        return f"{round(seconds, 3):g}s"
-    minutes, rest = divmod(int(seconds), 60)
-    if minutes < 60:
-        return f"{minutes}m{rest:02d}s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours // 24}d{hours % 24:02d}h"

@@ -10,8 +10,9 @@ import click
 
 from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonError, connect
 from aliquot.adapters.host.home import SYSTEM_RUN, homes
-from aliquot.cli.amounts import DURATION_ALLOWED, AmountError, duration, parse_duration
+from aliquot.cli.amounts import DURATION_ALLOWED, AmountError, parse_duration
 from aliquot.cli.errors import InputError
+from aliquot.wording.amounts import duration
 
 _DENIED = 77
 _LONGEST_DELAY = 60.0

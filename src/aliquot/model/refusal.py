@@ -3,39 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from aliquot.model.reason import Reason
 
-class Reason(StrEnum):
-    """What was short. `wanted` and `had` of a Refusal are in the unit given here."""
-
-    # about one card
-    MEMORY = "memory"  # GPU memory, MiB
-    CORE = "core"  # compute, milli-GPU
-    GREEDY = "core-greedy"  # offline compute, milli-GPU
-    SLICES = "slices"  # how many share the card
-    EXCLUSIVE = "exclusive"  # one of the two wants the card for itself; the number of shares on it
-    HEALTH = "health"  # the card is sick or gone
-    MODEL = "model"  # another GPU model was asked for
-    # about a node
-    CARDS = "cards"  # cards that fit, of those wanted
-    CONTAINERS = "containers"  # each container alone would fit, together they do not
-    MODE = "mode"  # the node does not serve this dialect or this way of use
-    MIXED = "mixed"  # the node does not mix online and offline Pods
-    WHOLE_NODE = "whole-node"  # one of the two wants the node for itself; the number of Pods on it
-    CPU = "cpu"  # milli-CPU
-    HOST_MEMORY = "host-memory"  # MiB
-    INVALID = "invalid-node"  # the node breaks a rule of its dialect; `had` is the sentence
-    # said by Kubernetes itself, not by us
-    UNSCHEDULABLE = "unschedulable"
-    NOT_READY = "not-ready"
-    TAINT = "taint"
-    SELECTOR = "selector"
+__all__ = ["Invalid", "Reason", "Refusal", "show"]
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One shortage at one place. `never`: even an empty card or node would not do."""
+    """One shortage at one place. `never`: even an empty card or node would not do; `had` is then what that has."""
 
     node: str
     card: int | None

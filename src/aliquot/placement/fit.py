@@ -169,8 +169,9 @@ def _about_nodes(board: Board, demand: Demand, rows: Ints) -> Iterator[Shortage]
         (Reason.HOST_MEMORY, demand.memory_mib, board.room_host, board.host_memory),
     ):
         if wanted:
-            free = np.maximum(room[rows], 0)
-            yield node_shortage(reason, serves & (room[rows] < wanted), wanted, free, total[rows] < wanted)
+            never = total[rows] < wanted
+            had = np.where(never, total[rows], np.maximum(room[rows], 0))
+            yield node_shortage(reason, serves & (room[rows] < wanted), wanted, had, never)
 
 
 def _about_cards(board: Board, part: Part, models: frozenset[str] | None, rows: Ints) -> Iterator[Shortage]:
@@ -203,7 +204,8 @@ def _about_cards(board: Board, part: Part, models: frozenset[str] | None, rows: 
         (Reason.SLICES, tenants, board.room_slices[rows], board.max_slices[rows]),
     ):
         if reason is Reason.MEMORY or np.any(wanted):
-            yield short(reason, asked & (room < wanted), wanted, room, most < np.asarray(wanted))
+            never = most < np.asarray(wanted)  # then what an empty card has says more than what is free
+            yield short(reason, asked & (room < wanted), wanted, np.where(never, most, room), never)
     cards = fitting_cards(board, part, models, rows).sum(axis=1)
     few = (cards < part.count) & ((part.count > 1) | ~there.any(axis=1)) & free[:, 0]
     yield Shortage(

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 
 from aliquot.dialects import ENABLED_BY
 from aliquot.model.claim import Claim
-from aliquot.model.refusal import Reason, Refusal
-
-Amount = int | float | str | None
+from aliquot.model.refusal import Invalid, Reason, Refusal
+from aliquot.placement.demand import demand_of
+from aliquot.wording import amounts, reasons
+from aliquot.wording.reasons import NEVER, ONE, OWN, UNKNOWN, Facts
 
 _CLOSED = frozenset({Reason.UNSCHEDULABLE, Reason.NOT_READY, Reason.TAINT})
-_PER = {Reason.MEMORY: 1024, Reason.HOST_MEMORY: 1024, Reason.CORE: 10, Reason.GREEDY: 10, Reason.CPU: 1000}
 
 _MOST_LINES = 8  # of a group; five thousand nodes may have as many different taints
 _MOST_NAMES = 3  # of a line
@@ -31,26 +31,79 @@ _LONGEST = 900  # an event's note takes 1,024 bytes
 _LONGEST_WORDS = 120  # of a node's own: a taint, a broken label
 
 
-def amounts(refusal: Refusal, claim: Claim | None) -> tuple[Amount, Amount]:
-    """Wanted and had in the units people use: GiB, percent of a card, CPUs; or the words that name a condition."""
+def as_data(refusal: Refusal, claim: Claim | None) -> dict[str, object]:
+    """The refusal as plain values, for JSON. `wanted` and `had` are numbers in `unit` (GiB, %, CPU; None: a count), or
+    the words that name a condition."""
+    wanted, had = reasons.numbers(refusal.reason, refusal.wanted, refusal.had)
     if refusal.reason in (Reason.MODE, Reason.MIXED) and claim is not None:
-        return ENABLED_BY[claim.offer], None
-    per = _PER.get(refusal.reason, 1)
-    return in_units(refusal.wanted, per), _cut(refusal.had, per)
+        wanted, had = ENABLED_BY[claim.offer], None
+    return {
+        "code": refusal.reason.value,
+        "node": refusal.node,
+        "card": refusal.card,
+        "wanted": wanted,
+        "had": had,
+        "unit": reasons.unit(refusal.reason),
+        "never": refusal.never,
+    }
 
 
-def in_units(amount: int | str | None, per: int) -> Amount:
-    """To two decimals; an integer where that is whole."""
-    return _plain(round(amount / per, 2)) if isinstance(amount, int) else amount
+def short_reason(reason: Reason, never: bool, claim: Claim) -> str:
+    """Why a node does not take the claim, in the same words for every such node: kube-scheduler counts equal ones."""
+    facts = Facts(wanted=_wanted(reason, claim), dialect=claim.dialect, requires=ENABLED_BY[claim.offer])
+    one = [ONE] * (facts.wanted in ("0", "1"))
+    return reasons.short(reason, facts, *one, *_cases(reason, never, claim))
 
 
-def _cut(amount: int | str | None, per: int) -> Amount:
-    """The same, but never more than there is: 3,071 MiB free must not look like the 3 GiB that are wanted."""
-    return _plain(amount * 100 // per / 100) if isinstance(amount, int) else amount
+def coded_reason(reason: Reason, never: bool, claim: Claim) -> str:
+    """The same with its code, for kube-scheduler to repeat."""
+    return reasons.with_code(short_reason(reason, never, claim), reason)
 
 
-def _plain(amount: float) -> int | float:
-    return int(amount) if amount == int(amount) else amount
+def invalid_node(broken: Sequence[Invalid]) -> str:
+    """Why a node that breaks a rule takes no Pod, with its code."""
+    return _invalid(Reason.INVALID, broken[:1])
+
+
+def invalid_pod(broken: Sequence[Invalid]) -> str:
+    """Why no node takes a Pod that breaks rules, with its code."""
+    return _invalid(Reason.INVALID_POD, broken)
+
+
+def _invalid(reason: Reason, broken: Sequence[Invalid]) -> str:
+    detail = "; ".join(each.sentence() for each in broken)
+    return reasons.with_code(reasons.short(reason, Facts(detail=detail)), reason)
+
+
+UNKNOWN_NODE = reasons.with_code(reasons.short(Reason.UNKNOWN_NODE, Facts()), Reason.UNKNOWN_NODE)
+
+
+def _wanted(reason: Reason, claim: Claim) -> str:
+    """The most that any part of the claim asks for."""
+    parts = demand_of(claim).parts
+    match reason:
+        case Reason.MEMORY:
+            memory = max((part.slice.memory_mib for part in parts), default=0)
+            percent = max((part.slice.memory_percent for part in parts), default=0)
+            return amounts.memory(memory) if memory else f"{percent}%"
+        case Reason.CORE:
+            return amounts.percent(max((part.slice.core_milli or 0 for part in parts), default=0))
+        case Reason.GREEDY:
+            return amounts.percent(max((part.slice.greedy_milli or 0 for part in parts), default=0))
+        case Reason.CARDS:
+            return str(max((part.count for part in parts), default=0))
+        case Reason.CPU:
+            return amounts.cpus(claim.cpu_milli)
+        case Reason.HOST_MEMORY:
+            return amounts.memory(claim.memory_mib)
+        case _:
+            return ""
+
+
+def _cases(reason: Reason, never: bool, claim: Claim) -> list[str]:
+    """Which rows of the table fit, the best first."""
+    own = claim.whole_node if reason is Reason.WHOLE_NODE else any(part.slice.exclusive for part in claim.containers)
+    return [OWN] * own + [NEVER] * never
 
 
 @dataclass(slots=True)
@@ -125,16 +178,17 @@ def one_sentence(refusals: Sequence[Refusal], claim: Claim, nodes: int) -> str:
             continue
         ranked = _ranked((refusal for refusal in refusals if hopes[refusal.node] == hope), hope)
         told = [item for item in ranked if item[1].deciding] or ranked
-        reasons = []
+        told_reasons = []
         for (reason, never, said), line in told[:_MOST_REASONS]:
             of_them = "" if len(line.nodes) == count else f"{len(line.nodes):,} of them: "
-            reasons.append(of_them + _sentence(reason, never, _shortened(said), line, claim))
+            reason_words = _sentence(reason, never, _shortened(said), line, claim)
+            told_reasons.append(of_them + reason_words.replace("; ", ", "))  # semicolons stand between reasons
         if len(told) > _MOST_REASONS:
-            reasons.append(f"{len(told) - _MOST_REASONS:,} more reasons")
-        parts.append(f"{count:,} {many if count > 1 else one} ({'; '.join(reasons)})")
+            told_reasons.append(f"{len(told) - _MOST_REASONS:,} more reasons")
+        parts.append(f"{count:,} {many if count > 1 else one}: {'; '.join(told_reasons)}")
     if not parts:
         return "fits nowhere: there is no node to try" if not nodes else f"fits none of {_nodes(nodes)}"
-    text = f"fits none of {_nodes(nodes)}: {', '.join(parts)}"
+    text = f"fits none of {_nodes(nodes)}. {'. '.join(parts)}"
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
@@ -180,56 +234,10 @@ def _lines(refusals: Iterable[Refusal], claim: Claim, hope: str) -> Iterator[str
         yield f"    {nodes:>{wide},}  for {len(rest):,} more reasons (-o json tells them all)"
 
 
-def _sentence(reason: Reason, never: bool, words: object, line: _Line, claim: Claim) -> str:
-    wanted, had = in_units(line.wanted, _PER.get(reason, 1)), _cut(line.had, _PER.get(reason, 1))
-    cards = f"{line.cards or line.had:,} card{'s' * ((line.cards or line.had) > 1)}"
-    match reason:
-        case Reason.MEMORY if never:
-            return f"GPU memory: {wanted} GiB wanted of a card, too small for that: {cards}"
-        case Reason.MEMORY:
-            return f"GPU memory: {wanted} GiB wanted, at most {had} GiB free on {cards}"
-        case Reason.CORE:
-            return f"compute: {wanted}% of a card wanted, at most {had}% free on {cards}"
-        case Reason.GREEDY:
-            return f"offline compute: {wanted}% of a card wanted, at most {had}% free on {cards}"
-        case Reason.SLICES if never:
-            return f"sharing: {wanted} containers on one card, more than may ever share {cards}"
-        case Reason.SLICES:
-            return f"sharing: as many as may share a card do so already on {cards}"
-        case Reason.EXCLUSIVE if any(container.slice.exclusive for container in claim.containers):
-            return f"whole cards wanted, and others are on {cards}"
-        case Reason.EXCLUSIVE:
-            return f"held whole by other Pods: {cards}"
-        case Reason.HEALTH:
-            return f"sick or gone: {cards}"
-        case Reason.MODEL:
-            return f"another model than the one wanted on {cards}"
-        case Reason.CARDS if line.wanted == 1:
-            return "no card on the node"
-        case Reason.CARDS:
-            return f"{wanted} cards wanted on one node, at most {had} of them would do"
-        case Reason.CONTAINERS:
-            return f"each of the {wanted} containers would fit alone, all together do not"
-        case Reason.MODE:
-            return f"not for {claim.dialect} Pods: that takes {ENABLED_BY[claim.offer]}"
-        case Reason.MIXED:
-            return f"not for online and offline Pods: that takes {ENABLED_BY[claim.offer]}"
-        case Reason.WHOLE_NODE if claim.whole_node:
-            return "the whole node is wanted, and other Pods are on it"
-        case Reason.WHOLE_NODE:
-            return "another Pod has the whole node"
-        case Reason.CPU:
-            return f"CPU: {wanted} wanted, {'the node has fewer' if never else f'at most {had} free'}"
-        case Reason.HOST_MEMORY:
-            free = "the node has less" if never else f"at most {had} GiB free"
-            return f"memory of the node: {wanted} GiB wanted, {free}"
-        case Reason.INVALID:
-            return f"broken: {words}"
-        case Reason.UNSCHEDULABLE:
-            return "cordoned"
-        case Reason.NOT_READY:
-            return f"not ready (Ready is {words})"
-        case Reason.TAINT:
-            return f"the Pod does not tolerate the taint {words}"
-        case Reason.SELECTOR:
-            return f"the Pod wants {words}"
+def _sentence(reason: Reason, never: bool, detail: object, line: _Line, claim: Claim) -> str:
+    wanted, had = reasons.needed_and_had(reason, line.wanted, line.had)
+    facts = Facts(
+        wanted, had, amounts.count(line.cards or line.had, "card"), str(detail), claim.dialect, ENABLED_BY[claim.offer]
+    )
+    one = [ONE] * (line.wanted == 1) + [UNKNOWN] * (detail is None)
+    return reasons.line(reason, facts, *one, *_cases(reason, never, claim))

@@ -1,4 +1,4 @@
-"""What a run or a Pod waits for on one machine, from what the queue tells of each card.
+"""What a run or a Pod waits for on one machine, from what the queue reports about each card.
 
 Imported by `aliquot run`: nothing heavy.
 """
@@ -8,20 +8,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from aliquot.model.reason import Reason
+from aliquot.wording import reasons
+
+
+def waiting(standing: Mapping[str, Any]) -> str:
+    """The place in the queue, and the reason."""
+    return f"waiting: {_ordinal(standing['position'])} of {standing['of']}; {reason(standing)}"
+
 
 def reason(standing: Mapping[str, Any]) -> str:
-    """What is short. Of several cards the one that is nearest: what it lacks is what is waited for."""
+    """What is short on the nearest card: that is what the run waits for."""
     if standing.get("kept_for"):
-        return f"room is kept for {standing['kept_for']}, which is first"
+        return f"room is reserved for {standing['kept_for']}, which is first"
     refusals = [refusal for refusal in standing.get("refusals") or () if refusal.get("card") is not None]
     if not refusals:
         return "no room"
     cards: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for refusal in refusals:
         cards.setdefault((refusal.get("node") or "", refusal["card"]), []).append(refusal)
-    _, lacking = min(cards.items(), key=lambda item: (len(item[1]), sum(_part(each) for each in item[1]), item[0]))
+    _, nearest = min(cards.items(), key=lambda item: (len(item[1]), sum(map(_missing, item[1])), item[0]))
     others = len(cards) - 1
-    words = f"{card_named(lacking[0])} {' and '.join(lacks(each) for each in lacking)}"
+    words = f"{card_named(nearest[0])} {' and '.join(lacks(refusal) for refusal in nearest)}"
     return words + (f"; {others} other card{'s have' if others > 1 else ' has'} no room either" if others else "")
 
 
@@ -32,29 +40,20 @@ def card_named(refusal: Mapping[str, Any]) -> str:
 
 
 def lacks(refusal: Mapping[str, Any]) -> str:
-    """Of one card, after its name."""
+    """What the card lacks, after its name."""
+    try:
+        return reasons.card(Reason(refusal["reason"]), refusal.get("wanted") or 0, refusal.get("had") or 0)
+    except ValueError:  # a daemon of a later release
+        return f"does not fit ({refusal['reason']})"
+
+
+def _missing(refusal: Mapping[str, Any]) -> float:
+    """Which part of what is wanted is missing, for comparing cards."""
     wanted, had = refusal.get("wanted") or 0, refusal.get("had") or 0
-    match refusal["reason"]:
-        case "memory":
-            return f"has {size(had)} free ({size(wanted)} wanted)"
-        case "core":
-            return f"has {had / 10:g}% of compute free ({wanted / 10:g}% wanted)"
-        case "core-greedy":
-            return f"has {had / 10:g}% of offline compute free ({wanted / 10:g}% wanted)"
-        case "exclusive":
-            return "is in use" if had == 1 else f"is in use by {had}"
-        case "slices":
-            return "is shared by as many as may"
-        case other:
-            return f"is not fit ({other})"
+    return 1.0 if refusal["reason"] == Reason.EXCLUSIVE or not wanted else float((wanted - had) / wanted)
 
 
-def _part(refusal: Mapping[str, Any]) -> float:
-    """How much of what is wanted is missing, for comparing cards."""
-    wanted, had = refusal.get("wanted") or 0, refusal.get("had") or 0
-    return 1.0 if refusal["reason"] == "exclusive" or not wanted else float((wanted - had) / wanted)
-
-
-def size(mib: float) -> str:
-    """GiB with one decimal; what is small in MiB."""
-    return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
+def _ordinal(number: int) -> str:
+    if number % 100 in (11, 12, 13):
+        return f"{number}th"
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"

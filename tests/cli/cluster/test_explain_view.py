@@ -60,13 +60,13 @@ def test_busy_closed_and_hopeless_nodes_are_told_apart(tmp_path: Path) -> None:
     assert lines(tmp_path, [gpushare_pod("p", 5)], cluster) == [
         "default/p  fits none of 4 nodes",
         "  1 node is busy: it could take the Pod when others leave",
-        "    1  GPU memory: 5 GiB wanted, at most 4 GiB free on 1 card  [busy]",
+        "    1  GPU memory: needs 5 GiB per card; at most 4 GiB free (1 card)  [busy]",
         "  1 node is closed to the Pod for now",
         "    1  cordoned  [closed]",
         "  2 nodes will not take the Pod as they are",
-        "    1  GPU memory: 5 GiB wanted of a card, too small for that: 1 card  [small]",
-        "    1  not for gpushare Pods: that takes capacity aliyun.com/gpu-mem, or label gpushare=true and cards that"
-        " the agent found  [other]",
+        "    1  GPU memory: needs 5 GiB per card; the largest card has 4 GiB (1 card)  [small]",
+        "    1  does not serve gpushare Pods: requires capacity aliyun.com/gpu-mem, or label gpushare=true and cards"
+        " that the agent found  [other]",
         "    1  the Pod does not tolerate the taint team=ml:NoSchedule  [other]",
         "",
         "0 of 1 fit",
@@ -84,8 +84,8 @@ def test_one_card_that_may_come_free_is_hope_enough(tmp_path: Path) -> None:
     told = lines(tmp_path, [gpushare_pod("p", 5)], [gpushare_node("n1", 4, 16), on_card("r", 12, 1)])
     assert told[1:4] == [
         "  1 node is busy: it could take the Pod when others leave",
-        "    1  GPU memory: 5 GiB wanted, at most 4 GiB free on 1 card  [n1]",
-        "    1  GPU memory: 5 GiB wanted of a card, too small for that: 1 card  [n1]",
+        "    1  GPU memory: needs 5 GiB per card; at most 4 GiB free (1 card)  [n1]",
+        "    1  GPU memory: needs 5 GiB per card; the largest card has 4 GiB (1 card)  [n1]",
     ]
 
 
@@ -114,7 +114,7 @@ def test_five_hundred_nodes_take_no_more_lines_than_five(tmp_path: Path) -> None
     pod = gpushare_pod("p", 1, nodeSelector={"kubernetes.io/hostname": "gone"})
     assert lines(tmp_path, [pod], cluster)[1:3] == [
         "  500 nodes will not take the Pod as they are",
-        "    500  the Pod wants kubernetes.io/hostname=gone  [n0, n1, n2, ...]",
+        "    500  the Pod requires kubernetes.io/hostname=gone  [n0, n1, n2, ...]",
     ]
 
 

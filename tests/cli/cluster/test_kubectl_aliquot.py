@@ -86,9 +86,7 @@ def test_each_pod_that_waits_says_why_in_one_sentence(cluster: PaperCluster) -> 
     cluster.show(*MIXTURE)
     told = printed("--pending")
     assert told[:2] == ["1 Pod waits:", "  default/waits"]
-    assert told[2].startswith(
-        "    fits none of 4 nodes: 1 is busy (another Pod has the whole node), 3 will not take it"
-    )
+    assert told[2].startswith("    fits none of 4 nodes. 1 is busy: another Pod has the whole node. 3 will not take it")
     assert told == printed()[7:]
 
 
@@ -228,7 +226,7 @@ def test_explain_asks_the_live_cluster_for_a_pod_by_name(cluster: PaperCluster) 
     assert result.stdout.splitlines()[:3] == [
         "default/p  fits none of 1 node",
         "  1 node is busy: it could take the Pod when others leave",
-        "    1  GPU memory: 4 GiB wanted, at most 3 GiB free on 1 card  [n1]",
+        "    1  GPU memory: needs 4 GiB per card; at most 3 GiB free (1 card)  [n1]",
     ]
 
 

@@ -53,7 +53,7 @@ def test_cards_that_are_full_and_no_fuller_are_well() -> None:
 def test_memory_given_away_twice_is_found_by_the_annotations_alone() -> None:
     (finding,) = faults(gpushare_node("n1", 16), on_card("a", 10, 0), on_card("b", 10, 0), on_card("c", 10, 1))[:1]
     assert (finding.check, finding.about) == ("over-allocated", ("n1, GPU 0",))
-    assert finding.what == "20 GiB are given away of 16 GiB"
+    assert finding.what == "20 GiB of 16 GiB are given away"
     assert str(finding.fix).startswith("delete one of its Pods (default/a, default/b), best one that does not run")
 
 
@@ -66,7 +66,7 @@ def test_compute_given_away_twice_is_found() -> None:
     share = {"index": 0, "memory_mib": 1024, "core_milli": 600}
     pods = [granted(name, {QGPU_MEMORY: 1, QGPU_CORE: 60}, "n1", share) for name in "ab"]
     (finding,) = faults(a_node("n1", 16, labels=QGPU), *pods)
-    assert finding.what == "120% of its compute are given away"
+    assert finding.what == "120% of its compute is given away"
 
 
 def test_a_card_that_is_held_whole_and_shared_is_found() -> None:
@@ -121,7 +121,7 @@ def waits(*objects: Json) -> list[Finding]:
 def test_waiting_for_others_to_leave_is_no_fault() -> None:
     (told,) = waits(gpushare_node("n1", 16), on_card("r", 14, 0), gpushare_pod("p", 4))
     assert told.level is Level.NOTE
-    assert told.what.startswith("fits none of 1 node: 1 is busy")
+    assert told.what.startswith("fits none of 1 node. 1 is busy")
 
 
 def test_waiting_for_what_never_comes_is() -> None:

@@ -134,7 +134,7 @@ def test_nodes_that_do_not_advertise_the_resource_are_the_reason_why_we_are_not_
 
 
 def test_a_kube_scheduler_beside_another_replica_than_the_leader_asks_that_one_which_is_no_finding() -> None:
-    message = f"0/2 nodes are available: 1 GPU memory: 20 GiB wanted, no card is that large, 1 Insufficient {MEM}."
+    message = f"0/2 nodes are available: 1 GPU memory: needs 20 GiB ... (aliquot:memory), 1 Insufficient {MEM}."
     pods = [waiting(gpushare_pod("p"), 60, message)]
     finding = only(call_findings(a_lease(calls=asked(0, None)), pods, Rules(), NOW))
     assert (finding.level, finding.what) == (Level.OK, "is asked, by way of a replica that does not lead; binds: 0")

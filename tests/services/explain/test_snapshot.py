@@ -235,10 +235,11 @@ def test_an_unhealthy_list_that_cannot_be_read_is_told_and_not_heeded() -> None:
 
 def test_replicas_that_do_not_fit_share_one_answer_until_something_changes() -> None:
     there = snapshot(gpushare_node("n1", 16))
-    first, second = there.place(gpushare_pod("a", 17)), there.place(gpushare_pod("b", 17))
+    there.place(gpushare_pod("there", 2))
+    first, second = there.place(gpushare_pod("a", 16)), there.place(gpushare_pod("b", 16))
     assert first.refusals is second.refusals
-    there.place(gpushare_pod("c", 12))
-    assert [refusal.had for refusal in there.place(gpushare_pod("d", 17)).refusals] == [4 * 1024]
+    there.place(gpushare_pod("c", 10))
+    assert [refusal.had for refusal in there.place(gpushare_pod("d", 16)).refusals] == [4 * 1024]
 
 
 def test_why_not_elsewhere_need_not_be_asked() -> None:

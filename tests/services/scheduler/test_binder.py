@@ -346,7 +346,8 @@ def test_concurrent_binds_of_many_pods_never_overbook() -> None:
         outcomes = await asyncio.gather(*(rig.bind(f"p{at}") for at in range(10)), return_exceptions=True)
         assert sum(outcome is None for outcome in outcomes) == 3
         refused = [str(outcome) for outcome in outcomes if outcome is not None]
-        assert refused[0] == ("ns/p3 no longer fits on n1: GPU memory: 5 GiB wanted, no card has that much free")
+        why = "GPU memory: needs 5 GiB per card; no card has that much free (aliquot:memory)"
+        assert refused[0] == f"ns/p3 no longer fits on n1: {why}"
         assert rig.free == 1
 
     play(scene())

@@ -265,7 +265,7 @@ def test_pending_reason_event_is_repeated() -> None:
     async def scene(rig: Rig) -> None:
         rig.give_up("a")
         await asyncio.sleep(40.0)
-        sentence = "fits none of 1 node: 1 is busy (GPU memory: 4 GiB wanted, at most 0 GiB free on 1 card)"
+        sentence = "fits none of 1 node. 1 is busy: GPU memory: needs 4 GiB per card, at most 0 GiB free (1 card)"
         assert [(name, message) for _, name, message in rig.events] == [("a", sentence)] * 3
         times = [at for at, _, _ in rig.events]
         assert all(later - earlier >= 15.0 for earlier, later in itertools.pairwise(times))
@@ -279,7 +279,7 @@ def test_pending_reason_follows_the_board() -> None:
         await asyncio.sleep(1.0)
         rig.cluster.set_node(live_node("n2", 2))
         await asyncio.sleep(20.0)
-        assert rig.events[-1][2].startswith("fits none of 2 nodes: 1 is busy")
+        assert rig.events[-1][2].startswith("fits none of 2 nodes. 1 is busy")
 
     waits(scene)
 

@@ -7,31 +7,18 @@ from typing import Any
 
 import pytest
 
-from aliquot.dialects import parse_pod
 from aliquot.dialects.wire.extender import parse_args
-from aliquot.model.claim import Claim
 from aliquot.model.refusal import Reason
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.verbs import (
     filter_answer,
-    repeats_us,
     scores_answer,
-    short_reason,
 )
+from aliquot.wording.reasons import codes
 from kit.manifests import (
-    APP_CLASS,
-    COUNT,
     MEM,
     QGPU,
-    QGPU_CORE,
-    QGPU_GREEDY,
-    QGPU_MEMORY,
-    T9K_CARDS,
-    T9K_NODE,
-    T9K_PERCENT,
     Json,
-    asking,
-    gpushare_pod,
 )
 from kit.watchobjects import a_cluster, live_node, live_pod, node_json, pod_json
 
@@ -68,13 +55,13 @@ def test_nodes_that_are_busy_are_told_apart_from_those_that_will_never_do() -> N
     answer = filtered(cluster, pod_json(), "small", "fits", "busy", "other", "broken", "new")
     assert answer["NodeNames"] == ["fits"]
     assert answer["FailedNodes"] == {
-        "busy": "GPU memory: 4 GiB wanted, no card has that much free",
-        "new": "aliquot has not heard of this node yet",
+        "busy": "GPU memory: needs 4 GiB per card; no card has that much free (aliquot:memory)",
+        "new": "aliquot has not seen this node yet (aliquot:unknown-node)",
     }
     never = answer["FailedAndUnresolvableNodes"]
-    assert never["small"] == "GPU memory: 4 GiB wanted, no card is that large"
-    assert never["other"].startswith("not for gpushare Pods: that takes capacity aliyun.com/gpu-mem")
-    assert never["broken"].startswith('the node is broken: metadata.labels["sched.tensorstack.dev/node-alloc-mode"]')
+    assert never["small"] == "GPU memory: needs 4 GiB per card; no card is that large (aliquot:memory)"
+    assert never["other"].startswith("does not serve gpushare Pods: requires capacity aliyun.com/gpu-mem")
+    assert never["broken"].startswith('invalid node: metadata.labels["sched.tensorstack.dev/node-alloc-mode"]')
     assert len(never) == 3
 
 
@@ -88,10 +75,10 @@ def test_a_node_kept_only_for_what_is_booked_on_it_is_told_as_what_it_is(broken:
         cluster.drop_node("n1")
     answer = filtered(cluster, pod_json(), "n1")
     if broken:
-        assert answer["FailedAndUnresolvableNodes"]["n1"].startswith("the node is broken")
+        assert answer["FailedAndUnresolvableNodes"]["n1"].startswith("invalid node")
         assert answer["FailedNodes"] == {}
     else:
-        assert answer["FailedNodes"] == {"n1": "aliquot has not heard of this node yet"}
+        assert answer["FailedNodes"] == {"n1": "aliquot has not seen this node yet (aliquot:unknown-node)"}
         assert answer["FailedAndUnresolvableNodes"] == {}
 
 
@@ -131,54 +118,13 @@ def test_nodes_that_lack_the_same_say_the_same() -> None:
     assert len(set(answer["FailedNodes"].values())) == 1
 
 
-PODS = [
-    gpushare_pod("p", 4),
-    gpushare_pod("p", 8, annotations={COUNT: "2"}),
-    asking({QGPU_MEMORY: 1, QGPU_CORE: 20}),
-    asking({QGPU_MEMORY: 1, QGPU_GREEDY: 20}, annotations={APP_CLASS: "offline"}),
-    asking({T9K_CARDS: 2}),
-    asking({T9K_PERCENT: 30}),
-    asking({T9K_NODE: 1}),
-]
-
-
-@pytest.mark.parametrize("reason", list(Reason))
-@pytest.mark.parametrize("never", [True, False], ids=["never", "now"])
-def test_there_are_words_for_every_reason_and_every_kind_of_pod(reason: Reason, never: bool) -> None:
-    for pod in PODS:
-        claim = parse_pod(pod)
-        assert isinstance(claim, Claim)
-        said = short_reason(reason, never, claim)
-        assert said
-        assert "None" not in said
-        assert len(said) < 200
-        assert repeats_us(f"0/3 nodes are available: 1 {said}, 2 Insufficient cpu. preemption: none")
-
-
-def test_a_node_that_we_do_not_know_or_cannot_read_is_told_in_words_of_ours_too() -> None:
+def test_filter_answers_have_a_code_for_unknown_and_invalid_nodes_and_pods() -> None:
     broken = live_node("broken", labels={"sched.tensorstack.dev/node-alloc-mode": "typo"})
     answer = filtered(a_cluster(broken), pod_json(), "broken", "new")
-    assert repeats_us(answer["FailedNodes"]["new"])
-    assert repeats_us(answer["FailedAndUnresolvableNodes"]["broken"])
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        "0/2 nodes are available: 2 Insufficient aliyun.com/gpu-mem. preemption: 0/2 nodes are available",
-        "0/2 nodes are available: 1 node(s) had untolerated taint(s), 1 didn't match Pod's node affinity/selector",
-        "0/2 nodes are available: 1 Too many pods, 1 node(s) were unschedulable. No preemption victims found",
-        "",
-    ],
-)
-def test_what_kube_scheduler_finds_by_itself_is_not_in_words_of_ours(said: str) -> None:
-    assert not repeats_us(said)
-
-
-def test_percentages_are_told_as_percentages() -> None:
-    claim = parse_pod(asking({T9K_PERCENT: 30}))
-    assert isinstance(claim, Claim)
-    assert short_reason(Reason.MEMORY, False, claim) == "GPU memory: 30% wanted, no card has that much free"
+    assert codes(answer["FailedNodes"]["new"]) == {Reason.UNKNOWN_NODE}
+    assert codes(answer["FailedAndUnresolvableNodes"]["broken"]) == {Reason.INVALID}
+    answer = filtered(a_cluster(live_node("a")), pod_json(limits={MEM: "5Gi"}), "a")
+    assert codes(answer["FailedAndUnresolvableNodes"]["a"]) == {Reason.INVALID_POD}
 
 
 # --- prioritize ------------------------------------------------------------------------------------------------------

@@ -192,29 +192,25 @@ def _containers(grant: Grant) -> dict[str, list[dict[str, Any]]]:
 
 
 def _share(share: Share) -> dict[str, Any]:
-    from aliquot.wording.refusals import in_units
+    from aliquot.wording.amounts import in_units
 
     core = 1000 if share.exclusive else share.core_milli
-    return {"card": share.card, "memory_gib": in_units(share.memory_mib, 1024), "core": in_units(core, 10)}
+    return {
+        "card": share.card,
+        "memory_gib": in_units(share.memory_mib, 1024),
+        "core": None if core is None else in_units(core, 10),
+    }
 
 
 def _refusals(verdict: Verdict) -> list[dict[str, Any]]:
-    from aliquot.wording.refusals import amounts
+    from aliquot.wording.refusals import as_data
 
-    entries = []
-    for refusal in verdict.refusals:
-        wanted, had = amounts(refusal, verdict.claim)
-        entries.append(
-            {
-                "node": refusal.node,
-                "card": refusal.card,
-                "reason": str(refusal.reason),
-                "wanted": wanted,
-                "had": had,
-                "never": refusal.never,
-            }
-        )
-    return entries
+    found = (as_data(refusal, verdict.claim) for refusal in verdict.refusals)
+    return [
+        {"node": entry["node"], "card": entry["card"], "reason": entry["code"]}
+        | {key: entry[key] for key in ("wanted", "had", "never")}
+        for entry in found
+    ]
 
 
 # --- for people --------------------------------------------------------------------------------------------------
@@ -268,20 +264,19 @@ def _paragraph(alike: list[Verdict], nodes: int, widths: list[int]) -> Iterator[
 
 
 def _cards(grant: Grant) -> str:
-    from aliquot.wording.refusals import in_units
+    from aliquot.wording.amounts import memory, percent
 
     parts = []
     for container in grant.containers:
         shares = []
         for share in container.shares:
-            entry = _share(share)
-            amounts = [f"{entry['memory_gib']} GiB"]
+            amounts = [memory(share.memory_mib)]
             if share.exclusive:
                 amounts.append("whole")
-            elif entry["core"] is not None:
-                amounts.append(f"{entry['core']}%")
+            elif share.core_milli is not None:
+                amounts.append(percent(share.core_milli))
             if share.greedy_milli is not None:
-                amounts.append(f"greedy {in_units(share.greedy_milli, 10)}%")
+                amounts.append(f"greedy {percent(share.greedy_milli)}")
             shares.append(f"GPU {share.card} ({', '.join(amounts)})")
         parts.append(f"{container.name}: {' + '.join(shares)}")
     return "; ".join(parts)

@@ -171,7 +171,7 @@ def _policy(node: NodeStanding) -> str:
 
 def _hardware(node: NodeStanding) -> str:
     """Such as "8 x A30, 22 GiB"."""
-    from aliquot.wording.refusals import in_units
+    from aliquot.wording.amounts import in_units
 
     sizes = sorted({card.card.memory_mib for card in node.cards})
     models = sorted({card.card.model for card in node.cards if card.card.model})
@@ -183,7 +183,7 @@ def _hardware(node: NodeStanding) -> str:
 
 def _used(nodes: Sequence[NodeStanding], *, in_cards: bool = False) -> list[str]:
     """Memory and compute, used of what there is; compute in percent of a card, or in cards."""
-    from aliquot.wording.refusals import in_units
+    from aliquot.wording.amounts import in_units
 
     cards = [card for node in nodes for card in node.cards]
     used, total = sum(card.used.memory_mib for card in cards), sum(card.card.memory_mib for card in cards)
@@ -200,7 +200,7 @@ def _people(nodes: Sequence[NodeStanding]) -> list[str]:
 
 
 def _card(standing: CardStanding) -> str:
-    from aliquot.wording.refusals import in_units
+    from aliquot.wording.amounts import in_units
 
     used, total = (in_units(each, 1024) for each in (standing.used.memory_mib, standing.card.memory_mib))
     marks = "!" * (not standing.card.healthy) + "*" * bool(standing.used.exclusive)
@@ -233,7 +233,7 @@ def _troubled(nodes: Sequence[NodeStanding]) -> Iterator[str]:
 
 def details(nodes: Sequence[NodeStanding]) -> Iterator[str]:
     """A block per node: its cards, then its Pods."""
-    from aliquot.wording.refusals import in_units
+    from aliquot.wording.amounts import in_units
 
     for number, node in enumerate(nodes):
         if number:
@@ -281,13 +281,13 @@ def _pod_row(pod: PodStanding) -> list[str]:
 
 
 def _gib(use: Usage) -> str:
-    from aliquot.wording.refusals import in_units
+    from aliquot.wording.amounts import in_units
 
     return str(in_units(use.memory_mib, 1024))
 
 
 def _core(use: Usage) -> str:
-    from aliquot.wording.refusals import in_units
+    from aliquot.wording.amounts import in_units
 
     if use.exclusive:
         return "whole"
@@ -342,7 +342,7 @@ def as_json(seen: Overview, nodes: Iterable[NodeStanding], pending: bool) -> Jso
 
 
 def _node_json(node: NodeStanding) -> Json:
-    from aliquot.wording.refusals import in_units
+    from aliquot.wording.amounts import in_units
 
     return {
         "name": node.name,

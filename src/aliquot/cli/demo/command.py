@@ -17,7 +17,6 @@ import click
 
 from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonError, ask
 from aliquot.adapters.host.home import homes
-from aliquot.cli.amounts import memory
 from aliquot.cli.demo import output as console
 from aliquot.cli.demo import promises, story
 from aliquot.cli.demo.processes import Stage, staged
@@ -25,6 +24,7 @@ from aliquot.cli.errors import InputError
 from aliquot.cli.simulated import parse_simulation
 from aliquot.cli.tables import table
 from aliquot.model.device import Card
+from aliquot.wording.amounts import memory
 
 SIMULATED = "2x24GiB"
 ON_REAL_CARDS = "\0aliquot-demo"  # a socket's name that belongs to no folder

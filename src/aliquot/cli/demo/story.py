@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aliquot.cli.amounts import memory
 from aliquot.cli.demo import promises
 from aliquot.cli.demo.output import Row, Teller, kept, note, scene
 from aliquot.cli.demo.processes import Stage, StageError, Tenant
 from aliquot.cli.demo.promises import Bounds, Pace, Promise, told_us
 from aliquot.cli.pods.submit import PASSED_ON
 from aliquot.cli.yamlvalues import parse_yaml
+from aliquot.wording.amounts import memory
 
 PODS = Path(__file__).parent / "pods.yaml"
 QUOTAS = (("alpha", 50), ("beta", 30), ("gamma", 20))

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from aliquot.cli.amounts import duration
 from aliquot.cli.client import Duration, ask, check_delay
 from aliquot.cli.machine.up import POLICY_CHOICES
+from aliquot.wording.amounts import duration
 
 
 @click.group(invoke_without_command=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from aliquot.cli.amounts import duration, memory
 from aliquot.cli.client import ask
 from aliquot.cli.pods.rows import age, apps, core, state_of, waiting_lines
 from aliquot.cli.tables import printable, table
+from aliquot.wording.amounts import duration, memory
 from aliquot.wording.shortage import reason
 
 _LONGEST_COMMAND = 60

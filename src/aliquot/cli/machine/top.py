@@ -15,10 +15,10 @@ from typing import Any
 
 import click
 
-from aliquot.cli.amounts import duration, memory
 from aliquot.cli.client import ask
 from aliquot.cli.pods.rows import core, waiting_lines
 from aliquot.cli.tables import bar, printable, table
+from aliquot.wording.amounts import duration, memory
 from aliquot.wording.shortage import reason
 
 _HEAD = ("NAME", "CLASS", "CORE", "SHARE", "", "MEMORY", "STATE", "LEVEL", "PREEMPTED")

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aliquot.adapters.host.home import SIM_VARIABLE, Home, HomeError, homes, own_home
-from aliquot.cli.amounts import Cards, memory
+from aliquot.cli.amounts import Cards
 from aliquot.cli.client import Duration, NoDaemonRunsError, ask, check_delay
 from aliquot.cli.dashboardoptions import parse_listen
 from aliquot.cli.errors import InputError
 from aliquot.cli.simulated import or_no_player, parse_simulation, with_stand_ins
+from aliquot.wording.amounts import memory
 
 if TYPE_CHECKING:
     from aliquot.services.dashboard.access import Listen

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from aliquot.cli.amounts import duration, memory
 from aliquot.cli.pods.completion import typed
 from aliquot.cli.pods.kinds import NODE, POD, Kind, targets
 from aliquot.cli.pods.rows import (
@@ -26,6 +25,7 @@ from aliquot.cli.pods.rows import (
     whole,
 )
 from aliquot.cli.tables import printable, table
+from aliquot.wording.amounts import duration, memory
 
 Json = dict[str, Any]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from aliquot.cli.amounts import duration
 from aliquot.cli.client import NoDaemonRunsError
 from aliquot.cli.pods.kinds import POD
 from aliquot.cli.pods.rows import ready, shortened, standing, state_of
 from aliquot.cli.tables import printable, table
+from aliquot.wording.amounts import duration
 
 Json = dict[str, Any]
 Pods = dict[str, Json]  # by key

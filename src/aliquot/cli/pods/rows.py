@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from aliquot.cli.amounts import duration, memory
 from aliquot.cli.client import ask
 from aliquot.cli.errors import InputError
 from aliquot.cli.pods.kinds import DEFAULT_NAMESPACE, NODE, POD, Kind, Target
 from aliquot.cli.tables import printable
+from aliquot.wording.amounts import duration, memory
 
 Json = dict[str, Any]
 

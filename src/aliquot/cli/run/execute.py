@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from aliquot.adapters.host.control import ControlError, NoDaemonError
 from aliquot.cli.run.request import INTERRUPTED, NOT_EXECUTABLE, RunError, after_restart, say, until_granted
 from aliquot.model.environment import with_granted
-from aliquot.wording.waiting import waiting
+from aliquot.wording.shortage import waiting
 
 
 def become(granted: dict[str, Any], program: str, command: list[str]) -> NoReturn:

@@ -13,8 +13,7 @@ from typing import Any
 from aliquot.adapters.host.control import AnswerError, Connection, ControlError, NoDaemonError
 from aliquot.cli.amounts import parse_cards, parse_duration
 from aliquot.cli.run.autostart import StartError, connect_or_start, wait_for_daemon
-from aliquot.wording.shortage import reason
-from aliquot.wording.waiting import waiting
+from aliquot.wording.shortage import reason, waiting
 
 BAD_INPUT, NO_ROOM, DENIED, NOT_EXECUTABLE, NOT_FOUND, INTERRUPTED, STOPPED = 2, 75, 77, 126, 127, 130, 143
 AFTER_RESTART = 15.0  # seconds for which a waiting run looks for a daemon that went away

@@ -15,7 +15,8 @@ from aliquot.services.doctor.findings import Finding, Json, Level, found, moment
 from aliquot.services.doctor.scheduler import PATIENCE
 from aliquot.services.explain.overview import Overview, last_refusal
 from aliquot.services.explain.snapshot import pod_key
-from aliquot.wording.refusals import in_units, waiting_helps
+from aliquot.wording.amounts import needed_and_had, percent
+from aliquot.wording.refusals import waiting_helps
 
 _NOT_BY_CARDS = (
     "see to what kube-scheduler names: taints, CPU, resources that nodes do not advertise; a T9k Pod that was made"
@@ -92,12 +93,10 @@ def _crowded(held: Mapping[tuple[str, int], list[tuple[str, Usage]]], nodes: Map
         if card is None:
             yield found("over-allocated", about, f"is given to {who}, but the node has no such card", fix)
         elif total.memory_mib > card.memory_mib:
-            has, given = in_units(card.memory_mib, 1024), in_units(total.memory_mib, 1024)
-            yield found("over-allocated", about, f"{given} GiB are given away of {has} GiB", fix)
+            given, has = needed_and_had(total.memory_mib, card.memory_mib)
+            yield found("over-allocated", about, f"{given} of {has} are given away", fix)
         elif total.core_milli > CORE_MILLI:
-            yield found(
-                "over-allocated", about, f"{in_units(total.core_milli, 10)}% of its compute are given away", fix
-            )
+            yield found("over-allocated", about, f"{percent(total.core_milli)} of its compute is given away", fix)
         elif total.exclusive and len(uses) > 1:
             yield found("over-allocated", about, f"is held whole by one Pod, and {len(uses)} are on it", fix)
 

@@ -16,7 +16,7 @@ from aliquot.dialects.wire.schedulerconfig import DEFAULT_SCHEDULER_NAME, SCHEDU
 from aliquot.model.claim import Claim
 from aliquot.services.doctor.findings import Finding, Json, Level, found, moment, ok, part
 from aliquot.services.explain.snapshot import pod_key
-from aliquot.services.scheduler.verbs import repeats_us
+from aliquot.wording.reasons import codes
 
 PATIENCE = timedelta(seconds=30)
 _SLACK = timedelta(seconds=15)  # clocks differ
@@ -76,7 +76,7 @@ def call_findings(lease: Json | None, pods: Iterable[Json], rules: Rules, now: d
         elif (since := moment(part(pod, "metadata", "creationTimestamp"))) is not None and now - since > PATIENCE:
             if last is not None and last >= since:
                 continue
-            if repeats_us(_last_said(pod) or ""):
+            if codes(_last_said(pod) or ""):
                 heard = True
                 continue
             unasked = True

@@ -24,7 +24,7 @@ from aliquot.dialects.wire import extender
 from aliquot.dialects.wire.extender import Binding
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.model.claim import Claim
-from aliquot.services.scheduler.verbs import short_reason
+from aliquot.wording.refusals import coded_reason
 
 if TYPE_CHECKING:
     from aliquot.services.scheduler.cluster import Cluster, Placed
@@ -113,7 +113,7 @@ class Binder:
         # No await from here to the booking: no other decision can come in between.
         placed = cluster.assume(claim, binding.Node)
         if isinstance(placed, list):
-            why = "; ".join(dict.fromkeys(short_reason(refusal.reason, refusal.never, claim) for refusal in placed))
+            why = "; ".join(dict.fromkeys(coded_reason(refusal.reason, refusal.never, claim) for refusal in placed))
             raise Refused(f"{claim.key} no longer fits on {binding.Node}: {why or 'its cards are taken'}")
         try:
             annotations = self._annotations(placed)

@@ -295,8 +295,8 @@ def test_a_waiting_pod_is_told_every_reason_with_how_many_nodes_say_so() -> None
     pod = picture.pod("ns/big", 1000.0)
     assert pod is not None
     assert pod["refusals"] == [
-        {"reason": "GPU memory: 12 GiB wanted, no card is that large", "nodes": 2, "example": "n1"},
-        {"reason": "GPU memory: 12 GiB wanted, no card has that much free", "nodes": 1, "example": "n3"},
+        {"reason": "GPU memory: needs 12 GiB per card; no card is that large", "nodes": 2, "example": "n1"},
+        {"reason": "GPU memory: needs 12 GiB per card; no card has that much free", "nodes": 1, "example": "n3"},
     ]
     (entry,) = picture.state(1000.0)["waiting"]["pods"]
     assert entry["wants"] == "12 GiB"

@@ -17,7 +17,7 @@ from aliquot.placement.demand import Demand, demand_of
 from aliquot.placement.verdicts import FITS, verdict_of
 from aliquot.services.dashboard.contract import Json
 from aliquot.services.scheduler.cluster import Cluster, Pending, Placed
-from aliquot.services.scheduler.verbs import short_reason
+from aliquot.wording.refusals import short_reason
 from aliquot.wording.requests import wants
 
 _FRESH = 10.0  # seconds that a reason is good for other Pods of its kind

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from aliquot.wording.shortage import reason
-from aliquot.wording.waiting import waiting
+from aliquot.wording.shortage import reason, waiting
 
 
 def short(card: int, what: str, wanted: int, had: int) -> dict[str, Any]:
@@ -17,16 +16,16 @@ def short(card: int, what: str, wanted: int, had: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("refusals", "sentence"),
     [
-        ([short(0, "memory", 8192, 4096)], "card 0 has 4.0 GiB free (8.0 GiB wanted)"),
-        ([short(0, "core", 500, 205)], "card 0 has 20.5% of compute free (50% wanted)"),
-        ([short(0, "core-greedy", 500, 0)], "card 0 has 0% of offline compute free (50% wanted)"),
-        ([short(0, "exclusive", 0, 1)], "card 0 is in use"),
-        ([short(0, "exclusive", 0, 3)], "card 0 is in use by 3"),
-        ([short(0, "slices", 1, 0)], "card 0 is shared by as many as may"),
-        ([short(0, "health", 1, 0)], "card 0 is not fit (health)"),
+        ([short(0, "memory", 8192, 4096)], "card 0 has 4 GiB free, needs 8 GiB"),
+        ([short(0, "core", 500, 205)], "card 0 has 20.5% of its compute free, needs 50%"),
+        ([short(0, "core-greedy", 500, 0)], "card 0 has 0% of its offline compute free, needs 50%"),
+        ([short(0, "exclusive", 0, 1)], "card 0 is in use (1 on it)"),
+        ([short(0, "exclusive", 0, 3)], "card 0 is in use (3 on it)"),
+        ([short(0, "slices", 1, 0)], "card 0 has reached its sharing limit"),
+        ([short(0, "health", 1, 0)], "card 0 is unhealthy or gone"),
         (
             [short(0, "memory", 8192, 1024), short(1, "memory", 8192, 4096)],
-            "card 1 has 4.0 GiB free (8.0 GiB wanted); 1 other card has no room either",
+            "card 1 has 4 GiB free, needs 8 GiB; 1 other card has no room either",
         ),
         (
             [
@@ -35,21 +34,22 @@ def short(card: int, what: str, wanted: int, had: int) -> dict[str, Any]:
                 short(2, "memory", 8, 7),
                 {"card": None, "reason": "cards"},
             ],
-            "card 2 has 7 MiB free (8 MiB wanted); 2 other cards have no room either",
+            "card 2 has 7 MiB free, needs 8 MiB; 2 other cards have no room either",
         ),
         (
             [short(0, "memory", 8192, 4096), short(0, "core", 500, 400), short(1, "exclusive", 0, 1)],
-            "card 1 is in use; 1 other card has no room either",
+            "card 1 is in use (1 on it); 1 other card has no room either",
         ),
+        ([short(0, "later", 1, 0)], "card 0 does not fit (later)"),
         ([], "no room"),
     ],
 )
-def test_what_is_short_on_the_card_that_is_nearest(refusals: list[dict[str, Any]], sentence: str) -> None:
+def test_reason_is_what_the_nearest_card_lacks(refusals: list[dict[str, Any]], sentence: str) -> None:
     assert reason({"refusals": refusals}) == sentence
 
 
-def test_room_may_be_kept_for_the_first() -> None:
-    assert reason({"refusals": [], "kept_for": "big"}) == "room is kept for big, which is first"
+def test_reason_names_who_room_is_reserved_for() -> None:
+    assert reason({"refusals": [], "kept_for": "big"}) == "room is reserved for big, which is first"
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,6 @@ def test_room_may_be_kept_for_the_first() -> None:
         (122, "122nd"),
     ],
 )
-def test_places_are_counted_as_people_count(position: int, ordinal: str) -> None:
+def test_waiting_has_an_ordinal(position: int, ordinal: str) -> None:
     said = waiting({"position": position, "of": 200, "refusals": [], "kept_for": None})
     assert said == f"waiting: {ordinal} of 200; no room"
