@@ -8,14 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import msgspec
+
 from aliquot.dialects.wire.advertising import Token
 from aliquot.model.claim import AppClass
 from aliquot.model.device import Card
 from aliquot.model.grant import Share
 from aliquot.model.podtenancy import PodTenancy
+from aliquot.model.status.machine import AgentStatus, CallStatus, DaemonStatus, Status
 from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Standing, State
 from aliquot.services.agent.control import AgentControl
-from aliquot.services.agent.status import Scene, resources_told, status
+from aliquot.services.agent.status import NodeState, resource_statuses, status
 from aliquot.services.daemon.calls import Calls
 
 CARDS = (Card(0, 16384, "GPU-a", "A30"), Card(1, 16384, "GPU-b", "A30", healthy=False))
@@ -26,7 +29,7 @@ STRANGER = Finding("GPU-a", 77, FindingKind.STRANGER, "uses the card without bei
 RESOURCE = "tke.cloud.tencent.com/qgpu-core"
 
 
-def a_scene(**other: Any) -> Scene:
+def a_scene(**other: Any) -> NodeState:
     """Two Pods on one of two cards, the other of which is out; with whatever is to be otherwise."""
     scene: dict[str, Any] = {
         "rules": SharingRules(),
@@ -38,7 +41,7 @@ def a_scene(**other: Any) -> Scene:
         "standings": [RUNS_ON_A],
         "findings": [STRANGER],
     }
-    return Scene(**{**scene, **other})
+    return NodeState(**{**scene, **other})
 
 
 @dataclass(slots=True)
@@ -46,7 +49,7 @@ class PaperAgent:
     """What the doors ask of an agent."""
 
     waits_for: str | None = None
-    scene: Scene = field(default_factory=a_scene)
+    scene: NodeState = field(default_factory=a_scene)
     offered: Mapping[str, tuple[Token, ...]] = field(default_factory=lambda: {RESOURCE: (Token("GPU-a-_-0", True, 0),)})
     registered: frozenset[str] = frozenset({RESOURCE})
     calls: Calls = field(default_factory=lambda: Calls(lambda: "now", ("allocate", "prestart")))
@@ -57,14 +60,15 @@ class PaperAgent:
     def ready(self) -> str | None:
         return self.waits_for
 
-    def status(self) -> dict[str, Any]:
-        agent = {
-            "waits_for": self.waits_for,
-            "resources": resources_told(self.offered, self.registered),
-            "kubelet_restarts": 2,
-            "calls": self.calls.as_json(),
-        }
-        return {"daemon": self.about, "agent": agent, **status(self.scene, 1060.0), **self.otherwise}
+    def status(self) -> Status:
+        agent = AgentStatus(
+            waits_for=self.waits_for,
+            resources=resource_statuses(self.offered, self.registered),
+            kubelet_restarts=2,
+            calls=msgspec.convert(self.calls.as_json(), dict[str, CallStatus]),
+        )
+        found = status(self.scene, 1060.0, msgspec.convert(self.about, DaemonStatus), agent)
+        return msgspec.structs.replace(found, **self.otherwise)
 
     def live(self) -> dict[str, Any]:
         return {"name": "n1"}

@@ -9,6 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from aliquot.model.status.machine import PodStatus, Status
+
 Json = dict[str, Any]
 Answer = Json | list[Json] | Callable[[Json], Json | list[Json]]
 
@@ -57,9 +61,9 @@ class PaperDaemon:
             request = json.loads(line)
             self.asked.append(request)
             answer = self.answers.get(request["op"], [{"error": {"kind": "malformed", "text": "no such operation"}}])
-            said = answer(request) if callable(answer) else answer
-            for each in said if isinstance(said, list) else [{"ok": said}]:
-                stream.write(json.dumps(each).encode() + b"\n")
+            reply = answer(request) if callable(answer) else answer
+            for line_sent in reply if isinstance(reply, list) else [{"ok": reply}]:
+                stream.write(json.dumps(line_sent).encode() + b"\n")
 
 
 def a_share(index: int = 0, gib: int = 3, **more: Any) -> Json:
@@ -96,6 +100,44 @@ def a_container(name: str = "main", state: str = "running", **more: Any) -> Json
         "image": "some/image:v1",
         "command": ["python", "train.py"],
         "log": f"/logs/{name}",
+        **more,
+    }
+
+
+def a_tenant(name: str, **more: Any) -> Json:
+    """A run on the first card."""
+    return {
+        "id": f"id-{name}",
+        "name": name,
+        "class": "normal",
+        "uid": 0,
+        "pid": None,
+        "command": [],
+        "created": 0.0,
+        "age_seconds": 5.0,
+        "log": None,
+        "cards": [a_share()],
+        **more,
+    }
+
+
+def a_queue_entry(name: str, **more: Any) -> Json:
+    """A run that waits alone for 3 GiB of one card."""
+    return {
+        "name": name,
+        "position": 1,
+        "of": 1,
+        "kept_for": None,
+        "refusals": [],
+        "class": "normal",
+        "uid": 0,
+        "pid": 99,
+        "gpus": 1,
+        "core": None,
+        "memory_bytes": 3 * GIB,
+        "waited_seconds": 5.0,
+        "command": [],
+        "log": None,
         **more,
     }
 
@@ -180,3 +222,13 @@ def a_card(node: str, index: int, booked_gib: int = 0, **more: Any) -> Json:
         "utilisation": None,
         **more,
     }
+
+
+def machine_status(status: Json) -> Status:
+    """As a command reads it."""
+    return msgspec.convert(status, Status)
+
+
+def pod_status(pod: Json) -> PodStatus:
+    """As a command reads it."""
+    return msgspec.convert(pod, PodStatus)

@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from aliquot.dialects import native
 from aliquot.dialects.wire.advertising import Token
 from aliquot.dialects.wire.cdi import name_of
@@ -46,7 +48,8 @@ def the_pod(*, granted: Share | None = SHARE, limits: Json | None = None, name: 
 
 def the_agent(*, waits_for: str | None = None, ended: bool = False, **scene: Any) -> Json:
     """The status of its agent."""
-    return an_agent(waits_for=waits_for, ended=ended, **scene).status()
+    answer: Json = msgspec.to_builtins(an_agent(waits_for=waits_for, ended=ended, **scene).status())
+    return answer
 
 
 def an_agent(*, waits_for: str | None = None, ended: bool = False, **scene: Any) -> PaperAgent:

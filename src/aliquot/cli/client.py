@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
+import msgspec
 
 from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonError, connect
 from aliquot.adapters.host.home import SYSTEM_RUN, homes
 from aliquot.cli.amounts import DURATION_ALLOWED, AmountError, parse_duration
 from aliquot.cli.errors import InputError
+from aliquot.model.status.machine import Status
 from aliquot.wording.amounts import duration
 
 _DENIED = 77
@@ -79,6 +81,19 @@ def ask(request: dict[str, Any], what: str = "run") -> dict[str, Any]:
             answer: dict[str, Any] = said["ok"]
             return answer
     raise InputError("the daemon said nothing")
+
+
+def read_status() -> Status:
+    """The daemon's status."""
+    return parse_status(ask({"op": "status"}))
+
+
+def parse_status(answer: dict[str, Any]) -> Status:
+    """As it came over the socket."""
+    try:
+        return msgspec.convert(answer, Status)
+    except msgspec.ValidationError as error:
+        raise InputError(f"the daemon's status cannot be read ({error}): is it of another version?") from None
 
 
 def refused(error: AnswerError, what: str) -> InputError:

@@ -7,7 +7,7 @@ import time
 from click.testing import CliRunner, Result
 
 from aliquot.cli.main import cli
-from kit.fakedaemon import PaperDaemon, a_card, a_container, a_pod, a_share, a_status, a_workload, pending
+from kit.fakedaemon import PaperDaemon, a_card, a_container, a_pod, a_share, a_status, a_tenant, a_workload, pending
 
 
 def describe(*words: str) -> Result:
@@ -90,7 +90,7 @@ def test_a_workload_is_told_with_its_pods(daemon: PaperDaemon) -> None:
 
 def test_a_node_is_told_with_its_cards_and_who_is_on_them(daemon: PaperDaemon) -> None:
     cards = [a_card("box", 0, 3, core_booked=30.0, utilisation=0.5), a_card("box", 1, healthy=False, why_out="XID 79")]
-    tenant = {"name": "default/train", "class": "normal", "cards": [a_share(core=30)]}
+    tenant = a_tenant("default/train", cards=[a_share(core=30)])
     daemon.answers["status"] = a_status(cards=cards, tenants=[tenant])
     shown = flat(describe("node").stdout)
     assert shown[:3] == ["Name: box", "Offers: qgpu, gpushare", "Policy: best-effort, release delay 100ms"]

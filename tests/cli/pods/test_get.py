@@ -11,10 +11,22 @@ from click.testing import CliRunner, Result
 
 from aliquot.cli.main import cli
 from aliquot.cli.pods import get as module
-from aliquot.cli.pods.get import Seen
+from aliquot.cli.pods.get import Changes, Seen
 from aliquot.cli.pods.kinds import POD, targets
 from aliquot.cli.pods.rows import state_of
-from kit.fakedaemon import PaperDaemon, a_card, a_container, a_pod, a_share, a_status, a_workload, pending
+from kit.fakedaemon import (
+    PaperDaemon,
+    a_card,
+    a_container,
+    a_pod,
+    a_share,
+    a_status,
+    a_tenant,
+    a_workload,
+    machine_status,
+    pending,
+    pod_status,
+)
 
 
 def get(*words: str) -> Result:
@@ -119,7 +131,7 @@ def test_nodes_show_their_cards_and_what_is_free(daemon: PaperDaemon) -> None:
 
 
 def test_a_card_that_somebody_has_alone_has_no_compute_left(daemon: PaperDaemon) -> None:
-    alone = {"name": "t", "class": "normal", "cards": [a_share(0, 24, exclusive=True)]}
+    alone = a_tenant("t", cards=[a_share(0, 24, exclusive=True)])
     daemon.answers["status"] = a_status(cards=[a_card("box", 0, 24), a_card("box", 1)], tenants=[alone])
     assert "100% of 200%" in get("nodes").stdout
     assert "the whole card is one tenant's" in CliRunner().invoke(cli, ["describe", "node"]).stdout
@@ -176,7 +188,7 @@ def test_on_a_node_of_kubernetes_it_is_kubectls_to_show_pods(daemon: PaperDaemon
     ],
 )
 def test_the_state_of_a_pod_is_called_as_kubectl_calls_it(pod: dict[str, Any], state: str) -> None:
-    assert state_of(pod) == state
+    assert state_of(pod_status(pod)) == state
 
 
 def test_only_those_with_the_labels_are_shown(daemon: PaperDaemon) -> None:
@@ -204,34 +216,38 @@ def test_rows_alone_are_for_other_programs(daemon: PaperDaemon) -> None:
 # --- watching -----------------------------------------------------------------------------------------------------
 
 
+def changes(seen: Seen, pods: list[dict[str, Any]], *, headed: bool) -> Changes:
+    return seen.changes(machine_status(a_status()), [pod_status(pod) for pod in pods], headed=headed)
+
+
 def test_what_only_grew_older_is_not_shown_again() -> None:
     seen = Seen(POD, wide=False, everywhere=False, prefixed=False)
-    first = seen.changes(a_status(), [a_pod("a", created=0.0)], headed=False)
+    first = changes(seen, [a_pod("a", created=0.0)], headed=False)
     assert len(first.lines) == 2
-    assert seen.changes(a_status(), [a_pod("a", created=5000.0)], headed=False).lines == ()
+    assert changes(seen, [a_pod("a", created=5000.0)], headed=False).lines == ()
 
 
 def test_what_changes_and_what_goes_is_a_line_each() -> None:
     seen = Seen(POD, wide=False, everywhere=False, prefixed=False)
-    seen.changes(a_status(), [pending("a"), a_pod("b")], headed=False)
-    (line,) = seen.changes(a_status(), [a_pod("a"), a_pod("b")], headed=False).lines
+    changes(seen, [pending("a"), a_pod("b")], headed=False)
+    (line,) = changes(seen, [a_pod("a"), a_pod("b")], headed=False).lines
     assert line.split()[:3] == ["a", "1/1", "Running"]
-    (line,) = seen.changes(a_status(), [a_pod("a")], headed=False).lines
+    (line,) = changes(seen, [a_pod("a")], headed=False).lines
     assert line.split()[:3] == ["b", "1/1", "gone"]
-    assert seen.changes(a_status(), [a_pod("a")], headed=False).lines == ()
+    assert changes(seen, [a_pod("a")], headed=False).lines == ()
 
 
 def test_columns_do_not_move_from_line_to_line() -> None:
     seen = Seen(POD, wide=False, everywhere=False, prefixed=False)
-    first = seen.changes(a_status(), [a_pod("a"), a_pod("a-long-name")], headed=False).lines[1]
-    (later,) = seen.changes(a_status(), [a_pod("a", node="elsewhere")], headed=False).lines[:1]
+    first = changes(seen, [a_pod("a"), a_pod("a-long-name")], headed=False).lines[1]
+    (later,) = changes(seen, [a_pod("a", node="elsewhere")], headed=False).lines[:1]
     assert first.index("1/1") == later.index("1/1")
 
 
 def test_a_watch_goes_on_when_the_daemon_is_started_again(daemon: PaperDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_EVERY", 0.01)
-    looks = module._looks(a_status())
+    looks = module._looks(machine_status(a_status()))
     next(looks)
     daemon.close()
     daemon.listen()
-    assert next(looks)["pods"] == []
+    assert next(looks).pods == []

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from aliquot.cli.main import cli
-from kit.fakedaemon import PaperDaemon, a_card, a_container, a_pod, a_share, a_status, pending
+from kit.fakedaemon import PaperDaemon, a_card, a_container, a_pod, a_queue_entry, a_share, a_status, a_tenant, pending
 from kit.machine import ALIQUOT
 
 
@@ -18,18 +18,6 @@ def shown(*words: str) -> str:
     said = CliRunner().invoke(cli, [*words])
     assert said.exit_code == 0, said.output
     return said.stdout
-
-
-def a_tenant(name: str, **more: object) -> dict[str, object]:
-    return {
-        "name": name,
-        "class": "normal",
-        "pid": None,
-        "cards": [a_share()],
-        "age_seconds": 5.0,
-        "command": [],
-        **more,
-    }
 
 
 def test_ps_shows_process_and_command_of_a_pod(daemon: PaperDaemon) -> None:
@@ -56,8 +44,7 @@ def test_ps_shows_pods_that_wait_with_the_reason(daemon: PaperDaemon) -> None:
 
 
 def test_a_pod_in_the_queue_is_a_pod_and_tells_its_own_reason(daemon: PaperDaemon) -> None:
-    entry = {"name": "default/train", "class": "normal", "pid": 99, "gpus": 1, "core": 30, "memory_bytes": 3 << 30}
-    entry |= {"position": 1, "of": 1, "waited_seconds": 5.0, "command": ["keeper"], "refusals": []}
+    entry = a_queue_entry("default/train", core=30, command=["keeper"])
     daemon.answers["status"] = a_status(pending("train", "number 1 of 1 in the queue: no room"), queue=[entry])
     _, row, why = shown("ps").splitlines()
     assert row.split()[:8] == ["default/train", "normal", "-", "1", "wanted", "3.0", "GiB", "30%"]

@@ -15,6 +15,7 @@ from aliquot.arbiter.timeline import Record
 from aliquot.cli.machine.top import view
 from aliquot.model.device import Card
 from aliquot.model.edits import Edits
+from aliquot.model.status.machine import Status
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
 from aliquot.services.agent.injection import Libraries
 from aliquot.services.agent.metrics import agent_exposition
@@ -80,7 +81,8 @@ def test_a_name_that_no_node_has_is_what_it_waits_for(agent: Agent) -> None:
 
 def test_its_status_can_be_shown_and_scraped_at_any_time(agent: Agent) -> None:
     status = agent.status()
-    assert msgspec.json.decode(msgspec.json.encode(status)) == status
-    assert status["agent"]["waits_for"] == "the API server has not told the node and its Pods yet"
+    assert msgspec.json.decode(msgspec.json.encode(status), type=Status) == status
+    assert status.agent
+    assert status.agent.waits_for == "the API server has not told the node and its Pods yet"
     assert "OUT: Xid 79" in view(status)
     assert b"aliquot_agent_ready 0.0" in agent_exposition(status, agent.calls)

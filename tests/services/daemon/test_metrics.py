@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from aliquot.model.status.machine import Status
 from aliquot.services.daemon.metrics import exposition
+from kit import fakedaemon as kit
+from kit.fakedaemon import a_card, a_queue_entry, a_share, machine_status
 from kit.leaks import left_behind
 
 
-def a_status(**tenant: Any) -> dict[str, Any]:
-    card = {
-        "index": 0,
-        "uuid": "GPU-0",
+def a_status(**share: Any) -> Status:
+    card = a_card(
+        "box",
+        0,
+        model='Odd "model"\\',
+        memory_bytes=100,
+        memory_used_bytes=None,
+        memory_booked_bytes=10,
+        core_booked=30.0,
+    )
+    figures = {
         "share": 0.25,
         "memory_used_bytes": 5,
         "memory_limit_bytes": 10,
@@ -19,29 +29,14 @@ def a_status(**tenant: Any) -> dict[str, Any]:
         "preemptions": 3,
         "refused_allocations": 2,
         "state": "paused",
-        "level": "hardware",
-        **tenant,
     }
-    machine = {
-        "index": 0,
-        "uuid": "GPU-0",
-        "model": 'Odd "model"\\',
-        "memory_bytes": 100,
-        "memory_used_bytes": None,
-        "memory_booked_bytes": 10,
-        "core_booked": 30.0,
-        "utilisation": None,
-        "tenants": 1,
-    }
-    return {
-        "cards": [machine],
-        "tenants": [{"name": "train", "class": "offline", "cards": [card]}],
-        "queue": [{}, {}],
-        "findings": [{}],
-    }
+    tenant = kit.a_tenant("train", **{"class": "offline"}, cards=[a_share(0, **{**figures, **share})])
+    queue = [a_queue_entry("a"), a_queue_entry("b")]
+    finding = {"uuid": "GPU-0", "pid": 7, "text": "is nobody's"}
+    return machine_status(kit.a_status(cards=[card], tenants=[tenant], queue=queue, findings=[finding]))
 
 
-def lines(status: dict[str, Any]) -> list[str]:
+def lines(status: Status) -> list[str]:
     return exposition(status).decode().splitlines()
 
 

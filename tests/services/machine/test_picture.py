@@ -9,11 +9,13 @@ from typing import Any
 from aliquot.arbiter.timeline import Came, Record, Taken
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
+from aliquot.model.status.machine import Status
 from aliquot.placement.board import Board
 from aliquot.placement.waste import Waste
 from aliquot.services.dashboard.contract import FREE, MIXED, OUT, WHOLE
 from aliquot.services.dashboard.history import SERIES
 from aliquot.services.machine.picture import MachinePicture
+from kit.fakedaemon import a_container, machine_status
 
 GIB = 1 << 30
 Json = dict[str, Any]
@@ -101,9 +103,12 @@ A_POD = {
     "reason": None,
     "node": "node-1",
     "cards": [on(0, 3, None)],
-    "containers": [{"name": "main", "command": ["burn"]}],
+    "containers": [a_container(command=["burn"])],
     "created": 900.0,
     "started": 901.0,
+    "finished": None,
+    "restart_policy": "Always",
+    "events": [],
     "wants": "3 GiB",
     "why": ["asked for main: 3GiB of memory", "card 0 was the fullest with room"],
 }
@@ -114,7 +119,7 @@ class Machine:
 
     def __init__(self, **status: Any) -> None:
         self.status: Json = {
-            "daemon": {"simulated": "2x24GiB"},
+            "daemon": {"pid": 1, "simulated": "2x24GiB"},
             "rules": {"policy": "burst-share", "release_delay_seconds": 0.1},
             "cards": [a_card(0), a_card(1)],
             "tenants": [],
@@ -128,9 +133,9 @@ class Machine:
         board.set_node(Node("here", (Card(0, 24 << 10), Card(1, 24 << 10)), frozenset({Offer.ANY})))
         self.picture = MachinePicture(self._status, Waste(board), self._records, clock=lambda: 100.0)
 
-    def _status(self) -> Json:
+    def _status(self) -> Status:
         self.asked += 1
-        return self.status
+        return machine_status(self.status)
 
     def _records(self) -> dict[str, list[Record]]:
         told, self.records = self.records, {}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from aliquot.adapters.host import processes
@@ -16,6 +17,7 @@ from aliquot.adapters.host.home import Home
 from aliquot.adapters.storage.store import Store
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
+from aliquot.model.status.machine import DaemonStatus
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Level, SharingRules, Standing, State
 from aliquot.services.daemon.control import Caller, RefusedError
@@ -142,8 +144,8 @@ def test_those_who_wait_hear_nothing_of_one_that_would_not(house: House) -> None
         house.submit(memory_mib=8 * 1024, wait=False)
     assert (refused.value.details["kind"], refused.value.details["position"]) == ("busy", 2)
     assert [each["event"]["waiting"]["of"] for each in told] == [1]
-    (waiting,) = status(house.machine, {}, 1.0)["queue"]
-    assert (waiting["position"], waiting["of"]) == (1, 1)
+    (waiting,) = status(house.machine, {}, 1.0, DaemonStatus(pid=1)).queue
+    assert (waiting.position, waiting.of) == (1, 1)
 
 
 def test_a_process_that_asks_again_never_heard_the_first_answer(house: House) -> None:
@@ -299,7 +301,8 @@ def test_the_status_tells_all_of_a_tenant(house: House) -> None:
     house.arbiter.standing = [
         Standing(tenant_id, "GPU-0", State.PAUSED, Level.HARDWARE, 0.25, 1 << 30, 4 << 30, (7,), 3, 1.5, 2)
     ]
-    told = status(house.machine, {"GPU-0": {"memory_used_bytes": 5, "utilisation": 0.5}}, 11.0)
+    measured = {"GPU-0": {"memory_used_bytes": 5, "utilisation": 0.5}}
+    told = msgspec.to_builtins(status(house.machine, measured, 11.0, DaemonStatus(pid=1)))
     (tenant,) = told["tenants"]
     assert tenant["age_seconds"] == 10
     assert tenant["cards"] == [

@@ -11,13 +11,14 @@ import time
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import click
+import msgspec
 
-from aliquot.cli.client import ask
+from aliquot.cli.client import ask, parse_status, read_status
 from aliquot.cli.pods.rows import core, waiting_lines
 from aliquot.cli.tables import bar, printable, table
+from aliquot.model.status.machine import CardStatus, FindingStatus, ShareStatus, Status, TenantStatus
 from aliquot.wording.amounts import duration, memory
 from aliquot.wording.shortage import reason
 
@@ -50,133 +51,124 @@ def top(output: str, once: bool, interval: float) -> None:
     PREEMPTED  times that online work took the card; with release delay 0, requests in a row are one time
     REFUSED    allocations past the memory limit; shown where there were any
     """
-    status = ask({"op": "status"})
+    answer = ask({"op": "status"})
     if output == "json":
-        click.echo(json.dumps(status, indent=2))
+        click.echo(json.dumps(answer, indent=2))
     elif once or not sys.stdout.isatty():
-        click.echo(view(status))
+        click.echo(view(parse_status(answer)))
     else:
-        _live(status, interval)
+        _live(parse_status(answer), interval)
 
 
-def view(status: dict[str, Any]) -> str:
+def view(status: Status) -> str:
     """The whole of it, as text."""
-    rules = status["rules"]
-    delay = duration(rules["release_delay_seconds"])
-    node, simulated = (status["daemon"].get(key) for key in ("node", "simulated"))
+    node, simulated = status.daemon.node, status.daemon.simulated
     lines = [
         (f"node {node}, " if node else "")
-        + f"policy {rules['policy']}, release delay {delay}"
+        + f"policy {status.rules.policy}, release delay {duration(status.rules.release_delay_seconds)}"
         + (f", simulated cards {simulated}" if simulated else "")
     ]
-    waits_for = status.get("agent", {}).get("waits_for")
-    if waits_for:
-        lines.append(f"not ready: {waits_for}")
-    refused = any(card["refused_allocations"] for tenant in status["tenants"] for card in tenant["cards"])
-    several = len({card.get("node") for card in status["cards"]}) > 1
-    empty = _empty(status) if len(status["cards"]) > _MANY else []
-    for card in status["cards"]:
+    if status.agent and status.agent.waits_for:
+        lines.append(f"not ready: {status.agent.waits_for}")
+    refused = any(share.refused_allocations for tenant in status.tenants for share in tenant.cards)
+    several = len({card.node for card in status.cards}) > 1
+    empty = _empty(status) if len(status.cards) > _MANY else []
+    for card in status.cards:
         if card in empty:
             continue
         lines += ["", _card_line(card, several)]
         rows = [
-            (*_row(tenant, each), *([str(each["refused_allocations"])] if refused else []))
-            for tenant in status["tenants"]
-            for each in tenant["cards"]
-            if each["uuid"] == card["uuid"]
+            (*_row(tenant, share), *([str(share.refused_allocations)] if refused else []))
+            for tenant in status.tenants
+            for share in tenant.cards
+            if share.uuid == card.uuid
         ]
         if rows:
             lines.append(table((*_HEAD, _REFUSED) if refused else _HEAD, rows, _RIGHT))
     lines += ["", *_empty_lines(empty, several)] if empty else []
     waiting = list(_waiting(status))
     lines += ["", *waiting] if waiting else []
-    if status["findings"]:
+    if status.findings:
         lines.append("")
-        lines += [printable(_finding(finding, status["cards"])) for finding in status["findings"]]
-    # What a process calls itself, a card, or a reason of others: shown, but it steers no terminal.
+        lines += [_finding(finding, status.cards) for finding in status.findings]
+    # Names of processes and cards, and reasons, come from others: they are shown, but must not steer the terminal.
     return "\n".join(printable(line) for block in lines for line in block.split("\n"))
 
 
-def _waiting(status: dict[str, Any]) -> Iterator[str]:
-    """Runs by their place in the queue; Pods, which stand in the same queue, tell theirs with the reason."""
-    pods = {pod["key"]: pod for pod in status.get("pods", ())}
-    for each in status["queue"]:
-        if each["name"] not in pods:
-            yield f"waiting {each['position']}: {each['name']}: {reason(each)}"
-    yield from waiting_lines(pod for pod in pods.values() if pod["phase"] == "Pending")
+def _waiting(status: Status) -> Iterator[str]:
+    """Runs by their place in the queue; Pods, which stand in the same queue, have it in their reason."""
+    pods = {pod.key: pod for pod in status.pods or []}
+    for entry in status.queue:
+        if entry.name not in pods:
+            yield f"waiting {entry.position}: {entry.name}: {reason(msgspec.to_builtins(entry))}"
+    yield from waiting_lines(pod for pod in pods.values() if pod.phase == "Pending")
 
 
-def _empty(status: dict[str, Any]) -> list[dict[str, Any]]:
-    """The cards that nobody is on, and on which nothing happens."""
-    taken = {card["uuid"] for tenant in status["tenants"] for card in tenant["cards"]}
-    taken |= {finding["uuid"] for finding in status["findings"]}
-    return [
-        card
-        for card in status["cards"]
-        if card["uuid"] not in taken and card.get("healthy", True) and not card["utilisation"]
-    ]
+def _empty(status: Status) -> list[CardStatus]:
+    """Cards without tenants, findings or use."""
+    taken = {share.uuid for tenant in status.tenants for share in tenant.cards}
+    taken |= {finding.uuid for finding in status.findings}
+    return [card for card in status.cards if card.uuid not in taken and not card.is_out and not card.utilisation]
 
 
-def _empty_lines(cards: list[dict[str, Any]], several: bool) -> Iterator[str]:
-    """Alike ones of a node in one line."""
+def _empty_lines(cards: list[CardStatus], several: bool) -> Iterator[str]:
+    """Alike cards of a node in one line."""
     alike: dict[tuple[str, str, int], list[str]] = {}
     for card in cards:
-        node = f"{card['node']} " if several else ""
-        alike.setdefault((node, card["model"], card["memory_bytes"]), []).append(str(card["index"]))
+        node = f"{card.node} " if several else ""
+        alike.setdefault((node, card.model, card.memory_mib), []).append(str(card.index))
     for (node, model, size), numbers in alike.items():
         of_each = " each" if len(numbers) > 1 else ""
         which = f"card{'s' * bool(of_each)} {', '.join(numbers)}"
-        yield f"{node}{which}  {model}, {memory(size >> 20)}{of_each}, nobody on {'them' if of_each else 'it'}"
+        yield f"{node}{which}  {model}, {memory(size)}{of_each}, nobody on {'them' if of_each else 'it'}"
 
 
-def _finding(found: dict[str, Any], cards: list[dict[str, Any]]) -> str:
-    where = next((f"card {card['index']}" for card in cards if card["uuid"] == found["uuid"]), found["uuid"])
-    who = "" if found["pid"] is None else f"process {found['pid']} "
-    return f"found on {where}: {who}{found['text']}"
+def _finding(finding: FindingStatus, cards: list[CardStatus]) -> str:
+    where = next((f"card {card.index}" for card in cards if card.uuid == finding.uuid), finding.uuid)
+    process = "" if finding.pid is None else f"process {finding.pid} "
+    return f"found on {where}: {process}{finding.text}"
 
 
-def _card_line(card: dict[str, Any], several: bool) -> str:
+def _card_line(card: CardStatus, several: bool) -> str:
     """`several`: there is more than one node, as on simulated ones."""
-    node = f"{card['node']} " if several else ""
-    words = [f"{node}card {card['index']}  {card['model']}"]
-    if card["utilisation"] is not None:
-        words.append(f"busy {card['utilisation']:.0%}")
-    used, total = card["memory_used_bytes"], memory(card["memory_bytes"] >> 20)
+    words = [f"{f'{card.node} ' if several else ''}card {card.index}  {card.model}"]
+    if card.utilisation is not None:
+        words.append(f"busy {card.utilisation:.0%}")
+    used, total = card.memory_used_bytes, memory(card.memory_mib)
     words.append(total if used is None else f"{memory(used >> 20)} of {total} in use")
-    words.append(f"{memory(card['memory_booked_bytes'] >> 20)} booked")
-    if not card.get("healthy", True):
-        words.append(f"OUT: {printable(card['why_out'] or 'it does not say why')}")
+    words.append(f"{memory(card.memory_booked_bytes >> 20)} booked")
+    if card.is_out:
+        words.append(f"OUT: {printable(card.why_out or 'it does not say why')}")
     return ", ".join(words)
 
 
-def _row(tenant: dict[str, Any], card: dict[str, Any]) -> tuple[str, ...]:
-    share = card["share"]
+def _row(tenant: TenantStatus, share: ShareStatus) -> tuple[str, ...]:
     return (
-        tenant["name"],
-        tenant["class"],
-        core(card["core"]),
-        "-" if share is None else f"{share:6.1%}",  # as wide as ever: nothing moves from look to look
-        ("" if share is None else bar(share, _BAR)).ljust(_BAR),
-        f"{memory(card['memory_used_bytes'] >> 20)} / {memory(card['memory_limit_bytes'] >> 20)}",
-        card["state"],
-        card["level"],
-        str(card["preemptions"]),
+        tenant.name,
+        tenant.app_class,
+        core(share.core),
+        "-" if share.share is None else f"{share.share:6.1%}",  # a fixed width: nothing moves from look to look
+        ("" if share.share is None else bar(share.share, _BAR)).ljust(_BAR),
+        f"{memory(share.used_mib)} / {memory(share.limit_mib)}",
+        share.state,
+        share.level,
+        str(share.preemptions),
     )
 
 
-def _live(status: dict[str, Any], interval: float) -> None:
+def _live(status: Status, interval: float) -> None:
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
     console = Console(highlight=False)
 
-    def shown(status: dict[str, Any]) -> Text:
+    def shown(status: Status) -> Text:
         return Text(fitted(view(status), console.height), no_wrap=True, overflow="ellipsis")
 
     with _keys() as left, Live(shown(status), console=console, screen=True, auto_refresh=False) as live:
         while not left(interval):
-            live.update(shown(ask({"op": "status"})), refresh=True)
+            live.update(shown(read_status()), refresh=True)
 
 
 def fitted(text: str, height: int) -> str:

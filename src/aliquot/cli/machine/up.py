@@ -14,7 +14,7 @@ import click
 
 from aliquot.adapters.host.home import SIM_VARIABLE, Home, HomeError, homes, own_home
 from aliquot.cli.amounts import Cards
-from aliquot.cli.client import Duration, NoDaemonRunsError, ask, check_delay
+from aliquot.cli.client import Duration, NoDaemonRunsError, ask, check_delay, read_status
 from aliquot.cli.dashboardoptions import parse_listen
 from aliquot.cli.errors import InputError
 from aliquot.cli.simulated import or_no_player, parse_simulation, with_stand_ins
@@ -158,16 +158,16 @@ def _in_background(
         start(arguments)[0].close()
     except StartError as error:
         raise InputError(str(error), code=error.code) from error
-    status = ask({"op": "status"})
-    kinds = Counter(f"{card['model']} {memory(card['memory_bytes'] >> 20)}" for card in status["cards"])
+    status = read_status()
+    kinds = Counter(f"{card.model} {memory(card.memory_mib)}" for card in status.cards)
     cards = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
-    nodes = len(status["nodes"])
+    nodes = len(status.nodes or [])
     cards += f" on {nodes} nodes" if nodes > 1 else ""
-    url = status["daemon"]["dashboard"]
+    url = status.daemon.dashboard
     where = f"dashboard on {url}" if url else "no dashboard"
     if not url and listen is None:
         where += ": the usual port is taken (--listen chooses another)"
-    click.echo(f"aliquot: ready: pid {status['daemon']['pid']}; {cards}; {where}", err=True)
+    click.echo(f"aliquot: ready: pid {status.daemon.pid}; {cards}; {where}", err=True)
 
 
 def _serve(

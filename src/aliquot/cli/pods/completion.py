@@ -6,7 +6,7 @@ import click
 
 from aliquot.cli.errors import InputError
 from aliquot.cli.pods.kinds import DEFAULT_NAMESPACE, KINDS, NODE, POD, Target, targets
-from aliquot.cli.pods.rows import listed, standing
+from aliquot.cli.pods.rows import listed, local_status, namespace_in
 
 
 def typed(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -33,12 +33,12 @@ def logged(context: click.Context, _parameter: click.Parameter, incomplete: str)
 def names(wanted: Target, namespace: str | None) -> list[str]:
     """What there is of those kinds, in that namespace."""
     try:
-        status = standing()
+        status = local_status()
     except InputError:
         return []
     return [
-        each["name"]
+        item.name
         for kind in wanted.kinds
-        for each in listed(status, kind)
-        if kind is NODE or each["namespace"] == (namespace or DEFAULT_NAMESPACE)
+        for item in listed(status, kind)
+        if kind is NODE or namespace_in(item) == (namespace or DEFAULT_NAMESPACE)
     ]

@@ -13,7 +13,8 @@ from aliquot.cli.client import Duration, NoDaemonRunsError, NotThereError, event
 from aliquot.cli.errors import InputError
 from aliquot.cli.pods.completion import typed
 from aliquot.cli.pods.kinds import APPLIED, DEFAULT_NAMESPACE, NODE, POD, Kind, targets
-from aliquot.cli.pods.rows import listed, selected, standing
+from aliquot.cli.pods.rows import listed, local_status, namespace_in, selected
+from aliquot.model.status.machine import PodStatus
 
 Json = dict[str, Any]
 
@@ -95,14 +96,14 @@ def _tell_missing(missing: Sequence[tuple[Kind, NotThereError]]) -> None:
 
 def _would_delete(chosen: Sequence[tuple[Kind, str, str]], *, ignore: bool) -> list[int | NotThereError]:
     try:
-        status = standing()
+        status = local_status()
     except NoDaemonRunsError:
         if ignore:
             return [0] * len(chosen)
         raise
     answers: list[int | NotThereError] = []
     for kind, where, name in chosen:
-        there = [f"{each['namespace']}/{each['name']}" for each in listed(status, kind)]
+        there = [f"{namespace_in(item)}/{item.name}" for item in listed(status, kind)]
         if f"{where}/{name}" in there:
             answers.append(0)
             click.echo(f"{_deleted(kind, where, name)} (dry run)")
@@ -141,22 +142,18 @@ def _by_name(what: Sequence[str], namespace: str | None, everything: bool, ignor
     if not unnamed:
         return [(target.kinds[0], target.namespace or where, str(target.name)) for target in wanted]
     try:
-        status = standing()
+        status = local_status()
     except NoDaemonRunsError:
         if ignore:
             return []
         raise
-    found = [
-        (kind, each["namespace"], each["name"], each)
-        for target in wanted
-        for kind, each in selected(status, target, where)
-    ]
+    found = [chosen for target in wanted for chosen in selected(status, target, where)]
     # A Pod goes with its workload, when both are meant.
-    owners = {(kind.name, name) for kind, _, name, _ in found if kind in APPLIED and kind is not POD}
+    owners = {(kind.name, item.name) for kind, item in found if kind in APPLIED and kind is not POD}
     return [
-        (kind, where, name)
-        for kind, where, name, each in found
-        if kind is not POD or not each["owner"] or (each["owner"]["kind"], each["owner"]["name"]) not in owners
+        (kind, namespace_in(item) or where, item.name)
+        for kind, item in found
+        if not isinstance(item, PodStatus) or not item.owner or (item.owner.kind, item.owner.name) not in owners
     ]
 
 

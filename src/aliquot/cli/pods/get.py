@@ -10,17 +10,30 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
+import msgspec
 
 from aliquot.cli.client import NoDaemonRunsError, ask
 from aliquot.cli.errors import InputError
 from aliquot.cli.pods.completion import typed
-from aliquot.cli.pods.kinds import NODE, POD, Kind, Target, targets
-from aliquot.cli.pods.rows import cards_on, head, namespace_of, row, selected, standing, waiting_lines
+from aliquot.cli.pods.kinds import Kind, Target, targets
+from aliquot.cli.pods.rows import (
+    Object,
+    cards_on,
+    head,
+    labels_of,
+    local_status,
+    namespace_in,
+    namespace_of,
+    row,
+    selected,
+    waiting_lines,
+)
 from aliquot.cli.pods.selectors import Selector, label_selector
 from aliquot.cli.tables import table
+from aliquot.model.status.machine import NodeStatus, PodStatus, Status
 
 Json = dict[str, Any]
-Found = list[tuple[Kind, Json]]
+Found = list[tuple[Kind, Object]]
 
 _EVERY = 0.5  # seconds from look to look
 _RETURN = 15.0  # seconds for which a watch looks for a daemon that went away
@@ -73,7 +86,7 @@ def get(
         raise InputError(f"-w: -o {output} is not allowed: table, wide or name")
     if selector is not None and any(target.name is not None for target in wanted):
         raise InputError("-l and a NAME: only one of them")
-    status = standing()
+    status = local_status()
     found = _found(status, wanted, where, selector)
     if output in ("json", "yaml"):
         _write(_documents(status, found, alone=len(wanted) == 1 and wanted[0].name is not None), output)
@@ -82,22 +95,23 @@ def get(
     elif not found:
         click.echo(_nothing(status, wanted, where, selector), err=True)
     elif output == "name":
-        click.echo("\n".join(kind.shown(each["name"]) for kind, each in found))
+        click.echo("\n".join(kind.shown(item.name) for kind, item in found))
     else:
         _tables(status, found, wide=output == "wide", everywhere=where is None, headed=not no_headers)
 
 
-def _found(status: Json, wanted: Sequence[Target], where: str | None, selector: Selector | None) -> Found:
-    return _labelled([each for target in wanted for each in selected(status, target, where)], selector)
+def _found(status: Status, wanted: Sequence[Target], where: str | None, selector: Selector | None) -> Found:
+    return _labelled([chosen for target in wanted for chosen in selected(status, target, where)], selector)
 
 
 def _labelled(found: Found, selector: Selector | None) -> Found:
-    return [(kind, each) for kind, each in found if selector is None or selector(each.get("labels", {}))]
+    return [(kind, item) for kind, item in found if selector is None or selector(labels_of(item))]
 
 
-def _nothing(status: Json, wanted: Sequence[Target], where: str | None, selector: Selector | None) -> str:
+def _nothing(status: Status, wanted: Sequence[Target], where: str | None, selector: Selector | None) -> str:
     """There may be some elsewhere."""
-    others = sorted({each["namespace"] for kind, each in _found(status, wanted, None, selector) if kind is not NODE})
+    found = _found(status, wanted, None, selector)
+    others = sorted({space for _, item in found if (space := namespace_in(item)) is not None})
     if selector is not None and not others:
         return f"nothing found with such labels{'' if where is None else f' in namespace {where}'}"
     if where is not None and others:
@@ -105,37 +119,38 @@ def _nothing(status: Json, wanted: Sequence[Target], where: str | None, selector
     return f"nothing found{'' if where is None else f' in namespace {where}'}: `aliquot apply -f FILE` starts Pods"
 
 
-def _tables(status: Json, found: Found, *, wide: bool, everywhere: bool, headed: bool) -> None:
+def _tables(status: Status, found: Found, *, wide: bool, everywhere: bool, headed: bool) -> None:
     kinds = list(dict.fromkeys(kind for kind, _ in found))
     for number, kind in enumerate(kinds):
         if number and headed:
             click.echo()
         columns = head(kind, wide=wide, everywhere=everywhere)
         rows = [
-            row(status, kind, each, wide=wide, everywhere=everywhere, prefixed=len(kinds) > 1)
-            for of, each in found
+            row(status, kind, item, wide=wide, everywhere=everywhere, prefixed=len(kinds) > 1)
+            for of, item in found
             if of is kind
         ]
         lines = table(columns, rows, frozenset(at for at, name in enumerate(columns) if name in _RIGHT)).splitlines()
         click.echo("\n".join(lines if headed else lines[1:]))
-    for line in () if not headed else waiting_lines(each for kind, each in found if kind is POD):
+    for line in () if not headed else waiting_lines(item for _, item in found if isinstance(item, PodStatus)):
         click.echo(line)
 
 
 # --- for programs ----------------------------------------------------------------------------------------------------
 
 
-def _documents(status: Json, found: Found, *, alone: bool) -> Json:
+def _documents(status: Status, found: Found, *, alone: bool) -> Json:
     """The one that was named, or a List."""
-    items = [_document(status, kind, each) for kind, each in found]
+    items = [_document(status, kind, item) for kind, item in found]
     return items[0] if alone else {"apiVersion": "v1", "kind": "List", "items": items}
 
 
-def _document(status: Json, kind: Kind, each: Json) -> Json:
-    if kind is NODE:
-        told = {**{key: value for key, value in each.items() if key != "name"}, "cards": cards_on(status, each)}
-        return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": each["name"]}, "status": told}
-    request = {"op": "object", "kind": kind.name, "namespace": each["namespace"], "name": each["name"]}
+def _document(status: Status, kind: Kind, item: Object) -> Json:
+    if isinstance(item, NodeStatus):
+        cards = msgspec.to_builtins(cards_on(status, item))
+        rest = {"cards": cards, "offers": item.offers, "policy": item.policy.value}
+        return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": item.name}, "status": rest}
+    request = {"op": "object", "kind": kind.name, "namespace": item.namespace, "name": item.name}
     found: Json = ask(request, what=kind.words[1])["object"]
     first: Json = {key: found[key] for key in ("apiVersion", "kind", "metadata", "spec") if key in found}
     return {**first, **found}
@@ -155,31 +170,31 @@ def _write(document: Json, output: str) -> None:
 
 
 def _watch(
-    status: Json, wanted: Sequence[Target], where: str | None, output: str, selector: Selector | None, *, headed: bool
+    status: Status, wanted: Sequence[Target], where: str | None, output: str, selector: Selector | None, *, headed: bool
 ) -> None:
     kinds = tuple(dict.fromkeys(kind for target in wanted for kind in target.kinds))
     seen = {
         kind: Seen(kind, wide=output == "wide", everywhere=where is None, prefixed=len(kinds) > 1) for kind in kinds
     }
-    for each in seen.values():
-        each.headed = not headed  # as if it had been said
+    for shown in seen.values():
+        shown.headed = not headed  # as if it had been printed
     for now in _looks(status):
         found = _labelled(_still(now, wanted, where), selector)
         for kind in kinds:
             again = headed and len(kinds) > 1
-            changed = seen[kind].changes(now, [each for of, each in found if of is kind], headed=again)
+            changed = seen[kind].changes(now, [item for of, item in found if of is kind], headed=again)
             for line in changed.names if output == "name" else changed.lines:
                 click.echo(line)
 
 
-def _looks(status: Json) -> Iterator[Json]:
+def _looks(status: Status) -> Iterator[Status]:
     """What there is, over and over; a daemon that is started again is waited for."""
     yield status
     seen = time.monotonic()
     while True:
         time.sleep(_EVERY)
         try:
-            status = standing()
+            status = local_status()
         except NoDaemonRunsError:
             if time.monotonic() - seen > _RETURN:
                 raise
@@ -188,7 +203,7 @@ def _looks(status: Json) -> Iterator[Json]:
         yield status
 
 
-def _still(status: Json, wanted: Sequence[Target], where: str | None) -> Found:
+def _still(status: Status, wanted: Sequence[Target], where: str | None) -> Found:
     """As found, less whoever was named and is gone: that is no error any more."""
     found: Found = []
     for target in wanted:
@@ -217,9 +232,9 @@ class Seen:
         self.widest = ("",) * len(self.columns)  # as wide as ever: columns do not move from line to line
         self.headed = False
 
-    def changes(self, status: Json, found: Sequence[Json], *, headed: bool) -> Changes:
+    def changes(self, status: Status, found: Sequence[Object], *, headed: bool) -> Changes:
         """Those that are not as they were, and those that are gone; `headed`: under the head of the table, again."""
-        rows = {(each.get("namespace", ""), each["name"]): self._row(status, each) for each in found}
+        rows = {(namespace_in(item) or "", item.name): self._row(status, item) for item in found}
         gone = {key: self._gone(old) for key, old in self.rows.items() if key not in rows}
         new = [key for key, cells in rows.items() if self._ageless(cells) != self._ageless(self.rows.get(key, ()))]
         every = [*rows.values(), *gone.values(), self.widest]
@@ -232,8 +247,8 @@ class Seen:
             (*under, *(shown[key] for key in [*new, *gone])), tuple(self.kind.shown(name) for _, name in new)
         )
 
-    def _row(self, status: Json, each: Json) -> tuple[str, ...]:
-        return row(status, self.kind, each, wide=self.wide, everywhere=self.everywhere, prefixed=self.prefixed)
+    def _row(self, status: Status, item: Object) -> tuple[str, ...]:
+        return row(status, self.kind, item, wide=self.wide, everywhere=self.everywhere, prefixed=self.prefixed)
 
     def _ageless(self, cells: Sequence[str]) -> tuple[str, ...]:
         """A row that only grew older has not changed."""

@@ -13,11 +13,12 @@ from typing import Any, BinaryIO
 
 import click
 
-from aliquot.cli.client import NotThereError, ask
+from aliquot.cli.client import NotThereError, ask, read_status
 from aliquot.cli.errors import InputError
 from aliquot.cli.pods.completion import logged
 from aliquot.cli.pods.kinds import DEFAULT_NAMESPACE, NODE, POD, Target, targets
-from aliquot.cli.pods.rows import selected, shortened, standing
+from aliquot.cli.pods.rows import local_status, namespace_in, selected, shortened
+from aliquot.model.status.machine import OwnerStatus, PodStatus
 
 _PIECE = 1 << 16
 _EVERY = 0.2  # seconds from look to look
@@ -80,7 +81,7 @@ def logs(
 def _output(name: str, container: str | None, namespace: str | None) -> _Output:
     if "/" in name or container is not None or namespace is not None:
         return _of_pod(_target(name), namespace, container)
-    pods = [pod["name"] for pod in ask({"op": "status"}).get("pods", [])]
+    pods = [pod.name for pod in read_status().pods or []]
     try:
         said = ask({"op": "logs", "name": name})
     except NotThereError as error:
@@ -124,34 +125,32 @@ def _of_pod(target: Target, namespace: str | None, container: str | None) -> _Ou
     if target.kinds == (NODE,):
         raise InputError("nodes have no log of their own; the daemon's is told by `aliquot up`")
     pod = _pod(target, namespace or DEFAULT_NAMESPACE)
-    containers = [container["name"] for container in pod["containers"]]
+    containers = [container.name for container in pod.containers]
     if container is not None and container not in containers:
-        raise InputError(f"-c: {container} is not allowed: {pod['name']} has {', '.join(containers)}")
-    request = {"op": "pod-logs", "namespace": pod["namespace"], "name": pod["name"], "container": container}
+        raise InputError(f"-c: {container} is not allowed: {pod.name} has {', '.join(containers)}")
+    request = {"op": "pod-logs", "namespace": pod.namespace, "name": pod.name, "container": container}
     said = ask(request, what="pod")
     if container is None and len(containers) > 1:
         click.echo(f"{said['container']} of {', '.join(containers)} (-c chooses)", err=True)
-    waits = pod["phase"] == "Pending" and not os.path.exists(said["log"])
+    waits = pod.phase == "Pending" and not os.path.exists(said["log"])
     return _Output(
         said["log"],
         lambda: bool(ask(request, what="pod")["running"]),
-        f"{pod['name']} has not started: {pod['reason'] or 'it will soon'}" if waits else None,
+        f"{pod.name} has not started: {pod.reason or 'it will soon'}" if waits else None,
     )
 
 
-def _pod(target: Target, namespace: str) -> dict[str, Any]:
-    status = standing()
+def _pod(target: Target, namespace: str) -> PodStatus:
+    status = local_status()
     kind, found = selected(status, target, namespace)[0]
-    if kind is POD:
+    if isinstance(found, PodStatus):
         return found
-    owner = {"kind": found["kind"], "name": found["name"]}
-    pods: list[dict[str, Any]] = [
-        pod for pod in status["pods"] if pod["owner"] == owner and pod["namespace"] == found["namespace"]
-    ]
+    owner = OwnerStatus(kind.name, found.name)
+    pods = [pod for pod in status.pods or [] if pod.owner == owner and pod.namespace == namespace_in(found)]
     if not pods:
-        raise InputError(f"{kind.shown(found['name'])} has no Pod now", code=1)
+        raise InputError(f"{kind.shown(found.name)} has no Pod now", code=1)
     if len(pods) > 1:
-        click.echo(f"{pods[0]['name']}, the first of {len(pods)} Pods", err=True)
+        click.echo(f"{pods[0].name}, the first of {len(pods)} Pods", err=True)
     return pods[0]
 
 

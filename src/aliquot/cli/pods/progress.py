@@ -11,12 +11,13 @@ import click
 
 from aliquot.cli.client import NoDaemonRunsError
 from aliquot.cli.pods.kinds import POD
-from aliquot.cli.pods.rows import ready, shortened, standing, state_of
+from aliquot.cli.pods.rows import local_status, ready, shortened, state_of
 from aliquot.cli.tables import printable, table
+from aliquot.model.status.machine import PodStatus, Status
 from aliquot.wording.amounts import duration
 
 Json = dict[str, Any]
-Pods = dict[str, Json]  # by key
+Pods = dict[str, PodStatus]  # by key
 
 _EVERY = 0.2  # seconds from look to look
 
@@ -27,7 +28,7 @@ def settle(applied: Sequence[Json], timeout: float) -> int:
     status = _live(applied, looks) if sys.stderr.isatty() else _by_line(applied, looks, _say)
     pods = theirs(applied, status)
     failed = [key for key, pod in pods.items() if over(pod)]
-    late = [_name(each) for each in applied if not settled(each, status)]
+    late = [_name(item) for item in applied if not settled(item, status)]
     if failed:
         _say(f"failed: {shortened(failed)} (`aliquot logs {failed[0]}` may tell why)")
     if late:
@@ -38,63 +39,67 @@ def settle(applied: Sequence[Json], timeout: float) -> int:
     return 0
 
 
-def settled(applied: Json, status: Json) -> bool:
+def settled(applied: Json, status: Status) -> bool:
     """Whether it is as it should be, or as good as it gets."""
     pods = list(theirs([applied], status).values())
     rest = all(runs(pod) or over(pod) for pod in pods)
     if applied["kind"] == POD.name:
         return bool(pods) and rest
-    for workload in status["workloads"]:
-        if _name(workload) == _name(applied):
-            # A Job counts those that have succeeded; all others those that run.
-            return rest and (workload["ready"] >= workload["replicas"] or (workload["kind"] == "Job" and bool(pods)))
+    for workload in status.workloads or []:
+        if (workload.kind, workload.namespace, workload.name) == _key(applied):
+            # A Job counts the Pods that have succeeded; all others the Pods that run.
+            return rest and (workload.ready >= workload.replicas or (workload.kind == "Job" and bool(pods)))
     return False
 
 
-def theirs(applied: Sequence[Json], status: Json) -> Pods:
+def theirs(applied: Sequence[Json], status: Status) -> Pods:
     """The Pods of what was applied, as far as they are there."""
-    names = {(each["kind"], each["namespace"], each["name"]) for each in applied}
+    names = {_key(item) for item in applied}
     return {
-        pod["key"]: pod
-        for pod in status["pods"]
-        if (POD.name, pod["namespace"], pod["name"]) in names
-        or (pod["owner"] and (pod["owner"]["kind"], pod["namespace"], pod["owner"]["name"]) in names)
+        pod.key: pod
+        for pod in status.pods or []
+        if (POD.name, pod.namespace, pod.name) in names
+        or (pod.owner and (pod.owner.kind, pod.namespace, pod.owner.name) in names)
     }
 
 
-def runs(pod: Json) -> bool:
+def runs(pod: PodStatus) -> bool:
     """Whether all its containers run and are to run on, or it ended well."""
     running, there = ready(pod)
-    good = pod["phase"] == "Succeeded" or (pod["phase"] == "Running" and running == there)
-    return good and not pod.get("terminating")
+    good = pod.phase == "Succeeded" or (pod.phase == "Running" and running == there)
+    return good and not pod.terminating
 
 
-def over(pod: Json) -> bool:
+def over(pod: PodStatus) -> bool:
     """Whether it failed for good."""
-    return bool(pod["phase"] == "Failed")
+    return pod.phase == "Failed"
 
 
-def words(pod: Json | None) -> str:
+def words(pod: PodStatus | None) -> str:
     """How it stands, in a few words."""
     if pod is None:
         return "gone"
     where = ""
-    if pod["node"] is not None and pod["cards"]:
-        numbers = ", ".join(str(card["index"]) for card in pod["cards"])
-        where = f" on {pod['node']}, card{'s' * (len(pod['cards']) > 1)} {numbers}"
-    reason = f": {pod['reason']}" if pod["reason"] and not runs(pod) else ""
+    if pod.node is not None and pod.cards:
+        numbers = ", ".join(str(share.index) for share in pod.cards)
+        where = f" on {pod.node}, card{'s' * (len(pod.cards) > 1)} {numbers}"
+    reason = f": {pod.reason}" if pod.reason and not runs(pod) else ""
     return printable(f"{state_of(pod)}{where}{reason}")
 
 
-def _name(each: Json) -> str:
-    return f"{each['kind']} {each['namespace']}/{each['name']}"
+def _key(applied: Json) -> tuple[str, str, str]:
+    return applied["kind"], applied["namespace"], applied["name"]
 
 
-def _looks(deadline: float) -> Iterator[Json]:
+def _name(applied: Json) -> str:
+    return f"{applied['kind']} {applied['namespace']}/{applied['name']}"
+
+
+def _looks(deadline: float) -> Iterator[Status]:
     """The status, over and over, until the deadline; a daemon that is started again is waited for."""
     while True:
         try:
-            yield standing()
+            yield local_status()
         except NoDaemonRunsError:
             if time.monotonic() > deadline:
                 raise
@@ -103,10 +108,9 @@ def _looks(deadline: float) -> Iterator[Json]:
         time.sleep(_EVERY)
 
 
-def _by_line(applied: Sequence[Json], looks: Iterator[Json], say: Callable[[str], None]) -> Json:
+def _by_line(applied: Sequence[Json], looks: Iterator[Status], say: Callable[[str], None]) -> Status:
     """A line for each change; the last look."""
     told: dict[str, str] = {}
-    status: Json = {}
     for status in looks:
         pods = theirs(applied, status)
         for key in [*pods, *(key for key in told if key not in pods)]:
@@ -114,23 +118,22 @@ def _by_line(applied: Sequence[Json], looks: Iterator[Json], say: Callable[[str]
             if told.get(key) != now:
                 told[key] = now
                 say(f"{key}: {now}")
-        if all(settled(each, status) for each in applied):
+        if all(settled(item, status) for item in applied):
             break
     return status
 
 
-def _live(applied: Sequence[Json], looks: Iterator[Json]) -> Json:
+def _live(applied: Sequence[Json], looks: Iterator[Status]) -> Status:
     """A table that changes in its place; the last look."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-    status: Json = {}
     with Live(console=Console(highlight=False, stderr=True), auto_refresh=False) as live:
         for status in looks:
             rows = [(key, words(pod)) for key, pod in theirs(applied, status).items()]
             live.update(Text(table(("POD", "STATUS"), rows), no_wrap=True, overflow="ellipsis"), refresh=True)
-            if all(settled(each, status) for each in applied):
+            if all(settled(item, status) for item in applied):
                 break
     return status
 

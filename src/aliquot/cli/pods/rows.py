@@ -1,18 +1,28 @@
-"""Pods, workloads and nodes of one machine, from the daemon's status: who is meant, and one row of a table for each."""
+"""Pods, workloads and nodes of one machine, from the daemon's status: selection, and one row of a table for each."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from aliquot.cli.client import ask
+from msgspec import UNSET
+
+from aliquot.cli.client import read_status
 from aliquot.cli.errors import InputError
 from aliquot.cli.pods.kinds import DEFAULT_NAMESPACE, NODE, POD, Kind, Target
 from aliquot.cli.tables import printable
+from aliquot.model.status.machine import (
+    CardStatus,
+    ContainerStatus,
+    NodeStatus,
+    PodStatus,
+    ShareStatus,
+    Status,
+    WorkloadStatus,
+)
 from aliquot.wording.amounts import duration, memory
 
-Json = dict[str, Any]
+Object = PodStatus | WorkloadStatus | NodeStatus
 
 _NOT_HERE = (
     "the daemon that answers here keeps no Pods of its own: on a node of Kubernetes `kubectl get pods` shows them, "
@@ -21,52 +31,63 @@ _NOT_HERE = (
 _MOST_NAMES = 10
 
 
-def standing() -> Json:
-    """The daemon's status, of one that runs Pods."""
-    status = ask({"op": "status"})
-    if "pods" not in status:
+def local_status() -> Status:
+    """The daemon's status. Raises InputError where the daemon runs no Pods."""
+    status = read_status()
+    if status.pods is UNSET:
         raise InputError(_NOT_HERE)
     return status
 
 
-# --- who is meant ----------------------------------------------------------------------------------------------------
+# --- selection -------------------------------------------------------------------------------------------------------
 
 
-def listed(status: Json, kind: Kind) -> list[Json]:
-    """All there are of a kind, by name; nodes as they are counted."""
+def listed(status: Status, kind: Kind) -> list[Object]:
+    """All objects of a kind, by name; nodes in their order."""
     if kind is NODE:
-        nodes: list[Json] = status.get("nodes", [])
-        return nodes
-    found = status["pods"] if kind is POD else status.get("workloads", [])
-    return sorted(
-        (each for each in found if kind is POD or each["kind"] == kind.name),
-        key=lambda each: (each["namespace"], each["name"]),
-    )
+        return [*(status.nodes or [])]
+    workloads = (workload for workload in status.workloads or [] if workload.kind == kind.name)
+    items: list[PodStatus | WorkloadStatus] = [*((status.pods or []) if kind is POD else workloads)]
+    return [*sorted(items, key=_place)]
 
 
-def selected(status: Json, target: Target, namespace: str | None) -> list[tuple[Kind, Json]]:
-    """Those that are meant; `namespace` None: of all. Raises InputError for a name that is not there."""
+def _place(item: PodStatus | WorkloadStatus) -> tuple[str, str]:
+    return item.namespace, item.name
+
+
+def namespace_in(item: Object) -> str | None:
+    """Nodes have no namespace."""
+    return None if isinstance(item, NodeStatus) else item.namespace
+
+
+def labels_of(item: Object) -> Mapping[str, str]:
+    """Nodes have no labels here."""
+    return {} if isinstance(item, NodeStatus) else item.labels
+
+
+def selected(status: Status, target: Target, namespace: str | None) -> list[tuple[Kind, Object]]:
+    """The objects that `target` names; `namespace` None: of all. Raises InputError for a name that does not exist."""
     where = target.namespace or namespace
     found = [
-        (kind, each)
+        (kind, item)
         for kind in target.kinds
-        for each in listed(status, kind)
-        if target.name in (None, each["name"]) and (kind is NODE or where in (None, each["namespace"]))
+        for item in listed(status, kind)
+        if target.name in (None, item.name) and (kind is NODE or where in (None, namespace_in(item)))
     ]
     if target.name is not None and not found:
         raise not_there(status, target.kinds[0], target.name, where)
     return found
 
 
-def not_there(status: Json, kind: Kind, name: str, namespace: str | None) -> InputError:
-    """Says which there are, and where it is when it is elsewhere."""
-    every = listed(status, kind)
-    elsewhere = sorted({each["namespace"] for each in every if kind is not NODE and each["name"] == name})
+def not_there(status: Status, kind: Kind, name: str, namespace: str | None) -> InputError:
+    """Names the objects that exist, and the namespace of one that is elsewhere."""
+    items = listed(status, kind)
+    elsewhere = sorted({space for item in items if item.name == name and (space := namespace_in(item)) is not None})
     place = "" if namespace is None or kind is NODE else f" in namespace {namespace}"
     text = f"no {kind.words[1]} is called {name}{place}: "
     if elsewhere:
         return InputError(f"{text}there is one in {', '.join(elsewhere)} (-n {elsewhere[0]})", code=1)
-    names = [each["name"] for each in every if kind is NODE or namespace in (None, each["namespace"])]
+    names = [item.name for item in items if kind is NODE or namespace in (None, namespace_in(item))]
     return InputError(text + (f"there are {shortened(names)}" if names else "there is none"), code=1)
 
 
@@ -83,43 +104,46 @@ def namespace_of(given: str | None, everywhere: bool) -> str | None:
     return None if everywhere else given or DEFAULT_NAMESPACE
 
 
-# --- in words --------------------------------------------------------------------------------------------------------
+# --- text ------------------------------------------------------------------------------------------------------------
 
 
-def state_of(pod: Json) -> str:
-    """As kubectl's STATUS has it."""
-    if pod.get("terminating"):
+def state_of(pod: PodStatus) -> str:
+    """As kubectl's STATUS column has it."""
+    if pod.terminating:
         return "Terminating"
     containers = apps(pod)
-    match pod["phase"]:
+    match pod.phase:
         case "Succeeded":
             return "Completed"
         case "Failed":
             return "Error"
         case "Pending":
-            first = [container for container in pod["containers"] if container["init"]]
-            if any(container["state"] == "waiting" and container["restarts"] for container in pod["containers"]):
-                preparing = any(each["state"] == "waiting" and each["restarts"] for each in first)
-                return f"{'Init:' if preparing else ''}CrashLoopBackOff"
-            if pod["node"] is not None and first:
-                return f"Init:{sum(each['state'] == 'ended' for each in first)}/{len(first)}"
-            return "Pending" if pod["node"] is None else "Starting"
-    if any(container["state"] != "running" and container["restarts"] for container in containers):
+            first = [container for container in pod.containers if container.init]
+            if any(_backs_off(container) for container in pod.containers):
+                return f"{'Init:' if any(_backs_off(container) for container in first) else ''}CrashLoopBackOff"
+            if pod.node is not None and first:
+                return f"Init:{sum(container.state == 'ended' for container in first)}/{len(first)}"
+            return "Pending" if pod.node is None else "Starting"
+    if any(container.state != "running" and container.restarts for container in containers):
         return "CrashLoopBackOff"
-    if any(container["state"] == "ended" and container["exit_code"] for container in containers):
+    if any(container.state == "ended" and container.exit_code for container in containers):
         return "Error"
-    return str(pod["phase"])
+    return pod.phase
 
 
-def apps(pod: Json) -> list[Json]:
-    """Its containers, less those that only prepare."""
-    return [container for container in pod["containers"] if not container["init"]]
+def _backs_off(container: ContainerStatus) -> bool:
+    return container.state == "waiting" and container.restarts > 0
 
 
-def ready(pod: Json) -> tuple[int, int]:
+def apps(pod: PodStatus) -> list[ContainerStatus]:
+    """Its containers without the init containers."""
+    return [container for container in pod.containers if not container.init]
+
+
+def ready(pod: PodStatus) -> tuple[int, int]:
     """How many of its containers run, and how many there are."""
     containers = apps(pod)
-    return sum(container["state"] == "running" for container in containers), len(containers)
+    return sum(container.state == "running" for container in containers), len(containers)
 
 
 def age(since: float | None) -> str:
@@ -132,13 +156,13 @@ def core(percent: float | None) -> str:
     return "-" if percent is None else f"{percent:g}%"
 
 
-def cards_of(cards: Sequence[Json]) -> tuple[str, str, str]:
-    """Which, how much memory of each, and how much compute of each."""
-    if not cards:
+def cards_of(shares: Sequence[ShareStatus]) -> tuple[str, str, str]:
+    """Which cards, how much memory of each, and how much compute of each."""
+    if not shares:
         return "-", "-", "-"
-    sizes = [memory(card["memory_limit_bytes"] >> 20) for card in cards]
-    cores = ["whole" if card["exclusive"] else core(card["core"]) for card in cards]
-    return ",".join(str(card["index"]) for card in cards), _of_each(sizes), _of_each(cores)
+    sizes = [memory(share.limit_mib) for share in shares]
+    cores = ["whole" if share.exclusive else core(share.core) for share in shares]
+    return ",".join(str(share.index) for share in shares), _of_each(sizes), _of_each(cores)
 
 
 def _of_each(amounts: Sequence[str]) -> str:
@@ -167,88 +191,80 @@ def head(kind: Kind, *, wide: bool, everywhere: bool) -> tuple[str, ...]:
     return ("NAMESPACE", *columns) if everywhere else columns
 
 
-def row(status: Json, kind: Kind, each: Json, *, wide: bool, everywhere: bool, prefixed: bool) -> tuple[str, ...]:
-    """One of them."""
-    name = kind.shown(each["name"]) if prefixed else each["name"]
-    if kind is NODE:
-        return _node_row(status, each, name, wide)
-    columns = _pod_row(each, name, wide) if kind is POD else _workload_row(each, name, wide)
-    return tuple(map(printable, (each["namespace"], *columns) if everywhere else columns))
+def row(status: Status, kind: Kind, item: Object, *, wide: bool, everywhere: bool, prefixed: bool) -> tuple[str, ...]:
+    """One object."""
+    name = kind.shown(item.name) if prefixed else item.name
+    if isinstance(item, NodeStatus):
+        return _node_row(status, item, name, wide)
+    columns = _pod_row(item, name, wide) if isinstance(item, PodStatus) else _workload_row(item, name, wide)
+    return tuple(map(printable, (item.namespace, *columns) if everywhere else columns))
 
 
-def _pod_row(pod: Json, name: str, wide: bool) -> tuple[str, ...]:
-    running, there = ready(pod)
-    pids = [str(container["pid"]) for container in pod["containers"] if container["pid"] is not None]
-    owner = pod["owner"]
+def _pod_row(pod: PodStatus, name: str, wide: bool) -> tuple[str, ...]:
+    running, count = ready(pod)
+    pids = [str(container.pid) for container in pod.containers if container.pid is not None]
     return (
         name,
-        f"{running}/{there}",
+        f"{running}/{count}",
         state_of(pod),
-        str(sum(container["restarts"] for container in pod["containers"])),
-        age(pod["created"]),
-        pod["node"] or "-",
-        *cards_of(pod["cards"]),
-        pod["class"],
-        *(
-            (pod["dialect"] or "-", f"{owner['kind']}/{owner['name']}" if owner else "-", ",".join(pids) or "-")
-            if wide
-            else ()
-        ),
+        str(sum(container.restarts for container in pod.containers)),
+        age(pod.created),
+        pod.node or "-",
+        *cards_of(pod.cards),
+        pod.app_class,
+        *((pod.dialect or "-", owner_of(pod) or "-", ",".join(pids) or "-") if wide else ()),
     )
 
 
-def _workload_row(workload: Json, name: str, wide: bool) -> tuple[str, ...]:
-    made = f"{workload['ready']}/{workload['replicas']}"
-    return (name, made, age(workload["created"]), *((str(workload["user"]),) if wide else ()))
+def owner_of(pod: PodStatus) -> str | None:
+    """KIND/NAME of the workload that made it."""
+    return None if pod.owner is None else f"{pod.owner.kind}/{pod.owner.name}"
 
 
-def cards_on(status: Json, node: Json) -> list[Json]:
+def _workload_row(workload: WorkloadStatus, name: str, wide: bool) -> tuple[str, ...]:
+    made = f"{workload.ready}/{workload.replicas}"
+    return (name, made, age(workload.created), *((str(workload.user),) if wide else ()))
+
+
+def cards_on(status: Status, node: NodeStatus) -> list[CardStatus]:
     """The cards of a node, in order."""
-    found = [card for card in status["cards"] if card.get("node", node["name"]) == node["name"]]
-    return sorted(found, key=lambda each: int(each["index"]))
+    return sorted(status.cards_of(node.name), key=lambda card: card.index)
 
 
-def free_memory(card: Json) -> int:
-    """MiB that a newcomer could have; nothing on a card that is out."""
-    return max(0, card["memory_bytes"] - card["memory_booked_bytes"]) >> 20 if card.get("healthy", True) else 0
+def whole(status: Status) -> set[str]:
+    """UUIDs of the cards that one tenant has whole."""
+    return {share.uuid for tenant in status.tenants for share in tenant.cards if share.exclusive}
 
 
-def whole(status: Json) -> set[str]:
-    """The cards that somebody has to themselves, by UUID."""
-    return {card["uuid"] for tenant in status["tenants"] for card in tenant["cards"] if card["exclusive"]}
-
-
-def _node_row(status: Json, node: Json, name: str, wide: bool) -> tuple[str, ...]:
+def _node_row(status: Status, node: NodeStatus, name: str, wide: bool) -> tuple[str, ...]:
     cards = cards_on(status, node)
-    room = [free_memory(card) for card in cards]
+    room = [card.free_mib for card in cards]
     taken = whole(status)
-    compute = sum(
-        max(0.0, 100 - card["core_booked"]) for card in cards if card.get("healthy", True) and card["uuid"] not in taken
-    )
-    out = sum(not card.get("healthy", True) for card in cards)
-    pods = sum(pod["node"] == node["name"] and pod["phase"] in ("Pending", "Running") for pod in status["pods"])
-    models = sorted({card["model"] for card in cards})
+    compute = sum(max(0.0, 100 - card.core_booked) for card in cards if not card.is_out and card.uuid not in taken)
+    out = sum(card.is_out for card in cards)
+    pods = sum(pod.node == node.name and pod.phase in ("Pending", "Running") for pod in status.pods or [])
+    models = sorted({card.model for card in cards})
     return (
         name,
         f"{out} out" if out else "Ready",
         str(len(cards)),
-        str(sum(not card["tenants"] and card.get("healthy", True) for card in cards)),
-        f"{memory(sum(room))} of {memory(sum(card['memory_bytes'] for card in cards) >> 20)}",
+        str(sum(not card.tenants and not card.is_out for card in cards)),
+        f"{memory(sum(room))} of {memory(sum(card.memory_mib for card in cards))}",
         memory(max(room, default=0)),
         f"{compute:g}% of {100 * len(cards)}%",
         str(pods),
-        node["policy"],
-        *((",".join(node["offers"]), "/".join(models), " ".join(f"{each / 1024:g}" for each in room)) if wide else ()),
+        node.policy,
+        *((",".join(node.offers), "/".join(models), " ".join(f"{mib / 1024:g}" for mib in room)) if wide else ()),
     )
 
 
-def waiting_lines(pods: Iterable[Json]) -> Iterator[str]:
-    """Why each waits, or failed; those with the same reason together."""
+def waiting_lines(pods: Iterable[PodStatus]) -> Iterator[str]:
+    """Why each Pod waits, or failed; Pods with the same reason in one line."""
     alike: dict[tuple[str, str], list[str]] = {}
     for pod in pods:
-        if pod["reason"] and (pod["phase"] in ("Pending", "Failed") or state_of(pod) != "Running"):
-            verb = "waits" if pod["phase"] == "Pending" else "failed" if pod["phase"] == "Failed" else "is not ready"
-            alike.setdefault((verb, pod["reason"]), []).append(pod["name"])
+        if pod.reason and (pod.phase in ("Pending", "Failed") or state_of(pod) != "Running"):
+            verb = "waits" if pod.phase == "Pending" else "failed" if pod.phase == "Failed" else "is not ready"
+            alike.setdefault((verb, pod.reason), []).append(pod.name)
     for (verb, reason), names in alike.items():
         yield printable(f"{shortened(names)} {verb if len(names) == 1 else _PLURAL[verb]}: {reason}")
 

@@ -15,10 +15,21 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+import msgspec
+
 from aliquot.adapters.host.cgroups import pods_seen
 from aliquot.adapters.host.control import LONGEST
 from aliquot.dialects.qgpu import POLICY_LABEL
-from aliquot.services.daemon.control import RefusedError, caller_of, close_connection, listen, request_of, send, unlink
+from aliquot.model.status.machine import Status
+from aliquot.services.daemon.control import (
+    RefusedError,
+    caller_of,
+    close_connection,
+    listen,
+    request_of,
+    send,
+    unlink,
+)
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +52,7 @@ class Agent(Protocol):
     @property
     def about(self) -> dict[str, Any]: ...
     def ready(self) -> str | None: ...
-    def status(self) -> dict[str, Any]: ...
+    def status(self) -> Status: ...
 
 
 class AgentControl:
@@ -103,14 +114,15 @@ class AgentControl:
         return self._agent.about
 
     async def _status(self, request: dict[str, Any]) -> dict[str, Any]:
-        return self._agent.status()
+        answer: dict[str, Any] = msgspec.to_builtins(self._agent.status())
+        return answer
 
     async def _policy(self, request: dict[str, Any]) -> dict[str, Any]:
         if request.get("policy") is not None:
             raise self._not_here("policy", str(request["policy"]))
         if request.get("release_delay") is not None:
             raise self._not_here("release-delay")
-        rules: dict[str, Any] = self._agent.status()["rules"]
+        rules: dict[str, Any] = msgspec.to_builtins(self._agent.status().rules)
         return rules
 
     async def _processes(self, request: dict[str, Any]) -> dict[str, Any]:

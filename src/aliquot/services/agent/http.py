@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 from aiohttp import web
 
+from aliquot.model.status.machine import Status
 from aliquot.services.agent.metrics import agent_exposition
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.http import make_runner
@@ -27,7 +28,7 @@ class Agent(Protocol):
     @property
     def calls(self) -> Calls: ...
     def ready(self) -> str | None: ...
-    def status(self) -> dict[str, Any]: ...
+    def status(self) -> Status: ...
     def live(self) -> dict[str, Any]: ...
 
 

@@ -10,7 +10,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import msgspec
+
 from aliquot.arbiter.timeline import Record
+from aliquot.model.status.machine import Status
 from aliquot.services.dashboard.nodeview import Cards, node_told
 from aliquot.services.dashboard.timelines import Timelines
 
@@ -32,8 +35,9 @@ class AgentLive:
         self._timelines = Timelines()
         self._ending: asyncio.TimerHandle | None = None
 
-    def node(self, status: dict[str, Any], now: float) -> dict[str, Any]:
+    def node(self, told: Status, now: float) -> dict[str, Any]:
         """As a machine tells of itself. In the loop's thread."""
+        status = msgspec.to_builtins(told)
         if self._ending is None:
             self._timelines = Timelines()
             self._arbiter.keep_trace(True)

@@ -1,10 +1,11 @@
-"""A node's agent in Prometheus's words: Pods and cards by the one table (metrics.py), and what is its own."""
+"""The metrics of a node's agent: Pods and cards by the table of daemon/metrics.py, and its own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from aliquot.model.status.machine import AgentStatus, Status
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.metrics import PODS, exposition, of_calls
 
@@ -14,28 +15,28 @@ if TYPE_CHECKING:
 # name, what it is, field of a resource in the status
 _OF_RESOURCES = (
     ("aliquot_agent_devices", "Devices that the kubelet is offered.", "devices"),
-    ("aliquot_agent_devices_unhealthy", "Of those, told unhealthy: their card is out.", "unhealthy"),
+    ("aliquot_agent_devices_unhealthy", "Of those, reported unhealthy: their card is out.", "unhealthy"),
     ("aliquot_agent_registered", "1 where the running kubelet has accepted the resource.", "registered"),
 )
 
 
-def agent_exposition(status: dict[str, Any], calls: Calls) -> bytes:
+def agent_exposition(status: Status, calls: Calls) -> bytes:
     """What a scrape of /metrics answers."""
-    return exposition(status, PODS, _of_agent(status["agent"], calls))
+    return exposition(status, PODS, _of_agent(status.agent, calls) if status.agent else ())
 
 
-def _of_agent(agent: dict[str, Any], calls: Calls) -> Iterator[Metric]:
+def _of_agent(agent: AgentStatus, calls: Calls) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     yield from of_calls(calls, "aliquot_agent_kubelet")
     for name, help_text, field in _OF_RESOURCES:
         gauge = GaugeMetricFamily(name, help_text, labels=("resource",))
-        for resource, told in agent["resources"].items():
-            gauge.add_metric((resource,), float(told[field]))
+        for resource, offered in agent.resources.items():
+            gauge.add_metric((resource,), float(getattr(offered, field)))
         yield gauge
     yield GaugeMetricFamily(
-        "aliquot_agent_ready", "1 when all is in order, as /readyz.", value=float(agent["waits_for"] is None)
+        "aliquot_agent_ready", "1 when all is in order, as /readyz.", value=float(agent.waits_for is None)
     )
     yield CounterMetricFamily(
-        "aliquot_agent_kubelet_restarts", "Times the kubelet was started anew.", value=agent["kubelet_restarts"]
+        "aliquot_agent_kubelet_restarts", "Times the kubelet was started anew.", value=agent.kubelet_restarts
     )

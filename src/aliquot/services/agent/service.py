@@ -23,6 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 import aliquot
 from aliquot import dialects
 from aliquot.adapters.host.processes import own_number
@@ -39,6 +41,7 @@ from aliquot.model.device import Card
 from aliquot.model.health import describe_out
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
+from aliquot.model.status.machine import AgentStatus, CallStatus, DaemonStatus, Status
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
 from aliquot.services.agent.allocation import Allocator
 from aliquot.services.agent.control import AgentControl
@@ -51,7 +54,7 @@ from aliquot.services.agent.injection import CdiInjector, Libraries, MountInject
 from aliquot.services.agent.live import AgentLive, Traced
 from aliquot.services.agent.nodereport import NodeReporter
 from aliquot.services.agent.podcache import PodCache
-from aliquot.services.agent.status import Scene, resources_told, status
+from aliquot.services.agent.status import NodeState, resource_statuses, status
 from aliquot.services.agent.tenants import AdmissionError, PodTenants
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.control import about
@@ -275,10 +278,10 @@ class Agent:
             dialects=sorted(settings.rules.served),
         )
 
-    def status(self) -> dict[str, Any]:
-        """All there is to see, of the same shape as a machine's daemon tells it."""
+    def status(self) -> Status:
+        """All there is to see, of the same shape as a machine's status."""
         parts, tenants = self.parts, self.tenants
-        scene = Scene(
+        node = NodeState(
             rules=self._rules,
             cards=parts.health.cards,
             why=parts.health.why,
@@ -288,14 +291,14 @@ class Agent:
             standings=parts.arbiter.standings(),
             findings=self.foreign_pods.drop_expected(parts.arbiter.findings()),
         )
-        agent = {
-            "waits_for": self.ready(),
-            "notes": [*self.settings.notes, *([] if self.port.trouble is None else [self.port.trouble])],
-            "resources": resources_told(self._offered, self.plugins.registered),
-            "kubelet_restarts": self.plugins.restarts,
-            "calls": self.calls.as_json(),
-        }
-        return {"daemon": self.about, "agent": agent, **status(scene, time.time())}
+        agent = AgentStatus(
+            waits_for=self.ready(),
+            notes=[*self.settings.notes, *([] if self.port.trouble is None else [self.port.trouble])],
+            resources=resource_statuses(self._offered, self.plugins.registered),
+            kubelet_restarts=self.plugins.restarts,
+            calls=msgspec.convert(self.calls.as_json(), dict[str, CallStatus]),
+        )
+        return status(node, time.time(), msgspec.convert(self.about, DaemonStatus), agent)
 
     def live(self) -> dict[str, Any]:
         """This node as a dashboard shows it."""

@@ -1,5 +1,5 @@
-"""How a node's agent stands, as one JSON object of the same shape as a daemon's (status.py), so that `aliquot top` and
-`aliquot ps` work on a node as on any machine. A tenant is a Pod; nobody queues here."""
+"""The status of a node's agent: the same shape as a machine's, so that `aliquot top` and `aliquot ps` work on a node as
+on any machine. A tenant is a Pod; nobody queues here."""
 
 from __future__ import annotations
 
@@ -11,82 +11,85 @@ from aliquot.dialects.wire.advertising import Token
 from aliquot.model.claim import Usage
 from aliquot.model.device import Card
 from aliquot.model.podtenancy import PodTenancy
+from aliquot.model.status.machine import AgentStatus, CardStatus, DaemonStatus, ResourceStatus, Status, TenantStatus
 from aliquot.model.tenant import Finding, SharingRules, Standing
-from aliquot.services.runtime.standings import by_tenant, finding_told, rules_told, shares_told
+from aliquot.services.runtime.standings import by_tenant, finding_status, rules_status, share_statuses
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """What there is to tell of the cards and those on them."""
+class NodeState:
+    """The cards of the node and the Pods on them."""
 
     rules: SharingRules
     cards: Sequence[Card]
-    why: Mapping[str, str]  # cards that are out, by UUID
-    seen: Mapping[str, Mapping[str, Any]]  # what NVML told last of each card, by UUID
+    why: Mapping[str, str]  # why cards are out, by UUID
+    seen: Mapping[str, Mapping[str, Any]]  # what NVML reported last of each card, by UUID
     tenancies: Iterable[PodTenancy]
     ended: frozenset[str]  # UIDs of Pods that are over, but not all their processes
     standings: Iterable[Standing]
     findings: Iterable[Finding]
 
 
-def status(scene: Scene, now: float) -> dict[str, Any]:
-    """All of it but what the agent says of itself."""
-    standings, tenancies = by_tenant(scene.standings), list(scene.tenancies)
-    return {
-        "rules": rules_told(scene.rules),
-        "cards": [_card(scene, card, tenancies) for card in scene.cards],
-        "tenants": [
-            _tenant(tenancy, tenancy.uid in scene.ended, standings.get(tenancy.uid, {}), now) for tenancy in tenancies
+def status(node: NodeState, now: float, daemon: DaemonStatus, agent: AgentStatus) -> Status:
+    """All of it; `daemon` and `agent` are what the agent knows about itself."""
+    standings, tenancies = by_tenant(node.standings), list(node.tenancies)
+    return Status(
+        daemon=daemon,
+        agent=agent,
+        rules=rules_status(node.rules),
+        cards=[_card(node, card, tenancies) for card in node.cards],
+        tenants=[
+            _tenant(tenancy, tenancy.uid in node.ended, standings.get(tenancy.uid, {}), now) for tenancy in tenancies
         ],
-        "queue": [],
-        "findings": [{**finding_told(finding), "kind": finding.kind.value} for finding in scene.findings],
-    }
+        queue=[],
+        findings=[finding_status(finding) for finding in node.findings],
+    )
 
 
-def resources_told(offered: Mapping[str, Sequence[Token]], registered: frozenset[str]) -> dict[str, Any]:
+def resource_statuses(offered: Mapping[str, Sequence[Token]], registered: frozenset[str]) -> dict[str, ResourceStatus]:
     """What the kubelet is offered of each resource, and whether it has accepted that."""
     return {
-        resource: {
-            "devices": len(tokens),
-            "unhealthy": sum(not token.healthy for token in tokens),
-            "registered": resource in registered,
-        }
+        resource: ResourceStatus(
+            devices=len(tokens),
+            unhealthy=sum(not token.healthy for token in tokens),
+            registered=resource in registered,
+        )
         for resource, tokens in offered.items()
     }
 
 
-def _card(scene: Scene, card: Card, tenancies: Iterable[PodTenancy]) -> dict[str, Any]:
-    seen = scene.seen.get(card.uuid, {})
+def _card(node: NodeState, card: Card, tenancies: Iterable[PodTenancy]) -> CardStatus:
+    measured = node.seen.get(card.uuid, {})
     shares = [share for tenancy in tenancies for share in tenancy.shares if share.uuid == card.uuid]
     booked = sum((share.usage() for share in shares), start=Usage())
-    return {
-        "index": card.index,
-        "uuid": card.uuid,
-        "model": card.model,
-        "memory_bytes": card.memory_mib << 20,
-        "memory_used_bytes": seen.get("memory_used_bytes"),
-        "memory_booked_bytes": booked.memory_mib << 20,
-        "core_booked": booked.core_milli / 10,
-        "tenants": len(shares),
-        "utilisation": seen.get("utilisation"),
-        "healthy": card.healthy,
-        "why_out": scene.why.get(card.uuid),
-    }
+    return CardStatus(
+        index=card.index,
+        uuid=card.uuid,
+        model=card.model,
+        memory_bytes=card.memory_mib << 20,
+        memory_used_bytes=measured.get("memory_used_bytes"),
+        memory_booked_bytes=booked.memory_mib << 20,
+        core_booked=booked.core_milli / 10,
+        tenants=len(shares),
+        utilisation=measured.get("utilisation"),
+        healthy=card.healthy,
+        why_out=node.why.get(card.uuid),
+    )
 
 
-def _tenant(tenancy: PodTenancy, ended: bool, standings: Mapping[str, Standing], now: float) -> dict[str, Any]:
-    return {
-        "id": tenancy.uid,
-        "name": tenancy.key,
-        "namespace": tenancy.namespace,
-        "pod": tenancy.name,
-        "uid": tenancy.uid,
-        "class": tenancy.app_class.value,
-        "pid": None,
-        "command": [],
-        "created": tenancy.created,
-        "age_seconds": max(0.0, now - tenancy.created),
-        "log": None,
-        "ended": ended,
-        "cards": shares_told(tenancy.shares, standings),
-    }
+def _tenant(tenancy: PodTenancy, ended: bool, standings: Mapping[str, Standing], now: float) -> TenantStatus:
+    return TenantStatus(
+        id=tenancy.uid,
+        name=tenancy.key,
+        namespace=tenancy.namespace,
+        pod=tenancy.name,
+        uid=tenancy.uid,
+        app_class=tenancy.app_class,
+        pid=None,
+        command=[],
+        created=tenancy.created,
+        age_seconds=max(0.0, now - tenancy.created),
+        log=None,
+        ended=ended,
+        cards=share_statuses(tenancy.shares, standings),
+    )

@@ -1,15 +1,18 @@
-"""The status in Prometheus's words. prometheus-client is loaded with the first scrape: most machines never have one.
+"""The status as Prometheus metrics. prometheus-client is loaded with the first scrape: most machines never have one.
 
-One table for runs and for Pods: they differ in the labels that tell whose a series is.
+One table for runs and for Pods: they differ in the labels that name the owner of a series.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from msgspec import UNSET
 
 import aliquot
+from aliquot.model.status.machine import Status, TenantStatus
 from aliquot.services.daemon.calls import BUCKETS, Calls
 
 if TYPE_CHECKING:
@@ -42,8 +45,8 @@ _OF_CARDS = (
 )
 
 
-class _Told:
-    """A collector, as prometheus-client calls who tells it of metrics."""
+class _Families:
+    """A collector, as prometheus-client calls a source of metrics."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
@@ -52,17 +55,17 @@ class _Told:
         return self._families
 
 
-def exposition(status: dict[str, Any], who: Mapping[str, str] = RUNS, more: Iterable[Metric] = ()) -> bytes:
-    """What a scrape of /metrics answers: the status with these labels for its tenants, and whatever else there is."""
+def exposition(status: Status, who: Mapping[str, str] = RUNS, more: Iterable[Metric] = ()) -> bytes:
+    """What a scrape of /metrics answers: the status, with these labels for its tenants, and `more`."""
     return expose([*_families(status, who), *more])
 
 
 def expose(families: Iterable[Metric]) -> bytes:
-    """These, as they go over the wire."""
+    """These in the text format."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()
-    registry.register(_Told(list(families)))
+    registry.register(_Families(list(families)))
     return generate_latest(registry)
 
 
@@ -77,48 +80,53 @@ def of_calls(calls: Calls, prefix: str) -> Iterator[Metric]:
     took = HistogramMetricFamily(f"{prefix}_call_seconds", "How long calls took.", labels=("verb",))
     bounds = [*map(str, BUCKETS), "+Inf"]
     for verb in calls.verbs:
-        counts = [float(each) for each in accumulate(calls.buckets[verb])]
+        counts = [float(count) for count in accumulate(calls.buckets[verb])]
         took.add_metric((verb,), list(zip(bounds, counts, strict=True)), sum_value=calls.seconds[verb])
     yield took
 
 
-def _families(status: dict[str, Any], who: Mapping[str, str]) -> Iterator[Metric]:
+def _families(status: Status, who: Mapping[str, str]) -> Iterator[Metric]:
     from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 
     yield InfoMetricFamily("aliquot_build", "This daemon.", {"version": aliquot.__version__})
-    yield from _of_tenants(status["tenants"], who)
+    yield from _of_tenants(status.tenants, who)
     for name, help_text, field in _OF_CARDS:
         gauge = GaugeMetricFamily(name, help_text, labels=("card", "uuid", "model"))
-        for card in status["cards"]:
-            if card.get(field) is not None:
-                value = card[field] / 100 if field == "core_booked" else card[field]
-                gauge.add_metric((str(card["index"]), card["uuid"], card["model"]), float(value))
+        for card in status.cards:
+            value = getattr(card, field)
+            if value is not None and value is not UNSET:
+                ratio = value / 100 if field == "core_booked" else value
+                gauge.add_metric((str(card.index), card.uuid, card.model), float(ratio))
         yield gauge
     if who is RUNS:  # Pods wait in the cluster, not here
-        yield GaugeMetricFamily("aliquot_queue_length", "Runs that wait for room.", value=len(status["queue"]))
+        yield GaugeMetricFamily("aliquot_queue_length", "Runs that wait for room.", value=len(status.queue))
     yield GaugeMetricFamily(
-        "aliquot_findings", "Things that should not be: see `aliquot top`.", value=len(status["findings"])
+        "aliquot_findings", "Things that should not be: see `aliquot top`.", value=len(status.findings)
     )
 
 
-def _of_tenants(tenants: list[dict[str, Any]], who: Mapping[str, str]) -> Iterator[Metric]:
+def _of_tenants(tenants: list[TenantStatus], who: Mapping[str, str]) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     labels = (*who, *_ON_CARD)
-    seats = [
-        (card, (*(str(tenant[field]) for field in who.values()), tenant["class"], str(card["index"]), card["uuid"]))
+    shares = [
+        (
+            share,
+            (*(str(getattr(tenant, field)) for field in who.values()), tenant.app_class, str(share.index), share.uuid),
+        )
         for tenant in tenants
-        for card in tenant["cards"]
+        for share in tenant.cards
     ]
     for name, help_text, counts, field in _OF_TENANTS:
         family = (CounterMetricFamily if counts else GaugeMetricFamily)(name, help_text, labels=labels)
-        for card, whose in seats:
-            if card[field] is not None:
-                family.add_metric(whose, float(card[field]))
+        for share, owner in shares:
+            value = getattr(share, field)
+            if value is not None:
+                family.add_metric(owner, float(value))
         yield family
     state = GaugeMetricFamily(
         "aliquot_tenant_state", "1 for the state it is in, and the level.", labels=(*labels, "state", "level")
     )
-    for card, whose in seats:
-        state.add_metric((*whose, card["state"], card["level"]), 1.0)
+    for share, owner in shares:
+        state.add_metric((*owner, share.state, share.level), 1.0)
     yield state

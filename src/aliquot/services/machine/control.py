@@ -22,12 +22,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.control import LONGEST
 from aliquot.adapters.host.processend import when_ended
 from aliquot.adapters.storage.store import StoreError
 from aliquot.model.node import Isolation
 from aliquot.model.refusal import Invalid
+from aliquot.model.status.machine import DaemonStatus, Status
 from aliquot.model.tenancy import Tenancy
 from aliquot.services.daemon.control import Caller, RefusedError, caller_of, close_connection, invalid, request_of
 from aliquot.services.daemon.control import send as send_to
@@ -170,11 +173,13 @@ class ControlServer:
         return self.about
 
     async def _status(self, _request: dict[str, Any], _caller: Caller, _send: Send) -> dict[str, Any]:
-        return self.status()
+        answer: dict[str, Any] = msgspec.to_builtins(self.status())
+        return answer
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Status:
         """The answer to `status`."""
-        return {"daemon": self.about, **status(self.machine, self._meter.readings, time.time(), self.pods)}
+        daemon = msgspec.convert(self.about, DaemonStatus)
+        return status(self.machine, self._meter.readings, time.time(), daemon, self.pods)
 
     async def _policy(self, request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
         rules = self.machine.rules

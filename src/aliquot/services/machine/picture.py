@@ -10,9 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 import aliquot
 from aliquot.arbiter.timeline import Record
 from aliquot.model.claim import Usage
+from aliquot.model.status.machine import Status
 from aliquot.placement.waste import Waste
 from aliquot.services.daemon.metrics import exposition
 from aliquot.services.dashboard.contract import FULL, Json, card_class, packed
@@ -30,7 +33,7 @@ class MachinePicture:
 
     def __init__(
         self,
-        status: Callable[[], Json],
+        status: Callable[[], Status],
         waste: Waste,
         records: Callable[[], Mapping[str, Iterable[Record]]],
         *,
@@ -51,7 +54,7 @@ class MachinePicture:
         """The status, read once for one `now`."""
         if self._known[0] != now:
             self._read_at = self._clock()
-            self._known = (now, self._status())
+            self._known = (now, msgspec.to_builtins(self._status()))
             self._timelines.add(self._records(), self._known[1]["tenants"])
         return self._known[1]
 

@@ -1,96 +1,118 @@
-"""How the machine stands, as one JSON object: what `ps`, `top -o json` and the metrics are made of."""
+"""The status of one machine: what `aliquot ps`, `aliquot top`, the metrics and the dashboard are made of."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
+from aliquot.model.status.machine import (
+    CardStatus,
+    DaemonStatus,
+    NodeStatus,
+    QueueEntry,
+    RefusalStatus,
+    Status,
+    TenantStatus,
+)
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Standing
 from aliquot.services.machine.pods.manager import PodManager
-from aliquot.services.machine.pods.status import pods_told
+from aliquot.services.machine.pods.status import pod_statuses, workload_statuses
 from aliquot.services.machine.queue import QueuedRequest
 from aliquot.services.machine.tenants import LocalMachine
-from aliquot.services.runtime.standings import by_tenant, finding_told, rules_told, shares_told
+from aliquot.services.runtime.standings import by_tenant, finding_status, rules_status, share_statuses
 
 
 def status(
-    node: LocalMachine, seen: Mapping[str, Mapping[str, Any]], now: float, pods: PodManager | None = None
-) -> dict[str, Any]:
-    """`seen` is what NVML told last of each card, by uuid."""
+    node: LocalMachine,
+    measured: Mapping[str, Mapping[str, Any]],
+    now: float,
+    daemon: DaemonStatus,
+    pods: PodManager | None = None,
+) -> Status:
+    """`measured` is what NVML reported last of each card, by UUID."""
     standings = by_tenant(node.arbiter.standings())
-    return {
-        "rules": rules_told(node.rules),
-        "nodes": [_node(node, each) for each in node.nodes],
-        "cards": [
-            _card(node, row, card, seen.get(card.uuid, {}))
-            for row, each in enumerate(node.nodes)
-            for card in each.cards
+    return Status(
+        daemon=daemon,
+        rules=rules_status(node.rules),
+        nodes=[_node(node, member) for member in node.nodes],
+        cards=[
+            _card(node, row, card, measured.get(card.uuid, {}))
+            for row, member in enumerate(node.nodes)
+            for card in member.cards
         ],
-        "tenants": [
-            {**_tenant(tenancy, standings.get(tenancy.tenant.id, {}), now), "node": node.node_of(tenancy)}
+        tenants=[
+            _tenant(tenancy, standings.get(tenancy.tenant.id, {}), node.node_of(tenancy), now)
             for tenancy in node.tenancies.values()
         ],
-        "queue": [_waiting(node, entry, now) for entry in node.queue],
-        "findings": [finding_told(finding) for finding in node.arbiter.findings()],
-        **({"workloads": [], "pods": []} if pods is None else pods_told(pods, standings)),
-    }
+        queue=[_queue_entry(node, entry, now) for entry in node.queue],
+        findings=[finding_status(finding) for finding in node.arbiter.findings()],
+        workloads=[] if pods is None else workload_statuses(pods),
+        pods=[] if pods is None else pod_statuses(pods, standings),
+    )
 
 
-def _node(local: LocalMachine, node: Node) -> dict[str, Any]:
-    return {
-        "name": node.name,
-        "cards": [card.uuid for card in node.cards],
-        "offers": sorted(offer.value for offer in node.offers if offer is not Offer.ANY),
-        "policy": local.rules.isolation.value,
-    }
+def _node(local: LocalMachine, node: Node) -> NodeStatus:
+    return NodeStatus(
+        name=node.name,
+        cards=[card.uuid for card in node.cards],
+        offers=sorted(offer.value for offer in node.offers if offer is not Offer.ANY),
+        policy=local.rules.isolation,
+    )
 
 
-def _card(node: LocalMachine, row: int, card: Card, seen: Mapping[str, Any]) -> dict[str, Any]:
+def _card(node: LocalMachine, row: int, card: Card, measured: Mapping[str, Any]) -> CardStatus:
     board = node.ledger.board
-    return {
-        "node": node.nodes[row].name,
-        "index": card.index,
-        "uuid": card.uuid,
-        "model": card.model,
-        "memory_bytes": card.memory_mib << 20,
-        "memory_used_bytes": seen.get("memory_used_bytes"),
-        "memory_booked_bytes": int(board.used_memory[row, card.index]) << 20,
-        "core_booked": int(board.used_core[row, card.index]) / 10,
-        "tenants": int(board.used_slices[row, card.index]),
-        "utilisation": seen.get("utilisation"),
-    }
+    return CardStatus(
+        node=node.nodes[row].name,
+        index=card.index,
+        uuid=card.uuid,
+        model=card.model,
+        memory_bytes=card.memory_mib << 20,
+        memory_used_bytes=measured.get("memory_used_bytes"),
+        memory_booked_bytes=int(board.used_memory[row, card.index]) << 20,
+        core_booked=int(board.used_core[row, card.index]) / 10,
+        tenants=int(board.used_slices[row, card.index]),
+        utilisation=measured.get("utilisation"),
+    )
 
 
-def _tenant(tenancy: Tenancy, standings: Mapping[str, Standing], now: float) -> dict[str, Any]:
+def _tenant(tenancy: Tenancy, standings: Mapping[str, Standing], node: str | None, now: float) -> TenantStatus:
     tenant = tenancy.tenant
-    return {
-        "id": tenant.id,
-        "name": tenant.name,
-        "class": tenant.app_class.value,
-        "uid": tenant.uid,
-        "pid": tenant.root,
-        "command": list(tenancy.command),
-        "created": tenancy.created,
-        "age_seconds": max(0.0, now - tenancy.created),
-        "log": tenancy.log,
-        "cards": shares_told(tenancy.shares, standings),
-    }
+    return TenantStatus(
+        id=tenant.id,
+        name=tenant.name,
+        app_class=tenant.app_class,
+        uid=tenant.uid,
+        pid=tenant.root,
+        command=list(tenancy.command),
+        created=tenancy.created,
+        age_seconds=max(0.0, now - tenancy.created),
+        log=tenancy.log,
+        cards=share_statuses(tenancy.shares, standings),
+        node=node,
+    )
 
 
-def _waiting(node: LocalMachine, entry: QueuedRequest, now: float) -> dict[str, Any]:
-    ask = entry.request
-    return {
-        **(entry.last_position or node.queue.position_of(entry)),
-        "class": ask.app_class.value,
-        "uid": entry.uid,
-        "pid": entry.pid,
-        "gpus": ask.gpus,
-        "core": ask.core,
-        "memory_bytes": None if ask.memory_mib is None else ask.memory_mib << 20,
-        "waited_seconds": max(0.0, now - entry.since),
-        "command": list(ask.command),
-        "log": entry.log,
-    }
+def _queue_entry(node: LocalMachine, entry: QueuedRequest, now: float) -> QueueEntry:
+    ask, standing = entry.request, entry.last_position or node.queue.position_of(entry)
+    return QueueEntry(
+        name=standing["name"],
+        position=standing["position"],
+        of=standing["of"],
+        kept_for=standing["kept_for"],
+        refusals=msgspec.convert(standing["refusals"], list[RefusalStatus]),
+        app_class=ask.app_class,
+        uid=entry.uid,
+        pid=entry.pid,
+        gpus=ask.gpus,
+        core=ask.core,
+        memory_bytes=None if ask.memory_mib is None else ask.memory_mib << 20,
+        waited_seconds=max(0.0, now - entry.since),
+        command=list(ask.command),
+        log=entry.log,
+    )

@@ -1,12 +1,12 @@
-"""How tenants stand on the cards, as JSON: for the status of a machine and of an agent."""
+"""How tenants stand on the cards, for the status of a machine and of an agent."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from aliquot.model.grant import Share
-from aliquot.model.tenant import Finding, SharingRules, Standing, State
+from aliquot.model.status.machine import FindingStatus, RulesStatus, ShareStatus
+from aliquot.model.tenant import Finding, Level, SharingRules, Standing, State
 
 
 def by_tenant(standings: Iterable[Standing]) -> dict[str, dict[str, Standing]]:
@@ -17,44 +17,36 @@ def by_tenant(standings: Iterable[Standing]) -> dict[str, dict[str, Standing]]:
     return found
 
 
-def rules_told(rules: SharingRules) -> dict[str, Any]:
+def rules_status(rules: SharingRules) -> RulesStatus:
     """How tenants share."""
-    return {"policy": rules.isolation.value, "release_delay_seconds": rules.release_delay}
+    return RulesStatus(policy=rules.isolation, release_delay_seconds=rules.release_delay)
 
 
-def finding_told(finding: Finding) -> dict[str, Any]:
+def finding_status(finding: Finding) -> FindingStatus:
     """What should not be."""
-    return {"uuid": finding.uuid, "pid": finding.pid, "text": finding.text}
+    return FindingStatus(uuid=finding.uuid, pid=finding.pid, text=finding.text, kind=finding.kind)
 
 
-def shares_told(shares: Iterable[Share], standings: Mapping[str, Standing]) -> list[dict[str, Any]]:
+def share_statuses(shares: Iterable[Share], standings: Mapping[str, Standing]) -> list[ShareStatus]:
     """What a tenant was promised of each of its cards, and how it stands there."""
-    return [
-        {
-            "index": share.card,
-            "uuid": share.uuid,
-            "exclusive": share.exclusive,
-            "greedy": share.greedy_milli is not None,
-            "core": _percent(share.core_milli if share.greedy_milli is None else share.greedy_milli),
-            "memory_limit_bytes": share.memory_mib << 20,
-            **_standing(standings.get(share.uuid)),
-        }
-        for share in shares
-    ]
+    return [_share(share, standings.get(share.uuid)) for share in shares]
 
 
-def _standing(found: Standing | None) -> dict[str, Any]:
-    return {
-        "state": State.IDLE.value if found is None else found.state.value,
-        "level": "none" if found is None else found.level.value,
-        "share": None if found is None else found.share,
-        "memory_used_bytes": 0 if found is None else found.memory_used,
-        "pids": [] if found is None else list(found.processes),
-        "preemptions": 0 if found is None else found.preemptions,
-        "paused_seconds": 0.0 if found is None else found.paused_seconds,
-        "refused_allocations": 0 if found is None else found.refused,
-    }
-
-
-def _percent(milli: int | None) -> float | None:
-    return None if milli is None else milli / 10
+def _share(share: Share, standing: Standing | None) -> ShareStatus:
+    milli = share.core_milli if share.greedy_milli is None else share.greedy_milli
+    return ShareStatus(
+        index=share.card,
+        uuid=share.uuid,
+        exclusive=share.exclusive,
+        greedy=share.greedy_milli is not None,
+        core=None if milli is None else milli / 10,
+        memory_limit_bytes=share.memory_mib << 20,
+        state=State.IDLE if standing is None else standing.state,
+        level=Level.NONE if standing is None else standing.level,
+        share=None if standing is None else standing.share,
+        memory_used_bytes=0 if standing is None else standing.memory_used,
+        pids=[] if standing is None else list(standing.processes),
+        preemptions=0 if standing is None else standing.preemptions,
+        paused_seconds=0.0 if standing is None else standing.paused_seconds,
+        refused_allocations=0 if standing is None else standing.refused,
+    )

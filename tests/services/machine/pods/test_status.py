@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from aliquot.model.localpod import ContainerState
-from aliquot.services.machine.pods.status import container_told
+from aliquot.services.machine.pods.status import container_status
 
 
 def test_of_very_long_commands_the_beginning_is_told() -> None:
-    told = container_told(ContainerState("main", "", ("python", "-c", "x" * 1000, "more"), "/log"))
-    assert told["command"] == ["python", "-c", "x" * 490 + "..."]
-    assert container_told(ContainerState("main", "", ("sleep", "600"), "/log"))["command"] == ["sleep", "600"]
+    told = container_status(ContainerState("main", "", ("python", "-c", "x" * 1000, "more"), "/log"))
+    assert told.command == ["python", "-c", "x" * 490 + "..."]
+    assert container_status(ContainerState("main", "", ("sleep", "600"), "/log")).command == ["sleep", "600"]

@@ -1,10 +1,9 @@
-"""The Pods of one machine as JSON, for `status`. As Kubernetes would show them: dialects/local/status.py."""
+"""The Pods of one machine, for its status. As Kubernetes would show them: dialects/local/status.py."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from itertools import islice
 from typing import Any
 
@@ -12,43 +11,43 @@ from aliquot.dialects.local.objects import amounts_of
 from aliquot.dialects.local.pods import restart_policy_of
 from aliquot.dialects.local.status import render_pod, render_workload
 from aliquot.model.claim import AppClass
-from aliquot.model.localpod import ContainerState, LocalPod, Phase, PodEvent, Workload
+from aliquot.model.localpod import ContainerState, LocalPod, Phase, Workload
+from aliquot.model.status.machine import ContainerStatus, OwnerStatus, PodEventStatus, PodStatus, WorkloadStatus
 from aliquot.model.tenant import Standing
 from aliquot.services.machine.pods import launchspec
 from aliquot.services.machine.pods.controllers import ready
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.queue import request_shape
 from aliquot.services.machine.tenants import LocalMachine
-from aliquot.services.runtime.standings import shares_told
+from aliquot.services.runtime.standings import share_statuses
 from aliquot.wording.refusals import one_sentence
 from aliquot.wording.requests import wants
 
-# All of it: `dataclasses.asdict` copies every value, and takes most of the time that a thousand Pods take.
-_OF_CONTAINERS = tuple(field.name for field in fields(ContainerState))
-_OF_EVENTS = tuple(field.name for field in fields(PodEvent))
-_LONGEST_COMMAND = 500  # characters of it that are told
+_LONGEST_COMMAND = 500  # characters of it that are reported
 _LONGEST_KEY, _LONGEST_LABEL, _MOST_LABELS = 317, 63, 32
 
 
-def pods_told(pods: PodManager, standings: Mapping[str, Mapping[str, Standing]]) -> dict[str, Any]:
-    """Workloads and Pods, as `status` shows them. `standings` by tenant and card."""
+def workload_statuses(pods: PodManager) -> list[WorkloadStatus]:
+    """Every workload."""
+    return [_workload(pods, workload) for workload in pods.workloads.values()]
+
+
+def pod_statuses(pods: PodManager, standings: Mapping[str, Mapping[str, Standing]]) -> list[PodStatus]:
+    """Every Pod. `standings` by tenant and card."""
     reasons = _Reasons(pods.machine)
-    return {
-        "workloads": [_workload(pods, workload) for workload in pods.workloads.values()],
-        "pods": [_pod(pods, pod, standings, reasons.of(pod)) for pod in pods.pods.values()],
-    }
+    return [_pod(pods, pod, standings, reasons.of(pod)) for pod in pods.pods.values()]
 
 
 class _Reasons:
-    """Why Pods wait or failed, each in a sentence. Those who ask for the same are told the same."""
+    """Why Pods wait or failed, each in a sentence. Pods that ask for the same share one sentence."""
 
     def __init__(self, node: LocalMachine) -> None:
         self._node = node
-        self._entries = {each.id: each for each in node.queue}
+        self._entries = {entry.id: entry for entry in node.queue}
         self._known: dict[object, str] = {}
 
     def of(self, pod: LocalPod) -> str | None:
-        """None: nothing to tell."""
+        """None: there is no reason to report."""
         entry = self._entries.get(pod.tenant)
         if entry is None:
             return pod.state.reason
@@ -63,53 +62,53 @@ class _Reasons:
         return f"{place}: {self._known[shape]}"
 
 
-def _workload(pods: PodManager, workload: Workload) -> dict[str, Any]:
-    there, amounts = pods.owned(workload), amounts_of(workload.manifest)
-    done = sum(each.state.phase is Phase.SUCCEEDED for each in there)
-    return {
-        "kind": workload.kind,
-        "namespace": workload.namespace,
-        "name": workload.name,
-        "replicas": amounts.replicas if amounts.completions is None else amounts.completions,
-        "ready": ready(there) if amounts.completions is None else done,
-        "created": workload.created,
-        "user": workload.applier.user,
-        "labels": _labels(workload.manifest),
-    }
+def _workload(pods: PodManager, workload: Workload) -> WorkloadStatus:
+    owned, amounts = pods.owned(workload), amounts_of(workload.manifest)
+    done = sum(pod.state.phase is Phase.SUCCEEDED for pod in owned)
+    return WorkloadStatus(
+        kind=workload.kind,
+        namespace=workload.namespace,
+        name=workload.name,
+        replicas=amounts.replicas if amounts.completions is None else amounts.completions,
+        ready=ready(owned) if amounts.completions is None else done,
+        created=workload.created,
+        user=workload.applier.user,
+        labels=_labels(workload.manifest),
+    )
 
 
 def _pod(
     pods: PodManager, pod: LocalPod, standings: Mapping[str, Mapping[str, Standing]], reason: str | None
-) -> dict[str, Any]:
+) -> PodStatus:
     claim, state, tenancy = pods.claims[pod.uid], pod.state, pods.machine.tenancies.get(pod.tenant)
-    return {
-        "namespace": pod.namespace,
-        "name": pod.name,
-        "key": pod.key,
-        "uid": pod.uid,
-        "user": pod.applier.user,
-        "owner": None if pod.owner is None else {"kind": pod.owner[0], "name": pod.owner[1]},
-        "dialect": None if claim is None else claim.dialect,
-        "class": (AppClass.NORMAL if claim is None else claim.app_class).value,
-        "phase": state.phase.value,
-        "reason": reason,
-        "terminating": pod.ending is not None,
-        "node": state.node,
-        "cards": [] if tenancy is None else shares_told(tenancy.shares, standings.get(pod.tenant, {})),
-        "containers": [container_told(container) for container in state.containers],
-        "created": pod.created,
-        "started": state.started,
-        "finished": state.finished,
-        "restart_policy": restart_policy_of(pod.manifest),
-        "labels": _labels(pod.manifest),
-        "wants": "" if claim is None else wants(claim),
-        "why": list(state.why),
-        "events": [{name: getattr(event, name) for name in _OF_EVENTS} for event in state.events],
-    }
+    return PodStatus(
+        namespace=pod.namespace,
+        name=pod.name,
+        key=pod.key,
+        uid=pod.uid,
+        user=pod.applier.user,
+        owner=None if pod.owner is None else OwnerStatus(*pod.owner),
+        dialect=None if claim is None else claim.dialect,
+        app_class=AppClass.NORMAL if claim is None else claim.app_class,
+        phase=state.phase.value,
+        reason=reason,
+        terminating=pod.ending is not None,
+        node=state.node,
+        cards=[] if tenancy is None else share_statuses(tenancy.shares, standings.get(pod.tenant, {})),
+        containers=[container_status(container) for container in state.containers],
+        created=pod.created,
+        started=state.started,
+        finished=state.finished,
+        restart_policy=restart_policy_of(pod.manifest),
+        labels=_labels(pod.manifest),
+        wants="" if claim is None else wants(claim),
+        why=list(state.why),
+        events=[PodEventStatus(event.time, event.text, event.type) for event in state.events],
+    )
 
 
 def _labels(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Those that Kubernetes would take: others can be as long as they like, and everybody is told them."""
+    """Those that Kubernetes would take: others can be of any length, and everybody may see them."""
     there = manifest["metadata"].get("labels")
     fit = (
         (key, value)
@@ -119,16 +118,26 @@ def _labels(manifest: Mapping[str, Any]) -> dict[str, str]:
     return dict(islice(fit, _MOST_LABELS))
 
 
-def container_told(container: ContainerState) -> dict[str, Any]:
+def container_status(container: ContainerState) -> ContainerStatus:
     """As everybody may see it."""
-    return {
-        **{name: getattr(container, name) for name in _OF_CONTAINERS},
-        "command": _shortened(container.command),
-    }
+    return ContainerStatus(
+        name=container.name,
+        image=container.image,
+        command=_shortened(container.command),
+        log=container.log,
+        init=container.init,
+        state=container.state,
+        exit_code=container.exit_code,
+        restarts=container.restarts,
+        started=container.started,
+        ended=container.ended,
+        pid=container.pid,
+        reason=container.reason,
+    )
 
 
 def _shortened(command: Sequence[str]) -> list[str]:
-    """Everybody is told everybody's: one with very long words must not make the answer too long for all."""
+    """Everybody may see every command: a very long one must not make the answer too long for all."""
     found, left = [], _LONGEST_COMMAND
     for word in command:
         found.append(word if len(word) <= left else word[:left] + "...")
@@ -145,8 +154,7 @@ def pod_object(pods: PodManager, pod: LocalPod) -> Mapping[str, Any]:
 
 def workload_object(pods: PodManager, workload: Workload) -> Mapping[str, Any]:
     """The workload as it was applied, with its status."""
-    there = pods.owned(workload)
-    return render_workload(workload, there, _workload(pods, workload)["ready"], _stamp)
+    return render_workload(workload, pods.owned(workload), _workload(pods, workload).ready, _stamp)
 
 
 def _stamp(seconds: float) -> str:

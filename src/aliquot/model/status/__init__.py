@@ -1,0 +1,8 @@
+"""What programs report about themselves, as msgspec structs: producers build them, consumers decode them.
+
+machine    the status of a machine's daemon and of a node's agent: `aliquot ps`, `top`, metrics, doctor
+scheduler  the status of the scheduler
+dashboard  the dashboard's API; web/src/contract.ts is generated from it
+
+Field names are the JSON names. A field that only some programs report is UNSET in the others: absent from the JSON.
+"""

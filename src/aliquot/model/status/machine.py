@@ -1,0 +1,284 @@
+"""The status of a machine's daemon, and of a node's agent, which has the same shape with Pods for tenants."""
+
+from __future__ import annotations
+
+from msgspec import UNSET, Struct, UnsetType, field
+
+from aliquot.model.claim import AppClass
+from aliquot.model.node import Isolation
+from aliquot.model.refusal import Reason
+from aliquot.model.tenant import FindingKind, Level, State
+
+
+class DaemonStatus(Struct):
+    """The process that answers."""
+
+    pid: int
+    uid: int | UnsetType = UNSET
+    version: str | UnsetType = UNSET
+    since: float | UnsetType = UNSET
+    home: str | UnsetType = UNSET
+    simulated: str | UnsetType | None = UNSET
+    # of a machine
+    dashboard: str | UnsetType | None = UNSET
+    dashboard_elsewhere: str | UnsetType | None = UNSET
+    token: bool | UnsetType = UNSET
+    token_file: str | UnsetType | None = UNSET
+    # of an agent
+    node: str | UnsetType = UNSET
+    database: str | UnsetType = UNSET
+    kubelet: str | UnsetType = UNSET
+    cdi: str | UnsetType | None = UNSET
+    metrics_port: int | UnsetType | None = UNSET
+    dialects: list[str] | UnsetType = UNSET
+
+
+class RulesStatus(Struct):
+    """How tenants share."""
+
+    policy: Isolation
+    release_delay_seconds: float
+
+
+class NodeStatus(Struct):
+    """A node of a machine: the machine itself, or one of several simulated nodes."""
+
+    name: str
+    cards: list[str]  # UUIDs
+    offers: list[str]
+    policy: Isolation
+
+
+class CardStatus(Struct):
+    """A card, what is booked on it, and what NVML measured last."""
+
+    index: int
+    uuid: str
+    model: str
+    memory_bytes: int
+    memory_used_bytes: int | None
+    memory_booked_bytes: int
+    core_booked: float  # percent
+    tenants: int
+    utilisation: float | None
+    node: str | UnsetType = UNSET  # of a machine
+    healthy: bool | UnsetType = UNSET  # of an agent
+    why_out: str | UnsetType | None = UNSET
+
+    @property
+    def is_out(self) -> bool:
+        """Whether no new tenant may go there."""
+        return self.healthy is False
+
+    @property
+    def memory_mib(self) -> int:
+        """All of its memory."""
+        return self.memory_bytes >> 20
+
+    @property
+    def free_mib(self) -> int:
+        """Memory that a new tenant could have; nothing on a card that is out."""
+        return 0 if self.is_out else max(0, self.memory_bytes - self.memory_booked_bytes) >> 20
+
+
+class ShareStatus(Struct):
+    """What a tenant was promised of one card, and how it stands there."""
+
+    index: int
+    uuid: str
+    exclusive: bool
+    core: float | None  # percent
+    memory_limit_bytes: int
+    state: State
+    level: Level
+    share: float | None
+    memory_used_bytes: int
+    pids: list[int]
+    preemptions: int
+    paused_seconds: float
+    refused_allocations: int
+    greedy: bool = False
+
+    @property
+    def limit_mib(self) -> int:
+        """Memory that the tenant may use."""
+        return self.memory_limit_bytes >> 20
+
+    @property
+    def used_mib(self) -> int:
+        """Memory that it uses."""
+        return self.memory_used_bytes >> 20
+
+
+class TenantStatus(Struct):
+    """One run or Pod on the cards."""
+
+    id: str
+    name: str
+    app_class: AppClass = field(name="class")
+    uid: int | str | None  # the user; of an agent the Pod's UID
+    pid: int | None
+    command: list[str]
+    created: float
+    age_seconds: float
+    log: str | None
+    cards: list[ShareStatus]
+    node: str | UnsetType | None = UNSET  # of a machine
+    namespace: str | UnsetType = UNSET  # of an agent
+    pod: str | UnsetType = UNSET
+    ended: bool | UnsetType = UNSET  # the Pod is over, but not all its processes
+
+
+class RefusalStatus(Struct):
+    """One shortage at one place: see model/refusal.py for the units."""
+
+    card: int | None
+    reason: Reason
+    wanted: int | str | None
+    had: int | str | None
+    node: str | UnsetType = UNSET  # where there are several nodes
+    never: bool | UnsetType = UNSET
+
+
+class QueueEntry(Struct):
+    """A run or a Pod that waits for room, and why."""
+
+    name: str
+    position: int
+    of: int
+    kept_for: str | None
+    refusals: list[RefusalStatus]
+    app_class: AppClass = field(name="class")
+    uid: int | None
+    pid: int | None
+    gpus: int | None
+    core: float | None
+    memory_bytes: int | None
+    waited_seconds: float
+    command: list[str]
+    log: str | None
+
+
+class FindingStatus(Struct):
+    """Something on a card that should not be."""
+
+    uuid: str
+    pid: int | None
+    text: str
+    kind: FindingKind | UnsetType = UNSET
+
+
+class OwnerStatus(Struct):
+    """The workload that made a Pod."""
+
+    kind: str
+    name: str
+
+
+class ContainerStatus(Struct):
+    """One container of a local Pod."""
+
+    name: str
+    image: str
+    command: list[str]
+    log: str
+    init: bool
+    state: str  # waiting, running, ended
+    exit_code: int | None
+    restarts: int
+    started: float | None
+    ended: float | None
+    pid: int | None
+    reason: str | None = None
+
+
+class PodEventStatus(Struct):
+    """Something that happened to a local Pod."""
+
+    time: float
+    text: str
+    type: str
+
+
+class PodStatus(Struct):
+    """A local Pod."""
+
+    namespace: str
+    name: str
+    key: str
+    uid: str
+    user: int
+    owner: OwnerStatus | None
+    dialect: str | None
+    app_class: AppClass = field(name="class")
+    phase: str
+    reason: str | None
+    node: str | None
+    cards: list[ShareStatus]
+    containers: list[ContainerStatus]
+    created: float
+    started: float | None
+    finished: float | None
+    restart_policy: str
+    why: list[str]
+    events: list[PodEventStatus]
+    terminating: bool = False
+    labels: dict[str, str] = {}
+    wants: str = ""
+
+
+class WorkloadStatus(Struct):
+    """A Deployment, StatefulSet, ReplicaSet or Job of local Pods."""
+
+    kind: str
+    namespace: str
+    name: str
+    replicas: int
+    ready: int
+    created: float
+    user: int
+    labels: dict[str, str] = {}
+
+
+class ResourceStatus(Struct):
+    """What the kubelet is offered of one resource, and whether it has accepted that."""
+
+    devices: int
+    unhealthy: int
+    registered: bool
+
+
+class CallStatus(Struct):
+    """How often the kubelet called a verb, and when last."""
+
+    count: int
+    last: str | None
+
+
+class AgentStatus(Struct):
+    """What only a node's agent has."""
+
+    waits_for: str | None
+    resources: dict[str, ResourceStatus]
+    kubelet_restarts: int
+    calls: dict[str, CallStatus]
+    notes: list[str] = []
+
+
+class Status(Struct):
+    """All of it."""
+
+    daemon: DaemonStatus
+    rules: RulesStatus
+    cards: list[CardStatus]
+    tenants: list[TenantStatus]
+    queue: list[QueueEntry]
+    findings: list[FindingStatus]
+    agent: AgentStatus | UnsetType = UNSET
+    nodes: list[NodeStatus] | UnsetType = UNSET  # of a machine
+    workloads: list[WorkloadStatus] | UnsetType = UNSET
+    pods: list[PodStatus] | UnsetType = UNSET
+
+    def cards_of(self, node: str) -> list[CardStatus]:
+        """The cards of one node; an agent's cards are all of its own node."""
+        return [card for card in self.cards if card.node in (UNSET, node)]
