@@ -184,7 +184,7 @@ def test_an_agent_needs_no_capability_and_no_right_beyond_those_documented(fleet
             assert re.findall(r"Cap(?:Prm|Eff|Bnd):\s*(\w+)", status) == ["0" * 16] * 3
             _lives(fleet, agent.node)
             fleet.tidy()
-            assert "forbidden" not in agent.program.log.rpartition("the agent runs")[2]
+            assert "forbidden" not in agent.program.log.rpartition("agent_started")[2]
 
 
 def _lives(fleet: Fleet, node: RealNode) -> None:
@@ -196,4 +196,4 @@ def _lives(fleet: Fleet, node: RealNode) -> None:
     annotations = objects.get_pod(fleet.plane, "roots")["metadata"]["annotations"]
     assert annotations["ALIYUN_COM_GPU_MEM_ASSIGNED"] == "true"
     fleet.create(probe("past", limits={MEM: 1}, node=node.name))
-    fleet.wired.told("past", "GPURefused", "no card was given to it")
+    fleet.wired.told("past", "GPURefused", "aliquot granted no card to this Pod")

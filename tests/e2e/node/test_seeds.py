@@ -328,7 +328,7 @@ def test_000_the_command_of_the_vendors_manifest_is_an_agent_with_the_rights_giv
 
 def test_a_pod_that_was_put_on_the_node_past_the_scheduler_does_not_start_and_is_told_why(fleet: Fleet) -> None:
     fleet.create(probe("past", limits={QCORE: 30, QMEM: 5}, node="n1"))
-    message = fleet.wired.told("past", "GPURefused", "no card was given to it", "by spec.nodeName")
+    message = fleet.wired.told("past", "GPURefused", "aliquot granted no card to this Pod", "by spec.nodeName")
     assert "aliquot manifests scheduler-config" in message
     assert "GPURefused" in (described := fleet.plane.kubectl("describe", "pod", "past"))
     assert message in described

@@ -135,7 +135,7 @@ def test_a_pod_that_the_webhook_did_not_see_is_refused_and_told_what_to_switch_o
         old.plane.api("POST", _WEBHOOK.rpartition("/")[0], again)
         old.wired.ours.signal(signal.SIGCONT)
     told = old.wired.told("unseen", "GPURefused", "without CDI", "--webhook-port", "--env-by-annotation")
-    assert "make the Pod anew" in told
+    assert "create the Pod again" in told
     assert old.node.lines("unseen") == []
     (found,) = [each for each in Doctor(old.node).wrong() if each["check"] == "cdi"]
     assert found["about"] == ["default/unseen"]

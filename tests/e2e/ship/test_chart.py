@@ -330,7 +330,9 @@ def test_agents_whose_port_is_another_programs_are_ready_and_are_not_restarted(
     for pod in agents(bare):
         name = pod["metadata"]["name"]
         said = bare.kubectl("exec", "-n", NAMESPACE, name, "--", "aliquot", "top", "--once", "-o", "json")
-        assert json.loads(said)["agent"]["notes"] == [f"another program listens on port {port} (--port names another)"]
+        assert json.loads(said)["agent"]["notes"] == [
+            f"another program listens on port {port} (set another with --port)"
+        ]
     assert asked == [], "nobody takes it for an agent"
     uninstall(bare)
     label(bare, "qgpu-device-enable-")

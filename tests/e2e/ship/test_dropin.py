@@ -176,7 +176,7 @@ class TestSeed000:
         for agent in agents.values():
             assert asked(qgpu, agent, "top", "--once")["agent"]["waits_for"] is None
         notes = [note for agent in agents.values() for note in asked(qgpu, agent, "top", "--once")["agent"]["notes"]]
-        assert set(notes) == {"another program listens on port 9479 (--port names another)"}
+        assert set(notes) == {"another program listens on port 9479 (set another with --port)"}
 
     def test_an_agent_that_was_killed_comes_back_and_takes_up_who_is_there(
         self, qgpu: Cluster, agents: dict[str, str]

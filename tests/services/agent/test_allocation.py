@@ -169,7 +169,7 @@ class TestInitContainers:
     def test_without_the_file_one_that_nobody_lists_is_refused_until_it_is_there(self, house: House) -> None:
         house.kubelet.private_file = False
         house.admitted(house.bound(pod := a_pod_whose_application_asks_for_no_core()))
-        assert "does not tell whose these 40 devices" in refusal(house, pod, "warm")
+        assert "does not say which Pod holds these 40 devices" in refusal(house, pod, "warm")
         house.kubelet.private_file = True
         assert house.started(pod, "warm").tenant == uid(pod)
 
@@ -199,7 +199,7 @@ class TestAPodMadeAnewUnderItsName:
         house.api.delete(old)  # by force: the kubelet still has it
         house.bound(a_qgpu_pod("web-0", card=1), quietly=True)
         house.watch()
-        assert "made anew" in refusal(house, old)
+        assert "was replaced" in refusal(house, old)
 
     def test_nor_does_it_where_the_new_one_is_on_another_node(self, house: House) -> None:
         house.kubelet.private_file = False
@@ -208,7 +208,7 @@ class TestAPodMadeAnewUnderItsName:
         house.api.put(a_qgpu_pod("web-0", card=1, node="n2"))
         house.api.untold.pop()  # our watch is of our own Pods
         house.watch()
-        assert refusal(house, old) == f"it is bound to n2, and this is {NODE}"
+        assert refusal(house, old) == f"the Pod is bound to n2, but this is node {NODE}"
 
 
 class TestWhatTheApiServerTells:
@@ -226,7 +226,7 @@ class TestWhatTheApiServerTells:
         house.admitted(house.bound(unknown := a_qgpu_pod("unknown"), quietly=True))
         house.api.away = True
         assert house.started(known).tenant == uid(known)
-        assert refusal(house, unknown) == "the API server cannot be asked for Pod ml/unknown: connection refused"
+        assert refusal(house, unknown) == "cannot read Pod ml/unknown from the API server: connection refused"
         house.api.away = False
         assert house.started(unknown).tenant == uid(unknown)
 
@@ -244,7 +244,7 @@ class TestWhatTheApiServerTells:
             house.watch()
 
         house.api.late = gone
-        assert "gone from the API server" in refusal(house, pod)
+        assert "was deleted" in refusal(house, pod)
         assert house.remains() == NOTHING
 
     def test_one_that_goes_while_the_kubelet_is_asked_leaves_nothing(self, house: House) -> None:
@@ -263,7 +263,7 @@ class TestWhatTheApiServerTells:
         house.admitted(house.bound(pod := a_qgpu_pod()))
         house.api.put({**pod, "status": {"phase": "Failed"}})
         house.watch()
-        assert "it has ended" in refusal(house, pod)
+        assert "the Pod has ended" in refusal(house, pod)
         assert house.remains() == NOTHING
 
 
@@ -271,7 +271,7 @@ class TestWhoIsRefused:
     def test_a_pod_that_was_scheduled_past_us_with_an_event_that_says_what_to_do(self, house: House) -> None:
         house.admitted(house.bound(pod := a_qgpu_pod(granted=False)))
         why = refusal(house, pod)
-        assert "no card was given to it" in why
+        assert "aliquot granted no card to this Pod" in why
         assert "aliquot manifests scheduler-config" in why
         assert house.told == [("train-0", "GPURefused", why)]
         assert house.remains() == NOTHING
@@ -298,14 +298,14 @@ class TestWhoIsRefused:
     def test_a_grant_of_a_card_that_is_gone(self, house: House) -> None:
         house.admitted(house.bound(pod := a_qgpu_pod(card=1)))
         house.health.cards = house.health.cards[:1]
-        assert refusal(house, pod) == "it was given card GPU-1, which this node does not have"
+        assert refusal(house, pod) == "the Pod was granted card GPU-1, which this node does not have"
 
     def test_a_grant_of_a_card_that_is_gone_whose_number_another_card_of_the_pod_has_now(self, house: House) -> None:
         pod = a_qgpu_pod(containers={"a": (20, 4), "b": (20, 4)}, card={"a": 0, "b": 1})
         house.admitted(house.bound(pod))
         house.health.cards = (replace(house.health.cards[1], index=0),)
         for container in ("a", "b"):
-            assert refusal(house, pod, container) == "it was given card GPU-0, which this node does not have"
+            assert refusal(house, pod, container) == "the Pod was granted card GPU-0, which this node does not have"
 
     def test_a_grant_of_a_card_that_is_out_until_it_is_back(self, house: House) -> None:
         house.admitted(house.bound(pod := a_qgpu_pod(card=1)))
@@ -326,7 +326,7 @@ class TestWhoIsRefused:
         assert house.started(pod).tenant == uid(pod)
 
     def test_devices_that_nobody_holds(self, house: House) -> None:
-        with pytest.raises(Refused, match="does not tell whose these 1 devices of tke"):
+        with pytest.raises(Refused, match="does not say which Pod holds these 1 devices of tke"):
             play(house.allocator.prepare(QGPU_CORE, frozenset({"GPU-0-_-1"})))
 
     def test_a_pod_that_asks_for_no_card(self, house: House) -> None:
@@ -334,7 +334,7 @@ class TestWhoIsRefused:
         house.admitted(pod)
         pod["spec"]["containers"] = [a_container("main", {})]
         house.bound(pod)
-        assert refusal(house, pod) == "it asks for no card"
+        assert refusal(house, pod) == "the Pod requests no GPU"
 
     def test_a_request_that_breaks_a_rule_by_that_rule(self, house: House) -> None:
         pod = a_qgpu_pod()
@@ -349,17 +349,17 @@ class TestWhoIsRefused:
         house.admitted(house.bound(second := a_qgpu_pod("second", granted=False)))
         for pod in (first, first, second, first, second):
             refusal(house, pod)
-        said = [record for record in caplog.records if record.message == "a container is refused"]
+        said = [record for record in caplog.records if record.message == "container_refused"]
         assert [each.__dict__["data"]["pod"] for each in said] == ["ml/first", "ml/second"]
 
     def test_of_refusals_that_were_logged_only_so_many_are_remembered(
         self, house: House, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(allocation, "_MOST_SAID", 2)
+        monkeypatch.setattr(allocation, "_MOST_LOGGED", 2)
         for name in ("a", "b", "c"):
             house.admitted(house.bound(pod := a_qgpu_pod(name, granted=False)))
             refusal(house, pod)
-        assert len(house.allocator._said) == 2
+        assert len(house.allocator._logged) == 2
 
 
 class TestRoomOnTheCard:
@@ -384,7 +384,7 @@ class TestRoomOnTheCard:
         house.tenants.sweep()
         house.admitted(house.bound(second := a_qgpu_pod("second", gib=12)))
         why = refusal(house, second)
-        assert "do not fit; Pod ml/first has ended, but is not gone from the card yet" in why
+        assert "do not fit; Pod ml/first has ended, but its processes are still on the card" in why
         house.processes.clear()
         assert house.started(second).tenant == uid(second)
 
@@ -431,7 +431,10 @@ class TestWhenWritingFails:
 
         house.driver = fails  # type: ignore[assignment]  # it never answers
         house.admitted(house.bound(pod := a_qgpu_pod()))
-        assert refusal(house, pod) == "the node's agent cannot prepare it: run `nvidia-ctk cdi generate`"
+        assert (
+            refusal(house, pod)
+            == "the aliquot agent of this node cannot prepare the container: run `nvidia-ctk cdi generate`"
+        )
 
     def test_a_name_that_cannot_be_cleared_is_not_given_away(self, house: House) -> None:
         house.run(pod := a_qgpu_pod())
@@ -479,7 +482,7 @@ class TestAGrantThatWasChanged:
         house.run(pod := a_qgpu_pod(card=0))
         pod["metadata"]["annotations"] = grant_of(pod, 1)
         house.bound(pod)
-        assert "its grant was changed while it runs" in refusal(house, pod)
+        assert "the grant changed while the Pod runs" in refusal(house, pod)
         assert house.arbiter.tenants[uid(pod)].allotments[0].uuid == "GPU-0"
 
     def test_before_any_process_of_it_ran_is_followed(self, house: House) -> None:

@@ -50,16 +50,16 @@ def test_the_release_delay_is_changed_by_the_agents_own_option_not_by_a_label(as
 
 @pytest.mark.parametrize(
     ("operation", "instead"),
-    [("run", "make a Pod"), ("stop", "kubectl delete pod"), ("logs", "kubectl logs"), ("down", "DaemonSet")],
+    [("run", "create a Pod"), ("stop", "kubectl delete pod"), ("logs", "kubectl logs"), ("down", "DaemonSet")],
 )
 def test_what_is_done_by_kubernetes_is_refused_with_where_to_turn(ask: Ask, operation: str, instead: str) -> None:
-    with pytest.raises(AnswerError, match="cards of this machine are Kubernetes's") as refused:
+    with pytest.raises(AnswerError, match="Kubernetes manages the cards of this machine") as refused:
         ask(op=operation, command=["true"])
     assert instead in str(refused.value)
 
 
 def test_an_operation_that_nobody_knows_is_answered_with_those_there_are(ask: Ask) -> None:
-    with pytest.raises(AnswerError, match="there are hello, status, policy, processes, live, ready"):
+    with pytest.raises(AnswerError, match="'dance'; the agent knows hello, status, policy, processes, live, ready"):
         ask(op="dance")
 
 

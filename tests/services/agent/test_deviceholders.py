@@ -18,7 +18,7 @@ class Clock:
 def test_a_device_is_on_the_cards_that_its_holder_was_given(house: House) -> None:
     house.run(a_qgpu_pod(card=1))
     holdings = DeviceHolders(house.kubelet, house.tenants, Clock())
-    play(holdings.look())
+    play(holdings.refresh())
     held = holdings.cards[QGPU_CORE]
     assert held
     assert set(held.values()) == {frozenset({"GPU-1"})}
@@ -27,11 +27,11 @@ def test_a_device_is_on_the_cards_that_its_holder_was_given(house: House) -> Non
 def test_the_kubelet_is_not_asked_each_second(house: House) -> None:
     clock = Clock()
     holdings = DeviceHolders(house.kubelet, house.tenants, clock)
-    play(holdings.look())
+    play(holdings.refresh())
     house.run(a_qgpu_pod())
     clock.now = 4.9
-    play(holdings.look())
+    play(holdings.refresh())
     assert not holdings.cards, "that was a moment ago"
     clock.now = 5.0
-    play(holdings.look())
+    play(holdings.refresh())
     assert holdings.cards

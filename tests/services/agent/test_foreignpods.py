@@ -55,7 +55,7 @@ class TestTakingOver:
         house.restart()
         assert cards(house, pod) == {"GPU-0": 4}
         (text,) = told(house, pod)
-        assert "until the Pod is made anew" in text
+        assert "until the Pod is created again" in text
 
     def test_that_is_said_once_however_often_we_start(self, house: House) -> None:
         live(house, pod := a_peers_pod())
@@ -168,7 +168,7 @@ class TestInFlight:
     def test_and_carries_our_annotation_from_then_on(self, house: House) -> None:
         """Whoever takes us away looks for that: a container of it needs what we made."""
         house.run(a_peers_pod(card=1, assigned="false"))
-        ((_, marks),) = house.agent.reporter._marks.values()
+        ((_, marks),) = house.agent.reporter._annotations.values()
         assert marks[gpushare.ASSIGNED] == "true"
         assert '"uuid":"GPU-1"' in marks[native.GRANT]
 
@@ -177,7 +177,7 @@ class TestInFlight:
         allocation = json.dumps({"0": {"0": 1, "1": 3}})
         pod["metadata"]["annotations"].update({gpushare.ALLOCATION: allocation, gpushare.COUNT: "2"})
         house.run(pod)
-        ((_, marks),) = house.agent.reporter._marks.values()
+        ((_, marks),) = house.agent.reporter._annotations.values()
         assert native.GRANT not in marks
 
 
@@ -188,12 +188,12 @@ class TestWhichCard:
         house.restart()
         assert cards(house, pod) == {"GPU-1": 4}
         (text,) = told(house, pod)
-        assert "its annotation said card 0, but it was given card 1" in text
+        assert "its annotation said card 0, but the plugin gave it card 1" in text
 
     def test_and_the_scheduler_is_told_by_our_annotation(self, house: House) -> None:
         live(house, pod := a_peers_pod(card=0), visible="GPU-1")
         house.restart()
-        ((_, marks),) = house.agent.reporter._marks.values()
+        ((_, marks),) = house.agent.reporter._annotations.values()
         grant = json.loads(marks[native.GRANT])
         assert [card["uuid"] for container in grant["containers"] for card in container["cards"]] == ["GPU-1"]
         assert grant["node"] == NODE
@@ -201,7 +201,7 @@ class TestWhichCard:
         house.api.put(pod)
         house.restart()
         assert cards(house, pod) == {"GPU-1": 4}
-        assert house.agent.reporter._marks == {}
+        assert house.agent.reporter._annotations == {}
 
     @pytest.mark.parametrize("visible", ["0", "all", "GPU-7", "no-gpu-has-4GiB-to-run", ""])
     def test_where_the_answer_names_no_card_of_ours_the_annotation_counts_and_that_is_said(
@@ -210,7 +210,7 @@ class TestWhichCard:
         live(house, pod := a_peers_pod(card=1), visible=visible)
         house.restart()
         assert cards(house, pod) == {"GPU-1": 4}
-        assert "nothing but its annotation tells" in told(house, pod)[0]
+        assert "only its annotation says" in told(house, pod)[0]
 
     def test_a_pod_without_any_annotation_is_left_to_the_scheduler(self, house: House) -> None:
         pod = a_peers_pod()

@@ -17,7 +17,7 @@ MOUNTS = """\
 """
 
 
-def test_a_mount_point_has_the_kind_of_what_was_mounted_there_last() -> None:
+def test_mount_points_have_the_type_of_the_last_mount() -> None:
     again = "50 37 0:99 / / rw shared:1 master:2 - tmpfs tmpfs rw"
     assert mount_points(MOUNTS)["/"] == "overlay"
     assert mount_points(f"{MOUNTS}{again}")["/"] == "tmpfs"
@@ -32,27 +32,23 @@ def test_a_mount_point_has_the_kind_of_what_was_mounted_there_last() -> None:
         ("/var/lib/kubelet/device-plugins", "/var/lib/kubelet/device-plugins"),
     ],
 )
-def test_a_folder_is_the_hosts_where_a_mount_leads_to_it(folder: str, point: str | None) -> None:
+def test_point_of_finds_the_mount_of_a_folder(folder: str, point: str | None) -> None:
     assert point_of(folder, mount_points(MOUNTS)) == point
 
 
-def test_what_is_mounted_below_a_name_of_its_own_may_be_called_by_the_rest_of_it_on_the_host() -> None:
+def test_host_names_of_a_mount_point() -> None:
     assert host_names("/host/var") == ["/host/var", "/var"]
 
 
-def test_out_of_a_pod_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_host_access_outside_a_pod_mounts_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     assert acquire_host_access([str(tmp_path)], tmp_path / "kubelet.sock") == HostAccess()
 
 
-def test_what_was_fetched_once_is_not_fetched_again_by_what_we_become(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    told = '{"names": {"/host/var/lib/qgpu": "/var/lib/qgpu"}, "fetched": ["/var/lib/qgpu"], "processes": true}'
-    monkeypatch.setenv("ALIQUOT_MOVED_IN", told)
+def test_host_access_is_inherited_over_exec(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mounted = '{"names": {"/host/var/lib/qgpu": "/var/lib/qgpu"}, "mounted": ["/var/lib/qgpu"], "processes": true}'
+    monkeypatch.setenv("ALIQUOT_MOVED_IN", mounted)
     host_access = acquire_host_access(["/host/var/lib/qgpu"], tmp_path / "kubelet.sock")
-    assert (host_access.name("/host/var/lib/qgpu"), host_access.name("/run/aliquot")) == (
-        "/var/lib/qgpu",
-        "/run/aliquot",
-    )
+    assert host_access.name("/host/var/lib/qgpu") == "/var/lib/qgpu"
+    assert host_access.name("/run/aliquot") == "/run/aliquot"
     assert host_access.processes

@@ -117,7 +117,7 @@ def _has(told: list[str], line: str) -> bool:
 class TestThePort:
     @pytest.fixture(autouse=True)
     def _soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(http, "_AGAIN", 0.01)
+        monkeypatch.setattr(http, "_RETRY", 0.01)
 
     def test_another_programs_port_is_no_reason_not_to_serve_the_cards(self) -> None:
         async def story() -> tuple[str | None, str | None, str]:

@@ -17,7 +17,7 @@ from aliquot.model.edits import Edits, Mount, Spec
 from aliquot.model.grant import Share
 from aliquot.model.podtenancy import PodTenancy
 from aliquot.services.agent.deviceplugins import Refused
-from aliquot.services.agent.injection import CdiInjector, Libraries, MountInjector, Place, RuntimeInjector
+from aliquot.services.agent.injection import CdiInjector, Injection, Libraries, MountInjector, RuntimeInjector
 
 CORE = "tke.cloud.tencent.com/qgpu-core"
 MEMORY = "tke.cloud.tencent.com/qgpu-memory"
@@ -25,9 +25,9 @@ IDS, OTHERS = frozenset({"GPU-0-_-1", "GPU-0-_-2"}), frozenset({"GPU-0-_-3"})
 PRELOAD = Mount("/host/ld.so.preload", "/etc/ld.so.preload")
 
 
-def a_place(uid: str = "u1", *, card: str = "GPU-0", env: dict[str, str] | None = None) -> Place:
+def a_place(uid: str = "u1", *, card: str = "GPU-0", env: dict[str, str] | None = None) -> Injection:
     tenancy = PodTenancy(uid, "ml", f"pod-{uid}", AppClass.NORMAL, (Share(0, 1024, uuid=card),), 0.0)
-    return Place(tenancy, "main", (card,), {"NVIDIA_VISIBLE_DEVICES": card} if env is None else env)
+    return Injection(tenancy, "main", (card,), {"NVIDIA_VISIBLE_DEVICES": card} if env is None else env)
 
 
 def a_pod(*, seen: bool = True, **cards: str) -> PodObject:
@@ -194,7 +194,7 @@ class TestByMounts:
         assert link.readlink() == tmp_path / "t" / "u1"
 
     def test_a_pod_without_the_webhooks_environment_is_refused_with_what_to_do(self, by_mounts: MountInjector) -> None:
-        with pytest.raises(Refused, match="--env-by-annotation and make the Pod anew, or enable CDI"):
+        with pytest.raises(Refused, match="--env-by-annotation and create the Pod again, or enable CDI"):
             by_mounts.inject(CORE, IDS, a_place(), a_pod())
         assert by_mounts.owners() == {}
 

@@ -97,7 +97,7 @@ class TestOnRealCards:
         self, source: Path, tmp_path: Path
     ) -> None:
         libraries = installed(tmp_path, a_file(tmp_path, nvidias("GPU-a"), wanted=True))
-        with pytest.raises(DriverFileError, match="does not tell of GPU-b: run `nvidia-ctk cdi generate` again"):
+        with pytest.raises(DriverFileError, match="has no entry for GPU-b: run `nvidia-ctk cdi generate` again"):
             libraries.driver(["GPU-b"])
 
     @pytest.mark.parametrize("content", [nvidias("GPU-a"), {"kind": "another.com/gpu"}, None])

@@ -170,7 +170,7 @@ class TestTheNode:
     def test_a_name_that_no_node_has_is_said(self, desk: Clerk, caplog: pytest.LogCaptureFixture) -> None:
         desk.reporter.listed(0)
         (record,) = caplog.records
-        assert record.message == "there is no Node of this name"
+        assert record.message == "node_not_found"
         assert "--nodename" in record.data["fix"]  # type: ignore[attr-defined]  # logs.py's
 
 
@@ -251,7 +251,7 @@ class TestTheInventory:
         desk.reporter.publish(CARDS, here=True)
         run(desk, lambda: desk.reporter.published)
         assert len(desk.api.sent("patch")) == 4
-        assert caplog.text.count("cannot write to the API server") == 1
+        assert caplog.text.count("node_write_failed") == 1
 
 
 class TestMarks:

@@ -23,7 +23,7 @@ from kit.manifests import QGPU, QGPU_CORE, QGPU_MEMORY
 
 def offered(house: House) -> dict[str, dict[str, bool]]:
     """By resource: each device, and whether it may be given away."""
-    play(house.agent._offer())
+    play(house.agent._advertise())
     return {
         resource: {token.id: token.healthy for token in tokens} for resource, tokens in house.agent._offered.items()
     }
@@ -66,7 +66,7 @@ def test_more_than_a_kubelet_bears_is_not_offered_and_it_is_not_ready_and_says_w
     house.agent.pods.synced.set()
     house.agent.restored.set()
     assert offered(house) == {}
-    assert "nothing is offered to the kubelet: " in str(house.agent.ready())
+    assert "no resource can be advertised: " in str(house.agent.ready())
     assert "--memory-unit GiB" in str(house.agent.ready())
 
 
@@ -122,8 +122,8 @@ def test_a_database_that_cannot_be_written_keeps_nothing_else_from_being_done(
 
     monkeypatch.setattr(PodStore, "set_cards", full)
     for _ in range(3):
-        house.agent._remember_cards()
-    assert caplog.text.count("the cards are not written down") == 1
+        house.agent._persist_cards()
+    assert caplog.text.count("cards_not_persisted") == 1
 
 
 @pytest.mark.parametrize(

@@ -76,13 +76,13 @@ def test_it_tells_where_its_things_are(agent: Agent, tmp_path: Path) -> None:
 def test_a_name_that_no_node_has_is_what_it_waits_for(agent: Agent) -> None:
     agent.nodes.synced.set()
     agent.reporter.listed(0)
-    assert agent.ready() == "there is no Node n1 (--nodename)"
+    assert agent.ready() == "Node n1 does not exist: set --nodename to its name"
 
 
 def test_its_status_can_be_shown_and_scraped_at_any_time(agent: Agent) -> None:
     status = agent.status()
     assert msgspec.json.decode(msgspec.json.encode(status), type=Status) == status
     assert status.agent
-    assert status.agent.waits_for == "the API server has not told the node and its Pods yet"
+    assert status.agent.waits_for == "the Node and its Pods have not been read from the API server yet"
     assert "OUT: Xid 79" in view(status)
     assert b"aliquot_agent_ready 0.0" in agent_exposition(status, agent.calls)

@@ -81,7 +81,7 @@ class Scene:
         return self.tenants
 
     def _remove_injections(self, uid: str) -> None:
-        self.events.append(f"withdraw {uid}")
+        self.events.append(f"remove injections of {uid}")
         if self.withdrawing is not None:
             raise self.withdrawing
 
@@ -142,7 +142,7 @@ class TestTakenIn:
         scene.tenants.admit(a_tenancy())
         scene.arbiter.living.add("u1")
         scene.events.clear()
-        with pytest.raises(AdmissionError, match="make it anew"):
+        with pytest.raises(AdmissionError, match="create it again"):
             scene.tenants.admit(a_tenancy("u1", replace(SHARE, uuid="GPU-1")))
         assert scene.events == []
 
@@ -176,7 +176,7 @@ class TestTakenUp:
         scene.arbiter.fails = OSError(5, "Input/output error")
         scene.another().restore()
         assert set(scene.tenants.tenancies) == {"u1"}
-        assert "beyond control" in caplog.text
+        assert "tenant_not_restored" in caplog.text
 
     def test_folders_that_nobody_is_known_for_are_left_behind(self, scene: Scene) -> None:
         scene.tenants.admit(a_tenancy())
@@ -194,7 +194,7 @@ class TestTakenUp:
     def test_they_are_discarded_after_what_leads_there(self, scene: Scene) -> None:
         (scene.folder / "t" / "u9").mkdir()
         scene.tenants.discard("u9")
-        assert scene.events == ["withdraw u9"]
+        assert scene.events == ["remove injections of u9"]
         assert not (scene.folder / "t" / "u9").exists()
 
 
@@ -204,7 +204,7 @@ class TestLetGo:
         scene.events.clear()
         scene.tenants.mark_ended("u1")
         scene.tenants.sweep()
-        assert scene.events == ["withdraw u1", "remove u1", "remove in the database"]
+        assert scene.events == ["remove injections of u1", "remove u1", "remove in the database"]
         assert (scene.tenants.tenancies, scene.store.tenancies()) == ({}, [])
 
     def test_not_before_the_next_sweep(self, scene: Scene) -> None:
@@ -260,7 +260,7 @@ class TestLetGo:
         scene.withdrawing = error
         scene.tenants.sweep()
         scene.tenants.sweep()
-        assert caplog.text.count("cannot be let go") == 1
+        assert caplog.text.count("tenant_release_failed") == 1
         scene.withdrawing = None
         scene.tenants.sweep()
         assert scene.tenants.tenancies == {}

@@ -32,7 +32,7 @@ def test_of_a_pod_that_ran_and_is_gone_the_agent_keeps_nothing(house: House) -> 
         house.run(pod := a_qgpu_pod(name))
         assert keepers(house.agent, pod["metadata"]["uid"], beside=around), "while it runs it is known"
         house.deleted(pod)
-        house.agent.reporter._marks.clear()  # those are written by a part that does not run here
+        house.agent.reporter._annotations.clear()  # those are written by a part that does not run here
     gc.collect()
     assert keepers(house.agent, pod["metadata"]["uid"], beside=around) == []
 

@@ -189,7 +189,7 @@ def _serve(given: dict[str, Any]) -> None:
 
 
 def _move_in(given: dict[str, Any], home: Home) -> Home:
-    """The same home, with what this container lacks fetched from the host. Raises StartError."""
+    """The same home at its host paths, with missing host folders mounted. Raises StartError."""
     from aliquot.services.agent.hostaccess import acquire_host_access
 
     cdi = str(given["cdi_dir"].absolute())
@@ -206,7 +206,7 @@ def _tell_beginnings(given: dict[str, Any]) -> None:
     """What was not as it was written, and done otherwise."""
     from aliquot.adapters.kubernetes.kubeconfig import passed_over
 
-    given["host_access"].tell()
+    given["host_access"].log()
     missing = [] if given["kubeconfig"] is not None else passed_over()
     if missing:
         told = {"missing": [str(each) for each in missing]}

@@ -1,13 +1,13 @@
-"""Leads each container to the cards its Pod was given. What the kubelet asks of a device plugin, answered.
+"""Implements Allocate and PreStartContainer: injects the cards granted to the Pod.
 
-    allocate    which devices, but not for whom: answered with a name, under which nothing is found yet
-    prepare     just before the container is made (PreStartContainer). Whose the devices are, the kubelet tells
-                (PodResources, and its checkpoint for the UID and for init containers); what the Pod was given, its
-                annotation. The Pod becomes a tenant, and what the container needs is put under the name
+    allocate    Allocate names devices, but no Pod. The response reserves a name under which nothing is injected yet
+    prepare     PreStartContainer comes just before the container is created. The kubelet says whose the devices are
+                (PodResources, and its checkpoint for the UID and for init containers), the Pod's annotation which
+                cards it was granted. The Pod becomes a tenant, and the container's edits are put under the name
 
-Nothing is guessed, by size or by age. Whatever cannot be known is refused, with an event that says why; the kubelet
-asks again, and the container starts as soon as the reason is gone. Between reading and writing nothing is awaited.
-Containers that another device plugin let in before us are let be (guests.py).
+Nothing is guessed from sizes or ages. What cannot be known is refused with an event that says why. The kubelet calls
+again, and the container starts as soon as the reason is gone. Nothing is awaited between reading and writing.
+Containers that another device plugin admitted before us are left alone (foreignpods.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from aliquot.model.podtenancy import PodTenancy, shares_of
 from aliquot.placement.crowding import crowded
 from aliquot.services.agent.deviceplugins import Allocation, Refused
 from aliquot.services.agent.foreignpods import ForeignPods
-from aliquot.services.agent.injection import Injector, Place
+from aliquot.services.agent.injection import Injection, Injector
 from aliquot.services.agent.tenants import AdmissionError, PodTenants
 from aliquot.services.daemon.events import EventSink, pod_ref
 
@@ -45,18 +45,18 @@ log = logging.getLogger(__name__)
 
 REFUSED = "GPURefused"
 
-_MOST_SAID = 1000  # refusals of which it is known that they were logged
+_MOST_LOGGED = 1000  # refusals that we remember as logged
 
 
 class Kubelet(Protocol):
-    """Who tells which Pod holds which devices: the kubelet."""
+    """Says which Pod holds which devices (adapters/kubelet/holders.py)."""
 
     async def holders(self) -> list[Holder]: ...
     def checkpoint(self) -> tuple[Entry, ...] | None: ...
 
 
 class Pods(Protocol):
-    """The Pods of this node, as they were last told (services/agent/podcache.py)."""
+    """The Pods of this node (services/agent/podcache.py)."""
 
     def named(self, namespace: str, name: str) -> PodObject | None: ...
     def by_uid(self, uid: str) -> PodObject | None: ...
@@ -66,13 +66,13 @@ class Pods(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Owner:
-    """Whose the devices are, as far as the kubelet tells. `uid` comes from its private file and may be missing."""
+    """The container that holds the devices. `uid` comes from the kubelet's private file and may be missing."""
 
     namespace: str
     name: str
     container: str
     uid: str | None
-    guest: CachedResponse | None = None  # what another device plugin answered, where one did
+    foreign: CachedResponse | None = None  # the response of another device plugin, if it admitted the Pod
 
 
 class Allocator:
@@ -86,116 +86,118 @@ class Allocator:
         tenants: PodTenants,
         injector: Injector,
         events: EventSink,
-        node: Callable[[], Node],  # with the cards as they are now
-        sick: Callable[[str], str | None],  # why the card of that UUID is out; None: it is well
+        node: Callable[[], Node],  # with the current state of its cards
+        why_unhealthy: Callable[[str], str | None],  # by UUID; None: the card is healthy
         rules: Rules,
         clock: Callable[[], float],  # seconds since 1970
         foreign_pods: ForeignPods,
-        assigned: Callable[[PodObject, Claim], None] = lambda pod, claim: None,
+        mark_assigned: Callable[[PodObject, Claim], None] = lambda pod, claim: None,
     ) -> None:
-        self._said: OrderedDict[tuple[str, str], None] = OrderedDict()  # what was logged, by UID and reason
+        self._logged: OrderedDict[tuple[str, str], None] = OrderedDict()  # by UID and reason
         self._kubelet, self._pods, self._tenants, self._injector = kubelet, pods, tenants, injector
-        self._events, self._node, self._sick, self._clock = events, node, sick, clock
-        self._rules, self._assigned, self._foreign_pods = rules, assigned, foreign_pods
-        # A grant is read by the rules it was given by, whichever the scheduler was told.
-        order = sorted(QgpuRules, key=lambda each: each is not rules.qgpu)
-        self._readers = tuple(PodReader(replace(rules, qgpu=each)) for each in order)
+        self._events, self._node, self._why_unhealthy, self._clock = events, node, why_unhealthy, clock
+        self._rules, self._mark_assigned, self._foreign_pods = rules, mark_assigned, foreign_pods
+        # The scheduler that wrote a grant may have other qGPU rules than we: try ours first, then the others.
+        order = sorted(QgpuRules, key=lambda qgpu: qgpu is not rules.qgpu)
+        self._readers = tuple(PodReader(replace(rules, qgpu=qgpu)) for qgpu in order)
 
-    # --- what the kubelet asks -----------------------------------------------------------------------------------
+    # --- calls of the kubelet ------------------------------------------------------------------------------------
 
     def allocate(self, resource: str, ids: frozenset[str]) -> Allocation:
-        """The name under which `prepare` will put what the container needs. What an earlier Pod left there goes."""
+        """Reserve the name under which `prepare` will put the edits. Removes what an earlier Pod left there."""
         try:
             return self._injector.reserve(resource, ids)
         except (CdiError, OSError) as error:
             raise Refused(str(error)) from error
 
     async def prepare(self, resource: str, ids: frozenset[str]) -> None:
-        """Raises Refused."""
+        """Make the Pod a tenant and inject its cards into the container. Raises Refused."""
         owner = await self._owner(resource, ids)
         pod = await self._pod_of(owner)
-        if owner.guest is not None:
-            self._foreign_pods.adopt(pod, owner.guest, self)
+        if owner.foreign is not None:
+            self._foreign_pods.adopt(pod, owner.foreign, self)
             return
         try:
-            await self._settle(pod, owner.container, resource, ids)
+            await self._inject(pod, owner.container, resource, ids)
         except Refused as error:
             self._log_refusal(pod, str(error))
             self._events.emit(pod_ref(pod.metadata), REFUSED, str(error), action="StartContainer")
             raise
 
     def _log_refusal(self, pod: PodObject, why: str) -> None:
-        """Once: the kubelet asks again and again, for as long as the Pod is there."""
-        if (pod.metadata.uid, why) in self._said:
+        """Log it once: the kubelet calls again and again for as long as the Pod exists."""
+        if (pod.metadata.uid, why) in self._logged:
             return
-        self._said[pod.metadata.uid, why] = None
-        if len(self._said) > _MOST_SAID:
-            self._said.popitem(last=False)
-        log.warning("a container is refused", extra={"data": {"pod": key_of(pod), "why": why}})
+        self._logged[pod.metadata.uid, why] = None
+        if len(self._logged) > _MOST_LOGGED:
+            self._logged.popitem(last=False)
+        log.warning("container_refused", extra={"data": {"pod": key_of(pod), "why": why}})
 
-    async def _settle(self, pod: PodObject, container: str, resource: str, ids: frozenset[str]) -> None:
+    async def _inject(self, pod: PodObject, container: str, resource: str, ids: frozenset[str]) -> None:
         claim, grant = self.granted(pod)
         if self._full(pod, grant):
-            await self._pods.refresh()  # somebody may have left whose end we have not heard of
+            await self._pods.refresh()  # a Pod may have ended without the watch having reported it yet
             self._tenants.sweep()
         # No await from here on.
-        self._check_here(pod)
+        self._check_running(pod)
         crowd = self._full(pod, grant)
         if crowd is not None:
             raise Refused(f"{crowd}; {self._why_full(grant)}")
         tenancy = self.tenancy(pod, claim, grant)
-        place = self._place(tenancy, claim, grant, container)
+        injection = self._injection(tenancy, claim, grant, container)
         try:
             self._tenants.admit(tenancy)
-            self._injector.inject(resource, ids, place, pod)
+            self._injector.inject(resource, ids, injection, pod)
         except (StoreError, CdiError, AdmissionError, DriverFileError, OSError) as error:
-            raise Refused(f"the node's agent cannot prepare it: {error}") from error
-        told = {"pod": key_of(pod), "container": container, "resource": resource, "cards": list(place.cards)}
-        log.info("a container is led to its cards", extra={"data": told})
-        self._assigned(pod, claim)
+            raise Refused(f"the aliquot agent of this node cannot prepare the container: {error}") from error
+        data = {"pod": key_of(pod), "container": container, "resource": resource, "cards": list(injection.cards)}
+        log.info("cards_injected", extra={"data": data})
+        self._mark_assigned(pod, claim)
         self._foreign_pods.annotate_grant(pod, claim, grant)
 
-    # --- whose it is ---------------------------------------------------------------------------------------------
+    # --- the Pod -------------------------------------------------------------------------------------------------
 
     async def _owner(self, resource: str, ids: frozenset[str]) -> _Owner:
         try:
             holders = await self._kubelet.holders()
         except KubeletError as error:
-            raise Refused(f"the kubelet does not tell whose devices these are: {error}") from error
-        entries = [each for each in self._kubelet.checkpoint() or () if each.resource == resource and each.ids & ids]
+            raise Refused(f"the kubelet does not say which Pod holds these devices: {error}") from error
+        entries = [
+            entry for entry in self._kubelet.checkpoint() or () if entry.resource == resource and entry.ids & ids
+        ]
         uids = {entry.pod_uid for entry in entries}
         uid = uids.pop() if len(uids) == 1 else None
-        guest = self._foreign_pods.foreign_responses(entries).get(uid or "")
+        foreign = self._foreign_pods.foreign_responses(entries).get(uid or "")
         held = [holder for holder in holders if holder.devices.get(resource, frozenset()) & ids]
-        same = [each for each in held if each.devices[resource] == ids] or held
-        if len({(each.namespace, each.name) for each in same}) > 1:  # they change hands while it tells
-            raise Refused(f"the kubelet tells of two Pods that have these devices of {resource}; it will ask again")
+        same = [holder for holder in held if holder.devices[resource] == ids] or held
+        if len({(holder.namespace, holder.name) for holder in same}) > 1:  # the devices change hands at this moment
+            raise Refused(f"the kubelet lists two Pods that hold these devices of {resource}; it will try again")
         if same:
-            return _Owner(same[0].namespace, same[0].name, self._container(same, entries, ids), uid, guest)
-        # An init container whose size is no other's is not listed, but is in the kubelet's own file.
+            return _Owner(same[0].namespace, same[0].name, self._container(same, entries, ids), uid, foreign)
+        # PodResources does not list an init container of a size of its own, but the kubelet's checkpoint does.
         pod = None if uid is None else await self._by_uid(uid)
         if pod is None:
             raise Refused(
-                f"the kubelet does not tell whose these {len(ids)} devices of {resource} are; it will ask again"
+                f"the kubelet does not say which Pod holds these {len(ids)} devices of {resource}; it will try again"
             )
-        return _Owner(pod.metadata.namespace, pod.metadata.name, self._container([], entries, ids), uid, guest)
+        return _Owner(pod.metadata.namespace, pod.metadata.name, self._container([], entries, ids), uid, foreign)
 
     async def _by_uid(self, uid: str) -> PodObject | None:
-        """The API server finds no Pod by its UID: where the watch has not told it yet, all are listed."""
+        """The API server cannot look up a Pod by UID: if the watch has not reported it yet, list all Pods."""
         if self._pods.by_uid(uid) is None:
             await self._pods.refresh()
         return self._pods.by_uid(uid)
 
     @staticmethod
     def _container(held: Sequence[Holder], entries: Iterable[Entry], ids: frozenset[str]) -> str:
-        """An init container that has the same devices as an application's gets what that one gets: it runs before it,
-        and the devices are one Pod's."""
+        """The container to inject. An init container that holds the same devices as an app container gets the cards of
+        the app container: both are of one Pod, and it runs before."""
         exact = [entry.container for entry in entries if entry.ids == ids]
-        listed = [each.container for each in held]
-        return next((each for each in listed if each in exact), (exact or listed or [""])[0])
+        listed = [holder.container for holder in held]
+        return next((name for name in listed if name in exact), (exact or listed or [""])[0])
 
     async def _pod_of(self, owner: _Owner) -> PodObject:
-        """The Pod, as the watch told it where that is certainly this one, else asked for."""
+        """The cached Pod if its UID is certainly the same, else the one that the API server has."""
         known = self._pods.named(owner.namespace, owner.name)
         if known is not None and owner.uid == known.metadata.uid:
             return known
@@ -203,41 +205,41 @@ class Allocator:
             found = await self._pods.fetch(owner.namespace, owner.name)
         except ApiError as error:
             raise Refused(
-                f"Pod {owner.namespace}/{owner.name} is not known to the API server: {error.message}"
+                f"the API server does not know Pod {owner.namespace}/{owner.name}: {error.message}"
             ) from error
         except Unreachable as error:
-            raise Refused(f"the API server cannot be asked for Pod {owner.namespace}/{owner.name}: {error}") from error
+            raise Refused(f"cannot read Pod {owner.namespace}/{owner.name} from the API server: {error}") from error
         if owner.uid is not None and found.metadata.uid != owner.uid:
-            raise Refused(f"Pod {owner.namespace}/{owner.name} was made anew: this container is of the former one")
+            raise Refused(f"Pod {owner.namespace}/{owner.name} was replaced: this container belongs to the former Pod")
         return found
 
-    def _check_here(self, pod: PodObject) -> None:
-        """Nobody would ever tell of the end of one that has ended already: it would hold its cards for good."""
+    def _check_running(self, pod: PodObject) -> None:
+        """Refuse a Pod that has ended: no watch event would ever release its cards."""
         now = self._pods.by_uid(pod.metadata.uid)
         if now is None or now.finished:
-            raise Refused("it has ended, or is gone from the API server")
+            raise Refused("the Pod has ended or was deleted")
 
-    # --- what it was given ---------------------------------------------------------------------------------------
+    # --- its grant -----------------------------------------------------------------------------------------------
 
     def granted(self, pod: PodObject) -> tuple[Claim, Grant]:
-        """What the Pod asked for and got, on cards that are here and well. Raises Refused."""
+        """The Pod's claim and its grant, of healthy cards of this node. Raises Refused."""
         claim, grant = self.read(pod)
         numbers = self._uuids()
-        # Share by share: one that is gone may have had the number that another has now.
+        # Share by share: a card that is gone may have had the number of another card of today.
         for share in (share for container in grant.containers for share in container.shares):
             uuid = share.uuid or numbers.get(share.card, "")
             if uuid not in numbers.values():
-                raise Refused(f"it was given card {uuid or share.card}, which this node does not have")
-            why = self._sick(uuid)
+                raise Refused(f"the Pod was granted card {uuid or share.card}, which this node does not have")
+            why = self._why_unhealthy(uuid)
             if why is not None:
                 raise Refused(why)
         return claim, grant
 
     def read(self, pod: PodObject) -> tuple[Claim, Grant]:
-        """What the Pod asked for and got, wherever that is. Raises Refused."""
+        """The Pod's claim and its grant, of any cards. Raises Refused."""
         node = self._node()
         if pod.spec.node_name != node.name:
-            raise Refused(f"it is bound to {pod.spec.node_name or 'no node'}, and this is {node.name}")
+            raise Refused(f"the Pod is bound to {pod.spec.node_name or 'no node'}, but this is node {node.name}")
         bad_claim = bad_grant = ""
         for reader in self._readers:
             claim = reader.read(pod).claim
@@ -248,14 +250,14 @@ class Allocator:
                 bad_grant = bad_grant or (_not_granted(pod) if found is None else found[0].sentence())
             elif claim is not None:
                 bad_claim = bad_claim or claim[0].sentence()
-        raise Refused(bad_grant or bad_claim or "it asks for no card")
+        raise Refused(bad_grant or bad_claim or "the Pod requests no GPU")
 
     def tenancy_of(self, pod: PodObject) -> PodTenancy:
-        """The Pod as a tenant. Raises Refused."""
+        """The Pod as a tenant, by its annotation. Raises Refused."""
         return self.tenancy(pod, *self.read(pod))
 
     def tenancy(self, pod: PodObject, claim: Claim, grant: Grant) -> PodTenancy:
-        """The same, of what it asked for and got."""
+        """The Pod as a tenant with this claim and grant."""
         return PodTenancy(
             uid=pod.metadata.uid,
             namespace=pod.metadata.namespace,
@@ -279,28 +281,29 @@ class Allocator:
         return crowded(cards, others, shares_of(grant, self._uuids()))
 
     def _why_full(self, grant: Grant) -> str:
-        """What may be done about it."""
+        """What the user can do about it."""
         wanted = {share.uuid for share in shares_of(grant, self._uuids())}
-        for each in (self._tenants.tenancies[uid] for uid in self._tenants.ended):
-            if any(share.uuid in wanted for share in each.shares):
-                return f"Pod {each.key} has ended, but is not gone from the card yet"
-        return "were these Pods placed by two schedulers? `aliquot doctor` looks"
+        for tenancy in (self._tenants.tenancies[uid] for uid in self._tenants.ended):
+            if any(share.uuid in wanted for share in tenancy.shares):
+                return f"Pod {tenancy.key} has ended, but its processes are still on the card"
+        return "did two schedulers place these Pods? Run `aliquot doctor`"
 
-    def _place(self, tenancy: PodTenancy, claim: Claim, grant: Grant, container: str) -> Place:
-        """A container that has no name, or one that asked for nothing, is an init container of a form we do not know:
-        it gets what the first one gets."""
-        granted = next((each for each in grant.containers if each.name == container), grant.containers[0])
+    def _injection(self, tenancy: PodTenancy, claim: Claim, grant: Grant, container: str) -> Injection:
+        """A container without a name or without a share is an init container that we cannot identify: it gets the cards
+        of the first container."""
+        granted = next(
+            (candidate for candidate in grant.containers if candidate.name == container), grant.containers[0]
+        )
         numbers = self._uuids()
         cards = tuple(share.uuid or numbers.get(share.card, "") for share in granted.shares)
-        return Place(
-            tenancy, container, cards, dialects.render_env(claim, grant, self._node(), granted.name, self._rules)
-        )
+        env = dialects.render_env(claim, grant, self._node(), granted.name, self._rules)
+        return Injection(tenancy, container, cards, env)
 
 
 def _not_granted(pod: PodObject) -> str:
-    by = pod.spec.scheduler_name or "its scheduler"
+    scheduler = pod.spec.scheduler_name or "its scheduler"
     return (
-        f"no card was given to it: it came past aliquot, by spec.nodeName or because {by} does not ask aliquot. "
-        "Leave spec.nodeName out, have the scheduler ask (`aliquot manifests scheduler-config`, `aliquot doctor`) or "
-        "name one that does in spec.schedulerName, and make the Pod anew"
+        f"aliquot granted no card to this Pod: it was bound by spec.nodeName, or {scheduler} does not call aliquot. "
+        "Remove spec.nodeName, configure the scheduler (`aliquot manifests scheduler-config`, `aliquot doctor`) or set "
+        "spec.schedulerName to one that is configured, and create the Pod again"
     )

@@ -1,4 +1,4 @@
-"""The agent's parts, made for a real node: NVML, arbiter, database, the shim on the host."""
+"""Builds and runs the agent with its real adapters: NVML, arbiter, database, the shim on the host."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from aliquot.services.runtime.meter import CardMeter
 
 log = logging.getLogger(__name__)
 
-_LOOK = 5.0  # seconds; Prometheus looks more seldom, and the health of the cards is looked at beside this
+_METER_INTERVAL = 5.0  # seconds; Prometheus scrapes less often, and card health is checked separately
 
 
 def run_agent(
@@ -40,17 +40,16 @@ def run_agent(
     driver: str,
     ignored_xids: Set[int] = frozenset(),
 ) -> None:
-    """Until it is told to end. Raises NvmlError, StoreError, ShimError, CdiError, and OSError for a port in use."""
+    """Run until SIGTERM. Raises NvmlError, StoreError, ShimError, CdiError, and OSError for a bad address."""
     nvml = Nvml()
     store = PodStore(database)
     if playing is not None:
-        # Containers run as any user. So do programs on the host, and its folder is open to them: whoever tries things
-        # out on simulated cards has no secrets on them.
+        # Containers run as any user. Host users get access, too: nobody has secrets on simulated cards.
         os.chmod(playing.socket, 0o666)  # noqa: S103 - see above
     try:
         health = CardHealth(nvml, remembered=store.cards(), ignored=ignored_xids)
         if not health.cards:
-            raise NvmlError("NVML tells of no card")
+            raise NvmlError("NVML lists no card")
         numbers = {card.uuid: card.index for card in health.cards}
         arbiter = Arbiterd(
             health.cards, rules=SharingRules(), nvml=nvml, simulated=playing is not None, whose=cgroups.pod_of
@@ -59,25 +58,29 @@ def run_agent(
         libraries = install_libraries(database.parent, playing, file, numbers)
         sweep_shims(settings, database.parent)
         asyncio.run(
-            _run(server, settings, Parts(store, arbiter, health, libraries, CardMeter(health.cards, nvml, every=_LOOK)))
+            _run(
+                server,
+                settings,
+                Parts(store, arbiter, health, libraries, CardMeter(health.cards, nvml, every=_METER_INTERVAL)),
+            )
         )
     finally:
         store.close()
 
 
 def sweep_shims(settings: Settings, state: Path) -> None:
-    """Versions of the shim that no container will look for: no spec names them, nor does an answer that the kubelet
-    keeps, which without CDI names them for every later start, even after a reboot. Where it cannot be read, all stay.
-    """
+    """Remove versions of the shim that no container needs: neither a CDI spec nor a response that the kubelet keeps
+    refers to them. Without CDI the kubelet reuses its responses even after a reboot. If they cannot be read, all
+    versions stay."""
     entries = read_checkpoint(settings.kubelet / "device-plugins" / CHECKPOINT)
-    answers = [entry.response() for entry in entries or () if entry.resource in RESOURCES]
-    if entries is None or None in answers:
+    responses = [entry.response() for entry in entries or () if entry.resource in RESOURCES]
+    if entries is None or None in responses:
         return
     folder = CdiFolder(settings.cdi_folder, render_spec, parse_spec)
     specs = folder.specs() if folder.path.is_dir() else []
-    named = [mount.host for spec in specs for mount in spec.edits.mounts]
-    named += [mount for answer in answers if answer is not None for mount in answer.mounts]
-    shims.sweep(state, {Path(each).parent for each in named})
+    used = [mount.host for spec in specs for mount in spec.edits.mounts]
+    used += [path for response in responses if response is not None for path in response.mounts]
+    shims.sweep(state, {Path(path).parent for path in used})
 
 
 async def _run(server: Server, settings: Settings, parts: Parts) -> None:

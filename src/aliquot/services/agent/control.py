@@ -1,11 +1,12 @@
-"""The control socket of a node's agent: `aliquot top`, `ps` and `doctor` on the node. What else a daemon of one machine
-can be asked belongs to Kubernetes here, and the answer says to whom one turns.
+"""The agent's control socket, for `aliquot top`, `ps` and `doctor` on the node.
 
-    hello        who it is, and where its folders are
-    status       as in status.py
-    policy       as it is; it is changed by the node's label
-    processes    how many processes of each Pod it sees: none means that it does not see the host's
-    live, ready  as /livez and /readyz (agenthttp.py) for the kubelet's probes (deploy/probe.py), whoever has the port
+    hello        identity and paths
+    status       see status.py
+    policy       the policy in effect; the node's label changes it
+    processes    how many processes of each Pod the agent sees; none: it does not see the host's processes
+    live, ready  as /livez and /readyz (http.py), for the kubelet's probes (deploy/probe.py): the port may be taken
+
+Kubernetes does the other operations of a machine's daemon: they are refused with what to use instead.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ log = logging.getLogger(__name__)
 _MOST_CONNECTIONS = 64
 
 _ELSEWHERE = {
-    "run": "make a Pod that asks for a part of them",
+    "run": "create a Pod that requests a share of them",
     "stop": "`kubectl delete pod` ends a Pod",
     "logs": "`kubectl logs` shows a Pod's output",
     "policy": f"`kubectl label node {{node}} --overwrite {POLICY_LABEL}={{value}}` changes the policy",
     "release-delay": "the release delay is the agent's own --release-delay, in the arguments of its DaemonSet",
-    "down": "to end the agent, delete its DaemonSet or take the node out of its selector; one that was started by "
-    "hand ends by `kill {pid}`",
+    "down": "to stop the agent, delete its DaemonSet or remove the node from its selector; `kill {pid}` stops an agent "
+    "that was started by hand",
 }
 
 
 class Agent(Protocol):
-    """What is seen of it (services/agent/service.py)."""
+    """services/agent/service.py."""
 
     @property
     def about(self) -> dict[str, Any]: ...
@@ -56,7 +57,7 @@ class Agent(Protocol):
 
 
 class AgentControl:
-    """See the head of the file. It stands at `path` for as long as `run` runs."""
+    """See the head of the file. `run` serves the socket at `path`."""
 
     def __init__(self, agent: Agent, path: str) -> None:
         self._agent, self._path = agent, path
@@ -71,7 +72,7 @@ class AgentControl:
         }
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Serve until cancelled."""
         server = await asyncio.start_unix_server(self._connected, sock=listen(self._path), limit=LONGEST)
         try:
             await asyncio.get_running_loop().create_future()
@@ -90,8 +91,8 @@ class AgentControl:
         except ConnectionError:
             pass
         except Exception as error:
-            log.exception("a request went wrong")
-            send(writer, {"error": {"kind": "failed", "text": f"the agent stumbled: {type(error).__name__}: {error}"}})
+            log.exception("request_failed")
+            send(writer, {"error": {"kind": "failed", "text": f"internal error: {type(error).__name__}: {error}"}})
         finally:
             self._connections -= 1
             await close_connection(writer)
@@ -102,13 +103,13 @@ class AgentControl:
             return await self._operations[name](request)
         if name in _ELSEWHERE:
             raise self._not_here(name)
-        raise RefusedError("malformed", text=f"no such operation; there are {', '.join(self._operations)}")
+        known = ", ".join(self._operations)
+        raise RefusedError("malformed", text=f"unknown operation {name!r}; the agent knows {known}")
 
     def _not_here(self, name: str, value: str = "") -> RefusedError:
         about = self._agent.about
         instead = _ELSEWHERE[name].format(node=about["node"], pid=about["pid"], value=value)
-        said = f"the cards of this machine are Kubernetes's: {instead}"
-        return RefusedError("denied", text=said)
+        return RefusedError("denied", text=f"Kubernetes manages the cards of this machine: {instead}")
 
     async def _hello(self, request: dict[str, Any]) -> dict[str, Any]:
         return self._agent.about
@@ -126,11 +127,11 @@ class AgentControl:
         return rules
 
     async def _processes(self, request: dict[str, Any]) -> dict[str, Any]:
-        """In a thread: there may be thousands."""
+        """Counts in a thread: there may be thousands."""
         return {"pods": await asyncio.to_thread(pods_seen)}
 
     async def _live(self, request: dict[str, Any]) -> dict[str, Any]:
-        """That it answers at all."""
+        """Any answer means alive."""
         return {}
 
     async def _ready(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Who holds which of the kubelet's devices, and on which cards: asked while a card is out, and at no other time."""
+"""Which device IDs the kubelet says are held, and on which cards. Needed only while a card is unhealthy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aliquot.services.agent.tenants import PodTenants
 
 log = logging.getLogger(__name__)
 
-_LOOK = 5.0  # seconds between two questions
+_INTERVAL = 5.0  # seconds between two calls
 
 
 class Kubelet(Protocol):
@@ -22,17 +22,17 @@ class Kubelet(Protocol):
 
 
 class DeviceHolders:
-    """By resource and ID: the cards of who holds it. The kubelet's devices are names; the grants tell the cards."""
+    """The cards of the holder, by resource and device ID. The IDs are only names: the cards come from the grants."""
 
     def __init__(self, kubelet: Kubelet, tenants: PodTenants, clock: Callable[[], float]) -> None:
         self._kubelet, self._tenants, self._clock = kubelet, tenants, clock
         self._asked = float("-inf")
         self.cards: Mapping[str, Mapping[str, frozenset[str]]] = {}
 
-    async def look(self) -> None:
-        """Ask again, unless that was done a moment ago."""
+    async def refresh(self) -> None:
+        """Call the kubelet again, unless it was called a moment ago."""
         now = self._clock()
-        if now - self._asked < _LOOK:
+        if now - self._asked < _INTERVAL:
             return
         self._asked = now
         cards = {
@@ -41,10 +41,10 @@ class DeviceHolders:
         }
         try:
             holders = await self._kubelet.holders()
-        except KubeletError as error:  # it restarts: what it told before is still the best guess
-            log.warning("the kubelet does not tell who holds which devices", extra={"data": {"why": str(error)}})
+        except KubeletError as error:  # it restarts: the last answer is still the best guess
+            log.warning("device_holders_unknown", extra={"data": {"why": str(error)}})
             return
-        held: dict[str, dict[str, frozenset[str]]] = {}  # each resource has devices of the same names
+        held: dict[str, dict[str, frozenset[str]]] = {}  # by resource: different resources use the same device IDs
         for holder in holders:
             for resource, ids in holder.devices.items():
                 theirs = cards.get(f"{holder.namespace}/{holder.name}", frozenset())

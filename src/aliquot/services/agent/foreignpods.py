@@ -1,9 +1,9 @@
-"""Pods that another device plugin let in, and that run on when we take its place: gpushare's, say.
+"""Pods that another device plugin, such as gpushare's, admitted before we took over its resources.
 
-A guest is a tenant like any other in what it holds: in the database, with a folder, counted on its cards. But the
-kubelet keeps the answer that its containers got, and gives it to every later start of them: they never load our
-library, and are not held to their memory until the Pod is made anew. So its processes are no findings, it is led
-nowhere, and its containers are never refused: they ran before we came.
+Such a Pod is a tenant like any other in what it holds: in the database, with a folder, counted on its cards. But the
+kubelet keeps the response that its containers got and reuses it for every later start: they never load our library, so
+nothing enforces their memory limit until the Pod is created again. Therefore its processes are no findings, we inject
+nothing, and we never refuse its containers: they ran before we came.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from aliquot.services.daemon.events import EventSink, pod_ref
 
 log = logging.getLogger(__name__)
 
-NOT_HELD = "GPUNotHeld"
+NOT_ENFORCED = "GPUNotHeld"
 
-_TOLD = (
-    "its card was given to it by another device plugin, before aliquot: it runs on as it is and its memory is counted, "
-    "but it is not held to it until the Pod is made anew (kubectl rollout restart, or kubectl delete pod)"
+_ADOPTED = (
+    "another device plugin gave the Pod its card before aliquot was installed: it keeps running and its memory is "
+    "counted, but the limit is not enforced until the Pod is created again (kubectl rollout restart, or kubectl delete "
+    "pod)"
 )
 
 
@@ -62,11 +63,11 @@ class ForeignPods:
 
     @property
     def uids(self) -> frozenset[str]:
-        """Those that are here."""
+        """The UIDs of the foreign Pods on this node."""
         return frozenset(self._uids & self._tenants.tenancies.keys())
 
     def drop_expected(self, findings: Iterable[Finding]) -> list[Finding]:
-        """The findings, less that a guest's processes have not registered: it was said, and they cannot."""
+        """The findings without unregistered processes of foreign Pods: those cannot register, and an event says so."""
         return [
             finding
             for finding in findings
@@ -74,66 +75,63 @@ class ForeignPods:
         ]
 
     def foreign_responses(self, entries: Iterable[Entry]) -> dict[str, CachedResponse]:
-        """Of the kubelet's notes, the answers for resources of ours that are not ours; by Pod, the first that names
-        cards of this node. What a container got of other things, a network card say, makes nobody a guest."""
+        """By Pod UID, the response of another plugin for a resource of ours: the first that names cards of this node.
+        Responses for other resources, such as network cards, do not count."""
         found: dict[str, CachedResponse] = {}
-        for uid, kept in _answers(entries, ours=False):
-            if uid not in found or cards_given(kept.env, self._node()) is not None:
-                found[uid] = kept
+        for uid, response in _responses(entries, ours=False):
+            if uid not in found or cards_given(response.env, self._node()) is not None:
+                found[uid] = response
         return found
 
     @staticmethod
     def admitted_by_us(entries: Iterable[Entry]) -> set[str]:
-        """UIDs of those who are no guests: it was us who let them in."""
-        return {uid for uid, _ in _answers(entries, ours=True)}
+        """UIDs of the Pods that an agent of aliquot admitted."""
+        return {uid for uid, _ in _responses(entries, ours=True)}
 
-    def adopt(self, pod: PodObject, kept: CachedResponse, reader: Reader) -> None:
-        """Count the Pod on the cards it has. Whatever goes wrong, it runs on."""
+    def adopt(self, pod: PodObject, response: CachedResponse, reader: Reader) -> None:
+        """Count the Pod on the cards it has. Errors are only logged: the Pod runs anyway."""
         uid, new = pod.metadata.uid, pod.metadata.uid not in self._tenants.tenancies
         try:
             claim, grant = reader.read(pod)
-            there, doubt = self._where(grant, kept)
-            self._uids = self._uids & self._tenants.tenancies.keys() | {uid}  # those who have left are forgotten
-            self._tenants.admit(reader.tenancy(pod, claim, there))
+            actual, doubt = self._actual_grant(grant, response)
+            self._uids = self._uids & self._tenants.tenancies.keys() | {uid}  # forgets the Pods that are gone
+            self._tenants.admit(reader.tenancy(pod, claim, actual))
         except (Refused, AdmissionError, StoreError) as error:
-            told = {"pod": key_of(pod), "why": str(error)}
-            log.warning("a Pod of another device plugin is not counted here", extra={"data": told})
+            log.warning("foreign_pod_not_adopted", extra={"data": {"pod": key_of(pod), "why": str(error)}})
             return
-        if there != grant:
-            self._annotate(
-                pod, render_own_grant(claim, there, self._node())
-            )  # so that the scheduler books it where it is
-        if new or there != grant:
-            self._events.emit(pod_ref(pod.metadata), NOT_HELD, _TOLD + doubt, type="Normal", action="TakeOver")
-            where = {"pod": key_of(pod), "cards": sorted(there.usage()), "doubt": doubt.strip("; ")}
-            log.info("a Pod of another device plugin is counted here", extra={"data": where})
+        if actual != grant:
+            self._annotate(pod, render_own_grant(claim, actual, self._node()))  # the scheduler books it by this
+        if new or actual != grant:
+            self._events.emit(pod_ref(pod.metadata), NOT_ENFORCED, _ADOPTED + doubt, type="Normal", action="TakeOver")
+            data = {"pod": key_of(pod), "cards": sorted(actual.usage()), "doubt": doubt.strip("; ")}
+            log.info("foreign_pod_adopted", extra={"data": data})
 
     def annotate_grant(self, pod: PodObject, claim: Claim, grant: Grant) -> None:
-        """A Pod that a peer's scheduler placed and that we have led to its card is ours: it carries our annotation."""
+        """Write our annotation on a Pod that a peer's scheduler placed: we injected its card, so it is ours now."""
         if native.GRANT not in (pod.metadata.annotations or {}):
             self._annotate(pod, render_own_grant(claim, grant, self._node()))
 
-    def _where(self, grant: Grant, kept: CachedResponse) -> tuple[Grant, str]:
-        """Its cards, and what is to be said of them."""
+    def _actual_grant(self, grant: Grant, response: CachedResponse) -> tuple[Grant, str]:
+        """The grant on the cards that the Pod really has, and a remark if that is in doubt."""
         node, named = self._node(), sorted(grant.usage())
-        given = cards_given(kept.env, node)
+        given = cards_given(response.env, node)
         if given is None:
-            return grant, f"; nothing but its annotation tells that it is on card {_listed(named)}"
-        there = on_cards(grant, given, node)
-        if there == grant and set(given) != set(named):
-            return grant, f"; its annotation says card {_listed(named)}, but it was given {_listed(given)}"
-        if there != grant:
-            said = f"; its annotation said card {_listed(named)}, but it was given card {_listed(given)}"
-            return there, f"{said}: it is counted there"
+            return grant, f"; only its annotation says that it uses card {_listed(named)}"
+        actual = on_cards(grant, given, node)
+        if actual == grant and set(given) != set(named):
+            return grant, f"; its annotation says card {_listed(named)}, but the plugin gave it {_listed(given)}"
+        if actual != grant:
+            text = f"; its annotation said card {_listed(named)}, but the plugin gave it card {_listed(given)}"
+            return actual, f"{text}: it is counted there"
         return grant, ""
 
 
-def _answers(entries: Iterable[Entry], *, ours: bool) -> Iterator[tuple[str, CachedResponse]]:
-    """For resources of ours, by Pod."""
+def _responses(entries: Iterable[Entry], *, ours: bool) -> Iterator[tuple[str, CachedResponse]]:
+    """Pod UID and response for each resource that we serve, from our plugins or from others."""
     for entry in entries:
-        kept = entry.response() if entry.resource in RESOURCES else None
-        if kept is not None and is_ours(kept.cdi, kept.env, mark=TENANT_VARIABLE) == ours:
-            yield entry.pod_uid, kept
+        response = entry.response() if entry.resource in RESOURCES else None
+        if response is not None and is_ours(response.cdi, response.env, mark=TENANT_VARIABLE) == ours:
+            yield entry.pod_uid, response
 
 
 def _listed(cards: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""The HTTP door of a node's agent: is it alive and ready, what does it measure and see. Nothing changes anything."""
+"""The agent's HTTP port: probes, metrics, status and the dashboard's view of the node. Read-only."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from aliquot.services.daemon.metrics import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
 
-_AGAIN = 10.0  # seconds between two tries for a port that another program has
+_RETRY = 10.0  # seconds between two attempts to bind a port that another program has
 
 
 class Agent(Protocol):
-    """What is seen of it (services/agent/service.py)."""
+    """services/agent/service.py."""
 
     @property
     def calls(self) -> Calls: ...
@@ -33,13 +33,12 @@ class Agent(Protocol):
 
 
 class AgentHttp:
-    """Answers for one agent."""
+    """The routes of one agent."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
 
     def app(self) -> web.Application:
-        """The routes."""
         app = web.Application()
         app.router.add_get("/livez", self._livez)
         app.router.add_get("/readyz", self._readyz)
@@ -49,7 +48,7 @@ class AgentHttp:
         return app
 
     async def _livez(self, request: web.Request) -> web.Response:
-        """That it answers at all."""
+        """Any answer means alive."""
         return web.Response(text="ok\n")
 
     async def _readyz(self, request: web.Request) -> web.Response:
@@ -61,7 +60,7 @@ class AgentHttp:
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     async def _node(self, request: web.Request) -> web.Response:
-        """For the cluster's dashboard: the cards live, and who held them."""
+        """For the cluster's dashboard: the cards live, and the timeline of their holders."""
         return web.Response(body=msgspec.json.encode(self._agent.live()), content_type="application/json")
 
     async def _status(self, request: web.Request) -> web.Response:
@@ -69,16 +68,16 @@ class AgentHttp:
 
 
 class AgentPort:
-    """Where that door is. Another program may have the port: nobody measures us then, but the cards are served."""
+    """Binds the port. If another program has it, there are no metrics, but the agent serves its cards."""
 
     def __init__(self, agent: Agent, *, address: str, port: int) -> None:
         self._app = AgentHttp(agent).app()
         self._address, self._port = address, port
         self._runner: web.AppRunner | None = None
-        self.trouble: str | None = None  # why nobody is answered
+        self.trouble: str | None = None  # why the port is not bound
 
     async def open(self, stack: AsyncExitStack) -> None:
-        """Listens when this returns, or `trouble` says why not. Raises OSError for an address that is not ours."""
+        """Bind the port, or set `trouble`. Raises OSError for an address that this host does not have."""
         if not self._port:
             return
         self._runner = make_runner(self._app)
@@ -86,15 +85,15 @@ class AgentPort:
         stack.push_async_callback(self._runner.cleanup)
         await self._try()
         if self.trouble is not None:
-            log.warning("no metrics", extra={"data": {"why": self.trouble}})
+            log.warning("port_not_bound", extra={"data": {"why": self.trouble}})
 
     async def run(self) -> None:
-        """Until it listens: whoever had the port may leave it."""
+        """Retry until the port is bound: the other program may stop."""
         while self.trouble is not None:
-            await asyncio.sleep(_AGAIN)
+            await asyncio.sleep(_RETRY)
             await self._try()
             if self.trouble is None:
-                log.info("the port is ours now", extra={"data": {"port": self._port}})
+                log.info("port_bound", extra={"data": {"port": self._port}})
 
     async def _try(self) -> None:
         assert self._runner is not None
@@ -106,4 +105,4 @@ class AgentPort:
             if error.errno != errno.EADDRINUSE:
                 raise
             await site.stop()
-            self.trouble = f"another program listens on port {self._port} (--port names another)"
+            self.trouble = f"another program listens on port {self._port} (set another with --port)"

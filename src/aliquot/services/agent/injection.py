@@ -1,11 +1,12 @@
-"""How a container gets to its tenant's folder: by CDI, or by mounts that the kubelet itself passes on.
+"""Injects the shim, the tenant's folder and environment into a container: by a CDI spec, or by the kubelet's mounts.
 
-    with CDI      allocate answers a device name; lead writes the spec of that name: environment, shim, folder, driver
-    without CDI   allocate answers the mounts, of a folder named by the devices; lead makes that name a link to the
-                  tenant's. The environment comes from annotations by the webhook (fieldRef)
+    with CDI      `reserve` returns a device name; `inject` writes the CDI spec of that name: environment, shim, folder,
+                  driver
+    without CDI   `reserve` returns mounts, one of them of a path named after the devices; `inject` makes that path a
+                  link to the tenant's folder. The environment comes from annotations of the webhook (fieldRef)
 
-Both are undone when the Pod is gone, not when the container has started: a container that restarts while the kubelet
-does not know us (it was restarted itself) finds them as they were.
+Both are removed with the Pod, not when the container has started: a container that restarts before a restarted kubelet
+knows our plugins must find them unchanged.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from aliquot.model.edits import Edits, Mount, Spec
 from aliquot.model.podtenancy import PodTenancy
 from aliquot.services.agent.deviceplugins import Allocation, Refused
 
-# Inside the container.
+# Paths inside the container.
 TENANT = "/run/aliquot/tenant"
 PRELOAD = "/etc/ld.so.preload"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A container of a tenant: the cards that are its own, and the environment it was promised."""
+class Injection:
+    """What one container of a tenant gets: its own cards, and the environment that its dialect promises."""
 
     tenancy: PodTenancy
     container: str
@@ -43,28 +44,39 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Libraries:
-    """What every container gets: the shim and whatever stands in for a driver; `driver` is what its cards need."""
+    """What every container gets: the shim, and on simulated cards the stand-ins for the driver."""
 
     mounts: tuple[Mount, ...]
     env: Mapping[str, str]
-    driver: Callable[[Sequence[str]], Edits]  # by the UUIDs of its cards
+    driver: Callable[[Sequence[str]], Edits]  # what the driver needs for the cards of these UUIDs
 
 
 class Injector(Protocol):
-    """One of the two."""
+    """Injects into containers by one of the two ways."""
 
-    def reserve(self, resource: str, ids: frozenset[str]) -> Allocation: ...
-    def inject(self, resource: str, ids: frozenset[str], place: Place, pod: PodObject) -> None: ...
-    def remove(self, uid: str) -> None: ...
-    def owners(self) -> dict[str, str]: ...
+    def reserve(self, resource: str, ids: frozenset[str]) -> Allocation:
+        """The response to Allocate. It refers to what `inject` will write."""
+        ...
+
+    def inject(self, resource: str, ids: frozenset[str], injection: Injection, pod: PodObject) -> None:
+        """Write what the container finds when it is created."""
+        ...
+
+    def remove(self, uid: str) -> None:
+        """Remove all that was injected for the Pod."""
+        ...
+
+    def owners(self) -> dict[str, str]:
+        """The Pod UID of each injection, by its name."""
+        ...
 
 
 class CdiInjector:
-    """With CDI."""
+    """With CDI specs."""
 
     def __init__(self, folder: CdiFolder, tenants: Path, libraries: Libraries) -> None:
         self._folder, self._tenants, self._libraries = folder, tenants, libraries
-        # A node without CDI has no such folder; where it is wanted and missing, writing says so.
+        # A node without CDI has no such folder; if it is needed and missing, writing fails with what to do.
         self._names = {spec.name: spec.pod_uid for spec in folder.specs()} if folder.path.is_dir() else {}
 
     def reserve(self, resource: str, ids: frozenset[str]) -> Allocation:
@@ -73,17 +85,17 @@ class CdiInjector:
         self._names.pop(name, None)
         return Allocation(cdi=(name.qualified,))
 
-    def inject(self, resource: str, ids: frozenset[str], place: Place, pod: PodObject) -> None:
-        tenancy, libraries, name = place.tenancy, self._libraries, name_of(resource, ids)
-        driver = libraries.driver(place.cards)
+    def inject(self, resource: str, ids: frozenset[str], injection: Injection, pod: PodObject) -> None:
+        tenancy, libraries, name = injection.tenancy, self._libraries, name_of(resource, ids)
+        driver = libraries.driver(injection.cards)
         edits = Edits(
-            env={**driver.env, **libraries.env, **place.environment, TENANT_VARIABLE: TENANT},
+            env={**driver.env, **libraries.env, **injection.environment, TENANT_VARIABLE: TENANT},
             mounts=(*driver.mounts, *libraries.mounts, *_tenant_mounts(self._tenants / tenancy.uid)),
             devices=driver.devices,
             extra=driver.extra,
             version=driver.version,
         )
-        spec = Spec(name, edits, tenancy.uid, tenancy.namespace, tenancy.name, place.container)
+        spec = Spec(name, edits, tenancy.uid, tenancy.namespace, tenancy.name, injection.container)
         self._folder.write(spec)
         self._names[name] = tenancy.uid
 
@@ -93,12 +105,11 @@ class CdiInjector:
             del self._names[name]
 
     def owners(self) -> dict[str, str]:
-        """Whose each spec is, by its name."""
         return {name.qualified: uid for name, uid in self._names.items()}
 
 
 class MountInjector:
-    """Without CDI."""
+    """With mounts in the response to Allocate."""
 
     def __init__(self, links: Path, tenants: Path, libraries: Libraries) -> None:
         self._links, self._tenants, self._libraries = links, tenants, libraries
@@ -106,18 +117,18 @@ class MountInjector:
     def reserve(self, resource: str, ids: frozenset[str]) -> Allocation:
         link, libraries = self._link(resource, ids), self._libraries
         _clear(link)
-        driver = libraries.driver(())  # which cards is not known yet
+        driver = libraries.driver(())  # the cards are not known yet
         return Allocation(
             env={**driver.env, **libraries.env, TENANT_VARIABLE: TENANT},
             mounts=(*driver.mounts, *libraries.mounts, *_tenant_mounts(link)),
         )
 
-    def inject(self, resource: str, ids: frozenset[str], place: Place, pod: PodObject) -> None:
-        if place.environment and not reads_environment(pod, place.container, place.environment):
+    def inject(self, resource: str, ids: frozenset[str], injection: Injection, pod: PodObject) -> None:
+        if injection.environment and not reads_environment(pod, injection.container, injection.environment):
             raise Refused(
-                "containers of this node are made without CDI, and the Pod brings no environment of its own: switch on "
-                "the scheduler's webhook with --webhook-port and --env-by-annotation and make the Pod anew, or enable "
-                "CDI in the container runtime, and in the agent (--cdi)"
+                "this node runs containers without CDI, and the Pod has no environment by annotation: enable the "
+                "scheduler's webhook with --webhook-port and --env-by-annotation and create the Pod again, or enable "
+                "CDI in the container runtime and in the agent (--cdi)"
             )
         link = self._link(resource, ids)
         self._links.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -125,7 +136,7 @@ class MountInjector:
             _clear(link)
         fresh = link.with_name(f".{link.name}.{os.getpid()}")
         fresh.unlink(missing_ok=True)
-        fresh.symlink_to(self._tenants / place.tenancy.uid)
+        fresh.symlink_to(self._tenants / injection.tenancy.uid)
         fresh.replace(link)
 
     def remove(self, uid: str) -> None:
@@ -134,7 +145,6 @@ class MountInjector:
                 link.unlink(missing_ok=True)
 
     def owners(self) -> dict[str, str]:
-        """Whose each link is, by its name."""
         return {link.name: owner for link, owner in self._all().items()}
 
     def _all(self) -> dict[Path, str]:
@@ -148,37 +158,36 @@ class MountInjector:
 
 
 class RuntimeInjector:
-    """The one that the runtime has, known once the Node has told it. What was led by the other is still withdrawn."""
+    """Uses CDI if the container runtime supports it, which is known once the Node was read. Removes from both."""
 
     def __init__(self, cdi: CdiInjector, mounts: MountInjector, *, has_cdi: Callable[[], bool]) -> None:
         self._cdi, self._mounts, self._has_cdi = cdi, mounts, has_cdi
 
     def reserve(self, resource: str, ids: frozenset[str]) -> Allocation:
-        return self._chosen().reserve(resource, ids)
+        return self._supported().reserve(resource, ids)
 
-    def inject(self, resource: str, ids: frozenset[str], place: Place, pod: PodObject) -> None:
-        self._chosen().inject(resource, ids, place, pod)
+    def inject(self, resource: str, ids: frozenset[str], injection: Injection, pod: PodObject) -> None:
+        self._supported().inject(resource, ids, injection, pod)
 
     def remove(self, uid: str) -> None:
         self._cdi.remove(uid)
         self._mounts.remove(uid)
 
     def owners(self) -> dict[str, str]:
-        """By both."""
         return self._cdi.owners() | self._mounts.owners()
 
-    def _chosen(self) -> CdiInjector | MountInjector:
+    def _supported(self) -> CdiInjector | MountInjector:
         return self._cdi if self._has_cdi() else self._mounts
 
 
 def _clear(link: Path) -> None:
-    """A runtime that is told of a folder that is not there makes one: containers that restart before us (the machine
-    was started anew) have it then in the link's place."""
+    """Remove the link, or the folder in its place: a runtime creates the source of a mount if it is missing, as when
+    containers restart before the agent after a reboot."""
     if link.is_dir() and not link.is_symlink():
         shutil.rmtree(link)
     link.unlink(missing_ok=True)
 
 
 def _tenant_mounts(folder: Path) -> tuple[Mount, ...]:
-    """The folder, read-only: nobody fills the node's memory by it. A socket can be connected to there all the same."""
+    """The folder is read-only, so that no container fills the node's memory. Its socket can still be connected to."""
     return Mount(str(folder), TENANT), Mount(str(folder / "page"), f"{TENANT}/page", writable=True)

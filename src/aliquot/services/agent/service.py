@@ -1,13 +1,13 @@
-"""`aliquot agent`: one per node. Advertises the cards, leads containers to them, and holds tenants to their shares.
+"""`aliquot agent`, one per node: advertises the cards, injects them into containers, holds tenants to their shares.
 
-    plugins       a device plugin for each resource that the node's labels ask for; the kubelet comes and goes
-    allocator         whose a container's devices are, and what its Pod was given
-    podtenants    Pods as tenants of the arbiter (its threads are beside this loop)
-    health        cards that are out, told to the kubelet, to the scheduler (inventory) and in events
-    upkeep        once a second: who has ended, what should not be on the cards, what is to be written
+    plugins     a device plugin for each resource that the node's labels enable, through restarts of the kubelet
+    allocator   which Pod holds a container's devices, and which cards it was granted
+    tenants     the Pods as tenants of the arbiter, whose threads run beside this loop
+    health      unhealthy cards: reported to the kubelet, to the scheduler (inventory) and in events
+    upkeep      once a second: releases ended Pods, emits findings, writes what has changed
 
-Everything is rebuilt at a start: tenants from the database, then from the API server and the kubelet. Killed at any
-line, it leaves running Pods as they are.
+State is rebuilt at every start: tenants from the database, then from the API server and the kubelet. An agent that is
+killed at any line leaves running Pods as they are.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from aliquot.services.runtime.meter import CardMeter
 
 log = logging.getLogger(__name__)
 
-_UPKEEP = 1.0  # seconds
+_UPKEEP_INTERVAL = 1.0  # seconds
 
 
 class Arbiter(Traced, Protocol):
@@ -94,37 +94,37 @@ class Health(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What an agent is told at its start."""
+    """The agent's configuration, from its command line."""
 
     node_name: str
-    tenants: Path  # one folder for each Pod on the cards
-    links: Path  # the same by the names of devices, for runtimes without CDI
-    cdi: bool | None = None  # None: by the runtime's version
+    tenants: Path  # holds one folder per Pod on the cards
+    links: Path  # holds links to those, named after device IDs, for runtimes without CDI
+    cdi: bool | None = None  # None: depends on the runtime's version
     cdi_folder: Path = Path("/var/run/cdi")
     kubelet: Path = Path("/var/lib/kubelet")
     rules: Rules = dialects.DEFAULT_RULES
     release_delay: float = 0.1
-    handover: float = 3.0  # seconds that the scheduler has to answer that it sends no more Pods, when we go
+    handover: float = 3.0  # seconds for the scheduler to acknowledge that the agent stops
     port: int = 9479
-    bind_address: str = "0.0.0.0"  # noqa: S104  # Prometheus is elsewhere
-    control: Path | None = None  # where `aliquot top`, `ps` and `doctor` on the node ask; None: nowhere
-    simulated: str | None = None  # the cards, as the command line writes them
-    notes: tuple[str, ...] = ()  # what whoever looks at it should know
+    bind_address: str = "0.0.0.0"  # noqa: S104  # Prometheus runs on another node
+    control: Path | None = None  # socket for `aliquot top`, `ps` and `doctor` on the node; None: no socket
+    simulated: str | None = None  # the simulated cards, in the form of the command line
+    notes: tuple[str, ...] = ()  # remarks for the status
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What it is made of, and the tests have others of."""
+    """The agent's adapters, which tests replace."""
 
     store: PodStore
     arbiter: Arbiter
     health: Health
     libraries: Libraries
-    meter: CardMeter | None = None  # how much of the cards is in use; None: nobody looks
+    meter: CardMeter | None = None  # samples the cards' usage; None: usage is not known
 
 
 class Agent:
-    """One node's agent: its parts, put together."""
+    """The agent of one node."""
 
     def __init__(self, server: Server, settings: Settings, parts: Parts) -> None:
         self.settings, self.parts = settings, parts
@@ -163,11 +163,11 @@ class Agent:
             injector=injector,
             events=self.events,
             node=self.node,
-            sick=self._why_out,
-            rules=settings.rules.whole,  # those who are here were let in, whatever is served since
+            why_unhealthy=self._why_unhealthy,
+            rules=settings.rules.whole,  # Pods that run may use a dialect that is no longer served
             clock=time.time,
             foreign_pods=self.foreign_pods,
-            assigned=self.reporter.mark_assigned,
+            mark_assigned=self.reporter.mark_assigned,
         )
         self.calls = Calls(lambda: timestamp(time.time()), (ALLOCATE, PRESTART))
         handler = timed(self.allocator, self.calls, time.monotonic)
@@ -180,13 +180,13 @@ class Agent:
         self._offered: Mapping[str, tuple[Token, ...]] = {}
         self._device_holders = DeviceHolders(self.kubelet, self.tenants, time.monotonic)
         self._offered_by: tuple[Node, Mapping[str, Mapping[str, frozenset[str]]]] | None = None
-        self._refused: Invalid | None = None  # why none of it can be offered
-        self._trouble = ""
+        self._refused: Invalid | None = None  # why no resource can be advertised
+        self._store_problem = ""
 
-    # --- from first to last --------------------------------------------------------------------------------------
+    # --- start and stop ------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until SIGTERM or SIGINT. Running Pods stay as they are, and nobody stays paused."""
+        """Run until SIGTERM or SIGINT. Running Pods continue, and none stays paused."""
         stop = termination_signal()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.kube)
@@ -200,12 +200,15 @@ class Agent:
             self.parts.arbiter.configure(self._rules)
             self.parts.arbiter.start()
             stack.callback(self.parts.arbiter.stop)
-            taken_up = self.tenants.restore()
-            told = {"version": aliquot.__version__, "node": self.settings.node_name, "pods": taken_up}
-            log.info("the agent runs", extra={"data": {**told, "cards": len(self.parts.health.cards)}})
+            data = {
+                "node": self.settings.node_name,
+                "pods": self.tenants.restore(),
+                "cards": len(self.parts.health.cards),
+            }
+            log.info("agent_started", extra={"data": {"version": aliquot.__version__, **data}})
             tasks = [asyncio.create_task(run_forever(work)) for work in self._works()]
             await stop.wait()
-            log.info("stopping")
+            log.info("agent_stopping")
             await hand_over(self.reporter, self.pod_cache, patience=self.settings.handover)
             for task in tasks:
                 task.cancel()
@@ -226,16 +229,16 @@ class Agent:
         ]
 
     def wake(self) -> None:
-        """Look now: something has changed. From the loop's thread only."""
+        """Run the upkeep now: something has changed. Call it in the loop's thread only."""
         self._awake.set()
 
-    # --- what is known of the node -------------------------------------------------------------------------------
+    # --- the node and its status ---------------------------------------------------------------------------------
 
     def node(self) -> Node:
-        """This node with its cards as they are, and what its labels ask of us."""
+        """This node with the current state of its cards, and the offers of its labels."""
         return self.reporter.node(self.parts.health.cards, self.settings.rules)
 
-    def _why_out(self, uuid: str) -> str | None:
+    def _why_unhealthy(self, uuid: str) -> str | None:
         health = self.parts.health
         why = health.why.get(uuid)
         return next((describe_out(card, why) for card in health.cards if why is not None and card.uuid == uuid), None)
@@ -246,23 +249,23 @@ class Agent:
         return reads_cdi(self.reporter.runtime) and passes_cdi(self.reporter.kubelet)
 
     def ready(self) -> str | None:
-        """None when all is in order; else what we wait for."""
+        """None when the agent is ready, else what it waits for."""
         if self.nodes.synced.is_set() and not self.reporter.exists:
-            return f"there is no Node {self.settings.node_name} (--nodename)"
+            return f"Node {self.settings.node_name} does not exist: set --nodename to its name"
         if not self.pods.synced.is_set() or not self.reporter.exists:
-            return "the API server has not told the node and its Pods yet"
+            return "the Node and its Pods have not been read from the API server yet"
         if not self.restored.is_set():
-            return "the Pods on the cards are being taken up again"
+            return "the tenants are not restored yet"
         missing = self._offered.keys() - self.plugins.registered
         if missing:
             return f"the kubelet has not accepted {', '.join(sorted(missing))} yet"
         if self._refused is not None:
-            return f"nothing is offered to the kubelet: {self._refused.sentence()}"
+            return f"no resource can be advertised: {self._refused.sentence()}"
         return None if self.reporter.published else "the inventory is not on the Node yet"
 
     @property
     def about(self) -> dict[str, Any]:
-        """Who we are, and where our things are: what `aliquot doctor` looks at."""
+        """The agent's identity and paths, for `aliquot doctor`."""
         settings = self.settings
         by_cdi = self._has_cdi() or (settings.cdi is None and not self.reporter.exists)
         return about(
@@ -308,54 +311,54 @@ class Agent:
         node = self.node()
         rules = replace(self._rules, isolation=node.isolation)
         if rules != self._rules:
-            log.info("another policy", extra={"data": {"policy": rules.isolation.value}})
+            log.info("policy_changed", extra={"data": {"policy": rules.isolation.value}})
             self._rules = rules
             self.parts.arbiter.configure(rules)
         self.wake()
 
-    # --- after a start -------------------------------------------------------------------------------------------
+    # --- restore -------------------------------------------------------------------------------------------------
 
     async def _restore(self) -> None:
-        """What the database did not know: folders without a tenant, and running Pods that the kubelet knows we let in;
-        and tenants whose Pod ended while we were away."""
+        """Reconcile the tenants with the API server and the kubelet: release Pods that ended while no agent ran, adopt
+        folders without a tenant and running Pods that an agent or another plugin admitted."""
         await self.pods.synced.wait()
         await self.reporter.node_known.wait()
-        here = {pod.metadata.uid: pod for pod in self.pod_cache if not pod.finished}
+        pods = {pod.metadata.uid: pod for pod in self.pod_cache if not pod.finished}
         for uid in list(self.tenants.tenancies):
-            if uid not in here:
+            if uid not in pods:
                 self.tenants.mark_ended(uid)
-        noted = self.kubelet.checkpoint() or ()
-        foreign = self.foreign_pods.foreign_responses(noted)
-        running = {uid for uid, pod in here.items() if pod.runs}  # one that we refused has devices, too
-        ours = self.foreign_pods.admitted_by_us(noted) & running - foreign.keys()
-        strays = self.tenants.unknown_folders() | set(self.injector.owners().values()) | ours
-        for uid in strays - self.tenants.tenancies.keys():
-            self._take_in(uid, here.get(uid))
-        for uid, kept in foreign.items():
-            if uid in here:
-                self.foreign_pods.adopt(here[uid], kept, self.allocator)
+        entries = self.kubelet.checkpoint() or ()
+        foreign = self.foreign_pods.foreign_responses(entries)
+        running = {uid for uid, pod in pods.items() if pod.runs}  # Pods that we refused hold devices, too
+        ours = self.foreign_pods.admitted_by_us(entries) & running - foreign.keys()
+        unknown = self.tenants.unknown_folders() | set(self.injector.owners().values()) | ours
+        for uid in unknown - self.tenants.tenancies.keys():
+            self._readmit(uid, pods.get(uid))
+        for uid, response in foreign.items():
+            if uid in pods:
+                self.foreign_pods.adopt(pods[uid], response, self.allocator)
         self.restored.set()
 
-    def _take_in(self, uid: str, pod: PodObject | None) -> None:
+    def _readmit(self, uid: str, pod: PodObject | None) -> None:
         if pod is None:
             self.tenants.discard(uid)
             return
         key = key_of(pod)
         try:
             self.tenants.admit(self.allocator.tenancy_of(pod))
-            log.info("a running Pod is taken in again", extra={"data": {"pod": key, "uid": uid}})
+            log.info("tenant_readmitted", extra={"data": {"pod": key, "uid": uid}})
         except (Refused, AdmissionError, StoreError) as error:
-            log.warning("a running Pod cannot be taken in again", extra={"data": {"pod": key, "why": str(error)}})
+            log.warning("tenant_not_readmitted", extra={"data": {"pod": key, "why": str(error)}})
 
-    # --- once a second -------------------------------------------------------------------------------------------
+    # --- upkeep --------------------------------------------------------------------------------------------------
 
     async def _upkeep(self) -> None:
         await self.reporter.node_known.wait()
         await self.restored.wait()
         while True:
-            self._awake.clear()  # what changes from here on is looked at in the next round
-            self._remember_cards()
-            await self._offer()
+            self._awake.clear()  # later changes start another round
+            self._persist_cards()
+            await self._advertise()
             here = self._offered.keys() <= self.plugins.registered
             self.reporter.publish(self.parts.health.cards, here=here)
             self.reporter.report_health(self.parts.health, self.tenants.tenancies.values())
@@ -366,27 +369,27 @@ class Agent:
             self.reporter.report_limits(standings, tenancies, self.parts.health.cards)
             self.reporter.report_lingering(self.tenants.sweep())
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_UPKEEP):  # not wait_for: that may forget being cancelled
+                async with asyncio.timeout(_UPKEEP_INTERVAL):  # not wait_for: that may forget being cancelled
                     await self._awake.wait()
 
-    def _remember_cards(self) -> None:
-        """A full disk, say, must not keep the rest from being done."""
+    def _persist_cards(self) -> None:
+        """An error, such as a full disk, must not stop the upkeep."""
         try:
             self.parts.store.set_cards(self.parts.health.cards)
             while self.parts.store.notes:
-                log.warning("the database", extra={"data": {"note": self.parts.store.notes.pop(0)}})
+                log.warning("database_note", extra={"data": {"note": self.parts.store.notes.pop(0)}})
         except StoreError as error:
-            if str(error) != self._trouble:
-                log.warning("the cards are not written down", extra={"data": {"why": str(error)}})
-            self._trouble = str(error)
+            if str(error) != self._store_problem:
+                log.warning("cards_not_persisted", extra={"data": {"why": str(error)}})
+            self._store_problem = str(error)
 
-    async def _offer(self) -> None:
-        """What the kubelet may give away, and which of it is out."""
+    async def _advertise(self) -> None:
+        """Offer the devices to the kubelet, with those that unhealthy cards take out."""
         node = self.node()
         if any(not card.healthy for card in node.cards):
-            await self._device_holders.look()
+            await self._device_holders.refresh()
         held = self._device_holders.cards
-        if (node, held) == self._offered_by:  # up to 20,000 devices are not made anew each second
+        if (node, held) == self._offered_by:  # building up to 20,000 devices each second would cost too much
             return
         self._offered_by = (node, held)
         wanted = adverts(node, self.settings.rules)
@@ -394,7 +397,7 @@ class Agent:
         if isinstance(wanted, Invalid):
             self.reporter.report_refused(wanted)
             wanted = ()
-        offered = {each.resource: tokens(each, node.cards, held.get(each.resource, {})) for each in wanted}
+        offered = {advert.resource: tokens(advert, node.cards, held.get(advert.resource, {})) for advert in wanted}
         if offered != self._offered:
             self._offered = offered
             self.plugins.offer(offered)
