@@ -28,6 +28,10 @@ def _free(ledger: Ledger, card: int = 0) -> int:
     return int(ledger.board.room_memory[0, card]) // GIB
 
 
+def _late(ledger: Ledger, now: float) -> set[str]:
+    return {booking.uid for booking in ledger if booking.deadline is not None and booking.deadline <= now}
+
+
 def test_assuming_twice_holds_the_cards_once() -> None:
     ledger, claim = _ledger(16), asking(10)
     first = ledger.assume(claim, _grant(claim), deadline=5.0)
@@ -86,19 +90,20 @@ def test_a_whole_node_is_not_assumed_over_others() -> None:
     assert refused[0].reason is Reason.WHOLE_NODE
 
 
-def test_an_assumption_nobody_confirms_expires() -> None:
+def test_an_assumption_is_late_after_its_deadline_and_forgetting_it_frees_the_card() -> None:
     ledger, claim = _ledger(16), asking(10)
     ledger.assume(claim, _grant(claim), deadline=5.0)
-    assert ledger.expire(4.9) == []
-    assert [booking.uid for booking in ledger.expire(5.0)] == ["pod"]
+    assert _late(ledger, 4.9) == set()
+    assert _late(ledger, 5.0) == {"pod"}
+    ledger.forget("pod")
     assert _free(ledger) == 16
 
 
-def test_what_is_confirmed_never_expires() -> None:
+def test_a_confirmed_booking_is_never_late() -> None:
     ledger, claim = _ledger(16), asking(10)
     ledger.assume(claim, _grant(claim), deadline=5.0)
     ledger.confirm(claim.uid, "n1", occupant_of(claim, _grant(claim)))
-    assert ledger.expire(1e9) == []
+    assert _late(ledger, 1e9) == set()
     assert _free(ledger) == 6
 
 
@@ -192,8 +197,9 @@ class Bookings(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         late = {uid for uid, (_, _, deadline) in self.held.items() if deadline is not None and deadline <= self.now}
-        assert {booking.uid for booking in self.ledger.expire(self.now)} == late
+        assert _late(self.ledger, self.now) == late
         for uid in late:
+            assert self.ledger.forget(uid)
             del self.held[uid]
 
     @rule(name=st.sampled_from(list(NODES)))

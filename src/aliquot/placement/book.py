@@ -1,9 +1,9 @@
-"""Who holds what: assume, confirm, forget, expire. Keyed by Pod UID, so that saying a thing twice changes nothing.
+"""Who holds what: assume, confirm, forget. Keyed by Pod UID, so that saying a thing twice changes nothing.
 
-    assume   we decided, the API server has not said so yet; refused when the cards are no longer free
+    assume   we decided, the API server has not said so yet; refused when the cards are no longer free. The caller
+             gives up assumptions whose deadline has passed
     confirm  the API server says so: taken as it is, even where it overbooks a card (what runs, runs)
     forget   the Pod is gone from the API server; a Pod that is only terminating still holds its cards
-    expire   an assumption nobody confirmed in time is given up
 
 The board is changed only here, by `take` and `release` in pairs: what is booked and what the board shows never part.
 """
@@ -102,13 +102,6 @@ class Ledger:
             self.classes[booking.occupant.app_class] -= 1
         self.board.release(booking.node, booking.occupant)
         return True
-
-    def expire(self, now: float) -> list[Booking]:
-        """Give up the assumptions whose deadline has come; returns them."""
-        late = [booking for booking in self if booking.deadline is not None and booking.deadline <= now]
-        for booking in late:
-            self.forget(booking.uid)
-        return late
 
     def still_fits(self, booking: Booking, claim: Claim) -> bool:
         """Whether the claim's cards are still good and in nobody's way, with this booking of it among the others."""

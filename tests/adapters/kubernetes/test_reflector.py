@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from aliquot.adapters.kubernetes import reflector as module
 from aliquot.adapters.kubernetes.kube import Kube
-from aliquot.adapters.kubernetes.reflector import Reflector, key_of, pause_before
+from aliquot.adapters.kubernetes.reflector import Reflector, key_of
 from kit.apiserver import PATH, ApiServer, half_an_answer, hang_up, status, text, until
 
 
@@ -611,14 +611,6 @@ def test_it_ends_when_it_is_told_to_even_while_a_list_is_wanted() -> None:
         asked.cancel()
 
     play(scene, before=three)
-
-
-@given(st.integers(1, 1000), st.floats(0, 1))
-def test_pauses_grow_to_a_bound_and_never_fall_below_half_of_it(attempt: int, chance: float) -> None:
-    pause = pause_before(attempt, chance)
-    longest = pause_before(attempt, 1.0)
-    assert longest / 2 <= pause <= longest <= module._LONGEST_PAUSE
-    assert longest <= pause_before(attempt + 1, 1.0)
 
 
 def test_a_key_is_what_people_write() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aliquot.services.daemon.memory import collect_garbage
+from aliquot.services.daemon.memory import collect_garbage, freeze
 
 
 class Ring:
@@ -29,15 +29,15 @@ def by_itself() -> Iterator[None]:
     gc.enable()
 
 
-async def until(said: weakref.ref[Ring]) -> None:
-    while said() is not None:
+async def until(ring: weakref.ref[Ring]) -> None:
+    while ring() is not None:
         await asyncio.sleep(0.001)
 
 
-def test_what_is_left_over_later_goes_and_what_was_there_at_the_start_is_not_looked_at() -> None:
+def test_collect_garbage_frees_later_cycles_and_leaves_what_was_there_at_the_start() -> None:
     async def scene() -> None:
         started, early = asyncio.Event(), Ring()
-        tidying = asyncio.create_task(collect_garbage(started, every=0.001))
+        collecting = asyncio.create_task(collect_garbage(started, every=0.001))
         before = weakref.ref(Ring())
         await asyncio.sleep(0.02)
         assert before() is not None, "nothing is done before the start is over"
@@ -48,8 +48,23 @@ def test_what_is_left_over_later_goes_and_what_was_there_at_the_start_is_not_loo
         del early
         await asyncio.wait_for(until(late), 10)
         assert kept() is not None
-        tidying.cancel()
+        collecting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await tidying
+            await collecting
+
+    asyncio.run(scene())
+
+
+def test_freeze_without_collecting_stops_the_collector_until_the_start_is_over() -> None:
+    async def scene() -> None:
+        gc.enable()
+        started = asyncio.Event()
+        freezing = asyncio.create_task(freeze(started, collecting=False))
+        await asyncio.sleep(0)
+        assert not gc.isenabled()
+        started.set()
+        await freezing
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 1000
 
     asyncio.run(scene())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aliquot.services.daemon.pace import Pace, backoff
+from aliquot.services.daemon.pace import Pace
 
 
 def test_a_burst_may_go_at_once_and_the_rest_waits() -> None:
@@ -26,7 +26,3 @@ def test_a_clock_that_was_set_back_gives_nothing_and_takes_nothing() -> None:
     assert pace.take(100.0)
     assert not pace.take(50.0)
     assert pace.take(51.0)
-
-
-def test_back_off_doubles_up_to_its_longest() -> None:
-    assert [backoff(attempt, first=1, longest=5) for attempt in (1, 2, 3, 4, 400)] == [1, 2, 4, 5, 5]

@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 _ENVIRON = 1 << 18  # bytes of a process's environment that are looked at
 _MOST_LISTS = 20  # of all processes in one look: on a machine that makes new ones all the time, it ends with that
@@ -205,3 +205,25 @@ def ancestors(pid: int) -> list[int]:
         chain.append(pid)
         pid = parent
     return chain
+
+
+def when_ended(pid: int | None, started: int | None, then: Callable[[], None]) -> None:
+    """Let the running event loop call `then` once that very process is gone; soon, when it is gone already."""
+    import asyncio  # not for `aliquot run`
+
+    loop = asyncio.get_running_loop()
+    try:
+        handle = os.pidfd_open(pid or 0)
+    except OSError:
+        loop.call_soon(then)
+        return
+
+    def ended() -> None:
+        loop.remove_reader(handle)
+        os.close(handle)
+        then()
+
+    if lives(pid, started):
+        loop.add_reader(handle, ended)
+    else:
+        loop.call_soon(ended)

@@ -18,6 +18,7 @@ from grpc import aio
 
 from aliquot.adapters.kubelet import podresources_pb2 as wire
 from aliquot.adapters.kubelet.channel import dial, kubelet_error
+from aliquot.model.backoff import backoff
 
 _LIST = "/v1.PodResourcesLister/List"
 _RETRIED = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)  # rate limit; kubelet restarting
@@ -87,8 +88,8 @@ class PodResources:
             except aio.AioRpcError as error:
                 if error.code() not in _RETRIED or attempt == _TRIES - 1:
                     raise kubelet_error("listing PodResources", self._socket, error) from error
-            longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**attempt)
-            await self._sleep(longest * (0.5 + self._chance() / 2))
+            pause = backoff(attempt + 1, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE, chance=self._chance())
+            await self._sleep(pause)
         raise AssertionError("unreachable: the last try returns or raises")
 
 

@@ -20,6 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
+from aliquot.model.backoff import backoff
 
 log = logging.getLogger(__name__)
 
@@ -76,12 +77,6 @@ class _Failure(msgspec.Struct):
 
 class Expired(Exception):
     """410: the version asked for is too old."""
-
-
-def pause_before(attempt: int, chance: float) -> float:
-    """Seconds to wait before that attempt (the first is 1): doubled each time, and anywhere in its upper half."""
-    longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(attempt - 1, 16))
-    return longest * (0.5 + chance / 2)
 
 
 def key_of(item: Item) -> str:
@@ -156,7 +151,8 @@ class Reflector(Generic[T]):
                     )
             if self._told or loop.time() - started >= _SOUND:
                 attempt = 1
-            await asyncio.sleep(pause_before(attempt, self._chance()))
+            pause = backoff(attempt, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE, chance=self._chance())
+            await asyncio.sleep(pause)
 
     def tell_again(self) -> None:
         """With the next list, tell everything as if it had changed: it is to be read by other rules."""

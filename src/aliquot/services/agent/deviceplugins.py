@@ -35,8 +35,8 @@ from aliquot.adapters.kubelet.deviceplugin import (
     render_devices,
 )
 from aliquot.dialects.wire.advertising import Token
+from aliquot.model.backoff import backoff
 from aliquot.services.daemon.calls import Calls
-from aliquot.services.daemon.pace import backoff
 
 __all__ = ["ALLOCATE", "PRESTART", "Allocation", "AllocationHandler", "Plugins", "Refused", "timed"]
 

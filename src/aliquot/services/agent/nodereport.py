@@ -20,6 +20,7 @@ from aliquot.dialects import Rules
 from aliquot.dialects.native import SEEN, render_agent
 from aliquot.dialects.wire.cdi import is_silent
 from aliquot.dialects.wire.objects import Metadata, NodeObject, PodObject
+from aliquot.model.backoff import backoff
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.health import describe_out
@@ -28,7 +29,6 @@ from aliquot.model.podtenancy import PodTenancy
 from aliquot.model.refusal import Invalid
 from aliquot.model.tenant import Finding, Standing
 from aliquot.services.daemon.events import EventSink, ObjectRef, pod_ref
-from aliquot.services.daemon.pace import backoff
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,8 @@ from typing import Protocol
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.dialects.wire.events import Form, ObjectRef, Occurrence, events_path, render_again, render_event
-from aliquot.services.daemon.pace import Pace, backoff
+from aliquot.model.backoff import backoff
+from aliquot.services.daemon.pace import Pace
 
 __all__ = ["EventSink", "Events", "ObjectRef", "microtime", "pod_ref", "timestamp"]
 

@@ -1,10 +1,10 @@
-"""The memory of a process that runs for months beside other people's programs: it is to stay as it is.
+"""Keeps the memory of a process that runs for months as it is.
 
-What a broken connection leaves behind refers to itself, and is found only when Python looks for such things. It looks
-when a quarter more has come than has stayed; and of what stays nearly all is the program itself, a hundred thousand
-objects. So a node's agent would look every ten minutes or so, grow by a mebibyte until then, and hold all its threads
-up while it looks at its own modules. What is there at the start is put aside instead: a look at the rest, once a
-minute, takes two milliseconds.
+A broken connection leaves cycles behind that only the garbage collector finds. Python runs a full collection when a
+quarter more objects have come than survived the last one; and nearly all survivors are the program itself, a hundred
+thousand objects. So a node's agent would collect every ten minutes or so, grow by a mebibyte until then, and hold up
+its threads while it walks its own modules. `freeze` puts aside what is there at the start: a collection of the rest,
+once a minute, takes two milliseconds.
 """
 
 from __future__ import annotations
@@ -15,11 +15,27 @@ import gc
 _EVERY = 60.0  # seconds
 
 
-async def collect_garbage(started: asyncio.Event, *, every: float = _EVERY) -> None:
-    """Until cancelled. `started`: what is there by now stays."""
-    await started.wait()
+async def freeze(started: asyncio.Event, *, collecting: bool = True) -> None:
+    """Wait for the start, then put aside what is loaded: no later collection looks at it.
+
+    `collecting=False`: the collector does not run before either. While a large first list is read, it would walk all of
+    it again and again and free nothing.
+    """
+    if collecting:
+        await started.wait()
+    else:
+        gc.disable()
+        try:
+            await started.wait()
+        finally:
+            gc.enable()
     gc.collect()
     gc.freeze()
+
+
+async def collect_garbage(started: asyncio.Event, *, every: float = _EVERY) -> None:
+    """Freeze after the start, then collect what is left over, until cancelled."""
+    await freeze(started)
     while True:
         await asyncio.sleep(every)
         gc.collect()

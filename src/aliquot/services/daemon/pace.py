@@ -28,8 +28,3 @@ class Pace:
         if self._filled_at is not None:  # a clock that was set back fills nothing
             self._tokens = min(self._burst, self._tokens + max(0.0, now - self._filled_at) * self._per_second)
         self._filled_at = now
-
-
-def backoff(attempt: int, *, first: float, longest: float) -> float:
-    """Seconds before that attempt is repeated (the first is 1): doubled each time, up to the longest."""
-    return min(longest, first * 2.0 ** min(attempt - 1, 32))

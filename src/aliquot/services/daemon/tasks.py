@@ -1,4 +1,4 @@
-"""Parts that run as long as the process does, and the end of that."""
+"""Tasks that run as long as the process does, and the signals that end it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ log = logging.getLogger(__name__)
 
 
 async def run_forever(work: Callable[[], Awaitable[None]]) -> None:
-    """A part that fails is told and started again: the others do not stop for it."""
+    """Run the task; where it fails, log that and start it again: the other tasks do not stop for it."""
     while True:
         try:
             await work()
         except asyncio.CancelledError:
             raise
         except Exception:
-            log.exception("a part failed; it starts again")
+            log.exception("task_failed")
             await asyncio.sleep(1.0)
         else:
             return
 
 
-def termination_signal() -> asyncio.Event:
-    """Set by SIGTERM and SIGINT from now on."""
-    stop = asyncio.Event()
+def termination_signal(stop: asyncio.Event | None = None) -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set from now on: `stop`, or a new one."""
+    stop = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)

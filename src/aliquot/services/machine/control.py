@@ -26,7 +26,6 @@ import msgspec
 
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.control import LONGEST
-from aliquot.adapters.host.processend import when_ended
 from aliquot.adapters.storage.store import StoreError
 from aliquot.model.node import Isolation
 from aliquot.model.refusal import Invalid
@@ -34,6 +33,7 @@ from aliquot.model.status.machine import DaemonStatus, Status
 from aliquot.model.tenancy import Tenancy
 from aliquot.services.daemon.control import Caller, RefusedError, caller_of, close_connection, invalid, request_of
 from aliquot.services.daemon.control import send as send_to
+from aliquot.services.daemon.tasks import termination_signal
 from aliquot.services.machine.pods.api import PodApi
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.queue import QueuedRequest
@@ -75,9 +75,7 @@ class ControlServer:
 
     async def serve(self, listener: socket.socket, ready: Callable[[], None]) -> None:
         """Until SIGTERM, SIGINT or `down`."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopping.set)
+        termination_signal(self._stopping)
         server = await asyncio.start_unix_server(self._connected, sock=listener, limit=LONGEST)
         sweeping = asyncio.create_task(self._sweep())
         ready()
@@ -269,7 +267,7 @@ class ControlServer:
 def watch_root(machine: LocalMachine, tenancy: Tenancy) -> None:
     """Call `machine.ended` when the tenant's root process ends; soon, if it has ended already."""
     tenant = tenancy.tenant
-    when_ended(tenant.root, tenancy.started, lambda: machine.ended(tenant.id, time.time()))
+    processes.when_ended(tenant.root, tenancy.started, lambda: machine.ended(tenant.id, time.time()))
 
 
 async def _until_closed(reader: asyncio.StreamReader) -> None:

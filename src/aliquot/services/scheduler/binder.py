@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 from aliquot import dialects
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
-from aliquot.adapters.kubernetes.reflector import pause_before
 from aliquot.dialects.wire import extender
 from aliquot.dialects.wire.extender import Binding
 from aliquot.dialects.wire.objects import PodObject
+from aliquot.model.backoff import backoff
 from aliquot.model.claim import Claim
 from aliquot.wording.refusals import coded_reason
 
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 _TIMEOUT = 4.0  # seconds for one write; the API server gets the same limit
 _CONNECT = 1.0  # seconds to connect: we send a write soon after we checked that we lead, or never
+_FIRST_RETRY, _LAST_RETRY = 0.1, 15.0  # seconds between two looks at a write without an answer
 _SETTLED = 6.0  # seconds after which an unanswered write has happened or never will
 _UNCONFIRMED = 10.0  # seconds; a broken watch may never report a Pod that was bound and then deleted
 
@@ -230,5 +231,5 @@ class Binder:
             except Unreachable as error:
                 settled = loop.time() + _SETTLED  # a server that does not answer may still perform the write
                 log.info("bind_outcome_unknown", extra={"data": {"pod": claim.key, "why": str(error)}})
-            await asyncio.sleep(pause_before(attempt, 0.5))
+            await asyncio.sleep(backoff(attempt, first=_FIRST_RETRY, longest=_LAST_RETRY, chance=0.5))
         self._cluster.unassume(claim.uid)  # has no effect if the Pod turned out to be bound

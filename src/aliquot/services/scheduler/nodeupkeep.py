@@ -23,9 +23,10 @@ from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.dialects import Rules
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.upkeep import NodeEvent, Upkeep, may_need_upkeep, upkeep
+from aliquot.model.backoff import backoff
 from aliquot.model.refusal import Invalid
 from aliquot.services.daemon.events import EventSink, ObjectRef, timestamp
-from aliquot.services.daemon.pace import Pace, backoff
+from aliquot.services.daemon.pace import Pace
 
 log = logging.getLogger(__name__)
 

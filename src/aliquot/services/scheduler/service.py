@@ -11,7 +11,6 @@ One process, one thread: nothing else runs between a decision and its booking.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import socket
 import time
@@ -31,6 +30,7 @@ from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.events import Events
 from aliquot.services.daemon.http import make_runner
+from aliquot.services.daemon.memory import freeze
 from aliquot.services.daemon.tasks import run_forever, termination_signal
 from aliquot.services.dashboard.access import NOWHERE, Access, Listen
 from aliquot.services.dashboard.server import show, take_place
@@ -188,7 +188,7 @@ class Scheduler:
             self.events.run,
             self.pending_pods.run,
             self._reconcile,
-            self._settle_memory,
+            self._freeze_memory,
             *([self.configs.run] if self._watches_configmaps else []),
             *([self.election.run] if self.settings.leader_elect else []),
             self.handover.run,
@@ -287,17 +287,10 @@ class Scheduler:
             await asyncio.sleep(self.settings.reconcile_seconds)
             await self._refresh()
 
-    async def _settle_memory(self) -> None:
-        """What is loaded at the start stays: the collector need not look at it, neither meanwhile nor ever after."""
-        gc.disable()
-        try:
-            await self.pods.synced.wait()
-        finally:
-            gc.enable()
+    async def _freeze_memory(self) -> None:
+        await freeze(self.pods.synced, collecting=False)
         size = {"nodes": int(self.cluster.board.present.sum()), "pods": len(self.cluster.seen)}
         log.info("cluster_synced", extra={"data": {**size, "server": self.kube.server.url}})
-        gc.collect()
-        gc.freeze()
 
     def _reread_pods(self) -> None:
         if self.pods.synced.is_set():

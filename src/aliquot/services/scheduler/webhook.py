@@ -44,9 +44,9 @@ from aliquot.dialects.wire.webhooks import (
     secrets_path,
     webhook_configuration,
 )
+from aliquot.model.backoff import backoff
 from aliquot.model.refusal import Invalid
 from aliquot.services.daemon.http import make_runner
-from aliquot.services.daemon.pace import backoff
 from aliquot.services.scheduler.certrotation import Keys, Lifetimes, renewed
 
 log = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aliquot.dialects.local.objects import Amounts
+from aliquot.model.backoff import backoff
 from aliquot.model.localpod import LocalPod, Phase, Workload
 from aliquot.services.machine.pods.lifecycle import FIRST_PAUSE, LONGEST_PAUSE
 
@@ -86,4 +87,4 @@ def _not_before(pods: Sequence[LocalPod]) -> float:
         failures = failures + 1 if pod.state.phase is Phase.FAILED else 0
     if not failures:
         return 0.0
-    return (over[-1].state.finished or 0.0) + min(FIRST_PAUSE * 2.0 ** min(failures - 1, 20), LONGEST_PAUSE)
+    return (over[-1].state.finished or 0.0) + backoff(failures, first=FIRST_PAUSE, longest=LONGEST_PAUSE)

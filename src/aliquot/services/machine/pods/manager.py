@@ -20,7 +20,6 @@ from dataclasses import replace
 from typing import Any
 
 from aliquot.adapters.host import children, processes
-from aliquot.adapters.host.processend import when_ended
 from aliquot.adapters.host.supervisors import SupervisorError, Supervisors, make_log_folder
 from aliquot.adapters.storage.database import StoreError
 from aliquot.adapters.storage.objectstore import ObjectStore
@@ -217,7 +216,7 @@ class PodManager:
         """Call `_supervisor_ended` when the supervisor ends."""
         assert pod.supervisor is not None
         uid, (pid, started) = pod.uid, pod.supervisor
-        when_ended(pid, started, lambda: self._supervisor_ended(uid, pid))
+        processes.when_ended(pid, started, lambda: self._supervisor_ended(uid, pid))
 
     # --- supervisors -------------------------------------------------------------------------------------------
 
