@@ -14,12 +14,15 @@ import pytest
 
 import aliquot
 from aliquot.adapters.kubernetes.kube import Kube, find_server
-from aliquot.cli.install.options import rendered
-from aliquot.cli.install.uninstall import usual
-from aliquot.dialects.wire import deployment as made
-from aliquot.dialects.wire.deployment import Identity, Options
+from aliquot.cli.install.options import packaged_objects
+from aliquot.cli.install.uninstall import default_objects
+from aliquot.dialects.wire.deployment import RECORD, Identity, Options, tailor_objects
+from aliquot.dialects.wire.installrecord import new_record, rollback_target
+from aliquot.services.install.clusterobjects import ClusterObjects
 from aliquot.services.install.installer import Installer
-from aliquot.services.install.uninstaller import Agents, Uninstaller
+from aliquot.services.install.rollout import Rollout
+from aliquot.services.install.sweeper import SweepSettings
+from aliquot.services.install.uninstaller import Uninstaller
 from testbed import objects
 from testbed.client import Refused
 from testbed.plane import ControlPlane
@@ -28,8 +31,8 @@ SPACE = "aliquot-trial"
 OPTIONS = Options(image="aliquot/aliquot:1", kube_scheduler_image="kube-scheduler:1", namespace=SPACE)
 NEXT = Options(image="aliquot/aliquot:2", kube_scheduler_image="kube-scheduler:1", namespace=SPACE, mode="gpushare")
 NODE = "n1"
-FILE = rendered()
-NAMES = usual(SPACE)
+FILE = packaged_objects()
+NAMES = default_objects(SPACE)
 
 Work = Callable[[Kube], Coroutine[Any, Any, None]]
 
@@ -60,30 +63,39 @@ class Mortal(Kube):
                 raise Killed
 
 
+def _no_report(step: str, text: str) -> None: ...
+
+
+def _installer(kube: Kube) -> Installer:
+    objects = ClusterObjects(kube)
+    rollout = Rollout(objects, SPACE, report=_no_report, now=time.monotonic)
+    return Installer(objects, rollout, report=_no_report)
+
+
 async def _install(kube: Kube, options: Options = OPTIONS) -> None:
-    installer = Installer(kube, say=lambda step, text: None, now=time.monotonic)
-    known = await installer.record(SPACE)
-    wanted = made.tailored(FILE, options, aliquot.__version__)
-    before = None if known is None or (known.settled and known.options == options) else made.replacing(known)
-    record = made.new_record("1", options, wanted, before=before, labelled=known.labelled if known else {})
-    record = await installer.put(record, wanted, nodes=[NODE], until=None)
+    installer = _installer(kube)
+    known = await installer.objects.record(SPACE)
+    wanted = tailor_objects(FILE, options, aliquot.__version__)
+    before = None if known is None or (known.settled and known.options == options) else rollback_target(known)
+    record = new_record("1", options, wanted, before=before, labelled=known.labelled if known else {})
+    record = await installer.apply_all(record, wanted, nodes=[NODE], until=None)
     await installer.settle(record)
 
 
 async def _back(kube: Kube) -> None:
-    installer = Installer(kube, say=lambda step, text: None, now=time.monotonic)
-    record = await installer.record(SPACE)
+    installer = _installer(kube)
+    record = await installer.objects.record(SPACE)
     assert record is not None
     if not record.settled:
-        await installer.back(record)
+        await installer.roll_back(record)
 
 
 async def _uninstall(kube: Kube) -> None:
-    away = Uninstaller(kube, say=lambda step, text: None, now=time.monotonic, until=time.monotonic() + 30)
-    record = await away.installer.record(SPACE)
-    await away.programs(SPACE)
-    await away.clean_nodes(record.labelled if record else {}, Agents(OPTIONS.image))
-    await away.rest(record, SPACE, NAMES)
+    uninstaller = Uninstaller(kube, report=_no_report, now=time.monotonic, until=time.monotonic() + 30)
+    record = await uninstaller.objects.record(SPACE)
+    await uninstaller.stop_programs(SPACE)
+    await uninstaller.clean_nodes(record.labelled if record else {}, SweepSettings(OPTIONS.image))
+    await uninstaller.delete_objects(record, SPACE, NAMES)
 
 
 def _run(plane: ControlPlane, work: Work, **how: Any) -> int:
@@ -110,7 +122,7 @@ def bare(clean: ControlPlane) -> Iterator[ControlPlane]:
 
 def _found(plane: ControlPlane) -> dict[str, Any]:
     """All of ours that is there, as far as it was said by somebody."""
-    names = [*NAMES, Identity("v1", "ConfigMap", SPACE, made.RECORD), Identity("v1", "Node", "", NODE)]
+    names = [*NAMES, Identity("v1", "ConfigMap", SPACE, RECORD), Identity("v1", "Node", "", NODE)]
     found = {}
     for which in names:
         try:
@@ -133,7 +145,7 @@ def _found(plane: ControlPlane) -> dict[str, Any]:
 def test_an_installation_killed_at_any_write_is_finished_by_the_same_command(bare: ControlPlane) -> None:
     writes = _run(bare, _install)
     whole = _found(bare)
-    assert len(whole) == len(made.tailored(FILE, OPTIONS, "1")) + 2, "each of them, the record, and the node"
+    assert len(whole) == len(tailor_objects(FILE, OPTIONS, "1")) + 2, "each of them, the record, and the node"
     _run(bare, _uninstall)
     for number in range(1, writes + 1):
         with pytest.raises(Killed):

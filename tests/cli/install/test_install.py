@@ -20,20 +20,21 @@ import yaml
 
 import aliquot
 from aliquot.cli.install.install import install, upgrade
-from aliquot.cli.install.options import rendered
+from aliquot.cli.install.options import packaged_objects
 from aliquot.cli.install.uninstall import uninstall
 from aliquot.cli.main import cli
-from aliquot.dialects.wire import deployment as made
+from aliquot.dialects.wire import installrecord
+from aliquot.dialects.wire.deployment import MANAGED_LABEL, Options, identity
 from kit.kubectl import invoked
 
 SERVER = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 RECORD = "/api/v1/namespaces/aliquot-system/configmaps/aliquot-installation"
 SPACE = "/api/v1/namespaces/aliquot-system"
-OPTIONS = made.Options(image="here/aliquot:0.0.1", kube_scheduler_image="kube-scheduler:v1.36.4")
+OPTIONS = Options(image="here/aliquot:0.0.1", kube_scheduler_image="kube-scheduler:v1.36.4")
 
 
-class Paper:
-    """An API server that answers what was written down, and notes what it was asked to change."""
+class FakeApi:
+    """An API server with fixed answers that records writes."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Any] = {"/version": {"gitVersion": "v1.36.4"}}
@@ -41,44 +42,42 @@ class Paper:
         self.created: list[Any] = []
         self.patched: dict[str, Any] = {}
         self.allowed = True
-        self.homeless = False  # whether the namespace is missing, until somebody makes it
-        paper = self
+        self.no_namespace = False  # whether the namespace is missing, until somebody makes it
+        api = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 parts = urlsplit(self.path)
                 chosen = parse_qs(parts.query).get("fieldSelector", [""])[0]
-                found = paper.answers.get(f"{parts.path}?{chosen}" if chosen else parts.path)
+                found = api.answers.get(f"{parts.path}?{chosen}" if chosen else parts.path)
                 if found is None and parts.path.rpartition("/")[2].endswith("s"):
                     found = {"items": []}
-                self._say(404 if found is None else 200, found or {"message": "not found"})
+                self._answer(404 if found is None else 200, found or {"message": "not found"})
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                if paper.homeless:
-                    self._say(404, {"message": 'namespaces "aliquot-system" not found'})
+                if api.no_namespace:
+                    self._answer(404, {"message": 'namespaces "aliquot-system" not found'})
                     return
                 if self.path != SERVER:
-                    paper.writes.append(f"POST {self.path}")
-                    paper.created.append(body)
-                self._say(201, {"status": {"allowed": paper.allowed}})
+                    api.writes.append(f"POST {self.path}")
+                    api.created.append(body)
+                self._answer(201, {"status": {"allowed": api.allowed}})
 
             def do_PATCH(self) -> None:
-                paper.writes.append(f"PATCH {self.path}")
-                paper.patched[urlsplit(self.path).path] = json.loads(
-                    self.rfile.read(int(self.headers["Content-Length"]))
-                )
+                api.writes.append(f"PATCH {self.path}")
+                api.patched[urlsplit(self.path).path] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 if urlsplit(self.path).path == SPACE:
-                    paper.answers[SPACE], paper.homeless = paper.patched[SPACE], False
-                self._say(200, {})
+                    api.answers[SPACE], api.no_namespace = api.patched[SPACE], False
+                self._answer(200, {})
 
             def do_DELETE(self) -> None:
-                paper.writes.append(f"DELETE {self.path}")
+                api.writes.append(f"DELETE {self.path}")
                 if urlsplit(self.path).path == SPACE:
-                    paper.answers.pop(SPACE, None)
-                self._say(200, {})
+                    api.answers.pop(SPACE, None)
+                self._answer(200, {})
 
-            def _say(self, status: int, body: Any) -> None:
+            def _answer(self, status: int, body: Any) -> None:
                 data = json.dumps(body).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
@@ -89,14 +88,14 @@ class Paper:
 
         class Server(ThreadingHTTPServer):
             def handle_error(self, request: Any, client_address: Any) -> None:
-                """Whoever is refused does not wait for the other answers."""
+                """A client that is refused does not wait for the other answers."""
 
         self.server = Server(("127.0.0.1", 0), Handler)
         Thread(target=self.server.serve_forever, daemon=True).start()
 
     def record(self, version: str = "0.0.1", **more: Any) -> None:
-        record = made.new_record(version, OPTIONS, rendered(), **{"settled": True, **more})
-        self.answers[RECORD] = made.render_record(record)
+        record = installrecord.new_record(version, OPTIONS, packaged_objects(), **{"settled": True, **more})
+        self.answers[RECORD] = installrecord.render_record(record)
 
     def hold(self) -> None:
         """A Pod is on a card of ours."""
@@ -117,14 +116,14 @@ def _kubeconfig(url: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Paper]:
-    made_up = Paper()
-    url = f"http://127.0.0.1:{made_up.server.server_address[1]}"
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApi]:
+    fake = FakeApi()
+    url = f"http://127.0.0.1:{fake.server.server_address[1]}"
     (tmp_path / "config").write_text(yaml.safe_dump(_kubeconfig(url)))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    yield made_up
-    made_up.server.shutdown()
-    made_up.server.server_close()
+    yield fake
+    fake.server.shutdown()
+    fake.server.server_close()
 
 
 def _refusal(command: click.Command, *words: str, code: int = 2) -> str:
@@ -133,72 +132,72 @@ def _refusal(command: click.Command, *words: str, code: int = 2) -> str:
     return result.stderr.splitlines()[-1]
 
 
-def _on(path: str, name: str, **more: Any) -> Callable[[Paper], None]:
+def _running(path: str, name: str, **more: Any) -> Callable[[FakeApi], None]:
     """Such a program is on the cluster."""
     spec = {"template": {"spec": {"containers": [{"image": more.pop("image", "theirs:1")}]}}}
     found = {"metadata": {"name": name, "namespace": "kube-system", **more}, "spec": spec}
-    return lambda paper: paper.answers.update(
+    return lambda api: api.answers.update(
         {f"{path}?metadata.name={name}": {"items": [found]}, path: {"items": [found]}}
     )
 
 
-def test_the_image_of_the_kube_scheduler_is_found_or_asked_for(paper: Paper) -> None:
+def test_install_finds_kube_scheduler_image_or_requires_it(api: FakeApi) -> None:
     said = _refusal(install)
     assert "--kube-scheduler-image is missing" in said
     assert "v1.36.4" in said
     pod = {"metadata": {"name": "p"}, "spec": {"containers": [{"image": "reg/kube-scheduler:v1.36.4"}]}}
-    paper.answers["/api/v1/namespaces/kube-system/pods"] = {"items": [pod]}
+    api.answers["/api/v1/namespaces/kube-system/pods"] = {"items": [pod]}
     result = invoked(install, "--dry-run", "-o", "yaml")
     assert result.exit_code == 0, result.output
     assert "reg/kube-scheduler:v1.36.4" in result.stdout
-    assert paper.writes == []
+    assert api.writes == []
 
 
-def test_another_product_on_the_same_cards_is_told_with_where_to_read(paper: Paper) -> None:
-    _on("/apis/apps/v1/daemonsets", "gpushare-device-plugin-ds")(paper)
+def test_install_refuses_beside_competing_product(api: FakeApi) -> None:
+    _running("/apis/apps/v1/daemonsets", "gpushare-device-plugin-ds")(api)
     said = _refusal(install, "--kube-scheduler-image", "k")
     assert "gpushare: kube-system/gpushare-device-plugin-ds" in said
     assert "docs/migration.md" in said
-    assert paper.writes == []
+    assert api.writes == []
 
 
-def test_the_vendors_manifests_with_our_image_are_ours_and_would_be_a_second_installation(paper: Paper) -> None:
-    _on("/apis/apps/v1/daemonsets", "qgpu-manager", image="reg/aliquot/aliquot:1")(paper)
+def test_install_refuses_beside_own_drop_in(api: FakeApi) -> None:
+    _running("/apis/apps/v1/daemonsets", "qgpu-manager", image="reg/aliquot/aliquot:1")(api)
     said = _refusal(install, "--kube-scheduler-image", "k")
     assert "aliquot, as a drop-in: kube-system/qgpu-manager" in said
     assert "docs/dropin.md" in said
-    assert paper.writes == []
+    assert api.writes == []
 
 
-def test_one_that_helm_installed_is_helms(paper: Paper) -> None:
-    labels = {made.MANAGED_LABEL: "Helm"}
-    _on("/apis/apps/v1/daemonsets", "aliquot-agent", labels=labels)(paper)
+def test_install_refuses_helm_installation(api: FakeApi) -> None:
+    labels = {MANAGED_LABEL: "Helm"}
+    _running("/apis/apps/v1/daemonsets", "aliquot-agent", labels=labels)(api)
     for command in (install, upgrade):
         assert "`helm upgrade`" in _refusal(command, "--kube-scheduler-image", "k")
     assert "`helm uninstall`" in _refusal(uninstall)
 
 
-def test_rights_that_are_lacking_are_named(paper: Paper) -> None:
-    paper.allowed = False
+def test_install_names_missing_rights(api: FakeApi) -> None:
+    api.allowed = False
     assert "your account may not create namespaces, create clusterroles" in _refusal(install)
 
 
-def test_a_cluster_that_is_too_old_is_refused(paper: Paper) -> None:
-    paper.answers["/version"] = {"gitVersion": "v1.27.0"}
-    assert "Kubernetes v1.27.0: 1.28 or later is wanted" in _refusal(install)
+def test_install_refuses_old_kubernetes(api: FakeApi) -> None:
+    api.answers["/version"] = {"gitVersion": "v1.27.0"}
+    assert "Kubernetes v1.27.0: 1.28 or later is required" in _refusal(install)
 
 
-def test_upgrading_nothing_says_so(paper: Paper) -> None:
+def test_upgrade_refuses_without_installation(api: FakeApi) -> None:
     assert "nothing is installed in aliquot-system" in _refusal(upgrade)
 
 
-def test_an_installation_that_is_there_is_changed_by_upgrade_only(paper: Paper) -> None:
-    paper.record()
+def test_install_refuses_to_change_existing_installation(api: FakeApi) -> None:
+    api.record()
     assert "0.0.1 is installed in aliquot-system" in _refusal(install)
 
 
-def test_an_upgrade_keeps_the_registry_and_the_options_that_are_not_given(paper: Paper) -> None:
-    paper.record()
+def test_upgrade_keeps_registry_and_options_not_given(api: FakeApi) -> None:
+    api.record()
     result = invoked(upgrade, "--dry-run", "-o", "yaml", "--mode", "t9k")
     assert result.exit_code == 0, result.output
     assert f"here/aliquot:{aliquot.__version__}" in result.stdout
@@ -206,13 +205,13 @@ def test_an_upgrade_keeps_the_registry_and_the_options_that_are_not_given(paper:
     assert "kube-scheduler:v1.36.4" in result.stdout
 
 
-def test_an_upgrade_takes_off_what_is_given_as_nothing(paper: Paper) -> None:
+def test_upgrade_removes_options_given_as_empty(api: FakeApi) -> None:
     given = ("--node-selector", "pool=gpu", "--node-selector", "zone=a", "--runtime-class", "nvidia")
-    options = made.Options(
+    options = Options(
         image=OPTIONS.image, kube_scheduler_image="k", node_selector={"pool": "gpu"}, runtime_class="nvidia"
     )
-    record = made.new_record("0.0.1", options, rendered(), settled=True)
-    paper.answers[RECORD] = made.render_record(record)
+    record = installrecord.new_record("0.0.1", options, packaged_objects(), settled=True)
+    api.answers[RECORD] = installrecord.render_record(record)
 
     def agent(*words: str) -> Any:
         result = invoked(upgrade, "--dry-run", "-o", "yaml", *words)
@@ -226,50 +225,50 @@ def test_an_upgrade_takes_off_what_is_given_as_nothing(paper: Paper) -> None:
     assert not {"nodeSelector", "runtimeClassName"} & set(bare)
 
 
-def test_a_record_that_cannot_be_read_is_not_overwritten(paper: Paper) -> None:
-    paper.answers[RECORD] = {"data": {"record": "{}"}}
-    assert "a newer `aliquot` may read it" in _refusal(install)
-    assert paper.writes == []
+def test_install_does_not_overwrite_unreadable_record(api: FakeApi) -> None:
+    api.answers[RECORD] = {"data": {"record": "{}"}}
+    assert "a newer `aliquot` may be able to read it" in _refusal(install)
+    assert api.writes == []
 
 
-def test_a_node_that_is_not_there_is_told_before_anything_is_made(paper: Paper) -> None:
+def test_install_refuses_unknown_node_before_any_write(api: FakeApi) -> None:
     said = _refusal(install, "--kube-scheduler-image", "ks:1", "--nodes", "n7")
-    assert "--nodes: there is no node n7; `kubectl get nodes` names them" in said
-    assert paper.writes == []
+    assert "--nodes: there is no node n7; `kubectl get nodes` lists them" in said
+    assert api.writes == []
 
 
-def test_who_uninstalls_by_helm_is_told_how_helm_goes_on(paper: Paper) -> None:
-    paper.hold()
+def test_uninstall_nodes_only_explains_helm_recovery(api: FakeApi) -> None:
+    api.hold()
     assert "helm rollback RELEASE REVISION" in _refusal(uninstall, "--nodes-only", code=1)
     assert "helm" not in _refusal(uninstall, code=1)
 
 
-def test_pods_on_our_cards_are_named_and_nothing_is_done(paper: Paper) -> None:
-    paper.hold()
+def test_uninstall_refuses_while_pods_use_cards(api: FakeApi) -> None:
+    api.hold()
     said = _refusal(uninstall, code=1)
-    assert "1 Pod is on our cards: ml/p" in said
+    assert "1 Pod uses shared cards: ml/p" in said
     assert "--keep-running" in said
-    assert paper.writes == []
+    assert api.writes == []
 
 
-def test_pods_are_deleted_when_nobody_places_anew_what_their_controllers_make_of_it(paper: Paper) -> None:
-    paper.hold()
+def test_uninstall_deletes_pods_after_the_scheduler(api: FakeApi) -> None:
+    api.hold()
     assert invoked(uninstall, "--delete-pods").exit_code == 0
-    assert paper.deleted[:3] == ["aliquot", "aliquot-scheduler", "p"]
-    assert paper.deleted.index("aliquot-agent") > paper.deleted.index("p"), "they end under an agent"
+    assert api.deleted[:3] == ["aliquot", "aliquot-scheduler", "p"]
+    assert api.deleted.index("aliquot-agent") > api.deleted.index("p"), "they end under an agent"
 
 
-def test_nodes_are_swept_with_the_installed_image_when_the_agents_are_gone_already(paper: Paper) -> None:
+def test_uninstall_sweeps_with_installed_image_if_agents_are_gone(api: FakeApi) -> None:
     """As after a kill: the same command goes on, and no other image can be had from here."""
-    paper.record()
+    api.record()
     metadata = {"name": "n1", "annotations": {"aliquot.dev/agent": "away"}}
-    paper.answers["/api/v1/nodes"] = {
+    api.answers["/api/v1/nodes"] = {
         "items": [{"metadata": metadata, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}]
     }
     pod = "/api/v1/namespaces/aliquot-system/pods/aliquot-sweep-n1"
-    paper.answers[pod] = {"status": {"phase": "Succeeded"}}
+    api.answers[pod] = {"status": {"phase": "Succeeded"}}
     assert invoked(uninstall).exit_code == 0
-    (sweeper,) = paper.created
+    (sweeper,) = api.created
     assert sweeper["spec"]["containers"][0]["image"] == OPTIONS.image
 
 
@@ -279,29 +278,29 @@ NODE = "/api/v1/nodes/n1"
 MARK = "aliquot.dev/left-behind"
 
 
-def _noted(paper: Paper, *, ready: str = "True", **annotations: str) -> None:
+def _annotated(api: FakeApi, *, ready: str = "True", **annotations: str) -> None:
     """The node, with these annotations of ours; a Pod that sweeps it ends well."""
     notes = {f"aliquot.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}
     metadata = {"name": "n1", "annotations": notes}
     status = {"conditions": [{"type": "Ready", "status": ready}]}
-    paper.answers["/api/v1/nodes"] = {"items": [{"metadata": metadata, "status": status}]}
-    paper.answers["/api/v1/namespaces/aliquot-system/pods/aliquot-sweep-n1"] = {"status": {"phase": "Succeeded"}}
+    api.answers["/api/v1/nodes"] = {"items": [{"metadata": metadata, "status": status}]}
+    api.answers["/api/v1/namespaces/aliquot-system/pods/aliquot-sweep-n1"] = {"status": {"phase": "Succeeded"}}
 
 
-def _sweeper(paper: Paper) -> Any:
-    (made_up,) = paper.created
-    return made_up["spec"]["containers"][0]
+def _sweeper(api: FakeApi) -> Any:
+    (fake,) = api.created
+    return fake["spec"]["containers"][0]
 
 
-def test_a_node_where_pods_run_on_says_so_and_with_what_it_is_to_be_swept(paper: Paper) -> None:
-    paper.record()
-    paper.hold()
-    _noted(paper, agent="0.0.1", inventory="{}")
+def test_uninstall_keep_running_marks_node_with_image(api: FakeApi) -> None:
+    api.record()
+    api.hold()
+    _annotated(api, agent="0.0.1", inventory="{}")
     result = invoked(uninstall, "--keep-running")
     assert result.exit_code == 0, result.output
-    assert "finishes it" in result.stdout
-    assert "--keep-running" in _sweeper(paper)["args"]
-    notes = paper.patched[NODE]["metadata"]["annotations"]
+    assert "run `aliquot uninstall` again" in result.stdout
+    assert "--keep-running" in _sweeper(api)["args"]
+    notes = api.patched[NODE]["metadata"]["annotations"]
     assert notes == {
         "aliquot.dev/agent": None,
         "aliquot.dev/inventory": None,
@@ -310,103 +309,99 @@ def test_a_node_where_pods_run_on_says_so_and_with_what_it_is_to_be_swept(paper:
 
 
 @pytest.mark.parametrize("words", [(), ("--nodes-only",), ("--nodes-only", "--namespace", "aliquot-system")])
-def test_it_is_swept_by_the_same_image_when_they_are_gone_and_the_mark_goes_too(
-    paper: Paper, words: tuple[str, ...]
-) -> None:
+def test_uninstall_sweeps_marked_node_with_its_image(api: FakeApi, words: tuple[str, ...]) -> None:
     """The record, the agents and the namespace are gone by then."""
-    _noted(paper, left_behind='{"v":1,"image":"reg/aliquot:5","kubelet":"/data/kubelet"}')
+    _annotated(api, left_behind='{"v":1,"image":"reg/aliquot:5","kubelet":"/data/kubelet"}')
     assert invoked(uninstall, *words).exit_code == 0
-    assert _sweeper(paper)["image"] == "reg/aliquot:5"
-    assert "--kubelet-dir=/data/kubelet" in _sweeper(paper)["args"]
-    assert "--keep-running" not in _sweeper(paper)["args"]
-    assert paper.patched[NODE]["metadata"]["annotations"] == {MARK: None}
+    assert _sweeper(api)["image"] == "reg/aliquot:5"
+    assert "--kubelet-dir=/data/kubelet" in _sweeper(api)["args"]
+    assert "--keep-running" not in _sweeper(api)["args"]
+    assert api.patched[NODE]["metadata"]["annotations"] == {MARK: None}
 
 
-def test_a_marks_image_counts_only_where_nothing_is_installed_any_more(paper: Paper) -> None:
+def test_uninstall_ignores_image_of_mark_while_installed(api: FakeApi) -> None:
     """Before Kubernetes 1.30 an agent's account may write it on any Node; when that is gone, none is of before."""
-    paper.record()
-    _noted(paper, left_behind='{"v":1,"image":"evil"}')
+    api.record()
+    _annotated(api, left_behind='{"v":1,"image":"evil"}')
     assert invoked(uninstall, "--keep-running").exit_code == 0
-    assert _sweeper(paper)["image"] == OPTIONS.image
-    assert OPTIONS.image in paper.patched[NODE]["metadata"]["annotations"][MARK]
+    assert _sweeper(api)["image"] == OPTIONS.image
+    assert OPTIONS.image in api.patched[NODE]["metadata"]["annotations"][MARK]
 
 
-def test_pods_that_still_run_on_are_named_then_too(paper: Paper) -> None:
-    _noted(paper, left_behind='{"v":1,"image":"reg/aliquot:5"}')
-    paper.hold()
-    assert "1 Pod is on our cards: ml/p" in _refusal(uninstall, code=1)
-    assert paper.writes == []
+def test_uninstall_refuses_marked_node_with_running_pods(api: FakeApi) -> None:
+    _annotated(api, left_behind='{"v":1,"image":"reg/aliquot:5"}')
+    api.hold()
+    assert "1 Pod uses shared cards: ml/p" in _refusal(uninstall, code=1)
+    assert api.writes == []
 
 
-def test_a_node_that_is_away_is_marked_and_found_again_when_it_is_back(paper: Paper) -> None:
-    paper.record()
-    _noted(paper, ready="Unknown", agent="0.0.1")
+def test_uninstall_marks_node_that_is_not_ready(api: FakeApi) -> None:
+    api.record()
+    _annotated(api, ready="Unknown", agent="0.0.1")
     result = invoked(uninstall)
     assert result.exit_code == 1
     assert "node n1 is not ready" in result.stderr
-    assert MARK in paper.patched[NODE]["metadata"]["annotations"]
+    assert MARK in api.patched[NODE]["metadata"]["annotations"]
 
 
 @pytest.mark.parametrize("mark", ["", "{}", '{"v":2,"image":"i"}', '{"v":1,"image":"a b"}', '{"v":1,"image":""}'])
-def test_a_mark_that_cannot_be_read_is_told_and_asks_for_the_image(paper: Paper, mark: str) -> None:
-    _noted(paper, left_behind=mark)
+def test_uninstall_needs_image_for_invalid_mark(api: FakeApi, mark: str) -> None:
+    _annotated(api, left_behind=mark)
     result = invoked(uninstall)
     assert result.exit_code == 1
     assert f'metadata.annotations["{MARK}"]' in result.stderr
-    assert paper.created == []
-    assert NODE not in paper.patched, "the mark stays"
+    assert api.created == []
+    assert NODE not in api.patched, "the mark stays"
     assert invoked(uninstall, "--image", "reg/aliquot:6").exit_code == 0
-    assert _sweeper(paper)["image"] == "reg/aliquot:6"
+    assert _sweeper(api)["image"] == "reg/aliquot:6"
 
 
-def test_the_sweepers_are_pulled_by_the_agents_secrets(paper: Paper) -> None:
-    _noted(paper, agent="0.0.1")
+def test_sweepers_use_pull_secrets_of_agents(api: FakeApi) -> None:
+    _annotated(api, agent="0.0.1")
     account = "/api/v1/namespaces/aliquot-system/serviceaccounts/aliquot-agent"
-    paper.answers[account] = {"metadata": {"name": "aliquot-agent"}, "imagePullSecrets": [{"name": "mine"}]}
+    api.answers[account] = {"metadata": {"name": "aliquot-agent"}, "imagePullSecrets": [{"name": "mine"}]}
     assert invoked(uninstall).exit_code == 0
-    assert paper.created[0]["spec"]["imagePullSecrets"] == [{"name": "mine"}]
+    assert api.created[0]["spec"]["imagePullSecrets"] == [{"name": "mine"}]
 
 
-def test_the_sweepers_are_labelled_as_the_agents_are(paper: Paper) -> None:
-    _noted(paper, agent="0.0.1")
+def test_sweepers_use_selinux_label_of_agents(api: FakeApi) -> None:
+    _annotated(api, agent="0.0.1")
     label = {"type": "spc_t", "level": "s0"}
     inner = {"containers": [{"image": "i"}], "securityContext": {"seLinuxOptions": label}}
     agents = "/apis/apps/v1/namespaces/aliquot-system/daemonsets/aliquot-agent"
-    paper.answers[agents] = {"metadata": {"name": "aliquot-agent"}, "spec": {"template": {"spec": inner}}}
+    api.answers[agents] = {"metadata": {"name": "aliquot-agent"}, "spec": {"template": {"spec": inner}}}
     assert invoked(uninstall).exit_code == 0
-    assert paper.created[0]["spec"]["securityContext"]["seLinuxOptions"] == label
+    assert api.created[0]["spec"]["securityContext"]["seLinuxOptions"] == label
 
 
-def test_a_namespace_is_made_for_the_sweepers_where_it_is_gone_and_goes_with_them(paper: Paper) -> None:
-    _noted(paper, left_behind='{"v":1,"image":"reg/aliquot:5"}')
-    paper.homeless = True
+def test_uninstall_creates_and_deletes_namespace_for_sweepers(api: FakeApi) -> None:
+    _annotated(api, left_behind='{"v":1,"image":"reg/aliquot:5"}')
+    api.no_namespace = True
     assert invoked(uninstall, "--nodes-only").exit_code == 0
-    assert _sweeper(paper)["image"] == "reg/aliquot:5"
-    assert paper.deleted[-1] == "aliquot-system"
+    assert _sweeper(api)["image"] == "reg/aliquot:5"
+    assert api.deleted[-1] == "aliquot-system"
 
 
-def test_an_installation_that_stood_is_not_taken_away_by_one_more_that_does_not_come_up(paper: Paper) -> None:
-    paper.record(aliquot.__version__)
+def test_failed_install_rolls_back_to_settled_installation(api: FakeApi) -> None:
+    api.record(aliquot.__version__)
     result = invoked(install, "--timeout", "0s")
     assert result.exit_code == 1
     assert f"rolled back to {aliquot.__version__}" in result.stderr
-    assert paper.deleted == []
+    assert api.deleted == []
 
 
 @pytest.mark.parametrize("command", [install, upgrade])
-def test_nor_is_one_that_was_never_seen_to_stand_while_pods_are_on_its_cards(
-    paper: Paper, command: click.Command
-) -> None:
+def test_failed_install_keeps_unsettled_installation_with_pods(api: FakeApi, command: click.Command) -> None:
     """As by --no-wait."""
-    paper.record(settled=False)
-    paper.hold()
+    api.record(settled=False)
+    api.hold()
     result = invoked(command, "--timeout", "0s", "--image", "here/aliquot:2")
     assert result.exit_code == 1
-    assert "left as it is" in result.stderr
-    assert paper.deleted == []
+    assert "not rolled back" in result.stderr
+    assert api.deleted == []
 
 
-def _stands(paper: Paper, ready: int) -> None:
+def _rolled_out(api: FakeApi, ready: int) -> None:
     """So many of the two schedulers are ready, and all of the agents."""
     found = {
         "deployments/aliquot-scheduler": {"updatedReplicas": ready, "availableReplicas": ready, "replicas": ready},
@@ -414,89 +409,91 @@ def _stands(paper: Paper, ready: int) -> None:
     }
     for name, status in found.items():
         obj = {"metadata": {"name": name.rpartition("/")[2]}, "spec": {"replicas": 2}, "status": status}
-        paper.answers[f"/apis/apps/v1/namespaces/aliquot-system/{name}"] = obj
+        api.answers[f"/apis/apps/v1/namespaces/aliquot-system/{name}"] = obj
 
 
-def _applied(paper: Paper) -> None:
+def _applied(api: FakeApi) -> None:
     """As --no-wait left it, by its own words."""
     assert invoked(install, "--no-wait", "--kube-scheduler-image", "kube-scheduler:v1.36.4").exit_code == 0
-    paper.answers[RECORD] = paper.patched[RECORD]
-    paper.writes.clear()
+    api.answers[RECORD] = api.patched[RECORD]
+    api.writes.clear()
 
 
-class TestOneThatNobodyWaitedFor:
-    def test_is_noted_as_whole(self, paper: Paper) -> None:
-        _applied(paper)
-        record = made.parse_record(paper.answers[RECORD])
-        assert isinstance(record, made.Record)
+class TestNoWait:
+    def test_no_wait_record_is_applied_but_not_settled(self, api: FakeApi) -> None:
+        _applied(api)
+        record = installrecord.parse_record(api.answers[RECORD])
+        assert isinstance(record, installrecord.Record)
         assert (record.applied, record.settled) == (True, False)
 
     @pytest.mark.parametrize("command", [install, upgrade])
-    def test_is_no_news_once_it_stands(self, paper: Paper, command: click.Command) -> None:
-        _applied(paper)
-        _stands(paper, 2)
+    def test_no_wait_installation_is_settled_once_ready(self, api: FakeApi, command: click.Command) -> None:
+        _applied(api)
+        _rolled_out(api, 2)
         result = invoked(command, "--dry-run", "-o", "yaml")
         assert result.exit_code == 0, result.output
         assert "note" not in result.stderr
-        assert paper.writes == [], "--dry-run"
+        assert api.writes == [], "--dry-run"
 
     @pytest.mark.parametrize("command", [install, upgrade])
-    def test_is_said_not_to_stand_while_it_does_not(self, paper: Paper, command: click.Command) -> None:
-        _applied(paper)
-        _stands(paper, 1)
+    def test_no_wait_installation_that_is_not_ready_is_annotated(self, api: FakeApi, command: click.Command) -> None:
+        _applied(api)
+        _rolled_out(api, 1)
         result = invoked(command, "--dry-run", "-o", "yaml")
-        assert "was applied by --no-wait, and does not stand yet: going on" in result.stderr
+        assert "was applied with --no-wait and is not ready yet: resuming" in result.stderr
         assert "not finished" not in result.stderr
 
-    def test_is_changed_by_upgrade_only_once_it_stands(self, paper: Paper) -> None:
-        _applied(paper)
-        _stands(paper, 2)
-        assert "`aliquot upgrade` changes it" in _refusal(install, "--mode", "t9k")
+    def test_no_wait_installation_is_changed_only_by_upgrade(self, api: FakeApi) -> None:
+        _applied(api)
+        _rolled_out(api, 2)
+        assert "use `aliquot upgrade`" in _refusal(install, "--mode", "t9k")
 
     @pytest.mark.parametrize(("ready", "back"), [(2, f"aliquot/aliquot:{aliquot.__version__}"), (1, None)])
-    def test_is_gone_back_to_if_it_stood(self, paper: Paper, ready: int, back: str | None) -> None:
-        _applied(paper)
-        _stands(paper, ready)
+    def test_no_wait_installation_is_rollback_target_if_ready(self, api: FakeApi, ready: int, back: str | None) -> None:
+        _applied(api)
+        _rolled_out(api, ready)
         assert invoked(upgrade, "--no-wait", "--image", "here/aliquot:2").exit_code == 0
-        record = made.parse_record(paper.patched[RECORD])
-        assert isinstance(record, made.Record)
-        before = made.record_before(record)
+        record = installrecord.parse_record(api.patched[RECORD])
+        assert isinstance(record, installrecord.Record)
+        before = installrecord.previous_record(record)
         assert (before.options.image if before else None) == back
 
-    def test_is_uninstalled_without_a_word_of_it(self, paper: Paper) -> None:
-        _applied(paper)
+    def test_no_wait_installation_is_uninstalled(self, api: FakeApi) -> None:
+        _applied(api)
         result = invoked(uninstall)
         assert result.exit_code == 0, result.output
         assert "not finished" not in result.stderr
-        assert "aliquot-installation" in paper.deleted
+        assert "aliquot-installation" in api.deleted
 
 
-def test_one_that_was_killed_half_way_is_said_to_be_gone_on_with(paper: Paper) -> None:
-    paper.record(aliquot.__version__, settled=False)
-    assert "was begun and not finished: going on" in invoked(install, "--dry-run").stderr
+def test_killed_install_is_resumed(api: FakeApi) -> None:
+    api.record(aliquot.__version__, settled=False)
+    assert "was not finished: resuming" in invoked(install, "--dry-run").stderr
 
 
-def test_what_only_one_made_that_never_stood_goes_when_the_next_stands(paper: Paper) -> None:
+def test_objects_of_failed_installation_are_deleted_by_the_next(api: FakeApi) -> None:
     """A newer release, say, that was broken off, and is gone back from."""
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "of-another"}}
-    paper.answers[RECORD] = made.render_record(made.new_record("9.9.9", OPTIONS, [*rendered(), role]))
-    _stands(paper, 2)
+    api.answers[RECORD] = installrecord.render_record(
+        installrecord.new_record("9.9.9", OPTIONS, [*packaged_objects(), role])
+    )
+    _rolled_out(api, 2)
     gone = invoked(upgrade, "--no-wait", "--image", "here/aliquot:2")
     assert gone.exit_code == 0, gone.output
-    told = made.parse_record(paper.patched[RECORD])
-    assert isinstance(told, made.Record)
-    assert made.identity(role) in told.objects
-    paper.answers[RECORD] = paper.patched[RECORD]
+    told = installrecord.parse_record(api.patched[RECORD])
+    assert isinstance(told, installrecord.Record)
+    assert identity(role) in told.objects
+    api.answers[RECORD] = api.patched[RECORD]
     invoked(upgrade, "--timeout", "0s")
-    assert "of-another" in paper.deleted
+    assert "of-another" in api.deleted
 
 
-def test_an_upgrade_labels_no_node_again(paper: Paper) -> None:
+def test_upgrade_does_not_label_nodes_again(api: FakeApi) -> None:
     """Its owner may have taken the label off since, or the node away."""
-    paper.record(labelled={"n1": {"gpushare": "true"}})
+    api.record(labelled={"n1": {"gpushare": "true"}})
     invoked(upgrade, "--no-wait")
-    assert any("aliquot-agent" in write for write in paper.writes)
-    assert not any("/nodes/" in write for write in paper.writes)
+    assert any("aliquot-agent" in write for write in api.writes)
+    assert not any("/nodes/" in write for write in api.writes)
 
 
 @pytest.mark.parametrize(
@@ -510,17 +507,17 @@ def test_an_upgrade_labels_no_node_again(paper: Paper) -> None:
         (["upgrade", "--node-selector", "pool=a,b"], "--node-selector"),
         (["install", "--driver-folder", "etc/cdi"], "--driver-folder"),
         (["install", "--driver-folder", "/etc/../cdi"], "--driver-folder"),
-        (["install", "--driver-folder", "/var/run/cdi"], "is looked into anyway"),
-        (["uninstall", "--keep-running", "--delete-pods"], "do not go together"),
+        (["install", "--driver-folder", "/var/run/cdi"], "is always searched"),
+        (["uninstall", "--keep-running", "--delete-pods"], "exclude each other"),
         (["install", "--kubeconfig", "/no/such"], "/no/such"),
-        (["install", "-o", "yaml"], "goes with --dry-run"),
+        (["install", "-o", "yaml"], "requires --dry-run"),
     ],
 )
-def test_what_is_typed_wrongly_is_told_before_anything_is_asked(words: list[str], said: str) -> None:
+def test_invalid_options_are_refused_before_any_request(words: list[str], said: str) -> None:
     assert said in _refusal(cli, *words)
 
 
-def test_an_api_server_that_is_away_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_api_server_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     (tmp_path / "config").write_text(yaml.safe_dump(_kubeconfig(f"http://127.0.0.1:{port}")))
@@ -531,7 +528,7 @@ def test_an_api_server_that_is_away_is_told_in_a_line(tmp_path: Path, monkeypatc
         assert "nothing was changed" in said
 
 
-def test_ctrl_c_says_where_it_was_and_what_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_reports_step_and_how_to_resume(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         (tmp_path / "config").write_text(yaml.safe_dump(_kubeconfig(url)))
@@ -541,4 +538,4 @@ def test_ctrl_c_says_where_it_was_and_what_goes_on(tmp_path: Path) -> None:
             running.send_signal(signal.SIGINT)
             _, said = running.communicate(timeout=20)
     assert running.returncode == 130
-    assert "interrupted at: look; `aliquot install` with the same options goes on" in said
+    assert "interrupted at: inspect; run `aliquot install` with the same options to resume" in said

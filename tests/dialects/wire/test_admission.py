@@ -94,7 +94,7 @@ def admitted(pod: Json, settings: AdmissionSettings = PLAIN) -> Json:
 # Refusals.
 
 
-def test_a_pod_that_breaks_a_rule_is_refused_with_its_sentence() -> None:
+def test_review_refuses_invalid_pod_with_sentence() -> None:
     response = answer(asked(asking({QGPU_CORE: 30})))
     assert not response["allowed"]
     status = response["status"]
@@ -106,7 +106,7 @@ def test_a_pod_that_breaks_a_rule_is_refused_with_its_sentence() -> None:
     assert "patch" not in response
 
 
-def test_every_broken_rule_is_told_at_once_and_as_data() -> None:
+def test_review_lists_all_violations_as_data() -> None:
     status = answer(asked(asking({QGPU_CORE: 200, QGPU_MEMORY: "1.5"}, name="web")))["status"]
     assert status["message"].startswith("2 rules are broken: (1) spec.containers[0]")
     assert "; (2) spec.containers[0]" in status["message"]
@@ -116,7 +116,7 @@ def test_every_broken_rule_is_told_at_once_and_as_data() -> None:
     ]
 
 
-def test_a_pod_that_breaks_a_rule_a_thousand_times_is_told_of_ten() -> None:
+def test_review_lists_at_most_ten_violations() -> None:
     containers = [a_container(f"c{index}", {QGPU_CORE: 30}) for index in range(1000)]
     status = answer(asked(a_pod("p", *containers)))["status"]
     assert status["message"].startswith("1000 rules are broken: (1)")
@@ -124,7 +124,7 @@ def test_a_pod_that_breaks_a_rule_a_thousand_times_is_told_of_ten() -> None:
     assert len(status["details"]["causes"]) == 10
 
 
-def test_the_rules_are_the_clusters() -> None:
+def test_review_applies_cluster_rules() -> None:
     from aliquot.dialects import QgpuRules
 
     pod = asking({QGPU_CORE: 200})
@@ -147,7 +147,7 @@ def test_the_rules_are_the_clusters() -> None:
     ],
     ids=["no GPU", "an update", "a delete", "a binding", "another kind", "no object"],
 )
-def test_what_is_not_a_new_pod_of_ours_passes_as_it_is(body: Json) -> None:
+def test_review_passes_everything_but_new_gpu_pods(body: Json) -> None:
     assert answer(body) == {"uid": "u-1", "allowed": True}
 
 
@@ -164,7 +164,7 @@ def test_what_is_not_a_new_pod_of_ours_passes_as_it_is(body: Json) -> None:
         (asked(None, uid="\ud800"), "request.uid"),
     ],
 )
-def test_what_is_no_review_is_told_by_its_field(body: object, field: str) -> None:
+def test_invalid_review_names_its_field(body: object, field: str) -> None:
     said = review(body, Rules(), PLAIN)
     assert isinstance(said, Invalid)
     assert said.field == field
@@ -174,33 +174,33 @@ def test_what_is_no_review_is_told_by_its_field(body: object, field: str) -> Non
 
 
 @pytest.mark.parametrize("resource", [T9K_CARDS, T9K_NODE])
-def test_a_pod_that_needs_an_xgn_node_gets_the_toleration(resource: str) -> None:
+def test_xgn_pod_gets_toleration(resource: str) -> None:
     assert admitted(asking({resource: 1}))["spec"]["tolerations"] == [TOLERATION]
 
 
-def test_the_tolerations_it_has_stay() -> None:
+def test_xgn_pod_keeps_its_tolerations() -> None:
     own = {"key": "node.kubernetes.io/not-ready", "operator": "Exists"}
     assert admitted(asking({T9K_CARDS: 1}, tolerations=[own]))["spec"]["tolerations"] == [own, TOLERATION]
 
 
 @pytest.mark.parametrize("limits", [{T9K_PERCENT: 30}, {MEM: 2}, {QGPU_MEMORY: 4}])
-def test_other_pods_get_none(limits: Json) -> None:
+def test_pods_without_xgn_get_no_toleration(limits: Json) -> None:
     assert operations(answer(asked(asking(limits)))) == []
 
 
 @pytest.mark.parametrize("before", [None, "", "default-scheduler"])
-def test_the_scheduler_is_set_where_one_is_configured(before: str | None) -> None:
+def test_scheduler_name_is_set_if_configured(before: str | None) -> None:
     settings = AdmissionSettings(scheduler_name="aliquot-scheduler", scheduler_names={"t9k": "t9k-scheduler"})
     assert admitted(gpushare_pod(schedulerName=before), settings)["spec"]["schedulerName"] == "aliquot-scheduler"
     assert admitted(asking({T9K_PERCENT: 30}), settings)["spec"]["schedulerName"] == "t9k-scheduler"
 
 
-def test_a_scheduler_that_the_user_chose_stays() -> None:
+def test_scheduler_name_of_user_is_kept() -> None:
     settings = AdmissionSettings(scheduler_name="aliquot-scheduler")
     assert admitted(gpushare_pod(schedulerName="mine"), settings)["spec"]["schedulerName"] == "mine"
 
 
-def test_a_grant_that_a_pod_brings_along_is_taken_off_with_a_warning() -> None:
+def test_forged_grant_is_removed_with_warning() -> None:
     stale = {
         "aliquot.dev/grant": "{}",
         "ALIYUN_COM_GPU_MEM_IDX": "0",
@@ -224,11 +224,11 @@ def env_of(container: Json) -> Json:
     return {each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in container["env"]}
 
 
-def test_env_by_field_ref_is_off_unless_wanted() -> None:
+def test_env_by_field_ref_is_off_by_default() -> None:
     assert "env" not in admitted(asking({QGPU_MEMORY: 4}))["spec"]["containers"][0]
 
 
-def test_each_container_reads_its_variables_from_annotations_of_its_own() -> None:
+def test_env_by_field_ref_uses_annotations_per_container() -> None:
     pod = a_pod("p", a_container("a", {MEM: 2}), a_container("plain"), a_container("b", {MEM: 1}))
     first, plain, second = admitted(pod, BY_ENV)["spec"]["containers"]
     assert list(env_of(first)) == [
@@ -243,7 +243,7 @@ def test_each_container_reads_its_variables_from_annotations_of_its_own() -> Non
     assert env_of(second)["NVIDIA_VISIBLE_DEVICES"] == visible
 
 
-def test_a_variable_of_the_users_own_cannot_open_other_cards() -> None:
+def test_env_by_field_ref_overrides_user_variables() -> None:
     container = a_container("main", {QGPU_MEMORY: 4})
     mine = {"name": "MINE", "value": "$(NVIDIA_VISIBLE_DEVICES)"}
     container["env"] = [mine, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
@@ -256,7 +256,7 @@ def test_a_variable_of_the_users_own_cannot_open_other_cards() -> None:
     ]
 
 
-def test_an_annotation_key_is_never_too_long_and_never_shared() -> None:
+def test_env_annotation_keys_are_short_and_unique() -> None:
     one, other = "a" * 62 + "b", "a" * 62 + "c"
     keys = {env_annotation(each, "ALIYUN_COM_GPU_MEM_CONTAINER") for each in (one, other)}
     assert len(keys) == 2
@@ -265,7 +265,7 @@ def test_an_annotation_key_is_never_too_long_and_never_shared() -> None:
 
 @settings(max_examples=100)
 @given(grants())
-def test_what_the_binding_writes_is_what_the_containers_read(case: tuple[Claim, Rules, Grant]) -> None:
+def test_env_annotations_of_binding_match_field_refs(case: tuple[Claim, Rules, Grant]) -> None:
     claim, rules, grant = case
     pod = render_pod(claim, rules)
     response = answer(asked(pod), BY_ENV, rules)
@@ -278,7 +278,7 @@ def test_what_the_binding_writes_is_what_the_containers_read(case: tuple[Claim, 
 
 @settings(max_examples=100)
 @given(grants())
-def test_a_bound_pod_shows_whether_the_webhook_has_seen_it(case: tuple[Claim, Rules, Grant]) -> None:
+def test_bound_pod_shows_whether_webhook_reviewed_it(case: tuple[Claim, Rules, Grant]) -> None:
     """Where it was away, the annotations are there all the same, and nobody reads them."""
     claim, rules, grant = case
     pod = render_pod(claim, rules)
@@ -324,7 +324,7 @@ def users_pods(draw: st.DrawFn) -> tuple[Json, Rules]:
 
 @settings(max_examples=200)
 @given(users_pods(), some_settings)
-def test_reviewing_the_patched_pod_changes_nothing(case: tuple[Json, Rules], chosen: AdmissionSettings) -> None:
+def test_review_is_idempotent(case: tuple[Json, Rules], chosen: AdmissionSettings) -> None:
     pod, rules = case
     first = answer(asked(pod), chosen, rules)
     once = patched(pod, first)
@@ -336,7 +336,7 @@ def test_reviewing_the_patched_pod_changes_nothing(case: tuple[Json, Rules], cho
 
 @settings(max_examples=100)
 @given(grants())
-def test_a_grant_is_never_a_users_own(case: tuple[Claim, Rules, Grant]) -> None:
+def test_review_always_removes_user_grants(case: tuple[Claim, Rules, Grant]) -> None:
     claim, rules, grant = case
     pod = render_pod(claim, rules)
     written = render_grant(claim, grant, NODE, 1, rules)
@@ -347,7 +347,7 @@ def test_a_grant_is_never_a_users_own(case: tuple[Claim, Rules, Grant]) -> None:
 
 @settings(max_examples=300)
 @given(anything | mutated(users_pods().map(lambda case: asked(case[0]))), some_settings)
-def test_nothing_raises_on_any_json(body: object, chosen: AdmissionSettings) -> None:
+def test_review_accepts_any_json(body: object, chosen: AdmissionSettings) -> None:
     said = review(body, Rules(), chosen)
     if isinstance(said, Invalid):
         assert said.sentence()

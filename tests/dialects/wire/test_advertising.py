@@ -52,7 +52,7 @@ def totals(*offers: Offer, rules: Rules = GIB) -> dict[str, int]:
     ],
     ids=["nothing", "qGPU", "qGPU mixed", "xgn", "sgn", "gpushare", "two dialects"],
 )
-def test_a_node_advertises_what_its_offers_call_for(offers: tuple[Offer, ...], amounts: dict[str, int]) -> None:
+def test_node_advertises_resources_of_its_offers(offers: tuple[Offer, ...], amounts: dict[str, int]) -> None:
     assert totals(*offers) == amounts
 
 
@@ -60,18 +60,18 @@ def test_a_node_without_cards_advertises_nothing() -> None:
     assert told(Node("n1", offers=frozenset(Offer))) == ()
 
 
-def test_each_card_adds_what_it_has_itself() -> None:
+def test_cards_add_their_own_amounts() -> None:
     (memory,) = (each for each in told(a_node("n1", 16, 24)) if each.resource == f"{QGPU}memory")
     assert memory.amounts == {"n1-0": 16, "n1-1": 24}
 
 
-def test_a_part_of_a_unit_is_not_promised() -> None:
+def test_amounts_are_rounded_down_to_units() -> None:
     node = Node("n1", (Card(0, 32_510, "GPU-1"),), frozenset({Offer.QGPU, Offer.GPUSHARE}))
     amounts = {each.resource: each.amounts["GPU-1"] for each in told(node)}
     assert (amounts[f"{QGPU}memory"], amounts["aliyun.com/gpu-mem"]) == (31, 31)
 
 
-def test_memory_in_mib_is_refused_where_the_kubelet_would_get_too_many_devices_and_it_is_said_what_to_do() -> None:
+def test_too_many_mib_devices_are_refused() -> None:
     node = a_node("n1", 16, 16, offers=frozenset({Offer.GPUSHARE}))
     refused = adverts(node, MIB)
     assert isinstance(refused, Invalid)
@@ -82,13 +82,13 @@ def test_memory_in_mib_is_refused_where_the_kubelet_would_get_too_many_devices_a
     assert totals(Offer.GPUSHARE, rules=GIB)
 
 
-def test_as_many_devices_as_are_allowed_are_advertised() -> None:
+def test_maximum_number_of_devices_is_advertised() -> None:
     offers = frozenset({Offer.GPUSHARE})
     assert told(Node("n1", (Card(0, MOST_DEVICES, "GPU-1"),), offers), MIB)
     assert isinstance(adverts(Node("n1", (Card(0, MOST_DEVICES + 1, "GPU-1"),), offers), MIB), Invalid)
 
 
-def test_a_card_that_has_no_uuid_is_refused() -> None:
+def test_card_without_uuid_is_refused() -> None:
     refused = adverts(Node("n1", (Card(0, 1024),), frozenset({Offer.QGPU})), GIB)
     assert isinstance(refused, Invalid)
     assert "cards[0].uuid is missing" in refused.sentence()
@@ -116,9 +116,7 @@ offered = st.builds(
 
 
 @given(offers=offered, cards=st.integers(1, 16), gib=st.integers(1, 288), rest=st.integers(0, 1023))
-def test_who_reads_the_advertised_amounts_finds_the_same_offers_cards_and_memory(
-    offers: frozenset[Offer], cards: int, gib: int, rest: int
-) -> None:
+def test_advertised_amounts_parse_back_to_offers(offers: frozenset[Offer], cards: int, gib: int, rest: int) -> None:
     node = Node("n1", tuple(Card(j, gib * 1024 + rest, f"GPU-{j}") for j in range(cards)), offers)
     capacity = {each.resource: sum(each.amounts.values()) for each in told(node)}
     labels = {key: value for offer in offers for key, value in LABELS[offer].items()}
@@ -146,42 +144,42 @@ def test_tokens_are_named_after_the_cards_and_numbered() -> None:
     assert [token.id for token in tokens(Advert("r", {"A": 2, "B": 1}), (A, B), {})] == ["A-_-0", "A-_-1", "B-_-0"]
 
 
-def test_no_name_is_longer_than_a_kubelet_takes() -> None:
+def test_device_ids_fit_kubelet_limit() -> None:
     uuid = "GPU-5106f000-51b6-4a11-9000-000000000000"  # as long as NVIDIA's are
     found = tokens(Advert("r", {uuid: MOST_DEVICES}), (Card(0, 1024, uuid),), {})
     assert max(len(token.id) for token in found) <= 63
 
 
-def test_while_all_cards_are_sound_all_tokens_are_whoever_holds_them() -> None:
+def test_devices_are_healthy_while_all_cards_are() -> None:
     assert len(healthy(tokens(FOUR_EACH, (A, B), {"A-_-0": frozenset({"B"})}))) == 8
 
 
-def test_of_a_sick_card_that_nobody_is_on_its_own_tokens_are_unhealthy() -> None:
+def test_unhealthy_free_card_marks_its_own_devices() -> None:
     assert healthy(tokens(FOUR_EACH, (SICK, B), {})) == ["B-_-0", "B-_-1", "B-_-2", "B-_-3"]
 
 
-def test_the_tokens_of_a_pod_on_the_sick_card_stay_and_the_rest_of_the_card_is_taken_out_elsewhere() -> None:
+def test_devices_held_on_unhealthy_card_stay_healthy() -> None:
     held = {"B-_-0": frozenset({"A"}), "B-_-1": frozenset({"A"})}
     assert healthy(tokens(FOUR_EACH, (SICK, B), held)) == ["A-_-2", "A-_-3", "B-_-0", "B-_-1", "B-_-2", "B-_-3"]
 
 
-def test_the_tokens_of_a_pod_on_a_sound_card_stay_healthy_whatever_card_they_are_named_after() -> None:
+def test_devices_held_on_healthy_card_stay_healthy() -> None:
     held = {"A-_-0": frozenset({"B"}), "A-_-1": frozenset({"B"})}
     assert healthy(tokens(FOUR_EACH, (SICK, B), held)) == ["A-_-0", "A-_-1", "B-_-2", "B-_-3"]
 
 
-def test_a_card_that_is_not_told_of_any_more_is_as_a_sick_one() -> None:
+def test_missing_card_counts_as_unhealthy() -> None:
     assert healthy(tokens(FOUR_EACH, (B,), {})) == ["B-_-0", "B-_-1", "B-_-2", "B-_-3"]
 
 
-def test_a_pod_on_two_cards_holds_half_of_its_tokens_on_each() -> None:
+def test_pod_on_two_cards_holds_devices_of_both() -> None:
     both = frozenset({"A", "B"})
     found = tokens(FOUR_EACH, (SICK, B), {f"A-_-{j}": both for j in range(4)})
     free = [name for name in healthy(found) if name.startswith("B")]
     assert free == ["B-_-2", "B-_-3"]  # two of its four are on the sick card, which has two more; two are on the other
 
 
-def test_a_node_that_is_not_sound_as_a_whole_is_not_offered_as_a_whole() -> None:
+def test_whole_node_device_needs_all_cards_healthy() -> None:
     node = Advert("r", {"node": 1}, whole=True)
     assert tokens(node, (A, B), {}) == (Token("node-_-0", True, None),)
     assert tokens(node, (SICK, B), {}) == (Token("node-_-0", False, None),)
@@ -190,9 +188,7 @@ def test_a_node_that_is_not_sound_as_a_whole_is_not_offered_as_a_whole() -> None
 @pytest.mark.parametrize(
     ("numas", "told_numa"), [((1, 1), 1), ((0, 1), None), ((None, 0), None)], ids=["one", "two", "not known"]
 )
-def test_the_numa_node_is_told_only_where_all_cards_are_on_it(
-    numas: tuple[int | None, int | None], told_numa: int | None
-) -> None:
+def test_numa_node_is_advertised_only_if_common(numas: tuple[int | None, int | None], told_numa: int | None) -> None:
     cards = (replace(A, numa=numas[0]), replace(B, numa=numas[1]))
     assert {token.numa for token in tokens(FOUR_EACH, cards, {})} == {told_numa}
 
@@ -215,7 +211,7 @@ def loads(draw: st.DrawFn) -> tuple[Advert, list[Card], dict[str, frozenset[str]
 
 
 @given(loads())
-def test_the_kubelet_and_kube_scheduler_have_as_many_left_as_the_sound_cards_have_room(
+def test_free_devices_match_room_on_healthy_cards(
     load: tuple[Advert, list[Card], dict[str, frozenset[str]], dict[str, int]],
 ) -> None:
     advert, cards, held, used = load
@@ -227,7 +223,7 @@ def test_the_kubelet_and_kube_scheduler_have_as_many_left_as_the_sound_cards_hav
 
 
 @given(loads())
-def test_tokens_neither_come_nor_go_with_health_and_pods_keep_theirs(
+def test_device_ids_are_stable_under_health_changes(
     load: tuple[Advert, list[Card], dict[str, frozenset[str]], dict[str, int]],
 ) -> None:
     advert, cards, held, _ = load

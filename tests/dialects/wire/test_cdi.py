@@ -43,11 +43,11 @@ def body(spec: Spec = SPEC) -> dict[str, object]:
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_name_is_the_same_whatever_the_order_of_the_devices() -> None:
+def test_device_name_ignores_device_order() -> None:
     assert name_of("x.io/qgpu-core", ["b", "a"]) == name_of("x.io/qgpu-core", {"a", "b"})
 
 
-def test_other_devices_and_the_same_of_another_resource_have_other_names() -> None:
+def test_device_names_differ_by_devices_and_resource() -> None:
     names = [
         name_of("x.io/qgpu-core", ["a", "b"]),
         name_of("x.io/qgpu-core", ["a"]),
@@ -57,22 +57,22 @@ def test_other_devices_and_the_same_of_another_resource_have_other_names() -> No
     assert len({name.device for name in names}) == len(names)
 
 
-def test_a_name_tells_the_resource_to_whoever_reads_it() -> None:
+def test_device_name_contains_resource() -> None:
     name = name_of("tke.cloud.tencent.com/qgpu-core", ["a"])
     assert name.qualified == f"aliquot.dev/qgpu-core={name.device}"
     assert name.file == f"aliquot.dev-qgpu-core-{name.device}.yaml"
 
 
-def test_dots_of_a_resource_are_no_dots_in_the_class_which_would_take_a_later_cdi() -> None:
+def test_cdi_class_has_no_dots() -> None:
     assert name_of("x.io/gpu.shared", ["a"]).kind == "aliquot.dev/gpu-shared"
 
 
-def test_a_class_has_two_characters_at_least_because_one_crashes_containerd() -> None:
+def test_cdi_class_has_two_characters_for_containerd() -> None:
     assert name_of("x.io/g", ["a"]).kind == "aliquot.dev/gpu-g"
 
 
 @given(st.text(), st.lists(st.text()))
-def test_every_name_is_legal(resource: str, ids: list[str]) -> None:
+def test_device_names_are_valid_cdi(resource: str, ids: list[str]) -> None:
     name = name_of(resource.encode(errors="replace").decode(), [id_.encode(errors="replace").decode() for id_ in ids])
     assert KIND.fullmatch(name.kind)
     assert DEVICE.fullmatch(name.device)
@@ -82,7 +82,7 @@ def test_every_name_is_legal(resource: str, ids: list[str]) -> None:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_has_one_device_with_its_edits() -> None:
+def test_spec_file_has_one_device_with_edits() -> None:
     assert body() == {
         "cdiVersion": "0.5.0",
         "kind": "aliquot.dev/qgpu-core",
@@ -110,7 +110,7 @@ def test_a_file_has_one_device_with_its_edits() -> None:
     }
 
 
-def test_whose_it_is_stands_in_a_comment_that_older_runtimes_pass_over() -> None:
+def test_spec_owner_is_in_a_comment_old_runtimes_ignore() -> None:
     first, second, *rest = render_spec(SPEC).decode().splitlines()
     assert first.startswith("# aliquot ")
     assert json.loads(first.removeprefix("# aliquot ")) == {
@@ -124,7 +124,7 @@ def test_whose_it_is_stands_in_a_comment_that_older_runtimes_pass_over() -> None
     assert rest == []
 
 
-def test_the_order_of_the_environment_makes_no_other_file() -> None:
+def test_spec_ignores_environment_order() -> None:
     turned = Edits(dict(reversed(list(EDITS.env.items()))), EDITS.mounts, EDITS.devices)
     assert render_spec(Spec(SPEC.name, turned, "5c1f", "ml", "train-0", "main")) == render_spec(SPEC)
 
@@ -151,19 +151,19 @@ SPECS = st.builds(
 
 
 @given(SPECS)
-def test_what_was_rendered_is_read_back_as_it_was(spec: Spec) -> None:
+def test_rendered_spec_parses_back(spec: Spec) -> None:
     assert parse_spec(render_spec(spec)) == spec
 
 
 @pytest.mark.parametrize("device", ["", "../../x", "a/b", "a\0", "x" * 200])
-def test_a_name_that_would_lead_out_of_the_folder_is_not_one_of_ours(device: str) -> None:
+def test_device_name_cannot_escape_folder(device: str) -> None:
     """The file of that name is removed with its Pod."""
     assert parse_spec(render_spec(Spec(CdiName("aliquot.dev/qgpu-core", device), EDITS, "u", "ml", "p", "c"))) is None
     assert parse_spec(render_spec(Spec(CdiName(f"aliquot.dev/{device}", "3f2a"), EDITS, "u", "ml", "p", "c"))) is None
 
 
 @given(SPECS)
-def test_yaml_reads_what_json_reads(spec: Spec) -> None:
+def test_spec_reads_the_same_as_yaml_and_json(spec: Spec) -> None:
     data = render_spec(spec)
     assert yaml.safe_load(data) == json.loads(data.partition(b"\n")[2])
 
@@ -171,34 +171,34 @@ def test_yaml_reads_what_json_reads(spec: Spec) -> None:
 @pytest.mark.parametrize(
     "character", ["\x7f", "\x85", "\xa0", "\u2028", "\u2029", "\ufeff", "\uffff", "é", "\U0001f600"]
 )
-def test_characters_that_yaml_has_other_ideas_about_come_through(character: str) -> None:
+def test_spec_survives_yaml_special_characters(character: str) -> None:
     spec = Spec(SPEC.name, Edits({"A": f"a {character} b"}), character, "ml", "train-0", "main")
     assert parse_spec(render_spec(spec)) == spec
     assert yaml.safe_load(render_spec(spec))["devices"][0]["containerEdits"]["env"] == [f"A=a {character} b"]
 
 
-def test_the_file_of_another_is_not_ours() -> None:
+def test_foreign_spec_is_not_ours() -> None:
     assert parse_spec(b'{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[]}') is None
     assert parse_spec(render_spec(SPEC).replace(b"aliquot.dev/", b"nvidia.com/")) is None
 
 
-def test_a_file_of_a_later_form_is_left_alone() -> None:
+def test_spec_of_later_version_is_ignored() -> None:
     assert parse_spec(render_spec(SPEC).replace(b'"v": 1', b'"v": 2')) is None
 
 
 @given(st.binary())
-def test_no_bytes_make_it_raise(data: bytes) -> None:
+def test_parse_spec_accepts_any_bytes(data: bytes) -> None:
     assert parse_spec(data) is None
 
 
 @given(st.integers(0, 600), st.binary(max_size=3))
-def test_no_damage_makes_it_raise(at: int, damage: bytes) -> None:
+def test_parse_spec_accepts_damaged_specs(at: int, damage: bytes) -> None:
     data = render_spec(SPEC)
     found = parse_spec(data[:at] + damage + data[at + len(damage) :])
     assert found is None or isinstance(found, Spec)
 
 
-def test_json_without_a_bottom_is_not_ours() -> None:
+def test_parse_spec_rejects_deep_json() -> None:
     head = render_spec(SPEC).partition(b"\n")[0]
     assert parse_spec(head + b"\n" + b'{"containerEdits":' * 100_000) is None
 
@@ -207,7 +207,7 @@ def test_json_without_a_bottom_is_not_ours() -> None:
 
 
 @pytest.mark.parametrize("runtime", ["containerd://2.1.4", "containerd://v2.0.0-rc.1", "cri-o://1.31.0"])
-def test_a_runtime_that_reads_cdi_unless_told_not_to(runtime: str) -> None:
+def test_runtime_supports_cdi_by_default(runtime: str) -> None:
     assert reads_cdi(runtime)
 
 
@@ -223,22 +223,22 @@ def test_a_runtime_that_reads_cdi_unless_told_not_to(runtime: str) -> None:
         "cri-o://" + "9" * 5000,
     ],
 )
-def test_a_runtime_of_which_nobody_can_tell_counts_as_one_that_does_not(runtime: str) -> None:
+def test_unknown_runtime_counts_as_without_cdi(runtime: str) -> None:
     assert not reads_cdi(runtime)
 
 
-def test_a_runtime_that_does_not_answer_is_known_by_the_kubelets_word_for_it() -> None:
+def test_silent_runtime_is_taken_from_kubelet() -> None:
     assert is_silent("containerd://Unknown")
     assert not is_silent("containerd://2.1.4")
 
 
 @pytest.mark.parametrize("kubelet", ["v1.29.0", "v1.31.2+k3s1", "v1.36.0-rc.0", "1.30.1-gke.100", "v2.0.0"])
-def test_a_kubelet_that_passes_on_what_device_plugins_say_by_cdi(kubelet: str) -> None:
+def test_kubelet_passes_cdi_devices_of_plugins(kubelet: str) -> None:
     assert passes_cdi(kubelet)
 
 
 @pytest.mark.parametrize("kubelet", ["v1.28.15", "v1.9.0", "", "unknown", "v1"])
-def test_one_that_may_drop_it_without_a_word_does_not_count(kubelet: str) -> None:
+def test_kubelet_that_may_drop_cdi_devices_does_not_count(kubelet: str) -> None:
     assert not passes_cdi(kubelet)
 
 
@@ -257,7 +257,7 @@ def nvidia(*devices: dict[str, object], version: str = "0.5.0", **more: object) 
     return {**whole, **more}
 
 
-def test_the_driver_s_edits_are_those_of_all_cards_and_of_the_granted_ones() -> None:
+def test_driver_edits_cover_common_and_granted_cards() -> None:
     edits = driver_edits(nvidia(card("GPU-0", 0), card("GPU-1", 1), card("GPU-2", 2)), ["GPU-0", "GPU-2"])
     assert edits is not None
     assert [node["path"] for node in edits.extra["deviceNodes"]] == [
@@ -270,7 +270,7 @@ def test_the_driver_s_edits_are_those_of_all_cards_and_of_the_granted_ones() -> 
     assert edits.extra["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
 
 
-def test_ours_are_applied_after_the_driver_s() -> None:
+def test_own_edits_follow_driver_edits() -> None:
     driver = driver_edits(nvidia(card("GPU-0", 0)), ["GPU-0"])
     assert driver is not None
     edits = Edits(EDITS.env, EDITS.mounts, extra=driver.extra, version=driver.version)
@@ -279,24 +279,24 @@ def test_ours_are_applied_after_the_driver_s() -> None:
     assert "NVIDIA_VISIBLE_DEVICES=GPU-0" in str(found["devices"])
 
 
-def test_a_card_is_found_by_its_number_where_the_file_has_no_uuids() -> None:
+def test_driver_spec_card_is_found_by_index_without_uuids() -> None:
     edits = driver_edits(nvidia(card("0", 0), card("1", 1)), ["GPU-b"], indices={"GPU-a": 0, "GPU-b": 1})
     assert edits is not None
     assert {"path": "/dev/nvidia1", "hostPath": "/dev/nvidia1"} in edits.extra["deviceNodes"]
 
 
-def test_the_uuid_counts_more_than_the_number_which_may_have_changed() -> None:
+def test_driver_spec_prefers_uuid_over_index() -> None:
     edits = driver_edits(nvidia(card("0", 0), card("GPU-a", 1)), ["GPU-a"], indices={"GPU-a": 0})
     assert edits is not None
     assert {"path": "/dev/nvidia0", "hostPath": "/dev/nvidia0"} not in edits.extra["deviceNodes"]
 
 
-def test_half_of_the_cards_is_none() -> None:
+def test_driver_spec_with_missing_cards_is_unusable() -> None:
     assert driver_edits(nvidia(card("GPU-0", 0)), ["GPU-0", "GPU-1"]) is None
     assert driver_edits(nvidia(card("0", 0)), ["GPU-1"], indices={"GPU-0": 0}) is None
 
 
-def test_the_version_is_the_one_that_the_driver_s_edits_take_and_never_older_than_ours() -> None:
+def test_spec_version_covers_driver_edits() -> None:
     for theirs, told in (("0.3.0", "0.5.0"), ("0.7.0", "0.7.0"), ("0.10.0", "0.10.0")):
         edits = driver_edits(nvidia(card("GPU-0", 0), version=theirs), ["GPU-0"])
         assert edits is not None
@@ -310,7 +310,7 @@ JSON = st.recursive(
 
 
 @given(JSON, st.sampled_from(["", "cdiVersion", "kind", "devices", "containerEdits", "name"]))
-def test_whatever_yaml_holds_it_is_edits_or_none(value: object, field: str) -> None:
+def test_driver_edits_accept_any_yaml(value: object, field: str) -> None:
     spec: object = {**nvidia(card("GPU-0", 0)), field: value} if field else value
     if field == "name":
         spec = nvidia({"name": value, "containerEdits": value})
@@ -319,5 +319,5 @@ def test_whatever_yaml_holds_it_is_edits_or_none(value: object, field: str) -> N
         assert parse_spec(render_spec(Spec(SPEC.name, edits, "", "", "", ""))) is not None
 
 
-def test_yaml_that_leads_back_to_itself_is_none() -> None:
+def test_driver_edits_reject_recursive_yaml() -> None:
     assert driver_edits(yaml.safe_load("&a {kind: nvidia.com/gpu, devices: [*a]}"), []) is None

@@ -14,37 +14,37 @@ POD = ObjectRef("Pod", "web", "team", "uid-1")
 SEEN = Occurrence(POD, "Waiting", "no room", "Warning", "Place", "aliquot", "one", "2026-01-01T12:00:00.250000Z")
 
 
-def test_what_is_not_known_of_an_object_is_left_out() -> None:
+def test_unknown_fields_of_event_object_are_omitted() -> None:
     assert ObjectRef("Node", "n1").render() == {"apiVersion": "v1", "kind": "Node", "name": "n1"}
 
 
 @pytest.mark.parametrize(
     ("form", "root"), [(Form.EVENTS, "/apis/events.k8s.io/v1"), (Form.CORE, "/api/v1")], ids=["events.k8s.io", "core"]
 )
-def test_an_event_is_kept_by_its_object_and_a_nodes_in_default(form: Form, root: str) -> None:
+def test_event_namespace_is_that_of_its_object(form: Form, root: str) -> None:
     assert events_path(form, SEEN) == f"{root}/namespaces/team/events"
     assert events_path(form, SEEN, one=True) == f"{root}/namespaces/team/events/{SEEN.name}"
     assert events_path(form, replace(SEEN, about=ObjectRef("Node", "n1"))) == f"{root}/namespaces/default/events"
 
 
-def test_one_occurrence_has_one_name_and_another_has_another() -> None:
+def test_event_names_are_stable_per_occurrence() -> None:
     assert replace(SEEN).name == SEEN.name
     others = [replace(SEEN, note="x"), replace(SEEN, at="x"), replace(SEEN, reason="x"), replace(SEEN, instance="x")]
     assert len({SEEN.name, *(other.name for other in others)}) == 5
 
 
-def test_a_name_is_never_too_long() -> None:
+def test_event_name_is_never_too_long() -> None:
     assert len(replace(SEEN, about=replace(POD, name="a" * 253)).name) == 253
 
 
-def test_core_events_have_whole_seconds() -> None:
+def test_core_event_times_have_whole_seconds() -> None:
     assert render_event(Form.CORE, SEEN)["firstTimestamp"] == "2026-01-01T12:00:00Z"
     assert render_again(Form.CORE, 2, SEEN.at) == {"count": 2, "lastTimestamp": "2026-01-01T12:00:00Z"}
     assert render_again(Form.EVENTS, 2, SEEN.at) == {"series": {"count": 2, "lastObservedTime": SEEN.at}}
 
 
 @given(st.text(st.characters(), max_size=2000))
-def test_any_note_fits_and_can_be_sent(note: str) -> None:
+def test_event_note_is_truncated_and_valid(note: str) -> None:
     cut = shorten(note)
     assert len(cut.encode()) <= 1024
     assert shorten(cut) == cut

@@ -36,27 +36,27 @@ def a_grant(*cards: int, mib: int = 4096) -> Grant:
         ("", None),
     ],
 )
-def test_cards_are_known_by_their_uuids_alone(visible: str, cards: tuple[int, ...] | None) -> None:
+def test_visible_devices_are_read_by_uuid(visible: str, cards: tuple[int, ...] | None) -> None:
     assert cards_given({VISIBLE: visible}, NODE) == cards
     assert cards_given({}, NODE) is None
 
 
-def test_an_answer_is_ours_by_its_spec_or_by_its_variable() -> None:
+def test_own_allocate_answer_is_recognised() -> None:
     assert is_ours(["aliquot.dev/gpu-mem=1f"], {}, mark="ALIQUOT_TENANT")
     assert is_ours([], {"ALIQUOT_TENANT": "/run/aliquot/tenant"}, mark="ALIQUOT_TENANT")
     assert not is_ours(["nvidia.com/gpu=0", "aliquot.development/x=1"], {VISIBLE: "GPU-0"}, mark="ALIQUOT_TENANT")
 
 
-def test_a_grant_on_the_cards_that_were_given_stays_as_it_is() -> None:
+def test_grant_on_given_cards_is_kept() -> None:
     assert on_cards(a_grant(2), [2], NODE) == a_grant(2)
 
 
-def test_a_grant_of_another_number_of_cards_stays_as_it_is() -> None:
+def test_grant_with_other_card_count_is_kept() -> None:
     assert on_cards(a_grant(0, 1), [2], NODE) == a_grant(0, 1)
 
 
 @given(st.sets(st.integers(0, 3), min_size=1))
-def test_else_it_moves_to_them_with_all_it_has_and_what_both_name_stays(named: set[int]) -> None:
+def test_grant_moves_to_given_cards(named: set[int]) -> None:
     given_cards = {(card + 1) % 4 for card in named}
     moved = on_cards(a_grant(*sorted(named)), given_cards, NODE)
     assert set(moved.usage()) == given_cards
@@ -65,7 +65,7 @@ def test_else_it_moves_to_them_with_all_it_has_and_what_both_name_stays(named: s
     assert set(kept) == named & given_cards
 
 
-def test_our_annotation_names_the_cards_by_uuid_and_is_not_written_where_it_would_not_be_read_back() -> None:
+def test_grant_annotation_uses_uuids() -> None:
     claim = parse_pod(asking({MEM: 4}, on="n1"))
     assert isinstance(claim, Claim)
     assert '"uuid":"GPU-1"' in render_own_grant(claim, a_grant(1), NODE)[GRANT]

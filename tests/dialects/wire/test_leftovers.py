@@ -16,18 +16,18 @@ def _node(**metadata: Any) -> Any:
     return {"metadata": {"name": "n1", "resourceVersion": "7", **metadata}, "spec": {}, "status": {}}
 
 
-def test_a_node_without_our_marks_is_left_alone() -> None:
+def test_node_without_marks_needs_no_patch() -> None:
     node = _node(labels={"gpushare": "true"}, annotations={"other.dev/x": "y"})
     assert node_leftovers(node, {}) == (None, None)
 
 
-def test_labels_that_we_put_there_go_unless_somebody_changed_them() -> None:
+def test_own_labels_are_removed_unless_changed() -> None:
     node = _node(labels={"gpushare": "true", "qgpu-device-enable": "disable"})
     patch, _ = node_leftovers(node, {"gpushare": "true", "qgpu-device-enable": "enable"})
     assert patch == {"metadata": {"labels": {"gpushare": None}, "resourceVersion": "7"}}
 
 
-def test_a_label_that_the_scheduler_put_there_is_known_by_the_api_servers_books() -> None:
+def test_scheduler_label_is_found_in_managed_fields() -> None:
     fields: Any = {"f:metadata": {"f:labels": {"f:qgpu-device-enable": {}}}}
     books = [{"manager": "aliquot-scheduler", "fieldsV1": fields}]
     labels = {"qgpu-device-enable": "enable", "zone": "a"}
@@ -38,7 +38,7 @@ def test_a_label_that_the_scheduler_put_there_is_known_by_the_api_servers_books(
     assert node_leftovers(_node(labels=labels, managedFields=by_hand), {}) == (None, None)
 
 
-def test_annotations_taint_condition_and_resources_of_ours_go() -> None:
+def test_node_leftovers_removes_all_marks() -> None:
     node = _node(annotations={"aliquot.dev/inventory": "{}", "aliquot.dev/agent": "1", "other": "x"})
     mark = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule"}
     node["spec"]["taints"] = [mark, {"key": "theirs", "effect": "NoSchedule"}]
@@ -58,7 +58,7 @@ def test_annotations_taint_condition_and_resources_of_ours_go() -> None:
 # --- where files of Pods stay ----------------------------------------------------------------------------------------
 
 
-def test_the_mark_is_read_as_it_was_written() -> None:
+def test_left_behind_mark_parses_back() -> None:
     labelled = LeftBehind("aliquot", selinux={"type": "spc_t", "level": "s0:c1,c2"})
     for left in (LeftBehind("reg:5000/a/aliquot@sha256:ab"), LeftBehind("aliquot", "/data/k8s.io/kubelet"), labelled):
         assert parse_left_behind(_node(annotations={MARK: render_left_behind(left)})) == left
@@ -71,14 +71,14 @@ def test_the_mark_is_read_as_it_was_written() -> None:
     + [f'{{"v":1,"image":"a","kubelet":"{folder}"}}' for folder in ("", "x", "/", "/a/../b", "/a b", "/a/")]
     + [f'{{"v":1,"image":"a","selinux":{label}}}' for label in ('"x"', '{"more":"x"}', '{"type":"a b"}', '{"type":7}')],
 )
-def test_a_mark_that_nobody_of_ours_wrote_is_told_and_not_guessed(text: str) -> None:
+def test_invalid_left_behind_mark_is_refused(text: str) -> None:
     """The node's kubelet may write annotations of its Node."""
     told = parse_left_behind(_node(annotations={MARK: text}))
     assert isinstance(told, Invalid)
     assert MARK in told.sentence()
 
 
-def test_the_mark_takes_the_place_of_the_agents_own_in_one_write() -> None:
+def test_left_behind_mark_replaces_agent_marks_in_one_patch() -> None:
     node, left = _node(annotations={"aliquot.dev/agent": "1"}), LeftBehind("here/aliquot:1")
     patch, _ = node_leftovers(node, {}, left)
     assert patch is not None
@@ -87,7 +87,7 @@ def test_the_mark_takes_the_place_of_the_agents_own_in_one_write() -> None:
     assert node_leftovers(again, {}, left) == (None, None), "said twice, it changes nothing"
 
 
-def test_what_somebody_else_offers_on_a_node_that_we_left_is_theirs() -> None:
+def test_resources_of_others_on_left_node_are_kept() -> None:
     """gpushare is back there, and a taint of T9k's is not ours."""
     mark = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule"}
     amounts = {"aliyun.com/gpu-mem": "64", "aliyun.com/gpu-count": "4", "tke.cloud.tencent.com/qgpu-core": "0"}
@@ -100,7 +100,7 @@ def test_what_somebody_else_offers_on_a_node_that_we_left_is_theirs() -> None:
     assert status == {"status": {"capacity": gone, "allocatable": gone}}
 
 
-def test_what_somebody_else_offers_where_no_agent_of_ours_was_is_theirs_too() -> None:
+def test_resources_of_others_without_agent_are_kept() -> None:
     node = _node()
     node["status"] = {"capacity": {"aliyun.com/gpu-mem": "64"}, "allocatable": {"aliyun.com/gpu-mem": "64"}}
     assert node_leftovers(node, {}) == (None, None)

@@ -168,7 +168,7 @@ rules = st.sampled_from([DEFAULT_RULES, LATER])
 
 
 @given(pods(), rules)
-def test_a_pod_read_by_fields_asks_for_what_the_json_asks_for(pod: Json, by: Rules) -> None:
+def test_pod_struct_has_claim_of_json(pod: Json, by: Rules) -> None:
     asked = PodReader(by).read(typed_pod(pod))
     assert asked.claim == parse_pod(pod, by)
     if isinstance(asked.claim, Claim):
@@ -178,14 +178,14 @@ def test_a_pod_read_by_fields_asks_for_what_the_json_asks_for(pod: Json, by: Rul
 
 
 @given(pods())
-def test_a_pod_read_by_fields_is_a_daemons_or_finished_when_the_json_says_so(pod: Json) -> None:
+def test_pod_struct_has_phase_and_owner_of_json(pod: Json) -> None:
     typed = typed_pod(pod)
     assert typed.daemon == is_daemon(pod)
     assert typed.finished == is_finished(pod)
 
 
 @given(nodes(), rules)
-def test_a_node_read_by_fields_is_the_node_of_the_json(node: Json, by: Rules) -> None:
+def test_node_struct_equals_json_node(node: Json, by: Rules) -> None:
     assert parse_node(typed_node(node), by) == parse_node(node, by)
     assert NodeReader(by).read(typed_node(node)) == parse_node(node, by)
     assert told_gpushare_unit([typed_node(node)]) == told_gpushare_unit([node])
@@ -205,9 +205,7 @@ GRANTS: list[dict[str, str]] = [
 @pytest.mark.parametrize("annotations", GRANTS, ids=str)
 @pytest.mark.parametrize("on", [None, "n1"])
 @pytest.mark.parametrize("limits", [{MEM: 1}, {T9K_NODE: 1}, {QGPU_MEMORY: 1}], ids=str)
-def test_a_grant_read_by_fields_is_the_grant_of_the_json(
-    annotations: dict[str, str], on: str | None, limits: Json
-) -> None:
+def test_grant_struct_equals_json_grant(annotations: dict[str, str], on: str | None, limits: Json) -> None:
     pod = asking(limits, annotations=annotations, on=on)
     claim, node = parse_pod(pod), parse_node(a_node("n1", 16, 16, labels=XGN))
     assert isinstance(claim, Claim)
@@ -219,7 +217,7 @@ def test_a_grant_read_by_fields_is_the_grant_of_the_json(
 # --- each kind is read once ------------------------------------------------------------------------------------------
 
 
-def test_pods_of_one_template_share_what_was_read_and_keep_their_names() -> None:
+def test_pods_of_one_template_share_cached_claim() -> None:
     reader = PodReader(DEFAULT_RULES)
     first, second = (typed_pod(gpushare_pod(name, 4, owner=f"ReplicaSet/{name}-rs")) for name in ("a", "b"))
     claims = [reader.read(pod).claim for pod in (first, second)]
@@ -264,7 +262,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_a_reader_never_takes_a_pod_for_one_that_differs_in(change: Callable[[Json], None]) -> None:
+def test_reader_cache_distinguishes_pods_by(change: Callable[[Json], None]) -> None:
     pod = a_pod("p", a_container("main", {MEM: "4"}))
     changed = copy.deepcopy(pod)
     change(changed)
@@ -276,7 +274,7 @@ def test_a_reader_never_takes_a_pod_for_one_that_differs_in(change: Callable[[Js
 
 @settings(max_examples=40)
 @given(st.lists(pods(), min_size=2, max_size=6), rules)
-def test_a_reader_that_has_read_many_pods_reads_each_as_if_it_were_the_first(many: list[Json], by: Rules) -> None:
+def test_reader_cache_does_not_change_pods(many: list[Json], by: Rules) -> None:
     reader = PodReader(by)
     for pod in (*many, *many):
         assert reader.read(typed_pod(pod)) == PodReader(by).read(typed_pod(pod))
@@ -284,13 +282,13 @@ def test_a_reader_that_has_read_many_pods_reads_each_as_if_it_were_the_first(man
 
 @settings(max_examples=40)
 @given(st.lists(nodes(), min_size=2, max_size=6), rules)
-def test_a_reader_that_has_read_many_nodes_reads_each_as_if_it_were_the_first(many: list[Json], by: Rules) -> None:
+def test_reader_cache_does_not_change_nodes(many: list[Json], by: Rules) -> None:
     reader = NodeReader(by)
     for node in (*many, *many):
         assert reader.read(typed_node(node)) == parse_node(node, by)
 
 
-def test_a_reader_forgets_rather_than_grow_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PodReader, "_MOST", 10)
     monkeypatch.setattr(NodeReader, "_MOST", 10)
     reader, node_reader = PodReader(DEFAULT_RULES), NodeReader(DEFAULT_RULES)
@@ -301,7 +299,7 @@ def test_a_reader_forgets_rather_than_grow_without_bound(monkeypatch: pytest.Mon
     assert len(node_reader._known) <= 10
 
 
-def test_a_reader_keeps_nothing_of_a_pod_with_very_long_words() -> None:
+def test_reader_does_not_cache_long_pods() -> None:
     reader = PodReader(DEFAULT_RULES)
     pod = gpushare_pod("p", 1)
     pod["metadata"]["annotations"] = {"aliyun.com/gpu-count": "x" * 100_000}
@@ -309,7 +307,7 @@ def test_a_reader_keeps_nothing_of_a_pod_with_very_long_words() -> None:
     assert reader._known == {}
 
 
-def test_nodes_that_are_alike_keep_their_names() -> None:
+def test_similar_nodes_keep_their_names() -> None:
     reader = NodeReader(DEFAULT_RULES)
     first, second = (reader.read(typed_node(a_node(name, capacity={MEM: "16"}))) for name in ("a", "b"))
     assert isinstance(first, Node)
@@ -317,7 +315,7 @@ def test_nodes_that_are_alike_keep_their_names() -> None:
     assert first.name == "a"
 
 
-def test_a_pod_without_a_name_of_its_own_is_known_by_what_it_has() -> None:
+def test_pod_without_name_uses_available_fields() -> None:
     pod = typed_pod({"metadata": {"generateName": "web-"}})
     assert pod_names(pod) == ("default/web-", "default", "web-", None)
 
@@ -337,5 +335,5 @@ REFUSED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
     ],
     ids=["no conditions", "none", "unschedulable", "not ready", "gated", "scheduled"],
 )
-def test_a_pod_is_refused_when_kube_scheduler_found_no_node(conditions: list[Json] | None, refused: bool) -> None:
+def test_pod_is_refused_by_condition_unschedulable(conditions: list[Json] | None, refused: bool) -> None:
     assert typed_pod(a_pod(status={"conditions": conditions})).refused is refused

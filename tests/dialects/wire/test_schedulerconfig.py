@@ -23,12 +23,12 @@ URL = "http://127.0.0.1:12345/aliquot"
     ("text", "version"),
     [("1.36", (1, 36)), ("v1.36.4", (1, 36)), ("1.27.3-gke.100", (1, 27)), (" v1.22.17+k3s1 ", (1, 22))],
 )
-def test_a_version_is_read_however_it_is_written(text: str, version: tuple[int, int]) -> None:
+def test_parse_version_accepts_forms(text: str, version: tuple[int, int]) -> None:
     assert parse_version(text) == version
 
 
 @pytest.mark.parametrize("text", ["", "1", "latest", "2.0", "1.x", "1.10", "1.36\n1.2", "1.٣"])
-def test_what_is_no_version_is_refused(text: str) -> None:
+def test_parse_version_refuses_others(text: str) -> None:
     assert isinstance(parse_version(text), Invalid)
 
 
@@ -45,43 +45,43 @@ def test_what_is_no_version_is_refused(text: str) -> None:
         (36, "v1", False),
     ],
 )
-def test_each_version_reads_its_own_api(minor: int, api: str | None, policy: bool) -> None:
+def test_config_api_follows_version(minor: int, api: str | None, policy: bool) -> None:
     assert config_api((1, minor)) == api
     assert reads_policy((1, minor)) is policy
 
 
-def test_the_pods_of_every_dialect_come_to_one_extender() -> None:
+def test_one_extender_serves_all_dialects() -> None:
     (extender,) = render_config(Wiring((1, 36), URL))["extenders"]
     names = [managed_resource["name"] for managed_resource in extender["managedResources"]]
     assert names == [*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES]
     assert [extender[f"{verb}Verb"] for verb in VERBS] == list(VERBS)
 
 
-def test_kube_scheduler_goes_on_counting_the_resources_as_the_kubelet_does() -> None:
+def test_resources_are_not_ignored_by_scheduler() -> None:
     (extender,) = render_config(Wiring((1, 36), URL))["extenders"]
     assert not any(managed_resource["ignoredByScheduler"] for managed_resource in extender["managedResources"])
 
 
-def test_gpu_pods_wait_while_the_extender_is_away() -> None:
+def test_extender_is_not_ignorable() -> None:
     (extender,) = render_config(Wiring((1, 36), URL))["extenders"]
     assert extender["ignorable"] is False
 
 
-def test_in_place_the_default_profile_stays_and_t9ks_manifests_find_theirs() -> None:
+def test_in_place_config_has_default_and_t9k_profiles() -> None:
     config = render_config(Wiring((1, 36), URL))
     assert [profile["schedulerName"] for profile in config["profiles"]] == ["default-scheduler", "t9k-scheduler"]
     assert "percentageOfNodesToScore" not in config
     assert "resourceName" not in config["leaderElection"]
 
 
-def test_a_second_one_has_names_and_a_lease_of_its_own_and_looks_at_every_node() -> None:
+def test_second_scheduler_has_own_names_and_lease() -> None:
     config = render_config(Wiring((1, 36), URL, second=True))
     assert [profile["schedulerName"] for profile in config["profiles"]] == ["aliquot-scheduler", "t9k-scheduler"]
     assert config["percentageOfNodesToScore"] == 100
     assert config["leaderElection"]["resourceName"] == "aliquot-kube-scheduler"
 
 
-def test_other_dialects_than_t9k_need_no_t9k_scheduler() -> None:
+def test_t9k_profile_only_with_t9k() -> None:
     config = render_config(Wiring((1, 36), URL, ("gpushare",)))
     assert [profile["schedulerName"] for profile in config["profiles"]] == ["default-scheduler"]
     assert [managed_resource["name"] for managed_resource in config["extenders"][0]["managedResources"]] == list(
@@ -89,7 +89,7 @@ def test_other_dialects_than_t9k_need_no_t9k_scheduler() -> None:
     )
 
 
-def test_policy_has_its_own_spelling_of_two_fields() -> None:
+def test_policy_form_spells_two_fields_differently() -> None:
     policy = render_policy(Wiring((1, 20), URL))
     assert (policy["kind"], policy["apiVersion"]) == ("Policy", "v1")
     (extender,) = policy["extenders"]

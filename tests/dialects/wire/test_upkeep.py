@@ -39,7 +39,7 @@ def with_condition(node: Json, judged: Upkeep) -> Json:
 # Taint.
 
 
-def test_an_xgn_node_gets_the_taint_and_keeps_its_others() -> None:
+def test_xgn_node_gets_taint_and_keeps_others() -> None:
     other = {"key": TAINT["key"], "effect": "NoExecute", "timeAdded": NOW}
     judged = upkeep(a_node("n1", labels=XGN, taints=[other]), NOW)
     assert judged.node is not None
@@ -48,18 +48,18 @@ def test_an_xgn_node_gets_the_taint_and_keeps_its_others() -> None:
 
 
 @pytest.mark.parametrize("labels", [{}, SGN, {**XGN, "sched.tensorstack.dev/accelerator": "amd-gpu"}])
-def test_the_taint_goes_with_the_label(labels: dict[str, str]) -> None:
+def test_taint_is_removed_with_label(labels: dict[str, str]) -> None:
     judged = upkeep(a_node("n1", labels=labels, taints=[TAINT]), NOW)
     assert judged.node is not None
     assert judged.node["spec"] == {"taints": []}
     assert [each.reason for each in judged.node_events] == ["TaintRemoved"]
 
 
-def test_a_taint_that_is_right_is_left_alone() -> None:
+def test_correct_taint_needs_no_patch() -> None:
     assert not upkeep(a_node("n1", labels=XGN, taints=[TAINT]), NOW).needed
 
 
-def test_the_patch_holds_only_for_the_version_that_was_looked_at() -> None:
+def test_patch_has_resource_version() -> None:
     judged = upkeep(with_cards(True, labels=XGN), NOW)
     assert judged.node is not None
     assert judged.node["metadata"] == {"resourceVersion": "7"}
@@ -68,7 +68,7 @@ def test_the_patch_holds_only_for_the_version_that_was_looked_at() -> None:
 # Label.
 
 
-def test_a_node_with_cards_is_enabled_for_qgpu() -> None:
+def test_node_with_cards_gets_qgpu_label() -> None:
     judged = upkeep(with_cards(True, True), NOW)
     assert judged.node == {"metadata": {"labels": {"qgpu-device-enable": "enable"}, "resourceVersion": "7"}}
     assert [each.message for each in judged.node_events] == ["qgpu-device-enable=enable: the agent found 2 cards"]
@@ -77,23 +77,23 @@ def test_a_node_with_cards_is_enabled_for_qgpu() -> None:
 @pytest.mark.parametrize(
     "labels", [QGPU, {"qgpu-device-enable": "disable"}, {"gpushare": "true"}, {"gpushare": "false"}, SGN]
 )
-def test_what_a_person_chose_for_the_node_stays(labels: dict[str, str]) -> None:
+def test_chosen_dialect_labels_are_kept(labels: dict[str, str]) -> None:
     assert upkeep(with_cards(True, labels=labels), NOW).node is None
 
 
-def test_a_node_without_cards_or_without_an_agent_is_not_enabled() -> None:
+def test_node_without_cards_or_agent_gets_no_label() -> None:
     assert not upkeep(with_cards(), NOW).needed
     assert not upkeep(a_node("n1", capacity={"aliyun.com/gpu-mem": 16}), NOW).needed
 
 
-def test_enabling_can_be_switched_off() -> None:
+def test_qgpu_label_needs_served_dialect() -> None:
     assert not upkeep(with_cards(True), NOW, rules=Rules(served=frozenset({"gpushare"}))).needed
 
 
 # Condition.
 
 
-def test_a_sick_card_is_a_condition_that_names_it() -> None:
+def test_unhealthy_card_is_named_in_condition() -> None:
     judged = upkeep(with_cards(True, False, labels=QGPU), NOW)
     assert judged.status is not None
     assert judged.status["status"]["conditions"] == [
@@ -109,17 +109,17 @@ def test_a_sick_card_is_a_condition_that_names_it() -> None:
     assert [(each.reason, each.type) for each in judged.status_events] == [("SickCards", "Warning")]
 
 
-def test_a_card_that_a_configmap_takes_out_is_sick() -> None:
+def test_card_in_configmap_is_unhealthy() -> None:
     judged = upkeep(a_node("n1", 16, 16, labels=QGPU), NOW, unhealthy=frozenset({0}))
     assert judged.status is not None
     assert judged.status["status"]["conditions"][0]["message"] == "1 of 2 cards unhealthy: 0"
 
 
-def test_a_node_that_was_never_sick_has_no_condition() -> None:
+def test_healthy_node_gets_no_condition() -> None:
     assert not upkeep(with_cards(True, labels=QGPU), NOW).needed
 
 
-def test_a_node_that_is_well_again_says_so_and_says_it_once() -> None:
+def test_recovered_node_condition_is_true_once() -> None:
     sick = with_cards(True, False, labels=QGPU)
     sick = with_condition(sick, upkeep(sick, NOW))
     assert not upkeep(sick, LATER).needed
@@ -136,7 +136,7 @@ def test_a_node_that_is_well_again_says_so_and_says_it_once() -> None:
     assert not upkeep(with_condition(well, judged), LATER).needed
 
 
-def test_a_second_sick_card_changes_the_words_but_not_the_time_of_the_change() -> None:
+def test_second_unhealthy_card_keeps_transition_time() -> None:
     sick = with_cards(True, False, labels=QGPU)
     sick = with_condition(sick, upkeep(sick, NOW))
     worse = {**with_cards(False, False, labels=QGPU), "status": sick["status"]}
@@ -147,7 +147,7 @@ def test_a_second_sick_card_changes_the_words_but_not_the_time_of_the_change() -
     assert condition["lastTransitionTime"] == NOW
 
 
-def test_a_node_whose_cards_nobody_tells_of_any_more_is_unknown() -> None:
+def test_node_without_reported_cards_is_unknown() -> None:
     sick = with_cards(False, labels=QGPU)
     sick = with_condition(sick, upkeep(sick, NOW))
     judged = upkeep({**a_node("n1", labels=QGPU), "status": sick["status"]}, LATER)
@@ -158,7 +158,7 @@ def test_a_node_whose_cards_nobody_tells_of_any_more_is_unknown() -> None:
 # What cannot be read.
 
 
-def test_a_node_that_breaks_a_rule_is_told_of_and_still_gets_its_taint() -> None:
+def test_invalid_node_still_gets_taint() -> None:
     node = a_node("n1", labels=XGN)
     node["metadata"]["annotations"] = {"aliquot.dev/inventory": "{"}
     judged = upkeep(node, NOW)
@@ -186,12 +186,12 @@ SICK = with_cards(False, labels=QGPU)
     ],
     ids=["a label", "a taint", "a taint to take away", "a sick card", "a card that is well again"],
 )
-def test_the_quick_look_misses_nobody(node: Json) -> None:
+def test_may_need_upkeep_has_no_false_negatives(node: Json) -> None:
     assert upkeep(node, NOW).needed
     assert looks_needy(node)
 
 
-def test_the_quick_look_passes_over_nodes_that_are_as_they_should_be() -> None:
+def test_may_need_upkeep_skips_complete_nodes() -> None:
     ready = {"type": "Ready", "status": "True"}
     other = a_node("n1", taints=[{"key": "a", "effect": "NoSchedule"}])
     other["status"]["conditions"] = [ready]
@@ -203,14 +203,14 @@ def test_the_quick_look_passes_over_nodes_that_are_as_they_should_be() -> None:
 
 @settings(max_examples=200)
 @given(anything | mutated(nodes))
-def test_nothing_raises_on_any_json(node: object) -> None:
+def test_upkeep_accepts_any_json(node: object) -> None:
     judged = upkeep(node, NOW, unhealthy=frozenset({0}))
     assert isinstance(judged, Upkeep)
 
 
 @settings(max_examples=100)
 @given(nodes)
-def test_done_once_there_is_nothing_left_to_do(node: Json) -> None:
+def test_upkeep_is_idempotent(node: Json) -> None:
     judged = upkeep(node, NOW)
     after = json.loads(json.dumps(node))
     if judged.node:

@@ -11,7 +11,7 @@ from aliquot.dialects.wire.webhooks import FailurePolicy, ServiceRef, configured
 SERVICE = ServiceRef("kube-system", "aliquot-webhook")
 
 
-def test_a_service_is_asked_with_the_given_authority() -> None:
+def test_service_configuration_has_ca_bundle() -> None:
     (webhook,) = webhook_configuration(b"CA", SERVICE)["webhooks"]
     assert webhook["clientConfig"] == {
         "caBundle": base64.b64encode(b"CA").decode(),
@@ -19,12 +19,12 @@ def test_a_service_is_asked_with_the_given_authority() -> None:
     }
 
 
-def test_a_webhook_outside_of_the_cluster_is_asked_by_its_address() -> None:
+def test_url_configuration_has_address() -> None:
     (webhook,) = webhook_configuration(b"CA", "https://127.0.0.1:8443/")["webhooks"]
     assert webhook["clientConfig"]["url"] == "https://127.0.0.1:8443/review"
 
 
-def test_a_webhook_that_is_down_stops_nobody_unless_wanted() -> None:
+def test_failure_policy_is_ignore_by_default() -> None:
     policies = [
         webhook_configuration(b"", SERVICE)["webhooks"][0]["failurePolicy"],
         webhook_configuration(b"", SERVICE, failure_policy=FailurePolicy.FAIL)["webhooks"][0]["failurePolicy"],
@@ -32,14 +32,14 @@ def test_a_webhook_that_is_down_stops_nobody_unless_wanted() -> None:
     assert policies == ["Ignore", "Fail"]
 
 
-def test_the_condition_names_every_resource_of_every_dialect() -> None:
+def test_match_condition_names_all_resources() -> None:
     (webhook,) = webhook_configuration(b"", SERVICE)["webhooks"]
     (condition,) = webhook["matchConditions"]
     for resource in (*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES):
         assert condition["expression"].count(f"'{resource}'") >= 4  # limits and requests, of two kinds of containers
 
 
-def test_defaults_that_the_api_server_adds_are_no_difference() -> None:
+def test_configured_ignores_api_server_defaults() -> None:
     wanted = webhook_configuration(b"CA", SERVICE)
     present = copy.deepcopy(wanted)
     present["webhooks"][0]["objectSelector"] = {}
@@ -47,7 +47,7 @@ def test_defaults_that_the_api_server_adds_are_no_difference() -> None:
     assert configured(present, wanted)
 
 
-def test_what_somebody_changed_is_a_difference() -> None:
+def test_configured_detects_changes() -> None:
     wanted = webhook_configuration(b"CA", SERVICE)
     changes: tuple[dict[str, object], ...]
     changes = ({"failurePolicy": "Fail"}, {"matchConditions": []}, {"clientConfig": {}}, {"rules": None})

@@ -48,12 +48,12 @@ def test_from_nothing_by_one_command_to_the_first_shared_card_and_back_to_nothin
     ((card,),) = (report(bare, "first")["cuda"]["cards"],)
     assert card["total"] == 5 * GIB
 
-    again = json.loads(_install(bare, "--dry-run", "-o", "json").split("\nlook")[0].split("look")[0])
+    again = json.loads(_install(bare, "--dry-run", "-o", "json").split("\ninspect")[0].split("inspect")[0])
     assert set(again.values()) == {"unchanged"}
 
-    assert "1 Pod is on our cards: default/first" in _uninstall(bare, code=1)
+    assert "1 Pod uses shared cards: default/first" in _uninstall(bare, code=1)
     assert _running(bare, "first")[2], "a refusal changes nothing"
-    assert "nothing of it is left" in _uninstall(bare, "--delete-pods")
+    assert "nothing is left" in _uninstall(bare, "--delete-pods")
 
 
 def test_pods_run_on_without_us_where_that_is_said(bare: Cluster) -> None:
@@ -66,14 +66,14 @@ def test_pods_run_on_without_us_where_that_is_said(bare: Cluster) -> None:
     assert report(bare, "stays")["cuda"]["cards"][0]["total"] == 5 * GIB, "even held to its memory"
 
     bare.kubectl("delete", "pod", "stays", "--wait=true")
-    assert "2 nodes cleaned, nothing of it is left" in _uninstall(bare), "the nodes themselves tell where files stayed"
+    assert "2 nodes cleaned, nothing is left" in _uninstall(bare), "the nodes themselves tell where files stayed"
 
 
 def test_what_does_not_come_up_says_why_and_is_taken_away(bare: Cluster) -> None:
     said = _install(bare, "--image", NOT_OURS, "--timeout", "12s", code=1)
     assert "Pod aliquot-agent-" in said
     assert "install-shim" in said, "which container, and how it ended"
-    assert "rolled back: nothing of it is left" in said
+    assert "rolled back: nothing is left" in said
 
 
 def test_an_upgrade_that_does_not_come_up_goes_back_to_what_was_there(bare: Cluster) -> None:

@@ -118,7 +118,7 @@ def test_live_pods_of_gpushare_run_on_through_the_chart_and_back_and_at_last_not
         # And at last: what the Pods of ours needed goes with them, gpushare goes on.
         refused = bare.aliquot("uninstall", "--nodes-only")
         assert refused.returncode == 1
-        assert "1 Pod is on our cards: default/new" in refused.stderr
+        assert "1 Pod uses shared cards: default/new" in refused.stderr
         bare.kubectl("delete", "pods", "--all", "--wait=true")
         done = bare.aliquot("uninstall", "--nodes-only", "--timeout", "60s")
         assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""`aliquot install` and `aliquot upgrade`: a cluster from nothing to the first shared Pod, without Helm."""
+"""`aliquot install` and `aliquot upgrade`: install on a cluster without Helm, and verify."""
 
 from __future__ import annotations
 
@@ -11,84 +11,86 @@ import click
 
 import aliquot
 from aliquot.cli.errors import InputError
-from aliquot.cli.install.options import asked, check, rendered, shared
-from aliquot.cli.install.steps import Steps, find, run
+from aliquot.cli.install.options import check, given_options, install_options, packaged_objects
+from aliquot.cli.install.steps import Steps, find_cluster, run
 from aliquot.cli.tables import printable
 from aliquot.services.doctor.findings import Level
 
 if TYPE_CHECKING:
     from aliquot.adapters.kubernetes.kube import Kube
-    from aliquot.dialects.wire.deployment import Options, Record
+    from aliquot.dialects.wire.deployment import Options
+    from aliquot.dialects.wire.installrecord import Record
     from aliquot.services.doctor.findings import Finding
-    from aliquot.services.install.installer import Found, Installer
+    from aliquot.services.install.clusterobjects import ClusterObjects
+    from aliquot.services.install.installer import Installer
+    from aliquot.services.install.preflight import Preflight
 
 _OLDEST = (1, 28)
 _POLICIES_SINCE = (1, 30)
-_AWAY = 120.0  # seconds to take a first installation away again that did not come up
-_FIND_IMAGE = (
-    "--kube-scheduler-image is missing: name the image of a kube-scheduler of the cluster's version, {version}"
+_REMOVAL_TIMEOUT = 120.0  # seconds to remove a first installation that failed
+_IMAGE_MISSING = (
+    "--kube-scheduler-image is missing: give the image of a kube-scheduler of the cluster's version, {version}"
 )
 
-_LEFT = (
-    "left as it is: nothing is known that it could go back to, and Pods may be on its cards; the same command goes on, "
-    "`aliquot uninstall` takes it all away"
+_NOT_ROLLED_BACK = (
+    "not rolled back: there is no earlier installation to return to, and Pods may use shared cards; run the same "
+    "command again to resume, or `aliquot uninstall`"
 )
 _NEXT = """\
 next:
-  kubectl label node NODE {label}     # a node whose cards are to be shared, where it has no label yet
-  kubectl aliquot                     # nodes, cards and Pods
-  kubectl apply -f - <<EOF            # the first shared Pod
+  kubectl label node NODE {label}     # share the cards of a node
+  kubectl aliquot                     # show nodes, cards and Pods
+  kubectl apply -f - <<EOF            # run a Pod on a part of a card
 {pod}
 EOF"""
 
 
 @click.command()
-@shared(fresh=True)
+@install_options(fresh=True)
 def install(**given: Any) -> None:
-    """Put aliquot on a cluster: scheduler, webhook, agents, and what they need.
+    """Install aliquot on a cluster: scheduler, webhook, agents, and what they need.
 
-    What is there is looked at first, then everything is applied (server-side), awaited and verified.
-    Where it does not come up, it says which Pod is not ready and why, and takes everything away again. Killed at any
-    point, the same command goes on. For clusters with Helm there is a chart: the same objects.
+    Inspects the cluster, applies everything (server-side), waits until it is ready, and verifies it. If the rollout
+    fails, it reports the Pod that is not ready and rolls back. If it is interrupted, run the same command again. The
+    Helm chart installs the same objects.
 
     \b
     aliquot install --nodes gpu-1,gpu-2
     aliquot install --mode gpushare --image REGISTRY/aliquot/aliquot:VERSION
     aliquot install --image-pull-secret mine --runtime-class nvidia
-    aliquot install --simulate 4x16GiB --nodes n1     try it on a node without cards
-    aliquot install --dry-run -o yaml                 the objects
+    aliquot install --simulate 4x16GiB --nodes n1     try it on a node without GPUs
+    aliquot install --dry-run -o yaml                 print the objects
     """
-    _go(given, upgrade=False)
+    _run(given, upgrade=False)
 
 
 @click.command()
-@shared(fresh=False)
+@install_options(fresh=False)
 def upgrade(**given: Any) -> None:
-    """Bring an installation on a cluster to this program's version.
+    """Upgrade the installation on a cluster to this program's version.
 
-    Options that are not given stay as they are; one that is given as '' is taken off. RBAC first, then the agents, node
-    by node, then the scheduler. Pods run on, and Pods that come find a node: an agent that is about to be replaced says
-    so, and no Pod is sent there for those seconds. Where the new version does not come up, the objects of the old one
-    are put back.
+    Options that are not given keep their values; '' removes one. Upgrades RBAC, then the agents node by node, then the
+    scheduler. Running Pods are not affected, and new Pods are still scheduled: an agent announces its replacement, and
+    for those seconds no Pod is bound to its node. If the rollout fails, it restores the objects of the old version.
     """
-    _go(given, upgrade=True)
+    _run(given, upgrade=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is to be done."""
+    """What to apply."""
 
     record: Record
     objects: list[dict[str, Any]]
     notes: tuple[str, ...]
 
 
-def _go(given: dict[str, Any], *, upgrade: bool) -> None:
+def _run(given: dict[str, Any], *, upgrade: bool) -> None:
     check(given)
-    server = find(given["kubeconfig"], given["kube_context"])
+    server = find_cluster(given["kubeconfig"], given["kube_context"])
     steps = Steps()
-    word = "upgrade" if upgrade else "install"
-    goes_on = f"`aliquot {word}` with the same options goes on, `aliquot uninstall` takes it all away"
+    command = "upgrade" if upgrade else "install"
+    resume = f"run `aliquot {command}` with the same options to resume, or `aliquot uninstall` to remove it"
 
     async def work() -> int:
         from aliquot.adapters.kubernetes.kube import Kube
@@ -96,32 +98,36 @@ def _go(given: dict[str, Any], *, upgrade: bool) -> None:
         async with Kube(server, agent="aliquot-install") as kube:
             return await _work(kube, given, steps, upgrade=upgrade)
 
-    raise click.exceptions.Exit(run(work(), steps, goes_on=goes_on))
+    raise click.exceptions.Exit(run(work(), steps, resume=resume))
 
 
 async def _work(kube: Kube, given: dict[str, Any], steps: Steps, *, upgrade: bool) -> int:
-    from aliquot.services.install.installer import Installer, InstallError
+    from aliquot.services.install.clusterobjects import ClusterObjects, InstallError
+    from aliquot.services.install.installer import Installer
+    from aliquot.services.install.rollout import PROGRAMS, Rollout
 
-    installer = Installer(kube, say=steps.say, now=time.monotonic)
+    objects = ClusterObjects(kube)
+    rollout = Rollout(objects, given["namespace"], report=steps.report, now=time.monotonic)
+    installer = Installer(objects, rollout, report=steps.report)
     try:
-        plan = await _planned(installer, given, steps, upgrade=upgrade)
+        plan = await _plan(installer, given, steps, upgrade=upgrade)
     except InstallError as error:
         raise InputError(str(error)) from error
     for note in plan.notes:
-        steps.say("note", note)
+        steps.report("note", note)
     if given["dry_run"]:
-        await _dry_run(installer, plan, given["output"])
+        await _dry_run(objects, plan, given["output"])
         return 0
     until = time.monotonic() + given["timeout"] if given["wait"] else None
     findings: list[Finding] = []
     record = plan.record
     try:
-        record = await installer.put(record, plan.objects, nodes=_nodes(given), until=until)
+        record = await installer.apply_all(record, plan.objects, nodes=_nodes(given), until=until)
         if until is not None:
             from aliquot.cli.install.verify import verify
 
-            await installer.await_(record.options.namespace, ("aliquot-agent", "aliquot-scheduler"), until)
-            steps.say("verify", "leader, webhook, nodes")
+            await rollout.wait(tuple(PROGRAMS), until)
+            steps.report("verify", "leader, webhook, nodes")
             findings = await verify(kube, record.options.namespace, until)
             await installer.settle(record)
     except InstallError as error:
@@ -130,119 +136,122 @@ async def _work(kube: Kube, given: dict[str, Any], steps: Steps, *, upgrade: boo
         if given["rollback"]:
             await _roll_back(kube, installer, record, steps, upgrade=upgrade)
         else:
-            click.echo("aliquot: left as it is, for --no-rollback was given; the same command goes on", err=True)
+            click.echo("aliquot: not rolled back (--no-rollback); run the same command again to resume", err=True)
         return 1
     steps.end()
     _summary(record, findings, given)
     return 0
 
 
-# --- before anything is done -----------------------------------------------------------------------------------------
+# --- planning --------------------------------------------------------------------------------------------------------
 
 
-async def _planned(installer: Installer, given: dict[str, Any], steps: Steps, *, upgrade: bool) -> _Plan:
-    from aliquot.dialects.wire import deployment as made
+async def _plan(installer: Installer, given: dict[str, Any], steps: Steps, *, upgrade: bool) -> _Plan:
+    from aliquot.dialects.wire.deployment import tailor_objects
+    from aliquot.dialects.wire.installrecord import new_record, rollback_target, with_objects_of
+    from aliquot.services.install.preflight import inspect
 
-    namespace = given["namespace"]
-    steps.say("look", "at the cluster")
-    found = await installer.look(namespace)
-    steps.say("look", f"Kubernetes {found.version}")
+    objects, namespace = installer.objects, installer.rollout.namespace
+    steps.report("inspect", "the cluster")
+    found = await inspect(objects, installer.rollout)
+    steps.report("inspect", f"Kubernetes {found.version}")
     _check(found, given)
     known = found.record
     if upgrade and known is None:
-        raise InputError(f"--namespace: nothing is installed in {namespace}: `aliquot install` installs it")
-    options = await _options(installer, given, found)
+        raise InputError(f"--namespace: nothing is installed in {namespace}: use `aliquot install`")
+    options = await _options(objects, given, found)
     if not upgrade and known is not None and known.settled and (known.version, known.options) != (_version(), options):
-        what = f"{known.version} is installed in {namespace}, by other options or of another version"
-        raise InputError(f"{what}: `aliquot upgrade` changes it; options that are not given stay as they are")
-    await installer.to_label(_nodes(given), options.mode)  # one that is misspelled is told before anything is made
-    objects = made.tailored(rendered(), options, _version())
-    before = None if known is None else made.replacing(known)
-    record = made.new_record(_version(), options, objects, before=before, labelled=known.labelled if known else {})
+        what = f"{known.version} is installed in {namespace}, with other options or in another version"
+        raise InputError(f"{what}: use `aliquot upgrade`; options that are not given keep their values")
+    await installer.missing_labels(_nodes(given), options.mode)  # reports a misspelled node before anything is created
+    wanted = tailor_objects(packaged_objects(), options, _version())
+    before = None if known is None else rollback_target(known)
+    record = new_record(_version(), options, wanted, before=before, labelled=known.labelled if known else {})
     if known is not None and not known.settled:
-        record = made.heir(record, known)
-    return _Plan(record, objects, _notes(found, known))
+        record = with_objects_of(record, known)
+    return _Plan(record, wanted, _notes(found, known))
 
 
 def _nodes(given: dict[str, Any]) -> list[str]:
     return [name for name in given["nodes"].split(",") if name]
 
 
-def _check(found: Found, given: dict[str, Any]) -> None:
+def _check(found: Preflight, given: dict[str, Any]) -> None:
     from aliquot.dialects.wire.schedulerconfig import parse_version
 
     version = parse_version(found.version)
     if not isinstance(version, tuple) or version < _OLDEST:
-        raise InputError(f"Kubernetes {found.version}: 1.28 or later is wanted; the parts by hand: docs/scheduler.md")
-    if found.refused:
         raise InputError(
-            f"your account may not {', '.join(found.refused)}: ask for the role cluster-admin, or use one that has it"
+            f"Kubernetes {found.version}: 1.28 or later is required; for a manual setup see docs/scheduler.md"
+        )
+    if found.missing_rights:
+        raise InputError(
+            f"your account may not {', '.join(found.missing_rights)}: use an account with the role cluster-admin"
         )
     if found.foreign:
         raise InputError(
-            f"aliquot is installed already: {'; '.join(found.foreign)}. By Helm: `helm upgrade`; in another namespace: "
-            "`aliquot upgrade --namespace` that one, or `aliquot uninstall` first"
+            f"aliquot is already installed: {'; '.join(found.foreign)}. If Helm installed it: `helm upgrade`; if it is "
+            "in another namespace: `aliquot upgrade --namespace NAMESPACE`, or `aliquot uninstall` first"
         )
-    if found.others and not given["beside_others"]:
+    if found.competitors and not given["beside_others"]:
         raise InputError(
-            f"something else gives the same cards away: {'; '.join(found.others)}. docs/migration.md tells how its "
-            "Pods are taken over while they run, docs/dropin.md how a drop-in is ended; --beside-others goes on without"
+            f"another product allocates the same cards: {'; '.join(found.competitors)}. To take over its running Pods "
+            "see docs/migration.md, to end a drop-in docs/dropin.md; --beside-others installs anyway"
         )
 
 
-async def _options(installer: Installer, given: dict[str, Any], found: Found) -> Options:
+async def _options(objects: ClusterObjects, given: dict[str, Any], found: Preflight) -> Options:
     from aliquot.dialects.wire.deployment import Options
     from aliquot.dialects.wire.schedulerconfig import parse_version
     from aliquot.services.install.installer import options_with
+    from aliquot.services.install.preflight import has_prometheus_operator, kube_scheduler_image
 
     known = found.record
-    wanted = asked(given)
-    wanted["monitoring"] = await installer.monitoring()
+    wanted = given_options(given)
+    wanted["monitoring"] = await has_prometheus_operator(objects)
     version = parse_version(found.version)
     wanted["policies"] = isinstance(version, tuple) and version >= _POLICIES_SINCE
     if known is not None:
         return options_with(known.options, {**wanted, "image": given["image"] or _retagged(known)})
-    image = given["kube_scheduler_image"] or await installer.cluster_scheduler()
+    image = given["kube_scheduler_image"] or await kube_scheduler_image(objects)
     if image is None:
-        raise InputError(_FIND_IMAGE.format(version=found.version))
+        raise InputError(_IMAGE_MISSING.format(version=found.version))
     fresh = Options(image=f"aliquot/aliquot:{_version()}", kube_scheduler_image=image, namespace=given["namespace"])
     return options_with(fresh, {**wanted, "kube_scheduler_image": image})
 
 
 def _retagged(known: Record) -> str:
-    """The image of this version, from where the installed one came."""
-    name, found, tag = known.options.image.rpartition(":")
-    if tag == known.version and found:
+    """The image of this version, from the registry of the installed one."""
+    name, colon, tag = known.options.image.rpartition(":")
+    if tag == known.version and colon:
         return f"{name}:{_version()}"
     if known.version == _version():
         return known.options.image
-    raise InputError(
-        f"--image is missing: {known.options.image} has no tag {known.version} that could become {_version()}"
-    )
+    raise InputError(f"--image is missing: the tag of {known.options.image} is not its version, {known.version}")
 
 
-def _notes(found: Found, known: Record | None) -> tuple[str, ...]:
-    notes = [f"beside {other}" for other in found.others]
+def _notes(found: Preflight, known: Record | None) -> tuple[str, ...]:
+    notes = [f"beside {competitor}" for competitor in found.competitors]
     if known is not None and not known.settled:
-        how = "applied by --no-wait, and does not stand yet" if known.applied else "begun and not finished"
-        notes.append(f"an installation of {known.version} was {how}: going on")
+        how = "applied with --no-wait and is not ready yet" if known.applied else "not finished"
+        notes.append(f"an installation of {known.version} was {how}: resuming")
     elif known is not None and _number(known.version) > _number(_version()):
-        notes.append(f"going back from {known.version} to {_version()}: what it wrote is understood")
+        notes.append(f"downgrading from {known.version} to {_version()}")
     return tuple(notes)
 
 
 def _number(version: str) -> tuple[int, ...]:
-    return tuple(int(each) for each in re.findall(r"\d+", version)[:3])
+    return tuple(int(digits) for digits in re.findall(r"\d+", version)[:3])
 
 
 def _version() -> str:
     return aliquot.__version__
 
 
-# --- telling ---------------------------------------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------------------------------
 
 
-async def _dry_run(installer: Installer, plan: _Plan, output: str) -> None:
+async def _dry_run(objects: ClusterObjects, plan: _Plan, output: str) -> None:
     import msgspec
 
     from aliquot.dialects.wire.deployment import identity
@@ -252,44 +261,41 @@ async def _dry_run(installer: Installer, plan: _Plan, output: str) -> None:
 
         click.echo(yaml.safe_dump_all(plan.objects, sort_keys=False), nl=False)
         return
-    changes = {str(identity(each)): await installer.difference(each) for each in plan.objects}
+    changes = {str(identity(obj)): await objects.difference(obj) for obj in plan.objects}
     if output == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(changes), indent=2).decode())
         return
     for name, change in changes.items():
         click.echo(f"{change.ljust(10)} {name}")
-    click.echo("nothing was changed: --dry-run", err=True)
+    click.echo("nothing was changed (--dry-run)", err=True)
 
 
 async def _roll_back(kube: Kube, installer: Installer, record: Record, steps: Steps, *, upgrade: bool) -> None:
-    from aliquot.cli.install.uninstall import usual
-    from aliquot.services.install.installer import InstallError
+    from aliquot.cli.install.uninstall import default_objects
+    from aliquot.services.install.clusterobjects import InstallError
     from aliquot.services.install.uninstaller import Uninstaller
 
+    namespace = record.options.namespace
     try:
-        before = await installer.back(record)
+        before = await installer.roll_back(record)
         if before is not None:
-            click.echo(
-                f"aliquot: rolled back to {before.version}; `kubectl get pods -n {before.options.namespace}`", err=True
-            )
+            click.echo(f"aliquot: rolled back to {before.version}; see `kubectl get pods -n {namespace}`", err=True)
             return
-        namespace = record.options.namespace
-        away = Uninstaller(kube, say=steps.say, now=time.monotonic, until=time.monotonic() + _AWAY)
-        if upgrade or await away.holders():  # what was there before was never seen to stand, and yet it may
-            click.echo(f"aliquot: {_LEFT}", err=True)
+        until = time.monotonic() + _REMOVAL_TIMEOUT
+        uninstaller = Uninstaller(kube, report=steps.report, now=time.monotonic, until=until)
+        if upgrade or await uninstaller.holders():  # an earlier one was never seen ready, but may be
+            click.echo(f"aliquot: {_NOT_ROLLED_BACK}", err=True)
             return
-        steps.say("roll back", "what was installed is taken away")
-        agents = await away.agents(namespace, None, record.options.image, record.options.image)
-        await away.programs(namespace)
-        swept = await away.sweep(namespace, agents, keep_running=False)
-        problems = {name: problem for name, problem in swept.items() if problem}
-        for problem in problems.values():
+        steps.report("roll back", "removing what was installed")
+        image = record.options.image
+        settings = await uninstaller.sweep_settings(namespace, None, image, image)
+        cleaned = await uninstaller.clean(namespace, settings, record.labelled, keep_running=False)
+        for problem in cleaned.problems:
             click.echo(f"aliquot: {problem}", err=True)
-        await away.clean_nodes(record.labelled, agents, list(problems))
-        await away.rest(record, namespace, usual(namespace))
+        await uninstaller.delete_objects(record, namespace, default_objects(namespace))
     except InstallError as error:
-        raise InputError(f"rolling back: {error}; `aliquot uninstall` goes on with it", code=1) from error
-    click.echo("aliquot: rolled back: nothing of it is left", err=True)
+        raise InputError(f"rolling back: {error}; run `aliquot uninstall` to finish", code=1) from error
+    click.echo("aliquot: rolled back: nothing is left", err=True)
 
 
 def _summary(record: Record, findings: list[Finding], given: dict[str, Any]) -> None:
@@ -297,24 +303,22 @@ def _summary(record: Record, findings: list[Finding], given: dict[str, Any]) -> 
     if given["output"] == "json":
         import msgspec
 
-        told = {
+        summary = {
             "version": record.version,
             "namespace": record.options.namespace,
             "verified": given["wait"],
-            "findings": [{"about": list(each.about), "what": each.what, "fix": each.advice} for each in wrong],
+            "findings": [{"about": list(found.about), "what": found.what, "fix": found.advice} for found in wrong],
         }
-        click.echo(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode())
         return
     from aliquot.cli.cluster.doctor import lines_of
-    from aliquot.dialects.wire.deployment import example, label
+    from aliquot.dialects.wire.deployment import example_pod, label_arguments
 
     for line in lines_of(findings):
         click.echo(printable(line))
-    waited = "is applied; `aliquot doctor` tells how it stands"
+    state = "is applied; check it with `aliquot doctor`"
     if given["wait"]:
-        found = f"{len(wrong)} finding{'s' * (len(wrong) != 1)} above" if wrong else "it answers"
-        waited = f"is installed: {found}"
-    click.echo(
-        f"\naliquot {record.version} {waited} (namespace {record.options.namespace}, mode {record.options.mode})"
-    )
-    click.echo(_NEXT.format(label=label(record.options.mode), pod=example(record.options.mode)))
+        result = f"{len(wrong)} finding{'s' * (len(wrong) != 1)} above" if wrong else "verified"
+        state = f"is installed: {result}"
+    click.echo(f"\naliquot {record.version} {state} (namespace {record.options.namespace}, mode {record.options.mode})")
+    click.echo(_NEXT.format(label=label_arguments(record.options.mode), pod=example_pod(record.options.mode)))

@@ -1,4 +1,4 @@
-"""What `aliquot install` and `aliquot upgrade` may be told, and what of it is refused before anything is asked."""
+"""The options of `aliquot install` and `aliquot upgrade`, and their validation."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _LABEL = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _SELECTOR = re.compile(rf"(?P<key>([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_LABEL})=(?P<value>({_LABEL})?)\Z")
 _MOUNTED = ("/var/run/cdi", "/run/cdi")
 
-# As they are called here and in the record of an installation.
-_AS_GIVEN = (
+# Options with the same name in the record of an installation.
+_SAME_NAME = (
     "mode", "replicas", "simulate", "runtime_class", "memory_unit", "driver_folder", "webhook_failure",
 )  # fmt: skip
 
 
-def shared(*, fresh: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options that both have; an upgrade keeps what it is not told."""
+def install_options(*, fresh: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Both commands have these options; an upgrade keeps the values that are not given."""
 
-    def unless(given: str, kept: str = "as it is") -> str:
-        return f"  [default: {given if fresh else kept}]"
+    def default(value: str, kept: str = "unchanged") -> str:
+        return f"  [default: {value if fresh else kept}]"
 
-    options = (*_of_the_cluster(unless, fresh=fresh), *_of_the_agents(unless), *_of_the_command())
+    options = (*_cluster_options(default, fresh=fresh), *_agent_options(default), *_command_options())
 
     def added(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
@@ -44,104 +44,118 @@ def shared(*, fresh: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     return added
 
 
-def _of_the_cluster(unless: Callable[..., str], *, fresh: bool) -> Iterable[Callable[..., Any]]:
-    beside = unless("that of the cluster's own, where its Pods are seen")
-    ours = unless("aliquot/aliquot:VERSION", "this version, from where it came before")
-    where = "Made where missing" if fresh else "Where it is installed"
+def _cluster_options(default: Callable[..., str], *, fresh: bool) -> Iterable[Callable[..., Any]]:
+    theirs = default("the image of the cluster's own, if its Pods are visible")
+    ours = default("aliquot/aliquot:VERSION", "this version, from the same registry")
+    namespace = "Created if missing" if fresh else "Where aliquot is installed"
     return (
-        click.option("--mode", type=_MODE, help="Which dialects are served" + unless("all")),
-        click.option("-n", "--namespace", default="aliquot-system", show_default=True, help=where),
-        click.option("--image", help="Ours, with your registry before it" + ours),
+        click.option("--mode", type=_MODE, help="Serve these dialects" + default("all")),
+        click.option("-n", "--namespace", default="aliquot-system", show_default=True, help=namespace),
+        click.option("--image", help="Image of aliquot, including your registry" + ours),
         click.option(
             "--image-pull-secret",
             "pull_secrets",
             metavar="NAME",
             multiple=True,
-            help="A Secret in that namespace by which images are pulled; may be given several times" + unless("none"),
+            help="Secret in that namespace for pulling images; repeatable" + default("none"),
         ),
-        click.option("--kube-scheduler-image", help="Of the kube-scheduler beside ours" + beside),
-        click.option("--replicas", type=click.IntRange(1, 9), help="Of the scheduler" + unless("2")),
+        click.option("--kube-scheduler-image", help="Image of the kube-scheduler that runs with aliquot" + theirs),
+        click.option("--replicas", type=click.IntRange(1, 9), help="Replicas of the scheduler" + default("2")),
         click.option(
             "--webhook-failure",
             type=click.Choice(["ignore", "fail"]),
-            help="What becomes of GPU Pods while no replica answers: taken unchecked, or refused" + unless("fail"),
+            help="While no replica answers, accept GPU Pods unchecked or refuse them" + default("fail"),
         ),
     )
 
 
-def _of_the_agents(unless: Callable[..., str]) -> Iterable[Callable[..., Any]]:
+def _agent_options(default: Callable[..., str]) -> Iterable[Callable[..., Any]]:
     return (
-        click.option("--nodes", metavar="N1,N2", default="", help="Label these for the mode, where they have none"),
+        click.option(
+            "--nodes", metavar="N1,N2", default="", help="Label these nodes for the mode, unless they are labelled"
+        ),
         click.option(
             "--node-selector",
             metavar="KEY=VALUE",
             multiple=True,
-            help="Agents only on nodes with this label, too; may be given several times" + unless("none"),
+            help="Run agents only on nodes that also have this label; repeatable" + default("none"),
         ),
         click.option(
             "--runtime-class",
             metavar="NAME",
-            help="Of the agents: nvidia, where NVIDIA's runtime is not the default one" + unless("none"),
+            help="RuntimeClass of the agents: nvidia, if NVIDIA's runtime is not the default" + default("none"),
         ),
         click.option(
             "--driver-folder",
             metavar="DIR",
-            help="/etc/cdi, where `nvidia-ctk cdi generate` wrote there; /var/run/cdi is looked into anyway"
-            + unless("none"),
+            help="Folder of `nvidia-ctk cdi generate`, e.g. /etc/cdi; /var/run/cdi is always searched"
+            + default("none"),
         ),
-        click.option("--memory-unit", type=click.Choice(["GiB", "MiB"]), help="Of aliyun.com/gpu-mem" + unless("GiB")),
         click.option(
-            "--simulate", metavar="SPEC", help="Simulated cards instead of real ones, as in 4x16GiB" + unless("none")
+            "--memory-unit", type=click.Choice(["GiB", "MiB"]), help="Unit of aliyun.com/gpu-mem" + default("GiB")
+        ),
+        click.option(
+            "--simulate",
+            metavar="SPEC",
+            help="Simulate cards instead of using real ones, e.g. 4x16GiB" + default("none"),
         ),
     )
 
 
-def _of_the_command() -> Iterable[Callable[..., Any]]:
+def _command_options() -> Iterable[Callable[..., Any]]:
     return (
-        click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing"),
-        click.option("--wait/--no-wait", default=True, help="Until all is ready, and verified  [default: wait]"),
-        click.option("--rollback/--no-rollback", default=True, help="Go back where it does not come up  [default]"),
-        click.option("--beside-others", is_flag=True, help="Although another product gives the same cards away"),
+        click.option("--dry-run", is_flag=True, help="Print what would change; change nothing"),
+        click.option(
+            "--wait/--no-wait", default=True, help="Wait until everything is ready, then verify  [default: wait]"
+        ),
+        click.option(
+            "--rollback/--no-rollback", default=True, help="Roll back if the rollout fails  [default: rollback]"
+        ),
+        click.option(
+            "--beside-others", is_flag=True, help="Continue although another product allocates the same cards"
+        ),
         click.option("--timeout", type=Duration(), default="5m", show_default=True),
-        click.option("-o", "--output", type=_OUTPUT, default="text", show_default=True, help="yaml: for --dry-run"),
+        click.option(
+            "-o", "--output", type=_OUTPUT, default="text", show_default=True, help="yaml only with --dry-run"
+        ),
         click.option("--kubeconfig", type=click.Path(path_type=Path), help="As for kubectl"),
         click.option("--context", "kube_context", help="As for kubectl"),
     )
 
 
 def check(given: dict[str, Any]) -> None:
-    """Raises InputError on what could not be."""
-    _hold("--namespace", given["namespace"], _NAMESPACE, 'a-z, 0-9 and "-", 63 at most')
+    """Validate the options. Raises InputError."""
+    _match("--namespace", given["namespace"], _NAMESPACE, 'a-z, 0-9 and "-", at most 63 characters')
     if given["output"] == "yaml" and not given["dry_run"]:
-        raise InputError("-o yaml prints the objects and goes with --dry-run; without it: text, or json")
-    name = 'a name: a-z, 0-9, "-" and ".", 253 at most'
+        raise InputError("-o yaml prints the objects and requires --dry-run; otherwise use text or json")
+    name = 'a name: a-z, 0-9, "-" and ".", at most 253 characters'
     for secret in filter(None, given["pull_secrets"]):
-        _hold("--image-pull-secret", secret, _NAME, name)
+        _match("--image-pull-secret", secret, _NAME, name)
     for text in filter(None, given["node_selector"]):
-        _hold("--node-selector", text, _SELECTOR, "KEY=VALUE, a label of nodes, as in pool=gpu")
+        _match("--node-selector", text, _SELECTOR, "KEY=VALUE, a label of nodes, for example pool=gpu")
     if given["runtime_class"]:
-        _hold("--runtime-class", given["runtime_class"], _NAME, name)
+        _match("--runtime-class", given["runtime_class"], _NAME, name)
     if given["driver_folder"]:
-        _hold(
-            "--driver-folder", given["driver_folder"], _FOLDER, "a folder of the nodes, from its root on, as /etc/cdi"
+        _match(
+            "--driver-folder", given["driver_folder"], _FOLDER, "an absolute path on the nodes, for example /etc/cdi"
         )
         if given["driver_folder"] in _MOUNTED:
-            raise InputError(f"--driver-folder: {given['driver_folder']} is looked into anyway: leave it out")
+            raise InputError(f"--driver-folder: {given['driver_folder']} is always searched: omit the option")
     if given["simulate"]:
         from aliquot.cli.simulated import parse_simulation
 
         parse_simulation(given["simulate"])
 
 
-def _hold(option: str, text: str, pattern: re.Pattern[str], allowed: str) -> None:
+def _match(option: str, text: str, pattern: re.Pattern[str], allowed: str) -> None:
     if not pattern.match(text):
         raise InputError(f'{option}: "{text}" is not allowed: {allowed}')
 
 
-def asked(given: dict[str, Any]) -> dict[str, Any]:
-    """What the installation is asked for; None where nothing was said, so that it stays."""
-    wanted = {key: given[key] for key in _AS_GIVEN}
-    wanted |= {key: given[key] or None for key in ("image", "kube_scheduler_image")}  # which it cannot do without
+def given_options(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of deployment.Options; None if an option was not given."""
+    wanted = {key: given[key] for key in _SAME_NAME}
+    wanted |= {key: given[key] or None for key in ("image", "kube_scheduler_image")}  # which cannot be empty
     if given["pull_secrets"]:
         wanted["pull_secrets"] = tuple(filter(None, given["pull_secrets"]))
     if given["node_selector"]:
@@ -149,9 +163,9 @@ def asked(given: dict[str, Any]) -> dict[str, Any]:
     return wanted
 
 
-def rendered() -> list[dict[str, Any]]:
-    """The objects that `helm template` makes of the chart, as this package carries them."""
+def packaged_objects() -> list[dict[str, Any]]:
+    """The objects that `helm template` renders from the chart, from the copy in this package."""
     import yaml
 
     text = (Path(aliquot.__file__).parent / "manifests" / "install.yaml").read_text()
-    return [each for each in yaml.load_all(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if each]
+    return [obj for obj in yaml.load_all(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if obj]

@@ -1,4 +1,4 @@
-"""How far an installation is: a line for each step that is new, on stderr; on a terminal the last one is rewritten."""
+"""Progress of an installation: one line per step on stderr; on a terminal the last line is rewritten."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _WIDTH = 12
 _LONGEST = 160
-_LOOKING = ("", "look")  # before anything is written
+_READ_ONLY = ("", "inspect")  # steps before anything is written
 
 
 @dataclass(slots=True)
 class Steps:
-    """Hears of each step."""
+    """Prints the progress."""
 
     began: float = field(default_factory=time.monotonic)
     last: dict[str, str] = field(default_factory=dict)
     step: str = ""
     _open: bool = False
 
-    def say(self, step: str, text: str) -> None:
-        """Told once: what is the same as before is no news."""
-        about = f"{step}: {text.partition(':')[0]}" if step == "wait" else step
-        if self.last.get(about) == text:
+    def report(self, step: str, text: str) -> None:
+        """Print a line, unless it repeats the last one of its kind."""
+        kind = f"{step}: {text.partition(':')[0]}" if step == "wait" else step
+        if self.last.get(kind) == text:
             return
-        self.last[about], self.step = text, step
+        self.last[kind], self.step = text, step
         line = printable(f"{step.ljust(_WIDTH)}{text}")[:_LONGEST]
         if sys.stderr.isatty() and step != "wait":
             click.echo(f"\r\x1b[K{line}", err=True, nl=False)
@@ -47,14 +47,14 @@ class Steps:
             click.echo(line, err=True)
 
     def end(self) -> None:
-        """Whatever is printed next begins a line of its own."""
+        """End the open line, so that the next output starts on its own line."""
         if self._open:
             click.echo("", err=True)
         self._open = False
 
 
-def run(work: Coroutine[Any, Any, _T], steps: Steps, *, goes_on: str) -> _T:
-    """The work, to its end. Ctrl-C tells what is half done, and the command that goes on."""
+def run(work: Coroutine[Any, Any, _T], steps: Steps, *, resume: str) -> _T:
+    """Run the work. On Ctrl-C, print the step that was interrupted and how to resume."""
     import asyncio
 
     from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
@@ -63,19 +63,19 @@ def run(work: Coroutine[Any, Any, _T], steps: Steps, *, goes_on: str) -> _T:
         return asyncio.run(work)
     except KeyboardInterrupt:
         steps.end()
-        click.echo(f"aliquot: interrupted at: {steps.step or 'the first look'}; {goes_on}", err=True)
+        click.echo(f"aliquot: interrupted at: {steps.step or 'start'}; {resume}", err=True)
         raise
     except (ApiError, Unreachable) as error:
         steps.end()
-        if steps.step in _LOOKING:
-            goes_on = "nothing was changed; is this the right cluster? `kubectl config current-context` tells"
-        raise InputError(f"the API server: {error}; {goes_on}", code=1) from error
+        if steps.step in _READ_ONLY:
+            resume = "nothing was changed; is this the right cluster? See `kubectl config current-context`"
+        raise InputError(f"the API server: {error}; {resume}", code=1) from error
     finally:
         steps.end()
 
 
-def find(kubeconfig: Path | None, context: str | None) -> Server:
-    """The cluster, as kubectl would find it; in a Pod, by its account."""
+def find_cluster(kubeconfig: Path | None, context: str | None) -> Server:
+    """The cluster that kubectl would use; in a Pod, the cluster of its service account."""
     from aliquot.adapters.kubernetes.kubeconfig import KubeConfigError, find_server
 
     try:

@@ -1,10 +1,10 @@
-"""`aliquot uninstall`: nothing of it stays, in the cluster or on its nodes."""
+"""`aliquot uninstall`: removes everything from the cluster and its nodes."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,68 +13,73 @@ import click
 import aliquot
 from aliquot.cli.client import Duration
 from aliquot.cli.errors import InputError
-from aliquot.cli.install.options import rendered
-from aliquot.cli.install.steps import Steps, find, run
+from aliquot.cli.install.options import packaged_objects
+from aliquot.cli.install.steps import Steps, find_cluster, run
 
 if TYPE_CHECKING:
     from aliquot.adapters.kubernetes.kube import Kube
     from aliquot.dialects.wire.deployment import Identity, Json
-    from aliquot.services.install.uninstaller import Uninstaller
+    from aliquot.services.install.uninstaller import Cleaned, Uninstaller
 
 _MOST_NAMED = 10
-_BY_HELM = (  # its hook's log is all that its user sees of us; and a release that is half gone takes no other values
-    "; with Helm: `helm rollback RELEASE REVISION`, the revision that `helm list` tells, makes it whole again, then "
+_HELM_HINT = (  # a Helm user sees only the log of the hook; and a half-deleted release accepts no other values
+    "; with Helm: restore the release with `helm rollback RELEASE REVISION`, the revision from `helm list`, then "
     "`helm upgrade RELEASE CHART --reuse-values --set uninstall.runningPods=delete` or keep, then `helm uninstall`"
 )
-_STAYS = (
-    "their files stay on the nodes until they end: /run/aliquot/t and a, aliquot.*.yaml in /var/run/cdi, "
-    "/var/lib/aliquot/shim; `aliquot uninstall` once more takes them away then, or on one node with --this-node"
+_FILES_STAY = (
+    "their files stay on the nodes: /run/aliquot/t and a, aliquot.*.yaml in /var/run/cdi, /var/lib/aliquot/shim; when "
+    "the Pods have ended, run `aliquot uninstall` again to remove them, or with --this-node on one node"
 )
 
 
 @click.command()
-@click.option("-n", "--namespace", help="Where it is installed  [default: $POD_NAMESPACE, else aliquot-system]")
-@click.option("--keep-running", is_flag=True, help="Pods on our cards run on, no longer held to their share")
-@click.option("--delete-pods", is_flag=True, help="Pods on our cards are deleted, in every namespace")
+@click.option("-n", "--namespace", help="Where aliquot is installed  [default: $POD_NAMESPACE, else aliquot-system]")
+@click.option("--keep-running", is_flag=True, help="Let Pods on shared cards run on, without limits")
+@click.option("--delete-pods", is_flag=True, help="Delete the Pods on shared cards, in every namespace")
 @click.option(
-    "--nodes-only", is_flag=True, help="Programs and what stands on nodes; the other objects are left (to Helm)"
+    "--nodes-only", is_flag=True, help="Remove programs and clean the nodes; leave the other objects (to Helm)"
 )
-@click.option("--this-node", is_flag=True, help="Only the files of this host; what the others run on each node")
-@click.option("--image", help="With which nodes are swept  [default: that of the agents]")
+@click.option("--this-node", is_flag=True, help="Remove only the files on this host")
+@click.option("--image", help="Image of the Pods that clean the nodes  [default: the agents' image]")
 @click.option(
-    "--host-root", type=click.Path(path_type=Path), default=Path("/"), show_default=True, help="With --this-node"
+    "--host-root",
+    type=click.Path(path_type=Path),
+    default=Path("/"),
+    show_default=True,
+    help="Root of the host's files, for --this-node",
 )
 @click.option(
     "--kubelet-dir",
     type=click.Path(path_type=Path),
     default=Path("/var/lib/kubelet"),
     show_default=True,
-    help="Likewise",
+    help="Folder of the kubelet, for --this-node",
 )
 @click.option("--timeout", type=Duration(), default="5m", show_default=True)
-@click.option("--kubeconfig", type=click.Path(path_type=Path), help="As for kubectl; in a Pod its account is enough")
+@click.option(
+    "--kubeconfig", type=click.Path(path_type=Path), help="As for kubectl; in a Pod, its service account is used"
+)
 @click.option("--context", "kube_context", help="As for kubectl")
 def uninstall(**given: Any) -> None:
-    """Take aliquot from a cluster: every object, and on its nodes every file, socket, label and annotation.
+    """Remove aliquot from a cluster: all objects, and on the nodes all files, sockets, labels and annotations.
 
-    Refused while Pods are on our cards, unless one of --keep-running and --delete-pods says what becomes of them.
-    Killed at any point, the same command goes on. What stays: annotations of Pods, for they go with them; and resources
-    of ours on Nodes, which kubelets tell as 0 until they restart. With --keep-running, and where a node did not answer,
-    the Node is marked, and once those Pods are gone `aliquot uninstall` again takes away the rest, by Helm installed or
-    not.
+    Refuses while Pods use shared cards, unless --keep-running or --delete-pods is given. If it is interrupted, run the
+    same command again. It leaves the annotations of Pods, and the resources on Nodes, which a kubelet reports as 0
+    until it restarts. With --keep-running, or if a node does not answer, it marks the Node; run `aliquot uninstall`
+    again when those Pods have ended to remove the rest. This also works after `helm uninstall`.
 
     \b
     aliquot uninstall
     aliquot uninstall --delete-pods
-    aliquot uninstall --nodes-only       what Helm's hook runs before Helm deletes its own objects
-    aliquot uninstall --keep-running     and, when its Pods are gone, aliquot uninstall
+    aliquot uninstall --nodes-only       what Helm's hook runs before Helm deletes its objects
+    aliquot uninstall --keep-running     later, when the Pods have ended: aliquot uninstall
     """
     if given["keep_running"] and given["delete_pods"]:
-        raise InputError("--keep-running and --delete-pods do not go together: one of them")
+        raise InputError("--keep-running and --delete-pods exclude each other: give one of them")
     if given["this_node"]:
         _this_node(given)
         return
-    server = find(given["kubeconfig"], given["kube_context"])
+    server = find_cluster(given["kubeconfig"], given["kube_context"])
     steps = Steps()
 
     async def work() -> int:
@@ -83,7 +88,7 @@ def uninstall(**given: Any) -> None:
         async with Kube(server, agent="aliquot-uninstall") as kube:
             return await _work(kube, given, steps)
 
-    raise click.exceptions.Exit(run(work(), steps, goes_on="the same command goes on"))
+    raise click.exceptions.Exit(run(work(), steps, resume="run the same command again to resume"))
 
 
 def _this_node(given: dict[str, Any]) -> None:
@@ -98,93 +103,93 @@ def _this_node(given: dict[str, Any]) -> None:
     for path in swept.kept:
         click.echo(f"kept     {path}")
     if not swept.removed and not swept.kept:
-        click.echo("nothing of aliquot is on this host")
+        click.echo("no files of aliquot on this host")
 
 
 async def _work(kube: Kube, given: dict[str, Any], steps: Steps) -> int:
-    from aliquot.services.install.installer import InstallError
+    from aliquot.services.install.clusterobjects import InstallError
     from aliquot.services.install.uninstaller import Uninstaller
 
     namespace = given["namespace"] or os.environ.get("POD_NAMESPACE") or "aliquot-system"
-    away = Uninstaller(kube, say=steps.say, now=time.monotonic, until=time.monotonic() + given["timeout"])
+    uninstaller = Uninstaller(kube, report=steps.report, now=time.monotonic, until=time.monotonic() + given["timeout"])
     try:
-        record = await away.installer.record(namespace)
+        record = await uninstaller.objects.record(namespace)
         if not given["nodes_only"]:
-            await _refuse_foreign(away, namespace)
-        await _refuse_holders(away, given, steps)
-        installed, usually = record.options.image if record else None, f"aliquot/aliquot:{aliquot.__version__}"
-        agents = await away.agents(namespace, given["image"], installed, usually)
-        await away.close(namespace)
-        # Those that came meanwhile too: a controller makes anew what is deleted, and nobody places it any more.
-        stay = await _part_with(away, given, steps)
-        await away.programs(namespace)
-        swept = await away.sweep(namespace, agents, keep_running=stay)
-        left = [name for name, problem in swept.items() if stay or problem]
-        cleaned = await away.clean_nodes(record.labelled if record else {}, agents, left)
+            await _refuse_foreign(uninstaller, namespace)
+        await _refuse_holders(uninstaller, given, steps)
+        installed, default = record.options.image if record else None, f"aliquot/aliquot:{aliquot.__version__}"
+        settings = await uninstaller.sweep_settings(namespace, given["image"], installed, default)
+        await uninstaller.stop_scheduling(namespace)
+        # Also those that arrived meanwhile: controllers recreate deleted Pods, but nobody schedules them any more.
+        keep = await _release_holders(uninstaller, given, steps)
+        cleaned = await uninstaller.clean(namespace, settings, record.labelled if record else {}, keep_running=keep)
         if given["nodes_only"]:
-            await away.leave_room(namespace)
+            await uninstaller.delete_sweep_namespace(namespace)
         else:
-            await away.rest(record, namespace, usual(namespace))
+            await uninstaller.delete_objects(record, namespace, default_objects(namespace))
     except InstallError as error:
         raise InputError(str(error), code=1) from error
     steps.end()
-    problems = [problem for problem in swept.values() if problem]
-    for problem in problems:
+    for problem in cleaned.problems:
         click.echo(f"aliquot: {problem}", err=True)
-    click.echo(f"aliquot is uninstalled: {cleaned} node{'s' * (cleaned != 1)} cleaned, {_remains(given, swept, left)}")
-    return 1 if problems else 0
+    nodes = f"{cleaned.nodes} node{'s' * (cleaned.nodes != 1)} cleaned"
+    click.echo(f"aliquot is uninstalled: {nodes}, {_remains(cleaned, nodes_only=given['nodes_only'])}")
+    return 1 if cleaned.problems else 0
 
 
-def _remains(given: dict[str, Any], swept: Mapping[str, str | None], left: Sequence[str]) -> str:
-    if any(swept.values()):
-        return "but what is told above: `aliquot uninstall` again finishes it"
-    if left:
-        return "where files of Pods stay: `aliquot uninstall`, when those Pods are gone, finishes it"
-    return "the other objects are Helm's, or yours, to delete" if given["nodes_only"] else "nothing of it is left"
+def _remains(cleaned: Cleaned, *, nodes_only: bool) -> str:
+    if cleaned.problems:
+        return "except for the problems above: run `aliquot uninstall` again to finish"
+    if cleaned.files_left:
+        return "but files of running Pods stay: run `aliquot uninstall` again when they have ended"
+    return "the other objects are left to Helm or to you" if nodes_only else "nothing is left"
 
 
-async def _refuse_foreign(away: Uninstaller, namespace: str) -> None:
-    foreign = await away.installer.foreign(namespace)
+async def _refuse_foreign(uninstaller: Uninstaller, namespace: str) -> None:
+    from aliquot.services.install.preflight import foreign_installations
+
+    foreign = await foreign_installations(uninstaller.objects, namespace)
     if foreign:
         raise InputError(
-            f"not installed by `aliquot install` in {namespace}: {'; '.join(foreign)}. By Helm: `helm uninstall`; in "
-            "another namespace: name it with --namespace"
+            f"not installed by `aliquot install` in {namespace}: {'; '.join(foreign)}. If Helm installed it: "
+            "`helm uninstall`; if it is in another namespace: --namespace"
         )
 
 
-async def _refuse_holders(away: Uninstaller, given: dict[str, Any], steps: Steps) -> None:
-    """Before anything is done: nobody has said what becomes of them."""
+async def _refuse_holders(uninstaller: Uninstaller, given: dict[str, Any], steps: Steps) -> None:
+    """Before anything is changed, unless an option says what to do with the Pods."""
     if given["delete_pods"] or given["keep_running"]:
         return
-    steps.say("look", "for Pods on our cards")
-    pods = await away.holders()
+    steps.report("inspect", "Pods on shared cards")
+    pods = await uninstaller.holders()
     if pods:
-        helm = _BY_HELM if given["nodes_only"] else ""
-        raise InputError(f"{_told(pods)}: end them first, or say --delete-pods, or --keep-running{helm}", code=1)
+        hint = _HELM_HINT if given["nodes_only"] else ""
+        raise InputError(f"{_names(pods)}: end them first, or give --delete-pods or --keep-running{hint}", code=1)
 
 
-async def _part_with(away: Uninstaller, given: dict[str, Any], steps: Steps) -> bool:
-    """Those who are on our cards; whether any of them run on."""
-    pods = await away.holders()
+async def _release_holders(uninstaller: Uninstaller, given: dict[str, Any], steps: Steps) -> bool:
+    """Delete or keep the Pods on our cards. Returns whether Pods run on."""
+    pods = await uninstaller.holders()
     if given["delete_pods"]:
-        await away.evict(pods)
+        await uninstaller.evict(pods)
         return False
     if pods:
         steps.end()
-        click.echo(f"{_told(pods)}; they run on, and {_STAYS}", err=True)
+        click.echo(f"{_names(pods)}; they run on, and {_FILES_STAY}", err=True)
     return bool(pods) or bool(given["keep_running"])
 
 
-def _told(pods: Sequence[Json]) -> str:
-    """Who is on our cards."""
+def _names(pods: Sequence[Json]) -> str:
+    """Which Pods use shared cards."""
     names = [f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in pods]
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return f"{len(pods)} Pod{'s are' if len(pods) > 1 else ' is'} on our cards: {', '.join(names[:_MOST_NAMED])}{more}"
+    count = f"{len(pods)} Pod{'s use' if len(pods) > 1 else ' uses'} shared cards"
+    return f"{count}: {', '.join(names[:_MOST_NAMED])}{more}"
 
 
-def usual(namespace: str) -> list[Identity]:
-    """What any installation of this version may have made."""
-    from aliquot.dialects.wire.deployment import Options, identity, tailored
+def default_objects(namespace: str) -> list[Identity]:
+    """All objects that an installation of this version may have created."""
+    from aliquot.dialects.wire.deployment import Options, identity, tailor_objects
 
     options = Options(image="", kube_scheduler_image="", namespace=namespace, monitoring=True)
-    return [identity(each) for each in tailored(rendered(), options, aliquot.__version__)]
+    return [identity(obj) for obj in tailor_objects(packaged_objects(), options, aliquot.__version__)]

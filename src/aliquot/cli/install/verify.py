@@ -33,7 +33,7 @@ async def verify(kube: Kube, namespace: str, until: float) -> list[Finding]:
 async def _examined(kube: Kube, namespace: str) -> Any:
     from aliquot import dialects
     from aliquot.dialects.native import INVENTORY
-    from aliquot.dialects.wire.deployment import label
+    from aliquot.dialects.wire.deployment import label_arguments
     from aliquot.dialects.wire.webhooks import CONFIGURATION, CONFIGURATIONS_PATH
     from aliquot.services.doctor.locate import served_by
     from aliquot.services.doctor.nodes import node_findings
@@ -53,7 +53,7 @@ async def _examined(kube: Kube, namespace: str) -> Any:
     if not with_cards:
         what = "no node has an agent yet: none has a label of the mode, or of node feature discovery"
         mode = "all" if len(served) > 1 else min(served)
-        fix = f"kubectl label node NODE {label(mode)}, or --nodes with the names of those that have cards"
+        fix = f"kubectl label node NODE {label_arguments(mode)}, or --nodes with the names of those that have cards"
         yield Finding("nodes", Level.NOTE, (), what, fix)
     rules = dialects.Rules(gpushare_unit=dialects.guess_gpushare_unit(nodes), served=served)
     for finding in node_findings(with_cards, {}, rules):

@@ -1,34 +1,29 @@
-"""Our own objects in a cluster, without Helm: the rendered file, edited by what an installation was asked for. Pure.
+"""Our objects in a cluster, without Helm: install.yaml adapted to the options of an installation. Pure.
 
-    tailored   the objects of install.yaml for a namespace, a mode, an image, ...; what the chart would render
-    Record     what was installed, by which options, and what stood there before: ConfigMap `aliquot-installation`
-
-`tests/dialects/test_deployment.py` holds `tailored` to the file, `tests/e2e/ship/test_install.py` to the chart.
+`tailor_objects` produces what the chart would render for a namespace, a mode, an image, ... Tests compare it with the
+file (tests/dialects/wire/test_deployment.py) and with the chart (tests/e2e/ship/test_install.py).
 """
 
 from __future__ import annotations
 
-import base64
 import copy
-import gzip
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from aliquot.dialects import gpushare, qgpu, t9k
-from aliquot.dialects.wire import schedulerconfig
-from aliquot.model.refusal import Invalid
+from aliquot.dialects.wire import schedulerconfig, workloads
 
 Json = dict[str, Any]
 
 NAMESPACE = "aliquot-system"
 RECORD = "aliquot-installation"
 DEPLOYMENT, DAEMON_SET, WEBHOOK = "aliquot-scheduler", "aliquot-agent", "aliquot"
-MANAGER = "aliquot"  # who the label says manages the objects
-FIELD_MANAGER = "aliquot-install"  # not the scheduler's: what that applies, an upgrade must not take away
+MANAGER = "aliquot"  # value of the label managed-by
+FIELD_MANAGER = "aliquot-install"  # not the scheduler's: an upgrade must not remove what the scheduler applies
 
 NAME_LABEL = "app.kubernetes.io/name"
 VERSION_LABEL = "app.kubernetes.io/version"
@@ -37,7 +32,7 @@ MANAGED_LABEL = "app.kubernetes.io/managed-by"
 SELECTOR = f"{NAME_LABEL}=aliquot"
 
 MODES = ("all", *schedulerconfig.DIALECTS)
-# What `--nodes` puts on a node, by mode, where nobody has chosen yet.
+# The labels that `--nodes` sets, by mode, unless the node has them already.
 MODE_LABELS: Mapping[str, Mapping[str, str]] = {
     "all": {qgpu.ENABLE_LABEL: "enable"},
     qgpu.DIALECT: {qgpu.ENABLE_LABEL: "enable"},
@@ -58,17 +53,16 @@ _EXAMPLES = {
 _CONFIG = "config.yaml"
 _CHECKSUM = "checksum/kube-scheduler"
 _KUBE_SCHEDULER = "kube-scheduler"
-_CONFIG_SINCE = (1, 25)  # the oldest Kubernetes that reads the configuration as it is written here
-_BESIDE = "http://127.0.0.1:12345/aliquot"  # they share a Pod
+_CONFIG_SINCE = (1, 25)  # the oldest Kubernetes that reads this form of the configuration
+_EXTENDER = "http://127.0.0.1:12345/aliquot"  # in the same Pod
 _MONITORING = "monitoring.coreos.com/"
 _DASHBOARD = "grafana_dashboard"  # the label by which Grafana finds it
 _CDI, _DRIVER = "cdi", "driver-cdi"  # volumes of the agent
-_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What an installation is asked for."""
+    """The options of an installation."""
 
     image: str
     kube_scheduler_image: str
@@ -79,15 +73,15 @@ class Options:
     pull_secrets: tuple[str, ...] = ()
     runtime_class: str | None = None  # of the agents, which need the driver
     memory_unit: str = "GiB"  # of gpushare's amounts
-    driver_folder: str | None = None  # where the driver's own CDI file is, beside the usual place
-    node_selector: Mapping[str, str] = field(default_factory=dict)  # of the agents, beside the mode's labels
+    driver_folder: str | None = None  # where the driver's own CDI file is, in addition to the usual folder
+    node_selector: Mapping[str, str] = field(default_factory=dict)  # of the agents, in addition to the mode's labels
     webhook_failure: str = "fail"
-    policies: bool = True  # whether it knows ValidatingAdmissionPolicies
-    monitoring: bool = False  # whether the cluster knows what Prometheus' operator reads
+    policies: bool = True  # whether the cluster knows ValidatingAdmissionPolicies
+    monitoring: bool = False  # whether the cluster knows the resources of the Prometheus operator
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True):
-    """Which object: enough to find it again."""
+    """Which object."""
 
     api: str
     kind: str
@@ -96,28 +90,28 @@ class Identity(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def path(self) -> str:
-        """Where the API server has it."""
+        """Its URL path at the API server."""
         root = f"/api/{self.api}" if "/" not in self.api else f"/apis/{self.api}"
-        where = f"/namespaces/{self.namespace}" if self.namespace else ""
-        return f"{root}{where}/{plural(self.kind)}/{self.name}"
+        scope = f"/namespaces/{self.namespace}" if self.namespace else ""
+        return f"{root}{scope}/{plural(self.kind)}/{self.name}"
 
     def __str__(self) -> str:
         return f"{self.kind} {self.namespace}/{self.name}" if self.namespace else f"{self.kind} {self.name}"
 
 
 def plural(kind: str) -> str:
-    """The kind as a path has it: none of ours is irregular beyond this."""
+    """The plural for the path; covers all kinds that we use."""
     low = kind.lower()
     return f"{low[:-1]}ies" if low.endswith("y") else f"{low}es" if low.endswith("s") else f"{low}s"
 
 
 def identity(obj: Json) -> Identity:
-    """Of one of our own objects."""
+    """The identity of one of our objects."""
     metadata = obj["metadata"]
     return Identity(obj["apiVersion"], obj["kind"], metadata.get("namespace", ""), metadata["name"])
 
 
-# RBAC before those who need it, agents before the scheduler that will count on them; away in the opposite order.
+# RBAC before the programs that need it, agents before the scheduler that relies on them; deleted in reverse order.
 _ORDER = (
     "Namespace", "PriorityClass", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding",
     "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ConfigMap", "Secret", "Lease", "Service",
@@ -126,38 +120,33 @@ _ORDER = (
 
 
 def in_order(objects: Iterable[Json]) -> list[Json]:
-    """As they are to be applied; kinds we do not know come after RBAC and before programs."""
-    known = {kind: at for at, kind in enumerate(_ORDER)}
-    return sorted(objects, key=lambda each: known.get(each["kind"], _ORDER.index("Service")))
+    """Sorted for applying; unknown kinds come after RBAC and before programs."""
+    position = {kind: index for index, kind in enumerate(_ORDER)}
+    return sorted(objects, key=lambda obj: position.get(obj["kind"], position["Service"]))
 
 
-# --- what is asked for -----------------------------------------------------------------------------------------------
-
-
-def tailored(objects: Iterable[Json], options: Options, version: str) -> list[Json]:
-    """The rendered objects as these options want them, in the order in which they are applied."""
-    wanted = (each for each in objects if _is_wanted(each, options))
-    found = in_order(_moved(copy.deepcopy(each), options.namespace) for each in wanted)
-    config = next(each for each in found if each["kind"] == "ConfigMap" and _CONFIG in each.get("data", {}))
+def tailor_objects(objects: Iterable[Json], options: Options, version: str) -> list[Json]:
+    """The rendered objects adapted to the options, in the order to apply them."""
+    wanted = (obj for obj in objects if _is_wanted(obj, options))
+    result = in_order(_in_namespace(copy.deepcopy(obj), options.namespace) for obj in wanted)
+    config = next(obj for obj in result if obj["kind"] == "ConfigMap" and _CONFIG in obj.get("data", {}))
     config["data"][_CONFIG] = _scheduler_config(options)
-    for each in found:
-        _label(each, version)
-        if each["kind"] == "Deployment":
-            _edit_scheduler(each, options, config["data"][_CONFIG])
-        elif each["kind"] == "DaemonSet":
-            _edit_agent(each, options)
-        elif each["kind"] == "ServiceAccount" and options.pull_secrets:
-            each["imagePullSecrets"] = [{"name": name} for name in options.pull_secrets]
-        elif each["kind"] == "ClusterRole" and gpushare.DIALECT not in _dialects(options):
-            # Agents write to Pods for gpushare's tools alone.
-            each["rules"] = [
-                rule for rule in each["rules"] if each["metadata"]["name"] != DAEMON_SET or not _marks(rule)
-            ]
-    return found
+    serves_gpushare = gpushare.DIALECT in _dialects(options)
+    for obj in result:
+        _label(obj, version)
+        if obj["kind"] == "Deployment":
+            _edit_scheduler(obj, options, config["data"][_CONFIG])
+        elif obj["kind"] == "DaemonSet":
+            _edit_agent(obj, options)
+        elif obj["kind"] == "ServiceAccount" and options.pull_secrets:
+            obj["imagePullSecrets"] = [{"name": name} for name in options.pull_secrets]
+        elif identity(obj).name == DAEMON_SET and obj["kind"] == "ClusterRole" and not serves_gpushare:
+            obj["rules"] = [rule for rule in obj["rules"] if not _patches_pods(rule)]
+    return result
 
 
 def _is_wanted(obj: Json, options: Options) -> bool:
-    """What the chart leaves out too: what the cluster does not know, and rights that only gpushare's mode needs."""
+    """Leaves out what the chart leaves out: unknown resources, and permissions that only gpushare's mode needs."""
     monitoring = obj["apiVersion"].startswith(_MONITORING) or _DASHBOARD in obj["metadata"].get("labels", {})
     of_gpushare = obj["metadata"].get("namespace") == gpushare.CONFIG_NAMESPACE
     return (
@@ -171,16 +160,17 @@ def _dialects(options: Options) -> tuple[str, ...]:
     return tuple(schedulerconfig.DIALECTS) if options.mode == "all" else (options.mode,)
 
 
-def _moved(value: Any, namespace: str) -> Any:
-    """With the namespace in every place where the file has its own."""
+def _in_namespace(value: Any, namespace: str) -> Any:
+    """With the namespace in every place where the file has the default one."""
     if isinstance(value, dict):
-        return {key: _moved(each, namespace) for key, each in value.items()}
+        return {key: _in_namespace(item, namespace) for key, item in value.items()}
     if isinstance(value, list):
-        return [_moved(each, namespace) for each in value]
+        return [_in_namespace(item, namespace) for item in value]
     return value.replace(NAMESPACE, namespace) if isinstance(value, str) else value  # in expressions too
 
 
-def _marks(rule: Json) -> bool:
+def _patches_pods(rule: Json) -> bool:
+    """Agents write to Pods only for gpushare's tools."""
     return (rule["resources"], rule["verbs"]) == (["pods"], ["patch"])
 
 
@@ -191,9 +181,9 @@ def _label(obj: Json, version: str) -> None:
 
 
 def _scheduler_config(options: Options) -> str:
-    """The kube-scheduler beside ours: its profiles and the resources it asks us about are of the mode. JSON is YAML."""
-    made = schedulerconfig.Wiring(version=_CONFIG_SINCE, url=_BESIDE, dialects=_dialects(options), second=True)
-    config = schedulerconfig.render_config(made)
+    """For our own kube-scheduler: profiles and extended resources of the mode. JSON is YAML."""
+    wiring = schedulerconfig.Wiring(version=_CONFIG_SINCE, url=_EXTENDER, dialects=_dialects(options), second=True)
+    config = schedulerconfig.render_config(wiring)
     config["leaderElection"]["resourceNamespace"] = options.namespace
     return msgspec.json.format(msgspec.json.encode(config), indent=2).decode()
 
@@ -208,20 +198,20 @@ def _edit_scheduler(deployment: Json, options: Options, config: str) -> None:
         "--scheduler-name": names,
         "--webhook-failure": options.webhook_failure,
     }
-    for container in _containers(spec):
+    for container in workloads.containers(deployment):
         if container["name"] == _KUBE_SCHEDULER:
             container["image"] = options.kube_scheduler_image
         else:
             container["image"] = options.image
-            container["args"] = [_changed(word, changes) for word in container.get("args", ())]
+            container["args"] = [_replaced(word, changes) for word in container.get("args", ())]
 
 
 def _edit_agent(daemons: Json, options: Options) -> None:
     spec = daemons["spec"]
     changes = {"--dialects": ",".join(_dialects(options)), "--memory-unit": options.memory_unit}
-    for container in _containers(spec):
+    for container in workloads.containers(daemons):
         container["image"] = options.image
-        args = [_changed(word, changes) for word in container.get("args", ())]
+        args = [_replaced(word, changes) for word in container.get("args", ())]
         if options.simulate and args[:1] == ["agent"]:
             args.insert(-1, f"--simulate={options.simulate}")
         container["args"] = args
@@ -232,38 +222,33 @@ def _edit_agent(daemons: Json, options: Options) -> None:
         inner["nodeSelector"] = dict(options.node_selector)
     if options.driver_folder:
         _mount_driver(inner, options.driver_folder)
-    wanted = inner["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    required = inner["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     others = {label for dialect, label in _NODE_LABELS.items() if dialect not in _dialects(options)}
-    wanted["nodeSelectorTerms"] = [
-        term for term in wanted["nodeSelectorTerms"] if term["matchExpressions"][0]["key"] not in others
+    required["nodeSelectorTerms"] = [
+        term for term in required["nodeSelectorTerms"] if term["matchExpressions"][0]["key"] not in others
     ]
 
 
 def _mount_driver(inner: Json, folder: str) -> None:
-    """Right after the folder of CDI specs that is mounted anyway, as the chart has it."""
+    """Right after the folder of CDI specs that is always mounted, as in the chart."""
     mount = {"name": _DRIVER, "mountPath": folder, "readOnly": True}
     volume = {"name": _DRIVER, "hostPath": {"path": folder, "type": "Directory"}}
-    for found, added in ((inner["containers"][0]["volumeMounts"], mount), (inner["volumes"], volume)):
-        found.insert(1 + next(at for at, each in enumerate(found) if each["name"] == _CDI), added)
+    for entries, added in ((inner["containers"][0]["volumeMounts"], mount), (inner["volumes"], volume)):
+        entries.insert(1 + [entry["name"] for entry in entries].index(_CDI), added)
 
 
-def _containers(spec: Json) -> Iterator[Json]:
-    inner = spec["template"]["spec"]
-    yield from (*inner.get("initContainers", ()), *inner["containers"])
-
-
-def _changed(word: str, changes: Mapping[str, str]) -> str:
+def _replaced(word: str, changes: Mapping[str, str]) -> str:
     flag, _, _ = word.partition("=")
     return f"{flag}={changes[flag]}" if flag in changes and "=" in word else word
 
 
-def label(mode: str) -> str:
-    """What makes a node one of the mode, as `kubectl label` takes it."""
+def label_arguments(mode: str) -> str:
+    """The labels that put a node into the mode, as arguments of `kubectl label`."""
     return " ".join(f"{key}={value}" for key, value in MODE_LABELS[mode].items())
 
 
-def example(mode: str) -> str:
-    """A Pod on a part of a card. IMAGE is one with NVIDIA's tools in it."""
+def example_pod(mode: str) -> str:
+    """A Pod on a part of a card, as JSON. IMAGE stands for an image with nvidia-smi."""
     container = {
         "name": "main",
         "image": "IMAGE",
@@ -273,82 +258,3 @@ def example(mode: str) -> str:
     spec = {"restartPolicy": "Never", "containers": [container]}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "first"}, "spec": spec}
     return msgspec.json.encode(pod).decode()
-
-
-# --- what was done ---------------------------------------------------------------------------------------------------
-
-
-class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An installation, as the next command needs to know it. Written before what it tells of is begun."""
-
-    v: int
-    version: str
-    options: Options
-    objects: tuple[Identity, ...]
-    packed: str  # the same, whole
-    settled: bool = False  # all of it stood, and answered
-    applied: bool = False  # all of it was put there, and nobody waited until it stood
-    labelled: dict[str, dict[str, str]] = {}  # what we put on nodes
-    before: str | None = None  # the record of the installation that this one replaces, with its objects
-
-
-def pack(objects: Sequence[Json]) -> str:
-    """Small enough for a ConfigMap, and the same for the same objects."""
-    return base64.b64encode(gzip.compress(msgspec.json.encode(objects), mtime=0)).decode()
-
-
-def unpack(text: str) -> list[Json]:
-    """What `pack` packed."""
-    objects: list[Json] = msgspec.json.decode(gzip.decompress(base64.b64decode(text)))
-    return objects
-
-
-def render_record(record: Record) -> Json:
-    """The ConfigMap."""
-    data = {"record": msgspec.json.encode(record).decode()}
-    labels = {NAME_LABEL: "aliquot", MANAGED_LABEL: MANAGER, VERSION_LABEL: record.version}
-    metadata = {"name": RECORD, "namespace": record.options.namespace, "labels": labels}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
-
-
-def parse_record(obj: object) -> Record | Invalid:
-    """What `render_record` wrote, by this release or a later one of its version."""
-    field = f'ConfigMap {RECORD}: data["record"]'
-    data = obj.get("data") if isinstance(obj, dict) else None
-    text = data.get("record") if isinstance(data, dict) else None
-    if not isinstance(text, str):
-        return Invalid(field, text, "what `aliquot install` writes there")
-    try:
-        record = msgspec.json.decode(text, type=Record)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        return Invalid(field, text, f"what `aliquot install` writes there ({error})")
-    return record if record.v == _VERSION else Invalid(field, record.v, f"version {_VERSION}, or the newer program")
-
-
-def new_record(version: str, options: Options, objects: Sequence[Json], **more: Any) -> Record:
-    """Of what is about to be done."""
-    return Record(_VERSION, version, options, tuple(identity(each) for each in objects), pack(objects), **more)
-
-
-def record_before(record: Record) -> Record | None:
-    """What to go back to; None: to nothing."""
-    return None if record.before is None else msgspec.json.decode(record.before, type=Record)
-
-
-def seen_to_stand(record: Record) -> Record:
-    """One that nobody waited for, and that stands now. What only the one before it had is to go with it, later."""
-    before = record_before(record)
-    whole = record if before is None else heir(record, before)
-    return msgspec.structs.replace(whole, settled=True, before=None)
-
-
-def heir(record: Record, other: Record) -> Record:
-    """The installation answers for what another had made, too: that goes when the next one stands."""
-    return msgspec.structs.replace(record, objects=tuple(dict.fromkeys((*record.objects, *other.objects))))
-
-
-def replacing(record: Record) -> str | None:
-    """What a new installation notes of the one that it finds: the last that stood."""
-    return (
-        msgspec.json.encode(msgspec.structs.replace(record, before=None)).decode() if record.settled else record.before
-    )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from aliquot.dialects import native
 from aliquot.dialects.wire.deployment import COMPONENT_LABEL, VERSION_LABEL
-from aliquot.dialects.wire.workloads import not_ready, standing
+from aliquot.dialects.wire.workloads import not_ready, rollout_status
 from aliquot.services.doctor.findings import Finding, Json, Level, found, ok, part
 
 _UPGRADE = "`aliquot upgrade`, or `helm upgrade`, ends with all of them of one release"
@@ -36,8 +36,8 @@ def installation_findings(
 
 
 def _count(workload: Json) -> str:
-    stands = standing(workload)
-    return f"{stands.there} of {stands.wanted} {part(workload, 'metadata', 'labels', COMPONENT_LABEL)}s ready"
+    status = rollout_status(workload)
+    return f"{status.ready} of {status.wanted} {part(workload, 'metadata', 'labels', COMPONENT_LABEL)}s ready"
 
 
 def _release(workloads: list[Json]) -> str:
@@ -49,7 +49,7 @@ def _release(workloads: list[Json]) -> str:
 
 def _about(workload: Json, pods: list[Json]) -> Iterator[Finding]:
     """One that is not as it was asked to be, with the first of its Pods that says why."""
-    if standing(workload).complete:
+    if rollout_status(workload).complete:
         return
     metadata = workload["metadata"]
     name = f"{workload['kind']} {metadata['namespace']}/{metadata['name']}"

@@ -1,0 +1,109 @@
+"""The Pod that removes our files from one node, and with which image and folders it runs there. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aliquot.dialects.wire.deployment import COMPONENT_LABEL, MANAGED_LABEL, MANAGER, NAME_LABEL, Json
+from aliquot.dialects.wire.leftovers import KUBELET, had_agent, parse_left_behind
+from aliquot.model.refusal import Invalid
+
+COMPONENT = "sweep"
+LABELS = {NAME_LABEL: "aliquot", COMPONENT_LABEL: COMPONENT, MANAGED_LABEL: MANAGER}
+_HOST = "/host"
+_MOUNTS = ("/run", "/var/run", "/var/lib")  # a folder is removed from its parent; each may be a link of the host
+
+
+@dataclass(frozen=True, slots=True)
+class SweepSettings:
+    """How sweepers run: like the agents."""
+
+    image: str
+    kubelet: str = KUBELET
+    pull_secrets: tuple[Mapping[str, Any], ...] = ()
+    pull_policy: str = "IfNotPresent"
+    selinux: Mapping[str, str] | None = None
+    image_known: bool = False  # from --image or from what is installed, not a default
+
+
+def agent_settings(daemons: Json, image: str | None, secrets: tuple[Mapping[str, Any], ...]) -> SweepSettings:
+    """As the agents' DaemonSet runs them; `image` overrides theirs."""
+    inner = daemons["spec"]["template"]["spec"]
+    container = inner["containers"][0]
+    folders = [word.partition("=")[2] for word in container.get("args", ()) if word.startswith("--kubelet-dir=")]
+    return SweepSettings(
+        image or container["image"],
+        (folders or [KUBELET])[0],
+        (*secrets, *(inner.get("imagePullSecrets") or ())),
+        container.get("imagePullPolicy", "IfNotPresent"),
+        (inner.get("securityContext") or {}).get("seLinuxOptions"),
+        image_known=True,
+    )
+
+
+def settings_for(node: Json, settings: SweepSettings) -> SweepSettings | str:
+    """The settings for this node, or why there are none.
+
+    Before Kubernetes 1.30 an agent may write annotations of any Node. So we use the image of a mark only if no other
+    source names one: then no agent has an account any more, and marks of earlier agents were rewritten.
+    """
+    left = parse_left_behind(node)
+    if left is None or had_agent(node):
+        return settings
+    if isinstance(left, Invalid):
+        why = f"node {node['metadata']['name']}: {left.sentence()}; or pass the image to clean it with as --image"
+        return settings if settings.image_known else why
+    image = settings.image if settings.image_known else left.image
+    return replace(settings, image=image, kubelet=left.kubelet, selinux=settings.selinux or left.selinux)
+
+
+def needs_sweep(node: Json) -> bool:
+    """Whether an agent was there, or files were left behind."""
+    return parse_left_behind(node) is not None or had_agent(node)
+
+
+def is_ready(node: Json) -> bool:
+    """Whether its kubelet can start a Pod."""
+    conditions = node["status"].get("conditions") or ()
+    return [condition["status"] for condition in conditions if condition["type"] == "Ready"] == ["True"]
+
+
+def render_sweeper(namespace: str, node: str, settings: SweepSettings, *, keep_running: bool) -> Json:
+    """The Pod. It bypasses schedulers and taints, and needs no account."""
+    args = ["uninstall", "--this-node", f"--host-root={_HOST}", f"--kubelet-dir={settings.kubelet}"]
+    names = {folder: folder.strip("/").replace("/", "-") for folder in _MOUNTS}
+    if not settings.kubelet.startswith("/var/lib/"):
+        names[settings.kubelet] = "kubelet"
+    container = {
+        "name": "sweep",
+        "image": settings.image,
+        "imagePullPolicy": settings.pull_policy,
+        "args": [*args, *(["--keep-running"] if keep_running else [])],
+        "securityContext": {
+            "runAsUser": 0,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": name, "mountPath": f"{_HOST}{folder}"} for folder, name in names.items()],
+    }
+    spec = {
+        "nodeName": node,
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "imagePullSecrets": list(settings.pull_secrets),
+        "tolerations": [{"operator": "Exists"}],
+        "securityContext": {
+            "seccompProfile": {"type": "RuntimeDefault"},
+            **({"seLinuxOptions": settings.selinux} if settings.selinux else {}),
+        },
+        "containers": [container],
+        "volumes": [
+            {"name": name, "hostPath": {"path": folder, "type": "Directory"}} for folder, name in names.items()
+        ],
+    }
+    metadata = {"name": f"aliquot-sweep-{node}"[:253], "namespace": namespace, "labels": LABELS}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
