@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from aliquot.dialects import parse_pod
-from aliquot.dialects.kube import expand, is_daemon, is_finished, node_refusals
+from aliquot.dialects.kube import expand, node_refusals
 from aliquot.model.claim import Claim
 from aliquot.model.refusal import Invalid, Reason
+from kit.watchobjects import as_node
 
 MEM = "aliyun.com/gpu-mem"
 XGN = {"sched.tensorstack.dev/accelerator": "nvidia-gpu", "sched.tensorstack.dev/node-alloc-mode": "xgn"}
@@ -33,34 +34,34 @@ def node(
     }
 
 
-def told(manifest: dict[str, Any], node_obj: object) -> list[tuple[Reason, object, object, bool]]:
+def refused(manifest: dict[str, Any], node_obj: dict[str, Any]) -> list[tuple[Reason, object, object, bool]]:
     claim = parse_pod(manifest)
     assert isinstance(claim, Claim)
     return [
         (refusal.reason, refusal.wanted, refusal.had, refusal.never)
-        for refusal in node_refusals(manifest, claim, node_obj)
+        for refusal in node_refusals(manifest, claim, as_node(node_obj))
     ]
 
 
 def test_a_plain_node_takes_a_plain_pod() -> None:
-    assert told(pod(), node(ready="True")) == []
+    assert refused(pod(), node(ready="True")) == []
 
 
 def test_a_node_that_does_not_say_is_ready() -> None:
-    assert told(pod(), node()) == []
+    assert refused(pod(), node()) == []
 
 
 @pytest.mark.parametrize("status", ["False", "Unknown"])
 def test_a_node_that_is_not_ready_takes_nothing_for_now(status: str) -> None:
     taint = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
-    assert told(pod(), node(ready=status, taints=[taint])) == [(Reason.NOT_READY, "True", status, False)]
+    assert refused(pod(), node(ready=status, taints=[taint])) == [(Reason.NOT_READY, "True", status, False)]
 
 
 def test_a_cordoned_node_takes_only_pods_that_tolerate_it() -> None:
     taint = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
     cordoned = node(unschedulable=True, taints=[taint])
-    assert told(pod(), cordoned) == [(Reason.UNSCHEDULABLE, None, "cordoned", False)]
-    assert told(pod(tolerations=[{"operator": "Exists"}]), cordoned) == []
+    assert refused(pod(), cordoned) == [(Reason.UNSCHEDULABLE, None, "cordoned", False)]
+    assert refused(pod(tolerations=[{"operator": "Exists"}]), cordoned) == []
 
 
 # taints
@@ -85,21 +86,21 @@ TAINT = {"key": "team", "value": "ml", "effect": "NoSchedule"}
 )
 def test_a_taint_keeps_pods_away_that_do_not_tolerate_it(toleration: object, helps: bool) -> None:
     expected = [] if helps else [(Reason.TAINT, None, "team=ml:NoSchedule", False)]
-    assert told(pod(tolerations=[toleration]), node(taints=[TAINT])) == expected
+    assert refused(pod(tolerations=[toleration]), node(taints=[TAINT])) == expected
 
 
 def test_a_taint_that_only_prefers_keeps_nobody_away() -> None:
-    assert told(pod(), node(taints=[{**TAINT, "effect": "PreferNoSchedule"}])) == []
-    assert told(pod(), node(taints=[{**TAINT, "effect": "NoExecute"}]))[0][0] is Reason.TAINT
+    assert refused(pod(), node(taints=[{**TAINT, "effect": "PreferNoSchedule"}])) == []
+    assert refused(pod(), node(taints=[{**TAINT, "effect": "NoExecute"}]))[0][0] is Reason.TAINT
 
 
 def test_an_xgn_node_keeps_other_pods_away_even_before_its_taint_is_written() -> None:
     shown = "sched.tensorstack.dev/xgn-mode=true:NoSchedule"
-    assert told(pod(), node(labels=XGN)) == [(Reason.TAINT, None, shown, False)]
+    assert refused(pod(), node(labels=XGN)) == [(Reason.TAINT, None, shown, False)]
 
 
 def test_a_pod_for_whole_cards_tolerates_it_by_itself() -> None:
-    assert told(pod("tensorstack.dev/nvidia-gpu"), node(labels=XGN)) == []
+    assert refused(pod("tensorstack.dev/nvidia-gpu"), node(labels=XGN)) == []
 
 
 # selectors
@@ -116,8 +117,8 @@ def expression(operator: object, *values: object, key: object = "zone") -> dict[
 
 def test_every_label_of_a_node_selector_must_be_there() -> None:
     wanted = pod(nodeSelector={"zone": "a", "gpu": "t4"})
-    assert told(wanted, node(labels={"zone": "a", "gpu": "t4"})) == []
-    assert told(wanted, node(labels={"zone": "b"})) == [
+    assert refused(wanted, node(labels={"zone": "a", "gpu": "t4"})) == []
+    assert refused(wanted, node(labels={"zone": "b"})) == [
         (Reason.SELECTOR, "zone=a", "zone=b", True),
         (Reason.SELECTOR, "gpu=t4", None, True),
     ]
@@ -152,7 +153,7 @@ def test_every_label_of_a_node_selector_must_be_there() -> None:
     ],
 )
 def test_required_affinity(term: object, matches: bool) -> None:
-    refusals = told(affinity(term), node(labels={"zone": "a", "cards": "8"}))
+    refusals = refused(affinity(term), node(labels={"zone": "a", "cards": "8"}))
     assert [(reason, never) for reason, _, _, never in refusals] == ([] if matches else [(Reason.SELECTOR, True)])
 
 
@@ -160,14 +161,14 @@ def test_one_term_of_an_affinity_is_enough_and_all_of_its_expressions_are_needed
     parts = [expression("In", "a"), expression("Exists", key="x")]
     both = {"matchExpressions": [match_expression for part in parts for match_expression in part["matchExpressions"]]}
     there = node(labels={"zone": "a"})
-    assert told(affinity(both, expression("In", "a")), there) == []
-    assert told(affinity(both), there) == [(Reason.SELECTOR, "zone In [a] and x Exists", None, True)]
-    assert told(affinity(), there) == [(Reason.SELECTOR, "nothing at all", None, True)]
+    assert refused(affinity(both, expression("In", "a")), there) == []
+    assert refused(affinity(both), there) == [(Reason.SELECTOR, "zone In [a] and x Exists", None, True)]
+    assert refused(affinity(), there) == [(Reason.SELECTOR, "nothing at all", None, True)]
 
 
 def test_a_pod_that_names_its_node_goes_to_no_other() -> None:
-    assert told(pod(nodeName="n1"), node()) == []
-    assert told(pod(nodeName="n2"), node()) == [(Reason.SELECTOR, "spec.nodeName=n2", "n1", True)]
+    assert refused(pod(nodeName="n1"), node()) == []
+    assert refused(pod(nodeName="n2"), node()) == [(Reason.SELECTOR, "spec.nodeName=n2", "n1", True)]
 
 
 # the Pods a manifest makes
@@ -268,22 +269,3 @@ def test_a_manifest_of_the_wrong_shape_is_an_error_that_names_the_field(manifest
     made = expand(manifest)
     assert isinstance(made, Invalid)
     assert made.field == field
-
-
-def test_pods_that_ran_to_their_end_are_finished() -> None:
-    assert [is_finished({"status": {"phase": phase}}) for phase in ("Succeeded", "Failed", "Running", None)] == [
-        True,
-        True,
-        False,
-        False,
-    ]
-    assert not is_finished("nonsense")
-
-
-def test_pods_of_a_daemon_set_are_daemons() -> None:
-    def owned(kind: str) -> object:
-        return {"metadata": {"ownerReferences": [{"kind": kind, "name": "x", "controller": True}]}}
-
-    assert is_daemon(owned("DaemonSet"))
-    assert not is_daemon(owned("ReplicaSet"))
-    assert not is_daemon(None)

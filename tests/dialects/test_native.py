@@ -93,7 +93,7 @@ def changed(**parts: object) -> str:
         (changed(containers=[{"name": "main", "cards": [{"index": 0, "memory_mib": -1}]}]), "memory_mib"),
         (changed(containers=[{"name": "main", "cards": [{"index": 10**6, "memory_mib": 1}]}]), "index"),
         ("nonsense", "what aliquot writes there"),
-        (5, "JSON text"),
+        (5, "text"),
     ],
 )
 def test_a_grant_that_cannot_be_read_is_an_error(written: object, said: str) -> None:

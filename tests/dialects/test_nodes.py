@@ -117,7 +117,7 @@ def test_fields_a_newer_writer_added_are_passed_over() -> None:
         ("{", "what aliquot writes there"),
         ("[" * 100_000, "what aliquot writes there"),
         ("\ud800", "what aliquot writes there"),
-        ([], "JSON text"),
+        ([], "text"),
         ('{"v":2,"cards":[]}', "version 2 is of another release"),
         ('{"v":1,"cards":[{"index":0}]}', "memory_mib"),
         ('{"v":1,"cards":[{"index":-1,"memory_mib":1}]}', "$.cards[0].index"),
@@ -141,7 +141,8 @@ def test_an_inventory_that_cannot_be_read_is_an_error_and_not_an_empty_node(inve
     [
         (None, "node"),
         ([], "node"),
-        ({}, "metadata.name"),
+        ({}, "metadata"),
+        ({"metadata": {}}, "metadata.name"),
         ({"metadata": {"name": 3}}, "metadata.name"),
         ({"metadata": []}, "metadata"),
         (node(status=[]), "status"),

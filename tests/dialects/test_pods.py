@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from aliquot.dialects import parse_pod
-from aliquot.dialects.kube import pod_request
+from aliquot.dialects import DEFAULT_RULES, PodReader, parse_pod
 from aliquot.model.claim import Claim, Role
+from kit.watchobjects import as_pod
 
 MEM = "aliyun.com/gpu-mem"
 QGPU = "tke.cloud.tencent.com/qgpu-memory"
@@ -173,11 +173,11 @@ def test_a_wrong_shape_in_a_pod_of_ours_is_an_error_that_names_the_field(manifes
         (pod(container(requests={"cpu": 1}), spec={"overhead": {"cpu": "250m", "memory": "64Mi"}}), 1250, 64),
         (pod(container(requests={"cpu": 1}), spec={"resources": {"requests": {"cpu": 4}}}), 4000, 0),
         (pod(container(requests={"cpu": "nonsense"})), 0, 0),
-        ("no Pod", 0, 0),
     ],
 )
-def test_cpu_and_memory_are_the_effective_requests(manifest: object, cpu: int, memory: int) -> None:
-    assert pod_request(manifest) == (cpu, memory)
+def test_cpu_and_memory_are_the_effective_requests(manifest: dict[str, Any], cpu: int, memory: int) -> None:
+    asked = PodReader(DEFAULT_RULES).read(as_pod(manifest))
+    assert (asked.cpu_milli, asked.memory_mib) == (cpu, memory)
 
 
 def test_a_claim_carries_them() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from aliquot.dialects import (
     MemoryUnit,
+    PodReader,
     QgpuRules,
     Rules,
     guess_gpushare_unit,
@@ -26,12 +26,14 @@ from aliquot.dialects import (
     render_pod,
     taints,
 )
-from aliquot.dialects.kube import expand, is_daemon, is_finished, node_refusals, pod_request
+from aliquot.dialects.kube import expand, node_refusals
+from aliquot.dialects.wire.objects import NodeObject, PodObject, read_object
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice, Usage, peak
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Invalid
+from kit.strategies import anything, mutated, places_of
 
 modest = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -262,60 +264,6 @@ def test_the_peak_lies_between_the_largest_and_the_sum(parts: list[tuple[Role, i
 
 # Nothing raises.
 
-OUR_WORDS = [
-    "tke.cloud.tencent.com/qgpu-core",
-    "tke.cloud.tencent.com/qgpu-memory",
-    "tke.cloud.tencent.com/qgpu-core-greedy",
-    "tke.cloud.tencent.com/app-class",
-    "tke.cloud.tencent.com/qgpu-schedule-policy",
-    "tensorstack.dev/nvidia-gpu",
-    "tensorstack.dev/nvidia-gpu-percent",
-    "tensorstack.dev/nvidia-gpu-node",
-    "aliyun.com/gpu-mem",
-    "aliyun.com/gpu-count",
-    "aliquot.dev/grant",
-    "aliquot.dev/inventory",
-    "sched.tensorstack.dev/node-alloc-mode",
-    *("metadata", "spec", "status", "labels", "annotations", "containers", "resources", "limits", "capacity", "name"),
-    *("offline", "enable", "xgn", "1", "100", "1e999", "-1", "5Gi", "16k", "\ud800", '{"v":1,"cards":[]}'),
-]
-scalars = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.just(10**70),
-    st.floats(),
-    st.text(max_size=5),
-    st.sampled_from(OUR_WORDS),
-)
-anything = st.recursive(
-    scalars,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(OUR_WORDS) | st.text(max_size=3), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-
-
-def _places(value: object) -> list[tuple[Any, Any]]:
-    """Every place in a JSON value: what holds it, and its key there."""
-    keys = value.keys() if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-    return [place for key in list(keys) for place in ((value, key), *_places(value[key]))]  # type: ignore[index]
-
-
-@st.composite
-def mutated(draw: st.DrawFn, valid: st.SearchStrategy[Any]) -> Any:
-    value = copy.deepcopy(draw(valid))
-    for _ in range(draw(st.integers(1, 3))):
-        places = _places(value)
-        if not places:
-            break
-        holder, key = draw(st.sampled_from(places))
-        holder[key] = draw(anything)
-    return value
-
-
 pods = st.one_of(
     claims.map(lambda case: render_pod(*case)),
     grants().map(lambda case: bound(case[0], case[1], render_grant(case[0], case[2], NODE, 1, case[1]))),
@@ -382,21 +330,26 @@ def read_all(pod: object, node: object, rules: Rules) -> None:
     for each in (claim if isinstance(claim, Claim) else CLAIM, CLAIM):
         grant = parse_grant(pod, each, parsed_node if isinstance(parsed_node, Node) else None)
         assert grant is None or isinstance(grant, (Grant, tuple))
-        node_refusals(pod, each, node)
         missing_tolerations(pod, each)
-    assert min(pod_request(pod)) >= 0
-    taints(node)
+        read = read_object(node, NodeObject, "node")
+        if isinstance(read, NodeObject):
+            node_refusals(pod, each, read)
+            taints(read.metadata.labels or {}, read.spec.taints or ())
     parse_unhealthy(pod)
     guess_gpushare_unit([node])
-    is_daemon(pod)
-    is_finished(pod)
+    typed = read_object(pod, PodObject, "pod")
+    if isinstance(typed, PodObject):
+        asked = PodReader(rules).read(typed)
+        assert min(asked.cpu_milli, asked.memory_mib) >= 0
+        assert isinstance(typed.daemon, bool)
+        assert isinstance(typed.finished, bool)
 
 
 def test_nothing_raises_on_a_number_too_long_to_print() -> None:
     """YAML makes such a number of 0xfff...; hypothesis could not print it."""
     enormous = 16**5000
     valid = render_pod(CLAIM)
-    for holder, key in _places(valid):
+    for holder, key in places_of(valid):
         before, holder[key] = holder[key], enormous
         read_all(valid, {"metadata": {"name": "n"}, "status": {"capacity": {"aliyun.com/gpu-mem": enormous}}}, SEED)
         holder[key] = before

@@ -325,7 +325,8 @@ def test_without_a_policy_label_a_node_is_best_effort() -> None:
 def test_an_unknown_policy_is_an_error(label: object) -> None:
     parsed = node(policy=label)
     assert isinstance(parsed, tuple)
-    assert "fixed-share or fs" in parsed[0].sentence()
+    assert parsed[0].field == 'metadata.labels["tke.cloud.tencent.com/qgpu-schedule-policy"]'
+    assert ("fixed-share or fs" if isinstance(label, str) else "text") in parsed[0].allowed
 
 
 def test_a_card_of_32_gib_takes_8_slices_by_the_seed_and_16_by_the_later_rules() -> None:

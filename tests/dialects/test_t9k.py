@@ -109,10 +109,14 @@ def test_requests_equal_limits_here_too() -> None:
 
 
 def labelled(mode: object = None, accelerator: object = "nvidia-gpu", *present: dict[str, str]) -> dict[str, Any]:
-    labels = {"sched.tensorstack.dev/accelerator": accelerator}
+    labels = {} if accelerator is None else {"sched.tensorstack.dev/accelerator": accelerator}
     if mode is not None:
         labels["sched.tensorstack.dev/node-alloc-mode"] = mode
     return {"metadata": {"name": "n1", "labels": labels}, "spec": {"taints": list(present)}}
+
+
+def change(manifest: dict[str, Any]) -> Taints:
+    return taints(manifest["metadata"]["labels"], manifest["spec"]["taints"])
 
 
 def parsed_node(manifest: dict[str, Any]) -> Node:
@@ -140,7 +144,8 @@ def test_a_node_offers_by_accelerator_and_mode(mode: object, accelerator: object
 def test_an_unknown_mode_is_an_error(mode: object) -> None:
     parsed = parse_node(labelled(mode))
     assert isinstance(parsed, tuple)
-    assert "xgn (exclusive) or sgn (shared)" in parsed[0].sentence()
+    assert parsed[0].field == 'metadata.labels["sched.tensorstack.dev/node-alloc-mode"]'
+    assert parsed[0].allowed == ("xgn (exclusive) or sgn (shared)" if isinstance(mode, str) else "text")
 
 
 @pytest.mark.parametrize(
@@ -156,30 +161,30 @@ def test_cards_are_counted_by_capacity_with_16_gib_assumed_and_said(capacity: di
 
 
 def test_an_xgn_node_should_have_the_taint() -> None:
-    assert taints(labelled("xgn")) == Taints(add=(TAINT,))
+    assert change(labelled("xgn")) == Taints(add=(TAINT,))
 
 
 def test_a_node_that_has_the_taint_needs_no_change() -> None:
-    assert taints(labelled("xgn", "nvidia-gpu", TAINT)) == Taints()
+    assert change(labelled("xgn", "nvidia-gpu", TAINT)) == Taints()
 
 
 @pytest.mark.parametrize(("mode", "accelerator"), [(None, "nvidia-gpu"), ("sgn", "nvidia-gpu"), ("xgn", "amd-gpu")])
 def test_a_node_loses_the_taint_with_the_label(mode: object, accelerator: object) -> None:
-    assert taints(labelled(mode, accelerator, TAINT)) == Taints(remove=(TAINT,))
+    assert change(labelled(mode, accelerator, TAINT)) == Taints(remove=(TAINT,))
 
 
 def test_other_taints_are_left_alone() -> None:
     others = [{"key": "a", "effect": "NoSchedule"}, {**TAINT, "effect": "NoExecute"}]
-    assert taints(labelled(None, "nvidia-gpu", *others)) == Taints()
+    assert change(labelled(None, "nvidia-gpu", *others)) == Taints()
 
 
 def test_the_taint_with_another_value_is_replaced() -> None:
     wrong = {**TAINT, "value": "yes"}
-    assert taints(labelled("xgn", "nvidia-gpu", wrong)) == Taints(add=(TAINT,), remove=(wrong,))
+    assert change(labelled("xgn", "nvidia-gpu", wrong)) == Taints(add=(TAINT,), remove=(wrong,))
 
 
 def test_a_mode_that_cannot_be_read_changes_nothing() -> None:
-    assert taints(labelled("oops", "nvidia-gpu", TAINT)) == Taints()
+    assert change(labelled("oops", "nvidia-gpu", TAINT)) == Taints()
 
 
 # tolerations

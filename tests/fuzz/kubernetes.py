@@ -11,7 +11,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from aliquot import dialects
-from aliquot.dialects.kube import expand, is_daemon, is_finished, node_refusals, pod_request
+from aliquot.dialects.kube import expand, node_refusals
 from aliquot.dialects.wire import extender as wire
 from aliquot.dialects.wire.admission import AdmissionSettings, review
 from aliquot.dialects.wire.leases import LeaseObject
@@ -80,12 +80,10 @@ def _said(found: object) -> None:
 def _pod(value: Any) -> None:
     claim = dialects.parse_pod(value)
     _said(claim)
-    for look in (is_finished, is_daemon, pod_request):
-        look(value)
     if isinstance(claim, Claim):
         dialects.missing_tolerations(value, claim)
         _said(dialects.parse_grant(value, claim, _NODE))
-        node_refusals(value, claim, NODES[0])
+        node_refusals(value, claim, as_node(NODES[0]))
     _said(expand({"kind": "Deployment", "metadata": {"name": "d"}, "spec": {"replicas": 3, "template": value}}))
     try:
         decoded = msgspec.json.decode(msgspec.json.encode(value), type=PodObject)
@@ -99,7 +97,6 @@ def _pod(value: Any) -> None:
 def _node(value: Any) -> None:
     found = dialects.parse_node(value)
     _said(found)
-    dialects.taints(value)
     dialects.guess_gpushare_unit([value])
     try:
         decoded = as_node(value)

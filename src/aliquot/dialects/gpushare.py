@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from aliquot.dialects.nodes import MOST_CARDS, Capacity, NodeView, told
+from aliquot.dialects.nodes import MOST_CARDS, Capacity, NodeView, advertised
 from aliquot.dialects.pods import Json, Pod, Words, count_at, mapping_at, unnamed
 from aliquot.model.claim import Claim, ContainerClaim, Role, Slice
 from aliquot.model.device import Card
@@ -154,8 +154,8 @@ ENABLED_BY = {Offer.GPUSHARE: f"capacity {MEMORY}, or label {NODE_LABEL}=true an
 
 def capacity(node: NodeView, unit: MemoryUnit, problems: list[Invalid]) -> Capacity:
     """What gpu-mem and gpu-count tell of the node's cards. A count alone, left behind by a plugin, tells nothing."""
-    memory = told(MEMORY, node.count(MEMORY, problems))
-    cards = told(COUNT, node.count(COUNT, problems))
+    memory = advertised(MEMORY, node.count(MEMORY, problems))
+    cards = advertised(COUNT, node.count(COUNT, problems))
     return Capacity(cards if memory else None, memory, unit.mib)
 
 

@@ -1,6 +1,7 @@
-"""What Kubernetes itself says of a Pod and a Node, for the moments when no kube-scheduler stands behind us.
+"""kube-scheduler's own conditions for a Pod on a node, and the Pods that a manifest makes, for commands that run
+without a kube-scheduler.
 
-Wrong shapes never raise: a condition that cannot be read is a condition that is not met.
+Wrong shapes in a manifest never raise: a condition that cannot be read is not met.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from aliquot.dialects.pods import Json, read_pod, tolerates, with_requests
+from aliquot.dialects.pods import Json, tolerates
 from aliquot.dialects.t9k import missing_tolerations, taints
+from aliquot.dialects.wire.objects import NodeObject
 from aliquot.model.claim import Claim
 from aliquot.model.refusal import Invalid, Reason, Refusal, show
 
@@ -34,65 +36,54 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else show(value)
 
 
-def node_refusals(pod: object, claim: Claim, node_obj: object) -> list[Refusal]:
-    """Why kube-scheduler would keep the Pod from the node; empty where it would not.
+def node_refusals(pod: object, claim: Claim, node: NodeObject) -> list[Refusal]:
+    """Why kube-scheduler would keep the Pod (a manifest) from the node; empty where it would not.
 
     Counted as they will be once our controller and webhook have seen them: the node with the T9k taint its labels call
     for, the Pod with the tolerations it gets by itself. Selectors are `never`; a taint or a sick node may pass.
     """
-    node = _mapping(node_obj)
-    name = _text(_mapping(node.get("metadata")).get("name", ""))
     spec = _mapping(_mapping(pod).get("spec"))
     tolerations = [*_list(spec.get("tolerations")), *missing_tolerations(pod, claim)]
     return [
-        *_unschedulable(node, name, tolerations),
-        *_not_ready(node, name),
-        *_taints(node, name, tolerations),
-        *_selectors(spec, node, name),
+        *_unschedulable(node, tolerations),
+        *_not_ready(node),
+        *_taints(node, tolerations),
+        *_selectors(spec, node),
     ]
 
 
-def _unschedulable(node: Json, name: str, tolerations: list[Any]) -> list[Refusal]:
-    if _mapping(node.get("spec")).get("unschedulable") is not True:
+def _unschedulable(node: NodeObject, tolerations: list[Any]) -> list[Refusal]:
+    if not node.spec.unschedulable:
         return []
     if any(tolerates(toleration, _UNSCHEDULABLE) for toleration in tolerations):
         return []
-    return [Refusal(name, None, Reason.UNSCHEDULABLE, None, "cordoned", never=False)]
+    return [Refusal(node.metadata.name, None, Reason.UNSCHEDULABLE, None, "cordoned", never=False)]
 
 
-def _ready(node: Json) -> str:
-    """The Ready condition; a node that does not say is taken as ready."""
-    for condition in map(_mapping, _list(_mapping(node.get("status")).get("conditions"))):
-        if condition.get("type") == "Ready":
-            return _text(condition.get("status"))
-    return "True"
+def _not_ready(node: NodeObject) -> list[Refusal]:
+    ready = node.ready
+    return [] if ready == "True" else [Refusal(node.metadata.name, None, Reason.NOT_READY, "True", ready, never=False)]
 
 
-def _not_ready(node: Json, name: str) -> list[Refusal]:
-    ready = _ready(node)
-    return [] if ready == "True" else [Refusal(name, None, Reason.NOT_READY, "True", ready, never=False)]
-
-
-def _taints(node: Json, name: str, tolerations: list[Any]) -> list[Refusal]:
-    spec = _mapping(node.get("spec"))
-    told = set(_NOT_READY) if _ready(node) != "True" else set()
-    if spec.get("unschedulable") is True:
-        told.add(_UNSCHEDULABLE["key"])
+def _taints(node: NodeObject, tolerations: list[Any]) -> list[Refusal]:
+    repeated = set(_NOT_READY) if node.ready != "True" else set()
+    if node.spec.unschedulable:
+        repeated.add(_UNSCHEDULABLE["key"])
     refusals = []
-    ours = taints(node)
-    staying = [taint for taint in map(_mapping, _list(spec.get("taints"))) if taint not in ours.remove]
-    for taint in [*staying, *ours.add]:
-        if taint.get("effect") not in ("NoSchedule", "NoExecute") or _text(taint.get("key")) in told:
+    present = node.spec.taints or []
+    ours = taints(node.metadata.labels or {}, present)
+    for taint in [*(taint for taint in present if taint not in ours.remove), *ours.add]:
+        if taint.get("effect") not in ("NoSchedule", "NoExecute") or _text(taint.get("key")) in repeated:
             continue
         if not any(tolerates(toleration, taint) for toleration in tolerations):
             shown = f"{_text(taint.get('key'))}={_text(taint.get('value') or '')}:{taint['effect']}"
-            refusals.append(Refusal(name, None, Reason.TAINT, None, shown, never=False))
+            refusals.append(Refusal(node.metadata.name, None, Reason.TAINT, None, shown, never=False))
     return refusals
 
 
-def _selectors(spec: Json, node: Json, name: str) -> list[Refusal]:
-    metadata = _mapping(node.get("metadata"))
-    labels, fields = _mapping(metadata.get("labels")), {"metadata.name": metadata.get("name")}
+def _selectors(spec: Json, node: NodeObject) -> list[Refusal]:
+    name = node.metadata.name
+    labels, fields = node.metadata.labels or {}, {"metadata.name": name}
     refusals = []
     wanted_name = spec.get("nodeName")
     if isinstance(wanted_name, str) and wanted_name and wanted_name != name:
@@ -104,7 +95,7 @@ def _selectors(spec: Json, node: Json, name: str) -> list[Refusal]:
     affinity = _mapping(_mapping(spec.get("affinity")).get("nodeAffinity"))
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     if required is not None:
-        terms = [_mapping(each) for each in _list(_mapping(required).get("nodeSelectorTerms"))]
+        terms = [_mapping(term) for term in _list(_mapping(required).get("nodeSelectorTerms"))]
         if not any(_term_matches(term, labels, fields) for term in terms):
             wanted = " or ".join(_term_text(term) for term in terms) or "nothing at all"
             refusals.append(Refusal(name, None, Reason.SELECTOR, wanted, None, never=True))
@@ -144,18 +135,18 @@ _OPERATORS: dict[str, Callable[[bool, object, list[Any]], bool]] = {
 
 
 def _holds(expression: object, labels: Json) -> bool:
-    each = _mapping(expression)
-    key, operator = each.get("key"), each.get("operator")
+    condition = _mapping(expression)
+    key, operator = condition.get("key"), condition.get("operator")
     if not isinstance(key, str) or not isinstance(operator, str) or operator not in _OPERATORS:
         return False
-    return _OPERATORS[operator](key in labels, labels.get(key), _list(each.get("values")))
+    return _OPERATORS[operator](key in labels, labels.get(key), _list(condition.get("values")))
 
 
 def _term_text(term: Json) -> str:
     parts = []
-    for each in map(_mapping, [*_list(term.get("matchExpressions")), *_list(term.get("matchFields"))]):
-        values = ", ".join(_text(value) for value in _list(each.get("values")))
-        shown = f"{_text(each.get('key'))} {_text(each.get('operator'))}"
+    for condition in map(_mapping, [*_list(term.get("matchExpressions")), *_list(term.get("matchFields"))]):
+        values = ", ".join(_text(value) for value in _list(condition.get("values")))
+        shown = f"{_text(condition.get('key'))} {_text(condition.get('operator'))}"
         parts.append(f"{shown} [{values}]" if values else shown)
     return " and ".join(parts) or "a term that selects nothing"
 
@@ -179,23 +170,23 @@ def expand(manifest: object) -> list[dict[str, Any]] | Invalid:
     nodes) or none at once (a CronJob's come later): the empty list, as for an empty YAML document.
     """
     found: list[dict[str, Any]] = []
-    waiting = deque([("", manifest)])  # what is left to read, and where it stands
+    waiting = deque([("", manifest)])  # what is left to read, and its path
     while waiting:
-        path, each = waiting.popleft()
-        if each is None:
+        path, obj = waiting.popleft()
+        if obj is None:
             continue
-        if not isinstance(each, dict):
-            return Invalid(path.removesuffix(".") or "manifest", each, "a Kubernetes object")
-        kind = each.get("kind")
+        if not isinstance(obj, dict):
+            return Invalid(path.removesuffix(".") or "manifest", obj, "a Kubernetes object")
+        kind = obj.get("kind")
         if not isinstance(kind, str):
             return Invalid(f"{path}kind", kind, "the kind of a Kubernetes object")
-        made = _items(each, kind, path) if kind.endswith("List") and "items" in each else None
+        made = _items(obj, kind, path) if kind.endswith("List") and "items" in obj else None
         if isinstance(made, Invalid):
             return made
         if made is not None:
             waiting.extendleft(reversed(made))
             continue
-        pods = [each] if kind == "Pod" else _replicas(each, kind, path) if kind in WORKLOADS else []
+        pods = [obj] if kind == "Pod" else _replicas(obj, kind, path) if kind in WORKLOADS else []
         if isinstance(pods, Invalid):
             return pods
         found += pods
@@ -238,7 +229,7 @@ def _replicas(workload: dict[str, Any], kind: str, path: str) -> list[dict[str, 
     if kind == "Job" and isinstance(completions, int):
         number = min(number, max(0, completions))
     owner = {"apiVersion": workload.get("apiVersion"), "kind": kind, "name": name, "controller": True}
-    # What stands beside metadata and spec in the template is kept: a slip there is told like any other.
+    # What stands beside metadata and spec in the template is kept, so that a slip there is found like any other.
     return [
         {
             **template,
@@ -248,23 +239,3 @@ def _replicas(workload: dict[str, Any], kind: str, path: str) -> list[dict[str, 
         }
         for index in range(number)
     ]
-
-
-def pod_request(pod: object) -> tuple[int, int]:
-    """Milli-CPU and MiB that any Pod takes of its node. What cannot be read counts nothing."""
-    view = read_pod(pod)
-    if view is None:
-        return 0, 0
-    counted = with_requests(view)
-    return counted.cpu_milli, counted.memory_mib
-
-
-def is_finished(pod: object) -> bool:
-    """Whether the Pod has run to its end and holds nothing any more."""
-    return _mapping(_mapping(pod).get("status")).get("phase") in ("Succeeded", "Failed")
-
-
-def is_daemon(pod: object) -> bool:
-    """Whether a DaemonSet owns the Pod: such Pods do not stand in the way of a whole-node Pod."""
-    owners = _list(_mapping(_mapping(pod).get("metadata")).get("ownerReferences"))
-    return any(each.get("kind") == "DaemonSet" and each.get("controller") is True for each in map(_mapping, owners))

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from aliquot.dialects import gpushare, native, qgpu, t9k
 from aliquot.dialects.gpushare import MemoryUnit
-from aliquot.dialects.nodes import Capacity, NodeView, cards_from, read_node
+from aliquot.dialects.nodes import Capacity, NodeView, cards_from
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
-from aliquot.dialects.wire.objects import NodeObject, node_view
+from aliquot.dialects.wire.objects import NodeObject, node_view, read_object
 from aliquot.model.node import LIMITED_SHARING, Node, Offer
 from aliquot.model.refusal import Invalid
 
@@ -18,9 +18,10 @@ def parse_node(
     node: object | NodeObject, rules: Rules = DEFAULT_RULES, unhealthy: frozenset[int] = frozenset()
 ) -> Node | tuple[Invalid, ...]:
     """The node, its cards and what it offers; or every rule it breaks. Never raises on any JSON."""
-    view = node_view(node) if isinstance(node, NodeObject) else read_node(node)
-    if isinstance(view, Invalid):
-        return (view,)
+    read = node if isinstance(node, NodeObject) else read_object(node, NodeObject, "node")
+    if isinstance(read, Invalid):
+        return (read,)
+    view = node_view(read)
     problems = list(view.problems)
     notes: list[str] = []
     inventory = native.parse_inventory(view, problems)
@@ -102,26 +103,24 @@ def _capacities(node: NodeView, rules: Rules, notes: list[str], problems: list[I
     ]
 
 
-# --- the unit of gpu-mem, which nodes tell without saying it ---------------------------------------------------------
+# --- the unit of gpu-mem, which follows from the amounts that nodes advertise ----------------------------------------
 
 
 def told_gpushare_unit(nodes: Iterable[object]) -> MemoryUnit | None:
     """The unit of gpu-mem in the cluster with these nodes; None where none of them advertises any."""
-    views = (node_view(node) if isinstance(node, NodeObject) else read_node(node) for node in _unlike(nodes))
-    return gpushare.told_unit(view for view in views if isinstance(view, NodeView))
+    read = (node if isinstance(node, NodeObject) else read_object(node, NodeObject, "node") for node in nodes)
+    return gpushare.told_unit(map(node_view, _unlike(node for node in read if isinstance(node, NodeObject))))
 
 
-def _unlike(nodes: Iterable[object]) -> Iterable[object]:
-    """Of nodes that say the same of gpushare's resources one each: five thousand are mostly alike."""
-    said = set()
+def _unlike(nodes: Iterable[NodeObject]) -> Iterable[NodeObject]:
+    """One node of each kind, by gpushare's resources: five thousand nodes are mostly alike."""
+    seen = set()
     for node in nodes:
-        if isinstance(node, NodeObject):
-            sides = (node.status.capacity or {}, node.status.allocatable or {})
-            key = tuple(side.get(name) for side in sides for name in gpushare.RESOURCES)
-            if key in said:
-                continue
-            said.add(key)
-        yield node
+        sides = (node.status.capacity or {}, node.status.allocatable or {})
+        key = tuple(side.get(name) for side in sides for name in gpushare.RESOURCES)
+        if key not in seen:
+            seen.add(key)
+            yield node
 
 
 def guess_gpushare_unit(nodes: Iterable[object]) -> MemoryUnit:

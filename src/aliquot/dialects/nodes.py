@@ -1,6 +1,6 @@
-"""What every Node says to Kubernetes, and how many cards that makes where no inventory tells.
+"""What every Node tells Kubernetes, and which cards that makes where the node has no inventory of ours.
 
-Several dialects may advertise one node at once; they speak of the same cards.
+Several dialects may advertise one node at once; they mean the same cards.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor
 
-from aliquot.dialects.pods import MIB, Json, amount_at, count_at, list_at, mapping_at, text_at
+from aliquot.dialects.pods import MIB, Json, amount_at, count_at
 from aliquot.model.device import Card
 from aliquot.model.refusal import Invalid
 
@@ -56,31 +56,9 @@ class NodeView:
         return None if found is None else found // MIB
 
 
-def read_node(value: object) -> NodeView | Invalid:
-    """What the Node says; an Invalid for what is no Node at all."""
-    if not isinstance(value, dict):
-        return Invalid("node", value, "a Node object")
-    problems: list[Invalid] = []
-    metadata = mapping_at(value.get("metadata"), "metadata", problems)
-    name = text_at(metadata.get("name"), "metadata.name", problems)
-    if not name and not problems:
-        problems.append(Invalid("metadata.name", None, "a node needs a name"))
-    spec = mapping_at(value.get("spec"), "spec", problems)
-    status = mapping_at(value.get("status"), "status", problems)
-    return NodeView(
-        name=name,
-        labels=mapping_at(metadata.get("labels"), "metadata.labels", problems),
-        annotations=mapping_at(metadata.get("annotations"), "metadata.annotations", problems),
-        capacity=mapping_at(status.get("capacity"), "status.capacity", problems),
-        allocatable=mapping_at(status.get("allocatable"), "status.allocatable", problems),
-        taints=tuple(list_at(spec.get("taints"), "spec.taints", problems)),
-        problems=tuple(problems),
-    )
-
-
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A number, and the resource that told it."""
+class Advertised:
+    """An amount, and the resource that advertises it."""
 
     source: str
     number: int
@@ -88,37 +66,37 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What one dialect's resources tell of a node's cards: how many, how much memory in all. None: they do not."""
+    """What one dialect's resources say of a node's cards: how many, how much memory in all. None: they do not say."""
 
-    cards: Told | None = None
-    memory: Told | None = None  # in units
+    cards: Advertised | None = None
+    memory: Advertised | None = None  # in units
     unit_mib: int = 1024
 
 
-def told(source: str, number: int | None) -> Told | None:
-    """A resource at 0 is one whose plugin is gone: it tells nothing."""
-    return Told(source, number) if number else None
+def advertised(source: str, number: int | None) -> Advertised | None:
+    """None for a resource at 0: its device plugin is gone."""
+    return Advertised(source, number) if number else None
 
 
-def told_in_percent(source: str, percent: int | None, notes: list[str]) -> Told | None:
-    """How many cards a resource tells of that counts 100 for each."""
+def advertised_percent(source: str, percent: int | None, notes: list[str]) -> Advertised | None:
+    """The number of cards, by a resource that counts 100 for each."""
     if not percent:
         return None
     cards = max(1, percent // 100)
     if percent != cards * 100:
         notes.append(f"{source} is {percent}, not a multiple of 100: counted as {cards} card{'s' * (cards > 1)}")
-    return Told(source, cards)
+    return Advertised(source, cards)
 
 
 def cards_from(capacities: Sequence[Capacity], notes: list[str], problems: list[Invalid]) -> tuple[Card, ...]:
-    """The cards all these describe: number and memory from the first that tells, the rest compared and noted."""
+    """The cards that all these describe: number and memory from the first that has them; differences are noted."""
     counts = [capacity.cards for capacity in capacities if capacity.cards]
     memories = [(capacity.memory, capacity.unit_mib) for capacity in capacities if capacity.memory]
     if not counts and not memories:
         return ()
     if not counts:
         notes.append(f"{memories[0][0].source} does not say how many cards there are: one is assumed")
-        counts = [Told(memories[0][0].source, 1)]
+        counts = [Advertised(memories[0][0].source, 1)]
     first = counts[0]
     if first.number > MOST_CARDS:
         field = f'status.capacity["{first.source}"]'
@@ -133,20 +111,20 @@ def cards_from(capacities: Sequence[Capacity], notes: list[str], problems: list[
     return tuple(Card(index=index, memory_mib=memory_mib) for index in range(first.number))
 
 
-def _memory_of_each(memories: Sequence[tuple[Told, int]], cards: int, notes: list[str]) -> int:
+def _memory_of_each(memories: Sequence[tuple[Advertised, int]], cards: int, notes: list[str]) -> int:
     """In whole units, rounded down: where cards are unequal, none is promised much more than it has."""
     if not memories:
         notes.append(f"nothing tells the memory of the cards: {ASSUMED_CARD_MIB // 1024} GiB each is assumed")
         return ASSUMED_CARD_MIB
-    each_mib = [total.number // cards * unit_mib for total, unit_mib in memories]
+    card_mib = [total.number // cards * unit_mib for total, unit_mib in memories]
     first = memories[0][0]
     if first.number % cards:
         notes.append(
             f"{first.source} is {first.number}, which {cards} cards do not share evenly: rounded down for each"
         )
-    for (other, _), theirs in zip(memories[1:], each_mib[1:], strict=True):
-        if theirs != each_mib[0]:
+    for (other, _), theirs in zip(memories[1:], card_mib[1:], strict=True):
+        if theirs != card_mib[0]:
             notes.append(
-                f"{first.source} tells of {each_mib[0]} MiB a card, {other.source} of {theirs}: the first holds"
+                f"{first.source} tells of {card_mib[0]} MiB a card, {other.source} of {theirs}: the first holds"
             )
-    return each_mib[0]
+    return card_mib[0]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 
-from aliquot.dialects.nodes import Capacity, NodeView, told, told_in_percent
+from aliquot.dialects.nodes import Capacity, NodeView, advertised, advertised_percent
 from aliquot.dialects.pods import Container, Json, Pod, Words, unnamed
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Slice, Usage, peak
 from aliquot.model.device import CORE_MILLI, Card
@@ -264,8 +264,8 @@ def max_slices(memory_mib: int, rules: QgpuRules) -> int:
 def capacity(node: NodeView, notes: list[str], problems: list[Invalid]) -> Capacity:
     """What qgpu-memory and qgpu-core tell of the node's cards."""
     return Capacity(
-        cards=told_in_percent(CORE, node.count(CORE, problems), notes),
-        memory=told(MEMORY, node.count(MEMORY, problems)),
+        cards=advertised_percent(CORE, node.count(CORE, problems), notes),
+        memory=advertised(MEMORY, node.count(MEMORY, problems)),
         unit_mib=GIB,
     )
 

@@ -14,7 +14,7 @@ from aliquot.dialects.pods import Pod, read_pod, with_requests
 from aliquot.dialects.qgpu import QgpuRules
 from aliquot.dialects.rules import DEFAULT_RULES, DIALECTS, Rules
 from aliquot.dialects.t9k import Taints, missing_tolerations, taints, tolerations
-from aliquot.dialects.wire.objects import ContainerObject, PodObject, Resources, pod_names, pod_view
+from aliquot.dialects.wire.objects import ContainerObject, PodObject, Resources, pod_names, pod_view, read_object
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant, Share
 from aliquot.model.node import Node
@@ -150,7 +150,10 @@ class PodReader:
         return Asked(_claim_for(pod, known.claim), known.cpu_milli, known.memory_mib)
 
     def _keep(self, key: object, asked: Asked) -> None:
-        if len(str(key)) > self._LONGEST:
+        try:
+            if len(str(key)) > self._LONGEST:
+                return
+        except ValueError:  # an integer of more digits than Python prints
             return
         if len(self._known) >= self._MOST:
             self._known.clear()
@@ -228,10 +231,10 @@ def parse_grant(pod: object, claim: Claim, node: Node | None) -> Grant | tuple[I
 
     A share may name a card the node no longer has: the Pod still holds it, and the caller decides what that means.
     """
-    if isinstance(pod, PodObject):
-        return _parse_grant(pod.metadata.annotations or {}, pod.spec.node_name, claim, node)
-    view = read_pod(pod)
-    return None if view is None else _parse_grant(view.annotations, _node_name(pod), claim, node)
+    read = pod if isinstance(pod, PodObject) else read_object(pod, PodObject, "pod")
+    if isinstance(read, Invalid):
+        return (read,) if isinstance(pod, dict) else None
+    return _parse_grant(read.metadata.annotations or {}, read.spec.node_name, claim, node)
 
 
 def _parse_grant(
@@ -258,12 +261,6 @@ def _parse_grant(
     return None if containers is None else Grant(uid=claim.uid, node=name, containers=containers)
 
 
-def _node_name(pod: object) -> str | None:
-    spec = pod.get("spec") if isinstance(pod, dict) else None
-    name = spec.get("nodeName") if isinstance(spec, dict) else None
-    return name if isinstance(name, str) and name else None
-
-
 def render_grant(claim: Claim, grant: Grant, node: Node, now_ns: int, rules: Rules = DEFAULT_RULES) -> dict[str, str]:
     """All annotations that tell what the Pod got: ours, and those the dialect's own tools read."""
     annotations = native.render_grant(grant)
@@ -279,7 +276,7 @@ def render_assigned(claim: Claim) -> dict[str, str]:
 
 def render_env(claim: Claim, grant: Grant, node: Node, container: str, rules: Rules = DEFAULT_RULES) -> dict[str, str]:
     """The environment that one container is promised; nothing for one that has no card."""
-    granted = next((each for each in grant.containers if each.name == container), None)
+    granted = next((granted for granted in grant.containers if granted.name == container), None)
     if granted is None:
         return {}
     visible = _visible(granted.shares, node)

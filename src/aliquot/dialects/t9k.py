@@ -11,10 +11,11 @@ Pods that need an xgn node get the toleration by themselves.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from aliquot.dialects.nodes import Capacity, NodeView, told, told_in_percent
+from aliquot.dialects.nodes import Capacity, NodeView, advertised, advertised_percent
 from aliquot.dialects.pods import Container, Json, Pod, Words, list_at, mapping_at, tolerates, unnamed
 from aliquot.model.claim import Claim, ContainerClaim, Slice
 from aliquot.model.device import Card
@@ -133,8 +134,8 @@ ENABLED_BY = {offer: f"labels {ACCELERATOR_LABEL}=nvidia-gpu and {MODE_LABEL}={m
 
 def capacity(node: NodeView, notes: list[str], problems: list[Invalid]) -> Capacity:
     """How many cards nvidia-gpu, or nvidia-gpu-percent, tells of. Neither tells their memory."""
-    cards = told(CARDS, node.count(CARDS, problems))
-    return Capacity(cards or told_in_percent(PERCENT, node.count(PERCENT, problems), notes))
+    cards = advertised(CARDS, node.count(CARDS, problems))
+    return Capacity(cards or advertised_percent(PERCENT, node.count(PERCENT, problems), notes))
 
 
 def amounts(card: Card, offers: frozenset[Offer]) -> dict[str, int]:
@@ -158,21 +159,18 @@ class Taints:
     remove: tuple[dict[str, Any], ...] = ()  # as they stand on the node
 
 
-def taints(node: object) -> Taints:
-    """The change that makes the node's taint follow its labels. A label that cannot be read changes nothing."""
+def taints(labels: Json, present: Iterable[Json]) -> Taints:
+    """The change that makes a node's taint follow its labels. A label that cannot be read changes nothing."""
     problems: list[Invalid] = []
-    whole = mapping_at(node, "node", problems)
-    labels = mapping_at(mapping_at(whole.get("metadata"), "metadata", problems).get("labels"), "labels", problems)
-    present = list_at(mapping_at(whole.get("spec"), "spec", problems).get("taints"), "spec.taints", problems)
     wanted = Offer.T9K_EXCLUSIVE in offers(labels, problems)
     if problems:
         return Taints()
-    ours = [each for each in present if isinstance(each, dict) and _same(each, "key") and _same(each, "effect")]
-    right = [entry for entry in ours if _same(entry, "value")]
-    wrong = ours if not wanted else [entry for entry in ours if not _same(entry, "value")]
+    ours = [taint for taint in present if _same(taint, "key") and _same(taint, "effect")]
+    right = [taint for taint in ours if _same(taint, "value")]
+    wrong = ours if not wanted else [taint for taint in ours if not _same(taint, "value")]
     return Taints(
         add=(dict(TAINT),) if wanted and not right else (),
-        remove=tuple(wrong),
+        remove=tuple(map(dict, wrong)),
     )
 
 

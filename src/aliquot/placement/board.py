@@ -198,6 +198,17 @@ class Board:
         row = self.row_of.get(name)
         return None if row is None else self.nodes[row]
 
+    def usage(self, name: str, slot: int) -> Usage:
+        """What is taken of one card of a node that is there."""
+        at = (self.row_of[name], slot)
+        return Usage(
+            int(self.used_memory[at]),
+            int(self.used_core[at]),
+            int(self.used_greedy[at]),
+            int(self.used_slices[at]),
+            int(self.exclusive[at]),
+        )
+
     def usual_memory(self) -> int:
         """MiB of the cluster's middle card, by which shares of memory are compared; 1 when there is no card."""
         if self._usual is None:

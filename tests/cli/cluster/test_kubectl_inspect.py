@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from aliquot.cli.cluster.kubectl_inspect import inspect
+from aliquot.cli.cluster.kubectl_inspect import inspect, tabulated
 from kit.kubectl import PaperCluster, invoked
 from kit.manifests import (
     COUNT,
@@ -189,3 +189,35 @@ def test_whatever_a_node_looks_like_it_is_passed_over(cluster: PaperCluster, val
     cluster.show(shared("n1", 1, 16))
     cluster.answer("/api/v1/nodes", {"items": [value, shared("n2", 1, 16)]})
     assert printed().splitlines()[1].startswith("n2")
+
+
+# --- columns as Go's text/tabwriter lays them out --------------------------------------------------------------------
+
+
+def test_columns_are_as_wide_as_the_widest_cell_of_the_block_and_two_more() -> None:
+    assert tabulated("a\tb\tc\nlonger\tb\tc\n") == "a       b  c\nlonger  b  c\n"
+
+
+def test_columns_do_not_pad_what_follows_the_last_tab() -> None:
+    assert tabulated("a\tvery long\nb\tx\ty\n") == "a  very long\nb  x  y\n"
+
+
+def test_columns_end_with_spaces_after_a_last_tab() -> None:
+    assert tabulated("0/184 (0%)\t\n") == "0/184 (0%)  \n"
+
+
+def test_columns_block_ends_with_a_line_without_the_column() -> None:
+    assert tabulated("aaaa\tb\n\na\tb\n") == "aaaa  b\n\na  b\n"
+
+
+def test_columns_blocks_are_inside_those_to_the_left() -> None:
+    """The second column of the last line is not aligned with that of the first: a line between has none."""
+    assert tabulated("a\tbbbb\tc\na\tb\na\tb\tc\n") == "a  bbbb  c\na  b\na  b  c\n"
+
+
+def test_columns_pad_an_empty_cell() -> None:
+    assert tabulated("a\t\tc\nb\txx\tc\n") == "a      c\nb  xx  c\n"
+
+
+def test_columns_count_characters_not_bytes() -> None:
+    assert tabulated("é\tb\nee\tb\n") == "é   b\nee  b\n"

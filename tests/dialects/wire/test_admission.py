@@ -24,7 +24,7 @@ from aliquot.dialects.wire.objects import PodObject
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.refusal import Invalid
-from dialects.test_properties import NODE, anything, claims, grants, mutated
+from dialects.test_properties import NODE, claims, grants
 from kit.manifests import (
     COUNT,
     MEM,
@@ -38,6 +38,7 @@ from kit.manifests import (
     asking,
     gpushare_pod,
 )
+from kit.strategies import anything, mutated
 
 Json = dict[str, Any]
 TOLERATION = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule", "operator": "Equal"}

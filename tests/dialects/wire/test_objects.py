@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import pytest
@@ -22,26 +21,20 @@ from aliquot.dialects import (
     parse_grant,
     parse_node,
     parse_pod,
-    render_inventory,
     told_gpushare_unit,
 )
-from aliquot.dialects.kube import is_daemon, is_finished, pod_request
-from aliquot.dialects.wire.objects import NodeObject, PodObject, pod_names
+from aliquot.dialects.pods import read_pod, with_requests
+from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject, pod_names, read_object
 from aliquot.model.claim import Claim
-from aliquot.model.device import Card
 from aliquot.model.node import Node
+from aliquot.model.refusal import Invalid
 from kit.manifests import (
     APP_CLASS,
     COUNT,
     MEM,
-    MIXED,
-    QGPU_CORE,
-    QGPU_GREEDY,
     QGPU_MEMORY,
-    SGN,
     T9K_CARDS,
     T9K_NODE,
-    T9K_PERCENT,
     XGN,
     Json,
     a_container,
@@ -50,6 +43,7 @@ from kit.manifests import (
     asking,
     gpushare_pod,
 )
+from kit.strategies import mutated, nodes, pods
 
 LATER = Rules(qgpu=QgpuRules.Y2026, gpushare_unit=MemoryUnit.MIB)
 
@@ -63,107 +57,6 @@ def typed_node(node: Json) -> NodeObject:
     return msgspec.json.decode(msgspec.json.encode(node), type=NodeObject)
 
 
-# --- any Pod and Node that an API server would take ------------------------------------------------------------------
-
-RESOURCES = (MEM, COUNT, QGPU_MEMORY, QGPU_CORE, QGPU_GREEDY, T9K_CARDS, T9K_PERCENT, T9K_NODE)
-words = st.text("abcdefg-0123456789", min_size=1, max_size=6)
-quantities = st.sampled_from(["1", "2", "4", "8", "100", "250m", "1.5", "64Mi", "2Gi", "1k"])
-counts = st.sampled_from(["1", "2", "4", "5", "30", "100", "150", "1k", "0", "5Gi"])
-amounts = st.dictionaries(st.sampled_from(["cpu", "memory"]), quantities, max_size=2)
-# Most Pods speak one dialect with one or two words; some speak several, or none.
-ours = st.sampled_from(
-    [
-        (),
-        *((MEM,), (QGPU_MEMORY,), (T9K_CARDS,), (T9K_PERCENT,), (T9K_NODE,)),
-        *((QGPU_MEMORY, QGPU_CORE), (QGPU_MEMORY, QGPU_GREEDY), (MEM, COUNT), (MEM, T9K_CARDS)),
-    ]
-)
-
-
-def optional(value: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.none() | value
-
-
-@st.composite
-def resources(draw: st.DrawFn, asked: tuple[str, ...]) -> Json:
-    limits = {**draw(amounts), **{resource: draw(counts) for resource in asked}}
-    requests = draw(st.just(None) | st.just(limits) | amounts)
-    return {"limits": limits or None, "requests": requests}
-
-
-@st.composite
-def containers(draw: st.DrawFn, asked: tuple[str, ...]) -> Json:
-    one: Json = {"name": draw(words), "image": "x", "ports": [{"containerPort": 80}]}
-    restart = draw(st.sampled_from([None, None, "Always", "Never"]))
-    if restart:
-        one["restartPolicy"] = restart
-    if draw(st.integers(0, 4)):
-        one["resources"] = draw(resources(asked if draw(st.integers(0, 2)) else ()))
-    return one
-
-
-@st.composite
-def pods(draw: st.DrawFn) -> Json:
-    asked = draw(ours)
-    marks = st.dictionaries(
-        st.sampled_from([COUNT, APP_CLASS, "app"]), st.sampled_from(["2", "1", "online", "offline", "x"]), max_size=2
-    )
-    metadata: Json = {
-        "name": draw(words),
-        "uid": draw(words),
-        "resourceVersion": "7",
-        "creationTimestamp": draw(st.sampled_from([None, "2026-11-15T00:00:00Z"])),
-        "labels": draw(optional(marks)),
-        "annotations": draw(optional(marks)),
-        "managedFields": [{"manager": "kubectl"}],
-    }
-    if draw(st.booleans()):
-        metadata["namespace"] = draw(words)
-    if draw(st.booleans()):
-        owner = {"kind": draw(st.sampled_from(["DaemonSet", "ReplicaSet"])), "name": draw(words), "apiVersion": "v1"}
-        metadata["ownerReferences"] = [owner, {**owner, "controller": draw(st.booleans())}]
-    if draw(st.integers(0, 5)) == 0:
-        metadata |= {"name": "", "uid": "", "generateName": f"{draw(words)}-"}
-    spec: Json = {
-        "containers": draw(st.lists(containers(asked), min_size=1, max_size=3)),
-        "tolerations": [{"operator": "Exists"}],
-    }
-    if draw(st.booleans()):
-        spec["initContainers"] = draw(optional(st.lists(containers(asked), max_size=2)))
-    if draw(st.booleans()):
-        spec["overhead"] = draw(optional(amounts))
-    if draw(st.booleans()):
-        spec["resources"] = draw(optional(resources(())))
-    if draw(st.booleans()):
-        spec["nodeName"] = draw(st.sampled_from(["", "n1"]))
-    status = draw(optional(st.fixed_dictionaries({"phase": st.sampled_from([None, "Running", "Succeeded", "Failed"])})))
-    return {"kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
-
-
-cards = st.lists(
-    st.builds(Card, st.integers(0, 7), st.integers(1, 10**5), st.just("") | words, st.sampled_from(["", "A10"])),
-    max_size=4,
-    unique_by=(lambda card: card.index, lambda card: card.uuid or card.index),
-)
-
-
-@st.composite
-def nodes(draw: st.DrawFn) -> Json:
-    labels: dict[str, str] = {}
-    for more in ({"gpushare": "true"}, MIXED, XGN, SGN, {"tke.cloud.tencent.com/qgpu-schedule-policy": "fs"}):
-        labels |= more if draw(st.booleans()) else {}
-    told = st.dictionaries(st.sampled_from([*RESOURCES, "cpu", "memory"]), counts, max_size=4)
-    metadata: Json = {"name": draw(words), "labels": draw(optional(st.just(labels)))}
-    if draw(st.booleans()):
-        metadata["annotations"] = render_inventory(draw(cards)) | ({} if draw(st.booleans()) else {"other": "x"})
-    return {
-        "kind": "Node",
-        "metadata": metadata,
-        "spec": {"podCIDR": "10.0.0.0/24", "taints": draw(st.sampled_from([None, [{"key": "a"}]]))},
-        "status": {"capacity": draw(optional(told)), "allocatable": draw(optional(told)), "images": []},
-    }
-
-
 rules = st.sampled_from([DEFAULT_RULES, LATER])
 
 
@@ -174,14 +67,18 @@ def test_pod_struct_has_claim_of_json(pod: Json, by: Rules) -> None:
     if isinstance(asked.claim, Claim):
         assert (asked.cpu_milli, asked.memory_mib) == (asked.claim.cpu_milli, asked.claim.memory_mib)
     else:
-        assert (asked.cpu_milli, asked.memory_mib) == pod_request(pod)
+        view = read_pod(pod)
+        assert view is not None
+        view = with_requests(view)
+        assert (asked.cpu_milli, asked.memory_mib) == (view.cpu_milli, view.memory_mib)
 
 
 @given(pods())
 def test_pod_struct_has_phase_and_owner_of_json(pod: Json) -> None:
     typed = typed_pod(pod)
-    assert typed.daemon == is_daemon(pod)
-    assert typed.finished == is_finished(pod)
+    owners = pod["metadata"].get("ownerReferences") or ()
+    assert typed.daemon == any(owner["kind"] == "DaemonSet" and owner.get("controller") for owner in owners)
+    assert typed.finished == ((pod["status"] or {}).get("phase") in ("Succeeded", "Failed"))
 
 
 @given(nodes(), rules)
@@ -189,6 +86,32 @@ def test_node_struct_equals_json_node(node: Json, by: Rules) -> None:
     assert parse_node(typed_node(node), by) == parse_node(node, by)
     assert NodeReader(by).read(typed_node(node)) == parse_node(node, by)
     assert told_gpushare_unit([typed_node(node)]) == told_gpushare_unit([node])
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ([], "node: a list of 0 is not allowed: a Node object"),
+        ({}, "metadata is missing: every Kubernetes object has it"),
+        ({"metadata": {"name": 3}}, "metadata.name: 3 is not allowed: text"),
+        ({"metadata": {"labels": {"a": "x", "b.c": 3}}}, 'metadata.labels["b.c"]: 3 is not allowed: text'),
+        ({"metadata": {"annotations": {4: "x"}}}, "node: a mapping of 1 is not allowed: text"),
+        ({"metadata": {}, "spec": {"taints": ["x"]}}, 'spec.taints[0]: "x" is not allowed: a mapping'),
+        ({"metadata": {}, "spec": {"unschedulable": "yes"}}, 'spec.unschedulable: "yes" is not allowed: true or false'),
+        ({"metadata": {}, "status": {"conditions": {}}}, "status.conditions: a mapping of 0 is not allowed: a list"),
+    ],
+)
+def test_read_object_names_the_field_of_a_wrong_type(value: object, sentence: str) -> None:
+    read = read_object(value, NodeObject, "node")
+    assert isinstance(read, Invalid)
+    assert read.sentence() == sentence
+
+
+@given(mutated(pods() | nodes()))
+def test_read_object_never_raises(value: object) -> None:
+    for kind in (PodObject, NodeObject, ConfigMapObject):
+        read = read_object(value, kind, "object")
+        assert not isinstance(read, Invalid) or read.sentence()
 
 
 GRANTS: list[dict[str, str]] = [

@@ -95,13 +95,12 @@ def test_one_value_anywhere_becomes_any_other_and_all_of_it_is_still_answered(da
     list(details(seen.nodes))
     assert as_json(seen, seen.nodes, pending=False)["nodes"] is not None
 
-    known = {name: node for name in seen.snapshot.nodes if (node := seen.snapshot.board.node(name))}
     findings = [
         *lease_findings(whole["lease"], "l", NOW),
-        *call_findings(whole["lease"], pods, rules, NOW),
+        *call_findings(whole["lease"], seen.snapshot, NOW),
         *webhook_findings(whole["webhook"], "eA==", Probe(None, "no"), Probe(None, "no")),
-        *node_findings(nodes, {"n1": frozenset({0})}, rules),
-        *pod_findings(pods, known, rules, NOW),
+        *node_findings(seen.snapshot),
+        *pod_findings(seen.snapshot, NOW),
         *waiting_findings(seen),
     ]
     assert all(each.what and (each.whom or True) for each in grouped(findings))

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from aliquot.dialects import Rules
+from aliquot.dialects import DEFAULT_RULES, Rules
 from aliquot.services.doctor.findings import Finding, Level
 from aliquot.services.doctor.nodes import node_findings
+from aliquot.services.explain.snapshot import take_snapshot
 from kit.manifests import COUNT, MEM, QGPU, QGPU_CORE, QGPU_MEMORY, SGN, T9K_CARDS, T9K_PERCENT, XGN, Json, a_node
 
 TAINT = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule"}
 FULL = {MEM: "32", COUNT: "2"}
 
 
-def findings(*nodes: Json, sick: dict[str, frozenset[int]] | None = None) -> list[Finding]:
-    return [finding for finding in node_findings(nodes, sick or {}, Rules()) if finding.level is Level.FINDING]
+def everything(*objects: Json, rules: Rules = DEFAULT_RULES) -> list[Finding]:
+    return list(node_findings(take_snapshot(objects, policy="binpack", rules=rules)))
+
+
+def findings(*objects: Json, rules: Rules = DEFAULT_RULES) -> list[Finding]:
+    return [finding for finding in everything(*objects, rules=rules) if finding.level is Level.FINDING]
 
 
 WELL = [
@@ -27,9 +32,7 @@ WELL = [
 
 
 def test_nodes_that_are_well_are_counted_and_nothing_else() -> None:
-    assert [(finding.level, finding.what) for finding in node_findings(WELL, {}, Rules())] == [
-        (Level.OK, "4 offer GPUs")
-    ]
+    assert [(finding.level, finding.what) for finding in everything(*WELL)] == [(Level.OK, "4 offer GPUs")]
 
 
 @pytest.mark.parametrize(
@@ -105,14 +108,15 @@ def test_each_fault_is_found_with_its_fix(node: Json, check: str, what: str, fix
 
 def test_what_had_to_be_guessed_at_is_told_but_is_not_wrong() -> None:
     node = a_node("n1", labels={"gpushare": "true"}, capacity={MEM: "32"})
-    (note,) = [finding for finding in node_findings([node], {}, Rules()) if finding.level is Level.NOTE]
+    (note,) = [finding for finding in everything(node) if finding.level is Level.NOTE]
     assert "one is assumed" in note.what
     assert "aliquot.dev/inventory tells the cards" in str(note.advice)
 
 
 def test_a_sick_card_is_found_whoever_says_so() -> None:
     node = a_node("n1", 16, 16, labels={"gpushare": "true"}, capacity=FULL)
-    (finding,) = findings(node, sick={"n1": frozenset({1})})
+    metadata = {"name": "unhealthy-gpu-n1", "namespace": "kube-system"}
+    (finding,) = findings(node, {"kind": "ConfigMap", "metadata": metadata, "data": {"gpus": "1"}})
     assert finding.what == "GPU 1 of 2 is sick or taken out: new Pods avoid it"
 
 
@@ -123,15 +127,21 @@ def test_a_cluster_where_no_node_offers_anything_is_a_finding() -> None:
 
 def test_the_labels_to_set_then_are_those_of_what_is_served() -> None:
     served = Rules(served=frozenset({"qgpu", "gpushare"}))
-    (finding,) = [finding for finding in node_findings([a_node("plain")], {}, served) if finding.level is Level.FINDING]
+    (finding,) = findings(a_node("plain"), rules=served)
     assert "`kubectl label node NAME qgpu-device-enable=enable`" in str(finding.advice)
     assert "`kubectl label node NAME gpushare=true`" in str(finding.advice)
     assert "tensorstack" not in str(finding.advice)
 
 
 @pytest.mark.parametrize("node", [{}, {"metadata": 3}, {"metadata": {"name": "n", "labels": []}}, {"status": []}])
-def test_whatever_a_node_looks_like_there_is_an_answer(node: Json) -> None:
-    assert findings(node, WELL[0])
+def test_node_of_any_shape_is_a_finding(node: Json) -> None:
+    assert findings({"kind": "Node", **node}, WELL[0])
+
+
+def test_cards_of_a_node_whose_agent_is_away_are_not_called_sick() -> None:
+    node = a_node("n1", 16, 16, labels={"gpushare": "true"}, capacity=FULL)
+    node["metadata"]["annotations"]["aliquot.dev/agent"] = "away"
+    assert findings(node) == []
 
 
 def test_a_person_who_switched_a_node_off_is_not_corrected() -> None:

@@ -36,9 +36,7 @@ def granted(name: str, limits: Json, node: str, *cards: Json) -> Json:
 
 
 def looked(*objects: Json) -> list[Finding]:
-    seen = look(objects, Rules())
-    nodes = {name: node for name in seen.snapshot.nodes if (node := seen.snapshot.board.node(name))}
-    return list(pod_findings([each for each in objects if each["kind"] == "Pod"], nodes, Rules(), NOW))
+    return list(pod_findings(look(objects, Rules()).snapshot, NOW))
 
 
 def faults(*objects: Json) -> list[Finding]:

@@ -21,6 +21,7 @@ from aliquot.services.doctor.scheduler import (
     lease_findings,
     webhook_findings,
 )
+from aliquot.services.explain.snapshot import Snapshot, take_snapshot
 from kit.manifests import MEM, T9K_NODE, Json, a_pod, asking, gpushare_node, gpushare_pod, on_card
 
 NOW = datetime(2026, 11, 15, 12, 0, 0, tzinfo=UTC)
@@ -48,6 +49,10 @@ def waiting(pod: Json, seconds: float, message: str | None = "0/1 nodes are avai
     pod["metadata"]["creationTimestamp"] = ago(seconds)
     conditions = [] if message is None else [{"type": "PodScheduled", "status": "False", "message": message}]
     return {**pod, "status": {"phase": "Pending", "conditions": conditions}}
+
+
+def snapshot(pods: list[Json]) -> Snapshot:
+    return take_snapshot(pods, policy="binpack", rules=Rules())
 
 
 def only(findings: Iterable[Finding]) -> Finding:
@@ -84,18 +89,18 @@ def test_a_lease_that_nobody_keeps_is_a_finding(lease: Json | None, what: str) -
 
 
 def test_an_extender_that_is_called_is_well() -> None:
-    finding = only(call_findings(a_lease(calls=asked(1200, 3)), [], Rules(), NOW))
+    finding = only(call_findings(a_lease(calls=asked(1200, 3)), snapshot([]), NOW))
     assert finding.level is Level.OK
     assert finding.what.startswith("was asked 1,200 times")
 
 
 def test_one_that_nobody_needed_yet_is_no_finding() -> None:
-    assert only(call_findings(a_lease(calls=asked(0, None)), [], Rules(), NOW)).level is Level.NOTE
+    assert only(call_findings(a_lease(calls=asked(0, None)), snapshot([]), NOW)).level is Level.NOTE
 
 
 def test_a_pod_that_waits_and_was_tried_without_asking_us_means_that_kube_scheduler_is_not_wired() -> None:
     pods = [waiting(gpushare_pod("p"), 60)]
-    finding = only(call_findings(a_lease(calls=asked(0, None)), pods, Rules(), NOW))
+    finding = only(call_findings(a_lease(calls=asked(0, None)), snapshot(pods), NOW))
     assert finding.level is Level.FINDING
     assert "kube-scheduler has tried it without asking us (it says: 0/1 nodes are available)" in finding.what
     assert "aliquot manifests scheduler-config" in str(finding.fix)
@@ -103,32 +108,32 @@ def test_a_pod_that_waits_and_was_tried_without_asking_us_means_that_kube_schedu
 
 def test_calls_from_before_the_pod_was_made_do_not_count() -> None:
     pods = [waiting(gpushare_pod("p"), 60)]
-    assert only(call_findings(a_lease(calls=asked(9, 90)), pods, Rules(), NOW)).level is Level.FINDING
-    assert only(call_findings(a_lease(calls=asked(9, 20)), pods, Rules(), NOW)).level is Level.OK
+    assert only(call_findings(a_lease(calls=asked(9, 90)), snapshot(pods), NOW)).level is Level.FINDING
+    assert only(call_findings(a_lease(calls=asked(9, 20)), snapshot(pods), NOW)).level is Level.OK
 
 
 def test_a_pod_that_is_young_is_given_time() -> None:
     pods = [waiting(gpushare_pod("p"), 20)]
-    assert only(call_findings(a_lease(calls=asked(0, None)), pods, Rules(), NOW)).level is Level.NOTE
+    assert only(call_findings(a_lease(calls=asked(0, None)), snapshot(pods), NOW)).level is Level.NOTE
 
 
 def test_a_scheduler_name_that_nobody_serves_is_told() -> None:
     pods = [waiting(gpushare_pod("p", schedulerName="gpu-scheduler"), 60, message=None)]
-    finding = only(call_findings(a_lease(calls=asked(9, 90)), pods, Rules(), NOW))
+    finding = only(call_findings(a_lease(calls=asked(9, 90)), snapshot(pods), NOW))
     assert finding.what.endswith("none serves its schedulerName gpu-scheduler")
     assert "--second" in str(finding.fix)
 
 
 def test_a_default_scheduler_that_does_not_run_is_told_as_that() -> None:
     pods = [waiting(gpushare_pod("p"), 60, message=None)]
-    finding = only(call_findings(a_lease(calls=asked(9, 90)), pods, Rules(), NOW))
+    finding = only(call_findings(a_lease(calls=asked(9, 90)), snapshot(pods), NOW))
     assert str(finding.fix).startswith("is kube-scheduler running?")
 
 
 def test_nodes_that_do_not_advertise_the_resource_are_the_reason_why_we_are_not_asked() -> None:
     message = f"0/3 nodes are available: 3 Insufficient {MEM}. preemption: 0/3 nodes are available"
     finding = only(
-        call_findings(a_lease(calls=asked(0, None)), [waiting(gpushare_pod("p"), 60, message)], Rules(), NOW)
+        call_findings(a_lease(calls=asked(0, None)), snapshot([waiting(gpushare_pod("p"), 60, message)]), NOW)
     )
     assert f"no node has enough {MEM} left" in finding.what
 
@@ -136,23 +141,23 @@ def test_nodes_that_do_not_advertise_the_resource_are_the_reason_why_we_are_not_
 def test_a_kube_scheduler_beside_another_replica_than_the_leader_asks_that_one_which_is_no_finding() -> None:
     message = f"0/2 nodes are available: 1 GPU memory: needs 20 GiB ... (aliquot:memory), 1 Insufficient {MEM}."
     pods = [waiting(gpushare_pod("p"), 60, message)]
-    finding = only(call_findings(a_lease(calls=asked(0, None)), pods, Rules(), NOW))
+    finding = only(call_findings(a_lease(calls=asked(0, None)), snapshot(pods), NOW))
     assert (finding.level, finding.what) == (Level.OK, "is asked, by way of a replica that does not lead; binds: 0")
 
 
 def test_binds_alone_show_that_it_is_asked() -> None:
     calls = {**asked(0, None), "bind": {"count": 7, "last": ago(3)}}
-    finding = only(call_findings(a_lease(calls=calls), [], Rules(), NOW))
+    finding = only(call_findings(a_lease(calls=calls), snapshot([]), NOW))
     assert (finding.level, finding.what) == (Level.OK, "is asked, by way of a replica that does not lead; binds: 7")
 
 
 def test_a_pod_behind_a_scheduling_gate_is_no_finding() -> None:
     pods = [waiting(gpushare_pod("p", schedulingGates=[{"name": "x"}]), 60, None)]
-    assert next(iter(call_findings(a_lease(calls=asked(0, None)), pods, Rules(), NOW))).level is Level.NOTE
+    assert next(iter(call_findings(a_lease(calls=asked(0, None)), snapshot(pods), NOW))).level is Level.NOTE
 
 
 def test_a_pod_bound_without_a_grant_was_placed_past_us() -> None:
-    finding = only(call_findings(a_lease(calls=asked(9, 1)), [gpushare_pod("p", on="n1")], Rules(), NOW))
+    finding = only(call_findings(a_lease(calls=asked(9, 1)), snapshot([gpushare_pod("p", on="n1")]), NOW))
     assert "placed past us" in finding.what
     assert finding.advice is not None
     assert finding.advice.startswith("kubectl delete pod p -n default")
@@ -168,12 +173,12 @@ def test_a_pod_bound_without_a_grant_was_placed_past_us() -> None:
     ],
 )
 def test_pods_whose_cards_are_told_or_need_no_telling_are_well(pod: Json) -> None:
-    assert only(call_findings(a_lease(calls=asked(9, 1)), [pod], Rules(), NOW)).level is Level.OK
+    assert only(call_findings(a_lease(calls=asked(9, 1)), snapshot([pod]), NOW)).level is Level.OK
 
 
 @pytest.mark.parametrize("calls", ["{", '{"filter": 3}', "[]"])
 def test_counts_that_cannot_be_read_are_told(calls: str) -> None:
-    findings = list(call_findings(a_lease(calls=calls), [], Rules(), NOW))
+    findings = list(call_findings(a_lease(calls=calls), snapshot([]), NOW))
     assert findings[0].level is Level.FINDING
 
 

@@ -36,7 +36,7 @@ def snapshot(*objects: object, policy: str = "binpack") -> Snapshot:
 
 def free(there: Snapshot, node: str = "n1") -> list[int]:
     """GiB free on each card of the node."""
-    return [int(room) // 1024 for room in there.board.room_memory[there.board.row_of[node]]]
+    return [int(room) // 1024 for room in there.cluster.board.room_memory[there.cluster.board.row_of[node]]]
 
 
 def cards(verdict: Verdict) -> list[int]:
@@ -160,7 +160,7 @@ def test_what_cannot_be_counted_is_said(running: Json, why: str) -> None:
 def test_a_pod_whose_cards_are_unknown_still_takes_its_cpu_and_its_place() -> None:
     too_big = a_pod("r", a_container("main", {"tensorstack.dev/nvidia-gpu": 9}, requests={"cpu": "3"}), on="n1")
     there = snapshot(a_node("n1", 16, labels=XGN, capacity={"cpu": "4"}), too_big)
-    assert there.board.room_cpu[0] == 1000
+    assert there.cluster.board.room_cpu[0] == 1000
     assert not there.place(asking({T9K_NODE: 1})).fits
 
 

@@ -237,7 +237,7 @@ def test_a_pod_scheduled_past_us_onto_full_cards_is_counted_as_a_pod_and_that_is
     cluster.set_pod(live_pod(limits={MEM: "12"}, on="n1"))
     placed = cluster.placed["uid-p"]
     assert placed.grant.usage() == {}
-    assert placed.doubt == "no annotation tells its cards, and no card of the node has room for it"
+    assert cluster.doubt(placed) == "no annotation tells its cards, and no card of the node has room for it"
     assert cluster.board.pods[0] == 1
 
 
@@ -766,7 +766,7 @@ class Events(RuleBasedStateMachine):
         bookings = {booking.uid for booking in cluster.ledger}
         assert bookings >= cluster.placed.keys() | cluster.assumed.keys() | cluster.held.keys()
         assert there >= bookings
-        assert not cluster._untold
+        assert not cluster._unnamed
 
     @invariant()
     def the_board_is_what_the_facts_make_it(self) -> None:
@@ -807,7 +807,7 @@ class Events(RuleBasedStateMachine):
         cluster = self.cluster
         for key in list(self.pods):
             cluster.drop_pod(key)
-        left = (cluster.held, cluster.assumed, cluster.placed, cluster.pending, cluster.seen, cluster._untold)
+        left = (cluster.held, cluster.assumed, cluster.placed, cluster.pending, cluster.seen, cluster._unnamed)
         assert not any(left)
         assert len(cluster.ledger) == 0
         board = cluster.board

@@ -1,7 +1,7 @@
 """`aliquot doctor`: what is wrong with the installation on a cluster, each with its fix; and on the node where it runs.
 
-The checks themselves are pure (schedulerchecks, nodechecks, podchecks; for the node agentchecks and holdingchecks);
-here their objects are asked for, and what one may not see becomes a finding of its own.
+The checks themselves are pure (services/doctor); here their objects are fetched, and what one may not read becomes a
+finding of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -27,6 +27,7 @@ from aliquot.services.doctor.site import Places, Site
 
 if TYPE_CHECKING:
     from aliquot.services.doctor.scheduler import Probe
+    from aliquot.services.explain.overview import Overview
 
 _T = TypeVar("_T")
 
@@ -157,8 +158,8 @@ class _Cluster:
             secret = self.kubectl.get(f"{secrets_path(self.lease_namespace)}/{SECRET}")
         except KubectlError:
             return None
-        told = part(secret, "data", CA_CERTIFICATES)
-        return told if isinstance(told, str) else None
+        certificates = part(secret, "data", CA_CERTIFICATES)
+        return certificates if isinstance(certificates, str) else None
 
     def trial(self, pod: Json) -> Probe:
         """What the API server would make of the Pod."""
@@ -211,6 +212,7 @@ def _examine(cluster: _Cluster, qgpu_rules: str) -> Iterator[Finding]:
         lease_findings,
         webhook_findings,
     )
+    from aliquot.services.explain.overview import look
 
     now = datetime.now(UTC)
     kubectl = cluster.kubectl
@@ -219,47 +221,35 @@ def _examine(cluster: _Cluster, qgpu_rules: str) -> Iterator[Finding]:
     sick = cluster.allowed("cards", lambda: kubectl.items(CONFIG_MAPS, "ConfigMap"), CONFIG_MAPS)
     unit = dialects.guess_gpushare_unit(nodes or [])
     rules = dialects.Rules(dialects.QgpuRules(qgpu_rules), unit, cluster.place.served)
+    overview = look([*(nodes or []), *(pods or []), *(sick or [])], rules)
     lease, webhook = cluster.lease(), cluster.webhook()
     yield from cluster.findings[1:]  # what we were not let see
     cluster.findings[1:] = []
     yield from installation_findings(cluster.workloads(), pods or [], nodes or [], aliquot.__version__)
     if lease != {}:
         yield from lease_findings(lease, f"{cluster.lease_namespace}/{cluster.lease_name}", now)
-    yield from call_findings(lease, pods or [], rules, now)
+    yield from call_findings(lease, overview.snapshot, now)
     if webhook != {}:
         there = webhook is not None
         pods_tried = (broken_pod(rules.served), exclusive_pod())
         trials = [cluster.trial(pod) if there else Probe(None, None) for pod in pods_tried]
         yield from webhook_findings(webhook, cluster.authority() if there else None, *trials, served=rules.served)
     if nodes is not None:
-        yield from _of_objects(nodes, pods, sick or [], rules, now)
+        yield from _of_objects(overview, now, with_pods=pods is not None)
 
 
-def _of_objects(
-    nodes: list[Json], pods: list[Json] | None, sick: list[Json], rules: Any, now: datetime
-) -> Iterator[Finding]:
-    from aliquot import dialects
-    from aliquot.model.refusal import Invalid
+def _of_objects(overview: Overview, now: datetime, *, with_pods: bool) -> Iterator[Finding]:
     from aliquot.services.doctor.nodes import node_findings
     from aliquot.services.doctor.pods import pod_findings, waiting_findings
-    from aliquot.services.explain.overview import look
 
-    taken_out: dict[str, frozenset[int]] = {}
-    for obj in sick:
-        told = dialects.parse_unhealthy(obj)
-        if isinstance(told, Invalid):
-            name = str(part(obj, "metadata", "name"))
-            what = f"is not heeded: {told.sentence()}"
-            yield Finding("cards", Level.FINDING, (name,), what, f"kubectl edit configmap {name} -n kube-system")
-        elif told is not None:
-            taken_out[told[0]] = told[1]
-    yield from node_findings(nodes, taken_out, rules)
-    if pods is None:
-        return
-    seen = look([*nodes, *pods, *sick], rules)
-    known = {name: node for name in seen.snapshot.nodes if (node := seen.snapshot.board.node(name)) is not None}
-    yield from pod_findings(pods, known, rules, now)
-    yield from waiting_findings(seen)
+    for key, invalid in overview.snapshot.unheeded.items():
+        name = key.rpartition("/")[2]
+        what = f"is not heeded: {invalid.sentence()}"
+        yield Finding("cards", Level.FINDING, (name,), what, f"kubectl edit configmap {name} -n kube-system")
+    yield from node_findings(overview.snapshot)
+    if with_pods:
+        yield from pod_findings(overview.snapshot, now)
+        yield from waiting_findings(overview)
 
 
 # --- the node we are on --------------------------------------------------------------------------------------------
@@ -271,6 +261,7 @@ def _of_node(site: Site, kubectl: Kubectl, unseen: KubectlError | None, qgpu_rul
     from aliquot.services.doctor.agent import agent_findings, bystander
     from aliquot.services.doctor.holdings import holding_findings, living
     from aliquot.services.doctor.site import settled
+    from aliquot.services.explain.overview import look
 
     node, pods, about_api = _node_objects(site.node_name, kubectl, unseen)
     yield from about_api
@@ -284,7 +275,7 @@ def _of_node(site: Site, kubectl: Kubectl, unseen: KubectlError | None, qgpu_rul
     if node is None:
         return
     if unseen is not None:
-        yield from _of_objects([node], pods, [], rules, datetime.now(UTC))
+        yield from _of_objects(look([node, *pods], rules), datetime.now(UTC), with_pods=True)
     yield from holding_findings(settled(site, frozenset(living(pods))), node, pods, rules.whole)
 
 
@@ -292,8 +283,8 @@ def _served(site: Site) -> frozenset[str]:
     """The dialects that the agent says it serves; all where it does not say."""
     from aliquot.dialects import DIALECTS
 
-    told = part(site.agent, "daemon", "dialects")
-    return frozenset(each for each in told if each in DIALECTS) if isinstance(told, list) else frozenset(DIALECTS)
+    named = part(site.agent, "daemon", "dialects")
+    return frozenset(name for name in DIALECTS if name in named) if isinstance(named, list) else frozenset(DIALECTS)
 
 
 def _node_objects(

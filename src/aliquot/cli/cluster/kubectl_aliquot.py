@@ -51,9 +51,9 @@ def aliquot(node: str | None, detail: bool, output: str, pending: bool, kubectl:
     kubectl aliquot dashboard     the same in a browser, live
     """
     seen = overview(kubectl)
-    if node is not None and node not in [node.name for node in seen.nodes]:
+    if node is not None and node not in [standing.name for standing in seen.nodes]:
         raise InputError(f"{node} is not a node with GPUs of ours: kubectl aliquot -o wide lists them")
-    nodes = [each for each in seen.nodes if node in (None, each.name)]
+    nodes = [standing for standing in seen.nodes if node in (None, standing.name)]
     if output == "json":
         import msgspec
 
@@ -95,7 +95,7 @@ def overview(kubectl: Kubectl) -> Overview:
     from aliquot.services.explain.overview import look
 
     objects = reach(lambda: cluster_objects(kubectl))
-    rules = dialects.Rules(gpushare_unit=dialects.guess_gpushare_unit(each for each in objects if _is_node(each)))
+    rules = dialects.Rules(gpushare_unit=dialects.guess_gpushare_unit(obj for obj in objects if _is_node(obj)))
     return look(objects, rules)
 
 
@@ -157,7 +157,7 @@ def _per_kind(nodes: Sequence[NodeStanding]) -> str:
             policy,
             hardware,
             *_used(alike, in_cards=True),
-            f"{sum(not card.used.slices and card.card.healthy for each in alike for card in each.cards):,}",
+            f"{sum(not card.used.slices and card.card.healthy for node in alike for card in node.cards):,}",
             *_people(alike),
         ]
         for (offers, policy, hardware), alike in sorted(kinds.items(), key=lambda kind: (-len(kind[1]), kind[0]))
@@ -202,13 +202,15 @@ def _people(nodes: Sequence[NodeStanding]) -> list[str]:
 def _card(standing: CardStanding) -> str:
     from aliquot.wording.amounts import in_units
 
-    used, total = (in_units(each, 1024) for each in (standing.used.memory_mib, standing.card.memory_mib))
+    used, total = (in_units(mib, 1024) for mib in (standing.used.memory_mib, standing.card.memory_mib))
     marks = "!" * (not standing.card.healthy) + "*" * bool(standing.used.exclusive)
     return f"{standing.card.index}:{used}/{total}{marks}"
 
 
 def _state(node: NodeStanding) -> list[str]:
-    sick = [str(card.card.index) for card in node.cards if not card.card.healthy]
+    # While the agent is away, no card of the node takes Pods: that says nothing about their health.
+    away = "agent away" in node.trouble
+    sick = [] if away else [str(card.card.index) for card in node.cards if not card.card.healthy]
     return [*node.trouble, *([f"sick: GPU {', '.join(sick)}"] if sick else [])]
 
 
@@ -306,9 +308,7 @@ def _each(amounts: list[str]) -> str:
 
 
 def waiting_lines(seen: Overview, most: int | None) -> Iterator[str]:
-    """Who waits, oldest first, those with the same reason together."""
-    from aliquot.services.explain.snapshot import pod_key
-
+    """The Pods that wait, oldest first, those with the same reason together."""
     if not seen.waiting:
         yield "no Pod of ours waits"
         return
@@ -317,7 +317,7 @@ def waiting_lines(seen: Overview, most: int | None) -> Iterator[str]:
     alike: dict[str, list[str]] = {}
     asked = 0
     for pod in seen.waiting:
-        alike.setdefault(seen.why_waits(pod), []).append(pod_key(pod))
+        alike.setdefault(seen.why_waits(pod), []).append(pod.key)
         asked += 1
         if most is not None and len(alike) >= most:
             break
@@ -334,10 +334,7 @@ def waiting_lines(seen: Overview, most: int | None) -> Iterator[str]:
 
 def as_json(seen: Overview, nodes: Iterable[NodeStanding], pending: bool) -> Json:
     """All of it, with amounts in GiB and percent as `explain -o json` has them."""
-    from aliquot.services.explain.overview import created
-    from aliquot.services.explain.snapshot import pod_key
-
-    waiting = [{"pod": pod_key(pod), "created": created(pod), "reason": seen.why_waits(pod)} for pod in seen.waiting]
+    waiting = [{"pod": pod.key, "created": pod.created, "reason": seen.why_waits(pod)} for pod in seen.waiting]
     return {"pending": waiting} if pending else {"nodes": [_node_json(node) for node in nodes], "pending": waiting}
 
 

@@ -20,8 +20,10 @@ from aliquot.cli.tables import printable
 
 if TYPE_CHECKING:
     from aliquot.dialects import Rules
+    from aliquot.dialects.wire.objects import NodeObject, PodObject
     from aliquot.model.claim import Claim
     from aliquot.model.node import Node
+    from aliquot.model.refusal import Invalid
 
 Json = dict[str, Any]
 
@@ -95,34 +97,32 @@ def main() -> None:
 def shared_nodes(nodes: Sequence[Json], pods: Iterable[Json]) -> tuple[list[SharedNode], str, list[str]]:
     """The nodes that advertise gpu-mem, by name; the unit; and what could not be counted, in sentences."""
     from aliquot import dialects
+    from aliquot.dialects.wire.objects import NodeObject, PodObject, read_object
 
-    unit = dialects.guess_gpushare_unit(nodes)
+    read_nodes = [node for obj in nodes if isinstance(node := read_object(obj, NodeObject, "node"), NodeObject)]
+    unit = dialects.guess_gpushare_unit(read_nodes)
     rules = dialects.Rules(gpushare_unit=unit)
     found: dict[str, tuple[SharedNode, Node | None]] = {}
-    for obj in nodes:
-        made = _shared_node(obj, rules)
+    for node in read_nodes:
+        made = _shared_node(node, rules)
         if made is not None:
             found[made[0].name] = made
     notes: list[str] = []
+    reader = dialects.PodReader(rules)
     for obj in pods:
-        spec = obj.get("spec")
-        name = spec.get("nodeName") if isinstance(spec, dict) else None
-        if isinstance(name, str) and name in found:
-            _count(obj, *found[name], rules, notes)
+        pod = read_object(obj, PodObject, "pod")
+        if isinstance(pod, PodObject) and pod.spec.node_name in found:
+            _count(pod, reader.read(pod).claim, *found[pod.spec.node_name], unit.mib, notes)
     return [found[name][0] for name in sorted(found)], str(unit), notes
 
 
-def _shared_node(obj: Json, rules: Rules) -> tuple[SharedNode, Node | None] | None:
+def _shared_node(obj: NodeObject, rules: Rules) -> tuple[SharedNode, Node | None] | None:
     from aliquot import dialects
     from aliquot.dialects import gpushare
-    from aliquot.dialects.nodes import read_node
     from aliquot.model.node import Node
-    from aliquot.model.refusal import Invalid
 
-    view = read_node(obj)
-    if isinstance(view, Invalid):
-        return None
-    total, count = _allocatable(view.allocatable or view.capacity, gpushare.MEMORY, gpushare.COUNT)
+    amounts = obj.status.allocatable or obj.status.capacity or {}
+    total, count = _allocatable(amounts, gpushare.MEMORY, gpushare.COUNT)
     if total <= 0:
         return None
     node = dialects.parse_node(obj, rules)
@@ -131,7 +131,8 @@ def _shared_node(obj: Json, rules: Rules) -> tuple[SharedNode, Node | None] | No
         cards = tuple(sizes.get(index, 0) for index in range(max(sizes, default=-1) + 1))
     else:  # it breaks a rule, and takes no Pods; those that are there are counted as the peer does
         cards = (total // count,) * count if 0 < count <= total else ()
-    return SharedNode(view.name, _address(obj), total, cards), node if isinstance(node, Node) else None
+    address = "unknown" if obj.address is None else printable(obj.address)  # a node says of itself what it likes
+    return SharedNode(obj.metadata.name, address, total, cards), node if isinstance(node, Node) else None
 
 
 def _allocatable(amounts: Any, *resources: str) -> list[int]:
@@ -147,34 +148,24 @@ def _allocatable(amounts: Any, *resources: str) -> list[int]:
     return found
 
 
-def _address(obj: Json) -> str:
-    status = obj.get("status")
-    addresses = status.get("addresses") if isinstance(status, dict) else None
-    for address in addresses if isinstance(addresses, list) else []:
-        if isinstance(address, dict) and address.get("type") == "InternalIP":
-            return printable(str(address.get("address")))  # a node says of itself what it likes
-    return "unknown"
-
-
-def _count(obj: Json, shared: SharedNode, node: Node | None, rules: Rules, notes: list[str]) -> None:
+def _count(
+    pod: PodObject,
+    claim: Claim | tuple[Invalid, ...] | None,
+    shared: SharedNode,
+    node: Node | None,
+    unit: int,
+    notes: list[str],
+) -> None:
     """Add what the Pod holds, if it holds anything."""
     from aliquot import dialects
-    from aliquot.dialects import kube
-    from aliquot.model.claim import Claim
     from aliquot.model.grant import Grant
 
-    if kube.is_finished(obj):
+    if pod.finished or claim is None:
         return
-    claim = dialects.parse_pod(obj, rules)
-    if claim is None:
+    if isinstance(claim, tuple):
+        notes.append(f"{pod.metadata.name} on {shared.name}: its GPU is not counted: {claim[0].sentence()}")
         return
-    if not isinstance(claim, Claim):
-        metadata = obj.get("metadata")
-        name = metadata.get("name") if isinstance(metadata, dict) else None
-        notes.append(f"{name} on {shared.name}: its GPU is not counted: {claim[0].sentence()}")
-        return
-    grant = dialects.parse_grant(obj, claim, node)
-    unit = rules.gpushare_unit.mib
+    grant = dialects.parse_grant(pod, claim, node)
     held = {card: -(-use.memory_mib // unit) for card, use in grant.usage().items()} if isinstance(grant, Grant) else {}
     if not held or any(card >= len(shared.cards) for card in held):
         shared.pods.append(HeldPod(claim.namespace, claim.name, {}, _asked(claim, shared, unit)))
@@ -229,8 +220,6 @@ def _cards_as_json(node: SharedNode) -> Iterator[Json]:
 
 def summary(nodes: Sequence[SharedNode], unit: str) -> str:
     """A line per node."""
-    from aliquot.cli.cluster.tabwriter import tabulated
-
     width = max((len(node.cards) for node in nodes), default=0)
     pending = any(node.pending is not None for node in nodes)
     head = ["NAME", "IPADDRESS", *(f"GPU{card}(Allocated/Total)" for card in range(width))]
@@ -248,8 +237,6 @@ def summary(nodes: Sequence[SharedNode], unit: str) -> str:
 
 def detailed(nodes: Sequence[SharedNode]) -> str:
     """A table per node, with a line per Pod."""
-    from aliquot.cli.cluster.tabwriter import tabulated
-
     text = ""
     rule = 0
     for node in nodes:
@@ -284,3 +271,39 @@ def _in_cluster(nodes: Iterable[SharedNode]) -> str:
 def _percent(used: int, total: int) -> int:
     """In floats, as the peer: 29 of 100 is 28 percent there."""
     return int(used / total * 100) if total else 0
+
+
+# --- columns as Go's text/tabwriter lays them out, for output that must be the peer's to the byte --------------------
+#
+# A cell ends with a TAB. Lines that follow each other and have a cell in the same column form a block, and the cells of
+# a block are as wide as its widest plus two spaces. What stands after a line's last TAB is no cell and is not padded; a
+# line that ends with a TAB therefore ends with spaces.
+
+_PADDING = 2
+
+
+def tabulated(text: str) -> str:
+    """The text with its TABs turned into columns; as NewWriter(.., 0, 0, 2, ' ', 0) would write it."""
+    lines = [line.split("\t") for line in text.split("\n")]
+    widths: list[list[int]] = [[] for _ in lines]
+    _measure(lines, widths, 0, len(lines), 0)
+    return "\n".join(
+        "".join(cell.ljust(width) for cell, width in zip(line, wide, strict=False)) + line[-1]
+        for line, wide in zip(lines, widths, strict=True)
+    )
+
+
+def _measure(lines: list[list[str]], widths: list[list[int]], start: int, end: int, column: int) -> None:
+    """The widths of this column for the lines from start to end, block by block; then of those to its right."""
+    at = start
+    while at < end:
+        if column >= len(lines[at]) - 1:
+            at += 1
+            continue
+        first = at
+        while at < end and column < len(lines[at]) - 1:
+            at += 1
+        wide = max(len(line[column]) for line in lines[first:at]) + _PADDING
+        for width in widths[first:at]:
+            width.append(wide)
+        _measure(lines, widths, first, at, column + 1)

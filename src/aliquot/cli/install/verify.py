@@ -38,6 +38,7 @@ async def _examined(kube: Kube, namespace: str) -> Any:
     from aliquot.services.doctor.locate import served_by
     from aliquot.services.doctor.nodes import node_findings
     from aliquot.services.doctor.scheduler import broken_pod, exclusive_pod, lease_findings, webhook_findings
+    from aliquot.services.explain.snapshot import take_snapshot
 
     lease = await _or_none(kube, _LEASE.format(namespace=namespace))
     for finding in lease_findings(lease, f"{namespace}/aliquot-scheduler", datetime.now(UTC)):
@@ -56,7 +57,7 @@ async def _examined(kube: Kube, namespace: str) -> Any:
         fix = f"kubectl label node NODE {label_arguments(mode)}, or --nodes with the names of those that have cards"
         yield Finding("nodes", Level.NOTE, (), what, fix)
     rules = dialects.Rules(gpushare_unit=dialects.guess_gpushare_unit(nodes), served=served)
-    for finding in node_findings(with_cards, {}, rules):
+    for finding in node_findings(take_snapshot(with_cards, policy="binpack", rules=rules)):
         yield finding
 
 

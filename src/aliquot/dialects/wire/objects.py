@@ -1,13 +1,15 @@
-"""Kubernetes objects as the API server sends them, with the fields that are read and no others.
+"""Kubernetes objects as the API server sends them, with the fields that we read and no others.
 
-The rest of this room reads any JSON, because people write it. What comes from the API server is well-formed already:
-decoded straight into these, ten thousand Pods are read in the time that a thousand would take as JSON. What they turn
-into is the same (`Pod` and `NodeView`), so every rule is written once.
+What comes from the API server is well-formed: decoded straight into these structs, ten thousand Pods are read in the
+time that a thousand would take as JSON. Objects that came as JSON (kubectl, a file) are converted once, by
+`read_object`. Only manifests that people write are read as JSON (pods.read_pod), so that every mistake in them is
+named. Both become the same `Pod` and `NodeView`, so every rule is written once.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import re
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -15,8 +17,10 @@ from aliquot.dialects.native import AGENT, AWAY
 from aliquot.dialects.nodes import NodeView
 from aliquot.dialects.pods import Container, Pod
 from aliquot.model.claim import Role
+from aliquot.model.refusal import Invalid
 
 Amounts = dict[str, str | int | float]
+_T = TypeVar("_T")
 
 
 class Owner(msgspec.Struct, gc=False):
@@ -186,13 +190,20 @@ class NodeObject(msgspec.Struct, gc=False):
     @property
     def address(self) -> str | None:
         """Where it is reached within the cluster."""
-        return next((each.address for each in self.status.addresses or () if each.type == "InternalIP"), None)
+        addresses = self.status.addresses or ()
+        return next((address.address for address in addresses if address.type == "InternalIP"), None)
+
+    @property
+    def ready(self) -> str:
+        """The status of its Ready condition; "True" where it has none."""
+        return next(
+            (condition.status for condition in self.status.conditions or () if condition.type == "Ready"), "True"
+        )
 
     @property
     def closed(self) -> tuple[str, ...]:
         """Why Kubernetes sends no Pods there, in a word each; empty: it does."""
-        ready = [condition.status for condition in self.status.conditions or () if condition.type == "Ready"]
-        words = ("cordoned" if self.spec.unschedulable else "", "not ready" if ready not in ([], ["True"]) else "")
+        words = ("cordoned" if self.spec.unschedulable else "", "not ready" if self.ready != "True" else "")
         return tuple(word for word in (*words, "agent away" if self.agent_away else "") if word)
 
     @property
@@ -206,6 +217,49 @@ class ConfigMapObject(msgspec.Struct, gc=False):
 
     metadata: Metadata
     data: dict[str, str] | None = None
+
+
+def read_object(value: object, kind: type[_T], name: str) -> _T | Invalid:
+    """JSON as one of the structs above, or an Invalid that names the first field of a wrong type. Never raises.
+
+    `name` is what to call the whole object.
+    """
+    if not isinstance(value, dict):
+        return Invalid(name, value, f"a {name.capitalize()} object")
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        return _invalid(value, str(error), name)
+    except RecursionError:
+        return Invalid(name, value, "an object that is nested less deeply")
+    except UnicodeError:  # half of a surrogate pair: JSON can spell it, UTF-8 cannot
+        return Invalid(name, value, "an object with Unicode text only")
+
+
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
+_JSON_TYPES = {"object": dict, "array": list, "str": str, "int": int, "float": float, "bool": bool, "null": type(None)}
+_EXPECTED = {"object": "a mapping", "array": "a list", "str": "text", "bool": "true or false"}
+
+
+def _invalid(value: Any, message: str, name: str) -> Invalid:
+    """msgspec's message ("Expected `str`, got `int` - at `$.metadata.name`") with the field and value in it."""
+    reason, _, path = message.partition(" - at `$")
+    expected, got = re.search(r"Expected `([^`|]+?) ?[`|]", reason), re.search(r"got `([^`]*)`", reason)
+    json_type = _JSON_TYPES.get(got[1]) if got else None
+    field = ""
+    for step in _STEP.finditer(path.rstrip("`")):
+        if step[1]:
+            value, field = value[step[1]], f"{field}.{step[1]}"
+        elif step[2] != "...":
+            value, field = value[int(step[2])], f"{field}[{step[2]}]"
+        else:  # the value of a mapping: msgspec does not say of which key
+            key = next((key for key in value if type(value[key]) is json_type), None)
+            value, field = value.get(key), f'{field}["{key}"]'
+    field = field.removeprefix(".")
+    missing = re.search(r"missing required field `([^`]*)`", reason)
+    if missing:
+        return Invalid(f"{field}.{missing[1]}".removeprefix("."), None, "every Kubernetes object has it")
+    return Invalid(field or name, value, _EXPECTED.get(expected[1], reason) if expected else reason)
 
 
 class Names(NamedTuple):
@@ -253,16 +307,13 @@ def _owner(metadata: Metadata, namespace: str) -> str | None:
 def _containers(spec: PodSpec) -> list[Container]:
     found = []
     for key, siblings in (("initContainers", spec.init_containers), ("containers", spec.containers)):
-        for index, each in enumerate(siblings or ()):
+        for index, container in enumerate(siblings or ()):
             role = Role.MAIN
             if key == "initContainers":
-                role = Role.SIDECAR if each.restart_policy == "Always" else Role.INIT
-            resources = each.resources or Resources()
-            found.append(
-                Container(
-                    f"spec.{key}[{index}]", each.name, index, role, resources.limits or {}, resources.requests or {}
-                )
-            )
+                role = Role.SIDECAR if container.restart_policy == "Always" else Role.INIT
+            resources = container.resources or Resources()
+            limits, requests = resources.limits or {}, resources.requests or {}
+            found.append(Container(f"spec.{key}[{index}]", container.name, index, role, limits, requests))
     return found
 
 
@@ -283,5 +334,5 @@ def node_view(node: NodeObject) -> NodeView:
         capacity=node.status.capacity or {},
         allocatable=node.status.allocatable or {},
         taints=tuple(node.spec.taints or ()),
-        problems=(),
+        problems=() if node.metadata.name else (Invalid("metadata.name", None, "a node needs a name"),),
     )

@@ -81,7 +81,7 @@ def _may_be_unhealthy(inventory: object) -> bool:
 def _taint_differs(labels: Json, taints: Sequence[object]) -> bool:
     if t9k.MODE_LABEL not in labels and not taints:
         return False
-    change = t9k.taints({"metadata": {"labels": labels}, "spec": {"taints": list(taints)}})
+    change = t9k.taints(labels, [taint for taint in taints if isinstance(taint, dict)])
     return bool(change.add or change.remove)
 
 
@@ -109,9 +109,10 @@ def upkeep(
             events.append(
                 NodeEvent("LabelAdded", f"{qgpu.ENABLE_LABEL}=enable: the agent found {_number(parsed.cards)}")
             )
-    change = t9k.taints(node) if t9k.DIALECT in rules.served else t9k.Taints()
+    present = list_at(mapping_at(whole.get("spec"), "", []).get("taints"), "", [])
+    taints = [taint for taint in present if isinstance(taint, dict)]
+    change = t9k.taints(labels, taints) if t9k.DIALECT in rules.served else t9k.Taints()
     if change.add or change.remove:
-        present = list_at(mapping_at(whole.get("spec"), "", []).get("taints"), "", [])
         patch["spec"] = {"taints": [taint for taint in present if taint not in change.remove] + list(change.add)}
         events.append(_taint_event(added=bool(change.add)))
     if patch:

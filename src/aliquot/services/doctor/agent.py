@@ -206,7 +206,7 @@ def _resources(site: Site, node: Json, rules: Rules) -> Iterator[Finding]:
     if here is None and not _has_inventory(node):
         return  # told as that
     # As the agent does it: what the Node advertises is its doing, or left of a plugin that was here before.
-    bare = {**node, "status": None}
+    bare = {**node, "status": {}}
     if here is not None:
         bare["metadata"] = {**node["metadata"], "annotations": dialects.render_inventory(here)}
     told = dialects.parse_node(bare, rules)

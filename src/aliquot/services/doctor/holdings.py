@@ -1,18 +1,16 @@
-"""Does what the node gave to Pods agree with what they were granted: specs, folders and the kubelet's own account
-against the Pods' annotations. What was seen in, findings out."""
+"""Does what Pods hold on the node agree with their grants: CDI specs, folders and the kubelet's own account against
+the Pods' annotations. What was seen in, findings out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-import msgspec
-
 from aliquot import dialects
-from aliquot.dialects import QgpuRules, Rules, gpushare, kube, native, qgpu, t9k
+from aliquot.dialects import QgpuRules, Rules, gpushare, native, qgpu, t9k
 from aliquot.dialects.wire.admission import reads_environment
 from aliquot.dialects.wire.cdi import VENDOR
-from aliquot.dialects.wire.objects import PodObject
+from aliquot.dialects.wire.objects import PodObject, read_object
 from aliquot.model.claim import Claim
 from aliquot.model.edits import Spec
 from aliquot.model.grant import Grant
@@ -28,13 +26,18 @@ _RESOURCES = frozenset((*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES))
 
 def living(pods: list[Json]) -> dict[str, Json]:
     """The Pods that are not over, by UID."""
-    return {str(part(pod, "metadata", "uid")): pod for pod in pods if not kube.is_finished(pod)}
+    return {str(part(pod, "metadata", "uid")): pod for pod in pods if not _finished(pod)}
+
+
+def _finished(pod: Json) -> bool:
+    read = read_object(pod, PodObject, "pod")
+    return isinstance(read, PodObject) and read.finished
 
 
 def holding_findings(site: Site, node: Json, pods: list[Json], rules: Rules) -> Iterator[Finding]:
     """All that Pods hold here and should not, and the other way round. `pods` are those of this node."""
-    told = dialects.parse_node(node, rules)
-    here = told if isinstance(told, Node) else Node(site.node_name)
+    parsed = dialects.parse_node(node, rules)
+    here = parsed if isinstance(parsed, Node) else Node(site.node_name)
     wrong = [
         *_leftovers(site, living(pods)),
         *_specs(site, living(pods), here, rules),
@@ -93,8 +96,8 @@ def _file(site: Site, spec: Spec) -> str:
 
 def granted(pod: Json, node: Node, rules: Rules) -> tuple[Claim, Grant] | None:
     """By the rules that the grant was given by, whichever the scheduler was told."""
-    for each in sorted(QgpuRules, key=lambda each: each is not rules.qgpu):
-        claim = dialects.parse_pod(pod, replace(rules, qgpu=each))
+    for version in sorted(QgpuRules, key=lambda version: version is not rules.qgpu):
+        claim = dialects.parse_pod(pod, replace(rules, qgpu=version))
         grant = dialects.parse_grant(pod, claim, node) if isinstance(claim, Claim) else None
         if isinstance(claim, Claim) and isinstance(grant, Grant):
             return claim, grant
@@ -129,7 +132,7 @@ def _allocations(site: Site, pods: list[Json], node: Node, rules: Rules) -> Iter
     for held in site.held or ():
         ours = {resource: count for resource, count in held.amounts.items() if resource in _RESOURCES}
         pod = by_name.get(f"{held.namespace}/{held.pod}")
-        if not ours or pod is None or kube.is_finished(pod):
+        if not ours or pod is None or _finished(pod):
             continue
         if granted(pod, node, rules) is None:
             what = f"container {held.container} holds {_amounts(ours)}, but the Pod was granted no card: it was placed"
@@ -147,7 +150,7 @@ def _allocations(site: Site, pods: list[Json], node: Node, rules: Rules) -> Iter
 def _limits(pod: Json, held: Held) -> dict[str, int] | None:
     """What a container asks for; None where the Pod has none of that name."""
     lists = [part(pod, "spec", kind) for kind in ("initContainers", "containers")]
-    for container in (each for items in lists if isinstance(items, list) for each in items):
+    for container in (container for items in lists if isinstance(items, list) for container in items):
         if part(container, "name") == held.container:
             limits = part(container, "resources", "limits")
             return {limit: _count(limits[limit]) for limit in limits if limit in _RESOURCES} if limits else {}
@@ -177,7 +180,7 @@ def _unseen(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
         for tenant in site.agent["tenants"]
         if part(pods.get(tenant["id"]), "status", "phase") == "Running" and not tenant["ended"]
     ]
-    unseen = [each["name"] for each in running if not site.processes.get(each["id"])]
+    unseen = [tenant["name"] for tenant in running if not site.processes.get(tenant["id"])]
     if unseen and len(unseen) == len(running):
         what = f"the agent sees no process of {', '.join(unseen[:3])}, which runs: nobody is held to its share"
         fix = "the agent's Pod needs hostPID: true; without it the kernel tells it no process ids of other Pods"
@@ -188,8 +191,8 @@ def _unresolved(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
     """Containers for which the runtime did not find our files, though we wrote them."""
     for pod in pods.values():
         lists = [part(pod, "status", kind) for kind in ("initContainerStatuses", "containerStatuses")]
-        waiting = [part(each, "state", "waiting") for items in lists if isinstance(items, list) for each in items]
-        said = next((text for each in waiting if _NOT_FOUND in (text := str(part(each, "message")))), "")
+        waiting = [part(status, "state", "waiting") for items in lists if isinstance(items, list) for status in items]
+        said = next((text for state in waiting if _NOT_FOUND in (text := str(part(state, "message")))), "")
         if f"{VENDOR}/" in said:
             what = f"the runtime does not see what the agent wrote into {site.places.cdi}: {said[:160]}"
             fix = f"is {site.places.cdi} among the cdi_spec_dirs of its configuration? If so, it has lost sight of it:"
@@ -204,10 +207,9 @@ def _without_environment(site: Site, pods: Mapping[str, Json], node: Node, rules
     for pod in pods.values() if site.places.cdi is None else ():
         both = granted(pod, node, rules)
         if both is None:
-            continue  # told as that
-        try:
-            read = msgspec.convert(pod, PodObject)
-        except msgspec.ValidationError:
+            continue  # a finding of its own
+        read = read_object(pod, PodObject, "pod")
+        if not isinstance(read, PodObject):
             continue
         promised = {
             container.name: dialects.render_env(*both, node, container.name, rules) for container in both[1].containers

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from aliquot import dialects
-from aliquot.dialects import Rules, gpushare, kube
+from aliquot.dialects import gpushare
 from aliquot.model.claim import Claim, Usage
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.grant import Grant
-from aliquot.model.node import Node
-from aliquot.services.doctor.findings import Finding, Json, Level, found, moment, ok, part
+from aliquot.services.doctor.findings import Finding, Level, found, moment, ok, part
 from aliquot.services.doctor.scheduler import PATIENCE
 from aliquot.services.explain.overview import Overview, last_refusal
-from aliquot.services.explain.snapshot import pod_key
+from aliquot.services.explain.snapshot import ClusterPod, Snapshot
+from aliquot.services.scheduler.cluster import Cluster
 from aliquot.wording.amounts import needed_and_had, percent
 from aliquot.wording.refusals import waiting_helps
 
@@ -26,66 +26,65 @@ _MOST_WAITING = 200  # Pods whose reasons are worked out; on 5,000 nodes each ta
 _ADMISSION = "UnexpectedAdmissionError"
 
 
-def pod_findings(pods: Iterable[Json], nodes: Mapping[str, Node], rules: Rules, now: datetime) -> Iterator[Finding]:
+def pod_findings(snapshot: Snapshot, now: datetime) -> Iterator[Finding]:
     """All that is wrong with Pods that have a node. What they hold is counted by their annotations alone."""
+    cluster = snapshot.cluster
     held: dict[tuple[str, int], list[tuple[str, Usage]]] = {}
     ours = 0
-    for pod in pods:
-        claim = dialects.parse_pod(pod, rules)
-        name = part(pod, "spec", "nodeName")
-        if claim is None or not isinstance(name, str) or not name:
+    for pod in snapshot.pods:
+        claim, name = cluster.read(pod.read), pod.read.spec.node_name
+        if claim is None or not name:
             continue
         ours += 1
-        if kube.is_finished(pod):
+        if pod.read.finished:
             yield from _turned_away(pod)
             continue
         if not isinstance(claim, Claim):
             what = f"is bound although it breaks a rule, and its GPU is not counted: {claim[0].sentence()}"
-            yield found("pods", pod_key(pod), what, "correct its manifest and make it anew: kubectl delete pod POD")
+            yield found("pods", pod.key, what, "correct its manifest and make it anew: kubectl delete pod POD")
             continue
-        grant = dialects.parse_grant(pod, claim, nodes.get(name))
+        grant = dialects.parse_grant(pod.read, claim, cluster.board.node(name))
         if isinstance(grant, Grant):
             for card, use in grant.usage().items():
                 held.setdefault((name, card), []).append((claim.key, use))
         elif grant:
             what = f"an annotation that tells its cards cannot be read: {grant[0].sentence()}"
-            yield found("pods", pod_key(pod), what, "make it anew: kubectl delete pod POD")
+            yield found("pods", pod.key, what, "make it anew: kubectl delete pod POD")
         yield from _unconfirmed(pod, now)
     crowded = False
-    for finding in _crowded(held, nodes):
+    for finding in _crowded(held, cluster):
         crowded = True
         yield finding
     if not crowded:
         yield ok("pods", f"{ours:,} on nodes, no card given away twice")
 
 
-def _turned_away(pod: Json) -> Iterator[Finding]:
-    reason = part(pod, "status", "reason")
+def _turned_away(pod: ClusterPod) -> Iterator[Finding]:
+    reason = part(pod.manifest, "status", "reason")
     if isinstance(reason, str) and (reason == _ADMISSION or reason.startswith("OutOf")):
-        said = str(part(pod, "status", "message") or "")[:200]
+        said = str(part(pod.manifest, "status", "message") or "")[:200]
         what = f"the kubelet turned it away after it was bound ({reason}: {said})"
         fix = "kubectl delete pod POD, and its controller makes another; it comes of a node agent that was not yet back"
-        yield found("pods", pod_key(pod), what, f"{fix} when the kubelet restarted, or of Pods bound past us")
+        yield found("pods", pod.key, what, f"{fix} when the kubelet restarted, or of Pods bound past us")
 
 
-def _unconfirmed(pod: Json, now: datetime) -> Iterator[Finding]:
+def _unconfirmed(pod: ClusterPod, now: datetime) -> Iterator[Finding]:
     """gpushare's device plugin says "true" when the container has its card. A Pod that runs should have it."""
-    started = moment(part(pod, "status", "startTime"))
+    started = moment(pod.read.status.start_time if pod.read.status else None)
     waited = started is None or now - started > PATIENCE
-    annotations = part(pod, "metadata", "annotations")
-    assigned = annotations.get(gpushare.ASSIGNED) if isinstance(annotations, dict) else None
-    if assigned == "false" and part(pod, "status", "phase") == "Running" and waited:
+    assigned = (pod.read.metadata.annotations or {}).get(gpushare.ASSIGNED)
+    if assigned == "false" and pod.read.runs and waited:
         what = f"runs, but {gpushare.ASSIGNED} is still false: nobody on its node has given it its card"
         fix = "is the node agent (or device plugin) running on its node? If so, kubectl delete pod POD"
-        yield found("pods", pod_key(pod), what, fix)
+        yield found("pods", pod.key, what, fix)
 
 
-def _crowded(held: Mapping[tuple[str, int], list[tuple[str, Usage]]], nodes: Mapping[str, Node]) -> Iterator[Finding]:
+def _crowded(held: Mapping[tuple[str, int], list[tuple[str, Usage]]], cluster: Cluster) -> Iterator[Finding]:
     """Cards that are given away more than once."""
     for (name, index), uses in sorted(held.items()):
-        node = nodes.get(name)
+        node = cluster.board.node(name)
         if node is None:
-            continue  # gone, or broken and told as that
+            continue  # gone, or broken, which is a finding of its own
         total = sum((use for _, use in uses), start=Usage())
         card = next((card for card in node.cards if card.index == index), None)
         about, who = f"{name}, GPU {index}", ", ".join(key for key, _ in uses[:5])
@@ -102,18 +101,18 @@ def _crowded(held: Mapping[tuple[str, int], list[tuple[str, Usage]]], nodes: Map
 
 
 def waiting_findings(seen: Overview) -> Iterator[Finding]:
-    """Who waits, with the sentence. Waiting for others to leave is no fault; waiting for what never comes is."""
+    """The Pods that wait, and why. Waiting for others to leave is no fault; waiting for what never comes is."""
     fix = "`aliquot explain POD` tells every reason"
     for pod in seen.waiting[:_MOST_WAITING]:
         verdict = seen.verdict(pod)
         if verdict.grant is not None:
-            if last_refusal(pod):  # where it was not even tried, the extender's checks tell why
-                yield Finding("waiting", Level.NOTE, (pod_key(pod),), seen.sentence(pod, verdict), _NOT_BY_CARDS)
+            if last_refusal(pod.read):  # where it was not even tried, the extender's checks say why
+                yield Finding("waiting", Level.NOTE, (pod.key,), seen.sentence(pod, verdict), _NOT_BY_CARDS)
             continue
         hopeful = bool(verdict.refusals) and waiting_helps(verdict.refusals)
         level = Level.NOTE if hopeful else Level.FINDING
         advice = "correct its manifest" if verdict.broken else fix
-        yield Finding("waiting", level, (pod_key(pod),), seen.sentence(pod, verdict), advice)
+        yield Finding("waiting", level, (pod.key,), seen.sentence(pod, verdict), advice)
     if len(seen.waiting) > _MOST_WAITING:
         what = f"{len(seen.waiting) - _MOST_WAITING:,} more Pods wait"
         yield Finding("waiting", Level.NOTE, (), what, "`kubectl aliquot --pending` tells why each of them does")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import msgspec
 
 from aliquot import dialects
-from aliquot.dialects import Rules, gpushare, kube, native, qgpu, t9k
+from aliquot.dialects import gpushare, native, qgpu, t9k
 from aliquot.dialects.wire import webhooks
 from aliquot.dialects.wire.schedulerconfig import DEFAULT_SCHEDULER_NAME, SCHEDULER_NAME, T9K_SCHEDULER_NAME
 from aliquot.model.claim import Claim
 from aliquot.services.doctor.findings import Finding, Json, Level, found, moment, ok, part
-from aliquot.services.explain.snapshot import pod_key
+from aliquot.services.explain.snapshot import ClusterPod, Snapshot
 from aliquot.wording.reasons import codes
 
 PATIENCE = timedelta(seconds=30)
@@ -52,42 +52,42 @@ def lease_findings(lease: Json | None, name: str, now: datetime) -> Iterator[Fin
         yield ok("scheduler", f"{holder} leads, at {address}")
 
 
-def call_findings(lease: Json | None, pods: Iterable[Json], rules: Rules, now: datetime) -> Iterator[Finding]:
+def call_findings(lease: Json | None, snapshot: Snapshot, now: datetime) -> Iterator[Finding]:
     """Whether kube-scheduler asks us at all: by the calls that were counted, and by what became of Pods."""
-    told = part(lease, "metadata", "annotations", native.CALLS)
-    calls = _calls(told)
+    counted = part(lease, "metadata", "annotations", native.CALLS)
+    calls = _calls(counted)
     if calls is None:
         what = f"annotation {native.CALLS} cannot be read, so it is not known whether the extender is called"
         yield found("extender", "the scheduler's Lease", what, "run the same release of aliquot everywhere")
         calls = {}
     last = moment(calls.get("filter", _Verb()).last)
     unasked = past_us = heard = False
-    for pod in pods:
-        if kube.is_finished(pod) or not isinstance(claim := dialects.parse_pod(pod, rules), Claim):
+    for pod in snapshot.pods:
+        if pod.read.finished or not isinstance(claim := snapshot.cluster.read(pod.read), Claim):
             continue
-        if part(pod, "spec", "nodeName"):
-            if dialects.parse_grant(pod, claim, None) is None and not claim.whole_node:
+        if pod.read.spec.node_name:
+            if dialects.parse_grant(pod.read, claim, None) is None and not claim.whole_node:
                 past_us = True
                 what = (
                     f"is bound, but has no annotation {native.GRANT}: it was placed past us, and nobody chose its card"
                 )
                 fix = f"kubectl delete pod POD once kube-scheduler asks us: {_NEW_CONFIG}"
-                yield found("extender", pod_key(pod), what, fix)
-        elif (since := moment(part(pod, "metadata", "creationTimestamp"))) is not None and now - since > PATIENCE:
+                yield found("extender", pod.key, what, fix)
+        elif (since := moment(pod.created)) is not None and now - since > PATIENCE:
             if last is not None and last >= since:
                 continue
-            if codes(_last_said(pod) or ""):
+            if codes(_last_message(pod) or ""):
                 heard = True
                 continue
             unasked = True
             yield _unasked(pod)
-    if not unasked and not past_us and lease is not None and told is not None:
+    if not unasked and not past_us and lease is not None and counted is not None:
         yield _asked(calls, heard=heard)
 
 
 def _asked(calls: Mapping[str, _Verb], *, heard: bool) -> Finding:
-    """Only the leader's calls are told. A kube-scheduler that stands beside another replica asks that one, and the
-    leader has nothing of it but the binds."""
+    """Only the leader publishes its calls. A kube-scheduler beside another replica asks that one, and the leader sees
+    only the binds."""
     count, bound = calls.get("filter", _Verb()).count, calls.get("bind", _Verb()).count
     if count:
         times = f"{count:,} time{'s' * (count != 1)}"
@@ -97,23 +97,23 @@ def _asked(calls: Mapping[str, _Verb], *, heard: bool) -> Finding:
     return Finding("extender", Level.NOTE, (), "was not called yet, and no Pod of ours has had need of it")
 
 
-def _calls(told: object) -> Mapping[str, _Verb] | None:
-    """What the leader counted; nothing where it has not told yet, None where it cannot be read."""
-    if told is None:
+def _calls(annotation: object) -> Mapping[str, _Verb] | None:
+    """What the leader counted; nothing where it has not published it yet, None where it cannot be read."""
+    if annotation is None:
         return {}
     try:
-        return msgspec.json.decode(told if isinstance(told, str) else "", type=dict[str, _Verb])
+        return msgspec.json.decode(annotation if isinstance(annotation, str) else "", type=dict[str, _Verb])
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 
 
-def _unasked(pod: Json) -> Finding:
-    """Why a Pod waits about which nobody asked us: the three ways in which that comes about."""
-    name = part(pod, "spec", "schedulerName") or DEFAULT_SCHEDULER_NAME
-    said = _last_said(pod)
-    if part(pod, "spec", "schedulingGates"):
+def _unasked(pod: ClusterPod) -> Finding:
+    """Why a Pod waits that nobody asked us about: the three ways in which that happens."""
+    name = pod.read.spec.scheduler_name or DEFAULT_SCHEDULER_NAME
+    said = _last_message(pod)
+    if pod.read.spec.scheduling_gates:
         what = "waits for its scheduling gates, which somebody else must take away"
-        return Finding("extender", Level.NOTE, (pod_key(pod),), what)
+        return Finding("extender", Level.NOTE, (pod.key,), what)
     if said is None:
         what = f"waits, and no scheduler has looked at it: none serves its schedulerName {name}"
         if name == DEFAULT_SCHEDULER_NAME:
@@ -121,28 +121,24 @@ def _unasked(pod: Json) -> Finding:
         else:
             fix = f"`aliquot manifests scheduler-config --second` serves {SCHEDULER_NAME} and {T9K_SCHEDULER_NAME};"
             fix += " or change spec.schedulerName"
-        return found("extender", pod_key(pod), what, fix)
+        return found("extender", pod.key, what, fix)
     short = sorted(resource for resource in _RESOURCES if f"Insufficient {resource}" in said)
     if short:
         what = (
             f"waits: by kube-scheduler's own count no node has enough {' and '.join(short)} left, so we are not asked"
         )
         fix = "see what nodes advertise: kubectl get nodes -o yaml; the checks of nodes below tell what they lack"
-        return found("extender", pod_key(pod), what, fix)
+        return found("extender", pod.key, what, fix)
     what = "waits, and kube-scheduler has tried it without asking us"
     said = f" (it says: {said[:200]})" if said else ""
-    return found("extender", pod_key(pod), what + said, f"tell kube-scheduler of us: {_NEW_CONFIG}")
+    return found("extender", pod.key, what + said, f"tell kube-scheduler of us: {_NEW_CONFIG}")
 
 
-def _last_said(pod: Json) -> str | None:
-    """Of a Pod that waits, by kube-scheduler; None where none has looked at it."""
-    conditions = part(pod, "status", "conditions")
-    conditions = conditions if isinstance(conditions, list) else []
-    tried = (
-        condition for condition in conditions if isinstance(condition, dict) and condition.get("type") == "PodScheduled"
-    )
-    scheduled = next(tried, None)
-    return None if scheduled is None else str(scheduled.get("message") or "")
+def _last_message(pod: ClusterPod) -> str | None:
+    """kube-scheduler's message on a Pod that waits; None where no scheduler has tried it."""
+    conditions = (pod.read.status.conditions if pod.read.status else None) or ()
+    scheduled = next((condition for condition in conditions if condition.type == "PodScheduled"), None)
+    return None if scheduled is None else scheduled.message or ""
 
 
 _RESOURCES = (*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES)
@@ -245,7 +241,7 @@ def _refuses(probe: Probe, name: str, served: frozenset[str]) -> Iterator[Findin
 def _our_words(said: str, served: frozenset[str]) -> bool:
     """Whether the refusal names the rule that the trial Pod breaks; kubectl puts field and rule in words of its own."""
     broken = dialects.parse_pod(broken_pod(served))
-    return isinstance(broken, tuple) and all(each.field in said and each.allowed in said for each in broken)
+    return isinstance(broken, tuple) and all(invalid.field in said and invalid.allowed in said for invalid in broken)
 
 
 def _tolerates(probe: Probe, name: str) -> Iterator[Finding]:

@@ -1,37 +1,38 @@
-"""A cluster as it stands at one moment, and where Pods would go on it.
+"""The scheduler's own cluster, filled from a list of Kubernetes objects, and where Pods would go on it.
 
-Kubernetes objects in (Nodes, Pods, the unhealthy-GPU ConfigMaps), a board with everything that is already there; then
-one Pod after the other is placed, each booked before the next. kube-scheduler's own conditions (taints, selectors,
-cordons) are applied too, since nobody else does here.
+`Cluster` decides, as it does in the scheduler. Here are only: kube-scheduler's own conditions (taints, selectors,
+cordons), which nobody else applies to a command; notes on what had to be assumed; and the booking of one Pod after the
+other.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from aliquot import dialects
 from aliquot.dialects import Rules, kube
+from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject, pod_names, read_object
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
-from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid, Reason, Refusal, show
-from aliquot.placement.board import Board, Bools, Occupant
-from aliquot.placement.book import Ledger, occupant_of
-from aliquot.placement.choose import POLICIES, Chooser
+from aliquot.placement.board import Bools
 from aliquot.placement.demand import Demand, demand_of
+from aliquot.services.scheduler.cluster import NEVER, Cluster, Placed
 
-# What of a Pod's spec decides which nodes kube-scheduler lets it on.
+Json = dict[str, Any]
+
+# The fields of a Pod's spec by which kube-scheduler picks nodes.
 _GATES = ("nodeName", "nodeSelector", "affinity", "tolerations")
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What had to be assumed or left out, and about whom. Many may have the same text."""
+    """What had to be assumed or left out, and of what. Many may have the same text."""
 
     about: str
     text: str
@@ -61,209 +62,211 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _Gate:
-    """The rows Kubernetes lets a kind of Pod on, and why not on the others."""
+    """The rows that Kubernetes lets a kind of Pod on, and why not on the others."""
 
     rows: Bools
     closed: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPod:
+    """A Pod of the cluster as the scheduler reads it, and whole, for what kube-scheduler reads of it."""
+
+    read: PodObject
+    manifest: Json
+
+    @property
+    def key(self) -> str:
+        """namespace/name."""
+        names = pod_names(self.read)
+        return f"{names.namespace}/{names.name}"
+
+    @property
+    def created(self) -> str:
+        """When, as the API server writes it; empty where it does not say."""
+        return self.read.metadata.creation_timestamp or ""
 
 
 @dataclass(slots=True)
 class Snapshot:
     """See the head of the file."""
 
-    board: Board
-    ledger: Ledger
-    chooser: Chooser
-    rules: Rules
-    nodes: dict[str, dict[str, Any]] = field(default_factory=dict)  # as Kubernetes shows them
-    unusable: dict[str, tuple[Invalid, ...]] = field(default_factory=dict)  # nodes that break a rule
-    running: dict[str, Grant] = field(default_factory=dict)  # by namespace/name
-    guessed: set[str] = field(default_factory=set)  # those of them whose cards nothing tells
+    cluster: Cluster
+    nodes: dict[str, NodeObject] = field(default_factory=dict)  # by name, those that take Pods
+    pods: list[ClusterPod] = field(default_factory=list)  # all, in the order given
+    running: dict[str, Placed] = field(default_factory=dict)  # by namespace/name, with cards known or guessed
+    unheeded: dict[str, Invalid] = field(default_factory=dict)  # ConfigMaps that cannot be read, by namespace/name
     notes: list[Note] = field(default_factory=list)
     _gates: dict[str, _Gate] = field(default_factory=dict)
-    _told: tuple[Demand, _Gate, int, tuple[Refusal, ...]] | None = None  # the latest refusals, and of what
+    _latest: tuple[Demand, _Gate, int, tuple[Refusal, ...]] | None = None  # the latest refusals, and of what
 
-    # --- taking in what is there ---------------------------------------------------------------------------
+    # --- filling the cluster -----------------------------------------------------------------------------------
 
-    def add_node(self, obj: dict[str, Any], unhealthy: frozenset[int]) -> None:
-        """One Node object."""
-        node = dialects.parse_node(obj, self.rules, unhealthy)
-        if isinstance(node, Node):
-            self.nodes[node.name] = obj
-            self.board.set_node(node)
-            self.notes += [Note(node.name, text) for text in node.notes]
-        else:
-            name = _name(obj) or "(a node without a name)"
-            self.unusable[name] = node
-            self.notes += [Note(name, f"takes no Pods of ours: {broken.sentence()}") for broken in node]
+    def add_config_map(self, manifest: Json) -> None:
+        """One of the ConfigMaps that take cards out."""
+        config = read_object(manifest, ConfigMapObject, "ConfigMap")
+        wrong = config if isinstance(config, Invalid) else self.cluster.set_unhealthy(config)
+        if wrong is not None:
+            self.unheeded[pod_key(manifest)] = wrong
+            self.notes.append(Note(pod_key(manifest), f"is not heeded: {wrong.sentence()}"))
 
-    def add_pods(self, pods: Iterable[dict[str, Any]]) -> None:
-        """The Pods there are; only those bound to a node and not finished hold anything.
+    def add_nodes(self, manifests: Iterable[Json]) -> None:
+        """The Nodes there are."""
+        self.cluster.begin()
+        for manifest in manifests:
+            node = read_object(manifest, NodeObject, "node")
+            name = _name(manifest) or "(a node without a name)"
+            if isinstance(node, NodeObject) and node.metadata.name:
+                self.cluster.set_node(node)
+            else:  # the scheduler's reflector would pass over it
+                missing = Invalid("metadata.name", None, "a node needs a name")
+                self.cluster.unusable[name] = (node if isinstance(node, Invalid) else missing,)
+            broken = self.cluster.unusable.get(name, ())
+            self.notes += [Note(name, f"takes no Pods of ours: {invalid.sentence()}") for invalid in broken]
+            if isinstance(node, NodeObject) and not broken:
+                self.nodes[name] = node
+                self.notes += self._notes_on_node(node)
+        self.cluster.end()
 
-        Those whose cards are told come first, so that the others are guessed around them.
-        """
-        untold = []
-        for obj in pods:
-            name = _bound_to(obj)
-            if name is None or kube.is_finished(obj):
+    def _notes_on_node(self, node: NodeObject) -> Iterator[Note]:
+        shown = self.cluster.board.node(node.metadata.name)
+        yield from (Note(node.metadata.name, text) for text in (shown.notes if shown else ()))
+        if node.agent_away:
+            yield Note(node.metadata.name, "takes no new Pods of ours for now: its agent is away")
+
+    def add_pods(self, manifests: Iterable[Json]) -> None:
+        """The Pods there are. Those on nodes hold what their annotations say, or what is guessed around those."""
+        self.cluster.begin()
+        for manifest in manifests:
+            pod = read_object(manifest, PodObject, "pod")
+            if isinstance(pod, Invalid):
+                self.notes.append(Note(pod_key(manifest), f"is not counted: {pod.sentence()}"))
                 continue
-            claim = dialects.parse_pod(obj, self.rules)
-            if not isinstance(claim, Claim):
-                if claim is not None:
-                    self.notes.append(
-                        Note(f"{pod_key(obj)} on {name}", f"its GPU is not counted: {claim[0].sentence()}")
-                    )
-                self._book_without_cards(obj, name)
-                continue
-            self.chooser.observe(claim)
-            grant = dialects.parse_grant(obj, claim, self.board.node(name))
-            if isinstance(grant, Grant):
-                self._book(claim, grant)
-            else:
-                untold.append((obj, name, claim, grant))
-        for obj, name, claim, broken in untold:
-            self._guess(obj, name, claim, broken)
+            self.pods.append(ClusterPod(pod, manifest))
+            self.cluster.set_pod(pod)
+            claim = self.cluster.read(pod) if pod.spec.node_name and not pod.finished else None
+            if isinstance(claim, tuple):
+                text = f"its GPU is not counted: {claim[0].sentence()}"
+                self.notes.append(Note(f"{self.pods[-1].key} on {pod.spec.node_name}", text))
+        self.cluster.end()
+        for uid, placed in self.cluster.placed.items():
+            self.cluster.chooser.observe(placed.claim)  # the scheduler saw it when it was pending
+            if uid not in self.cluster.unseated:
+                self.running[placed.claim.key] = placed
+            if placed.doubt is not None:
+                self.notes.append(self._note_on_guess(placed))
 
-    def _book(self, claim: Claim, grant: Grant) -> None:
-        self.running[claim.key] = grant
-        self.ledger.confirm(claim.uid, grant.node, occupant_of(claim, grant))
-
-    def _book_without_cards(self, obj: dict[str, Any], name: str) -> None:
-        """A Pod of whose cards we know nothing, if it has any, still takes its CPU and memory, and its place."""
-        cpu, memory = kube.pod_request(obj)
-        occupant = Occupant({}, cpu_milli=cpu, memory_mib=memory, daemon=kube.is_daemon(obj))
-        self.ledger.confirm(_uid(obj), name, occupant)
-
-    def _guess(self, obj: dict[str, Any], name: str, claim: Claim, broken: tuple[Invalid, ...] | None) -> None:
-        """Where a Pod most likely sits that was scheduled past us."""
-        why = broken[0].sentence() if broken else "no annotation tells its cards"
-        row = self.board.row_of.get(name)
-        known = row is not None and bool(self.board.present[row])
-        grant = self.chooser.seat(claim, row) if known and row is not None else None
-        if grant is None:
+    def _note_on_guess(self, placed: Placed) -> Note:
+        key, node = placed.claim.key, placed.grant.node
+        if placed.claim.uid in self.cluster.unseated:
+            known = self.cluster.board.node(node) is not None
             reason = "and none of the node's has room" if known else "and its node is not among those given"
-            self.notes.append(Note(f"{claim.key} on {name}", f"its GPU is not counted: {why}, {reason}"))
-            self._book_without_cards(obj, name)
-            return
-        cards = sorted({share.card for container in grant.containers for share in container.shares})
+            return Note(f"{key} on {node}", f"its GPU is not counted: {placed.doubt}, {reason}")
+        cards = sorted(placed.grant.usage())
         where = f"card{'s' * (len(cards) > 1)} {', '.join(map(str, cards))}"
-        self.notes.append(Note(f"{claim.key} ({where} of {name})", f"the place is a guess: {why}"))
-        self.guessed.add(claim.key)
-        self._book(claim, grant)
+        return Note(f"{key} ({where} of {node})", f"the place is a guess: {placed.doubt}")
 
     # --- placing -------------------------------------------------------------------------------------------
 
-    def place(self, obj: dict[str, Any], *, why_not_elsewhere: bool = True, book: bool = True) -> Verdict:
-        """Where the Pod goes, booked unless that is not wanted; or every reason why not.
+    def place(self, manifest: Json, *, why_not_elsewhere: bool = True, book: bool = True) -> Verdict:
+        """Where the Pod goes, booked if `book`; or every reason why not.
 
-        A Pod that has a place is told the refusals of the other nodes too, unless that is not wanted.
+        With `why_not_elsewhere`, a Pod that has a place gets the refusals of the other nodes too.
         """
-        key = pod_key(obj)
-        claim = dialects.parse_pod(obj, self.rules)
+        cluster, key = self.cluster, pod_key(manifest)
+        claim = dialects.parse_pod(manifest, cluster.rules)
         if claim is None:
             return Verdict(key, remark="asks for no GPU in any of the dialects: not ours to place")
         if not isinstance(claim, Claim):
             return Verdict(key, broken=claim)
         if claim.key in self.running:
-            return Verdict(key, claim, self.running[claim.key], remark="runs there already")
-        self.chooser.observe(claim)
-        gate = self._gate(obj, claim)
-        grant = self.chooser.choose(claim, np.flatnonzero(gate.rows))
+            return Verdict(key, claim, self.running[claim.key].grant, remark="runs there already")
+        if claim.uid not in cluster.pending:
+            cluster.chooser.observe(claim)
+        gate = self._gate(manifest, claim)
+        grant = cluster.chooser.choose(claim, np.flatnonzero(gate.rows))
         refusals = self._refusals(claim, gate) if grant is None or why_not_elsewhere else ()
         if grant is not None and book:
-            self.ledger.confirm(self._new_uid(claim), grant.node, occupant_of(claim, grant))
+            self._book(replace(claim, uid=self._new_uid(claim)), grant)
         return Verdict(key, claim, grant, refusals=refusals)
 
-    def _refusals(self, claim: Claim, gate: _Gate) -> tuple[Refusal, ...]:
-        """Every reason, of Kubernetes and ours. Replicas that all do not fit share one answer: nothing changed."""
-        demand, told, clock = demand_of(claim), self._told, self.board.clock
-        if told is None or told[0] != demand or told[1] is not gate or told[2] != clock:
-            told = (demand, gate, clock, (*gate.closed, *self.chooser.refusals(claim)))
-            self._told = told
-        return told[3]
+    def _book(self, claim: Claim, grant: Grant) -> None:
+        """As the scheduler does after its answer to filter, and at bind."""
+        self.cluster.hold(claim, grant, NEVER)
+        self.cluster.assume(claim, grant.node)
 
-    def _gate(self, obj: dict[str, Any], claim: Claim) -> _Gate:
-        """What Kubernetes says; worked out once per kind of Pod."""
-        spec = obj.get("spec")
+    def _refusals(self, claim: Claim, gate: _Gate) -> tuple[Refusal, ...]:
+        """Every reason, of Kubernetes and ours. Replicas that all do not fit share one tuple: nothing changed."""
+        demand, latest, clock = demand_of(claim), self._latest, self.cluster.board.clock
+        if latest is None or latest[0] != demand or latest[1] is not gate or latest[2] != clock:
+            latest = self._latest = (demand, gate, clock, (*gate.closed, *self.cluster.chooser.refusals(claim)))
+        return latest[3]
+
+    def _gate(self, manifest: Json, claim: Claim) -> _Gate:
+        """kube-scheduler's conditions; computed once per kind of Pod."""
+        spec = manifest.get("spec")
         spec = spec if isinstance(spec, dict) else {}
         try:
             key = json.dumps([dialects.tolerations(claim), *(spec.get(gate) for gate in _GATES)], default=str)
         except (ValueError, RecursionError):  # nested deeper than anything Kubernetes would take
-            return self._asked(obj, claim)
+            return self._compute_gate(manifest, claim)
         if key not in self._gates:
-            self._gates[key] = self._asked(obj, claim)
+            self._gates[key] = self._compute_gate(manifest, claim)
         return self._gates[key]
 
-    def _asked(self, obj: dict[str, Any], claim: Claim) -> _Gate:
-        rows = self.board.present[: self.board.rows].copy()
+    def _compute_gate(self, manifest: Json, claim: Claim) -> _Gate:
+        board = self.cluster.board
+        rows = board.present[: board.rows].copy()
         closed = [
             Refusal(name, None, Reason.INVALID, None, broken[0].sentence(), never=True)
-            for name, broken in self.unusable.items()
+            for name, broken in self.cluster.unusable.items()
         ]
         for name, node in self.nodes.items():
-            refusals = kube.node_refusals(obj, claim, node)
+            refusals = kube.node_refusals(manifest, claim, node)
             if refusals:
                 closed += refusals
-                rows[self.board.row_of[name]] = False
+                rows[board.row_of[name]] = False
         return _Gate(rows, tuple(closed))
 
     def _new_uid(self, claim: Claim) -> str:
         """The claim's UID, or one of our own where manifests without a UID share a name."""
         uid, more = claim.uid, 1
-        while self.ledger.get(uid) is not None:
+        while self.cluster.ledger.get(uid) is not None:
             more += 1
             uid = f"{claim.uid}#{more}"
         return uid
 
 
 def take_snapshot(objects: Iterable[object], *, policy: str, rules: Rules) -> Snapshot:
-    """The cluster that these objects show, in whatever order they come. Other kinds than the three are ignored."""
-    kinds: dict[str, list[dict[str, Any]]] = {}
+    """The cluster that these objects show, in any order. Kinds other than Node, Pod and ConfigMap are ignored."""
+    kinds: dict[str, list[Json]] = {}
     for obj in objects:
         if isinstance(obj, dict):
             kinds.setdefault(str(obj.get("kind")), []).append(obj)
-    board = Board()
-    snapshot = Snapshot(board, Ledger(board), Chooser(board, POLICIES[policy]()), rules)
-    unhealthy: dict[str, frozenset[int]] = {}
-    for obj in kinds.get("ConfigMap", []):
-        sick = dialects.parse_unhealthy(obj)
-        if isinstance(sick, Invalid):
-            snapshot.notes.append(Note(pod_key(obj), f"is not heeded: {sick.sentence()}"))
-        elif sick is not None:
-            unhealthy[sick[0]] = sick[1]
-    for obj in kinds.get("Node", []):
-        snapshot.add_node(obj, unhealthy.get(_name(obj), frozenset()))
+    snapshot = Snapshot(Cluster(policy, rules))
+    for config in kinds.get("ConfigMap", []):
+        snapshot.add_config_map(config)
+    snapshot.add_nodes(kinds.get("Node", []))
     snapshot.add_pods(kinds.get("Pod", []))
     return snapshot
 
 
-def _metadata(obj: dict[str, Any]) -> dict[str, Any]:
+def _metadata(obj: Json) -> Json:
     metadata = obj.get("metadata")
     return metadata if isinstance(metadata, dict) else {}
 
 
-def _name(obj: dict[str, Any]) -> str:
+def _name(obj: Json) -> str:
     name = _metadata(obj).get("name")
     return name if isinstance(name, str) else ""
 
 
-def pod_key(obj: dict[str, Any]) -> str:
-    """namespace/name, even where they are not what they should be."""
+def pod_key(obj: Json) -> str:
+    """namespace/name of a manifest, even where they are not what they should be."""
     metadata = _metadata(obj)
     namespace, name = metadata.get("namespace"), metadata.get("name")
     name = metadata.get("generateName") if name in (None, "") else name
     return "/".join(
-        each if isinstance(each, str) and each else missing if each in (None, "") else show(each)
-        for each, missing in ((namespace, "default"), (name, "(no name)"))
+        part if isinstance(part, str) and part else missing if part in (None, "") else show(part)
+        for part, missing in ((namespace, "default"), (name, "(no name)"))
     )
-
-
-def _uid(obj: dict[str, Any]) -> str:
-    uid = _metadata(obj).get("uid")
-    return uid if isinstance(uid, str) and uid else pod_key(obj)
-
-
-def _bound_to(obj: dict[str, Any]) -> str | None:
-    spec = obj.get("spec")
-    name = spec.get("nodeName") if isinstance(spec, dict) else None
-    return name if isinstance(name, str) and name else None

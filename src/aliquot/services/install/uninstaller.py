@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube
 from aliquot.dialects import native
-from aliquot.dialects.kube import is_finished
 from aliquot.dialects.wire import workloads
 from aliquot.dialects.wire.deployment import (
     COMPONENT_LABEL,
@@ -291,4 +290,5 @@ def _pod_identity(pod: Json) -> Identity:
 
 def _holds_cards(pod: Json) -> bool:
     bound = bool((pod.get("spec") or {}).get("nodeName"))
-    return bound and native.GRANT in (pod["metadata"].get("annotations") or {}) and not is_finished(pod)
+    finished = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    return bound and not finished and native.GRANT in (pod["metadata"].get("annotations") or {})

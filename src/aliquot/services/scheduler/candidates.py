@@ -1,4 +1,4 @@
-"""What kube-scheduler asks of the board for one Pod: which of these nodes would take it, and which is the best.
+"""The candidate nodes for one Pod: which of these nodes would take it (filter), and which is the best (rank).
 
 No IO, no clock, no await, as in the cluster whose board it is.
 """
@@ -16,7 +16,7 @@ from aliquot.placement.board import Board, Ints
 from aliquot.placement.choose import Chooser
 from aliquot.placement.verdicts import FITS, TOGETHER_NOT
 
-_WIDER = 16  # times as many nodes are told to a Pod that comes again
+_WIDER = 16  # times as many nodes in the answer to a Pod that comes again
 _MOST_TRIES = 20_000
 
 
@@ -24,8 +24,8 @@ _MOST_TRIES = 20_000
 class Filtered:
     """What a filter call answers: names that fit; for the others, the code of the reason (placement.verdicts).
 
-    `unknown` are no nodes that we know, or none any more. `likely` is what the Pod will get, where that is certain
-    enough: only one name is told.
+    `unknown` are names of no node that we know. `likely` is what the Pod will get, where that is certain enough: only
+    one name is in the answer.
     """
 
     fit: Sequence[str]
@@ -34,12 +34,12 @@ class Filtered:
     likely: Grant | None = None
 
 
-class Asking:
-    """`shortlist`: how many of the nodes that fit are told when a Pod is first asked about; 0: all."""
+class Candidates:
+    """`shortlist`: how many of the nodes that fit are in the answer to a Pod's first filter call; 0: all."""
 
     def __init__(self, board: Board, chooser: Chooser, shortlist: int) -> None:
         self._board, self._chooser, self._shortlist = board, chooser, shortlist
-        self._tries: dict[str, int] = {}  # by uid: how often a Pod was told a shortlist and came again
+        self._tries: dict[str, int] = {}  # by uid: how often a Pod got a shortlist and came again
 
     def forget(self, uid: str) -> None:
         """It will not come again."""
@@ -60,15 +60,15 @@ class Asking:
         if self._chooser.exact(claim):
             fits[fits] = np.isfinite(self._chooser.scores(claim))[rows[fits]]
             chosen = self._best(claim, rows, np.flatnonzero(fits))
-        else:  # whether containers that may go apart fit a node is a search on it: the best first, as many as are told
+        else:  # whether containers that may go apart fit takes a search on each node: the best first, as many as needed
             found = self._chooser.first_fitting(claim, np.unique(rows[fits]), self._few(claim) or len(rows))
             chosen = np.flatnonzero(np.isin(rows, found))
             self._count_try(claim, len(chosen))
             fits[fits] = np.isfinite(self._chooser.scores(claim))[rows[fits]] & bool(len(chosen))
-        told = names if len(chosen) == len(names) else [names[at] for at in chosen.tolist()]
+        answered = names if len(chosen) == len(names) else [names[at] for at in chosen.tolist()]
         likely = self._chooser.choose(claim, rows[chosen]) if len(chosen) == 1 else None
         if fits.all():
-            return Filtered(told, {}, (), likely)
+            return Filtered(answered, {}, (), likely)
         there = rows >= 0  # rows of nodes that are gone are kept for what is booked on them: they give no reason
         there[there] = self._board.present[rows[there]]
         lost = np.flatnonzero(~fits & there)
@@ -76,13 +76,13 @@ class Asking:
         why[why == FITS] = TOGETHER_NOT  # a search found that, and it is not always kept
         codes = dict(zip([names[at] for at in lost.tolist()], why.tolist(), strict=True))
         unknown = tuple(names[at] for at in np.flatnonzero(~there).tolist())
-        return Filtered(told, codes, unknown, likely)
+        return Filtered(answered, codes, unknown, likely)
 
     def _best(self, claim: Claim, rows: Ints, fitting: Ints) -> Ints:
         """Of the places in `rows` that fit, the best few in the order asked: the best of all is chosen anyway.
 
-        What kube-scheduler still does for every node it is told is most of what a Pod costs it. Should the best come to
-        nothing (another extender, a plugin), the Pod comes again, and is told more each time.
+        What kube-scheduler still does for every node in the answer is most of what a Pod costs it. Should the best come
+        to nothing (another extender, a plugin), the Pod comes again, and gets more nodes each time.
         """
         few = self._few(claim)
         self._count_try(claim, len(fitting))
@@ -92,19 +92,19 @@ class Asking:
         return np.sort(fitting[np.argpartition(scores, few - 1)[:few]])
 
     def _few(self, claim: Claim) -> int:
-        """How many nodes the Pod is told now; 0: all."""
+        """How many nodes the answer may have; 0: all."""
         few: int = self._shortlist * _WIDER ** min(self._tries.get(claim.uid, 0), 4)
         return few
 
-    def _count_try(self, claim: Claim, told: int) -> None:
-        """Where it was told any, the Pod has had one more try."""
-        if self._shortlist and told:
+    def _count_try(self, claim: Claim, nodes: int) -> None:
+        """The Pod has had one more try, if there were any nodes for it."""
+        if self._shortlist and nodes:
             if len(self._tries) >= _MOST_TRIES:
                 self._tries.clear()
             self._tries[claim.uid] = self._tries.get(claim.uid, 0) + 1
 
     def rank(self, claim: Claim, names: Sequence[str]) -> tuple[Ints, Grant | None]:
-        """0 (worst) to 5 for each name, and the grant of the best of them, which should be told apart from all."""
+        """0 (worst) to 5 for each name, and the grant of the best of them, which should score above all."""
         rows = self._rows(names)
         known = rows >= 0
         best = self._chooser.choose(claim, rows[known])

@@ -1,4 +1,7 @@
-"""The live cluster: what the API server told us, what we decided and it has not told us yet, and the board of both.
+"""The cluster: what the API server sent, what we decided and it has not confirmed yet, and the board of both.
+
+The scheduler feeds it from watches; `explain`, `kubectl aliquot` and `doctor` fill it from lists, so that they cannot
+disagree with the scheduler.
 
 No IO, no clock, no await: every method takes what has happened and leaves the board right. So nothing can come between
 a decision and its booking, and a test needs no API server.
@@ -28,7 +31,7 @@ from aliquot.model.refusal import Invalid, Reason, Refusal
 from aliquot.placement.board import Board, Ints, Occupant
 from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
-from aliquot.services.scheduler.candidates import Asking, Filtered
+from aliquot.services.scheduler.candidates import Candidates, Filtered
 
 NEVER = float("inf")  # the deadline of what only the API server may end
 
@@ -60,12 +63,13 @@ class Cluster:
 
     policy: str
     rules: Rules = dialects.DEFAULT_RULES
-    shortlist: int = 0  # how many of the nodes that fit are told when a Pod is first asked about; 0: all
+    shortlist: int = 0  # how many of the nodes that fit a Pod's first filter call answers; 0: all
     board: Board = field(default_factory=Board)
     pending: dict[str, Pending] = field(default_factory=dict)  # by uid, as all of these
     assumed: dict[str, Placed] = field(default_factory=dict)
     held: dict[str, Placed] = field(default_factory=dict)  # kept before anything was sent: may be dropped at any time
     placed: dict[str, Placed] = field(default_factory=dict)
+    unseated: dict[str, PodObject] = field(default_factory=dict)  # those of `placed` for which no card was found
     unusable: dict[str, tuple[Invalid, ...]] = field(default_factory=dict)  # nodes that break a rule, by name
     closed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # nodes that Kubernetes keeps Pods from, and why
     addresses: dict[str, str] = field(default_factory=dict)  # of nodes, within the cluster
@@ -74,19 +78,18 @@ class Cluster:
     priorities: dict[str, int] = field(default_factory=dict)  # of Pods on nodes; most have 0, which is left out
     ledger: Ledger = field(init=False)
     chooser: Chooser = field(init=False)
-    _asking: Asking = field(init=False)
+    _candidates: Candidates = field(init=False)
     _reader: PodReader = field(init=False)
-    _whole_reader: PodReader = field(init=False)  # of Pods on nodes, in whatever dialect
+    _whole_reader: PodReader = field(init=False)  # of Pods on nodes, in any dialect
     _node_reader: NodeReader = field(init=False)
-    _untold: dict[str, tuple[PodObject, Claim, str]] = field(default_factory=dict)  # to be guessed when a list ends
-    _unseated: dict[str, PodObject] = field(default_factory=dict)  # on a node, and no card of it was found for them
-    _told: dict[str, Node] = field(default_factory=dict)  # nodes as they say themselves
+    _unnamed: dict[str, tuple[PodObject, Claim, str]] = field(default_factory=dict)  # guessed when a list ends
+    _reported: dict[str, Node] = field(default_factory=dict)  # nodes as they describe themselves
     _batch: ExitStack | None = None
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.board)
         self.chooser = Chooser(self.board, POLICIES[self.policy]())
-        self._asking = Asking(self.board, self.chooser, self.shortlist)
+        self._candidates = Candidates(self.board, self.chooser, self.shortlist)
         self._read_by(self.rules)
 
     def _read_by(self, rules: Rules) -> None:
@@ -102,12 +105,12 @@ class Cluster:
             self._batch.enter_context(self.board.together())
 
     def end(self) -> None:
-        """They are all told."""
+        """The list is complete. Pods whose cards no annotation names are guessed around those that have one."""
         if self._batch is not None:
             self._batch.close()
             self._batch = None
-        untold, self._untold = self._untold, {}
-        for pod, claim, why in untold.values():
+        unnamed, self._unnamed = self._unnamed, {}
+        for pod, claim, why in unnamed.values():
             self._guess(pod, claim, why)
 
     # --- nodes ------------------------------------------------------------------------------------------------
@@ -120,44 +123,41 @@ class Cluster:
             self.closed[name] = node.closed
         if node.address is not None:
             self.addresses[name] = node.address
-        told = self._node_reader.read(node)
-        if not isinstance(told, Node):
-            self.unusable[name] = told
-            self._told.pop(name, None)
+        reported = self._node_reader.read(node)
+        if not isinstance(reported, Node):
+            self.unusable[name] = reported
+            self._reported.pop(name, None)
             self.board.drop_node(name)
             return
         self.unusable.pop(name, None)
         # Nobody would give a Pod its cards there now; what runs stays booked.
         if node.agent_away:
-            told = replace(told, cards=tuple(replace(card, healthy=False) for card in told.cards))
-        self._told[name] = told
-        self._show(told)
+            reported = replace(reported, cards=tuple(replace(card, healthy=False) for card in reported.cards))
+        self._reported[name] = reported
+        self._show(reported)
 
-    def _show(self, told: Node) -> None:
+    def _show(self, node: Node) -> None:
         """Put the node on the board, less the cards that a ConfigMap takes out."""
-        sick = self.sick.get(told.name)
-        node = (
-            told
-            if not sick
-            else replace(
-                told, cards=tuple(replace(card, healthy=card.healthy and card.index not in sick) for card in told.cards)
-            )
-        )
+        sick = self.sick.get(node.name)
+        if sick:
+            cards = (replace(card, healthy=card.healthy and card.index not in sick) for card in node.cards)
+            node = replace(node, cards=tuple(cards))
         before = self.board.node(node.name)
         if before == node:
             return
         self.board.set_node(node)
         if before is None or before.cards != node.cards:
             self._reseat(node)
-            for uid, pod in [each for each in self._unseated.items() if each[1].spec.node_name == node.name]:
-                self._set_bound(pod, uid, node.name)
+            for uid, pod in list(self.unseated.items()):
+                if pod.spec.node_name == node.name:
+                    self._set_bound(pod, uid, node.name)
 
     def drop_node(self, name: str) -> None:
         """A node is gone; what runs there stays booked until its Pods are gone too."""
         self.unusable.pop(name, None)
         self.closed.pop(name, None)
         self.addresses.pop(name, None)
-        self._told.pop(name, None)
+        self._reported.pop(name, None)
         self.board.drop_node(name)
 
     def _reseat(self, node: Node) -> None:
@@ -177,26 +177,27 @@ class Cluster:
                         self.ledger.confirm(uid, node.name, occupant_of(placed.claim, grant))
 
     def set_unhealthy(self, config: ConfigMapObject) -> Invalid | None:
-        """A ConfigMap that may be one that takes cards out; what is wrong with it where it is one, and broken."""
-        told = dialects.parse_unhealthy(_as_json(config))
-        if isinstance(told, Invalid):
-            return told
-        if told is not None:
-            self._set_sick(*told)
+        """A ConfigMap is there, or has changed. Those that take cards out are heeded; an Invalid for a broken one."""
+        unhealthy = dialects.parse_unhealthy(_as_json(config))
+        if isinstance(unhealthy, Invalid):
+            return unhealthy
+        if unhealthy is not None:
+            self._set_sick(*unhealthy)
         return None
 
     def drop_unhealthy(self, key: str) -> None:
         """A ConfigMap is gone."""
-        told = dialects.parse_unhealthy({"metadata": dict(zip(("namespace", "name"), key.split("/", 1), strict=True))})
-        if told is not None and not isinstance(told, Invalid):
-            self._set_sick(told[0], frozenset())
+        names = dict(zip(("namespace", "name"), key.split("/", 1), strict=True))
+        unhealthy = dialects.parse_unhealthy({"metadata": names})
+        if unhealthy is not None and not isinstance(unhealthy, Invalid):
+            self._set_sick(unhealthy[0], frozenset())
 
     def _set_sick(self, name: str, cards: frozenset[int]) -> None:
         self.sick[name] = cards
         if not cards:
             del self.sick[name]
-        if name in self._told:
-            self._show(self._told[name])
+        if name in self._reported:
+            self._show(self._reported[name])
 
     def use_unit(self, unit: MemoryUnit) -> bool:
         """From now on gpu-mem is counted in that. True where it was not: Pods read before must be read again."""
@@ -234,10 +235,10 @@ class Cluster:
 
     def _forget(self, uid: str) -> None:
         self.ledger.forget(uid)
-        for known in (self.pending, self.assumed, self.placed, self._untold, self._unseated):
+        for known in (self.pending, self.assumed, self.placed, self._unnamed, self.unseated):
             known.pop(uid, None)
         self.held.pop(uid, None)
-        self._asking.forget(uid)
+        self._candidates.forget(uid)
         self.priorities.pop(uid, None)
 
     def _set_pending(self, pod: PodObject, key: str, uid: str) -> None:
@@ -253,9 +254,9 @@ class Cluster:
     def _set_bound(self, pod: PodObject, uid: str, name: str) -> None:
         self.pending.pop(uid, None)
         self.held.pop(uid, None)
-        self._asking.forget(uid)
-        self._untold.pop(uid, None)
-        self._unseated.pop(uid, None)
+        self._candidates.forget(uid)
+        self._unnamed.pop(uid, None)
+        self.unseated.pop(uid, None)
         assumed = self.assumed.pop(uid, None)
         if pod.spec.priority:
             self.priorities[uid] = pod.spec.priority
@@ -280,12 +281,14 @@ class Cluster:
             if known is not None and known.grant.node == name and known.grant.containers:
                 self._place(replace(known, doubt=why))  # it stays where it was counted before
             elif self._batch is not None:
-                self._untold[uid] = (pod, claim, why)  # after those that tell, to be guessed around them
+                self._unnamed[uid] = (pod, claim, why)
             else:
                 self._guess(pod, claim, why)
 
     def doubt(self, placed: Placed) -> str | None:
-        """Why its cards are a guess: nothing told them, or a peer's annotation, by a number that no card has now."""
+        """Why its cards are a guess: no annotation names them, or a peer's does, by a number that no card has now."""
+        if placed.claim.uid in self.unseated:
+            return f"{placed.doubt}, and no card of the node has room for it"
         unnamed = {share.card for container in placed.grant.containers for share in container.shares if not share.uuid}
         node = self.board.node(placed.grant.node) if unnamed and placed.doubt is None else None
         lost = sorted(unnamed - {card.index for card in node.cards}) if node and node.cards else []
@@ -296,7 +299,7 @@ class Cluster:
         self.ledger.confirm(placed.claim.uid, placed.grant.node, occupant_of(placed.claim, placed.grant))
 
     def _guess(self, pod: PodObject, claim: Claim, why: str) -> None:
-        """Where a Pod most likely sits that was scheduled past us."""
+        """Book the cards that a Pod most likely has which was scheduled past us."""
         name = pod.spec.node_name or ""
         row = self.board.row_of.get(name)
         grant = None
@@ -305,8 +308,7 @@ class Cluster:
             grant = self.chooser.seat(claim, row)
         if grant is None:  # no card of the node has room, or the node is not known: its CPU and its place still count
             grant = Grant(claim.uid, name, ())
-            self._unseated[claim.uid] = pod
-            why += ", and no card of the node has room for it"
+            self.unseated[claim.uid] = pod
         self._place(Placed(claim, grant, why))
 
     # --- deciding ---------------------------------------------------------------------------------------------
@@ -314,11 +316,11 @@ class Cluster:
     def filter(self, claim: Claim, names: Sequence[str]) -> Filtered:
         """Which of the nodes would take the claim now."""
         self.release_hold(claim.uid)
-        return self._asking.filter(claim, names)
+        return self._candidates.filter(claim, names)
 
     def rank(self, claim: Claim, names: Sequence[str]) -> tuple[Ints, Grant | None]:
-        """0 (worst) to 5 for each name, and the grant of the best of them, which should be told apart from all."""
-        return self._asking.rank(claim, names)
+        """0 (worst) to 5 for each name, and the grant of the best of them, which should score above all."""
+        return self._candidates.rank(claim, names)
 
     def hold(self, claim: Claim, grant: Grant, deadline: float) -> None:
         """Keep the place that the claim will most likely get, so that the next claim is not sent there too."""
@@ -326,7 +328,7 @@ class Cluster:
             self.held[claim.uid] = Placed(claim, grant)
 
     def release_hold(self, uid: str) -> None:
-        """The claim is looked at anew: what was kept for it on the way is free again."""
+        """The claim is decided anew: what was kept for it is free again."""
         if self.held.pop(uid, None) is not None:
             self.ledger.forget(uid)
 
@@ -341,7 +343,7 @@ class Cluster:
         """Decide the claim's cards on that node and book them, in one step. Held until the API server speaks."""
         kept = self.held.pop(claim.uid, None)
         booking = self.ledger.get(claim.uid)
-        # What was kept is for the Pod as it was told to prioritize, by anybody: it counts where the Pod is just that.
+        # Anybody can call prioritize: what it kept counts only where the Pod is exactly the one that was sent then.
         same = kept is not None and kept.grant.node == name and kept.claim == claim
         if kept is not None and booking is not None and same and self.ledger.still_fits(booking, claim):
             self.ledger.confirm(claim.uid, name, booking.occupant)  # ours already; only nobody may drop it any more

@@ -1,9 +1,9 @@
-"""Who would have to go for an important Pod: kube-scheduler's choice where that frees the cards, else our own.
+"""Which Pods to evict for a more important one: kube-scheduler's choice where that frees the cards, else our own.
 
 kube-scheduler adds up what a node has, and spares the most important Pods until the sum is just enough. What it would
-free may then lie on several cards and be of use to nobody: two Pods driven away, and the third waits all the same. So
-its choice is kept only where the Pod would fit afterwards. Where it is right on no node, a few nodes are looked at card
-by card: all lesser Pods away, and each that need not go spared again, the most important first.
+free may then lie on several cards and be of use to nobody: two Pods evicted, and the third waits all the same. So its
+choice is kept only where the Pod would fit afterwards. Where it is right on no node, we examine a few nodes card by
+card: take all lesser Pods away, then spare each that need not go, the most important first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_NODES = 8  # looked at card by card: one is enough, and each takes some mi
 def victims(
     cluster: Cluster, claim: Claim, priority: int, offered: Mapping[str, Sequence[str]]
 ) -> dict[str, Sequence[str]]:
-    """By node the uids of those who would have to go; `offered` is kube-scheduler's choice. Nothing changes."""
+    """The uids of the Pods to evict, by node; `offered` is kube-scheduler's choice. Nothing changes."""
     right = {name: uids for name, uids in offered.items() if cluster.fits_without(claim, name, uids)}
     if right:
         return right
@@ -34,22 +34,22 @@ def victims(
 
 
 def _lesser(cluster: Cluster, priority: int, names: Iterable[str]) -> dict[str, list[str]]:
-    """The Pods on each of these nodes that may be driven away. Not those that a DaemonSet would put there again."""
+    """The Pods on each of these nodes that may be evicted. Not those that a DaemonSet would start there again."""
     found: dict[str, list[str]] = {name: [] for name in names}
-    for each in cluster.ledger:
+    for booking in cluster.ledger:
         if (
-            each.node in found
-            and each.uid not in cluster.assumed  # not there yet: kube-scheduler could not evict it
-            and each.uid not in cluster.held
-            and not each.occupant.daemon
-            and cluster.priorities.get(each.uid, 0) < priority
+            booking.node in found
+            and booking.uid not in cluster.assumed  # not there yet: kube-scheduler could not evict it
+            and booking.uid not in cluster.held
+            and not booking.occupant.daemon
+            and cluster.priorities.get(booking.uid, 0) < priority
         ):
-            found[each.node].append(each.uid)
+            found[booking.node].append(booking.uid)
     return found
 
 
 def _fewest(cluster: Cluster, claim: Claim, name: str, offered: Sequence[str], lesser: Sequence[str]) -> Sequence[str]:
-    """Of all those the ones who have to go, none of them without need; nobody where even all are not enough."""
+    """The fewest of these Pods that have to go; none where even all of them are not enough."""
     going = [*dict.fromkeys([*offered, *lesser])]
     if not cluster.fits_without(claim, name, going):
         return []
@@ -57,7 +57,7 @@ def _fewest(cluster: Cluster, claim: Claim, name: str, offered: Sequence[str], l
         booking = cluster.ledger.get(uid)
         if uid in offered and (booking is None or not booking.occupant.usage):
             continue  # it holds no card: kube-scheduler has another reason to want it gone
-        others = [each for each in going if each != uid]
+        others = [other for other in going if other != uid]
         if cluster.fits_without(claim, name, others):
             going = others
     return going

@@ -89,7 +89,7 @@ def _status_pod(placed: Placed, doubt: str | None) -> dict[str, Any]:
 
 
 def _status_node(cluster: Cluster, node: Node, pods: list[dict[str, Any]]) -> dict[str, Any]:
-    board, row = cluster.board, cluster.board.row_of[node.name]
+    used = {card.index: cluster.board.usage(node.name, card.index) for card in node.cards}
     return {
         "name": node.name,
         "offers": sorted(map(str, node.offers)),
@@ -101,8 +101,8 @@ def _status_node(cluster: Cluster, node: Node, pods: list[dict[str, Any]]) -> di
                 "model": card.model,
                 "healthy": card.healthy,
                 "memory_mib": card.memory_mib,
-                "used_memory_mib": int(board.used_memory[row, card.index]),
-                "used_core": int(board.used_core[row, card.index]) / 10,
+                "used_memory_mib": used[card.index].memory_mib,
+                "used_core": used[card.index].core_milli / 10,
             }
             for card in node.cards
         ],
