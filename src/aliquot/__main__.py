@@ -31,17 +31,17 @@ def qgpu_manager() -> None:
 
 def gpushare_extender() -> None:
     """`gpushare-sche-extender`, as gpushare calls its own: `aliquot scheduler`."""
-    from aliquot.cli.cluster.peerflags import extender_words
+    from aliquot.cli.cluster.peerflags import extender_arguments
 
-    sys.argv[1:] = ["scheduler", *extender_words(sys.argv[1:], os.environ)]
+    sys.argv[1:] = ["scheduler", *extender_arguments(sys.argv[1:], os.environ)]
     main()
 
 
 def gpushare_device_plugin() -> None:
     """`gpushare-device-plugin-v2`, likewise: `aliquot agent`."""
-    from aliquot.cli.cluster.peerflags import plugin_words
+    from aliquot.cli.cluster.peerflags import plugin_arguments
 
-    sys.argv[1:] = ["agent", *plugin_words(sys.argv[1:])]
+    sys.argv[1:] = ["agent", *plugin_arguments(sys.argv[1:])]
     main()
 
 

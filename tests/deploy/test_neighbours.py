@@ -9,7 +9,7 @@ import pytest
 from aliquot.dialects import Rules, parse_node, parse_pod
 from aliquot.dialects.t9k import TAINT
 from aliquot.dialects.wire.admission import AdmissionSettings, review
-from aliquot.dialects.wire.schedulerconfig import Wiring, render_config
+from aliquot.dialects.wire.schedulerconfig import KubeSchedulerSettings, render_config
 from aliquot.dialects.wire.upkeep import may_need_upkeep, upkeep
 from aliquot.dialects.wire.webhooks import ServiceRef, webhook_configuration
 from kit.chart import Json, installed, runs_on
@@ -78,7 +78,7 @@ def test_neither_kube_scheduler_nor_the_api_server_is_told_to_ask_us_about_them(
     told = json.dumps(
         [
             webhook_configuration(b"CA", ServiceRef("aliquot-system", "aliquot-webhook")),
-            render_config(Wiring(version=(1, 36), url="http://127.0.0.1:12345/aliquot", second=True)),
+            render_config(KubeSchedulerSettings(version=(1, 36), url="http://127.0.0.1:12345/aliquot", second=True)),
         ]
     )
     assert not any(resource.partition("/")[0] in told for resource in THEIRS)

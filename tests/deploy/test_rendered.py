@@ -83,7 +83,7 @@ def test_every_flag_is_one_that_the_program_knows(
 
 
 def test_kube_scheduler_is_configured_as_the_program_itself_says(objects: Objects) -> None:
-    made = schedulerconfig.Wiring(
+    made = schedulerconfig.KubeSchedulerSettings(
         version=(1, 36), url="http://127.0.0.1:12345/aliquot", second=True, lease_namespace=NAMESPACE
     )
     config = objects.one("ConfigMap", "aliquot-kube-scheduler")["data"]["config.yaml"]

@@ -1,4 +1,4 @@
-"""What a cluster decides for all of its Pods and nodes, in whatever dialect."""
+"""Settings of a cluster that apply to all of its Pods and nodes, in all dialects."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ DIALECTS = (qgpu.DIALECT, t9k.DIALECT, gpushare.DIALECT)
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a cluster decides for all of its Pods. `served` are the dialects that it speaks: what is asked for in
-    another is somebody else's, and nodes offer nothing of it."""
+    """Settings of a cluster. `served` are its dialects: Pods of other dialects are ignored, and nodes offer none of
+    their resources."""
 
     qgpu: QgpuRules = QgpuRules.SEED
     gpushare_unit: MemoryUnit = MemoryUnit.GIB
@@ -23,7 +23,7 @@ class Rules:
 
     @property
     def whole(self) -> Rules:
-        """The same for all dialects: who is on a card counts, in whatever he asked for it."""
+        """The same with all dialects: a Pod on a card counts in whatever dialect it requested the card."""
         return self if self.served == frozenset(DIALECTS) else replace(self, served=frozenset(DIALECTS))
 
 
@@ -31,10 +31,10 @@ DEFAULT_RULES = Rules()
 
 
 def parse_dialects(text: str | None) -> frozenset[str] | Invalid:
-    """The dialects that `--dialects` names, separated by commas; all of them without the option."""
+    """Parse `--dialects`: names separated by commas; all dialects without the option."""
     if text is None:
         return frozenset(DIALECTS)
     named = {word.strip() for word in text.split(",")}
     if named <= set(DIALECTS):
         return frozenset(named)
-    return Invalid("--dialects", text, f"{', '.join(DIALECTS)}, with commas between")
+    return Invalid("--dialects", text, f"{', '.join(DIALECTS)}, separated by commas")

@@ -86,10 +86,8 @@ def refused(started: Started, *words: str, code: int = 2) -> str:
     return result.stderr.strip()
 
 
-class TestWhatItIsTold:
-    def test_without_a_word_everything_is_as_the_help_says(
-        self, started: Started, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+class TestOptions:
+    def test_agent_defaults_match_help(self, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(socket, "gethostname", lambda: "GPU-7")
         settings = ran(started)
         assert settings.node_name == "gpu-7"  # the kubelet writes it small
@@ -99,7 +97,7 @@ class TestWhatItIsTold:
         assert (started.more["playing"], started.more["driver"]) == (None, "auto")
         assert (started.level, started.server and started.server.url) == ("info", "http://environment")
 
-    def test_the_vendors_own_line_is_taken_as_it_stands(
+    def test_agent_accepts_qgpu_manager_command(
         self, started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         words = ["--nodename=gpu-7", f"--dbfile={tmp_path}/qgpu/meta.db", f"--run-dir={tmp_path}/run"]
@@ -110,14 +108,12 @@ class TestWhatItIsTold:
         assert started.settings.node_name == "gpu-7"
         assert started.more["database"] == tmp_path / "qgpu" / "meta.db"
 
-    def test_a_node_is_named_by_the_command_line_then_by_the_pods_environment(
-        self, started: Started, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_node_name_from_option_then_environment(self, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NODE_NAME", "from-the-pod")
         assert ran(started).node_name == "from-the-pod"
         assert ran(started, "--nodename", "given").node_name == "given"
 
-    def test_every_flag_arrives(self, started: Started, tmp_path: Path) -> None:
+    def test_agent_flags_reach_settings(self, started: Started, tmp_path: Path) -> None:
         settings = ran(
             started,
             "--cdi=off",
@@ -137,7 +133,7 @@ class TestWhatItIsTold:
         assert (started.more["driver"], started.level) == ("cdi", "debug")
         assert started.more["ignored_xids"] == {94, 63}
 
-    def test_simulated_cards_are_played_and_said(self, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_simulate_option_starts_player(self, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
         def stand_ins(home: Home, spec: Cards) -> Playing:
             return Playing(1, 2, spec.cards, spec.memory_mib, home.player_socket)
 
@@ -146,20 +142,20 @@ class TestWhatItIsTold:
         assert started.more["playing"].cards == 4
 
 
-class TestItsFolders:
-    def test_who_has_nothing_mounted_of_them_looks_into_none(self, started: Started, tmp_path: Path) -> None:
+class TestFolders:
+    def test_run_folders_are_private(self, started: Started, tmp_path: Path) -> None:
         settings = ran(started)
         for folder in (settings.tenants, settings.links):
             assert folder.parent == tmp_path / "run"
             assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
-    def test_the_folder_of_the_database_is_made_but_never_changed(self, started: Started, tmp_path: Path) -> None:
+    def test_database_folder_is_created_but_not_changed(self, started: Started, tmp_path: Path) -> None:
         ran(started)
         (tmp_path / "state").chmod(0o1777)
         ran(started)
         assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o1777
 
-    def test_they_are_one_agents_alone(self, started: Started, tmp_path: Path) -> None:
+    def test_second_agent_on_run_dir_is_refused(self, started: Started, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
         lock = home.take_lock(Home(str(tmp_path / "run"), str(tmp_path)))
         try:
@@ -169,22 +165,20 @@ class TestItsFolders:
         assert f"pid {os.getpid()}: stop it first" in said
         ran(started)  # the lock went with its holder
 
-    def test_one_that_cannot_be_made_is_named_with_the_flag_that_names_another(
-        self, started: Started, tmp_path: Path
-    ) -> None:
+    def test_run_dir_that_cannot_be_created_is_reported(self, started: Started, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         said = refused(started, f"--run-dir={tmp_path}/file/run")
         assert said == (
-            f"aliquot: {tmp_path}/file/run: Not a directory: name another with --run-dir, one that is the agent's alone"
+            f"aliquot: {tmp_path}/file/run: Not a directory: choose another folder, for the agent only, with --run-dir"
         )
 
-    def test_so_is_that_of_the_database(self, started: Started, tmp_path: Path) -> None:
+    def test_database_folder_that_cannot_be_created_is_reported(self, started: Started, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         said = refused(started, f"--dbfile={tmp_path}/file/x/meta.db")
         assert f"{tmp_path}/file/x" in said
-        assert "name another with --dbfile" in said
+        assert "choose another folder with --dbfile" in said
 
-    def test_in_a_pod_they_must_be_the_hosts(self, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_folders_must_be_host_mounts_in_a_pod(self, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
         def unmounted(folders: Iterable[str]) -> None:
             raise home.StartError(f"{' and '.join(folders)}: mount them")
 
@@ -192,26 +186,24 @@ class TestItsFolders:
         run, state = started.words[0].partition("=")[2], Path(started.words[1].partition("=")[2]).parent
         assert refused(started) == f"aliquot: {run} and {state}: mount them"
 
-    def test_who_is_not_root_is_told_so(
-        self, started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_non_root_agent_is_advised(self, started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
         (tmp_path / "file").touch()
-        assert "run it as root, or name another" in refused(started, f"--run-dir={tmp_path}/file/run")
+        assert "run it as root, or choose another" in refused(started, f"--run-dir={tmp_path}/file/run")
 
-    def test_one_too_deep_for_sockets_is_refused_before_any_pod_is(self, started: Started) -> None:
+    def test_run_dir_too_long_for_sockets_is_refused(self, started: Started) -> None:
         said = refused(started, "--run-dir=/run/" + "x" * 60)
         assert "--run-dir: " in said
-        assert "is too long: 54 bytes at most" in said
+        assert "is too long for the paths of sockets: at most 54 bytes" in said
 
 
-class TestWhatGoesWrong:
+class TestErrors:
     @pytest.mark.parametrize(
         ("words", "named"),
         [
             (["--simulate=4"], "--simulate: 4 is not allowed"),
             (["--release-delay=soon"], "--release-delay"),
-            (["--ignore-xids=94,ecc"], "94,ecc is not allowed: numbers of Xids, separated by commas, as in 94,63"),
+            (["--ignore-xids=94,ecc"], "94,ecc is not allowed: numbers separated by commas, for example 94,63"),
             (["--ignore-xids=94,,63"], "94,,63 is not allowed"),
             (["--port=99999"], "--port"),
             (["--cdi=maybe"], "'auto', 'on', 'off'"),
@@ -219,20 +211,20 @@ class TestWhatGoesWrong:
             (["--driver=mine"], "'auto', 'runtime', 'cdi'"),
         ],
     )
-    def test_a_value_that_is_not_allowed_is_named_with_its_flag(
-        self, started: Started, words: list[str], named: str
-    ) -> None:
+    def test_invalid_agent_option_names_flag(self, started: Started, words: list[str], named: str) -> None:
         result = invoked(agent, *started.words, *words)
         assert result.exit_code == 2
         assert named in result.stderr
         assert started.settings is None
 
-    def test_no_cluster_to_talk_to(self, started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_agent_without_kubeconfig_is_refused(
+        self, started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
         assert str(tmp_path / "none") in refused(started)
         assert not (tmp_path / "run").exists()  # nothing was begun
 
-    def test_no_card_says_what_the_container_lacks_and_how_to_try_without(self, started: Started) -> None:
+    def test_agent_without_gpu_explains_simulate(self, started: Started) -> None:
         started.error = NvmlError("libnvidia-ml.so.1 is not there")
         said = refused(started)
         assert "libnvidia-ml.so.1 is not there" in said
@@ -240,31 +232,33 @@ class TestWhatGoesWrong:
         assert "--simulate 4x16GiB" in said
 
     @pytest.mark.parametrize("error", [StoreError("db: do this"), ShimError("shim: do this"), CdiError("cdi: do this")])
-    def test_what_its_parts_say_is_passed_on_in_one_line(self, started: Started, error: Exception) -> None:
+    def test_agent_start_error_is_one_line(self, started: Started, error: Exception) -> None:
         started.error = error
         assert refused(started) == f"aliquot: {error}"
 
-    def test_an_address_that_is_not_the_nodes(self, started: Started) -> None:
+    def test_agent_bind_address_error_is_reported(self, started: Started) -> None:
         started.error = OSError(99, "Cannot assign requested address")
         said = refused(started)
-        assert said.startswith("aliquot: cannot listen on 0.0.0.0:9479: Cannot assign requested address; name another")
+        assert said.startswith(
+            "aliquot: cannot listen on 0.0.0.0:9479: Cannot assign requested address; choose another"
+        )
 
-    def test_a_file_that_cannot_be_used_is_no_port(self, started: Started) -> None:
+    def test_agent_file_error_is_reported(self, started: Started) -> None:
         started.error = PermissionError(13, "Permission denied", "/run/aliquot/player.sock")
         assert refused(started) == "aliquot: /run/aliquot/player.sock: Permission denied"
 
 
-class TestTheHelp:
-    def test_it_says_what_the_agent_does_and_how_it_is_started(self) -> None:
+class TestHelp:
+    def test_agent_help_has_examples(self) -> None:
         said = invoked(agent, "--help").output
         assert "aliquot agent --nodename gpu-7" in said
         assert "qgpu-manager --nodename=gpu-7 --dbfile=" in said
 
-    def test_every_flag_is_explained(self) -> None:
+    def test_agent_help_explains_every_flag(self) -> None:
         bare = [param.name for param in agent.params if not getattr(param, "help", "") and param.name != "log_level"]
         assert bare == []
 
-    def test_every_default_is_said(self) -> None:
+    def test_agent_help_shows_defaults(self) -> None:
         said = " ".join(invoked(agent, "--help").output.split())
         for default in (
             "/var/lib/aliquot/state.db",

@@ -18,43 +18,43 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(install_shim, arguments)
 
 
-def test_the_shim_is_put_where_the_host_finds_it_and_twice_is_as_good_as_once(tmp_path: Path) -> None:
+def test_install_shim_is_idempotent(tmp_path: Path) -> None:
     first, second = run("--host-root", str(tmp_path)), run("--host-root", str(tmp_path))
     assert (first.exit_code, second.exit_code) == (0, 0)
     (folder,) = (tmp_path / "var/lib/aliquot/shim").glob("[0-9]*")
     there = f"/var/lib/aliquot/shim/{folder.name}"  # as the host names it
-    assert first.stdout == f"{there}: installed, and is what new containers get\n"
-    assert second.stdout == f"{there}: is there already, and is what new containers get\n"
+    assert first.stdout == f"{there}: installed; new containers use it\n"
+    assert second.stdout == f"{there}: already installed; new containers use it\n"
     assert (folder / "libaliquot.so").read_bytes()[:4] == b"\x7fELF"
 
 
-def test_it_goes_where_it_is_told(tmp_path: Path) -> None:
+def test_install_shim_to_other_folder(tmp_path: Path) -> None:
     assert run("--host-root", str(tmp_path), "--to", "/opt/aliquot").exit_code == 0
     assert (tmp_path / "opt/aliquot/shim/current/libaliquot.so").exists()
 
 
-def test_a_root_that_is_not_mounted_is_told_and_not_made(tmp_path: Path) -> None:
+def test_install_shim_refuses_missing_host_root(tmp_path: Path) -> None:
     done = run("--host-root", str(tmp_path / "host"))
     assert done.exit_code == 2
-    assert "host is not there: mount the host's root folder" in done.stderr
+    assert "host does not exist: mount the host's root folder" in done.stderr
     assert not (tmp_path / "host").exists()
 
 
-def test_a_relative_path_is_refused(tmp_path: Path) -> None:
+def test_install_shim_refuses_relative_path(tmp_path: Path) -> None:
     done = run("--host-root", str(tmp_path), "--to", "var/lib")
     assert done.exit_code == 2
-    assert '--to: "var/lib" is not allowed: a path from the root of the host' in done.stderr
+    assert '--to: "var/lib" is not allowed: an absolute path on the host' in done.stderr
 
 
-def test_a_link_of_the_host_that_leads_elsewhere_in_the_container_is_refused(tmp_path: Path) -> None:
+def test_install_shim_refuses_link_out_of_host_root(tmp_path: Path) -> None:
     (tmp_path / "host").mkdir()
     (tmp_path / "host" / "var").symlink_to("/data/var")
     done = run("--host-root", str(tmp_path / "host"))
     assert done.exit_code == 2
-    assert "leads out of" in done.stderr
+    assert "is a link that leaves" in done.stderr
 
 
-def test_the_script_of_the_init_container_calls_it(tmp_path: Path) -> None:
+def test_init_container_script_calls_install_shim(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "host").mkdir()
     command = tmp_path / "bin" / "aliquot"

@@ -79,20 +79,20 @@ def _refused(*words: object) -> str:
     return result.stderr
 
 
-def test_without_a_word_everything_is_as_the_help_says(started: Started) -> None:
+def test_scheduler_defaults_match_help(started: Started) -> None:
     _ran()
     assert started.settings == Settings(dashboard=USUAL)
     assert (started.settings.port, started.settings.priority) == (12345, "binpack")
     assert (started.server.url, started.level) == ("http://environment", "info")
 
 
-def test_the_vendors_own_line_is_taken_as_it_stands(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scheduler_accepts_qgpu_scheduler_command(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORT", "39999")
     _ran("--priority=binpack")
     assert (started.settings.priority, started.settings.port) == ("binpack", 39999)
 
 
-def test_the_command_line_goes_over_the_file_and_the_file_over_the_environment(
+def test_options_override_file_and_environment(
     started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PORT", "1")
@@ -104,7 +104,7 @@ def test_the_command_line_goes_over_the_file_and_the_file_over_the_environment(
     assert (started.settings.port, started.settings.priority) == (3, "spread")
 
 
-def test_a_file_may_say_everything(started: Started, tmp_path: Path) -> None:
+def test_config_file_sets_all_options(started: Started, tmp_path: Path) -> None:
     kubeconfig = _kubeconfig(tmp_path / "named.yaml", "http://named")
     path = _file(
         tmp_path,
@@ -128,15 +128,13 @@ def test_a_file_may_say_everything(started: Started, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{}", "# nothing\n"])
-def test_a_file_may_say_nothing(started: Started, tmp_path: Path, content: str) -> None:
+def test_config_file_may_be_empty(started: Started, tmp_path: Path, content: str) -> None:
     _ran("--config", _file(tmp_path, content))
     assert started.settings == Settings(dashboard=USUAL)
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "http", "１２", "80 ", "9" * 5000], ids=lambda port: port[:8])
-def test_a_port_of_the_environment_that_is_none_is_named(
-    started: Started, monkeypatch: pytest.MonkeyPatch, port: str
-) -> None:
+def test_invalid_port_variable_is_refused(started: Started, monkeypatch: pytest.MonkeyPatch, port: str) -> None:
     monkeypatch.setenv("PORT", port)
     assert f'$PORT: "{port}" is not allowed: a number from 1 to 65535' in _refused()
 
@@ -145,8 +143,8 @@ def test_a_port_of_the_environment_that_is_none_is_named(
     ("content", "says"),
     [
         ("{", "not YAML"),
-        ("- a", "a mapping of options is wanted, as `priority: spread`"),
-        ({"prio": "spread"}, "prio: no such option; allowed: advertise, agent-port, bind-address"),
+        ("- a", "must be a mapping of options, for example `priority: spread`"),
+        ({"prio": "spread"}, "prio: unknown option; allowed: advertise, agent-port, bind-address"),
         ({"priority": "best"}, 'priority: "best" is not allowed: one of binpack, spread, fgd, dense'),
         ({"priority": None}, 'priority: "None" is not allowed: one of'),
         ({"port": "80"}, 'port: "80" is not allowed: a number from 1 to 65535'),
@@ -158,11 +156,11 @@ def test_a_port_of_the_environment_that_is_none_is_named(
         ({"memory-unit": "GB"}, 'memory-unit: "GB" is not allowed: one of auto, GiB, MiB'),
         ({"log-level": "loud"}, 'log-level: "loud" is not allowed: one of debug, info, warning'),
         ({"webhook-port": 65536}, 'webhook-port: "65536" is not allowed: a number from 0 to 65535'),
-        ({5: "x"}, "5: no such option"),
+        ({5: "x"}, "5: unknown option"),
     ],
     ids=str,
 )
-def test_a_slip_in_the_file_names_the_file_the_field_and_what_is_allowed(
+def test_config_file_error_names_file_field_and_allowed(
     started: Started, tmp_path: Path, content: object, says: str
 ) -> None:
     path = _file(tmp_path, content)
@@ -171,7 +169,7 @@ def test_a_slip_in_the_file_names_the_file_the_field_and_what_is_allowed(
     assert says in said
 
 
-def test_a_file_that_is_not_there_is_named(started: Started, tmp_path: Path) -> None:
+def test_missing_config_file_is_reported(started: Started, tmp_path: Path) -> None:
     assert f"{tmp_path}/none: No such file" in _refused("--config", tmp_path / "none")
 
 
@@ -184,32 +182,30 @@ def test_a_file_that_is_not_there_is_named(started: Started, tmp_path: Path) -> 
         (["--dialects", "qgpu,nano"], '--dialects: "qgpu,nano" is not allowed: qgpu, t9k, gpushare'),
         (["--dialects", ""], "--dialects"),
         (["--kubeconfig", "/no/such/file"], "/no/such/file: No such file"),
-        (["--webhook-url", "https://x"], "give it a --webhook-port"),
+        (["--webhook-url", "https://x"], "add --webhook-port"),
         (["--webhook-port", "1", "--webhook-url", "http://x"], "https://HOST:PORT"),
         (["--webhook-port", "1", "--webhook-service", "x"], "NAMESPACE/NAME"),
-        (["--webhook-port", "1", "--webhook-service", "a/b", "--webhook-url", "https://x"], "leave one out"),
+        (["--webhook-port", "1", "--webhook-service", "a/b", "--webhook-url", "https://x"], "omit one of them"),
     ],
     ids=" ".join,
 )
-def test_a_slip_on_the_command_line_is_named(started: Started, words: list[str], says: str) -> None:
+def test_invalid_scheduler_option_is_refused(started: Started, words: list[str], says: str) -> None:
     assert says in _refused(*words)
 
 
-def test_where_nothing_tells_of_an_api_server_it_is_said_what_to_do(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scheduler_without_kubeconfig_gives_advice(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/no/such/file")
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     assert "name a file with --kubeconfig" in _refused()
 
 
-def test_a_port_that_is_taken_is_named(started: Started) -> None:
+def test_scheduler_port_in_use_is_reported(started: Started) -> None:
     started.error = OSError(98, "Address already in use")
     said = _refused("--bind-address", "127.0.0.1", "--port", "4444")
-    assert "cannot listen on 127.0.0.1:4444: Address already in use; name another --port" in said
+    assert "cannot listen on 127.0.0.1:4444: Address already in use; choose another --port" in said
 
 
-def test_of_the_dialects_those_are_served_that_are_named(started: Started, tmp_path: Path) -> None:
+def test_dialects_option_selects_served_dialects(started: Started, tmp_path: Path) -> None:
     _ran("--dialects", "qgpu, gpushare", "--webhook-port", "8443")
     webhook: Any = started.settings.webhook
     assert started.settings.served == webhook.served == {"qgpu", "gpushare"}
@@ -219,9 +215,7 @@ def test_of_the_dialects_those_are_served_that_are_named(started: Started, tmp_p
     assert started.settings.served == {"qgpu", "t9k", "gpushare"}
 
 
-def test_in_a_pod_its_lease_and_its_webhook_are_in_its_own_namespace(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pod_namespace_is_used_for_lease_and_webhook(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POD_NAMESPACE", "aliquot-system")
     _ran("--webhook-port", "8443")
     webhook: Any = started.settings.webhook
@@ -230,7 +224,7 @@ def test_in_a_pod_its_lease_and_its_webhook_are_in_its_own_namespace(
     assert started.settings.lease_namespace == "gpu"
 
 
-def test_the_webhook_is_off_until_it_has_a_port(started: Started) -> None:
+def test_webhook_is_off_without_port(started: Started) -> None:
     _ran("--webhook-port", "0")
     assert started.settings.webhook is None
     _ran("--webhook-port", "8443", "--bind-address", "127.0.0.1")
@@ -238,7 +232,7 @@ def test_the_webhook_is_off_until_it_has_a_port(started: Started) -> None:
     assert (webhook.port, webhook.bind_address) == (8443, "127.0.0.1")
 
 
-def test_pods_of_one_dialect_may_be_sent_to_a_scheduler_of_their_own() -> None:
+def test_scheduler_name_option_per_dialect() -> None:
     assert _scheduler_names("aliquot-scheduler,t9k=t9k-scheduler") == ("aliquot-scheduler", {"t9k": "t9k-scheduler"})
     assert _scheduler_names("t9k=t9k-scheduler") == (None, {"t9k": "t9k-scheduler"})
     assert _scheduler_names("") == (None, {})

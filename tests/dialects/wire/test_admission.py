@@ -109,7 +109,7 @@ def test_review_refuses_invalid_pod_with_sentence() -> None:
 
 def test_review_lists_all_violations_as_data() -> None:
     status = answer(asked(asking({QGPU_CORE: 200, QGPU_MEMORY: "1.5"}, name="web")))["status"]
-    assert status["message"].startswith("2 rules are broken: (1) spec.containers[0]")
+    assert status["message"].startswith("2 errors: (1) spec.containers[0]")
     assert "; (2) spec.containers[0]" in status["message"]
     assert (status["details"]["kind"], status["details"]["name"]) == ("Pod", "web")
     assert [cause["field"] for cause in status["details"]["causes"]] == [
@@ -120,7 +120,7 @@ def test_review_lists_all_violations_as_data() -> None:
 def test_review_lists_at_most_ten_violations() -> None:
     containers = [a_container(f"c{index}", {QGPU_CORE: 30}) for index in range(1000)]
     status = answer(asked(a_pod("p", *containers)))["status"]
-    assert status["message"].startswith("1000 rules are broken: (1)")
+    assert status["message"].startswith("1000 errors: (1)")
     assert status["message"].endswith("; and 990 more")
     assert len(status["details"]["causes"]) == 10
 
@@ -211,9 +211,7 @@ def test_forged_grant_is_removed_with_warning() -> None:
     pod = gpushare_pod(gib=12, annotations={**stale, COUNT: "4", "mine": "too"})
     response = answer(asked(pod))
     assert patched(pod, response)["metadata"]["annotations"] == {COUNT: "4", "mine": "too"}
-    assert response["warnings"][0] == (
-        "annotation aliquot.dev/grant was removed: the scheduler writes it, when it gives the cards"
-    )
+    assert response["warnings"][0] == ("annotation aliquot.dev/grant was removed: only the scheduler may set it")
     assert len(response["warnings"]) == len(stale)
     assert all(len(warning) <= 120 for warning in response["warnings"])
 
@@ -253,7 +251,7 @@ def test_env_by_field_ref_overrides_user_variables() -> None:
     assert [each["name"] for each in env] == ["NVIDIA_VISIBLE_DEVICES", "MINE"]
     assert "value" not in env[0]
     assert response["warnings"] == [
-        "env NVIDIA_VISIBLE_DEVICES of container main was replaced: it tells the cards",
+        "env NVIDIA_VISIBLE_DEVICES of container main was replaced: aliquot sets it",
     ]
 
 

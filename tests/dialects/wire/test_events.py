@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.dialects.wire.events import Form, ObjectRef, Occurrence, events_path, render_again, render_event, shorten
+from aliquot.dialects.wire.events import Form, ObjectRef, Occurrence, events_path, render_event, render_repeat, shorten
 
 POD = ObjectRef("Pod", "web", "team", "uid-1")
 SEEN = Occurrence(POD, "Waiting", "no room", "Warning", "Place", "aliquot", "one", "2026-01-01T12:00:00.250000Z")
@@ -39,8 +39,8 @@ def test_event_name_is_never_too_long() -> None:
 
 def test_core_event_times_have_whole_seconds() -> None:
     assert render_event(Form.CORE, SEEN)["firstTimestamp"] == "2026-01-01T12:00:00Z"
-    assert render_again(Form.CORE, 2, SEEN.at) == {"count": 2, "lastTimestamp": "2026-01-01T12:00:00Z"}
-    assert render_again(Form.EVENTS, 2, SEEN.at) == {"series": {"count": 2, "lastObservedTime": SEEN.at}}
+    assert render_repeat(Form.CORE, 2, SEEN.at) == {"count": 2, "lastTimestamp": "2026-01-01T12:00:00Z"}
+    assert render_repeat(Form.EVENTS, 2, SEEN.at) == {"series": {"count": 2, "lastObservedTime": SEEN.at}}
 
 
 @given(st.text(st.characters(), max_size=2000))

@@ -16,7 +16,6 @@ from aliquot.dialects.wire.extender import (
     Victim,
     Victims,
     WireError,
-    asked_names,
     parse_args,
     parse_binding,
     parse_preemption,
@@ -26,6 +25,7 @@ from aliquot.dialects.wire.extender import (
     render_filtered,
     render_preemption,
     render_scores,
+    requested_names,
 )
 from kit.manifests import MEM, a_node, gpushare_pod
 
@@ -48,12 +48,12 @@ def args(**fields: Any) -> Args:
 def test_node_names_are_parsed() -> None:
     asked = args(Nodes=None, NodeNames=["n1", "n2"])
     assert asked.Pod.metadata.name == "web"
-    assert asked_names(asked) == ["n1", "n2"]
+    assert requested_names(asked) == ["n1", "n2"]
 
 
 def test_whole_nodes_are_parsed_to_names() -> None:
-    assert asked_names(args(Nodes={"items": [NODE, a_node("n2")]}, NodeNames=None)) == ["n1", "n2"]
-    assert asked_names(args(Nodes={"items": None})) == []
+    assert requested_names(args(Nodes={"items": [NODE, a_node("n2")]}, NodeNames=None)) == ["n1", "n2"]
+    assert requested_names(args(Nodes={"items": None})) == []
 
 
 CASES = [str.lower, str.upper, str.swapcase, lambda key: key[:1].lower() + key[1:]]
@@ -62,9 +62,9 @@ CASES = [str.lower, str.upper, str.swapcase, lambda key: key[:1].lower() + key[1
 @pytest.mark.parametrize("spelled", CASES, ids=["lower", "upper", "swapped", "camel"])
 def test_keys_are_case_insensitive(spelled: Any) -> None:
     asked = parse_args(body(**{spelled("Pod"): POD, spelled("NodeNames"): ["n1"]}))
-    assert (asked.Pod.metadata.name, asked_names(asked)) == ("web", ["n1"])
+    assert (asked.Pod.metadata.name, requested_names(asked)) == ("web", ["n1"])
     whole = parse_args(body(**{spelled("Pod"): POD, spelled("Nodes"): {"items": [NODE]}}))
-    assert asked_names(whole) == ["n1"]
+    assert requested_names(whole) == ["n1"]
     assert json.loads(render_filtered(whole, ["n1"], ["n1"], {}, {}))["Nodes"]["items"] == [NODE]
     assert parse_binding(body(**{spelled(key): value for key, value in BINDING.items()})) == Binding(**BINDING)
     victims = {"n1": {"Pods": [{"UID": "u2"}], "NumPDBViolations": 1}}
@@ -73,7 +73,7 @@ def test_keys_are_case_insensitive(spelled: Any) -> None:
 
 
 def test_unknown_fields_are_ignored() -> None:
-    assert asked_names(args(NodeNames=["n1"], Something={"new": [1]})) == ["n1"]
+    assert requested_names(args(NodeNames=["n1"], Something={"new": [1]})) == ["n1"]
 
 
 @pytest.mark.parametrize(
@@ -113,18 +113,18 @@ def test_invalid_pod_name_is_refused(field: str) -> None:
 
 
 def test_args_without_nodes_are_refused() -> None:
-    with pytest.raises(WireError, match="neither NodeNames nor Nodes is there"):
-        asked_names(args())
+    with pytest.raises(WireError, match="neither NodeNames nor Nodes"):
+        requested_names(args())
 
 
 def test_whole_node_without_name_is_refused() -> None:
     with pytest.raises(WireError, match=r"Nodes\.items: .*metadata"):
-        asked_names(args(Nodes={"items": [{"kind": "Node"}]}))
+        requested_names(args(Nodes={"items": [{"kind": "Node"}]}))
 
 
 @pytest.mark.parametrize("field", ["PodName", "PodNamespace", "Node"])
 def test_incomplete_binding_names_the_field(field: str) -> None:
-    with pytest.raises(WireError, match=f"{field} is empty: bind needs it"):
+    with pytest.raises(WireError, match=f"{field} is empty: bind requires it"):
         parse_binding(body(**{**BINDING, field: ""}))
     with pytest.raises(WireError, match=f"missing required field `{field}`"):
         parse_binding(body(**{key: value for key, value in BINDING.items() if key != field}))
@@ -158,7 +158,7 @@ def test_parse_args_accepts_any_json(value: object) -> None:
         with suppress(WireError):
             asked = parse(json.dumps(value).encode())
             if isinstance(asked, Args):
-                asked_names(asked)
+                requested_names(asked)
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_filter_result_has_names_for_names() -> None:
 def test_filter_result_has_unchanged_whole_nodes() -> None:
     odd = {"metadata": {"name": "n2"}, "spec": {"whatever": [1.5, None, "ü"]}}
     asked = args(Nodes={"items": [NODE, odd, a_node("n3")]})
-    answer = json.loads(render_filtered(asked, asked_names(asked), ["n2", "n1"], {"n3": "busy"}, {}))
+    answer = json.loads(render_filtered(asked, requested_names(asked), ["n2", "n1"], {"n3": "busy"}, {}))
     assert answer["NodeNames"] is None
     assert answer["Nodes"]["items"] == [NODE, odd]
 
@@ -192,7 +192,7 @@ def test_filter_result_without_fit_is_an_empty_list() -> None:
 
 def test_filter_result_prefers_names() -> None:
     asked = args(Nodes={"items": [NODE]}, NodeNames=["n1"])
-    answer = json.loads(render_filtered(asked, asked_names(asked), ["n1"], {}, {}))
+    answer = json.loads(render_filtered(asked, requested_names(asked), ["n1"], {}, {}))
     assert (answer["Nodes"], answer["NodeNames"]) == (None, ["n1"])
 
 

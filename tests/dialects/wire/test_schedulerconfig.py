@@ -6,7 +6,7 @@ import pytest
 
 from aliquot.dialects import gpushare, qgpu, t9k
 from aliquot.dialects.wire.schedulerconfig import (
-    Wiring,
+    KubeSchedulerSettings,
     config_api,
     parse_version,
     reads_policy,
@@ -51,38 +51,38 @@ def test_config_api_follows_version(minor: int, api: str | None, policy: bool) -
 
 
 def test_one_extender_serves_all_dialects() -> None:
-    (extender,) = render_config(Wiring((1, 36), URL))["extenders"]
+    (extender,) = render_config(KubeSchedulerSettings((1, 36), URL))["extenders"]
     names = [managed_resource["name"] for managed_resource in extender["managedResources"]]
     assert names == [*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES]
     assert [extender[f"{verb}Verb"] for verb in VERBS] == list(VERBS)
 
 
 def test_resources_are_not_ignored_by_scheduler() -> None:
-    (extender,) = render_config(Wiring((1, 36), URL))["extenders"]
+    (extender,) = render_config(KubeSchedulerSettings((1, 36), URL))["extenders"]
     assert not any(managed_resource["ignoredByScheduler"] for managed_resource in extender["managedResources"])
 
 
 def test_extender_is_not_ignorable() -> None:
-    (extender,) = render_config(Wiring((1, 36), URL))["extenders"]
+    (extender,) = render_config(KubeSchedulerSettings((1, 36), URL))["extenders"]
     assert extender["ignorable"] is False
 
 
 def test_in_place_config_has_default_and_t9k_profiles() -> None:
-    config = render_config(Wiring((1, 36), URL))
+    config = render_config(KubeSchedulerSettings((1, 36), URL))
     assert [profile["schedulerName"] for profile in config["profiles"]] == ["default-scheduler", "t9k-scheduler"]
     assert "percentageOfNodesToScore" not in config
     assert "resourceName" not in config["leaderElection"]
 
 
 def test_second_scheduler_has_own_names_and_lease() -> None:
-    config = render_config(Wiring((1, 36), URL, second=True))
+    config = render_config(KubeSchedulerSettings((1, 36), URL, second=True))
     assert [profile["schedulerName"] for profile in config["profiles"]] == ["aliquot-scheduler", "t9k-scheduler"]
     assert config["percentageOfNodesToScore"] == 100
     assert config["leaderElection"]["resourceName"] == "aliquot-kube-scheduler"
 
 
 def test_t9k_profile_only_with_t9k() -> None:
-    config = render_config(Wiring((1, 36), URL, ("gpushare",)))
+    config = render_config(KubeSchedulerSettings((1, 36), URL, ("gpushare",)))
     assert [profile["schedulerName"] for profile in config["profiles"]] == ["default-scheduler"]
     assert [managed_resource["name"] for managed_resource in config["extenders"][0]["managedResources"]] == list(
         gpushare.RESOURCES
@@ -90,7 +90,7 @@ def test_t9k_profile_only_with_t9k() -> None:
 
 
 def test_policy_form_spells_two_fields_differently() -> None:
-    policy = render_policy(Wiring((1, 20), URL))
+    policy = render_policy(KubeSchedulerSettings((1, 20), URL))
     assert (policy["kind"], policy["apiVersion"]) == ("Policy", "v1")
     (extender,) = policy["extenders"]
     assert extender["enableHttps"] is False

@@ -107,7 +107,9 @@ def test_a_mode_serves_its_dialects_and_says_nothing_of_others(helm: Helm, mode:
         assert f"--dialects={','.join(served)}" in made.args(maker, container)
     config = yaml.safe_load(made.one("ConfigMap", "aliquot-kube-scheduler")["data"]["config.yaml"])
     url = "http://127.0.0.1:12345/aliquot"
-    wired = schedulerconfig.Wiring(version=(1, 36), url=url, dialects=served, second=True, lease_namespace=NAMESPACE)
+    wired = schedulerconfig.KubeSchedulerSettings(
+        version=(1, 36), url=url, dialects=served, second=True, lease_namespace=NAMESPACE
+    )
     assert config == schedulerconfig.render_config(wired)
     unspoken = [name for name, names in schedulerconfig.DIALECTS.items() if name not in served for name in names]
     assert [each for each in unspoken if f"{each}\n" in text] == []

@@ -1,4 +1,4 @@
-"""`aliquot agent`: the agent of one node of a cluster."""
+"""`aliquot agent`: the command line of the agent."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NO_CARD = (
-    "no NVIDIA GPU can be used on this node ({why}). Does the container see the driver (NVIDIA_VISIBLE_DEVICES=all "
-    "with NVIDIA's runtime, or its libraries mounted)? To try it without cards: --simulate 4x16GiB"
+    "no usable NVIDIA GPU on this node ({why}). Does the container see the driver (NVIDIA_VISIBLE_DEVICES=all with "
+    "NVIDIA's runtime, or its libraries mounted)? To try it without GPUs: --simulate 4x16GiB"
 )
 
-_LONGEST_RUN_DIR = 54  # a socket's name has 107: /t/, the Pod's UID, and its draft's /.sock. with a process's number
+_LONGEST_RUN_DIR = (
+    54  # a socket path has 107 bytes: also /t/, the Pod's UID, and /.sock. with a process ID while it is created
+)
 
 
 class Xids(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on
-    """Numbers of the driver's errors."""
+    """Xids: error numbers of the driver."""
 
     name = "numbers"
 
@@ -42,44 +44,46 @@ class Xids(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5
             return value
         words = [word.strip() for word in value.split(",")] if value.strip() else []
         if not all(re.fullmatch("[0-9]{1,4}", word) for word in words):
-            allowed = "numbers of Xids, separated by commas, as in 94,63 (the agent's log and events name them)"
+            allowed = "numbers separated by commas, for example 94,63 (the agent's log and events name them)"
             self.fail(f"{value} is not allowed: {allowed}", param, ctx)
         return frozenset(map(int, words))
 
 
 @click.command()
-@click.option("--nodename", metavar="NAME", help="The name of the Node  [default: $NODE_NAME, else the host's name]")
+@click.option("--nodename", metavar="NAME", help="Name of the Node  [default: $NODE_NAME, else the host name]")
 @click.option(
-    "--kubeconfig", type=click.Path(path_type=Path), help="Else $KUBECONFIG, the Pod's account, ~/.kube/config"
+    "--kubeconfig",
+    type=click.Path(path_type=Path),
+    help="[default: $KUBECONFIG, else the Pod's service account, else ~/.kube/config]",
 )
 @click.option(
     "--dbfile",
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path(SYSTEM_STATE, "state.db"),
     show_default=True,
-    help="What must outlive a restart; the shim is kept beside it",
+    help="Database that survives restarts; the shim is stored beside it",
 )
 @click.option(
     "--run-dir",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path(SYSTEM_RUN),
     show_default=True,
-    help="Where the Pods' sockets are, on the host and in here alike",
+    help="Folder of the Pods' sockets; the same path on the host and in this container",
 )
 @click.option(
     "--kubelet-dir",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("/var/lib/kubelet"),
     show_default=True,
-    help="With device-plugins and pod-resources in it",
+    help="Folder of the kubelet, with device-plugins and pod-resources",
 )
 @click.option(
     "--cdi",
     type=click.Choice(["auto", "on", "off"]),
     default="auto",
     show_default=True,
-    help="How containers are given their cards; off: by mounts and the webhook's --env-by-annotation, for runtimes "
-    "without CDI; auto goes by the versions of runtime and kubelet",
+    help="Inject cards by CDI; off: by mounts and the scheduler's --env-by-annotation, for runtimes without CDI; "
+    "auto: decide by the versions of runtime and kubelet",
 )
 @click.option(
     "--cdi-dir",
@@ -93,8 +97,8 @@ class Xids(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5
     type=click.Choice(["auto", "runtime", "cdi"]),
     default="auto",
     show_default=True,
-    help="Who brings NVIDIA's driver into containers: NVIDIA's container runtime, or we, from the file that "
-    "`nvidia-ctk cdi generate` wrote; auto: the file, where there is one",
+    help="Add NVIDIA's driver to containers by NVIDIA's container runtime, or from the CDI file of "
+    "`nvidia-ctk cdi generate`; auto: from the file, if it exists",
 )
 @click.option("--dialects", metavar="NAME[,NAME]", help=DIALECTS_HELP)
 @click.option(
@@ -102,44 +106,48 @@ class Xids(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5
     type=click.Choice(["GiB", "MiB"]),
     default="GiB",
     show_default=True,
-    help="The unit of aliyun.com/gpu-mem in this cluster",
+    help="Unit of aliyun.com/gpu-mem in this cluster",
 )
 @click.option(
     "--release-delay",
     type=Duration(),
     default="100ms",
     show_default=True,
-    help="How long online work keeps a card that it left idle; 0 hands gaps back at once",
+    help="How long online work keeps a card after its last kernel; 0: release it at once",
 )
 @click.option(
     "--ignore-xids",
     type=Xids(),
     default="",
-    help="Errors of the driver that take no card out on this node, as in 94,63, beside those that are a program's own",
+    help="Xids that do not mark a card unhealthy, e.g. 94,63, in addition to those caused by programs",
 )
 @click.option(
     "--simulate",
     metavar="SPEC",
     envvar="ALIQUOT_SIMULATE",
     show_envvar=True,
-    help="Simulated cards instead of real ones, as in 4x16GiB",
+    help="Simulate cards instead of using real ones, e.g. 4x16GiB",
 )
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=9479, show_default=True, help="/metrics, /readyz, /livez; 0: none"
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=9479,
+    show_default=True,
+    help="Port of /metrics, /readyz and /livez; 0: none",
 )
-@click.option("--bind-address", default="0.0.0.0", show_default=True, help="The address to listen on")  # noqa: S104
+@click.option("--bind-address", default="0.0.0.0", show_default=True, help="Address to listen on")  # noqa: S104
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning"]), default="info", show_default=True)
 def agent(**given: Any) -> None:
-    """The agent of one node of a Kubernetes cluster.
+    """Run the agent of one node of a Kubernetes cluster.
 
-    It tells the kubelet and the scheduler of the node's cards, gives each container the cards that its Pod was granted,
-    and holds Pods to their memory and their share. What the node offers is by its labels, and may change at any time.
-    Killed and started again it goes on where it was; running Pods do not notice.
+    It advertises the node's cards to the kubelet and the scheduler, injects the granted cards into containers, and
+    enforces the limits of Pods on memory and compute. The labels of the node decide what it offers, and may change at
+    any time. The agent can be restarted at any time; running Pods do not notice.
 
     \b
     aliquot agent --nodename gpu-7
-    aliquot agent --simulate 4x16GiB        try it on a node without cards
-    qgpu-manager --nodename=gpu-7 --dbfile=/var/lib/qgpu/meta.db     the same, by the name in the vendor's manifests
+    aliquot agent --simulate 4x16GiB        try it on a node without GPUs
+    qgpu-manager --nodename=gpu-7 --dbfile=/var/lib/qgpu/meta.db     the same, by the vendor's name
     """
     check_delay(given["release_delay"])
     given["served"] = parse_dialects(given["dialects"])
@@ -159,36 +167,38 @@ def _serve(given: dict[str, Any]) -> None:
     home = Home(str(given["run_dir"].absolute()), str(given["dbfile"].absolute().parent))
     spec = parse_simulation(given["simulate"])
     if spec is not None and spec.nodes > 1:
-        raise InputError(f"--simulate: {given['simulate']} is not allowed: an agent is one node's, as in 4x16GiB")
-    server = _find_server(given["kubeconfig"])  # before anything is made, or cards are simulated
+        raise InputError(f"--simulate: {given['simulate']} is not allowed: an agent has one node, for example 4x16GiB")
+    server = _find_server(given["kubeconfig"])  # before anything is created
     if len(os.fsencode(home.run)) > _LONGEST_RUN_DIR:
-        raise InputError(f"--run-dir: {home.run} is too long: {_LONGEST_RUN_DIR} bytes at most, for sockets are in it")
+        raise InputError(
+            f"--run-dir: {home.run} is too long for the paths of sockets: at most {_LONGEST_RUN_DIR} bytes"
+        )
     as_root = "run it as root, or " if os.geteuid() else ""
     try:
-        home = _move_in(given, home)
+        home = _access_host(given, home)
         daemon_home.check_mounted([home.run, home.state])
         for folder, mode in ((home.run, 0o755), (home.tenants, 0o700), (f"{home.run}/a", 0o700)):
-            advice = f"{as_root}name another with --run-dir, one that is the agent's alone"
+            advice = f"{as_root}choose another folder, for the agent only, with --run-dir"
             daemon_home.make_folder(folder, mode, advice=advice)
-        if not os.path.exists(home.state):  # else it is somebody's, who chose its mode: the database may be anywhere
-            daemon_home.make_folder(home.state, 0o755, advice=f"{as_root}name another with --dbfile")
+        if not os.path.exists(home.state):  # an existing folder keeps its mode: the database may be anywhere
+            daemon_home.make_folder(home.state, 0o755, advice=f"{as_root}choose another folder with --dbfile")
         lock = daemon_home.take_lock(home)
         try:
             playing = None if spec is None else with_stand_ins(home, spec)
             start_logging(given["log_level"])
-            _tell_beginnings(given)
+            _log_start(given)
             _run(given, home, server, playing)
         finally:
             os.close(lock)
     except NvmlError as error:
         raise InputError(NO_CARD.format(why=error)) from error
     except daemon_home.AlreadyRunningError as error:
-        raise InputError(f"{error}: stop it first, a node has one agent, or one `aliquot up`", code=1) from error
+        raise InputError(f"{error}: stop it first; a node runs one agent or one `aliquot up`", code=1) from error
     except (daemon_home.StartError, StoreError, ShimError, CdiError, HomeError, player.PlayerError) as error:
         raise InputError(str(error)) from error
 
 
-def _move_in(given: dict[str, Any], home: Home) -> Home:
+def _access_host(given: dict[str, Any], home: Home) -> Home:
     """The same home at its host paths, with missing host folders mounted. Raises StartError."""
     from aliquot.services.agent.hostaccess import acquire_host_access
 
@@ -202,15 +212,16 @@ def _move_in(given: dict[str, Any], home: Home) -> Home:
     return Home(host_access.name(home.run), host_access.name(home.state))
 
 
-def _tell_beginnings(given: dict[str, Any]) -> None:
-    """What was not as it was written, and done otherwise."""
+def _log_start(given: dict[str, Any]) -> None:
+    """Log where the agent deviates from its configuration."""
     from aliquot.adapters.kubernetes.kubeconfig import passed_over
 
     given["host_access"].log()
     missing = [] if given["kubeconfig"] is not None else passed_over()
     if missing:
-        told = {"missing": [str(each) for each in missing]}
-        log.info("what $KUBECONFIG names is not there: the Pod's own account is used", extra={"data": told})
+        log.info(
+            "kubeconfig_missing_using_service_account", extra={"data": {"missing": [str(path) for path in missing]}}
+        )
 
 
 def _find_server(kubeconfig: Path | None) -> Server:
@@ -260,7 +271,7 @@ def _run(given: dict[str, Any], home: Home, server: Server, playing: Playing | N
             raise
         if error.filename is not None:
             raise InputError(f"{error.filename}: {error.strerror}") from error
-        where = f"{settings.bind_address}:{settings.port}"
+        address = f"{settings.bind_address}:{settings.port}"
         raise InputError(
-            f"cannot listen on {where}: {error.strerror}; name another --port or --bind-address"
+            f"cannot listen on {address}: {error.strerror}; choose another --port or --bind-address"
         ) from error

@@ -1,4 +1,4 @@
-"""`aliquot install-shim`: the shim on the host, by an init container or by hand."""
+"""`aliquot install-shim`: install the shim on the host, in an init container or by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aliquot.cli.errors import InputError
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("/"),
     show_default=True,
-    help="Where the host's root folder is: /host in an init container that mounts it there",
+    help="Root folder of the host, e.g. /host in an init container",
 )
 @click.option(
     "--to",
@@ -25,13 +25,13 @@ from aliquot.cli.errors import InputError
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(SYSTEM_STATE),
     show_default=True,
-    help="The folder of aliquot's state, as the host names it: the shim goes to shim/ in it",
+    help="State folder of aliquot on the host; the shim goes to its subfolder shim",
 )
 def install_shim(host_root: Path, state: Path) -> None:
-    """Install on this host the library that containers load, for `aliquot agent`.
+    """Install the shim library that containers load on this host.
 
-    Each version has a folder of its own, so that containers that run keep theirs; `current` points to this one. It may
-    be run again at any time, and does nothing when all is there.
+    Each version gets its own folder, so that running containers keep theirs; `current` points to this version. Running
+    it again is harmless.
 
     \b
     aliquot install-shim --host-root /host      in the agent's init container
@@ -40,15 +40,19 @@ def install_shim(host_root: Path, state: Path) -> None:
     from aliquot.adapters.storage import shims
 
     if not state.is_absolute():
-        raise InputError(f'--to: "{state}" is not allowed: a path from the root of the host, as {SYSTEM_STATE}')
+        raise InputError(f'--to: "{state}" is not allowed: an absolute path on the host, for example {SYSTEM_STATE}')
     if not host_root.is_dir():
-        raise InputError(f"--host-root: {host_root} is not there: mount the host's root folder, or leave it out")
+        raise InputError(
+            f"--host-root: {host_root} does not exist: mount the host's root folder there, or omit the option"
+        )
     target = host_root / state.relative_to("/")
-    if not target.resolve().is_relative_to(host_root.resolve()):  # a link of the host, which leads elsewhere in here
-        raise InputError(f"--to: {state} leads out of {host_root} by a link: name the folder that the link leads to")
+    if not target.resolve().is_relative_to(
+        host_root.resolve()
+    ):  # a link of the host that points elsewhere in this container
+        raise InputError(f"--to: {state} is a link that leaves {host_root}: give the target of the link")
     try:
         done = shims.install(player.library(), target, aliquot.__version__)
     except shims.ShimError as error:
         raise InputError(str(error)) from error
     place = Path("/") / done.folder.relative_to(host_root)
-    click.echo(f"{place}: {'installed' if done.fresh else 'is there already'}, and is what new containers get")
+    click.echo(f"{place}: {'installed' if done.fresh else 'already installed'}; new containers use it")

@@ -1,24 +1,24 @@
-"""What the peers' programs are told, as ours are: flags that say nothing to us are left out, all others are checked."""
+"""Flags of the peers' programs, converted to ours: logging flags are dropped, all others are checked."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-# Go's glog, with which gpushare's programs log, takes one dash or two. How much, --v says; the rest is where.
+# Flags of Go's glog, which gpushare's programs use, with one dash or two. --v is the level, the rest the destination.
 _LOGS = re.compile(r"--?(logtostderr|alsologtostderr|stderrthreshold|log_dir|log_backtrace_at|vmodule)(=.*)?")
 _VERBOSITY = re.compile(r"--?v=(\d+)")
-_DEBUG = 5  # from here on glog's users mean everything
+_DEBUG = 5  # users of glog expect everything from this level on
 _LEVELS = {"debug": "debug", "info": "info", "warn": "warning", "warning": "warning"}
 
 
-def plugin_words(words: Sequence[str]) -> list[str]:
-    """gpushare-device-plugin-v2's, for `aliquot agent`."""
+def plugin_arguments(words: Sequence[str]) -> list[str]:
+    """Flags of gpushare-device-plugin-v2, for `aliquot agent`."""
     return [_plain(word) for word in _without_logs(words)]
 
 
-def extender_words(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """gpushare-sche-extender's, for `aliquot scheduler`: its level of logs is in the environment, as its port is."""
+def extender_arguments(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Flags of gpushare-sche-extender, for `aliquot scheduler`; its log level and port are in the environment."""
     level = _LEVELS.get(environment.get("LOG_LEVEL", "").lower())
     return [*([] if level is None else [f"--log-level={level}"]), *_without_logs(words)]
 
@@ -33,5 +33,5 @@ def _without_logs(words: Sequence[str]) -> Iterator[str]:
 
 
 def _plain(word: str) -> str:
-    """Go's flags may have one dash; ours of one letter are none."""
+    """Go accepts one dash for long flags; we have no short ones of two letters."""
     return f"-{word}" if re.match(r"-[a-z]{2}", word) else word

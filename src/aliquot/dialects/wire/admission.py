@@ -1,16 +1,16 @@
-"""AdmissionReview v1: what the API server asks before it keeps a Pod, and what we answer. Pure.
+"""AdmissionReview v1: the API server's review of a new Pod, and our answer. Pure.
 
-A Pod of ours that breaks a rule is refused, with every rule it breaks, so that `kubectl apply` says it. Any other gets
-what it would be lost without, as a JSON patch:
+An invalid GPU Pod is refused with every rule it violates, so that `kubectl apply` prints them. A valid one gets a JSON
+patch:
 
-    tolerations      of the nodes it asks for (T9k)
-    schedulerName    where one is configured; a name that the user chose stays
-    annotations      that tell of a grant are taken off: cards are given by the scheduler, not taken by whoever writes
+    tolerations      for the nodes it requests (T9k)
+    schedulerName    if one is configured; a name that the user chose stays
+    annotations      of a grant are removed: only the scheduler grants cards
     env              for runtimes without CDI: each promised variable from an annotation that the binding will set
 
-Reviewing the patched Pod changes nothing. One webhook does both, mutate and refuse: `reinvocationPolicy: IfNeeded`
-shows it the Pod again when a later webhook has changed it, for which a second, validating webhook would cost a call per
-Pod; and what slips through even then is refused by the scheduler, which reads the same rules.
+Reviewing the patched Pod again changes nothing. One webhook both mutates and refuses: `reinvocationPolicy: IfNeeded`
+calls it again if a later webhook has changed the Pod. A second, validating webhook would cost one call per Pod; and the
+scheduler, which applies the same rules, refuses what gets past the webhook.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid, show
 
 _API = "admission.k8s.io/v1"
-_DEFAULT_SCHEDULER = "default-scheduler"  # what the API server writes where the user wrote nothing
-_MOST_TOLD = 10  # broken rules; a Pod with a thousand containers breaks each a thousand times
-_LONGEST_WARNING = 120  # characters; the API server cuts what is longer
+_DEFAULT_SCHEDULER = "default-scheduler"  # the API server's default
+_MOST_LISTED = 10  # violations; a Pod with 1,000 containers may violate a rule 1,000 times
+_LONGEST_WARNING = 120  # characters; the API server truncates longer ones
 
 GRANT_ANNOTATIONS = (native.GRANT, *(key for key in gpushare.ANNOTATIONS if key != gpushare.COUNT))
 ENV_PREFIX = "env.aliquot.dev/"
-_LONGEST_KEY = 63  # what follows the prefix of an annotation's key
+_LONGEST_KEY = 63  # of an annotation key, after its prefix
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionSettings:
-    """What a cluster wants of the webhook."""
+    """What the webhook sets."""
 
-    scheduler_name: str | None = None  # for all Pods of ours; None: as the Pod has it
-    scheduler_names: Mapping[str, str] = field(default_factory=dict)  # by dialect; before the one for all
+    scheduler_name: str | None = None  # for all GPU Pods; None: unchanged
+    scheduler_names: Mapping[str, str] = field(default_factory=dict)  # by dialect; overrides scheduler_name
     env_by_field_ref: bool = False  # for runtimes without CDI
 
 
@@ -56,7 +56,7 @@ Operation = dict[str, Any]
 
 
 def review(body: object, rules: Rules, settings: AdmissionSettings) -> dict[str, Any] | Invalid:
-    """The answer to a review; an Invalid for what is none. Never raises on any JSON."""
+    """Answer a review; Invalid if the body is not a review. Accepts any JSON, never raises."""
     request = _request(body)
     if isinstance(request, Invalid):
         return request
@@ -83,12 +83,12 @@ def _request(body: object) -> Json | Invalid:
         return Invalid("request", request, "a mapping with uid, operation and object")
     uid = request.get("uid")
     if not isinstance(uid, str) or not uid or not uid.isprintable():
-        return Invalid("request.uid", uid, "the text that names the review")
+        return Invalid("request.uid", uid, "the ID of the review, printable text")
     return request
 
 
 def _is_new_pod(request: Json) -> bool:
-    """Only what is created is judged. A Pod that exists has been, and may change little that matters here."""
+    """Only creations are reviewed. An existing Pod was reviewed, and can change little that matters here."""
     kind = request.get("kind")
     is_pod = isinstance(kind, dict) and kind.get("kind") == "Pod" and not kind.get("group")
     return is_pod and request.get("operation") == "CREATE" and not request.get("subResource")
@@ -116,15 +116,15 @@ def _answer(
 
 
 def _status(problems: tuple[Invalid, ...], pod: Json) -> dict[str, Any]:
-    """Every broken rule, as a message for people and as causes for programs."""
-    told, more = problems[:_MOST_TOLD], len(problems) - _MOST_TOLD
-    sentences = [_printable(each.sentence()) for each in told]
+    """Every violation, as a message for people and as causes for programs."""
+    listed, more = problems[:_MOST_LISTED], len(problems) - _MOST_LISTED
+    sentences = [_printable(problem.sentence()) for problem in listed]
     if len(sentences) == 1:
         message = sentences[0]
     else:
-        numbered = "; ".join(f"({number}) {each}" for number, each in enumerate(sentences, 1))
-        message = f"{len(problems)} rules are broken: {numbered}" + (f"; and {more} more" if more > 0 else "")
-    causes = [_cause(each) for each in told]
+        numbered = "; ".join(f"({number}) {sentence}" for number, sentence in enumerate(sentences, 1))
+        message = f"{len(problems)} errors: {numbered}" + (f"; and {more} more" if more > 0 else "")
+    causes = [_cause(problem) for problem in listed]
     metadata = mapping_at(pod.get("metadata"), "", [])
     name = metadata.get("name") or metadata.get("generateName")
     details = {"kind": "Pod", "name": _printable(name) if isinstance(name, str) else "", "causes": causes}
@@ -132,7 +132,7 @@ def _status(problems: tuple[Invalid, ...], pod: Json) -> dict[str, Any]:
 
 
 def _cause(problem: Invalid) -> dict[str, str]:
-    """kubectl prints field and message, as it does of Kubernetes' own rules."""
+    """kubectl prints field and message, as for Kubernetes' own validation."""
     missing = problem.value is None
     why = "missing" if missing else f"{show(problem.value)} is not allowed"
     return {
@@ -143,24 +143,24 @@ def _cause(problem: Invalid) -> dict[str, str]:
 
 
 def _printable(text: str) -> str:
-    """Text that any encoder takes: half a character becomes a question mark."""
+    """Text that can be encoded: replaces lone surrogates by question marks."""
     return text.encode(errors="replace").decode()
 
 
-# --- what a Pod is given -----------------------------------------------------------------------------------------
+# --- the patch ---------------------------------------------------------------------------------------------------
 
 
 def _mutations(pod: Json, claim: Claim, rules: Rules, settings: AdmissionSettings) -> tuple[list[Operation], list[str]]:
     spec, warnings = mapping_at(pod.get("spec"), "", []), []
     patch: list[Operation] = []
-    for key in _granted_by_itself(_annotations(pod)):
+    for key in _forged_grants(_annotations(pod)):
         patch.append({"op": "remove", "path": f"/metadata/annotations/{_escaped(key)}"})
-        warnings.append(_warning(f"annotation {key} was removed: the scheduler writes it, when it gives the cards"))
+        warnings.append(_warning(f"annotation {key} was removed: only the scheduler may set it"))
     missing = missing_tolerations(pod, claim)
     if missing and not spec.get("tolerations"):
         patch.append({"op": "add", "path": "/spec/tolerations", "value": missing})
     else:
-        patch += [{"op": "add", "path": "/spec/tolerations/-", "value": each} for each in missing]
+        patch += [{"op": "add", "path": "/spec/tolerations/-", "value": toleration} for toleration in missing]
     name = settings.scheduler_names.get(claim.dialect, settings.scheduler_name)
     chosen = spec.get("schedulerName")
     if name and chosen in (None, "", _DEFAULT_SCHEDULER) and chosen != name:
@@ -171,17 +171,17 @@ def _mutations(pod: Json, claim: Claim, rules: Rules, settings: AdmissionSetting
     return patch, warnings
 
 
-def _granted_by_itself(annotations: Json) -> list[str]:
-    """Annotations that say what a Pod got, on one that has got nothing yet: left in a template, or written by hand.
+def _forged_grants(annotations: Json) -> list[str]:
+    """Annotations of a grant on a Pod that has none yet: left in a template, or written by hand.
 
-    Keys that no encoder would take are left to the API server, which takes them no better.
+    Keys that cannot be encoded are left to the API server, which refuses them.
     """
     ours = (key for key in annotations if key in GRANT_ANNOTATIONS or key.startswith(ENV_PREFIX))
     return [key for key in ours if key.isprintable()]
 
 
 def _escaped(key: str) -> str:
-    """As JSON Pointer has it."""
+    """Escaped for a JSON Pointer."""
     return key.replace("~", "~0").replace("/", "~1")
 
 
@@ -194,9 +194,9 @@ def _warning(sentence: str) -> str:
 
 
 def env_annotation(container: str, variable: str) -> str:
-    """The key under which the binding writes one container's variable, and from which the container reads it.
+    """The key of the annotation in which the binding writes a container's variable, and from which it is read.
 
-    By the container's name: another webhook may put a container before it. A name too long for a key is cut and marked.
+    It uses the container's name, not its index: another webhook may insert containers. A long name is cut and hashed.
     """
     room = _LONGEST_KEY - 1 - len(variable)
     if len(container) > room:
@@ -206,7 +206,7 @@ def env_annotation(container: str, variable: str) -> str:
 
 
 def render_env_annotations(claim: Claim, grant: Grant, node: Node, rules: Rules) -> dict[str, str]:
-    """The annotations that the binding sets where env comes by fieldRef: each container's variables."""
+    """The annotations that the binding sets for env by fieldRef: the variables of each container."""
     return {
         env_annotation(container.name, variable): value
         for container in claim.containers
@@ -217,26 +217,26 @@ def render_env_annotations(claim: Claim, grant: Grant, node: Node, rules: Rules)
 def reads_environment(pod: PodObject, container: str, variables: Iterable[str]) -> bool:
     """Whether the container reads these variables from annotations, and the binding wrote them.
 
-    Not so where the Pod was made while no webhook was asked: the annotations alone reach nobody. A container without a
-    name, or of one that the Pod does not have, is an init container of a form we do not know: any will do.
+    False if the Pod was created while the webhook was not called: nobody reads the annotations then. An unknown
+    container name belongs to an init container of a form we do not know: any container will do.
     """
-    told = pod.metadata.annotations or {}
-    all_of_them = [*(pod.spec.containers or ()), *(pod.spec.init_containers or ())]
+    annotations = pod.metadata.annotations or {}
+    containers = [*(pod.spec.containers or ()), *(pod.spec.init_containers or ())]
     return any(
-        all(env_annotation(each.name, name) in told and _reads(each, name) for name in variables)
-        for each in [each for each in all_of_them if each.name == container] or all_of_them
+        all(env_annotation(item.name, name) in annotations and _reads(item, name) for name in variables)
+        for item in [item for item in containers if item.name == container] or containers
     )
 
 
 def _reads(container: ContainerObject, variable: str) -> bool:
-    """By the last entry of that name: it is the one that counts."""
-    found = [each for each in container.env or () if each.name == variable]
+    """Whether the last entry of that name, which wins, reads the annotation."""
+    found = [entry for entry in container.env or () if entry.name == variable]
     source = found[-1].value_from if found else None
     return source is not None and source.field_ref == FieldRef(_field_path(container.name, variable))
 
 
 def _variables(claim: Claim, container: ContainerClaim, rules: Rules) -> list[str]:
-    """The variables a container will be promised, whatever cards it gets: asked of the one place that writes them."""
+    """The variables a container will get, whatever its cards: taken from the function that renders them."""
     card = Card(index=0, memory_mib=1)
     shares = (Share(card=0, memory_mib=1),)
     granted = tuple(
@@ -249,33 +249,33 @@ def _variables(claim: Claim, container: ContainerClaim, rules: Rules) -> list[st
 def _env_operations(
     spec: Json, claim: Claim, container: ContainerClaim, rules: Rules, warnings: list[str]
 ) -> Iterator[Operation]:
-    """Ours first, so that other variables may refer to them; and whatever stood under their names goes.
+    """Insert our variables first, so that others may refer to them, and remove existing ones with the same names.
 
-    An NVIDIA_VISIBLE_DEVICES of the user's own would open cards that are others'.
+    A user's own NVIDIA_VISIBLE_DEVICES would give access to cards of other Pods.
     """
     siblings = "containers" if container.role is Role.MAIN else "initContainers"
     path = f"/spec/{siblings}/{container.index}/env"
     present = list_at(mapping_at(list_at(spec.get(siblings), "", [])[container.index], "", []).get("env"), "", [])
     wanted = [_from_annotation(container.name, variable) for variable in _variables(claim, container, rules)]
-    names = [each["name"] for each in wanted]
-    taken = [index for index, each in enumerate(present) if isinstance(each, dict) and each.get("name") in names]
+    names = [entry["name"] for entry in wanted]
+    taken = [index for index, entry in enumerate(present) if isinstance(entry, dict) and entry.get("name") in names]
     if len(taken) == len(wanted) and all(present[index] in wanted for index in taken):
         return
     for index in reversed(taken):
         yield {"op": "remove", "path": f"{path}/{index}"}
         if present[index] not in wanted:
             name = present[index]["name"]  # type: ignore[index]  # a mapping, as `taken` says
-            warnings.append(_warning(f"env {name} of container {container.name} was replaced: it tells the cards"))
+            warnings.append(_warning(f"env {name} of container {container.name} was replaced: aliquot sets it"))
     if not present:
         yield {"op": "add", "path": path, "value": wanted}
         return
-    for each in reversed(wanted):
-        yield {"op": "add", "path": f"{path}/0", "value": each}
+    for entry in reversed(wanted):
+        yield {"op": "add", "path": f"{path}/0", "value": entry}
 
 
 def _from_annotation(container: str, variable: str) -> dict[str, Any]:
-    where = _field_path(container, variable)
-    return {"name": variable, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": where}}}
+    path = _field_path(container, variable)
+    return {"name": variable, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
 
 
 def _field_path(container: str, variable: str) -> str:

@@ -182,8 +182,10 @@ def _label(obj: Json, version: str) -> None:
 
 def _scheduler_config(options: Options) -> str:
     """For our own kube-scheduler: profiles and extended resources of the mode. JSON is YAML."""
-    wiring = schedulerconfig.Wiring(version=_CONFIG_SINCE, url=_EXTENDER, dialects=_dialects(options), second=True)
-    config = schedulerconfig.render_config(wiring)
+    settings = schedulerconfig.KubeSchedulerSettings(
+        version=_CONFIG_SINCE, url=_EXTENDER, dialects=_dialects(options), second=True
+    )
+    config = schedulerconfig.render_config(settings)
     config["leaderElection"]["resourceNamespace"] = options.namespace
     return msgspec.json.format(msgspec.json.encode(config), indent=2).decode()
 

@@ -1,7 +1,7 @@
-"""How an Event is spelled, in both of its APIs: events.k8s.io/v1, and core/v1 for roles that know no other.
+"""Events in both of their APIs: events.k8s.io/v1, and core/v1 for roles without the former.
 
-The same thing happening again is the same object with a higher count: `series` in the one, `count` in the other. Times
-come as RFC 3339 text with microseconds; a whole second is all that core/v1 takes.
+A repeated event is the same object with a higher count: `series` in the one, `count` in the other. Times are RFC 3339
+with microseconds; core/v1 takes whole seconds only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LONGEST_INSTANCE = 128
 
 
 class Form(StrEnum):
-    """The API that takes the event."""
+    """The API of the event."""
 
     EVENTS = "events.k8s.io"
     CORE = "core"
@@ -34,20 +34,20 @@ class ObjectRef:
     api_version: str = "v1"
 
     def render(self) -> dict[str, str]:
-        """As Kubernetes writes it; what is not known is left out."""
-        told = {
+        """As JSON, without unknown fields."""
+        fields = {
             "apiVersion": self.api_version,
             "kind": self.kind,
             "namespace": self.namespace,
             "name": self.name,
             "uid": self.uid,
         }
-        return {key: value for key, value in told.items() if value}
+        return {key: value for key, value in fields.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """Something that happened to an object, and who saw it first when."""
+    """What happened to an object; which component saw it first, and when."""
 
     about: ObjectRef
     reason: str
@@ -60,67 +60,66 @@ class Occurrence:
 
     @property
     def namespace(self) -> str:
-        """Where the event is kept: by its object, or in `default` for an object that is in no namespace."""
+        """The namespace of the event: that of its object, or `default` for an object without one."""
         return self.about.namespace or "default"
 
     @property
     def name(self) -> str:
-        """Its own name: the same when one occurrence is written twice, as after a lost answer, and else another."""
-        told = "\0".join((self.about.uid, self.reason, self.note, self.component, self.instance, self.at))
-        mark = hashlib.sha256(told.encode(errors="replace")).hexdigest()[:16]
+        """The name of the event: the same if one occurrence is written twice, as after a lost answer."""
+        text = "\0".join((self.about.uid, self.reason, self.note, self.component, self.instance, self.at))
+        mark = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
         return f"{self.about.name[: _LONGEST_NAME - 1 - len(mark)]}.{mark}"
 
 
 def events_path(form: Form, occurrence: Occurrence, *, one: bool = False) -> str:
-    """The collection the event belongs in, or the event itself."""
+    """The path of the collection, or of the event itself."""
     root = "/apis/events.k8s.io/v1" if form is Form.EVENTS else "/api/v1"
     path = f"{root}/namespaces/{occurrence.namespace}/events"
     return f"{path}/{occurrence.name}" if one else path
 
 
 def render_event(form: Form, occurrence: Occurrence) -> dict[str, Any]:
-    """The event as it is first written."""
-    each = occurrence
-    metadata = {"name": each.name, "namespace": each.namespace}
-    note, instance = shorten(each.note), each.instance[:_LONGEST_INSTANCE]
+    """The event when it is first written."""
+    metadata = {"name": occurrence.name, "namespace": occurrence.namespace}
+    note, instance = shorten(occurrence.note), occurrence.instance[:_LONGEST_INSTANCE]
     if form is Form.EVENTS:
         return {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
             "metadata": metadata,
-            "eventTime": each.at,
-            "reportingController": each.component,
+            "eventTime": occurrence.at,
+            "reportingController": occurrence.component,
             "reportingInstance": instance,
-            "action": each.action,
-            "reason": each.reason,
-            "regarding": each.about.render(),
+            "action": occurrence.action,
+            "reason": occurrence.reason,
+            "regarding": occurrence.about.render(),
             "note": note,
-            "type": each.type,
+            "type": occurrence.type,
         }
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": metadata,
-        "involvedObject": each.about.render(),
-        "reason": each.reason,
+        "involvedObject": occurrence.about.render(),
+        "reason": occurrence.reason,
         "message": note,
-        "type": each.type,
-        "source": {"component": each.component, "host": instance},
-        "firstTimestamp": _whole_second(each.at),
-        "lastTimestamp": _whole_second(each.at),
+        "type": occurrence.type,
+        "source": {"component": occurrence.component, "host": instance},
+        "firstTimestamp": _whole_second(occurrence.at),
+        "lastTimestamp": _whole_second(occurrence.at),
         "count": 1,
     }
 
 
-def render_again(form: Form, count: int, at: str) -> dict[str, Any]:
-    """The patch that says it has been seen so many times, last at that time."""
+def render_repeat(form: Form, count: int, at: str) -> dict[str, Any]:
+    """The patch for a repeated event: its count and last time."""
     if form is Form.EVENTS:
         return {"series": {"count": count, "lastObservedTime": at}}
     return {"count": count, "lastTimestamp": _whole_second(at)}
 
 
 def shorten(note: str) -> str:
-    """As much of it as an event takes, and never half a character."""
+    """Truncate to what an event takes, never within a character."""
     raw = note.encode(errors="replace")
     if len(raw) <= LONGEST_NOTE:
         return raw.decode()

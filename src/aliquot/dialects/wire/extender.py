@@ -1,7 +1,7 @@
-"""The words between kube-scheduler and its extender (k8s.io/kube-scheduler/extender/v1).
+"""The protocol between kube-scheduler and its extender (k8s.io/kube-scheduler/extender/v1).
 
-Keys are Go's field names, capital first; they are read in any case, as Go reads them. An answer that is not 200 loses
-its body on the way: what goes wrong is said in `Error`.
+Keys are Go's field names, capitalised; we read them in any case, as Go does. kube-scheduler drops the body of an answer
+that is not 200: errors go into `Error`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class WireError(ValueError):
 
 
 class Nodes(msgspec.Struct):
-    """Whole nodes, from a scheduler whose configuration does not say nodeCacheCapable. Passed on as they came."""
+    """Whole nodes, from a scheduler without nodeCacheCapable. Returned unchanged."""
 
     items: list[msgspec.Raw] | None = None
 
 
 class Args(msgspec.Struct):
-    """What filter and prioritize are asked."""
+    """The request of filter and prioritize."""
 
     Pod: PodObject
     Nodes: Nodes | None = None
@@ -39,7 +39,7 @@ class Args(msgspec.Struct):
 
 
 class Binding(msgspec.Struct):
-    """What bind is asked."""
+    """The request of bind."""
 
     PodName: str
     PodNamespace: str
@@ -48,27 +48,27 @@ class Binding(msgspec.Struct):
 
 
 class Victim(msgspec.Struct):
-    """A Pod that would have to go."""
+    """A Pod to evict."""
 
     UID: str = ""
 
 
 class Victims(msgspec.Struct):
-    """The Pods that would have to go from a node."""
+    """The Pods to evict from a node."""
 
     Pods: list[Victim] | None = None
     NumPDBViolations: int = 0
 
 
 class WholeVictims(msgspec.Struct):
-    """The same from a scheduler whose configuration does not say nodeCacheCapable."""
+    """The same from a scheduler without nodeCacheCapable."""
 
     Pods: list[PodObject] | None = None
     NumPDBViolations: int = 0
 
 
 class Preemption(msgspec.Struct):
-    """What preempt is asked: one of the two."""
+    """The request of preempt, with one of the two fields."""
 
     Pod: PodObject
     NodeNameToVictims: dict[str, WholeVictims] | None = None
@@ -88,58 +88,58 @@ class _Named(msgspec.Struct):
     metadata: _Name
 
 
-_Asked = TypeVar("_Asked", Args, Binding, Preemption)
+_Request = TypeVar("_Request", Args, Binding, Preemption)
 _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {
     kind: msgspec.json.Decoder(kind) for kind in (Args, Binding, Preemption)
 }
 
 
 def parse_args(body: bytes) -> Args:
-    """The question of filter or prioritize. Raises WireError."""
+    """Parse the request of filter or prioritize. Raises WireError."""
     args = _parse(body, Args)
     for field in ("name", "namespace", "uid"):
-        if len(getattr(args.Pod.metadata, field)) > _LONGEST_NAME:  # it is kept for a while
-            raise WireError(f"Pod.metadata.{field} is longer than {_LONGEST_NAME} characters: no Pod's is")
+        if len(getattr(args.Pod.metadata, field)) > _LONGEST_NAME:  # we keep it for a while
+            raise WireError(f"Pod.metadata.{field} is longer than {_LONGEST_NAME} characters")
     return args
 
 
 def parse_binding(body: bytes) -> Binding:
-    """The question of bind. Raises WireError."""
+    """Parse the request of bind. Raises WireError."""
     binding = _parse(body, Binding)
     for field in ("PodName", "PodNamespace", "Node"):
         name = getattr(binding, field)
         if not name:
-            raise WireError(f"{field} is empty: bind needs it")
-        if len(name) > _LONGEST_NAME or not _NAME.fullmatch(name):  # it becomes a part of a path of the API
-            raise WireError(f"{field}: {show(name)} is not allowed: a name of Kubernetes (a-z, 0-9, - and .)")
+            raise WireError(f"{field} is empty: bind requires it")
+        if len(name) > _LONGEST_NAME or not _NAME.fullmatch(name):  # it becomes part of an API path
+            raise WireError(f"{field}: {show(name)} is not allowed: a Kubernetes name (a-z, 0-9, - and .)")
     return binding
 
 
 def parse_preemption(body: bytes) -> Preemption:
-    """The question of preempt. Raises WireError."""
+    """Parse the request of preempt. Raises WireError."""
     return _parse(body, Preemption)
 
 
-def offered_victims(asked: Preemption) -> dict[str, Victims]:
-    """By node the Pods that kube-scheduler would have go, however they came."""
-    if asked.NodeNameToMetaVictims is not None:
-        return asked.NodeNameToMetaVictims
+def offered_victims(preemption: Preemption) -> dict[str, Victims]:
+    """By node, the Pods that kube-scheduler would evict, from either form of the request."""
+    if preemption.NodeNameToMetaVictims is not None:
+        return preemption.NodeNameToMetaVictims
     return {
         name: Victims([Victim(pod.metadata.uid) for pod in whole.Pods or ()], whole.NumPDBViolations)
-        for name, whole in (asked.NodeNameToVictims or {}).items()
+        for name, whole in (preemption.NodeNameToVictims or {}).items()
     }
 
 
-def _parse(body: bytes, kind: type[_Asked]) -> _Asked:
+def _parse(body: bytes, kind: type[_Request]) -> _Request:
     try:
-        found: _Asked = _DECODERS[kind].decode(body)
+        found: _Request = _DECODERS[kind].decode(body)
         return found
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         first = error
-    try:  # keys in another case than Go writes them
+    try:  # keys in another case
         loose = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         names = {field.lower(): field for field in kind.__struct_fields__}
-        renamed: _Asked = _DECODERS[kind].decode(
+        renamed: _Request = _DECODERS[kind].decode(
             msgspec.json.encode({names.get(key.lower(), key): value for key, value in loose.items()})
         )
         return renamed
@@ -149,12 +149,12 @@ def _parse(body: bytes, kind: type[_Asked]) -> _Asked:
         raise WireError(f"cannot be read: {first}") from first
 
 
-def asked_names(args: Args) -> list[str]:
-    """The names of the nodes in question, however they came. Raises WireError."""
+def requested_names(args: Args) -> list[str]:
+    """The names of the nodes, from either form of the request. Raises WireError."""
     if args.NodeNames is not None:
         return args.NodeNames
     if args.Nodes is None:
-        raise WireError("neither NodeNames nor Nodes is there: which nodes are meant?")
+        raise WireError("the request has neither NodeNames nor Nodes")
     try:
         return [msgspec.json.decode(node, type=_Named).metadata.name for node in args.Nodes.items or ()]
     except msgspec.MsgspecError as error:
@@ -164,7 +164,7 @@ def asked_names(args: Args) -> list[str]:
 def render_filtered(
     args: Args, names: Sequence[str], fit: Sequence[str], busy: Mapping[str, str], never: Mapping[str, str]
 ) -> bytes:
-    """The answer of filter, in the form the question came in. `names` are those asked about, in their order."""
+    """The answer of filter, in the form of the request. `names` are the requested nodes, in their order."""
     nodes = None
     if args.NodeNames is None and args.Nodes is not None:
         chosen = set(fit)
@@ -182,7 +182,7 @@ def render_filtered(
 
 
 def render_error(error: str) -> bytes:
-    """The answer of filter when there is none."""
+    """The answer of filter on an error."""
     return msgspec.json.encode(
         {"Nodes": None, "NodeNames": None, "FailedNodes": None, "FailedAndUnresolvableNodes": None, "Error": error}
     )
@@ -204,7 +204,7 @@ def render_preemption(victims: Mapping[str, Victims]) -> bytes:
 
 
 def render_binding(binding: Binding, uid: str, annotations: Mapping[str, str]) -> dict[str, Any]:
-    """The Binding object: the API server puts its annotations on the Pod in the same write that sets the node."""
+    """The Binding object: the API server sets its annotations and the node on the Pod in one write."""
     return {
         "apiVersion": "v1",
         "kind": "Binding",

@@ -1,4 +1,4 @@
-"""How a Lease is spelled (coordination.k8s.io/v1): who of several leads, and until when."""
+"""Leases (coordination.k8s.io/v1)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class _Spec(msgspec.Struct, rename="camel"):
 
 
 class LeaseObject(msgspec.Struct):
-    """A Lease, as far as it is read."""
+    """The fields of a Lease that we read."""
 
     metadata: _Metadata
     spec: _Spec = msgspec.field(default_factory=_Spec)
 
 
 def leases_path(namespace: str) -> str:
-    """Where the Leases of a namespace are."""
+    """The path of the namespace's Leases."""
     return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 
 
@@ -45,16 +45,16 @@ def render_lease(
     at: str,
     annotations: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The Lease that follows on the one `before`: taken `anew` by another holder, or renewed. `at` in RFC 3339."""
-    times = (before.spec.lease_transitions or 0) if before else 0
+    """The successor of the Lease `before`: acquired by a new holder (`anew`), or renewed. `at` in RFC 3339."""
+    transitions = (before.spec.lease_transitions or 0) if before else 0
     spec: dict[str, Any] = {
         "holderIdentity": holder,
         "leaseDurationSeconds": seconds,
         "renewTime": at,
-        "leaseTransitions": times + anew,
+        "leaseTransitions": transitions + anew,
         **({"acquireTime": at} if anew else {}),
     }
-    kept = (before.metadata.annotations if before else None) or {}  # a chart's, that made it, beside ours
+    kept = (before.metadata.annotations if before else None) or {}  # e.g. of the chart that created it
     metadata: dict[str, Any] = {"name": name, "namespace": namespace, "annotations": {**kept, **annotations}}
     if before is not None:
         metadata["resourceVersion"] = before.metadata.resource_version

@@ -1,4 +1,4 @@
-"""How kube-scheduler is told of us: KubeSchedulerConfiguration, and Policy for 1.22 and older.
+"""Configuration of kube-scheduler for our extender: KubeSchedulerConfiguration, and Policy for 1.22 and older.
 
 kube-scheduler    what it reads
 up to 1.22        Policy (--policy-config-file), which also works on versions too old for the other
@@ -21,7 +21,7 @@ API_GROUP = "kubescheduler.config.k8s.io"
 SCHEDULER_NAME = "aliquot-scheduler"
 T9K_SCHEDULER_NAME = "t9k-scheduler"
 DEFAULT_SCHEDULER_NAME = "default-scheduler"
-# Not the name of our own Lease: that one says who of the extenders may bind.
+# Not the name of our own Lease, which elects the extender that binds.
 SECOND_LEASE = "aliquot-kube-scheduler"
 
 DIALECTS = {
@@ -32,7 +32,7 @@ DIALECTS = {
 RESOURCES = frozenset(name for names in DIALECTS.values() for name in names)
 
 _VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,4})(?:[.+-].*)?\Z", re.ASCII)
-_OLDEST = (1, 11)  # the first whose extenders are asked for the Pods of some resources only
+_OLDEST = (1, 11)  # the first with managedResources for extenders
 _POLICY_UNTIL = (1, 22)
 _APIS = (((1, 25), "v1"), ((1, 23), "v1beta3"), ((1, 22), "v1beta2"), ((1, 19), "v1beta1"))
 
@@ -41,11 +41,11 @@ _WEIGHT = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Wiring:
-    """What is to be told: `version` of kube-scheduler, where we listen, for which dialects, in whose place.
+class KubeSchedulerSettings:
+    """`version` of kube-scheduler, `url` of our extender.
 
-    `second`: a kube-scheduler beside the cluster's own, for control planes that cannot be changed. `percentage` of the
-    nodes are scored for each Pod; 0 leaves it to kube-scheduler.
+    `second`: a kube-scheduler in addition to the cluster's own, for control planes that cannot be changed. `percentage`
+    of the nodes are scored for each Pod; 0: kube-scheduler's default.
     """
 
     version: tuple[int, int]
@@ -54,26 +54,26 @@ class Wiring:
     second: bool = False
     percentage: int | None = None
     kubeconfig: str | None = None
-    lease_namespace: str = "kube-system"  # of the second's
+    lease_namespace: str = "kube-system"  # of the second kube-scheduler
 
     @property
     def scheduler_names(self) -> tuple[str, ...]:
-        """The schedulerNames that are served; T9k's manifests ask for theirs by name."""
+        """The schedulerNames to serve; T9k's manifests use their own."""
         first = SCHEDULER_NAME if self.second else DEFAULT_SCHEDULER_NAME
         return (first, T9K_SCHEDULER_NAME) if t9k.DIALECT in self.dialects else (first,)
 
     @property
     def resources(self) -> tuple[str, ...]:
-        """The resources whose Pods we are asked about."""
+        """The resources whose Pods kube-scheduler sends to us."""
         return tuple(name for dialect in self.dialects for name in DIALECTS[dialect])
 
 
 def parse_version(text: str) -> tuple[int, int] | Invalid:
-    """1.36, v1.36.4, or 1.27.3-vendor.1: what matters is major and minor."""
+    """Major and minor of 1.36, v1.36.4, or 1.27.3-vendor.1."""
     found = _VERSION.match(text.strip())
     version = (int(found[1]), int(found[2])) if found else None
     if version is None or version[0] != 1:
-        return Invalid("version of Kubernetes", text, 'major.minor, as in "1.36"')
+        return Invalid("version of Kubernetes", text, 'major.minor, for example "1.36"')
     if version < _OLDEST:
         return Invalid("version of Kubernetes", text, f"{_OLDEST[0]}.{_OLDEST[1]} or later")
     return version
@@ -85,59 +85,61 @@ def reads_policy(version: tuple[int, int]) -> bool:
 
 
 def config_api(version: tuple[int, int]) -> str | None:
-    """The version of KubeSchedulerConfiguration for it; None where there is none yet."""
+    """Its version of KubeSchedulerConfiguration; None if it has none yet."""
     return next((api for since, api in _APIS if version >= since), None)
 
 
-def render_config(wiring: Wiring) -> dict[str, Any]:
+def render_config(settings: KubeSchedulerSettings) -> dict[str, Any]:
     """The KubeSchedulerConfiguration. Only for versions that have one."""
-    percentage = wiring.percentage if wiring.percentage is not None else 100 if wiring.second else 0
+    percentage = settings.percentage if settings.percentage is not None else 100 if settings.second else 0
     return {
-        "apiVersion": f"{API_GROUP}/{config_api(wiring.version)}",
+        "apiVersion": f"{API_GROUP}/{config_api(settings.version)}",
         "kind": "KubeSchedulerConfiguration",
         "clientConnection": {
-            **({"kubeconfig": wiring.kubeconfig} if wiring.kubeconfig else {}),
+            **({"kubeconfig": settings.kubeconfig} if settings.kubeconfig else {}),
             "qps": 200,
             "burst": 400,
         },
         "leaderElection": {
             "leaderElect": True,
-            **({"resourceName": SECOND_LEASE, "resourceNamespace": wiring.lease_namespace} if wiring.second else {}),
+            **(
+                {"resourceName": SECOND_LEASE, "resourceNamespace": settings.lease_namespace} if settings.second else {}
+            ),
         },
         "podInitialBackoffSeconds": 1,
         "podMaxBackoffSeconds": 1,
         **({"percentageOfNodesToScore": percentage} if percentage else {}),
-        "profiles": [{"schedulerName": name} for name in wiring.scheduler_names],
+        "profiles": [{"schedulerName": name} for name in settings.scheduler_names],
         "extenders": [
             {
-                **_extender(wiring),
+                **_extender(settings),
                 "enableHTTPS": False,
                 "httpTimeout": f"{_TIMEOUT_SECONDS}s",
-                **_which_pods(wiring),
+                **_which_pods(settings),
             }
         ],
     }
 
 
-def render_policy(wiring: Wiring) -> dict[str, Any]:
-    """The Policy: its predicates and priorities are left out, and so stay what they are."""
+def render_policy(settings: KubeSchedulerSettings) -> dict[str, Any]:
+    """The Policy, without predicates and priorities, which keep their defaults."""
     return {
         "kind": "Policy",
         "apiVersion": "v1",
         "extenders": [
             {
-                **_extender(wiring),
-                "enableHttps": False,  # spelled otherwise than in its successor
+                **_extender(settings),
+                "enableHttps": False,  # spelled enableHTTPS in its successor
                 "httpTimeout": _TIMEOUT_SECONDS * 1_000_000_000,  # nanoseconds
-                **_which_pods(wiring),
+                **_which_pods(settings),
             }
         ],
     }
 
 
-def _extender(wiring: Wiring) -> dict[str, Any]:
+def _extender(settings: KubeSchedulerSettings) -> dict[str, Any]:
     return {
-        "urlPrefix": wiring.url,
+        "urlPrefix": settings.url,
         "filterVerb": "filter",
         "prioritizeVerb": "prioritize",
         "preemptVerb": "preempt",
@@ -147,8 +149,8 @@ def _extender(wiring: Wiring) -> dict[str, Any]:
     }
 
 
-def _which_pods(wiring: Wiring) -> dict[str, Any]:
+def _which_pods(settings: KubeSchedulerSettings) -> dict[str, Any]:
     return {
         "ignorable": False,
-        "managedResources": [{"name": name, "ignoredByScheduler": False} for name in wiring.resources],
+        "managedResources": [{"name": name, "ignoredByScheduler": False} for name in settings.resources],
     }

@@ -1,6 +1,6 @@
-"""What the API server keeps of the webhook.
+"""The objects of the webhook at the API server.
 
-MutatingWebhookConfiguration   which Pods it asks us about, where, and what if nobody answers
+MutatingWebhookConfiguration   which Pods to review, where, and what to do if nobody answers
 Secret                         the webhook's keys, which its replicas share
 """
 
@@ -21,17 +21,17 @@ WEBHOOK = "pods.aliquot.dev"  # what a user sees: admission webhook "pods.aliquo
 CONFIGURATIONS_PATH = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 _SECONDS = 5
 _SYSTEM = "kube-system"
-_NAMESPACE_LABEL = "kubernetes.io/metadata.name"  # every namespace has it, with its own name
+_NAMESPACE_LABEL = "kubernetes.io/metadata.name"  # set on every namespace
 
 SECRET = "aliquot-webhook-tls"  # noqa: S105  # its name
 TLS_CERTIFICATE, TLS_KEY, CA_CERTIFICATES, CA_KEY = "tls.crt", "tls.key", "ca.crt", "ca.key"
 
 
 class FailurePolicy(StrEnum):
-    """What becomes of a Pod of ours while the webhook does not answer.
+    """What happens to a GPU Pod while the webhook does not answer.
 
-    IGNORE lets it in: the scheduler refuses a broken Pod by the same rules, later and in an event, and a webhook that
-    is down stops nobody's work. FAIL keeps it out.
+    IGNORE accepts it: the scheduler refuses an invalid Pod by the same rules, later and in an event, and a webhook that
+    is down blocks nobody. FAIL refuses it.
     """
 
     IGNORE = "Ignore"
@@ -57,8 +57,8 @@ def webhook_configuration(
 ) -> dict[str, Any]:
     """The object. `where` is a Service, or the address (https://HOST:PORT) of a webhook outside of the cluster.
 
-    Asked about are the Pods that speak one of the dialects `served`, but for those of the namespaces `spared` and of
-    kube-system: a cluster must come up whatever becomes of us.
+    It selects the Pods of the dialects `served`, except in the namespaces `spared` and kube-system: a cluster must
+    start whatever state we are in.
     """
     client: dict[str, Any] = {"caBundle": base64.b64encode(ca_bundle).decode()}
     if isinstance(where, ServiceRef):
@@ -100,7 +100,7 @@ def webhook_configuration(
 
 
 def configured(present: object, wanted: object) -> bool:
-    """Whether all that is wanted stands there. The API server adds defaults of its own, which do not matter."""
+    """Whether `present` contains all of `wanted`. The API server adds defaults, which do not matter."""
     if isinstance(wanted, Mapping):
         return isinstance(present, Mapping) and all(
             key in present and configured(present[key], value) for key, value in wanted.items()
@@ -115,12 +115,12 @@ def configured(present: object, wanted: object) -> bool:
 
 
 def _asks_for_gpu(served: frozenset[str]) -> str:
-    """CEL that is true of the Pods that speak one of these dialects: `first_mention` of each, once more.
+    """A CEL expression that selects the Pods of these dialects, as `first_mention` of each does.
 
-    The API server works it out itself, so that other Pods, nearly all of a cluster, cost no call.
+    The API server evaluates it, so that other Pods, nearly all of a cluster, cost no call.
     """
-    spoken = (name for dialect, names in schedulerconfig.DIALECTS.items() if dialect in served for name in names)
-    resources = ", ".join(f"'{each}'" for each in spoken)
+    names = (name for dialect, names in schedulerconfig.DIALECTS.items() if dialect in served for name in names)
+    resources = ", ".join(f"'{name}'" for name in names)
     side = "(has(c.resources.{0}) && c.resources.{0}.exists(r, r in [" + resources + "]))"
     asks = f"has(c.resources) && ({side.format('limits')} || {side.format('requests')})"
     mark = "(has(object.metadata.{0}) && '" + gpushare.COUNT + "' in object.metadata.{0})"
@@ -134,24 +134,24 @@ def _asks_for_gpu(served: frozenset[str]) -> str:
 
 
 def secrets_path(namespace: str) -> str:
-    """Where Secrets of that namespace are kept."""
+    """The path of the namespace's Secrets."""
     return f"/api/v1/namespaces/{namespace}/secrets"
 
 
 def parse_secret(secret: object) -> dict[str, bytes]:
-    """What the Secret holds; what is not base64 is left out. Never raises on any JSON."""
+    """The data of the Secret, without entries that are not base64. Accepts any JSON, never raises."""
     data = secret.get("data") if isinstance(secret, dict) else None
-    held = {}
+    decoded = {}
     for key, value in (data if isinstance(data, dict) else {}).items():
         try:
-            held[key] = base64.b64decode(value, validate=True)
+            decoded[key] = base64.b64decode(value, validate=True)
         except (ValueError, TypeError):
             continue
-    return held
+    return decoded
 
 
 def render_secret(name: str, namespace: str, data: Mapping[str, bytes]) -> dict[str, Any]:
-    """The Secret, where there is none."""
+    """A new Secret."""
     metadata = {"name": name, "namespace": namespace, "labels": {"app.kubernetes.io/name": "aliquot"}}
     return {
         "apiVersion": "v1",
@@ -163,7 +163,7 @@ def render_secret(name: str, namespace: str, data: Mapping[str, bytes]) -> dict[
 
 
 def secret_patch(data: Mapping[str, bytes], version: str) -> dict[str, Any]:
-    """What puts these into the Secret that is there, as long as it is of that version: no other's work is lost."""
+    """A patch of the existing Secret, valid only for that version, so that no other write is lost."""
     return {"metadata": {"resourceVersion": version}, "data": _in_base64(data)}
 
 

@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
-from aliquot.dialects.wire.events import Form, ObjectRef, Occurrence, events_path, render_again, render_event
+from aliquot.dialects.wire.events import Form, ObjectRef, Occurrence, events_path, render_event, render_repeat
 from aliquot.model.backoff import backoff
 from aliquot.services.daemon.pace import Pace
 
@@ -250,7 +250,7 @@ class Events:
         if topic.written and form is self._form:
             try:
                 path = events_path(form, topic.told, one=True)
-                await self._kube.patch(path, render_again(form, count, at), form="merge")
+                await self._kube.patch(path, render_repeat(form, count, at), form="merge")
                 return
             except ApiError as error:
                 if error.status != 404:

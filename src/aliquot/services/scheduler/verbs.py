@@ -29,7 +29,7 @@ class Told:
 
 def filter_answer(cluster: Cluster, args: Args) -> tuple[bytes, Told]:
     """The answer, and what it came to."""
-    names = extender.asked_names(args)
+    names = extender.requested_names(args)
     claim = cluster.read(args.Pod)
     if claim is None:  # not ours: nothing to object
         return extender.render_filtered(args, names, names, {}, {}), Told(len(names), len(names))
@@ -55,7 +55,7 @@ def filter_answer(cluster: Cluster, args: Args) -> tuple[bytes, Told]:
 
 def scores_answer(cluster: Cluster, args: Args) -> tuple[bytes, Claim | None, Grant | None]:
     """The answer, and the place that will be taken if kube-scheduler heeds it."""
-    names = extender.asked_names(args)
+    names = extender.requested_names(args)
     claim = cluster.read(args.Pod)
     if not isinstance(claim, Claim):
         return extender.render_scores(names, [0] * len(names)), None, None
