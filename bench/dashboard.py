@@ -29,7 +29,7 @@ from aliquot.services.dashboard.access import Access
 from aliquot.services.dashboard.server import show
 from aliquot.services.scheduler.cluster import Cluster, Pending, Placed
 from aliquot.services.scheduler.dashboard.details import Details
-from aliquot.services.scheduler.dashboard.picture import ClusterPicture, Surroundings
+from aliquot.services.scheduler.dashboard.view import ClusterView, Surroundings
 
 CARDS = 8
 MEMORY = 24 * 1024
@@ -130,9 +130,9 @@ async def serve(world: World, port: int | None, changes: float) -> None:
     if port is None:
         await changing
         return
-    picture = ClusterPicture(
+    picture = ClusterView(
         world.cluster,
-        Details(world.cluster, lambda claim: None),
+        Details(world.cluster),
         Surroundings(name="bench", leading=lambda: True, metrics=lambda: b""),
     )
     listener = socket.create_server(("127.0.0.1", port), backlog=64)

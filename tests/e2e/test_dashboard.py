@@ -78,8 +78,8 @@ def test_a_placed_pod_says_where_it_is_and_why_and_its_node_shows_it(cluster: Wi
     ((_, (card,)),) = cluster.placed(gpushare_pod("p", 4))
     shown = wait_until(lambda: (seen := pod("p"))["phase"] == "Running" and seen, 10, "it runs, as Kubernetes has it")
     assert (shown["node"], [(card["index"], card["memory_mib"]) for card in shown["cards"]]) == ("n1", [(card, 4096)])
-    assert shown["why"][0] == "It asks for 4 GiB, in the words of gpushare."
-    assert any("binpack" in each for each in shown["why"])
+    assert shown["why"][0]["text"] == "Requests 4 GiB (gpushare)."
+    assert any("binpack" in line["text"] for line in shown["why"])
     (tenant,) = asked("nodes/n1")["cards"][card]["tenants"]
     assert (tenant["key"], tenant["dialect"], tenant["memory_mib"]) == ("default/p", "gpushare", 4096)
     assert asked("search?q=p")["pods"] == [
@@ -96,10 +96,10 @@ def test_a_waiting_pod_is_listed_with_what_it_wants_and_why_it_waits(
 
     def waiting() -> Any:
         entries = [each for each in asked("state")["waiting"]["pods"] if each["key"] == f"default/big-{cards}"]
-        return next((entry for entry in entries if entry["reason"].startswith("fits none of 1 node")), None)
+        return next((entry for entry in entries if entry["reason"]["text"].startswith("fits none of 1 node")), None)
 
     entry = wait_until(waiting, 10, "its reason is told", saw=lambda: asked("state")["waiting"])
-    assert (entry["dialect"], entry["wants"]) == ("gpushare", wants)
+    assert (entry["dialect"], entry["wants"]["text"]) == ("gpushare", wants)
     shown = pod(f"big-{cards}")
     assert (shown["phase"], shown["node"]) == ("Pending", None)
     assert [(refusal["nodes"], refusal["example"]) for refusal in shown["refusals"]] == [(1, "n1")]

@@ -28,7 +28,7 @@ from aliquot.services.machine.pods import launchspec
 from aliquot.services.machine.pods.creation import logs_of, new_pod
 from aliquot.services.machine.requests import parse_run_request, readable_name
 from fuzz.kubernetes import PODS
-from kit.fakepicture import PaperPicture
+from kit.fakeview import FakeView
 from kit.machine import PATIENCE, Machine, paper
 from kit.machinepods import container, pod, workload
 
@@ -190,7 +190,7 @@ def _panel() -> Iterator[Check]:
     done = asyncio.Event()
 
     async def serve() -> None:
-        async with serving(Hub(PaperPicture(), lambda: 0.0), Access("0.0.0.0", port, TOKEN), listener):
+        async with serving(Hub(FakeView(), lambda: 0.0), Access("0.0.0.0", port, TOKEN), listener):
             await done.wait()
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)

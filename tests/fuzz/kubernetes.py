@@ -22,6 +22,7 @@ from aliquot.model.claim import Claim
 from aliquot.model.node import Node
 from aliquot.model.quantity import QuantityError, parse_count, parse_quantity
 from aliquot.model.refusal import Invalid
+from aliquot.model.status import dashboard
 from aliquot.services.scheduler import reports, verbs
 from aliquot.services.scheduler.dashboard.agentclient import merged
 from kit.manifests import APP_CLASS, COUNT, MEM, QGPU_CORE, QGPU_GREEDY, QGPU_MEMORY, T9K_CARDS, T9K_NODE, T9K_PERCENT
@@ -162,9 +163,12 @@ def _quantity(value: Any) -> None:
 
 
 def _agent_answer(value: Any) -> None:
-    node = {"name": "n1", "notes": [], "cards": [{"uuid": "a", "tenants": [{"key": "ns/p"}]}]}
-    found = merged(node, value if isinstance(value, dict) else None)
-    assert found["name"] == "n1"
+    try:
+        live = msgspec.convert(value, dashboard.Node)
+    except msgspec.ValidationError:
+        return
+    found = merged(dashboard.Node("n1", [], "best-effort", None, [], [], [], None), live)
+    assert found.name == "n1"
     msgspec.json.encode(found)
 
 

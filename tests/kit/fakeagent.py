@@ -15,6 +15,7 @@ from aliquot.model.claim import AppClass
 from aliquot.model.device import Card
 from aliquot.model.grant import Share
 from aliquot.model.podtenancy import PodTenancy
+from aliquot.model.status.dashboard import Node
 from aliquot.model.status.machine import AgentStatus, CallStatus, DaemonStatus, Status
 from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Standing, State
 from aliquot.services.agent.control import AgentControl
@@ -70,8 +71,8 @@ class PaperAgent:
         found = status(self.scene, 1060.0, msgspec.convert(self.about, DaemonStatus), agent)
         return msgspec.structs.replace(found, **self.otherwise)
 
-    def live(self) -> dict[str, Any]:
-        return {"name": "n1"}
+    def live(self) -> Node:
+        return Node("n1", [], "best-effort", 0.1, [], [], [], None)
 
 
 class RunningDoor:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from aliquot.arbiter.timeline import Came, Record
+from aliquot.model.status.dashboard import Node
 from aliquot.services.agent import live as module
 from aliquot.services.agent.live import AgentLive
 from kit.fakeagent import PaperAgent
@@ -29,14 +29,16 @@ class PaperTrace:
 
 
 def test_it_tells_the_node_as_a_machine_tells_itself() -> None:
-    async def ask() -> dict[str, Any]:
+    async def ask() -> Node:
         return AgentLive(PaperTrace(), clock=lambda: 100.0).node(PaperAgent().status(), 1060.0)
 
     node = asyncio.run(ask())
-    assert (node["name"], node["policy"]) == ("n1", "best-effort")
-    train = node["cards"][0]["tenants"][0]
-    assert (train["key"], train["share"], train["state"]) == ("ml/train-0", 0.25, "paused")
-    assert node["cards"][1]["why_out"] == "Xid 79: it has fallen off the bus"
+    assert (node.name, node.policy) == ("n1", "best-effort")
+    train = node.cards[0].tenants[0]
+    assert (train.key, train.share, train.state) == ("ml/train-0", 0.25, "paused")
+    why_out = node.cards[1].why_out
+    assert why_out is not None
+    assert (why_out.code, why_out.number, why_out.text) == ("xid", 79, "Xid 79: it has fallen off the bus")
 
 
 def test_it_traces_from_the_first_question_until_nobody_asks_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +46,7 @@ def test_it_traces_from_the_first_question_until_nobody_asks_any_more(monkeypatc
     trace = PaperTrace()
     live = AgentLive(trace, clock=lambda: 100.0)
 
-    async def ask() -> dict[str, Any]:
+    async def ask() -> Node:
         live.node(PaperAgent().status(), 1060.0)
         trace.news = [Came("p", "u1", offline=True), (99.0, 99.2, {"p": 1.0}, False)]
         node = live.node(PaperAgent().status(), 1060.0)
@@ -55,5 +57,6 @@ def test_it_traces_from_the_first_question_until_nobody_asks_any_more(monkeypatc
 
     node = asyncio.run(ask())
     assert trace.wanted == [True, False]
-    (track,) = node["timeline"]["cards"]["GPU-a"]["tenants"]
-    assert (track["key"], max(track["shares"])) == ("ml/train-0", 100)
+    assert node.timeline is not None
+    (track,) = node.timeline.cards["GPU-a"].tenants
+    assert (track.key, max(track.shares)) == ("ml/train-0", 100)

@@ -16,9 +16,9 @@ from aiohttp.test_utils import TestClient, TestServer
 from aliquot.services.dashboard import http
 from aliquot.services.dashboard.access import Access
 from aliquot.services.dashboard.assets import read_assets
-from aliquot.services.dashboard.http import Panel
+from aliquot.services.dashboard.http import DashboardHttp
 from aliquot.services.dashboard.hub import Hub
-from kit.fakepicture import PaperPicture
+from kit.fakeview import FakeView
 
 TOKEN = "0123456789abcdef"
 T = TypeVar("T")
@@ -36,8 +36,8 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def with_client(talk: Callable[[TestClient[Any, Any], Hub], Awaitable[T]], token: str | None = None) -> T:
     async def run() -> T:
-        hub = Hub(PaperPicture(), lambda: 1000.0)
-        app = Panel(hub, Access("127.0.0.1", 9478, token), clock=lambda: 1000.0).app()
+        hub = Hub(FakeView(), lambda: 1000.0)
+        app = DashboardHttp(hub, Access("127.0.0.1", 9478, token), clock=lambda: 1000.0).app()
         async with TestClient(TestServer(app)) as client:
             return await talk(client, hub)
 
@@ -63,20 +63,20 @@ def json_of(path: str) -> Any:
 
 def test_the_state_has_the_history_in_it() -> None:
     state = json_of("/api/v1/state")
-    assert state["kind"] == "paper"
+    assert state["kind"] == "machine"
     assert state["history"]["step"] == 1
 
 
 def test_what_is_large_is_packed_for_those_who_take_it() -> None:
     answer, body = got("/api/v1/state", headers={"Accept-Encoding": "gzip, br"})
     assert answer.headers["Content-Encoding"] == "gzip"
-    assert json.loads(gzip.decompress(body))["kind"] == "paper"
+    assert json.loads(gzip.decompress(body))["kind"] == "machine"
 
 
 def test_nodes_and_pods_are_asked_for_by_name() -> None:
-    assert json_of("/api/v1/nodes/n1") == {"name": "n1"}
-    assert json_of("/api/v1/pods/ns%2Fp") == {"key": "ns/p"}
-    assert json_of("/api/v1/pods/ns/p") == {"key": "ns/p"}
+    assert json_of("/api/v1/nodes/n1")["name"] == "n1"
+    assert json_of("/api/v1/pods/ns%2Fp")["key"] == "ns/p"
+    assert json_of("/api/v1/pods/ns/p")["key"] == "ns/p"
 
 
 def test_who_is_not_there_is_404_and_named() -> None:
@@ -88,8 +88,8 @@ def test_who_is_not_there_is_404_and_named() -> None:
 
 
 def test_a_search_says_what_is_looked_for_and_how_many() -> None:
-    assert json_of("/api/v1/search?q=%20job&limit=7") == {"words": "job", "limit": 7}
-    assert json_of("/api/v1/search") == {"words": "", "limit": 50}
+    assert json_of("/api/v1/search?q=%20job&limit=7") == {"nodes": ["job", "7"], "pods": []}
+    assert json_of("/api/v1/search") == {"nodes": ["", "50"], "pods": []}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aliquot.services.dashboard.hub import Hub, Listener
-from kit.fakepicture import PaperPicture
+from kit.fakeview import FakeView
 
 
 class Scene:
@@ -17,15 +17,15 @@ class Scene:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.picture = PaperPicture()
-        self.hub = Hub(self.picture, lambda: self.now)
+        self.view = FakeView()
+        self.hub = Hub(self.view, lambda: self.now)
 
     def pass_(self, seconds: float = 1.0) -> None:
         self.now += seconds
         self.hub.beat(self.now)
 
 
-def told(listener: Listener) -> list[tuple[str, Any]]:
+def received(listener: Listener) -> list[tuple[str, Any]]:
     """Events, by name and data."""
     frames = asyncio.run(listener.next())
     assert frames is not None
@@ -39,94 +39,94 @@ def told(listener: Listener) -> list[tuple[str, Any]]:
     ]
 
 
-def test_while_nobody_looks_only_the_history_is_kept() -> None:
+def test_hub_without_listeners_only_records_history() -> None:
     scene = Scene()
     for _ in range(5):
         scene.pass_()
-    assert scene.picture.asked == {"point": 5, "state": 0, "tick": 0}
-    assert len(scene.hub.history.told("10m")["times"]) == 5
+    assert scene.view.asked == {"point": 5, "state": 0, "tick": 0}
+    assert len(scene.hub.recorder.history("10m").times) == 5
 
 
-def test_whoever_comes_is_told_everything_first() -> None:
+def test_listener_gets_the_whole_state_first() -> None:
     scene = Scene()
     scene.pass_()
-    ((name, state),) = told(scene.hub.join())
-    assert (name, state["kind"]) == ("state", "paper")
+    ((name, state),) = received(scene.hub.join())
+    assert (name, state["kind"]) == ("state", "machine")
     assert state["history"]["times"] == [1001.0]
 
 
-def test_a_tick_is_worked_out_once_for_all() -> None:
+def test_tick_is_computed_once_for_all_listeners() -> None:
     scene = Scene()
     listeners = [scene.hub.join() for _ in range(20)]
     for listener in listeners:
-        told(listener)
+        received(listener)
     scene.pass_()
-    assert scene.picture.asked["tick"] == 1
+    assert scene.view.asked["tick"] == 1
     for listener in listeners:
-        ((name, tick),) = told(listener)
+        ((name, tick),) = received(listener)
         assert (name, tick["now"]) == ("tick", 1001.0)
         assert tick["point"]["memory"] == 1.0
 
 
-def test_everything_is_written_once_for_all_who_come_within_a_beat() -> None:
+def test_state_is_encoded_once_for_listeners_within_a_beat() -> None:
     scene = Scene()
     scene.pass_()
     for _ in range(20):
         scene.hub.join()
-    assert scene.picture.asked["state"] == 1
+    assert scene.view.asked["state"] == 1
     scene.pass_()
     scene.hub.join()
-    assert scene.picture.asked["state"] == 2
+    assert scene.view.asked["state"] == 2
 
 
-def test_a_point_is_told_once_however_often_it_ticks() -> None:
+def test_point_is_sent_with_one_tick_only() -> None:
     scene = Scene()
     listener = scene.hub.join()
     for seconds in (1.0, 0.5, 0.5):
         scene.pass_(seconds)
-    points = [data["point"] for name, data in told(listener) if name == "tick"]
+    points = [data["point"] for name, data in received(listener) if name == "tick"]
     assert [point and point["time"] for point in points] == [1001.0, None, 1002.0]
 
 
-def test_when_nodes_come_or_go_everything_is_told_anew() -> None:
+def test_changed_nodes_send_a_new_state() -> None:
     scene = Scene()
     listener = scene.hub.join()
-    told(listener)
-    scene.picture.nodes_changed = True
+    received(listener)
+    scene.view.nodes_changed = True
     scene.pass_()
-    assert [name for name, _ in told(listener)] == ["state"]
+    assert [name for name, _ in received(listener)] == ["state"]
 
 
-def test_who_does_not_keep_up_is_dropped_and_nobody_waits_for_it() -> None:
+def test_slow_listener_is_dropped() -> None:
     scene = Scene()
     slow, quick = scene.hub.join(), scene.hub.join()
     for _ in range(30):
         scene.pass_()
-        told(quick)
+        received(quick)
     assert asyncio.run(slow.next()) is None
 
 
-def test_at_the_end_everybody_is_let_go() -> None:
+def test_close_drops_listeners() -> None:
     scene = Scene()
     listener = scene.hub.join()
     scene.hub.close()
     assert asyncio.run(listener.next()) is None
 
 
-def test_a_picture_that_fails_is_said_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_view_is_logged_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene()
-    scene.picture.broken = True
+    scene.view.broken = True
     for _ in range(3):
         scene.pass_()
-    assert caplog.text.count("cannot be drawn") == 1
-    scene.picture.broken = False
+    assert caplog.text.count("dashboard_failed") == 1
+    scene.view.broken = False
     scene.pass_()
-    assert len(scene.hub.history.told("10m")["times"]) == 1
+    assert len(scene.hub.recorder.history("10m").times) == 1
 
 
-def test_a_clock_that_is_set_back_does_not_stop_the_history() -> None:
+def test_clock_set_back_does_not_stop_the_history() -> None:
     scene = Scene()
     scene.pass_()
     scene.pass_(-3600)
     scene.pass_()
-    assert scene.picture.asked["point"] == 3
+    assert scene.view.asked["point"] == 3

@@ -1,17 +1,20 @@
-"""The timelines of a machine's cards, by people's names for the tenants."""
+"""The timelines of a machine's cards, with tenants by name."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from aliquot.arbiter.timeline import Came, Left, Record, Taken
+from aliquot.model.status.machine import TenantStatus
 from aliquot.services.dashboard.timelines import Timelines
+from kit import fakedaemon
 
 
-def a_tenant(name: str) -> dict[str, Any]:
-    return {"id": f"id-{name}", "name": name, "class": "normal"}
+def a_tenant(name: str, **more: Any) -> TenantStatus:
+    return msgspec.convert(fakedaemon.a_tenant(name, **more), TenantStatus)
 
 
 def held(name: str, at: float) -> list[Record]:
@@ -19,12 +22,12 @@ def held(name: str, at: float) -> list[Record]:
 
 
 def keys(timelines: Timelines, now: float) -> list[str]:
-    told = timelines.told(["GPU-0"], None, now, now)
-    assert told is not None
-    return [tenant["key"] for tenant in told["cards"]["GPU-0"]["tenants"]]
+    timeline = timelines.since(["GPU-0"], None, now, now)
+    assert timeline is not None
+    return [lane.key for lane in timeline.cards["GPU-0"].tenants]
 
 
-def test_a_tenant_that_is_gone_keeps_its_name_while_it_is_drawn() -> None:
+def test_timeline_keeps_the_name_of_an_ended_tenant_while_it_is_drawn() -> None:
     timelines = Timelines()
     timelines.add({"GPU-0": []}, [a_tenant("a")])
     timelines.add({"GPU-0": held("a", 100.0)}, [])
@@ -32,7 +35,7 @@ def test_a_tenant_that_is_gone_keeps_its_name_while_it_is_drawn() -> None:
     assert keys(timelines, 200.0) == []
 
 
-def test_names_of_thousands_that_came_and_went_are_forgotten() -> None:
+def test_timelines_forget_the_names_of_ended_tenants() -> None:
     timelines = Timelines()
     for number in range(2000):
         at = 100.0 + number
@@ -41,26 +44,24 @@ def test_names_of_thousands_that_came_and_went_are_forgotten() -> None:
     assert keys(timelines, 2100.0)[-1] == "run-1999"
 
 
-def test_without_a_trace_there_is_no_timeline() -> None:
-    assert Timelines().told(["GPU-0"], None, 100.0, 100.0) is None
+def test_no_timeline_without_a_trace() -> None:
+    assert Timelines().since(["GPU-0"], None, 100.0, 100.0) is None
 
 
-def test_two_runs_of_one_name_after_each_other_are_one_line() -> None:
+def test_timeline_joins_two_runs_of_one_name() -> None:
     timelines = Timelines()
     for at, number in ((100.0, "1"), (101.0, "2")):
-        tenant = {**a_tenant("serve"), "id": f"id-serve{number}"}
-        timelines.add({"GPU-0": held(f"serve{number}", at)}, [tenant])
+        timelines.add({"GPU-0": held(f"serve{number}", at)}, [a_tenant("serve", id=f"id-serve{number}")])
     assert keys(timelines, 110.0) == ["serve"]
-    told = timelines.told(["GPU-0"], 1000, 102.0, 102.0)
-    assert told is not None
-    assert sum(told["cards"]["GPU-0"]["tenants"][0]["shares"]) == 200
+    timeline = timelines.since(["GPU-0"], 1000, 102.0, 102.0)
+    assert timeline is not None
+    assert sum(timeline.cards["GPU-0"].tenants[0].shares) == 200
 
 
 def first_mark(timelines: Timelines, now: float, today: float) -> float:
-    told = timelines.told(["GPU-0"], None, now, today)
-    assert told is not None
-    at: float = told["cards"]["GPU-0"]["preemptions"][0]["at"]
-    return at
+    timeline = timelines.since(["GPU-0"], None, now, today)
+    assert timeline is not None
+    return timeline.cards["GPU-0"].preemptions[0].at
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def first_mark(timelines: Timelines, now: float, today: float) -> float:
         pytest.param(3600.0, -3600.0, id="the time of day was set back"),
     ],
 )
-def test_what_is_told_again_has_the_same_time_unless_the_time_of_day_was_set(read_late: float, moved: float) -> None:
+def test_timeline_keeps_times_unless_the_time_of_day_was_set(read_late: float, moved: float) -> None:
     timelines = Timelines()
     timelines.add({"GPU-0": [Taken(100.0, None, ("id-a",))]}, [a_tenant("a")])
     assert first_mark(timelines, 101.0, 5001.0) == 5000.0

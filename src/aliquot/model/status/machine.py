@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from aliquot.model.claim import AppClass
+from aliquot.model.claim import AppClass, Claim
 from aliquot.model.node import Isolation
-from aliquot.model.refusal import Reason
+from aliquot.model.reason import Reason
 from aliquot.model.tenant import FindingKind, Level, State
 
 
@@ -140,6 +140,18 @@ class RefusalStatus(Struct):
     never: bool | UnsetType = UNSET
 
 
+class RequestStatus(Struct, omit_defaults=True):
+    """What a container asks for of each of `count` cards; null: of every card of a node."""
+
+    count: int | None = 1
+    whole: bool = False  # of cards, or of a node
+    node: bool = False  # everything on the node
+    memory_mib: int = 0
+    memory_percent: int = 0
+    core: float | None = None  # percent
+    offline: bool = False  # compute that online work leaves
+
+
 class QueueEntry(Struct):
     """A run or a Pod that waits for room, and why."""
 
@@ -225,6 +237,8 @@ class PodStatus(Struct):
     terminating: bool = False
     labels: dict[str, str] = {}
     wants: str = ""
+    requests: list[RequestStatus] = []  # the same as `wants`, as data
+    refusals: list[RefusalStatus] | UnsetType = UNSET  # of a Pod that fits no card of this machine, ever
 
 
 class WorkloadStatus(Struct):
@@ -282,3 +296,24 @@ class Status(Struct):
     def cards_of(self, node: str) -> list[CardStatus]:
         """The cards of one node; an agent's cards are all of its own node."""
         return [card for card in self.cards if card.node in (UNSET, node)]
+
+
+def requests_of(claim: Claim) -> list[RequestStatus]:
+    """What each container of the claim asks for; containers that ask for the same once."""
+    if claim.whole_node:
+        return [RequestStatus(node=True)]
+    found: list[RequestStatus] = []
+    for container in claim.containers:
+        part = container.slice
+        milli = part.core_milli if part.greedy_milli is None else part.greedy_milli
+        request = RequestStatus(
+            count=container.count,
+            whole=bool(part.exclusive),
+            memory_mib=part.memory_mib or 0,
+            memory_percent=part.memory_percent or 0,
+            core=None if milli is None else milli / 10,
+            offline=part.greedy_milli is not None,
+        )
+        if request not in found:
+            found.append(request)
+    return found

@@ -6,11 +6,12 @@ import asyncio
 import errno
 import logging
 from contextlib import AsyncExitStack
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 from aiohttp import web
 
+from aliquot.model.status.dashboard import Node
 from aliquot.model.status.machine import Status
 from aliquot.services.agent.metrics import agent_exposition
 from aliquot.services.daemon.calls import Calls
@@ -29,7 +30,7 @@ class Agent(Protocol):
     def calls(self) -> Calls: ...
     def ready(self) -> str | None: ...
     def status(self) -> Status: ...
-    def live(self) -> dict[str, Any]: ...
+    def live(self) -> Node: ...
 
 
 class AgentHttp:

@@ -1,6 +1,6 @@
-"""A node as the cluster's dashboard shows it, live: asked for by the scheduler while somebody looks at that node.
+"""The node as the cluster's dashboard shows it, live: the scheduler asks for it while somebody looks at that node.
 
-Who held the cards is traced from the first question on, and no longer once nobody has asked for a while.
+Who held the cards is traced from the first request on, until nobody has asked for a while.
 """
 
 from __future__ import annotations
@@ -8,16 +8,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
-
-import msgspec
+from typing import Protocol
 
 from aliquot.arbiter.timeline import Record
-from aliquot.model.status.machine import Status
-from aliquot.services.dashboard.nodeview import Cards, node_told
+from aliquot.model.status.dashboard import Node
+from aliquot.model.status.machine import NodeStatus, Status
+from aliquot.services.dashboard.nodeview import node_view, tenants_by_card
 from aliquot.services.dashboard.timelines import Timelines
 
-_FORGET = 30.0  # seconds without a question
+_FORGET = 30.0  # seconds without a request
 
 
 class Traced(Protocol):
@@ -35,20 +34,19 @@ class AgentLive:
         self._timelines = Timelines()
         self._ending: asyncio.TimerHandle | None = None
 
-    def node(self, told: Status, now: float) -> dict[str, Any]:
-        """As a machine tells of itself. In the loop's thread."""
-        status = msgspec.to_builtins(told)
+    def node(self, status: Status, now: float) -> Node:
+        """As a machine shows itself. Call it in the loop's thread."""
         if self._ending is None:
             self._timelines = Timelines()
             self._arbiter.keep_trace(True)
         else:
             self._ending.cancel()
         self._ending = asyncio.get_running_loop().call_later(_FORGET, self._end)
-        self._timelines.add(self._arbiter.records(), status["tenants"])
-        cards = status["cards"]
-        timeline = self._timelines.told([card["uuid"] for card in cards], None, self._clock(), now)
-        about = {"name": status["daemon"]["node"], "offers": [], "policy": status["rules"]["policy"]}
-        return node_told(about, cards, status, Cards(status), timeline)
+        self._timelines.add(self._arbiter.records(), status.tenants)
+        uuids = [card.uuid for card in status.cards]
+        timeline = self._timelines.since(uuids, None, self._clock(), now)
+        node = NodeStatus(status.daemon.node or "", uuids, [], status.rules.policy)
+        return node_view(node, status, tenants_by_card(status), timeline)
 
     def _end(self) -> None:
         self._ending = None

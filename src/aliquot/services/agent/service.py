@@ -41,6 +41,7 @@ from aliquot.model.device import Card
 from aliquot.model.health import describe_out
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
+from aliquot.model.status import dashboard
 from aliquot.model.status.machine import AgentStatus, CallStatus, DaemonStatus, Status
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
 from aliquot.services.agent.allocation import Allocator
@@ -303,7 +304,7 @@ class Agent:
         )
         return status(node, time.time(), msgspec.convert(self.about, DaemonStatus), agent)
 
-    def live(self) -> dict[str, Any]:
+    def live(self) -> dashboard.Node:
         """This node as a dashboard shows it."""
         return self._live.node(self.status(), time.time())
 

@@ -1,6 +1,6 @@
 """The dashboard's HTTP: a page, its files, and the JSON and events that it draws. Read-only: GET and nothing else.
 
-Who may look is access.py's; what is seen is the picture's; who is told what and when is the hub's.
+access.py decides who may look, the view what is shown, the hub who gets which frame and when.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from aliquot.services.dashboard.assets import Asset, read_assets
 from aliquot.services.dashboard.history import RANGES
 from aliquot.services.dashboard.hub import MOST_LISTENERS, Hub, encode
 
-_PATIENCE = 10.0  # seconds in which a listener must have taken what it was sent
-_UNASKED = 30.0  # seconds that a connection may be there without a question
+_PATIENCE = 10.0  # seconds in which a listener must take what it is sent
+_IDLE = 30.0  # seconds that a connection may be open without a request
 _MOST_CONNECTIONS = 2 * MOST_LISTENERS
 _MOST_FOUND = 200
 _JSON = "application/json"
@@ -46,7 +46,7 @@ _UNKNOWN = (
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Panel:
+class DashboardHttp:
     """Answers for one hub."""
 
     def __init__(self, hub: Hub, access: Access, clock: Callable[[], float] = time.time) -> None:
@@ -113,32 +113,32 @@ class Panel:
         over = request.query.get("range", "10m")
         if over not in RANGES:
             return _refused(f'range: "{over[:40]}" is not allowed: one of {", ".join(RANGES)}')
-        return _packed(request, encode(self._hub.history.told(over)))
+        return _packed(request, encode(self._hub.recorder.history(over)))
 
     async def _search(self, request: web.Request) -> web.StreamResponse:
         limit = request.query.get("limit", "50")
         if not (len(limit) <= 9 and limit.isascii() and limit.isdigit() and 0 < int(limit) <= _MOST_FOUND):
             return _refused(f'limit: "{limit[:40]}" is not allowed: a number from 1 to {_MOST_FOUND}')
         words = request.query.get("q", "").strip()[:256]
-        return _packed(request, encode(self._hub.picture.search(words, int(limit))))
+        return _packed(request, encode(self._hub.view.search(words, int(limit))))
 
     async def _node(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
-        found = await self._hub.picture.node(name, self._clock())
+        found = await self._hub.view.node(name, self._clock())
         return _none_called("node", name) if found is None else _packed(request, encode(found))
 
     async def _pod(self, request: web.Request) -> web.StreamResponse:
         key = request.match_info["key"]
-        found = self._hub.picture.pod(key, self._clock())
+        found = self._hub.view.pod(key, self._clock())
         return _none_called("Pod or run", key) if found is None else _packed(request, encode(found))
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
-        return web.Response(body=self._hub.picture.metrics(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=self._hub.view.metrics(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        """As long as somebody listens, and keeps up."""
+        """As long as the browser listens, and keeps up."""
         if len(self._hub.listeners) >= MOST_LISTENERS:
-            return web.Response(status=503, text=f"{MOST_LISTENERS} look already: close one of them\n")
+            return web.Response(status=503, text=f"{MOST_LISTENERS} browsers watch already: close one of them\n")
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         answer = web.StreamResponse(headers={**headers, **_HEADERS})
         await answer.prepare(request)
@@ -152,7 +152,7 @@ class Panel:
         finally:
             self._hub.leave(listener)
         if request.transport is not None:
-            request.transport.abort()  # it is too slow, or gone: nothing waits for it
+            request.transport.abort()  # too slow, or gone: do not wait for it
         return answer
 
     # --- the page --------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def _refused(text: str) -> web.Response:
 
 @contextlib.asynccontextmanager
 async def serving(hub: Hub, access: Access, listener: socket.socket) -> AsyncIterator[None]:
-    """The panel on that socket, as long as the context lasts."""
-    runner = make_runner(Panel(hub, access).app(), goodbye=0.5, patience=_UNASKED)
+    """The dashboard on that socket, as long as the context lasts."""
+    runner = make_runner(DashboardHttp(hub, access).app(), goodbye=0.5, patience=_IDLE)
     async with serve_limited(runner, listener, _MOST_CONNECTIONS):
         yield

@@ -1,7 +1,7 @@
-"""Who looks at the dashboard, and what all of them are told: worked out and written once for all.
+"""Who watches the dashboard, and what all of them are sent: computed and encoded once for all.
 
-Nothing is worked out while nobody looks, but a point of the history each second. A listener that does not take what it
-is told is dropped: it comes again by itself, and begins with the whole state.
+While nobody watches, only a point of the history is computed each second. A listener that does not keep up is dropped:
+the browser reconnects by itself, and begins with the whole state.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
-from aliquot.services.dashboard.contract import Json, Picture
-from aliquot.services.dashboard.history import History
+from aliquot.model.status.dashboard import Point
+from aliquot.services.dashboard.contract import View
+from aliquot.services.dashboard.history import Recorder
 
 _LOG = logging.getLogger("aliquot.dashboard")
 _MOST_UNREAD = 8  # frames a listener may be behind
@@ -24,31 +24,31 @@ _POINT = 1.0  # seconds between two points of the history
 
 
 class Listener:
-    """One who looks. Frames come in the order they were made."""
+    """One browser. Frames come in the order they were made."""
 
     def __init__(self, first: bytes) -> None:
         self._frames = deque([first])
-        self._come = asyncio.Event()
-        self._come.set()
+        self._ready = asyncio.Event()
+        self._ready.set()
         self.dropped = False
 
-    def give(self, frame: bytes) -> None:
-        """One more, unless it does not keep up."""
+    def send(self, frame: bytes) -> None:
+        """One more frame, unless it does not keep up."""
         if len(self._frames) >= _MOST_UNREAD:
             self.drop()
             return
         self._frames.append(frame)
-        self._come.set()
+        self._ready.set()
 
     def drop(self) -> None:
-        """It is told nothing more."""
+        """Nothing more is sent to it."""
         self.dropped = True
-        self._come.set()
+        self._ready.set()
 
     async def next(self) -> bytes | None:
-        """All that came since, as one; None: it was too slow, or we end."""
-        await self._come.wait()
-        self._come.clear()
+        """All frames since the last call, as one; None: it was too slow, or the server ends."""
+        await self._ready.wait()
+        self._ready.clear()
         if self.dropped:
             return None
         frames = b"".join(self._frames)
@@ -59,50 +59,49 @@ class Listener:
 class Hub:
     """See the head of the file. `clock` is the time of day."""
 
-    def __init__(self, picture: Picture, clock: Callable[[], float]) -> None:
-        self.picture = picture
-        self.history = History()
+    def __init__(self, view: View, clock: Callable[[], float]) -> None:
+        self.view = view
+        self.recorder = Recorder()
         self.listeners: set[Listener] = set()
         self._clock = clock
         self._encoder = msgspec.json.Encoder()
-        self._first: bytes | None = None  # what those are told first who come before the next beat
-        self._point: Json | None = None  # not told yet
+        self._first: bytes | None = None  # the first frame of listeners that come before the next beat
+        self._point: Point | None = None  # not sent yet
         self._next_point = 0.0
         self._failing = False
 
     async def run(self) -> None:
         """Until cancelled."""
-        every = self.picture.every
+        every = self.view.every
         while True:
             self.beat(self._clock())
             await asyncio.sleep(every - self._clock() % every)
 
     def beat(self, now: float) -> None:
-        """What is due. Whatever goes wrong in drawing a picture must not end what it is a picture of."""
+        """What is due. An error in the dashboard must not end the program that it shows."""
         self._first = None
         try:
             if not now < self._next_point <= now + 2 * _POINT:  # due, or the clock was set back
                 self._next_point = now - now % _POINT + _POINT
-                values = self.picture.point(now)
-                self.history.add(now, values)
-                self._point = {"time": round(now, 1), **values}
+                self._point = self.view.point(now)
+                self.recorder.add(self._point)
             if self.listeners:
                 frame = self._frame(now)
                 for listener in [*self.listeners]:
-                    listener.give(frame)
+                    listener.send(frame)
             self._failing = False
         except Exception:
-            if not self._failing:  # said once
-                _LOG.exception("the dashboard cannot be drawn")
+            if not self._failing:  # logged once
+                _LOG.exception("dashboard_failed")
             self._failing = True
 
     def state(self, now: float) -> bytes:
         """All of it, as JSON."""
-        return self._encoder.encode({**self.picture.state(now), "history": self.history.told("10m")})
+        return self._encoder.encode(self.view.state(now, self.recorder.history("10m")))
 
     def join(self) -> Listener:
-        """Somebody looks: what it is told begins with all there is. That is written once for all who come before the
-        next tick, which tells what came since."""
+        """A listener begins with the whole state. That is encoded once for all that come before the next tick, which
+        has what changed since."""
         if self._first is None:
             self._first = b"retry: 2000\n" + _event("state", self.state(self._clock()))
         listener = Listener(self._first)
@@ -110,26 +109,26 @@ class Hub:
         return listener
 
     def leave(self, listener: Listener) -> None:
-        """It looks no more."""
+        """It watches no more."""
         self.listeners.discard(listener)
 
     def close(self) -> None:
-        """Nobody is told anything any more."""
+        """Drop every listener."""
         for listener in [*self.listeners]:
             listener.drop()
 
     def _frame(self, now: float) -> bytes:
-        told = self.picture.tick(now)
-        if told is None:
+        tick = self.view.tick(now, self._point)
+        if tick is None:
             return _event("state", self.state(now))
-        point, self._point = self._point, None
-        return _event("tick", self._encoder.encode({**told, "point": point}))
+        self._point = None
+        return _event("tick", self._encoder.encode(tick))
 
 
 def _event(name: str, data: bytes) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
 
 
-def encode(value: Any) -> bytes:
+def encode(answer: msgspec.Struct) -> bytes:
     """As JSON."""
-    return msgspec.json.encode(value)
+    return msgspec.json.encode(answer)

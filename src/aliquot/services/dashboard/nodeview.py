@@ -1,227 +1,216 @@
-"""Runs and Pods of one machine as its dashboard tells them: what each asked for, what it got, and why it waits."""
+"""The nodes, Pods and runs of a status as the dashboard shows them: of a machine, or of a node's agent."""
 
 from __future__ import annotations
 
-from aliquot.services.dashboard.contract import Json
-from aliquot.wording.requests import gib, on_cards
-from aliquot.wording.shortage import card_named, lacks, reason
+from collections.abc import Iterable, Sequence
+
+from aliquot.model.status.dashboard import (
+    Card,
+    Container,
+    Message,
+    Node,
+    Pod,
+    PodCard,
+    Tenant,
+    Timeline,
+    WaitingPod,
+    Wants,
+)
+from aliquot.model.status.machine import (
+    CardStatus,
+    NodeStatus,
+    PodStatus,
+    QueueEntry,
+    RequestStatus,
+    ShareStatus,
+    Status,
+    TenantStatus,
+)
+from aliquot.services.dashboard import messages
 
 
-def node_told(node: Json, cards: list[Json], seen: Json, told: Cards, timeline: Json | None) -> Json:
-    """One node in full: with its cards, who is on them, and who held them in the last minute."""
-    return {
-        "name": node["name"],
-        "offers": node["offers"],
-        "policy": node["policy"],
-        "release_delay_seconds": seen["rules"]["release_delay_seconds"],
-        "trouble": trouble(seen, cards),
-        "notes": notes(seen, cards),
-        "cards": [told.told(card) for card in cards],
-        "timeline": timeline,
-    }
+def node_view(node: NodeStatus, status: Status, tenants: dict[str, list[Tenant]], timeline: Timeline | None) -> Node:
+    """One node in full. `tenants` by card: tenants_by_card."""
+    cards = status.cards_of(node.name)
+    return Node(
+        name=node.name,
+        offers=node.offers,
+        policy=node.policy,
+        release_delay_seconds=status.rules.release_delay_seconds,
+        trouble=trouble(status, cards),
+        notes=notes(status, cards),
+        cards=[_card(card, tenants.get(card.uuid, [])) for card in cards],
+        timeline=timeline,
+    )
 
 
-def trouble(seen: Json, cards: list[Json]) -> list[str]:
+def trouble(status: Status, cards: Iterable[CardStatus]) -> list[Message]:
     """What is wrong with these cards, in a word each."""
-    out = sum(not card.get("healthy", True) for card in cards)
-    return [f"{out} card{'s' * (out > 1)} out"] * bool(out) + ["findings"] * bool(notes(seen, cards))
+    out = sum(card.is_out for card in cards)
+    return messages.cards_out(out) + [messages.FOUND_SOMETHING] * bool(notes(status, cards))
 
 
-def notes(seen: Json, cards: list[Json]) -> list[str]:
+def notes(status: Status, cards: Iterable[CardStatus]) -> list[Message]:
     """What should not be on these cards, in sentences."""
-    here = {card["uuid"] for card in cards}
-    return [finding["text"] for finding in seen["findings"] if finding["uuid"] in here]
+    here = {card.uuid for card in cards}
+    return [messages.finding(finding) for finding in status.findings if finding.uuid in here]
 
 
-class Cards:
-    """Who is on each card, in full."""
-
-    def __init__(self, seen: Json) -> None:
-        dialects = {pod["key"]: pod["dialect"] for pod in seen.get("pods", ())}
-        self._tenants: dict[str, list[Json]] = {}
-        for tenant in seen["tenants"]:
-            for card in tenant["cards"]:
-                told = _on_card(tenant, card, dialects.get(tenant["name"], "run"))
-                self._tenants.setdefault(card["uuid"], []).append(told)
-
-    def told(self, card: Json) -> Json:
-        """One card."""
-        tenants = self._tenants.get(card["uuid"], [])
-        return {
-            "index": card["index"],
-            "uuid": card["uuid"],
-            "model": card["model"],
-            "healthy": card.get("healthy", True),
-            "why_out": card.get("why_out"),
-            "memory_mib": card["memory_bytes"] >> 20,
-            "memory_booked_mib": card["memory_booked_bytes"] >> 20,
-            "memory_used_mib": _mib(card["memory_used_bytes"]),
-            "core_booked": card["core_booked"],
-            "greedy_booked": sum(tenant["core"] or 0 for tenant in tenants if tenant["greedy"]),
-            "busy": card["utilisation"],
-            "exclusive": any(tenant["exclusive"] for tenant in tenants),
-            "tenants": tenants,
-        }
+def tenants_by_card(status: Status) -> dict[str, list[Tenant]]:
+    """By the card's UUID."""
+    dialects = {pod.key: pod.dialect for pod in status.pods or []}
+    found: dict[str, list[Tenant]] = {}
+    for tenant in status.tenants:
+        for share in tenant.cards:
+            view = _tenant(tenant, share, dialects.get(tenant.name) or "run")
+            found.setdefault(share.uuid, []).append(view)
+    return found
 
 
-def _on_card(tenant: Json, card: Json, dialect: str) -> Json:
-    return {
-        "key": tenant["name"],
-        "class": tenant["class"],
-        "dialect": dialect,
-        "memory_mib": card["memory_limit_bytes"] >> 20,
-        "memory_used_mib": _mib(card["memory_used_bytes"]),
-        "core": card["core"],
-        "greedy": _greedy(tenant, card),
-        "exclusive": card["exclusive"],
-        "share": None if card["share"] is None else round(card["share"], 4),
-        "state": card["state"],
-        "preemptions": card["preemptions"],
-        "paused_seconds": round(card["paused_seconds"], 3),
-    }
+def _card(card: CardStatus, tenants: list[Tenant]) -> Card:
+    return Card(
+        index=card.index,
+        uuid=card.uuid,
+        model=card.model,
+        healthy=not card.is_out,
+        why_out=messages.why_out(card),
+        memory_mib=card.memory_mib,
+        memory_booked_mib=card.memory_booked_bytes >> 20,
+        memory_used_mib=None if card.memory_used_bytes is None else card.memory_used_bytes >> 20,
+        core_booked=card.core_booked,
+        greedy_booked=sum(tenant.core or 0 for tenant in tenants if tenant.greedy),
+        busy=card.utilisation,
+        exclusive=any(tenant.exclusive for tenant in tenants),
+        tenants=tenants,
+    )
 
 
-def _greedy(tenant: Json, card: Json) -> bool:
-    """Whether its compute is offline compute, counted apart."""
-    return bool(card.get("greedy", tenant["class"] == "offline" and card["core"] is not None))
+def _tenant(tenant: TenantStatus, share: ShareStatus, dialect: str) -> Tenant:
+    return Tenant(
+        key=tenant.name,
+        app_class=tenant.app_class,
+        dialect=dialect,
+        memory_mib=share.limit_mib,
+        memory_used_mib=share.used_mib,
+        core=share.core,
+        greedy=share.greedy,
+        exclusive=share.exclusive,
+        share=None if share.share is None else round(share.share, 4),
+        state=share.state,
+        preemptions=share.preemptions,
+        paused_seconds=round(share.paused_seconds, 3),
+    )
 
 
-def _mib(amount: int | None) -> int | None:
-    return None if amount is None else amount >> 20
+# --- one Pod or run --------------------------------------------------------------------------------------------------
 
 
-# --- one of them ---------------------------------------------------------------------------------------------------
-
-
-def pod_told(seen: Json, key: str, now: float) -> Json | None:
+def pod_view(status: Status, key: str, now: float) -> Pod | None:
     """A Pod, or a run, by its name."""
-    pod = next((pod for pod in seen.get("pods", ()) if pod["key"] == key), None)
-    if pod is not None:
-        return _pod(seen, pod)
-    tenant = next((tenant for tenant in seen["tenants"] if tenant["name"] == key), None)
-    if tenant is not None:
-        return _run(seen, tenant)
-    entry = next((entry for entry in seen["queue"] if entry["name"] == key), None)
+    entry = next((entry for entry in status.queue if entry.name == key), None)
+    for pod in status.pods or []:
+        if pod.key == key:
+            return _pod(pod, entry)
+    for tenant in status.tenants:
+        if tenant.name == key:
+            return _run(tenant)
     return None if entry is None else _queued(entry, now)
 
 
-def _pod(seen: Json, pod: Json) -> Json:
-    owner = pod.get("owner")
-    tenant: Json = next((tenant for tenant in seen["tenants"] if tenant["name"] == pod["key"]), pod)
-    return {
-        "key": pod["key"],
-        "kind": "pod",
-        "class": pod["class"],
-        "dialect": pod["dialect"],
-        "phase": pod["phase"],
-        "node": pod["node"],
-        "cards": [_card(tenant, card) for card in pod["cards"]],
-        "containers": [{"name": container["name"], "command": container["command"]} for container in pod["containers"]],
-        "owner": None if owner is None else f"{owner['kind']}/{owner['name']}",
-        "since": pod["started"] or pod["created"],
-        "why": _why(pod),
-        "refusals": [],
-    }
+def _pod(pod: PodStatus, entry: QueueEntry | None) -> Pod:
+    why = [messages.requests(Wants(pod.wants, pod.requests), pod.dialect) if pod.dialect else messages.NO_REQUEST]
+    if pod.node is not None and pod.cards:
+        why.append(messages.placed([share.index for share in pod.cards], pod.node))
+    reason = messages.pod_reason(pod) if entry is None else messages.short_of(entry)
+    return Pod(
+        key=pod.key,
+        kind="pod",
+        app_class=pod.app_class,
+        dialect=pod.dialect,
+        phase=pod.phase,
+        node=pod.node,
+        cards=_pod_cards(pod.cards),
+        containers=[Container(container.name, container.command) for container in pod.containers],
+        owner=None if pod.owner is None else f"{pod.owner.kind}/{pod.owner.name}",
+        since=pod.started or pod.created,
+        why=[*why, *([] if entry is None else [messages.queued(entry)]), *([] if reason is None else [reason])],
+        refusals=[],
+    )
 
 
-def _why(pod: Json) -> list[str]:
-    """As a cluster's dashboard words it; what it asked for is the first of its own sentences."""
-    asks = [f"It asks for {pod['wants']}, in the words of {pod['dialect']}."] if pod["wants"] else []
-    own = [*pod["why"][len(asks) :], *([pod["reason"]] if pod["reason"] else [])]
-    return [*asks, *(f"{each[:1].upper()}{each[1:].removesuffix('.')}." for each in own)]
+def _run(tenant: TenantStatus) -> Pod:
+    shares = tenant.cards
+    why = []
+    if shares:
+        first = shares[0]
+        request = RequestStatus(whole=first.exclusive, memory_mib=first.limit_mib, core=first.core)
+        why = [messages.promised(request, len(shares)), messages.placed([share.index for share in shares], None)]
+    return Pod(
+        key=tenant.name,
+        kind="run",
+        app_class=tenant.app_class,
+        dialect="run",
+        phase="Running",
+        node=tenant.node or None,
+        cards=_pod_cards(shares),
+        containers=[Container("main", tenant.command)],
+        owner=None,
+        since=tenant.created,
+        why=why,
+        refusals=[],
+    )
 
 
-def _run(seen: Json, tenant: Json) -> Json:
-    node_of = {card["uuid"]: card.get("node") for card in seen["cards"]}
-    cards = tenant["cards"]
-    places = ", ".join(str(card["index"]) for card in cards)
-    return {
-        "key": tenant["name"],
-        "kind": "run",
-        "class": tenant["class"],
-        "dialect": "run",
-        "phase": "Running",
-        "node": next((node_of.get(card["uuid"]) for card in cards), None),
-        "cards": [_card(tenant, card) for card in cards],
-        "containers": [{"name": "main", "command": tenant["command"]}],
-        "owner": None,
-        "since": tenant["created"],
-        "why": [
-            f"It was promised {_promise(cards[0])} of {len(cards)} card{'s' * (len(cards) > 1)}." if cards else "",
-            f"Card {places}: of the cards that had room then, the fullest (binpack).",
-        ][0 if cards else 2 :],
-        "refusals": [],
-    }
+def _pod_cards(shares: Sequence[ShareStatus]) -> list[PodCard]:
+    return [
+        PodCard(share.index, share.uuid, share.limit_mib, share.core, share.greedy, share.exclusive) for share in shares
+    ]
 
 
-def _card(tenant: Json, card: Json) -> Json:
-    return {
-        "index": card["index"],
-        "uuid": card["uuid"],
-        "memory_mib": card["memory_limit_bytes"] >> 20,
-        "core": card["core"],
-        "greedy": _greedy(tenant, card),
-        "exclusive": card["exclusive"],
-    }
+def _queued(entry: QueueEntry, now: float) -> Pod:
+    return Pod(
+        key=entry.name,
+        kind="run",
+        app_class=entry.app_class,
+        dialect="run",
+        phase="Pending",
+        node=None,
+        cards=[],
+        containers=[Container("main", entry.command)],
+        owner=None,
+        since=now - entry.waited_seconds,
+        why=[messages.requests(messages.wants_of_entry(entry), "run"), messages.queued(entry)],
+        refusals=[messages.refused_by_card(refusal) for refusal in entry.refusals if refusal.card is not None],
+    )
 
 
-def _promise(card: Json) -> str:
-    if card["exclusive"]:
-        return "all"
-    core = "" if card["core"] is None else f" and {card['core']:g}% of the compute"
-    return f"{_size(card['memory_limit_bytes'])}{core}"
+# --- those that wait -------------------------------------------------------------------------------------------------
 
 
-def _queued(entry: Json, now: float) -> Json:
-    return {
-        "key": entry["name"],
-        "kind": "run",
-        "class": entry["class"],
-        "dialect": "run",
-        "phase": "Pending",
-        "node": None,
-        "cards": [],
-        "containers": [{"name": "main", "command": entry["command"]}],
-        "owner": None,
-        "since": now - entry["waited_seconds"],
-        "why": [f"It wants {_wants(entry)}.", f"It is number {entry['position']} of {entry['of']} who wait."],
-        "refusals": [
-            {"reason": f"{card_named(refusal)} {lacks(refusal)}", "nodes": 1, "example": None}
-            for refusal in entry.get("refusals") or ()
-            if refusal.get("card") is not None
-        ],
-    }
+def waiting_views(status: Status, now: float) -> list[WaitingPod]:
+    """The queue, then Pods that are not in it: no card could ever take them."""
+    pods = {pod.key: pod for pod in status.pods or [] if pod.phase == "Pending" and not pod.node}
+    queue = [_waiting(entry, pods.pop(entry.name, None), now) for entry in status.queue]
+    return queue + [
+        WaitingPod(
+            key=pod.key,
+            app_class=pod.app_class,
+            dialect=pod.dialect,
+            since=pod.created,
+            reason=messages.pod_reason(pod) or messages.WORKING,
+            wants=Wants(pod.wants, pod.requests),
+        )
+        for pod in pods.values()
+    ]
 
 
-def waiting_told(entry: Json, now: float) -> Json:
-    """One who waits: a run of the queue, or a Pod without a place."""
-    if "phase" in entry:
-        return {
-            "key": entry["key"],
-            "class": entry["class"],
-            "dialect": entry["dialect"],
-            "since": entry["created"],
-            "reason": entry["reason"] or "",
-            "wants": entry["wants"],
-        }
-    return {
-        "key": entry["name"],
-        "class": entry["class"],
-        "dialect": entry.get("dialect", "run"),
-        "since": round(now - entry["waited_seconds"], 1),
-        "reason": reason(entry),
-        "wants": _wants(entry),
-    }
-
-
-def _wants(entry: Json) -> str:
-    """A Pod says it itself: of what it asks for, the queue knows the first container."""
-    if "wants" in entry:
-        return str(entry["wants"])
-    parts = [] if entry["memory_bytes"] is None else [_size(entry["memory_bytes"])]
-    parts += [] if entry["core"] is None else [f"{entry['core']:g}%"]
-    return on_cards(parts, entry["gpus"])
-
-
-def _size(amount: int) -> str:
-    return gib(amount >> 20)
+def _waiting(entry: QueueEntry, pod: PodStatus | None, now: float) -> WaitingPod:
+    """A Pod knows better what it wants: the queue knows its first container."""
+    return WaitingPod(
+        key=entry.name,
+        app_class=entry.app_class,
+        dialect="run" if pod is None else pod.dialect,
+        since=round(now - entry.waited_seconds, 1),
+        reason=messages.short_of(entry),
+        wants=messages.wants_of_entry(entry) if pod is None else Wants(pod.wants, pod.requests),
+    )

@@ -1,6 +1,6 @@
-"""A dashboard, from its socket to its end. The socket is there from the start, so that its address is known and taken;
-what answers on it is loaded when somebody comes, or a moment later: loading aiohttp takes a third of a second, which
-nobody should wait for who only wants to run something.
+"""Serves a dashboard. Its socket is bound at the start, so that its address is known and taken; the HTTP server is
+loaded with the first connection, or a moment later: loading aiohttp takes a third of a second, for which `aliquot run`
+should not wait.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import time
 from types import ModuleType
 
 from aliquot.services.dashboard.access import Access, Listen
-from aliquot.services.dashboard.contract import Picture
+from aliquot.services.dashboard.contract import View
 from aliquot.services.dashboard.hub import Hub
 
 _LOG = logging.getLogger("aliquot.dashboard")
-_UNHURRIED = 3.0  # seconds after which it is loaded although nobody came: the first to come should not wait
+_UNHURRIED = 3.0  # seconds until it is loaded without a connection: the first visitor should not wait
 
 
 def take_place(wished: Listen, option: str) -> tuple[socket.socket, Access] | None:
@@ -34,31 +34,30 @@ def take_place(wished: Listen, option: str) -> tuple[socket.socket, Access] | No
     return listener, Access(wished.address, wished.port, wished.token)
 
 
-async def show(picture: Picture, listener: socket.socket, access: Access) -> None:
+async def show(view: View, listener: socket.socket, access: Access) -> None:
     """Until cancelled. The history begins at once."""
-    hub = Hub(picture, time.time)
+    hub = Hub(view, time.time)
     beating = asyncio.create_task(hub.run())
     try:
-        await _somebody_or_later(listener)
-        panel = await asyncio.to_thread(_load)
-        async with panel.serving(hub, access, listener):
+        await _connection_or_later(listener)
+        http = await asyncio.to_thread(_load)
+        async with http.serving(hub, access, listener):
             await asyncio.Event().wait()
     except asyncio.CancelledError:
         raise
     except Exception:
-        _LOG.exception("there is no dashboard")  # everything else goes on
+        _LOG.exception("dashboard_ended")  # everything else goes on
     finally:
         beating.cancel()
 
 
-async def _somebody_or_later(listener: socket.socket) -> None:
-    loop, come = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(listener, come.set)
+async def _connection_or_later(listener: socket.socket) -> None:
+    loop, connected = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(listener, connected.set)
     try:
-        async with asyncio.timeout(
-            _UNHURRIED
-        ):  # not wait_for: that forgets being cancelled when somebody comes with it
-            await come.wait()
+        # Not wait_for: it forgets being cancelled when a connection comes at the same moment.
+        async with asyncio.timeout(_UNHURRIED):
+            await connected.wait()
     except TimeoutError:
         return
     finally:
@@ -66,6 +65,6 @@ async def _somebody_or_later(listener: socket.socket) -> None:
 
 
 def _load() -> ModuleType:
-    from aliquot.services.dashboard import http as panel
+    from aliquot.services.dashboard import http
 
-    return panel
+    return http

@@ -1,11 +1,14 @@
-"""The timelines of a machine's cards, by people's names for the tenants, as the dashboard reads them."""
+"""The timelines of a machine's cards, with tenants by name, as the dashboard reads them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
-from aliquot.arbiter.timeline import STEP, Record, Timeline, Track, Window
+from aliquot.arbiter import timeline
+from aliquot.arbiter.timeline import STEP, Record, Track, Window
+from aliquot.model.claim import AppClass
+from aliquot.model.status.dashboard import CardTimeline, Lane, Preemption, Timeline
+from aliquot.model.status.machine import TenantStatus
 
 _MOST_GONE = 256  # names kept before it is looked who is still drawn
 _AHEAD = STEP / 2  # seconds by which the time of day may move away from our clock before we follow it
@@ -13,43 +16,43 @@ _BEHIND = 1.0
 
 
 class Timelines:
-    """Of all cards. Tenants that are gone keep their names for as long as they are still drawn."""
+    """Of all cards. Tenants that ended keep their names for as long as they are drawn."""
 
     def __init__(self) -> None:
-        self._cards: dict[str, Timeline] = {}
-        self._names: dict[str, tuple[str, str]] = {}  # tenant's id: name and class
+        self._cards: dict[str, timeline.Timeline] = {}
+        self._names: dict[str, tuple[str, AppClass]] = {}  # tenant's id: name and class
         self._offset: float | None = None  # from our clock to the time of day
 
-    def add(self, records: Mapping[str, Iterable[Record]], tenants: Iterable[Mapping[str, Any]]) -> None:
-        """What was traced of each card, and who is there now."""
-        here = {tenant["id"]: (tenant["name"], tenant["class"]) for tenant in tenants}
+    def add(self, records: Mapping[str, Iterable[Record]], tenants: Iterable[TenantStatus]) -> None:
+        """What was traced of each card, and the tenants now."""
+        here = {tenant.id: (tenant.name, tenant.app_class) for tenant in tenants}
         self._names |= here
         for uuid, news in records.items():
-            timeline = self._cards.setdefault(uuid, Timeline())
-            timeline.add(news)
-            timeline.keep(here.keys())
+            card = self._cards.setdefault(uuid, timeline.Timeline())
+            card.add(news)
+            card.keep(here.keys())
         if len(self._names) > len(here) + _MOST_GONE:
             drawn = here.keys() | {tenant for card in self._cards.values() for tenant in card.drawn()}
             self._names = {tenant: names for tenant, names in self._names.items() if tenant in drawn}
 
     def end(self, now: float) -> int:
         """The bucket before which all is settled."""
-        return Timeline().window(None, now).end
+        return timeline.Timeline().window(None, now).end
 
-    def told(self, uuids: Iterable[str], since: int | None, now: float, today: float) -> dict[str, Any] | None:
+    def since(self, uuids: Iterable[str], first: int | None, now: float, today: float) -> Timeline | None:
         """Of these cards, from that bucket on; `today` is the time of day when our clock shows `now`. None: nothing is
         traced."""
-        windows = {uuid: self._cards[uuid].window(since, now) for uuid in uuids if uuid in self._cards}
+        windows = {uuid: self._cards[uuid].window(first, now) for uuid in uuids if uuid in self._cards}
         if not windows:
             return None
         offset = self._steady(today - now)
-        some = next(iter(windows.values()))
-        return {
-            "until": round(some.end * STEP + offset, 3),
-            "step": STEP,
-            "buckets": some.end - some.first,
-            "cards": {uuid: self._card(window, offset) for uuid, window in windows.items()},
-        }
+        window = next(iter(windows.values()))
+        return Timeline(
+            until=round(window.end * STEP + offset, 3),
+            step=STEP,
+            buckets=window.end - window.first,
+            cards={uuid: self._card(window, offset) for uuid, window in windows.items()},
+        )
 
     def _steady(self, offset: float) -> float:
         """One offset for as long as it is about right, so that what is told twice has the same times. The time of day
@@ -58,26 +61,30 @@ class Timelines:
             self._offset = offset
         return self._offset
 
-    def _card(self, window: Window, offset: float) -> dict[str, Any]:
-        tracks: dict[tuple[str, str], Track] = {}
+    def _card(self, window: Window, offset: float) -> CardTimeline:
+        tracks: dict[tuple[str, AppClass], Track] = {}
         for tenant, track in window.tracks.items():
-            names = self._names.get(tenant, (tenant, "normal"))
-            before = tracks.get(names)  # one of that name was there before it, and is still drawn
+            names = self._names.get(tenant, (tenant, AppClass.NORMAL))
+            before = tracks.get(names)  # an earlier tenant of that name is still drawn
             tracks[names] = track if before is None else _both(before, track)
-        return {
-            "tenants": [
-                {"key": key, "class": app_class, "shares": track.shares, "paused": track.paused}
+        return CardTimeline(
+            tenants=[
+                Lane(key=key, app_class=app_class, shares=track.shares, paused=track.paused)
                 for (key, app_class), track in tracks.items()
             ],
-            "preemptions": [
-                {"at": round(mark.at + offset, 3), "by": self._name(mark.by), "of": self._name(loser)}
+            preemptions=[
+                Preemption(
+                    at=round(mark.at + offset, 3),
+                    by=None if mark.by is None else self._name(mark.by),
+                    of=self._name(loser),
+                )
                 for mark in window.marks
                 for loser in mark.of
             ],
-        }
+        )
 
-    def _name(self, tenant: str | None) -> str | None:
-        return None if tenant is None else self._names.get(tenant, (tenant, ""))[0]
+    def _name(self, tenant: str) -> str:
+        return self._names[tenant][0] if tenant in self._names else tenant
 
 
 def _both(one: Track, other: Track) -> Track:

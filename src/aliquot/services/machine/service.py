@@ -32,7 +32,7 @@ from aliquot.services.daemon.home import StartError, make_home, take_lock
 from aliquot.services.dashboard.access import Access, Listen
 from aliquot.services.dashboard.server import show, take_place
 from aliquot.services.machine.control import ControlServer, watch_root
-from aliquot.services.machine.picture import MachinePicture
+from aliquot.services.machine.dashboard import MachineView
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.tenants import Arbiter, LocalMachine
 from aliquot.services.runtime.meter import CardMeter
@@ -124,8 +124,8 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
         pods.restore(rebooted=machine.rebooted)
         listener = listen(home.control)
         if listening:
-            picture = MachinePicture(control.status, Waste(machine.ledger.board), arbiter.records)
-            dashboard = asyncio.create_task(show(picture, *listening))
+            view = MachineView(control.status, Waste(machine.ledger.board), arbiter.records)
+            dashboard = asyncio.create_task(show(view, *listening))
         await control.serve(listener, lambda: setup.on_ready(_ready(machine, simulated, url)))
     finally:
         await _cancel(dashboard)

@@ -75,11 +75,6 @@ class PendingPods:
             self._report(given_up, now)
             await self._retry(given_up, now)
 
-    def known_reason(self, claim: Claim) -> str | None:
-        """Why Pods with this claim are pending, if computed recently. Computes nothing."""
-        known = self._sentences.get(demand_of(claim))
-        return known[1] if known is not None and self._clock() - known[0] < 3 * _FRESH else None
-
     def find_retries(self, given_up: dict[str, Pending]) -> None:
         """Queue the Pods that a node starts to fit, or that a node fitted already when kube-scheduler gave them up."""
         board = self._cluster.board

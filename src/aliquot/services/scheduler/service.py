@@ -37,9 +37,9 @@ from aliquot.services.dashboard.server import show, take_place
 from aliquot.services.scheduler.agenthandover import AgentHandover
 from aliquot.services.scheduler.binder import Binder
 from aliquot.services.scheduler.cluster import Cluster, Placed
-from aliquot.services.scheduler.dashboard.agentclient import AgentAsking
+from aliquot.services.scheduler.dashboard.agentclient import AgentClient
 from aliquot.services.scheduler.dashboard.details import Details
-from aliquot.services.scheduler.dashboard.picture import ClusterPicture, Surroundings
+from aliquot.services.scheduler.dashboard.view import ClusterView, Surroundings
 from aliquot.services.scheduler.election import Election
 from aliquot.services.scheduler.http import Extender
 from aliquot.services.scheduler.metrics import exposition
@@ -234,16 +234,16 @@ class Scheduler:
 
     async def _show(self) -> None:
         assert self._dashboard is not None
-        ask = AgentAsking(self.cluster.addresses, self.settings.agent_port) if self.settings.agent_port else None
+        ask = AgentClient(self.cluster.addresses, self.settings.agent_port) if self.settings.agent_port else None
         around = Surroundings(
             name=self.kube.server.url.partition("://")[2],
             leading=self._leading,
             metrics=self._metrics,
             ask_agent=ask,
         )
-        picture = ClusterPicture(self.cluster, Details(self.cluster, self.pending_pods.known_reason), around)
+        view = ClusterView(self.cluster, Details(self.cluster), around)
         try:
-            await show(picture, *self._dashboard)
+            await show(view, *self._dashboard)
         finally:
             if ask is not None:
                 await ask.close()

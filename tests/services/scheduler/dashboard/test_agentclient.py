@@ -5,53 +5,55 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from aliquot.services.dashboard.contract import Json
+from aliquot.model.status.dashboard import Node
 from aliquot.services.scheduler.dashboard import agentclient
-from aliquot.services.scheduler.dashboard.agentclient import AgentAsking
+from aliquot.services.scheduler.dashboard.agentclient import AgentClient
 
+NODE = Node("n1", [], "best-effort", 0.1, [], [], [], None)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def asked(handler: Handler, *names: str) -> list[Json | None]:
+def asked(handler: Handler, *names: str) -> list[Node | None]:
     """What an agent with that handler is understood to say, asked so often at once."""
 
-    async def run() -> list[Json | None]:
+    async def run() -> list[Node | None]:
         app = web.Application()
         app.router.add_get("/api/v1/node", handler)
         async with TestServer(app) as server:
-            asking = AgentAsking({"n1": "127.0.0.1"}, server.port or 0)
+            client = AgentClient({"n1": "127.0.0.1"}, server.port or 0)
             try:
-                return [*await asyncio.gather(*(asking(name) for name in names))]
+                return [*await asyncio.gather(*(client(name) for name in names))]
             finally:
-                await asking.close()
+                await client.close()
 
     return asyncio.run(run())
 
 
 async def well(request: web.Request) -> web.StreamResponse:
-    return web.json_response({"name": "n1"})
+    return web.Response(body=msgspec.json.encode(NODE), content_type="application/json")
 
 
-def test_a_node_whose_address_is_known_is_asked() -> None:
-    assert asked(well, "n1", "elsewhere") == [{"name": "n1"}, None]
+def test_agent_client_asks_nodes_with_a_known_address() -> None:
+    assert asked(well, "n1", "elsewhere") == [NODE, None]
 
 
-def test_many_who_look_at_one_node_are_one_question() -> None:
+def test_agent_client_asks_once_for_many_visitors() -> None:
     questions = []
 
     async def counting(request: web.Request) -> web.StreamResponse:
         questions.append(request.path)
         return await well(request)
 
-    assert asked(counting, *["n1"] * 20) == [{"name": "n1"}] * 20
+    assert asked(counting, *["n1"] * 20) == [NODE] * 20
     assert len(questions) == 1
 
 
-def test_an_agent_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_client_does_not_wait_for_a_hanging_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agentclient, "_PATIENCE", 0.05)
 
     async def hanging(request: web.Request) -> web.StreamResponse:
@@ -61,15 +63,15 @@ def test_an_agent_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     assert asked(hanging, "n1") == [None]
 
 
-@pytest.mark.parametrize("body", ["", "nonsense", "[1]", "7", "[" * 100_000])
-def test_what_is_no_node_is_nothing(body: str) -> None:
+@pytest.mark.parametrize("body", ["", "nonsense", "[1]", "7", '{"name": "n1", "cards": 7}', "[" * 100_000])
+def test_agent_client_ignores_answers_that_are_no_node(body: str) -> None:
     async def odd(request: web.Request) -> web.StreamResponse:
         return web.Response(text=body)
 
     assert asked(odd, "n1") == [None]
 
 
-def test_somebody_else_at_that_port_is_nothing() -> None:
+def test_agent_client_ignores_other_programs_at_the_port() -> None:
     async def refusing(request: web.Request) -> web.StreamResponse:
         return web.Response(status=403, text="no")
 
@@ -79,17 +81,17 @@ def test_somebody_else_at_that_port_is_nothing() -> None:
 @pytest.mark.parametrize(
     "told", ["127.0.0.1:{port}/elsewhere?", "me@127.0.0.1", "localhost", "::1%lo", "127.0.0.1#", ""]
 )
-def test_a_node_does_not_choose_what_the_scheduler_asks_for(told: str) -> None:
+def test_agent_client_asks_plain_addresses_only(told: str) -> None:
     """It may say of itself what it likes: only what is an address is asked, and only what an agent answers."""
 
-    async def run() -> Json | None:
+    async def run() -> Node | None:
         app = web.Application()
         app.router.add_get("/{path:.*}", well)
         async with TestServer(app) as server:
-            asking = AgentAsking({"n1": told.format(port=server.port)}, server.port or 0)
+            client = AgentClient({"n1": told.format(port=server.port)}, server.port or 0)
             try:
-                return await asking("n1")
+                return await client("n1")
             finally:
-                await asking.close()
+                await client.close()
 
     assert asyncio.run(run()) is None

@@ -7,12 +7,22 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from aliquot.dialects.local.objects import amounts_of
 from aliquot.dialects.local.pods import restart_policy_of
 from aliquot.dialects.local.status import render_pod, render_workload
-from aliquot.model.claim import AppClass
+from aliquot.model.claim import AppClass, Claim
 from aliquot.model.localpod import ContainerState, LocalPod, Phase, Workload
-from aliquot.model.status.machine import ContainerStatus, OwnerStatus, PodEventStatus, PodStatus, WorkloadStatus
+from aliquot.model.status.machine import (
+    ContainerStatus,
+    OwnerStatus,
+    PodEventStatus,
+    PodStatus,
+    RefusalStatus,
+    WorkloadStatus,
+    requests_of,
+)
 from aliquot.model.tenant import Standing
 from aliquot.services.machine.pods import launchspec
 from aliquot.services.machine.pods.controllers import ready
@@ -35,7 +45,7 @@ def workload_statuses(pods: PodManager) -> list[WorkloadStatus]:
 def pod_statuses(pods: PodManager, standings: Mapping[str, Mapping[str, Standing]]) -> list[PodStatus]:
     """Every Pod. `standings` by tenant and card."""
     reasons = _Reasons(pods.machine)
-    return [_pod(pods, pod, standings, reasons.of(pod)) for pod in pods.pods.values()]
+    return [_pod(pods, pod, standings, reasons) for pod in pods.pods.values()]
 
 
 class _Reasons:
@@ -45,6 +55,7 @@ class _Reasons:
         self._node = node
         self._entries = {entry.id: entry for entry in node.queue}
         self._known: dict[object, str] = {}
+        self._never: dict[object, list[RefusalStatus]] = {}
 
     def of(self, pod: LocalPod) -> str | None:
         """None: there is no reason to report."""
@@ -60,6 +71,20 @@ class _Reasons:
             refusals = self._node.chooser.refusals(entry.claim)
             self._known[shape] = one_sentence(refusals, entry.claim, len(self._node.nodes))
         return f"{place}: {self._known[shape]}"
+
+    def never(self, pod: LocalPod, claim: Claim | None) -> list[RefusalStatus] | UnsetType:
+        """What the cards lack for a Pod that waits outside the queue, because none could ever take it."""
+        waits = pod.state.phase is Phase.PENDING and pod.state.node is None and pod.state.reason is not None
+        if claim is None or not waits or pod.tenant in self._entries:
+            return UNSET
+        shape = request_shape(claim)
+        if shape not in self._never:
+            self._never[shape] = [
+                RefusalStatus(refusal.card, refusal.reason, refusal.wanted, refusal.had, refusal.node, refusal.never)
+                for refusal in self._node.chooser.refusals(claim)
+                if refusal.card is not None
+            ]
+        return self._never[shape]
 
 
 def _workload(pods: PodManager, workload: Workload) -> WorkloadStatus:
@@ -78,7 +103,7 @@ def _workload(pods: PodManager, workload: Workload) -> WorkloadStatus:
 
 
 def _pod(
-    pods: PodManager, pod: LocalPod, standings: Mapping[str, Mapping[str, Standing]], reason: str | None
+    pods: PodManager, pod: LocalPod, standings: Mapping[str, Mapping[str, Standing]], reasons: _Reasons
 ) -> PodStatus:
     claim, state, tenancy = pods.claims[pod.uid], pod.state, pods.machine.tenancies.get(pod.tenant)
     return PodStatus(
@@ -91,7 +116,7 @@ def _pod(
         dialect=None if claim is None else claim.dialect,
         app_class=AppClass.NORMAL if claim is None else claim.app_class,
         phase=state.phase.value,
-        reason=reason,
+        reason=reasons.of(pod),
         terminating=pod.ending is not None,
         node=state.node,
         cards=[] if tenancy is None else share_statuses(tenancy.shares, standings.get(pod.tenant, {})),
@@ -102,6 +127,8 @@ def _pod(
         restart_policy=restart_policy_of(pod.manifest),
         labels=_labels(pod.manifest),
         wants="" if claim is None else wants(claim),
+        requests=[] if claim is None else requests_of(claim),
+        refusals=reasons.never(pod, claim),
         why=list(state.why),
         events=[PodEventStatus(event.time, event.text, event.type) for event in state.events],
     )

@@ -1,4 +1,5 @@
-"""What a node's own agent sees on its cards, asked while somebody looks at it: within a moment, or not at all."""
+"""Asks a node's agent for its live view of the cards, while somebody looks at that node; an agent that does not answer
+at once is left out."""
 
 from __future__ import annotations
 
@@ -10,24 +11,24 @@ from collections.abc import Callable, Mapping
 import aiohttp
 import msgspec
 
-from aliquot.services.dashboard.contract import Json
+from aliquot.model.status.dashboard import Card, Node, Tenant
 
 _PATIENCE = 1.0  # seconds: the rest of the page does not wait for longer
-_FRESH = 0.8  # seconds that an answer is good for others who look
+_FRESH = 0.8  # seconds that an answer is good for other visitors
 _LARGEST = 4 << 20
 _MOST_KEPT = 64
 
 
-class AgentAsking:
-    """By the node's name; `addresses` is where each is."""
+class AgentClient:
+    """`addresses` by the node's name."""
 
     def __init__(self, addresses: Mapping[str, str], port: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._addresses, self._port, self._clock = addresses, port, clock
-        self._asked: dict[str, tuple[float, asyncio.Task[Json | None]]] = {}
+        self._asked: dict[str, tuple[float, asyncio.Task[Node | None]]] = {}
         self._session: aiohttp.ClientSession | None = None
 
-    async def __call__(self, name: str) -> Json | None:
-        """None: nobody answers there."""
+    async def __call__(self, name: str) -> Node | None:
+        """None: no agent answers there."""
         address = _address(self._addresses.get(name, ""))
         if address is None:
             return None
@@ -39,7 +40,7 @@ class AgentAsking:
             self._asked[name] = (now, asyncio.create_task(self._ask(address)))
         return await asyncio.shield(self._asked[name][1])
 
-    async def _ask(self, address: str) -> Json | None:
+    async def _ask(self, address: str) -> Node | None:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_PATIENCE))
         try:
@@ -48,21 +49,20 @@ class AgentAsking:
                 body = await answer.content.read(_LARGEST) if answer.status == 200 else b"null"
                 while len(body) < _LARGEST and (more := await answer.content.read(_LARGEST - len(body))):
                     body += more
-                found = msgspec.json.decode(body)
+                return msgspec.json.decode(body, type=Node | None)
         except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError, RecursionError):
-            return None
-        return found if isinstance(found, dict) else None
+            return None  # no agent, or of another version, or another program at that port
 
     async def close(self) -> None:
-        """No more questions."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
 
-def _address(told: str) -> str | None:
-    """As it stands in a URL. A node says of itself what it likes: what is no plain address would lead us elsewhere."""
+def _address(text: str) -> str | None:
+    """As it stands in a URL. A node may report anything: what is not a plain address would lead us elsewhere."""
     try:
-        found = ipaddress.ip_address(told)
+        found = ipaddress.ip_address(text)
     except ValueError:
         return None
     if isinstance(found, ipaddress.IPv4Address):
@@ -70,40 +70,39 @@ def _address(told: str) -> str | None:
     return None if found.scope_id else f"[{found}]"
 
 
-# --- beside what the scheduler knows --------------------------------------------------------------------------------
-
-_OF_CARD = ("memory_used_mib", "busy", "why_out")
-_OF_TENANT = ("memory_used_mib", "share", "state", "preemptions", "paused_seconds")
-
-
-def _merged_card(card: Json, live: Json | None) -> Json:
+def merged(node: Node, live: Node | None) -> Node:
+    """The node with what its agent sees on its cards; as it is where no agent answers."""
     if live is None:
-        return card
-    tenants = {tenant["key"]: tenant for tenant in live["tenants"]}
-    return {
-        **card,
-        **{field: live[field] for field in _OF_CARD if live[field] is not None},
-        "tenants": [
-            {**tenant, **{field: tenants[tenant["key"]][field] for field in _OF_TENANT}}
-            if tenant["key"] in tenants
-            else tenant
-            for tenant in card["tenants"]
+        return node
+    cards = {card.uuid: card for card in live.cards}
+    return msgspec.structs.replace(
+        node,
+        release_delay_seconds=live.release_delay_seconds,
+        notes=[*node.notes, *live.notes],
+        timeline=live.timeline,
+        cards=[_merged_card(card, cards[card.uuid]) if card.uuid in cards else card for card in node.cards],
+    )
+
+
+def _merged_card(card: Card, live: Card) -> Card:
+    tenants = {tenant.key: tenant for tenant in live.tenants}
+    return msgspec.structs.replace(
+        card,
+        memory_used_mib=live.memory_used_mib,
+        busy=live.busy,
+        why_out=live.why_out or card.why_out,
+        tenants=[
+            _merged_tenant(tenant, tenants[tenant.key]) if tenant.key in tenants else tenant for tenant in card.tenants
         ],
-    }
+    )
 
 
-def merged(node: Json, live: Json | None) -> Json:
-    """The node with what its agent sees on its cards; as it is where nobody answers, or not as an agent would."""
-    if live is None:
-        return node
-    try:
-        cards = {card["uuid"]: card for card in live["cards"]}
-        return {
-            **node,
-            "release_delay_seconds": live["release_delay_seconds"],
-            "notes": [*node["notes"], *live["notes"]],
-            "timeline": live["timeline"],
-            "cards": [_merged_card(card, cards.get(card["uuid"])) for card in node["cards"]],
-        }
-    except (KeyError, TypeError):  # another version, or somebody else at that port
-        return node
+def _merged_tenant(tenant: Tenant, live: Tenant) -> Tenant:
+    return msgspec.structs.replace(
+        tenant,
+        memory_used_mib=live.memory_used_mib,
+        share=live.share,
+        state=live.state,
+        preemptions=live.preemptions,
+        paused_seconds=live.paused_seconds,
+    )

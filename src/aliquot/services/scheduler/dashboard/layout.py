@@ -1,4 +1,4 @@
-"""In which order a cluster's nodes and cards are told, and a byte for each card: vector operations over 40,000.
+"""The order of a cluster's nodes and cards, and a byte for each card: vector operations over 40,000.
 
 Nodes come by name, numbers in names as numbers. A layout holds until a node comes, goes, or has other cards.
 """
@@ -13,13 +13,13 @@ import numpy as np
 
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.node import Node, Offer
+from aliquot.model.status.dashboard import CardBytes, NodeKind
 from aliquot.placement.board import Board, Ints
-from aliquot.services.dashboard.contract import FREE, FULL, MIXED, NORMAL, OFFLINE, ONLINE, OUT, WHOLE
+from aliquot.services.dashboard.contract import FREE, FULL, MIXED, NORMAL, OFFLINE, ONLINE, OUT, WHOLE, packed
 
 _DIGITS = re.compile(r"(\d+)")
 
 Bytes = dict[str, "np.ndarray[tuple[int], np.dtype[np.uint8]]"]
-Kind = tuple[tuple[str, ...], str, str, int, int]  # offers, policy, model, cards, MiB of the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Layout:
 
     names: list[str]
     nodes: list[Node | None]
-    kinds: list[Kind]
+    kinds: list[NodeKind]
     kind: list[int]
     counts: Ints
     starts: Ints
@@ -65,7 +65,7 @@ def lay_out(board: Board, broken: frozenset[str]) -> Layout:
     both: list[tuple[str, Node | None]] = sorted(
         [*shown, *((name, None) for name in broken)], key=lambda item: natural(item[0])
     )
-    kinds: dict[Kind, int] = {}
+    kinds: dict[NodeKind, int] = {}
     kind = [kinds.setdefault(_kind(node), len(kinds)) for _, node in both]
     counts = np.array([0 if node is None else len(node.cards) for _, node in both], np.int64)
     rows = [-1 if node is None else board.row_of[name] for name, node in both]
@@ -99,8 +99,14 @@ def card_bytes(board: Board, rows: Ints, slots: Ints) -> Bytes:
     }
 
 
+def encoded(columns: Bytes) -> CardBytes:
+    """As it goes over the wire."""
+    memory, core, app_class = (packed(columns[name].tobytes()) for name in ("memory", "core", "class"))
+    return CardBytes(memory=memory, core=core, app_class=app_class)
+
+
 def _bytes(part: Ints, whole: Ints | int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """Anything at all is at least 1, so that it shows."""
+    """Any booking at all is at least 1, so that it shows."""
     scaled = np.rint(part * FULL / np.maximum(whole, 1))
     return np.clip(scaled, part > 0, FULL).astype(np.uint8)
 
@@ -114,13 +120,13 @@ def _shown(node: Node) -> bool:
     return bool(node.cards or node.offers)
 
 
-def _kind(node: Node | None) -> Kind:
+def _kind(node: Node | None) -> NodeKind:
     if node is None:
-        return (), "", "", 0, 0
+        return NodeKind((), "", "", 0, 0)
     first = node.cards[0] if node.cards else None
     offers = tuple(offer.value for offer in Offer if offer in node.offers)
     model, memory = (first.model, first.memory_mib) if first else ("", 0)
-    return offers, node.isolation.value, model, len(node.cards), memory
+    return NodeKind(offers, node.isolation.value, model, len(node.cards), memory)
 
 
 def _alike(node: Node, before: Node | None) -> bool:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from base64 import b64decode
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aliquot.model.status.dashboard import SERIES, Message, MessageCode, Node, Timeline
 from aliquot.services.dashboard.contract import FREE, MIXED, NORMAL, ONLINE, OUT, WHOLE
-from aliquot.services.dashboard.history import SERIES
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.dashboard.details import Details
-from aliquot.services.scheduler.dashboard.picture import ClusterPicture, Surroundings
+from aliquot.services.scheduler.dashboard.view import ClusterView, Surroundings
+from kit.fakeview import JsonView, texts
 from kit.manifests import APP_CLASS, MEM, QGPU_GREEDY, QGPU_MEMORY, T9K_CARDS
 from kit.watchobjects import a_cluster, as_node, live_node, live_pod, node_json, unhealthy
 
@@ -21,9 +22,9 @@ Json = dict[str, Any]
 ON_CARD = {at: {"ALIYUN_COM_GPU_MEM_IDX": str(at)} for at in range(2)}
 
 
-def a_picture(cluster: Cluster, **around: Any) -> ClusterPicture:
+def a_view(cluster: Cluster, **around: Any) -> JsonView:
     surroundings = {"name": "lab", "leading": lambda: True, "metrics": lambda: b"", **around}
-    return ClusterPicture(cluster, Details(cluster, lambda claim: None), Surroundings(**surroundings))
+    return JsonView(ClusterView(cluster, Details(cluster), Surroundings(**surroundings)))
 
 
 def put(cluster: Cluster, name: str, node: str, gib: int = 4, card: int = 0) -> None:
@@ -34,8 +35,8 @@ def column(told: Json, name: str) -> list[int]:
     return [*b64decode(told["cards"][name])]
 
 
-def node_of(picture: ClusterPicture, name: str) -> Json | None:
-    return asyncio.run(picture.node(name, 1000.0))
+def node_of(view: JsonView, name: str) -> Json | None:
+    return view.node(name, 1000.0)
 
 
 # --- the state -------------------------------------------------------------------------------------------------------
@@ -43,7 +44,7 @@ def node_of(picture: ClusterPicture, name: str) -> Json | None:
 
 def test_nodes_come_by_name_with_numbers_as_numbers() -> None:
     cluster = a_cluster(live_node("n10"), live_node("n9"), live_node("m", 16, 16))
-    nodes = a_picture(cluster).state(1000.0)["nodes"]
+    nodes = a_view(cluster).state(1000.0)["nodes"]
     assert nodes["names"] == ["m", "n9", "n10"]
     assert nodes["cards"] == [2, 1, 1]
     assert nodes["kind"] == [0, 1, 1]
@@ -51,13 +52,13 @@ def test_nodes_come_by_name_with_numbers_as_numbers() -> None:
 
 def test_a_node_without_cards_that_offers_nothing_is_not_shown() -> None:
     bare = as_node({"metadata": {"name": "web"}, "status": {}})
-    assert a_picture(a_cluster(live_node("n1"), bare)).state(1000.0)["nodes"]["names"] == ["n1"]
+    assert a_view(a_cluster(live_node("n1"), bare)).state(1000.0)["nodes"]["names"] == ["n1"]
 
 
 def test_a_byte_for_each_card_tells_what_is_booked() -> None:
     cluster = a_cluster(live_node("n1", 16, 16))
     put(cluster, "p", "n1", 8, card=1)
-    state = a_picture(cluster).state(1000.0)
+    state = a_view(cluster).state(1000.0)
     assert column(state, "memory") == [0, 100]
     assert column(state, "class") == [FREE, NORMAL]
 
@@ -70,7 +71,7 @@ def test_a_byte_tells_online_beside_offline_and_whole_cards() -> None:
         cluster.set_pod(live_pod(f"on-{node}", online, on=node, annotations={APP_CLASS: "online"}))
     cluster.set_pod(live_pod("off", offline, on="n1", annotations={APP_CLASS: "offline"}))
     cluster.set_pod(live_pod("all", {T9K_CARDS: "1"}, on="n3"))
-    state = a_picture(cluster).state(1000.0)
+    state = a_view(cluster).state(1000.0)
     assert column(state, "class") == [MIXED, ONLINE, WHOLE]
     assert state["totals"]["pods"] == {"online": 2, "offline": 1, "normal": 1}
 
@@ -82,10 +83,11 @@ def test_a_sick_card_a_cordoned_node_and_a_broken_one_are_troubled() -> None:
     broken = live_node("n4", labels={"sched.tensorstack.dev/node-alloc-mode": "typo"})
     cluster = a_cluster(live_node("n1", 16, 16), cordoned, as_node(not_ready), broken)
     cluster.set_unhealthy(unhealthy("n1", "1"))
-    state = a_picture(cluster).state(1000.0)
+    state = a_view(cluster).state(1000.0)
     trouble = state["nodes"]["trouble"]
-    assert (trouble["0"], trouble["1"], trouble["2"]) == (["1 card out"], ["cordoned"], ["not ready"])
-    assert "typo" in trouble["3"][0]
+    assert [texts(trouble[row]) for row in "012"] == [["1 card out"], ["cordoned"], ["not ready"]]
+    assert [trouble[row][0]["code"] for row in "0123"] == ["cards-out", "cordoned", "not-ready", "invalid-node"]
+    assert "typo" in trouble["3"][0]["text"]
     assert column(state, "class") == [FREE, OUT, FREE, FREE]
     assert state["totals"]["troubled"] == 4
     assert state["totals"]["cards_out"] == 1
@@ -94,14 +96,14 @@ def test_a_sick_card_a_cordoned_node_and_a_broken_one_are_troubled() -> None:
 def test_totals_are_of_all_cards() -> None:
     cluster = a_cluster(live_node("n1", 16, 16), live_node("n2", 24))
     put(cluster, "p", "n1", 8)
-    totals = a_picture(cluster).state(1000.0)["totals"]
+    totals = a_view(cluster).state(1000.0)["totals"]
     assert (totals["nodes"], totals["cards"], totals["cards_free"]) == (2, 3, 2)
     assert (totals["memory_mib"], totals["memory_booked_mib"]) == (56 << 10, 8 << 10)
     assert totals["busy"] is None
 
 
 def test_a_point_has_every_series() -> None:
-    assert set(a_picture(a_cluster(live_node("n1"))).point(1000.0)) == set(SERIES)
+    assert set(a_view(a_cluster(live_node("n1"))).point(1000.0)) == {"time", *SERIES}
 
 
 # --- what changed ----------------------------------------------------------------------------------------------------
@@ -109,63 +111,63 @@ def test_a_point_has_every_series() -> None:
 
 def test_a_tick_tells_only_the_nodes_that_changed() -> None:
     cluster = a_cluster(*(live_node(f"n{at}", 16, 16) for at in range(5)))
-    picture = a_picture(cluster)
-    picture.state(1000.0)
+    view = a_view(cluster)
+    view.state(1000.0)
     put(cluster, "p", "n3", 4, card=1)
-    tick = picture.tick(1001.0)
+    tick = view.tick(1001.0)
     assert tick is not None
     assert tick["rows"] == [3]
     assert column(tick, "memory") == [0, 50]
-    again = picture.tick(1002.0)
+    again = view.tick(1002.0)
     assert again is not None
     assert (again["rows"], again["waiting"], again["trouble"]) == ([], None, None)
 
 
 def test_what_changed_and_changed_back_is_not_told() -> None:
     cluster = a_cluster(live_node("n1"))
-    picture = a_picture(cluster)
-    picture.state(1000.0)
-    picture.tick(1000.0)
+    view = a_view(cluster)
+    view.state(1000.0)
+    view.tick(1000.0)
     put(cluster, "p", "n1")
     cluster.drop_pod("ns/p")
-    tick = picture.tick(1001.0)
+    tick = view.tick(1001.0)
     assert tick is not None
     assert tick["rows"] == []
 
 
 def test_what_changed_back_is_told_where_somebody_came_in_between() -> None:
     cluster = a_cluster(live_node("n1"))
-    picture = a_picture(cluster)
-    picture.state(1000.0)
-    picture.tick(1001.0)
+    view = a_view(cluster)
+    view.state(1000.0)
+    view.tick(1001.0)
     put(cluster, "p", "n1")
     cluster.closed["n1"] = ("cordoned",)
-    picture.state(1001.5)
+    view.state(1001.5)
     cluster.drop_pod("ns/p")
     del cluster.closed["n1"]
-    tick = picture.tick(1002.0)
+    tick = view.tick(1002.0)
     assert tick is not None
     assert (tick["rows"], tick["trouble"]) == ([0], {})
 
 
 def test_a_node_that_comes_goes_or_has_other_cards_needs_a_new_state() -> None:
     cluster = a_cluster(live_node("n1"))
-    picture = a_picture(cluster)
-    picture.state(1000.0)
+    view = a_view(cluster)
+    view.state(1000.0)
     typo = {"sched.tensorstack.dev/node-alloc-mode": "typo"}
     for node in (live_node("n2"), live_node("n2", 16, 16), None, live_node("n3", labels=typo)):
-        assert picture.tick(1001.0) is not None
+        assert view.tick(1001.0) is not None
         cluster.drop_node("n2") if node is None else cluster.set_node(node)
-        assert picture.tick(1002.0) is None
+        assert view.tick(1002.0) is None
 
 
 def test_others_are_told_of_a_new_node_although_somebody_has_seen_it_already() -> None:
     cluster = a_cluster(live_node("n1"))
-    picture = a_picture(cluster)
-    picture.state(1000.0)
+    view = a_view(cluster)
+    view.state(1000.0)
     cluster.set_node(live_node("n2"))
-    picture.state(1000.5)  # somebody came in between
-    assert picture.tick(1001.0) is None
+    view.state(1000.5)  # somebody came in between
+    assert view.tick(1001.0) is None
 
 
 _EVENTS = st.lists(
@@ -184,8 +186,8 @@ _EVENTS = st.lists(
 def test_a_state_and_the_ticks_after_it_make_the_state_there_is(events: list[tuple[str, int, int, int]]) -> None:
     """For everybody who looks, whenever they came."""
     cluster = a_cluster(*(live_node(f"n{at}", 16, 16) for at in range(4)))
-    picture = a_picture(cluster)
-    everybody = [picture.state(0.0)]
+    view = a_view(cluster)
+    everybody = [view.state(0.0)]
     for now, (what, first, second, third) in enumerate([*events, ("tick", 0, 0, 0)], 1):
         match what:
             case "put":
@@ -196,11 +198,11 @@ def test_a_state_and_the_ticks_after_it_make_the_state_there_is(events: list[tup
             case "node":
                 cluster.set_node(live_node(f"n{first}", *[16] * second))
             case "join":
-                everybody.append(picture.state(float(now)))
+                everybody.append(view.state(float(now)))
             case "tick":
-                tick = picture.tick(float(now))
-                everybody = [picture.state(float(now)) if tick is None else _after(seen, tick) for seen in everybody]
-    fresh = picture.state(1e6)
+                tick = view.tick(float(now))
+                everybody = [view.state(float(now)) if tick is None else _after(seen, tick) for seen in everybody]
+    fresh = view.state(1e6)
     for seen in everybody:
         assert seen["nodes"]["names"] == fresh["nodes"]["names"]
         for name in ("memory", "core", "class"):
@@ -232,7 +234,7 @@ def _packed(cards: list[int]) -> str:
 def test_a_node_shows_who_is_on_which_card() -> None:
     cluster = a_cluster(live_node("n1", 16, 16))
     put(cluster, "p", "n1", 4, card=1)
-    node = node_of(a_picture(cluster), "n1")
+    node = node_of(a_view(cluster), "n1")
     assert node is not None
     assert [len(card["tenants"]) for card in node["cards"]] == [0, 1]
     tenant = node["cards"][1]["tenants"][0]
@@ -241,89 +243,105 @@ def test_a_node_shows_who_is_on_which_card() -> None:
 
 def test_a_broken_node_shows_what_is_wrong() -> None:
     cluster = a_cluster(live_node("n1", labels={"sched.tensorstack.dev/node-alloc-mode": "typo"}))
-    node = node_of(a_picture(cluster), "n1")
+    node = node_of(a_view(cluster), "n1")
     assert node is not None
-    assert "typo" in node["trouble"][0]
-    assert node_of(a_picture(cluster), "nowhere") is None
+    assert "typo" in node["trouble"][0]["text"]
+    assert node_of(a_view(cluster), "nowhere") is None
 
 
 def test_what_the_nodes_agent_sees_is_laid_over_what_the_scheduler_knows() -> None:
     cluster = a_cluster(live_node("n1", 16))
     put(cluster, "p", "n1")
-    plain = node_of(a_picture(cluster), "n1")
+    plain = node_of(a_view(cluster), "n1")
     assert plain is not None
-    seen = {"memory_used_mib": 77, "busy": 0.5, "why_out": None, "uuid": "n1-0"}
-    tenant = {"key": "ns/p", "memory_used_mib": 5, "share": 0.4, "state": "running", "preemptions": 1}
-    live = {
-        "release_delay_seconds": 0.1,
-        "notes": ["odd"],
-        "timeline": {"step": 0.1},
-        "cards": [{**seen, "tenants": [{**tenant, "paused_seconds": 2.0}]}],
-    }
+    live = msgspec.convert(plain, Node)
+    live.release_delay_seconds, live.notes = 0.1, [Message(MessageCode.STRANGER, "odd")]
+    live.timeline = Timeline(1.0, 0.1, 0, {})
+    live.cards[0].busy, live.cards[0].memory_used_mib = 0.5, 77
+    tenant = live.cards[0].tenants[0]
+    tenant.share, tenant.memory_mib = 0.4, 1
 
-    async def answer(name: str) -> Json | None:
+    async def answer(name: str) -> Node | None:
         return live
 
-    node = node_of(a_picture(cluster, ask_agent=answer), "n1")
+    node = node_of(a_view(cluster, ask_agent=answer), "n1")
     assert node is not None
-    assert (node["timeline"], node["notes"][-1]) == ({"step": 0.1}, "odd")
+    assert (node["timeline"]["step"], texts(node["notes"])[-1]) == (0.1, "odd")
     assert (node["cards"][0]["busy"], node["cards"][0]["tenants"][0]["share"]) == (0.5, 0.4)
     assert node["cards"][0]["tenants"][0]["memory_mib"] == 4096
 
-    async def nonsense(name: str) -> Json | None:
-        return {"cards": 7}
+    async def silent(name: str) -> Node | None:
+        return None
 
-    assert node_of(a_picture(cluster, ask_agent=nonsense), "n1") == plain
+    assert node_of(a_view(cluster, ask_agent=silent), "n1") == plain
 
 
 def test_a_pod_says_where_it_is_and_why() -> None:
     cluster = a_cluster(live_node("n1", 16))
     put(cluster, "p", "n1")
-    pod = a_picture(cluster).pod("ns/p", 1000.0)
+    pod = a_view(cluster).pod("ns/p", 1000.0)
     assert pod is not None
     assert (pod["phase"], pod["node"], pod["cards"][0]["uuid"]) == ("Running", "n1", "n1-0")
-    assert pod["why"][0] == "It asks for 4 GiB, in the words of gpushare."
-    assert any("binpack" in line for line in pod["why"])
-    assert a_picture(cluster).pod("ns/nobody", 1000.0) is None
+    assert pod["why"][0] == {
+        "code": "requests",
+        "text": "Requests 4 GiB (gpushare).",
+        "wants": [{"memory_mib": 4096}],
+        "dialect": "gpushare",
+    }
+    assert any("binpack" in text for text in texts(pod["why"]))
+    assert a_view(cluster).pod("ns/nobody", 1000.0) is None
 
 
 def test_a_waiting_pod_is_told_every_reason_with_how_many_nodes_say_so() -> None:
     cluster = a_cluster(live_node("n1", 8), live_node("n2", 8), live_node("n3", 16))
     put(cluster, "full", "n3", 16)
     cluster.set_pod(live_pod("big", {MEM: "12"}, refused=True))
-    picture = a_picture(cluster)
-    pod = picture.pod("ns/big", 1000.0)
+    view = a_view(cluster)
+    pod = view.pod("ns/big", 1000.0)
     assert pod is not None
+    memory = {"reason": "memory", "wanted": 12288}
     assert pod["refusals"] == [
-        {"reason": "GPU memory: needs 12 GiB per card; no card is that large", "nodes": 2, "example": "n1"},
-        {"reason": "GPU memory: needs 12 GiB per card; no card has that much free", "nodes": 1, "example": "n3"},
+        {
+            **memory,
+            "text": "GPU memory: needs 12 GiB per card; no card is that large",
+            "never": True,
+            "nodes": 2,
+            "example": "n1",
+        },
+        {
+            **memory,
+            "text": "GPU memory: needs 12 GiB per card; no card has that much free",
+            "nodes": 1,
+            "example": "n3",
+        },
     ]
-    (entry,) = picture.state(1000.0)["waiting"]["pods"]
-    assert entry["wants"] == "12 GiB"
-    assert entry["reason"].startswith("fits none of 3 nodes: 2: GPU memory")
+    (entry,) = view.state(1000.0)["waiting"]["pods"]
+    assert entry["wants"] == {"text": "12 GiB", "requests": [{"memory_mib": 12288}]}
+    assert entry["reason"]["text"].startswith("fits none of 3 nodes: 2: GPU memory")
+    assert (entry["reason"]["code"], entry["reason"]["count"]) == ("no-fitting-node", 3)
 
 
 def test_a_pod_that_breaks_a_rule_says_which() -> None:
     cluster = a_cluster(live_node("n1"))
     cluster.set_pod(live_pod("bad", {MEM: "-1"}))
-    picture = a_picture(cluster)
-    (entry,) = picture.state(1000.0)["waiting"]["pods"]
-    assert entry["reason"].startswith("breaks a rule: ")
-    pod = picture.pod("ns/bad", 1000.0)
+    view = a_view(cluster)
+    (entry,) = view.state(1000.0)["waiting"]["pods"]
+    assert entry["reason"]["text"].startswith("invalid Pod: ")
+    pod = view.pod("ns/bad", 1000.0)
     assert pod is not None
-    assert pod["why"][0].startswith("It breaks a rule: ")
+    assert pod["why"][0]["code"] == "invalid-pod"
 
 
 def test_few_reasons_are_worked_out_at_once() -> None:
     cluster = a_cluster(live_node("n1", 8))
     for gib in range(9, 29):
         cluster.set_pod(live_pod(f"p{gib}", {MEM: str(gib)}, refused=True))
-    picture = a_picture(cluster)
-    first = [pod["reason"] for pod in picture.state(1000.0)["waiting"]["pods"]]
-    assert first.count("is being looked at") == 16
+    view = a_view(cluster)
+    first = [pod["reason"]["code"] for pod in view.state(1000.0)["waiting"]["pods"]]
+    assert first.count("working") == 16
     for now in range(1, 6):
-        told = picture.state(1000.0 + now)
-    assert "is being looked at" not in [pod["reason"] for pod in told["waiting"]["pods"]]
+        told = view.state(1000.0 + now)
+    assert "working" not in [pod["reason"]["code"] for pod in told["waiting"]["pods"]]
 
 
 def test_a_search_finds_nodes_and_pods_of_ours() -> None:
@@ -331,10 +349,10 @@ def test_a_search_finds_nodes_and_pods_of_ours() -> None:
     put(cluster, "train", "gpu-1")
     cluster.set_pod(live_pod("waits", {MEM: "99"}))
     cluster.set_pod(live_pod("web", {}, on="gpu-1"))
-    found = a_picture(cluster).search("", 50)
+    found = a_view(cluster).search("", 50)
     assert found["nodes"] == ["gpu-1", "gpu-2"]
     assert {pod["key"]: (pod["node"], pod["phase"]) for pod in found["pods"]} == {
         "ns/train": ("gpu-1", "Running"),
         "ns/waits": (None, "Pending"),
     }
-    assert a_picture(cluster).search("GPU-2", 1)["nodes"] == ["gpu-2"]
+    assert a_view(cluster).search("GPU-2", 1)["nodes"] == ["gpu-2"]

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from base64 import b64decode
 from typing import Any
 
 from aliquot.arbiter.timeline import Came, Record, Taken
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
+from aliquot.model.status.dashboard import SERIES
 from aliquot.model.status.machine import Status
 from aliquot.placement.board import Board
 from aliquot.placement.waste import Waste
 from aliquot.services.dashboard.contract import FREE, MIXED, OUT, WHOLE
-from aliquot.services.dashboard.history import SERIES
-from aliquot.services.machine.picture import MachinePicture
+from aliquot.services.machine.dashboard import MachineView
 from kit.fakedaemon import a_container, machine_status
+from kit.fakeview import JsonView, texts
 
 GIB = 1 << 30
 Json = dict[str, Any]
@@ -131,7 +131,7 @@ class Machine:
         self.asked = 0
         board = Board()
         board.set_node(Node("here", (Card(0, 24 << 10), Card(1, 24 << 10)), frozenset({Offer.ANY})))
-        self.picture = MachinePicture(self._status, Waste(board), self._records, clock=lambda: 100.0)
+        self.view = JsonView(MachineView(self._status, Waste(board), self._records, clock=lambda: 100.0))
 
     def _status(self) -> Status:
         self.asked += 1
@@ -142,7 +142,7 @@ class Machine:
         return told
 
     def node(self, name: str) -> Json | None:
-        return asyncio.run(self.picture.node(name, 1000.0))
+        return self.view.node(name, 1000.0)
 
 
 def bytes_of(state: Json, name: str) -> list[int]:
@@ -150,12 +150,12 @@ def bytes_of(state: Json, name: str) -> list[int]:
 
 
 def test_the_machine_is_one_node_unless_it_plays_several() -> None:
-    state = Machine().picture.state(1000.0)
+    state = Machine().view.state(1000.0)
     assert (state["kind"], state["simulated"], state["nodes"]["cards"]) == ("machine", "2x24GiB", [2])
     assert state["kinds"] == [{"offers": [], "policy": "burst-share", "model": "A30", "cards": 2, "memory_mib": 24576}]
     nodes = [{"name": f"node-{at}", "offers": ["qgpu"], "policy": "fixed-share", "cards": []} for at in (0, 1)]
     both = Machine(nodes=nodes, cards=[a_card(0, node="node-0"), a_card(0, uuid="GPU-9", node="node-1")])
-    state = both.picture.state(1000.0)
+    state = both.view.state(1000.0)
     assert state["nodes"]["names"] == ["node-0", "node-1"]
     assert [node["cards"][0]["uuid"] for node in state["live"]["nodes"]] == ["GPU-0", "GPU-9"]
 
@@ -169,7 +169,7 @@ def test_a_byte_for_each_card_tells_what_is_booked_and_for_whom() -> None:
             a_tenant("all", "normal", on(1, exclusive=True)),
         ],
     )
-    state = machine.picture.state(1000.0)
+    state = machine.view.state(1000.0)
     assert bytes_of(state, "memory") == [100, 1, 0]  # a byte of memory shows
     assert bytes_of(state, "core") == [200, 0, 0]
     assert bytes_of(state, "class") == [MIXED, WHOLE, FREE]
@@ -177,16 +177,21 @@ def test_a_byte_for_each_card_tells_what_is_booked_and_for_whom() -> None:
 
 def test_a_card_that_is_out_counts_as_that() -> None:
     machine = Machine(cards=[a_card(0, healthy=False, why_out="Xid 79"), a_card(1)])
-    state = machine.picture.state(1000.0)
+    state = machine.view.state(1000.0)
     assert bytes_of(state, "class") == [OUT, FREE]
-    assert state["nodes"]["trouble"] == {"0": ["1 card out"]}
+    assert texts(state["nodes"]["trouble"]["0"]) == ["1 card out"]
     assert (state["totals"]["cards_free"], state["totals"]["cards_out"]) == (1, 1)
-    assert state["live"]["nodes"][0]["cards"][0]["why_out"] == "Xid 79"
+    assert state["live"]["nodes"][0]["cards"][0]["why_out"] == {
+        "code": "xid",
+        "text": "Xid 79",
+        "number": 79,
+        "detail": "Xid 79",
+    }
 
 
 def test_a_tenant_is_shown_on_its_card_with_what_it_was_promised_and_has() -> None:
     machine = Machine(tenants=[a_tenant("off", "offline", on(1, 8, 60.0, greedy=True))])
-    card = machine.picture.state(1000.0)["live"]["nodes"][0]["cards"][1]
+    card = machine.view.state(1000.0)["live"]["nodes"][0]["cards"][1]
     assert card["greedy_booked"] == 60.0
     assert card["tenants"] == [
         {
@@ -207,132 +212,150 @@ def test_a_tenant_is_shown_on_its_card_with_what_it_was_promised_and_has() -> No
 
 
 def test_who_waits_is_told_with_what_is_short_on_the_nearest_card() -> None:
-    (entry,) = Machine(queue=[WAITS]).picture.state(1000.0)["waiting"]["pods"]
+    (entry,) = Machine(queue=[WAITS]).view.state(1000.0)["waiting"]["pods"]
     assert entry == {
         "key": "big",
         "class": "online",
         "dialect": "run",
         "since": 988.0,
-        "reason": "card 1 has 18.0 GiB free (20.0 GiB wanted); 1 other card has no room either",
-        "wants": "20 GiB, 50%",
+        "reason": {
+            "code": "no-room",
+            "text": "card 1 has 18 GiB free, needs 20 GiB; 1 other card has no room either",
+            "count": 1,
+            "refusals": [
+                {
+                    "reason": "memory",
+                    "text": "card 1 has 18 GiB free, needs 20 GiB",
+                    "nodes": 1,
+                    "example": None,
+                    "wanted": 20480,
+                    "had": 18432,
+                    "card": 1,
+                }
+            ],
+        },
+        "wants": {"text": "20 GiB, 50%", "requests": [{"memory_mib": 20480, "core": 50.0}]},
     }
 
 
 def test_a_pod_in_the_queue_waits_once_and_in_its_own_dialect() -> None:
     pod = {**A_POD, "phase": "Pending", "node": None, "cards": [], "started": None}
     machine = Machine(queue=[{**WAITS, "name": pod["key"]}], pods=[pod])
-    state = machine.picture.state(1000.0)
+    state = machine.view.state(1000.0)
     (entry,) = state["waiting"]["pods"]
-    assert (entry["key"], entry["dialect"], entry["wants"]) == (pod["key"], "gpushare", "3 GiB")
+    assert (entry["key"], entry["dialect"], entry["wants"]["text"]) == (pod["key"], "gpushare", "3 GiB")
     assert state["totals"]["waiting"] == 1
-    assert [pod["key"] for pod in machine.picture.search("binpack", 10)["pods"]] == [pod["key"]]
+    assert [pod["key"] for pod in machine.view.search("binpack", 10)["pods"]] == [pod["key"]]
 
 
 def test_a_pod_that_no_card_could_ever_take_says_what_it_wants() -> None:
     pod = {**A_POD, "phase": "Pending", "node": None, "reason": "too large", "wants": "2 whole cards"}
-    (entry,) = Machine(pods=[pod]).picture.state(1000.0)["waiting"]["pods"]
-    assert (entry["wants"], entry["reason"]) == ("2 whole cards", "too large")
+    (entry,) = Machine(pods=[pod]).view.state(1000.0)["waiting"]["pods"]
+    assert (entry["wants"]["text"], entry["reason"]["text"]) == ("2 whole cards", "too large")
 
 
 def test_a_run_says_where_it_is_and_why() -> None:
-    pod = Machine(tenants=[a_tenant("train")]).picture.pod("train", 1000.0)
+    pod = Machine(tenants=[a_tenant("train")]).view.pod("train", 1000.0)
     assert pod is not None
     assert (pod["kind"], pod["phase"], pod["since"]) == ("run", "Running", 900.0)
     assert pod["cards"][0]["memory_mib"] == 6144
-    assert pod["why"][0] == "It was promised 6 GiB and 30% of the compute of 1 card."
+    assert texts(pod["why"])[0] == "Promised 6 GiB and 30% of the compute of 1 card."
 
 
 def test_a_run_in_the_queue_says_what_each_card_lacks() -> None:
-    pod = Machine(queue=[WAITS]).picture.pod("big", 1000.0)
+    pod = Machine(queue=[WAITS]).view.pod("big", 1000.0)
     assert pod is not None
     assert pod["phase"] == "Pending"
-    assert pod["refusals"][0]["reason"] == "card 0 has 1.0 GiB free (20.0 GiB wanted)"
+    assert pod["refusals"][0]["text"] == "card 0 has 1 GiB free, needs 20 GiB"
 
 
 def test_a_pod_is_told_in_its_own_dialect() -> None:
     machine = Machine(pods=[A_POD], tenants=[a_tenant("default/binpack-1-0", "normal", on(0, 3, None))])
-    pod = machine.picture.pod("default/binpack-1-0", 1000.0)
+    pod = machine.view.pod("default/binpack-1-0", 1000.0)
     assert pod is not None
     assert (pod["dialect"], pod["owner"], pod["node"]) == ("gpushare", "StatefulSet/binpack-1", "node-1")
-    assert pod["why"] == ["It asks for 3 GiB, in the words of gpushare.", "Card 0 was the fullest with room."]
-    state = machine.picture.state(1000.0)
+    assert texts(pod["why"]) == [
+        "Requests 3 GiB (gpushare).",
+        "Card 0 of node-1: of the cards with room, the fullest (binpack).",
+    ]
+    state = machine.view.state(1000.0)
     assert state["live"]["nodes"][0]["cards"][0]["tenants"][0]["dialect"] == "gpushare"
 
 
 def test_nobody_of_that_name_is_none() -> None:
-    assert Machine().picture.pod("nobody", 1000.0) is None
+    assert Machine().view.pod("nobody", 1000.0) is None
     assert Machine().node("nowhere") is None
 
 
 def test_a_search_finds_runs_pods_and_who_waits() -> None:
     machine = Machine(tenants=[a_tenant("train")], queue=[WAITS], pods=[A_POD])
-    found = machine.picture.search("", 50)
+    found = machine.view.search("", 50)
     assert [(pod["key"], pod["phase"]) for pod in found["pods"]] == [
         ("default/binpack-1-0", "Running"),
         ("train", "Running"),
         ("big", "Pending"),
     ]
-    assert [pod["key"] for pod in machine.picture.search("TRAI", 50)["pods"]] == ["train"]
-    assert len(machine.picture.search("", 2)["pods"]) == 2
+    assert [pod["key"] for pod in machine.view.search("TRAI", 50)["pods"]] == ["train"]
+    assert len(machine.view.search("", 2)["pods"]) == 2
 
 
 def test_a_point_has_every_series() -> None:
     machine = Machine(cards=[a_card(0, memory_booked_bytes=12 * GIB, core_booked=30.0), a_card(1)])
-    point = machine.picture.point(1000.0)
-    assert set(point) == set(SERIES)
+    point = machine.view.point(1000.0)
+    assert set(point) == {"time", *SERIES}
     assert (point["memory"], point["core"], point["busy"]) == (25.0, 15.0, 50.0)
 
 
 def test_the_status_is_read_once_for_one_moment() -> None:
     machine = Machine()
-    machine.picture.point(1000.0)
-    machine.picture.tick(1000.0)
-    machine.picture.state(1000.0)
+    machine.view.point(1000.0)
+    machine.view.tick(1000.0)
+    machine.view.state(1000.0)
     assert machine.asked == 1
 
 
 def test_a_tick_tells_what_waits_only_when_that_has_changed() -> None:
     machine = Machine()
-    machine.picture.state(1000.0)
-    first, second = machine.picture.tick(1000.5), machine.picture.tick(1001.0)
+    machine.view.state(1000.0)
+    first, second = machine.view.tick(1000.5), machine.view.tick(1001.0)
     assert first is not None
     assert second is not None
     assert second["waiting"] is None
     machine.status["queue"] = [WAITS]
-    third = machine.picture.tick(1001.5)
+    third = machine.view.tick(1001.5)
     assert third is not None
     assert third["waiting"]["count"] == 1
 
 
 def test_who_waits_no_more_is_told_where_somebody_came_in_between() -> None:
     machine = Machine()
-    machine.picture.tick(1000.0)
-    machine.picture.tick(1000.5)
+    machine.view.tick(1000.0)
+    machine.view.tick(1000.5)
     machine.status["queue"] = [WAITS]
-    machine.picture.state(1000.7)
+    machine.view.state(1000.7)
     machine.status["queue"] = []
-    tick = machine.picture.tick(1001.0)
+    tick = machine.view.tick(1001.0)
     assert tick is not None
     assert tick["waiting"] == {"count": 0, "pods": []}
 
 
 def test_another_policy_or_another_card_needs_a_new_state() -> None:
     machine = Machine()
-    machine.picture.state(1000.0)
-    assert machine.picture.tick(1000.5) is not None
+    machine.view.state(1000.0)
+    assert machine.view.tick(1000.5) is not None
     machine.status["cards"] = [a_card(0)]
-    assert machine.picture.tick(1001.0) is None
-    assert machine.picture.tick(1001.5) is not None
+    assert machine.view.tick(1001.0) is None
+    assert machine.view.tick(1001.5) is not None
 
 
 def test_the_timeline_is_by_peoples_names_and_in_the_time_of_day() -> None:
     machine = Machine(tenants=[a_tenant("train", "offline")])
     came, stretch = Came("p", "id-train", offline=True), (99.0, 99.2, {"p": 1.0}, False)
     machine.records = {"GPU-0": [came, stretch, Taken(99.5, "gone", ("id-train",))]}
-    node = machine.node(machine.picture.state(999.0)["nodes"]["names"][0])
+    node = machine.node(machine.view.state(999.0)["nodes"]["names"][0])
     assert node is not None
     timeline = node["timeline"]
     assert (timeline["until"], timeline["step"], timeline["buckets"]) == (999.7, 0.1, 600)
     (tenant,) = timeline["cards"]["GPU-0"]["tenants"]
-    assert (tenant["key"], tenant["class"], tenant["shares"][-8:]) == ("train", "offline", (0, 100, 100, 0, 0, 0, 0, 0))
+    assert (tenant["key"], tenant["class"], tenant["shares"][-8:]) == ("train", "offline", [0, 100, 100, 0, 0, 0, 0, 0])
     assert timeline["cards"]["GPU-0"]["preemptions"] == [{"at": 999.5, "by": "gone", "of": "train"}]

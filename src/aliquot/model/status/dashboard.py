@@ -1,0 +1,412 @@
+"""The dashboard's API. web/src/contract.ts is generated from these structs: `make contract`.
+
+Sentences travel as data, a code with the values it mentions, so that the page can word them in any language; `text` is
+the same in English. `detail` holds words of others (a driver, a rule of a manifest), which nobody translates.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from msgspec import Struct, field
+
+from aliquot.model.claim import AppClass
+from aliquot.model.reason import Reason
+from aliquot.model.status.machine import RequestStatus
+from aliquot.model.tenant import FindingKind, State
+
+# --- sentences -------------------------------------------------------------------------------------------------------
+
+
+class MessageCode(StrEnum):
+    """What a message says."""
+
+    # why a Pod or a run waits
+    NO_ROOM = "no-room"  # refusals: what the nearest card lacks; count: other cards without room
+    ROOM_RESERVED = "room-reserved"  # name: whose turn is first
+    QUEUED = "queued"  # position, of
+    NO_FITTING_NODE = "no-fitting-node"  # count: of nodes; refusals, each with its nodes; more: reasons left out
+    NO_NODE = "no-node"
+    FITS_ON = "fits-on"  # node: kube-scheduler has another reason, or tries it soon
+    NOT_TRIED = "not-tried"  # kube-scheduler has not tried it yet
+    TRIED = "tried"
+    WORKING = "working"  # the reason is being worked out
+    INVALID_POD = "invalid-pod"  # name: the field; detail: the whole sentence
+    CONTAINER_EXITED = "container-exited"  # name, number: exit code; detail
+    POD_REASON = "pod-reason"  # detail
+    # why a Pod or a run is where it is
+    REQUESTS = "requests"  # wants, dialect
+    NO_REQUEST = "no-request"
+    PROMISED = "promised"  # wants: of each card; count: of cards
+    PLACED = "placed"  # cards, node
+    NODE_GONE = "node-gone"  # node
+    OFFERS = "offers"  # node, names
+    CHOSEN_BY = "chosen-by"  # name: the priority
+    SHARED_WITH = "shared-with"  # card, count
+    POLICY = "policy"  # name
+    GUESSED = "guessed"  # detail
+    # what is wrong with a node or a card
+    CORDONED = "cordoned"
+    NOT_READY = "not-ready"
+    AGENT_AWAY = "agent-away"
+    CARDS_OUT = "cards-out"  # count
+    FINDINGS = "findings"
+    INVALID_NODE = "invalid-node"  # name: the field; detail: the whole sentence
+    ASSUMED = "assumed"  # detail: what had to be assumed about a node
+    XID = "xid"  # number
+    DRIVER_SILENT = "driver-silent"  # detail
+    OUT = "out"  # the scheduler does not know more
+    # findings: see FindingKind; number: the pid; name: the tenant; detail
+    STRANGER = "stranger"
+    TRESPASSER = "trespasser"
+    UNREGISTERED = "unregistered"
+    SLICE = "slice"
+    REFUSED = "refused"
+    PAGE = "page"
+    SILENT = "silent"
+
+
+class Refused(Struct, omit_defaults=True):
+    """Why a card, or `nodes` nodes like `example`, do not take a Pod. Units of `wanted` and `had`: model/reason.py."""
+
+    reason: Reason
+    text: str
+    nodes: int
+    example: str | None  # null on a machine: `card` says where
+    never: bool = False  # even an empty card or node would not do
+    own: bool = False  # the Pod itself wants the card or node to itself; otherwise another Pod has it
+    wanted: int | None = None
+    had: int | None = None
+    percent: int | None = None  # memory that was asked for as a part of the card
+    card: int | None = None
+    node: str | None = None
+    dialect: str | None = None
+    requires: str | None = None  # what makes a node serve the dialect
+    detail: str | None = None
+
+
+class Message(Struct, omit_defaults=True):
+    """A sentence. MessageCode tells which fields a code has."""
+
+    code: MessageCode
+    text: str
+    node: str | None = None
+    card: int | None = None
+    cards: list[int] | None = None
+    count: int | None = None
+    position: int | None = None
+    of: int | None = None
+    more: int | None = None
+    name: str | None = None
+    names: list[str] | None = None
+    number: int | None = None
+    dialect: str | None = None
+    detail: str | None = None
+    wants: list[RequestStatus] | None = None
+    refusals: list[Refused] | None = None
+
+
+FINDINGS = {kind: MessageCode(kind.value) for kind in FindingKind}
+
+
+class Wants(Struct):
+    """What a Pod or a run asks for."""
+
+    text: str
+    requests: list[RequestStatus]
+
+
+# --- nodes, cards and tenants ----------------------------------------------------------------------------------------
+
+
+class Tenant(Struct):
+    """A Pod or a run on one card. Values that only the node's agent knows are null without it."""
+
+    key: str
+    app_class: AppClass = field(name="class")
+    dialect: str
+    memory_mib: int
+    memory_used_mib: int | None
+    core: float | None
+    greedy: bool
+    exclusive: bool
+    share: float | None
+    state: State | None
+    preemptions: int | None
+    paused_seconds: float | None
+
+
+class Card(Struct):
+    """A card with its tenants."""
+
+    index: int
+    uuid: str
+    model: str
+    healthy: bool
+    why_out: Message | None
+    memory_mib: int
+    memory_booked_mib: int
+    memory_used_mib: int | None
+    core_booked: float
+    greedy_booked: float
+    busy: float | None
+    exclusive: bool
+    tenants: list[Tenant]
+
+
+class Lane(Struct):
+    """One tenant's line in a timeline: percent of the card per bucket, and whether it was paused."""
+
+    key: str
+    app_class: AppClass = field(name="class")
+    shares: tuple[int, ...]
+    paused: tuple[int, ...]
+
+
+class Preemption(Struct):
+    """A moment at which `of` lost the card; `by` null: to nobody that is known."""
+
+    at: float
+    by: str | None
+    of: str
+
+
+class CardTimeline(Struct):
+    """Who held a card."""
+
+    tenants: list[Lane]
+    preemptions: list[Preemption]
+
+
+class Timeline(Struct):
+    """The last buckets of a node's cards, by UUID."""
+
+    until: float
+    step: float
+    buckets: int
+    cards: dict[str, CardTimeline]
+
+
+class Node(Struct):
+    """A node in full."""
+
+    name: str
+    offers: list[str]
+    policy: str
+    release_delay_seconds: float | None
+    trouble: list[Message]
+    notes: list[Message]
+    cards: list[Card]
+    timeline: Timeline | None
+
+
+# --- a Pod -----------------------------------------------------------------------------------------------------------
+
+
+class PodCard(Struct):
+    """What a Pod has of one card."""
+
+    index: int
+    uuid: str
+    memory_mib: int
+    core: float | None
+    greedy: bool
+    exclusive: bool
+
+
+class Container(Struct):
+    """A container; the scheduler does not know commands."""
+
+    name: str
+    command: list[str]
+
+
+class Pod(Struct):
+    """A Pod or a run: where it is and why."""
+
+    key: str
+    kind: Literal["pod", "run"]
+    app_class: AppClass = field(name="class")
+    dialect: str | None
+    phase: str
+    node: str | None
+    cards: list[PodCard]
+    containers: list[Container]
+    owner: str | None
+    since: float | None
+    why: list[Message]
+    refusals: list[Refused]
+
+
+class WaitingPod(Struct):
+    """A line of the list of those that wait."""
+
+    key: str
+    app_class: AppClass = field(name="class")
+    dialect: str | None
+    since: float | None
+    reason: Message
+    wants: Wants
+
+
+class Waiting(Struct):
+    """The first of those that wait, and how many there are."""
+
+    count: int
+    pods: list[WaitingPod]
+
+
+# --- history ---------------------------------------------------------------------------------------------------------
+
+
+class Point(Struct):
+    """One moment of every series; null: not known."""
+
+    time: float
+    memory: float | None
+    core: float | None
+    busy: float | None
+    fragmentation: float | None
+    waiting: float | None
+    online: float | None
+    offline: float | None
+    normal: float | None
+
+
+class SeriesValues(Struct):
+    """One column per series."""
+
+    memory: list[float | None]
+    core: list[float | None]
+    busy: list[float | None]
+    fragmentation: list[float | None]
+    waiting: list[float | None]
+    online: list[float | None]
+    offline: list[float | None]
+    normal: list[float | None]
+
+
+SERIES = SeriesValues.__struct_fields__
+
+
+class History(Struct):
+    """All series over one range."""
+
+    step: int
+    times: list[float]
+    series: SeriesValues
+
+
+# --- the whole -------------------------------------------------------------------------------------------------------
+
+
+class PodCounts(Struct):
+    """Pods and runs on cards, by class."""
+
+    online: int
+    offline: int
+    normal: int
+
+
+class Totals(Struct):
+    """The figures at the top."""
+
+    nodes: int
+    cards: int
+    cards_free: int
+    cards_out: int
+    memory_mib: int
+    memory_booked_mib: int
+    memory_used_mib: int | None
+    core: int
+    core_booked: float
+    busy: float | None
+    fragmentation: float | None
+    pods: PodCounts
+    waiting: int
+    troubled: int
+
+
+class NodeKind(Struct, frozen=True):
+    """Nodes that are alike."""
+
+    offers: tuple[str, ...]
+    policy: str
+    model: str
+    cards: int
+    memory_mib: int
+
+
+class CardBytes(Struct):
+    """One byte per card, base64: booked memory and compute (200: all of it), and who is on it."""
+
+    memory: str
+    core: str
+    app_class: str = field(name="class")
+
+
+class Nodes(Struct):
+    """All nodes, as columns. `trouble` by the node's number."""
+
+    names: list[str]
+    kind: list[int]
+    cards: list[int]
+    trouble: dict[str, list[Message]]
+
+
+class Live(Struct):
+    """A machine's nodes in full."""
+
+    nodes: list[Node]
+
+
+class DashboardState(Struct):
+    """Everything, for a page that begins."""
+
+    version: str
+    kind: Literal["machine", "cluster"]
+    name: str
+    simulated: str | None
+    now: float
+    priority: str | None
+    leading: bool | None
+    totals: Totals
+    kinds: list[NodeKind]
+    nodes: Nodes
+    cards: CardBytes
+    waiting: Waiting
+    live: Live | None
+    history: History
+
+
+class Tick(Struct):
+    """What changed since: `rows` names the nodes whose bytes are in `cards`; null: as before."""
+
+    now: float
+    totals: Totals
+    rows: list[int]
+    cards: CardBytes
+    trouble: dict[str, list[Message]] | None
+    waiting: Waiting | None
+    point: Point | None
+    live: Live | None
+
+
+class FoundPod(Struct):
+    """A Pod or run by its name."""
+
+    key: str
+    node: str | None
+    app_class: AppClass = field(name="class")
+    phase: str
+
+
+class SearchResult(Struct):
+    """Nodes and Pods whose names contain the words."""
+
+    nodes: list[str]
+    pods: list[FoundPod]
+
+
+ANSWERS = (DashboardState, Tick, Node, Pod, History, SearchResult)  # whatever the server sends

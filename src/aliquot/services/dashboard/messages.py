@@ -1,0 +1,248 @@
+"""The sentences of the dashboards: each as a code with its values, and in English. Pure.
+
+The page words the codes in other languages: web/src/text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from msgspec import UNSET, to_builtins
+
+from aliquot.model.claim import Claim
+from aliquot.model.node import Isolation
+from aliquot.model.reason import Reason
+from aliquot.model.refusal import Invalid
+from aliquot.model.status.dashboard import FINDINGS, Message, Refused, Wants
+from aliquot.model.status.dashboard import MessageCode as Code
+from aliquot.model.status.machine import (
+    CardStatus,
+    FindingStatus,
+    PodStatus,
+    QueueEntry,
+    RefusalStatus,
+    RequestStatus,
+    requests_of,
+)
+from aliquot.wording import shortage
+from aliquot.wording.requests import gib, on_cards, wants
+
+_XID = re.compile(r"Xid (\d+)")
+
+_PRIORITIES = {
+    "binpack": "the fullest of the nodes and cards with room",
+    "spread": "the emptiest of the nodes and cards with room",
+    "fgd": "where it spoils least of what is free for the Pods still to come",
+    "dense": "where the remainders of the cards stay worth most to the Pods still to come",
+}
+_POLICIES = {
+    Isolation.BEST_EFFORT: "tenants with work share the card evenly",
+    Isolation.FIXED_SHARE: "each tenant has its quota of the compute and no more",
+    Isolation.BURST_SHARE: "each tenant has its quota at least, and what the others leave",
+}
+_CLOSED = {"cordoned": Code.CORDONED, "not ready": Code.NOT_READY, "agent away": Code.AGENT_AWAY}
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def wants_of_claim(claim: Claim) -> Wants:
+    """What a Pod asks for."""
+    return Wants(text=wants(claim), requests=requests_of(claim))
+
+
+def wants_of_entry(entry: QueueEntry) -> Wants:
+    """What a run in the queue asks for."""
+    mib = 0 if entry.memory_bytes is None else entry.memory_bytes >> 20
+    parts = ([gib(mib)] if mib else []) + ([] if entry.core is None else [f"{entry.core:g}%"])
+    request = RequestStatus(count=entry.gpus, whole=not parts, memory_mib=mib, core=entry.core)
+    return Wants(text=on_cards(parts, entry.gpus), requests=[request])
+
+
+def requests(asked: Wants, dialect: str) -> Message:
+    """The first line of why a Pod is where it is."""
+    text = f"Requests {asked.text} ({dialect})."
+    return Message(Code.REQUESTS, text, wants=asked.requests, dialect=dialect)
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def refused_by_card(refusal: RefusalStatus) -> Refused:
+    """What one card of a machine lacks."""
+    plain = to_builtins(refusal)
+    return Refused(
+        reason=refusal.reason,
+        text=f"{shortage.card_named(plain)} {shortage.lacks(plain)}",
+        nodes=1,
+        example=None,
+        wanted=_number(refusal.wanted),
+        had=_number(refusal.had),
+        card=refusal.card,
+        node=None if refusal.node is UNSET else refusal.node,
+    )
+
+
+def _number(amount: int | str | None) -> int | None:
+    return amount if isinstance(amount, int) else None
+
+
+# --- why a Pod or a run waits ----------------------------------------------------------------------------------------
+
+
+def queued(entry: QueueEntry) -> Message:
+    """Its place in the queue."""
+    text = f"Number {entry.position} of {entry.of} in the queue."
+    return Message(Code.QUEUED, text, position=entry.position, of=entry.of)
+
+
+def short_of(entry: QueueEntry) -> Message:
+    """What a run or a Pod in the queue of a machine waits for."""
+    text = shortage.reason(to_builtins(entry))
+    if entry.kept_for:
+        return Message(Code.ROOM_RESERVED, text, name=entry.kept_for)
+    cards: dict[tuple[object, int], list[RefusalStatus]] = {}
+    for refusal in entry.refusals:
+        if refusal.card is not None:
+            cards.setdefault((refusal.node, refusal.card), []).append(refusal)
+    nearest = min(cards.values(), key=lambda refusals: (len(refusals), sum(map(_missing, refusals))), default=[])
+    return Message(Code.NO_ROOM, text, refusals=[*map(refused_by_card, nearest)], count=max(0, len(cards) - 1))
+
+
+def _missing(refusal: RefusalStatus) -> float:
+    """Which part of the wanted amount is missing, for comparing cards."""
+    wanted, had = _number(refusal.wanted) or 0, _number(refusal.had) or 0
+    return 1.0 if refusal.reason is Reason.EXCLUSIVE or not wanted else (wanted - had) / wanted
+
+
+def fits_on(node: str) -> Message:
+    """Its cards are not what a Pod waits for."""
+    text = f"its GPU request fits on {node}: kube-scheduler has another reason, or tries it soon"
+    return Message(Code.FITS_ON, text, node=node)
+
+
+NOT_TRIED = Message(Code.NOT_TRIED, "kube-scheduler has not tried it yet")
+TRIED = Message(Code.TRIED, "kube-scheduler tried it and found no node")
+WORKING = Message(Code.WORKING, "the reason is being worked out")
+
+
+def invalid_pod(broken: Invalid | None) -> Message:
+    """A Pod breaks a rule of its dialect."""
+    if broken is None:
+        return Message(Code.INVALID_POD, "invalid Pod")
+    return Message(Code.INVALID_POD, f"invalid Pod: {broken.sentence()}", name=broken.field, detail=broken.sentence())
+
+
+def pod_reason(pod: PodStatus) -> Message | None:
+    """Why a local Pod fits no card ever, failed, or waits to be started again."""
+    if pod.reason is None:
+        return None
+    if pod.refusals:
+        cards = [refused_by_card(refusal) for refusal in pod.refusals]
+        return Message(Code.NO_ROOM, pod.reason, refusals=cards[:1], count=len(cards) - 1)
+    for container in pod.containers:
+        if container.exit_code is not None and container.state != "running":
+            code = container.exit_code
+            return Message(Code.CONTAINER_EXITED, pod.reason, name=container.name, number=code, detail=pod.reason)
+    return Message(Code.POD_REASON, pod.reason, detail=pod.reason)
+
+
+# --- why a Pod or a run is where it is -------------------------------------------------------------------------------
+
+NO_REQUEST = Message(Code.NO_REQUEST, "Requests no card.")
+
+
+def placed(cards: Sequence[int], node: str | None) -> Message:
+    """The cards of a machine that were chosen."""
+    numbers = ", ".join(map(str, cards))
+    where = f"Card{'s' * (len(cards) > 1)} {numbers}{f' of {node}' if node else ''}"
+    text = f"{where}: of the cards with room, the fullest (binpack)."
+    return Message(Code.PLACED, text, cards=[*cards], node=node)
+
+
+def promised(request: RequestStatus, cards: int) -> Message:
+    """What a run has of each of its cards."""
+    core = "" if request.core is None else f" and {request.core:g}% of the compute"
+    amount = "all" if request.whole else f"{gib(request.memory_mib)}{core}"
+    text = f"Promised {amount} of {cards} card{'s' * (cards > 1)}."
+    return Message(Code.PROMISED, text, wants=[request], count=cards)
+
+
+def node_gone(node: str) -> Message:
+    """The node of a placed Pod was removed."""
+    text = f"{node} is gone; the Pod counts there until Kubernetes removes it."
+    return Message(Code.NODE_GONE, text, node=node)
+
+
+def offers(node: str, names: Sequence[str]) -> Message:
+    """What the node of a placed Pod offers."""
+    text = f"{node} offers {', '.join(names) or 'no resource of Aliquot any more'}."
+    return Message(Code.OFFERS, text, node=node, names=[*names])
+
+
+def chosen_by(priority: str) -> Message:
+    """How the scheduler chose."""
+    return Message(Code.CHOSEN_BY, f"Chosen by {priority}: {_PRIORITIES[priority]}.", name=priority)
+
+
+def shared_with(card: int, others: int) -> Message:
+    """Who else is on the card."""
+    sharing = f"{others} other{'s share' if others > 1 else ' shares'} it" if others > 0 else "not shared"
+    return Message(Code.SHARED_WITH, f"Card {card}: {sharing}.", card=card, count=max(0, others))
+
+
+def policy(isolation: Isolation) -> Message:
+    """What the node promises its tenants."""
+    text = f"Policy {isolation.value}: {_POLICIES[isolation]}."
+    return Message(Code.POLICY, text, name=isolation.value)
+
+
+def guessed(doubt: str) -> Message:
+    """The cards of a Pod are not known for certain."""
+    return Message(Code.GUESSED, f"Its cards are a guess: {doubt}.", detail=doubt)
+
+
+# --- what is wrong ---------------------------------------------------------------------------------------------------
+
+
+def closed(word: str) -> Message:
+    """Why Kubernetes sends no Pods to a node: NodeObject.closed."""
+    return Message(_CLOSED[word], word)
+
+
+def cards_out(count: int) -> list[Message]:
+    """Nothing where no card is out."""
+    return [Message(Code.CARDS_OUT, f"{count} card{'s' * (count > 1)} out", count=count)] if count else []
+
+
+FOUND_SOMETHING = Message(Code.FINDINGS, "findings")
+
+
+def invalid_node(broken: Iterable[Invalid]) -> list[Message]:
+    """The rules that a node breaks."""
+    return [Message(Code.INVALID_NODE, rule.sentence(), name=rule.field, detail=rule.sentence()) for rule in broken]
+
+
+def assumed(notes: Iterable[str]) -> list[Message]:
+    """What had to be assumed about a node."""
+    return [Message(Code.ASSUMED, note, detail=note) for note in notes]
+
+
+def why_out(card: CardStatus) -> Message | None:
+    """Why a card of a machine or of an agent takes no new tenants."""
+    if not card.is_out:
+        return None
+    text = card.why_out or ""
+    if xid := _XID.match(text):
+        return Message(Code.XID, text, number=int(xid[1]), detail=text)
+    return Message(Code.DRIVER_SILENT, text, detail=text) if text else OUT
+
+
+OUT = Message(Code.OUT, "unhealthy, taken out by a ConfigMap, or the node's agent is away")
+
+
+def finding(found: FindingStatus) -> Message:
+    """Something that should not be on a card."""
+    if found.kind is UNSET:
+        return Message(Code.FINDINGS, found.text, detail=found.text)
+    return Message(FINDINGS[found.kind], found.text, number=found.pid, detail=found.text)
