@@ -57,8 +57,8 @@ def test_who_waits_is_told_with_the_reason(browser: Browser, machine: Shown) -> 
     with visiting(browser, machine.url) as visit, machine.somebody_waits("late", memory=12):
         waiting = visit.page.locator("section", has=visit.page.get_by_role("heading", name="Waiting Pods"))
         expect(waiting.get_by_role("button", name="late")).to_be_visible(timeout=SOON)
-        expect(waiting).to_contain_text("4.0 GiB free")
-        expect(waiting).to_contain_text("12.0 GiB wanted")
+        expect(waiting).to_contain_text("4 GiB free")
+        expect(waiting).to_contain_text("needs 12 GiB")
 
 
 def test_a_click_on_a_run_tells_where_it_is_and_why(browser: Browser, machine: Shown) -> None:
