@@ -154,7 +154,7 @@ def _court() -> Iterator[Check]:
             assert (standing.processes, standing.level) == ((good.pid,), Level.HARDWARE)
             assert not good.ended()
             assert all(thread.is_alive() for thread in rig.daemon._threads)
-            assert all(worker._thread.is_alive() for worker in rig.daemon._workers.values())
+            assert all(loop._thread.is_alive() for loop in rig.daemon._loops.values())
 
         try:
             yield check

@@ -74,7 +74,7 @@ def test_the_environment_may_name_another_kubectl(cluster: PaperCluster, monkeyp
         ("Unable to connect to the server: dial tcp: lookup k8s: no such host", "config current-context"),
         ('error: context "prod" does not exist', "config get-contexts"),
         ("error: something else", "something else"),
-        ("", "said nothing"),
+        ("", "printed nothing"),
     ],
 )
 def test_each_way_to_say_no_is_one_line_that_says_what_to_do(cluster: PaperCluster, said: str, advice: str) -> None:

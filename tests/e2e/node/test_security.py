@@ -106,8 +106,8 @@ def test_a_pod_that_comes_to_anothers_socket_is_turned_away_by_its_cgroup(fleet:
     fleet.create(thief)
     knocked = fleet.line("thief", "knock")
     assert (knocked["error"], knocked["kept"]) == (None, False)
-    told = fleet.agents["n1"].program.log
-    assert re.search(r"tenant default/victim: process \d+ is not let in: it belongs to tenant default/thief", told)
+    refused = r'"msg":"process_refused","tenant":"default/victim","pid":\d+,"why":"it belongs to tenant default/thief"'
+    assert re.search(refused, fleet.agents["n1"].program.log)
 
 
 def _mount(pod: dict[str, Any], **paths: str) -> None:

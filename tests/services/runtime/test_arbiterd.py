@@ -26,7 +26,7 @@ from aliquot.model.node import Isolation
 from aliquot.model.tenant import Allotment, Level, SharingRules, State, Tenant
 from aliquot.services.runtime import audit, cardloop
 from aliquot.services.runtime.cardloop import CardLoop
-from aliquot.services.runtime.contexts import Seat
+from aliquot.services.runtime.contexts import Context
 from kit.arbiterd import UUIDS, Rig, ask, open_files, tell, until
 
 ONLINE, OFFLINE = AppClass.ONLINE, AppClass.OFFLINE
@@ -185,7 +185,7 @@ class TestDeath:
         """The end of the connection does not come: the kernel tells of the death."""
         guest = rig.registered(rig.tenant("a"), 11)
         (process,) = rig.daemon._tenancies["a"].processes
-        rig.daemon._reception._died(rig.daemon._tenancies["a"], process)
+        rig.daemon._registrar._died(rig.daemon._tenancies["a"], process)
         until(lambda: rig.held_files() == 0)
         until(guest.ended)
 
@@ -284,7 +284,7 @@ class TestSharing:
         guest.launch()
         until(lambda: rig.daemon.records()[UUIDS[0]], "records")
         rig.daemon.keep_trace(False)
-        until(lambda: rig.daemon._workers[UUIDS[0]]._trace is None, "the end of it")
+        until(lambda: rig.daemon._loops[UUIDS[0]]._trace.active is False, "the end of it")
         assert rig.daemon.records()[UUIDS[0]] == []
 
     def test_refused_allocations_are_counted_on_when_the_process_has_ended(self, rig: Rig) -> None:
@@ -302,15 +302,15 @@ class TestSharing:
 
     def test_a_launch_between_the_look_and_the_question_is_not_lost(self, tmp_path: Path) -> None:
         """The word is set too late for it to ring: so the count is looked at again after that."""
-        worker = CardLoop(UUIDS[0], SharingRules())  # its thread is not started
+        loop = CardLoop(UUIDS[0], SharingRules())  # its thread is not started
         page = Page(tmp_path / "page", (Allotment(UUIDS[0]),))
-        worker._admit(Member("a", AppClass.NORMAL, None), page, 0, None)
-        worker._join(Seat("a/1", "a", 1, page, 0, 0, (), Level.HARDWARE), 0.0)
-        worker._round(1.0)
+        loop._admit(Member("a", AppClass.NORMAL, None), page, 0, None)
+        loop._join(Context("a/1", "a", 1, page, 0, 0, (), Level.HARDWARE), 0.0)
+        loop._round(1.0)
         os.pwrite(page.fileno(), struct.pack("<Q", 1), Page._at(0, 0) + pages.LAUNCHES)
-        worker._perform([Arm("a/1")])
-        assert worker.arbiter.deadline == 0.0
-        assert not worker.arbiter.roster.contexts["a/1"].quiet
+        loop._perform([Arm("a/1")])
+        assert loop.arbiter.deadline == 0.0
+        assert not loop.arbiter.roster.contexts["a/1"].quiet
         page.close()
 
 
@@ -335,7 +335,7 @@ class TestHeartbeat:
     def test_it_goes_on_when_a_round_fails(self, rig: Rig) -> None:
         folder = rig.tenant("a")
         first = until(lambda: self.beat(folder))
-        rig.daemon._workers[UUIDS[0]]._inbox.put(lambda now: 1 / 0)  # type: ignore[arg-type]
+        rig.daemon._loops[UUIDS[0]]._inbox.put(lambda now: 1 / 0)  # type: ignore[arg-type]
         until(lambda: self.beat(folder) > first)
         rig.registered(folder, 11)
 
@@ -358,7 +358,7 @@ class TestHeartbeat:
         """Each may take 20 ms; a page whose last beat is old means to a tenant that we are gone."""
         folder = rig.tenant("z", OFFLINE)
         beats: list[int] = []
-        worker = rig.daemon._workers[UUIDS[0]]
+        loop = rig.daemon._loops[UUIDS[0]]
         rig.registered(folder, 22)
         real = rig.driver.set_slice
 
@@ -368,9 +368,9 @@ class TestHeartbeat:
             real(group, microseconds)
 
         rig.patch.setattr(rm, "set_slice", slow)
-        (name,) = worker._seats
+        (name,) = loop._contexts
         orders = [SetSlice(name, 5000 + at) for at in range(8)]
-        worker._inbox.put(lambda now: (worker._perform(orders), None)[1])
+        loop._inbox.put(lambda now: (loop._perform(orders), None)[1])
         until(lambda: len(beats) >= 8)
         assert len(set(beats)) >= 2
 
@@ -380,10 +380,10 @@ class TestHeartbeat:
         offline.launch()
         online.launch()
         until(lambda: not rig.driver.runs(22))
-        worker = rig.daemon._workers[UUIDS[0]]
+        loop = rig.daemon._loops[UUIDS[0]]
         rig.driver.paused.clear()  # the tenants' own doing
         rig.driver.slices[11, 1] = rig.driver.slices[22, 1] = STOCK
-        worker._inbox.put(lambda now: setattr(worker, "_beaten", now - 10.0))
+        loop._inbox.put(lambda now: setattr(loop, "_beaten", now - 10.0))
         until(lambda: not rig.driver.runs(22), "the pause again")
         until(lambda: [rig.driver.slices[each, 1] for each in (11, 22)] == [slices.LONG, slices.TINY], "the slices")
 
@@ -447,7 +447,7 @@ class TestRefusal:
         assert rig.driver.slices[22, 1] == STOCK
 
     def test_a_slice_changed_behind_our_back_is_set_again_and_told(self, rig: Rig) -> None:
-        rig.patch.setattr(cardloop, "_CHECKS", (0.02, 0.04, 0.3))
+        rig.patch.setattr(cardloop, "_FIRST_CHECKS", (0.02, 0.04, 0.3))
         rig.patch.setattr(cardloop, "_SETTLED", 0.1)
         rig.registered(rig.tenant("a"), 11)
         until(lambda: rig.driver.slices.get((11, 1)) == ALONE)
@@ -568,14 +568,14 @@ class TestLookout:
         guest = rig.registered(rig.tenant("a"), 11)
         guest.set(pages.MEMORY, 1 << 30, size=8)
         rig.nvml.on_card[UUIDS[0]] = {guest.pid: (1 << 30) + (500 << 20)}
-        rig.daemon._patrol.look_at(UUIDS[0])
+        rig.daemon._auditor.inspect(UUIDS[0])
         assert guest.use().overhead == 500 << 20
 
     def test_a_process_that_is_nobodys_is_told_after_a_while(self, rig: Rig) -> None:
         rig.nvml.on_card[UUIDS[0]] = {2**22 - 5: 1 << 30}
-        assert rig.daemon._patrol.look_at(UUIDS[0]) == []
+        assert rig.daemon._auditor.inspect(UUIDS[0]) == []
         rig.patch.setattr(audit, "_GRACE", -1.0)
-        (finding,) = rig.daemon._patrol.look_at(UUIDS[0])
+        (finding,) = rig.daemon._auditor.inspect(UUIDS[0])
         assert finding.pid == 2**22 - 5
         assert "aliquot run" in finding.text
 
@@ -585,11 +585,11 @@ class TestLookout:
         child = rig.child(folder, 11)
         until(lambda: rig.standing("a").processes)
         rig.nvml.on_card[UUIDS[0]] = {child.pid: 1}
-        assert rig.daemon._patrol.look_at(UUIDS[0]) == []
+        assert rig.daemon._auditor.inspect(UUIDS[0]) == []
         tenant = rig.daemon._tenancies["a"].tenant
         rig.patch.setattr(rig.daemon, "_owner", lambda pid: tenant.id)
         rig.nvml.on_card[UUIDS[0]] = {2**22 - 5: 1}
-        (finding,) = rig.daemon._patrol.look_at(UUIDS[0])
+        (finding,) = rig.daemon._auditor.inspect(UUIDS[0])
         assert "has not registered" in finding.text
 
     def test_a_page_that_cannot_be_written_is_told_for_as_long_as_it_is_so(self, rig: Rig) -> None:

@@ -48,7 +48,7 @@ class Court:
         assert standing.level is Level.HARDWARE
         assert standing.memory_limit == 10 << 30
         assert all(thread.is_alive() for thread in self.rig.daemon._threads)
-        assert all(worker._thread.is_alive() for worker in self.rig.daemon._workers.values())
+        assert all(loop._thread.is_alive() for loop in self.rig.daemon._loops.values())
         self.good.group(11, self.rig.rm_file).done(1)
         self.rig.driver.calls.clear()
         until(lambda: any(call[1] == 11 for call in self.rig.driver.calls), "an answer to the good one")
@@ -214,7 +214,7 @@ def test_sets_that_are_never_finished(court: Court) -> None:
             except OSError:
                 continue
     until(lambda: any(guest.ended() for guest in guests), "a limit")
-    assert court.rig.held_files() <= registration._MOST_COMING + 10
+    assert court.rig.held_files() <= registration._MOST_PENDING + 10
     for guest in guests:
         guest.close()
     court.is_in_order()
@@ -282,14 +282,14 @@ def test_waking_a_card_that_is_not_its_own(court: Court) -> None:
 
 
 def test_one_that_rings_without_end_while_the_driver_hangs_fills_no_memory() -> None:
-    worker = CardLoop(UUIDS[0], SharingRules())  # its thread is not started: so does one look that hangs
+    loop = CardLoop(UUIDS[0], SharingRules())  # its thread is not started: so does one look that hangs
     for _ in range(1000):
-        worker.wake("bad/1")
-        worker.wake("good/1")
-    assert worker._inbox.qsize() == 2
-    assert worker._take(0.0)
-    worker.wake("bad/1")  # for something new
-    assert worker._inbox.qsize() == 1
+        loop.wake("bad/1")
+        loop.wake("good/1")
+    assert loop._inbox.qsize() == 2
+    assert loop._drain_inbox(0.0)
+    loop.wake("bad/1")  # for something new
+    assert loop._inbox.qsize() == 1
 
 
 def test_no_files_left_to_accept_with_is_no_end(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,7 +303,7 @@ def test_no_files_left_to_accept_with_is_no_end(court: Court, monkeypatch: pytes
     monkeypatch.setattr("aliquot.services.runtime.registration.time.sleep", naps.append)
     door: Any = Full()
     full = registration.Tenancy(tenancy.tenant, tenancy.directory, tenancy.page, door)
-    court.rig.daemon._reception._accept(full)
+    court.rig.daemon._registrar._accept(full)
     assert naps, "it does not ask again without a pause"
 
 
@@ -314,9 +314,9 @@ def test_a_page_full_of_anything(court: Court, garbage: bytes) -> None:
     guest = court.rig.registered(court.folder, 66)
     with open(court.folder / "page", "r+b") as page:
         page.write((garbage * (pages.SIZE // len(garbage) + 1))[: pages.SIZE])
-    worker = court.rig.daemon._workers[UUIDS[0]]
-    told = worker._told
-    until(lambda: worker._told > told, "another round")
+    loop = court.rig.daemon._loops[UUIDS[0]]
+    before = loop._published
+    until(lambda: loop._published > before, "another round")
     standing = court.rig.standing("bad")
     assert standing.memory_limit == 10 << 30
     assert 0 <= standing.memory_used < 2**63
@@ -327,17 +327,17 @@ def test_a_page_full_of_anything(court: Court, garbage: bytes) -> None:
     court.rig.driver.calls.clear()
 
 
-def _has_told(worker: CardLoop, before: float) -> bool:
-    return worker._told > before
+def _has_published(loop: CardLoop, before: float) -> bool:
+    return loop._published > before
 
 
 def test_a_page_cut_short(court: Court) -> None:
     guest = court.rig.registered(court.folder, 66)
-    worker = court.rig.daemon._workers[UUIDS[0]]
+    loop = court.rig.daemon._loops[UUIDS[0]]
     for left in (pages.SIZE - 1, 70, 0):
         os.truncate(court.folder / "page", left)
-        told = worker._told
-        until(partial(_has_told, worker, told), "a round")
+        before = loop._published
+        until(partial(_has_published, loop, before), "a round")
     guest.close()
     court.is_in_order()
 

@@ -20,6 +20,7 @@ from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, FindingKind, Tenant
 from aliquot.services.runtime import audit
 from kit.arbiterd import UUIDS, Guest, Rig, ask, open_files, until
+from kit.logged import logged
 
 POD, OTHER, UNKNOWN = "3f2a9c1e-8d47", "77777777-8d47", "99999999-8d47"
 NOBODY = 65534
@@ -130,7 +131,9 @@ class TestWhoComes:
         with caplog.at_level(logging.WARNING):
             until(rig.guest(folder).ended, "the refusal")
         assert not rig.standing(POD).processes
-        return caplog.messages[-1]
+        key, fields = logged(caplog)[-1]
+        assert key == "process_refused"
+        return str(fields["why"])
 
     def test_a_process_of_another_tenant_is_not(
         self, rig: Rig, pods: dict[int, str], caplog: pytest.LogCaptureFixture
@@ -251,7 +254,7 @@ class TestPatrol:
     def look(self, rig: Rig, pid: int) -> tuple[FindingKind, str | None, str]:
         rig.patch.setattr(audit, "_GRACE", -1.0)
         rig.nvml.on_card[UUIDS[0]] = {pid: 1 << 30}
-        (found,) = rig.daemon._patrol.look_at(UUIDS[0])
+        (found,) = rig.daemon._auditor.inspect(UUIDS[0])
         assert found.pid == pid
         return found.kind, found.owner, found.text
 
@@ -264,7 +267,7 @@ class TestPatrol:
     def test_we_are_no_stranger_ourselves(self, rig: Rig) -> None:
         rig.patch.setattr(audit, "_GRACE", -1.0)
         rig.nvml.on_card[UUIDS[0]] = {os.getpid(): 1 << 20}
-        assert rig.daemon._patrol.look_at(UUIDS[0]) == []
+        assert rig.daemon._auditor.inspect(UUIDS[0]) == []
 
     def test_a_process_of_a_pod_that_was_given_no_card_is_a_stranger_of_known_origin(
         self, rig: Rig, pods: dict[int, str]

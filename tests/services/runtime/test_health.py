@@ -14,6 +14,7 @@ from aliquot.model.device import Card
 from aliquot.services.runtime import health as module
 from aliquot.services.runtime.health import CardHealth
 from kit.arbiterd import until
+from kit.logged import logged
 
 CARDS = (Card(0, 81920, uuid="GPU-a", model="H"), Card(1, 40960, uuid="GPU-b", model="A", numa=1))
 
@@ -77,7 +78,7 @@ def driver() -> PlayedDriver:
 
 def look(health: CardHealth, times: int) -> None:
     for _ in range(times):
-        health.look()
+        health.check()
 
 
 def healthy(health: CardHealth) -> list[bool]:
@@ -105,7 +106,7 @@ def test_a_lost_card_is_out_with_the_drivers_word_and_back_after_three_looks(dri
 
 def test_an_xid_takes_a_card_out_though_it_answers_every_look(driver: PlayedDriver) -> None:
     health = CardHealth(driver)
-    health.heard(Xid("GPU-a", 48))
+    health.record(Xid("GPU-a", 48))
     look(health, 10)
     assert healthy(health) == [False, True]
     assert health.why["GPU-a"].startswith("Xid 48")
@@ -114,7 +115,7 @@ def test_an_xid_takes_a_card_out_though_it_answers_every_look(driver: PlayedDriv
 def test_xids_of_applications_and_of_unknown_cards_change_nothing(driver: PlayedDriver) -> None:
     health = CardHealth(driver, ignored={94})
     for error in (Xid("GPU-a", 31), Xid("GPU-a", 94), Xid("GPU-x", 79)):
-        health.heard(error)
+        health.record(error)
     assert healthy(health) == [True, True]
 
 
@@ -125,14 +126,14 @@ def test_that_a_card_is_out_and_that_it_is_back_is_logged_once(
     look(health, 3)
     driver.lose("GPU-a")
     look(health, 3)
-    health.heard(Xid("GPU-a", 79))
+    health.record(Xid("GPU-a", 79))
     assert health.why["GPU-a"] == "Xid 79, it fell off the bus"
     del driver.silent["GPU-a"]
     look(health, 5)
-    assert [record.message for record in caplog.records] == [
-        "card 0 (GPU-a) is out: the driver does not answer for it: GPU is lost",
-        "card GPU-a: Xid 79",
-        "card 0 (GPU-a) is back",
+    assert logged(caplog) == [
+        ("card_out", {"card": 0, "uuid": "GPU-a", "why": "the driver does not answer for it: GPU is lost"}),
+        ("xid", {"card": "GPU-a", "xid": 79}),
+        ("card_back", {"card": 0, "uuid": "GPU-a"}),
     ]
 
 
@@ -219,7 +220,7 @@ class TestThreads:
         def reopened(looks: int) -> list[int]:
             found = []
             for at in range(1, looks + 1):
-                health.look()
+                health.check()
                 if health._is_time_to_reopen():
                     found.append(at)
             return found

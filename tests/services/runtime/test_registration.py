@@ -21,6 +21,7 @@ from aliquot.model.tenant import Allotment, Tenant
 from aliquot.services.runtime import registration
 from aliquot.services.runtime.channelgroups import ChannelGroups
 from aliquot.services.runtime.registration import Registrar, Tenancy
+from kit.logged import logged
 
 
 class House:
@@ -29,7 +30,9 @@ class House:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.now = folder, 10.999
-        self.desk = Registrar(threading.RLock(), {}, simulated=True, unwelcome=lambda *_: None, clock=lambda: self.now)
+        self.registrar = Registrar(
+            threading.RLock(), {}, simulated=True, refusal=lambda *_: None, clock=lambda: self.now
+        )
         self.tenancies: list[Tenancy] = []
         self.sockets: list[socket.socket] = []
 
@@ -38,7 +41,7 @@ class House:
         page, door = tenantfolder.furnish(self.folder / name, allotments, os.getuid())
         tenant = Tenant(name, f"the {name}", AppClass.NORMAL, allotments, os.getuid())
         self.tenancies.append(Tenancy(tenant, self.folder / name, page, door))
-        self.desk.open(self.tenancies[-1])
+        self.registrar.add(self.tenancies[-1])
         return self.tenancies[-1]
 
     def connect(self, tenancy: Tenancy) -> socket.socket:
@@ -49,14 +52,14 @@ class House:
 
     def turns(self, times: int) -> None:
         for _ in range(times):
-            self.desk.ring()  # none of them waits
-            self.desk.turn()
+            self.registrar.wake()  # none of them waits
+            self.registrar.poll()
 
     def end(self) -> None:
         for tenancy in self.tenancies:
-            self.desk.shut(tenancy)
+            self.registrar.remove(tenancy)
             tenancy.page.close()
-        self.desk.close()
+        self.registrar.close()
         for each in self.sockets:
             each.close()
 
@@ -68,7 +71,7 @@ def say(guest: socket.socket, kind: int, *words: int) -> None:
 @pytest.fixture
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
     monkeypatch.setattr(registration, "_MOST_ACCEPTED", 3)
-    monkeypatch.setattr(registration, "_MOST_HEARD", 8)
+    monkeypatch.setattr(registration, "_MOST_RECEIVED", 8)
     made = House(tmp_path)
     yield made
     made.end()
@@ -94,10 +97,10 @@ def test_what_connections_say_is_counted_for_their_tenant_though_each_says_littl
         for _ in range(5):
             say(guest, link.WAKE, 0)
         house.turns(7)
-    assert bad.heard == 8
+    assert bad.received == 8
     house.now += 1
     house.turns(8)
-    assert bad.heard == 4, "what was left unsaid"
+    assert bad.received == 4, "what was left unsaid"
     assert len(bad.processes) == 1
 
 
@@ -116,8 +119,8 @@ def test_a_tenant_that_is_not_heard_costs_no_turn(house: House) -> None:
     for _ in range(5):
         house.connect(bad)
     house.turns(4)
-    house.desk.ring()
-    assert [key.data for key, _ in house.desk._selector.select(0)] == [house.desk._drain]
+    house.registrar.wake()
+    assert [key.data for key, _ in house.registrar._selector.select(0)] == [house.registrar._drain]
 
 
 def test_a_tenant_that_is_removed_while_it_is_not_heard_is_gone(house: House) -> None:
@@ -126,7 +129,7 @@ def test_a_tenant_that_is_removed_while_it_is_not_heard_is_gone(house: House) ->
         house.connect(bad)
     house.turns(4)
     house.tenancies.remove(bad)
-    house.desk.shut(bad)
+    house.registrar.remove(bad)
     bad.page.close()
     house.now += 1
     house.turns(2)
@@ -144,7 +147,7 @@ def test_a_process_that_dies_while_its_tenant_is_not_heard_is_let_go(
         house.turns(4)
         assert len(bad.processes) == 1
         child.kill()
-    house.desk.turn()
+    house.registrar.poll()
     assert not bad.processes
     house.now += 1
     house.turns(2)
@@ -158,9 +161,8 @@ def test_that_nobody_listens_is_logged_once_a_second_at_most(house: House, caplo
             house.connect(bad)
         house.turns(6)
         house.now += 1
-    assert [record.message for record in caplog.records] == [
-        "tenant the bad: 3 connections and 0 messages in a second: nobody listens to it until the next one"
-    ]
+    fields = {"tenant": "the bad", "connections": 3, "messages": 0, "until": "next second"}
+    assert logged(caplog) == [("tenant_muted", fields)]
 
 
 def test_groups_that_the_driver_refuses_are_logged_once_a_second_per_tenant(
@@ -177,11 +179,11 @@ def test_groups_that_the_driver_refuses_are_logged_once_a_second_per_tenant(
     house.connect(bad)
     house.turns(2)
     (process,) = bad.processes
-    assert isinstance(process.grouping, ChannelGroups)
+    assert isinstance(process.groups, ChannelGroups)
     with caplog.at_level(logging.WARNING):
         for client in range(1000):
             seen = link.GroupSeen(os.open("/dev/null", os.O_RDONLY), client, 1, 0, 1, 1, True, (7,))
-            process.grouping.sort([seen], {"GPU-0"})
-    assert len(caplog.records) == 1
-    assert len(process.grouping._probed) <= 256, "what the driver said of them fills no memory"
-    assert "tenant the bad: card unknown" in caplog.records[0].message
+            process.groups.by_card([seen], {"GPU-0"})
+    ((key, fields),) = logged(caplog)
+    assert (key, fields["tenant"], fields["card"]) == ("channel_group_not_controllable", "the bad", "unknown")
+    assert len(process.groups._probed) <= 256, "what the driver said of them fills no memory"

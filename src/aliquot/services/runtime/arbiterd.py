@@ -1,8 +1,8 @@
-"""The arbiter at work on one node: tenants' processes register, each card's loop holds them to their shares.
+"""Runs the arbiter on one node: registers tenants' processes, and holds them to their shares, card by card.
 
-One thread listens to all tenants (reception), one runs per card (cardworker), one looks around (patrol). A tenant's
-process is known by the socket it came in through and by what the kernel says of it (SO_PEERCRED, then its ancestors, or
-its cgroup where tenants are Pods), not by what it says of itself.
+One thread serves all tenants' sockets (registration), one runs per card (cardloop), one compares with NVML (audit). A
+process's tenant is the one whose socket it connected to, checked against what the kernel says (SO_PEERCRED, then its
+ancestors, or its cgroup where tenants are Pods). What the process says of itself does not count.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from aliquot.arbiter.roster import Member
 from aliquot.arbiter.timeline import Record
 from aliquot.model.device import Card
 from aliquot.model.tenant import Finding, FindingKind, SharingRules, Standing, Tenant
-from aliquot.services.runtime.audit import Auditor, Owner, Place, Register
+from aliquot.services.runtime.audit import Auditor, Owner, PageSlot, Registry
 from aliquot.services.runtime.cardloop import CardLoop
-from aliquot.services.runtime.registration import Registrar, Tenancy, scold
+from aliquot.services.runtime.registration import Registrar, Tenancy, log_fault
 
-_WHOLE, _BEYOND = 8, 4  # each so many sweeps of all slots; else this far beyond the last that a process had
+_WHOLE, _BEYOND = 8, 4  # every so many sweeps all slots; else this far beyond the last that a process had
 
 _UNSEEN = "its process id cannot be seen from here: an agent in a container needs the host's (hostPID: true)"
 
@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 class Arbiterd:
     """See the head of the file. All methods may be called from any thread, and are quick.
 
-    `whose` tells the id of the tenant that a process is of. Where it is given, only its word counts: whoever it does
-    not know is let in nowhere. Without it a process is of the tenant whose descendant it is.
+    `whose` returns the id of the tenant that a process belongs to. Where it is given, it alone decides: a process that
+    it does not know registers nowhere. Without it a process belongs to the tenant whose descendant it is.
     """
 
     def __init__(
@@ -51,64 +51,66 @@ class Arbiterd:
         simulated: bool,
         whose: Callable[[int], str | None] | None = None,
     ) -> None:
-        self._workers = {card.uuid: CardLoop(card.uuid, rules) for card in cards}
+        self._loops = {card.uuid: CardLoop(card.uuid, rules) for card in cards}
         self._whose = whose
         self._tenancies: dict[str, Tenancy] = {}
         self._sweeps = 0
-        self._lock = threading.RLock()  # over the tenancies and what hangs on them
-        self._reception = Registrar(self._lock, self._workers, simulated=simulated, unwelcome=self._unwelcome)
-        register = Register(self._lock, self._seated, self._owner_of, self._sweep, pods=whose is not None)
-        self._patrol = Auditor(self._workers, nvml, register)
+        self._lock = threading.RLock()  # guards the tenancies and everything they hold
+        self._registrar = Registrar(self._lock, self._loops, simulated=simulated, refusal=self._refusal)
+        registry = Registry(self._lock, self._registered, self._owner_of, self._sweep, pods=whose is not None)
+        self._auditor = Auditor(self._loops, nvml, registry)
         self._stopping = threading.Event()
         self._threads = [
-            threading.Thread(target=self._reception.run, args=(self._stopping,), name="link", daemon=True),
-            threading.Thread(target=self._patrol.run, args=(self._stopping,), name="patrol", daemon=True),
+            threading.Thread(target=self._registrar.run, args=(self._stopping,), name="link", daemon=True),
+            threading.Thread(target=self._auditor.run, args=(self._stopping,), name="audit", daemon=True),
         ]
 
     def start(self) -> None:
-        """Begin."""
+        """Start all threads."""
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # several files for each process on the cards
-        for worker in self._workers.values():
-            worker.start()
+        for loop in self._loops.values():
+            loop.start()
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """End; nobody stays paused. Pages and tenants' folders stay, for the next one."""
+        """Stop all threads; no context stays paused. Pages and tenants' folders stay, for the next daemon."""
         self._stopping.set()
-        self._reception.ring()
-        for thread in self._threads:  # first: they post to the workers
+        self._registrar.wake()
+        for thread in self._threads:  # first: they post to the loops
             if thread.is_alive():
                 thread.join(timeout=5)
-        for worker in self._workers.values():
-            worker.stop()
+        for loop in self._loops.values():
+            loop.stop()
         with self._lock:
             for tenancy in self._tenancies.values():
-                self._reception.shut(tenancy)
+                self._registrar.remove(tenancy)
                 tenancy.page.close()
             self._tenancies.clear()
-        self._reception.close()
+        self._registrar.close()
 
     def add(self, tenant: Tenant, directory: Path) -> None:
-        """Make or adopt the tenant's page and door. Saying it twice changes nothing, but puts a folder right that
-        somebody removed meanwhile. Raises OSError and PageError."""
+        """Make or adopt the tenant's page and socket. A second call changes nothing, unless the folder was removed:
+        then it is made anew. Raises OSError and PageError."""
         with self._lock:
             there = self._tenancies.get(tenant.id)
             if there is not None:
                 if tenantfolder.is_whole(directory, there.page):
                     return
-                log.warning("tenant %s: %s was taken away: it is made anew", tenant.name, directory)
+                log.warning(
+                    "tenant_folder_recreated", extra={"data": {"tenant": tenant.name, "folder": str(directory)}}
+                )
                 self._drop(self._tenancies.pop(tenant.id))
-            page, door = tenantfolder.furnish(directory, tenant.allotments, tenant.uid)
-            tenancy = Tenancy(tenant, directory, page, door)
+            page, listener = tenantfolder.furnish(directory, tenant.allotments, tenant.uid)
+            tenancy = Tenancy(tenant, directory, page, listener)
             self._tenancies[tenant.id] = tenancy
-            for at, each in enumerate(tenant.allotments):
-                worker = self._workers.get(each.uuid)
-                if worker is not None:
-                    member = Member(tenant.id, tenant.app_class, each.quota_milli)
-                    worker.admit(member, page, at, each.memory_bytes)
-            self._reception.open(tenancy)
+            for at, allotment in enumerate(tenant.allotments):
+                loop = self._loops.get(allotment.uuid)
+                if loop is not None:
+                    member = Member(tenant.id, tenant.app_class, allotment.quota_milli)
+                    loop.admit(member, page, at, allotment.memory_bytes)
+            self._registrar.add(tenancy)
 
     def remove(self, tenant_id: str) -> None:
         """Forget the tenant and remove its folder."""
@@ -120,37 +122,37 @@ class Arbiterd:
         shutil.rmtree(tenancy.directory, ignore_errors=True)
 
     def _drop(self, tenancy: Tenancy) -> None:
-        """Let go of all that hangs on it; its folder stays. The page is closed when no card's loop touches it."""
-        self._reception.shut(tenancy)
-        workers = [
-            self._workers[allotment.uuid] for allotment in tenancy.tenant.allotments if allotment.uuid in self._workers
+        """Release all that it holds; its folder stays. The page is closed when no card's loop touches it."""
+        self._registrar.remove(tenancy)
+        loops = [
+            self._loops[allotment.uuid] for allotment in tenancy.tenant.allotments if allotment.uuid in self._loops
         ]
-        page_is_free = _after(len(workers), tenancy.page.close)
-        for worker in workers:
-            worker.dismiss(tenancy.tenant.id, page_is_free)
+        page_is_free = _after(len(loops), tenancy.page.close)
+        for loop in loops:
+            loop.dismiss(tenancy.tenant.id, page_is_free)
 
     def configure(self, rules: SharingRules) -> None:
-        """Other rules from now on."""
-        for worker in self._workers.values():
-            worker.configure(rules)
+        """Apply other rules from now on."""
+        for loop in self._loops.values():
+            loop.configure(rules)
 
     def standings(self) -> list[Standing]:
         """Every tenant on every card."""
-        return [standing for worker in self._workers.values() for standing in worker.standings()]
+        return [standing for loop in self._loops.values() for standing in loop.standings()]
 
     def keep_trace(self, wanted: bool) -> None:
-        """Whether somebody draws who held the cards, and asks for `records` at least every few seconds."""
-        for worker in self._workers.values():
-            worker.keep_trace(wanted)
+        """Whether somebody draws timelines, and asks for `records` at least every few seconds."""
+        for loop in self._loops.values():
+            loop.keep_trace(wanted)
 
     def records(self) -> dict[str, list[Record]]:
-        """By card, what was traced since the last time."""
-        return {uuid: worker.records() for uuid, worker in self._workers.items()}
+        """The traces since the last call, by card."""
+        return {uuid: loop.records() for uuid, loop in self._loops.items()}
 
     def findings(self) -> list[Finding]:
-        """What should not be."""
-        inside = [finding for worker in self._workers.values() for finding in list(worker.findings.values())]
-        return inside + self._patrol.findings + self._unwritable()
+        """What is wrong on the cards."""
+        inside = [finding for loop in self._loops.values() for finding in list(loop.findings.values())]
+        return inside + self._auditor.findings + self._unwritable()
 
     def _unwritable(self) -> list[Finding]:
         """Tenants whose page could not be written: no heartbeat, no gate, no pause holds there."""
@@ -176,15 +178,15 @@ class Arbiterd:
             if tenancy is None or tenancy.processes:
                 return tenancy is not None
             holders = [tenancy.page.holder(slot) for slot in tenancy.page.sweep()]
-            # A Pod may have handed its page to another one, which would keep its place for it after its end.
+            # A Pod may have passed its page to another Pod, which would then keep its place after its end.
             return any(
                 pid == 0 or self._whose is None or self._whose(pid) == tenant_id for pid in holders if pid is not None
             )
 
-    # --- whose a process is -------------------------------------------------------------------------------------
+    # --- the tenant of a process --------------------------------------------------------------------------------
 
-    def _unwelcome(self, tenancy: Tenancy, pid: int, uid: int) -> str | None:
-        """Why this process is not of this tenant."""
+    def _refusal(self, tenancy: Tenancy, pid: int, uid: int) -> str | None:
+        """Why this process may not register with this tenant."""
         if tenancy.tenant.id not in self._tenancies:
             return "the tenant is gone"
         if pid <= 0:  # in a pid namespace that is not below ours
@@ -202,18 +204,19 @@ class Arbiterd:
         return None
 
     def _owner(self, pid: int) -> str | None:
-        """As `whose` says; without it whose descendant it is. None: nobody's we know (it left its parents, say)."""
+        """As `whose` says; without it, the tenant whose descendant it is. None: unknown (it left its parents, say)."""
         if self._whose is not None:
             return self._whose(pid)
-        roots = {each.tenant.root: name for name, each in self._tenancies.items() if each.tenant.root is not None}
-        known = {process.pid: name for name, each in self._tenancies.items() for process in each.processes}
+        tenancies = self._tenancies.items()
+        roots = {tenancy.tenant.root: name for name, tenancy in tenancies if tenancy.tenant.root is not None}
+        known = {process.pid: name for name, tenancy in tenancies for process in tenancy.processes}
         anchors = known | roots
         return next((anchors[ancestor] for ancestor in processes.ancestors(pid) if ancestor in anchors), None)
 
-    # --- what the patrol asks ----------------------------------------------------------------------------------
+    # --- what the audit asks -----------------------------------------------------------------------------------
 
-    def _seated(self, uuid: str) -> dict[int, Place]:
-        """Who has a seat, with what its page says it has on the card."""
+    def _registered(self, uuid: str) -> dict[int, PageSlot]:
+        """The registered processes, with what their pages say they have on the card."""
         found = {}
         for tenancy in self._tenancies.values():
             at = tenancy.page.index.get(uuid)
@@ -222,11 +225,11 @@ class Arbiterd:
             for process in tenancy.processes:
                 if process.slot is not None:
                     use = tenancy.page.use(process.slot, at)
-                    found[process.pid] = Place(tenancy.page, process.slot, at, use.memory, use.overhead)
+                    found[process.pid] = PageSlot(tenancy.page, process.slot, at, use.memory, use.overhead)
         return found
 
     def _owner_of(self, pid: int) -> Owner | None:
-        """Whose a process on a card is."""
+        """The tenant that a process on a card belongs to."""
         owner = self._owner(pid)
         if owner is None:
             return None
@@ -244,14 +247,14 @@ class Arbiterd:
             whole = self._sweeps % _WHOLE == 0
             tenancy.page.sweep(slots=SLOTS if whole else min(SLOTS, tenancy.reach + _BEYOND))
             if tenancy.page.is_longer():
-                scold(tenancy, "it made its page longer, which fills the host's memory: it is cut")
+                log_fault(tenancy, "page_truncated", why="the tenant made it longer, which fills the host's memory")
                 with contextlib.suppress(OSError):  # no number is free: the next sweep finds it again
                     too_long.append(os.dup(tenancy.page.fileno()))
         return too_long
 
 
 def _after(calls: int, then: Callable[[], None]) -> Callable[[], None]:
-    """Something to call so many times, the last of which does it."""
+    """A function whose last of so many calls calls `then`."""
     left, lock = [calls], threading.Lock()
 
     def one_more() -> None:

@@ -1,4 +1,4 @@
-"""Looks at the cards from outside: who is on them that is nobody's, and what the driver takes beside allocations.
+"""Compares NVML's processes with the registered ones: finds unknown processes, measures the driver's own overhead.
 
 A thread of its own, since NVML may hang.
 """
@@ -18,14 +18,14 @@ from aliquot.adapters.host.processes import own_number
 from aliquot.model.tenant import Finding, FindingKind
 
 _EVERY = 1.0
-_GRACE = 3.0  # a process this young on a card may be about to register
+_GRACE = 3.0  # seconds; a process this young on a card may be about to register
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A process's line on its tenant's page, the bytes it says it has, and those that the driver took beside them."""
+class PageSlot:
+    """A process's slot on its tenant's page, the bytes it reports, and those that the driver takes in addition."""
 
     page: Page
     slot: int
@@ -36,88 +36,88 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose a process is. `name` is a tenant's; None: that is no tenant here (a Pod that was given no card)."""
+    """The tenant that a process belongs to. `name` is None where that is no tenant: a Pod without a card here."""
 
     id: str
     name: str | None = None
-    uuids: frozenset[str] = frozenset()  # the cards it has a part of
+    uuids: frozenset[str] = frozenset()  # the cards it has a share of
 
 
 @dataclass(frozen=True, slots=True)
-class Register:
-    """What the arbiter's daemon knows; to be asked with its lock held."""
+class Registry:
+    """What arbiterd knows. Call these with the lock held."""
 
     lock: threading.RLock
-    seated: Callable[[str], dict[int, Place]]  # by process, of one card
+    registered: Callable[[str], dict[int, PageSlot]]  # the processes of one card, by pid
     owner: Callable[[int], Owner | None]
-    sweep: Callable[[], list[int]]  # give back what the dead held; the files, to be closed, of pages that are too long
-    pods: bool  # tenants are Pods, not what `aliquot run` started
+    sweep: Callable[[], list[int]]  # free the slots of dead processes; returns files, to be closed, of oversized pages
+    pods: bool  # tenants are Pods, not commands of `aliquot run`
 
 
 class Auditor:
     """See the head of the file."""
 
-    def __init__(self, uuids: Iterable[str], nvml: Nvml, register: Register) -> None:
+    def __init__(self, uuids: Iterable[str], nvml: Nvml, registry: Registry) -> None:
         self.findings: list[Finding] = []
         self._uuids = tuple(uuids)
         self._nvml = nvml
-        self._register = register
-        self._strangers: dict[tuple[str, int], float] = {}  # unknown on a card since when
+        self._register = registry
+        self._unknown: dict[tuple[str, int], float] = {}  # (card, pid): first seen
 
     def run(self, stopping: threading.Event) -> None:
-        """Until told to stop."""
+        """Until `stopping` is set."""
         while not stopping.wait(_EVERY):
             found: list[Finding] = []
             for uuid in self._uuids:
                 try:
-                    found += self.look_at(uuid)
+                    found += self.inspect(uuid)
                 except NvmlError as error:
                     found.append(Finding(uuid, None, FindingKind.SILENT, f"the card does not answer: {error}"))
                 except Exception:
-                    log.exception("looking at card %s failed", uuid)
+                    log.exception("card_inspection_failed", extra={"data": {"card": uuid}})
             self.findings = found
             try:
                 self._sweep()
-            except Exception:  # the next look must come
-                log.exception("sweeping the pages failed")
+            except Exception:  # the next round must come
+                log.exception("page_sweep_failed")
 
     def _sweep(self) -> None:
         with self._register.lock:
             too_long = self._register.sweep()
         for file in too_long:
-            cut(file)  # without the lock: who makes it longer keeps us waiting
+            cut(file)  # without the lock: the tenant that makes it longer keeps us waiting
             with self._register.lock:
-                os.close(file)  # with it: closing drops what locks we have on the page
+                os.close(file)  # with it: closing drops our locks on the page
 
-    def look_at(self, uuid: str) -> list[Finding]:
-        """Memory beside allocations goes onto the pages; processes that are nobody's are told."""
-        register = self._register
-        with register.lock:
-            before = register.seated(uuid)
+    def inspect(self, uuid: str) -> list[Finding]:
+        """Write the driver's overhead to the pages; return findings about processes that are not registered."""
+        registry = self._register
+        with registry.lock:
+            before = registry.registered(uuid)
         on_card = self._nvml.processes(uuid)
-        with register.lock:
-            after = register.seated(uuid)
-            for pid, place in after.items():
-                if pid not in on_card or before.get(pid) != place:  # something was allocated while we looked
+        with registry.lock:
+            after = registry.registered(uuid)
+            for pid, slot in after.items():
+                if pid not in on_card or before.get(pid) != slot:  # it allocated meanwhile
                     continue
-                overhead = max(0, on_card[pid] - place.memory)
-                if overhead != place.overhead:
-                    place.page.set_overhead(place.slot, place.card, overhead)
-            strange = on_card.keys() - after.keys() - {own_number()}
-            owners = {pid: register.owner(pid) for pid in strange}
+                overhead = max(0, on_card[pid] - slot.memory)
+                if overhead != slot.overhead:
+                    slot.page.set_overhead(slot.slot, slot.card, overhead)
+            unknown = on_card.keys() - after.keys() - {own_number()}
+            owners = {pid: registry.owner(pid) for pid in unknown}
         now = time.monotonic()
-        self._strangers = {
-            (card, pid): since for (card, pid), since in self._strangers.items() if card != uuid or pid in strange
+        self._unknown = {
+            (card, pid): since for (card, pid), since in self._unknown.items() if card != uuid or pid in unknown
         }
         return [
-            _stranger(uuid, pid, owners[pid], pods=register.pods)
-            for pid in sorted(strange)
-            if now - self._strangers.setdefault((uuid, pid), now) > _GRACE
+            _unknown_finding(uuid, pid, owners[pid], pods=registry.pods)
+            for pid in sorted(unknown)
+            if now - self._unknown.setdefault((uuid, pid), now) > _GRACE
         ]
 
 
-def _stranger(uuid: str, pid: int, owner: Owner | None, *, pods: bool) -> Finding:
-    """Why it has no seat."""
+def _unknown_finding(uuid: str, pid: int, owner: Owner | None, *, pods: bool) -> Finding:
+    """Why it is not registered."""
     if owner is None:
         advice = "it is of no Pod" if pods else "start it with `aliquot run`"
         return Finding(uuid, pid, FindingKind.STRANGER, f"uses the card without being a tenant: {advice}")

@@ -1,7 +1,7 @@
-"""One card's loop: what its tenants do goes to the arbiter, what the arbiter orders goes to the hardware.
+"""One card's loop: it reads what the tenants do, asks the arbiter, and performs the arbiter's orders on the hardware.
 
 A thread per card, since an RM call blocks for a third of a millisecond and sometimes for ten. It owns the RM files of
-its contexts: nobody else closes them, so that no control ever goes to a file number that means something else by now.
+its contexts: no other thread closes them, so that no control ever goes to a file number that was reused.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 
-from aliquot.adapters.gpu import page as pages
 from aliquot.adapters.gpu import rm
 from aliquot.adapters.gpu.page import Page
 from aliquot.arbiter import slices
@@ -22,96 +20,95 @@ from aliquot.arbiter.account import Shares, divide
 from aliquot.arbiter.card import CardArbiter
 from aliquot.arbiter.orders import Arm, Order, Pause, Resume, SetSlice
 from aliquot.arbiter.roster import Member, Reading
-from aliquot.arbiter.timeline import MOST_RECORDS, Came, Left, Record
+from aliquot.arbiter.timeline import Came, Left, Record
 from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Standing
-from aliquot.services.runtime.contexts import Seat, Tally, busy_ns, most_telling, on_all, stop, waits, weakest
+from aliquot.services.runtime import contextcontrol
+from aliquot.services.runtime.contexts import Context, TenantTotals, busy_ns, most_active, weakest
+from aliquot.services.runtime.trace import Trace
 
-BEAT = 0.1  # a heartbeat at least this often: tenants undo a pause themselves after ALQ_STALE_NS without one
-CALM = 0.3  # ... and this often while nothing is to be decided: nobody is active, so nobody is paused
-STALLED = 0.5  # when our own last beat is older, tenants may have done so
-_CHECKS = (0.1, 0.5)  # when a new context's slice is looked at again: libcuda sets its own while it makes the context
+BEAT = 0.1  # seconds between heartbeats: a shim undoes a pause by itself after ALQ_STALE_NS without one
+CALM = 0.3  # ... while nothing is to be decided: nobody is active, so nobody is paused
+STALLED = 0.5  # if our own last heartbeat is older, shims may have undone pauses
+_FIRST_CHECKS = (0.1, 0.5)  # after these a new context's slice is read back: libcuda sets its own while it starts
 _ROUND = 2.0  # a round at least this often
-_AUDIT = 1.0  # and then one context each second, and whether a process went on by itself
+_CHECK_EVERY = 1.0  # after that, one context each second
 _STOCK = 2048  # microseconds: the driver's own slice
-_MOST_FAILURES = 10  # rounds in a row, before the card counts as given up
-_SETTLED = 1.0  # a changed slice after this is no accident of start-up
+_MOST_FAILURES = 10  # rounds in a row; after these the heartbeat stops
+_SETTLED = 1.0  # seconds; a slice that changes later was changed by somebody, not by start-up
 
 log = logging.getLogger(__name__)
 
 
 class CardLoop:
-    """The thread and its inbox. What is said to it goes through the inbox; everything else happens in the thread."""
+    """The thread and its inbox. Other threads only post to the inbox; everything else happens in the thread."""
 
     def __init__(self, uuid: str, rules: SharingRules) -> None:
         self.uuid = uuid
         self.arbiter = CardArbiter(rules)
         self.findings: dict[tuple[int, FindingKind], Finding] = {}  # by process and kind
-        self._trace: deque[Record] | None = None  # for whoever draws who held the card
+        self._trace = Trace()  # for the dashboard's timelines
         self._inbox: queue.SimpleQueue[Callable[[float], None] | None] = queue.SimpleQueue()
-        self._rung: set[str] = set()  # whose wake is in the inbox
-        self._seats: dict[str, Seat] = {}
-        self._tallies: dict[str, Tally] = {}
+        self._waking: set[str] = set()  # contexts whose wake is in the inbox
+        self._contexts: dict[str, Context] = {}
+        self._totals: dict[str, TenantTotals] = {}
         self._shares = Shares()
         self._read_at = 0.0
-        self._beaten = 0.0
-        self._audited = 0.0
+        self._last_beat = 0.0
+        self._last_check = 0.0
         self._standings: tuple[Standing, ...] = ()
-        self._told = 0.0
-        self._stirred = False  # something came since the last round
+        self._published = 0.0
+        self._changed = False  # a message came since the last round
         self._thread = threading.Thread(target=self._run, name=f"card-{uuid[:12]}", daemon=True)
 
     # --- called from other threads -----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Resume everybody, then end. Nothing may be posted after this."""
+        """Resume all contexts, then end. Nothing may be posted after this."""
         self._inbox.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout=5)
 
     def configure(self, rules: SharingRules) -> None:
-        """Other rules from now on."""
+        """Apply other rules from now on."""
         self._inbox.put(lambda now: setattr(self.arbiter, "rules", rules))
 
     def admit(self, member: Member, page: Page, card: int, limit: int | None) -> None:
-        """A tenant of this card."""
+        """Add a tenant of this card."""
         self._inbox.put(lambda now: self._admit(member, page, card, limit))
 
     def dismiss(self, tenant: str, then: Callable[[], None]) -> None:
-        """The tenant is gone; `then` is called when nothing of it is touched any more."""
+        """Remove the tenant; `then` is called when the thread touches nothing of it any more."""
         self._inbox.put(lambda now: self._dismiss(tenant, then))
 
-    def join(self, seat: Seat) -> None:
-        """A process has these groups on the card now; its files are ours from here on."""
-        self._inbox.put(lambda now: self._join(seat, now))
+    def join(self, context: Context) -> None:
+        """Add a process's context, or replace its groups; its files are this thread's from here on."""
+        self._inbox.put(lambda now: self._join(context, now))
 
     def leave(self, name: str) -> None:
-        """The process is gone from the card."""
+        """Remove the context."""
         self._inbox.put(lambda now: self._leave(name))
 
     def wake(self, name: str) -> None:
-        """It was idle and handed over work. Said twice before it was heard is said once: a process may ring without
-        end, and this thread may hang in the driver."""
-        if name not in self._rung:
-            self._rung.add(name)
+        """It was idle and launched work. A second wake before the first is handled is dropped: a process can send them
+        without end, and this thread may hang in the driver."""
+        if name not in self._waking:
+            self._waking.add(name)
             self._inbox.put(lambda now: self._wake(name, now))
 
     def keep_trace(self, wanted: bool) -> None:
-        """From now on, or no longer. Who is there already is told first."""
+        """Start or stop tracing. The trace begins with the contexts that are there."""
         self._inbox.put(lambda now: self._keep_trace(wanted))
 
     def records(self) -> list[Record]:
-        """What was traced since the last time."""
-        trace = self._trace
-        if trace is None:
+        """The trace since the last call."""
+        if not self._trace.active:
             return []
-        found: list[Record] = []
-        while trace:  # only we take from it
-            found.append(trace.popleft())
+        found = self._trace.take()
         while self.arbiter.takings:
             found.append(self.arbiter.takings.popleft())
         return found
@@ -125,304 +122,283 @@ class CardLoop:
     def _run(self) -> None:
         going, failed = True, 0
         while going:
-            timeout = min(self.arbiter.deadline, self._beaten + self._pause()) - time.monotonic()
+            timeout = min(self.arbiter.deadline, self._last_beat + self._pause()) - time.monotonic()
             try:
-                going = self._take(max(0.0, timeout))
+                going = self._drain_inbox(max(0.0, timeout))
                 if going:
-                    # No heartbeat is better than one that promises orders that do not come: tenants let themselves go.
-                    self._go_on(time.monotonic(), beat=failed < _MOST_FAILURES)
+                    # No heartbeat is better than one that promises orders that do not come: shims resume by themselves.
+                    self._step(time.monotonic(), beat=failed < _MOST_FAILURES)
                 failed = 0
-            except Exception:  # whatever it is, the next round must come
+            except Exception:  # the next round must come
                 failed += 1
                 if failed in (1, _MOST_FAILURES) or failed % 1000 == 0:
-                    log.exception("card %s: a round failed, %d in a row", self.uuid, failed)
+                    log.exception("round_failed", extra={"data": {"card": self.uuid, "in_a_row": failed}})
                 time.sleep(min(BEAT, 0.01 * failed))
-        self._let_everybody_go()
+        self._release_all()
 
-    def _take(self, timeout: float) -> bool:
-        """Take in what arrived; False: stop."""
+    def _drain_inbox(self, timeout: float) -> bool:
+        """Handle what arrived; False: stop."""
         try:
             message = self._inbox.get(timeout=timeout) if timeout > 0 else self._inbox.get_nowait()
             while True:
                 if message is None:
                     return False
                 message(time.monotonic())
-                self._stirred = True
+                self._changed = True
                 message = self._inbox.get_nowait()
         except queue.Empty:
             return True
 
-    def _go_on(self, now: float, *, beat: bool) -> None:
-        """A heartbeat; and a round, where something came or is due."""
+    def _step(self, now: float, *, beat: bool) -> None:
+        """Send a heartbeat; run a round if a message came or one is due."""
         if beat:
             self._beat(now)
-        if self._stirred or now >= min(self.arbiter.deadline, self._read_at + _ROUND):
+        if self._changed or now >= min(self.arbiter.deadline, self._read_at + _ROUND):
             self._round(now)
-            self._stirred = False
+            self._changed = False
 
     def _round(self, now: float) -> None:
         self._read(now)
         orders = self.arbiter.tick(now)
         if orders:
             self.arbiter.performed(self._perform(orders))
-        self._audit(now)
-        self._tell(now)
+        self._check_slices(now)
+        self._publish(now)
 
     def _pause(self) -> float:
         """Seconds until the next heartbeat."""
-        if not self._tallies:
+        if not self._totals:
             return _ROUND
-        return CALM if self.arbiter.deadline >= self._beaten + CALM else BEAT
+        return CALM if self.arbiter.deadline >= self._last_beat + CALM else BEAT
 
     def _beat(self, now: float) -> None:
-        if self._beaten and now - self._beaten > STALLED:
-            for name, seat in self._seats.items():  # each may have gone on by itself, and with another slice
-                seat.stopped.clear()
+        if self._last_beat and now - self._last_beat > STALLED:
+            for name, context in self._contexts.items():  # each may have resumed by itself, and with another slice
+                context.stopped.clear()
                 self.arbiter.forget(name)
-        self._beaten = now
+        self._last_beat = now
         stamp = time.monotonic_ns()
-        for tally in self._tallies.values():
-            tally.page.beat(tally.card, stamp)
+        for tenant in self._totals.values():
+            tenant.page.beat(tenant.card, stamp)
 
     def _read(self, now: float) -> None:
         stamp = time.monotonic_ns()
         readings, busy = {}, {}
         elapsed = now - self._read_at
-        for name, seat in self._seats.items():
-            use = seat.page.use(seat.slot, seat.card)
-            readings[name] = Reading(use.launches, waits(seat, use, now), use.busy_since_ns != 0)
-            if seat.last is not None and elapsed > 0:
-                before = busy_ns(seat.last, stamp - int(elapsed * 1e9))
+        for name, context in self._contexts.items():
+            use = context.page.use(context.slot, context.card)
+            readings[name] = Reading(use.launches, context.waits(use, now), use.busy_since_ns != 0)
+            if context.last is not None and elapsed > 0:
+                before = busy_ns(context.last, stamp - int(elapsed * 1e9))
                 busy[name] = max(0, busy_ns(use, stamp) - before) / (elapsed * 1e9)
-            seat.last = use
-            if seat.level is Level.HARDWARE and not use.paused and self.arbiter.paused(name):
-                self._went_on(seat, now)
+            context.last = use
+            if context.level is Level.HARDWARE and not use.paused and self.arbiter.paused(name):
+                self._resumed_itself(context, now)
         parts = divide(busy, *self.arbiter.weights())
         self._shares.add(self._read_at, now, parts)
-        if self._trace is not None:
-            self._trace.append((self._read_at, now, parts, self.arbiter.held))
+        self._trace.add((self._read_at, now, parts, self.arbiter.held))
         self._read_at = now
         self.arbiter.read(readings, now)
 
-    def _went_on(self, seat: Seat, now: float) -> None:
-        """It thought that we were gone, or says so: seldom enough that it cannot keep the card's lock busy."""
-        if now - seat.rescued >= _AUDIT:
-            seat.rescued = now
-            seat.stopped.clear()
-            self.arbiter.forget(seat.name)
+    def _resumed_itself(self, context: Context, now: float) -> None:
+        """Its shim missed our heartbeat, or claims so. Pause it again, but seldom: that takes the card's lock."""
+        if now - context.resumed_itself >= _CHECK_EVERY:
+            context.resumed_itself = now
+            context.stopped.clear()
+            self.arbiter.forget(context.name)
 
     # --- events ------------------------------------------------------------------------------------------------
 
     def _admit(self, member: Member, page: Page, card: int, limit: int | None) -> None:
         self.arbiter.admit(member)
-        self._tallies[member.tenant] = Tally(member, page, card, limit)
+        self._totals[member.tenant] = TenantTotals(member, page, card, limit)
 
     def _dismiss(self, tenant: str, then: Callable[[], None]) -> None:
-        for name in [name for name, seat in self._seats.items() if seat.tenant == tenant]:
+        for name in [name for name, context in self._contexts.items() if context.tenant == tenant]:
             self._leave(name)
         self.arbiter.dismiss(tenant)
-        self._tallies.pop(tenant, None)
+        self._totals.pop(tenant, None)
         then()
 
     def _wake(self, name: str, now: float) -> None:
-        self._rung.discard(name)  # first: who rings from here on rings for something new
+        self._waking.discard(name)  # first: a wake from here on is for new work
         self.arbiter.wake(name, now)
 
-    def _join(self, seat: Seat, now: float) -> None:
-        before = self._seats.get(seat.name)
-        if before is not None and before.same(seat):  # its copies or other objects changed, or libcuda set its slice
-            seat.close()
-            before.checks = [now, *(now + after for after in _CHECKS)]
-            self.arbiter.settle(seat.name, now)
+    def _join(self, context: Context, now: float) -> None:
+        before = self._contexts.get(context.name)
+        if before is not None and before.same(context):
+            context.close()  # its copy channels or other objects changed, or libcuda set its slice
+            before.checks = [now, *(now + after for after in _FIRST_CHECKS)]
+            self.arbiter.settle(context.name, now)
             return
+        context.joined = now
         if before is not None:
-            seat.stopped = before.stopped & {
-                (group.client, channel) for group in seat.groups for channel in group.channels
-            }
-            if seat.level is not Level.HARDWARE:  # it could be paused, now it can not: this is the last chance
-                self._let_go(before)
+            if context.level is not Level.HARDWARE:  # the last chance to resume it by the driver
+                self._release(before)
+            context.inherit(before)
             before.close()
-            seat.paused_since, seat.joined, seat.last = before.paused_since, before.joined, before.last
-        else:
-            seat.joined = now
-        seat.checks = [now + after for after in _CHECKS]
-        self._seats[seat.name] = seat
-        self._trace_coming(seat)
-        use = seat.page.use(seat.slot, seat.card)
-        paused = bool(use.paused or use.gate)
-        self.arbiter.join(seat.name, seat.tenant, now=now, preemptible=seat.level is Level.HARDWARE, paused=paused)
+        context.checks = [now + after for after in _FIRST_CHECKS]
+        self._contexts[context.name] = context
+        self._trace.add(self._came(context))
+        use = context.page.use(context.slot, context.card)
+        preemptible, paused = context.level is Level.HARDWARE, bool(use.paused or use.gate)
+        self.arbiter.join(context.name, context.tenant, now=now, preemptible=preemptible, paused=paused)
 
     def _leave(self, name: str) -> None:
-        seat = self._seats.pop(name, None)
-        if seat is not None:
-            self._let_go(seat)  # it need not be dead: it may have come anew, or was thrown out
-            self._count_pause(seat, time.monotonic())
-            seat.close()
-            self._findings_end(seat.pid)
-            if self._trace is not None:
-                self._trace.append(Left(name))
+        context = self._contexts.pop(name, None)
+        if context is not None:
+            self._release(context)  # it need not be dead: it may have reconnected, or was expelled
+            self._count_pause(context, time.monotonic())
+            context.close()
+            self._clear_findings(context.pid)
+            self._trace.add(Left(name))
         self.arbiter.leave(name)
 
     def _keep_trace(self, wanted: bool) -> None:
-        if wanted == (self._trace is not None):
+        if wanted == self._trace.active:
             return
-        self._trace = deque(maxlen=MOST_RECORDS) if wanted else None
         self.arbiter.takings.clear()
-        for seat in self._seats.values():
-            self._trace_coming(seat)
+        if wanted:
+            self._trace.start(self._came(context) for context in self._contexts.values())
+        else:
+            self._trace.stop()
 
-    def _trace_coming(self, seat: Seat) -> None:
-        if self._trace is not None:
-            tally = self._tallies.get(seat.tenant)
-            offline = tally is not None and tally.member.app_class is AppClass.OFFLINE
-            self._trace.append(Came(seat.name, seat.tenant, offline))
+    def _came(self, context: Context) -> Came:
+        totals = self._totals.get(context.tenant)
+        offline = totals is not None and totals.member.app_class is AppClass.OFFLINE
+        return Came(context.name, context.tenant, offline)
 
     # --- orders ------------------------------------------------------------------------------------------------
 
     def _perform(self, orders: Iterable[Order]) -> list[tuple[Order, float]]:
-        """When each took effect. Many slow ones together could last longer than tenants wait for a heartbeat."""
+        """When each order took effect. Beats in between: many slow ones could last longer than shims wait for one."""
         effects = []
         for order in orders:
-            seat = self._seats.get(order.context)
-            if seat is None:
+            context = self._contexts.get(order.context)
+            if context is None:
                 continue
             try:
-                self._perform_one(order, seat)
+                self._perform_one(order, context)
             except rm.RmError as error:
-                if error.gone:
-                    log.info("%s: %s; it will register again or is gone", seat.name, error)
+                if error.gone:  # the process registers its new groups, or ends
+                    log.info("context_gone", extra={"data": {"context": context.name, "why": str(error)}})
                 else:
-                    self._degrade(seat, error)
+                    self._degrade(context, error)
             now = time.monotonic()
             effects.append((order, now))
-            if now - self._beaten >= BEAT:
+            if now - self._last_beat >= BEAT:
                 self._beat(now)
         return effects
 
-    def _perform_one(self, order: Order, seat: Seat) -> None:
+    def _perform_one(self, order: Order, context: Context) -> None:
         match order:
             case SetSlice(_, microseconds):
-                if seat.level is Level.HARDWARE:
-                    on_all(seat.groups, lambda group: rm.set_slice(group, microseconds))
+                contextcontrol.set_slice(context, microseconds)
             case Pause():
-                seat.paused_since = time.monotonic()
-                if seat.level is Level.HARDWARE:
-                    seat.page.beat(seat.card, time.monotonic_ns())
-                    seat.page.set_word(seat.slot, seat.card, pages.PAUSED, 1)
-                    on_all(seat.groups, lambda group: stop(seat, group))
-                else:
-                    seat.page.set_gate(seat.slot, seat.card, closed=True)
+                context.paused_since = time.monotonic()
+                contextcontrol.pause(context)
             case Resume():
-                self._resume(seat)
+                self._resume(context)
             case Arm():
-                seat.page.set_word(seat.slot, seat.card, pages.WAKE, 1)
-                use = seat.page.use(seat.slot, seat.card)
-                if seat.last is not None and use.launches != seat.last.launches:  # since we looked: it will not ring
-                    self.arbiter.wake(seat.name, time.monotonic())
+                if not contextcontrol.arm(context):
+                    self.arbiter.wake(context.name, time.monotonic())
                     self.arbiter.deadline = 0.0
 
-    def _resume(self, seat: Seat) -> None:
-        self._count_pause(seat, time.monotonic())
-        seat.page.set_gate(seat.slot, seat.card, closed=False)
-        try:
-            if seat.level is Level.HARDWARE:
-                on_all(seat.groups, lambda group: rm.set_paused(group, False))
-        finally:
-            seat.stopped.clear()  # also where it failed on one: the others must be stopped anew the next time
-            seat.page.set_word(seat.slot, seat.card, pages.PAUSED, 0)
+    def _resume(self, context: Context) -> None:
+        self._count_pause(context, time.monotonic())
+        contextcontrol.resume(context)
 
-    def _let_go(self, seat: Seat, *, for_now: bool = False) -> None:
-        """Resume what can be resumed, for the last time, with the slice it would have without us.
+    def _release(self, context: Context, *, for_now: bool = False) -> None:
+        """Resume it for the last time, with the driver's own slice.
 
-        Two that are left with tiny slices would stop each other for good. `for_now`: the next of us takes it up again,
-        and until then its share stays as it is.
+        Two contexts that are left with tiny slices would block each other for good. `for_now`: the next daemon takes it
+        up again, and until then its share stays as it is.
         """
-        stays = for_now and slices.lasting(self.arbiter.slice_of(seat.name))
-        if seat.level is Level.HARDWARE and not stays:
+        if not (for_now and slices.lasting(self.arbiter.slice_of(context.name))):
             with contextlib.suppress(rm.RmError):
-                on_all(seat.groups, lambda group: rm.set_slice(group, _STOCK))
+                contextcontrol.set_slice(context, _STOCK)
         with contextlib.suppress(rm.RmError):
-            self._resume(seat)
+            self._resume(context)
 
-    def _degrade(self, seat: Seat, error: rm.RmError) -> None:
+    def _degrade(self, context: Context, error: rm.RmError) -> None:
         """The driver refuses what it allowed at registration: hold it at the gate from now on."""
-        log.warning("%s: %s; held at the gate from now on", seat.name, error)
+        log.warning("context_degraded", extra={"data": {"context": context.name, "why": str(error), "held_at": "gate"}})
         text = f"the driver refuses control of it ({error}): held at the gate from now on"
-        self._find(seat, FindingKind.REFUSED, text)
-        self._let_go(seat)
-        seat.level = Level.GATE
-        self.arbiter.join(seat.name, seat.tenant, preemptible=False)
+        self._report(context, FindingKind.REFUSED, text)
+        self._release(context)
+        context.level = Level.GATE
+        self.arbiter.join(context.name, context.tenant, preemptible=False)
         self.arbiter.deadline = 0.0
 
-    def _let_everybody_go(self) -> None:
-        for seat in self._seats.values():
+    def _release_all(self) -> None:
+        for context in self._contexts.values():
             try:
-                self._let_go(seat, for_now=True)
-            except Exception:  # the next one is to be let go all the same
-                log.exception("%s may still be paused", seat.name)
-            seat.close()
-        self._seats.clear()
+                self._release(context, for_now=True)
+            except Exception:  # release the others all the same
+                log.exception("release_failed", extra={"data": {"context": context.name}})
+            context.close()
+        self._contexts.clear()
 
-    def _count_pause(self, seat: Seat, now: float) -> None:
-        tally = self._tallies.get(seat.tenant)
-        if seat.paused_since is not None and tally is not None:
-            tally.paused_seconds += now - seat.paused_since
-        seat.paused_since = None
+    def _count_pause(self, context: Context, now: float) -> None:
+        totals = self._totals.get(context.tenant)
+        if context.paused_since is not None and totals is not None:
+            totals.paused_seconds += now - context.paused_since
+        context.paused_since = None
 
-    # --- what is seen ------------------------------------------------------------------------------------------
+    # --- findings and standings --------------------------------------------------------------------------------
 
-    def _audit(self, now: float) -> None:
-        """Look whether slices are what was ordered: soon after a context came, then one context each second."""
-        due = [seat for seat in self._seats.values() if seat.checks and seat.checks[0] <= now]
-        for seat in due:
-            seat.checks.pop(0)
-        if now - self._audited >= _AUDIT:
-            self._audited = now
-            due += [seat for seat in self._seats.values() if not seat.checks][:1]
-            for seat in due[-1:]:  # to the end of the line
-                self._seats[seat.name] = self._seats.pop(seat.name)
-        for seat in due:
-            wanted = self.arbiter.slice_of(seat.name)
-            if seat.level is not Level.HARDWARE or wanted is None:
+    def _check_slices(self, now: float) -> None:
+        """Check that slices are what was ordered: soon after a context came, then one context each second."""
+        due = [context for context in self._contexts.values() if context.checks and context.checks[0] <= now]
+        for context in due:
+            context.checks.pop(0)
+        if now - self._last_check >= _CHECK_EVERY:
+            self._last_check = now
+            due += [context for context in self._contexts.values() if not context.checks][:1]
+            for context in due[-1:]:  # to the end of the line
+                self._contexts[context.name] = self._contexts.pop(context.name)
+        for context in due:
+            wanted = self.arbiter.slice_of(context.name)
+            if context.level is not Level.HARDWARE or wanted is None:
                 continue
             try:
-                changed = {found for group in seat.groups if (found := rm.get_slice(group)) != wanted}
+                changed = contextcontrol.other_slices(context, wanted)
             except rm.RmError:
                 continue
             if changed:
-                self.arbiter.forget(seat.name)
+                self.arbiter.forget(context.name)
                 self.arbiter.deadline = 0.0
-                if now - seat.joined > _SETTLED:
+                if now - context.joined > _SETTLED:
                     text = f"its time slice was changed behind our back to {changed.pop()} us: set again"
-                    self._find(seat, FindingKind.SLICE, text)
+                    self._report(context, FindingKind.SLICE, text)
 
-    def _find(self, seat: Seat, kind: FindingKind, text: str) -> None:
-        """One of a kind of each process: its owner may provoke as many as it likes."""
-        self.findings[seat.pid, kind] = Finding(self.uuid, seat.pid, kind, text, seat.tenant)
+    def _report(self, context: Context, kind: FindingKind, text: str) -> None:
+        """One finding of a kind per process: its owner can provoke as many as it likes."""
+        self.findings[context.pid, kind] = Finding(self.uuid, context.pid, kind, text, context.tenant)
 
-    def _findings_end(self, pid: int) -> None:
+    def _clear_findings(self, pid: int) -> None:
         for key in [key for key in self.findings if key[0] == pid]:
             del self.findings[key]
 
-    def _tell(self, now: float) -> None:
-        if now - self._told < BEAT:
+    def _publish(self, now: float) -> None:
+        if now - self._published < BEAT:
             return
-        self._told = now
-        self._standings = tuple(self._standing(tenant, tally, now) for tenant, tally in self._tallies.items())
+        self._published = now
+        self._standings = tuple(self._standing(tenant, totals, now) for tenant, totals in self._totals.items())
 
-    def _standing(self, tenant: str, tally: Tally, now: float) -> Standing:
-        seats = [seat for seat in self._seats.values() if seat.tenant == tenant]
-        used, refused = tally.totals(seats, now)
+    def _standing(self, tenant: str, totals: TenantTotals, now: float) -> Standing:
+        contexts = [context for context in self._contexts.values() if context.tenant == tenant]
+        used, refused = totals.measure(contexts, now)
         return Standing(
             tenant=tenant,
             uuid=self.uuid,
-            state=most_telling({self.arbiter.state(seat.name) for seat in seats}),
-            level=weakest({seat.level for seat in seats}),
-            share=sum(self._shares.of(seat.name) for seat in seats),
+            state=most_active({self.arbiter.state(context.name) for context in contexts}),
+            level=weakest({context.level for context in contexts}),
+            share=sum(self._shares.of(context.name) for context in contexts),
             memory_used=used,
-            memory_limit=tally.limit,
-            processes=tuple(sorted(seat.pid for seat in seats)),
+            memory_limit=totals.limit,
+            processes=tuple(sorted(context.pid for context in contexts)),
             preemptions=self.arbiter.preemptions[tenant],
-            paused_seconds=tally.paused_until(now, seats),
+            paused_seconds=totals.paused_until(now, contexts),
             refused=refused,
         )

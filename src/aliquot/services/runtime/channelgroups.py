@@ -1,4 +1,4 @@
-"""Which cards the channel groups of a process are on, and whether the driver lets us control them there."""
+"""Maps a process's RM channel groups to cards, and finds out whether the driver lets us control them."""
 
 from __future__ import annotations
 
@@ -8,48 +8,50 @@ from aliquot.adapters.gpu import link, rm
 from aliquot.adapters.gpu.link import GroupSeen
 from aliquot.model.tenant import Level
 
-_NOWHERE = (None, Level.NONE)  # no file of the driver's, or no object of that file
-_MOST_PROBED = 256  # answers of the driver that are remembered of one process; it has 64 groups at most
+_NOWHERE = (None, Level.NONE)  # not a file of the driver, or no such object in that file
+_MOST_PROBED = 256  # answers of the driver to remember per process; it has 64 groups at most
 
 
 class ChannelGroups:
-    """The groups of one process, and what the driver said of them.
+    """The groups of one process, and what the driver answered about them.
 
-    `complain` is told what goes wrong: a process can have as much of that as it likes, by telling of ever other groups.
+    `log_fault` must limit its rate: a process can provoke as many faults as it likes, with ever other groups.
     """
 
-    __slots__ = ("_complain", "_probed", "_simulated")
+    __slots__ = ("_log_fault", "_probed", "_simulated")
 
-    def __init__(self, *, simulated: bool, complain: Callable[[str], None]) -> None:
-        self._simulated, self._complain = simulated, complain
+    def __init__(self, *, simulated: bool, log_fault: Callable[..., None]) -> None:
+        self._simulated, self._log_fault = simulated, log_fault
         self._probed: dict[tuple[int, int, int], tuple[str | None, Level]] = {}
 
-    def sort(self, came: Sequence[GroupSeen], mine: set[str]) -> tuple[dict[str, list[rm.Group]], set[str]]:
-        """The groups that came, by the tenant's card (`mine`) they are on; the cards where only the gate holds it.
+    def by_card(self, sent: Sequence[GroupSeen], mine: set[str]) -> tuple[dict[str, list[rm.Group]], set[str]]:
+        """The groups that the process sent, by card; and the cards where only the gate can hold it.
 
-        Files that are not in the answer are closed.
+        `mine` are the tenant's cards. Files that are not in the answer are closed.
         """
-        # It uses CUDA, but its groups were not seen (under MPS they are the server's): only the gate holds it.
-        gated = set() if came else set(mine)
+        # It uses CUDA, but its groups were not seen (under MPS they are the server's): only the gate can hold it.
+        gated = set() if sent else set(mine)
         by_card: dict[str, list[rm.Group]] = {}
-        told: set[tuple[int, int]] = set()
-        for seen in came:
+        known: set[tuple[int, int]] = set()
+        for seen in sent:
             group = rm.Group(seen.fd, seen.client, seen.group, seen.subdevice, seen.channels)
-            twice = (seen.client, seen.group) in told
+            twice = (seen.client, seen.group) in known
             uuid, level = self._place(group) if seen.compute and not twice else _NOWHERE
             if level is Level.GATE:
                 gated |= mine if uuid is None else mine & {uuid}
             if uuid is None or uuid not in mine:
-                link.discard(seen.fd)  # copies are not divided; cards that are not the tenant's the patrol tells of
+                link.discard(
+                    seen.fd
+                )  # copy engines are not shared out; the audit reports cards that are not the tenant's
                 continue
-            told.add((seen.client, seen.group))
+            known.add((seen.client, seen.group))
             by_card.setdefault(uuid, []).append(group)
         return {uuid: [] for uuid in gated} | by_card, gated
 
     def _place(self, group: rm.Group) -> tuple[str | None, Level]:
-        """As `_probe`, asked once of each group: a context registers dozens of times while it is made.
+        """As `_probe`, but asks the driver once per group: a context registers dozens of times while it is made.
 
-        The file is looked at each time: with known handles another one may come.
+        The file is checked each time: another file may come with known handles.
         """
         key = (group.client, group.group, group.subdevice)
         if not self._is_drivers(group.fd):
@@ -58,13 +60,13 @@ class ChannelGroups:
             found = self._probe(group)
             if found == _NOWHERE:
                 return found
-            if len(self._probed) >= _MOST_PROBED:  # of groups that are long gone, or never were
+            if len(self._probed) >= _MOST_PROBED:  # of groups that are gone, or never existed
                 self._probed.clear()
             self._probed[key] = found
         return self._probed[key]
 
     def _probe(self, group: rm.Group) -> tuple[str | None, Level]:
-        """Which card it is on (None: the driver does not tell), and whether the driver lets us control it."""
+        """Which card it is on (None: the driver does not say), and whether the driver lets us control it."""
         uuid = None
         try:
             uuid = rm.uuid_of(group)
@@ -72,7 +74,7 @@ class ChannelGroups:
         except rm.RmError as error:
             if error.gone:
                 return _NOWHERE
-            self._complain(f"card {uuid or 'unknown'}: {error}: it is held at the gate")
+            self._log_fault("channel_group_not_controllable", card=uuid or "unknown", why=str(error), held_at="gate")
             return uuid, Level.GATE
         return uuid, Level.HARDWARE
 

@@ -1,14 +1,11 @@
-"""Who is on a card: each context with what we hold of it, each tenant with what is told of it.
-
-All of it is the card's own thread's (cardworker.py): nobody else touches it.
-"""
+"""The contexts on a card, and the totals of its tenants. Only the card's own thread (cardloop.py) touches them."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field
 
 from aliquot.adapters.gpu import rm
 from aliquot.adapters.gpu.page import MOST, Page, Use
@@ -18,13 +15,13 @@ from aliquot.model.tenant import Level, State
 
 _COUNT = 5.0  # seconds between two readings of whole pages
 _STILL = 0.3  # a wait this long may be that of a process that was stopped
-_LOOK = 0.1  # seconds between two looks whether it is
-_TELLING = (State.RUNNING, State.PAUSED, State.WAITING, State.IDLE)
+_STOP_CHECK = 0.1  # seconds between two checks whether it is
+_MOST_ACTIVE_FIRST = (State.RUNNING, State.PAUSED, State.WAITING, State.IDLE)
 
 
 @dataclass(slots=True)
-class Seat:
-    """A context on the card: which process, which line of which page, which groups."""
+class Context:
+    """A process on the card: its slot on its tenant's page, and its channel groups."""
 
     name: str
     tenant: str
@@ -35,21 +32,36 @@ class Seat:
     groups: tuple[rm.Group, ...]
     level: Level
     joined: float = 0.0
-    checks: list[float] = field(default_factory=list)
+    checks: list[float] = field(default_factory=list)  # when its slice is read back
     last: Use | None = None
     paused_since: float | None = None
-    rescued: float = 0.0  # when it was last found to have gone on by itself
+    resumed_itself: float = 0.0  # when it was last found running although paused
     stopped: set[tuple[int, int]] = field(default_factory=set)  # (client, channel) that we disabled
     moved: float = 0.0  # when it last launched something or did not wait
-    looked: float = 0.0  # when it was last looked at whether the process is stopped, and whether it was
-    frozen: bool = False
+    stop_checked: float = 0.0  # when it was last checked whether the process is stopped ...
+    frozen: bool = False  # ... and whether it was
 
-    def same(self, other: Seat) -> bool:
-        """Whether all that we control is the same, only told again."""
+    def same(self, other: Context) -> bool:
+        """Whether all that we control is the same, and it only registered again."""
         return (self.slot, self.level, _handles(self.groups)) == (other.slot, other.level, _handles(other.groups))
 
+    def inherit(self, before: Context) -> None:
+        """Go on where the same process's former registration ended."""
+        channels = {(group.client, channel) for group in self.groups for channel in group.channels}
+        self.stopped = before.stopped & channels
+        self.paused_since, self.joined, self.last = before.paused_since, before.joined, before.last
+
+    def waits(self, use: Use, now: float) -> bool:
+        """Whether a thread of it waits for the card. A process that was stopped inside a wait (SIGSTOP, a debugger)
+        cannot report the end of the wait: it would keep the card for as long as it is stopped."""
+        if not use.waiting or self.last is None or use.launches != self.last.launches:
+            self.moved, self.frozen = now, False
+        elif now - self.moved >= _STILL and now - self.stop_checked >= _STOP_CHECK:
+            self.stop_checked, self.frozen = now, processes.is_stopped(self.pid)
+        return use.waiting > 0 and not self.frozen
+
     def close(self) -> None:
-        """Let go of its files: as long as we hold them, the driver keeps the dead process's memory."""
+        """Close its files: as long as we hold them, the driver keeps the dead process's memory."""
         for fd in {group.fd for group in self.groups}:
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -57,28 +69,28 @@ class Seat:
 
 
 @dataclass(slots=True)
-class Tally:
-    """What is told of a tenant on this card for as long as it is there."""
+class TenantTotals:
+    """A tenant on this card, and what is counted for it as long as it is there."""
 
     member: Member
     page: Page
     card: int
     limit: int | None
     paused_seconds: float = 0.0
-    counted: float = float("-inf")  # when the whole page was last read, and which slots had a seat
-    seats: frozenset[int] = frozenset()
-    others: tuple[int, int] = (0, 0)  # what it then had of processes that have no seat: bytes used, and refusals
+    counted: float = float("-inf")  # when the whole page was last read, and which slots had a context
+    slots: frozenset[int] = frozenset()
+    others: tuple[int, int] = (0, 0)  # what processes without a context had then: bytes used, and refusals
     refused: int = 0  # so far; a process takes its own number with it when it ends
-    on_page: int = 0  # refusals, when last looked
+    on_page: int = 0  # refusals at the last reading
 
-    def totals(self, seats: Sequence[Seat], now: float) -> tuple[int, int]:
-        """Bytes in use, and allocations refused so far. Of those with a seat as of this round; the others are looked
-        for when a seat came or went, and now and then: the page is large, and there are as many as Pods on the card."""
-        uses = {seat.slot: seat.last for seat in seats if seat.last is not None}  # whatever they claim: once each
+    def measure(self, contexts: Sequence[Context], now: float) -> tuple[int, int]:
+        """Bytes in use, and allocations refused so far. Contexts count as of this round. Other processes are counted
+        when a context came or went, and now and then: the page is large, and there is one per Pod on the card."""
+        uses = {context.slot: context.last for context in contexts if context.last is not None}  # each slot once
         used = sum(use.memory + use.overhead for use in uses.values())
         refused = sum(use.refused for use in uses.values())
-        if now - self.counted >= _COUNT or uses.keys() != self.seats:
-            self.counted, self.seats = now, frozenset(uses)
+        if now - self.counted >= _COUNT or uses.keys() != self.slots:
+            self.counted, self.slots = now, frozenset(uses)
             all_used, all_refused = self.page.totals(self.card)
             self.others = (max(0, all_used - used), max(0, all_refused - refused))
         on_page = refused + self.others[1]
@@ -86,54 +98,26 @@ class Tally:
         self.on_page = on_page
         return min(MOST, used + self.others[0]), self.refused
 
-    def paused_until(self, now: float, seats: Iterable[Seat]) -> float:
+    def paused_until(self, now: float, contexts: Iterable[Context]) -> float:
         """Seconds that it was held off the card, with the pauses that are not over."""
-        return self.paused_seconds + sum(now - seat.paused_since for seat in seats if seat.paused_since is not None)
+        pauses = (now - context.paused_since for context in contexts if context.paused_since is not None)
+        return self.paused_seconds + sum(pauses)
 
 
-def most_telling(states: Set[State]) -> State:
-    """Of a tenant's processes, the one that tells most."""
-    return next((state for state in _TELLING if state in states), State.IDLE)
+def most_active(states: Set[State]) -> State:
+    """The state that is shown for a tenant with processes in these."""
+    return next((state for state in _MOST_ACTIVE_FIRST if state in states), State.IDLE)
 
 
 def weakest(levels: Set[Level]) -> Level:
-    """How it can be held off the card, all of it."""
+    """How all of its processes can be held off the card."""
     return next((level for level in (Level.GATE, Level.HARDWARE) if level in levels), Level.NONE)
-
-
-def _handles(groups: Iterable[rm.Group]) -> set[tuple[int, int, int, tuple[int, ...]]]:
-    return {(group.client, group.group, group.subdevice, tuple(sorted(group.channels))) for group in groups}
-
-
-def waits(seat: Seat, use: Use, now: float) -> bool:
-    """Whether a thread of it waits for the card. A process that was stopped inside a wait (SIGSTOP, a debugger) can
-    not say that the wait is over: it would keep the card for as long as it is stopped."""
-    if not use.waiting or seat.last is None or use.launches != seat.last.launches:
-        seat.moved, seat.frozen = now, False
-    elif now - seat.moved >= _STILL and now - seat.looked >= _LOOK:
-        seat.looked, seat.frozen = now, processes.is_stopped(seat.pid)
-    return use.waiting > 0 and not seat.frozen
-
-
-def stop(seat: Seat, group: rm.Group) -> None:
-    """Disable those of its channels that are not yet: once is enough, and nobody knows what twice does."""
-    fresh = tuple(channel for channel in group.channels if (group.client, channel) not in seat.stopped)
-    rm.set_paused(replace(group, channels=fresh), True)
-    seat.stopped |= {(group.client, channel) for channel in fresh}
-
-
-def on_all(groups: Iterable[rm.Group], control: Callable[[rm.Group], None]) -> None:
-    """On each, although it fails on some: one that is gone must not leave the others as they were. Raises the worst."""
-    failed: list[rm.RmError] = []
-    for group in groups:
-        try:
-            control(group)
-        except rm.RmError as error:
-            failed.append(error)
-    if failed:
-        raise min(failed, key=lambda error: error.gone)
 
 
 def busy_ns(use: Use, stamp: int) -> int:
     """Nanoseconds in which it had work, up to that time."""
     return use.busy_ns + (max(0, stamp - use.busy_since_ns) if use.busy_since_ns else 0)
+
+
+def _handles(groups: Iterable[rm.Group]) -> set[tuple[int, int, int, tuple[int, ...]]]:
+    return {(group.client, group.group, group.subdevice, tuple(sorted(group.channels))) for group in groups}

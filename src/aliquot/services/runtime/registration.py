@@ -1,7 +1,7 @@
-"""Who comes in at the tenants' doors, and what they say. One thread listens to all of them.
+"""Accepts the shims' connections on the tenants' sockets and registers their processes. One thread serves all tenants.
 
-A tenant may come and talk as often as it likes. So each has so many connections and messages in a second, those of all
-its processes together; past that nobody listens to it until the next second, and it costs us no more.
+A tenant can connect and send as often as it likes. So each tenant has a budget of connections and messages per second,
+for all its processes together. Beyond that it is muted until the next second, and costs us nothing more.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from aliquot.adapters.gpu.page import Page
 from aliquot.model.tenant import Level, Tenant
 from aliquot.services.runtime.cardloop import CardLoop
 from aliquot.services.runtime.channelgroups import ChannelGroups
-from aliquot.services.runtime.contexts import Seat
+from aliquot.services.runtime.contexts import Context
 
 _MOST_GROUPS = 64  # of one process: a context has one for compute and a few for copies
 _MOST_MESSAGES = 500  # of one process in a second; an honest one sends a few
-_MOST_COMING = 256  # groups that the processes of one tenant have begun to tell: each is a file of ours
-_MOST_HEARD = 2000  # messages of one tenant in a second
+_MOST_PENDING = 256  # groups of one tenant's processes whose registration is not complete: each is an open file
+_MOST_RECEIVED = 2000  # messages of one tenant in a second
 _MOST_ACCEPTED = 100  # connections of one tenant in a second; an honest process makes one in its life
-_QUIET = 1.0  # a tenant's faults are logged this often at most: it may provoke as many as it likes
+_LOG_EVERY = 1.0  # seconds between two logged faults of a tenant: it can provoke as many as it likes
 _FULL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 log = logging.getLogger(__name__)
@@ -46,76 +46,76 @@ class Process:
     pid: int
     connection: socket.socket
     pidfd: int
-    grouping: ChannelGroups
+    groups: ChannelGroups
     slot: int | None = None
-    coming: list[GroupSeen] = field(default_factory=list)  # since the hello or the last done
-    cards: set[str] = field(default_factory=set)  # where it has a seat
+    pending: list[GroupSeen] = field(default_factory=list)  # since the hello or the last done
+    cards: set[str] = field(default_factory=set)  # where it has a context
     messages: int = 0
     counted: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
 class Tenancy:
-    """A tenant here: its folder, page and door."""
+    """A tenant: its folder, page and listening socket."""
 
     tenant: Tenant
     directory: Path
     page: Page
-    door: socket.socket
+    listener: socket.socket
     processes: set[Process] = field(default_factory=set)
-    scolded: float = float("-inf")  # when its faults were last logged
-    second: int = -1  # of which these are counted:
+    last_logged: float = float("-inf")  # when its faults were last logged
+    second: int = -1  # the one that these count:
     accepted: int = 0  # connections
-    heard: int = 0  # messages
-    reach: int = 0  # slots of the page that its processes had, up to the last one
+    received: int = 0  # messages
+    reach: int = 0  # how many slots of the page its processes have used, up to the last one
 
 
 class Registrar:
-    """See the head of the file. `lock` is over the tenancies and what hangs on them.
+    """See the head of the file. `lock` guards the tenancies and everything they hold.
 
-    `unwelcome` tells why a process (pid, uid) is not let in at a tenant's door; None: it is.
+    `refusal` returns why a process (pid, uid) may not register with a tenant; None: it may.
     """
 
     def __init__(
         self,
         lock: threading.RLock,
-        workers: Mapping[str, CardLoop],
+        loops: Mapping[str, CardLoop],
         *,
         simulated: bool,
-        unwelcome: Callable[[Tenancy, int, int], str | None],
+        refusal: Callable[[Tenancy, int, int], str | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._lock, self._workers, self._simulated = lock, workers, simulated
-        self._unwelcome, self._clock = unwelcome, clock
-        self._unheard: set[Tenancy] = set()  # until the next second
+        self._lock, self._loops, self._simulated = lock, loops, simulated
+        self._refusal, self._clock = refusal, clock
+        self._muted: set[Tenancy] = set()  # not read until the next second
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
         self._woken.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ, self._drain)
 
-    def open(self, tenancy: Tenancy) -> None:
-        """From now on its processes may come. Any thread."""
+    def add(self, tenancy: Tenancy) -> None:
+        """Accept its processes from now on. Any thread."""
         with self._lock:
-            self._watch_door(tenancy)
-        self.ring()
+            self._watch_listener(tenancy)
+        self.wake()
 
-    def shut(self, tenancy: Tenancy) -> None:
-        """Nobody may any more, and who is in is sent away. Any thread."""
+    def remove(self, tenancy: Tenancy) -> None:
+        """Accept no more, and disconnect its processes. Any thread."""
         with self._lock:
             for process in list(tenancy.processes):
-                self._hang_up(tenancy, process)
-            self._unheard.discard(tenancy)
-            self._unwatch(tenancy.door)
-            tenancy.door.close()
+                self._disconnect(tenancy, process)
+            self._muted.discard(tenancy)
+            self._unwatch(tenancy.listener)
+            tenancy.listener.close()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the listening thread. Any thread."""
         with contextlib.suppress(OSError):
             self._waker.send(b"x")
 
     def close(self) -> None:
-        """After the thread has ended and every door is shut."""
+        """After the thread has ended and every tenant is removed."""
         self._selector.close()
         self._waker.close()
         self._woken.close()
@@ -123,104 +123,103 @@ class Registrar:
     # --- the listening thread ----------------------------------------------------------------------------------
 
     def run(self, stopping: threading.Event) -> None:
-        """Until told to stop, and rung."""
+        """Until `stopping` is set and `wake` is called."""
         while not stopping.is_set():
             try:
-                self.turn()
-            except Exception:  # one bad guest must not close the door for the others
-                log.exception("listening to tenants failed")
+                self.poll()
+            except Exception:  # one bad tenant must not stop the others
+                log.exception("registration_failed")
                 time.sleep(0.05)
 
-    def turn(self) -> None:
-        """Wait until somebody wants something, and hear each of them once."""
-        wait = 1.0 - self._clock() % 1.0 if self._unheard else 1.0
+    def poll(self) -> None:
+        """Wait until a socket is readable, and handle each of them once."""
+        wait = 1.0 - self._clock() % 1.0 if self._muted else 1.0
         for key, _ in self._selector.select(timeout=wait):
             key.data()
-        if self._unheard:
-            self._hear_again()
+        if self._muted:
+            self._unmute()
 
     def _drain(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(4096)
 
-    # --- how much of our time a tenant gets --------------------------------------------------------------------
+    # --- a tenant's budget -------------------------------------------------------------------------------------
 
-    def _spend(self, tenancy: Tenancy, *, accepted: int = 0, heard: int = 0) -> None:
+    def _charge(self, tenancy: Tenancy, *, accepted: int = 0, received: int = 0) -> None:
         second = int(self._clock())
         if tenancy.second != second:
-            tenancy.second, tenancy.accepted, tenancy.heard = second, 0, 0
+            tenancy.second, tenancy.accepted, tenancy.received = second, 0, 0
         tenancy.accepted += accepted
-        tenancy.heard += heard
-        if tenancy.accepted < _MOST_ACCEPTED and tenancy.heard < _MOST_HEARD:
+        tenancy.received += received
+        if tenancy.accepted < _MOST_ACCEPTED and tenancy.received < _MOST_RECEIVED:
             return
-        what = f"{tenancy.accepted} connections and {tenancy.heard} messages in a second"
-        scold(tenancy, f"{what}: nobody listens to it until the next one")
-        self._unheard.add(tenancy)
-        self._unwatch(tenancy.door)
+        log_fault(tenancy, "tenant_muted", connections=tenancy.accepted, messages=tenancy.received, until="next second")
+        self._muted.add(tenancy)
+        self._unwatch(tenancy.listener)
         for process in tenancy.processes:
             self._unwatch(process.connection)
 
-    def _hear_again(self) -> None:
-        """Those whose second is over. One look for all of them: no timer is theirs."""
+    def _unmute(self) -> None:
+        """Listen again to those whose second is over. One pass for all: no tenant has a timer of its own."""
         second = int(self._clock())
         with self._lock:
-            for tenancy in [each for each in self._unheard if each.second != second]:
-                self._unheard.discard(tenancy)
-                self._watch_door(tenancy)
+            for tenancy in [tenancy for tenancy in self._muted if tenancy.second != second]:
+                self._muted.discard(tenancy)
+                self._watch_listener(tenancy)
                 for process in tenancy.processes:
-                    self._watch_link(tenancy, process)
+                    self._watch_connection(tenancy, process)
 
-    def _watch_door(self, tenancy: Tenancy) -> None:
-        self._selector.register(tenancy.door, selectors.EVENT_READ, lambda: self._accept(tenancy))
+    def _watch_listener(self, tenancy: Tenancy) -> None:
+        self._selector.register(tenancy.listener, selectors.EVENT_READ, lambda: self._accept(tenancy))
 
-    def _watch_link(self, tenancy: Tenancy, process: Process) -> None:
-        self._selector.register(process.connection, selectors.EVENT_READ, lambda: self._hear(tenancy, process))
+    def _watch_connection(self, tenancy: Tenancy, process: Process) -> None:
+        self._selector.register(process.connection, selectors.EVENT_READ, lambda: self._receive(tenancy, process))
 
     def _unwatch(self, file: socket.socket | int) -> None:
-        with contextlib.suppress(KeyError):  # its tenant is not listened to
+        with contextlib.suppress(KeyError):  # its tenant is muted
             self._selector.unregister(file)
 
-    # --- who comes ---------------------------------------------------------------------------------------------
+    # --- connections -------------------------------------------------------------------------------------------
 
     def _accept(self, tenancy: Tenancy) -> None:
         try:
-            connection, _ = tenancy.door.accept()
+            connection, _ = tenancy.listener.accept()
         except OSError as error:
-            if error.errno in _FULL:  # it will be there the next time too: do not ask without pause
+            if error.errno in _FULL:  # the connection stays in the queue: do not spin
                 time.sleep(0.01)
             return
         connection.setblocking(False)
         with self._lock:
-            self._let_in(tenancy, connection)
-            if tenancy.door.fileno() >= 0:
-                self._spend(tenancy, accepted=1)
+            self._admit(tenancy, connection)
+            if tenancy.listener.fileno() >= 0:
+                self._charge(tenancy, accepted=1)
 
-    def _let_in(self, tenancy: Tenancy, connection: socket.socket) -> None:
+    def _admit(self, tenancy: Tenancy, connection: socket.socket) -> None:
         pid, uid = link.peer(connection)
-        why = self._unwelcome(tenancy, pid, uid)
+        why = self._refusal(tenancy, pid, uid)
         try:
             pidfd = link.watch(connection, pid) if why is None else -1
         except OSError:
             why = "it is gone already"
         if why is not None:
-            scold(tenancy, f"process {pid} is not let in: {why}")
+            log_fault(tenancy, "process_refused", pid=pid, why=why)
             connection.close()
             return
         for former in [process for process in tenancy.processes if process.pid == pid]:
-            self._hang_up(tenancy, former)  # it has only one link, and this is the newer
-        grouping = ChannelGroups(simulated=self._simulated, complain=partial(scold, tenancy))
-        process = Process(tenancy.tenant.id, pid, connection, pidfd, grouping)
+            self._disconnect(tenancy, former)  # a process has one connection, and this is the newer
+        groups = ChannelGroups(simulated=self._simulated, log_fault=partial(log_fault, tenancy))
+        process = Process(tenancy.tenant.id, pid, connection, pidfd, groups)
         tenancy.processes.add(process)
-        self._watch_link(tenancy, process)
-        # A forked child may hold the connection open after its parent's death: the kernel tells of the death.
+        self._watch_connection(tenancy, process)
+        # A forked child may hold the connection open after its parent's death: the pidfd reports the death.
         self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._died(tenancy, process))
 
-    # --- what it says ------------------------------------------------------------------------------------------
+    # --- messages ----------------------------------------------------------------------------------------------
 
-    def _hear(self, tenancy: Tenancy, process: Process) -> None:
-        """One message of one process, so that a loud one does not drown the others."""
+    def _receive(self, tenancy: Tenancy, process: Process) -> None:
+        """One message of one process, so that a busy process does not hold up the others."""
         with self._lock:
-            if process not in tenancy.processes or tenancy in self._unheard:
+            if process not in tenancy.processes or tenancy in self._muted:
                 return
             try:
                 message = link.receive(process.connection)
@@ -229,28 +228,28 @@ class Registrar:
             except OSError:
                 message = None
             except LinkError as error:
-                self._throw_out(tenancy, process, str(error))
+                self._expel(tenancy, process, str(error))
                 return
             if message is None:
-                self._hang_up(tenancy, process)
+                self._disconnect(tenancy, process)
                 return
-            self._spend(tenancy, heard=1)
+            self._charge(tenancy, received=1)
             try:
-                came = self._heed(tenancy, process, message)
+                groups = self._handle(tenancy, process, message)
             except LinkError as error:
-                self._throw_out(tenancy, process, str(error))
+                self._expel(tenancy, process, str(error))
                 return
-        if came is not None:
-            self._register(tenancy, process, came)
+        if groups is not None:
+            self._register(tenancy, process, groups)
 
-    def _heed(self, tenancy: Tenancy, process: Process, message: link.Message) -> list[GroupSeen] | None:
-        """The groups, when they are complete."""
+    def _handle(self, tenancy: Tenancy, process: Process, message: link.Message) -> list[GroupSeen] | None:
+        """The process's channel groups, once the message completes them. Raises LinkError."""
         now = self._clock()
         if now - process.counted > 1.0:
             process.messages, process.counted = 0, now
         process.messages += 1
         if isinstance(message, GroupSeen):
-            process.coming.append(message)
+            process.pending.append(message)
         if process.messages > _MOST_MESSAGES:
             raise LinkError("it sends too many messages")
         if isinstance(message, Hello):
@@ -259,42 +258,43 @@ class Registrar:
             process.slot = message.slot
         elif process.slot is None:
             raise LinkError("no hello")
-        elif len(process.coming) > _MOST_GROUPS:
+        elif len(process.pending) > _MOST_GROUPS:
             raise LinkError(f"more than {_MOST_GROUPS} groups")
-        elif sum(len(process.coming) for process in tenancy.processes) > _MOST_COMING:
-            raise LinkError(f"more than {_MOST_COMING} groups of its tenant are on their way")
+        elif sum(len(process.pending) for process in tenancy.processes) > _MOST_PENDING:
+            raise LinkError(f"more than {_MOST_PENDING} groups of its tenant are pending")
         elif isinstance(message, Done):
-            if message.groups != len(process.coming):
-                raise LinkError(f"{len(process.coming)} groups came, {message.groups} were sent")
-            came, process.coming = process.coming, []
-            return came
+            if message.groups != len(process.pending):
+                raise LinkError(f"{len(process.pending)} groups came, {message.groups} were sent")
+            groups, process.pending = process.pending, []
+            return groups
         elif isinstance(message, Wake) and message.card < len(tenancy.page.uuids):
             uuid = tenancy.page.uuids[message.card]
             if uuid in process.cards:
-                self._workers[uuid].wake(_context(process))
+                self._loops[uuid].wake(_context_name(process))
         return None
 
-    def _register(self, tenancy: Tenancy, process: Process, came: list[GroupSeen]) -> None:
-        """Seat the process on the cards its groups are on. Without the lock it is asked which those are: the driver may
-        take long, or hang for a card that fell off, and others have other things to do."""
-        by_card, gated = process.grouping.sort(came, {uuid for uuid in tenancy.page.uuids if uuid in self._workers})
+    def _register(self, tenancy: Tenancy, process: Process, groups: list[GroupSeen]) -> None:
+        """Join the process to the cards that its groups are on. We ask the driver which those are without the lock: it
+        may take long, or hang for a card that fell off the bus."""
+        cards = {uuid for uuid in tenancy.page.uuids if uuid in self._loops}
+        by_card, gated = process.groups.by_card(groups, cards)
         with self._lock:
             if process in tenancy.processes:
-                self._seat(tenancy, process, by_card, gated)
-            else:  # it was let go meanwhile
-                for group in (group for groups in by_card.values() for group in groups):
+                self._join(tenancy, process, by_card, gated)
+            else:  # it was disconnected meanwhile
+                for group in (group for on_card in by_card.values() for group in on_card):
                     link.discard(group.fd)
 
-    def _seat(
+    def _join(
         self, tenancy: Tenancy, process: Process, by_card: Mapping[str, Sequence[rm.Group]], gated: Set[str]
     ) -> None:
         assert process.slot is not None
         for uuid in process.cards - by_card.keys():
-            self._workers[uuid].leave(_context(process))
+            self._loops[uuid].leave(_context_name(process))
         process.cards = set(by_card)
         for uuid, groups in by_card.items():
-            seat = Seat(
-                _context(process),
+            context = Context(
+                _context_name(process),
                 process.tenant,
                 process.pid,
                 tenancy.page,
@@ -303,18 +303,18 @@ class Registrar:
                 tuple(groups),
                 Level.GATE if uuid in gated else Level.HARDWARE,
             )
-            self._workers[uuid].join(seat)
+            self._loops[uuid].join(context)
 
     def _died(self, tenancy: Tenancy, process: Process) -> None:
         with self._lock:
-            self._hang_up(tenancy, process)
+            self._disconnect(tenancy, process)
 
-    def _throw_out(self, tenancy: Tenancy, process: Process, why: str) -> None:
-        scold(tenancy, f"process {process.pid} is thrown out: {why}")
-        self._hang_up(tenancy, process)
+    def _expel(self, tenancy: Tenancy, process: Process, why: str) -> None:
+        log_fault(tenancy, "process_expelled", pid=process.pid, why=why)
+        self._disconnect(tenancy, process)
 
-    def _hang_up(self, tenancy: Tenancy, process: Process) -> None:
-        """The process is gone, or no guest any more."""
+    def _disconnect(self, tenancy: Tenancy, process: Process) -> None:
+        """Forget the process: it ended, or may not stay."""
         if process not in tenancy.processes:
             return
         tenancy.processes.discard(process)
@@ -322,19 +322,19 @@ class Registrar:
         self._unwatch(process.pidfd)
         process.connection.close()
         os.close(process.pidfd)
-        for seen in process.coming:
+        for seen in process.pending:
             link.discard(seen.fd)
         for uuid in process.cards:
-            self._workers[uuid].leave(_context(process))
+            self._loops[uuid].leave(_context_name(process))
 
 
-def scold(tenancy: Tenancy, what: str) -> None:
-    """Log what a tenant did, unless something was a moment ago."""
+def log_fault(tenancy: Tenancy, key: str, **fields: object) -> None:
+    """Log what a tenant did wrong, unless a fault of it was logged a moment ago."""
     now = time.monotonic()
-    if now - tenancy.scolded >= _QUIET:
-        tenancy.scolded = now
-        log.warning("tenant %s: %s", tenancy.tenant.name, what)
+    if now - tenancy.last_logged >= _LOG_EVERY:
+        tenancy.last_logged = now
+        log.warning(key, extra={"data": {"tenant": tenancy.tenant.name, **fields}})
 
 
-def _context(process: Process) -> str:
+def _context_name(process: Process) -> str:
     return f"{process.tenant}/{process.pid}"
