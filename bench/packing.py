@@ -86,11 +86,11 @@ def main() -> int:
         print(table(head, rows, right=frozenset(range(1, len(head)))))
     if options.plot:
         first = {policy: outcomes[traces[0], policy, options.seeds[0]] for policy in options.policy}
-        note = f"trace {traces[0]}, seed {options.seeds[0]}; dashed: nothing ever dropped"
+        note = f"trace {traces[0]}, seed {options.seeds[0]}; dashed: no Pod dropped"
         lines = {f"{policy} {_percent(each):.2f}%": each.curve for policy, each in first.items()}
         top = 100 * options.target
         ideal = [(0.0, 0.0), (100.0, 100.0), (top, 100.0)]
-        x, y = "GPU asked for so far, % of all there is", "GPU allocated, %"
+        x, y = "GPU requested so far, % of capacity", "GPU allocated, %"
         options.plot.write_text(line_chart("GPU allocated as Pods arrive", note, x, y, lines, ideal, (70.0, 70.0)))
     missed = list(_missed(means))
     print("\n".join(missed) if missed else "all limits held", file=sys.stderr)

@@ -102,7 +102,7 @@ def placement() -> str:
     return line_chart(
         "GPU allocated as Pods arrive",
         "200 nodes x 8 GPUs, made up (seed 42); the last stretch. Dashed: nothing ever dropped",
-        "GPU asked for so far, % of all there is",
+        "GPU requested so far, % of capacity",
         "GPU allocated, %",
         {f"{outcome.policy} {outcome.percent(outcome.allocated_milli):.2f}%": outcome.curve for outcome in outcomes},
         ideal=[(0, 0), (min(100, most), min(100, most)), (most, min(100, most))],

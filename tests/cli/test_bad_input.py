@@ -46,7 +46,7 @@ def simulate(folder: Path, pods: str | bytes, nodes: str | bytes = NODES, *optio
         ("", "pods:1:1: has no Pod in it: a Pod, Deployment, StatefulSet or Job is wanted"),
         ("---\n# nothing\n", "pods:1:1: has no Pod in it"),
         ("kind: DaemonSet\n", "pods:1:1: has no Pod in it, only DaemonSet: "),
-        ("- kind: Pod\n", "pods:1:1: the document is a list: a Kubernetes object is wanted"),
+        ("- kind: Pod\n", "pods:1:1: the document is a list: expected a Kubernetes object"),
         ("[]", "pods:1:1: the document is a list"),
         ("just words", "pods:1:1: the document is not a mapping"),
         (f"{POD}\n---\n- 1", "pods:3:1: the document is a list"),
@@ -138,7 +138,7 @@ def test_stdin_cannot_be_both_files() -> None:
         (PODS + '"p\n2",1,x,1,1,\n', 'pods:4: column memory_mib: "x" is not allowed'),
         (PODS + '"p2', "pods:3: column 1: is not CSV: unexpected end of data"),
         (PODS + "p\0", "pods:3: column 2: is not text"),
-        (PODS.encode() + b"\np2\xff", "pods:4: column 3: is not UTF-8 text"),
+        (PODS.encode() + b"\np2\xff", "pods:4: column 3: not UTF-8 text"),
         (b"\x7fELF\x00\x01", "pods:1: column 5: is not text"),
     ],
     ids=lambda value: str(value)[:60],
@@ -175,10 +175,10 @@ def test_a_generated_cluster_has_a_sensible_size(size: str) -> None:
 def test_a_simulation_needs_both_files_or_neither(tmp_path: Path) -> None:
     (tmp_path / "nodes").write_text(NODES)
     assert "give --nodes" in refused(CliRunner().invoke(cli, ["simulate", "--nodes", str(tmp_path / "nodes")]))
-    assert "leave --nodes" in simulate(tmp_path, PODS, NODES, "--generate", "2x2")
+    assert "give either --generate or --nodes" in simulate(tmp_path, PODS, NODES, "--generate", "2x2")
 
 
 def test_a_plot_that_cannot_be_written_is_told_before_the_work_begins(tmp_path: Path) -> None:
     plot = tmp_path / "no" / "such" / "a.svg"
     said = simulate(tmp_path, "this is never read", NODES, "--plot", str(plot))
-    assert said == "--plot: no/such/a.svg: there is no folder no/such"
+    assert said == "--plot: no/such/a.svg: no such folder: no/such"

@@ -31,7 +31,7 @@ def said(monkeypatch: pytest.MonkeyPatch, run: str) -> str:
 
 
 def test_on_a_node_of_kubernetes_nobody_is_sent_to_start_a_daemon_on_its_cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "`aliquot doctor` looks why there is no agent" in said(monkeypatch, "/run/aliquot")
+    assert "run `aliquot doctor` to see why the agent is missing" in said(monkeypatch, "/run/aliquot")
 
 
 def test_a_world_apart_is_no_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

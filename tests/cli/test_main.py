@@ -54,7 +54,7 @@ def test_a_slip_in_the_command_line_is_one_line_and_exit_code_2(arguments: list[
 
 def test_a_command_that_is_nearly_one_is_told_which_was_meant() -> None:
     assert aliquot("aply", "-f", "x").stderr == (
-        'aliquot: There is no command "aply": apply? (aliquot --help tells what is allowed)\n'
+        'aliquot: No such command "aply"; did you mean apply? (see aliquot --help)\n'
     )
     assert "?" not in aliquot("xyzzy").stderr
 

@@ -60,14 +60,14 @@ def test_the_first_run_starts_the_daemon_and_down_leaves_nothing(tmp_path: Path)
     try:
         said = machine.aliquot("run", "--simulate", "1x8GiB", "--", *ALIQUOT, "burn", "load", "--seconds", "0.2")
         assert said.returncode == 0, said.stderr
-        assert said.stderr.startswith("aliquot: no daemon runs: starting one with simulated cards, 1x8GiB\n")
+        assert said.stderr.startswith("aliquot: starting the daemon with simulated cards, 1x8GiB\n")
         assert "Simulated GPU" in said.stdout
         about = machine.status()["daemon"]
         assert about["simulated"] == "1x8GiB"
         playing = json.loads((machine.home / "player.json").read_text())
         other = machine.aliquot("run", "--simulate", "2x8GiB", "--", "true")
         assert (other.returncode, other.stderr) == (
-            2, "aliquot: --simulate: 2x8GiB is not allowed: 1x8GiB are simulated here; `aliquot down` ends them\n",
+            2, "aliquot: --simulate: 2x8GiB is not allowed: 1x8GiB is simulated already; stop it with `aliquot down`\n",
         )  # fmt: skip
         assert machine.aliquot("run", "--simulate", "--", "true").returncode == 0  # those there are do
     finally:
@@ -113,7 +113,7 @@ def test_a_killed_daemon_comes_back_simulated_and_takes_its_tenants_up(machine: 
     pid = computes(machine, name)["pids"]
     os.kill(machine.status()["daemon"]["pid"], signal.SIGKILL)
     said = machine.aliquot("run", "--memory", "1", "--", "echo", "on")
-    assert (said.stdout, said.stderr) == ("on\n", "aliquot: no daemon runs: starting one\n")
+    assert (said.stdout, said.stderr) == ("on\n", "aliquot: starting the daemon\n")
     again = computes(machine, name)
     assert (again["pids"], again["level"]) == (pid, "hardware")
     assert machine.status()["cards"][0]["memory_booked_bytes"] == 4 << 30
@@ -215,8 +215,8 @@ def test_a_machine_without_a_gpu_says_how_to_try_it(own: Machine) -> None:
         said = own.aliquot(*words)
         assert said.returncode == 2
         assert said.stderr.splitlines()[-1] == (
-            "aliquot: no NVIDIA GPU can be used here (NVML: NVML Shared Library Not Found). To try it without one:"
-            " `aliquot run --simulate -- COMMAND`, `aliquot apply --simulate -f FILE`, or"
+            "aliquot: no usable NVIDIA GPU (NVML: NVML Shared Library Not Found). To try aliquot without one:"
+            " `aliquot run --simulate -- COMMAND`, `aliquot apply --simulate -f FILE` or"
             " `aliquot up --simulate 2x24GiB`"
         )
 

@@ -103,7 +103,7 @@ def test_an_installed_wheel_runs_from_any_folder_with_nothing_set_up(wheels: dic
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as page:
             assert page.headers["Content-Type"].startswith("text/html")
             assert b'<script type="module"' in page.read()
-        assert "the daemon has ended" in aliquot("down")
+        assert "daemon stopped" in aliquot("down")
     finally:
         aliquot("down")
         shutil.rmtree(home, ignore_errors=True)

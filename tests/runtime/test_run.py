@@ -62,4 +62,4 @@ def test_what_a_tenant_took_is_there_for_the_next(machine: Machine) -> None:
     for _ in range(2):
         said = machine.aliquot("run", "--memory", "7", "--", *load)
         assert said.returncode == 0, said.stderr
-        assert "results: all right" in said.stdout
+        assert "results: all correct" in said.stdout

@@ -1,4 +1,4 @@
-"""Asking the daemon, for the commands that need one that runs. What goes wrong is one line, with what to do."""
+"""Calls the running daemon. Every error is one line that says what to do."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ _DENIED = 77
 _LONGEST_DELAY = 60.0
 _KUBELET = "/var/lib/kubelet/device-plugins"
 _NO_DAEMON = (
-    "no daemon runs on this machine: `aliquot up -d` starts one, and so does the first `aliquot run` or `aliquot apply`"
+    "no daemon runs on this machine: start one with `aliquot up -d`; `aliquot run` and `aliquot apply` start it too"
 )
 _NO_AGENT = (
-    "neither a node's agent nor a daemon runs on this machine, which has a kubelet: `aliquot doctor` looks why there "
-    "is no agent. Where the cards are not Kubernetes's, `aliquot up -d` starts a daemon"
+    "this machine has a kubelet, but neither an agent nor a daemon runs: run `aliquot doctor` to see why the agent is "
+    "missing, or `aliquot up -d` if Kubernetes does not manage the cards"
 )
 
 
 class NoDaemonRunsError(InputError):
-    """Nobody is there to be asked."""
+    """No daemon runs."""
 
 
-class NotThereError(InputError):
-    """Nobody has that name; `there` tells who is."""
+class NotFoundError(InputError):
+    """There is no object of that name; `existing` lists the names that exist."""
 
-    def __init__(self, what: str, names: Sequence[str], there: str) -> None:
-        super().__init__(f"no {what} is called {' or '.join(names)}: {there}")
-        self.names, self.there = names, there
+    def __init__(self, what: str, names: Sequence[str], existing: str) -> None:
+        super().__init__(f"no {what} is called {' or '.join(names)}: {existing}")
+        self.names, self.existing = names, existing
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on
-    """Seconds, or with a unit."""
+    """A number of seconds, or a number with a unit."""
 
     name = "time"
 
@@ -55,7 +55,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click
 
 
 def events(request: dict[str, Any], timeout: float | None = 10.0, what: str = "run") -> Iterator[dict[str, Any]]:
-    """What the daemon says, the last being {"ok": ...}. `what` is asked about, where a name is not known."""
+    """The daemon's answers, the last being {"ok": ...}. `what`: the kind of object, for errors about its name."""
     try:
         connection, _ = connect(homes())
         try:
@@ -75,12 +75,12 @@ def events(request: dict[str, Any], timeout: float | None = 10.0, what: str = "r
 
 
 def ask(request: dict[str, Any], what: str = "run") -> dict[str, Any]:
-    """The one answer."""
-    for said in events(request, what=what):
-        if "ok" in said:
-            answer: dict[str, Any] = said["ok"]
+    """The final answer."""
+    for message in events(request, what=what):
+        if "ok" in message:
+            answer: dict[str, Any] = message["ok"]
             return answer
-    raise InputError("the daemon said nothing")
+    raise InputError("the daemon closed the connection without an answer")
 
 
 def read_status() -> Status:
@@ -97,23 +97,23 @@ def parse_status(answer: dict[str, Any]) -> Status:
 
 
 def refused(error: AnswerError, what: str) -> InputError:
-    """What the daemon said no to, in one line."""
-    said = error.details
+    """The daemon's refusal in one line."""
+    details = error.details
     if error.kind == "unknown-name":
-        return NotThereError(what, [str(said.get("name"))], _there(said.get("names", ()), what))
+        return NotFoundError(what, [str(details.get("name"))], _existing(details.get("names", ()), what))
     if error.kind == "invalid":
-        return InputError(f"{said.get('field')}: {said.get('value')} is not allowed: {said.get('allowed')}")
+        return InputError(f"{details.get('field')}: {details.get('value')} is not allowed: {details.get('allowed')}")
     return InputError(str(error), code=_DENIED if error.kind == "denied" else 1)
 
 
-def _there(names: Sequence[str], what: str) -> str:
+def _existing(names: Sequence[str], what: str) -> str:
     if what != "run":
         return f"there are {', '.join(names)}" if names else "there is none"
-    runs = [name for name in names if "/" not in name]  # a Pod is NAMESPACE/NAME, and `aliquot delete` ends it
+    runs = [name for name in names if "/" not in name]  # Pods are called NAMESPACE/NAME; `aliquot delete` ends them
     return f"there are {', '.join(runs)}" if runs else "only Pods run" if names else "nothing runs"
 
 
 def check_delay(seconds: float) -> None:
-    """As the daemon would refuse it, in the words of the command line."""
+    """Refuses it as the daemon would."""
     if seconds > _LONGEST_DELAY:
         raise InputError(f"release-delay: {duration(seconds)} is not allowed: 0 to 60s, for example 100ms")

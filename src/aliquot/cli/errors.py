@@ -1,4 +1,4 @@
-"""How a command ends: one line on stderr for every error, and an exit code for every way out."""
+"""Exit codes and error lines: every error is one line on stderr, never a traceback."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import click
 
 from aliquot.cli.tables import printable
 
-# As shells count what a signal ended: neither may look like "some do not fit" (1) or a bad input (2).
+# As shells report signals. Neither may look like "some Pods do not fit" (1) or bad input (2).
 _INTERRUPTED = 130
 _NOBODY_READS = 141
 
 
 class InputError(click.ClickException):
-    """What we were given cannot be read."""
+    """Invalid input, or a request that cannot be fulfilled."""
 
     def __init__(self, message: str, *, code: int = 2) -> None:
         super().__init__(message)
-        self.exit_code = code  # type: ignore[misc]  # a class variable only for those who never need another
+        self.exit_code = code  # type: ignore[misc]  # a class variable in click
 
     def format_message(self) -> str:
-        """One line, whatever the file had in it."""
+        """One line without control characters."""
         return printable(self.message)
 
     def show(self, file: object = None) -> None:
@@ -32,24 +32,24 @@ class InputError(click.ClickException):
 
 
 def run_and_exit(command: click.Command, name: str, arguments: list[str] | None = None) -> NoReturn:
-    """Run one of our commands to its end: every way out has its exit code, and none is a traceback."""
+    """Run the command and exit with its exit code."""
     try:
         code = _run(command, name, sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
     except (click.Abort, KeyboardInterrupt):
         code = _INTERRUPTED
-    except BrokenPipeError:  # the reader went away, as `head` does
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does
         code = _NOBODY_READS
-    except OSError as error:  # the disk is full, say
-        _say(f"output: {error.strerror or error}")
+    except OSError as error:  # for example a full disk
+        _print_error(f"output: {error.strerror or error}")
         code = 2
-    if code not in (0, 1):  # what is left in the buffer cannot be written; do not try again on the way out
+    if code not in (0, 1):  # the rest of the buffer cannot be written: do not try again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
 
 def _run(command: click.Command, name: str, arguments: list[str]) -> int:
-    """The exit code. Not by calling the command, which ends a broken pipe with a 1."""
+    """The exit code. Does not call the command itself, which exits with 1 on a broken pipe."""
     try:
         with command.make_context(name, arguments) as context:
             command.invoke(context)
@@ -57,7 +57,7 @@ def _run(command: click.Command, name: str, arguments: list[str]) -> int:
         return done.exit_code
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else name
-        _say(f"{' '.join(error.format_message().split())} ({path} --help tells what is allowed)")
+        _print_error(f"{' '.join(error.format_message().split())} (see {path} --help)")
         return error.exit_code
     except click.ClickException as error:
         error.show()
@@ -65,5 +65,5 @@ def _run(command: click.Command, name: str, arguments: list[str]) -> int:
     return 0
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     click.echo(f"aliquot: {text}", err=True)

@@ -1,6 +1,6 @@
-"""The command `aliquot`, but for `run`, which goes its own way (aliquot/__main__.py).
+"""The `aliquot` command. `aliquot run` does not come this way (aliquot/__main__.py).
 
-A command is loaded when it is called, and heavy imports stay inside it: `aliquot --help` must be instant.
+Commands are loaded when they are called and do heavy imports inside: `aliquot --help` must be instant.
 """
 
 from __future__ import annotations
@@ -14,30 +14,34 @@ import click
 import aliquot
 from aliquot.cli.errors import run_and_exit
 
-_COMPLETE = "_ALIQUOT_COMPLETE"  # as click names it
+_COMPLETE = "_ALIQUOT_COMPLETE"  # click's name for it
 
 
-# name, module and command, and one line of help
+# name, module:command, one line of help
 COMMANDS = (
-    ("demo", "demo.command:demo", "The two-minute story: cards shared, measured, beside what was promised."),
+    (
+        "demo",
+        "demo.command:demo",
+        "Show in two minutes how cards are shared: promised and measured results side by side.",
+    ),
     ("run", "run", "Run a command on a slice of a card."),
-    ("apply", "pods.apply:apply", "Run the Pods of a manifest on this machine, as local processes."),
+    ("apply", "pods.apply:apply", "Run the Pods of a manifest on this machine as local processes."),
     ("get", "pods.get:get", "Show the Pods, workloads and nodes of this machine."),
     (
         "describe",
         "pods.describe:describe",
-        "Show all that is known of a Pod, a workload or a node, and why it is where it is.",
+        "Show the details of a Pod, workload or node, with the reason for its placement.",
     ),
-    ("delete", "pods.delete:delete", "End Pods, and the workloads that make them."),
-    ("logs", "pods.logs:logs", "Show the output of a Pod, or of a run that was started with --detach."),
-    ("ps", "machine.ps:ps", "Show who runs on the cards of this machine, and who waits."),
-    ("top", "machine.top:top", "Show what each card and each tenant does, over and over."),
-    ("stop", "machine.stop:stop", "End a run."),
-    ("policy", "machine.policy:policy", "See or change how tenants share the cards."),
+    ("delete", "pods.delete:delete", "Delete Pods and workloads."),
+    ("logs", "pods.logs:logs", "Show the output of a Pod or of a run started with --detach."),
+    ("ps", "machine.ps:ps", "List the running and queued tenants of this machine."),
+    ("top", "machine.top:top", "Show live usage of every card and tenant."),
+    ("stop", "machine.stop:stop", "Stop runs."),
+    ("policy", "machine.policy:policy", "Show or change how tenants share the cards."),
     ("up", "machine.up:up", "Start the daemon of this machine."),
-    ("down", "machine.up:down", "End the daemon."),
-    ("dashboard", "dashboard:dashboard", "Tell where the dashboard is, or open it."),
-    ("burn", "machine.burn:burn", "A sample workload: kernels that are a fixed amount of work."),
+    ("down", "machine.up:down", "Stop the daemon of this machine."),
+    ("dashboard", "dashboard:dashboard", "Print the address of the dashboard, or open it."),
+    ("burn", "machine.burn:burn", "Run a sample workload: kernels with a fixed amount of work."),
     ("scheduler", "cluster.scheduler:scheduler", "Run the scheduler extender of a Kubernetes cluster."),
     ("install-shim", "cluster.installshim:install_shim", "Install the shim library that containers load on this host."),
     ("agent", "cluster.agent:agent", "Run the agent of one node of a Kubernetes cluster."),
@@ -52,15 +56,19 @@ COMMANDS = (
         "install.uninstall:uninstall",
         "Remove aliquot from a cluster: all objects, and on the nodes all files, sockets, labels and annotations.",
     ),
-    ("explain", "cluster.explain:explain", "Where Pods would go on a cluster, or every reason why not."),
-    ("doctor", "cluster.doctor:doctor", "Look for what is wrong with aliquot on a cluster, and say what to do."),
+    (
+        "explain",
+        "cluster.explain:explain",
+        "Show where Pods would go on a cluster, or every reason why they do not fit.",
+    ),
+    ("doctor", "cluster.doctor:doctor", "Find problems of an installation on a cluster and say what to do."),
     ("manifests", "cluster.schedulerconfig:manifests", "Print configuration files for the cluster."),
-    ("simulate", "simulate:simulate", "How well the placement policies pack a trace of Pods."),
+    ("simulate", "simulate:simulate", "Measure how well the placement policies pack a trace of Pods."),
 )
 
 
 class _Commands(click.Group):
-    """Knows its commands by name, and loads the one that is called."""
+    """Loads a command when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name, _, _ in COMMANDS]
@@ -79,7 +87,7 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """With what was probably meant, where there is no such command."""
+        """Suggests a command with a similar name."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -87,11 +95,11 @@ class _Commands(click.Group):
 
             close = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
             if close and not args[0].startswith("-"):
-                raise click.UsageError(f'There is no command "{args[0]}": {close[0]}?', ctx) from error
+                raise click.UsageError(f'No such command "{args[0]}"; did you mean {close[0]}?', ctx) from error
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """From the table, loading none of them."""
+        """From the table, without loading the commands."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, _, line in COMMANDS])
 
@@ -102,7 +110,7 @@ def _run_by_itself(words: tuple[str, ...]) -> None:
     raise click.exceptions.Exit(run(list(words)))
 
 
-# For those who call this group directly; the command itself does not come this way.
+# For callers of this group; the program itself does not come this way.
 _RUN = click.Command(
     "run",
     callback=_run_by_itself,
@@ -115,13 +123,13 @@ _RUN = click.Command(
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(aliquot.__version__, prog_name="aliquot")
 def cli() -> None:
-    """Share NVIDIA GPUs between many Pods, or many processes on one box."""
+    """Share NVIDIA GPUs between many Pods, or many processes on one machine."""
 
 
 def main() -> None:
     """Entry point of `aliquot`."""
     completing = os.environ.get(_COMPLETE)
-    if completing:  # a shell asks, with the words typed so far in its variables
+    if completing:  # called by the shell for completion, with the typed words in variables
         from click.shell_completion import shell_complete
 
         sys.exit(shell_complete(cli, {}, "aliquot", _COMPLETE, completing))

@@ -1,4 +1,4 @@
-"""Line charts as SVG, light and dark, by hand: a plotting library would be forty times the size of this package."""
+"""Line charts as SVG, light and dark. Written by hand: a plotting library would be forty times the size of aliquot."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def line_chart(
     ideal: Points = (),
     least: tuple[float, float] = (0.0, 0.0),
 ) -> str:
-    """One SVG document; each line is named at its right end, `ideal` is drawn dashed behind them.
+    """One SVG document. Each line has its name at its right end; `ideal` is drawn dashed.
 
-    `least` is where the axes begin; what lies before is cut off.
+    The axes start at `least`; points before it are cut off.
     """
     every = [point for points in lines.values() for point in points] + list(ideal)
     x_ticks = _ticks(least[0], max((x for x, _ in every), default=1.0))
@@ -83,7 +83,7 @@ def line_chart(
 
 
 def _ticks(least: float, most: float) -> list[float]:
-    """From the one past the other, in five or so round steps."""
+    """About five round steps that cover the range."""
     length = most - least
     if not length > 0 or not math.isfinite(length):
         length = 1.0
@@ -97,7 +97,7 @@ def _number(value: float) -> str:
 
 
 def _apart(heights: list[float], distance: float = 16.0) -> list[float]:
-    """The heights moved down so that names at the ends of lines do not cover each other."""
+    """The heights, moved down so that the names of lines do not overlap."""
     moved = list(heights)
     last = -math.inf
     for at in sorted(range(len(heights)), key=lambda at: heights[at]):

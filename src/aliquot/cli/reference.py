@@ -1,6 +1,6 @@
-"""docs/cli.md: every command with what its --help says, so that the page and the program cannot differ.
+"""Generates docs/cli.md from the --help texts.
 
-python -m aliquot.cli.reference > docs/cli.md      `make docs` does it; tests/test_docs.py holds the page to it
+python -m aliquot.cli.reference > docs/cli.md      run by `make docs`; tests/test_docs.py compares the page
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _WIDTH = 100
 _HEAD = """\
 # Commands
 
-Every command with what `--help` says of it. This page is made by `make docs`; the tests compare it with the program.
+The `--help` text of every command. `make docs` generates this page; a test compares it with the program.
 
-Exit codes are the same everywhere: 0 done; 1 not all is as wished (a Pod that does not fit, a finding of `doctor`, a
-request that the daemon refuses); 2 bad input, or nobody there to be asked; 77 not yours to do; 130 Ctrl-C; 141 nobody
-reads the output. Whatever is not 0 is said in one line on stderr. `aliquot run` adds 75 (no room), 126 and 127 (the
-command cannot be run, is not there), and else has the exit code of its command.
+All commands use the same exit codes: 0 success; 1 not everything is as requested (a Pod does not fit, `doctor` found a
+problem, the daemon refused the request); 2 bad input, or no daemon or API server answers; 77 permission denied; 130
+Ctrl-C; 141 broken pipe. Every error is one line on stderr. `aliquot run` adds 75 (no room), 126 (the command cannot be
+executed) and 127 (command not found); otherwise it exits with the code of its command.
 
 | environment | |
 |---|---|
-| `ALIQUOT_HOME` | one folder for the daemon's sockets, database and logs, instead of the system's: a world apart |
-| `KUBECONFIG` | for `scheduler` and `agent`; commands that go through kubectl leave it to kubectl |
-| `KUBECTL` | another program than `kubectl` |
-| `NODE_NAME`, `PORT` | of `agent` and `scheduler`, as in the vendor's manifests |
+| `ALIQUOT_HOME` | one folder for the sockets, database and logs of a separate daemon |
+| `KUBECONFIG` | for `scheduler` and `agent`; commands that call kubectl pass it on |
+| `KUBECTL` | the program to call instead of `kubectl` |
+| `NODE_NAME`, `PORT` | for `agent` and `scheduler`, as in the vendor's manifests |
 """
 
 
@@ -48,14 +48,14 @@ def _sections() -> Iterator[str]:
             continue
         module, _, attribute = place.partition(":")
         command: click.Command = getattr(importlib.import_module(f"aliquot.cli.{module}"), attribute)
-        yield from _told(command, f"aliquot {name}")
+        yield from _help(command, f"aliquot {name}")
     for name, command in (("kubectl aliquot", kubectl_aliquot), ("kubectl inspect gpushare", inspect_gpushare)):
         yield f"\n## {name}\n\n{_first_line(command)}\n"
-        yield from _told(command, name)
+        yield from _help(command, name)
 
 
-def _told(command: click.Command, path: str) -> Iterator[str]:
-    """The command's help, and those of its own commands below it."""
+def _help(command: click.Command, path: str) -> Iterator[str]:
+    """The help of the command and its subcommands."""
     context = click.Context(
         command,
         info_name=path,
@@ -70,7 +70,7 @@ def _told(command: click.Command, path: str) -> Iterator[str]:
                 below = command.get_command(context, name)
                 if below is not None:
                     yield f"\n### {path} {name}\n"
-                    yield from _told(below, f"{path} {name}")
+                    yield from _help(below, f"{path} {name}")
 
 
 def _first_line(command: click.Command) -> str:

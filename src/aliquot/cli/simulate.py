@@ -1,4 +1,4 @@
-"""`aliquot simulate`: what a policy makes of a trace."""
+"""`aliquot simulate`: packs a trace of Pods with a placement policy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from aliquot.sim.replay import Outcome
     from aliquot.sim.trace import PodSpec
 
-_MOST_CARDS = 1_000_000  # of a generated cluster; more is a slip of the keyboard
+_MOST_CARDS = 1_000_000  # of a generated cluster; more is a typing error
 
 
 @click.command()
@@ -33,22 +33,24 @@ _MOST_CARDS = 1_000_000  # of a generated cluster; more is a slip of the keyboar
     type=click.Path(path_type=Path),
     help="CSV: name,cpu_milli,memory_mib,num_gpu,gpu_milli[,gpu_spec]; gpu_spec 'A|B' restricts the model",
 )
-@click.option("--generate", metavar="NODESxGPUS", help="Make up the nodes and the Pods, as in --generate 200x8")
+@click.option("--generate", metavar="NODESxGPUS", help="Generate nodes and Pods, for example 200x8")
 @click.option("--policy", type=click.Choice([*POLICY_NAMES, "all"]), default="dense", show_default=True)
 @click.option(
-    "--seed", type=int, default=42, show_default=True, help="Decides the order of arrivals, and the Pods of --generate"
+    "--seed", type=int, default=42, show_default=True, help="Seed for the order of arrival and for --generate"
 )
 @click.option(
-    "--target", type=float, default=1.3, show_default=True, help="GPU asked for, as a multiple of the GPU there is"
+    "--target", type=float, default=1.3, show_default=True, help="Requested GPU as a multiple of the GPU capacity"
 )
 @click.option(
     "--workload",
     type=click.Choice(["trace", "seen"]),
     default="trace",
     show_default=True,
-    help="What fgd and dense know of the Pods to come: the mix of the whole trace, or what they have seen so far",
+    help="What fgd and dense know of future Pods: the mix of the whole trace, or the Pods seen so far",
 )
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw allocation over arrivals, SVG")
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Write an SVG plot of the allocation over arrivals"
+)
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def simulate(
     nodes_file: Path | None,
@@ -61,10 +63,10 @@ def simulate(
     plot: Path | None,
     output: str,
 ) -> None:
-    """How well the placement policies pack a trace of Pods.
+    """Measure how well the placement policies pack a trace of Pods.
 
-    The Pods of the trace, and more drawn from it until they ask for TARGET times the GPU there is, come in an order
-    decided by the seed. None leaves; one that does not fit is dropped; CPU and memory count.
+    The Pods of the trace, and more drawn from it until they request TARGET times the GPU capacity, arrive in a random
+    order. No Pod leaves; a Pod that does not fit is dropped; CPU and memory count.
 
     \b
     aliquot simulate --generate 200x8 --policy all --plot packing.svg
@@ -96,16 +98,16 @@ def _load(
 
     if generated is not None:
         if nodes_file or pods_file:
-            raise InputError("--generate makes up nodes and Pods: leave --nodes and --pods out")
+            raise InputError("give either --generate or --nodes and --pods")
         size = re.fullmatch(r"([0-9]{1,7})x([0-9]{1,3})", generated)
         nodes, cards = (int(size[1]), int(size[2])) if size else (0, 0)
         if not (nodes and 1 <= cards <= 128 and nodes * cards <= _MOST_CARDS):
             raise InputError(
-                f'--generate: "{generated}" is not allowed: NODESxGPUS with 1 to 128 GPUs each, as in 200x8'
+                f'--generate: "{generated}" is not allowed: NODESxGPUS with 1 to 128 GPUs per node, for example 200x8'
             )
         return trace.generate(nodes, cards, seed)
     if nodes_file is None or pods_file is None:
-        raise InputError("give --nodes NODES.csv and --pods PODS.csv, or --generate 200x8 to try it without files")
+        raise InputError("give --nodes NODES.csv and --pods PODS.csv, or --generate 200x8")
     try:
         read = trace.parse_nodes(_lines(nodes_file), str(nodes_file))
         models = frozenset(card.model for node in read for card in node.cards)
@@ -123,7 +125,7 @@ def _lines(path: Path) -> list[str]:
     except UnicodeDecodeError as error:
         before = raw[: error.start]
         line, column = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
-        raise InputError(f"{path}:{line}: column {column}: is not UTF-8 text") from error
+        raise InputError(f"{path}:{line}: column {column}: not UTF-8 text") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     return io.StringIO(text, newline="").readlines()
@@ -142,7 +144,7 @@ def _run(nodes: list[Node], pods: list[PodSpec], policy: str, seed: int, target:
 
 @contextlib.contextmanager
 def _progress(policy: str, steps: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr when a person looks."""
+    """A progress bar on stderr, if it is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -199,9 +201,9 @@ def _print(results: list[dict[str, Any]], plot: Path | None) -> None:
 
 
 def _check_writable(path: Path) -> None:
-    """Better told now than after the simulation."""
+    """Report it before the simulation."""
     if not path.parent.is_dir():
-        raise InputError(f"--plot: {path}: there is no folder {path.parent}")
+        raise InputError(f"--plot: {path}: no such folder: {path.parent}")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise InputError(f"--plot: {path}: Permission denied")
 
@@ -212,8 +214,8 @@ def _draw(path: Path, outcomes: list[Outcome], nodes: int, seed: int) -> None:
     most = max(outcome.curve[-1][0] for outcome in outcomes)
     chart = line_chart(
         "GPU allocated as Pods arrive",
-        f"{nodes:,} nodes, {outcomes[0].total_milli // 1000:,} GPUs, seed {seed}; dashed: nothing ever dropped",
-        "GPU asked for so far, % of all there is",
+        f"{nodes:,} nodes, {outcomes[0].total_milli // 1000:,} GPUs, seed {seed}; dashed: no Pod dropped",
+        "GPU requested so far, % of capacity",
         "GPU allocated, %",
         {f"{outcome.policy} {outcome.percent(outcome.allocated_milli):.2f}%": outcome.curve for outcome in outcomes},
         ideal=[(0, 0), (min(100, most), min(100, most)), (most, min(100, most))],

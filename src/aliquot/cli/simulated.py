@@ -1,4 +1,4 @@
-"""`--simulate`: cards that are not there, for the daemon of one machine and for the agent of a node."""
+"""`--simulate`: simulated cards, for the daemon of one machine and for the agent of a node."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from aliquot.cli.errors import InputError
 if TYPE_CHECKING:
     from aliquot.adapters.gpu.player import Playing
 
-_OURS = "ALIQUOT_OWN_PLAYER"  # the player that we started before we became ourselves again, by its pid
+_OURS = "ALIQUOT_OWN_PLAYER"  # pid of the player that this program started before it re-executed itself
 
 
 def parse_simulation(text: str | None) -> Cards | None:
-    """The cards; None where none are asked for. Raises InputError."""
+    """The cards; None without --simulate. Raises InputError."""
     if text is None:
         return None
     try:
@@ -30,9 +30,9 @@ def parse_simulation(text: str | None) -> Cards | None:
 
 @contextlib.contextmanager
 def or_no_player(home: Home) -> Iterator[Callable[[], None]]:
-    """A player that was started for this very daemon ends with it, unless it came up, which is told by calling.
+    """End the player of this daemon if the daemon fails to start. The caller calls the yielded function once it is up.
 
-    Left behind it would refuse the next one other cards. One that was there before is somebody's.
+    A player left behind would refuse other cards to the next daemon. A player that ran before stays.
     """
     from aliquot.adapters.gpu import player
 
@@ -47,12 +47,12 @@ def or_no_player(home: Home) -> Iterator[Callable[[], None]]:
 
 
 def with_stand_ins(home: Home, spec: Cards) -> Playing:
-    """The player; before that, once, ourselves again with the stand-ins in front of the driver's libraries."""
+    """Start the player, then re-execute this program once with the stand-ins before the driver's libraries."""
     from aliquot.adapters.gpu import player
 
     stand_ins = f"{player.preloadable(home)}/simgpu"
     preload = f"{stand_ins}/libsimrm.so"
-    there = player.playing(home)
+    running = player.playing(home)
     playing = player.play(home, spec.cards, spec.memory_mib, nodes=spec.nodes)
     if os.environ.get(SIM_VARIABLE) == playing.socket and os.environ.get("LD_PRELOAD") == preload:
         return playing
@@ -62,6 +62,6 @@ def with_stand_ins(home: Home, spec: Cards) -> Playing:
         "LD_PRELOAD": preload,
         "LD_LIBRARY_PATH": stand_ins + (f":{path}" if path else ""),
         SIM_VARIABLE: playing.socket,
-        **({} if there is not None else {_OURS: str(playing.pid)}),
+        **({} if running is not None else {_OURS: str(playing.pid)}),
     }
     return os.execve(sys.executable, [sys.executable, "-m", "aliquot", *sys.argv[1:]], environment)  # noqa: S606

@@ -1,4 +1,4 @@
-"""Plain columns, for terminals and pipes alike."""
+"""Plain text tables, for terminals and pipes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> str:
-    """Columns two spaces apart, those of `right` aligned right, no space at the end of a line. Cells are one line each,
-    and steer no terminal."""
+    """Columns two spaces apart; the columns in `right` are right-aligned. Cells contain no control characters."""
     every = [head, *([printable(cell) for cell in row] for row in rows)]
     widths = [max(_width(row[at]) for row in every) for at in range(len(head))]
     return "\n".join(
@@ -17,13 +16,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[i
 
 
 def bar(part: float, width: int) -> str:
-    """A bar of eighths of a character; `part` from 0 to 1."""
+    """A bar in eighths of a character; `part` is from 0 to 1."""
     eighths = round(max(0.0, min(1.0, part)) * width * 8)
     return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
 
 
 def printable(text: str) -> str:
-    """The text on one line, with what would steer a terminal written out: names come from files of others."""
+    """The text on one line, control characters escaped: names may come from files of other users."""
     return text if text.isprintable() else "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 

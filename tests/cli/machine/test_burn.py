@@ -110,13 +110,13 @@ def test_the_rate_of_the_card_can_be_measured_and_handed_on(card: dict[str, str]
 def test_a_rate_that_was_measured_on_the_way_is_told_with_a_warning(card: dict[str, str]) -> None:
     done = burn(card, "load", "--warmup", "0us", "--seconds", "0.2")
     assert done.returncode == 0
-    assert "where others used it meanwhile, shares come out too large" in done.stderr
+    assert "if others used the card meanwhile, shares are too large" in done.stderr
 
 
 def test_people_read_a_few_lines(card: dict[str, str]) -> None:
     told = burn(card, "load", *QUICK, "--check").stdout
     assert "kernels of 1 ms in 0.5 s" in told
-    assert "results: all right" in told
+    assert "results: all correct" in told
     assert "requests: p50" in burn(card, "serve", *QUICK).stdout
 
 

@@ -68,8 +68,8 @@ def test_down_ends_the_daemon_and_says_who_runs_on(own: Machine) -> None:
     with own.begin("run", "--", "true") as waiting:
         eventually(lambda: own.status()["queue"])
         said = own.aliquot("down")
-        assert said.stdout.splitlines()[0] == "the daemon has ended"
-        assert said.stdout.splitlines()[1].startswith(f"{name}: running on")
+        assert said.stdout.splitlines()[0] == "daemon stopped"
+        assert said.stdout.splitlines()[1].startswith(f"{name}: still running")
         assert waiting.wait(PATIENCE) == 143
     os.kill(pid, signal.SIGKILL)
 
@@ -79,14 +79,14 @@ def test_without_a_daemon_it_is_said_how_to_start_one(own: Machine, words: list[
     said = own.aliquot(*words)
     assert said.returncode == 2
     assert said.stderr == (
-        "aliquot: no daemon runs on this machine: `aliquot up -d` starts one, and so does the first `aliquot run` or "
-        "`aliquot apply`\n"
+        "aliquot: no daemon runs on this machine: start one with `aliquot up -d`; `aliquot run` and `aliquot apply` "
+        "start it too\n"
     )
 
 
 def test_down_without_a_daemon_has_nothing_to_do(own: Machine) -> None:
     said = own.aliquot("down")
-    assert (said.returncode, said.stdout, said.stderr) == (0, "no daemon runs: there is nothing to end\n", "")
+    assert (said.returncode, said.stdout, said.stderr) == (0, "no daemon runs\n", "")
 
 
 def test_a_damaged_database_is_put_aside_and_what_runs_is_found_again(own: Machine) -> None:

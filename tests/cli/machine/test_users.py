@@ -89,4 +89,4 @@ def test_a_home_of_somebody_else_is_not_used(tmp_path: Path) -> None:
         [*ALIQUOT, "up"], env={**os.environ, "ALIQUOT_HOME": str(home)}, capture_output=True, text=True, check=False
     )
     assert said.returncode == 2
-    assert said.stderr == f"aliquot: {home} belongs to user {NOBODY}: set ALIQUOT_HOME to a folder of your own\n"
+    assert said.stderr == f"aliquot: {home} belongs to user {NOBODY}: set ALIQUOT_HOME to a folder that you own\n"

@@ -56,7 +56,7 @@ def test_each_object_is_answered_as_kubectl_would(daemon: PaperDaemon, file: Pat
     daemon.answers["apply"] = accept()
     said = apply("-f", str(file))
     assert (said.exit_code, said.stdout) == (0, "pod/train created\nstatefulset.apps/binpack-1 created\n")
-    assert said.stderr == "`aliquot get pods` shows how they stand\n"
+    assert said.stderr == "see `aliquot get pods`\n"
 
 
 def test_the_daemon_gets_the_objects_where_they_were_applied_and_little_of_the_environment(
@@ -122,19 +122,19 @@ def test_kinds_that_run_nothing_here_are_skipped_and_that_is_said(daemon: PaperD
     daemon.answers["apply"] = accept()
     said = apply("-f", str(file))
     assert (said.exit_code, said.stdout) == (0, "pod/train created\n")
-    assert "note: skipped: Service web: on one machine only Pods are run, and what makes them\n" in said.stderr
+    assert "note: skipped: Service web: one machine runs only Pods and workloads\n" in said.stderr
     assert [each["kind"] for each in daemon.asked[0]["objects"]] == ["Pod"]
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (SERVICE, ": has nothing in it that runs on one machine, only Service: Pod, Deployment, "),
-        ("", ": has no object in it: Pod, "),
+        (SERVICE, ": no object that runs on one machine, only Service: expected Pod, Deployment, "),
+        ("", ": no object found: expected Pod, "),
         ("a: b: c", ":1:5: is not YAML: mapping values are not allowed"),
-        ("metadata: {name: x}", ":1:1: kind is missing: Pod, "),
-        (f"{POD}---\nkind: Job\nmetadata: {{}}\n", ":6:1: Job: metadata.name is missing: "),
-        (POD.replace("train", "train, namespace: a"), ":1:1: Pod train is in namespace a: -n team does not go with"),
+        ("metadata: {name: x}", ":1:1: kind is missing: expected Pod, "),
+        (f"{POD}---\nkind: Job\nmetadata: {{}}\n", ":6:1: Job: metadata.name is missing"),
+        (POD.replace("train", "train, namespace: a"), ":1:1: Pod train is in namespace a, which contradicts -n team"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_told_with_its_place_and_nobody_is_asked(
@@ -149,13 +149,13 @@ def test_what_is_wrong_in_a_file_is_told_with_its_place_and_nobody_is_asked(
 
 def test_what_kustomize_would_build_is_told_how_to_come_here(daemon: PaperDaemon) -> None:
     refused = apply("-k", "overlay")
-    said = "aliquot: -k: not built here: `kubectl kustomize overlay | aliquot apply -f -`\n"
+    said = "aliquot: -k is not supported: use `kubectl kustomize overlay | aliquot apply -f -`\n"
     assert (refused.exit_code, refused.stderr, daemon.asked) == (2, said, [])
 
 
 def test_an_empty_folder_is_told(daemon: PaperDaemon, tmp_path: Path) -> None:
     refused = apply("-f", str(tmp_path))
-    assert (refused.exit_code, refused.stderr) == (2, f"aliquot: {tmp_path}: has no .yaml, .yml or .json file in it\n")
+    assert (refused.exit_code, refused.stderr) == (2, f"aliquot: {tmp_path}: no .yaml, .yml or .json file found\n")
 
 
 def test_what_the_daemon_does_not_allow_is_told_with_file_and_line(daemon: PaperDaemon, file: Path) -> None:
@@ -171,7 +171,7 @@ def test_more_than_the_daemon_reads_at_once_is_told(daemon: PaperDaemon, file: P
     file.write_text("---\n".join(POD.replace("train", f"train-{at}" + "x" * 900) for at in range(400)))
     refused = apply("-f", str(file))
     assert refused.exit_code == 2
-    assert "400 objects are too much at once: " in refused.stderr
+    assert "400 objects: " in refused.stderr
 
 
 def test_with_wait_each_change_is_a_line_until_all_run(daemon: PaperDaemon, file: Path) -> None:
@@ -180,7 +180,7 @@ def test_with_wait_each_change_is_a_line_until_all_run(daemon: PaperDaemon, file
     said = apply("-f", str(file), "--wait")
     assert (said.exit_code, said.stderr.splitlines()) == (
         0,
-        ["default/train: Pending: no room", "default/train: Running on box, card 0", "1 Pod runs, or ended well"],
+        ["default/train: Pending: no room", "default/train: Running on box, card 0", "1 Pod running or succeeded"],
     )
 
 
@@ -205,7 +205,7 @@ def test_a_workload_is_waited_for_until_the_new_pods_have_taken_the_place_of_the
             "default/web-old: Terminating on box, card 0",
             "default/web-new: Running on box, card 0",
             "default/web-old: gone",
-            "1 Pod runs, or ended well",
+            "1 Pod running or succeeded",
         ],
     )
 
@@ -225,21 +225,21 @@ def test_a_pod_that_fails_is_exit_code_1(daemon: PaperDaemon, file: Path) -> Non
     daemon.answers |= {"apply": accept(), "status": a_status(failed)}
     said = apply("-f", str(file), "--wait")
     assert said.exit_code == 1
-    assert "failed: default/train (`aliquot logs default/train` may tell why)" in said.stderr
+    assert "failed: default/train (see `aliquot logs default/train`)" in said.stderr
 
 
 def test_patience_has_an_end(daemon: PaperDaemon, file: Path) -> None:
     daemon.answers |= {"apply": accept(), "status": a_status(pending("train"))}
     said = apply("-f", str(file), "--wait", "--timeout", "0")
     assert said.exit_code == 1
-    assert "--timeout: not all running after 0s: Pod default/train (`aliquot get pods` tells more)" in said.stderr
+    assert "--timeout: not running after 0s: Pod default/train (see `aliquot get pods`)" in said.stderr
 
 
 def test_other_simulated_cards_than_those_there_are_are_refused(daemon: PaperDaemon, file: Path) -> None:
     daemon.answers |= {"apply": accept(), "hello": {"simulated": "2x24GiB"}}
     refused = apply("-f", str(file), "--simulate", "1x24GiB")
     assert refused.exit_code == 2
-    assert "--simulate: 1x24GiB is not allowed: 2x24GiB are simulated here" in refused.stderr
+    assert "--simulate: 1x24GiB is not allowed: 2x24GiB is simulated already" in refused.stderr
     assert apply("-f", str(file), "--simulate").exit_code == 0
 
 
@@ -257,7 +257,7 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_dry_run_checks_the_manifest_and_starts_no_daemon(nobody: Path, file: Path) -> None:
     said = apply("-f", str(file), "--dry-run")
     assert (said.exit_code, said.stdout) == (0, "pod/train created (dry run)\n")
-    assert "note: no daemon runs, and none was started" in said.stderr
+    assert "note: no daemon runs: the manifests were checked" in said.stderr
     assert not nobody.exists()
 
 

@@ -101,11 +101,11 @@ def test_a_dry_run_tells_and_deletes_nothing(daemon: PaperDaemon) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "either -f FILE or TYPE NAME is wanted"),
-        (["pods"], "which pods: a NAME is wanted, or --all"),
-        (["pod", "a", "--all"], "--all and a NAME: only one of them"),
-        (["node", "box"], "nodes cannot be deleted: they are this machine; `aliquot down` ends the daemon"),
-        (["pod", "a", "--now", "--grace", "3"], "--now and --grace: only one of them"),
+        ([], "give either -f FILE or TYPE NAME"),
+        (["pods"], "pods: give a NAME or --all"),
+        (["pod", "a", "--all"], "give either --all or a NAME"),
+        (["node", "box"], "nodes cannot be deleted: they are this machine; `aliquot down` stops the daemon"),
+        (["pod", "a", "--now", "--grace", "3"], "give either --now or --grace"),
         (["pod", "a", "--grace", "25h"], "--grace: 90000s is not allowed: 0 to 24h"),
     ],
 )

@@ -85,10 +85,10 @@ def test_a_name_that_is_not_there_is_answered_with_those_there_are(daemon: Paper
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["services"], "services is not a type that runs on one machine: pods, nodes, deployments, "),
-        (["pods,sts", "a"], "pods,sts a: one type is wanted before a name, as in pod a"),
-        (["pod/a", "b"], "b: TYPE/NAME is wanted, as in pod/a"),
-        (["pod/"], "(nothing) is not a name: NAME or NAMESPACE/NAME is wanted"),
+        (["services"], "services is not a type: use pods, nodes, deployments, "),
+        (["pods,sts", "a"], "pods,sts a: give one type before a name, for example pod a"),
+        (["pod/a", "b"], "b: give TYPE/NAME, for example pod/a"),
+        (["pod/"], "(empty) is not a name: give NAME or NAMESPACE/NAME"),
         (["pods", "-n", "a", "-A"], "-n and -A: only one of them"),
         (["pods", "-w", "-o", "yaml"], "-w: -o yaml is not allowed: table, wide or name"),
     ],

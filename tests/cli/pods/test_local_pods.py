@@ -111,7 +111,7 @@ def test_a_pod_without_room_waits_and_says_why(machine: Machine) -> None:
     assert apply(machine, a_pod("big", gib=20))[0] == 0  # of those that are applied together, any may be the first
     code, _, err = apply(machine, a_pod("more", gib=20), words=("--wait", "--timeout", "2s"))
     assert code == 1
-    assert "--timeout: not all running after 2s: Pod default/more" in err
+    assert "--timeout: not running after 2s: Pod default/more" in err
     shown = machine.aliquot("get", "pods").stdout
     assert "more waits: " in shown
     assert machine.aliquot("delete", "pod", "big", "--now").returncode == 0

@@ -65,7 +65,7 @@ def test_a_pod_is_found_however_it_is_written(words: list[str], where: str) -> N
 
 
 def test_which_container_was_chosen_is_told_where_there_are_several() -> None:
-    assert logs("train").stderr == "main of main, side (-c chooses)\n"
+    assert logs("train").stderr == "container main of main, side; choose another with -c\n"
     assert logs("team/x").stderr == ""
     assert logs("sts/web").stderr == "web-0, the first of 2 Pods\n"
 
@@ -99,8 +99,8 @@ def test_a_name_that_nobody_has_is_answered_with_runs_and_pods() -> None:
     ("words", "said"),
     [
         (["train", "-c", "no"], "-c: no is not allowed: train has main, side"),
-        (["train", "--previous"], "--previous: not kept apart: "),
-        (["node/box"], "nodes have no log of their own"),
+        (["train", "--previous"], "--previous is not supported: "),
+        (["node/box"], "nodes have no log"),
         (["pod/ghost"], "no pod is called ghost in namespace default: there are train, web-0, web-1"),
     ],
 )
@@ -134,7 +134,8 @@ def test_a_log_is_followed_until_the_pod_ends(daemon: PaperDaemon) -> None:
 
 
 @pytest.mark.parametrize(
-    ("put", "said"), [(os.mkfifo, "something else"), (lambda at: at.symlink_to("/etc/os-release"), "a link")]
+    ("put", "said"),
+    [(os.mkfifo, "not a regular file"), (lambda at: at.symlink_to("/etc/os-release"), "a symbolic link")],
 )
 def test_what_somebody_put_where_a_log_was_is_not_read(
     daemon: PaperDaemon, tmp_path: Path, put: Callable[[Path], None], said: str

@@ -106,7 +106,7 @@ def test_the_dashes_may_be_left_out_and_later_ones_are_the_commands(machine: Mac
     assert said.stdout == "--memory -- x\n"
 
 
-OF_CORE = "a whole number from 1 to 100, percent of a card"
+OF_CORE = "a whole number from 1 to 100, in percent of a card"
 OF_MEMORY = "GiB, or with a unit, as in 10, 1.5GiB or 512MiB; at least 1MiB"
 OF_NAME = "at most 63 characters: letters, digits and . _ -, the first a letter or digit"
 OF_TIME = "seconds, or with a unit, as in 90, 100ms, 10s, 5m or 2h"
@@ -114,7 +114,7 @@ OF_SIMULATE = (
     "how many cards of how much memory, as in 2x24GiB, or nodes of as many, as in 2x8x24GiB; "
     "at most 64 cards in all, of 1GiB to 1024GiB"
 )
-REAL = "a daemon for real cards runs here; ALIQUOT_HOME=/tmp/sim makes room for another"
+REAL = "a daemon with real cards runs already; set ALIQUOT_HOME to start another one"
 
 
 @pytest.mark.parametrize(
@@ -133,13 +133,13 @@ REAL = "a daemon for real cards runs here; ALIQUOT_HOME=/tmp/sim makes room for 
         (["--timeout", "soon", "--", "true"], 2, f"--timeout: soon is not allowed: {OF_TIME}"),
         (["--simulate", "2x", "--", "true"], 2, f"--simulate: 2x is not allowed: {OF_SIMULATE}"),
         (["--simulate", "--", "true"], 2, f"--simulate: {REAL}"),
-        (["--what", "--", "true"], 2, "No such option: --what (aliquot run --help tells what is allowed)"),
-        (["--memory"], 2, "--memory needs a value: SIZE (aliquot run --help tells what is allowed)"),
-        (["--memory", "1", "--"], 2, "no command given: aliquot run [OPTIONS] [--] COMMAND [ARGS]..."),
+        (["--what", "--", "true"], 2, "No such option: --what (see aliquot run --help)"),
+        (["--memory"], 2, "--memory needs a value: SIZE (see aliquot run --help)"),
+        (["--memory", "1", "--"], 2, "the command is missing: aliquot run [OPTIONS] [--] COMMAND [ARGS]..."),
         (["--", "no-such-command"], 127, "no-such-command: command not found"),
         (["--", "./no/such"], 127, "./no/such: command not found"),
-        (["--", "/etc/passwd"], 126, "/etc/passwd: cannot be executed"),
-        (["--", "/etc"], 126, "/etc: cannot be executed"),
+        (["--", "/etc/passwd"], 126, "/etc/passwd: not executable"),
+        (["--", "/etc"], 126, "/etc: not executable"),
     ],
 )
 def test_what_is_wrong_is_one_line_before_anything_is_booked(

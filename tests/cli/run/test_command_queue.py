@@ -94,5 +94,5 @@ def test_a_run_that_is_stopped_in_the_queue_ends_with_143(machine: Machine) -> N
     machine.detach("--gpus", "2", "--", *FOREVER)
     with machine.begin("run", "--name", "late", "--", "true") as process:
         eventually(lambda: machine.status()["queue"])
-        assert machine.aliquot("stop", "late").stderr == "late: taken out of the queue\n"
+        assert machine.aliquot("stop", "late").stderr == "late: removed from the queue\n"
         assert process.wait(PATIENCE) == 143

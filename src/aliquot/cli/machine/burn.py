@@ -1,4 +1,4 @@
-"""`aliquot burn`: a sample workload, to see what sharing does to it."""
+"""`aliquot burn`: a sample workload that measures its share of the card."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from aliquot.cli.tables import printable
 
 if TYPE_CHECKING:
     from aliquot.services.burn.gates import FileGate
-    from aliquot.services.burn.workload import Outcome, Plan, Tell
+    from aliquot.services.burn.workload import OnProgress, Outcome, Plan
 
 _Answer = TypeVar("_Answer")
 _MICROSECONDS = {"us": 1.0, "ms": 1e3, "s": 1e6}
 _DAY = 86_400.0
-_TRY_SIMULATED = "to try it without one: aliquot run --simulate -- aliquot burn"
+_TRY_SIMULATED = "to try it without a GPU: aliquot run --simulate -- aliquot burn"
 
 
 def _duration(least_us: float, most_us: float) -> Callable[..., float]:
-    """Reads an option's text as microseconds."""
+    """Parses an option as microseconds."""
 
     def read(_: click.Context, __: click.Parameter, value: str) -> float:
         found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?|\.\d{1,9})(us|ms|s)", value, re.ASCII)
         if not found:
-            raise click.BadParameter(f'"{value}" is not allowed: a number with us, ms or s, as in 100us or 1.5ms')
+            raise click.BadParameter(f'"{value}" is not allowed: a number with us, ms or s, for example 100us or 1.5ms')
         micros = float(found[1]) * _MICROSECONDS[found[2]]
         if not least_us <= micros <= most_us:
             raise click.BadParameter(f'"{value}" is not allowed: from {_time(least_us)} to {_time(most_us)}')
@@ -43,14 +43,14 @@ def _duration(least_us: float, most_us: float) -> Callable[..., float]:
 
 
 def _finite(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
-    """A range lets "nan" through."""
+    """FloatRange accepts "nan"."""
     if value is not None and not math.isfinite(value):
         raise click.BadParameter(f'"{value}" is not allowed: a number')
     return value
 
 
 def _size(_: click.Context, __: click.Parameter, value: str | None) -> int:
-    """Reads an option's text as bytes."""
+    """Parses an option as bytes."""
     if value is None:
         return 0
     try:
@@ -65,7 +65,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "--seconds",
         type=click.FloatRange(0, _DAY, min_open=True),
         callback=_finite,
-        help="The measured time  [default: 10]",
+        help="Measured time  [default: 10]",
     ),
     click.option(
         "--warmup",
@@ -73,22 +73,30 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         callback=_duration(0, 60e6),
         default="300ms",
         show_default=True,
-        help="Load before it counts",
+        help="Load before the measurement",
     ),
-    click.option("--device", type=click.IntRange(0), default=0, show_default=True, help="Card, as this process counts"),
+    click.option(
+        "--device", type=click.IntRange(0), default=0, show_default=True, help="Index of the card in this process"
+    ),
     click.option(
         "--iterations-per-us",
         type=click.FloatRange(0, 1e9, min_open=True),
         callback=_finite,
         envvar="ALIQUOT_BURN_RATE",
-        help="What the card does alone, from `aliquot burn calibrate`; without it, it is measured first",
+        help="Speed of the idle card, from `aliquot burn calibrate`  [default: measured first]",
     ),
-    click.option("--memory", metavar="SIZE", callback=_size, help="Hold so much of the card's memory: 1GiB, 512MiB"),
-    click.option("--check", is_flag=True, help="Verify every result on the card; exit 1 when one is wrong"),
-    click.option("--start-file", type=click.Path(path_type=Path), help="Say READY and wait for this file"),
-    click.option("--until-file", type=click.Path(path_type=Path), help="Go on until this file appears"),
-    click.option("--progress", type=click.Path(path_type=Path), help="Append time, process and kernels done, live"),
-    click.option("--timeline", type=click.Path(path_type=Path), help="Write when kernels held the card, JSON"),
+    click.option(
+        "--memory", metavar="SIZE", callback=_size, help="Allocate that much memory of the card: 1GiB, 512MiB"
+    ),
+    click.option("--check", is_flag=True, help="Verify all results on the card; exit with 1 if one is wrong"),
+    click.option("--start-file", type=click.Path(path_type=Path), help="Print READY and wait for this file"),
+    click.option("--until-file", type=click.Path(path_type=Path), help="Run until this file appears"),
+    click.option(
+        "--progress",
+        type=click.Path(path_type=Path),
+        help="Append time, process and number of finished kernels while it runs",
+    ),
+    click.option("--timeline", type=click.Path(path_type=Path), help="Write the times at which kernels ran, as JSON"),
     click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True),
 )
 
@@ -102,10 +110,9 @@ def _shared(command: Callable[..., None]) -> Callable[..., None]:
 @click.group(invoke_without_command=True)
 @click.pass_context
 def burn(ctx: click.Context) -> None:
-    """A sample workload: kernels that are a fixed amount of work.
+    """Run a sample workload: kernels with a fixed amount of work.
 
-    Runs on NVIDIA's driver and on a simulated card alike, with nothing else installed. Without a command it is a load
-    of ten seconds.
+    Needs only NVIDIA's driver, or a simulated card. Without a command, runs `load` for ten seconds.
 
     \b
     aliquot burn
@@ -124,15 +131,15 @@ def burn(ctx: click.Context) -> None:
     metavar="TIME",
     default="1ms",
     show_default=True,
-    help="One kernel's time, alone",
+    help="Time of one kernel on an idle card",
 )
-@click.option("--depth", type=click.IntRange(1, 1024), help="Kernels in the card's queue  [default: 8 ms of them]")
+@click.option("--depth", type=click.IntRange(1, 1024), help="Kernels queued on the card  [default: 8 ms of work]")
 @click.option("--streams", type=click.IntRange(1, 128), default=1, show_default=True)
 @click.option("--processes", type=click.IntRange(1, 64), default=1, show_default=True)
 @click.option("--graph", is_flag=True, help="Launch kernels as CUDA graphs")
 @_shared
 def load(kernel_us: float, processes: int, output: str, timeline: Path | None, **options: Any) -> None:
-    """Keep the card busy, and tell what share of it came out.
+    """Keep the card busy and report the share obtained.
 
     \b
     aliquot burn load --kernel 1ms --seconds 10
@@ -141,7 +148,7 @@ def load(kernel_us: float, processes: int, output: str, timeline: Path | None, *
     from aliquot.services.burn.workload import load as run
 
     if timeline and options["graph"]:
-        raise InputError("--timeline cannot look into a graph: leave one of --timeline and --graph out")
+        raise InputError("give either --timeline or --graph: the kernels of a graph cannot be traced")
     plan, gate = _plan(kernel_us, timeline, options)
     outcome = _burn(plan, gate, processes, run)
     _finish("load", outcome, timeline, output)
@@ -155,20 +162,20 @@ def load(kernel_us: float, processes: int, output: str, timeline: Path | None, *
     metavar="TIME",
     default="100us",
     show_default=True,
-    help="One kernel, alone",
+    help="Time of one kernel on an idle card",
 )
-@click.option("--kernels", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Kernels in a request")
+@click.option("--kernels", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Kernels per request")
 @click.option(
     "--period",
     metavar="TIME",
     callback=_duration(1, 60e6),
     default="10ms",
     show_default=True,
-    help="From request to request",
+    help="Time from one request to the next",
 )
 @_shared
 def serve(kernel_us: float, period: float, output: str, timeline: Path | None, **options: Any) -> None:
-    """Serve requests at a steady pace, and tell how long they took.
+    """Serve requests at a fixed rate and report their latency.
 
     \b
     aliquot run --class online -- aliquot burn serve --kernel 100us --period 10ms
@@ -183,10 +190,10 @@ def serve(kernel_us: float, period: float, output: str, timeline: Path | None, *
 @click.option("--device", type=click.IntRange(0), default=0, show_default=True)
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def calibrate(device: int, output: str) -> None:
-    """How many iterations of the kernel's loop this card does in a microsecond.
+    """Measure how many iterations of the kernel's loop this card does per microsecond.
 
-    Only right on an idle card: measured beside others, every share told afterwards would be too large. Measure once,
-    then give it to the rest with --iterations-per-us or ALIQUOT_BURN_RATE.
+    Measure on an idle card: on a shared one, all shares reported later would be too large. Measure once, then pass the
+    result with --iterations-per-us or ALIQUOT_BURN_RATE.
     """
     from aliquot.services.burn.workload import calibrate as measure
 
@@ -215,9 +222,9 @@ def _plan(kernel_us: float, timeline: Path | None, options: dict[str, Any]) -> t
 
 
 def _check_folder(option: str, path: Path | None) -> None:
-    """Better told now than when the work is done."""
+    """Report it before the work starts."""
     if path is not None and not path.parent.is_dir():
-        raise InputError(f"--{option.replace('_', '-')}: {path}: there is no folder {path.parent}")
+        raise InputError(f"--{option.replace('_', '-')}: {path}: no such folder: {path.parent}")
 
 
 def _burn(plan: Plan, gate: FileGate, processes: int, run: Callable[..., Outcome]) -> Outcome:
@@ -226,17 +233,19 @@ def _burn(plan: Plan, gate: FileGate, processes: int, run: Callable[..., Outcome
     if plan.iterations_per_us is None:
         plan = _calibrated(plan)
     if processes == 1:
-        tell = _progress()
+        on_progress = _progress()
         try:
-            return _guarded(lambda: run(plan, gate, 0, tell))
+            return _guarded(lambda: run(plan, gate, 0, on_progress))
         finally:
-            if tell is not None:
+            if on_progress is not None:
                 sys.stderr.write("\r" + 40 * " " + "\r")
-    return _guarded(lambda: gates.merged(gates.spread(gate, processes, lambda each, index: run(plan, each, index))))
+    return _guarded(
+        lambda: gates.merged(gates.spread(gate, processes, lambda child_gate, index: run(plan, child_gate, index)))
+    )
 
 
 def _calibrated(plan: Plan) -> Plan:
-    """The plan with the card's rate, measured in a process of its own: this one may be about to fork."""
+    """The plan with the card's rate, measured in a separate process: this one may fork later."""
     from dataclasses import replace
 
     from aliquot.services.burn import workload as service
@@ -247,13 +256,13 @@ def _calibrated(plan: Plan) -> Plan:
         return service.Outcome({"rate": service.calibrate(plan.device)[1]})
 
     rate = _guarded(lambda: float(spread(FileGate(warmup=0), 1, measure)[0].result["rate"]))
-    text = f"this card alone is taken to do {rate:.4f} iterations per us, as measured just now: where others used it"
-    click.echo(f"aliquot: {text} meanwhile, shares come out too large (--iterations-per-us sets it)", err=True)
+    text = f"measured {rate:.4f} iterations per us; if others used the card meanwhile, shares are too large"
+    click.echo(f"aliquot: {text} (set it with --iterations-per-us)", err=True)
     return replace(plan, iterations_per_us=rate)
 
 
 def _guarded(work: Callable[[], _Answer]) -> _Answer:
-    """What the driver refuses, in one line: exit 2 before there was a card, 1 after."""
+    """Turns driver errors into one line: exit code 2 without a usable card, 1 after the start."""
     from aliquot.adapters.gpu.cuda import CudaError, NoDriverError
     from aliquot.services.burn.gates import BurnFailedError
 
@@ -274,21 +283,21 @@ def _fail(text: str) -> NoReturn:
     raise click.exceptions.Exit(1)
 
 
-def _progress() -> Tell | None:
-    """A line on stderr that tells how it goes, when a person looks."""
+def _progress() -> OnProgress | None:
+    """A progress line on stderr, if it is a terminal."""
     if not sys.stderr.isatty():
         return None
-    told = 0.0
+    shown = 0.0
 
-    def tell(seconds: float, share: float) -> None:
-        nonlocal told
+    def show(seconds: float, share: float) -> None:
+        nonlocal shown
         now = time.monotonic()
-        if now - told >= 0.25:
-            told = now
+        if now - shown >= 0.25:
+            shown = now
             sys.stderr.write(f"\r  {seconds:6.1f} s   {100 * share:5.1f}% of the card")
             sys.stderr.flush()
 
-    return tell
+    return show
 
 
 def _finish(mode: str, outcome: Outcome, timeline: Path | None, output: str) -> None:
@@ -303,22 +312,22 @@ def _finish(mode: str, outcome: Outcome, timeline: Path | None, output: str) -> 
     else:
         click.echo(_text(result))
     if result.get("right") is False:
-        _fail("results are wrong: a kernel did not run exactly once, or a thread of it miscounted")
+        _fail("wrong results: a kernel did not run exactly once, or one of its threads miscounted")
 
 
 def _text(result: dict[str, Any]) -> str:
     lines = [
         f"{printable(result['device'])}: {result['kernels']:,.0f} kernels of {_time(result['kernel_us'])} in "
-        f"{result['seconds']:.1f} s: {100 * result['share']:.1f}% of the card, as if alone"
+        f"{result['seconds']:.1f} s: {100 * result['share']:.1f}% of the card"
     ]
     latency = result.get("latency_us")
     if latency:
         lines.append(f"  {result['requests']:,} requests: " + ", ".join(f"{k} {_time(v)}" for k, v in latency.items()))
     elif "latency_us" not in result:
-        lines.append("  second by second: " + " ".join(f"{100 * each:.1f}%" for each in result["series"]))
-        lines.append(f"  longest time without a kernel done: {_time(1000 * result['longest_gap_ms'])}")
+        lines.append("  per second: " + " ".join(f"{100 * share:.1f}%" for share in result["series"]))
+        lines.append(f"  longest gap between finished kernels: {_time(1000 * result['longest_gap_ms'])}")
     if "right" in result:
-        lines.append(f"  results: {'all right' if result['right'] else 'WRONG'}")
+        lines.append(f"  results: {'all correct' if result['right'] else 'WRONG'}")
     return "\n".join(lines)
 
 

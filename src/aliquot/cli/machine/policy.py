@@ -1,4 +1,4 @@
-"""`aliquot policy`: how tenants share the cards of this machine, seen and changed while they run."""
+"""`aliquot policy`: shows and changes how tenants share the cards of this machine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from aliquot.wording.amounts import duration
 @click.group(invoke_without_command=True)
 @click.pass_context
 def policy(ctx: click.Context) -> None:
-    """See or change how tenants share the cards.
+    """Show or change how tenants share the cards.
 
     \b
-    best-effort   equal parts for all who have work
-    burst-share   in proportion to --core; idle time goes to whoever has work
+    best-effort   equal shares for all tenants that have work
+    burst-share   in proportion to --core; idle time goes to tenants that have work
     fixed-share   never more than --core, even on an idle card
     """
     if ctx.invoked_subcommand is None:
@@ -27,24 +27,24 @@ def policy(ctx: click.Context) -> None:
 
 @policy.command()
 def get() -> None:
-    """Show it."""
+    """Show the policy."""
     _show(ask({"op": "policy"}))
 
 
-@policy.command(name="set", short_help="Change it, for all who run and all who come.")
+@policy.command(name="set", short_help="Change the policy for running and future tenants.")
 @click.argument("name", metavar="POLICY", type=click.Choice(POLICY_CHOICES))
 def set_policy(name: str) -> None:
-    """Change it, for all who run and all who come: best-effort, burst-share or fixed-share."""
+    """Change the policy for running and future tenants: best-effort, burst-share or fixed-share."""
     _show(ask({"op": "policy", "policy": name}))
 
 
-@policy.command(name="release-delay", short_help="How long online work keeps a card that it left idle.")
+@policy.command(name="release-delay", short_help="Set how long an idle card stays reserved for online work.")
 @click.argument("delay", type=Duration())
 def release_delay(delay: float) -> None:
-    """How long online work keeps a card that it left idle: 100ms, or 0 to hand gaps back at once."""
+    """Set how long an idle card stays reserved for online work: 100ms, or 0 to release it at once."""
     check_delay(delay)
     _show(ask({"op": "policy", "release_delay": delay}))
 
 
-def _show(said: dict[str, Any]) -> None:
-    click.echo(f"policy {said['policy']}, release delay {duration(said['release_delay_seconds'])}")
+def _show(answer: dict[str, Any]) -> None:
+    click.echo(f"policy {answer['policy']}, release delay {duration(answer['release_delay_seconds'])}")

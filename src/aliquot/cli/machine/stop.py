@@ -1,4 +1,4 @@
-"""`aliquot stop`: the end of a run, by its name."""
+"""`aliquot stop`: stops runs by name."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from aliquot.cli.errors import InputError
 
 @click.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option("--timeout", type=Duration(), default="10s", show_default=True, help="From SIGTERM to SIGKILL")
+@click.option("--timeout", type=Duration(), default="10s", show_default=True, help="Time from SIGTERM to SIGKILL")
 def stop(names: Sequence[str], timeout: float) -> None:
-    """End a run, or several.
+    """Stop runs.
 
-    SIGTERM to all its processes, then SIGKILL to those that are left. One that waits leaves the queue. `aliquot delete`
-    ends Pods.
+    Send SIGTERM to all processes of a run, then SIGKILL to those that are left. A queued run leaves the queue. To stop
+    Pods, use `aliquot delete`.
     """
     code = 0
     for name in names:
@@ -25,17 +25,17 @@ def stop(names: Sequence[str], timeout: float) -> None:
             _stop(name, timeout)
         except NoDaemonRunsError:
             raise
-        except InputError as error:  # the others are stopped all the same
+        except InputError as error:  # stop the others all the same
             error.show()
             code = code or error.exit_code
     raise click.exceptions.Exit(code)
 
 
 def _stop(name: str, timeout: float) -> None:
-    for said in events({"op": "stop", "name": name, "timeout": timeout}, timeout + 20):
-        if "signal" in said:
-            pids = said["pids"]
-            click.echo(f"{name}: {said['signal']} to {len(pids)} process{'es' * (len(pids) != 1)}", err=True)
-        elif "ok" in said:
-            waited = said["ok"]["was"] == "waiting"
-            click.echo(f"{name}: {'taken out of the queue' if waited else 'stopped'}", err=True)
+    for message in events({"op": "stop", "name": name, "timeout": timeout}, timeout + 20):
+        if "signal" in message:
+            pids = message["pids"]
+            click.echo(f"{name}: {message['signal']} to {len(pids)} process{'es' * (len(pids) != 1)}", err=True)
+        elif "ok" in message:
+            waited = message["ok"]["was"] == "waiting"
+            click.echo(f"{name}: {'removed from the queue' if waited else 'stopped'}", err=True)

@@ -1,4 +1,4 @@
-"""`aliquot up`: the daemon of this machine, by hand; `aliquot down`: its end."""
+"""`aliquot up` and `aliquot down`: start and stop the daemon of this machine."""
 
 from __future__ import annotations
 
@@ -25,32 +25,34 @@ if TYPE_CHECKING:
 
 POLICY_CHOICES = ("best-effort", "fixed-share", "burst-share")
 NO_CARD = (
-    "no NVIDIA GPU can be used here ({why}). To try it without one: "
-    "`aliquot run --simulate -- COMMAND`, `aliquot apply --simulate -f FILE`, or `aliquot up --simulate 2x24GiB`"
+    "no usable NVIDIA GPU ({why}). To try aliquot without one: "
+    "`aliquot run --simulate -- COMMAND`, `aliquot apply --simulate -f FILE` or `aliquot up --simulate 2x24GiB`"
 )
 
 
 @click.command()
-@click.option("-d", "--detach", is_flag=True, help="In the background; returns when it is ready")
-@click.option("--policy", type=click.Choice(POLICY_CHOICES), help="How tenants share a card  [default: as last set]")
+@click.option("-d", "--detach", is_flag=True, help="Run in the background; return when it is ready")
+@click.option("--policy", type=click.Choice(POLICY_CHOICES), help="How tenants share a card  [default: as set last]")
 @click.option(
     "--release-delay",
     type=Duration(),
-    help="How long online work keeps a card that it left idle: 100ms, or 0 to hand gaps back at once  "
-    "[default: as last set]",
+    help="How long an idle card stays reserved for online work: 100ms, or 0 to release it at once  "
+    "[default: as set last]",
 )
 @click.option(
     "--simulate",
     metavar="SPEC",
-    help="Simulated cards instead of real ones, as in 2x24GiB, or 2x8x24GiB for two nodes of eight",
+    help="Simulate cards: 2x24GiB, or 2x8x24GiB for two nodes of eight cards",
 )
 @click.option(
     "--listen",
     metavar="[ADDRESS:]PORT",
-    help="The dashboard, and metrics for Prometheus; 0: none  [default: 127.0.0.1:9478]",
+    help="Address of the dashboard and the Prometheus metrics; 0: none  [default: 127.0.0.1:9478]",
 )
 @click.option(
-    "--token-file", type=click.Path(path_type=Path), help="The token that is asked for where others reach --listen"
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help="File with the token; required if --listen is reachable from other machines",
 )
 def up(
     detach: bool,
@@ -62,8 +64,8 @@ def up(
 ) -> None:
     """Start the daemon of this machine.
 
-    There is one per machine; `aliquot run` starts it when it is needed. It survives being killed: tenants run on, and
-    the next daemon takes them up again. With SIGTERM or `aliquot down` it ends and leaves nobody paused.
+    There is one per machine; `aliquot run` starts it if needed. If it is killed, tenants keep running and the next
+    daemon adopts them. SIGTERM and `aliquot down` stop it; no tenant stays paused.
 
     \b
     aliquot up -d
@@ -79,46 +81,46 @@ def up(
         return
     home = own_home()
     if home not in homes()[:1]:
-        _none_for_the_machine(homes()[0])
+        _check_no_system_daemon(homes()[0])
     with or_no_player(home) as came_up:
         _serve(home, policy, release_delay, spec, where, came_up)
 
 
 @click.command()
 def down() -> None:
-    """End the daemon.
+    """Stop the daemon of this machine.
 
-    Tenants run on, nobody stays paused, and their memory limits hold; the next daemon takes them up again. Simulated
-    cards end too, and with them whatever runs on them.
+    Tenants keep running unpaused and with their memory limits; the next daemon adopts them. Simulated cards end, and
+    with them everything that runs on them.
     """
     from aliquot.adapters.gpu import player
     from aliquot.adapters.host import processes
 
-    said: dict[str, Any] = {}
+    answer: dict[str, Any] = {}
     simulated = any(player.playing(home) for home in homes())
     try:
-        said = ask({"op": "down"})
+        answer = ask({"op": "down"})
     except NoDaemonRunsError:
         if not simulated:
-            click.echo("no daemon runs: there is nothing to end")
+            click.echo("no daemon runs")
             return
-    pid = said.get("pid")
+    pid = answer.get("pid")
     deadline = time.monotonic() + 10
     while pid is not None and processes.lives(pid, None):
         if time.monotonic() > deadline:
-            raise InputError(f"the daemon (pid {pid}) was told to end, and has not yet")
+            raise InputError(f"the daemon (pid {pid}) has not ended yet")
         time.sleep(0.02)
     for home in homes():
         player.end(home)
-    names = said.get("tenants", [])
-    click.echo("the daemon has ended" if pid is not None else "no daemon ran; the simulated cards have ended")
+    names = answer.get("tenants", [])
+    click.echo("daemon stopped" if pid is not None else "no daemon runs; simulated cards stopped")
     if names and not simulated:
-        click.echo(f"{', '.join(names)}: running on; the next `aliquot up` or `aliquot run` takes them up again")
+        click.echo(f"{', '.join(names)}: still running; the next `aliquot up` or `aliquot run` adopts them")
     elif names:
-        click.echo(f"{', '.join(names)}: left without their simulated cards")
+        click.echo(f"{', '.join(names)}: lost their simulated cards")
 
 
-def _none_for_the_machine(machine: Home) -> None:
+def _check_no_system_daemon(machine: Home) -> None:
     """Two daemons would book the same cards twice."""
     from aliquot.adapters.host.control import Connection, ControlError, NoDaemonError
 
@@ -126,7 +128,7 @@ def _none_for_the_machine(machine: Home) -> None:
         Connection(machine.control).close()
     except (NoDaemonError, ControlError):
         return
-    raise InputError(f"the daemon of the machine runs already ({machine.run}): `aliquot ps` shows it")
+    raise InputError(f"the system's daemon runs already ({machine.run}): see `aliquot ps`")
 
 
 def _in_background(
@@ -153,7 +155,7 @@ def _in_background(
         raise InputError(str(error)) from error
     else:
         about = ask({"op": "hello"})
-        raise _already(f"a daemon runs already for {about['home']}: pid {about['pid']}")
+        raise _already_running(f"a daemon runs already for {about['home']}: pid {about['pid']}")
     try:
         start(arguments)[0].close()
     except StartError as error:
@@ -166,7 +168,7 @@ def _in_background(
     url = status.daemon.dashboard
     where = f"dashboard on {url}" if url else "no dashboard"
     if not url and listen is None:
-        where += ": the usual port is taken (--listen chooses another)"
+        where += ": the default port is in use; choose another with --listen"
     click.echo(f"aliquot: ready: pid {status.daemon.pid}; {cards}; {where}", err=True)
 
 
@@ -186,7 +188,7 @@ def _serve(
     from aliquot.services.daemon import home as daemon_home
     from aliquot.services.machine import service
 
-    # A log file needs the time; a terminal shows it as it happens, and systemd's journal writes its own.
+    # A log file needs timestamps; a terminal does not, and systemd's journal adds its own.
     to_file = not sys.stderr.isatty() and "JOURNAL_STREAM" not in os.environ
     start_text_logging(with_time=to_file)
 
@@ -195,15 +197,15 @@ def _serve(
         click.echo(f"aliquot: {text}", err=True)
 
     playing = player.playing(home)
-    if spec is None and playing is not None:  # the home is simulated until `aliquot down`
+    if spec is None and playing is not None:  # a home stays simulated until `aliquot down`
         spec = Cards(playing.cards, playing.memory_mib, playing.nodes)
     try:
         daemon_home.make_home(home)
-        os.close(daemon_home.take_lock(home))  # whoever runs says so before anything else is tried
+        os.close(daemon_home.take_lock(home))  # report a running daemon before anything else
         if spec is not None:
             playing = with_stand_ins(home, spec)
         if not os.path.exists(player.shim()):
-            raise InputError(f"{player.shim()} is not there: build it with `make native`")
+            raise InputError(f"{player.shim()} is missing: build it with `make native`")
         nvml = Nvml()
         libraries = player.preloadable(home)
         front = {"LD_PRELOAD": [f"{libraries}/libaliquot.so"]}
@@ -227,10 +229,10 @@ def _serve(
     except NvmlError as error:
         raise InputError(NO_CARD.format(why=error)) from error
     except daemon_home.AlreadyRunningError as error:
-        raise _already(str(error)) from error
+        raise _already_running(str(error)) from error
     except (daemon_home.StartError, StoreError, HomeError, player.PlayerError) as error:
         raise InputError(str(error)) from error
-    except OSError as error:  # a full disk, say
+    except OSError as error:  # for example a full disk
         raise InputError(f"{error.filename or home.state}: {error.strerror or error}") from error
 
 
@@ -243,5 +245,5 @@ def _arbiter(nvml: Any, *, simulated: bool) -> Any:
     return make
 
 
-def _already(text: str) -> InputError:
+def _already_running(text: str) -> InputError:
     return InputError(text, code=1)

@@ -1,4 +1,4 @@
-"""`aliquot apply`: the Pods of a manifest, as local processes on the cards of this machine."""
+"""`aliquot apply`: runs the Pods of a manifest as local processes on the cards of this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 def _no_kustomize(_context: click.Context, _parameter: click.Parameter, folder: str | None) -> None:
     if folder is not None:
-        raise InputError(f"-k: not built here: `kubectl kustomize {folder} | aliquot apply -f -`")
+        raise InputError(f"-k is not supported: use `kubectl kustomize {folder} | aliquot apply -f -`")
 
 
 @click.command()
@@ -33,20 +33,20 @@ def _no_kustomize(_context: click.Context, _parameter: click.Parameter, folder: 
     required=True,
     multiple=True,
     type=click.Path(path_type=Path),
-    help="FILE, FOLDER, or - for stdin: YAML or JSON, several documents, Lists",
+    help="File, folder, or - for stdin: YAML or JSON, also with several documents or Lists",
 )
 @click.option("-k", "--kustomize", hidden=True, expose_value=False, is_eager=True, callback=_no_kustomize)
-@click.option("-n", "--namespace", help="Of what has none of its own  [default: default]")
-@click.option("--dry-run", is_flag=True, help="Check everything and tell what would be done; no Pod is started")
-@click.option("--wait", is_flag=True, help="Until all Pods run, or have ended well; exit code 1 when some do not")
-@click.option("--timeout", type=Duration(), default="60s", show_default=True, help="Patience of --wait")
+@click.option("-n", "--namespace", help="Namespace of objects that name none  [default: default]")
+@click.option("--dry-run", is_flag=True, help="Check the manifest and print what would change; start nothing")
+@click.option("--wait", is_flag=True, help="Wait until all Pods run or have succeeded; exit with 1 if some do not")
+@click.option("--timeout", type=Duration(), default="60s", show_default=True, help="Time limit of --wait")
 @click.option("-o", "--output", type=click.Choice(["table", "json", "name"]), default="table", show_default=True)
 @click.option(
     "--simulate",
     metavar="[SPEC]",
     is_flag=False,
     flag_value="",
-    help="Start the daemon with simulated cards when none runs: 2x24GiB, or 2x8x24GiB for two nodes of eight  "
+    help="If no daemon runs, start one with simulated cards: 2x24GiB, or 2x8x24GiB for two nodes of eight cards  "
     "[default: 2x24GiB]",
 )
 def apply(
@@ -58,19 +58,18 @@ def apply(
     output: str,
     simulate: str | None,
 ) -> None:
-    """Run the Pods of a manifest on this machine, as local processes.
+    """Run the Pods of a manifest on this machine as local processes.
 
-    The very manifest that Kubernetes gets: Pods, and Deployments, StatefulSets, ReplicaSets and Jobs with their
-    replicas, in the spelling of qGPU, T9k or gpushare. They are placed on the cards as on a cluster, and held to their
-    memory and share there. Starts the daemon when none runs, as `aliquot run` does. Applied again, only what changed is
-    changed.
+    Takes the same manifests as Kubernetes: Pods, Deployments, StatefulSets, ReplicaSets and Jobs that request cards in
+    the dialect of qGPU, T9k or gpushare. Pods are placed as on a cluster and limited to their memory and compute.
+    Starts the daemon if none runs. Applying a changed manifest again changes only what differs.
 
-    What is not as on Kubernetes: there is one machine, and no containers. `command`, `args`, `env` and `workingDir` run
-    as processes of this machine, as you, with its files and its network; the image is not used. Where a container names
-    no command, the sample workload (`aliquot burn load`) runs in its place. Kinds that run nothing here (Service,
-    ConfigMap, DaemonSet, ...) are skipped. All of that is noted.
+    Differences from Kubernetes: there is one machine, and there are no containers. `command`, `args`, `env` and
+    `workingDir` run as local processes under your user; the image is not used. A container without a command runs the
+    sample workload (`aliquot burn load`). Kinds that run nothing here (Service, ConfigMap, DaemonSet, ...) are skipped.
+    Notes on stderr list these differences.
 
-    All or nothing: when one object is not allowed, none is started (exit code 2, with file and line).
+    All or nothing: if one object is invalid, none is started (exit code 2, with file and line).
 
     \b
     aliquot apply -f binpack.yaml
@@ -78,14 +77,14 @@ def apply(
     aliquot apply --simulate 2x8x24GiB -f binpack.yaml --wait
     kubectl get sts binpack-1 -o yaml | aliquot apply -f -
     """
-    from aliquot.cli.pods.submit import check_alone, named, noted, read_files, runnable, send, skipped
+    from aliquot.cli.pods.submit import check_offline, named, noted, read_files, runnable, send, skipped
 
     manifests, others = runnable(read_files(files))
     for manifest in manifests:
-        named(manifest, namespace)  # what is wrong in a file is told before a daemon is started
-    alone = dry_run and not _daemon_runs()
-    if alone:
-        results = check_alone(manifests, namespace)
+        named(manifest, namespace)  # report errors in files before starting a daemon
+    offline = dry_run and not _daemon_runs()
+    if offline:
+        results = check_offline(manifests, namespace)
     else:
         results = send(_connected(simulate), manifests, namespace, dry_run=dry_run)
     _write(results, output, dry_run)
@@ -93,16 +92,16 @@ def apply(
         _note(skipped(others))
     for line in noted(results):
         _note(line)
-    if alone:
-        _note("no daemon runs, and none was started: what the manifests say was checked, not whether there is room")
+    if offline:
+        _note("no daemon runs: the manifests were checked, but not whether the Pods fit")
     if dry_run:
         return
     if wait:
-        from aliquot.cli.pods.progress import settle
+        from aliquot.cli.pods.progress import wait_until_settled
 
-        raise click.exceptions.Exit(settle(results, timeout))
+        raise click.exceptions.Exit(wait_until_settled(results, timeout))
     if output == "table":
-        click.echo("`aliquot get pods` shows how they stand", err=True)
+        click.echo("see `aliquot get pods`", err=True)
 
 
 def _daemon_runs() -> bool:
@@ -113,20 +112,20 @@ def _daemon_runs() -> bool:
         connect(homes())[0].close()
     except NoDaemonError:
         return False
-    except ControlError:  # it is there, and will say so itself
+    except ControlError:  # it runs; the request will report the error
         return True
     return True
 
 
 def _connected(simulate: str | None) -> Connection:
-    """To the daemon that runs, or to one that is started."""
+    """To the running daemon; starts one if none runs."""
     from aliquot.cli.run.command import SIMULATED
-    from aliquot.cli.run.request import RunError, connected
+    from aliquot.cli.run.request import RunError, connect_to_daemon
     from aliquot.cli.simulated import parse_simulation
 
     parse_simulation(simulate or None)
     try:
-        return connected([] if simulate is None else ["--simulate", simulate or SIMULATED], simulate)
+        return connect_to_daemon([] if simulate is None else ["--simulate", simulate or SIMULATED], simulate)
     except RunError as error:
         raise InputError(str(error), code=error.code) from error
 

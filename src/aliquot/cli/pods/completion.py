@@ -1,4 +1,4 @@
-"""What a shell may complete: types, and the names of what there is. Quiet whatever goes wrong: somebody is typing."""
+"""Shell completion of types and names. Never prints errors: the user is typing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aliquot.cli.pods.kinds import DEFAULT_NAMESPACE, KINDS, NODE, POD, Target, 
 from aliquot.cli.pods.rows import listed, local_status, namespace_in
 
 
-def typed(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+def types_and_names(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """For `[TYPE] [NAME]...`: a type, TYPE/NAME, or a name of the type before it."""
     words = tuple(context.params.get("what") or ())
     kind, slash, _ = incomplete.partition("/")
@@ -21,17 +21,19 @@ def typed(context: click.Context, _parameter: click.Parameter, incomplete: str) 
         return []
     head = f"{kind}/" if slash else ""
     return [
-        name for each in names(wanted, context.params.get("namespace")) if (name := head + each).startswith(incomplete)
+        typed
+        for name in names(wanted, context.params.get("namespace"))
+        if (typed := head + name).startswith(incomplete)
     ]
 
 
-def logged(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """For `logs`: the Pods."""
+def pod_names(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """For `logs`: the names of the Pods."""
     return [name for name in names(Target((POD,)), context.params.get("namespace")) if name.startswith(incomplete)]
 
 
 def names(wanted: Target, namespace: str | None) -> list[str]:
-    """What there is of those kinds, in that namespace."""
+    """The names of the existing objects of those kinds in the namespace."""
     try:
         status = local_status()
     except InputError:

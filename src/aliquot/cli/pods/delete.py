@@ -1,4 +1,4 @@
-"""`aliquot delete`: the end of Pods and of the workloads that make them."""
+"""`aliquot delete`: deletes Pods and workloads."""
 
 from __future__ import annotations
 
@@ -9,37 +9,42 @@ from typing import Any
 
 import click
 
-from aliquot.cli.client import Duration, NoDaemonRunsError, NotThereError, events
+from aliquot.cli.client import Duration, NoDaemonRunsError, NotFoundError, events
 from aliquot.cli.errors import InputError
-from aliquot.cli.pods.completion import typed
+from aliquot.cli.pods.completion import types_and_names
 from aliquot.cli.pods.kinds import APPLIED, DEFAULT_NAMESPACE, NODE, POD, Kind, targets
 from aliquot.cli.pods.rows import listed, local_status, namespace_in, selected
 from aliquot.model.status.machine import PodStatus
 
 Json = dict[str, Any]
 
-_NOW = 1.0  # seconds, as kubectl's --now has it
+_NOW = 1.0  # seconds, as in kubectl
 _LONGEST_GRACE = 86400.0
-_AT_ONCE = 16  # objects that are ended side by side: each may take its grace
+_AT_ONCE = 16  # objects deleted in parallel: each may take its grace period
 
 
 @click.command()
-@click.argument("what", metavar="[TYPE] [NAME]...", nargs=-1, shell_complete=typed)
+@click.argument("what", metavar="[TYPE] [NAME]...", nargs=-1, shell_complete=types_and_names)
 @click.option(
-    "-f", "--filename", "files", multiple=True, type=click.Path(path_type=Path), help="What those files hold, by name"
+    "-f",
+    "--filename",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Delete the objects of these files, by name",
 )
-@click.option("-n", "--namespace", help="Of what has none of its own  [default: default]")
-@click.option("--all", "everything", is_flag=True, help="All of that TYPE in the namespace")
+@click.option("-n", "--namespace", help="Namespace of objects that name none  [default: default]")
+@click.option("--all", "everything", is_flag=True, help="Delete all objects of that TYPE in the namespace")
 @click.option(
     "--grace",
     "--grace-period",
     "grace",
     type=Duration(),
-    help="From SIGTERM to SIGKILL  [default: as the Pod has it, 30s]",
+    help="Time from SIGTERM to SIGKILL  [default: that of the Pod, or 30s]",
 )
-@click.option("--now", is_flag=True, help="The same as --grace 1s")
-@click.option("--dry-run", is_flag=True, help="Tell what would be deleted; nothing is")
-@click.option("--ignore-not-found", is_flag=True, help="What is not there is no error")
+@click.option("--now", is_flag=True, help="Same as --grace 1s")
+@click.option("--dry-run", is_flag=True, help="Print what would be deleted; delete nothing")
+@click.option("--ignore-not-found", is_flag=True, help="Treat missing objects as success")
 def delete(
     what: Sequence[str],
     files: Sequence[Path],
@@ -50,10 +55,10 @@ def delete(
     dry_run: bool,
     ignore_not_found: bool,
 ) -> None:
-    """End Pods, and the workloads that make them.
+    """Delete Pods and workloads.
 
-    A workload goes with its Pods. A Pod of a workload alone is made again, as on Kubernetes: delete the workload, or
-    apply it with other replicas. It waits until all processes have ended. The logs of a Pod go with it.
+    Deleting a workload deletes its Pods. As on Kubernetes, a workload replaces a Pod that is deleted alone: delete the
+    workload, or apply it with fewer replicas. Waits until all processes have ended. Also deletes the Pods' logs.
 
     \b
     aliquot delete -f binpack.yaml
@@ -63,14 +68,14 @@ def delete(
     """
     patience = _patience(grace, now)
     if bool(files) == bool(what):
-        raise click.UsageError("either -f FILE or TYPE NAME is wanted")
+        raise click.UsageError("give either -f FILE or TYPE NAME")
     chosen = _in_files(files, namespace) if files else _by_name(what, namespace, everything, ignore_not_found)
     if not chosen:
         click.echo("nothing to delete", err=True)
         return
 
-    def end(each: tuple[Kind, str, str]) -> int | NotThereError:
-        kind, where, name = each
+    def end(key: tuple[Kind, str, str]) -> int | NotFoundError:
+        kind, where, name = key
         return _delete(kind, where, name, grace=patience, ignore=ignore_not_found)
 
     if dry_run:
@@ -78,51 +83,55 @@ def delete(
     else:
         with ThreadPoolExecutor(_AT_ONCE) as several:
             answers = list(several.map(end, chosen))
-    missing = [(kind, each) for (kind, _, _), each in zip(chosen, answers, strict=True) if not isinstance(each, int)]
+    missing = [
+        (kind, answer)
+        for (kind, _, _), answer in zip(chosen, answers, strict=True)
+        if isinstance(answer, NotFoundError)
+    ]
     if not ignore_not_found:
-        _tell_missing(missing)
+        _report_missing(missing)
     raise click.exceptions.Exit(
         max(answer if isinstance(answer, int) else int(not ignore_not_found) for answer in answers)
     )
 
 
-def _tell_missing(missing: Sequence[tuple[Kind, NotThereError]]) -> None:
-    """Who is there once for all of a kind: the list may be long."""
+def _report_missing(missing: Sequence[tuple[Kind, NotFoundError]]) -> None:
+    """One line per kind: the list of existing names may be long."""
     for kind in dict.fromkeys(kind for kind, _ in missing):
-        errors = [error for of, error in missing if of is kind]
+        errors = [error for missing_kind, error in missing if missing_kind is kind]
         names = sorted({name for error in errors for name in error.names})
-        NotThereError(kind.words[1], names, errors[-1].there).show()
+        NotFoundError(kind.words[1], names, errors[-1].existing).show()
 
 
-def _would_delete(chosen: Sequence[tuple[Kind, str, str]], *, ignore: bool) -> list[int | NotThereError]:
+def _would_delete(chosen: Sequence[tuple[Kind, str, str]], *, ignore: bool) -> list[int | NotFoundError]:
     try:
         status = local_status()
     except NoDaemonRunsError:
         if ignore:
             return [0] * len(chosen)
         raise
-    answers: list[int | NotThereError] = []
+    answers: list[int | NotFoundError] = []
     for kind, where, name in chosen:
-        there = [f"{namespace_in(item)}/{item.name}" for item in listed(status, kind)]
-        if f"{where}/{name}" in there:
+        existing = [f"{namespace_in(item)}/{item.name}" for item in listed(status, kind)]
+        if f"{where}/{name}" in existing:
             answers.append(0)
             click.echo(f"{_deleted(kind, where, name)} (dry run)")
         else:
-            names = f"there are {', '.join(there)}" if there else "there is none"
-            answers.append(NotThereError(kind.words[1], [f"{where}/{name}"], names))
+            names = f"there are {', '.join(existing)}" if existing else "there is none"
+            answers.append(NotFoundError(kind.words[1], [f"{where}/{name}"], names))
     return answers
 
 
 def _patience(grace: float | None, now: bool) -> float | None:
     if now and grace is not None:
-        raise InputError("--now and --grace: only one of them")
+        raise InputError("give either --now or --grace")
     if grace is not None and grace > _LONGEST_GRACE:
         raise InputError(f"--grace: {grace:g}s is not allowed: 0 to 24h")
     return _NOW if now else grace
 
 
 def _in_files(files: Sequence[Path], namespace: str | None) -> list[tuple[Kind, str, str]]:
-    """Whatever the files hold that is ours to run, the last first: as it was made, backwards."""
+    """The objects of the files that run here, in reverse order."""
     from aliquot.cli.pods.submit import named, read_files, runnable
 
     manifests, _ = runnable(read_files(files))
@@ -132,12 +141,12 @@ def _in_files(files: Sequence[Path], namespace: str | None) -> list[tuple[Kind, 
 def _by_name(what: Sequence[str], namespace: str | None, everything: bool, ignore: bool) -> list[tuple[Kind, str, str]]:
     wanted = targets(what)
     if NODE in [kind for target in wanted for kind in target.kinds]:
-        raise InputError("nodes cannot be deleted: they are this machine; `aliquot down` ends the daemon")
+        raise InputError("nodes cannot be deleted: they are this machine; `aliquot down` stops the daemon")
     unnamed = any(target.name is None for target in wanted)
     if unnamed and not everything:
-        raise InputError(f"which {what[0]}: a NAME is wanted, or --all")
+        raise InputError(f"{what[0]}: give a NAME or --all")
     if everything and not unnamed:
-        raise InputError("--all and a NAME: only one of them")
+        raise InputError("give either --all or a NAME")
     where = namespace or DEFAULT_NAMESPACE
     if not unnamed:
         return [(target.kinds[0], target.namespace or where, str(target.name)) for target in wanted]
@@ -148,7 +157,7 @@ def _by_name(what: Sequence[str], namespace: str | None, everything: bool, ignor
             return []
         raise
     found = [chosen for target in wanted for chosen in selected(status, target, where)]
-    # A Pod goes with its workload, when both are meant.
+    # A selected workload deletes its Pods.
     owners = {(kind.name, item.name) for kind, item in found if kind in APPLIED and kind is not POD}
     return [
         (kind, namespace_in(item) or where, item.name)
@@ -157,22 +166,22 @@ def _by_name(what: Sequence[str], namespace: str | None, everything: bool, ignor
     ]
 
 
-def _delete(kind: Kind, namespace: str, name: str, *, grace: float | None, ignore: bool) -> int | NotThereError:
-    """One of them, to its end; the exit code, or that it is not there. The others go on whatever becomes of it."""
+def _delete(kind: Kind, namespace: str, name: str, *, grace: float | None, ignore: bool) -> int | NotFoundError:
+    """Delete one object and wait. The exit code or NotFoundError: one failure must not stop the others."""
     request = {"op": "delete", "kind": kind.name, "namespace": namespace, "name": name, "grace": grace}
     pods: list[str] = []
     try:
-        for said in events(request, None, what=kind.words[1]):
-            pods = said.get("ok", {}).get("deleted", [])
-    except NotThereError as error:
+        for message in events(request, None, what=kind.words[1]):
+            pods = message.get("ok", {}).get("deleted", [])
+    except NotFoundError as error:
         return error
     except InputError as error:
         if ignore and isinstance(error, NoDaemonRunsError):
             return 0
         error.show()
         return error.exit_code
-    made = "" if kind is POD else f" ({len(pods)} Pod{'s' * (len(pods) != 1)})"
-    click.echo(f"{_deleted(kind, namespace, name)}{made}")
+    count = "" if kind is POD else f" ({len(pods)} Pod{'s' * (len(pods) != 1)})"
+    click.echo(f"{_deleted(kind, namespace, name)}{count}")
     return 0
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from aliquot.cli.pods.completion import typed
+from aliquot.cli.pods.completion import types_and_names
 from aliquot.cli.pods.kinds import targets
 from aliquot.cli.pods.rows import (
     Object,
@@ -40,7 +40,7 @@ _KEY = 12  # columns of the names on the left
 
 
 @click.command()
-@click.argument("what", metavar="TYPE [NAME]...", nargs=-1, required=True, shell_complete=typed)
+@click.argument("what", metavar="TYPE [NAME]...", nargs=-1, required=True, shell_complete=types_and_names)
 @click.option("-n", "--namespace", help="Of Pods and workloads  [default: default]")
 @click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Of all namespaces")
 def describe(what: Sequence[str], namespace: str | None, everywhere: bool) -> None:

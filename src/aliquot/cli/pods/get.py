@@ -14,7 +14,7 @@ import msgspec
 
 from aliquot.cli.client import NoDaemonRunsError, ask
 from aliquot.cli.errors import InputError
-from aliquot.cli.pods.completion import typed
+from aliquot.cli.pods.completion import types_and_names
 from aliquot.cli.pods.kinds import Kind, Target, targets
 from aliquot.cli.pods.rows import (
     Object,
@@ -42,7 +42,7 @@ _STEERS = re.compile("[\x7f-\x9f]")  # to some terminals they are commands, and 
 
 
 @click.command()
-@click.argument("what", metavar="[TYPE] [NAME]...", nargs=-1, shell_complete=typed)
+@click.argument("what", metavar="[TYPE] [NAME]...", nargs=-1, shell_complete=types_and_names)
 @click.option("-n", "--namespace", help="Of Pods and workloads  [default: default]")
 @click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Of all namespaces")
 @click.option(

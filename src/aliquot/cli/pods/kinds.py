@@ -1,4 +1,4 @@
-"""kubectl's words for what there is: `pods`, `po`, `deploy/web`, `sts,jobs`. One table for every command."""
+"""The types of kubectl for all commands: `pods`, `po`, `deploy/web`, `sts,jobs`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEFAULT_NAMESPACE = "default"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of object, and how it may be typed: the plural first."""
+    """A kind of object and its names on the command line, the plural first."""
 
     name: str
     group: str
@@ -38,7 +38,7 @@ WORKLOADS = (
     Kind("ReplicationController", "", ("replicationcontrollers", "replicationcontroller", "rc")),
 )
 KINDS = (POD, NODE, *WORKLOADS)
-APPLIED = (POD, *WORKLOADS)  # those that people write
+APPLIED = (POD, *WORKLOADS)  # in manifests
 BY_NAME = {kind.name: kind for kind in KINDS}
 _ALL = "all"
 TYPES = f"{', '.join(kind.words[0] for kind in KINDS)} or {_ALL}"
@@ -46,28 +46,28 @@ TYPES = f"{', '.join(kind.words[0] for kind in KINDS)} or {_ALL}"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is asked for: everything of those kinds, or the one of that name."""
+    """All objects of these kinds, or the one of that name."""
 
     kinds: tuple[Kind, ...]
     name: str | None = None
     namespace: str | None = None
 
 
-def targets(words: Sequence[str], *, of: str = "pods") -> list[Target]:
-    """`TYPE[,TYPE]`, `TYPE NAME...`, `TYPE NAMESPACE/NAME...` or `TYPE/NAME...`; nothing at all is `of`."""
-    first, *names = words or (of,)
+def targets(words: Sequence[str], *, default: str = "pods") -> list[Target]:
+    """`TYPE[,TYPE]`, `TYPE NAME...`, `TYPE NAMESPACE/NAME...` or `TYPE/NAME...`; without words, `default`."""
+    first, *names = words or (default,)
     if "/" in first:
         return [_slashed(word, words) for word in words]
     kinds = parse_kinds(first)
     if not names:
         return [Target(kinds)]
     if len(kinds) > 1:
-        raise InputError(f"{first} {names[0]}: one type is wanted before a name, as in {kinds[0].words[1]} {names[0]}")
+        raise InputError(f"{first} {names[0]}: give one type before a name, for example {kinds[0].words[1]} {names[0]}")
     return [_named(kinds, name) for name in names]
 
 
 def parse_kinds(text: str) -> tuple[Kind, ...]:
-    """Of one word, or several between commas."""
+    """Of one type or several, separated by commas."""
     if text.lower() == _ALL:
         return APPLIED
     return tuple(dict.fromkeys(_kind(word) for word in text.split(",")))
@@ -79,18 +79,18 @@ def _kind(word: str) -> Kind:
         group = f".{kind.group}"
         if lower in kind.words or (kind.group and lower.removesuffix(group) in kind.words and lower.endswith(group)):
             return kind
-    raise InputError(f"{word} is not a type that runs on one machine: {TYPES}; a name comes after it, as in pod {word}")
+    raise InputError(f"{word} is not a type: use {TYPES}; a name follows the type, for example pod {word}")
 
 
 def _slashed(word: str, words: Sequence[str]) -> Target:
     kind, slash, name = word.partition("/")
     if not slash:
-        raise InputError(f"{word}: TYPE/NAME is wanted, as in {words[0]}")
+        raise InputError(f"{word}: give TYPE/NAME, for example {words[0]}")
     return _named((_kind(kind),), name)
 
 
 def _named(kinds: tuple[Kind, ...], name: str) -> Target:
     namespace, slash, last = name.rpartition("/")
     if not last or (slash and (not namespace or "/" in namespace)):
-        raise InputError(f"{name or '(nothing)'} is not a name: NAME or NAMESPACE/NAME is wanted")
+        raise InputError(f"{name or '(empty)'} is not a name: give NAME or NAMESPACE/NAME")
     return Target(kinds, last, namespace or None)

@@ -1,4 +1,4 @@
-"""`aliquot logs`: the output of a Pod, or of a run that was started with --detach."""
+"""`aliquot logs`: the output of a Pod or of a run started with --detach."""
 
 from __future__ import annotations
 
@@ -13,45 +13,43 @@ from typing import Any, BinaryIO
 
 import click
 
-from aliquot.cli.client import NotThereError, ask, read_status
+from aliquot.cli.client import NotFoundError, ask, read_status
 from aliquot.cli.errors import InputError
-from aliquot.cli.pods.completion import logged
+from aliquot.cli.pods.completion import pod_names
 from aliquot.cli.pods.kinds import DEFAULT_NAMESPACE, NODE, POD, Target, targets
 from aliquot.cli.pods.rows import local_status, namespace_in, selected, shortened
 from aliquot.model.status.machine import OwnerStatus, PodStatus
 
 _PIECE = 1 << 16
-_EVERY = 0.2  # seconds from look to look
-_NOT_OURS = {errno.ELOOP: "a link, which somebody put there: a plain file is wanted"}
-_NO_PREVIOUS = (
-    "--previous: not kept apart: what a container said before it was started again stands in the same log, above"
-)
+_EVERY = 0.2  # seconds between checks
+_NOT_OURS = {errno.ELOOP: "it is a symbolic link, not a regular file"}
+_NO_PREVIOUS = "--previous is not supported: the log also contains the output from before the restart"
 
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """Where it is, and whether more may come."""
+    """The path of the output, and whether more may come."""
 
     path: str
-    goes_on: Callable[[], bool]
-    why_none: str | None = None  # why it has said nothing yet
+    is_running: Callable[[], bool]
+    why_none: str | None = None  # why there is no output yet
 
 
 @click.command()
-@click.argument("name", metavar="NAME", shell_complete=logged)
-@click.option("-c", "--container", help="Of a Pod with several  [default: the first]")
-@click.option("-n", "--namespace", help="Of a Pod  [default: default]")
-@click.option("-f", "--follow", is_flag=True, help="Go on as long as it runs")
-@click.option("--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines")
+@click.argument("name", metavar="NAME", shell_complete=pod_names)
+@click.option("-c", "--container", help="Container of the Pod  [default: the first]")
+@click.option("-n", "--namespace", help="Namespace of the Pod  [default: default]")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing while it runs")
+@click.option("--tail", type=click.IntRange(0), metavar="N", help="Print only the last N lines")
 @click.option("-p", "--previous", is_flag=True, hidden=True)
 def logs(
     name: str, container: str | None, namespace: str | None, follow: bool, tail: int | None, previous: bool
 ) -> None:
-    """Show the output of a Pod, or of a run that was started with --detach.
+    """Show the output of a Pod or of a run started with --detach.
 
-    NAME is a run's name, a Pod's name, NAMESPACE/NAME, pod/NAME, or a workload as in sts/NAME (its first Pod). Where
-    both are called the same, a run comes first while it runs, and the Pod after that. Unlike kubectl's, the log goes on
-    over restarts of the container.
+    NAME is the name of a run or Pod, NAMESPACE/NAME, pod/NAME, or a workload such as sts/NAME (its first Pod). If a run
+    and a Pod have the same name, the run is shown while it runs, then the Pod. Unlike in kubectl, the log continues
+    when a container restarts.
 
     \b
     aliquot logs binpack-1-0 -f
@@ -63,14 +61,14 @@ def logs(
     output = _output(name, container, namespace)
     if output.why_none is not None and not follow:
         raise InputError(output.why_none, code=1)
-    while follow and not os.path.exists(output.path) and output.goes_on():
+    while follow and not os.path.exists(output.path) and output.is_running():
         time.sleep(_EVERY)
     try:
-        with _opened(output.path) as log:
+        with _open(output.path) as log:
             if tail is not None:
                 seek_lines(log, tail)
             _copy(log)
-            while follow and output.goes_on():
+            while follow and output.is_running():
                 time.sleep(_EVERY)
                 _copy(log)
             _copy(log)
@@ -83,36 +81,36 @@ def _output(name: str, container: str | None, namespace: str | None) -> _Output:
         return _of_pod(_target(name), namespace, container)
     pods = [pod.name for pod in read_status().pods or []]
     try:
-        said = ask({"op": "logs", "name": name})
-    except NotThereError as error:
+        answer = ask({"op": "logs", "name": name})
+    except NotFoundError as error:
         if name not in pods:
             more = f"; Pods: {shortened(pods)}" if pods else ""
             raise InputError(error.message + more) from error
     else:
-        if said["running"] or name not in pods:
-            return _of_run(name, said)
+        if answer["running"] or name not in pods:
+            return _of_run(name, answer)
     return _of_pod(Target((POD,), name), namespace, container)
 
 
 # --- a run -----------------------------------------------------------------------------------------------------------
 
 
-def _of_run(name: str, said: dict[str, Any]) -> _Output:
-    if said["log"] is None:
-        where = said.get("output")
+def _of_run(name: str, answer: dict[str, Any]) -> _Output:
+    if answer["log"] is None:
+        where = answer.get("output")
         raise InputError(
             f"{name} was not started with --detach: its output goes to "
             + (where if where else "where it was started")
-            + f" (pid {said['pid']})"
+            + f" (pid {answer['pid']})"
         )
-    return _Output(said["log"], lambda: bool(ask({"op": "logs", "name": name})["running"]))
+    return _Output(answer["log"], lambda: bool(ask({"op": "logs", "name": name})["running"]))
 
 
 # --- a Pod -----------------------------------------------------------------------------------------------------------
 
 
 def _target(name: str) -> Target:
-    """`pod/NAME` and `sts/NAME`; where the first word is no type, it is the namespace."""
+    """`pod/NAME` or `sts/NAME`; if the first word is not a type, it is the namespace."""
     if "/" not in name:
         return Target((POD,), name)
     try:
@@ -123,20 +121,20 @@ def _target(name: str) -> Target:
 
 def _of_pod(target: Target, namespace: str | None, container: str | None) -> _Output:
     if target.kinds == (NODE,):
-        raise InputError("nodes have no log of their own; the daemon's is told by `aliquot up`")
+        raise InputError("nodes have no log")
     pod = _pod(target, namespace or DEFAULT_NAMESPACE)
     containers = [container.name for container in pod.containers]
     if container is not None and container not in containers:
         raise InputError(f"-c: {container} is not allowed: {pod.name} has {', '.join(containers)}")
     request = {"op": "pod-logs", "namespace": pod.namespace, "name": pod.name, "container": container}
-    said = ask(request, what="pod")
+    answer = ask(request, what="pod")
     if container is None and len(containers) > 1:
-        click.echo(f"{said['container']} of {', '.join(containers)} (-c chooses)", err=True)
-    waits = pod.phase == "Pending" and not os.path.exists(said["log"])
+        click.echo(f"container {answer['container']} of {', '.join(containers)}; choose another with -c", err=True)
+    waits = pod.phase == "Pending" and not os.path.exists(answer["log"])
     return _Output(
-        said["log"],
+        answer["log"],
         lambda: bool(ask(request, what="pod")["running"]),
-        f"{pod.name} has not started: {pod.reason or 'it will soon'}" if waits else None,
+        f"{pod.name} has not started: {pod.reason or 'it starts soon'}" if waits else None,
     )
 
 
@@ -148,7 +146,7 @@ def _pod(target: Target, namespace: str) -> PodStatus:
     owner = OwnerStatus(kind.name, found.name)
     pods = [pod for pod in status.pods or [] if pod.owner == owner and pod.namespace == namespace_in(found)]
     if not pods:
-        raise InputError(f"{kind.shown(found.name)} has no Pod now", code=1)
+        raise InputError(f"{kind.shown(found.name)} has no Pods now", code=1)
     if len(pods) > 1:
         click.echo(f"{pods[0].name}, the first of {len(pods)} Pods", err=True)
     return pods[0]
@@ -157,18 +155,18 @@ def _pod(target: Target, namespace: str) -> PodStatus:
 # --- the file --------------------------------------------------------------------------------------------------------
 
 
-def _opened(path: str) -> BinaryIO:
-    """The folder is its owner's, and we may be root: a link there may lead anywhere, a pipe keep us for ever."""
+def _open(path: str) -> BinaryIO:
+    """The owner controls the folder and we may be root: a link could lead anywhere, a pipe could block for ever."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     log = open(handle, "rb")  # noqa: SIM115 - the caller closes it
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         log.close()
-        raise InputError(f"{path}: somebody put something else there: a plain file is wanted")
+        raise InputError(f"{path}: it is not a regular file")
     return log
 
 
 def seek_lines(log: BinaryIO, lines: int) -> None:
-    """To where the last so many lines begin. A last line without an end is one too."""
+    """Seek to the start of the last N lines. An unterminated last line counts."""
     at = end = log.seek(0, os.SEEK_END)
     if end == 0 or lines == 0:
         return

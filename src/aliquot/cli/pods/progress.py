@@ -1,4 +1,4 @@
-"""`aliquot apply --wait`: how Pods come up, until all run or the patience ends."""
+"""`aliquot apply --wait`: shows how Pods start until all run or the timeout ends."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from aliquot.wording.amounts import duration
 Json = dict[str, Any]
 Pods = dict[str, PodStatus]  # by key
 
-_EVERY = 0.2  # seconds from look to look
+_EVERY = 0.2  # seconds between checks
 
 
-def settle(applied: Sequence[Json], timeout: float) -> int:
-    """Shows the Pods of what was applied, on stderr, until there is nothing left to wait for; the exit code."""
-    looks = _looks(time.monotonic() + timeout)
-    status = _live(applied, looks) if sys.stderr.isatty() else _by_line(applied, looks, _say)
-    pods = theirs(applied, status)
+def wait_until_settled(applied: Sequence[Json], timeout: float) -> int:
+    """Show the applied Pods on stderr until there is nothing left to wait for. Returns the exit code."""
+    statuses = _poll(time.monotonic() + timeout)
+    status = _live(applied, statuses) if sys.stderr.isatty() else _by_line(applied, statuses, _print)
+    pods = pods_of(applied, status)
     failed = [key for key, pod in pods.items() if over(pod)]
     late = [_name(item) for item in applied if not settled(item, status)]
     if failed:
-        _say(f"failed: {shortened(failed)} (`aliquot logs {failed[0]}` may tell why)")
+        _print(f"failed: {shortened(failed)} (see `aliquot logs {failed[0]}`)")
     if late:
-        _say(f"--timeout: not all running after {duration(timeout)}: {shortened(late)} (`aliquot get pods` tells more)")
+        _print(f"--timeout: not running after {duration(timeout)}: {shortened(late)} (see `aliquot get pods`)")
     if failed or late:
         return 1
-    _say(f"{len(pods)} Pod{'s run' if len(pods) != 1 else ' runs'}, or ended well")
+    _print(f"{len(pods)} Pod{'s' * (len(pods) != 1)} running or succeeded")
     return 0
 
 
 def settled(applied: Json, status: Status) -> bool:
-    """Whether it is as it should be, or as good as it gets."""
-    pods = list(theirs([applied], status).values())
+    """Whether the object has reached its final or desired state."""
+    pods = list(pods_of([applied], status).values())
     rest = all(runs(pod) or over(pod) for pod in pods)
     if applied["kind"] == POD.name:
         return bool(pods) and rest
@@ -52,8 +52,8 @@ def settled(applied: Json, status: Status) -> bool:
     return False
 
 
-def theirs(applied: Sequence[Json], status: Status) -> Pods:
-    """The Pods of what was applied, as far as they are there."""
+def pods_of(applied: Sequence[Json], status: Status) -> Pods:
+    """The existing Pods of the applied objects."""
     names = {_key(item) for item in applied}
     return {
         pod.key: pod
@@ -64,19 +64,19 @@ def theirs(applied: Sequence[Json], status: Status) -> Pods:
 
 
 def runs(pod: PodStatus) -> bool:
-    """Whether all its containers run and are to run on, or it ended well."""
-    running, there = ready(pod)
-    good = pod.phase == "Succeeded" or (pod.phase == "Running" and running == there)
+    """Whether all its containers run, or it succeeded."""
+    running, total = ready(pod)
+    good = pod.phase == "Succeeded" or (pod.phase == "Running" and running == total)
     return good and not pod.terminating
 
 
 def over(pod: PodStatus) -> bool:
-    """Whether it failed for good."""
+    """Whether it has failed."""
     return pod.phase == "Failed"
 
 
-def words(pod: PodStatus | None) -> str:
-    """How it stands, in a few words."""
+def summary(pod: PodStatus | None) -> str:
+    """Its state in a few words."""
     if pod is None:
         return "gone"
     where = ""
@@ -95,8 +95,8 @@ def _name(applied: Json) -> str:
     return f"{applied['kind']} {applied['namespace']}/{applied['name']}"
 
 
-def _looks(deadline: float) -> Iterator[Status]:
-    """The status, over and over, until the deadline; a daemon that is started again is waited for."""
+def _poll(deadline: float) -> Iterator[Status]:
+    """Yield the status until the deadline. Waits for a daemon that restarts."""
     while True:
         try:
             yield local_status()
@@ -108,35 +108,35 @@ def _looks(deadline: float) -> Iterator[Status]:
         time.sleep(_EVERY)
 
 
-def _by_line(applied: Sequence[Json], looks: Iterator[Status], say: Callable[[str], None]) -> Status:
-    """A line for each change; the last look."""
-    told: dict[str, str] = {}
-    for status in looks:
-        pods = theirs(applied, status)
-        for key in [*pods, *(key for key in told if key not in pods)]:
-            now = words(pods.get(key))
-            if told.get(key) != now:
-                told[key] = now
-                say(f"{key}: {now}")
+def _by_line(applied: Sequence[Json], statuses: Iterator[Status], write: Callable[[str], None]) -> Status:
+    """Print a line per change. Returns the last status."""
+    shown: dict[str, str] = {}
+    for status in statuses:
+        pods = pods_of(applied, status)
+        for key in [*pods, *(key for key in shown if key not in pods)]:
+            now = summary(pods.get(key))
+            if shown.get(key) != now:
+                shown[key] = now
+                write(f"{key}: {now}")
         if all(settled(item, status) for item in applied):
             break
     return status
 
 
-def _live(applied: Sequence[Json], looks: Iterator[Status]) -> Status:
-    """A table that changes in its place; the last look."""
+def _live(applied: Sequence[Json], statuses: Iterator[Status]) -> Status:
+    """Update a table in place. Returns the last status."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
     with Live(console=Console(highlight=False, stderr=True), auto_refresh=False) as live:
-        for status in looks:
-            rows = [(key, words(pod)) for key, pod in theirs(applied, status).items()]
+        for status in statuses:
+            rows = [(key, summary(pod)) for key, pod in pods_of(applied, status).items()]
             live.update(Text(table(("POD", "STATUS"), rows), no_wrap=True, overflow="ellipsis"), refresh=True)
             if all(settled(item, status) for item in applied):
                 break
     return status
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     click.echo(text, err=True)

@@ -1,4 +1,4 @@
-"""`-l`: a label selector as kubectl has it, of equals: `app=web,tier!=front`, `app`, `!app`."""
+"""`-l`: an equality-based label selector as in kubectl: `app=web,tier!=front`, `app`, `!app`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import click
 
 from aliquot.cli.errors import InputError
 
-Selector = Callable[[Mapping[str, Any]], bool]  # whether labels are meant
+Selector = Callable[[Mapping[str, Any]], bool]  # whether the labels match
 
 _TERM = re.compile(r"\s*(!?)([^\s=!,()]+)\s*(?:(==|=|!=)\s*([^\s=!,()]*))?\s*")
-_ALLOWED = "KEY=VALUE, KEY!=VALUE, KEY or !KEY, several with commas"
+_ALLOWED = "KEY=VALUE, KEY!=VALUE, KEY or !KEY, separated by commas"
 
 
 def label_selector(_context: click.Context, _parameter: click.Parameter, text: str | None) -> Selector | None:
@@ -34,6 +34,6 @@ def _test(term: str, text: str) -> Selector:
     absent, key, sign, value = match.groups()
     if sign is None:
         return lambda labels: (key in labels) is not bool(absent)
-    if sign == "!=":  # as kubectl: also of those without the key
+    if sign == "!=":  # as in kubectl, also matches objects without the key
         return lambda labels: labels.get(key) != value
     return lambda labels: labels.get(key) == value

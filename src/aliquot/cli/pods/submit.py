@@ -1,4 +1,4 @@
-"""What people write down, on its way to the daemon: the files, what of them runs here, and what the daemon answers."""
+"""Reads manifest files, selects the objects that run on one machine and submits them to the daemon."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Json = dict[str, Any]
 
 _ENDINGS = (".yaml", ".yml", ".json")
 _RUN_HERE = f"{', '.join(kind.name for kind in APPLIED[:-1])} or {APPLIED[-1].name}"
-_ANSWER = 600.0  # seconds; a Pod that is made anew ends first, which may take its grace
+_ANSWER = 600.0  # seconds; a replaced Pod ends first, which may take its grace period
 
-# What a local process cannot do without. The rest of the caller's environment stays the caller's: on Kubernetes none of
-# it would be there, and what is stored with a Pod must hold no secrets that nobody wrote into it.
+# Variables that a local process needs. The rest of the caller's environment is not passed on: Kubernetes would not
+# either, and secrets that nobody wrote into the manifest must not be stored with a Pod.
 PASSED_ON = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR",
     "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_HOME",
@@ -33,12 +33,12 @@ PASSED_ON = (
 
 
 def read_files(paths: Sequence[Path]) -> list[Manifest]:
-    """The objects of all files; of a folder, those of its .yaml, .yml and .json files, by name. Raises InputError."""
+    """The objects of all files and of the .yaml, .yml and .json files of folders. Raises InputError."""
     if [str(path) for path in paths].count("-") > 1:
         raise InputError("-f -: stdin can be read only once")
     found = [manifest for path in paths for file in _files(path) for manifest in read_manifests(file)]
     if not found:
-        raise InputError(f"{', '.join(map(str, paths))}: has no object in it: {_RUN_HERE} is wanted")
+        raise InputError(f"{', '.join(map(str, paths))}: no object found: expected {_RUN_HERE}")
     return found
 
 
@@ -50,18 +50,18 @@ def _files(path: Path) -> list[Path]:
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from error
     if not found:
-        raise InputError(f"{path}: has no {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]} file in it")
+        raise InputError(f"{path}: no {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]} file found")
     return found
 
 
 def runnable(manifests: Sequence[Manifest]) -> tuple[list[Manifest], dict[str, list[str]]]:
-    """Those that run on one machine; and the names of the others, by kind. Raises InputError when none is left."""
+    """The objects that run on one machine, and the names of the others by kind. Raises InputError if none is left."""
     ours: list[Manifest] = []
     others: dict[str, list[str]] = {}
     for manifest in manifests:
         kind = manifest.value.get("kind")
         if not isinstance(kind, str) or not kind:
-            raise manifest.error(f"kind is missing: {_RUN_HERE} is wanted")
+            raise manifest.error(f"kind is missing: expected {_RUN_HERE}")
         if BY_NAME.get(kind) in APPLIED:
             ours.append(manifest)
         else:
@@ -70,86 +70,84 @@ def runnable(manifests: Sequence[Manifest]) -> tuple[list[Manifest], dict[str, l
             others.setdefault(kind, []).append(str(name or "(no name)"))
     if not ours:
         only = f", only {', '.join(others)}" if others else ""
-        raise InputError(
-            f"{manifests[0].path}: has nothing in it that runs on one machine{only}: {_RUN_HERE} is wanted"
-        )
+        raise InputError(f"{manifests[0].path}: no object that runs on one machine{only}: expected {_RUN_HERE}")
     return ours, others
 
 
 def named(manifest: Manifest, namespace: str | None) -> tuple[Kind, str, str]:
-    """Kind, namespace and name. `namespace` is -n: for what has none of its own. Raises InputError."""
+    """Kind, namespace and name. `namespace` (-n) is for objects that name none. Raises InputError."""
     kind, metadata = BY_NAME[manifest.value["kind"]], manifest.value.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     if not isinstance(metadata, dict) or not isinstance(name, str) or not name:
-        raise manifest.error(f"{kind.name}: metadata.name is missing: without it nobody can get or delete it")
+        raise manifest.error(f"{kind.name}: metadata.name is missing")
     own = metadata.get("namespace")
     if own is not None and not isinstance(own, str):
-        raise manifest.error(f"{kind.name} {name}: metadata.namespace: {own} is not allowed: text")
+        raise manifest.error(f"{kind.name} {name}: metadata.namespace: {own} is not allowed: a string")
     if own and namespace and own != namespace:
-        raise manifest.error(f"{kind.name} {name} is in namespace {own}: -n {namespace} does not go with that")
+        raise manifest.error(f"{kind.name} {name} is in namespace {own}, which contradicts -n {namespace}")
     return kind, own or namespace or DEFAULT_NAMESPACE, name
 
 
-def check_alone(manifests: Sequence[Manifest], namespace: str | None) -> list[Json]:
-    """As a daemon without any Pods would answer a dry run: what they say is checked, not whether it fits. Raises
-    InputError, with file and line."""
+def check_offline(manifests: Sequence[Manifest], namespace: str | None) -> list[Json]:
+    """The results of a dry run without a daemon. Does not check whether the Pods fit. Raises InputError with file and
+    line."""
     from aliquot.dialects.local.objects import read_objects
     from aliquot.model.refusal import Invalid
 
-    keys, objects = _spelled_out(manifests, namespace)
+    keys, objects = _with_namespaces(manifests, namespace)
     found = read_objects(objects)
     if isinstance(found, Invalid):
-        raise _at_its_place(found, manifests, keys)
+        raise _located(found, manifests, keys)
     return [
-        {"kind": each.kind, "namespace": each.namespace, "name": each.name, "action": "created", "pods": [],
-         "notes": list(each.notes)}
-        for each in found
+        {"kind": item.kind, "namespace": item.namespace, "name": item.name, "action": "created", "pods": [],
+         "notes": list(item.notes)}
+        for item in found
     ]  # fmt: skip
 
 
-def _spelled_out(
+def _with_namespaces(
     manifests: Sequence[Manifest], namespace: str | None
 ) -> tuple[list[tuple[Kind, str, str]], list[Json]]:
-    """Who they are, and the objects with their namespaces in them."""
+    """The identities of the objects, and the objects with their namespaces."""
     keys = [named(manifest, namespace) for manifest in manifests]
     objects = [
-        {**each.value, "metadata": {**each.value["metadata"], "namespace": where}}
-        for each, (_, where, _) in zip(manifests, keys, strict=True)
+        {**manifest.value, "metadata": {**manifest.value["metadata"], "namespace": where}}
+        for manifest, (_, where, _) in zip(manifests, keys, strict=True)
     ]
     return keys, objects
 
 
 def send(connection: Connection, manifests: Sequence[Manifest], namespace: str | None, *, dry_run: bool) -> list[Json]:
-    """The daemon's word on each. Raises InputError, with file and line where one of them is not allowed."""
+    """The daemon's result per object. Raises InputError, with file and line for an invalid object."""
     from aliquot.adapters.host.control import LONGEST, AnswerError, ControlError
 
-    keys, objects = _spelled_out(manifests, namespace)
+    keys, objects = _with_namespaces(manifests, namespace)
     request = {"op": "apply", "objects": objects, "cwd": os.getcwd(), "env": _environment(), "dry_run": dry_run}
     size = len(json.dumps(request))
     try:
         if size > LONGEST:
             raise InputError(
-                f"{len(objects)} objects are too much at once: {size >> 10} KiB of at most {LONGEST >> 10}"
+                f"{len(objects)} objects: {size >> 10} KiB, at most {LONGEST >> 10} KiB: apply fewer at once"
             )
         connection.send(request)
-        for said in connection.events(_ANSWER):
-            if "ok" in said:
-                results: list[Json] = said["ok"]["results"]
+        for message in connection.events(_ANSWER):
+            if "ok" in message:
+                results: list[Json] = message["ok"]["results"]
                 return results
     except AnswerError as error:
         raise _refused(error, manifests, keys) from error
     except TimeoutError:
-        raise InputError("the daemon does not answer: `aliquot get pods` may tell what became of it") from None
+        raise InputError("the daemon does not answer: see `aliquot get pods` for the result") from None
     except ControlError as error:
         raise InputError(str(error), code=1) from error
     finally:
         connection.close()
-    raise InputError("the daemon said nothing", code=1)
+    raise InputError("the daemon closed the connection without an answer", code=1)
 
 
 def _environment() -> dict[str, str]:
     found = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    # What we are ourselves is there, even if it was called as .venv/bin/aliquot.
+    # `aliquot` itself is found even if it was called as .venv/bin/aliquot.
     found["PATH"] = os.pathsep.join([*os.get_exec_path(), os.path.dirname(sys.executable)])
     return found
 
@@ -160,28 +158,28 @@ def _refused(error: AnswerError, manifests: Sequence[Manifest], keys: Sequence[t
     if error.kind == "invalid":
         from aliquot.model.refusal import Invalid
 
-        said = error.details
-        broken = Invalid(str(said.get("field")), said.get("value"), str(said.get("allowed")))
-        return _at_its_place(broken, manifests, keys)
+        details = error.details
+        broken = Invalid(str(details.get("field")), details.get("value"), str(details.get("allowed")))
+        return _located(broken, manifests, keys)
     return refused(error, "object")
 
 
-def _at_its_place(broken: Invalid, manifests: Sequence[Manifest], keys: Sequence[tuple[Kind, str, str]]) -> InputError:
-    """With file and line."""
+def _located(broken: Invalid, manifests: Sequence[Manifest], keys: Sequence[tuple[Kind, str, str]]) -> InputError:
+    """The error with file and line of its object."""
     for manifest, (kind, namespace, name) in zip(manifests, keys, strict=True):
         unnamed = {f"{kind.name}: metadata.name": name, f"{kind.name} {name}: metadata.namespace": namespace}
-        of_it = broken.field.startswith(f"{kind.name} {namespace}/{name}:")
-        if of_it or (broken.field in unnamed and unnamed[broken.field] == broken.value):
+        matches = broken.field.startswith(f"{kind.name} {namespace}/{name}:")
+        if matches or (broken.field in unnamed and unnamed[broken.field] == broken.value):
             return manifest.error(broken.sentence())
     return InputError(broken.sentence())
 
 
-# The notes that name a part of the object: alike but for that part, they are one.
+# Notes that differ only in the image or container are shown once.
 _PART = re.compile(r"(image|container) \S+ (.*)", re.DOTALL)
 
 
 def noted(results: Sequence[Json]) -> Iterator[str]:
-    """Each kind of note once, with whom it is about; not again for what was there already."""
+    """Each note once, with the objects it is about. No notes for unchanged objects."""
     from aliquot.cli.pods.rows import shortened
 
     about: dict[str, dict[str, None]] = {}
@@ -198,8 +196,8 @@ def noted(results: Sequence[Json]) -> Iterator[str]:
 
 
 def skipped(others: Mapping[str, Sequence[str]]) -> str:
-    """What is not run here, in one line."""
+    """The skipped objects in one line."""
     from aliquot.cli.pods.rows import shortened
 
     listed = "; ".join(f"{kind} {shortened(names, 3)}" for kind, names in others.items())
-    return f"skipped: {listed}: on one machine only Pods are run, and what makes them"
+    return f"skipped: {listed}: one machine runs only Pods and workloads"

@@ -1,4 +1,4 @@
-"""Starting the daemon in the background, and waiting until it answers. Heavy imports only when there is none yet."""
+"""Starts the daemon in the background and waits until it answers. Imports heavy modules only if none runs."""
 
 from __future__ import annotations
 
@@ -13,59 +13,59 @@ from aliquot.adapters.host.home import OF_A_TENANT, Home, HomeError, homes, own_
 _PATIENCE = 60.0  # seconds; a cold start reads numpy from a slow disk, NVML wakes sleeping cards
 _STEP = 0.02
 _MOST_TRIES = 5
-_RUNS_ALREADY = 1  # the exit code of a daemon that found another
+_RUNS_ALREADY = 1  # exit code of a daemon that found another one running
 _KILLED = range(-64, 0)
 _LONGEST_LOG = 4 << 20
 
-# What a daemon must not inherit from the one who happens to start it.
+# Variables that the daemon must not inherit from the command that starts it.
 _FOREIGN = ("LD_PRELOAD", *OF_A_TENANT, "CUDA_VISIBLE_DEVICES")
 
 
 class StartError(Exception):
-    """It did not come up; the message says why. `code` is what its process ended with."""
+    """The daemon did not start; the message says why. `code` is its exit code."""
 
     def __init__(self, text: str, code: int = 2) -> None:
         super().__init__(text)
         self.code = code
 
 
-def connect_or_start(arguments: Sequence[str], say: Callable[[str], None]) -> tuple[Connection, Home]:
-    """The daemon that runs, or a new one with those arguments of `aliquot up`. Raises StartError, ControlError."""
+def connect_or_start(arguments: Sequence[str], notify: Callable[[str], None]) -> tuple[Connection, Home]:
+    """Connect to the running daemon, or to a new one (`aliquot up` ARGUMENTS). Raises StartError, ControlError."""
     try:
         return connect(homes())
     except NoDaemonError:
-        say(f"no daemon runs: starting one{f' with simulated cards, {arguments[-1]}' if arguments else ''}")
+        notify(f"starting the daemon{f' with simulated cards, {arguments[-1]}' if arguments else ''}")
         return start(arguments)
 
 
 def start(arguments: Sequence[str]) -> tuple[Connection, Home]:
-    """A daemon in the background that answers: ours, or one that somebody else started first. Raises StartError."""
+    """Start a daemon in the background and connect to it, or to one that started first. Raises StartError."""
     home = own_home()
     try:
         home.check()
         os.makedirs(home.state, mode=0o755, exist_ok=True)
-        _keep_short(home.daemon_log)
+        _rotate(home.daemon_log)
     except HomeError as error:
         raise StartError(str(error)) from error
     except OSError as error:
-        raise StartError(f"{home.state}: {error.strerror}: set ALIQUOT_HOME to a folder of your own") from error
+        raise StartError(f"{home.state}: {error.strerror}: set ALIQUOT_HOME to a folder that you own") from error
     deadline = time.monotonic() + _PATIENCE
     for _ in range(_MOST_TRIES):
-        answer = _one(home, arguments, deadline)
+        answer = _try_start(home, arguments, deadline)
         if isinstance(answer, Connection):
             return answer, home
         if answer.code not in (_RUNS_ALREADY, *_KILLED):
-            raise answer  # it said why, and would say so again
-    raise StartError(f"the daemon was ended {_MOST_TRIES} times before it answered", 1)
+            raise answer  # another attempt would fail in the same way
+    raise StartError(f"the daemon was killed {_MOST_TRIES} times before it answered", 1)
 
 
-def _one(home: Home, arguments: Sequence[str], deadline: float) -> Connection | StartError:
-    """Start one: a connection to it, or to another that was first; or how it ended."""
+def _try_start(home: Home, arguments: Sequence[str], deadline: float) -> Connection | StartError:
+    """Start one process. A connection to it, or to another that was faster; or how it ended."""
     import subprocess
 
     environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
     with open(home.daemon_log, "ab") as log:
-        said_before = log.tell()
+        log_start = log.tell()
         process = subprocess.Popen(  # noqa: S603 - ourselves
             [sys.executable, "-m", "aliquot", "up", *arguments],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment,
@@ -74,18 +74,18 @@ def _one(home: Home, arguments: Sequence[str], deadline: float) -> Connection | 
         try:
             connection, _ = connect([home])
         except NoDaemonError:
-            # One that somebody else started at the same moment may be first: ours ends then, and theirs will answer.
+            # Another daemon that started at the same moment may hold the lock: ours ends then and that one answers.
             if process.poll() is not None and not _starting(home):
-                return StartError(_last_words(home, said_before), process.returncode)
+                return StartError(_last_line(home, log_start), process.returncode)
             time.sleep(_STEP)
             continue
-        process.returncode = process.returncode or 0  # it is to outlive us: not ours to wait for
+        process.returncode = process.returncode or 0  # it outlives this process: nobody waits for it
         return connection
-    return StartError(f"the daemon did not answer within {_PATIENCE:.0f} s; {home.daemon_log} may tell why")
+    return StartError(f"the daemon did not answer within {_PATIENCE:.0f} s; see {home.daemon_log}")
 
 
 def wait_for_daemon(patience: float) -> tuple[Connection, Home]:
-    """One that comes back by itself, after a restart. Raises NoDaemonError."""
+    """Wait for a daemon that restarts. Raises NoDaemonError."""
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -96,14 +96,14 @@ def wait_for_daemon(patience: float) -> tuple[Connection, Home]:
         time.sleep(0.1)
 
 
-def _keep_short(log: str) -> None:
-    """The log of the daemons before is kept once."""
+def _rotate(log: str) -> None:
+    """Keep one old log."""
     if os.path.exists(log) and os.path.getsize(log) > _LONGEST_LOG:
         os.replace(log, f"{log}.1")
 
 
 def _starting(home: Home) -> bool:
-    """Whether some daemon holds the lock."""
+    """Whether a daemon holds the lock."""
     import fcntl
 
     try:
@@ -119,8 +119,8 @@ def _starting(home: Home) -> bool:
     return False
 
 
-def _last_words(home: Home, since: int) -> str:
-    """What the daemon said before it ended: it ends with the reason."""
+def _last_line(home: Home, since: int) -> str:
+    """The last line that the daemon logged: the reason why it ended."""
     try:
         with open(home.daemon_log, "rb") as log:
             log.seek(since)

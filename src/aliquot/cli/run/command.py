@@ -1,8 +1,8 @@
-"""`aliquot run`: a command on a slice of a card.
+"""`aliquot run`: runs a command on a slice of a card.
 
-Everything before the exec counts as overhead of the command: nothing heavy is imported here (no click, rich, numpy,
-asyncio, msgspec; tests/cli/test_run.py holds it to that). After the exec the process is the command: its pid, exit
-code, signals, standard streams and terminal are what they would be without us.
+Everything before the exec is overhead of the command, so nothing heavy is imported here: no click, rich, numpy, asyncio
+or msgspec (tests/cli/run/test_command.py checks it). After the exec, the process is the command: pid, exit code,
+signals, standard streams and terminal are the same as without aliquot.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aliquot.cli.amounts import (
     parse_duration,
     parse_memory,
 )
-from aliquot.cli.run.execute import become, detached
+from aliquot.cli.run.execute import execute, run_detached
 from aliquot.cli.run.request import (
     BAD_INPUT,
     INTERRUPTED,
@@ -31,12 +31,12 @@ from aliquot.cli.run.request import (
     NOT_FOUND,
     RunError,
     after_restart,
-    connected,
+    connect_to_daemon,
     deadline_of,
     not_allowed,
-    say,
-    say_waiting,
-    until_granted,
+    print_error,
+    print_waiting,
+    wait_for_grant,
 )
 
 _CLASSES = ("online", "offline", "normal")
@@ -45,9 +45,9 @@ USAGE = "aliquot run [OPTIONS] [--] COMMAND [ARGS]..."
 HELP = """\
 Run a command on a slice of a card.
 
-Starts the daemon of this machine when none runs, waits in a queue while the machine is full
-(where it stands is told on stderr, Ctrl-C leaves), and then becomes the command: exit code,
-signals, stdin and terminal are the command's own.
+Start the daemon if none runs, wait in the queue while the machine is full (stderr shows the
+position; Ctrl-C gives up), then exec the command: exit code, signals, stdin and terminal are
+those of the command.
 
 aliquot run --memory 10 --core 30 -- python train.py
 aliquot run --class offline --core 50 --memory 20 -- python train.py
@@ -55,44 +55,44 @@ aliquot run --class online --memory 8 -- python serve.py
 aliquot run --gpus 2 --memory 8 -- torchrun train.py
 aliquot run --simulate -- aliquot burn\
 """
-# flag, value, what it says; the order is that of the help
+# flag, value, help
 OPTIONS = (
     (
         "--memory",
         "SIZE",
-        "Memory of each card: GiB, or 512MiB, 10GiB. Without --memory and --core: whole cards",
+        "Memory on each card in GiB, or 512MiB, 10GiB. Without --memory and --core: whole cards",
     ),
-    ("--core", "PERCENT", "Compute of each card, 1 to 100. Alone, it is the same percentage of memory"),
-    ("--gpus", "N", "As many slices, on as many cards  [default: 1]"),
-    ("--class", "CLASS", "online (takes the card from offline work), offline, or normal  [default: normal]"),
-    ("--name", "NAME", "What ps, stop and logs call it  [default: the command and a number]"),
-    ("--no-wait", None, "When there is no room now, give up with exit code 75"),
-    ("--timeout", "TIME", "Wait that long at most, as in 30s or 5m; then give up with exit code 75"),
-    ("--detach", None, "Run in the background, with the output in the daemon's logs; prints the name. Also -d"),
-    ("--simulate", "[SPEC]", "Start the daemon with simulated cards, 2x24GiB by default, when none runs"),
-    ("--help", None, "Show this and exit. Also -h"),
+    ("--core", "PERCENT", "Compute of each card, 1 to 100. Without --memory: the same percentage of memory"),
+    ("--gpus", "N", "Number of cards, with one slice on each  [default: 1]"),
+    ("--class", "CLASS", "online (preempts offline work), offline or normal  [default: normal]"),
+    ("--name", "NAME", "Name for ps, stop and logs  [default: the command and a number]"),
+    ("--no-wait", None, "If the machine is full, exit with code 75"),
+    ("--timeout", "TIME", "Wait at most that long (30s, 5m), then exit with code 75"),
+    ("--detach", None, "Run in the background, log the output and print the name. Also -d"),
+    ("--simulate", "[SPEC]", "If no daemon runs, start one with simulated cards  [default: 2x24GiB]"),
+    ("--help", None, "Show this message and exit. Also -h"),
 )
 SIMULATED = "2x24GiB"
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code; does not return when the command could be started."""
+    """Returns the exit code. Does not return if the command starts."""
     try:
         return _main(arguments)
     except RunError as error:
-        say(str(error))
+        print_error(str(error))
         return error.code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        return _unwritten(141)
-    except OSError as error:  # the disk is full, say
-        say(f"{error.filename or 'output'}: {error.strerror or error}")
-        return _unwritten(BAD_INPUT)
+        return _discard_output(141)
+    except OSError as error:  # for example a full disk
+        print_error(f"{error.filename or 'output'}: {error.strerror or error}")
+        return _discard_output(BAD_INPUT)
 
 
-def _unwritten(code: int) -> int:
-    """What is left in the buffer cannot be written; do not try again on the way out."""
+def _discard_output(code: int) -> int:
+    """The rest of the buffer cannot be written: do not try again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return code
 
@@ -105,36 +105,36 @@ def _main(arguments: list[str]) -> int:
     request = _request(options, command)
     program = _find(command[0])
     up = _up_arguments(options)
-    connection = connected(up, given=options.get("--simulate"))
+    connection = connect_to_daemon(up, simulate=options.get("--simulate"))
     deadline = deadline_of(options.get("--timeout"))
     if not request["detach"]:
 
-        def again(waited: bool) -> Connection:
-            """Whoever waited in a queue waits on with the daemon's return; whoever did not may as well start one."""
-            return after_restart(waited) if waited else connected(up, None)
+        def reconnect(waited: bool) -> Connection:
+            """A run that waited in the queue waits for the daemon to restart; otherwise start a new daemon."""
+            return after_restart(waited) if waited else connect_to_daemon(up, None)
 
-        return become(until_granted(connection, request, deadline, say_waiting, again), program, command)
-    connection.close()  # the child asks for itself: the daemon knows it by its process id
-    return detached(request, program, command, deadline)
+        return execute(wait_for_grant(connection, request, deadline, print_waiting, reconnect), program, command)
+    connection.close()  # the child makes the request: the daemon identifies it by its process id
+    return run_detached(request, program, command, deadline)
 
 
 # --- the command line --------------------------------------------------------------------------------------------
 
 
 def help_text() -> str:
-    """As `aliquot run --help` shows it."""
-    wide = max(len(_spelled(flag, value)) for flag, value, _ in OPTIONS)
-    lines = [f"  {_spelled(flag, value):<{wide}}  {text}" for flag, value, text in OPTIONS]
+    """The output of `aliquot run --help`."""
+    wide = max(len(_with_value(flag, value)) for flag, value, _ in OPTIONS)
+    lines = [f"  {_with_value(flag, value):<{wide}}  {text}" for flag, value, text in OPTIONS]
     body = "\n".join(f"  {line}" if line else "" for line in HELP.splitlines())
     return f"Usage: {USAGE}\n\n{body}\n\nOptions:\n" + "\n".join(lines)
 
 
-def _spelled(flag: str, value: str | None) -> str:
+def _with_value(flag: str, value: str | None) -> str:
     return flag if value is None else f"{flag} {value}"
 
 
 def _split(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Options up to `--` or the first word that is none; the rest is the command, untouched."""
+    """The options before `--` or the first other word, and the command, unchanged."""
     known = {flag: value for flag, value, _ in OPTIONS}
     options: dict[str, str] = {}
     at = 0
@@ -147,7 +147,7 @@ def _split(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
         flag, equals, value = word.partition("=")
         flag = {"-d": "--detach", "-h": "--help"}.get(flag, flag)
         if flag not in known:
-            raise RunError(f"No such option: {flag} (aliquot run --help tells what is allowed)")
+            raise RunError(f"No such option: {flag} (see aliquot run --help)")
         at += 1
         takes = known[flag]
         if takes is None and equals:
@@ -156,19 +156,21 @@ def _split(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
             value, at = arguments[at], at + 1
         elif takes is not None and takes != "[SPEC]" and not equals:
             if at >= len(arguments) or arguments[at] == "--":
-                raise RunError(f"{flag} needs a value: {takes} (aliquot run --help tells what is allowed)")
+                raise RunError(f"{flag} needs a value: {takes} (see aliquot run --help)")
             value, at = arguments[at], at + 1
         options[flag] = value
     return options, arguments[at:]
 
 
 def _request(options: dict[str, str], command: list[str]) -> dict[str, Any]:
-    """What is asked of the daemon; raises RunError for what is wrong on any machine."""
+    """The request to the daemon. Raises RunError for what is invalid on any machine."""
     if not command:
-        raise RunError(f"no command given: {USAGE}")
+        raise RunError(f"the command is missing: {USAGE}")
     request: dict[str, Any] = {"op": "run", "command": [word[:256] for word in command[:64]]}
     if "--core" in options:
-        request["core"] = _whole("--core", options["--core"], 1, 100, "a whole number from 1 to 100, percent of a card")
+        request["core"] = _whole(
+            "--core", options["--core"], 1, 100, "a whole number from 1 to 100, in percent of a card"
+        )
     if "--gpus" in options:
         request["gpus"] = _whole("--gpus", options["--gpus"], 1, 1 << 16, "a whole number, at least 1")
     if "--memory" in options:
@@ -207,15 +209,15 @@ def _amount(flag: str, text: str, parse: Callable[[str], Any], allowed: str) -> 
 
 
 def _find(name: str) -> str:
-    """The program, as a shell would find it: 127 when there is none, 126 when it cannot be run."""
+    """The program, found as by a shell. Exit code 127 if there is none, 126 if it is not executable."""
     folders = os.get_exec_path()
-    if name == "aliquot":  # what we are ourselves is there, even if it was called as .venv/bin/aliquot
+    if name == "aliquot":  # found even if this program was called as .venv/bin/aliquot
         folders.append(os.path.dirname(sys.executable))
-    places = [name] if "/" in name else [os.path.join(folder, name) for folder in folders]
-    there = [place for place in places if os.path.isfile(place)]
-    for place in there:
-        if os.access(place, os.X_OK):
-            return place
-    if there or ("/" in name and os.path.exists(name)):
-        raise RunError(f"{name}: cannot be executed", NOT_EXECUTABLE)
+    paths = [name] if "/" in name else [os.path.join(folder, name) for folder in folders]
+    files = [path for path in paths if os.path.isfile(path)]
+    for path in files:
+        if os.access(path, os.X_OK):
+            return path
+    if files or ("/" in name and os.path.exists(name)):
+        raise RunError(f"{name}: not executable", NOT_EXECUTABLE)
     raise RunError(f"{name}: command not found", NOT_FOUND)

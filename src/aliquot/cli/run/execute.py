@@ -1,4 +1,4 @@
-"""Becoming the command: the exec, in the foreground or in the background. Imported by `aliquot run`: nothing heavy."""
+"""Executes the command in the foreground or in the background. `aliquot run` imports this module: keep it light."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ import sys
 from typing import Any, NoReturn
 
 from aliquot.adapters.host.control import ControlError, NoDaemonError
-from aliquot.cli.run.request import INTERRUPTED, NOT_EXECUTABLE, RunError, after_restart, say, until_granted
+from aliquot.cli.run.request import INTERRUPTED, NOT_EXECUTABLE, RunError, after_restart, print_error, wait_for_grant
 from aliquot.model.environment import with_granted
 from aliquot.wording.shortage import waiting
 
 
-def become(granted: dict[str, Any], program: str, command: list[str]) -> NoReturn:
-    """Exec. Nothing of ours stays behind but the environment."""
+def execute(granted: dict[str, Any], program: str, command: list[str]) -> NoReturn:
+    """Exec the command. Only the environment of the tenant stays behind."""
     import signal
 
     environment = environment_of(granted)
-    # Python ignores these two, and what is ignored stays ignored over an exec.
+    # Python ignores these two signals, and an exec keeps ignored signals ignored.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        os.execve(program, command, environment)  # noqa: S606 - to become it is the point
+        os.execve(program, command, environment)  # noqa: S606 - the purpose of the command
     except OSError as error:
         raise RunError(f"{command[0]}: {error.strerror}", NOT_EXECUTABLE) from error
 
 
 def environment_of(granted: dict[str, Any]) -> dict[str, str]:
-    """Ours as it was when we were started, with what the tenant needs."""
+    """The environment of this process at its start, with the variables of the tenant."""
     environment = dict(os.environ)
-    if environment.get("LC_CTYPE") == "C.UTF-8" and not _was_given(b"LC_CTYPE="):
-        del environment["LC_CTYPE"]  # Python set that for itself, in the C locale
+    if environment.get("LC_CTYPE") == "C.UTF-8" and not _was_inherited(b"LC_CTYPE="):
+        del environment["LC_CTYPE"]  # set by Python itself in the C locale
     return with_granted(environment, fixed=granted.get("set", {}), front=granted.get("front", {}))
 
 
-def _was_given(start: bytes) -> bool:
+def _was_inherited(start: bytes) -> bool:
     try:
         with open("/proc/self/environ", "rb") as file:
             return any(word.startswith(start) for word in file.read().split(b"\0"))
@@ -44,63 +44,63 @@ def _was_given(start: bytes) -> bool:
         return True
 
 
-def detached(request: dict[str, Any], program: str, command: list[str], deadline: float | None) -> int:
-    """The child asks, waits if it must, and becomes the command; we tell its name as soon as it has one, and go."""
+def run_detached(request: dict[str, Any], program: str, command: list[str], deadline: float | None) -> int:
+    """Fork a child that requests the slice and execs the command. Print its name as soon as it has one."""
     import json
 
-    ours, theirs = os.pipe()
+    reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(ours)
-        _in_background(request, program, command, deadline, theirs)
-    os.close(theirs)
-    with open(ours, "rb") as pipe:
-        told = [json.loads(line) for line in pipe]
-    for each in told:
-        if "error" in each:
-            raise RunError(each["error"], each["code"])
-    for each in told:
-        if "note" in each:
-            say(each["note"])
-        print(each["name"], flush=True)
+        os.close(reader)
+        _in_background(request, program, command, deadline, writer)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        reports = [json.loads(line) for line in pipe]
+    for report in reports:
+        if "error" in report:
+            raise RunError(report["error"], report["code"])
+    for report in reports:
+        if "note" in report:
+            print_error(report["note"])
+        print(report["name"], flush=True)
         return 0
-    raise RunError("the run ended before it began", 1)
+    raise RunError("the run ended before it started the command", 1)
 
 
 def _in_background(
     request: dict[str, Any], program: str, command: list[str], deadline: float | None, pipe: int
 ) -> NoReturn:
-    """Never returns: whatever happens in here must not become a second run of the parent's code."""
+    """Never returns: the child must not run the code of the parent a second time."""
     import json
 
-    def report(**said: Any) -> None:
+    def report(**fields: Any) -> None:
         nonlocal pipe
         if pipe >= 0:
-            os.write(pipe, json.dumps(said).encode() + b"\n")
+            os.write(pipe, json.dumps(fields).encode() + b"\n")
 
-    def tell(event: dict[str, Any]) -> None:
-        """The first time it waits, the parent need not: from then on the log tells."""
+    def on_waiting(event: dict[str, Any]) -> None:
+        """When it has to wait, the parent returns; from then on messages go to the log."""
         nonlocal pipe
         standing = event["waiting"]
         if pipe >= 0:
             report(name=standing["name"], note=waiting(standing))
-            _into_log(event["log"])
+            _redirect_to(event["log"])
             os.close(pipe)
             pipe = -1
-        say(waiting(standing))
+        print_error(waiting(standing))
 
     code = 1
     try:
         os.setsid()
-        granted = until_granted(after_restart(False), request, deadline, tell, after_restart)
+        granted = wait_for_grant(after_restart(False), request, deadline, on_waiting, after_restart)
         report(name=granted["name"])
         if pipe >= 0:
-            _into_log(granted["log"])
-        become(granted, program, command)
+            _redirect_to(granted["log"])
+        execute(granted, program, command)
     except RunError as error:
         report(error=str(error), code=error.code)
         if pipe < 0:
-            say(str(error))
+            print_error(str(error))
         code = error.code
     except (NoDaemonError, ControlError, OSError) as error:
         report(error=str(error), code=1)
@@ -110,7 +110,7 @@ def _in_background(
         os._exit(code)
 
 
-def _into_log(path: str) -> None:
+def _redirect_to(path: str) -> None:
     log = os.open(path, os.O_WRONLY | os.O_APPEND)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1), (log, 2)):

@@ -1,7 +1,7 @@
-"""When a burn begins and when it ends: on its own, when a file appears, or together with its sister processes.
+"""Start and end of a burn: by time, when a file appears, or together with its worker processes.
 
-A bench starts several burns, waits until each has said READY, and then lets them all in with one file. The file may
-hold the moment at which the measured window begins, in seconds of CLOCK_MONOTONIC, so that all measure the same one.
+A benchmark starts several burns, waits until each has printed READY and starts them all with one file. The file may
+contain the start of the measured window in seconds of CLOCK_MONOTONIC, so that all measure the same window.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from aliquot.adapters.gpu.cuda import NoDriverError
 from aliquot.services.burn.workload import Outcome
 
 _POLL_SECONDS = 0.002
-_LOOK_SECONDS = 0.02  # between two looks for the file that ends it
+_LOOK_SECONDS = 0.02  # between checks for the file that ends it
 _PR_SET_PDEATHSIG = 1
 
 
 class BurnFailedError(Exception):
-    """A sister process did not do its part; the message is its own. `no_driver`: there was no card to begin with."""
+    """A worker process failed; the message is its own. `no_driver`: there was no card."""
 
     def __init__(self, message: str, *, no_driver: bool = False) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class BurnFailedError(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class FileGate:
-    """Opened by `start_file` (None: at once), closed after `seconds` or by `until_file`, whichever comes first."""
+    """Starts with `start_file` (None: at once), ends after `seconds` or with `until_file`, whichever is first."""
 
     warmup: float
     seconds: float | None = None
@@ -49,12 +49,12 @@ class FileGate:
         return self.open(begin)
 
     def wait(self) -> float:
-        """Say READY, wait to be let in, answer when the window begins."""
+        """Print READY and wait for the start file. Returns the start of the window."""
         if self.start_file is None:
             return time.monotonic() + self.warmup
         print("READY", file=sys.stderr, flush=True)
-        while not _there(self.start_file):
-            if self.until_file and _there(self.until_file):
+        while not _exists(self.start_file):
+            if self.until_file and _exists(self.until_file):
                 break
             time.sleep(_POLL_SECONDS)
         return _moment(self.start_file) or time.monotonic() + self.warmup
@@ -69,20 +69,20 @@ class FileGate:
         if self.until_file is None or now < self._next_look:
             return False
         self._next_look = now + _LOOK_SECONDS
-        return _there(self.until_file)
+        return _exists(self.until_file)
 
 
 @dataclass(slots=True)
-class _SisterGate:
-    """In a forked process: ready when its parent hears so, let in when the parent says the moment."""
+class _WorkerGate:
+    """The gate of a forked worker: reports to its parent that it is ready, and receives the start of the window."""
 
     gate: FileGate
-    tell: int  # pipe to the parent
-    hear: int  # pipe from it
+    writer: int  # pipe to the parent
+    reader: int  # pipe from the parent
 
     def begin(self) -> float:
-        os.write(self.tell, b"R")
-        moment = os.read(self.hear, 64)
+        os.write(self.writer, b"R")
+        moment = os.read(self.reader, 64)
         if not moment:
             os._exit(1)  # the parent is gone
         return self.gate.open(float(moment))
@@ -92,33 +92,33 @@ class _SisterGate:
 
 
 @dataclass(slots=True)
-class _Sister:
+class _Worker:
     pid: int
-    tell: int
-    hear: int
-    said: bytearray = field(default_factory=bytearray)
+    writer: int
+    reader: int
+    output: bytearray = field(default_factory=bytearray)
 
 
 def spread(gate: FileGate, processes: int, run: Callable[[Any, int], Outcome]) -> list[Outcome]:
-    """Run in as many processes, forked before any of them touches the card. Raises BurnFailedError."""
-    sisters: list[_Sister] = []
+    """Run in that many processes, forked before any of them uses the card. Raises BurnFailedError."""
+    workers: list[_Worker] = []
     try:
         for index in range(processes):
-            sisters.append(_fork(gate, index, run, sisters))
-        for sister in sisters:
-            if os.read(sister.hear, 1) != b"R":
-                sister.said += b"{"  # the byte that was not the R
-                raise _failure(_rest(sister))
+            workers.append(_fork(gate, index, run, workers))
+        for worker in workers:
+            if os.read(worker.reader, 1) != b"R":
+                worker.output += b"{"  # the byte that was not the R
+                raise _failure(_rest(worker))
         begin = f"{gate.wait():.6f}".encode()
-        for sister in sisters:
-            os.write(sister.tell, begin)
-        return [_outcome(sister) for sister in sisters]
+        for worker in workers:
+            os.write(worker.writer, begin)
+        return [_outcome(worker) for worker in workers]
     finally:
-        for sister in sisters:
-            _end(sister)
+        for worker in workers:
+            _end(worker)
 
 
-def _fork(gate: FileGate, index: int, run: Callable[[Any, int], Outcome], before: list[_Sister]) -> _Sister:
+def _fork(gate: FileGate, index: int, run: Callable[[Any, int], Outcome], before: list[_Worker]) -> _Worker:
     from_parent, to_child = os.pipe()
     from_child, to_parent = os.pipe()
     parent = os.getpid()
@@ -128,11 +128,11 @@ def _fork(gate: FileGate, index: int, run: Callable[[Any, int], Outcome], before
     if pid:
         os.close(from_parent)
         os.close(to_parent)
-        return _Sister(pid, to_child, from_child)
+        return _Worker(pid, to_child, from_child)
     code = 1
     try:
-        for each in (to_child, from_child, *(end for sister in before for end in (sister.tell, sister.hear))):
-            os.close(each)
+        for descriptor in (to_child, from_child, *(end for worker in before for end in (worker.writer, worker.reader))):
+            os.close(descriptor)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # killed with its parent, however that dies
         if os.getppid() == parent:
             _write(to_parent, _report(gate, index, run, to_parent, from_parent))
@@ -145,8 +145,8 @@ def _report(
     gate: FileGate, index: int, run: Callable[[Any, int], Outcome], to_parent: int, from_parent: int
 ) -> dict[str, Any]:
     try:
-        outcome = run(_SisterGate(gate, to_parent, from_parent), index)
-    except Exception as error:  # the parent tells it, with its own way out
+        outcome = run(_WorkerGate(gate, to_parent, from_parent), index)
+    except Exception as error:  # the parent reports it
         return {"error": str(error) or repr(error), "no_driver": isinstance(error, NoDriverError)}
     return {"result": outcome.result, "timeline": outcome.timeline}
 
@@ -156,14 +156,14 @@ def _write(pipe: int, report: dict[str, Any]) -> None:
         stream.write(json.dumps(report).encode())
 
 
-def _rest(sister: _Sister) -> dict[str, Any]:
-    """What the sister had to say, to its end."""
-    while piece := os.read(sister.hear, 65536):
-        sister.said += piece
+def _rest(worker: _Worker) -> dict[str, Any]:
+    """The rest of the worker's report."""
+    while piece := os.read(worker.reader, 65536):
+        worker.output += piece
     try:
-        report: dict[str, Any] = json.loads(sister.said)
+        report: dict[str, Any] = json.loads(worker.output)
     except ValueError:
-        return {"error": "a process of this burn died"}
+        return {"error": "a worker process of this burn died"}
     return report
 
 
@@ -171,25 +171,25 @@ def _failure(report: dict[str, Any]) -> BurnFailedError:
     return BurnFailedError(str(report["error"]), no_driver=bool(report.get("no_driver")))
 
 
-def _outcome(sister: _Sister) -> Outcome:
-    report = _rest(sister)
+def _outcome(worker: _Worker) -> Outcome:
+    report = _rest(worker)
     if "error" in report:
         raise _failure(report)
     return Outcome(report["result"], report["timeline"])
 
 
-def _end(sister: _Sister) -> None:
-    """Close, kill what still runs, and bury it."""
-    os.close(sister.tell)
-    os.close(sister.hear)
-    done, _ = os.waitpid(sister.pid, os.WNOHANG)
+def _end(worker: _Worker) -> None:
+    """Close the pipes, kill the worker if it still runs, and reap it."""
+    os.close(worker.writer)
+    os.close(worker.reader)
+    done, _ = os.waitpid(worker.pid, os.WNOHANG)
     if not done:
-        os.kill(sister.pid, signal.SIGKILL)
-        os.waitpid(sister.pid, 0)
+        os.kill(worker.pid, signal.SIGKILL)
+        os.waitpid(worker.pid, 0)
 
 
 def merged(outcomes: list[Outcome]) -> Outcome:
-    """Several processes as one tenant: work added up, the worst gap, times put together."""
+    """The results of several processes as one tenant: total work, longest gap, merged timelines."""
     if len(outcomes) == 1:
         return outcomes[0]
     results = [outcome.result for outcome in outcomes]
@@ -208,16 +208,16 @@ def merged(outcomes: list[Outcome]) -> Outcome:
     timelines = [outcome.timeline for outcome in outcomes if outcome.timeline]
     timeline = dict(timelines[0]) if timelines else None
     if timeline is not None:
-        timeline |= {key: sorted(each for one in timelines for each in one[key]) for key in ("spans", "stops")}
+        timeline |= {key: sorted(span for part in timelines for span in part[key]) for key in ("spans", "stops")}
     return Outcome(all_of, timeline)
 
 
-def _there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     return os.access(path, os.F_OK)
 
 
 def _moment(path: Path) -> float | None:
-    """The moment in the file; None where it holds none."""
+    """The time in the file; None if it has none."""
     try:
         return float(path.read_text())
     except (OSError, ValueError):

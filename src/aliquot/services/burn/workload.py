@@ -1,8 +1,8 @@
-"""The sample workload: keep a card busy, or serve requests at a steady pace, and tell what came of it.
+"""The sample workload: keeps a card busy or serves requests at a fixed rate, and measures the result.
 
-A kernel is a fixed amount of work (adapters/gpu/burnkernel.py), so kernels done, times what one takes alone, is the
-share of the card that we got. What is measured is a window of time that begins after start-up and ends before the
-queue runs dry: counts at its edges are read between two completions, in proportion.
+A kernel is a fixed amount of work (adapters/gpu/burnkernel.py), so the number of finished kernels times the duration of
+one on an idle card is the share obtained. The measured window starts after start-up and ends before the queue drains;
+counts at its edges are interpolated between two completions.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from aliquot.adapters.gpu.burnkernel import PTX, RESULT_BYTES
 from aliquot.adapters.gpu.cuda import Card, Launch
 
 THREADS, BLOCKS_PER_PROCESSOR = 256, 2
-_QUEUED_US = 8_000.0  # work in the card's queue: more than the longest nap this process is likely to take
-_BATCH_US = 1_000.0  # short kernels go in batches of so much work, one event for each
-_MOST_QUEUED = 512  # kernels; past about a thousand the driver itself makes a launch wait
-_MARK_SECONDS = 0.002  # completions closer than this are noted as one
+_QUEUED_US = 8_000.0  # work queued on the card: more than the longest time this process is likely to be descheduled
+_BATCH_US = 1_000.0  # short kernels are launched in batches of that much work, with one event each
+_MOST_QUEUED = 512  # kernels; above about a thousand the driver blocks launches
+_MARK_SECONDS = 0.002  # completions closer than this are recorded as one
 _FILE_SECONDS = 0.005
-_STOPS = 32_768  # places for moments at which the card was taken away in mid-kernel
-SPANS = 32_768  # kernels whose times are kept, the latest ones
+_STOPS = 32_768  # slots for times at which a kernel was preempted
+SPANS = 32_768  # the latest kernels, whose times are kept
 
 
 class Gate(Protocol):
-    """When to begin and when to stop; a bench opens the gates of several loads at once."""
+    """Start and end of the measurement; a benchmark opens the gates of several loads at once."""
 
     def begin(self) -> float:
-        """Say that we are ready, wait to be let in, answer when the measured window begins (CLOCK_MONOTONIC)."""
+        """Report ready and wait for the start. Returns the start of the measured window (CLOCK_MONOTONIC)."""
 
     def over(self, now: float) -> bool:
-        """Whether the window has ended; asked all the time."""
+        """Whether the window has ended; called for every batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to do. `depth` None: enough for the card not to run dry."""
+    """The parameters. `depth` None: enough to keep the card busy."""
 
     kernel_us: float
     iterations_per_us: float | None = None  # None: calibrate first
@@ -63,36 +63,36 @@ class Plan:
 
     @property
     def batch(self) -> int:
-        """Kernels that go to the card together."""
+        """Kernels per launch."""
         return max(1, round(_BATCH_US / self.kernel_us))
 
     @property
     def batches(self) -> int:
-        """Batches in the queue: at least two, so that the next is there when one ends."""
+        """Batches in the queue: at least two, so that the next is ready when one ends."""
         wanted = self.depth or min(_MOST_QUEUED, math.ceil(_QUEUED_US / self.kernel_us))
         return max(2, math.ceil(wanted / self.batch), self.streams)
 
 
 class Marks:
-    """How many kernels were done by when."""
+    """The number of finished kernels over time."""
 
     def __init__(self, began: float, file: Path | None = None, index: int = 0) -> None:
         self._times, self._counts = array("d", [began]), array("d", [0.0])
         self._latest = (began, 0.0)
         self._file = file.open("a", buffering=1) if file else None
-        self._index, self._told = index, 0.0
+        self._index, self._written = index, 0.0
 
     def add(self, now: float, done: float) -> None:
         self._latest = (now, done)
         if now - self._times[-1] >= _MARK_SECONDS:
             self._times.append(now)
             self._counts.append(done)
-        if self._file and now - self._told >= _FILE_SECONDS:
-            self._told = now
+        if self._file and now - self._written >= _FILE_SECONDS:
+            self._written = now
             self._file.write(f"{now:.6f} {self._index} {done:.0f}\n")
 
     def close(self) -> None:
-        """The last completion counts, however close."""
+        """Record the last completion, however close to the one before."""
         now, done = self._latest
         if now > self._times[-1]:
             self._times.append(now)
@@ -102,7 +102,7 @@ class Marks:
             self._file.close()
 
     def at(self, moment: float) -> float:
-        """Kernels done at a moment, in proportion between two completions."""
+        """Kernels finished at that time, interpolated between two completions."""
         after = bisect_right(self._times, moment)
         if after == 0:
             return 0.0
@@ -121,7 +121,7 @@ class Marks:
 
 
 class Burner:
-    """A card with the kernel loaded, and where its results go."""
+    """A card with the loaded kernel and its result buffers."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -137,7 +137,7 @@ class Burner:
             raise LookupError("burn")
         self.function = function
         self.ballast = self.card.allocate(plan.memory) if plan.memory else None
-        # Place 0 is for kernels whose times are not kept.
+        # Slot 0 is for kernels whose times are not kept.
         self.places = 1 + (SPANS if plan.timeline else 0)
         self.results = self.card.allocate(self.places * RESULT_BYTES)
         self.stops = self.card.allocate(16 + 16 * _STOPS) if self.traced else 0
@@ -154,7 +154,7 @@ class Burner:
         return self.card.launcher(self.function, stream, arguments, blocks=blocks, threads=THREADS)
 
     def calibrate(self) -> float:
-        """Iterations per microsecond with the card to ourselves: the best of three rounds, after the clocks rose."""
+        """Iterations per microsecond on the idle card: the best of three rounds, after the clocks have ramped up."""
         places, out = 10, self.out.value
         buffer = self.card.allocate(places * RESULT_BYTES)
         launch = self.launcher(self.card.stream())
@@ -171,26 +171,26 @@ class Burner:
             rate = self.iterations.value / took
             if time.monotonic() > warm and took > 5_000:
                 rounds, best = rounds + 1, max(best, rate)
-            if not 10_000 < took < 30_000:  # a round of kernels of 20 ms, whatever the clocks were at first
+            if not 10_000 < took < 30_000:  # aim at kernels of 20 ms, whatever the clocks were at first
                 self.iterations.value = max(1, min(100 * self.iterations.value, round(20_000 * rate)))
         self.card.free(buffer)
         self.out.value = out
         return best
 
     def place(self) -> None:
-        """Before each launch of a drawn run: where this kernel's times go. Tiny kernels are only sampled."""
+        """Before each traced launch: select the slot for this kernel's times. Tiny kernels are only sampled."""
         every = max(1, math.ceil(50 / self.plan.kernel_us))
         sample, rest = divmod(self.launched, every)
         self.launched += 1
         self.out.value = self.results + (0 if rest else (1 + sample % SPANS) * RESULT_BYTES)
 
     def checked(self, launched: int) -> bool:
-        """Whether every kernel ran once, to its end, and every thread of it counted right."""
+        """Whether every kernel ran exactly once to its end and all its threads counted correctly."""
         results = self.card.read(self.results, 3 * self.places)
         return sum(results[::3]) == launched
 
     def timeline(self) -> dict[str, Any]:
-        """When kernels began and ended, in the card's nanoseconds; and where they were stopped in between."""
+        """Start and end of the kernels in the card's nanoseconds, and when they were preempted in between."""
         words = self.card.read(self.results, 3 * self.places)
         spans = sorted((words[at + 1], words[at + 2]) for at in range(3, len(words), 3) if words[at])
         count, watched = self.card.read(self.stops, 2) if self.traced else (0, 0)
@@ -201,17 +201,17 @@ class Burner:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of it, before it is rounded for anybody."""
+    """The result and the timeline of a burn."""
 
     result: dict[str, Any]
     timeline: dict[str, Any] | None = None
 
 
-Tell = Callable[[float, float], None]  # seconds of the window so far, share so far
+OnProgress = Callable[[float, float], None]  # seconds of the window so far, share so far
 
 
 class _Queue:
-    """Batches of kernels on the card, the oldest waited for first; streams and events go round."""
+    """Batches of kernels on the card, in FIFO order; streams and events are used round-robin."""
 
     def __init__(self, burner: Burner) -> None:
         plan, card = burner.plan, burner.card
@@ -224,7 +224,7 @@ class _Queue:
         self._put = self._taken = 0
 
     def warm_up(self) -> int:
-        """What the driver loads lazily, it loads now. Answers how many batches that took."""
+        """Make the driver load everything that it loads lazily. Returns the number of batches."""
         for launch in self._launches:
             self._card.check(launch())
         self._card.synchronize()
@@ -245,13 +245,13 @@ class _Queue:
         self._put += 1
 
     def take(self) -> None:
-        """Wait for the oldest."""
+        """Wait for the oldest batch."""
         self._card.check(self._waits[self._taken % len(self._waits)]())
         self._taken += 1
 
 
-def load(plan: Plan, gate: Gate, index: int = 0, tell: Tell | None = None) -> Outcome:
-    """Keep the card's queue full until the gate says it is over."""
+def load(plan: Plan, gate: Gate, index: int = 0, on_progress: OnProgress | None = None) -> Outcome:
+    """Keep the card's queue full until the gate closes."""
     burner = Burner(plan)
     queue, batch = _Queue(burner), plan.batch
     before = batch * queue.warm_up()
@@ -266,8 +266,8 @@ def load(plan: Plan, gate: Gate, index: int = 0, tell: Tell | None = None) -> Ou
         queue.take()
         done, end = done + batch, time.monotonic()
         marks.add(end, done)
-        if tell is not None and end > begin:
-            tell(end - begin, plan.kernel_us * 1e-6 * (done - marks.at(begin)) / (end - begin))
+        if on_progress is not None and end > begin:
+            on_progress(end - begin, plan.kernel_us * 1e-6 * (done - marks.at(begin)) / (end - begin))
         over = gate.over(end)
     while not queue.empty:
         queue.take()
@@ -283,7 +283,7 @@ def load(plan: Plan, gate: Gate, index: int = 0, tell: Tell | None = None) -> Ou
 
 
 def _batches(burner: Burner, stream: Any, batch: int) -> Launch:
-    """One call that puts a batch of kernels on the stream; answers the first error, or 0."""
+    """A function that launches a batch of kernels on the stream and returns the first error, or 0."""
     launch = burner.launcher(stream)
     if burner.plan.graph:
         return burner.card.graph(stream, [launch] * batch)
@@ -324,13 +324,13 @@ def _window(plan: Plan, burner: Burner, marks: Marks, begin: float, end: float) 
         "seconds": round(elapsed, 6),
         "kernels": round(kernels, 3),
         "share": round(share * kernels / elapsed, 5),
-        "series": [round(each, 4) for each in series],
+        "series": [round(value, 4) for value in series],
         "longest_gap_ms": round(1000 * marks.longest_gap(begin, end), 3),
     }
 
 
-def serve(plan: Plan, gate: Gate, index: int = 0, tell: Tell | None = None) -> Outcome:
-    """A request every `period`: kernels, and a wait for them. What counts is how long each took."""
+def serve(plan: Plan, gate: Gate, index: int = 0, on_progress: OnProgress | None = None) -> Outcome:
+    """Every `period`, launch kernels and wait for them. Measures the latency of these requests."""
     burner = Burner(plan)
     card, stream = burner.card, burner.card.stream()
     launch, wait = _batches(burner, stream, plan.kernels), card.stream_waiter(stream)
@@ -355,10 +355,10 @@ def serve(plan: Plan, gate: Gate, index: int = 0, tell: Tell | None = None) -> O
         marks.add(ended, requests * plan.kernels)
         if started >= begin:
             latencies.append(1e6 * (ended - started))
-            if tell is not None:
-                tell(ended - begin, plan.kernel_us * plan.kernels * 1e-6 * len(latencies) / (ended - begin))
+            if on_progress is not None:
+                on_progress(ended - begin, plan.kernel_us * plan.kernels * 1e-6 * len(latencies) / (ended - begin))
         due += plan.period
-        if due < ended:  # a request that took longer than the period: the next one at once, none on top of another
+        if due < ended:  # the request took longer than the period: start the next at once, never two in parallel
             due, late = ended, late + 1
     marks.close()
     gc.enable()
@@ -370,7 +370,7 @@ def serve(plan: Plan, gate: Gate, index: int = 0, tell: Tell | None = None) -> O
 
 
 def percentiles(values: list[float]) -> dict[str, float] | None:
-    """As most people mean them: the value that so many per cent do not exceed. None where there is none."""
+    """Nearest-rank percentiles; None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -379,6 +379,6 @@ def percentiles(values: list[float]) -> dict[str, float] | None:
 
 
 def calibrate(device: int) -> tuple[str, float]:
-    """The card's name, and iterations per microsecond on it: with the card to ourselves."""
+    """The card's name and its iterations per microsecond when idle."""
     burner = Burner(Plan(kernel_us=1.0, device=device))
     return burner.card.name, burner.rate

@@ -27,7 +27,7 @@ def make_home(home: Home) -> None:
         make_folder(folder, 0o755)
 
 
-def make_folder(folder: str, mode: int, *, advice: str = "set ALIQUOT_HOME to a folder of your own") -> None:
+def make_folder(folder: str, mode: int, *, advice: str = "set ALIQUOT_HOME to a folder that you own") -> None:
     """Ours, with that mode. Raises StartError, with the advice."""
     try:
         os.makedirs(folder, mode=mode, exist_ok=True)

@@ -43,7 +43,7 @@ def test_a_stateful_set_without_a_command_computes_and_comes_up_again_with_its_c
     assert {each["node"] for each in found} == {"node-0"}  # the fullest cards first
     assert sorted(card["index"] for each in found for card in each["cards"]) == [0, 0, 1]
     before = {each["uid"] for each in found}
-    assert pods.machine.aliquot("down").stdout == "the daemon has ended\n"
+    assert pods.machine.aliquot("down").stdout == "daemon stopped\n"
     assert pods.machine.daemon is not None
     pods.machine.daemon.communicate()
     pods.machine.up()
