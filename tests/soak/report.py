@@ -185,13 +185,13 @@ def _page(found: Results) -> str:
     lost = len(found.lost) + len(found.stuck)
     rows = [
         ("Pods that ran", f"{found.pods:,}, at most {found.most_at_once} at once"),
-        ("containers looked into from inside", f"{found.looked_into:,}"),
+        ("containers checked from inside", f"{found.looked_into:,}"),
         ("faults", f"{sum(found.faults.values()):,}"),
-        ("**lost**: wanted, and not running within two minutes of calm", f"**{lost}**"),
+        ("**lost**: should run, and does not within two minutes without faults", f"**{lost}**"),
         ("**over-allocated**, or a container on a card that is not its own", f"**{len(found.over_allocated)}**"),
-        ("**leaked**: anything left of a Pod, or of the product after its uninstallation", f"**{len(found.leaked)}**"),
+        ("**leaked**: anything left of a Pod, or of the product after uninstalling", f"**{len(found.leaked)}**"),
         ("errors of its own in the product's logs", f"{len(found.stumbles)}"),
-        ("calm until all that is wanted ran, at worst", f"{calm:.0f} s"),
+        ("time without faults until everything ran, at worst", f"{calm:.0f} s"),
     ]
     head = _HEAD.format(
         minutes=f"{found.minutes:g}",
@@ -202,10 +202,10 @@ def _page(found: Results) -> str:
     )
     out = [head, *_table("", "", rows)]
     if found.wrong:
-        out += ["", "What was wrong:", "", *(f"- {each}" for each in found.wrong)]
+        out += ["", "Failures:", "", *(f"- {each}" for each in found.wrong)]
     out += ["", "## Memory", "", "![memory over the run](img/soak.svg)", "", *_memory(found)]
     out += ["", "## What was killed", "", *_table("fault", "times", list(found.faults.items()))]
-    out += ["", "## What was asked for", "", *_table("", "", list(found.did.items()))]
+    out += ["", "## Workload", "", *_table("", "", list(found.did.items()))]
     if found.refused:
         refused = ", ".join(f"{count} with `{reason}`" for reason, count in found.refused.items())
         out += ["", _REFUSED.format(refused=refused)]
@@ -222,14 +222,14 @@ def _memory(found: Results) -> list[str]:
     rows = [
         f"| {role} | {len(each)} | {max(life.most_mib for life in each):.0f} |" for role, each in sorted(lives.items())
     ]
-    out = ["| program | processes | MiB at most, over all of them |", "|---|---|---|", *rows]
+    out = ["| program | processes | peak MiB of any |", "|---|---|---|", *rows]
     grown = found.growths()
     if grown:
         out += [
             "",
             _SPARED.format(begin=begin, end=end),
             "",
-            "| process | lived, min | MiB at most | grown by, MiB | |",
+            "| process | lived, min | peak MiB | growth, MiB | |",
         ]
         out.append("|---|---|---|---|---|")
         out += [
@@ -256,20 +256,19 @@ def _machine() -> str:
 _HEAD = """# Soak
 
 `make soak MINUTES={minutes}` wrote this page (seed {seed}; {machine}).
-The product is installed by its chart on two real nodes with four simulated cards each; everything else is real.
-Deployments, StatefulSets and Jobs of all dialects come, grow, shrink, are rolled anew and go; their containers use the
-cards, end, and are started again. All the while, every {every:g} seconds or so, a program of the cluster or of the
-product is killed with -9. Every second all grants are added up by code that is not the product's, and every container
-tells which cards it sees. Every {calm:g} seconds nothing is killed and nothing is asked for, and all that is wanted
-must run. A Pod deleted is as by a drain in a hurry. The webhook's `failurePolicy` is `fail`: with `ignore`,
-a Pod made in the second in which nobody answers goes to the cluster's own kube-scheduler, past us, and the agent
-refuses it.
+The chart installs the product on two real nodes with four simulated cards each; everything else is real.
+Deployments, StatefulSets and Jobs of all dialects come, grow, shrink, roll and go; their containers use the cards, end,
+and restart. About every {every:g} seconds a program of the cluster or of the product is killed with -9, or its Pod is
+deleted without grace. Every second, code that is not the product's adds up all grants, and every container reports
+which cards it sees. Every {calm:g} seconds the faults pause, and everything that should run must run. The webhook's
+`failurePolicy` is `fail`: with `ignore`, a Pod created in a second in which nobody answers would go to the cluster's own
+kube-scheduler and bypass us, and the agent would refuse it.
 """
-_REFUSED = """Pods that failed, while the agent of their node was away or with their kubelet: {refused}.
-Their controllers made them anew; what is wanted counts as running only when the replacement does."""
-_REVIVED = """The cluster's own kube-scheduler ended by itself {revived} times, and was started again as a kubelet
-does: after a time in which it could not watch it found a Pod of the same name on another node, and gave up ("Scheduler
-cache is corrupted", Kubernetes' own doing)."""
+_REFUSED = """Pods that failed while the agent of their node was away, or with their kubelet: {refused}.
+Their controllers created them anew; a Pod counts as running only when its replacement does."""
+_REVIVED = """The cluster's own kube-scheduler exited {revived} times and was restarted as a kubelet does: after a time in
+which it could not watch, it found a Pod of the same name on another node and gave up ("Scheduler cache is corrupted", a
+fault of Kubernetes)."""
 _SPARED = """From minute {begin} to minute {end} the leading scheduler and the agent of n1 were not killed.
-Their memory in the second half of that stretch, by a straight line through a sample every five seconds; flat is up to
-2 % of it:"""
+Their growth in the second half of that time, from a straight line through a sample every five seconds; flat means at
+most 2%:"""
