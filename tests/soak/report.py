@@ -257,18 +257,18 @@ _HEAD = """# Soak
 
 `make soak MINUTES={minutes}` wrote this page (seed {seed}; {machine}).
 The chart installs the product on two real nodes with four simulated cards each; everything else is real.
-Deployments, StatefulSets and Jobs of all dialects come, grow, shrink, roll and go; their containers use the cards, end,
-and restart. About every {every:g} seconds a program of the cluster or of the product is killed with -9, or its Pod is
-deleted without grace. Every second, code that is not the product's adds up all grants, and every container reports
-which cards it sees. Every {calm:g} seconds the faults pause, and everything that should run must run. The webhook's
-`failurePolicy` is `fail`: with `ignore`, a Pod created in a second in which nobody answers would go to the cluster's own
-kube-scheduler and bypass us, and the agent would refuse it.
+Deployments, StatefulSets and Jobs of all dialects come, grow, shrink, roll and go; their containers use the cards,
+end, and restart. About every {every:g} seconds a program of the cluster or of the product is killed with -9, or its
+Pod is deleted with at most 5 seconds of grace. Every second, code that is not the product's adds up all grants, and
+every container reports which cards it sees. Every {calm:g} seconds the faults pause, and everything that should run
+must run. The webhook's `failurePolicy` is `fail`: with `ignore`, a Pod created in a second in which nobody answers
+would go to the cluster's own kube-scheduler and bypass us, and the agent would refuse it.
 """
 _REFUSED = """Pods that failed while the agent of their node was away, or with their kubelet: {refused}.
 Their controllers created them anew; a Pod counts as running only when its replacement does."""
-_REVIVED = """The cluster's own kube-scheduler exited {revived} times and was restarted as a kubelet does: after a time in
-which it could not watch, it found a Pod of the same name on another node and gave up ("Scheduler cache is corrupted", a
-fault of Kubernetes)."""
+_REVIVED = """The cluster's own kube-scheduler exited {revived} times and was restarted as a kubelet does: after a
+time in which it could not watch, it found a Pod of the same name on another node and gave up
+("Scheduler cache is corrupted", a fault of Kubernetes)."""
 _SPARED = """From minute {begin} to minute {end} the leading scheduler and the agent of n1 were not killed.
 Their growth in the second half of that time, from a straight line through a sample every five seconds; flat means at
 most 2%:"""
