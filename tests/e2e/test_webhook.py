@@ -29,6 +29,7 @@ from aliquot.model.node import Node
 from aliquot.services.scheduler.certrotation import Lifetimes
 from aliquot.services.scheduler.webhook import WebhookSettings, serve_webhook
 from e2e.aside import Aside
+from kit.logs import warnings
 from testbed import objects
 from testbed.client import Refused
 from testbed.plane import HOST, ControlPlane
@@ -283,12 +284,17 @@ def test_a_role_without_rights_serves_and_tells_what_it_lacks(
 ) -> None:
     account = fresh.kubeconfig_for("kube-system/nobody")
     with a_webhook(fresh, account=account, wait=False):
-        objects.wait_until(lambda: "mutatingwebhookconfigurations" in caplog.text, 20, "a warning")
-    told = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert told == [
-        "the webhook's replicas cannot share their keys: the role lacks get on secrets (aliquot-webhook-tls)",
-        "the API server is not told of the webhook: the role lacks get on "
-        "mutatingwebhookconfigurations.admissionregistration.k8s.io (aliquot)",
+        objects.wait_until(lambda: "mutatingwebhookconfigurations" in str(warnings(caplog)), 20, "a warning")
+    assert warnings(caplog) == [
+        (
+            "webhook_degraded",
+            "the replicas cannot share their keys: the role lacks get on secrets (aliquot-webhook-tls)",
+        ),
+        (
+            "webhook_degraded",
+            "the webhook cannot be configured: the role lacks get on "
+            "mutatingwebhookconfigurations.admissionregistration.k8s.io (aliquot)",
+        ),
     ]
 
 

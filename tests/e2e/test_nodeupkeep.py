@@ -17,6 +17,7 @@ from aliquot.dialects.wire.objects import NodeObject
 from aliquot.services.daemon.events import Events, ObjectRef
 from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
 from e2e.aside import Aside
+from kit.logs import warnings
 from testbed import objects
 from testbed.client import MERGE_PATCH
 from testbed.plane import ControlPlane
@@ -193,6 +194,7 @@ def test_a_role_without_rights_is_told_once_for_each_kind(
         kept.create(objects.node("n2", labels=XGN))
         kept.aside.do(kept.events.emit, ObjectRef("Node", "n1"), "Any", "thing")
         objects.wait_until(lambda: len(caplog.records) >= 2, 15, "two warnings")
-    told = sorted(record.message.partition(": nodes ")[0] for record in caplog.records if record.levelname == "WARNING")
-    assert [each.split(": ")[0] for each in told] == ["events cannot be written", "nodes are not looked after"]
-    assert "the role lacks get on nodes" in told[1]
+    (event, node) = sorted(warnings(caplog))
+    assert event[0].startswith("event")
+    assert node[0] == "node_upkeep_failed"
+    assert "the role lacks get on nodes" in node[1]
