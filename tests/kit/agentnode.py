@@ -415,7 +415,7 @@ class House:
     def remains(self) -> dict[str, set[str]]:
         """Whatever is left of Pods, by the place where it is."""
         return {
-            "database": {tenancy.uid for tenancy in self.store.tenancies()},
+            "database": {tenancy.id for tenancy in self.store.tenancies()},
             "memory": set(self.tenants.tenancies),
             "arbiter": set(self.arbiter.tenants),
             "folders": {path.name for path in (self.folder / "t").iterdir()},

@@ -14,17 +14,17 @@ from aliquot.dialects.wire.advertising import Token
 from aliquot.model.claim import AppClass
 from aliquot.model.device import Card
 from aliquot.model.grant import Share
-from aliquot.model.podtenancy import PodTenancy
 from aliquot.model.status.dashboard import Node
 from aliquot.model.status.machine import AgentStatus, CallStatus, DaemonStatus, Status
+from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Standing, State
 from aliquot.services.agent.control import AgentControl
 from aliquot.services.agent.status import NodeState, resource_statuses, status
 from aliquot.services.daemon.calls import Calls
 
 CARDS = (Card(0, 16384, "GPU-a", "A30"), Card(1, 16384, "GPU-b", "A30", healthy=False))
-TRAIN = PodTenancy("u1", "ml", "train-0", AppClass.OFFLINE, (Share(0, 4096, 300, uuid="GPU-a"),), 1000.0)
-SERVE = PodTenancy("u2", "web", "serve", AppClass.ONLINE, (Share(0, 8192, 500, uuid="GPU-a"),), 1040.0)
+TRAIN = Tenancy("u1", "ml", "train-0", AppClass.OFFLINE, (Share(0, 4096, 300, uuid="GPU-a"),), 1000.0)
+SERVE = Tenancy("u2", "web", "serve", AppClass.ONLINE, (Share(0, 8192, 500, uuid="GPU-a"),), 1040.0)
 RUNS_ON_A = Standing("u1", "GPU-a", State.PAUSED, Level.HARDWARE, 0.25, 5 << 20, 4096 << 20, (41, 42), 3, 1.5, 2)
 STRANGER = Finding("GPU-a", 77, FindingKind.STRANGER, "uses the card without being a tenant: it is of no Pod")
 RESOURCE = "tke.cloud.tencent.com/qgpu-core"

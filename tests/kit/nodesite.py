@@ -15,7 +15,7 @@ from aliquot.model.claim import AppClass, Role
 from aliquot.model.device import Card
 from aliquot.model.edits import Edits, Mount, Spec
 from aliquot.model.grant import ContainerGrant, Grant, Share
-from aliquot.model.podtenancy import PodTenancy
+from aliquot.model.tenancy import Tenancy
 from aliquot.services.doctor.findings import Finding, Level
 from aliquot.services.doctor.site import Disk, Held, Places, Site
 from kit.fakeagent import PaperAgent, a_scene
@@ -54,7 +54,7 @@ def the_agent(*, waits_for: str | None = None, ended: bool = False, **scene: Any
 
 def an_agent(*, waits_for: str | None = None, ended: bool = False, **scene: Any) -> PaperAgent:
     """Its agent, as far as it is seen."""
-    tenancy = PodTenancy(UID, "default", "train", AppClass.ONLINE, (SHARE,), 0.0)
+    tenancy = Tenancy(UID, "default", "train", AppClass.ONLINE, (SHARE,), 0.0)
     seen = {"cards": CARDS, "why": {}, "findings": [], "standings": [], "tenancies": [tenancy], **scene}
     if ended:
         seen["ended"] = frozenset({UID})

@@ -1,27 +1,46 @@
-"""A tenant with what it holds and the process it began with: what the daemon of one machine keeps of every run."""
+"""A tenant with its shares of the cards, as it is kept in SQLite: a Pod by the agent, a run by the machine's daemon."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from aliquot.model.grant import Share
+from aliquot.model.claim import AppClass
+from aliquot.model.grant import Grant, Share
 from aliquot.model.tenant import Allotment, Tenant
 
 
 @dataclass(frozen=True, slots=True)
 class Tenancy:
-    """`shares` are what is booked, by the card's uuid; the index in them was right when they were booked."""
+    """`shares` has one entry per card, by its UUID: the most that the tenant uses there at once. The card numbers in it
+    were right when it was booked."""
 
-    tenant: Tenant
+    id: str  # of a Pod its UID
+    namespace: str  # empty for a run
+    name: str
+    app_class: AppClass
     shares: tuple[Share, ...]
-    started: int | None  # of the tenant's root: when the kernel started it
-    command: tuple[str, ...]
     created: float  # seconds since 1970
-    log: str | None = None  # where the output of a detached one goes
+    # Only of a run:
+    user: int | None = None
+    root: int | None = None  # its first process
+    started: int | None = None  # when the kernel started that
+    command: tuple[str, ...] = ()
+    log: str | None = None  # output file of a detached run
+
+    @property
+    def key(self) -> str:
+        """namespace/name of a Pod, name of a run."""
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+    @property
+    def tenant(self) -> Tenant:
+        """For the arbiter."""
+        return Tenant(self.id, self.key, self.app_class, allotments_of(self.shares), self.user, self.root)
 
 
 def allotments_of(shares: tuple[Share, ...]) -> tuple[Allotment, ...]:
-    """What the arbiter holds the tenant to. A card held whole has no limits."""
+    """The limits that the arbiter enforces. A card held whole has none."""
     return tuple(
         Allotment(share.uuid)
         if share.exclusive
@@ -32,3 +51,27 @@ def allotments_of(shares: tuple[Share, ...]) -> tuple[Allotment, ...]:
         )
         for share in shares
     )
+
+
+def shares_of(grant: Grant, uuids: Mapping[int, str]) -> tuple[Share, ...]:
+    """What the Pod as a whole holds of each card: the most that its containers use there at once.
+
+    `uuids` by card number: a grant of a peer's scheduler has only numbers.
+    """
+    named = {share.card: share.uuid for container in grant.containers for share in container.shares if share.uuid}
+    asked = [share for container in grant.containers for share in container.shares]
+    return tuple(
+        Share(
+            card=card,
+            memory_mib=usage.memory_mib,
+            core_milli=usage.core_milli if _any(asked, card, "core_milli") else None,
+            greedy_milli=usage.greedy_milli if _any(asked, card, "greedy_milli") else None,
+            exclusive=bool(usage.exclusive),
+            uuid=named.get(card) or uuids.get(card, ""),
+        )
+        for card, usage in grant.usage().items()
+    )
+
+
+def _any(shares: Iterable[Share], card: int, field: str) -> bool:
+    return any(getattr(share, field) is not None for share in shares if share.card == card)

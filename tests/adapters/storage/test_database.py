@@ -157,30 +157,30 @@ def test_what_fails_in_the_middle_is_not_there_at_all(tmp_path: Path) -> None:
 
 def test_it_notices_that_its_file_or_its_log_is_gone_or_another(tmp_path: Path) -> None:
     database = a_database(tmp_path)
-    assert database.there()
+    assert database.is_present()
     put(database, "a")
-    assert database.there()
+    assert database.is_present()
     (tmp_path / "a.db-wal").unlink()
-    assert not database.there()
+    assert not database.is_present()
     database.close()
     database = a_database(tmp_path)
-    assert database.there()
+    assert database.is_present()
     (tmp_path / "a.db").rename(tmp_path / "b.db")
-    assert not database.there()
+    assert not database.is_present()
     (tmp_path / "a.db").touch()
-    assert not database.there()
+    assert not database.is_present()
 
 
 def test_a_file_that_was_opened_again_is_there_too(tmp_path: Path) -> None:
     a_database(tmp_path).close()
-    assert a_database(tmp_path).there()
+    assert a_database(tmp_path).is_present()
 
 
 def test_a_file_that_was_let_go_of_is_not_there_though_another_may_have_its_inode(tmp_path: Path) -> None:
     first, second = a_database(tmp_path), a_database(tmp_path)
     first.close()
-    assert second.there()
-    assert not first.there()
+    assert second.is_present()
+    assert not first.is_present()
 
 
 # --- looked at by another --------------------------------------------------------------------------------------------

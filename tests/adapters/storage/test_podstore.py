@@ -22,14 +22,14 @@ from aliquot.adapters.storage.store import Store
 from aliquot.model.claim import AppClass
 from aliquot.model.device import Card
 from aliquot.model.grant import Share
-from aliquot.model.podtenancy import PodTenancy
+from aliquot.model.tenancy import Tenancy
 
 CARDS = (Card(0, 24576, "GPU-0", "A30", True, 0, 10), Card(1, 24576, "GPU-1", "A30", False))
 
 
-def tenancy(uid: str = "uid-a", created: float = 1.5, memory: int = 4096) -> PodTenancy:
+def tenancy(uid: str = "uid-a", created: float = 1.5, memory: int = 4096) -> Tenancy:
     shares = (Share(1, memory, 300, None, False, "GPU-1"), Share(0, memory, None, 500, True, "GPU-0"))
-    return PodTenancy(uid, "ml", f"train-{uid}", AppClass.OFFLINE, shares, created)
+    return Tenancy(uid, "ml", f"train-{uid}", AppClass.OFFLINE, shares, created)
 
 
 def a_store(folder: Path, boot: str = "boot-1") -> PodStore:
@@ -82,7 +82,7 @@ def test_a_damaged_file_is_put_aside_and_told(tmp_path: Path) -> None:
     store = a_store(tmp_path)
     (note,) = store.notes
     assert "agent.db was damaged (file is not a database): it is now" in note
-    assert note.endswith("what it held is asked of the API server and the kubelet")
+    assert note.endswith("its contents are read from the API server and the kubelet")
     store.add(tenancy())
     assert a_store(tmp_path).tenancies() == [tenancy()]
 
@@ -142,7 +142,7 @@ def test_a_file_that_is_deleted_is_written_anew_with_the_next_write(tmp_path: Pa
     again = a_store(tmp_path)
     assert again.tenancies() == [tenancy("a"), tenancy("b")]
     assert again.cards() == CARDS
-    assert store.notes == [f"{tmp_path}/agent.db was gone: all that is known was written anew"]
+    assert store.notes == [f"{tmp_path}/agent.db was gone: all that is known was written to a new file"]
 
 
 def test_even_a_write_that_changes_nothing_brings_a_deleted_file_back(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_when_it_cannot_be_written_anew_that_is_told_and_tried_again(tmp_path: P
     shutil.rmtree(folder)
     folder.write_text("in the way")
     for _ in range(2):
-        with pytest.raises(StoreError, match="the folder must be there, and writable"):
+        with pytest.raises(StoreError, match="the folder must exist and be writable"):
             store.add(tenancy("b"))
     assert store.tenancies() == [tenancy("a")]
     folder.unlink()
@@ -215,11 +215,11 @@ from pathlib import Path
 from aliquot.adapters.storage.podstore import PodStore
 from aliquot.model.claim import AppClass
 from aliquot.model.grant import Share
-from aliquot.model.podtenancy import PodTenancy
+from aliquot.model.tenancy import Tenancy
 
 store = PodStore(Path(sys.argv[1]), boot="boot-1")
 for at in range(100_000):
-    store.add(PodTenancy(f"uid-{at}", "ml", f"p-{at}", AppClass.NORMAL, (Share(0, at, uuid="GPU-0"),), float(at)))
+    store.add(Tenancy(f"uid-{at}", "ml", f"p-{at}", AppClass.NORMAL, (Share(0, at, uuid="GPU-0"),), float(at)))
     print(f"added {at}", flush=True)
     if at % 3 == 2:
         store.remove(f"uid-{at - 1}")
@@ -259,7 +259,7 @@ SHARES = st.lists(
     max_size=3,
 ).map(tuple)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
-PODS = st.builds(PodTenancy, UIDS, TEXTS, TEXTS, st.sampled_from(AppClass), SHARES, st.floats(0, 1e12))
+PODS = st.builds(Tenancy, UIDS, TEXTS, TEXTS, st.sampled_from(AppClass), SHARES, st.floats(0, 1e12))
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -269,13 +269,13 @@ class AnyOrder(RuleBasedStateMachine):
     def begin(self) -> None:
         self.folder = Path(tempfile.mkdtemp())
         self.store = a_store(self.folder)
-        self.pods: dict[str, PodTenancy] = {}
+        self.pods: dict[str, Tenancy] = {}
         self.deleted = False
 
     @rule(pod=PODS)
-    def add(self, pod: PodTenancy) -> None:
+    def add(self, pod: Tenancy) -> None:
         self.store.add(pod)
-        self.pods[pod.uid], self.deleted = pod, False
+        self.pods[pod.id], self.deleted = pod, False
 
     @rule(uid=UIDS)
     def remove(self, uid: str) -> None:
@@ -297,7 +297,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def knows_what_it_was_told(self) -> None:
-        assert {pod.uid: pod for pod in self.store.tenancies()} == self.pods
+        assert {pod.id: pod for pod in self.store.tenancies()} == self.pods
 
     def teardown(self) -> None:
         with contextlib.suppress(AttributeError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,12 @@ from aliquot.adapters.storage.store import Store, StoreError
 from aliquot.model.claim import AppClass
 from aliquot.model.grant import Share
 from aliquot.model.tenancy import Tenancy, allotments_of
-from aliquot.model.tenant import Tenant
 
 
 def tenancy(name: str = "train-1", **more: object) -> Tenancy:
     shares = (Share(0, 4096, 300, None, False, "GPU-0"), Share(1, 4096, None, 500, True, "GPU-1"))
-    tenant = Tenant(f"id-{name}", name, AppClass.OFFLINE, allotments_of(shares), 1000, 4242)
-    return Tenancy(tenant, shares, 777, ("python", "train.py", "--naïve\n"), 1.5, None)
+    command = ("python", "train.py", "--naïve\n")
+    return Tenancy(f"id-{name}", "", name, AppClass.OFFLINE, shares, 1.5, 1000, 4242, 777, command)
 
 
 @pytest.fixture
@@ -92,10 +92,19 @@ def test_a_file_of_a_later_version_is_left_alone(folder: Path) -> None:
         a_store(folder)
 
 
+def test_store_refuses_a_tenant_of_an_unknown_class(folder: Path) -> None:
+    store = a_store(folder)
+    store.add(tenancy("a"))
+    store._database.connection.execute("UPDATE tenants SET class = 'interactive'")
+    store.close()
+    with pytest.raises(StoreError, match="a is of class interactive, which is of a later release"):
+        a_store(folder)
+
+
 def test_a_disk_that_is_full_is_an_error_and_leaves_nothing_half_written(folder: Path) -> None:
     store = a_store(folder)
     store._database.connection.execute("PRAGMA max_page_count = 1")  # as if the disk were full
-    big = Tenancy(tenancy().tenant, tenancy().shares, 1, ("x" * 100_000,), 0.0)
+    big = replace(tenancy(), command=("x" * 100_000,))
     with pytest.raises(StoreError, match="full"):
         store.add(big)
     assert store.tenancies() == []

@@ -14,7 +14,7 @@ from aliquot.adapters.storage.podstore import PodStore
 from aliquot.model.claim import AppClass
 from aliquot.model.device import Card
 from aliquot.model.grant import Share
-from aliquot.model.podtenancy import PodTenancy
+from aliquot.model.tenancy import Tenancy
 
 # The agent's file as release 0.1.0 made it, to the letter. Nothing here may ever be changed.
 FIRST_AGENT = """
@@ -39,7 +39,7 @@ FIRST_AGENT = """
     PRAGMA application_id = 1097625936;
     PRAGMA user_version = 1;
 """
-TRAIN = PodTenancy("uid-a", "ml", "train-0", AppClass.OFFLINE, (Share(1, 4096, 300, uuid="GPU-1"),), 1700000000.5)
+TRAIN = Tenancy("uid-a", "ml", "train-0", AppClass.OFFLINE, (Share(1, 4096, 300, uuid="GPU-1"),), 1700000000.5)
 CARDS = (Card(0, 24576, "GPU-0", "A30", True, 0, 6), Card(1, 24576, "GPU-1", "A30", False))
 
 ONE = "CREATE TABLE things (name TEXT PRIMARY KEY);"
@@ -106,7 +106,7 @@ class TestALaterFile:
         written(first, f"{later} PRAGMA user_version = {1 << 16 | 2};")
         store = PodStore(first, boot="boot-1")
         assert store.tenancies() == [TRAIN]
-        store.add(PodTenancy("uid-a", "ml", "train-0", AppClass.ONLINE, TRAIN.shares, TRAIN.created))
+        store.add(Tenancy("uid-a", "ml", "train-0", AppClass.ONLINE, TRAIN.shares, TRAIN.created))
         assert store._database.all("SELECT class, note FROM tenancies") == [("online", "kept")]
 
     def test_of_the_agent_that_is_not_for_us_is_kept_aside_and_a_new_one_begun(self, first: Path) -> None:

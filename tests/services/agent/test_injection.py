@@ -15,7 +15,7 @@ from aliquot.dialects.wire.objects import PodObject
 from aliquot.model.claim import AppClass
 from aliquot.model.edits import Edits, Mount, Spec
 from aliquot.model.grant import Share
-from aliquot.model.podtenancy import PodTenancy
+from aliquot.model.tenancy import Tenancy
 from aliquot.services.agent.deviceplugins import Refused
 from aliquot.services.agent.injection import CdiInjector, Injection, Libraries, MountInjector, RuntimeInjector
 
@@ -26,7 +26,7 @@ PRELOAD = Mount("/host/ld.so.preload", "/etc/ld.so.preload")
 
 
 def a_place(uid: str = "u1", *, card: str = "GPU-0", env: dict[str, str] | None = None) -> Injection:
-    tenancy = PodTenancy(uid, "ml", f"pod-{uid}", AppClass.NORMAL, (Share(0, 1024, uuid=card),), 0.0)
+    tenancy = Tenancy(uid, "ml", f"pod-{uid}", AppClass.NORMAL, (Share(0, 1024, uuid=card),), 0.0)
     return Injection(tenancy, "main", (card,), {"NVIDIA_VISIBLE_DEVICES": card} if env is None else env)
 
 

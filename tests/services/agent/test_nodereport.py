@@ -18,8 +18,8 @@ from aliquot.model.claim import AppClass, Claim
 from aliquot.model.device import Card
 from aliquot.model.grant import Share
 from aliquot.model.node import Isolation, Offer
-from aliquot.model.podtenancy import PodTenancy
 from aliquot.model.refusal import Invalid
+from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Finding, FindingKind, Level, Standing, State
 from aliquot.services.agent import nodereport
 from aliquot.services.agent.nodereport import NodeReporter
@@ -307,8 +307,8 @@ class Sick:
         self.why = {name.replace("_", "-"): text for name, text in why.items()}
 
 
-def a_tenancy(name: str, uuid: str) -> PodTenancy:
-    return PodTenancy(f"uid-{name}", "ml", name, AppClass.NORMAL, (Share(0, 1, uuid=uuid),), 0.0)
+def a_tenancy(name: str, uuid: str) -> Tenancy:
+    return Tenancy(f"uid-{name}", "ml", name, AppClass.NORMAL, (Share(0, 1, uuid=uuid),), 0.0)
 
 
 class TestWhatIsTold:
@@ -368,7 +368,7 @@ class TestWhatIsTold:
 
 
 class TestMemoryLimits:
-    POD = PodTenancy("u1", "ml", "p", AppClass.NORMAL, (Share(0, 5 * GIB, uuid="GPU-0"),), 0.0)
+    POD = Tenancy("u1", "ml", "p", AppClass.NORMAL, (Share(0, 5 * GIB, uuid="GPU-0"),), 0.0)
 
     @staticmethod
     def refused(times: int, uuid: str = "GPU-0", tenant: str = "u1") -> Standing:

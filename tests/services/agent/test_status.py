@@ -86,7 +86,7 @@ def test_top_says_nothing_of_readiness_when_all_is_in_order() -> None:
 
 def test_ps_shows_a_pod_without_a_process_id() -> None:
     train = PaperAgent().status().tenants[0]
-    assert _running(train)[:6] == ("ml/train-0", "offline", "-", "0", "4.0 GiB", "30%")
+    assert _running(train)[:6] == ("ml/train-0", "offline", "-", "0", "4 GiB", "30%")
 
 
 def test_cards_are_told_in_their_order() -> None:

@@ -19,7 +19,7 @@ from aliquot.adapters.storage.podstore import PodStore, StoreError
 from aliquot.model.claim import AppClass, Role, Usage
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
-from aliquot.model.podtenancy import PodTenancy, shares_of
+from aliquot.model.tenancy import Tenancy, shares_of
 from aliquot.model.tenant import Allotment, SharingRules, Tenant
 from aliquot.services.agent.tenants import AdmissionError, PodTenants
 from aliquot.services.runtime.arbiterd import Arbiterd
@@ -30,8 +30,8 @@ from kit.fakeapi import Clock
 SHARE = Share(0, 4 * GIB, 200, uuid="GPU-0")
 
 
-def a_tenancy(uid: str = "u1", *shares: Share, **more: Any) -> PodTenancy:
-    return PodTenancy(uid, "ml", f"pod-{uid}", more.get("app_class", AppClass.NORMAL), shares or (SHARE,), 5.0)
+def a_tenancy(uid: str = "u1", *shares: Share, **more: Any) -> Tenancy:
+    return Tenancy(uid, "ml", f"pod-{uid}", more.get("app_class", AppClass.NORMAL), shares or (SHARE,), 5.0)
 
 
 @dataclass
@@ -247,7 +247,7 @@ class TestLetGo:
         scene.tenants.mark_ended("u1")
         told = []
         for _ in range(4):
-            told.append([each.uid for each in scene.tenants.sweep()])
+            told.append([tenancy.id for tenancy in scene.tenants.sweep()])
             scene.clock.sleep(40.0)
         assert told == [[], [], ["u1"], []]
 
@@ -276,7 +276,7 @@ class TestLetGo:
             scene.tenants.sweep()
         assert set(scene.tenants.tenancies) == {"u1", "u2"}
         scene.tenants.sweep()
-        assert {tenancy.uid for tenancy in scene.store.tenancies()} == {"u2"}
+        assert {tenancy.id for tenancy in scene.store.tenancies()} == {"u2"}
 
 
 class TestWithARealArbiter:

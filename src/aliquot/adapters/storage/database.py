@@ -160,7 +160,7 @@ class Database:
             with contextlib.suppress(FileNotFoundError):
                 os.replace(self.path + more, aside + more)
 
-    def there(self) -> bool:
+    def is_present(self) -> bool:
         """Whether what we write to is still what is on the disk under this name: people delete files that are open."""
         return self._files is not None and self._inodes() == self._files
 

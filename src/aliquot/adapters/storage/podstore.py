@@ -1,30 +1,27 @@
-"""What the node's agent must know after a restart, in SQLite: which Pods hold how much of which card; and the cards.
+"""The agent's state in SQLite: which Pods hold how much of which card, and the cards.
 
-A Pod is written here before its container may start, and deleted when it is gone, each in one transaction that is on
-the disk when the call returns: an agent killed at any line finds what it promised. There are no copies: when the file
-is lost, the agent asks the API server and the kubelet again. When it is lost while we run (people delete files that
-are in use) everything known is written anew, into a new file, before the next thing is.
+There are no copies: when the file is lost, the agent asks the API server and the kubelet again. When it is lost while
+the agent runs (people delete files that are in use), everything known is written to a new file before the next write.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, astuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
+from typing import ClassVar
 
 from aliquot.adapters.storage.database import STRICT, Database, StoreError
 from aliquot.adapters.storage.database import examine as examine_database
-from aliquot.model.claim import AppClass
+from aliquot.adapters.storage.tenantstore import TenantStore, insert_setting
 from aliquot.model.device import Card
-from aliquot.model.grant import Share
-from aliquot.model.podtenancy import PodTenancy
 
 __all__ = ["PodStore", "StoreError"]
 
-_APPLICATION = 0x416C7150  # "AlqP": not the daemon's state, which is of the same name
+_APPLICATION = 0x416C7150  # "AlqP": tells it from the state of a machine's daemon, whose file has the same name
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_BOOT = "boot"  # the setting that tells of which boot the cards are
+_BOOT = "boot"  # the setting with the boot id that the cards belong to
 
 _STEPS = (
     f"""
@@ -57,20 +54,23 @@ _STEPS = (
     CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL) {STRICT};
     """,
 )
-_CLASSES = frozenset(AppClass)
-_OLDEST = 1  # the version whose program may use a file that all of the steps have made
+_OLDEST = 1  # the first version whose program may use a file that all steps have made
 
 
-class PodStore:
-    """See the head of the file. Used by one thread. What is asked is answered from memory."""
+class PodStore(TenantStore):
+    """See the head of the file. Used by one thread."""
+
+    table, owner = "tenancies", "pod"
+    columns: ClassVar[Mapping[str, str]] = {
+        "uid": "id",
+        **{name: name for name in ("namespace", "name", "created")},
+        "class": "app_class",
+    }
 
     def __init__(self, path: Path | str, *, boot: str | None = None) -> None:
         self.path = Path(path)
-        self.notes: list[str] = []  # what went wrong and was mended, in sentences
         self._boot = _BOOT_ID.read_text().strip() if boot is None else boot
-        self._database = self._open()
-        self._tenancies = self._load()
-        self._settings: dict[str, str] = dict(self._database.all("SELECT key, value FROM settings"))
+        super().__init__(str(path))
         self._cards: tuple[Card, ...] = ()
         if self._settings.get(_BOOT) == self._boot:
             rows = self._database.all(
@@ -85,57 +85,11 @@ class PodStore:
         try:
             self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreError(f"{self.path.parent}: {error.strerror}: the folder must be there, and writable") from error
+            raise StoreError(f"{self.path.parent}: {error.strerror}: the folder must exist and be writable") from error
         database = Database(str(self.path), _STEPS, application=_APPLICATION, oldest=_OLDEST, expendable=True)
         if database.damage:
-            self.notes.append(f"{database.damage}; what it held is asked of the API server and the kubelet")
+            self.notes.append(f"{database.damage}; its contents are read from the API server and the kubelet")
         return database
-
-    def _load(self) -> dict[str, PodTenancy]:
-        shares: dict[str, list[Share]] = {}
-        for pod, card, memory, core, greedy, exclusive, uuid in self._database.all(
-            "SELECT pod, card, memory_mib, core_milli, greedy_milli, exclusive, uuid FROM shares ORDER BY rowid"
-        ):
-            shares.setdefault(pod, []).append(Share(card, memory, core, greedy, bool(exclusive), uuid))
-        found = {}
-        for uid, namespace, name, app_class, created in self._database.all(
-            "SELECT uid, namespace, name, class, created FROM tenancies"
-        ):
-            held = tuple(shares.get(uid, ()))
-            if app_class not in _CLASSES:  # the row stays; who has a folder is read from the API server
-                self.notes.append(
-                    f"{self.path}: {namespace}/{name} is of class {app_class}, which is of a later release"
-                )
-                continue
-            found[uid] = PodTenancy(uid, namespace, name, AppClass(app_class), held, created)
-        return found
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._database.close()
-
-    # --- Pods --------------------------------------------------------------------------------------------------
-
-    def tenancies(self) -> list[PodTenancy]:
-        """Every Pod that holds something, oldest first."""
-        return sorted(self._tenancies.values(), key=lambda each: (each.created, each.uid))
-
-    def add(self, tenancy: PodTenancy) -> None:
-        """On the disk when this returns. Saying it twice changes nothing; saying it anew replaces it."""
-        self._still_there()
-        if self._tenancies.get(tenancy.uid) == tenancy:
-            return
-        with self._database.transaction() as database:
-            _insert(database, tenancy)
-        self._tenancies[tenancy.uid] = tenancy
-
-    def remove(self, uid: str) -> None:
-        """It is gone. Says nothing when it never was."""
-        self._still_there()
-        if uid in self._tenancies:
-            with self._database.transaction() as database:
-                database.execute("DELETE FROM tenancies WHERE uid = ?", (uid,))
-            del self._tenancies[uid]
 
     # --- the cards of this boot --------------------------------------------------------------------------------
 
@@ -144,67 +98,48 @@ class PodStore:
         return self._cards
 
     def set_cards(self, cards: Sequence[Card]) -> None:
-        """On the disk when this returns."""
-        self._still_there()
+        """They are on the disk when this returns."""
+        self._before_write()
         known = tuple(sorted(cards, key=lambda card: card.index))
         if known == self._cards and self._settings.get(_BOOT) == self._boot:
             return
-        with self._database.transaction() as database:
-            _insert_cards(database, known)
-            _insert_setting(database, _BOOT, self._boot)
+        with self._database.transaction() as connection:
+            _insert_cards(connection, known)
+            insert_setting(connection, _BOOT, self._boot)
         self._cards, self._settings[_BOOT] = known, self._boot
 
     # --- the file ----------------------------------------------------------------------------------------------
 
-    def _still_there(self) -> None:
-        """What we write to must be what the next agent finds. Raises StoreError; the next write then tries again."""
-        if self._database.there():
+    def _before_write(self) -> None:
+        """Recreate the file if it is gone: the next agent must find what we write. If that raises StoreError, the next
+        write tries again."""
+        if self._database.is_present():
             return
         self._database.close()
         fresh = self._open()
         try:
-            with fresh.transaction() as database:
-                database.execute("DELETE FROM tenancies")  # whatever was put in its place, we know better
+            with fresh.transaction() as connection:
+                connection.execute("DELETE FROM tenancies")  # another file may be in its place, but ours is current
                 for tenancy in self._tenancies.values():
-                    _insert(database, tenancy)
-                _insert_cards(database, self._cards)
+                    self._insert(connection, tenancy)
+                _insert_cards(connection, self._cards)
                 for key, value in self._settings.items():
-                    _insert_setting(database, key, value)
+                    insert_setting(connection, key, value)
         except BaseException:
             fresh.close()
             raise
         self._database = fresh
-        self.notes.append(f"{self.path} was gone: all that is known was written anew")
+        self.notes.append(f"{self.path} was gone: all that is known was written to a new file")
 
 
 def examine(path: Path) -> str | None:
-    """What is wrong with the file, for whoever is not the agent; None: nothing."""
+    """What is wrong with the file, for a program that is not the agent; None: nothing."""
     return examine_database(str(path), application=_APPLICATION)
 
 
-def _insert(database: sqlite3.Connection, tenancy: PodTenancy) -> None:
-    """In its place, where it is there: a later release may have columns that we do not know."""
-    database.execute("DELETE FROM shares WHERE pod = ?", (tenancy.uid,))
-    database.execute(
-        "INSERT INTO tenancies (uid, namespace, name, class, created) VALUES (?, ?, ?, ?, ?)"
-        " ON CONFLICT (uid) DO UPDATE"
-        " SET namespace = excluded.namespace, name = excluded.name, class = excluded.class, created = excluded.created",
-        (tenancy.uid, tenancy.namespace, tenancy.name, tenancy.app_class.value, tenancy.created),
-    )
-    database.executemany(
-        "INSERT INTO shares (pod, card, memory_mib, core_milli, greedy_milli, exclusive, uuid)"
-        " VALUES (:pod, :card, :memory_mib, :core_milli, :greedy_milli, :exclusive, :uuid)",
-        [{"pod": tenancy.uid, **asdict(share), "exclusive": int(share.exclusive)} for share in tenancy.shares],
-    )
-
-
-def _insert_cards(database: sqlite3.Connection, cards: Iterable[Card]) -> None:
-    database.execute("DELETE FROM cards")
-    database.executemany(
+def _insert_cards(connection: sqlite3.Connection, cards: Iterable[Card]) -> None:
+    connection.execute("DELETE FROM cards")
+    connection.executemany(
         "INSERT INTO cards (number, memory_mib, uuid, model, healthy, numa, max_slices) VALUES (?, ?, ?, ?, ?, ?, ?)",
         [astuple(card) for card in cards],
     )
-
-
-def _insert_setting(database: sqlite3.Connection, key: str, value: str) -> None:
-    database.execute("INSERT OR REPLACE INTO settings (key, value) VALUES (?, ?)", (key, value))

@@ -33,7 +33,7 @@ from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
-from aliquot.model.podtenancy import PodTenancy, shares_of
+from aliquot.model.tenancy import Tenancy, shares_of
 from aliquot.placement.crowding import crowded
 from aliquot.services.agent.deviceplugins import Allocation, Refused
 from aliquot.services.agent.foreignpods import ForeignPods
@@ -252,14 +252,14 @@ class Allocator:
                 bad_claim = bad_claim or claim[0].sentence()
         raise Refused(bad_grant or bad_claim or "the Pod requests no GPU")
 
-    def tenancy_of(self, pod: PodObject) -> PodTenancy:
+    def tenancy_of(self, pod: PodObject) -> Tenancy:
         """The Pod as a tenant, by its annotation. Raises Refused."""
         return self.tenancy(pod, *self.read(pod))
 
-    def tenancy(self, pod: PodObject, claim: Claim, grant: Grant) -> PodTenancy:
+    def tenancy(self, pod: PodObject, claim: Claim, grant: Grant) -> Tenancy:
         """The Pod as a tenant with this claim and grant."""
-        return PodTenancy(
-            uid=pod.metadata.uid,
+        return Tenancy(
+            id=pod.metadata.uid,
             namespace=pod.metadata.namespace,
             name=pod.metadata.name,
             app_class=claim.app_class,
@@ -275,7 +275,7 @@ class Allocator:
         others = [
             share
             for tenancy in self._tenants.tenancies.values()
-            if tenancy.uid != pod.metadata.uid
+            if tenancy.id != pod.metadata.uid
             for share in tenancy.shares
         ]
         return crowded(cards, others, shares_of(grant, self._uuids()))
@@ -288,7 +288,7 @@ class Allocator:
                 return f"Pod {tenancy.key} has ended, but its processes are still on the card"
         return "did two schedulers place these Pods? Run `aliquot doctor`"
 
-    def _injection(self, tenancy: PodTenancy, claim: Claim, grant: Grant, container: str) -> Injection:
+    def _injection(self, tenancy: Tenancy, claim: Claim, grant: Grant, container: str) -> Injection:
         """A container without a name or without a share is an init container that we cannot identify: it gets the cards
         of the first container."""
         granted = next(

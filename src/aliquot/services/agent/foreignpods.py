@@ -23,7 +23,7 @@ from aliquot.dialects.wire.schedulerconfig import RESOURCES
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
-from aliquot.model.podtenancy import PodTenancy
+from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Finding, FindingKind
 from aliquot.services.agent.deviceplugins import Refused
 from aliquot.services.agent.tenants import AdmissionError, PodTenants
@@ -44,7 +44,7 @@ class Reader(Protocol):
     """What is used of the allocator. Both raise Refused."""
 
     def read(self, pod: PodObject) -> tuple[Claim, Grant]: ...
-    def tenancy(self, pod: PodObject, claim: Claim, grant: Grant) -> PodTenancy: ...
+    def tenancy(self, pod: PodObject, claim: Claim, grant: Grant) -> Tenancy: ...
 
 
 class ForeignPods:

@@ -24,7 +24,7 @@ from aliquot.dialects.wire.admission import reads_environment
 from aliquot.dialects.wire.cdi import name_of
 from aliquot.dialects.wire.objects import PodObject
 from aliquot.model.edits import Edits, Mount, Spec
-from aliquot.model.podtenancy import PodTenancy
+from aliquot.model.tenancy import Tenancy
 from aliquot.services.agent.deviceplugins import Allocation, Refused
 
 # Paths inside the container.
@@ -36,7 +36,7 @@ PRELOAD = "/etc/ld.so.preload"
 class Injection:
     """What one container of a tenant gets: its own cards, and the environment that its dialect promises."""
 
-    tenancy: PodTenancy
+    tenancy: Tenancy
     container: str
     cards: tuple[str, ...]  # UUIDs
     environment: Mapping[str, str]
@@ -90,14 +90,14 @@ class CdiInjector:
         driver = libraries.driver(injection.cards)
         edits = Edits(
             env={**driver.env, **libraries.env, **injection.environment, TENANT_VARIABLE: TENANT},
-            mounts=(*driver.mounts, *libraries.mounts, *_tenant_mounts(self._tenants / tenancy.uid)),
+            mounts=(*driver.mounts, *libraries.mounts, *_tenant_mounts(self._tenants / tenancy.id)),
             devices=driver.devices,
             extra=driver.extra,
             version=driver.version,
         )
-        spec = Spec(name, edits, tenancy.uid, tenancy.namespace, tenancy.name, injection.container)
+        spec = Spec(name, edits, tenancy.id, tenancy.namespace, tenancy.name, injection.container)
         self._folder.write(spec)
-        self._names[name] = tenancy.uid
+        self._names[name] = tenancy.id
 
     def remove(self, uid: str) -> None:
         for name in [name for name, owner in self._names.items() if owner == uid]:
@@ -136,7 +136,7 @@ class MountInjector:
             _clear(link)
         fresh = link.with_name(f".{link.name}.{os.getpid()}")
         fresh.unlink(missing_ok=True)
-        fresh.symlink_to(self._tenants / injection.tenancy.uid)
+        fresh.symlink_to(self._tenants / injection.tenancy.id)
         fresh.replace(link)
 
     def remove(self, uid: str) -> None:

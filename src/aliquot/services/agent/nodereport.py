@@ -25,8 +25,8 @@ from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.health import describe_out
 from aliquot.model.node import Node
-from aliquot.model.podtenancy import PodTenancy
 from aliquot.model.refusal import Invalid
+from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Finding, Standing
 from aliquot.services.daemon.events import EventSink, ObjectRef, pod_ref
 
@@ -224,7 +224,7 @@ class NodeReporter:
 
     # --- events ----------------------------------------------------------------------------------------------------
 
-    def report_health(self, health: Health, tenancies: Iterable[PodTenancy]) -> None:
+    def report_health(self, health: Health, tenancies: Iterable[Tenancy]) -> None:
         """Emit events for cards that became unhealthy or healthy, on the Node and on the Pods that use them."""
         why = health.why  # read once: another thread replaces it
         unhealthy = frozenset(why)
@@ -234,7 +234,7 @@ class NodeReporter:
             self._report("GPUUnhealthy", text)
             for tenancy in tenancies:
                 if any(share.uuid == uuid for share in tenancy.shares):
-                    self._events.emit(pod_ref(tenancy), "GPUUnhealthy", text, action="Watch")
+                    self._events.emit(_pod_ref(tenancy), "GPUUnhealthy", text, action="Watch")
         for uuid in self._unhealthy - unhealthy:
             if uuid in cards:
                 self._report("GPUHealthy", f"card {cards[uuid].index} ({uuid}) is back", type="Normal")
@@ -252,7 +252,7 @@ class NodeReporter:
             self._events.emit(about, "GPUFinding", "; ".join(sorted(texts)), action="Watch")
 
     def report_limits(
-        self, standings: Iterable[Standing], tenancies: Mapping[str, PodTenancy], cards: Iterable[Card]
+        self, standings: Iterable[Standing], tenancies: Mapping[str, Tenancy], cards: Iterable[Card]
     ) -> None:
         """Emit an event on a Pod whose allocations were refused: the first time, and whenever the number has doubled.
         Caching allocators try for more and then do with less, which must not cause an event every few seconds."""
@@ -268,14 +268,14 @@ class NodeReporter:
         numbers = {card.uuid: card.index for card in cards}
         for uid in grown:
             texts = (_limit_text(standing, numbers) for key, standing in sorted(hit.items()) if key[0] == uid)
-            self._events.emit(pod_ref(tenancies[uid]), "GPUMemoryLimit", "; ".join(texts), action="Watch")
+            self._events.emit(_pod_ref(tenancies[uid]), "GPUMemoryLimit", "; ".join(texts), action="Watch")
 
-    def report_lingering(self, tenancies: Iterable[PodTenancy]) -> None:
+    def report_lingering(self, tenancies: Iterable[Tenancy]) -> None:
         """Emit an event for Pods that ended a while ago and still have processes on a card."""
         for tenancy in tenancies:
             self._report(
                 "GPUStillInUse",
-                f"Pod {tenancy.key} ({tenancy.uid}) has ended, but its processes are still on its cards",
+                f"Pod {tenancy.key} ({tenancy.id}) has ended, but its processes are still on its cards",
             )
 
     def report_refused(self, problem: Invalid) -> None:
@@ -290,6 +290,10 @@ class NodeReporter:
 
     def _reference(self) -> ObjectRef:
         return ObjectRef("Node", self._name, uid=self._seen.metadata.uid if self._seen else "")
+
+
+def _pod_ref(tenancy: Tenancy) -> ObjectRef:
+    return ObjectRef("Pod", tenancy.name, tenancy.namespace, tenancy.id)
 
 
 def _limit_text(standing: Standing, numbers: Mapping[str, int]) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 from aliquot.dialects.wire.advertising import Token
 from aliquot.model.claim import Usage
 from aliquot.model.device import Card
-from aliquot.model.podtenancy import PodTenancy
 from aliquot.model.status.machine import AgentStatus, CardStatus, DaemonStatus, ResourceStatus, Status, TenantStatus
+from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Finding, SharingRules, Standing
 from aliquot.services.runtime.standings import by_tenant, finding_status, rules_status, share_statuses
 
@@ -24,7 +24,7 @@ class NodeState:
     cards: Sequence[Card]
     why: Mapping[str, str]  # why cards are out, by UUID
     seen: Mapping[str, Mapping[str, Any]]  # what NVML reported last of each card, by UUID
-    tenancies: Iterable[PodTenancy]
+    tenancies: Iterable[Tenancy]
     ended: frozenset[str]  # UIDs of Pods that are over, but not all their processes
     standings: Iterable[Standing]
     findings: Iterable[Finding]
@@ -39,7 +39,7 @@ def status(node: NodeState, now: float, daemon: DaemonStatus, agent: AgentStatus
         rules=rules_status(node.rules),
         cards=[_card(node, card, tenancies) for card in node.cards],
         tenants=[
-            _tenant(tenancy, tenancy.uid in node.ended, standings.get(tenancy.uid, {}), now) for tenancy in tenancies
+            _tenant(tenancy, tenancy.id in node.ended, standings.get(tenancy.id, {}), now) for tenancy in tenancies
         ],
         queue=[],
         findings=[finding_status(finding) for finding in node.findings],
@@ -58,7 +58,7 @@ def resource_statuses(offered: Mapping[str, Sequence[Token]], registered: frozen
     }
 
 
-def _card(node: NodeState, card: Card, tenancies: Iterable[PodTenancy]) -> CardStatus:
+def _card(node: NodeState, card: Card, tenancies: Iterable[Tenancy]) -> CardStatus:
     measured = node.seen.get(card.uuid, {})
     shares = [share for tenancy in tenancies for share in tenancy.shares if share.uuid == card.uuid]
     booked = sum((share.usage() for share in shares), start=Usage())
@@ -77,13 +77,13 @@ def _card(node: NodeState, card: Card, tenancies: Iterable[PodTenancy]) -> CardS
     )
 
 
-def _tenant(tenancy: PodTenancy, ended: bool, standings: Mapping[str, Standing], now: float) -> TenantStatus:
+def _tenant(tenancy: Tenancy, ended: bool, standings: Mapping[str, Standing], now: float) -> TenantStatus:
     return TenantStatus(
-        id=tenancy.uid,
+        id=tenancy.id,
         name=tenancy.key,
         namespace=tenancy.namespace,
         pod=tenancy.name,
-        uid=tenancy.uid,
+        uid=tenancy.id,
         app_class=tenancy.app_class,
         pid=None,
         command=[],

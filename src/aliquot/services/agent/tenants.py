@@ -17,8 +17,7 @@ from typing import Protocol
 from aliquot.adapters.gpu.page import PageError
 from aliquot.adapters.storage.cdifolder import CdiError
 from aliquot.adapters.storage.podstore import PodStore, StoreError
-from aliquot.model.podtenancy import PodTenancy
-from aliquot.model.tenancy import allotments_of
+from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Tenant
 
 log = logging.getLogger(__name__)
@@ -59,7 +58,7 @@ class PodTenants:
         clock: Callable[[], float],
         remove_injections: Callable[[str], None],
     ) -> None:
-        self.tenancies: dict[str, PodTenancy] = {}
+        self.tenancies: dict[str, Tenancy] = {}
         self._store, self._arbiter, self._folder, self._clock = store, arbiter, folder, clock
         self._remove_injections = remove_injections  # removes what was injected into that Pod's containers
         self._ended: dict[str, _Ended] = {}
@@ -71,9 +70,9 @@ class PodTenants:
     def restore(self) -> int:
         """Restore all tenants from the database, at once: running Pods must not wait for the API server."""
         for tenancy in self._store.tenancies():
-            self.tenancies[tenancy.uid] = tenancy
+            self.tenancies[tenancy.id] = tenancy
             try:
-                self._arbiter.add(_tenant(tenancy), self.folder_of(tenancy.uid))
+                self._arbiter.add(tenancy.tenant, self.folder_of(tenancy.id))
             except (PageError, OSError) as error:
                 # Nothing enforces its share until the Pod is created again.
                 log.warning("tenant_not_restored", extra={"data": {"pod": tenancy.key, "why": str(error)}})
@@ -83,22 +82,22 @@ class PodTenants:
         """UIDs that have a folder but are no tenants: the database was lost, or the agent was killed in between."""
         return {path.name for path in self._folder.iterdir() if path.is_dir()} - self.tenancies.keys()
 
-    def admit(self, tenancy: PodTenancy) -> None:
+    def admit(self, tenancy: Tenancy) -> None:
         """Make the Pod a tenant; idempotent. Raises StoreError, AdmissionError."""
-        known = self.tenancies.get(tenancy.uid)
+        known = self.tenancies.get(tenancy.id)
         if known is None or known.shares != tenancy.shares or known.app_class != tenancy.app_class:
-            changed = known is not None and _tenant(known) != _tenant(tenancy)  # else only the cards' numbers changed
-            if changed and self._arbiter.alive(tenancy.uid):
+            changed = known is not None and known.tenant != tenancy.tenant  # else only the cards' numbers changed
+            if changed and self._arbiter.alive(tenancy.id):
                 raise AdmissionError("the grant changed while the Pod runs: delete the Pod and create it again")
             self._store.add(tenancy)
-            self.tenancies[tenancy.uid] = tenancy
+            self.tenancies[tenancy.id] = tenancy
             if changed:
-                self._arbiter.remove(tenancy.uid)
-        self._ended.pop(tenancy.uid, None)
+                self._arbiter.remove(tenancy.id)
+        self._ended.pop(tenancy.id, None)
         try:
-            self._arbiter.add(_tenant(tenancy), self.folder_of(tenancy.uid))
+            self._arbiter.add(tenancy.tenant, self.folder_of(tenancy.id))
         except (PageError, OSError) as error:
-            raise AdmissionError(f"{self.folder_of(tenancy.uid)}: {error}") from error
+            raise AdmissionError(f"{self.folder_of(tenancy.id)}: {error}") from error
 
     def mark_ended(self, uid: str) -> None:
         """The Pod has ended: the next sweep that finds none of its processes releases it.
@@ -117,7 +116,7 @@ class PodTenants:
         """The Pod has not ended after all."""
         self._ended.pop(uid, None)
 
-    def sweep(self) -> list[PodTenancy]:
+    def sweep(self) -> list[Tenancy]:
         """Release the Pods that have ended. Returns, once each, those whose processes still run long after."""
         lingering = []
         for uid, ended in list(self._ended.items()):
@@ -155,7 +154,3 @@ class PodTenants:
         tenancy = self.tenancies.pop(uid)
         del self._ended[uid]
         log.info("tenant_released", extra={"data": {"pod": tenancy.key, "uid": uid}})
-
-
-def _tenant(tenancy: PodTenancy) -> Tenant:
-    return Tenant(tenancy.uid, tenancy.key, tenancy.app_class, allotments_of(tenancy.shares), uid=None)

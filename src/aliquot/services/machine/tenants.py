@@ -28,9 +28,8 @@ from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import Isolation, deal
-from aliquot.model.podtenancy import shares_of
 from aliquot.model.refusal import Invalid
-from aliquot.model.tenancy import Tenancy, allotments_of
+from aliquot.model.tenancy import Tenancy, shares_of
 from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Ledger, occupant_of
@@ -141,17 +140,18 @@ class LocalMachine:
         return True
 
     def _adopt(self, tenancy: Tenancy) -> None:
+        tenant = tenancy.tenant  # with its missing cards: they are on its page
         missing = [share.uuid for share in tenancy.shares if share.uuid not in self._places]
         if missing:
-            _LOG.warning("tenant_cards_missing", extra={"data": {"tenant": tenancy.tenant.name, "cards": missing}})
+            _LOG.warning("tenant_cards_missing", extra={"data": {"tenant": tenant.name, "cards": missing}})
         here = [(share, *self._places[share.uuid]) for share in tenancy.shares if share.uuid in self._places]
         tenancy = replace(tenancy, shares=tuple(replace(share, card=index) for share, _, index in here))
         node = here[0][1] if here else self.nodes[0].name
-        self.ledger.confirm(tenancy.tenant.id, node, _occupant(tenancy))
-        self._register(tenancy.tenant)
-        self.tenancies[tenancy.tenant.id] = tenancy
+        self.ledger.confirm(tenant.id, node, _occupant(tenancy))
+        self._register(tenant)
+        self.tenancies[tenant.id] = tenancy
         self._watch(tenancy)
-        _LOG.info("tenant_adopted", extra={"data": {"tenant": tenancy.tenant.name, "pid": tenancy.tenant.root}})
+        _LOG.info("tenant_adopted", extra={"data": {"tenant": tenant.name, "pid": tenant.root}})
 
     def _clear_strays(self) -> None:
         """Folders of tenants that never started because the daemon was killed before it answered."""
@@ -242,15 +242,17 @@ class LocalMachine:
 
     def _admit(self, entry: QueuedRequest, grant: Grant, now: float) -> None:
         shares = shares_of(grant, {})
-        tenant = Tenant(entry.id, entry.name, entry.claim.app_class, allotments_of(shares), entry.uid, entry.pid)
-        tenancy = Tenancy(tenant, shares, entry.started, entry.request.command, now, entry.log)
+        tenancy = Tenancy(
+            entry.id, "", entry.name, entry.claim.app_class, shares, now,
+            entry.uid, entry.pid, entry.started, entry.request.command, entry.log,
+        )  # fmt: skip
         folder = self.directory(entry.id)
         self.ledger.confirm(entry.id, grant.node, occupant_of(entry.claim, grant))
         self.tenancies[entry.id] = tenancy
         try:
             _make_folder(folder, entry.uid, entry.gid)
             self.store.add(tenancy)
-            self.arbiter.add(tenant, folder)
+            self.arbiter.add(tenancy.tenant, folder)
         except Exception as error:  # leave nothing behind, whatever failed
             _LOG.exception("tenant_start_failed", extra={"data": {"tenant": entry.name}})
             self._discard(tenancy)
