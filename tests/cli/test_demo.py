@@ -297,6 +297,6 @@ def test_the_page_shows_the_promises_that_the_story_ends_with() -> None:
             promises.kept_off(0.0, at),
             promises.resumed(0.1, delay=0.1, bounds=at),
             promises.nothing_lost(right=True, same_process=True, kernels=1),
-            promises.memory(refused=True, asked="3.0 GiB", quota="2.0 GiB"),
+            promises.memory(refused=True, asked="3 GiB", quota="2 GiB"),
         )
     ]

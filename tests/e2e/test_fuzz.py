@@ -161,7 +161,9 @@ def test_keys_are_read_in_any_case(clean: ControlPlane, ours: AliquotScheduler) 
 
 def test_an_empty_cluster_answers_too(clean: ControlPlane, aliquot_scheduler: Start) -> None:
     ours = aliquot_scheduler()
-    assert ours.post("/aliquot/filter", ARGS)["FailedNodes"] == {"n": "aliquot has not heard of this node yet"}
+    assert ours.post("/aliquot/filter", ARGS)["FailedNodes"] == {
+        "n": "aliquot has not seen this node yet (aliquot:unknown-node)"
+    }
     assert ours.post("/aliquot/prioritize", ARGS) == [{"Host": "n", "Score": 0}]
     assert_no_trace(ours)
 

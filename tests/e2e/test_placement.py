@@ -73,7 +73,9 @@ def test_unequal_cards_are_known_by_their_own_sizes(cluster: Wired) -> None:
 def test_a_card_too_small_for_the_pod_is_never_taken(cluster: Wired) -> None:
     cluster.create(gpushare_node("n", 8, 8, 16))
     cluster.create(gpushare_pod("p", 17))
-    cluster.waits("p", "GPU memory: 17 GiB wanted, no card is that large", "Preemption is not helpful")
+    cluster.waits(
+        "p", "GPU memory: needs 17 GiB per card; no card is that large (aliquot:memory)", "Preemption is not helpful"
+    )
 
 
 def test_a_card_that_two_dialects_advertise_is_one_card(cluster: Wired) -> None:
@@ -123,7 +125,7 @@ def test_offline_pods_pack_and_prefer_cards_without_online_ones(cluster: Wired) 
 
 def test_online_and_offline_pods_wait_for_a_node_that_mixes(cluster: Wired) -> None:
     cluster.create(qgpu_node("n", 32), online_pod("online", 4))
-    cluster.waits("online", "not for online and offline Pods: that takes label mixed-qgpu-enable=enable")
+    cluster.waits("online", "does not mix online and offline Pods: requires label mixed-qgpu-enable=enable")
     cluster.label_node("n", {"mixed-qgpu-enable": "enable"})
     assert cluster.bound("online") == {"online": "n"}
 
@@ -136,7 +138,7 @@ def test_no_more_share_a_card_than_a_quarter_of_its_gib(cluster: Wired) -> None:
         ("n", [card]) for card in (0, 0, 1, 1)
     ]
     cluster.create(pod("fifth", small))
-    cluster.waits("fifth", "as many Pods share each GPU as may")
+    cluster.waits("fifth", "GPU sharing: every card has reached its limit (aliquot:slices)")
 
 
 # --- cards that fall sick --------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def test_a_pod_does_not_go_to_a_node_of_the_other_mode(cluster: Wired, resource:
     cluster.create(node("n", everything, labels=labels))
     tolerant = [{"operator": "Exists"}]
     cluster.create(pod("p", {resource: 1}, scheduler="t9k-scheduler", tolerations=tolerant))
-    cluster.waits("p", "not for t9k Pods: that takes labels sched.tensorstack.dev/accelerator=nvidia-gpu and")
+    cluster.waits("p", "does not serve t9k Pods: requires labels sched.tensorstack.dev/accelerator=nvidia-gpu and")
 
 
 def test_a_pod_that_wants_the_node_waits_until_it_is_empty_and_then_blocks_it(cluster: Wired) -> None:
@@ -80,7 +80,7 @@ def test_a_pod_that_wants_the_node_waits_until_it_is_empty_and_then_blocks_it(cl
     wait_until(lambda: [p for p in objects.list_pods(cluster.plane) if p["spec"].get("nodeName")], 20, "a daemon Pod")
     cluster.placed(t9k_pod("card", T9K_CARDS, 1))
     cluster.create(t9k_pod("whole", T9K_NODE, 1))
-    cluster.waits("whole", "the whole node is wanted, and other Pods are on it")
+    cluster.waits("whole", "needs a whole node; other Pods are on it (aliquot:whole-node)")
 
     objects.delete_pod(cluster.plane, "card")
     assert cluster.bound("whole") == {"whole": "xgn"}

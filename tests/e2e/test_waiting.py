@@ -42,17 +42,19 @@ def _bound_after(cluster: Wired, free: Callable[[], object], *names: str) -> flo
 def test_the_pod_and_kube_scheduler_both_say_why_it_waits(cluster: Wired) -> None:
     _two_busy_cards(cluster)
     cluster.create(gpushare_pod("c", 4))
-    cluster.waits("c", "0/1 nodes are available: 1 GPU memory: 4 GiB wanted, no card has that much free.")
+    cluster.waits(
+        "c", "0/1 nodes are available: 1 GPU memory: needs 4 GiB per card; no card has that much free (aliquot:memory)."
+    )
     said = cluster.told("c", "WaitingForGPU")
-    assert said == "fits none of 1 node: 1 is busy (GPU memory: 4 GiB wanted, at most 2 GiB free on 2 cards)"
+    assert said == "fits none of 1 node. 1 is busy: GPU memory: needs 4 GiB per card, at most 2 GiB free (2 cards)"
 
 
 def test_kube_scheduler_counts_the_nodes_that_give_the_same_reason(cluster: Wired) -> None:
     cluster.create(gpushare_node("small", 2, 2, 2), *(gpushare_node(f"n{number}", 8, 8) for number in range(3)))
     cluster.placed(*(gpushare_pod(f"p{number}", 6) for number in range(6)))
     cluster.create(gpushare_pod("c", 4))
-    busy = "3 GPU memory: 4 GiB wanted, no card has that much free"
-    never = "1 GPU memory: 4 GiB wanted, no card is that large"
+    busy = "3 GPU memory: needs 4 GiB per card; no card has that much free (aliquot:memory)"
+    never = "1 GPU memory: needs 4 GiB per card; no card is that large (aliquot:memory)"
     cluster.waits("c", "0/4 nodes are available", busy, never)
 
 
@@ -102,7 +104,7 @@ def test_a_node_that_breaks_a_rule_takes_nobody_until_it_is_put_right(cluster: W
     policy = "tke.cloud.tencent.com/qgpu-schedule-policy"
     cluster.create(qgpu_node("n", 16, labels={**QGPU, policy: "fair"}), pod("p", {QGPU_MEMORY: 4, QGPU_CORE: 20}))
     rule = f'metadata.labels["{policy}"]: "fair" is not allowed: best-effort or be, fixed-share or fs'
-    cluster.waits("p", f"the node is broken: {rule}")
+    cluster.waits("p", f"invalid node: {rule}")
     cluster.told("n", "InvalidNode", rule)
     assert _bound_after(cluster, lambda: cluster.label_node("n", {policy: "fs"}), "p") < SOON
 
@@ -154,7 +156,7 @@ def test_a_pod_that_never_fits_is_told_so_and_nobody_is_driven_away_for_it(clust
     cluster.create(gpushare_node("n", 16, 16))
     cluster.placed(gpushare_pod("low", 4))
     cluster.create(pod("high", {MEM: 20}, priorityClassName="system-cluster-critical"))
-    never = "1 GPU memory: 20 GiB wanted, no card is that large"
+    never = "1 GPU memory: needs 20 GiB per card; no card is that large (aliquot:memory)"
     cluster.waits("high", never, "Preemption is not helpful for scheduling")
     cluster.told("high", "WaitingForGPU", "will not take it")
     assert objects.bound_to(cluster.plane, "low") == "n"

@@ -20,7 +20,7 @@ def test_reasons_are_told_all_the_same(cluster: Wired) -> None:
     cluster.create(gpushare_node("n", 8, 8))
     cluster.placed(gpushare_pod("a", 6), gpushare_pod("b", 6))
     cluster.create(gpushare_pod("c", 4))
-    cluster.waits("c", "GPU memory: 4 GiB wanted, no card has that much free")
+    cluster.waits("c", "GPU memory: needs 4 GiB per card; no card has that much free (aliquot:memory)")
 
 
 def test_an_important_pod_gets_its_card_all_the_same(cluster: Wired) -> None:

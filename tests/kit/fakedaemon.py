@@ -169,7 +169,7 @@ def a_pod(name: str, namespace: str = "default", **more: Any) -> Json:
     }
 
 
-def pending(name: str, reason: str = "card 0 has 1.0 GiB free (3.0 GiB wanted)", **more: Any) -> Json:
+def pending(name: str, reason: str = "card 0 has 1 GiB free, needs 3 GiB", **more: Any) -> Json:
     """A Pod that waits."""
     waits: Json = {"phase": "Pending", "node": None, "cards": [], "reason": reason, "started": None}
     return a_pod(name, **{**waits, "containers": [a_container(state="waiting")], **more})

@@ -19,8 +19,8 @@ def short(card: int, what: str, wanted: int, had: int) -> dict[str, Any]:
         ([short(0, "memory", 8192, 4096)], "card 0 has 4 GiB free, needs 8 GiB"),
         ([short(0, "core", 500, 205)], "card 0 has 20.5% of its compute free, needs 50%"),
         ([short(0, "core-greedy", 500, 0)], "card 0 has 0% of its offline compute free, needs 50%"),
-        ([short(0, "exclusive", 0, 1)], "card 0 is in use (1 on it)"),
-        ([short(0, "exclusive", 0, 3)], "card 0 is in use (3 on it)"),
+        ([short(0, "exclusive", 0, 1)], "card 0 is in use"),
+        ([short(0, "exclusive", 0, 3)], "card 0 is in use"),
         ([short(0, "slices", 1, 0)], "card 0 has reached its sharing limit"),
         ([short(0, "health", 1, 0)], "card 0 is unhealthy or gone"),
         (
@@ -38,7 +38,7 @@ def short(card: int, what: str, wanted: int, had: int) -> dict[str, Any]:
         ),
         (
             [short(0, "memory", 8192, 4096), short(0, "core", 500, 400), short(1, "exclusive", 0, 1)],
-            "card 1 is in use (1 on it); 1 other card has no room either",
+            "card 1 is in use; 1 other card has no room either",
         ),
         ([short(0, "later", 1, 0)], "card 0 does not fit (later)"),
         ([], "no room"),

@@ -76,12 +76,12 @@ _TABLE: dict[tuple[Reason, str], Words] = {
     (Reason.EXCLUSIVE, ""): Words(
         "other Pods hold the GPUs exclusively",
         "held exclusively by other Pods ({cards})",
-        "is in use ({had} on it)",
+        "is in use",
     ),
     (Reason.EXCLUSIVE, OWN): Words(
         "needs a whole GPU; every GPU is in use",
         "needs whole cards; others use them ({cards})",
-        "is in use ({had} on it)",
+        "is in use",
     ),
     (Reason.HEALTH, ""): Words(
         "the GPUs that fit are unhealthy or gone; or the node's agent is away",

@@ -29,7 +29,7 @@ def reason(standing: Mapping[str, Any]) -> str:
         cards.setdefault((refusal.get("node") or "", refusal["card"]), []).append(refusal)
     _, nearest = min(cards.items(), key=lambda item: (len(item[1]), sum(map(_missing, item[1])), item[0]))
     others = len(cards) - 1
-    words = f"{card_named(nearest[0])} {' and '.join(lacks(refusal) for refusal in nearest)}"
+    words = f"{card_named(nearest[0])} {', and '.join(lacks(refusal) for refusal in nearest)}"
     return words + (f"; {others} other card{'s have' if others > 1 else ' has'} no room either" if others else "")
 
 

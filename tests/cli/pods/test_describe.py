@@ -35,7 +35,7 @@ def test_share_and_quota_memory_and_limit_stand_beside_each_other(daemon: PaperD
     shown = flat(describe("pod/train").stdout)
     assert "Card 1: Paper 1000, GPU-1" in shown
     assert "compute: 25.3% of the card's time; quota 30% (best-effort)" in shown
-    assert "memory: 64 MiB of 8.0 GiB; 4 allocations past the limit were refused" in shown
+    assert "memory: 64 MiB of 8 GiB; 4 allocations past the limit were refused" in shown
     assert "state: paused, 1.5s paused in all" in shown
     assert "preempted: 2 times" in shown
 
@@ -94,9 +94,9 @@ def test_a_node_is_told_with_its_cards_and_who_is_on_them(daemon: PaperDaemon) -
     daemon.answers["status"] = a_status(cards=cards, tenants=[tenant])
     shown = flat(describe("node").stdout)
     assert shown[:3] == ["Name: box", "Offers: qgpu, gpushare", "Policy: best-effort, release delay 100ms"]
-    assert "memory: 3.0 GiB of 24.0 GiB booked, 21.0 GiB free" in shown
+    assert "memory: 3 GiB of 24 GiB booked, 21 GiB free" in shown
     assert "compute: 30% booked; busy 50%" in shown
-    assert "default/train normal 50.0% 30% 64 MiB / 3.0 GiB running" in shown
+    assert "default/train normal 50.0% 30% 64 MiB / 3 GiB running" in shown
     assert "out: XID 79" in shown
 
 

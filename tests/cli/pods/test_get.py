@@ -44,7 +44,7 @@ def test_pods_are_shown_like_kubectl_with_where_and_how_much(daemon: PaperDaemon
     head, row = get(*words).stdout.splitlines()
     assert " ".join(head.split()) == "NAME READY STATUS RESTARTS AGE NODE CARDS MEMORY CORE CLASS"
     cells = row.split()
-    assert " ".join(cells[:4] + cells[5:]) == "train 1/1 Running 0 box 0,1 2 x 3.0 GiB 2 x 30% offline"
+    assert " ".join(cells[:4] + cells[5:]) == "train 1/1 Running 0 box 0,1 2 x 3 GiB 2 x 30% offline"
 
 
 def test_why_a_pod_waits_stands_below(daemon: PaperDaemon) -> None:
@@ -125,7 +125,7 @@ def test_nodes_show_their_cards_and_what_is_free(daemon: PaperDaemon) -> None:
     daemon.answers["status"] = a_status(a_pod("train", node="node-0"), nodes=nodes, cards=cards)
     head, first, second = get("nodes", "-o", "wide").stdout.splitlines()
     assert first.split("  ")[0] == "node-0"
-    assert "45.0 GiB of 48.0 GiB  24.0 GiB     170% of 200%  1     fixed-share  qgpu    Paper 1000  21 24" in first
+    assert "45 GiB of 48 GiB  24 GiB     170% of 200%  1     fixed-share  qgpu    Paper 1000  21 24" in first
     assert second.split()[1:5] == ["1", "out", "1", "0"]
     assert head.endswith("FREE ON EACH (GiB)")
 

@@ -20,13 +20,11 @@ def test_one_that_waits_says_where_it_stands_and_why_and_starts_when_there_is_ro
     with machine.begin("run", "--memory", "8", "--", "echo", "first") as first:
         assert first.stderr is not None
         assert first.stderr.readline() == (
-            "aliquot: waiting: 1st of 1; card 0 has 4.0 GiB free (8.0 GiB wanted); 1 other card has no room either\n"
+            "aliquot: waiting: 1st of 1; card 0 has 4 GiB free, needs 8 GiB; 1 other card has no room either\n"
         )
         with machine.begin("run", "--memory", "9", "--", "echo", "second") as second:
             assert second.stderr is not None
-            assert second.stderr.readline().startswith(
-                "aliquot: waiting: 2nd of 2; card 0 has 4.0 GiB free (9.0 GiB wanted)"
-            )
+            assert second.stderr.readline().startswith("aliquot: waiting: 2nd of 2; card 0 has 4 GiB free, needs 9 GiB")
             assert first.stderr.readline().startswith("aliquot: waiting: 1st of 2; ")
             machine.aliquot("stop", blocker)
             assert first.communicate(timeout=PATIENCE)[0] == "first\n"
@@ -42,7 +40,7 @@ def test_a_line_is_said_again_only_when_it_says_something_else(machine: Machine)
         machine.aliquot("stop", small)
         machine.aliquot("stop", blocker)
         assert first.communicate(timeout=PATIENCE)[1] == (
-            "aliquot: waiting: 1st of 1; card 1 has 10.0 GiB free (20.0 GiB wanted); 1 other card has no room either\n"
+            "aliquot: waiting: 1st of 1; card 1 has 10 GiB free, needs 20 GiB; 1 other card has no room either\n"
         )
 
 
@@ -51,7 +49,7 @@ def test_no_wait_is_refused_with_the_reason(machine: Machine) -> None:
     said = machine.aliquot("run", "--no-wait", "--memory", "8", "--core", "30", "--", "true")
     assert said.returncode == 75
     assert said.stderr == (
-        "aliquot: no room now: card 0 has 4.0 GiB free (8.0 GiB wanted) and has 20% of compute free (30% wanted);"
+        "aliquot: no room now: card 0 has 4 GiB free, needs 8 GiB , and has 20% of its compute free, needs 30%;"
         " 1 other card has no room either\n"
     )
 
@@ -85,7 +83,10 @@ def test_a_small_run_passes_a_big_one_only_where_it_takes_nothing_from_it(machin
         eventually(lambda: machine.status()["queue"])
         assert machine.aliquot("run", "--no-wait", "--memory", "4", "--", "true").returncode == 0  # beside it, card 0
         said = machine.aliquot("run", "--no-wait", "--memory", "8", "--", "true")
-        assert (said.returncode, said.stderr) == (75, "aliquot: no room now: room is kept for big, which is first\n")
+        assert (said.returncode, said.stderr) == (
+            75,
+            "aliquot: no room now: room is reserved for big, which is first\n",
+        )
         big.kill()
     eventually(lambda: not machine.status()["queue"])
 

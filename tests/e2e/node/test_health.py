@@ -138,7 +138,7 @@ def test_while_all_cards_are_out_pods_wait_and_are_told_why(fleet: Fleet, lose: 
     wait_offered(fleet, dict.fromkeys(ALL, 0))
     fleet.create(probe("waits", limits={QCORE: 30, QMEM: 4}))
     fleet.wired.told("waits", "FailedScheduling", "Insufficient")
-    fleet.wired.told("waits", "WaitingForGPU", "sick or gone: 8 cards")
+    fleet.wired.told("waits", "WaitingForGPU", "unhealthy or gone (8 cards)")
     _restore(fleet, *fleet.nodes)
     wait_running(fleet, ["waits"])
     assert wrong_cards(fleet, ["waits"]) == []

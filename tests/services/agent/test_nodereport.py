@@ -379,7 +379,7 @@ class TestMemoryLimits:
 
     def test_a_pod_that_is_refused_memory_is_told_so(self, desk: Clerk) -> None:
         self.look(desk, self.refused(3))
-        text = "allocations were refused past its limit of 5.0 GiB on card 0 (GPU-0): 3 so far"
+        text = "allocations were refused past its limit of 5 GiB on card 0 (GPU-0): 3 so far"
         assert desk.told == [(ObjectRef("Pod", "p", "ml", "u1"), "GPUMemoryLimit", text, "Warning")]
 
     def test_one_that_was_not_refused_anything_is_not(self, desk: Clerk) -> None:

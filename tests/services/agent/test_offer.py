@@ -153,7 +153,7 @@ def test_a_pod_that_is_refused_memory_hears_of_it_in_an_event(house: House, monk
     refused = Standing(uid, "GPU-0", State.IDLE, Level.HARDWARE, 0.0, 0, 5 << 30, (), 0, 0.0, 7)
     monkeypatch.setattr(house.arbiter, "standings", lambda: [refused])
     one_round(house)
-    text = "allocations were refused past its limit of 5.0 GiB on card 0 (GPU-0): 7 so far"
+    text = "allocations were refused past its limit of 5 GiB on card 0 (GPU-0): 7 so far"
     assert ("greedy", "GPUMemoryLimit", text) in house.told
 
 

@@ -97,7 +97,7 @@ def test_pods_and_runs_wait_in_one_queue(pods: Pods) -> None:
     pods.apply(pod("c", container(gib=20)))
     eventually(lambda: pods.machine.status()["queue"])
     reason = pods.one("c")["reason"]
-    assert reason.startswith("number 1 of 1 in the queue: fits none of 1 node: 1 is busy (GPU memory: 20 GiB wanted")
+    assert reason.startswith("number 1 of 1 in the queue: fits none of 1 node. 1 is busy: GPU memory: needs 20 GiB")
     run = pods.machine.detach("--memory", "20", "--", *FOREVER)
     assert [each["name"] for each in pods.machine.status()["queue"]] == ["default/c", run]
     pods.delete("Pod", "a")
@@ -140,7 +140,9 @@ def test_a_command_that_is_not_there_is_told_while_it_is_tried_again(pods: Pods)
 
 def test_one_that_never_fits_waits_without_standing_in_the_way(pods: Pods) -> None:
     pods.apply(pod("huge", container(gib=25)))
-    eventually(lambda: "GPU memory: 25 GiB wanted of a card, too small" in (pods.one("huge")["reason"] or ""))
+    eventually(
+        lambda: "GPU memory: needs 25 GiB per card, the largest card has 24 GiB" in (pods.one("huge")["reason"] or "")
+    )
     pods.apply(pod("small"))
     pods.until("small")
     assert pods.one("huge")["phase"] == "Pending"
