@@ -9,6 +9,7 @@ from aliquot.model.claim import AppClass, Usage
 from aliquot.model.device import CORE_MILLI, Card
 from aliquot.model.grant import Share
 from aliquot.model.node import Node
+from aliquot.model.refusal import Reason, Refusal
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.crowding import crowded
 from aliquot.placement.fit import short_of
@@ -40,48 +41,50 @@ shares = st.builds(
     card=st.integers(0, 1),
     whole=st.sampled_from([False, False, False, True]),
 )
+
+
+def refused(reason: Reason, wanted: int, had: int) -> Refusal:
+    return Refusal("", 0, reason, wanted, had, never=False)
+
+
 one_per_card = st.lists(shares, max_size=2, unique_by=lambda share: share.card)  # as a Pod holds them
 
 
-def test_there_is_room_on_an_empty_card() -> None:
+def test_crowded_finds_room_on_an_empty_card() -> None:
     assert crowded(CARDS, [], [a_share(16, 100)]) is None
 
 
-def test_memory_that_does_not_fit_is_told_with_all_the_numbers() -> None:
-    said = crowded(CARDS, [a_share(12)], [a_share(5)])
-    assert said == "card 0 has 16384 MiB, of which 12288 are taken: 5120 more do not fit"
+def test_crowded_refuses_memory_that_does_not_fit() -> None:
+    assert crowded(CARDS, [a_share(12)], [a_share(5)]) == refused(Reason.MEMORY, 5120, 4096)
 
 
-def test_compute_that_does_not_fit_is_told_with_all_the_numbers() -> None:
-    said = crowded(CARDS, [a_share(1, 70)], [a_share(1, 40)])
-    assert said == "card 0 has 70% of its compute given away already: 40% more do not fit"
+def test_crowded_refuses_compute_that_does_not_fit() -> None:
+    assert crowded(CARDS, [a_share(1, 70)], [a_share(1, 40)]) == refused(Reason.CORE, 400, 300)
 
 
-def test_offline_compute_is_counted_by_itself() -> None:
+def test_crowded_counts_offline_compute_by_itself() -> None:
     assert crowded(CARDS, [a_share(1, 100)], [a_share(1, greedy=100)]) is None
-    said = crowded(CARDS, [a_share(1, greedy=70)], [a_share(1, greedy=40)])
-    assert said == "card 0 has 70% of its offline compute given away already: 40% more do not fit"
+    assert crowded(CARDS, [a_share(1, greedy=70)], [a_share(1, greedy=40)]) == refused(Reason.GREEDY, 400, 300)
 
 
-def test_a_card_that_a_pod_has_whole_is_no_others() -> None:
-    said = crowded(CARDS, [a_share(16, whole=True)], [a_share(0)])
-    assert said == "card 0 is not free for it: a Pod has it whole"
+def test_crowded_refuses_a_card_held_exclusively() -> None:
+    assert crowded(CARDS, [a_share(16, whole=True)], [a_share(0)]) == refused(Reason.EXCLUSIVE, 0, 1)
 
 
-def test_a_card_in_use_is_not_given_whole() -> None:
-    assert crowded(CARDS, [a_share(1)], [a_share(16, whole=True)]) == "card 0 is not free for it: in use"
+def test_crowded_refuses_exclusive_use_of_a_shared_card() -> None:
+    assert crowded(CARDS, [a_share(1)], [a_share(16, whole=True)]) == refused(Reason.EXCLUSIVE, 0, 1)
 
 
-def test_other_cards_do_not_count() -> None:
+def test_crowded_ignores_other_cards() -> None:
     assert crowded(CARDS, [a_share(16, 100, card=1)], [a_share(16, 100, card=0)]) is None
 
 
-def test_a_card_that_is_not_here_is_not_judged() -> None:
+def test_crowded_ignores_unknown_cards() -> None:
     assert crowded(CARDS, [], [a_share(99, card=5)]) is None
 
 
 @given(st.lists(one_per_card, max_size=8))
-def test_whoever_is_let_in_one_after_the_other_never_has_more_than_the_cards_have(pods: list[list[Share]]) -> None:
+def test_pods_that_crowded_accepts_never_exceed_the_cards(pods: list[list[Share]]) -> None:
     held: list[Share] = []
     for pod in pods:
         if crowded(CARDS, held, pod) is None:
@@ -95,7 +98,7 @@ def test_whoever_is_let_in_one_after_the_other_never_has_more_than_the_cards_hav
 
 
 @given(st.lists(shares, max_size=5), one_per_card)
-def test_what_the_board_accepts_is_never_refused_whatever_is_booked(held: list[Share], pod: list[Share]) -> None:
+def test_crowded_never_refuses_what_the_board_accepts(held: list[Share], pod: list[Share]) -> None:
     board = Board()
     board.set_node(Node("n1", tuple(CARDS.values()), EVERY_OFFER))
     for share in held:

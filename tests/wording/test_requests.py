@@ -6,7 +6,7 @@ import pytest
 
 from aliquot.model.claim import Claim, ContainerClaim, Role, Slice
 from aliquot.model.node import Offer
-from aliquot.wording.requests import on_cards, wants
+from aliquot.wording.requests import on_cards, requests, wants
 
 
 def a_claim(*parts: tuple[Slice, int | None], whole_node: bool = False) -> Claim:
@@ -22,6 +22,7 @@ def a_claim(*parts: tuple[Slice, int | None], whole_node: bool = False) -> Claim
         ([(Slice(memory_mib=10240, core_milli=300), 1)], "10 GiB, 30%"),
         ([(Slice(memory_mib=3072), 4)], "3 GiB on each of 4 cards"),
         ([(Slice(memory_mib=1000), 1)], "1000 MiB"),
+        ([(Slice(memory_mib=1536), 1)], "1.5 GiB"),
         ([(Slice(memory_percent=40, core_milli=125), 1)], "40% of memory, 12.5%"),
         ([(Slice(memory_mib=1024, greedy_milli=500), 1)], "1 GiB, 50% offline"),
         ([(Slice(memory_mib=1024), None)], "1 GiB on every card"),
@@ -33,14 +34,19 @@ def a_claim(*parts: tuple[Slice, int | None], whole_node: bool = False) -> Claim
         ([(Slice(memory_mib=1024 * at), 1) for at in range(1, 6)], "5 containers' cards"),
     ],
 )
-def test_it_is_an_amount(parts: list[tuple[Slice, int | None]], words: str) -> None:
+def test_wants_is_an_amount_per_container(parts: list[tuple[Slice, int | None]], words: str) -> None:
     assert wants(a_claim(*parts)) == words
 
 
-def test_a_whole_node_is_just_that() -> None:
+def test_wants_names_a_whole_node() -> None:
     assert wants(a_claim((Slice(exclusive=True), None), whole_node=True)) == "a whole node"
 
 
-def test_a_run_says_it_in_the_same_words() -> None:
+def test_requests_names_the_dialect() -> None:
+    claim = a_claim((Slice(memory_mib=1024), 2))
+    assert requests(wants(claim), claim.dialect) == "requests 1 GiB on each of 2 cards (qgpu)"
+
+
+def test_on_cards_words_a_run_alike() -> None:
     assert on_cards(["4 GiB"], 2) == "4 GiB on each of 2 cards"
     assert on_cards([], 1) == "a whole card"

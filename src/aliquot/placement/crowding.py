@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from aliquot.model.claim import Usage
 from aliquot.model.device import CORE_MILLI, Card
 from aliquot.model.grant import Share
+from aliquot.model.refusal import Reason, Refusal
 
 
-def crowded(cards: Mapping[str, Card], held: Iterable[Share], more: Iterable[Share]) -> str | None:
+def crowded(cards: Mapping[str, Card], held: Iterable[Share], more: Iterable[Share]) -> Refusal | None:
     """How `more` would take a card beyond what it has beside what is `held`; None where there is room.
 
     Shares name their cards by UUID; one that names none of these is not judged here.
@@ -27,20 +28,15 @@ def crowded(cards: Mapping[str, Card], held: Iterable[Share], more: Iterable[Sha
             continue
         before = used.get(share.uuid, Usage())
         if before.exclusive or (share.exclusive and before.slices):
-            return f"card {card.index} is not free for it: {'a Pod has it whole' if before.exclusive else 'in use'}"
+            return Refusal("", card.index, Reason.EXCLUSIVE, 0, before.slices, never=False)
         if before.memory_mib + share.memory_mib > card.memory_mib:
-            return (
-                f"card {card.index} has {card.memory_mib} MiB, of which {before.memory_mib} are taken: "
-                f"{share.memory_mib} more do not fit"
-            )
-        for wanted, taken, what in (
-            (share.core_milli, before.core_milli, "compute"),
-            (share.greedy_milli, before.greedy_milli, "offline compute"),
+            room = max(0, card.memory_mib - before.memory_mib)
+            return Refusal("", card.index, Reason.MEMORY, share.memory_mib, room, never=False)
+        for wanted, taken, reason in (
+            (share.core_milli, before.core_milli, Reason.CORE),
+            (share.greedy_milli, before.greedy_milli, Reason.GREEDY),
         ):
             if wanted and taken + wanted > CORE_MILLI:  # what is not wanted is not short
-                return (
-                    f"card {card.index} has {taken / 10:g}% of its {what} given away already: "
-                    f"{wanted / 10:g}% more do not fit"
-                )
+                return Refusal("", card.index, reason, wanted, max(0, CORE_MILLI - taken), never=False)
         used[share.uuid] = before + share.usage()
     return None

@@ -51,7 +51,7 @@ _TABLE: dict[tuple[Reason, str], Words] = {
     (Reason.MEMORY, NEVER): Words(
         "GPU memory: needs {wanted} per card; no card is that large",
         "GPU memory: needs {wanted} per card; the largest card has {had} ({cards})",
-        "has {had} in all, needs {wanted}",
+        "has {had} free, needs {wanted}",
     ),
     (Reason.CORE, ""): Words(
         "GPU compute: needs {wanted} per card; no card has that much free",
@@ -71,7 +71,7 @@ _TABLE: dict[tuple[Reason, str], Words] = {
     (Reason.SLICES, NEVER): Words(
         "GPU sharing: needs more places on one card than any card allows",
         "GPU sharing: needs {wanted} places on one card, more than it allows ({cards})",
-        "allows fewer than {wanted} to share it",
+        "has reached its sharing limit",
     ),
     (Reason.EXCLUSIVE, ""): Words(
         "other Pods hold the GPUs exclusively",
@@ -158,10 +158,10 @@ def line(reason: Reason, facts: Facts, *cases: str) -> str:
     return words(reason, *cases).line.format_map(facts._asdict())
 
 
-def card(reason: Reason, wanted: int, had: int, *cases: str) -> str:
+def card(reason: Reason, wanted: object, had: object) -> str:
     """For one card, after its name."""
-    in_words = needed_and_had(reason, wanted, had)
-    return words(reason, *cases).card.format_map(Facts(*in_words)._asdict())
+    needed, there = (amount if isinstance(amount, int) else 0 for amount in (wanted, had))
+    return words(reason).card.format_map(Facts(*needed_and_had(reason, needed, there))._asdict())
 
 
 # --- amounts ---------------------------------------------------------------------------------------------------------

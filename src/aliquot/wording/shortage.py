@@ -21,16 +21,23 @@ def reason(standing: Mapping[str, Any]) -> str:
     """What is short on the nearest card: that is what the run waits for."""
     if standing.get("kept_for"):
         return f"room is reserved for {standing['kept_for']}, which is first"
-    refusals = [refusal for refusal in standing.get("refusals") or () if refusal.get("card") is not None]
+    refusals, others = nearest(standing)
     if not refusals:
         return "no room"
-    cards: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
-    for refusal in refusals:
-        cards.setdefault((refusal.get("node") or "", refusal["card"]), []).append(refusal)
-    _, nearest = min(cards.items(), key=lambda item: (len(item[1]), sum(map(_missing, item[1])), item[0]))
-    others = len(cards) - 1
-    words = f"{card_named(nearest[0])} {', and '.join(lacks(refusal) for refusal in nearest)}"
+    words = f"{card_named(refusals[0])} {', and '.join(lacks(refusal) for refusal in refusals)}"
     return words + (f"; {others} other card{'s have' if others > 1 else ' has'} no room either" if others else "")
+
+
+def nearest(standing: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], int]:
+    """What the card lacks that lacks least, and how many other cards have no room either."""
+    cards: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for refusal in standing.get("refusals") or ():
+        if refusal.get("card") is not None:
+            cards.setdefault((refusal.get("node") or "", refusal["card"]), []).append(refusal)
+    if not cards:
+        return [], 0
+    _, refusals = min(cards.items(), key=lambda item: (len(item[1]), sum(map(_missing, item[1])), item[0]))
+    return refusals, len(cards) - 1
 
 
 def card_named(refusal: Mapping[str, Any]) -> str:
@@ -42,7 +49,7 @@ def card_named(refusal: Mapping[str, Any]) -> str:
 def lacks(refusal: Mapping[str, Any]) -> str:
     """What the card lacks, after its name."""
     try:
-        return reasons.card(Reason(refusal["reason"]), refusal.get("wanted") or 0, refusal.get("had") or 0)
+        return reasons.card(Reason(refusal["reason"]), refusal.get("wanted"), refusal.get("had"))
     except ValueError:  # a daemon of a later release
         return f"does not fit ({refusal['reason']})"
 

@@ -98,7 +98,7 @@ def test_ps_shows_who_runs_and_who_waits(machine: Machine) -> None:
     machine.detach("--name", "big", "--gpus", "2", "--", *FOREVER)
     shown = machine.aliquot("ps").stdout.splitlines()
     assert shown[0].split() == ["NAME", "CLASS", "PID", "CARDS", "MEMORY", "CORE", "STATE", "SINCE", "COMMAND"]
-    assert shown[1].split()[:2] + shown[1].split()[3:7] == ["train", "offline", "0", "20.0", "GiB", "50%"]
+    assert shown[1].split()[:2] + shown[1].split()[3:7] == ["train", "offline", "0", "20", "GiB", "50%"]
     assert shown[2].split()[0] == "big"
     assert shown[3] == "big waits (1 of 1): card 0 is in use"
     told = json.loads(machine.aliquot("ps", "-o", "json").stdout)
@@ -110,8 +110,8 @@ def test_top_shows_each_card_with_its_tenants(machine: Machine) -> None:
     machine.detach("--name", "serve", "--class", "online", "--memory", "8", "--core", "30", "--", *FOREVER)
     shown = machine.aliquot("top").stdout
     assert "policy best-effort, release delay 100ms" in shown
-    assert "card 0  Paper 1000, busy 0%, 0 MiB of 24 GiB in use, 8 GiB booked" in shown
-    assert "serve  online   30%      -              0 MiB / 8 GiB  idle   none           0" in shown
+    assert "card 0  Paper 1000, busy 0%, 0 GiB of 24 GiB in use, 8 GiB booked" in shown
+    assert "serve  online   30%      -              0 GiB / 8 GiB  idle   none           0" in shown
     told = machine.status()
     card = told["tenants"][0]["cards"][0]
     assert (card["core"], card["memory_limit_bytes"], card["state"], card["level"]) == (30, 8 << 30, "idle", "none")

@@ -125,7 +125,7 @@ def test_nodes_show_their_cards_and_what_is_free(daemon: PaperDaemon) -> None:
     daemon.answers["status"] = a_status(a_pod("train", node="node-0"), nodes=nodes, cards=cards)
     head, first, second = get("nodes", "-o", "wide").stdout.splitlines()
     assert first.split("  ")[0] == "node-0"
-    assert "45 GiB of 48 GiB  24 GiB     170% of 200%  1     fixed-share  qgpu    Paper 1000  21 24" in first
+    assert "45 GiB of 48 GiB  24 GiB       170% of 200%  1     fixed-share  qgpu    Paper 1000  21 24" in first
     assert second.split()[1:5] == ["1", "out", "1", "0"]
     assert head.endswith("FREE ON EACH (GiB)")
 

@@ -129,7 +129,7 @@ def test_the_manifest_comes_back_with_its_status(machine: Machine) -> None:
 def test_describe_tells_where_and_why_and_what_happened(machine: Machine) -> None:
     apply(machine, a_pod("train"))
     shown = machine.aliquot("describe", "pod/train").stdout
-    for words in ("Status:       Running (1 of 1", "Card 0:  Paper 1000", "0 MiB of 3 GiB", "Why:", "Events:"):
+    for words in ("Status:       Running (1 of 1", "Card 0:  Paper 1000", "0 GiB of 3 GiB", "Why:", "Events:"):
         assert words in shown
     assert "default/train  normal" in machine.aliquot("describe", "node").stdout
 

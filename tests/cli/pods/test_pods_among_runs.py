@@ -47,7 +47,7 @@ def test_a_pod_in_the_queue_is_a_pod_and_tells_its_own_reason(daemon: PaperDaemo
     entry = a_queue_entry("default/train", core=30, command=["keeper"])
     daemon.answers["status"] = a_status(pending("train", "number 1 of 1 in the queue: no room"), queue=[entry])
     _, row, why = shown("ps").splitlines()
-    assert row.split()[:8] == ["default/train", "normal", "-", "1", "wanted", "3.0", "GiB", "30%"]
+    assert row.split()[:8] == ["default/train", "normal", "-", "1", "wanted", "3", "GiB", "30%"]
     assert row.endswith("python train.py")
     assert why == "train waits: number 1 of 1 in the queue: no room"
     assert shown("top").splitlines()[-1] == why

@@ -123,7 +123,7 @@ REAL = "a daemon with real cards runs already; set ALIQUOT_HOME to start another
         (["--core", "0", "--", "true"], 2, f"--core: 0 is not allowed: {OF_CORE}"),
         (["--core", "101", "--", "true"], 2, f"--core: 101 is not allowed: {OF_CORE}"),
         (["--core=x", "--", "true"], 2, f"--core: x is not allowed: {OF_CORE}"),
-        (["--memory", "25", "--", "true"], 2, "--memory: 25GiB is not allowed: at most 24GiB: the largest card here"),
+        (["--memory", "25", "--", "true"], 2, "--memory: 25 GiB is not allowed: at most 24 GiB: the largest card here"),
         (["--memory", "0", "--", "true"], 2, f"--memory: 0 is not allowed: {OF_MEMORY}"),
         (["--memory", "10GB", "--", "true"], 2, f"--memory: 10GB is not allowed: {OF_MEMORY}"),
         (["--class", "urgent", "--", "true"], 2, "--class: urgent is not allowed: online, offline or normal"),

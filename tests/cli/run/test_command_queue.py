@@ -49,7 +49,7 @@ def test_no_wait_is_refused_with_the_reason(machine: Machine) -> None:
     said = machine.aliquot("run", "--no-wait", "--memory", "8", "--core", "30", "--", "true")
     assert said.returncode == 75
     assert said.stderr == (
-        "aliquot: no room now: card 0 has 4 GiB free, needs 8 GiB , and has 20% of its compute free, needs 30%;"
+        "aliquot: no room now: card 0 has 4 GiB free, needs 8 GiB, and has 20% of its compute free, needs 30%;"
         " 1 other card has no room either\n"
     )
 

@@ -201,7 +201,7 @@ def _agent_hangs(case: Case) -> Callable[[], object]:
         pytest.param(
             _given_twice,
             "over-allocated",
-            "18 GiB are given away of 16 GiB",
+            "18 GiB of 16 GiB are given away",
             "default/twice",
             id="a-card-that-was-given-twice",
         ),

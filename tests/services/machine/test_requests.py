@@ -64,10 +64,10 @@ def test_what_the_machine_could_never_give_is_refused_with_what_it_could() -> No
     there = (*cards(1, 24), *cards(2, 80)[1:])
     assert never_fits(RunRequest(("x",), memory_mib=80 * 1024), [there]) is None
     assert never_fits(RunRequest(("x",), memory_mib=81 * 1024), [there]) == Invalid(
-        "memory", "81GiB", "at most 80GiB: the largest card here"
+        "memory", "81 GiB", "at most 80 GiB: the largest card here"
     )
     assert never_fits(RunRequest(("x",), memory_mib=80 * 1024, gpus=2), [there]) == Invalid(
-        "gpus", 2, "at most 1 with --memory 80GiB: no more cards are that large"
+        "gpus", 2, "at most 1 with 80 GiB each: no more cards are that large"
     )
     assert never_fits(RunRequest(("x",), gpus=3), [there]) == Invalid(
         "gpus", 3, "at most 2: this machine has no more cards"

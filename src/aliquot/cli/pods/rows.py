@@ -20,7 +20,7 @@ from aliquot.model.status.machine import (
     Status,
     WorkloadStatus,
 )
-from aliquot.wording.amounts import duration, memory
+from aliquot.wording.amounts import duration, in_units, memory
 
 Object = PodStatus | WorkloadStatus | NodeStatus
 
@@ -254,7 +254,11 @@ def _node_row(status: Status, node: NodeStatus, name: str, wide: bool) -> tuple[
         f"{compute:g}% of {100 * len(cards)}%",
         str(pods),
         node.policy,
-        *((",".join(node.offers), "/".join(models), " ".join(f"{mib / 1024:g}" for mib in room)) if wide else ()),
+        *(
+            (",".join(node.offers), "/".join(models), " ".join(f"{in_units(mib, 1024)}" for mib in room))
+            if wide
+            else ()
+        ),
     )
 
 

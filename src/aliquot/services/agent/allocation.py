@@ -40,6 +40,7 @@ from aliquot.services.agent.foreignpods import ForeignPods
 from aliquot.services.agent.injection import Injection, Injector
 from aliquot.services.agent.tenants import AdmissionError, PodTenants
 from aliquot.services.daemon.events import EventSink, pod_ref
+from aliquot.wording import reasons
 
 log = logging.getLogger(__name__)
 
@@ -278,7 +279,10 @@ class Allocator:
             if tenancy.id != pod.metadata.uid
             for share in tenancy.shares
         ]
-        return crowded(cards, others, shares_of(grant, self._uuids()))
+        refusal = crowded(cards, others, shares_of(grant, self._uuids()))
+        if refusal is None:
+            return None
+        return f"card {refusal.card} {reasons.card(refusal.reason, refusal.wanted, refusal.had)}"
 
     def _why_full(self, grant: Grant) -> str:
         """What the user can do about it."""

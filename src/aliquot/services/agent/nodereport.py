@@ -29,6 +29,7 @@ from aliquot.model.refusal import Invalid
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Finding, Standing
 from aliquot.services.daemon.events import EventSink, ObjectRef, pod_ref
+from aliquot.wording.amounts import memory
 
 log = logging.getLogger(__name__)
 
@@ -297,6 +298,6 @@ def _pod_ref(tenancy: Tenancy) -> ObjectRef:
 
 
 def _limit_text(standing: Standing, numbers: Mapping[str, int]) -> str:
-    limit = "" if standing.memory_limit is None else f" of {standing.memory_limit / (1 << 30):.1f} GiB"
+    limit = "" if standing.memory_limit is None else f" of {memory(standing.memory_limit >> 20)}"
     card = f"card {numbers.get(standing.uuid, '?')} ({standing.uuid})"
     return f"allocations were refused past its limit{limit} on {card}: {standing.refused} so far"

@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from msgspec import UNSET, to_builtins
+from msgspec import UNSET, convert, to_builtins
 
 from aliquot.model.claim import Claim
 from aliquot.model.node import Isolation
-from aliquot.model.reason import Reason
 from aliquot.model.refusal import Invalid
 from aliquot.model.status.dashboard import FINDINGS, Message, Refused, Wants
 from aliquot.model.status.dashboard import MessageCode as Code
@@ -26,7 +25,9 @@ from aliquot.model.status.machine import (
     requests_of,
 )
 from aliquot.wording import shortage
-from aliquot.wording.requests import gib, on_cards, wants
+from aliquot.wording.amounts import memory
+from aliquot.wording.requests import on_cards, wants
+from aliquot.wording.requests import requests as request_words
 
 _XID = re.compile(r"Xid (\d+)")
 
@@ -54,15 +55,15 @@ def wants_of_claim(claim: Claim) -> Wants:
 def wants_of_entry(entry: QueueEntry) -> Wants:
     """What a run in the queue asks for."""
     mib = 0 if entry.memory_bytes is None else entry.memory_bytes >> 20
-    parts = ([gib(mib)] if mib else []) + ([] if entry.core is None else [f"{entry.core:g}%"])
+    parts = ([memory(mib)] if mib else []) + ([] if entry.core is None else [f"{entry.core:g}%"])
     request = RequestStatus(count=entry.gpus, whole=not parts, memory_mib=mib, core=entry.core)
     return Wants(text=on_cards(parts, entry.gpus), requests=[request])
 
 
 def requests(asked: Wants, dialect: str) -> Message:
     """The first line of why a Pod is where it is."""
-    text = f"Requests {asked.text} ({dialect})."
-    return Message(Code.REQUESTS, text, wants=asked.requests, dialect=dialect)
+    words = request_words(asked.text, dialect)
+    return Message(Code.REQUESTS, f"{words[0].upper()}{words[1:]}.", wants=asked.requests, dialect=dialect)
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -98,21 +99,14 @@ def queued(entry: QueueEntry) -> Message:
 
 def short_of(entry: QueueEntry) -> Message:
     """What a run or a Pod in the queue of a machine waits for."""
-    text = shortage.reason(to_builtins(entry))
+    standing = to_builtins(entry)
+    text = shortage.reason(standing)
     if entry.kept_for:
         return Message(Code.ROOM_RESERVED, text, name=entry.kept_for)
-    cards: dict[tuple[object, int], list[RefusalStatus]] = {}
-    for refusal in entry.refusals:
-        if refusal.card is not None:
-            cards.setdefault((refusal.node, refusal.card), []).append(refusal)
-    nearest = min(cards.values(), key=lambda refusals: (len(refusals), sum(map(_missing, refusals))), default=[])
-    return Message(Code.NO_ROOM, text, refusals=[*map(refused_by_card, nearest)], count=max(0, len(cards) - 1))
-
-
-def _missing(refusal: RefusalStatus) -> float:
-    """Which part of the wanted amount is missing, for comparing cards."""
-    wanted, had = _number(refusal.wanted) or 0, _number(refusal.had) or 0
-    return 1.0 if refusal.reason is Reason.EXCLUSIVE or not wanted else (wanted - had) / wanted
+    nearest, others = shortage.nearest(standing)
+    return Message(
+        Code.NO_ROOM, text, refusals=[*map(refused_by_card, convert(nearest, list[RefusalStatus]))], count=others
+    )
 
 
 def fits_on(node: str) -> Message:
@@ -163,7 +157,7 @@ def placed(cards: Sequence[int], node: str | None) -> Message:
 def promised(request: RequestStatus, cards: int) -> Message:
     """What a run has of each of its cards."""
     core = "" if request.core is None else f" and {request.core:g}% of the compute"
-    amount = "all" if request.whole else f"{gib(request.memory_mib)}{core}"
+    amount = "all" if request.whole else f"{memory(request.memory_mib)}{core}"
     text = f"Promised {amount} of {cards} card{'s' * (cards > 1)}."
     return Message(Code.PROMISED, text, wants=[request], count=cards)
 

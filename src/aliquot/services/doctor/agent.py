@@ -18,6 +18,7 @@ from aliquot.model.refusal import Invalid
 from aliquot.model.tenant import FindingKind
 from aliquot.services.doctor.findings import Finding, Json, Level, found, ok, part
 from aliquot.services.doctor.site import Site
+from aliquot.wording.amounts import memory
 
 _ANEW = "what was in it is asked of the API server and the kubelet again, so that nothing is lost"
 _LEAST_FREE = 16 << 20  # bytes
@@ -149,7 +150,7 @@ def _disks(site: Site) -> Iterator[Finding]:
     for disk in site.disks:
         few = disk.inodes is not None and disk.inodes < _LEAST_INODES
         if disk.free < _LEAST_FREE or few:
-            left = f"{disk.inodes} files" if few else f"{disk.free >> 20} MiB"
+            left = f"{disk.inodes} files" if few else memory(disk.free >> 20)
             what = f"its disk is full ({left} left): no container with a card can start"
             yield found("disk", disk.path, what, f"free some there: df {'-i' if few else '-h'} {disk.path}")
         if disk.path == str(site.places.run) and disk.kind not in ("tmpfs", "ramfs", ""):

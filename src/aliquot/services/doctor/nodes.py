@@ -14,6 +14,7 @@ from aliquot.model.node import Node, Offer
 from aliquot.model.quantity import QuantityError, parse_count
 from aliquot.services.doctor.findings import Finding, Level, found, ok
 from aliquot.services.explain.snapshot import Snapshot
+from aliquot.wording.amounts import memory
 
 # Which resource a node must advertise that is labelled for a way of use, and how the label is taken off.
 _ADVERTISED = {
@@ -147,5 +148,5 @@ def _inventory(obj: NodeObject, node: Node, rules: Rules) -> Iterator[Finding]:
         return  # nothing advertised tells the memory
     has, advertised = (sum(card.memory_mib for card in counted.cards) for counted in (node, bare))
     if abs(has - advertised) > 1024 * len(node.cards):
-        what = f"the agent found {has // 1024} GiB of GPU memory, but the kubelet advertises {advertised // 1024} GiB"
+        what = f"the agent found {memory(has)} of GPU memory, but the kubelet advertises {memory(advertised)}"
         yield found("cards", name, what, fix)

@@ -12,6 +12,7 @@ from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
 from aliquot.model.device import Card
 from aliquot.model.node import Offer
 from aliquot.model.refusal import Invalid
+from aliquot.wording.amounts import memory, needed_and_had
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _NAME_ALLOWED = "at most 63 characters: letters, digits and . _ -, the first a letter or digit"
@@ -88,13 +89,14 @@ def never_fits(request: RunRequest, nodes: Sequence[Sequence[Card]]) -> Invalid 
         return Invalid("gpus", request.gpus, f"at most {most}: {why}")
     sizes = [card.memory_mib for cards in nodes for card in cards]
     if request.memory_mib is not None and request.memory_mib > max(sizes):
-        return Invalid("memory", mib(request.memory_mib), f"at most {mib(max(sizes))}: the largest card here")
+        wanted, largest = needed_and_had(request.memory_mib, max(sizes))
+        return Invalid("memory", wanted, f"at most {largest}: the largest card here")
     enough = max(sum(card.memory_mib >= (request.memory_mib or 0) for card in cards) for cards in nodes)
     if request.gpus > enough:
         return Invalid(
             "gpus",
             request.gpus,
-            f"at most {enough} with --memory {mib(request.memory_mib or 0)}: no more cards are that large",
+            f"at most {enough} with {memory(request.memory_mib or 0)} each: no more cards are that large",
         )
     return None
 
@@ -111,11 +113,6 @@ def readable_name(command: tuple[str, ...]) -> str:
             if not word.startswith("-") and "." in word:
                 return _clean(words[at])
     return _clean(words[0])
-
-
-def mib(amount: int) -> str:
-    """In the unit people use."""
-    return f"{amount // 1024}GiB" if amount % 1024 == 0 else f"{amount}MiB"
 
 
 def _stem(word: str) -> str:

@@ -36,6 +36,7 @@ from aliquot.services.machine.dashboard import MachineView
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.tenants import Arbiter, LocalMachine
 from aliquot.services.runtime.meter import CardMeter
+from aliquot.wording.amounts import memory
 
 USUAL = Listen("127.0.0.1", 9478, usual=True)
 _LOG = logging.getLogger("aliquot")
@@ -182,7 +183,7 @@ async def _cancel(task: asyncio.Task[None] | None) -> None:
 
 
 def _ready(machine: LocalMachine, simulated: str | None, url: str | None) -> str:
-    kinds = Counter(f"{card.model} {card.memory_mib / 1024:.0f} GiB" for card in machine.cards)
+    kinds = Counter(f"{card.model} {memory(card.memory_mib)}" for card in machine.cards)
     cards = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     cards += f" on {len(machine.nodes)} nodes" if len(machine.nodes) > 1 else ""
     count = len(machine.cards)

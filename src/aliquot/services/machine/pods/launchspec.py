@@ -16,7 +16,7 @@ from aliquot.model.localpod import ContainerState, LocalPod
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
 from aliquot.services.machine.pods.supervisor import CONTAINER_VARIABLE, POD_VARIABLE
-from aliquot.services.machine.requests import RunRequest, mib
+from aliquot.services.machine.requests import RunRequest
 
 # Variables that a container must not inherit from the shell that applied it.
 _FOREIGN = (*OF_A_TENANT, POD_VARIABLE, CONTAINER_VARIABLE)
@@ -58,25 +58,6 @@ def run_request_of(pod: LocalPod, claim: Claim) -> RunRequest:
         None if part is None else part.slice.memory_mib or None,
         1 if part is None or part.count is None else part.count,
     )
-
-
-def request_text(claim: Claim) -> str:
-    """The request in one sentence."""
-    if claim.whole_node:
-        return f"requested a whole node ({claim.dialect} dialect)"
-    parts = []
-    for container in claim.containers:
-        part, words = container.slice, []
-        if part.exclusive:
-            words.append("a whole card")
-        else:
-            words += [f"{mib(part.memory_mib)} of memory"] if part.memory_mib else []
-            words += [f"{part.memory_percent}% of the memory"] if part.memory_percent else []
-            words += [f"{part.core_milli / 10:g}% of the compute"] if part.core_milli else []
-            words += [f"{part.greedy_milli / 10:g}% of the compute, offline"] if part.greedy_milli else []
-        times = f" on each of {container.count} cards" if container.count is not None and container.count > 1 else ""
-        parts.append(f"{container.name}: {' and '.join(words) or 'a card'}{times}")
-    return f"requested {'; '.join(parts)} ({claim.app_class.value}, {claim.dialect} dialect)"
 
 
 def placement_reason(grant: Grant) -> str:
