@@ -344,7 +344,7 @@ class House:
         """The watch tells what it has not told yet."""
         while self.api.untold:
             event = self.api.untold.pop(0)
-            self.agent.pods._take(self.agent.pods._event.decode(json.dumps(event)))
+            self.agent.pods._handle(self.agent.pods._event.decode(json.dumps(event)))
 
     def bound(self, pod: Json, *, quietly: bool = False) -> Json:
         """There is such a Pod on the node. Quietly: the watch lags."""

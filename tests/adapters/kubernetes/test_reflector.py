@@ -420,7 +420,7 @@ def test_told_again_everything_is_told_once_more_and_that_is_no_drift() -> None:
     async def scene(rig: Rig) -> None:
         await rig.synced()
         rig.sink.forget()
-        rig.reflector.tell_again()
+        rig.reflector.report_all_again()
         await rig.reflector.relist()
         assert rig.sink.told == [("changed", name) for name in "abc"]
         assert rig.reflector.drift == 0
@@ -438,7 +438,7 @@ def test_told_again_holds_even_when_a_list_was_under_way() -> None:
         rig.server.faults.append(rig.server.late(late))
         first = asyncio.create_task(rig.reflector.relist())
         await until(lambda: len(rig.server.asked(watch=False)) == 2)
-        rig.reflector.tell_again()
+        rig.reflector.report_all_again()
         second = asyncio.create_task(rig.reflector.relist())
         late.set()
         await asyncio.gather(first, second)
@@ -458,9 +458,9 @@ def test_what_others_heard_is_told_where_it_is_news_and_not_again_by_the_watch()
     async def scene(rig: Rig) -> None:
         await rig.synced()
         rig.sink.forget()
-        rig.reflector.hear(thing("a", 110, size=5))
-        rig.reflector.hear(thing("a", 101, size=1))  # older than what is known
-        rig.reflector.hear(thing("b", 102, size=1))  # known
+        rig.reflector.observe(thing("a", 110, size=5))
+        rig.reflector.observe(thing("a", 101, size=1))  # older than what is known
+        rig.reflector.observe(thing("b", 102, size=1))  # known
         assert rig.sink.told == [("changed", "a")]
         rig.server.version = 109
         rig.server.put("a", size=5)  # the watch tells the same
@@ -477,7 +477,7 @@ def test_what_others_heard_late_does_not_bring_back_what_is_gone() -> None:
         rig.server.remove("a")
         await rig.same()
         rig.sink.forget()
-        rig.reflector.hear(thing("a", 101, size=1))
+        rig.reflector.observe(thing("a", 101, size=1))
         assert rig.sink.told == []
 
     play(scene, before=three)
@@ -493,7 +493,7 @@ def test_what_others_heard_while_a_list_was_on_its_way_is_not_undone_by_it() -> 
         rig.server.put("a", size=8, quietly=True)
         rig.server.put("d", size=8, quietly=True)
         for name in "ad":
-            rig.reflector.hear(thing(name, int(rig.server.items[name]["metadata"]["resourceVersion"]), size=8))
+            rig.reflector.observe(thing(name, int(rig.server.items[name]["metadata"]["resourceVersion"]), size=8))
         rig.sink.forget()
         late.set()
         await asked

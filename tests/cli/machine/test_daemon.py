@@ -58,7 +58,7 @@ def test_there_is_one_daemon_per_home(own: Machine) -> None:
     for words in (["up"], ["up", "-d"]):
         said = own.aliquot(*words)
         assert said.returncode == 1
-        assert said.stderr == f"aliquot: a daemon runs already for {own.home}: pid {own.daemon.pid}\n"
+        assert said.stderr == f"aliquot: a daemon already runs for {own.home}: pid {own.daemon.pid}\n"
 
 
 def test_down_ends_the_daemon_and_says_who_runs_on(own: Machine) -> None:

@@ -30,7 +30,7 @@ def test_one_that_is_told_to_end_as_the_request_comes_ends(steps: int) -> None:
 
 
 def test_one_who_never_takes_the_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "FIRST_WORDS", 0.05)
+    monkeypatch.setattr(control, "REQUEST_TIMEOUT", 0.05)
 
     async def act() -> None:
         ours, theirs = socket.socketpair()

@@ -12,6 +12,7 @@ from aliquot.adapters.kubernetes.kube import ApiError, Unreachable
 from aliquot.services.daemon import events as module
 from aliquot.services.daemon.events import Events, ObjectRef
 from kit.fakeapi import Api, Clock, forbidden
+from kit.logged import logged
 
 POD = ObjectRef("Pod", "web", "team", "uid-1")
 NODE = ObjectRef("Node", "n1", uid="uid-n1")
@@ -211,9 +212,8 @@ def test_a_role_that_knows_no_events_is_told_once_and_asked_again_later(caplog: 
         for number in range(20):
             rig.say(about=ObjectRef("Pod", f"p{number}", "team", str(number)))
             rig.step(after=1)
-    assert [record.message for record in caplog.records] == [
-        "events cannot be written: the role lacks create and patch on events, in events.k8s.io or the core group"
-    ]
+    missing = "create and patch on events, in events.k8s.io or the core group"
+    assert logged(caplog) == [("events_forbidden", {"missing_rights": missing})]
     assert len(rig.api.calls) == 2
     rig.api.refuse = lambda verb, path: None
     rig.step(after=600)

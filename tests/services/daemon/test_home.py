@@ -29,7 +29,7 @@ def test_a_folder_that_is_mounted_or_in_one_that_is_will_do(mounts: Path) -> Non
 @pytest.mark.parametrize("folder", ["/var/lib/aliquot", "/run/aliquot-other", "/run"])
 def test_one_that_is_the_images_own_is_refused_with_what_to_do(mounts: Path, folder: str) -> None:
     mounts.write_text("\n".join([LAYERS, RUN, VAR]))
-    with pytest.raises(StartError, match=f"{folder} is this container's own.*hostPath"):
+    with pytest.raises(StartError, match=f"{folder} is inside this container.*hostPath"):
         check_mounted(["/run/aliquot", folder], mounts=mounts)
 
 

@@ -95,7 +95,7 @@ def test_one_more_connection_than_may_be_is_closed_until_another_ends() -> None:
 def test_a_connection_whose_question_does_not_come_to_an_end_is_closed(sent: bytes) -> None:
     async def scenario() -> bytes:
         listener = socket.create_server(("127.0.0.1", 0))
-        runner = make_runner(web.Application(), patience=0.05)
+        runner = make_runner(web.Application(), keepalive=0.05)
         async with serve_limited(runner, listener, 2), visitor(listener, sent) as reader:
             return await asyncio.wait_for(reader.read(), 10)
 

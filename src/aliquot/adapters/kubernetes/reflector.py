@@ -1,12 +1,12 @@
-"""What is in a collection of the API server, now and from now on: list, watch, resume, relist and compare.
+"""Follows a collection of the API server: list, watch, resume, relist and compare.
 
-    list    in pages; the next one is asked for while this one is taken in
+    list    in pages; the next one is requested while this one is decoded
     watch   from the list's version on, with bookmarks, so that a broken watch resumes where it stood
-    410     the version is too old to resume: list again, and tell only what differs from what was told before
+    410     the version is too old to resume: list again, and report only what differs from what was reported before
     else    wait, longer each time and never all clients at once, and resume
 
-A sink is told of every change once, in order. It is never told that a thing is gone because a watch broke. What others
-have asked the API server for (`hear`) is told too where it is news: by its version, which only ever grows.
+A sink gets every change once, in order. A broken watch never makes an object look deleted. What others have read from
+the API server (`observe`) is passed on too if it is newer: by its version, which only ever grows.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 _PAGE = 1000
 _WATCH_SECONDS = (240, 480)  # the server ends a watch after that long; spread, so that not all are renewed at once
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 15.0
-_SOUND = 20.0  # seconds: a watch that held so long, or told anything, was in order; the next failure is a first one
-_ONCE_LISTED = 3  # a server that can list is there: it is not kept waiting for long
+_SOUND = 20.0  # seconds; a watch that lasted so long, or brought anything, was healthy: the next failure is a first one
+_ONCE_LISTED = 3  # attempts count from here after a list: the server is there, so do not wait for long
 
 
 class Item(Protocol):
@@ -39,14 +39,14 @@ class Item(Protocol):
 
 
 T = TypeVar("T", bound=Item)
-Told = TypeVar("Told", bound=Item, contravariant=True)
+Consumed = TypeVar("Consumed", bound=Item, contravariant=True)
 
 
-class Sink(Protocol[Told]):
-    """Who is told. `listing` and `listed` stand around the changes that a list brought."""
+class Sink(Protocol[Consumed]):
+    """Gets the changes. `listing` and `listed` enclose those that a list brought."""
 
     def listing(self) -> None: ...
-    def changed(self, item: Told) -> None: ...
+    def changed(self, item: Consumed) -> None: ...
     def gone(self, key: str) -> None: ...
     def listed(self, drift: int) -> None: ...
 
@@ -106,27 +106,27 @@ class Reflector(Generic[T]):
     ) -> None:
         self.path = path
         self.synced = asyncio.Event()
-        self.answered = asyncio.Event()  # synced, or told that we may not be
+        self.answered = asyncio.Event()  # synced, or refused by the API server
         self.relists = 0  # lists after the first
-        self.drift = 0  # differences those found that no watch had told
+        self.drift = 0  # differences they found that no watch had brought
         self._kube, self._sink, self._params, self._chance = kube, sink, dict(params or {}), chance
-        self._after = after  # nothing is told before that: Pods after the nodes they are on
+        self._after = after  # nothing is reported before that: Pods after the nodes they are on
         self._item = msgspec.json.Decoder(kind)
         form = msgspec.defstruct("_Page", [("metadata", _ListMeta), ("items", list[kind])])  # type: ignore[valid-type]
         self._page: msgspec.json.Decoder[Any] = msgspec.json.Decoder(form)
         self._event = msgspec.json.Decoder(_Event)
-        self._seen: dict[str, str] = {}  # key -> resourceVersion of all that was told and is there
+        self._seen: dict[str, str] = {}  # key -> resourceVersion of all that was reported and exists
         self._version = ""
-        self._wanted: list[asyncio.Future[None]] = []  # who asked for a fresh list
+        self._wanted: list[asyncio.Future[None]] = []  # callers that wait for a fresh list
         self._watching: asyncio.Task[None] | None = None
-        self._told = False  # whether the watch of this round told anything
+        self._received = False  # whether the watch of this round brought anything
 
     async def run(self) -> None:
         """Until cancelled."""
         loop = asyncio.get_running_loop()
         attempt = 0
         while True:
-            started, self._told = loop.time(), False
+            started, self._received = loop.time(), False
             try:
                 while not self._version or self._wanted:  # a list may be wanted while one is under way
                     await self._list()
@@ -146,28 +146,28 @@ class Reflector(Generic[T]):
                     self._version = "" if error.status == 410 else self._version
                 if attempt in (1, 4) or attempt % 16 == 0:
                     log.warning(
-                        "cannot follow the API server",
+                        "watch_failed",
                         extra={"data": {"path": self.path, "why": str(error), "attempt": attempt}},
                     )
-            if self._told or loop.time() - started >= _SOUND:
+            if self._received or loop.time() - started >= _SOUND:
                 attempt = 1
             pause = backoff(attempt, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE, chance=self._chance())
             await asyncio.sleep(pause)
 
-    def tell_again(self) -> None:
-        """With the next list, tell everything as if it had changed: it is to be read by other rules."""
+    def report_all_again(self) -> None:
+        """With the next list, report everything as changed: it must be read by other rules."""
         self._seen = dict.fromkeys(self._seen, "")
 
     async def relist(self) -> None:
-        """Compare with the API server now; returns when that is done. What is then known was so after the call."""
+        """Compare with the API server now; returns when that is done. What is known then is newer than the call."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._wanted.append(done)
         if self._watching is not None:
             self._watching.cancel()
         await done
 
-    def hear(self, item: T) -> None:
-        """What somebody else got from the API server. Told only where the watch has told nothing later, or its end."""
+    def observe(self, item: T) -> None:
+        """Somebody else read this from the API server. Reported unless the watch brought a later state, or its end."""
         key, version = key_of(item), item.metadata.resource_version
         if _newer(version, self._seen.get(key, self._version)):
             self._seen[key] = version
@@ -176,7 +176,7 @@ class Reflector(Generic[T]):
     # --- list ----------------------------------------------------------------------------------------------------
 
     async def _list(self) -> None:
-        """All there is; what was told before and is not there is gone."""
+        """List everything; what was reported before and is not in the list is gone."""
         served, self._wanted = self._wanted, []
         try:
             await self._list_pages()
@@ -190,7 +190,7 @@ class Reflector(Generic[T]):
     async def _list_pages(self) -> None:
         version = ""
         pages: list[list[T]] = []
-        # Nothing is told before all is there: a list that breaks in the middle has changed nothing.
+        # Nothing is reported before all is there: a list that breaks in the middle changes nothing.
         async for at, items in self._pages():
             version = at
             pages.append(items)
@@ -199,8 +199,8 @@ class Reflector(Generic[T]):
         before, self._seen = self._seen, {}
         self._sink.listing()
         try:
-            differences = self._tell_list(pages, before, version)
-        except BaseException:  # the sink's own fault: what was not told yet is told by the next list
+            differences = self._report_list(pages, before, version)
+        except BaseException:  # the sink failed: the next list reports the rest
             self._seen = before | self._seen
             self._version = ""
             self._sink.listed(0)
@@ -213,17 +213,17 @@ class Reflector(Generic[T]):
         self.synced.set()
         self.answered.set()
 
-    def _tell_list(self, pages: list[list[T]], before: dict[str, str], version: str) -> int:
-        """Tell what differs from what was told `before`, of which nothing is left then; how much that was."""
+    def _report_list(self, pages: list[list[T]], before: dict[str, str], version: str) -> int:
+        """Report what differs from `before`, which is empty afterwards; returns the number of differences."""
         differences = 0
         for items in pages:
             for item in items:
                 key = key_of(item)
                 known, listed = before.get(key), item.metadata.resource_version
-                if known is not None and _newer(known, listed):  # heard while the list was on its way
+                if known is not None and _newer(known, listed):  # observed while the list was under way
                     listed = known
                 elif known != listed:
-                    differences += known != ""  # what is told again was known
+                    differences += known != ""  # a forced report is no difference
                     self._sink.changed(item)
                 self._seen[key] = listed
                 before.pop(key, None)
@@ -264,7 +264,7 @@ class Reflector(Generic[T]):
             await self._watching
         except asyncio.CancelledError:
             us = asyncio.current_task()
-            if not self._wanted or (us is not None and us.cancelling()):  # no relist ended the watch: somebody ends us
+            if not self._wanted or (us is not None and us.cancelling()):  # no relist ended the watch: we are cancelled
                 self._watching.cancel()
                 raise
         finally:
@@ -281,15 +281,15 @@ class Reflector(Generic[T]):
         async for lines in self._kube.watch(self.path, params):
             for line in lines:
                 if line:
-                    self._take(self._event.decode(line))
+                    self._handle(self._event.decode(line))
 
-    def _take(self, event: _Event) -> None:
+    def _handle(self, event: _Event) -> None:
         if event.type == "ERROR":
             failure = msgspec.json.decode(event.object, type=_Failure)
             if failure.code == 410 or failure.reason in ("Expired", "Gone"):
                 raise Expired(failure.message)
             raise ApiError(failure.code, failure.reason, failure.message)
-        self._told = True
+        self._received = True
         if event.type == "BOOKMARK":
             mark = msgspec.json.decode(event.object, type=_VersionOnly)
             self._version = mark.metadata.resource_version
@@ -298,7 +298,7 @@ class Reflector(Generic[T]):
         key = key_of(item)
         self._version = item.metadata.resource_version
         known = self._seen.get(key, "")
-        if known == self._version or _newer(known, self._version):  # heard of already, or as it was later
+        if known == self._version or _newer(known, self._version):  # known already, or in a later state
             return
         if event.type == "DELETED":
             if self._seen.pop(key, None) is not None:

@@ -155,7 +155,7 @@ def _in_background(
         raise InputError(str(error)) from error
     else:
         about = ask({"op": "hello"})
-        raise _already_running(f"a daemon runs already for {about['home']}: pid {about['pid']}")
+        raise _already_running(f"a daemon already runs for {about['home']}: pid {about['pid']}")
     try:
         start(arguments)[0].close()
     except StartError as error:

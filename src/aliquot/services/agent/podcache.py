@@ -50,7 +50,7 @@ class PodCache:
         Raises ApiError, Unreachable."""
         pod: PodObject = await self._kube.get(f"/api/v1/namespaces/{namespace}/pods/{name}", into=PodObject)
         if self.reflector is not None and pod.spec.node_name == self._node:
-            self.reflector.hear(pod)
+            self.reflector.observe(pod)
         return pod
 
     async def refresh(self) -> None:

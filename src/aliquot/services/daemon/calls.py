@@ -1,4 +1,4 @@
-"""How often each verb was called, with what outcome, how long it took: for metrics and `doctor`."""
+"""Counts calls by verb and outcome, and how long they took: for metrics and `doctor`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 0.5, 2.0, 5.0)  # seco
 
 
 class Calls:
-    """Counts."""
+    """The counters of one server."""
 
     def __init__(self, stamp: Callable[[], str], verbs: Sequence[str] = VERBS) -> None:
         self.verbs = tuple(verbs)
@@ -23,7 +23,7 @@ class Calls:
         self._stamp = stamp
 
     def count(self, verb: str, outcome: str, seconds: float) -> None:
-        """One more call."""
+        """Count one call."""
         self.outcomes[verb, outcome] += 1
         self.seconds[verb] += seconds
         self.buckets[verb][bisect_left(BUCKETS, seconds)] += 1

@@ -1,6 +1,7 @@
-"""A daemon's side of the control socket, whichever daemon it is: one line of JSON asks, and who asks the kernel tells.
+"""The server side of the control socket, for both daemons: a line of JSON is a request; the kernel says who sent it.
 
-adapters/host/control.py has the other side. What is answered is the doors' (door.py, agentdoor.py).
+adapters/host/control.py is the client side. The operations are in services/machine/control.py and
+services/agent/control.py.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import aliquot
 from aliquot.adapters.host.control import LONGEST
 from aliquot.model.refusal import Invalid
 
-FIRST_WORDS = 10.0  # seconds in which a connection must have said what it wants
+REQUEST_TIMEOUT = 10.0  # seconds in which a connection must have sent its request
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, as the kernel says."""
+    """The process at the other end, as the kernel names it."""
 
     pid: int
     uid: int
@@ -31,7 +32,7 @@ class Caller:
 
 
 class RefusedError(Exception):
-    """The answer is no, and this is why, as it goes over the wire."""
+    """The request is refused; `details` go over the wire."""
 
     def __init__(self, kind: str, **more: Any) -> None:
         super().__init__(kind)
@@ -39,17 +40,17 @@ class RefusedError(Exception):
 
 
 def invalid(broken: Invalid) -> RefusedError:
-    """One field that is not allowed."""
+    """A field has a value that is not allowed."""
     return RefusedError("invalid", field=broken.field, value=broken.value, allowed=broken.allowed)
 
 
 def about(pid: int, since: float, **more: Any) -> dict[str, Any]:
-    """What the daemon says of itself."""
+    """What a daemon answers about itself."""
     return {"pid": pid, "uid": os.geteuid(), "version": aliquot.__version__, "since": since, **more}
 
 
 def listen(path: str) -> socket.socket:
-    """The socket at that path. Anyone on the machine may ask; who asks decides what is answered."""
+    """The socket at that path. Every user of the machine may connect; what is answered depends on the caller."""
     unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     listener.bind(path)
@@ -59,23 +60,21 @@ def listen(path: str) -> socket.socket:
 
 
 def unlink(path: str) -> None:
-    """Nobody finds it there any more."""
+    """Remove the socket, if it is there."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def caller_of(writer: asyncio.StreamWriter) -> Caller:
-    """Who is at the other end."""
+    """The process at the other end."""
     raw = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return Caller(*struct.unpack("3i", raw))
 
 
 async def request_of(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """What it asks. Raises RefusedError."""
+    """The request. Raises RefusedError."""
     try:
-        async with asyncio.timeout(
-            FIRST_WORDS
-        ):  # not wait_for: that forgets being cancelled when the line comes with it
+        async with asyncio.timeout(REQUEST_TIMEOUT):  # wait_for may swallow a cancellation that comes with the line
             line = await reader.readline()
         request = json.loads(line)
     except (ValueError, RecursionError):  # too long, not UTF-8, not JSON, nested too deep
@@ -88,15 +87,15 @@ async def request_of(reader: asyncio.StreamReader) -> dict[str, Any]:
 
 
 def send(writer: asyncio.StreamWriter, answer: dict[str, Any]) -> None:
-    """One line, unless nobody is there any more."""
+    """Send one line, unless the connection is closed."""
     if not writer.is_closing():
         writer.write(json.dumps(answer).encode() + b"\n")
 
 
 async def close_connection(writer: asyncio.StreamWriter) -> None:
-    """When the last words have gone out, or nobody takes them."""
+    """Close it when everything is sent, or the other end does not read."""
     try:
-        async with asyncio.timeout(FIRST_WORDS):
+        async with asyncio.timeout(REQUEST_TIMEOUT):
             await writer.drain()
             writer.close()
             await writer.wait_closed()

@@ -1,13 +1,13 @@
-"""Events on Pods and Nodes, so that `kubectl describe` says why. Telling never waits and never fails.
+"""Events on Pods and Nodes, so that `kubectl describe` says why. Emitting never waits and never fails.
 
-    emit    notes what happened, at once; nothing is sent
+    emit    queues what happened, at once; nothing is sent
     run     sends: what is new first, no more than a few per second in all
 
-One object and reason are one topic. A topic told again in the same words is one Event whose count grows, written ever
-more seldom (30 s to 10 min); in other words it is a new Event, at most every 15 s, and only the last words are kept
-meanwhile. So ten thousand Pods that wait cost as many writes as the pace allows, and each still tells the truth.
+One object and reason are one topic. The same message again is one Event whose count grows, written ever more seldom
+(30 s to 10 min). Another message is a new Event, at most every 15 s, and only the latest message is kept meanwhile. So
+ten thousand waiting Pods cost as many writes as the pace allows, and each Event is still true.
 
-A role that knows only core/v1 events (the seeds') is found out by the first 403, and then core/v1 is written.
+Where the role allows only core/v1 events (the vendors' manifests do), the first 403 makes us write core/v1.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ __all__ = ["EventSink", "Events", "ObjectRef", "microtime", "pod_ref", "timestam
 log = logging.getLogger(__name__)
 
 _MOST_TOPICS = 5000
-_OTHER_WORDS_AFTER = 15.0
+_NEW_MESSAGE_AFTER = 15.0
 _FIRST_REPEAT, _LAST_REPEAT = 30.0, 600.0
 _FIRST_RETRY, _LAST_RETRY, _MOST_RETRIES = 2.0, 60.0, 6
-_QUIET = 600.0  # after both APIs said 403: a role may be mended while we run
+_FORBIDDEN_PAUSE = 600.0  # after 403 from both APIs: a role may be fixed while we run
 _LONGEST_SLEEP = 60.0
-_FORGOTTEN = 3600.0  # after that the API server has forgotten the Event, and we the topic
+_FORGET_AFTER = 3600.0  # after that the API server has deleted the Event, and we drop the topic
 
 
 class EventSink(Protocol):
-    """Who can be told what happened."""
+    """Takes events."""
 
     def emit(self, about: ObjectRef, reason: str, message: str, *, type: str = "Warning", action: str = "") -> None: ...
 
 
 class Named(Protocol):
-    """A Pod's names, wherever they stand."""
+    """What names a Pod."""
 
     @property
     def name(self) -> str: ...
@@ -58,7 +58,7 @@ class Named(Protocol):
 
 
 def pod_ref(pod: Named) -> ObjectRef:
-    """The Pod, as an event names it."""
+    """The Pod as an Event's subject."""
     return ObjectRef("Pod", pod.name, pod.namespace, pod.uid)
 
 
@@ -74,12 +74,12 @@ def timestamp(now: float) -> str:
 
 @dataclass(slots=True)
 class _Topic:
-    """What is told of one object under one reason."""
+    """The events of one object and reason."""
 
-    told: Occurrence  # as it is, or will be, in the API
+    current: Occurrence  # as it is, or will be, in the API
     count: int = 1  # times seen
     written: int = 0  # the count that the API server knows; 0: it has no such event
-    other: Occurrence | None = None  # newer words, which wait their turn
+    newer: Occurrence | None = None  # with another message, waits its turn
     wrote_at: float | None = None
     repeats: int = 0
     failures: int = 0
@@ -92,8 +92,8 @@ class _Topic:
         assert self.wrote_at is not None
         if self.failures:
             return self.wrote_at + backoff(self.failures, first=_FIRST_RETRY, longest=_LAST_RETRY)
-        if self.other is not None or self.written == 0:
-            return self.wrote_at + _OTHER_WORDS_AFTER
+        if self.newer is not None or self.written == 0:
+            return self.wrote_at + _NEW_MESSAGE_AFTER
         if self.count > self.written:
             return self.wrote_at + backoff(self.repeats + 1, first=_FIRST_REPEAT, longest=_LAST_REPEAT)
         return None
@@ -103,7 +103,7 @@ _Key = tuple[ObjectRef, str, str]
 
 
 class Events:
-    """See the head of the file. `clock` tells seconds since 1970."""
+    """See the head of the file. `clock` returns seconds since 1970."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Events:
         burst: int = 50,
     ) -> None:
         self.written = 0
-        self.dropped = 0  # that nobody will read: too many topics, or refused by the API server
+        self.dropped = 0  # never sent: too many topics, or refused by the API server
         self._kube, self._component, self._clock = kube, component, clock
         self._instance = instance or component
         self._pace = Pace(per_second=per_second, burst=burst)
@@ -129,19 +129,19 @@ class Events:
         self._wake = asyncio.Event()
 
     def emit(self, about: ObjectRef, reason: str, message: str, *, type: str = "Warning", action: str = "") -> None:
-        """Say that this happened to the object. Returns at once."""
+        """Queue that this happened to the object. Returns at once."""
         key = (about, reason, type)
         now = self._clock()
         topic = self._topics.get(key)
         if topic is not None:
             self._topics.move_to_end(key)
-            if topic.told.note == message:
+            if topic.current.note == message:
                 topic.count += 1
-                topic.other = None
-            elif topic.other is None or topic.other.note != message:
-                topic.other = self._occurrence(about, reason, message, type, action, now)
-                if topic.wrote_at is None:  # never sent: the newer words take its place
-                    topic.told, topic.count, topic.other = topic.other, 1, None
+                topic.newer = None
+            elif topic.newer is None or topic.newer.note != message:
+                topic.newer = self._occurrence(about, reason, message, type, action, now)
+                if topic.wrote_at is None:  # never sent: the newer one takes its place
+                    topic.current, topic.count, topic.newer = topic.newer, 1, None
         else:
             self._forget(now)
             if len(self._topics) >= _MOST_TOPICS:
@@ -151,10 +151,10 @@ class Events:
         self._schedule(key, topic)
 
     def _forget(self, now: float) -> None:
-        """Topics of long ago, of which all is written: most are of Pods that are gone."""
+        """Drop topics of long ago that are fully written: most are of Pods that are gone."""
         while self._topics:
             key, topic = next(iter(self._topics.items()))
-            if topic.due() is not None or topic.wrote_at is None or now - topic.wrote_at < _FORGOTTEN:
+            if topic.due() is not None or topic.wrote_at is None or now - topic.wrote_at < _FORGET_AFTER:
                 return
             del self._topics[key]
 
@@ -169,9 +169,9 @@ class Events:
         self._order += 1
         heapq.heappush(self._heap, (due, self._order, key))
         self._wake.set()
-        if len(self._heap) > 2 * _MOST_TOPICS:  # topics that had to go are still in it
+        if len(self._heap) > 2 * _MOST_TOPICS:  # it still has dropped topics
             known = self._topics
-            self._heap = [each for each in self._heap if each[2] in known and known[each[2]].planned == each[0]]
+            self._heap = [entry for entry in self._heap if entry[2] in known and known[entry[2]].planned == entry[0]]
             heapq.heapify(self._heap)
 
     async def run(self) -> None:
@@ -182,7 +182,7 @@ class Events:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):  # not wait_for: it may swallow the cancellation that ends us
                     await self._wake.wait()
-                    # Something was told while we waited: it goes as soon as the pace allows.
+                    # Something was emitted meanwhile: it goes as soon as the pace allows.
                     await asyncio.sleep(self._pace.wait(self._clock()))
 
     async def step(self) -> float:
@@ -199,7 +199,7 @@ class Events:
                 if not self._pace.take(now):
                     return self._pace.wait(now)
             heapq.heappop(self._heap)
-            if topic is None or topic.planned != due:  # it had to go, or came up sooner
+            if topic is None or topic.planned != due:  # it was dropped, or came up sooner
                 continue
             topic.planned = None
             wanted = topic.due()
@@ -209,9 +209,9 @@ class Events:
         return _LONGEST_SLEEP
 
     async def _write(self, topic: _Topic, now: float) -> None:
-        if topic.other is not None and not topic.failures:
-            topic.told, topic.count, topic.written = topic.other, 1, 0
-            topic.other, topic.repeats = None, 0
+        if topic.newer is not None and not topic.failures:
+            topic.current, topic.count, topic.written = topic.newer, 1, 0
+            topic.newer, topic.repeats = None, 0
         count, topic.wrote_at = topic.count, now
         try:
             sent = await self._send(topic, count, microtime(now))
@@ -228,55 +228,53 @@ class Events:
             topic.written = count
 
     async def _send(self, topic: _Topic, count: int, at: str) -> bool:
-        """Write it in the API that takes it; False where neither does."""
+        """Write it through the API that allows it; False where neither does."""
         for form in (self._form, Form.CORE if self._form is Form.EVENTS else Form.EVENTS):
             try:
                 await self._send_as(form, topic, count, at)
             except ApiError as error:
-                if not _no_such_right(error):
+                if not _not_allowed(error):
                     raise
                 continue
             self._form = form
             return True
-        self._forbidden_until = self._clock() + _QUIET
-        self._warn(
-            "forbidden",
-            "events cannot be written: the role lacks create and patch on events, in events.k8s.io or the core group",
-        )
-        topic.wrote_at = None if topic.written == 0 else topic.wrote_at  # still to be told
+        self._forbidden_until = self._clock() + _FORBIDDEN_PAUSE
+        missing = "create and patch on events, in events.k8s.io or the core group"
+        self._warn_once("events_forbidden", missing_rights=missing)
+        topic.wrote_at = None if topic.written == 0 else topic.wrote_at  # still to be written
         return False
 
     async def _send_as(self, form: Form, topic: _Topic, count: int, at: str) -> None:
         if topic.written and form is self._form:
             try:
-                path = events_path(form, topic.told, one=True)
+                path = events_path(form, topic.current, one=True)
                 await self._kube.patch(path, render_repeat(form, count, at), form="merge")
                 return
             except ApiError as error:
                 if error.status != 404:
                     raise
-                # It has run out: events live an hour. Told anew, under another name.
-                topic.told, topic.count = replace(topic.told, at=at), 1
+                # It expired: events live an hour. Write a new one, under another name.
+                topic.current, topic.count = replace(topic.current, at=at), 1
         try:
-            await self._kube.create(events_path(form, topic.told), render_event(form, topic.told))
+            await self._kube.create(events_path(form, topic.current), render_event(form, topic.current))
         except ApiError as error:
-            if error.status != 409:  # it is there: an answer was lost
+            if error.status != 409:  # it exists: an answer was lost
                 raise
 
     def _give_up(self, topic: _Topic, error: Exception) -> None:
-        """Such an event will not be taken, ever; the topic may have other words later."""
+        """The API server will never accept this event; the topic may get another message later."""
         self.dropped += 1
         topic.failures, topic.written = 0, topic.count
-        self._warn(f"refused {topic.told.reason}", f"an event was not taken: {error}")
+        self._warn_once("event_refused", topic.current.reason, reason=topic.current.reason, why=str(error))
 
-    def _warn(self, about: str, sentence: str) -> None:
-        if about not in self._warned:
-            self._warned.add(about)
-            log.warning(sentence)
+    def _warn_once(self, key: str, about: str = "", **fields: str) -> None:
+        if key + about not in self._warned:
+            self._warned.add(key + about)
+            log.warning(key, extra={"data": fields})
 
 
-def _no_such_right(error: ApiError) -> bool:
-    """Whether the role, or the API server, does not know this API; not so where the namespace is on its way out."""
+def _not_allowed(error: ApiError) -> bool:
+    """Whether the role or the API server lacks this API; a terminating namespace answers 403, too."""
     if error.status == 404:
         return not isinstance(error.details, dict) or not error.details.get("name")
     if error.status != 403:

@@ -1,4 +1,4 @@
-"""A daemon's home, made and locked: one daemon per home, by a lock on a file that the kernel drops with the process."""
+"""Makes and locks a daemon's home. One daemon per home, by a file lock that the kernel drops with the process."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ class StartError(Exception):
 
 
 def make_home(home: Home) -> None:
-    """Its folders. Others may pass through to their own tenants' folders, and read nothing else."""
+    """Make its folders. Other users may pass through to their own tenants' folders, and read nothing else."""
     home.check()
     for folder in (home.run, home.state, home.tenants, home.logs, home.pod_logs):
         make_folder(folder, 0o755)
 
 
 def make_folder(folder: str, mode: int, *, advice: str = "set ALIQUOT_HOME to a folder that you own") -> None:
-    """Ours, with that mode. Raises StartError, with the advice."""
+    """Make the folder with that mode; it must be ours. Raises StartError, with the advice."""
     try:
         os.makedirs(folder, mode=mode, exist_ok=True)
         owner, of_name = os.stat(folder).st_uid, os.lstat(folder).st_uid
-        if of_name not in (0, os.geteuid()):  # a link of another's: it may lead to what is for other things
+        if of_name not in (0, os.geteuid()):  # another user's link: it may lead anywhere
             owner = of_name
         if owner == os.geteuid():
             os.chmod(folder, mode)
     except OSError as error:
         raise StartError(f"{folder}: {error.strerror}: {advice}") from error
-    if owner != os.geteuid():  # whoever owns it could put anything in our way
+    if owner != os.geteuid():  # its owner could replace anything in it
         raise StartError(f"{folder} belongs to user {owner}: {advice}")
 
 
 def check_mounted(folders: Iterable[str], *, mounts: Path = Path("/proc/self/mountinfo")) -> None:
-    """In a Pod, where no mount leads to a folder it is the image's own, and no other container ever sees what is in it.
+    """In a Pod: a folder without a mount is the container's own, and no other container sees what is in it.
 
-    Raises StartError. Only a root of layers is certainly an image's: whoever goes to the host's (chroot) has another.
+    Raises StartError. Only an overlay root is certainly an image's: after a chroot to the host's it is another.
     """
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
         return
@@ -55,25 +55,25 @@ def check_mounted(folders: Iterable[str], *, mounts: Path = Path("/proc/self/mou
     for folder in folders:
         if point_of(folder, points) is None:
             raise StartError(
-                f"{folder} is this container's own, and no other container would see what is in it: mount the host's "
-                "folder of that name there (a hostPath volume, at the same path)"
+                f"{folder} is inside this container, and no other container would see what is in it: mount the host's "
+                "folder there (a hostPath volume with the same path)"
             )
 
 
 def mount_points(text: str) -> dict[str, str]:
-    """From /proc/self/mountinfo: the kind of what is mounted, by where. The last one there is what is seen."""
+    """Filesystem types by mount point, from /proc/self/mountinfo. Of several at one point the last one is visible."""
     lines = [line.split() for line in text.splitlines()]
     return {words[4]: words[words.index("-") + 1] for words in lines}
 
 
 def point_of(folder: str, points: Mapping[str, str]) -> str | None:
-    """Where what leads to a folder is mounted; None: it is the image's own."""
+    """The mount point that the folder is below; None: it is in the image."""
     real = Path(folder).resolve()
     return max((point for point in points if point != "/" and real.is_relative_to(point)), key=len, default=None)
 
 
 def take_lock(home: Home) -> int:
-    """The lock, held as long as the file is open. Raises AlreadyRunningError."""
+    """Take the lock; it is held as long as the file is open. Raises AlreadyRunningError."""
     handle = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,7 +82,7 @@ def take_lock(home: Home) -> int:
         os.close(handle)
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise StartError(f"{home.lock}: {error.strerror}") from error
-        raise AlreadyRunningError(f"a daemon runs already for {home.run}: pid {who}") from error
+        raise AlreadyRunningError(f"a daemon already runs for {home.run}: pid {who}") from error
     os.ftruncate(handle, 0)
     os.write(handle, f"{own_number()}\n".encode())
     return handle

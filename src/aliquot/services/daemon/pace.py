@@ -1,10 +1,10 @@
-"""How fast we may write to the API server beside the work that matters: so many at once, so many per second after."""
+"""Limits how fast we write to the API server beside the work that matters: a burst, then so many per second."""
 
 from __future__ import annotations
 
 
 class Pace:
-    """A bucket of tokens that fills by the clock. `now` is an argument, so that no test need wait."""
+    """A token bucket. `now` is an argument, so that no test has to wait."""
 
     def __init__(self, *, per_second: float, burst: int) -> None:
         self._per_second, self._burst = per_second, float(burst)
@@ -12,7 +12,7 @@ class Pace:
         self._filled_at: float | None = None
 
     def take(self, now: float) -> bool:
-        """Whether one more may go now."""
+        """Take a token, if there is one."""
         self._fill(now)
         if self._tokens < 1:
             return False
@@ -20,7 +20,7 @@ class Pace:
         return True
 
     def wait(self, now: float) -> float:
-        """Seconds until one may go; 0 when it may now."""
+        """Seconds until there is a token; 0 when there is one now."""
         self._fill(now)
         return max(0.0, (1 - self._tokens) / self._per_second)
 

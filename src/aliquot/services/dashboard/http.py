@@ -210,6 +210,6 @@ def _refused(text: str) -> web.Response:
 @contextlib.asynccontextmanager
 async def serving(hub: Hub, access: Access, listener: socket.socket) -> AsyncIterator[None]:
     """The dashboard on that socket, as long as the context lasts."""
-    runner = make_runner(DashboardHttp(hub, access).app(), goodbye=0.5, patience=_IDLE)
+    runner = make_runner(DashboardHttp(hub, access).app(), shutdown=0.5, keepalive=_IDLE)
     async with serve_limited(runner, listener, _MOST_CONNECTIONS):
         yield

@@ -112,7 +112,7 @@ class Scheduler:
             kube,
             cluster,
             may_write=self._leading,
-            on_pod=self.pods.hear,
+            on_pod=self.pods.observe,
             now_ns=time.time_ns,
             extra_annotations=self._env_annotations,
         )
@@ -294,7 +294,7 @@ class Scheduler:
 
     def _reread_pods(self) -> None:
         if self.pods.synced.is_set():
-            self.pods.tell_again()
+            self.pods.report_all_again()
             self._rereading = asyncio.get_running_loop().create_task(self.pods.relist())
 
     def _metrics(self) -> bytes:
