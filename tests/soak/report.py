@@ -265,7 +265,7 @@ must run. The webhook's `failurePolicy` is `fail`: with `ignore`, a Pod created 
 would go to the cluster's own kube-scheduler and bypass us, and the agent would refuse it.
 """
 _REFUSED = """Pods that failed while the agent of their node was away, or with their kubelet: {refused}.
-Their controllers created them anew; a Pod counts as running only when its replacement does."""
+Their controllers recreated them; a Pod counts as running only when its replacement does."""
 _REVIVED = """The cluster's own kube-scheduler exited {revived} times and was restarted as a kubelet does: after a
 time in which it could not watch, it found a Pod of the same name on another node and gave up
 ("Scheduler cache is corrupted", a fault of Kubernetes)."""
