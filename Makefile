@@ -9,7 +9,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 BUILD  := hatchling editables ziglang
 
 .DEFAULT_GOAL := help
-.PHONY: help install tools native protos run quick quick-static quick-tests test browser screenshots e2e check fuzz audit chart docs format wheel image images release web web-check web-built bench bench-gpu bench-scheduler bench-node bench-dashboard soak clean
+.PHONY: help install tools native protos run quick quick-static quick-tests test browser screenshots e2e check fuzz audit chart docs format wheel image images release web contract web-check web-built bench bench-gpu bench-scheduler bench-node bench-dashboard soak clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,6 +99,7 @@ check: $(TOOLS) ## lint, types, import rules, what is generated
 	$(call PROTOC,out/protos)
 	@for made in out/protos/$(KUBELET)/*; do cmp "$$made" "src/$(KUBELET)/$${made##*/}" || \
 	    { echo "$${made##*/} is not what its .proto file says: run make protos" >&2; exit 1; }; done
+	@$(BIN)/python web/contract.py --check
 	@$(BIN)/python web/freshness.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -112,7 +113,10 @@ $(NPM_STAMP): web/package-lock.json
 	@cd web && npm install --no-save --silent
 	@touch $@
 
-web: $(NPM_STAMP) ## the dashboard, from web/ into src/aliquot/static, which is committed; needs npm
+contract: $(STAMP) ## web/src/contract.ts, the dashboard's API as TypeScript, from src/aliquot/model/status/dashboard.py
+	@$(BIN)/python web/contract.py
+
+web: $(NPM_STAMP) contract ## the dashboard, from web/ into src/aliquot/static, which is committed; needs npm
 	@cd web && npm run --silent check && npm test --silent && npm run --silent build -- --logLevel warn
 	@$(PYTHON) web/freshness.py --write
 

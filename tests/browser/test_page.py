@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import urllib.request
 
 import pytest
@@ -12,6 +13,7 @@ from browser.visits import PHONE, usual_first_paint, visiting
 
 FIRST_PAINT = 1.0  # seconds
 SCRIPTS = 100_000  # bytes of JavaScript, gzipped
+ENGLISH = re.compile(r"\b(has|needs|no room|of the|is reserved|Requests|Number)\b")
 BACKGROUND = "() => getComputedStyle(document.documentElement).backgroundColor"
 
 
@@ -52,6 +54,24 @@ def test_a_busy_machine_is_readable_in_any_light_and_language(
         assert (red > 200) if scheme == "light" else (red < 60)
         visit.page.wait_for_timeout(1500)  # a timeline that has something to show, for whoever looks at the picture
         visit.picture(f"machine-{scheme}-{language[:2]}")
+
+
+def test_chinese_page_has_no_english_sentence(browser: Browser, busy: Shown) -> None:
+    """Why a Pod waits, what each Pod asks for and where it is come from the server as data."""
+    with visiting(browser, busy.url, locale="zh-CN") as visit:
+        visit.page.get_by_role("button", name="late").first.click()
+        panel = visit.page.get_by_role("dialog", name="default/late")
+        expect(panel).to_contain_text("申请 12 GiB、40%（qgpu）")
+        expect(panel).to_contain_text("尚未放置")
+        waiting = visit.page.locator("section", has=visit.page.get_by_role("heading", name="排队的 Pod"))
+        expect(waiting).to_contain_text("需要 12 GiB")
+        for place in (panel, waiting):
+            text = place.inner_text().replace("burn load", "")
+            assert not ENGLISH.search(text), text
+        panel.get_by_role("button", name="关闭").click()
+        visit.page.get_by_role("button", name="finetune").first.click()
+        placed = visit.page.get_by_role("dialog", name="default/finetune")
+        expect(placed).to_contain_text("有余量的卡中最满的")
 
 
 def test_theme_and_language_are_switched_by_hand_and_kept(browser: Browser, machine: Shown) -> None:

@@ -5,11 +5,41 @@ const KINDS = [
   { offers: ["t9k"], policy: "fixed-share", model: "A30", cards: 8, memory_mib: 24576 },
   { offers: ["gpushare", "qgpu"], policy: "best-effort", model: "Tesla T4", cards: 8, memory_mib: 16384 },
 ];
+const WANTS = { text: "40 GiB, 50%", requests: [{ memory_mib: 40960, core: 50 }] };
+const FULL = {
+  reason: "memory",
+  text: "GPU memory: needs 40 GiB per card; no card has that much free",
+  nodes: 3120,
+  example: "node-0",
+  wanted: 40960,
+};
+const SMALL = {
+  reason: "memory",
+  text: "GPU memory: needs 40 GiB per card; no card is that large",
+  nodes: 1500,
+  example: "node-5",
+  never: true,
+  wanted: 40960,
+};
 const REASONS = [
-  "no node offers 8 free cards",
-  "no card has 40 GiB free: the most is 32.0 GiB (node-17)",
-  "no node of kind A30 has 30% of a card free",
-  "the Pod's node selector matches no node",
+  {
+    code: "no-fitting-node",
+    text: `fits none of 4,620 nodes: 3,120: ${FULL.text}; 1,500: ${SMALL.text}`,
+    count: 4620,
+    refusals: [FULL, SMALL],
+  },
+  {
+    code: "fits-on",
+    text: "its GPU request fits on node-17: kube-scheduler has another reason, or tries it soon",
+    node: "node-17",
+  },
+  { code: "not-tried", text: "kube-scheduler has not tried it yet" },
+  {
+    code: "invalid-pod",
+    text: "invalid Pod: tke.cloud.tencent.com/qgpu-core: 7 is not allowed: a multiple of 5",
+    name: "tke.cloud.tencent.com/qgpu-core",
+    detail: "tke.cloud.tencent.com/qgpu-core: 7 is not allowed: a multiple of 5",
+  },
 ];
 
 export class Cluster {
@@ -21,7 +51,7 @@ export class Cluster {
       this.names
         .map((_, at) => at)
         .filter((at) => at % 211 === 7)
-        .map((at) => [at, [at % 2 ? "cordoned" : "not ready"]]),
+        .map((at) => [at, [at % 2 ? { code: "cordoned", text: "cordoned" } : { code: "not-ready", text: "not ready" }]]),
     );
     const count = nodes * cards;
     this.columns = { memory: Buffer.alloc(count), core: Buffer.alloc(count), class: Buffer.alloc(count) };
@@ -68,7 +98,7 @@ export class Cluster {
       cards_free: kinds.filter((each) => each === 0).length,
       cards_out: kinds.filter((each) => each === 6).length,
       memory_mib: cards * 40960,
-      memory_booked_mib: cards * 40960 * part(memory),
+      memory_booked_mib: Math.round(cards * 40960 * part(memory)),
       memory_used_mib: null,
       core: cards * 100,
       core_booked: cards * 100 * part(core),
@@ -88,7 +118,7 @@ export class Cluster {
       dialect: "qgpu",
       since: now - 30 - at * 7,
       reason: REASONS[(at * at) % 4],
-      wants: "40 GiB, 50%",
+      wants: WANTS,
     }));
     return { count: 412, pods };
   }
@@ -160,7 +190,7 @@ export class Cluster {
     const cards = Array.from({ length: this.cards }, (_, index) => {
       const at = row * this.cards + index;
       const state = this.columns.class[at];
-      const memory = (this.columns.memory[at] / 200) * kind.memory_mib;
+      const memory = Math.round((this.columns.memory[at] / 200) * kind.memory_mib);
       const core = this.columns.core[at] / 2;
       const classes =
         { 1: ["normal", "normal"], 2: ["offline"], 3: ["online"], 4: ["online", "offline"], 5: ["normal"] }[state] ??
@@ -170,7 +200,10 @@ export class Cluster {
         uuid: `GPU-${String(at).padStart(8, "0")}-aaaa-bbbb`,
         model: kind.model,
         healthy: state !== 6,
-        why_out: state === 6 ? "the device plugin reports it unhealthy" : null,
+        why_out:
+          state === 6
+            ? { code: "out", text: "unhealthy, taken out by a ConfigMap, or the node's agent is away" }
+            : null,
         memory_mib: kind.memory_mib,
         memory_booked_mib: memory,
         memory_used_mib: null,
@@ -182,7 +215,7 @@ export class Cluster {
           key: `team-${at % 7}/job-${at}-${nth}`,
           class: each,
           dialect: kind.offers[0],
-          memory_mib: memory / classes.length,
+          memory_mib: Math.round(memory / classes.length),
           memory_used_mib: null,
           core: core / classes.length,
           greedy: each === "offline",
@@ -221,12 +254,12 @@ export class Cluster {
       containers: [{ name: "main", command: ["python", "train.py"] }],
       owner: "Job/train",
       since: Date.now() / 1000 - 4000,
-      why: ["asked for 40 GiB and 50% of one card"],
+      why: [{ code: "requests", text: "Requests 40 GiB, 50% (qgpu).", dialect: "qgpu", wants: WANTS.requests }],
       refusals: pending
         ? [
-            { reason: "no card has 40 GiB free", nodes: 3120, example: "node-0" },
-            { reason: "cards of 24 GiB can never hold 40 GiB", nodes: 1500, example: "node-5" },
-            { reason: "cordoned", nodes: 24, example: "node-7" },
+            FULL,
+            SMALL,
+            { reason: "unschedulable", text: "the node is cordoned", nodes: 24, example: "node-7" },
           ]
         : [],
     };

@@ -49,6 +49,26 @@ const TENANTS = [
   },
 ];
 
+const LACKS = {
+  reason: "memory",
+  text: "card 1 of node-0 has 10 GiB free, needs 12 GiB",
+  nodes: 1,
+  example: null,
+  wanted: 12288,
+  had: 10240,
+  card: 1,
+  node: "node-0",
+};
+const TAKEN = {
+  reason: "exclusive",
+  text: "card 0 of node-1 is in use (1 on it)",
+  nodes: 1,
+  example: null,
+  had: 1,
+  card: 0,
+  node: "node-1",
+};
+
 export class Machine {
   constructor(idle) {
     this.tenants = idle ? [] : TENANTS;
@@ -115,10 +135,10 @@ export class Machine {
       uuid: uuid(node, card),
       model: "Simulated GPU",
       healthy: !sick,
-      why_out: sick ? "XID 79: the card has fallen off the bus" : null,
+      why_out: sick ? { code: "xid", text: "Xid 79, it fell off the bus", number: 79, detail: "Xid 79, it fell off the bus" } : null,
       memory_mib: MIB,
       memory_booked_mib: sum(here, "memory"),
-      memory_used_mib: sum(here, "memory") * 0.6,
+      memory_used_mib: Math.round(sum(here, "memory") * 0.6),
       core_booked: sum(
         here.filter((each) => !each.greedy),
         "core",
@@ -176,12 +196,12 @@ export class Machine {
 
   waiting() {
     if (!this.tenants.length) return { count: 0, pods: [] };
-    const pod = (key, kind, wants, reason) => ({
+    const pod = (key, kind, text, request, reason) => ({
       key,
       class: kind,
       dialect: "gpushare",
       since: this.begun - 75,
-      wants,
+      wants: { text, requests: [request] },
       reason,
     });
     return {
@@ -191,9 +211,25 @@ export class Machine {
           "default/binpack-1-2",
           "normal",
           "12 GiB",
-          "no card has 12.0 GiB free: node-0 card 1 has 10.0 GiB, the most there is",
+          { memory_mib: 12288 },
+          {
+            code: "no-room",
+            text: `${LACKS.text}; 2 other cards have no room either`,
+            count: 2,
+            refusals: [LACKS],
+          },
         ),
-        pod("batch-embed", "offline", "2 cards, 8 GiB, 50%", "behind default/binpack-1-2, which is first in the queue"),
+        pod(
+          "batch-embed",
+          "offline",
+          "8 GiB, 50% on each of 2 cards",
+          { count: 2, memory_mib: 8192, core: 50 },
+          {
+            code: "room-reserved",
+            text: "room is reserved for default/binpack-1-2, which is first",
+            name: "default/binpack-1-2",
+          },
+        ),
       ],
     };
   }
@@ -312,7 +348,15 @@ export class Machine {
         containers: [{ name: "main", command: ["python", "train.py", "--epochs", "3", "--note", "it's long"] }],
         owner: tenant.dialect === "run" ? null : "StatefulSet/binpack-1",
         since: this.begun - 340,
-        why: ["asked for 4.0 GiB of one card", "binpack: card 1 of node-0 is the fullest with room for it"],
+        why: [
+          { code: "requests", text: "Requests 4 GiB (gpushare).", dialect: "gpushare", wants: [{ memory_mib: 4096 }] },
+          {
+            code: "placed",
+            text: "Card 1 of node-0: of the cards with room, the fullest (binpack).",
+            node: "node-0",
+            cards: [1],
+          },
+        ],
         refusals: [],
       };
     const waiter = this.waiting().pods.find((each) => each.key === key);
@@ -328,11 +372,16 @@ export class Machine {
         containers: [{ name: "main", command: ["sleep", "inf"] }],
         owner: null,
         since: waiter.since,
-        why: [`asked for ${waiter.wants}`],
-        refusals: [
-          { reason: "card 0 has 6.0 GiB free (12.0 GiB wanted)", nodes: 1, example: "node-0" },
-          { reason: "card is used whole by team-a/t9k-train-7f9c5", nodes: 2, example: "node-1" },
+        why: [
+          {
+            code: "requests",
+            text: `Requests ${waiter.wants.text} (gpushare).`,
+            dialect: "gpushare",
+            wants: waiter.wants.requests,
+          },
+          { code: "queued", text: "Number 1 of 2 in the queue.", position: 1, of: 2 },
         ],
+        refusals: [LACKS, TAKEN],
       }
     );
   }

@@ -5,7 +5,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { SharedContext, useShared } from "./hooks";
 import { Link, type Seen } from "./link";
 import { go, parseRoute, type Route } from "./route";
-import { languageOf, TEXTS, type Language, type Text } from "./text";
+import { languageOf, TEXTS, WORDS, type Language, type Text } from "./text";
 import { kept, keep } from "./kept";
 import { Charts } from "./views/charts";
 import { Header, Totals } from "./views/header";
@@ -54,7 +54,7 @@ export function App() {
   const { world, standing } = seen;
   document.title = titleOf(world, route);
   return (
-    <SharedContext.Provider value={{ seen, world, text, theme: dark ? "dark" : "light", retry: () => link.open() }}>
+    <SharedContext.Provider value={{ seen, world, text, words: WORDS[language], theme: dark ? "dark" : "light", retry: () => link.open() }}>
       <div class={standing.is === "live" ? "page" : "page stale"}>
         <Header theme={theme} onTheme={nextTheme} onLanguage={nextLanguage} onHelp={() => setHelp(true)} />
         <main>

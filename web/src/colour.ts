@@ -3,15 +3,15 @@
  * blindness; nothing is told by colour alone. A tenant keeps its shade for as long as the page is open.
  */
 
-import type { Class } from "./contract";
+import type { AppClass } from "./contract";
 
 /** So many shades has each class, in style/base.css. */
 const SHADES = 5;
 
 const given = new Map<string, number>();
-const next: Record<Class, number> = { online: 0, offline: 0, normal: 0 };
+const next: Record<AppClass, number> = { online: 0, offline: 0, normal: 0 };
 
-export function shadeOf(key: string, kind: Class): number {
+export function shadeOf(key: string, kind: AppClass): number {
   const id = `${kind} ${key}`;
   let shade = given.get(id);
   if (shade === undefined) given.set(id, (shade = next[kind]++ % SHADES));
@@ -19,7 +19,7 @@ export function shadeOf(key: string, kind: Class): number {
 }
 
 /** As CSS; a canvas asks `resolved` for it. */
-export function tenantColour(key: string, kind: Class): string {
+export function tenantColour(key: string, kind: AppClass): string {
   return `var(--${kind}-${shadeOf(key, kind)})`;
 }
 

@@ -4,13 +4,14 @@ import { createContext } from "preact";
 import { useContext, useEffect, useRef, useState } from "preact/hooks";
 
 import { ask, type Answer, type Seen } from "./link";
-import type { Text } from "./text";
+import type { Text, Words } from "./text";
 import type { World } from "./world";
 
 export interface Shared {
   seen: Seen;
   world: World;
   text: Text;
+  words: Words;
   /** Changes when colours do: drawings on a canvas look their colours up again. */
   theme: string;
   retry: () => void;

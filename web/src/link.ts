@@ -6,7 +6,7 @@
  * a laptop that slept, must not leave old figures looking alive.
  */
 
-import type { State, Tick } from "./contract";
+import type { DashboardState, Tick } from "./contract";
 import { advance, begin, type World } from "./world";
 
 const SILENCE = 6_000; // a tick comes every second at least
@@ -40,7 +40,7 @@ export class Link {
     const source = new EventSource("api/v1/events");
     this.source = source;
     source.addEventListener("state", (event) =>
-      this.heard(source, () => begin(JSON.parse(event.data) as State, this.seen.world)),
+      this.heard(source, () => begin(JSON.parse(event.data) as DashboardState, this.seen.world)),
     );
     source.addEventListener("tick", (event) =>
       this.heard(source, (world) => world && advance(world, JSON.parse(event.data) as Tick)),

@@ -2,15 +2,15 @@
 
 import {
   SERIES,
-  type Bytes,
+  type CardBytes,
   type CardTimeline,
+  type DashboardState,
   type History,
   type Lane,
   type Live,
   type Node,
   type Point,
   type Preemption,
-  type State,
   type Tick,
   type Timeline,
 } from "./contract";
@@ -34,7 +34,7 @@ export interface Columns {
 }
 
 export interface World {
-  state: State;
+  state: DashboardState;
   columns: Columns;
   /** The first card of each node in the columns, and one more: where the last ends. */
   first: Uint32Array;
@@ -51,7 +51,7 @@ export function decode(text: string): Uint8Array {
   return bytes;
 }
 
-export function columnsOf(bytes: Bytes): Columns {
+export function columnsOf(bytes: CardBytes): Columns {
   return { memory: decode(bytes.memory), core: decode(bytes.core), class: decode(bytes.class) };
 }
 
@@ -61,7 +61,7 @@ export function firstCards(counts: readonly number[]): Uint32Array {
   return first;
 }
 
-export function begin(state: State, before: World | null = null): World {
+export function begin(state: DashboardState, before: World | null = null): World {
   return {
     state,
     columns: columnsOf(state.cards),

@@ -2,7 +2,7 @@ import { describe, expect, it } from "vitest";
 
 import { cellAt, kindSums, layOut, matching, moved } from "../src/heat";
 import { byReason } from "../src/reasons";
-import type { State, WaitingPod } from "../src/contract";
+import type { DashboardState, WaitingPod } from "../src/contract";
 import { begin } from "../src/world";
 
 const b64 = (...bytes: number[]): string => btoa(String.fromCharCode(...bytes));
@@ -15,7 +15,7 @@ const world = begin({
   nodes: { names: ["full", "roomy", "free", "sick"], kind: [0, 0, 1, 1], cards: [2, 2, 1, 1], trouble: {} },
   cards: { memory: b64(200, 200, 100, 200, 0, 0), core: b64(50, 200, 100, 0, 0, 0), class: b64(1, 5, 3, 1, 0, 6) },
   live: null,
-} as unknown as State);
+} as unknown as DashboardState);
 
 describe("the filter", () => {
   it.each([
@@ -70,9 +70,9 @@ describe("the map", () => {
   });
 });
 
-it("Pods with one reason are told together, the most frequent first", () => {
-  const pods = ["a", "b", "b"].map((reason, at) => ({ key: String(at), reason }) as WaitingPod);
-  expect(byReason(pods).map(([reason, group]) => [reason, group.length])).toEqual([
+it("Pods with one reason are listed together, the most frequent first", () => {
+  const pods = ["a", "b", "b"].map((text, at) => ({ key: String(at), reason: { text } }) as WaitingPod);
+  expect(byReason(pods).map((group) => [group.reason.text, group.pods.length])).toEqual([
     ["b", 2],
     ["a", 1],
   ]);

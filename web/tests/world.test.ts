@@ -2,16 +2,18 @@ import { describe, expect, it } from "vitest";
 
 import {
   SERIES,
+  type DashboardState,
   type History,
+  type Message,
   type Node,
   type Point,
-  type State,
   type Tick,
   type Timeline,
   type Totals,
 } from "../src/contract";
 import { advance, appended, begin, continued, decode, joinedRow } from "../src/world";
 
+const cordoned: Message = { code: "cordoned", text: "cordoned" };
 const b64 = (...bytes: number[]): string => btoa(String.fromCharCode(...bytes));
 const totals = { nodes: 2, cards: 3, waiting: 0 } as Totals;
 
@@ -19,7 +21,7 @@ function history(...times: number[]): History {
   return {
     step: 1,
     times,
-    series: Object.fromEntries(SERIES.map((name) => [name, times.map(() => 1)])) as History["series"],
+    series: Object.fromEntries(SERIES.map((name) => [name, times.map(() => 1)])) as unknown as History["series"],
   };
 }
 
@@ -27,7 +29,7 @@ function point(time: number, value: number): Point {
   return { time, ...Object.fromEntries(SERIES.map((name) => [name, value])) } as Point;
 }
 
-function state(more: Partial<State> = {}): State {
+function state(more: Partial<DashboardState> = {}): DashboardState {
   return {
     version: "0",
     kind: "cluster",
@@ -38,7 +40,7 @@ function state(more: Partial<State> = {}): State {
     leading: true,
     totals,
     kinds: [{ offers: ["qgpu"], policy: "burst-share", model: "A30", cards: 2, memory_mib: 24576 }],
-    nodes: { names: ["a", "b"], kind: [0, 0], cards: [2, 1], trouble: { "1": ["cordoned"] } },
+    nodes: { names: ["a", "b"], kind: [0, 0], cards: [2, 1], trouble: { "1": [cordoned] } },
     cards: { memory: b64(10, 20, 30), core: b64(1, 2, 3), class: b64(1, 2, 3) },
     waiting: { count: 0, pods: [] },
     live: null,
@@ -101,7 +103,7 @@ describe("a tick", () => {
     const known = state({ waiting: { count: 1, pods: [] } });
     const world = advance(begin(known), tick());
     expect(world.state.waiting.count).toBe(1);
-    expect(world.state.nodes.trouble).toEqual({ "1": ["cordoned"] });
+    expect(world.state.nodes.trouble).toEqual({ "1": [cordoned] });
   });
 
   it("may say that all troubles are over", () => {

@@ -126,6 +126,7 @@ export const en = {
   noHistory: "Nothing recorded yet.",
 
   phase: "Phase",
+  phases: { Pending: "Pending", Binding: "Binding", Running: "Running", Succeeded: "Succeeded", Failed: "Failed" } as Record<string, string>,
   where: "Where",
   why: "Why",
   containers: "Containers",

@@ -1,10 +1,13 @@
 /* Which language: what was chosen here before, else the browser's. */
 
 import { en, type Text } from "./en";
+import type { Words } from "./words";
 import { zh } from "./zh";
 
 export type Language = "en" | "zh";
-export type { Text };
+export type { Text, Words };
+
+export { WORDS } from "./words";
 
 export const TEXTS: Record<Language, Text> = { en, zh };
 

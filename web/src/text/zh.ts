@@ -126,6 +126,7 @@ export const zh: Text = {
   noHistory: "还没有记录。",
 
   phase: "阶段",
+  phases: { Pending: "等待中", Binding: "绑定中", Running: "运行中", Succeeded: "已完成", Failed: "失败" },
   where: "位置",
   why: "原因",
   containers: "容器",

@@ -6,6 +6,7 @@ import { age, memory, memoryOf, percent, shortKey, shortUuid } from "../format";
 import { useShared } from "../hooks";
 import { go } from "../route";
 import type { Text } from "../text";
+import { Sentence } from "./sentence";
 
 export function CardView({ card }: { card: Card }) {
   const { text } = useShared();
@@ -26,7 +27,7 @@ export function CardView({ card }: { card: Card }) {
           </span>
         )}
       </h3>
-      {!card.healthy && <p class="why-out">{card.why_out ?? text.outCard}</p>}
+      {!card.healthy && <p class="why-out">{card.why_out ? <Sentence of={card.why_out} /> : text.outCard}</p>}
       <Bar
         name={text.memory}
         figure={`${booked} / ${all}`}

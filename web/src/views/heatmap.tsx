@@ -7,7 +7,7 @@ import { grouped, percent } from "../format";
 import { cellAt, layOut, moved, type Cell, type Layout } from "../heat";
 import { useShared, useWidth } from "../hooks";
 import { go } from "../route";
-import type { Text } from "../text";
+import type { Text, Words } from "../text";
 import { FULL, OUT, type World } from "../world";
 
 export type ColourBy = "class" | "memory" | "core";
@@ -18,7 +18,7 @@ const SMALL = 3;
 const CLASSES = ["free", "normal", "offline", "online", "mixed", "whole", "out"] as const;
 
 export function HeatMap({ rows, colourBy }: { rows: number[]; colourBy: ColourBy }) {
-  const { world, text, theme } = useShared();
+  const { world, text, words, theme } = useShared();
   const [holder, width] = useWidth<HTMLDivElement>();
   const canvas = useRef<HTMLCanvasElement>(null);
   const [at, setAt] = useState<Cell | null>(null);
@@ -49,7 +49,7 @@ export function HeatMap({ rows, colourBy }: { rows: number[]; colourBy: ColourBy
     const box = canvas.current!.getBoundingClientRect();
     return layout && cellAt(layout, cards, event.clientX - box.left, event.clientY - box.top);
   };
-  const told = cell && layout ? tell(world, layout.rows[cell.at]!, cell.card, text) : null;
+  const told = cell && layout ? describe(world, layout.rows[cell.at]!, cell.card, text, words) : null;
   return (
     <>
       <div class="heat" ref={holder}>
@@ -102,7 +102,7 @@ function useSame(rows: number[]): number[] {
   return kept.current;
 }
 
-function tell(world: World, row: number, card: number, text: Text): string {
+function describe(world: World, row: number, card: number, text: Text, words: Words): string {
   const at = world.first[row]! + card;
   const names = [text.freeCard, text.normal, text.offline, text.online, text.mixed, text.whole, text.outCard];
   const { nodes, kinds } = world.state;
@@ -112,7 +112,7 @@ function tell(world: World, row: number, card: number, text: Text): string {
     names[world.columns.class[at]!],
     `${text.memory} ${percent(world.columns.memory[at]! / FULL)}`,
     `${text.compute} ${percent(world.columns.core[at]! / FULL)}`,
-    ...(nodes.trouble[row] ?? []),
+    ...(nodes.trouble[row] ?? []).map(words.message),
   ];
   return parts.filter(Boolean).join(" · ");
 }

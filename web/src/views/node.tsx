@@ -6,6 +6,7 @@ import { useAsked, useShared } from "../hooks";
 import type { Answer } from "../link";
 import { go } from "../route";
 import { CardView } from "./card";
+import { Sentence } from "./sentence";
 import { TimelineView } from "./timeline";
 
 const EVERY = 2000;
@@ -55,15 +56,15 @@ export function NodeView({ name, alone = false }: { name: string; alone?: boolea
             {text.offers}: {node.offers.join(", ")}
           </span>
         )}
-        {node.trouble.map((each) => (
-          <span class="chip bad" key={each}>
-            {each}
+        {node.trouble.map((trouble) => (
+          <span class="chip bad" key={trouble.text}>
+            <Sentence of={trouble} />
           </span>
         ))}
       </div>
       {node.notes.map((note) => (
-        <p class="note" key={note}>
-          {note}
+        <p class="note" key={note.text}>
+          <Sentence of={note} />
         </p>
       ))}
       <div class="cards">

@@ -2,11 +2,12 @@
 
 import { useEffect, useRef } from "preact/hooks";
 
-import type { Pod } from "../contract";
+import type { Message, Pod } from "../contract";
 import { age, grouped, memory, shell, shortUuid } from "../format";
 import { useAsked, useShared } from "../hooks";
 import { go } from "../route";
 import { quota } from "./card";
+import { Refusal, Sentence } from "./sentence";
 
 const EVERY = 2000;
 
@@ -43,7 +44,7 @@ function PodView({ pod }: { pod: Pod }) {
     <>
       <p class="chips">
         <span class={`chip class-${pod.class}`}>{text[pod.class]}</span>
-        <span class="chip">{pod.phase}</span>
+        <span class="chip">{text.phases[pod.phase] ?? pod.phase}</span>
         {(pod.kind === "run" || pod.dialect !== null) && (
           <span class="chip">{pod.kind === "run" ? text.run : pod.dialect}</span>
         )}
@@ -79,14 +80,14 @@ function PodView({ pod }: { pod: Pod }) {
         <>
           <h3>{text.refusals}</h3>
           <ul class="refusals">
-            {pod.refusals.map((each) => (
-              <li key={each.reason}>
-                {each.reason}
-                {each.example !== null && (
+            {pod.refusals.map((refusal) => (
+              <li key={refusal.text}>
+                <Refusal of={refusal} />
+                {refusal.example !== null && (
                   <small>
-                    {each.nodes === 1
-                      ? text.refusalNode(each.example)
-                      : text.refusalNodes(grouped(each.nodes), each.example)}
+                    {refusal.nodes === 1
+                      ? text.refusalNode(refusal.example)
+                      : text.refusalNodes(grouped(refusal.nodes), refusal.example)}
                   </small>
                 )}
               </li>
@@ -105,14 +106,16 @@ function PodView({ pod }: { pod: Pod }) {
   );
 }
 
-function Sentences({ title, all }: { title: string; all: string[] }) {
+function Sentences({ title, all }: { title: string; all: Message[] }) {
   if (all.length === 0) return null;
   return (
     <>
       <h3>{title}</h3>
       <ul>
-        {all.map((each) => (
-          <li key={each}>{each}</li>
+        {all.map((message) => (
+          <li key={message.text}>
+            <Sentence of={message} />
+          </li>
         ))}
       </ul>
     </>

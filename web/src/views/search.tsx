@@ -2,10 +2,11 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import type { Found } from "../contract";
+import type { SearchResult } from "../contract";
 import { useShared } from "../hooks";
 import { ask } from "../link";
 import { go } from "../route";
+import type { Text } from "../text";
 
 interface Hit {
   id: string;
@@ -19,7 +20,7 @@ const PATIENCE = 120; // ms after the last key
 export function Search() {
   const { text } = useShared();
   const [typed, setTyped] = useState("");
-  const [found, setFound] = useState<Found | "failed" | null>(null);
+  const [found, setFound] = useState<SearchResult | "failed" | null>(null);
   const [at, setAt] = useState(0);
   const [shown, setShown] = useState(false);
   const box = useRef<HTMLInputElement>(null);
@@ -29,7 +30,7 @@ export function Search() {
     if (!wanted) return setFound(null);
     const stop = new AbortController();
     const timer = window.setTimeout(async () => {
-      const answer = await ask<Found>(`search?q=${encodeURIComponent(wanted)}&limit=50`, stop.signal);
+      const answer = await ask<SearchResult>(`search?q=${encodeURIComponent(wanted)}&limit=50`, stop.signal);
       if (stop.signal.aborted) return;
       setFound(answer.is === "here" ? answer.value : "failed");
       setAt(0);
@@ -45,7 +46,7 @@ export function Search() {
     setTyped("");
     box.current?.blur();
   };
-  const hits = found && found !== "failed" ? hitsOf(found, text.node) : [];
+  const hits = found && found !== "failed" ? hitsOf(found, text) : [];
   const open = (hit: Hit | undefined): void => {
     if (!hit) return;
     hit.open();
@@ -111,18 +112,18 @@ export function Search() {
   );
 }
 
-function hitsOf(found: Found, node: string): Hit[] {
+function hitsOf(found: SearchResult, text: Text): Hit[] {
   return [
     ...found.nodes.map((name) => ({
       id: `node ${name}`,
       label: name,
-      detail: node,
+      detail: text.node,
       open: () => go({ node: name, pod: null }),
     })),
     ...found.pods.map((pod) => ({
       id: `pod ${pod.key}`,
       label: pod.key,
-      detail: [pod.class, pod.phase, pod.node].filter(Boolean).join(" · "),
+      detail: [text[pod.class], text.phases[pod.phase] ?? pod.phase, pod.node].filter(Boolean).join(" · "),
       open: () => go({ pod: pod.key }),
     })),
   ];

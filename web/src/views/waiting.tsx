@@ -2,11 +2,12 @@
 
 import { useState } from "preact/hooks";
 
-import type { WaitingPod } from "../contract";
+import type { Message, WaitingPod } from "../contract";
 import { age, grouped, shortKey } from "../format";
 import { useShared } from "../hooks";
 import { byReason } from "../reasons";
 import { go } from "../route";
+import { Sentence } from "./sentence";
 
 /** Up to so many are listed one by one. */
 const FEW = 8;
@@ -24,19 +25,19 @@ export function Waiting() {
       {count === 0 && <p class="quiet">{text.nobodyWaits}</p>}
       {pods.length <= FEW
         ? pods.map((pod) => <Row key={pod.key} pod={pod} reason />)
-        : byReason(pods).map(([reason, group]) => <Group key={reason} reason={reason} pods={group} />)}
+        : byReason(pods).map((group) => <Group key={group.reason.text} {...group} />)}
       {unseen > 0 && <p class="quiet">{text.moreWaiting(grouped(unseen))}</p>}
     </section>
   );
 }
 
-function Group({ reason, pods }: { reason: string; pods: WaitingPod[] }) {
+function Group({ reason, pods }: { reason: Message; pods: WaitingPod[] }) {
   const [open, setOpen] = useState(false);
   if (pods.length === 1) return <Row pod={pods[0]!} reason />;
   return (
     <details open={open} onToggle={(event) => setOpen(event.currentTarget.open)}>
       <summary>
-        <b>{grouped(pods.length)}</b> {reason}
+        <b>{grouped(pods.length)}</b> <Sentence of={reason} />
       </summary>
       {open && pods.map((pod) => <Row key={pod.key} pod={pod} />)}
     </details>
@@ -44,7 +45,7 @@ function Group({ reason, pods }: { reason: string; pods: WaitingPod[] }) {
 }
 
 function Row({ pod, reason = false }: { pod: WaitingPod; reason?: boolean }) {
-  const { world, text } = useShared();
+  const { world, text, words } = useShared();
   return (
     <div class="waiter">
       <button type="button" class="link" onClick={() => go({ pod: pod.key })} title={pod.key}>
@@ -52,7 +53,7 @@ function Row({ pod, reason = false }: { pod: WaitingPod; reason?: boolean }) {
       </button>
       <small>
         <span class={`c-${pod.class}`}>{text[pod.class]}</span>
-        {pod.dialect !== null && ` · ${pod.dialect}`} · {text.wants} {pod.wants}
+        {pod.dialect !== null && ` · ${pod.dialect}`} · {text.wants} {words.wants(pod.wants)}
         {pod.since !== null && (
           <>
             {" · "}
@@ -60,7 +61,11 @@ function Row({ pod, reason = false }: { pod: WaitingPod; reason?: boolean }) {
           </>
         )}
       </small>
-      {reason && <p>{pod.reason}</p>}
+      {reason && (
+        <p>
+          <Sentence of={pod.reason} />
+        </p>
+      )}
     </div>
   );
 }

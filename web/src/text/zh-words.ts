@@ -1,0 +1,130 @@
+/* The server's sentences in Chinese. A code without a sentence does not compile. */
+
+import type { Message, MessageCode, Reason, Refused, RequestStatus } from "../contract";
+import { memory } from "../format";
+import type { Words } from "./words";
+
+const percent = (milli: number | undefined): string => `${(milli ?? 0) / 10}%`;
+const cpus = (milli: number | undefined): string => `${(milli ?? 0) / 1000}`;
+const mib = (amount: number | undefined): string => memory(amount ?? 0);
+
+/** Of one card, or of the nodes that say so. */
+function amount(refused: Refused, what: string, show: (value: number | undefined) => string): string {
+  const wanted = refused.percent === undefined ? show(refused.wanted) : `${refused.percent}%`;
+  if (refused.card === undefined)
+    return `每卡需要${what} ${wanted}，${refused.never ? "没有这么大的卡" : "没有卡剩余这么多"}`;
+  return `${refused.never ? "共有" : "剩余"}${what} ${show(refused.had)}，需要 ${wanted}`;
+}
+
+const REASONS: Record<Reason, (refused: Refused) => string> = {
+  memory: (refused) => amount(refused, "显存", mib),
+  core: (refused) => amount(refused, "算力", percent),
+  "core-greedy": (refused) => amount(refused, "离线算力", percent),
+  slices: ({ card, never }) =>
+    never ? "一张卡上需要的份数超过上限" : card === undefined ? "每张卡的共享数都已达到上限" : "共享数已达到上限",
+  exclusive: ({ card, had, own }) =>
+    card !== undefined ? `正在使用（${had ?? 0} 个租户）` : own ? "需要整卡，但每张卡都在使用" : "GPU 被其他 Pod 整卡独占",
+  health: ({ card }) => (card === undefined ? "合适的 GPU 异常或已移除，或者节点的 agent 暂时不在" : "异常或已移除"),
+  model: () => "需要其他型号的 GPU",
+  cards: ({ wanted, never }) =>
+    (wanted ?? 0) <= 1 ? "节点上没有 GPU" : `单个节点上需要 ${wanted} 张 GPU，${never ? "该节点没有这么多" : "空闲的不够"}`,
+  containers: () => "每个容器单独放得下，合在一起放不下",
+  mode: ({ dialect }) => `节点没有为 ${dialect ?? ""} 的 Pod 启用`,
+  mixed: () => "节点不允许在线与离线 Pod 混部",
+  "whole-node": ({ own }) => (own ? "需要整个节点，但节点上有其他 Pod" : "另一个 Pod 独占整个节点"),
+  cpu: ({ wanted, never }) => `需要 ${cpus(wanted)} 核 CPU，${never ? "节点没有这么多" : "剩余不足"}`,
+  "host-memory": ({ wanted, never }) => `需要内存 ${mib(wanted)}，${never ? "节点没有这么多" : "剩余不足"}`,
+  "invalid-node": () => "节点的配置无效",
+  "unknown-node": () => "调度器还没有见到该节点",
+  "invalid-pod": () => "Pod 的配置无效",
+  unschedulable: () => "节点已封锁",
+  "not-ready": () => "节点未就绪",
+  taint: () => "Pod 不容忍该节点的污点",
+  selector: () => "Pod 要求其他节点",
+};
+
+function refused(from: Refused): string {
+  const place = from.card === undefined ? "" : `${from.node === undefined ? "" : `${from.node} `}卡 ${from.card}：`;
+  return place + REASONS[from.reason](from);
+}
+
+function request({ count = 1, whole, node, memory_mib, memory_percent, core, offline }: RequestStatus): string {
+  if (node) return "整个节点";
+  if (whole) return count === null ? "节点的全部卡" : `${count} 张整卡`;
+  const parts = [
+    ...(memory_percent ? [`${memory_percent}% 显存`] : []),
+    ...(memory_mib ? [memory(memory_mib)] : []),
+    ...(core === undefined ? [] : [`${core}%${offline ? " 离线" : ""}`]),
+  ];
+  const cards = count === 1 ? "" : count === null ? "，节点的每张卡" : `，${count} 张卡各一份`;
+  return (parts.join("、") || "一部分") + cards;
+}
+
+const requests = (all: readonly RequestStatus[] = []): string => all.map(request).join(" + ");
+
+const process = (number: number | undefined): string => (number === undefined ? "某进程" : `进程 ${number}`);
+
+const PRIORITIES: Record<string, string> = {
+  binpack: "有余量的节点和卡中最满的",
+  spread: "有余量的节点和卡中最空的",
+  fgd: "对后续 Pod 造成碎片最少的位置",
+  dense: "剩余部分对后续 Pod 价值最高的位置",
+};
+const POLICIES: Record<string, string> = {
+  "best-effort": "有任务的租户平分卡",
+  "fixed-share": "每个租户不超过自己的配额",
+  "burst-share": "每个租户至少有自己的配额，加上其他租户空闲的部分",
+};
+
+const MESSAGES: Record<MessageCode, (message: Message) => string> = {
+  "no-room": ({ refusals = [], count = 0 }) =>
+    (refusals.map(refused).join("，并且") || "没有余量") + (count ? `；另外 ${count} 张卡也没有余量` : ""),
+  "room-reserved": ({ name }) => `余量留给排在最前的 ${name}`,
+  queued: ({ position, of }) => `排在第 ${position} 位，共 ${of} 个`,
+  "no-fitting-node": ({ count, refusals = [], more }) =>
+    `${count} 个节点都不合适：` +
+    [...refusals.map((each) => `${each.nodes} 个${refused(each)}`), ...(more ? [`还有 ${more} 种原因`] : [])].join("；"),
+  "no-node": () => "没有节点",
+  "fits-on": ({ node }) => `所需的 GPU 在 ${node} 上放得下：kube-scheduler 有其他原因，或即将重试`,
+  "not-tried": () => "kube-scheduler 还没有尝试",
+  tried: () => "kube-scheduler 已尝试，没有找到节点",
+  working: () => "正在查找原因",
+  "invalid-pod": ({ name }) => (name === undefined ? "Pod 的配置无效" : `Pod 的配置无效：${name}`),
+  "container-exited": ({ name, number }) => `容器 ${name} 已退出，退出码 ${number}`,
+  "pod-reason": () => "Pod 无法启动",
+  requests: ({ wants, dialect }) => `申请 ${requests(wants)}（${dialect}）`,
+  "no-request": () => "没有申请卡",
+  promised: ({ wants, count }) => `分得 ${count} 张卡，每张 ${requests(wants)}`,
+  placed: ({ cards = [], node }) =>
+    `${node === undefined ? "" : `${node} 的`}卡 ${cards.join("、")}：有余量的卡中最满的（binpack）`,
+  "node-gone": ({ node }) => `${node} 已不存在；在 Kubernetes 删除该 Pod 之前，它的占用仍然计算在内`,
+  offers: ({ node, names = [] }) => (names.length ? `${node} 提供 ${names.join("、")}` : `${node} 不再提供任何资源`),
+  "chosen-by": ({ name = "" }) => `按 ${name} 选择：${PRIORITIES[name] ?? name}`,
+  "shared-with": ({ card, count }) => (count ? `卡 ${card}：与另外 ${count} 个共享` : `卡 ${card}：没有共享`),
+  policy: ({ name = "" }) => `策略 ${name}：${POLICIES[name] ?? name}`,
+  guessed: () => "所在的卡是推测的",
+  cordoned: () => "已封锁",
+  "not-ready": () => "未就绪",
+  "agent-away": () => "agent 不在",
+  "cards-out": ({ count }) => `${count} 张卡停用`,
+  findings: () => "有异常情况",
+  "invalid-node": ({ name }) => (name === undefined ? "配置无效" : `配置无效：${name}`),
+  assumed: () => "节点信息不完整，部分数值是推定的",
+  xid: ({ number }) => `Xid ${number} 错误`,
+  "driver-silent": () => "驱动没有响应",
+  out: () => "卡异常，被 ConfigMap 停用，或者节点的 agent 不在",
+  stranger: ({ number }) => `${process(number)} 不属于任何租户，却在使用卡`,
+  trespasser: ({ number }) => `${process(number)} 在使用没有分给它的卡`,
+  unregistered: ({ number }) => `${process(number)} 没有注册，不受配额约束`,
+  slice: ({ number }) => `${process(number)} 的时间片被别人改动`,
+  refused: ({ number }) => `驱动不再允许控制${process(number)}`,
+  page: () => "租户的共享页无法写入",
+  silent: () => "卡没有响应",
+};
+
+export const zhWords: Words = {
+  message: (message) => MESSAGES[message.code](message),
+  refused,
+  wants: (wants) => requests(wants.requests),
+  detail: (from) => from.detail ?? null,
+};
