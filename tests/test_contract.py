@@ -6,6 +6,8 @@ import importlib.util
 import json
 import shutil
 import subprocess
+from collections.abc import Iterable
+from enum import StrEnum
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -66,10 +68,10 @@ def test_chinese_words_every_reason_and_message_code() -> None:
     reasons, messages = (
         words.partition(f"const {name}: Record<")[2].partition("\n};")[0] for name in ("REASONS", "MESSAGES")
     )
-    for code in Reason:
-        assert f"\n  {code.value}: " in reasons or f'\n  "{code.value}": ' in reasons
-    for code in MessageCode:
-        assert f"\n  {code.value}: " in messages or f'\n  "{code.value}": ' in messages
+    tables: list[tuple[str, Iterable[StrEnum]]] = [(reasons, Reason), (messages, MessageCode)]
+    for table, codes in tables:
+        for code in codes:
+            assert f"\n  {code.value}: " in table or f'\n  "{code.value}": ' in table
 
 
 def test_every_finding_has_a_message_code() -> None:
