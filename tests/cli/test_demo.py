@@ -17,12 +17,12 @@ import pytest
 
 from aliquot.adapters.host import processes
 from aliquot.cli.demo import command, promises
-from aliquot.cli.demo.cleanup import sweep
+from aliquot.cli.demo.cleanup import clean_up
 from aliquot.cli.demo.command import Found, choose
 from aliquot.cli.demo.output import Row, lines
-from aliquot.cli.demo.processes import Stage
+from aliquot.cli.demo.processes import Sandbox
 from aliquot.cli.demo.promises import REAL, SIMULATED, Counter, expected_shares, pace
-from aliquot.cli.demo.story import apply_pods
+from aliquot.cli.demo.scenario import apply_pods
 from aliquot.cli.errors import InputError
 from kit.machine import ALIQUOT, Machine, cards, eventually
 
@@ -137,9 +137,9 @@ def test_bars_are_as_long_as_the_shares() -> None:
 
 def test_pods_of_the_story_get_nothing_else_of_whoever_plays_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "secret")
-    stage, asked = Stage(folder), dict[str, Any]()
-    monkeypatch.setattr(stage, "ask", asked.update)
-    apply_pods(stage)
+    sandbox, asked = Sandbox(folder), dict[str, Any]()
+    monkeypatch.setattr(sandbox, "ask", asked.update)
+    apply_pods(sandbox)
     assert "TOKEN" not in asked["env"]
     assert asked["env"]["ALIQUOT_HOME"] == str(folder)
 
@@ -162,7 +162,7 @@ def no_daemon(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 def test_without_a_card_it_is_said_first_that_simulated_ones_play(held: contextlib.ExitStack) -> None:
     spec, line = choose(None, lambda: Found(why="no driver"), held)
     assert spec == "2x24GiB"
-    assert line.startswith("No NVIDIA GPU here (no driver): two simulated cards play (2x24GiB).")
+    assert line.startswith("No NVIDIA GPU here (no driver): using two simulated cards (2x24GiB):")
 
 
 @pytest.mark.usefixtures("no_daemon")
@@ -170,14 +170,14 @@ def test_one_demo_has_the_real_cards_and_the_next_plays_on_simulated_ones(held: 
     assert choose(None, lambda: Found(cards(2)), held)[0] is None
     spec, line = choose(None, lambda: Found(cards(2)), held)
     assert spec == "2x24GiB"
-    assert line.startswith("Another demo plays on the cards of this machine")
+    assert line.startswith("Another demo uses the cards of this machine")
 
 
 @pytest.mark.usefixtures("no_daemon")
 def test_cards_on_which_others_are_at_work_are_left_alone(held: contextlib.ExitStack) -> None:
     spec, line = choose(None, lambda: Found(cards(2), busy=(1,)), held)
     assert spec == "2x24GiB"
-    assert line.startswith("Others are at work here (card 1), and this would disturb them")
+    assert line.startswith("Other programs use the cards (card 1)")
 
 
 def test_a_daemon_that_has_the_cards_is_named_with_both_ways_out(
@@ -248,12 +248,12 @@ def test_a_story_that_is_broken_off_leaves_nothing(folder: Path, number: int, co
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-    ) as story:
-        assert story.stdout is not None
-        assert "best-effort" in next(line for line in story.stdout if "best-effort" in line or "aliquot:" in line)
+    ) as process:
+        assert process.stdout is not None
+        assert "best-effort" in next(line for line in process.stdout if "best-effort" in line or "aliquot:" in line)
         assert len(_left(folder)) > 3  # its home, the daemon, the player, the tenants
-        story.send_signal(number)
-        assert story.wait(30) == code
+        process.send_signal(number)
+        assert process.wait(30) == code
     eventually(lambda: not _left(folder))
 
 
@@ -262,7 +262,7 @@ def test_nobody_who_was_there_before_is_touched(folder: Path) -> None:
         mine = subprocess.Popen(["sleep", "60"], env={**os.environ, "ALIQUOT_HOME": str(folder / "mine")})
         (folder / "mine").mkdir()
         eventually(lambda: processes.with_environment("ALIQUOT_HOME", str(folder / "mine")))
-        sweep(folder / "mine")
+        clean_up(folder / "mine")
         assert mine.wait(10) == -signal.SIGTERM
         assert neighbour.poll() is None
         assert not (folder / "mine").exists()

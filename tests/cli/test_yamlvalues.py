@@ -50,7 +50,7 @@ def test_an_alias_repeats_its_anchor_and_a_merge_fills_what_is_missing() -> None
 
 
 def test_an_anchor_holds_in_its_own_document_only() -> None:
-    with pytest.raises(ValuesError, match="no anchor"):
+    with pytest.raises(ValuesError, match="unknown anchor"):
         list(parse_yaml(b"a: &x 1\n---\nb: *x\n"))
 
 

@@ -37,7 +37,7 @@ _FORWARDING = re.compile(r"Forwarding from (127\.0\.0\.1:\d+) ")
 def dashboard(
     opens: bool, cluster: bool, namespace: str | None, target: str | None, port: int, local_port: int, kubectl: Kubectl
 ) -> None:
-    """Tell where the dashboard is, or open it.
+    """Print the address of the dashboard, or open it.
 
     On a cluster kubectl leads there, so that whoever may log in may look: nothing has to be exposed.
 

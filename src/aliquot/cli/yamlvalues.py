@@ -1,10 +1,10 @@
-"""YAML as plain values, read as Kubernetes reads it and safe to walk.
+"""Reads YAML as Kubernetes does, into plain values without loops.
 
-PyYAML's own constructor recurses (deep nesting ends the process), makes loops out of aliases, and raises whatever
-Python raises on `!!bool maybe`. This one builds from the parser's events: no recursion, no loops, every error with its
-line and column, and in half the time.
+PyYAML's constructor recurses (deep nesting crashes the process), makes loops from aliases, and raises arbitrary Python
+errors on `!!bool maybe`. This one builds values from the parser's events: no recursion, no loops, line and column in
+every error, and in half the time.
 
-As in Kubernetes, scalars are YAML 1.1's (`on` is true) except that a date is text, and keys are always text.
+As in Kubernetes, scalars follow YAML 1.1 (`on` is true), except that dates and keys are strings.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 
 import yaml
 
-_DEEPEST = 200  # levels; the deepest schemas in Kubernetes have some sixty
-_MOST_REPEATED = 100_000  # values that aliases repeat; a few lines of aliases can stand for more than memory holds
+_DEEPEST = 200  # levels; the deepest schemas of Kubernetes have about sixty
+_MOST_REPEATED = 100_000  # values repeated by aliases; a few lines of aliases can expand to more than fits into memory
 
 _TAG = "tag:yaml.org,2002:"
-_Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one where it is built in
+_Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser if available
 
 Place = tuple[int, int]
 
 
 class ValuesError(ValueError):
-    """The text is not YAML, or not YAML for us."""
+    """The text is not YAML, or uses unsupported YAML."""
 
     def __init__(self, message: str, place: Place) -> None:
         super().__init__(message)
@@ -35,14 +35,14 @@ class ValuesError(ValueError):
 
 @dataclass(slots=True)
 class Document:
-    """One document, and where its mappings of the first levels stand."""
+    """One document, and the positions of the mappings of its first levels."""
 
     value: Any
     place: Place = (1, 1)
     places: dict[int, Place] = field(default_factory=dict)  # by id() of the mapping
 
     def place_of(self, value: object) -> Place:
-        """Line and column of one of the mappings; of the document where that is not known."""
+        """Line and column of a mapping; of the document if unknown."""
         return self.places.get(id(value), self.place)
 
 
@@ -57,13 +57,13 @@ def parse_yaml(raw: bytes) -> Iterator[Document]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = _place(mark) if mark else (1, 1)
-        # The parser's end of a file without a last newline is on a line that the file does not have.
+        # Without a final newline, the parser reports the end on a line that does not exist.
         end = raw.count(b"\n") + 1, len(raw) - raw.rfind(b"\n")
-        raise ValuesError(f"is not YAML: {error.problem or error.context}", min(place, end)) from error
+        raise ValuesError(f"not valid YAML: {error.problem or error.context}", min(place, end)) from error
     except yaml.reader.ReaderError as error:
         before = raw[: error.position]
         place = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
-        raise ValuesError(f"is not YAML: {error.reason}", place) from error
+        raise ValuesError(f"not valid YAML: {error.reason}", place) from error
 
 
 def _documents(parser: Any) -> Iterator[Document]:
@@ -81,14 +81,14 @@ def _place(mark: Any) -> Place:
 
 @dataclass(slots=True)
 class _Open:
-    """A mapping or list that is not finished yet."""
+    """A mapping or list under construction."""
 
     value: Any
     anchor: str | None
-    began: int  # values counted when it began
+    began: int  # number of values before it
     place: Place
     key: str | None = None
-    merging: bool = False  # the key is YAML's << and not text that looks like it
+    merging: bool = False  # the key is the merge key <<, not a quoted "<<"
     merged: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -98,10 +98,10 @@ class _Builder:
     def __init__(self, parser: Any) -> None:
         self.parser = parser
         self.open: list[_Open] = []
-        self.anchors: dict[str, tuple[Any, int] | None] = {}  # None: begun and not finished
+        self.anchors: dict[str, tuple[Any, int] | None] = {}  # None: under construction
         self.count = self.repeated = 0
         self.document = Document(None)
-        self.plain: dict[str, Any] = {}  # scalars repeat a lot
+        self.plain: dict[str, Any] = {}  # cache: scalars repeat a lot
 
     def build(self) -> Document:
         first = True
@@ -125,22 +125,22 @@ class _Builder:
 
     def _begin(self, event: Any) -> None:
         if len(self.open) >= _DEEPEST:
-            raise ValuesError(f"is nested deeper than {_DEEPEST} levels", _place(event.start_mark))
+            raise ValuesError(f"nested deeper than {_DEEPEST} levels", _place(event.start_mark))
         kind = "map" if isinstance(event, yaml.MappingStartEvent) else "seq"
         value: Any = {} if kind == "map" else []
         if event.tag not in (None, "!", _TAG + kind):
-            raise ValuesError(f"has the tag {event.tag}: Kubernetes knows none", _place(event.start_mark))
+            raise ValuesError(f"tag {event.tag} is not supported", _place(event.start_mark))
         if event.anchor:
             self.anchors[event.anchor] = None
         place = _place(event.start_mark)
-        if kind == "map" and len(self.open) <= 4:  # as deep as the items of a List of Lists
+        if kind == "map" and len(self.open) <= 4:  # the depth of the items of a List of Lists
             self.document.places[id(value)] = place
         self.open.append(_Open(value, event.anchor, self.count, place))
 
     def _end(self, event: Any) -> None:
         done = self.open.pop()
-        for each in done.merged:
-            for key, value in each.items():
+        for mapping in done.merged:
+            for key, value in mapping.items():
                 done.value.setdefault(key, value)
         if done.anchor:
             self.anchors[done.anchor] = (done.value, self.count - done.began + 1)
@@ -165,30 +165,30 @@ class _Builder:
 
     def _key(self, value: Any, event: Any, top: _Open, place: Place | None) -> str:
         if isinstance(value, (dict, list)):
-            raise ValuesError("has a key that is not text", place or _place(event.start_mark))
+            raise ValuesError("a key is not a string", place or _place(event.start_mark))
         key = event.value if isinstance(event, yaml.ScalarEvent) else str(value)
         top.merging = key == "<<" and isinstance(event, yaml.ScalarEvent) and event.implicit[0]
         if key in top.value:
-            raise ValuesError(f'has the key "{key}" twice in one mapping', _place(event.start_mark))
+            raise ValuesError(f'duplicate key "{key}"', _place(event.start_mark))
         return str(key)
 
     def _merge(self, value: Any, event: Any, top: _Open) -> None:
-        each = value if isinstance(value, list) else [value]
-        if not all(isinstance(part, dict) for part in each):
-            raise ValuesError("merges (<<) what is not a mapping", _place(event.start_mark))
-        top.merged += each
+        mappings = value if isinstance(value, list) else [value]
+        if not all(isinstance(mapping, dict) for mapping in mappings):
+            raise ValuesError("the value of << is not a mapping", _place(event.start_mark))
+        top.merged += mappings
 
     def _alias(self, event: Any) -> Any:
         if event.anchor not in self.anchors:
-            raise ValuesError(f'is not YAML: no anchor is called "{event.anchor}"', _place(event.start_mark))
+            raise ValuesError(f'not valid YAML: unknown anchor "{event.anchor}"', _place(event.start_mark))
         known = self.anchors[event.anchor]
         if known is None:
-            raise ValuesError(f'has the alias "{event.anchor}" inside of itself', _place(event.start_mark))
+            raise ValuesError(f'alias "{event.anchor}" refers to itself', _place(event.start_mark))
         value, size = known
         self.count += size - 1
         self.repeated += size
         if self.repeated > _MOST_REPEATED:
-            raise ValuesError(f"repeats more than {_MOST_REPEATED} values by aliases", _place(event.start_mark))
+            raise ValuesError(f"aliases repeat more than {_MOST_REPEATED} values", _place(event.start_mark))
         return value
 
     def _scalar(self, event: Any) -> Any:
@@ -204,9 +204,9 @@ class _Builder:
         elif tag.removeprefix(_TAG) in ("bool", "int", "float", "null"):
             value = _resolve(text)
         else:
-            raise ValuesError(f"has the tag {tag}: Kubernetes knows none", _place(event.start_mark))
+            raise ValuesError(f"tag {tag} is not supported", _place(event.start_mark))
         if value is _UNREADABLE:
-            raise ValuesError("has a number of more digits than can be read", _place(event.start_mark))
+            raise ValuesError("a number has too many digits", _place(event.start_mark))
         return value
 
 
@@ -222,10 +222,8 @@ def _octal(text: str) -> int:
 
 
 _WORDS: dict[str, Any] = {"": None, "~": None}
-for _spelled, _meant in (("null", None), ("true", True), ("yes", True), ("on", True)):
-    _WORDS |= dict.fromkeys((_spelled, _spelled.capitalize(), _spelled.upper()), _meant)
-for _spelled in ("false", "no", "off"):
-    _WORDS |= dict.fromkeys((_spelled, _spelled.capitalize(), _spelled.upper()), False)
+for _value, _words in ((None, ["null"]), (True, ["true", "yes", "on"]), (False, ["false", "no", "off"])):
+    _WORDS |= {form: _value for word in _words for form in (word, word.capitalize(), word.upper())}
 
 _NUMBERS: tuple[tuple[re.Pattern[str], Callable[[str], Any]], ...] = (
     (re.compile(r"[-+]?(?:0|[1-9][0-9_]*)", re.ASCII), _base(10)),
@@ -238,7 +236,7 @@ _NUMBERS: tuple[tuple[re.Pattern[str], Callable[[str], Any]], ...] = (
 
 
 def _resolve(text: str) -> Any:
-    """What an unquoted scalar means."""
+    """The value of an unquoted scalar."""
     if text in _WORDS:
         return _WORDS[text]
     if text[0] in "0123456789+-.":
@@ -246,6 +244,6 @@ def _resolve(text: str) -> Any:
             if form.fullmatch(text):
                 try:
                     return read(text)
-                except ValueError:  # thousands of digits are more than int() reads
+                except ValueError:  # int() refuses thousands of digits
                     return _UNREADABLE
     return text

@@ -131,7 +131,7 @@ def test_kinds_that_run_nothing_here_are_skipped_and_that_is_said(daemon: PaperD
     [
         (SERVICE, ": no object that runs on one machine, only Service: expected Pod, Deployment, "),
         ("", ": no object found: expected Pod, "),
-        ("a: b: c", ":1:5: is not YAML: mapping values are not allowed"),
+        ("a: b: c", ":1:5: not valid YAML: mapping values are not allowed"),
         ("metadata: {name: x}", ":1:1: kind is missing: expected Pod, "),
         (f"{POD}---\nkind: Job\nmetadata: {{}}\n", ":6:1: Job: metadata.name is missing"),
         (POD.replace("train", "train, namespace: a"), ":1:1: Pod train is in namespace a, which contradicts -n team"),

@@ -71,7 +71,7 @@ def doctor(
     output: str,
     kubectl: Kubectl,
 ) -> None:
-    """Look for what is wrong with aliquot on a cluster, and say what to do.
+    """Find problems of an installation on a cluster and say what to do.
 
     On a node, as root or in the agent's container, the agent and all that it stands on is looked at too. Nothing is
     changed: Pods are tried with --dry-run=server. Exit code 0 when nothing is wrong, 1 with findings, 2 when neither

@@ -59,7 +59,7 @@ def explain(
     memory_unit: str,
     output: str,
 ) -> None:
-    """Where Pods would go on a cluster, or every reason why not.
+    """Show where Pods would go on a cluster, or every reason why they do not fit.
 
     POD is one that is on the cluster. The Pods of PODS.yaml (Deployments, StatefulSets and Jobs count as their
     replicas) are taken in order, each booked before the next. The cluster is the one kubectl talks to, or CLUSTER.yaml.

@@ -1,10 +1,10 @@
-"""`aliquot demo`: the two-minute story of what sharing does, told while it happens.
+"""`aliquot demo`: shows in two minutes how cards are shared, and measures it.
 
-command.py    the options, which cards it plays on, the exit code
-story.py      the scenes, in order; no figures of its own
-stage.py      a daemon of its own in a folder of its own, and who plays on it
-janitor.py    the end of everything that was started, whatever becomes of the story
-telling.py    how it is told: with live bars to a terminal, in plain lines to everybody else
-promises.py   what was promised, what was measured, held or missed; how long each scene takes; values only
-pods.yaml     the Pods of the first scene
+command.py    options, choice of cards, exit code
+scenario.py   the four parts, in order
+processes.py  a separate daemon in a temporary folder, and the tenants on its cards
+cleanup.py    ends everything that was started, however the demo ends
+output.py     live bars on a terminal, plain lines otherwise
+promises.py   promised and measured values, the verdict, and the time per part; pure functions
+pods.yaml     the Pods of the first part
 """

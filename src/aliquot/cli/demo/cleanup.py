@@ -1,7 +1,7 @@
-"""The end of everything that a story started.
+"""Ends everything that the demo started.
 
-A process of its own waits until the story is over, however that comes: it holds the other end of a pipe, which the
-kernel closes even for one that was killed. Whatever carries the story's home in its environment is ended then.
+A separate process waits until the demo ends, however it ends: it reads a pipe, which the kernel closes even if the demo
+is killed. Then it ends all processes with the demo's home in their environment.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ _STEP = 0.05
 
 
 @contextlib.contextmanager
-def swept(home: Path) -> Iterator[None]:
-    """After the block, nothing of that home is left. Before it, there must be no threads: this forks."""
-    theirs, ours = os.pipe()
-    janitor = os.fork()
-    if janitor == 0:
-        os.close(ours)
-        _apart(lambda: _wait_and_sweep(theirs, home))
-    os.close(theirs)
+def cleaned_up(home: Path) -> Iterator[None]:
+    """After the block, nothing of that home is left. It forks: there must be no threads yet."""
+    reader, writer = os.pipe()
+    cleaner = os.fork()
+    if cleaner == 0:
+        os.close(writer)
+        _detached(lambda: _wait_and_clean_up(reader, home))
+    os.close(reader)
     try:
         yield
     finally:
-        os.close(ours)
-        with _undisturbed():
-            os.waitpid(janitor, 0)
+        os.close(writer)
+        with _signals_ignored():
+            os.waitpid(cleaner, 0)
 
 
-def sweep(home: Path) -> None:
-    """End whoever lives there, politely at first, and remove the folder."""
+def clean_up(home: Path) -> None:
+    """End all processes of that home, with SIGTERM first, and remove the folder."""
     with contextlib.suppress(NoDaemonError, ControlError, AnswerError):
-        # First the daemon, by asking: it leaves nobody paused, and starts nobody again.
+        # First ask the daemon: it leaves no tenant paused and restarts nothing.
         ask([Home(str(home), str(home))], {"op": "down"}, _PATIENCE)
     began = time.monotonic()
     while left := processes.with_environment(HOME_VARIABLE, str(home)) - {os.getpid()}:
@@ -54,26 +54,26 @@ def sweep(home: Path) -> None:
         for pid in left:
             with contextlib.suppress(PermissionError):
                 processes.send_signal(pid, signal.SIGTERM if now < began + _PATIENCE else signal.SIGKILL)
-                processes.send_signal(pid, signal.SIGCONT)  # one that rests hears nothing else
+                processes.send_signal(pid, signal.SIGCONT)  # a stopped process reacts to nothing else
         time.sleep(_STEP)
     shutil.rmtree(home, ignore_errors=True)
 
 
-def _wait_and_sweep(pipe: int, home: Path) -> None:
+def _wait_and_clean_up(pipe: int, home: Path) -> None:
     with os.fdopen(pipe, "rb") as until:
         until.read()
-    sweep(home)
+    clean_up(home)
 
 
-def _apart(work: Callable[[], None]) -> None:
-    """In the fork: nothing of the terminal reaches it, and it never returns into the parent's code."""
+def _detached(work: Callable[[], None]) -> None:
+    """In the child: detached from the terminal, and never returns into the parent's code."""
     code = 1
     try:
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         nothing = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):  # whoever reads our output must not wait for this one
+        for stream in (0, 1, 2):  # a reader of our output must not wait for this process
             os.dup2(nothing, stream)
         work()
         code = 0
@@ -82,8 +82,8 @@ def _apart(work: Callable[[], None]) -> None:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C does not leave a mess: it waits for the few seconds that tidying up takes."""
+def _signals_ignored() -> Iterator[None]:
+    """A second Ctrl-C waits for the few seconds that the cleanup takes."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

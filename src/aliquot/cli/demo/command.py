@@ -1,4 +1,4 @@
-"""`aliquot demo`: which cards it plays on, what it prints at the end, and its exit code."""
+"""`aliquot demo`: options, choice of cards, final table and exit code."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import click
 from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonError, ask
 from aliquot.adapters.host.home import homes
 from aliquot.cli.demo import output as console
-from aliquot.cli.demo import promises, story
-from aliquot.cli.demo.processes import Stage, staged
+from aliquot.cli.demo import promises, scenario
+from aliquot.cli.demo.processes import Sandbox, sandboxed
 from aliquot.cli.errors import InputError
 from aliquot.cli.simulated import parse_simulation
 from aliquot.cli.tables import table
@@ -27,11 +27,11 @@ from aliquot.model.device import Card
 from aliquot.wording.amounts import memory
 
 SIMULATED = "2x24GiB"
-ON_REAL_CARDS = "\0aliquot-demo"  # a socket's name that belongs to no folder
+ON_REAL_CARDS = "\0aliquot-demo"  # an abstract socket: exclusive, and gone with the process
 _MISSED, _TERMINATED = 1, 143
 _DAY = 86_400
 _LOOK = 0.5
-_AT_WORK = 0.1  # of a card's time, in the last second: whoever has less is not disturbed much
+_AT_WORK = 0.1  # utilisation of a card from which the demo would disturb others
 
 
 @click.command()
@@ -40,18 +40,18 @@ _AT_WORK = 0.1  # of a card's time, in the last second: whoever has less is not 
     type=click.FloatRange(promises.LEAST_SECONDS, _DAY),
     default=120,
     show_default=True,
-    help=f"How long the story takes, about; at least {promises.LEAST_SECONDS}",
+    help=f"Approximate duration; at least {promises.LEAST_SECONDS}",
 )
-@click.option("--simulate", metavar="SPEC", help=f"Simulated cards although there are real ones, as in {SIMULATED}")
-@click.option("--strict", is_flag=True, help="Exit 1 when a promise was missed")
-@click.option("--stay/--no-stay", default=None, help="Stay up until Ctrl-C, or not  [default: on a terminal]")
+@click.option("--simulate", metavar="SPEC", help=f"Use simulated cards instead of real ones, for example {SIMULATED}")
+@click.option("--strict", is_flag=True, help="Exit with 1 if a promise was missed")
+@click.option("--stay/--no-stay", default=None, help="Keep running until Ctrl-C  [default: on a terminal]")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def demo(seconds: float, simulate: str | None, strict: bool, stay: bool | None, output: str) -> None:
-    """The two-minute story: cards shared, measured, beside what was promised.
+    """Show in two minutes how cards are shared: promised and measured results side by side.
 
-    Pods of three dialects are placed; three tenants share a card under each policy; an online server takes the card
-    from an offline job, which goes on where it stopped. On the cards of this machine, or on simulated ones where there
-    are none. It has a daemon of its own and leaves nothing behind.
+    Place Pods of three dialects, share a card between three tenants under each policy, and preempt an offline job for
+    an online server. Uses the cards of this machine, or simulated ones if there are none. Runs its own daemon and
+    leaves nothing behind.
 
     \b
     aliquot demo
@@ -63,32 +63,38 @@ def demo(seconds: float, simulate: str | None, strict: bool, stay: bool | None, 
     lively = output == "text" and sys.stdout.isatty()
     with _terminated(), contextlib.ExitStack() as held:
         spec, line = choose(simulate, _find, held)
-        with staged() as stage, contextlib.ExitStack() as shown:
-            teller = shown.enter_context(console.lively(seconds)) if lively else console.Plain(err=output == "json")
-            teller.say(line)
-            stage.up(spec)
-            address = _dashboard(stage)
+        with sandboxed() as sandbox, contextlib.ExitStack() as shown:
+            out = (
+                shown.enter_context(console.live_output(seconds))
+                if lively
+                else console.PlainOutput(err=output == "json")
+            )
+            out.line(line)
+            sandbox.up(spec)
+            address = _dashboard(sandbox)
             if address:
-                teller.say(f"To watch it live: {address}")
+                out.line(f"Watch it live: {address}")
             bounds = promises.REAL if spec is None else promises.SIMULATED
-            told = story.Story(stage, teller, promises.pace(seconds), bounds, began)
-            told.play()
+            demo_run = scenario.Scenario(sandbox, out, promises.pace(seconds), bounds, began)
+            demo_run.run()
             stays = stay if stay is not None else lively
             if output == "json":
-                click.echo(json.dumps(_data(told, spec, address)))
+                click.echo(json.dumps(_data(demo_run, spec, address)))
             else:
-                _print(teller, told)
+                _print(out, demo_run)
                 if address:
-                    teller.say(f"dashboard: {address}" + ("" if stays else " (it ends with the demo: --stay keeps it)"))
+                    out.line(
+                        f"dashboard: {address}" + ("" if stays else " (ends with the demo; use --stay to keep it)")
+                    )
             if stays:
-                _stay(stage, teller)
-    missed = [each for each in told.outcome if not each.held]
+                _stay(sandbox, out)
+    missed = [promise for promise in demo_run.outcome if not promise.held]
     raise click.exceptions.Exit(_MISSED if strict and missed else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The real cards, or why there are none; and those on which other programs are at work."""
+    """The real cards or why there are none, and the indices of cards that others use."""
 
     cards: tuple[Card, ...] = ()
     why: str = ""
@@ -96,25 +102,25 @@ class Found:
 
 
 def choose(simulate: str | None, find: Callable[[], Found], held: contextlib.ExitStack) -> tuple[str | None, str]:
-    """Which cards: the spec of simulated ones or None, and the line that says so."""
+    """The spec of the simulated cards, or None for real ones; and the line that says so."""
     if simulate is not None:
-        return simulate, f"Simulated cards play, {simulate}: the scheduling is real, the kernels are not."
+        return simulate, f"Using simulated cards, {simulate}: the scheduling is real, the kernels are not."
     found = find()
-    simulated = f"two simulated cards play ({SIMULATED}). Scheduling and figures are real, the kernels are not."
+    simulated = f"using two simulated cards ({SIMULATED}): the scheduling is real, the kernels are not."
     if not found.cards:
         return SIMULATED, f"No NVIDIA GPU here ({found.why}): {simulated}"
-    _refuse_beside_a_daemon()
-    if not _the_only_one(held):
-        return SIMULATED, f"Another demo plays on the cards of this machine: {simulated}"
+    _refuse_beside_daemon()
+    if not _is_only_demo(held):
+        return SIMULATED, f"Another demo uses the cards of this machine: {simulated}"
     if found.busy:
         busy = ", ".join(f"card {index}" for index in found.busy)
-        return SIMULATED, f"Others are at work here ({busy}), and this would disturb them: {simulated}"
+        return SIMULATED, f"Other programs use the cards ({busy}): {simulated}"
     names = ", ".join(f"{card.index}: {card.model} {memory(card.memory_mib)}" for card in found.cards)
-    return None, f"On the cards of this machine: {names}"
+    return None, f"Using the cards of this machine: {names}"
 
 
 def _find() -> Found:
-    """As NVML tells it."""
+    """From NVML."""
     from aliquot.adapters.gpu.nvml import Nvml, NvmlError
 
     try:
@@ -123,33 +129,33 @@ def _find() -> Found:
         return Found(why=str(error))
     try:
         cards = nvml.cards()
-        at_work = [
+        busy = [
             card.index
             for card in cards
             if nvml.processes(card.uuid) and (nvml.utilisation(card.uuid) or 0.0) >= _AT_WORK
         ]
-        return Found(cards, "NVML tells of no card", tuple(at_work))
+        return Found(cards, "NVML reports no GPU", tuple(busy))
     except NvmlError as error:
         return Found(why=str(error))
     finally:
         nvml.close()
 
 
-def _refuse_beside_a_daemon() -> None:
+def _refuse_beside_daemon() -> None:
     """Two daemons would book the same cards twice."""
     try:
-        said = ask(homes(), {"op": "hello"})
+        info = ask(homes(), {"op": "hello"})
     except (NoDaemonError, ControlError, AnswerError):
         return
-    if said.get("simulated") is None:
+    if info.get("simulated") is None:
         raise InputError(
-            f"the daemon of this machine (pid {said.get('pid')}) has its cards: `aliquot demo --simulate {SIMULATED}` "
-            "plays beside it on simulated ones, `aliquot down` ends it (its tenants run on)"
+            f"the daemon (pid {info.get('pid')}) uses the cards of this machine: run `aliquot demo --simulate "
+            f"{SIMULATED}`, or stop the daemon with `aliquot down` (its tenants keep running)"
         )
 
 
-def _the_only_one(held: contextlib.ExitStack) -> bool:
-    """Whether no other demo has the real cards. The kernel forgets such a name with the process that took it."""
+def _is_only_demo(held: contextlib.ExitStack) -> bool:
+    """Whether no other demo uses the real cards. The kernel releases the name with the process."""
     name = held.enter_context(contextlib.closing(socket.socket(socket.AF_UNIX)))
     try:
         name.bind(ON_REAL_CARDS)
@@ -158,54 +164,54 @@ def _the_only_one(held: contextlib.ExitStack) -> bool:
     return True
 
 
-def _dashboard(stage: Stage) -> str | None:
-    address: str | None = stage.status()["daemon"]["dashboard"]
+def _dashboard(sandbox: Sandbox) -> str | None:
+    address: str | None = sandbox.status()["daemon"]["dashboard"]
     return address
 
 
-def _print(teller: console.Teller, told: story.Story) -> None:
-    rows = [(each.promised, each.measured, "held" if each.held else "MISSED") for each in told.outcome]
-    teller.say()
+def _print(out: console.Output, demo_run: scenario.Scenario) -> None:
+    rows = [(row.promised, row.measured, "held" if row.held else "MISSED") for row in demo_run.outcome]
+    out.line()
     for line in table(("PROMISED", "MEASURED", ""), rows).splitlines():
-        teller.say(line)
-    held = sum(each.held for each in told.outcome)
-    teller.say()
-    teller.say(
+        out.line(line)
+    held = sum(row.held for row in demo_run.outcome)
+    out.line()
+    out.line(
         f"{held} of {len(rows)} held"
-        + (f" ({told.bounds.said})" if told.bounds.said else "")
-        + ("" if told.first_share is None else f"; the first share was measured after {told.first_share:.1f} s")
+        + (f" ({demo_run.bounds.note})" if demo_run.bounds.note else "")
+        + ("" if demo_run.first_share is None else f"; first share measured after {demo_run.first_share:.1f} s")
     )
-    if held < len(rows) and told.bounds is promises.SIMULATED:
-        teller.say(_busy(os.getloadavg()[0], os.cpu_count() or 1))
+    if held < len(rows) and demo_run.bounds is promises.SIMULATED:
+        out.line(_busy(os.getloadavg()[0], os.cpu_count() or 1))
 
 
 def _busy(load: float, cores: int) -> str:
-    """Simulated cards have no time of their own: they take it from the processor."""
-    return f"(simulated cards need the processor: {load:.1f} programs wanted its {cores} cores in the last minute)"
+    """Simulated cards compete for the processor."""
+    return f"(simulated cards need processor time: the load of the last minute was {load:.1f} on {cores} cores)"
 
 
-def _data(told: story.Story, spec: str | None, address: str | None) -> dict[str, Any]:
+def _data(demo_run: scenario.Scenario, spec: str | None, address: str | None) -> dict[str, Any]:
     return {
         "simulated": spec,
-        "first_share_seconds": told.first_share,
+        "first_share_seconds": demo_run.first_share,
         "dashboard": address,
         "promises": [
-            {"key": each.key, "promised": each.promised, "measured": each.measured, "held": each.held}
-            for each in told.outcome
+            {"key": row.key, "promised": row.promised, "measured": row.measured, "held": row.held}
+            for row in demo_run.outcome
         ],
     }
 
 
-def _stay(stage: Stage, teller: console.Teller) -> None:
-    """Until Ctrl-C: that is the expected end, and no failure."""
+def _stay(sandbox: Sandbox, out: console.Output) -> None:
+    """Until Ctrl-C, which is no failure."""
     try:
-        story.go_on(stage)
-        teller.say()
-        home = f"ALIQUOT_HOME={stage.home}"
-        teller.say(f"It goes on: an offline job, and a server that comes and goes. To look: {home} aliquot top")
-        teller.say("Ctrl-C ends all of it.")
+        scenario.keep_running(sandbox)
+        out.line()
+        home = f"ALIQUOT_HOME={sandbox.home}"
+        out.line(f"The demo keeps running an offline job and a bursty server. To watch: {home} aliquot top")
+        out.line("Press Ctrl-C to end it.")
         while True:
-            teller.show(story.rows_of(stage.status()))
+            out.show(scenario.rows_of(sandbox.status()))
             time.sleep(_LOOK)
     except KeyboardInterrupt:
         return
@@ -213,7 +219,7 @@ def _stay(stage: Stage, teller: console.Teller) -> None:
 
 @contextlib.contextmanager
 def _terminated() -> Iterator[None]:
-    """SIGTERM and a closed terminal end it as Ctrl-C does: everything is tidied up."""
+    """SIGTERM and a closed terminal clean up as Ctrl-C does."""
 
     def leave(*_: object) -> NoReturn:
         raise click.exceptions.Exit(_TERMINATED)

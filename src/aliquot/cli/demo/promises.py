@@ -1,7 +1,7 @@
-"""What the story promises and what came of it: functions of values, with neither clock nor process.
+"""Promised and measured values of the demo. Pure functions.
 
-What is promised is what docs/performance.md states for real cards. Simulated cards run real scheduling of kernels that
-are only waited for, on whatever this machine has to spare: their bounds are wider, and the table says so.
+The promises are those of docs/performance.md for real cards. On simulated cards the scheduling is real, but kernels are
+only waits on a shared processor: their bounds are wider, and the table says so.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEAST_SECONDS = 20
-_WITH_IDLE = 40  # seconds from which there is time to let one tenant rest
+_WITH_IDLE = 40  # seconds; shorter demos skip the part with an idle tenant
 _OVERHEAD = 9.0  # seconds of starting and ending processes
-_TELLS_P99 = 300  # requests; of fewer, the 99th percentile is one bad moment of the machine
+_TELLS_P99 = 300  # requests; with fewer, p99 is a single outlier
 _SETTLE = 1.0  # seconds; `share` in the status is that of the last second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
-    """One row of the last table."""
+    """One row of the final table."""
 
     key: str
     promised: str
@@ -29,32 +29,32 @@ class Promise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How near the measured must come."""
+    """The tolerances."""
 
     points: float  # of a share, in percent of the card
-    whole: float  # the least share of who has the card to itself
+    whole: float  # the least share of a tenant that is alone on the card
     added_us: float  # the most that offline work may add to an online request
-    added_rank: str  # the percentile this is held to, where there were requests enough to tell it
-    beside: float  # the most of a card that offline work may get beside online work, delay and all
-    resume_ms: float  # the most that going on takes, over the release delay
-    said: str  # beside the bounds, in the table's title
+    added_rank: str  # the percentile for that bound, given enough requests
+    beside: float  # the largest share of offline work beside online work
+    resume_ms: float  # the longest time to resume, after the release delay
+    note: str  # printed below the table
 
 
-REAL = Bounds(points=2.0, whole=0.97, added_us=300.0, added_rank="p99", beside=0.01, resume_ms=100.0, said="")
+REAL = Bounds(points=2.0, whole=0.97, added_us=300.0, added_rank="p99", beside=0.01, resume_ms=100.0, note="")
 SIMULATED = Bounds(
     points=5.0, whole=0.90, added_us=1000.0, added_rank="p50", beside=0.02, resume_ms=300.0,
-    said="bounds for simulated cards, wider than for real ones",
+    note="bounds for simulated cards, wider than for real ones",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Seconds for what is measured; the rest of the story is starting and ending processes."""
+    """Seconds per measurement; the rest of the time goes to starting and ending processes."""
 
-    read: float  # the Pods of the first scene run for a while
+    read: float  # the Pods of the first part
     settle: float
     shares: float  # each policy
-    idle: float | None  # one tenant rests, under burst-share and fixed-share; None: no time for it
+    idle: float | None  # with an idle tenant, under burst-share and fixed-share; None: skipped
     alone: float  # the server alone
     whole: float  # the offline job alone
     gaps: float  # both, release delay 0
@@ -62,7 +62,7 @@ class Pace:
     after: float  # the offline job alone again
 
 
-# How the measured time is divided; each policy is measured for itself.
+# Relative durations; every policy is measured separately.
 _PARTS = {
     "read": 0.5,
     "shares": 1.5,
@@ -76,7 +76,7 @@ _PARTS = {
 
 
 def pace(seconds: float) -> Pace:
-    """How a story of so many seconds is divided."""
+    """The durations for a demo of that many seconds."""
     rests = seconds >= _WITH_IDLE
     times = {"read": 1, "shares": 3, "idle": 2 if rests else 0}
     settling = _SETTLE * (5 if rests else 3)
@@ -88,29 +88,31 @@ def pace(seconds: float) -> Pace:
 
 
 def expected_shares(policy: str, quotas: Sequence[float], idle: int | None = None) -> tuple[float, ...]:
-    """What each tenant is promised of a card that all want, but for the one that rests. Parts of 1."""
+    """The promised share of each tenant when all but the idle one have work; from 0 to 1."""
     if policy == "best-effort":
         working = len(quotas) - (idle is not None)
         return tuple(0.0 if at == idle else 1 / working for at in range(len(quotas)))
-    whole = 1.0 if policy == "fixed-share" else sum(each for at, each in enumerate(quotas) if at != idle)
-    return tuple(0.0 if at == idle else each / whole for at, each in enumerate(quotas))
+    whole = 1.0 if policy == "fixed-share" else sum(quota for at, quota in enumerate(quotas) if at != idle)
+    return tuple(0.0 if at == idle else quota / whole for at, quota in enumerate(quotas))
 
 
 class Counter:
-    """What a tenant wrote of its own work: a time (CLOCK_MONOTONIC) and how many kernels were done by then."""
+    """A tenant's progress file: times (CLOCK_MONOTONIC) and the number of kernels finished by then."""
 
     def __init__(self, text: str) -> None:
-        rows = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]  # the last may be torn
+        rows = [
+            line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")
+        ]  # the last line may be incomplete
         self._times = [float(row[0]) for row in rows]
         self._done = [float(row[2]) for row in rows]
 
     @property
     def done(self) -> float:
-        """Kernels so far."""
+        """Kernels finished so far."""
         return self._done[-1] if self._done else 0.0
 
     def at(self, moment: float) -> float:
-        """Kernels done at a moment, in proportion between two notes."""
+        """Kernels finished at that time, interpolated."""
         after = bisect_right(self._times, moment)
         if after == 0:
             return 0.0
@@ -121,22 +123,22 @@ class Counter:
         return self._done[before] + part * (self._done[after] - self._done[before])
 
     def share(self, begin: float, end: float, kernel_us: float) -> float:
-        """The part of the card that the work of that time is worth."""
+        """The share of the card in that time."""
         return (self.at(end) - self.at(begin)) * kernel_us * 1e-6 / (end - begin)
 
     def completed(self, begin: float, end: float, kernel_us: float) -> float:
-        """The same by kernels that were done in that time: one that stood still over all of it counts for nothing."""
+        """The share by kernels that finished in that time, without interpolation over a pause."""
         first, last = bisect_right(self._times, begin), bisect_right(self._times, end)
         done = (self._done[last - 1] if last else 0.0) - (self._done[first - 1] if first else 0.0)
         return done * kernel_us * 1e-6 / (end - begin)
 
     @property
     def last(self) -> float | None:
-        """When something was done last."""
+        """When a kernel last finished."""
         return self._times[-1] if self._times else None
 
     def first_after(self, moment: float) -> float | None:
-        """When something was done next."""
+        """When the next kernel finished."""
         after = bisect_right(self._times, moment)
         return self._times[after] if after < len(self._times) else None
 
@@ -144,17 +146,17 @@ class Counter:
 def placed(*, wanted: int, running: int, reasons: Sequence[str]) -> Promise:
     """Pods of every dialect got their cards and run."""
     held = running == wanted
-    said = f"{running} of {wanted} run" + ("" if held else f": {'; '.join(reasons)}")
-    return Promise(key="placed", promised="Pods of qGPU, T9k and gpushare on one machine", measured=said, held=held)
+    text = f"{running} of {wanted} run" + ("" if held else f": {'; '.join(reasons)}")
+    return Promise(key="placed", promised="Pods of qGPU, T9k and gpushare on one machine", measured=text, held=held)
 
 
 def shares(
     policy: str, quotas: Sequence[float], measured: Sequence[float], bounds: Bounds, idle: int | None = None
 ) -> Promise:
-    """Every tenant near what the policy promises it."""
+    """The shares are close to what the policy promises."""
     expected = expected_shares(policy, quotas, idle)
     error = max(abs(a - b) for a, b in zip(expected, measured, strict=True))
-    rest = ", the last at rest" if idle is not None else ""
+    rest = ", the last one idle" if idle is not None else ""
     return Promise(
         key=policy + ("" if idle is None else "-idle"),
         promised=f"{policy}{rest}: {_shares(expected)}, within {bounds.points:g} points",
@@ -164,7 +166,7 @@ def shares(
 
 
 def whole(share: float, bounds: Bounds) -> Promise:
-    """Nobody else wants the card."""
+    """A tenant alone on the card."""
     return Promise(
         key="offline-alone",
         promised=f"offline work alone: at least {bounds.whole:.0%} of the card",
@@ -177,19 +179,19 @@ Latency = dict[str, float]  # microseconds by percentile
 
 
 def added(alone: Latency, beside: Latency, bounds: Bounds, *, delay: str, requests: int) -> Promise:
-    """What a request takes longer beside the offline job than alone."""
+    """The latency that the offline job adds to requests."""
     more = {rank: beside[rank] - alone[rank] for rank in ("p50", "p90", "p99")}
     rank = "p90" if bounds.added_rank == "p99" and requests < _TELLS_P99 else bounds.added_rank
     return Promise(
         key=f"added-{delay}",
-        promised=f"an online request beside it, delay {delay}: {rank} at most {told_us(bounds.added_us)} over alone",
-        measured=", ".join(f"{each} {_signed(more[each])}" for each in sorted({"p50", rank, "p99"})),
+        promised=f"latency added to online requests, delay {delay}: {rank} at most {microseconds(bounds.added_us)}",
+        measured=", ".join(f"{name} {_signed(more[name])}" for name in sorted({"p50", rank, "p99"})),
         held=more[rank] <= bounds.added_us,
     )
 
 
 def kept_off(share: float, bounds: Bounds) -> Promise:
-    """While online work holds the card."""
+    """The share of offline work while online work holds the card."""
     return Promise(
         key="offline-beside",
         promised=f"offline work beside online work: at most {bounds.beside:.0%} of the card",
@@ -199,44 +201,44 @@ def kept_off(share: float, bounds: Bounds) -> Promise:
 
 
 def resumed(seconds: float | None, *, delay: float, bounds: Bounds) -> Promise:
-    """From the last online request to the next offline kernel that is done."""
+    """The time from the last online request to the next finished offline kernel."""
     most = 1000 * delay + bounds.resume_ms
     return Promise(
         key="resumed",
-        promised=f"offline goes on {1000 * delay:.0f} ms after the last request: a kernel within {most:.0f} ms",
-        measured="it did not go on" if seconds is None else f"{1000 * seconds:.0f} ms",
+        promised=f"offline work resumes {1000 * delay:.0f} ms after the last request: a kernel within {most:.0f} ms",
+        measured="it did not resume" if seconds is None else f"{1000 * seconds:.0f} ms",
         held=seconds is not None and seconds * 1000 <= most,
     )
 
 
 def nothing_lost(*, right: bool | None, same_process: bool, kernels: float) -> Promise:
-    """The job counts its own kernels: each ran once, to its end."""
-    told = "each once" if right else "NOT each once, to its end"
+    """The job verifies that each of its kernels ran exactly once."""
+    verdict = "each once" if right else "NOT each once"
     return Promise(
         key="nothing-lost",
-        promised="and where it stopped: no kernel lost or done twice, no restart",
-        measured=f"{kernels:,.0f} kernels, {told}, {'one process' if same_process else 'ANOTHER process'}",
+        promised="offline work continues where it stopped: no kernel lost or repeated, no restart",
+        measured=f"{kernels:,.0f} kernels, {verdict}, {'one process' if same_process else 'ANOTHER process'}",
         held=bool(right) and same_process,
     )
 
 
 def memory(*, refused: bool, asked: str, quota: str) -> Promise:
-    """Past the quota there is no memory."""
+    """Memory beyond the quota is refused."""
     return Promise(
         key="memory",
-        promised=f"{asked} of memory with a quota of {quota}: refused",
+        promised=f"allocation of {asked} with a quota of {quota}: refused",
         measured="refused" if refused else "GRANTED",
         held=refused,
     )
 
 
-def told_us(micros: float) -> str:
-    """In the unit that suits it."""
+def microseconds(micros: float) -> str:
+    """In us or ms."""
     return f"{micros / 1000:.1f} ms".replace(".0 ", " ") if abs(micros) >= 1000 else f"{micros:.0f} us"
 
 
 def _signed(micros: float) -> str:
-    return f"{'+' if micros >= 0 else '-'}{told_us(abs(micros))}"
+    return f"{'+' if micros >= 0 else '-'}{microseconds(abs(micros))}"
 
 
 def _shares(values: Sequence[float]) -> str:

@@ -21,7 +21,7 @@ _LONGEST_COMMAND = 60
 @click.command()
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def ps(output: str) -> None:
-    """Show who runs on the cards of this machine, and who waits."""
+    """List the running and queued tenants of this machine."""
     answer = ask({"op": "status"})
     if output == "json":
         click.echo(json.dumps({key: answer[key] for key in ("tenants", "queue", "pods") if key in answer}, indent=2))

@@ -42,7 +42,7 @@ _MANY = 4  # cards; with more, those that nobody is on are summed up
     help="From look to look",
 )
 def top(output: str, once: bool, interval: float) -> None:
-    """Show what each card and each tenant does, over and over. q or Ctrl-C leaves.
+    """Show live usage of every card and tenant. Press q or Ctrl-C to quit.
 
     \b
     SHARE      part of the card's time over the last second

@@ -44,7 +44,7 @@ _KEY = 12  # columns of the names on the left
 @click.option("-n", "--namespace", help="Of Pods and workloads  [default: default]")
 @click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Of all namespaces")
 def describe(what: Sequence[str], namespace: str | None, everywhere: bool) -> None:
-    """Show all that is known of a Pod, a workload or a node, and why it is where it is.
+    """Show the details of a Pod, workload or node, with the reason for its placement.
 
     TYPE is as for `aliquot get`; without NAME, all of that type. TYPE/NAME does too.
 

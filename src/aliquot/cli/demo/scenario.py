@@ -1,4 +1,4 @@
-"""The scenes, in order. Whether a promise was held, promises.py decides; here it is only made to happen."""
+"""Runs the four parts of the demo. promises.py decides whether a promise was held."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from aliquot.cli.demo import promises
-from aliquot.cli.demo.output import Row, Teller, kept, note, scene
-from aliquot.cli.demo.processes import Stage, StageError, Tenant
-from aliquot.cli.demo.promises import Bounds, Pace, Promise, told_us
+from aliquot.cli.demo.output import Output, Row, bars, heading, note
+from aliquot.cli.demo.processes import DemoError, Sandbox, Tenant
+from aliquot.cli.demo.promises import Bounds, Pace, Promise, microseconds
 from aliquot.cli.pods.submit import PASSED_ON
 from aliquot.cli.yamlvalues import parse_yaml
 from aliquot.wording.amounts import memory
@@ -19,29 +19,29 @@ from aliquot.wording.amounts import memory
 PODS = Path(__file__).parent / "pods.yaml"
 QUOTAS = (("alpha", 50), ("beta", 30), ("gamma", 20))
 POLICIES = (
-    ("best-effort", "equal parts for all who have work; the quota is only booked"),
-    ("burst-share", "in proportion to the quotas; what one leaves idle goes to the others"),
+    ("best-effort", "equal shares for all tenants that have work; quotas are only booked"),
+    ("burst-share", "in proportion to the quotas; idle time goes to the others"),
     ("fixed-share", "never more than the quota, even when the card is idle"),
 )
 RESTING = (
-    ("fixed-share", "its part stays unused"),
-    ("burst-share", "its part goes to the others"),
+    ("fixed-share", "its share stays unused"),
+    ("burst-share", "its share goes to the others"),
 )
 RELEASE_DELAY = 0.1
-_LOOK = 0.25  # seconds from look to look
+_LOOK = 0.25  # seconds between checks
 _LOAD_US, _TRAIN_US, _REQUEST_US = 1_000.0, 20_000.0, 1_000.0
-_DISAGREE = 0.05  # between what the daemon says of a share and the tenant's own count, before it is worth a line
+_DISAGREE = 0.05  # difference between the daemon's and the tenant's measurement that is worth a line
 _ENDED = ("Succeeded", "Failed")
 _DAY = 86_400
-_POD_PATIENCE = 15.0  # seconds until each runs or says why not
+_POD_PATIENCE = 15.0  # seconds until every Pod runs or has a reason
 
 
 @dataclass(slots=True)
-class Story:
-    """What is needed to play it, and what came of it so far."""
+class Scenario:
+    """The parameters of the demo and its results so far."""
 
-    stage: Stage
-    teller: Teller
+    sandbox: Sandbox
+    output: Output
     pace: Pace
     bounds: Bounds
     began: float
@@ -49,13 +49,13 @@ class Story:
     first_share: float | None = None  # seconds from the beginning
     slice_mib: int = 2048
 
-    def play(self) -> None:
-        """All of it."""
-        self.stage.calibrate()
-        cards = self.stage.status()["cards"]
+    def run(self) -> None:
+        """Run all parts."""
+        self.sandbox.calibrate()
+        cards = self.sandbox.status()["cards"]
         self.slice_mib = min(2048, cards[0]["memory_bytes"] // (8 << 20))
         self._dialects()
-        others = self.stage.keep_out(all_but=1)
+        others = self.sandbox.block_cards(all_but=1)
         self._policies(others)
         self._classes()
         self._memory()
@@ -63,10 +63,10 @@ class Story:
     # --- one: placement ----------------------------------------------------------------------------------------------
 
     def _dialects(self) -> None:
-        scene(self.teller, 1, "Pods of three dialects on one machine, manifests as Kubernetes has them")
+        heading(self.output, 1, "Pods of three dialects on one machine, with their Kubernetes manifests")
         self._note(f"$ aliquot apply -f {PODS.name}")
-        apply_pods(self.stage)
-        pods = settled_pods(self.stage)
+        apply_pods(self.sandbox)
+        pods = settled_pods(self.sandbox)
         for pod in pods:
             where = ", ".join(f"card {card['index']}" for card in pod["cards"]) or "no card yet"
             self._note(f"{pod['key']}: {where}")
@@ -78,19 +78,19 @@ class Story:
         self.outcome.append(promises.placed(wanted=3, running=len(running), reasons=reasons))
         for pod in pods:
             request = {"op": "delete", "kind": "Pod", "namespace": pod["namespace"], "name": pod["name"], "grace": 1.0}
-            self.stage.ask(request)
+            self.sandbox.ask(request)
 
     # --- two: policies -----------------------------------------------------------------------------------------------
 
     def _policies(self, others: int) -> None:
         quotas = ", ".join(f"{quota}" for _, quota in QUOTAS)
-        scene(self.teller, 2, f"One card, three tenants that always have work, quotas {quotas} percent")
+        heading(self.output, 2, f"One card, three busy tenants, quotas of {quotas} percent")
         if others:
-            self._note(f"(from here on it is about one card; {_cards(others)} out)")
+            self._note(f"(only one card is used from here on; {_cards(others)} blocked)")
         for name, quota in QUOTAS:
             self._note(f"$ aliquot run -d --name {name} --core {quota} {self._typed} -- aliquot burn load")
         tenants = [
-            self.stage.begin(
+            self.sandbox.begin(
                 name, ["--core", str(quota), *self._slice], ["load"], kernel_us=_LOAD_US, stays=name == QUOTAS[-1][0]
             )
             for name, quota in QUOTAS
@@ -98,45 +98,45 @@ class Story:
         for tenant in tenants:
             tenant.wait_until_working()
         for policy, words in POLICIES:
-            self.stage.policy(policy)
+            self.sandbox.policy(policy)
             self._note(f"{policy}: {words}")
             self._shares(policy, tenants, self.pace.shares)
         if self.pace.idle is not None:
             tenants[-1].rest()
             for policy, words in RESTING:
-                self.stage.policy(policy)
-                self._note(f"{policy}, {tenants[-1].name} has nothing to do: {words}")
+                self.sandbox.policy(policy)
+                self._note(f"{policy}, {tenants[-1].name} is idle: {words}")
                 self._shares(policy, tenants, self.pace.idle, idle=len(tenants) - 1)
-        self.stage.policy("best-effort")
+        self.sandbox.policy("best-effort")
         for tenant in tenants[:-1]:
             tenant.finish()
-        self.stage.end(tenants[-1].name)
+        self.sandbox.end(tenants[-1].name)
 
     def _shares(self, policy: str, tenants: Sequence[Tenant], seconds: float, idle: int | None = None) -> None:
-        """Measure, tell and judge them, by the tenants' own counts."""
+        """Measure the shares by the tenants' own counts, print and judge them."""
         self._watch(self.pace.settle)
         begin = time.monotonic()
-        told = self._watch(seconds)
+        reported = self._watch(seconds)
         end = time.monotonic()
         found = [tenant.counter().share(begin, end, tenant.kernel_us) for tenant in tenants]
         rows = [Row(name, f"quota {quota}%", share) for (name, quota), share in zip(QUOTAS, found, strict=True)]
-        kept(self.teller, rows)
+        bars(self.output, rows)
         for tenant, share in zip(tenants, found, strict=True):
-            said = told.get(tenant.name)
-            if said is not None and abs(said - share) > _DISAGREE:
-                self._note(f"  ({tenant.name}: the daemon counted {said:.1%})")
+            by_daemon = reported.get(tenant.name)
+            if by_daemon is not None and abs(by_daemon - share) > _DISAGREE:
+                self._note(f"  ({tenant.name}: the daemon measured {by_daemon:.1%})")
         quotas = [quota / 100 for _, quota in QUOTAS]
         self.outcome.append(promises.shares(policy, quotas, found, self.bounds, idle))
 
     # --- three: online and offline -----------------------------------------------------------------------------------
 
     def _classes(self) -> None:
-        scene(self.teller, 3, "An offline job on an idle card, and an online server that wants it")
-        self.stage.policy(release_delay=0.0)
+        heading(self.output, 3, "An offline job on an idle card, and an online server that preempts it")
+        self.sandbox.policy(release_delay=0.0)
         alone = _latencies(self._serve(self.pace.alone))
-        self._note(f"the server alone: a request takes {_latency(alone)}")
+        self._note(f"request latency of the server alone: {_latency(alone)}")
         self._note(f"$ aliquot run -d --name train --class offline {self._typed} -- aliquot burn load")
-        train = self.stage.begin(
+        train = self.sandbox.begin(
             "train", ["--class", "offline", *self._slice], ["load", "--check"], kernel_us=_TRAIN_US
         )
         train.wait_until_working()
@@ -145,7 +145,7 @@ class Story:
         begin = time.monotonic()
         self._watch(self.pace.whole)
         share = train.counter().share(begin, time.monotonic(), _TRAIN_US)
-        kept(self.teller, [Row("train", "offline", share)])
+        bars(self.output, [Row("train", "offline", share)])
         self.outcome.append(promises.whole(share, self.bounds))
         self._in_gaps(train, alone)
         self._kept_off(train, alone)
@@ -156,21 +156,21 @@ class Story:
         )
 
     def _in_gaps(self, train: Tenant, alone: promises.Latency) -> None:
-        """Release delay 0: every request takes the card from the middle of an offline kernel."""
+        """Release delay 0: every request preempts an offline kernel."""
         self._note(f"$ aliquot run --class online {self._typed} -- aliquot burn serve --kernel 1ms --period 10ms")
-        self._note("release delay 0: offline work runs in every gap, and each request cuts it off in mid-kernel")
+        self._note("release delay 0: offline work runs between requests, and each request preempts it mid-kernel")
         served = self._serve(self.pace.gaps)
         begin, end = served["begin"], served["begin"] + served["seconds"]
         share = train.counter().share(begin, end, _TRAIN_US)
         latency = _latencies(served)
-        kept(self.teller, [Row("serve", "online", served["share"]), Row("train", "offline", share)])
-        self._note(f"  a request takes {_latency(latency)}")
+        bars(self.output, [Row("serve", "online", served["share"]), Row("train", "offline", share)])
+        self._note(f"  request latency: {_latency(latency)}")
         self.outcome.append(promises.added(alone, latency, self.bounds, delay="0", requests=served["requests"]))
 
     def _kept_off(self, train: Tenant, alone: promises.Latency) -> None:
-        """Release delay 100 ms: the server sees an empty card, and offline work goes on when it has nothing to do."""
-        self.stage.policy(release_delay=RELEASE_DELAY)
-        self._note("release delay 100 ms, as it is at first: offline work stands still while requests come")
+        """Release delay 100 ms: the server has the card to itself; offline work resumes when requests stop."""
+        self.sandbox.policy(release_delay=RELEASE_DELAY)
+        self._note("release delay 100 ms (the default): offline work is paused while requests arrive")
         before = self._card("train")
         server = self._server(_DAY)
         server.wait_until_working()
@@ -178,7 +178,7 @@ class Story:
         begin = time.monotonic()
         self._watch(self.pace.kept)
         server.wait_for_work()
-        with server.stopped():  # no more requests, and the server is still there: what counts now is the delay
+        with server.stopped():  # no more requests, but the server still runs: only the delay counts now
             served, stood = server.counter(), train.counter()
             end = served.last or begin
             self._watch(max(self.pace.after, 5 * RELEASE_DELAY))
@@ -188,18 +188,20 @@ class Story:
         latency = _latencies(ended)
         share = counter.completed(begin, end, _TRAIN_US)
         online = served.share(begin, end, _REQUEST_US)
-        kept(self.teller, [Row("serve", "online", online), Row("train", "offline", share)])
+        bars(self.output, [Row("serve", "online", online), Row("train", "offline", share)])
         times = after["preemptions"] - before["preemptions"]
         paused = after["paused_seconds"] - before["paused_seconds"]
-        self._note(f"  a request takes {_latency(latency)}")
-        self._note(f"  train was preempted {_times(times)} and stood for {paused:.1f} s at kernel {stood.done:,.0f}")
+        self._note(f"  request latency: {_latency(latency)}")
+        self._note(f"  train was preempted {_times(times)} and paused for {paused:.1f} s at kernel {stood.done:,.0f}")
         self.outcome.append(promises.added(alone, latency, self.bounds, delay="100 ms", requests=ended["requests"]))
         self.outcome.append(promises.kept_off(share, self.bounds))
         on = counter.first_after(end)
         gone = None if on is None else on - end
         self.outcome.append(promises.resumed(gone, delay=RELEASE_DELAY, bounds=self.bounds))
         if gone is not None:
-            self._note(f"no more requests: {1000 * gone:.0f} ms later train has done one more, now {counter.done:,.0f}")
+            self._note(
+                f"{1000 * gone:.0f} ms after the last request train finished its next kernel, now {counter.done:,.0f}"
+            )
 
     def _serve(self, seconds: float) -> dict[str, Any]:
         server = self._server(seconds)
@@ -208,26 +210,28 @@ class Story:
 
     def _server(self, seconds: float) -> Tenant:
         words = ["serve", "--period", "10ms", "--seconds", f"{seconds:.3f}"]
-        return self.stage.begin("serve", ["--class", "online", *self._slice], words, kernel_us=_REQUEST_US)
+        return self.sandbox.begin("serve", ["--class", "online", *self._slice], words, kernel_us=_REQUEST_US)
 
     # --- four: memory ------------------------------------------------------------------------------------------------
 
     def _memory(self) -> None:
-        scene(self.teller, 4, "More memory than the quota")
+        heading(self.output, 4, "More memory than the quota")
         quota, asked = self.slice_mib, self.slice_mib * 3 // 2
         words = ("run", "--memory", f"{quota}MiB", "--", "aliquot", "burn", "load", "--memory", f"{asked}MiB")
         self._note(f"$ aliquot {' '.join(words)}")
-        done = self.stage.tried(*words, "--seconds", "0.1")
-        said = (done.stderr.strip().splitlines() or ["it was granted"])[-1]
-        self._note(said)
+        done = self.sandbox.tried(*words, "--seconds", "0.1")
+        answer = (done.stderr.strip().splitlines() or ["it was granted"])[-1]
+        self._note(answer)
         self.outcome.append(
-            promises.memory(refused=done.returncode == 1 and "quota" in said, asked=memory(asked), quota=memory(quota))
+            promises.memory(
+                refused=done.returncode == 1 and "quota" in answer, asked=memory(asked), quota=memory(quota)
+            )
         )
 
-    # --- looking -----------------------------------------------------------------------------------------------------
+    # --- observation -------------------------------------------------------------------------------------------------
 
     def _note(self, text: str) -> None:
-        note(self.teller, text)
+        note(self.output, text)
 
     @property
     def _slice(self) -> list[str]:
@@ -239,75 +243,75 @@ class Story:
         return f"--memory {self.slice_mib}MiB" if rest else f"--memory {gib}"
 
     def _watch(self, seconds: float, until: Callable[[], bool] | None = None) -> dict[str, float]:
-        """Look on and show it for so long, or until something is so; each tenant's share as the daemon saw it."""
+        """Show the shares for that long, or until a condition holds. Returns the daemon's mean shares."""
         end = time.monotonic() + seconds
         sums: dict[str, list[float]] = {}
         while (left := end - time.monotonic()) > 0 and not (until is not None and until()):
-            rows = rows_of(self.stage.status())
+            rows = rows_of(self.sandbox.status())
             for row in rows:
                 if row.share is not None:
                     sums.setdefault(row.name, []).append(row.share)
                 if self.first_share is None and row.share:
                     self.first_share = time.monotonic() - self.began
-            self.teller.show(rows)
+            self.output.show(rows)
             time.sleep(min(left, _LOOK / 2 if until else _LOOK))
-        self.teller.show(())
-        return {name: sum(each) / len(each) for name, each in sums.items()}
+        self.output.show(())
+        return {name: sum(values) / len(values) for name, values in sums.items()}
 
     def _tenant(self, name: str) -> dict[str, Any]:
-        for tenant in self.stage.status()["tenants"]:
+        for tenant in self.sandbox.status()["tenants"]:
             if tenant["name"] == name:
                 found: dict[str, Any] = tenant
                 return found
-        raise StageError(f"{name} is gone")
+        raise DemoError(f"{name} has ended")
 
     def _card(self, name: str) -> dict[str, Any]:
         card: dict[str, Any] = self._tenant(name)["cards"][0]
         return card
 
 
-def apply_pods(stage: Stage) -> None:
-    """What `aliquot apply -f pods.yaml` does."""
+def apply_pods(sandbox: Sandbox) -> None:
+    """Same as `aliquot apply -f pods.yaml`."""
     objects = [document.value for document in parse_yaml(PODS.read_bytes())]
     ours = {
-        name: value for name, value in stage.environment.items() if name in PASSED_ON or name.startswith("ALIQUOT_")
+        name: value for name, value in sandbox.environment.items() if name in PASSED_ON or name.startswith("ALIQUOT_")
     }
-    stage.ask({"op": "apply", "objects": objects, "cwd": str(stage.home), "env": ours, "dry_run": False})
+    sandbox.ask({"op": "apply", "objects": objects, "cwd": str(sandbox.home), "env": ours, "dry_run": False})
 
 
-def settled_pods(stage: Stage) -> list[dict[str, Any]]:
-    """Once each runs, or says why it does not."""
+def settled_pods(sandbox: Sandbox) -> list[dict[str, Any]]:
+    """The Pods, once every one runs or has a reason."""
     deadline = time.monotonic() + _POD_PATIENCE
     while True:
-        pods: list[dict[str, Any]] = stage.status()["pods"]
+        pods: list[dict[str, Any]] = sandbox.status()["pods"]
         waiting = [pod for pod in pods if pod["phase"] not in ("Running", *_ENDED) and not pod["reason"]]
         if not waiting or time.monotonic() > deadline:
             return pods
         time.sleep(_LOOK / 5)
 
 
-def go_on(stage: Stage) -> None:
-    """Something to look at: an offline job and a server that comes and goes; where there is another card, the Pods."""
-    for tenant in stage.status()["tenants"]:
-        stage.end(tenant["name"])
-    stage.policy("best-effort", RELEASE_DELAY)
-    cards = stage.status()["cards"]
+def keep_running(sandbox: Sandbox) -> None:
+    """Start something to watch: an offline job and a bursty server; with a second card, the Pods too."""
+    for tenant in sandbox.status()["tenants"]:
+        sandbox.end(tenant["name"])
+    sandbox.policy("best-effort", RELEASE_DELAY)
+    cards = sandbox.status()["cards"]
     share = 0.5
     if len(cards) > 1:
-        stage.keep_out(all_but=2)
-        apply_pods(stage)
-        settled_pods(stage)
-        share = 0.79  # a Pod has 20% of the first card: this goes to the second, where the server goes for its own sake
+        sandbox.block_cards(all_but=2)
+        apply_pods(sandbox)
+        settled_pods(sandbox)
+        share = 0.79  # a Pod has 20% of the first card: the job goes to the second, and the server joins it there
     online = ("--class", "online", "--memory", "256MiB")
     bursts = "while :; do aliquot burn serve --kernel 4ms --seconds 4; sleep 4; done"
-    stage.command("run", "-d", "--name", "serve", *online, "--", "sh", "-c", bursts)
+    sandbox.command("run", "-d", "--name", "serve", *online, "--", "sh", "-c", bursts)
     offline = ("--class", "offline", "--memory", f"{int(share * (cards[0]['memory_bytes'] >> 20))}MiB")
     load = ("aliquot", "burn", "load", "--kernel", "20ms", "--seconds", str(_DAY))
-    stage.command("run", "-d", "--name", "train", *offline, "--", *load)
+    sandbox.command("run", "-d", "--name", "train", *offline, "--", *load)
 
 
 def rows_of(status: dict[str, Any]) -> list[Row]:
-    """Who is on a card and does something there, or could."""
+    """The tenants of the demo and their shares."""
     return [
         Row(
             tenant["name"],
@@ -321,7 +325,7 @@ def rows_of(status: dict[str, Any]) -> list[Row]:
 
 
 def _cards(count: int) -> str:
-    return "the other one sits it" if count == 1 else f"the other {count} sit it"
+    return "the other one is" if count == 1 else f"the other {count} are"
 
 
 def _times(count: int) -> str:
@@ -329,12 +333,12 @@ def _times(count: int) -> str:
 
 
 def _latencies(result: dict[str, Any]) -> promises.Latency:
-    """How long requests took, as the server says at its end."""
+    """The latencies that the server measured."""
     found: promises.Latency | None = result["latency_us"]
     if found is None:
-        raise StageError("the server had no request done in time")
+        raise DemoError("the server finished no request")
     return found
 
 
 def _latency(found: promises.Latency) -> str:
-    return f"p50 {told_us(found['p50'])}, p99 {told_us(found['p99'])}"
+    return f"p50 {microseconds(found['p50'])}, p99 {microseconds(found['p99'])}"
