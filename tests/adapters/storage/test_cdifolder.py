@@ -118,9 +118,9 @@ def test_a_disk_that_fails_is_told_and_leaves_what_was_there(
 
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
     folder = a_folder(tmp_path / "cdi")
-    with pytest.raises(CdiError, match="cdi: No such file or directory: make it, and name it in"):
+    with pytest.raises(CdiError, match="cdi: No such file or directory: create it and add it to"):
         folder.write(a_spec())
-    with pytest.raises(CdiError, match="make it, and name it in"):
+    with pytest.raises(CdiError, match="create it and add it to"):
         folder.specs()
     folder.remove(a_spec().name)  # what is not there is gone
 

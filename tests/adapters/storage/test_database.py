@@ -34,7 +34,7 @@ def test_a_later_version_takes_only_the_steps_that_are_new(tmp_path: Path) -> No
     put(first, "a")
     first.close()
     assert a_database(tmp_path, ONE, TWO).all("SELECT name, size FROM things") == [("a", None)]
-    with pytest.raises(StoreError, match="written by a later version of aliquot: use that, or remove the file"):
+    with pytest.raises(StoreError, match="written by a later version of aliquot: use that version, or remove the file"):
         a_database(tmp_path, ONE)
 
 
@@ -109,7 +109,7 @@ def test_the_file_of_another_program_that_uses_it_is_not_put_aside(
     """It would go on writing under the old name, beside ours."""
     monkeypatch.setattr(module, "PATIENCE", 0.01)
     other = theirs(tmp_path, more)
-    with pytest.raises(StoreError, match="database is locked: another process uses it: end that one"):
+    with pytest.raises(StoreError, match="database is locked: another process uses it: stop that process"):
         expendable(tmp_path)
     other.close()
     assert [path.name for path in tmp_path.iterdir()] == ["a.db"]
@@ -127,14 +127,14 @@ def test_a_file_that_is_only_locked_is_no_damage(tmp_path: Path, monkeypatch: py
     holder = sqlite3.connect(tmp_path / "a.db", isolation_level=None)
     holder.execute("CREATE TABLE theirs (a)")
     holder.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(StoreError, match="database is locked: another process uses it: end that one"):
+    with pytest.raises(StoreError, match="database is locked: another process uses it: stop that process"):
         a_database(tmp_path)
     holder.close()
     assert [path.name for path in tmp_path.iterdir()] == ["a.db"]
 
 
 def test_a_folder_that_is_not_there_is_no_damage(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="unable to open database file: the folder must be there"):
+    with pytest.raises(StoreError, match="unable to open database file: the folder must exist"):
         a_database(tmp_path / "none")
 
 

@@ -71,7 +71,7 @@ def test_a_host_whose_agent_runs_is_refused_with_who_it_is(host: Path) -> None:
     lock.write_text("4711\n")
     with lock.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(SweepError, match=r"pid 4711.*end it first"):
+        with pytest.raises(SweepError, match=r"pid 4711.*stop it first"):
             sweep(host, keep_running=False)
     assert set(OURS) <= files(host)
 

@@ -150,7 +150,7 @@ def test_a_library_of_another_architecture_is_refused(source: Path, state: Path)
 def test_what_is_no_library_is_refused(source: Path, state: Path) -> None:
     for data in (b"", b"\x7fELF", b"#!/bin/sh\n" * 20):
         (source / "libaliquot.so").write_bytes(data)
-        with pytest.raises(ShimError, match="is no library"):
+        with pytest.raises(ShimError, match="is not an ELF library"):
             put(source, state)
 
 

@@ -13,42 +13,42 @@ from aliquot.model.tenant import Allotment
 CARD = [Allotment("GPU-0", 1 << 30)]
 
 
-def furnished(folder: Path) -> None:
-    page, door = tenantfolder.furnish(folder, CARD, None)
+def prepare(folder: Path) -> None:
+    page, door = tenantfolder.prepare_folder(folder, CARD, None)
     page.close()
     door.close()
 
 
 def test_the_page_of_a_later_layout_is_not_written_over(tmp_path: Path) -> None:
     folder = tmp_path / "t" / "uid"
-    furnished(folder)
+    prepare(folder)
     later = b"ALQT\x02\0\0\0" + b"as its processes know it"
     (folder / "page").write_bytes(later)
     (folder / "version").write_text("2\n")
-    with pytest.raises(PageError, match=r"is of version 2, .* make the Pod, or the run, anew"):
-        furnished(folder)
+    with pytest.raises(PageError, match=r"is of version 2, .* create the Pod again, or start the run again"):
+        prepare(folder)
     assert (folder / "page").read_bytes() == later
 
 
 def test_a_folder_of_the_first_release_says_no_version_and_is_used(tmp_path: Path) -> None:
-    furnished(tmp_path / "uid")
-    furnished(tmp_path / "uid")
+    prepare(tmp_path / "uid")
+    prepare(tmp_path / "uid")
     assert sorted(path.name for path in (tmp_path / "uid").iterdir()) == ["page", "sock"]
 
 
 def test_what_a_tenant_writes_onto_its_page_makes_nobody_let_go_of_it(tmp_path: Path) -> None:
     """Else it would be out of control after the next start of the agent."""
-    furnished(tmp_path / "uid")
+    prepare(tmp_path / "uid")
     with (tmp_path / "uid" / "page").open("r+b") as page:
         page.write(b"ALQT\x09\0\0\0")
-    furnished(tmp_path / "uid")
+    prepare(tmp_path / "uid")
     head = MAGIC.to_bytes(4, "little") + VERSION.to_bytes(4, "little")
     assert (tmp_path / "uid" / "page").read_bytes()[:8] == head
 
 
 @pytest.mark.parametrize("said", [b"", b"\xff\xfe", b"one", b"1" * 100])
 def test_a_version_that_is_no_number_of_ours_is_another(tmp_path: Path, said: bytes) -> None:
-    furnished(tmp_path / "uid")
+    prepare(tmp_path / "uid")
     (tmp_path / "uid" / "version").write_bytes(said)
     with pytest.raises(PageError, match="is of version"):
-        furnished(tmp_path / "uid")
+        prepare(tmp_path / "uid")

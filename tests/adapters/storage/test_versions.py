@@ -98,7 +98,7 @@ class TestALaterFile:
         path = str(tmp_path / "a.db")
         Database(path, (ONE, TWO, THREE), oldest=2).close()
         Database(path, (ONE, TWO), oldest=2).close()
-        with pytest.raises(StoreError, match="written by a later version of aliquot: use that, or remove the file"):
+        with pytest.raises(StoreError, match="written by a later version of aliquot: use that version"):
             Database(path, (ONE,))
 
     def test_of_the_agent_keeps_columns_that_we_do_not_know_also_of_pods_that_change(self, first: Path) -> None:

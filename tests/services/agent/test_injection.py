@@ -166,7 +166,7 @@ class TestByCdi:
     def test_cdi_folder_that_is_missing_is_an_error_only_on_inject(self, tmp_path: Path, libraries: Libraries) -> None:
         injector = CdiInjector(CdiFolder(tmp_path / "none", render_spec, parse_spec), tmp_path / "t", libraries)
         injector.remove("u1")
-        with pytest.raises(CdiError, match="make it, and name it in the container runtime's cdi_spec_dirs"):
+        with pytest.raises(CdiError, match="create it and add it to the container runtime's cdi_spec_dirs"):
             injector.inject(CORE, IDS, a_place(), a_pod())
 
 

@@ -72,9 +72,9 @@ class Scene:
     def another(self) -> PodTenants:
         """As after a restart."""
         self.tenants = PodTenants(
-            store=self.store,
-            arbiter=self.arbiter,
-            folder=self.folder / "t",
+            self.store,
+            self.arbiter,
+            self.folder / "t",
             clock=self.clock,
             remove_injections=self._remove_injections,
         )

@@ -38,7 +38,7 @@ class House:
 
     def tenant(self, name: str) -> Tenancy:
         allotments = (Allotment("GPU-0", 1 << 30, 500),)
-        page, door = tenantfolder.furnish(self.folder / name, allotments, os.getuid())
+        page, door = tenantfolder.prepare_folder(self.folder / name, allotments, os.getuid())
         tenant = Tenant(name, f"the {name}", AppClass.NORMAL, allotments, os.getuid())
         self.tenancies.append(Tenancy(tenant, self.folder / name, page, door))
         self.registrar.add(self.tenancies[-1])

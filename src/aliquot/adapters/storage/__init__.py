@@ -1,1 +1,1 @@
-"""What we keep on disk: SQLite databases, tenants' folders, CDI specs, installed shims."""
+"""Files on disk: SQLite databases, tenants' folders, CDI specs, installed shims."""

@@ -1,8 +1,7 @@
-"""The folder from which container runtimes read CDI: one file per device of ours, there whole or not at all.
+"""The folder from which container runtimes read CDI specs: one file per device of ours, written atomically.
 
-A file is written under a dot-name in the same folder and renamed: runtimes watch the folder and read what appears in
-it, and a file that comes from another folder goes unnoticed by containerd. How a file is spelled is not known here:
-dialects/wire/cdi.py renders and parses.
+A file is written under a dot-name in the same folder and renamed. Runtimes watch the folder and read what appears in
+it; containerd does not notice a file that is moved in from another folder. dialects/wire/cdi.py knows the format.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from pathlib import Path
 
 from aliquot.model.edits import CdiName, Spec
 
-_DOT = ".aliquot-"  # files of ours that were not renamed yet; runtimes read no name without .json or .yaml at its end
+_DOT = ".aliquot-"  # our files before the rename; runtimes read only names that end in .json or .yaml
 _OURS = "aliquot.*.yaml"
-_MODE = 0o644  # a runtime need not be root
+_MODE = 0o644  # a runtime may not be root
 
 _WHAT_TO_DO = {
     errno.ENOSPC: "free some space on its disk",
@@ -25,9 +24,9 @@ _WHAT_TO_DO = {
     errno.EROFS: "mount it writable into the agent",
     errno.EACCES: "let the agent write there",
     errno.EPERM: "let the agent write there",
-    errno.ENOENT: "make it, and name it in the container runtime's cdi_spec_dirs; for an agent in a Pod, mount the "
-    "host's there",
-    errno.ENOTDIR: "it must be a folder, and be named in the container runtime's cdi_spec_dirs",
+    errno.ENOENT: "create it and add it to the container runtime's cdi_spec_dirs; for an agent in a Pod, mount the "
+    "host's folder there",
+    errno.ENOTDIR: "it must be a folder that is listed in the container runtime's cdi_spec_dirs",
 }
 
 
@@ -36,7 +35,7 @@ class CdiError(Exception):
 
 
 class CdiFolder:
-    """See the head of the file. One agent writes there; others have files of their own in it."""
+    """See the head of the file. One agent writes there; other programs have their own files in it."""
 
     def __init__(
         self, path: Path | str, render: Callable[[Spec], bytes], parse: Callable[[bytes], Spec | None]
@@ -45,7 +44,7 @@ class CdiFolder:
         self._render, self._parse = render, parse
 
     def write(self, spec: Spec) -> bool:
-        """It is there, on the disk, when this returns. False: it was there already, byte for byte. Raises CdiError."""
+        """Write the spec to the disk. False: it was there already, byte for byte. Raises CdiError."""
         target, data = self.path / spec.name.file, self._render(spec)
         draft = self.path / f"{_DOT}{spec.name.device}.{os.getpid()}"
         try:
@@ -61,19 +60,19 @@ class CdiFolder:
                 raise
             self._sync()
         except OSError as error:
-            raise self._told(error) from error
+            raise self._cdi_error(error) from error
         return True
 
     def remove(self, name: CdiName) -> None:
-        """It is gone. Says nothing when it never was. Raises CdiError."""
+        """Remove the spec, if it is there. Raises CdiError."""
         try:
             with contextlib.suppress(FileNotFoundError):
                 (self.path / name.file).unlink()
         except OSError as error:
-            raise self._told(error) from error
+            raise self._cdi_error(error) from error
 
     def specs(self) -> list[Spec]:
-        """Every spec of ours, by name. Sweeps out what an agent that was killed had not renamed. Raises CdiError."""
+        """All our specs, by name. Removes files that a killed agent had not renamed. Raises CdiError."""
         found = []
         try:
             for path in sorted(self.path.iterdir()):
@@ -83,7 +82,7 @@ class CdiFolder:
                     with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                         found.append(self._parse(path.read_bytes()))
         except OSError as error:
-            raise self._told(error) from error
+            raise self._cdi_error(error) from error
         return [spec for spec in found if spec is not None]
 
     def _sync(self) -> None:
@@ -93,7 +92,7 @@ class CdiFolder:
         finally:
             os.close(folder)
 
-    def _told(self, error: OSError) -> CdiError:
+    def _cdi_error(self, error: OSError) -> CdiError:
         advice = _WHAT_TO_DO.get(error.errno or 0)
         return CdiError(f"{self.path}: {error.strerror or error}" + (f": {advice}" if advice else ""))
 

@@ -1,7 +1,7 @@
-"""What an agent leaves on its host, taken away: sockets, folders of Pods, CDI specs, the database, the shim.
+"""Removes what an agent leaves on its host: sockets, folders of Pods, CDI specs, the database, the shim.
 
-Nothing that others made is touched: files of ours have names of their own where a folder is shared. A player of
-simulated cards that still answers is no part of the agent, and stays with its two files.
+Files of other programs are not touched: in shared folders our files have distinct names. A simulator of cards that
+still runs is not part of the agent and keeps its two files.
 """
 
 from __future__ import annotations
@@ -22,50 +22,50 @@ from aliquot.adapters.storage.podstore import examine
 
 _SOCKETS = "aliquot-*.sock"
 _SPECS = ("aliquot.*.yaml", ".aliquot-*")
-_VENDOR_STATE = "/var/lib/qgpu"  # where the vendor's DaemonSet has the database (--dbfile), if it is ours
-_IN_VENDOR_STATE = {"shim", "meta.db", "meta.db-wal", "meta.db-shm", "player.log"}  # beside what the vendor left there
-_OF_PODS = ("t", "a", "shim")  # what containers that run have mounted, or find again when they restart
+_VENDOR_STATE = "/var/lib/qgpu"  # database folder (--dbfile) of the vendor's DaemonSet, if it runs our agent
+_IN_VENDOR_STATE = {"shim", "meta.db", "meta.db-wal", "meta.db-shm", "player.log"}  # next to the vendor's own files
+_OF_PODS = ("t", "a", "shim")  # mounted by running containers, or needed when they restart
 
 
 class SweepError(Exception):
-    """It cannot be taken away; the message says what to do."""
+    """Something cannot be removed; the message says what to do."""
 
 
 @dataclass(slots=True)
-class Swept:
-    """By their names on the host."""
+class SweepResult:
+    """Paths on the host."""
 
     removed: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
 
 
-def sweep(root: Path, *, keep_running: bool, kubelet: Path = Path("/var/lib/kubelet")) -> Swept:
-    """All of it, where `root` is the host's root folder; with `keep_running` all that no container needs.
+def sweep(root: Path, *, keep_running: bool, kubelet: Path = Path("/var/lib/kubelet")) -> SweepResult:
+    """Remove all of it; with `keep_running` only what no container needs. `root` is the host's root folder.
 
-    Raises SweepError. Saying it twice changes nothing.
+    Idempotent. Raises SweepError.
     """
-    run, state = (root / Path(each).relative_to("/") for each in (SYSTEM_RUN, SYSTEM_STATE))
-    swept = Swept()
+    run, state = (root / Path(folder).relative_to("/") for folder in (SYSTEM_RUN, SYSTEM_STATE))
+    swept = SweepResult()
     try:
         _refuse_held(Home(str(run), str(state)))
-        for path in _doomed(root, run, state, kubelet):
+        for path in _leftovers(root, run, state, kubelet):
             shown = f"/{path.relative_to(root)}"
-            if (keep_running and (path.name in _OF_PODS or path.suffix == ".yaml")) or _is_played(path):
+            if (keep_running and (path.name in _OF_PODS or path.suffix == ".yaml")) or _is_simulator(path):
                 swept.kept.append(shown)
                 continue
             _remove(path)
             swept.removed.append(shown)
         for folder in (run, state, root / Path(_VENDOR_STATE).relative_to("/")):
-            with contextlib.suppress(OSError):  # what is kept is in it, or it is a mount of somebody's
+            with contextlib.suppress(OSError):  # not empty, or a mount point
                 folder.rmdir()
     except OSError as error:
         raise SweepError(
-            f"{error.filename}: {error.strerror}: run it as root, with the host's folders mounted"
+            f"{error.filename}: {error.strerror}: run this as root, with the host's folders mounted"
         ) from error
     return swept
 
 
-def _doomed(root: Path, run: Path, state: Path, kubelet: Path) -> Iterator[Path]:
+def _leftovers(root: Path, run: Path, state: Path, kubelet: Path) -> Iterator[Path]:
     for folder in (run, state):
         if folder.is_dir():
             yield from sorted(folder.iterdir())
@@ -78,7 +78,7 @@ def _doomed(root: Path, run: Path, state: Path, kubelet: Path) -> Iterator[Path]
 
 
 def _refuse_held(home: Home) -> None:
-    """Whoever holds the lock would make it all anew."""
+    """Raise SweepError while a daemon holds the lock: it would create everything again."""
     try:
         handle = os.open(home.lock, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -88,14 +88,14 @@ def _refuse_held(home: Home) -> None:
     except OSError as error:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise
-        who = os.read(handle, 32).decode(errors="replace").strip() or "?"
-        raise SweepError(f"an agent, or `aliquot up`, runs on this host (pid {who}): end it first") from error
+        pid = os.read(handle, 32).decode(errors="replace").strip() or "?"
+        raise SweepError(f"an agent, or `aliquot up`, runs on this host (pid {pid}): stop it first") from error
     finally:
         os.close(handle)
 
 
-def _is_played(path: Path) -> bool:
-    """Whether it is of a player that answers."""
+def _is_simulator(path: Path) -> bool:
+    """Whether it belongs to a simulator that answers."""
     if path.name not in ("player.json", "player.sock"):
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:

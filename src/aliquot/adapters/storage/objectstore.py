@@ -1,7 +1,7 @@
-"""What was applied to this machine, and the Pods that came of it: two tables of the daemon's SQLite.
+"""The workloads applied to this machine, and their Pods: two tables in the database of the machine's daemon.
 
-A Pod is here before its keeper is started, and gone from here only when nothing of it runs any more. So a daemon that
-was killed at any line finds whom it has to look for.
+A Pod is written before its supervisor starts, and deleted only when none of its processes runs. So a daemon that was
+killed at any line finds the Pods that it has to look for.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _POD_COLUMNS = (
     "keeper", "keeper_started", "ending",
 )  # fmt: skip
 
-_CHANGING = ("state", "keeper", "keeper_started", "ending")  # of a Pod; the rest is its own for good
+_CHANGING = ("state", "keeper", "keeper_started", "ending")  # the columns of a Pod that change
 
 
 class ObjectStore:
-    """See the head of the file. On the disk when a call returns. Used by one thread. Raises StoreError."""
+    """See the head of the file. Writes are on the disk when a call returns. Used by one thread. Raises StoreError."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def workloads(self) -> list[Workload]:
-        """All of them, oldest first."""
+        """All workloads, oldest first."""
         rows = self._database.all(
             "SELECT kind, namespace, name, manifest, template, applier, created FROM workloads ORDER BY created, rowid"
         )
@@ -54,7 +54,7 @@ class ObjectStore:
         ]
 
     def pods(self) -> list[LocalPod]:
-        """All of them, in the order in which they were made."""
+        """All Pods, in the order of their creation."""
         rows = self._database.all(f"SELECT {', '.join(_POD_COLUMNS)} FROM pods ORDER BY created, rowid")  # noqa: S608 - no input
         return [_pod(dict(zip(_POD_COLUMNS, row, strict=True))) for row in rows]
 
@@ -66,7 +66,7 @@ class ObjectStore:
         gone: Iterable[Workload] = (),
         gone_pods: Iterable[LocalPod] = (),
     ) -> None:
-        """All of it, or nothing."""
+        """Write and delete these in one transaction."""
         with self._database.transaction() as database:
             database.executemany(
                 "INSERT OR REPLACE INTO workloads (kind, namespace, name, manifest, template, applier, created)"
@@ -82,7 +82,7 @@ class ObjectStore:
             )  # fmt: skip
             database.executemany(
                 "DELETE FROM workloads WHERE kind = ? AND namespace = ? AND name = ?",
-                [(each.kind, each.namespace, each.name) for each in gone],
+                [(workload.kind, workload.namespace, workload.name) for workload in gone],
             )
             database.executemany("DELETE FROM pods WHERE uid = ?", [(pod.uid,) for pod in gone_pods])
             database.executemany(

@@ -1,11 +1,11 @@
-"""The shim on the host: where containers get it from. Versions stand side by side, and a Pod keeps the one it has.
+"""Installs the shim on the host, from where containers mount it. Pods keep their version: several exist side by side.
 
     shim/0.1.0-3f2a9c1e/libaliquot.so    what is mounted into containers
-                        ld.so.preload    names it there, by its path in the container
-    shim/current                         a link to the version that new containers get
+                        ld.so.preload    lists it by its path in the container
+    shim/current                         link to the version that new containers get
 
-A version is made in a folder of another name and renamed, so that it is there whole or not at all, and is never
-changed afterwards: the name carries a hash of all that is in it.
+A version is written to a folder of another name and renamed, so that it is complete or absent. It never changes
+afterwards: its name has a hash of its contents.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ IN_CONTAINERS = "/usr/local/lib/aliquot"  # where the libraries are, as containe
 
 _CURRENT = "current"
 _DRAFT = ".new-"
-_STALE = 3600.0  # seconds after which a draft is one of an installer that was killed
+_STALE = 3600.0  # seconds after which a draft is left over from a killed installer
 _MACHINES = {62: "x86_64", 183: "aarch64", 3: "i386", 40: "arm", 21: "ppc64le", 22: "s390x", 243: "riscv64"}
 _WHAT_TO_DO = {
     errno.ENOSPC: "free some space on that disk",
@@ -44,7 +44,7 @@ class ShimError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A version on the host. `fresh`: it was not there before."""
+    """A version on the host. `fresh`: it was not installed before."""
 
     folder: Path
     fresh: bool
@@ -69,10 +69,10 @@ def install(
     beside: Sequence[str] = (),
     machine: str | None = None,
 ) -> Installed:
-    """Put the libraries of `source` under `state`, and make them the ones that new containers get. Raises ShimError.
+    """Install the libraries of `source` under `state` for new containers. Idempotent. Raises ShimError.
 
-    `more` are preloaded after the shim, in their order; `beside` are only put there. Both are paths in `source` and are
-    called by their last part. `machine` is the host's, as uname says it. Saying it twice changes nothing.
+    `more` are preloaded after the shim, in this order; `beside` are only installed. Both are paths in `source` and are
+    installed under their last part. `machine` is the host's architecture, as of uname.
     """
     try:
         contents = {Path(name).name: _library(source / name, machine) for name in (LIBRARY, *more, *beside)}
@@ -84,7 +84,7 @@ def install(
         fresh = not _holds(folder, contents)
         if fresh:
             _put(folder, contents)
-        _point(versions / _CURRENT, folder.name)
+        _link(versions / _CURRENT, folder.name)
     except OSError as error:
         advice = _WHAT_TO_DO.get(error.errno or 0)
         why = f"{error.filename or state}: {error.strerror or error}"
@@ -93,7 +93,7 @@ def install(
 
 
 def sweep(state: Path, keep: Collection[Path]) -> list[str]:
-    """Remove the versions that are neither kept nor current. Answers their names."""
+    """Remove the versions that are neither in `keep` nor current. Returns their names."""
     versions = state / "shim"
     kept = {folder.name for folder in keep}
     with contextlib.suppress(OSError):
@@ -102,7 +102,7 @@ def sweep(state: Path, keep: Collection[Path]) -> list[str]:
     with contextlib.suppress(FileNotFoundError):
         for path in sorted(versions.iterdir()):
             if path.name.startswith(_DRAFT):
-                if time.time() - path.lstat().st_mtime > _STALE:  # before that, somebody may be at it
+                if time.time() - path.lstat().st_mtime > _STALE:  # a younger one may be in use
                     _remove(path)
             elif path.name not in {*kept, _CURRENT}:
                 _remove(path)
@@ -142,7 +142,7 @@ def _library(path: Path, machine: str | None) -> bytes:
     except FileNotFoundError as error:
         raise ShimError(f"{path} is not there: build it with `make native`") from error
     if data[:4] != b"\x7fELF" or len(data) < 64:
-        raise ShimError(f"{path} is no library: build it again with `make native`")
+        raise ShimError(f"{path} is not an ELF library: build it again with `make native`")
     number = int.from_bytes(data[18:20], "little" if data[5] == 1 else "big")
     built_for = _MACHINES.get(number, f"machine {number}")
     if built_for != host:
@@ -158,7 +158,7 @@ def _hash(contents: Mapping[str, bytes]) -> str:
 
 
 def _holds(folder: Path, contents: Mapping[str, bytes]) -> bool:
-    """Whether all of it is there, as it should be."""
+    """Whether the folder has exactly these contents."""
     try:
         return all((folder / name).read_bytes() == data for name, data in contents.items())
     except OSError:
@@ -177,7 +177,7 @@ def _put(folder: Path, contents: Mapping[str, bytes]) -> None:
                 os.fsync(file.fileno())
         draft.chmod(0o755)
         _sync(draft)
-        with contextlib.suppress(FileNotFoundError):  # damaged: whoever has its files mounted keeps them
+        with contextlib.suppress(FileNotFoundError):  # damaged: containers keep the files that they have mounted
             folder.rename(damaged)
         try:
             draft.rename(folder)
@@ -190,8 +190,8 @@ def _put(folder: Path, contents: Mapping[str, bytes]) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _point(link: Path, target: str) -> None:
-    """At no time is there no link."""
+def _link(link: Path, target: str) -> None:
+    """Replace the link atomically."""
     with contextlib.suppress(OSError):
         if os.readlink(link) == target:
             return

@@ -37,13 +37,13 @@ from aliquot.dialects import Rules
 from aliquot.dialects.wire.advertising import Token, adverts, tokens
 from aliquot.dialects.wire.cdi import parse_spec, passes_cdi, reads_cdi, render_spec
 from aliquot.dialects.wire.objects import NodeObject, PodObject
-from aliquot.model.device import Card
 from aliquot.model.health import describe_out
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
 from aliquot.model.status import dashboard
 from aliquot.model.status.machine import AgentStatus, CallStatus, DaemonStatus, Status
-from aliquot.model.tenant import Finding, SharingRules, Standing, Tenant
+from aliquot.model.tenant import Finding, SharingRules, Standing
+from aliquot.services.agent import nodereport
 from aliquot.services.agent.allocation import Allocator
 from aliquot.services.agent.control import AgentControl
 from aliquot.services.agent.deviceholders import DeviceHolders
@@ -56,7 +56,7 @@ from aliquot.services.agent.live import AgentLive, Traced
 from aliquot.services.agent.nodereport import NodeReporter
 from aliquot.services.agent.podcache import PodCache
 from aliquot.services.agent.status import NodeState, resource_statuses, status
-from aliquot.services.agent.tenants import AdmissionError, PodTenants
+from aliquot.services.agent.tenants import AdmissionError, PodTenants, Tenants
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.control import about
 from aliquot.services.daemon.events import Events, timestamp
@@ -69,26 +69,19 @@ log = logging.getLogger(__name__)
 _UPKEEP_INTERVAL = 1.0  # seconds
 
 
-class Arbiter(Traced, Protocol):
+class Arbiter(Tenants, Traced, Protocol):
     """services/runtime/arbiterd.py."""
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
-    def add(self, tenant: Tenant, directory: Path) -> None: ...
-    def remove(self, tenant_id: str) -> None: ...
     def configure(self, rules: SharingRules) -> None: ...
     def standings(self) -> list[Standing]: ...
     def findings(self) -> list[Finding]: ...
-    def alive(self, tenant_id: str) -> bool: ...
 
 
-class Health(Protocol):
+class Health(nodereport.Health, Protocol):
     """services/runtime/health.py."""
 
-    @property
-    def cards(self) -> tuple[Card, ...]: ...
-    @property
-    def why(self) -> Mapping[str, str]: ...
     def start(self) -> None: ...
     def stop(self) -> None: ...
 
@@ -134,17 +127,13 @@ class Agent:
         self.events = Events(kube, "aliquot-agent", time.time, instance=settings.node_name)
         self.kubelet = Kubelet(settings.kubelet)
         self.reporter = NodeReporter(kube, self.events, settings.node_name, changed=self._node_changed)
-        self.injector = injector = RuntimeInjector(
+        self.injector = RuntimeInjector(
             CdiInjector(CdiFolder(settings.cdi_folder, render_spec, parse_spec), settings.tenants, parts.libraries),
             MountInjector(settings.links, settings.tenants, parts.libraries),
             has_cdi=self._has_cdi,
         )
         self.tenants = PodTenants(
-            store=parts.store,
-            arbiter=parts.arbiter,
-            folder=settings.tenants,
-            clock=time.monotonic,
-            remove_injections=injector.remove,
+            parts.store, parts.arbiter, settings.tenants, clock=time.monotonic, remove_injections=self.injector.remove
         )
         self.pod_cache = PodCache(
             kube, settings.node_name, on_ended=self.tenants.mark_ended, on_running=self.tenants.mark_running
@@ -157,19 +146,7 @@ class Agent:
         self.foreign_pods = ForeignPods(
             tenants=self.tenants, events=self.events, node=self.node, annotate=self.reporter.annotate
         )
-        self.allocator = Allocator(
-            kubelet=self.kubelet,
-            pods=self.pod_cache,
-            tenants=self.tenants,
-            injector=injector,
-            events=self.events,
-            node=self.node,
-            why_unhealthy=self._why_unhealthy,
-            rules=settings.rules.whole,  # Pods that run may use a dialect that is no longer served
-            clock=time.time,
-            foreign_pods=self.foreign_pods,
-            mark_assigned=self.reporter.mark_assigned,
-        )
+        self.allocator = self._make_allocator()
         self.calls = Calls(lambda: timestamp(time.time()), (ALLOCATE, PRESTART))
         handler = timed(self.allocator, self.calls, time.monotonic)
         self.plugins = Plugins(self.kubelet.plugins, handler, changed=self.wake)
@@ -183,6 +160,21 @@ class Agent:
         self._offered_by: tuple[Node, Mapping[str, Mapping[str, frozenset[str]]]] | None = None
         self._refused: Invalid | None = None  # why no resource can be advertised
         self._store_problem = ""
+
+    def _make_allocator(self) -> Allocator:
+        return Allocator(
+            kubelet=self.kubelet,
+            pods=self.pod_cache,
+            tenants=self.tenants,
+            injector=self.injector,
+            events=self.events,
+            node=self.node,
+            why_unhealthy=self._why_unhealthy,
+            rules=self.settings.rules.whole,  # Pods that run may use a dialect that is no longer served
+            clock=time.time,
+            foreign_pods=self.foreign_pods,
+            mark_assigned=self.reporter.mark_assigned,
+        )
 
     # --- start and stop ------------------------------------------------------------------------------------------
 

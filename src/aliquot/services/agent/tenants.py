@@ -51,10 +51,10 @@ class PodTenants:
 
     def __init__(
         self,
-        *,
         store: PodStore,
         arbiter: Tenants,
         folder: Path,
+        *,
         clock: Callable[[], float],
         remove_injections: Callable[[str], None],
     ) -> None:

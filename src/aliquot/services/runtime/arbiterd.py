@@ -102,7 +102,7 @@ class Arbiterd:
                     "tenant_folder_recreated", extra={"data": {"tenant": tenant.name, "folder": str(directory)}}
                 )
                 self._drop(self._tenancies.pop(tenant.id))
-            page, listener = tenantfolder.furnish(directory, tenant.allotments, tenant.uid)
+            page, listener = tenantfolder.prepare_folder(directory, tenant.allotments, tenant.uid)
             tenancy = Tenancy(tenant, directory, page, listener)
             self._tenancies[tenant.id] = tenancy
             for at, allotment in enumerate(tenant.allotments):
