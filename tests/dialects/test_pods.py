@@ -70,7 +70,7 @@ def test_a_pod_that_speaks_two_dialects_is_refused_with_both_fields(
     (only,) = parsed
     assert "spec.containers[0].resources.limits" in only.sentence()
     assert "spec.containers[1].resources.limits" in only.sentence()
-    assert "one dialect in a Pod" in only.sentence()
+    assert "one dialect per Pod" in only.sentence()
 
 
 def test_one_container_that_speaks_two_dialects_is_refused_too() -> None:

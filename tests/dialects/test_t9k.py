@@ -95,7 +95,7 @@ def test_only_one_container_of_a_pod_may_ask_for_the_node() -> None:
 )
 def test_a_pod_asks_in_one_of_the_three_ways(limits: list[dict[str, object]]) -> None:
     (said,) = sentences(pod(*limits))
-    assert "one way of asking in a Pod" in said
+    assert "one kind of request per Pod" in said
     assert "spec.containers[0]" in said
 
 

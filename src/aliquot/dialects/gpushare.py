@@ -83,7 +83,7 @@ def parse_pod(pod: Pod, unit: MemoryUnit) -> Claim | list[Invalid]:
         if memory is None or cards is None:
             continue
         if memory % cards:
-            allowed = f"a multiple of {cards}, for {COUNT} spreads it evenly over {cards} cards"
+            allowed = f"a multiple of {cards}: {COUNT} spreads it evenly over {cards} cards"
             problems.append(Invalid(container.field(MEMORY), container.value(MEMORY), allowed))
         piece = Slice(memory_mib=memory // cards * unit.mib)
         containers.append(ContainerClaim(container.name, container.index, container.role, piece, cards))
@@ -190,12 +190,12 @@ def parse_unhealthy(configmap: object) -> tuple[str, frozenset[int]] | Invalid |
         return None
     gpus = mapping_at(whole.get("data"), "data", problems).get("gpus", "")
     if not isinstance(gpus, str):
-        problems.append(Invalid("data.gpus", gpus, 'card numbers with commas between, as "0,2"'))
+        problems.append(Invalid("data.gpus", gpus, 'card numbers separated by commas, such as "0,2"'))
     if problems:
         return problems[0]
     cards = [_card(part.strip()) for part in str(gpus).split(",") if part.strip()]
     if any(card is None for card in cards):
-        return Invalid("data.gpus", gpus, 'card numbers with commas between, as "0,2"')
+        return Invalid("data.gpus", gpus, 'card numbers separated by commas, such as "0,2"')
     return name.removeprefix(_UNHEALTHY), frozenset(card for card in cards if card is not None)
 
 

@@ -139,7 +139,7 @@ def _online(container: Container, rules: QgpuRules, problems: list[Invalid]) -> 
 
 
 def _offline(container: Container, rules: QgpuRules, problems: list[Invalid]) -> Piece:
-    allowed = "1 to 100 percent of one card, for offline Pods cannot take several"
+    allowed = "1 to 100 percent: an offline Pod uses one card"
     memory = _memory(container, problems)
     _forbid(container, CORE, f"an offline Pod asks for {GREEDY} instead", problems)
     greedy = container.count(GREEDY, problems, allowed=allowed, most=100)
@@ -157,7 +157,9 @@ def _normal(container: Container, rules: QgpuRules, problems: list[Invalid]) -> 
         return (Slice(memory_mib=memory * GIB, core_milli=core_milli), 1) if memory else _NOTHING
     cards, rest = divmod(core, 100)
     if not rest:
-        container.count(MEMORY, problems, allowed="whole GiB, at least 1, or nothing: whole cards come with all theirs")
+        container.count(
+            MEMORY, problems, allowed="whole GiB, at least 1, or nothing: a whole card comes with all its memory"
+        )
         return Slice(memory_percent=100, core_milli=CORE_MILLI, exclusive=True), cards
     cards += 1
     memory = _memory(container, problems)

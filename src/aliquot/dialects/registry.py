@@ -104,7 +104,7 @@ def _parse(view: Pod, rules: Rules) -> tuple[Claim | tuple[Invalid, ...] | None,
     (dialect, first), *others = spoken
     if others:
         problems += [
-            Invalid(field, other.name, f"one dialect in a Pod: {first} already speaks {dialect.name}")
+            Invalid(field, other.name, f"one dialect per Pod: {first} already uses {dialect.name}")
             for other, field in others
         ]
         return tuple(problems), view

@@ -89,7 +89,7 @@ def _mixed(asking: list[Container]) -> list[Invalid]:
     """Whole cards, percentages and whole nodes live on different nodes."""
     mentions = [(each, resource) for each in asking for resource in RESOURCES if each.asks(resource)]
     first, way = mentions[0]
-    allowed = f"one way of asking in a Pod: {first.field(way)} already asks for {way}"
+    allowed = f"one kind of request per Pod: {first.field(way)} already requests {way}"
     return [
         Invalid(each.field(resource), each.value(resource), allowed) for each, resource in mentions if resource != way
     ]

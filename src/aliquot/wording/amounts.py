@@ -21,16 +21,13 @@ def _plain(number: float) -> int | float:
 
 
 def memory(mib: int) -> str:
-    """MiB below 1 GiB, else GiB: to two decimals below 10 GiB, to one above."""
-    if 0 < mib < 1024:
-        return f"{mib} MiB"
-    return f"{_plain(round(mib / 1024, 2 if mib < 10_240 else 1))} GiB"
+    """MiB below 1 GiB, else GiB to one decimal."""
+    return f"{mib} MiB" if 0 < mib < 1024 else f"{_plain(round(mib / 1024, 1))} GiB"
 
 
 def memory_at_most(mib: int) -> str:
     """The same, rounded down."""
-    per_gib = 100 if mib < 10_240 else 10
-    return f"{mib} MiB" if 0 < mib < 1024 else f"{_plain(mib * per_gib // 1024 / per_gib)} GiB"
+    return f"{mib} MiB" if 0 < mib < 1024 else f"{_plain(mib * 10 // 1024 / 10)} GiB"
 
 
 def needed_and_had(needed: int, had: int) -> tuple[str, str]:

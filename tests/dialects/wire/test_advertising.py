@@ -76,8 +76,9 @@ def test_too_many_mib_devices_are_refused() -> None:
     refused = adverts(node, MIB)
     assert isinstance(refused, Invalid)
     assert refused.sentence() == (
-        'status.capacity["aliyun.com/gpu-mem"]: 32768 is not allowed: no more than 20000 devices of one resource, for'
-        " the kubelet's sake: count it in GiB in the whole cluster (--memory-unit GiB, and the Pods' limits to match)"
+        'status.capacity["aliyun.com/gpu-mem"]: 32768 is not allowed: no more than 20000 devices of one resource, the'
+        " most that the kubelet handles: count it in GiB in the whole cluster (--memory-unit GiB, and the Pods' limits"
+        " to match)"
     )
     assert totals(Offer.GPUSHARE, rules=GIB)
 

@@ -54,7 +54,7 @@ def adverts(node: Node, rules: Rules) -> tuple[Advert, ...] | Invalid:
         return ()
     nameless = next((card for card in node.cards if not card.uuid), None)
     if nameless is not None:
-        return Invalid(f"cards[{nameless.index}].uuid", None, "only cards that NVML tells of can be advertised")
+        return Invalid(f"cards[{nameless.index}].uuid", None, "only cards that NVML reports can be advertised")
     by_resource: dict[str, dict[str, int]] = {}
     for card in node.cards:
         for resource, amount in _amounts(card, node, rules).items():
@@ -75,7 +75,7 @@ def _amounts(card: Card, node: Node, rules: Rules) -> dict[str, int]:
 
 
 def _too_many(resource: str, rules: Rules) -> str:
-    allowed = f"no more than {MOST_DEVICES} devices of one resource, for the kubelet's sake"
+    allowed = f"no more than {MOST_DEVICES} devices of one resource, the most that the kubelet handles"
     if resource == gpushare.MEMORY and rules.gpushare_unit is gpushare.MemoryUnit.MIB:
         return f"{allowed}: count it in GiB in the whole cluster (--memory-unit GiB, and the Pods' limits to match)"
     return allowed

@@ -16,6 +16,7 @@ from aliquot.dialects.wire.schedulerconfig import DEFAULT_SCHEDULER_NAME, SCHEDU
 from aliquot.model.claim import Claim
 from aliquot.services.doctor.findings import Finding, Json, Level, found, moment, ok, part
 from aliquot.services.explain.snapshot import ClusterPod, Snapshot
+from aliquot.wording.amounts import duration
 from aliquot.wording.reasons import codes
 
 PATIENCE = timedelta(seconds=30)
@@ -44,7 +45,7 @@ def lease_findings(lease: Json | None, name: str, now: datetime) -> Iterator[Fin
         what = "nobody holds it: the scheduler has ended and no other has taken over"
         yield found("scheduler", f"Lease {name}", what, "start `aliquot scheduler` again")
     elif renewed is None or now - renewed > lasts + _SLACK:
-        when = "never" if renewed is None else f"{_ago(now - renewed)} ago"
+        when = "never" if renewed is None else f"{duration(int((now - renewed).total_seconds()))} ago"
         what = f"{holder} holds it, but renewed it last {when}: it hangs, died, or does not reach the API server"
         yield found("scheduler", f"Lease {name}", what, f"look at the log of {holder}, and restart it")
     else:
@@ -142,11 +143,6 @@ def _last_message(pod: ClusterPod) -> str | None:
 
 
 _RESOURCES = (*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES)
-
-
-def _ago(span: timedelta) -> str:
-    seconds = int(span.total_seconds())
-    return f"{seconds} s" if seconds < 120 else f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
 
 
 # --- the webhook -----------------------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from aliquot.wording.amounts import duration
+
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 300.0  # seconds of back-off before a restart: doubled each time
 STEADY = 600.0  # seconds of running after which the back-off starts over
 
@@ -117,7 +119,7 @@ class Lifecycle:
         if again and not (container.sidecar and self.over):
             container.pause = FIRST_PAUSE if lasted >= STEADY else container.pause
             container.due, container.state = now + container.pause, "waiting"
-            container.reason = why or f"{_ended(code)}; restarts in {container.pause:.0f} s"
+            container.reason = why or f"{_ended(code)}; restarts in {duration(round(container.pause))}"
             container.pause = min(container.pause * 2, LONGEST_PAUSE)
             container.restarts += 1
         self._next(now)
