@@ -13,7 +13,7 @@ from aliquot.adapters.kubernetes.kubectl import Kubectl
 from aliquot.cli.client import ask
 from aliquot.cli.errors import InputError
 from aliquot.cli.kubectloptions import kubectl_options, reach
-from aliquot.services.doctor.locate import find_scheduler, usual
+from aliquot.services.doctor.locate import default_location, find_scheduler
 
 _NONE = (
     "the daemon of this machine was started without a dashboard, or its usual port was taken: `aliquot down`, then "
@@ -46,7 +46,7 @@ def dashboard(
     kubectl aliquot dashboard
     """
     if cluster or kubectl.flags:
-        found = usual() if namespace else find_scheduler(kubectl)
+        found = default_location() if namespace else find_scheduler(kubectl)
         words = (
             "port-forward",
             f"--namespace={namespace or found.namespace}",

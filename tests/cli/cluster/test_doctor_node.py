@@ -161,7 +161,7 @@ def test_alone_the_node_is_still_checked_for_cards_given_twice(
         found = told(node)
     (crowd,) = [each for each in found["finding"] if each["check"] == "over-allocated"]
     assert crowd["about"] == ["n1, GPU 0"]
-    assert crowd["what"] == "150% of its compute are given away"
+    assert crowd["what"] == "150% of its compute is given away"
 
 
 def test_without_any_api_server_the_agent_is_looked_at_all_the_same(node: PaperNode, no_kubectl: None) -> None:

@@ -116,7 +116,7 @@ def test_a_database_that_is_lost_or_damaged(problem: str) -> None:
 
 
 def test_a_database_of_another_program_is_not_the_agents_to_mend() -> None:
-    finding = the_one(findings(the_site(database_problem="is the state of another program")))
+    finding = the_one(findings(the_site(database_problem="is the state of another program", database_foreign=True)))
     assert "move it away, or give the agent another --dbfile" in str(finding.fix)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.adapters.kubernetes.kubectl import Kubectl
-from aliquot.services.doctor.locate import find_scheduler, usual
+from aliquot.services.doctor.locate import default_location, find_scheduler
 from kit.kubectl import PaperCluster
 
 DEPLOYMENTS = "/apis/apps/v1/deployments"
@@ -31,7 +31,7 @@ def test_it_is_the_deployment_with_our_labels_in_whatever_namespace(cluster: Pap
 @pytest.mark.parametrize("answer", [[], [{}], "Error from server (Forbidden): deployments.apps is forbidden"], ids=str)
 def test_where_nothing_tells_it_is_in_the_usual_place(cluster: PaperCluster, answer: object) -> None:
     cluster.answer(DEPLOYMENTS, answer)
-    assert find_scheduler(Kubectl()) == usual()
+    assert find_scheduler(Kubectl()) == default_location()
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,8 @@ def test_a_database_of_another_program(node: PaperNode) -> None:
     with sqlite3.connect(node.places.database) as database:
         database.execute("CREATE TABLE x (y)")
     database.close()
-    assert look(node.places, "n1").database_problem == "is the state of another program"
+    site = look(node.places, "n1")
+    assert (site.database_problem, site.database_foreign) == ("is the state of another program", True)
 
 
 def test_a_shim_that_is_not_there(node: PaperNode) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -22,11 +22,11 @@ from aliquot.cli.errors import InputError
 from aliquot.cli.kubectloptions import kubectl_options
 from aliquot.cli.tables import printable
 from aliquot.services.doctor.findings import Finding, Json, Level, grouped, ok, part
-from aliquot.services.doctor.locate import Place, find_scheduler, usual
+from aliquot.services.doctor.locate import SchedulerLocation, default_location, find_scheduler
 from aliquot.services.doctor.site import Places, Site
 
 if TYPE_CHECKING:
-    from aliquot.services.doctor.scheduler import Probe
+    from aliquot.services.doctor.scheduler import Control, Probe
     from aliquot.services.explain.overview import Overview
 
 _T = TypeVar("_T")
@@ -79,7 +79,9 @@ def doctor(
     """
     here = os.path.isdir(kubelet_dir / "device-plugins") if node is None else node
     places = Places(run_dir, dbfile, kubelet_dir, cdi_dir) if here else None
-    cluster = _Cluster(kubectl, namespace, lease_namespace or usual().namespace, lease_name, lease_namespace is None)
+    cluster = _Cluster(
+        kubectl, namespace, lease_namespace or default_location().namespace, lease_name, lease_namespace is None
+    )
     findings = grouped(_diagnosed(cluster, rules, places, nodename))
     wrong = sum(finding.level in (Level.FINDING, Level.UNKNOWN) for finding in findings)
     if output == "json":
@@ -102,9 +104,9 @@ def _diagnosed(cluster: _Cluster, rules: str, places: Places | None, node_name: 
         version = cluster.kubectl.get("/version")  # the one thing that everybody may read
         cluster.findings.append(ok("api", f"Kubernetes {part(version, 'gitVersion')} answers"))
         yield from cluster.findings
-        cluster.place = find_scheduler(cluster.kubectl)
+        cluster.location = find_scheduler(cluster.kubectl)
         if cluster.guessed:
-            cluster.lease_namespace = cluster.place.namespace
+            cluster.lease_namespace = cluster.location.namespace
         yield from _examine(cluster, rules)
     except KubectlError as error:
         if places is None:
@@ -128,12 +130,22 @@ class _Cluster:
     lease_namespace: str
     lease_name: str
     guessed: bool = False  # where the Lease is: to be looked for once the cluster answers
-    place: Place = field(default_factory=usual)
+    location: SchedulerLocation = field(default_factory=default_location)
     findings: list[Finding] = field(default_factory=list)
 
-    def lease(self) -> Json | None:
-        path = f"/apis/coordination.k8s.io/v1/namespaces/{self.lease_namespace}/leases/{self.lease_name}"
-        return self._one("scheduler", path)
+    def control(self) -> Control:
+        """The Lease and the webhook, and what the webhook does to Pods."""
+        from aliquot.dialects.wire.leases import leases_path
+        from aliquot.dialects.wire.webhooks import CONFIGURATION, CONFIGURATIONS_PATH
+        from aliquot.services.doctor.scheduler import Control, trial_pods
+
+        lease = self._one("scheduler", f"{leases_path(self.lease_namespace)}/{self.lease_name}")
+        webhook = self._one("webhook", f"{CONFIGURATIONS_PATH}/{CONFIGURATION}")
+        control = Control(f"{self.lease_namespace}/{self.lease_name}", lease, webhook)
+        if not webhook:
+            return control
+        broken, exclusive = trial_pods(self.location.served)
+        return replace(control, trials=(self.trial(broken), self.trial(exclusive)), authority=self.authority())
 
     def workloads(self) -> list[Json]:
         """Deployments and DaemonSets with our label; none where it was put there in another way, or may not be seen."""
@@ -144,11 +156,6 @@ class _Cluster:
             with contextlib.suppress(KubectlError):
                 found += self.kubectl.items(f"/apis/apps/v1/{path}", kind, labelSelector=SELECTOR)
         return found
-
-    def webhook(self) -> Json | None:
-        from aliquot.dialects.wire.webhooks import CONFIGURATION, CONFIGURATIONS_PATH
-
-        return self._one("webhook", f"{CONFIGURATIONS_PATH}/{CONFIGURATION}")
 
     def authority(self) -> str | None:
         """The certificate that signs the webhook's; Secrets are seldom readable, and the trials tell as much."""
@@ -204,14 +211,7 @@ class _Cluster:
 def _examine(cluster: _Cluster, qgpu_rules: str) -> Iterator[Finding]:
     from aliquot import dialects
     from aliquot.services.doctor.install import installation_findings
-    from aliquot.services.doctor.scheduler import (
-        Probe,
-        broken_pod,
-        call_findings,
-        exclusive_pod,
-        lease_findings,
-        webhook_findings,
-    )
+    from aliquot.services.doctor.scheduler import control_findings
     from aliquot.services.explain.overview import look
 
     now = datetime.now(UTC)
@@ -220,20 +220,13 @@ def _examine(cluster: _Cluster, qgpu_rules: str) -> Iterator[Finding]:
     pods = cluster.allowed("pods", kubectl.pods, "pods")
     sick = cluster.allowed("cards", lambda: kubectl.items(CONFIG_MAPS, "ConfigMap"), CONFIG_MAPS)
     unit = dialects.guess_gpushare_unit(nodes or [])
-    rules = dialects.Rules(dialects.QgpuRules(qgpu_rules), unit, cluster.place.served)
+    rules = dialects.Rules(dialects.QgpuRules(qgpu_rules), unit, cluster.location.served)
     overview = look([*(nodes or []), *(pods or []), *(sick or [])], rules)
-    lease, webhook = cluster.lease(), cluster.webhook()
-    yield from cluster.findings[1:]  # what we were not let see
+    control = cluster.control()
+    yield from cluster.findings[1:]  # what we may not read
     cluster.findings[1:] = []
     yield from installation_findings(cluster.workloads(), pods or [], nodes or [], aliquot.__version__)
-    if lease != {}:
-        yield from lease_findings(lease, f"{cluster.lease_namespace}/{cluster.lease_name}", now)
-    yield from call_findings(lease, overview.snapshot, now)
-    if webhook != {}:
-        there = webhook is not None
-        pods_tried = (broken_pod(rules.served), exclusive_pod())
-        trials = [cluster.trial(pod) if there else Probe(None, None) for pod in pods_tried]
-        yield from webhook_findings(webhook, cluster.authority() if there else None, *trials, served=rules.served)
+    yield from control_findings(control, overview.snapshot, now)
     if nodes is not None:
         yield from _of_objects(overview, now, with_pods=pods is not None)
 

@@ -124,7 +124,7 @@ async def _work(kube: Kube, given: dict[str, Any], steps: Steps, *, upgrade: boo
     try:
         record = await installer.apply_all(record, plan.objects, nodes=_nodes(given), until=until)
         if until is not None:
-            from aliquot.cli.install.verify import verify
+            from aliquot.services.doctor.verify import verify
 
             await rollout.wait(tuple(PROGRAMS), until)
             steps.report("verify", "leader, webhook, nodes")

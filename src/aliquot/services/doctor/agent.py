@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from aliquot import dialects
-from aliquot.adapters.storage.database import FOREIGN
 from aliquot.dialects import Rules, native, qgpu
 from aliquot.dialects.wire.advertising import adverts
 from aliquot.dialects.wire.cdi import passes_cdi, reads_cdi
@@ -122,7 +121,7 @@ def _database(site: Site) -> Iterator[Finding]:
     problem, path = site.database_problem, str(site.places.database)
     if problem is None:
         yield ok("database", f"{path} is whole")
-    elif problem == FOREIGN:
+    elif site.database_foreign:
         fix = "move it away, or give the agent another --dbfile: it does not write to this file"
         yield found("database", path, problem, fix)
     elif runs(site):

@@ -1,4 +1,4 @@
-"""Where in a cluster the scheduler runs, and for whom: as the chart's, in any namespace, or as by hand."""
+"""Find the scheduler's Deployment, in any namespace, and the dialects that it serves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aliquot.model.refusal import Invalid
 _DEPLOYMENTS = "/apis/apps/v1/deployments"
 
 
-class Place(NamedTuple):
+class SchedulerLocation(NamedTuple):
     """A Deployment: its namespace, its name, the dialects that it serves."""
 
     namespace: str
@@ -20,13 +20,13 @@ class Place(NamedTuple):
     served: frozenset[str]
 
 
-def usual() -> Place:
-    """Where it is if nothing else is known."""
-    return Place("kube-system", "aliquot-scheduler", frozenset(DIALECTS))
+def default_location() -> SchedulerLocation:
+    """Where `aliquot install` and the chart put it."""
+    return SchedulerLocation("kube-system", "aliquot-scheduler", frozenset(DIALECTS))
 
 
-def find_scheduler(kubectl: Kubectl) -> Place:
-    """The Deployment with our labels; the usual place where there is none, or where we may not look."""
+def find_scheduler(kubectl: Kubectl) -> SchedulerLocation:
+    """The Deployment with our labels; the default location where there is none, or where we may not look."""
     from aliquot.dialects.wire.deployment import COMPONENT_LABEL, NAME_LABEL
 
     try:
@@ -34,14 +34,14 @@ def find_scheduler(kubectl: Kubectl) -> Place:
             _DEPLOYMENTS, "Deployment", labelSelector=f"{NAME_LABEL}=aliquot,{COMPONENT_LABEL}=scheduler"
         )
         if not found:
-            return usual()
-        return Place(found[0]["metadata"]["namespace"], found[0]["metadata"]["name"], served_by(found[0]))
-    except (KubectlError, KeyError, TypeError):  # it is asked to save a flag, which is still there
-        return usual()
+            return default_location()
+        return SchedulerLocation(found[0]["metadata"]["namespace"], found[0]["metadata"]["name"], served_by(found[0]))
+    except (KubectlError, KeyError, TypeError):  # the namespace's option still works
+        return default_location()
 
 
 def served_by(deployment: dict[str, Any] | None) -> frozenset[str]:
-    """The dialects that its scheduler is told to serve; all of them where it is told nothing, or in words unknown."""
+    """The dialects of its --dialects option; all of them without one, or where it cannot be read."""
     option = re.search(r"'--dialects=([^']*)'", str((deployment or {}).get("spec")))
     served = parse_dialects(option[1] if option else None)
     return frozenset(DIALECTS) if isinstance(served, Invalid) else served

@@ -25,6 +25,39 @@ _ALL = frozenset(dialects.DIALECTS)
 _NEW_CONFIG = "`aliquot manifests scheduler-config` prints the configuration and says where it goes"
 
 
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What the API server said to a Pod that was not meant to stay: the Pod as it would be, or the refusal."""
+
+    pod: Json | None
+    refusal: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What was read of the scheduler's Lease and webhook, with kubectl or with our own client.
+
+    An object that is not there is None; one that may not be read is {}, and not judged.
+    """
+
+    lease_name: str  # namespace/name
+    lease: Json | None
+    webhook: Json | None
+    trials: tuple[Probe, Probe] = (Probe(None, None), Probe(None, None))  # of `trial_pods`, where there is a webhook
+    authority: str | None = None  # the certificate that signs the webhook's, in base64, as a Secret has it
+
+
+def control_findings(control: Control, snapshot: Snapshot, now: datetime, *, calls: bool = True) -> Iterator[Finding]:
+    """Whether somebody leads, is asked (unless it is too early to know), and whether the webhook does its work."""
+    if control.lease != {}:
+        yield from lease_findings(control.lease, control.lease_name, now)
+    if calls:
+        yield from call_findings(control.lease, snapshot, now)
+    if control.webhook != {}:
+        served = snapshot.cluster.rules.served
+        yield from webhook_findings(control.webhook, control.authority, *control.trials, served=served)
+
+
 class _Verb(msgspec.Struct):
     count: int = 0
     last: str | None = None
@@ -148,12 +181,9 @@ _RESOURCES = (*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES)
 # --- the webhook -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """What the API server said to a Pod that was not meant to stay: the Pod as it would be, or the refusal."""
-
-    pod: Json | None
-    refusal: str | None
+def trial_pods(served: frozenset[str]) -> tuple[Json, Json]:
+    """The Pods to create with a dry run."""
+    return broken_pod(served), exclusive_pod()
 
 
 def broken_pod(served: frozenset[str] = _ALL) -> Json:

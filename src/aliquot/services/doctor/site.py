@@ -77,6 +77,7 @@ class Site:
     held: tuple[Held, ...] | None = None
     held_problem: str | None = None
     database_problem: str | None = None
+    database_foreign: bool = False  # another program's
     shim_problem: str | None = None
     preloaded: str = ""  # what the host's own ld.so.preload says
     nvml_cards: tuple[Card, ...] | None = None  # where the agent does not tell
@@ -87,11 +88,13 @@ class Site:
 def look(places: Places, node_name: str | None) -> Site:
     """Look at everything but the API server's objects."""
     from aliquot.adapters.storage import podstore, shims
+    from aliquot.adapters.storage.database import FOREIGN
 
     agent, problem = _known(*_asked(places.run, "status"))
     about = agent.get("daemon", {}) if agent else {}
     places = _as_told(places, about)
     name = node_name or about.get("node") or os.environ.get("NODE_NAME") or socket.gethostname().lower()
+    database_problem = podstore.examine(places.database)
     site = Site(
         str(name),
         places,
@@ -100,7 +103,8 @@ def look(places: Places, node_name: str | None) -> Site:
         agent_problem=problem,
         lock_holder=lock_holder(Path(Home(str(places.run), "").lock)),
         processes=_processes(places.run) if "agent" in (agent or {}) else None,
-        database_problem=podstore.examine(places.database),
+        database_problem=database_problem,
+        database_foreign=database_problem == FOREIGN,
         shim_problem=shims.examine(places.database.parent),
         preloaded=_preloaded(places.preload),
         disks=tuple(_disks(places)),

@@ -1,0 +1,75 @@
+"""The doctor's checks after an installation, by our own API client: does it lead, is its webhook called, do nodes offer
+what they should."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from aliquot import dialects
+from aliquot.adapters.kubernetes.kube import ApiError, Kube
+from aliquot.dialects.native import INVENTORY
+from aliquot.dialects.wire.deployment import label_arguments
+from aliquot.dialects.wire.leases import leases_path
+from aliquot.dialects.wire.webhooks import CONFIGURATION, CONFIGURATIONS_PATH
+from aliquot.services.doctor.findings import Finding, Json, Level, grouped, part
+from aliquot.services.doctor.locate import served_by
+from aliquot.services.doctor.nodes import node_findings
+from aliquot.services.doctor.scheduler import Control, Probe, control_findings, trial_pods
+from aliquot.services.explain.snapshot import take_snapshot
+
+_SCHEDULER = "aliquot-scheduler"
+_TRIALS = "/api/v1/namespaces/default/pods"
+_INTERVAL = 1.0  # seconds; the leader writes the webhook's configuration a moment after it is ready
+_LONGEST = 30.0
+
+
+async def verify(kube: Kube, namespace: str, until: float) -> list[Finding]:
+    """All findings, as soon as nothing is wrong or when the time is over."""
+    until = min(until, time.monotonic() + _LONGEST)
+    while True:
+        findings = await _examine(kube, namespace)
+        if time.monotonic() >= until or not any(finding.level is Level.FINDING for finding in findings):
+            return grouped(findings)
+        await asyncio.sleep(_INTERVAL)
+
+
+async def _examine(kube: Kube, namespace: str) -> list[Finding]:
+    lease = await _get(kube, f"{leases_path(namespace)}/{_SCHEDULER}")
+    webhook = await _get(kube, f"{CONFIGURATIONS_PATH}/{CONFIGURATION}")
+    served = served_by(await _get(kube, f"/apis/apps/v1/namespaces/{namespace}/deployments/{_SCHEDULER}"))
+    broken, exclusive = trial_pods(served)
+    trials = (await _try(kube, broken), await _try(kube, exclusive))
+    listed = await kube.get("/api/v1/nodes", timeout=60.0)
+    nodes = [{**node, "kind": "Node"} for node in listed.get("items") or ()]
+    with_agent = [node for node in nodes if part(node, "metadata", "annotations", INVENTORY) is not None]
+    rules = dialects.Rules(gpushare_unit=dialects.guess_gpushare_unit(nodes), served=served)
+    snapshot = take_snapshot(with_agent, policy="binpack", rules=rules)
+    control = Control(f"{namespace}/{_SCHEDULER}", lease, webhook, trials)
+    findings = [*control_findings(control, snapshot, datetime.now(UTC), calls=False)]
+    if not with_agent:
+        what = "no node has an agent yet: none has a label of the mode, or of node feature discovery"
+        mode = "all" if len(served) > 1 else min(served)
+        fix = f"kubectl label node NODE {label_arguments(mode)}, or --nodes with the names of those that have cards"
+        findings.append(Finding("nodes", Level.NOTE, (), what, fix))
+    return [*findings, *node_findings(snapshot)]
+
+
+async def _get(kube: Kube, path: str) -> Json | None:
+    try:
+        found: Json = await kube.get(path)
+    except ApiError as error:
+        if error.status == 404:
+            return None
+        raise
+    return found
+
+
+async def _try(kube: Kube, pod: dict[str, Any]) -> Probe:
+    """What the API server would make of the Pod; nothing is kept."""
+    try:
+        return Probe(await kube.create(_TRIALS, pod, params={"dryRun": "All"}), None)
+    except ApiError as error:
+        return Probe(None, error.message)
