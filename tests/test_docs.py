@@ -1,4 +1,4 @@
-"""What the documents say is what the program does."""
+"""The documents agree with the program: commands, output, links, metrics, modules and tests that they name."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_every_command_has_a_row_in_a_table_of_commands() -> None:
     assert [name for name, _, _ in COMMANDS if name not in listed] == []
 
 
-def test_every_command_says_of_itself_what_the_list_says() -> None:
+def test_help_of_every_command_starts_with_its_line_in_the_list() -> None:
     for name, place, line in COMMANDS:
         if name != "run":
             module, _, attribute = place.partition(":")
@@ -99,14 +99,14 @@ _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
 def _anchors(page: Path) -> set[str]:
-    """The names that GitHub gives to the headings of a page."""
+    """The anchors that GitHub makes from the headings of a page."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ +(.*?)\s*$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", re.sub(r"[*`]", "", heading).lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_between_documents_leads_somewhere(page: Path) -> None:
+def test_every_link_between_documents_resolves(page: Path) -> None:
     for link, anchor in _LINK.findall(page.read_text()):
         if link.startswith(("http://", "https://")):
             continue
@@ -116,7 +116,7 @@ def test_every_link_between_documents_leads_somewhere(page: Path) -> None:
             assert anchor in _anchors(target), f"{page.name} links to {link}#{anchor}"
 
 
-def test_every_document_is_reached_from_the_readme() -> None:
+def test_every_document_is_linked_from_the_readme_or_its_pages() -> None:
     reached, left = set(), [ROOT / "README.md"]
     while left:
         page = left.pop()
@@ -128,21 +128,21 @@ def test_every_document_is_reached_from_the_readme() -> None:
     assert [page.name for page in PAGES if page.resolve() not in reached] == []
 
 
-def test_every_test_that_a_document_names_is_there() -> None:
+def test_every_test_that_a_document_names_exists() -> None:
     for page in PAGES:
         for file, name in re.findall(r"`(?:tests/[\w/]+/)?(test_\w+\.py)::(test_\w+)`", page.read_text()):
             found = [path for path in (ROOT / "tests").rglob(file) if f"def {name}(" in path.read_text()]
             assert found, f"{page.name} names {file}::{name}"
 
 
-def test_the_page_of_commands_is_fresh() -> None:
-    """`make docs` writes it. In a process of its own: click keeps what it was first asked for."""
+def test_cli_page_is_fresh() -> None:
+    """`make docs` writes it. Runs in its own process, because click caches the first help it renders."""
     made = subprocess.run([sys.executable, "-m", "aliquot.cli.reference"], capture_output=True, text=True, check=True)
     assert (ROOT / "docs" / "cli.md").read_text() == made.stdout
 
 
 @pytest.mark.parametrize("name", sorted(PLOTS))
-def test_the_plots_of_the_policies_are_fresh(name: str) -> None:
+def test_policy_plots_are_fresh(name: str) -> None:
     """`make docs` draws them."""
     assert (ROOT / "docs" / "img" / name).read_text() == PLOTS[name]()
 
@@ -156,20 +156,20 @@ def _metrics() -> set[str]:
     return (named - calls) | {f"{prefix}_{what}" for prefix in calls for what in ("calls", "call_seconds")}
 
 
-def test_every_metric_is_told_of() -> None:
+def test_every_metric_is_documented() -> None:
     pages = "".join((ROOT / "docs" / page).read_text() for page in ("operations.md", "agent.md"))
-    told = {re.sub(r"_(total|info)$", "", name) for name in re.findall(r"`(aliquot_\w+)`", pages)}
-    assert _metrics() <= told
+    documented = {re.sub(r"_(total|info)$", "", name) for name in re.findall(r"`(aliquot_\w+)`", pages)}
+    assert _metrics() - documented == set()
 
 
-def test_the_pages_name_no_other_metrics() -> None:
+def test_documents_name_only_metrics_that_exist() -> None:
     known = _metrics()
     for page in ("operations.md", "agent.md", "security.md"):
         for name in re.findall(r"\baliquot_[a-z]\w+", (ROOT / "docs" / page).read_text()):
             assert re.sub(r"_(total|info|bucket|sum|count)$", "", name) in known, f"{page} names {name}"
 
 
-def test_every_alert_says_what_it_is_for_and_is_a_rule_that_prometheus_reads() -> None:
+def test_every_alert_has_a_comment_and_is_a_rule_that_prometheus_reads() -> None:
     page = (ROOT / "docs" / "operations.md").read_text()
     block = page[page.index("kind: PrometheusRule") :]
     rules = yaml.safe_load(block[: block.index("```")])["spec"]["groups"][0]["rules"]
