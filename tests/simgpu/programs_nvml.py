@@ -96,7 +96,7 @@ def nvml_events(link: socket.socket) -> None:
     pynvml.nvmlInit()
     nvml = Nvml()
     watch = nvml.watch([card.uuid for card in nvml.cards()])
-    link.send(json.dumps(sorted(watch.heard)).encode())
+    link.send(json.dumps(sorted(watch.watched)).encode())
     while link.recv(1 << 16):
         link.send(json.dumps(watch.wait(0.3)).encode())
     watch.close()

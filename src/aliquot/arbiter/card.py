@@ -25,9 +25,9 @@ from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.tenant import SharingRules, State
 
-SAMPLE = 0.01  # how often activity is looked at while it decides something
-DOZE = 0.1  # and while it does not
-REST = 2.0  # and while nobody is active at all: only in case that somebody could not ring
+SAMPLE = 0.01  # seconds between two readings of activity while it decides something
+DOZE = 0.1  # ... while it does not
+REST = 2.0  # ... while nobody is active: only in case a wake got lost
 
 _SELDOM = 0.05  # the weight of a turn that is likely to be wasted
 
@@ -49,7 +49,7 @@ class CardArbiter:
     deadline: float = FOREVER
     held: bool = False  # offline work is paused because work in front was active just now
     preemptions: Counter[str] = field(default_factory=Counter)  # by tenant
-    takings: deque[Taken] = field(default_factory=lambda: deque(maxlen=64))  # the same one by one, for whoever draws
+    takings: deque[Taken] = field(default_factory=lambda: deque(maxlen=64))  # the same one by one, for the timelines
     roster: Roster = field(default_factory=Roster)
     _ordered: dict[str, _Ordered] = field(default_factory=dict)
     _front: Windows = field(default_factory=Windows)
@@ -125,7 +125,7 @@ class CardArbiter:
         front, behind = self._ranks()
         lengths = self._lengths(front, behind, now)
         enabled = self._enabled_front(front, now)
-        enabled |= self._enabled_behind([each for each in front if each.name in enabled], behind, now)
+        enabled |= self._enabled_behind([context for context in front if context.name in enabled], behind, now)
         turns = (self._front, self._gated, self._behind, self._capped)
         interval = now + self._interval(front, behind)
         self.deadline = min(interval, settled, self._release, *(turn.until for turn in turns))
@@ -163,9 +163,9 @@ class CardArbiter:
 
     def _running(self, rank: Sequence[Context]) -> dict[str, int]:
         return {
-            each.name: ordered.microseconds or slices.FAIR
-            for each in rank
-            if (ordered := self._ordered.get(each.name)) is not None and ordered.enabled is not False
+            context.name: ordered.microseconds or slices.FAIR
+            for context in rank
+            if (ordered := self._ordered.get(context.name)) is not None and ordered.enabled is not False
         }
 
     def slice_of(self, name: str) -> int | None:
@@ -193,7 +193,7 @@ class CardArbiter:
         return bool(self.roster.of_class(AppClass.ONLINE))
 
     def _lengths(self, front: Sequence[Context], behind: Sequence[Context], now: float) -> dict[str, int]:
-        tiny = {each.name: slices.TINY if each.active else slices.BRIEF for each in behind}
+        tiny = {context.name: slices.TINY if context.active else slices.BRIEF for context in behind}
         if not front:
             return tiny
         busy = self.roster.lately(front, now)
@@ -203,10 +203,10 @@ class CardArbiter:
         if behind and len(front) == 1:
             return tiny | {front[0].name: slices.LONG}
         if self.rules.isolation is Isolation.BURST_SHARE:
-            by_quota = self.roster.quotas(each.tenant for each in front)
+            by_quota = self.roster.quotas(context.tenant for context in front)
             return tiny | slices.proportional(front, by_quota) | slices.proportional(busy, by_quota)
         if self._turns_in_front(front) is not None:  # a tenant's processes have its window for themselves
-            return tiny | {each.name: slices.FAIR for each in front}
+            return tiny | {context.name: slices.FAIR for context in front}
         return tiny | slices.equal(front) | slices.equal(busy)
 
     def _enabled_front(self, front: Sequence[Context], now: float) -> set[str]:
@@ -215,30 +215,30 @@ class CardArbiter:
         Under burst-share the slices do it all, unless there is one that they do not bind: then they take turns.
         """
         self._former = (self._front.turn, self._former[1])
-        quotas = self.roster.quotas(each.tenant for each in front)
-        working = {each.tenant: quotas[each.tenant] for each in front if each.active}
+        quotas = self.roster.quotas(context.tenant for context in front)
+        working = {context.tenant: quotas[context.tenant] for context in front if context.active}
         policy = self._turns_in_front(front)
         if policy is not Isolation.FIXED_SHARE:
             self._front = Windows()
         if policy is not Isolation.BURST_SHARE:
             self._gated = Rotation()
         if policy is None:
-            return {each.name for each in front}
+            return {context.name for context in front}
         turn = self._front.step(working, now) if policy is Isolation.FIXED_SHARE else self._gated.step(working, now)
-        return {each.name for each in front if each.tenant == turn or not each.active}
+        return {context.name for context in front if context.tenant == turn or not context.active}
 
     def _turns_in_front(self, front: Sequence[Context]) -> Isolation | None:
         """By which policy those in front take turns; None: they all run, and the hardware divides."""
         if self._has_online():
             return None
-        if self.rules.isolation is Isolation.BURST_SHARE and all(each.preemptible for each in front):
+        if self.rules.isolation is Isolation.BURST_SHARE and all(context.preemptible for context in front):
             return None
         return None if self.rules.isolation is Isolation.BEST_EFFORT else self.rules.isolation
 
     def _enabled_behind(self, front: Sequence[Context], behind: Sequence[Context], now: float) -> set[str]:
         """One of those that have work, or none; and those that have nothing to do. `front`: those that may run."""
-        working = [each for each in behind if each.active]
-        idle = {each.name for each in behind} - {each.name for each in working}
+        working = [context for context in behind if context.active]
+        idle = {context.name for context in behind} - {context.name for context in working}
         weights = self._weights_behind(working)
         fixed = self.rules.isolation is Isolation.FIXED_SHARE
         self._former = (self._former[0], self._capped.turn)
@@ -256,39 +256,39 @@ class CardArbiter:
 
     def _weights_behind(self, working: Sequence[Context]) -> dict[str, float]:
         """A tenant's weight is split over its processes: the promise is per tenant."""
-        processes = Counter(each.tenant for each in working)
+        processes = Counter(context.tenant for context in working)
         if self.rules.isolation is Isolation.BEST_EFFORT:
             quotas = dict.fromkeys(processes, 1.0)
         else:
-            quotas = self.roster.quotas(each.tenant for each in self.roster.of_class(AppClass.OFFLINE))
+            quotas = self.roster.quotas(context.tenant for context in self.roster.of_class(AppClass.OFFLINE))
         seldom = 1.0 if self.rules.isolation is Isolation.FIXED_SHARE else _SELDOM  # a window is nobody else's loss
         return {
-            each.name: quotas[each.tenant] / processes[each.tenant] * (seldom if each.doubtful else 1.0)
-            for each in working
+            context.name: quotas[context.tenant] / processes[context.tenant] * (seldom if context.doubtful else 1.0)
+            for context in working
         }
 
     def _note_front(self, front: Sequence[Context], working: Sequence[Context], now: float) -> None:
         """Whether offline work is held, and from whom the card was just taken."""
         delay = self.rules.release_delay
-        if not all(each.preemptible for each in working):  # no slice takes the card from them: only a closed gate does
+        if not all(context.preemptible for context in working):  # only a closed gate takes the card from them
             delay = max(delay, IDLE_AFTER)
-        latest = max((each.last_active for each in front), default=float("-inf"))
+        latest = max((context.last_active for context in front), default=float("-inf"))
         was_held, self.held = self.held, bool(working) and delay > 0 and now < latest + delay
         self._release = latest + delay if self.held else FOREVER
         active = now - latest < max(delay, IDLE_AFTER)
         taken = self.held and not was_held if delay > 0 else active and not self._front_was_active
         if taken:
-            self.preemptions.update(losers := {each.tenant for each in working})
-            by = next((each.tenant for each in front if each.last_active == latest), None)
+            self.preemptions.update(losers := {context.tenant for context in working})
+            by = next((context.tenant for context in front if context.last_active == latest), None)
             self.takings.append(Taken(now, by, tuple(losers)))
         self._front_was_active = active
 
     def _interval(self, front: Sequence[Context], behind: Sequence[Context]) -> float:
-        """How soon to look at activity again. Whoever is idle rings by itself."""
-        if all(each.quiet for each in (*front, *behind)):
+        """Seconds until activity is read again. An idle context wakes us by itself."""
+        if all(context.quiet for context in (*front, *behind)):
             return REST
         watched = [*front, *behind] if behind or self._turns_in_front(front) else []
-        return DOZE if all(each.quiet for each in watched) else SAMPLE
+        return DOZE if all(context.quiet for context in watched) else SAMPLE
 
     def _difference(self, contexts: Sequence[Context], lengths: Mapping[str, int], enabled: set[str]) -> list[Order]:
         """Orders from what was to what shall be.

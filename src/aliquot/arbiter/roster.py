@@ -89,7 +89,7 @@ class Roster:
 
     def of_class(self, app_class: AppClass) -> list[Context]:
         """In a steady order, so that equal states give equal orders."""
-        return [each for each in self._known() if self.members[each.tenant].app_class is app_class]
+        return [context for context in self._known() if self.members[context.tenant].app_class is app_class]
 
     def read(self, readings: Mapping[str, Reading], enabled: Iterable[str], now: float) -> None:
         """Take in what the pages say now. Contexts that were not enabled since the last time do not age."""
@@ -116,7 +116,7 @@ class Roster:
     def lately(self, contexts: Iterable[Context], now: float) -> list[Context]:
         """Those active within the last second; all of them if none was, so that the first to wake is served well."""
         every = list(contexts)
-        return [each for each in every if now - each.last_active < LATELY] or every
+        return [context for context in every if now - context.last_active < LATELY] or every
 
     def quotas(self, tenants: Iterable[str]) -> dict[str, float]:
         """Each tenant's part of the card, 0 to 1, never more than 1 together.
@@ -128,10 +128,10 @@ class Roster:
         given = {name: milli / CORE_MILLI for name, milli in asked.items() if milli is not None}
         silent = [name for name in names if asked[name] is None]
         if silent:
-            each = max(0.01, (1.0 - sum(given.values())) / len(silent))
-            given |= dict.fromkeys(silent, each)
+            share = max(0.01, (1.0 - sum(given.values())) / len(silent))
+            given |= dict.fromkeys(silent, share)
         total = sum(given.values())
         return {name: given[name] / max(1.0, total) for name in names}
 
     def _known(self) -> Iterator[Context]:
-        return (each for _, each in sorted(self.contexts.items()) if each.tenant in self.members)
+        return (context for _, context in sorted(self.contexts.items()) if context.tenant in self.members)

@@ -33,21 +33,21 @@ def lasting(microseconds: int | None) -> bool:
 def equal(contexts: Iterable[Context]) -> dict[str, int]:
     """best-effort: the same for every tenant, split over its processes; longer where one has many to split it over."""
     every = list(contexts)
-    processes = Counter(each.tenant for each in every)
+    processes = Counter(context.tenant for context in every)
     stretch = min(_LONGEST_FAIR, FAIR * max(processes.values(), default=1))
-    return {each.name: max(SHORTEST, stretch // processes[each.tenant] + SWITCH) for each in every}
+    return {context.name: max(SHORTEST, stretch // processes[context.tenant] + SWITCH) for context in every}
 
 
 def proportional(contexts: Iterable[Context], quotas: Mapping[str, float]) -> dict[str, int]:
     """burst-share: by quota, in rounds long enough that the smallest slice is worth its switch."""
     every = list(contexts)
-    processes = Counter(each.tenant for each in every)
+    processes = Counter(context.tenant for context in every)
     total = sum(quotas[tenant] for tenant in processes) or 1.0
     smallest = min((quotas[tenant] / total / count for tenant, count in processes.items()), default=1.0)
     length = min(_LONGEST_ROUND, _STRETCH / smallest)
     return {
-        each.name: max(SHORTEST, round(quotas[each.tenant] / total * length / processes[each.tenant]) + SWITCH)
-        for each in every
+        context.name: max(SHORTEST, round(quotas[context.tenant] / total * length / processes[context.tenant]) + SWITCH)
+        for context in every
     }
 
 
@@ -58,8 +58,8 @@ def online(contexts: Iterable[Context], busy: Iterable[Context], *, cut: bool) -
     only where it gains anything: `cut`, by offline work that is not held. Who is alone on the card loses nothing by
     short slices.
     """
-    every, rivals = list(contexts), [each.name for each in busy]
+    every, rivals = list(contexts), [context.name for context in busy]
     if len(every) == 1:
         return {every[0].name: LONG}
     alone = rivals[0] if cut and len(rivals) == 1 else None
-    return {each.name: _ONLINE_FOR_NOW if each.name == alone else _ONLINE_AMONG_ONLINE for each in every}
+    return {context.name: _ONLINE_FOR_NOW if context.name == alone else _ONLINE_AMONG_ONLINE for context in every}

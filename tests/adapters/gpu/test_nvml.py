@@ -190,7 +190,7 @@ class TestWatch:
 
     def test_a_card_that_tells_only_some_is_asked_for_those(self, played: PlayedNvml) -> None:
         played.answers["nvmlDeviceGetSupportedEventTypes"] = 8 | 4
-        assert Nvml().watch(["GPU-0"]).heard == {"GPU-0"}
+        assert Nvml().watch(["GPU-0"]).watched == {"GPU-0"}
         assert ("nvmlDeviceRegisterEvents", "handle", 8, "set") in played.calls
 
     @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ class TestWatch:
     )
     def test_a_card_that_tells_nothing_is_left_out(self, played: PlayedNvml, call: str, answer: object) -> None:
         played.answers[call] = answer
-        assert Nvml().watch(["GPU-0"]).heard == set()
+        assert Nvml().watch(["GPU-0"]).watched == set()
 
     def test_other_trouble_ends_it(self, played: PlayedNvml) -> None:
         played.answers["nvmlEventSetWait_v2"] = PlayedLostError()
@@ -248,7 +248,7 @@ class TestOpeningAnew:
         asker = threading.Thread(target=nvml.memory, args=("GPU-0",))
         asker.start()
         inside.wait(10)
-        with pytest.raises(NvmlError, match="cannot be opened anew"):
+        with pytest.raises(NvmlError, match="cannot be reopened"):
             nvml.reopen()
         go_on.set()
         asker.join()

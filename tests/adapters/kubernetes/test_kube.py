@@ -118,9 +118,9 @@ async def _never(request: Any) -> Any:
         (hang_up, "Server disconnected"),
         (half_an_answer, "POST"),
         (_never, "no answer in time"),
-        (text(200, "{"), "an answer that cannot be read"),
-        (text(200, "[]"), "an answer that cannot be read"),
-        (text(200, '{"method":5}'), "an answer that cannot be read"),
+        (text(200, "{"), "an unreadable answer"),
+        (text(200, "[]"), "an unreadable answer"),
+        (text(200, '{"method":5}'), "an unreadable answer"),
     ],
     ids=["hangs up", "half an answer", "no answer", "broken", "a list", "another form"],
 )

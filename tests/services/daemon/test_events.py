@@ -267,7 +267,8 @@ def test_an_event_that_the_api_server_will_not_have_is_dropped(caplog: pytest.Lo
     rig.step(after=1000)
     assert len(rig.api.calls) == 1
     assert rig.events.dropped == 1
-    assert "note: too long" in caplog.text
+    ((key, fields),) = logged(caplog)
+    assert (key, "note: too long" in fields["why"]) == ("event_refused", True)
 
 
 def test_it_runs_until_it_is_cancelled() -> None:

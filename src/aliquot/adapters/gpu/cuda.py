@@ -105,12 +105,12 @@ class _Driver:
 
     def text(self, code: int) -> str:
         """As the driver words it: CUDA_ERROR_OUT_OF_MEMORY (out of memory)."""
-        said = []
+        parts = []
         for name in ("cuGetErrorName", "cuGetErrorString"):
             text = c_char_p()
             if self.function(name)(code, byref(text)) == 0 and text.value:
-                said.append(text.value.decode(errors="replace"))
-        return f"{said[0]} ({said[1]})" if len(said) == 2 else f"error {code}"
+                parts.append(text.value.decode(errors="replace"))
+        return f"{parts[0]} ({parts[1]})" if len(parts) == 2 else f"error {code}"
 
 
 class Card:

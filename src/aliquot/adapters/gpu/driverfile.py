@@ -1,4 +1,4 @@
-"""NVIDIA's own CDI file, where the node has one: it says what a container needs of the driver."""
+"""NVIDIA's own CDI file, if the node has one: it lists what a container needs of the driver."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ PLACES = tuple(Path(folder, f"nvidia.{end}") for folder in ("/var/run/cdi", "/et
 
 
 class DriverFileError(Exception):
-    """It is not there, or no YAML; the message says what to do."""
+    """The file is missing, or not YAML; the message says what to do."""
 
 
 class DriverFile:
-    """Read again when it has changed: drivers are updated while we run. Parsing takes longer than all else we do."""
+    """Read again when it has changed: drivers are updated while we run. Parsing is the most expensive part."""
 
     def __init__(self, *, wanted: bool, places: tuple[Path, ...] = PLACES) -> None:
         self.wanted, self._places = wanted, places
@@ -23,7 +23,7 @@ class DriverFile:
         self._content: object = None
 
     def read(self) -> object:
-        """What it says; None where there is none. Raises DriverFileError."""
+        """Its content; None if there is no file. Raises DriverFileError."""
         for path in self._places:
             try:
                 found = path.stat()

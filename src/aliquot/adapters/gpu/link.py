@@ -1,7 +1,7 @@
-"""Messages from a tenant's shim: shim/abi.h, spelled once more (tests/shim/test_abi.py compares).
+"""Messages from a tenant's shim, as shim/abi.h defines them (tests/shim/test_abi.py compares).
 
-Whatever arrives is either one of the four messages, well-formed, or an error that ends the connection: the sender may
-be hostile. Files that come along are closed unless the message that carried them is taken.
+The sender may be hostile: a packet is one of the four messages, well-formed, or an error that ends the connection.
+Files that come with a packet are closed unless its message is accepted.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _HELLO = struct.Struct("<2I")
 _GROUP = struct.Struct("<8I")
 _WORD = struct.Struct("<I")
 _LONGEST = _HEAD.size + _GROUP.size + 4 * CHANNELS
-_MOST_FILES = 8  # a hostile sender's files are taken and closed; the kernel drops what does not fit
+_MOST_FILES = 8  # a hostile sender's files are received and closed; the kernel drops what does not fit
 
 
 class LinkError(Exception):
-    """Not a message of ours."""
+    """Not a valid message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First on every connection. `pid` is what the process calls itself; who it is, the kernel says."""
+    """First on every connection. `pid` is the process's own claim; the kernel says who it is."""
 
     pid: int
     slot: int
@@ -55,21 +55,21 @@ class GroupSeen:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The groups since the hello or the last done are all there are now."""
+    """The groups since the hello or the last done are complete."""
 
     groups: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Work was handed to a card that was armed."""
+    """The process launched work on a card that was armed."""
 
     card: int
 
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """A kind that a later shim of this version sends: passed over. The agent may be older than a container's shim."""
+    """A kind that a newer shim of this version sends: ignored. The agent may be older than a container's shim."""
 
     kind: int
 
@@ -109,7 +109,7 @@ def parse(data: bytes, files: list[int]) -> Message:
         )
     if kind > WAKE:
         return Later(kind)
-    body = data[_HEAD.size :]  # a later shim of this version may have more to say at the end of each
+    body = data[_HEAD.size :]  # a newer shim of this version may append fields
     if kind == GROUP:
         return _group(body, files)
     if files:
@@ -152,7 +152,7 @@ def _files(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 
 def discard(fd: int) -> None:
-    """Close a file that a stranger handed over. A socket may be set to make whoever closes it wait."""
+    """Close a file that a tenant sent. A socket may be set to block its close (SO_LINGER)."""
     try:
         handed = socket.socket(fileno=fd)
     except OSError:  # no socket
@@ -163,7 +163,7 @@ def discard(fd: int) -> None:
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:
-    """(pid, uid) of the other side, as the kernel knows it. The pid is the one it has in /proc; 0: none there."""
+    """(pid, uid) of the other side, as the kernel knows it. The pid is the one in our /proc; 0: not visible there."""
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if pid == 0:  # not of our PID namespace, but /proc may be the host's
         with contextlib.suppress(OSError):
@@ -176,7 +176,7 @@ def peer(connection: socket.socket) -> tuple[int, int]:
 
 
 def watch(connection: socket.socket, pid: int) -> int:
-    """A pidfd of the other side, which is that process. Raises OSError where it is gone."""
+    """A pidfd of the other side, which is that process. Raises OSError if it is gone."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return _handle(connection) if struct.unpack("3i", raw)[0] == 0 else os.pidfd_open(pid)
 

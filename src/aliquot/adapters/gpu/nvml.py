@@ -1,6 +1,6 @@
-"""What the driver tells of the cards, through NVIDIA's own binding (nvidia-ml-py, imported as pynvml).
+"""NVML through NVIDIA's own binding (nvidia-ml-py, imported as pynvml).
 
-Every method may be called from any thread. Errors become NvmlError at this door, with the cause.
+Every method may be called from any thread. NVML's errors become NvmlError here, with the cause.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from aliquot.model.device import Card
 from aliquot.model.health import DOUBLE_BIT_ECC
 
 _MIB = 1 << 20
-_UNKNOWN_MEMORY = (1 << 64) - 1  # what NVML says where the driver model does not tell
-_PATIENCE = 5.0  # seconds until those who are asking must have their answers
+_UNKNOWN_MEMORY = (1 << 64) - 1  # NVML's answer where the driver model does not know
+_PATIENCE = 5.0  # seconds in which pending calls must return
 
 
 class NvmlError(Exception):
@@ -29,7 +29,7 @@ class NvmlError(Exception):
 
 
 class Xid(NamedTuple):
-    """The driver told of an error of a card."""
+    """An error of a card, as the driver reports it."""
 
     uuid: str
     number: int
@@ -47,7 +47,7 @@ class Nvml:
         self._handles: dict[str, Any] = {}
         self._cards: dict[str, Card] = {}  # as they last answered
         self._lock = threading.Lock()
-        self._turn = threading.Condition()  # over the next three
+        self._turn = threading.Condition()  # guards the next three
         self._asking = 0
         self._reopening = False
         self._open = False
@@ -61,7 +61,7 @@ class Nvml:
         self._open = True
 
     def close(self) -> None:
-        """Let go of NVML."""
+        """Shut NVML down."""
         try:
             self._nvml.nvmlShutdown()
         except self._nvml.NVMLError as error:
@@ -69,15 +69,15 @@ class Nvml:
         self._open = False
 
     def reopen(self) -> None:
-        """Begin anew with the driver: who asked before a card was reset is told for ever that it is lost.
+        """Initialise NVML again: after a reset of a card, an NVML that was opened before reports it as lost for ever.
 
-        Not while anybody waits for an answer, and with no watch open. Raises NvmlError.
+        Waits for pending calls; no watch may be open. Raises NvmlError.
         """
         with self._turn:
-            self._reopening = True  # whoever asks from now on waits, or our turn would never come
+            self._reopening = True  # new calls wait, or our turn would never come
             try:
                 if not self._turn.wait_for(lambda: not self._asking, _PATIENCE):
-                    raise NvmlError("NVML does not answer: it cannot be opened anew")
+                    raise NvmlError("NVML does not answer: it cannot be reopened")
                 if self._open:
                     self.close()
                 with self._lock:
@@ -88,8 +88,8 @@ class Nvml:
                 self._turn.notify_all()
 
     def cards(self) -> tuple[Card, ...]:
-        """Every card, in NVML's order. A card that does not answer is there, and not healthy; but one that never did
-        is not there, since nobody can say which it is."""
+        """Every card, in NVML's order. A card that does not answer is listed as unhealthy; one that never answered is
+        left out, since its UUID is not known."""
         with self._using():
             try:
                 found = [self._card(index) for index in range(self._nvml.nvmlDeviceGetCount())]
@@ -127,22 +127,22 @@ class Nvml:
             raise NvmlError(f"NVML: {error}") from error
 
     def processes(self, uuid: str) -> dict[int, int]:
-        """The compute processes on the card, with the bytes they take; 0 where the driver does not tell."""
+        """The compute processes on the card, with the bytes they use; 0 where the driver does not know."""
         found = self._ask("nvmlDeviceGetComputeRunningProcesses", uuid)
-        return {int(each.pid): _bytes(each.usedGpuMemory) for each in found or ()}
+        return {int(process.pid): _bytes(process.usedGpuMemory) for process in found or ()}
 
     def utilisation(self, uuid: str) -> float | None:
-        """The part of its time in which the card did anything, 0 to 1; None where it does not tell."""
+        """The part of the time in which the card did anything, 0 to 1; None where the driver does not know."""
         found = self._ask("nvmlDeviceGetUtilizationRates", uuid)
         return None if found is None else min(int(found.gpu), 100) / 100
 
     def memory(self, uuid: str) -> tuple[int, int]:
-        """Bytes used and in all."""
+        """Bytes used, and the total."""
         found = self._ask("nvmlDeviceGetMemoryInfo", uuid)
         return (0, 0) if found is None else (int(found.used), int(found.total))
 
     def watch(self, uuids: Iterable[str]) -> Watch:
-        """Hear of the errors of these cards; those that do not tell, or do not answer now, are left out."""
+        """Watch the errors of these cards; those that support no events, or do not answer now, are left out."""
         handles = {}
         for uuid in uuids:
             with contextlib.suppress(NvmlError), self._using():
@@ -150,7 +150,7 @@ class Nvml:
         return Watch(self._nvml, handles)
 
     def _ask(self, function: str, uuid: str, *more: object) -> Any:
-        """What NVML answers; None where it has nothing to say on that."""
+        """NVML's answer; None where it does not support the question."""
         nvml = self._nvml
         with self._using():
             handle = self._handle(uuid)
@@ -195,7 +195,7 @@ class Watch:
 
     def __init__(self, nvml: Any, handles: dict[str, Any]) -> None:
         self._nvml = nvml
-        self.heard: set[str] = set()  # the cards that tell
+        self.watched: set[str] = set()  # the cards that support events
         try:
             self._set = nvml.nvmlEventSetCreate()
         except nvml.NVMLError as error:
@@ -203,12 +203,12 @@ class Watch:
         wanted = nvml.nvmlEventTypeXidCriticalError | nvml.nvmlEventTypeDoubleBitEccError
         for uuid, handle in handles.items():
             with contextlib.suppress(nvml.NVMLError):
-                told = wanted & nvml.nvmlDeviceGetSupportedEventTypes(handle)
-                nvml.nvmlDeviceRegisterEvents(handle, told, self._set)
-                self.heard |= {uuid} if told else set()
+                types = wanted & nvml.nvmlDeviceGetSupportedEventTypes(handle)
+                nvml.nvmlDeviceRegisterEvents(handle, types, self._set)
+                self.watched |= {uuid} if types else set()
 
     def wait(self, seconds: float) -> Xid | None:
-        """The next error; None when there was none in that time. Raises NvmlError: then it is to be closed."""
+        """The next error; None when there was none in that time. Raises NvmlError: then close it."""
         nvml = self._nvml
         try:
             event = nvml.nvmlEventSetWait_v2(self._set, int(seconds * 1000))
@@ -221,13 +221,13 @@ class Watch:
         return Xid(uuid, DOUBLE_BIT_ECC if is_ecc else int(event.eventData))
 
     def close(self) -> None:
-        """No more."""
-        with contextlib.suppress(self._nvml.NVMLError):  # there is nothing that anybody could do
+        """Free the event set."""
+        with contextlib.suppress(self._nvml.NVMLError):  # nothing can be done about it
             self._nvml.nvmlEventSetFree(self._set)
 
 
 def _text(value: str | bytes) -> str:
-    """Old bindings answer bytes."""
+    """Old bindings return bytes."""
     return value.decode() if isinstance(value, bytes) else value
 
 

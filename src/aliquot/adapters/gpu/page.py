@@ -1,10 +1,10 @@
-"""The page that a tenant shares with the daemon: shim/abi.h, spelled once more (tests/shim/test_abi.py compares).
+"""The page that a tenant shares with the daemon: the layout of shim/abi.h in Python (tests/shim/test_abi.py compares).
 
-Plain reads and writes of aligned words; each has one writer, named in abi.h. What a tenant writes is read as counters
-and nothing else: it is hostile ground. So is the file itself: its owner may cut it short at any time, and whoever then
-touches the mapping dies (SIGBUS). So it is read through the file, where that is merely an empty page. To write through
-it would be to wait for its owner, who has the file's lock for as long as it makes it longer (a third of a second for
-each GiB): it is written through our own memory (/proc/self/mem), where what was cut off is merely an error.
+Plain reads and writes of aligned words; each has one writer, named in abi.h. What a tenant writes may be hostile: it is
+read as counters and nothing else. So is the file: its owner may truncate it at any time, and a process that touches the
+mapping then dies (SIGBUS). So we read through the file, where a truncated page is merely empty. A write through it
+would wait for its owner, who holds the file's lock while it makes the file longer (a third of a second per GiB): we
+write through our own memory (/proc/self/mem), where a truncated page is merely an error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SIZE = _SLOT_AT + SLOTS * _SLOT_SIZE
 
 _FLOCK = struct.Struct("@2h2qi4x")  # struct flock
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
-MOST = 2**63 - 1  # no sum is told as more: whoever reads it may have 64 bits for it, and a tenant may claim anything
+MOST = 2**63 - 1  # no sum is reported as more: readers have 64 bits, and a tenant can claim anything
 # offsets inside a card and inside a use
 LIMIT, HEARTBEAT = 48, 56
 MEMORY, OVERHEAD, LAUNCHES, WAITING, GATE, PAUSED, WAKE, REFUSED, RESCUED, BUSY, BUSY_SINCE = (
@@ -53,12 +53,12 @@ _libc = ctypes.CDLL(None)
 
 
 class PageError(Exception):
-    """The page is not what it should be."""
+    """The page cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One process on one card, as the page has it."""
+    """What the page says of one process on one card."""
 
     memory: int
     overhead: int
@@ -74,13 +74,13 @@ class Use:
 
 
 class Page:
-    """One tenant's page, mapped. Made by the daemon, found again by the next one."""
+    """One tenant's page, mapped. The daemon makes it, and the next daemon adopts it."""
 
     def __init__(self, path: Path, allotments: Sequence[Allotment]) -> None:
         if len(allotments) > CARDS:
             raise PageError(f"a tenant may have {CARDS} cards, not {len(allotments)}")
         self.path = path
-        self.trouble: OSError | None = None  # why something could not be written: its owner's doing, or a full disk
+        self.trouble: OSError | None = None  # why a write failed: the owner truncated it, or the disk is full
         self.uuids = tuple(allotment.uuid for allotment in allotments)
         self.index = {uuid: at for at, uuid in enumerate(self.uuids)}
         # Truncated to size, never replaced: running processes have it mapped.
@@ -91,9 +91,9 @@ class Page:
         try:
             found = os.fstat(self._fd)
             if not stat.S_ISREG(found.st_mode):
-                raise PageError(f"{path} is no plain file")
-            if found.st_nlink > 1:  # the folder is its user's: a file that we may write and they may not, linked there
-                raise PageError(f"{path} has another name too: it may be another's file")
+                raise PageError(f"{path} is not a regular file")
+            if found.st_nlink > 1:  # its user owns the folder, and may have linked a file there that only we can write
+                raise PageError(f"{path} has another hard link: it may be another user's file")
             if os.fstat(self._fd).st_size < SIZE:
                 os.posix_fallocate(self._fd, 0, SIZE)  # so that a full disk is noticed now
             self._map = mmap.mmap(self._fd, SIZE)
@@ -102,9 +102,9 @@ class Page:
             os.close(self._fd)
             raise error if isinstance(error, PageError) else PageError(f"{path}: {error}") from error
         self._write(8, struct.pack("<2I", len(allotments), SLOTS))
-        for at, each in enumerate(allotments):
-            limit = UNLIMITED if each.memory_bytes is None else each.memory_bytes
-            self._write(_CARD_AT + at * _CARD_SIZE, struct.pack("<48sQ", each.uuid.encode()[:47], limit))
+        for at, allotment in enumerate(allotments):
+            limit = UNLIMITED if allotment.memory_bytes is None else allotment.memory_bytes
+            self._write(_CARD_AT + at * _CARD_SIZE, struct.pack("<48sQ", allotment.uuid.encode()[:47], limit))
         self._write(0, struct.pack("<2I", MAGIC, VERSION))
 
     def fileno(self) -> int:
@@ -117,14 +117,14 @@ class Page:
             self._map.close()
             os.close(self._memory)
             os.close(self._fd)
-            self._fd = -1  # by its old number another file may soon be known
+            self._fd = -1  # the number may soon be another file's
 
     def beat(self, card: int, now_ns: int) -> None:
-        """The daemon lives."""
+        """Write the daemon's heartbeat."""
         self._write(_CARD_AT + card * _CARD_SIZE + HEARTBEAT, _U64.pack(now_ns))
 
     def use(self, slot: int, card: int) -> Use:
-        """What a process's line says."""
+        """The entry of a process and card."""
         return Use(*_USE.unpack(self._read(self._at(slot, card), _USE_SIZE)))
 
     def set_word(self, slot: int, card: int, field: int, value: int) -> None:
@@ -132,21 +132,21 @@ class Page:
         self._write(self._at(slot, card) + field, _U32.pack(value))
 
     def set_gate(self, slot: int, card: int, *, closed: bool) -> None:
-        """Close the gate, or open it and wake those who wait there."""
+        """Close the gate, or open it and wake the threads that wait there."""
         self.set_word(slot, card, GATE, closed)
         if not closed:
             _wake_waiters(self._map, self._at(slot, card) + GATE)
 
     def set_overhead(self, slot: int, card: int, value: int) -> None:
-        """What the driver takes for the process beside its allocations."""
+        """What the driver uses for the process in addition to its allocations."""
         self._write(self._at(slot, card) + OVERHEAD, _U64.pack(value))
 
     def pid(self, slot: int) -> int:
-        """As the process sees itself; 0: the slot was never used."""
+        """The pid in the process's own namespace; 0: the slot was never used."""
         return int(_U32.unpack(self._read(_SLOT_AT + slot * _SLOT_SIZE, _U32.size))[0])
 
     def totals(self, card: int) -> tuple[int, int]:
-        """Bytes reserved on the card by all its processes, overhead included; and allocations past the quota so far."""
+        """Bytes that all its processes use on the card, with overhead; and allocations refused so far."""
         slots = self._read(_SLOT_AT, SLOTS * _SLOT_SIZE)
         used = refused = 0
         for slot in _taken(slots):
@@ -164,9 +164,10 @@ class Page:
         return self.totals(card)[1]
 
     def sweep(self, *, slots: int = SLOTS) -> list[int]:
-        """Clear the slots of the dead, of the first so many; the slots of the living.
+        """Clear the slots of dead processes among the first so many; returns the slots of living ones.
 
-        Whoever lives holds the lock of its byte; so whose lock can be had is dead, and nobody takes the slot meanwhile.
+        A living process holds the lock of its byte. If we get the lock, the process is dead, and nobody takes the slot
+        while we hold it.
         """
         living = []
         for slot in _taken(self._read(_SLOT_AT, slots * _SLOT_SIZE)):
@@ -181,8 +182,8 @@ class Page:
         return living
 
     def holder(self, slot: int) -> int | None:
-        """Which process has the lock of that slot, as the kernel says. None: nobody, or none that a shim has taken. 0:
-        it cannot be seen from here, nor in the /proc that we see."""
+        """The process that holds the lock of that slot, as the kernel says. None: no process, or not by a shim. 0: a
+        process that is visible neither here nor in the /proc that we see."""
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, slot, 1, 0)
         kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(self._fd, fcntl.F_GETLK, asked))
         if kind == fcntl.F_UNLCK or pid < 0:
@@ -190,18 +191,18 @@ class Page:
         return int(pid) or _holder_in_proc(os.fstat(self._fd), slot)
 
     def is_longer(self) -> bool:
-        """Whether its owner made it longer: it is in the host's memory, and nothing else bounds it."""
+        """Whether its owner made it longer: the file is in the host's memory, and nothing else limits it."""
         return os.fstat(self._fd).st_size > SIZE
 
     def _read(self, at: int, size: int) -> bytes:
-        """What was cut off is empty."""
+        """Zeros, where the file was truncated."""
         return os.pread(self._fd, size, at).ljust(size, b"\0")
 
     def _write(self, at: int, data: bytes) -> None:
-        """A tenant that makes this fail has lost its page; the others' must be written all the same."""
+        """Errors go to `trouble`: a tenant that makes this fail must not keep us from writing the others' pages."""
         here: ctypes.c_char | None = None
         try:
-            if self._map.closed:  # its address may be another's by now
+            if self._map.closed:  # the address may be reused by now
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             here = ctypes.c_char.from_buffer(self._map, at)
             os.pwrite(self._memory, data, ctypes.addressof(here))
@@ -209,7 +210,7 @@ class Page:
         except OSError as error:
             self.trouble = error
         finally:
-            here = None  # while it lives the page cannot be unmapped, and the error keeps this frame
+            here = None  # it keeps the page mapped, and the error keeps this frame
 
     @staticmethod
     def _at(slot: int, card: int) -> int:
@@ -217,28 +218,28 @@ class Page:
 
 
 def cut(file: int) -> None:
-    """A page that its owner made longer, by another number of its file. Waits for as long as that owner is at it."""
+    """Truncate a page that its owner made longer, by a dup of its file. Waits while the owner extends it."""
     with contextlib.suppress(OSError):
         os.ftruncate(file, SIZE)
 
 
 def _taken(slots: bytes) -> list[int]:
-    """Which of them have an owner."""
+    """The slots that have an owner."""
     pids = memoryview(slots).cast("I")[:: _SLOT_SIZE // _U32.size].tolist()
     return [slot for slot, pid in enumerate(pids) if pid]
 
 
 def _wake_waiters(mapped: mmap.mmap, at: int) -> None:
-    """Those who wait on the word. Without this they would look again by themselves, a tenth of a second later."""
+    """Wake the threads that wait on the word. Without this they would poll, a tenth of a second later."""
     if _FUTEX is None:
         return
     word = ctypes.c_uint32.from_buffer(mapped, at)
     _libc.syscall(ctypes.c_long(_FUTEX), ctypes.byref(word), _FUTEX_WAKE, 2**31 - 1, None, None, 0)
-    del word  # while it lives the page cannot be unmapped
+    del word  # it keeps the page mapped
 
 
 def _holder_in_proc(file: os.stat_result, at: int) -> int:
-    """Who has that byte of the file locked, as /proc says, which may be the host's (movein.py). 0: nobody it knows.
+    """The process that locked that byte of the file, from /proc, which may be the host's (hostmounts.py). 0: unknown.
 
     By device and inode: any tenant can lock a file of its own that has the inode's number on another device.
     """

@@ -1,4 +1,4 @@
-"""The process that plays the simulated cards. As real cards do, it outlives the daemon; `aliquot down` ends it."""
+"""The process that simulates the cards. Like real cards it outlives the daemon; `aliquot down` ends it."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import Home, own_home
 
 _SEPARATORS = re.compile(r"[\s:]")
-_PATIENCE = 10.0  # seconds until it must have said that it is ready
+_PATIENCE = 10.0  # seconds until it must report that it is ready
 
 
 class PlayerError(Exception):
-    """The simulated cards cannot be had."""
+    """The simulated cards cannot be started."""
 
 
 class Playing(NamedTuple):
-    """A player that runs."""
+    """A player that is running."""
 
     pid: int
     started: int
     cards: int
     memory_mib: int
     socket: str
-    nodes: int = 1  # over which the cards are dealt out
+    nodes: int = 1  # that the cards are divided among
 
     @property
     def spec(self) -> str:
@@ -48,7 +48,7 @@ def library() -> Path:
 
 
 def preloadable(home: Home) -> Path:
-    """The same by a name that LD_PRELOAD can spell: there, blanks and colons part one name from the next."""
+    """The same folder by a path that LD_PRELOAD can hold: blanks and colons separate paths there."""
     if not _SEPARATORS.search(str(library())):
         return library()
     link = Path(home.run, "lib")
@@ -79,7 +79,7 @@ def playing(home: Home) -> Playing | None:
 
 
 def play(home: Home, cards: int, memory_mib: int, *, nodes: int = 1) -> Playing:
-    """A player of such cards: the one that runs, or a new one. Raises PlayerError."""
+    """Start a player of such cards, or return the one that runs. Raises PlayerError."""
     found = playing(home)
     if found is not None:
         if (found.cards, found.memory_mib, found.nodes) != (cards, memory_mib, nodes):
@@ -99,7 +99,7 @@ def play(home: Home, cards: int, memory_mib: int, *, nodes: int = 1) -> Playing:
     pid = processes.known_as(process.pid)
     started = processes.start_time(pid)
     if started is None:
-        raise PlayerError(f"{program} ended at once: {home.state}/player.log may tell why")
+        raise PlayerError(f"{program} ended at once: {home.state}/player.log may say why")
     found = Playing(pid, started, cards, memory_mib, home.player_socket, nodes)
     try:
         Path(home.player).write_text(json.dumps(found._asdict()))
@@ -107,12 +107,12 @@ def play(home: Home, cards: int, memory_mib: int, *, nodes: int = 1) -> Playing:
         process.kill()
         process.wait()
         raise PlayerError(f"{home.player}: {error.strerror}") from error
-    process.returncode = 0  # it is to outlive us: not ours to wait for
+    process.returncode = 0  # it outlives us: do not wait for it
     return found
 
 
 def end(home: Home) -> bool:
-    """No more simulated cards. False when there were none."""
+    """End the simulation. False if there was none."""
     found = playing(home)
     if found is not None:
         processes.end(found.pid, found.started, patience=2.0)
@@ -123,13 +123,13 @@ def end(home: Home) -> bool:
 
 def _wait_until_ready(process: subprocess.Popen[bytes]) -> None:
     assert process.stdout is not None
-    said, deadline = b"", time.monotonic() + _PATIENCE
-    while b"ready" not in said:
+    output, deadline = b"", time.monotonic() + _PATIENCE
+    while b"ready" not in output:
         readable, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
         piece = os.read(process.stdout.fileno(), 4096) if readable else b""
         if not piece:
             process.kill()
             process.wait()
-            words = f": {said.decode(errors='replace')}" if said else ""
+            words = f": {output.decode(errors='replace')}" if output else ""
             raise PlayerError(f"the player of the simulated cards did not come up{words}")
-        said += piece
+        output += piece

@@ -1,7 +1,7 @@
-"""NVIDIA's resource manager, through a file that a tenant handed over: shim/rm.h, spelled once more.
+"""NVIDIA's resource manager (RM), through a file that a tenant passed to us: the structures of shim/rm.h in Python.
 
-Ownership is the open file: what a tenant's own process may do, whoever holds a dup of its file may do too. Every call
-takes a lock of the whole card for a third of a millisecond, sometimes for ten: never on a request's path.
+The open file is the permission: a process with a dup of a tenant's file may do what the tenant may. Every call takes a
+lock of the whole card for a third of a millisecond, sometimes for ten: never on a request's path.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CONTROL = struct.Struct("<4IQ2I")
 _STATUS_AT = 28
 _NVIDIACTL = (195, 255)  # the device number of /dev/nvidiactl
 
-# The objects are not there any more (or not yet): the tenant will register again, or is gone.
+# The objects no longer exist (or not yet): the tenant will register again, or is gone.
 GONE = frozenset({0x23, 0x33, 0x34, 0x36, 0x57})  # INVALID_CLIENT, OBJECT, OBJECT_HANDLE, OBJECT_PARENT, NOT_FOUND
 
 
@@ -38,7 +38,7 @@ class RmError(Exception):
 
     @property
     def gone(self) -> bool:
-        """Whether the object is no more, rather than the control refused."""
+        """Whether the object does not exist, rather than the control being refused."""
         return self.status in GONE
 
 
@@ -54,7 +54,7 @@ class Group:
 
 
 def is_rm_file(fd: int, *, simulated: bool) -> bool:
-    """Whether controls may be sent to this file at all: a tenant may hand over anything."""
+    """Whether controls may be sent to this file: a tenant can pass any file."""
     mode = os.fstat(fd)
     if simulated:
         return stat.S_ISSOCK(mode.st_mode)
@@ -73,7 +73,7 @@ def set_slice(group: Group, microseconds: int) -> None:
 
 
 def set_paused(group: Group, paused: bool) -> None:
-    """Stop the group's channels in mid-kernel, or let them go on."""
+    """Stop the group's channels in mid-kernel, or let them continue."""
     for at in range(0, len(group.channels), DISABLE_MAX):
         part = group.channels[at : at + DISABLE_MAX]
         _control(group, group.subdevice, DISABLE_CHANNELS, disable_params(paused, group.client, part), "pause")

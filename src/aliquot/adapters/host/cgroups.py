@@ -1,7 +1,7 @@
-"""Which Pod a process is of, as the kernel has it: the kubelet puts every Pod into a cgroup named after its UID.
+"""The Pod of a process, from its cgroup: the kubelet names every Pod's cgroup after its UID.
 
-The *first* Pod on the path counts. A container that may make cgroups of its own can name one after another Pod, but
-only below its own.
+The *first* Pod on the path counts. A container that may make cgroups can name one after another Pod, but only below its
+own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _GONE = " (deleted)"  # what the kernel appends when the cgroup was removed and 
 
 
 def pod_of(pid: int, *, proc: Path = Path("/proc")) -> str | None:
-    """The UID of the Pod; None where it is in none, or is gone."""
+    """The UID of the Pod; None if it is in no Pod, or gone."""
     try:
         return parse_cgroups((proc / str(pid) / "cgroup").read_text(errors="replace"))
     except OSError:
@@ -28,7 +28,7 @@ def pod_of(pid: int, *, proc: Path = Path("/proc")) -> str | None:
 
 
 def pods_seen(*, proc: Path = Path("/proc")) -> dict[str, int]:
-    """How many processes of each Pod there are, by UID, as far as they can be seen from here."""
+    """The number of processes of each Pod, by UID, as far as they are visible here."""
     owners = Counter(pod_of(int(path.name), proc=proc) for path in proc.iterdir() if path.name.isdigit())
     return {uid: times for uid, times in owners.items() if uid is not None}
 

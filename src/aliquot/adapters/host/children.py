@@ -1,5 +1,5 @@
-"""Children with a session of their own, that do not outlive us; and everyone who came of them. Used by a Pod's keeper:
-nothing heavy.
+"""Starts children in their own sessions that do not outlive us, and finds their descendants. A Pod's supervisor imports
+it: nothing heavy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class SpawnError(Exception):
-    """The program cannot be started; `code` is what a shell would say."""
+    """The program cannot be started; `code` is a shell's exit code for that."""
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
@@ -26,25 +26,25 @@ class SpawnError(Exception):
 
 
 def adopt_orphans() -> None:
-    """Whoever loses its parent among our descendants becomes our child: nobody gets lost."""
+    """Make us the parent of orphaned descendants (PR_SET_CHILD_SUBREAPER): none gets lost."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], folders: Sequence[str], log: str) -> int:
-    """Start it, in the first of the folders that is there, with its output at the end of the log. Raises SpawnError."""
+    """Start it in the first folder that exists, with its output appended to the log. Raises SpawnError."""
     program = _find(command[0], environment.get("PATH", os.defpath), folders)
     ours = os.getpid()
-    telling, told = os.pipe()
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             _become(program, command, environment, folders, log, ours)
         except (OSError, ValueError) as error:
-            os.write(told, _why(error, command[0]).encode(errors="replace"))
+            os.write(writing, _why(error, command[0]).encode(errors="replace"))
         finally:
             os._exit(_NOT_EXECUTABLE)
-    os.close(told)
-    with open(telling, "rb") as pipe:
+    os.close(writing)
+    with open(reading, "rb") as pipe:
         failed = pipe.read().decode(errors="replace")
     if failed:
         os.waitpid(child, 0)
@@ -53,7 +53,7 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], folders: Seque
 
 
 def _why(error: OSError | ValueError, program: str) -> str:
-    """ValueError: no program can be given those words, a half of a surrogate pair say."""
+    """ValueError: the words cannot be passed to a program (half of a surrogate pair, say)."""
     return f"{error.filename or program}: {error.strerror}" if isinstance(error, OSError) else f"{program}: {error}"
 
 
@@ -61,7 +61,7 @@ def _become(
     program: str, command: Sequence[str], environment: Mapping[str, str], folders: Sequence[str], log: str, parent: int
 ) -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died just before
+    if os.getppid() != parent:  # the parent died before the prctl
         return
     os.setsid()
     signal.set_wakeup_fd(-1)
@@ -71,7 +71,7 @@ def _become(
     nothing = os.open(os.devnull, os.O_RDONLY)
     try:
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-    except OSError:  # somebody took the folder away: it runs all the same
+    except OSError:  # the folder was removed: run it all the same
         output = os.open(os.devnull, os.O_WRONLY)
     for source, target in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
@@ -83,10 +83,10 @@ def _find(name: str, path: str, folders: Sequence[str]) -> str:
     """The program, as a shell would find it."""
     base = next((folder for folder in folders if os.path.isdir(folder)), "/")
     places = [folder or "." for folder in path.split(":")]
-    if name == "aliquot":  # what we are ourselves is there, whatever the path
+    if name == "aliquot":  # our own program is found on any PATH
         places.append(os.path.dirname(sys.executable))
     tried = [name] if "/" in name else [os.path.join(place, name) for place in places]
-    there = [place for place in (os.path.join(base, each) for each in tried) if os.path.isfile(place)]
+    there = [place for place in (os.path.join(base, name) for name in tried) if os.path.isfile(place)]
     for place in there:
         if os.access(place, os.X_OK):
             return place
@@ -96,7 +96,7 @@ def _find(name: str, path: str, folders: Sequence[str]) -> str:
 
 
 def ended() -> list[tuple[int, int]]:
-    """Children that ended since, with exit codes as a shell counts. What is left of their process groups is killed."""
+    """Children that ended since the last call, with shell exit codes. The rest of their process groups is killed."""
     found: list[tuple[int, int]] = []
     while True:
         try:
@@ -105,7 +105,7 @@ def ended() -> list[tuple[int, int]]:
             return found
         if seen is None:
             return found
-        signal_group(seen.si_pid, signal.SIGKILL)  # before it is forgotten: from then on its number may be another's
+        signal_group(seen.si_pid, signal.SIGKILL)  # before it is reaped: then its pid may be reused
         os.waitpid(seen.si_pid, 0)
         found.append((seen.si_pid, seen.si_status if seen.si_code == os.CLD_EXITED else 128 + seen.si_status))
 
@@ -115,13 +115,13 @@ def signal_group(leader: int, number: int) -> None:
     try:
         os.killpg(leader, number)
         if number == signal.SIGTERM:
-            os.killpg(leader, signal.SIGCONT)  # a stopped process hears nothing else
+            os.killpg(leader, signal.SIGCONT)  # a stopped process handles no other signal
     except (ProcessLookupError, PermissionError):
         pass
 
 
 def descendants() -> set[int]:
-    """Everyone who came of us and lives."""
+    """Our descendants that are alive."""
     parents: dict[int, int] = {}
     for entry in os.listdir("/proc"):
         if not entry.isdigit():

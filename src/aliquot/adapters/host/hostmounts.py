@@ -1,12 +1,12 @@
-"""The host's folders and its processes, fetched into a container that was given neither.
+"""Mounts the host's folders and its /proc into a container that has neither.
 
 Every device plugin's container has the kubelet's socket, and the kernel says who listens there: SO_PEERPIDFD, since
-Linux 6.5, names even a process that cannot be seen from here. A privileged process may look at the host from the
-kubelet's place, take what it needs in hand (open_tree) and put it down at home (move_mount). Nothing changes on the
-host, and what was put down is gone with the container.
+Linux 6.5, names even a process that is not visible here. A privileged process may enter the kubelet's mount namespace,
+open the trees it needs there (open_tree) and mount them in its own (move_mount). Nothing changes on the host, and the
+mounts end with the container.
 
-Into the host's PID namespace no way leads from below: the kernel refuses. But its /proc is a folder like any other, and
-there every process has the number that it has on the host (processes.py).
+A process cannot enter the host's PID namespace from below: the kernel refuses. But its /proc is a folder like any
+other, and there every process has the pid that it has on the host (processes.py).
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ _PATIENCE = 2.0  # seconds for the kubelet's socket
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-Errand = Callable[[], tuple[Any, Sequence[int]]]
+Work = Callable[[], tuple[Any, Sequence[int]]]
 
 
 class HostAccessError(Exception):
-    """The host cannot be looked at from here; the message says why."""
+    """The host cannot be reached from here; the message says why."""
 
 
 def listener_of(path: Path) -> int:
-    """A pidfd of whoever listens there, to be closed. Raises HostAccessError, and OSError where nobody does."""
-    with socket.socket(socket.AF_UNIX) as knock:
-        knock.settimeout(_PATIENCE)
-        knock.connect(str(path))
+    """A pidfd of the process that listens there, to be closed. Raises HostAccessError, and OSError if none does."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_PATIENCE)
+        probe.connect(str(path))
         try:
-            return knock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+            return probe.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
         except OSError as error:
-            pid, _, _ = struct.unpack("3i", knock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            if pid > 0:  # we have the host's process ids, and an older Linux will do
+            pid, _, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if pid > 0:  # we see the host's pids, and an older Linux will do
                 return os.pidfd_open(pid)
             raise HostAccessError(f"this Linux does not say whose {path} is ({error.strerror})") from error
 
 
 def is_seen(pidfd: int) -> bool:
-    """Whether the process has a number in the /proc that we see."""
+    """Whether the process is visible in our /proc."""
     return number_of(pidfd) > 0
 
 
 def identities(pidfd: int, paths: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Device and inode of those of the paths that the process sees."""
+    """Device and inode of those paths that exist for the process."""
 
     def look() -> tuple[Any, Sequence[int]]:
         found = {}
@@ -78,50 +78,51 @@ def identities(pidfd: int, paths: Sequence[str]) -> dict[str, tuple[int, int]]:
 
 
 def fetch(pidfd: int, folders: Mapping[str, int]) -> None:
-    """The folders as the process sees them, from now on here, under their names. Those that are missing are made, with
-    that mode. Raises HostAccessError."""
+    """Mount the folders here, under the same paths, as the process sees them. Missing ones are made, with that mode.
+    Raises HostAccessError."""
 
     def take() -> tuple[Any, Sequence[int]]:
         for folder, mode in folders.items():
             os.makedirs(folder, mode=mode, exist_ok=True)
-        return None, [_take(folder, recursive=True) for folder in folders]
+        return None, [_open_tree(folder, recursive=True) for folder in folders]
 
     _, trees = _visit(pidfd, take)
-    _put_down(dict(zip(folders, trees, strict=True)))
+    _mount_here(dict(zip(folders, trees, strict=True)))
 
 
 def fetch_processes(pidfd: int) -> None:
-    """Its /proc, in the place of ours. Raises HostAccessError."""
-    _, trees = _visit(pidfd, lambda: (None, [_take("/proc", recursive=False)]))
-    _put_down({"/proc": trees[0]})
+    """Mount its /proc in the place of ours. Raises HostAccessError."""
+    _, trees = _visit(pidfd, lambda: (None, [_open_tree("/proc", recursive=False)]))
+    _mount_here({"/proc": trees[0]})
 
 
-def _visit(pidfd: int, errand: Errand) -> tuple[Any, list[int]]:
-    """What the errand finds in the other's place, and the files it brings. A child goes: there is no way back."""
+def _visit(pidfd: int, work: Work) -> tuple[Any, list[int]]:
+    """Run the function in the process's mount namespace; returns its result and files. In a child: there is no way
+    back."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         child = os.fork()
         if not child:
-            _go(pidfd, errand, theirs)
+            _go(pidfd, work, theirs)
         theirs.close()
         try:
             data, files, _, _ = socket.recv_fds(ours, _LONGEST, _MOST)
         finally:
             os.waitpid(child, 0)
-    told = json.loads(data) if data else {"error": "whoever went there did not come back"}
-    if "error" in told:
-        raise HostAccessError(told["error"])
-    return told["found"], files
+    answer = json.loads(data) if data else {"error": "the child in the host's mount namespace died"}
+    if "error" in answer:
+        raise HostAccessError(answer["error"])
+    return answer["found"], files
 
 
-def _go(pidfd: int, errand: Errand, home: socket.socket) -> None:
+def _go(pidfd: int, work: Work, home: socket.socket) -> None:
     """In the child, which does not return."""
     try:
         if _libc.setns(pidfd, _NEW_MOUNTS) and not _enter_by_number(pidfd):
             number = ctypes.get_errno()
             advice = ": the container is not privileged" if number in (errno.EPERM, errno.EACCES) else ""
             raise OSError(number, f"the host's files cannot be reached{advice}")
-        found, files = errand()
+        found, files = work()
         socket.send_fds(home, [json.dumps({"found": found}).encode()], files)
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "
@@ -132,7 +133,7 @@ def _go(pidfd: int, errand: Errand, home: socket.socket) -> None:
 
 
 def _enter_by_number(pidfd: int) -> bool:
-    """As Linux before 5.8 has it, where we see the process."""
+    """For Linux before 5.8, if the process is visible to us."""
     refused = ctypes.get_errno()
     try:
         place = os.open(f"/proc/{number_of(pidfd)}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
@@ -142,13 +143,13 @@ def _enter_by_number(pidfd: int) -> bool:
     return int(_libc.setns(place, _NEW_MOUNTS)) == 0
 
 
-def _take(folder: str, *, recursive: bool) -> int:
+def _open_tree(folder: str, *, recursive: bool) -> int:
     flags = _CLONE | os.O_CLOEXEC | (_RECURSIVE if recursive else 0)
     return _checked(_libc.syscall(_OPEN_TREE, _HERE, folder.encode(), flags), folder)
 
 
-def _put_down(trees: Mapping[str, int]) -> None:
-    """Private: what is mounted here is nobody else's matter."""
+def _mount_here(trees: Mapping[str, int]) -> None:
+    """Private: the mounts do not propagate."""
     try:
         for folder, tree in trees.items():
             os.makedirs(folder, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Who lives. A process id alone names nobody for long: with the start time the kernel keeps, it names one process.
+"""Processes by pid and start time: a pid alone is reused, with the start time that the kernel keeps it is unique.
 
 Imported by `aliquot run`: keep it light.
 """
@@ -11,10 +11,14 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-_ENVIRON = 1 << 18  # bytes of a process's environment that are looked at
-_MOST_LISTS = 20  # of all processes in one look: on a machine that makes new ones all the time, it ends with that
-SO_PEERPIDFD = 77  # of a socket: whom it leads to; Linux 6.5 and later, in Python not yet
-_EXEC_TRIES, _BARE_TRIES, _EXEC_STEP = 50, 5, 0.001  # an exec takes some hundred microseconds; on a full machine, more
+_ENVIRON = 1 << 18  # bytes of a process's environment that are searched
+_MOST_LISTS = 20  # lists of /proc in one search: bounds it on a machine that starts processes all the time
+SO_PEERPIDFD = 77  # socket option: a pidfd of the peer; Linux 6.5 and later, not in Python yet
+_EXEC_TRIES, _BARE_TRIES, _EXEC_STEP = (
+    50,
+    5,
+    0.001,
+)  # an exec takes some hundred microseconds, under load more
 
 
 def start_time(pid: int) -> int | None:
@@ -28,18 +32,18 @@ def start_time(pid: int) -> int | None:
 
 
 def own_number() -> int:
-    """Our own id in the /proc that we see: another than os.getpid() where that is the host's (movein.py)."""
+    """Our own pid in the /proc that we see: not os.getpid() where that is the host's (hostmounts.py)."""
     return int(os.readlink("/proc/self"))
 
 
 def number_of(pidfd: int) -> int:
-    """The id that a process has there. 0: it cannot be seen; -1: it is gone."""
+    """The pid that a process has there. 0: it is not visible; -1: it is gone."""
     with open(f"/proc/self/fdinfo/{pidfd}", "rb") as file:
         return next((int(line.split()[1]) for line in file if line.startswith(b"Pid:")), -1)
 
 
 def known_as(child: int) -> int:
-    """The id that a child of ours has there."""
+    """The pid that a child of ours has there."""
     handle = os.pidfd_open(child)
     try:
         return number_of(handle)
@@ -48,7 +52,7 @@ def known_as(child: int) -> int:
 
 
 def lives(pid: int | None, started: int | None) -> bool:
-    """Whether that very process still runs."""
+    """Whether that very process is alive."""
     if pid is None or pid <= 0:
         return False
     now = start_time(pid)
@@ -56,7 +60,7 @@ def lives(pid: int | None, started: int | None) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether it was stopped, by a signal or a debugger, and does nothing until it is let go on."""
+    """Whether it was stopped, by a signal or a debugger."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
@@ -65,7 +69,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def uid_of(pid: int) -> int | None:
-    """Whose it is (the effective user), None when it is gone."""
+    """Its effective user; None if it is gone."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             for line in file:
@@ -77,7 +81,7 @@ def uid_of(pid: int) -> int | None:
 
 
 def boot_id() -> str:
-    """Changes with every boot: what lived before it does not now."""
+    """Changes with every boot: no process of before is alive."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -86,7 +90,7 @@ def boot_id() -> str:
 
 
 def output_of(pid: int) -> str | None:
-    """Where its standard output goes, as the kernel names it."""
+    """What its standard output is, as the kernel names it."""
     try:
         return os.readlink(f"/proc/{pid}/fd/1")
     except OSError:
@@ -94,10 +98,10 @@ def output_of(pid: int) -> str | None:
 
 
 def with_environment(name: str, value: str, *, uid: int | None = None) -> set[int]:
-    """The processes that were started with this in their environment; of that user, where one is given."""
+    """The processes that were started with this in their environment; only of that user, if one is given."""
     wanted = b"\0" + os.fsencode(f"{name}={value}") + b"\0"
     found = set()
-    for entry in _everybody():
+    for entry in _all_processes():
         if wanted in b"\0" + _environment(entry) and (uid is None or uid_of(int(entry)) == uid):
             found.add(int(entry))
     return found
@@ -107,16 +111,16 @@ def by_environment(name: str) -> dict[str, set[int]]:
     """All processes that were started with that variable in their environment, by its value."""
     start = b"\0" + os.fsencode(f"{name}=")
     found: dict[str, set[int]] = {}
-    for entry in _everybody():
+    for entry in _all_processes():
         _, there, rest = (b"\0" + _environment(entry)).partition(start)
         if there:
             found.setdefault(os.fsdecode(rest.partition(b"\0")[0]), set()).add(int(entry))
     return found
 
 
-def _everybody() -> Iterator[str]:
-    """All processes, with those that are born while we look: one may have a child and end before it is looked at, and
-    the child was not there yet when the list was made."""
+def _all_processes() -> Iterator[str]:
+    """All processes, with those that start meanwhile: a process may fork and end before we read it, and its child was
+    not in the first list."""
     seen: set[str] = set()
     for _ in range(_MOST_LISTS):
         new = {entry for entry in os.listdir("/proc") if entry.isdigit()} - seen
@@ -127,16 +131,16 @@ def _everybody() -> Iterator[str]:
 
 
 def _environment(entry: str) -> bytes:
-    """What the process was started with; empty where that cannot be read.
+    """The environment that the process was started with; empty if it cannot be read.
 
-    In the middle of an exec the kernel answers with nothing: the old memory is gone, the new one has no environment
-    yet. It is asked again then, or a run whose only process is just becoming another program would count as over.
+    In the middle of an exec the kernel returns nothing: the old memory is gone, the new one has no environment yet. So
+    we read again, or a run whose only process is in an exec would count as ended.
     """
     for tried in range(_EXEC_TRIES):
         try:
             with open(f"/proc/{entry}/environ", "rb") as file:
                 found = file.read(_ENVIRON)
-            if found or not _becoming(entry, tried):
+            if found or not _may_be_in_exec(entry, tried):
                 return found
         except OSError:
             return b""
@@ -144,11 +148,11 @@ def _environment(entry: str) -> bytes:
     return b""
 
 
-def _becoming(entry: str, tried: int) -> bool:
-    """Whether one without an environment may be in the middle of an exec, after so many looks.
+def _may_be_in_exec(entry: str, tried: int) -> bool:
+    """Whether a process without an environment may be in the middle of an exec, after so many reads.
 
-    Kernel threads and zombies have no memory. One that was started with nothing has an environment of no length: an
-    exec looks like that too, for an instant.
+    Kernel threads and zombies have no memory. A process that was started with an empty environment has one of length 0;
+    so does an exec, for an instant.
     """
     with open(f"/proc/{entry}/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
@@ -175,7 +179,7 @@ def send_signal(pid: int, number: int, started: int | None = None) -> bool:
 
 
 def end(pid: int, started: int | None, *, patience: float) -> bool:
-    """SIGTERM, and SIGKILL when that is not heeded in time; whether it is gone now."""
+    """SIGTERM, then SIGKILL if it does not end in time; whether it is gone now."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(PermissionError):
             send_signal(pid, number, started)
@@ -188,13 +192,13 @@ def end(pid: int, started: int | None, *, patience: float) -> bool:
 
 
 def identities(pids: Iterable[int]) -> dict[int, int]:
-    """Those that live, with their start times."""
+    """Those that are alive, with their start times."""
     found = {pid: start_time(pid) for pid in pids}
     return {pid: started for pid, started in found.items() if started is not None}
 
 
 def ancestors(pid: int) -> list[int]:
-    """The process, its parent, the parent's parent and so on, as far as they live."""
+    """The process, its parent, the parent's parent and so on, as far as they are alive."""
     chain: list[int] = []
     while pid > 1 and pid not in chain:
         try:

@@ -1,4 +1,4 @@
-"""The keepers of Pods, as processes: started for the Pod's owner, in sessions of their own."""
+"""Starts the supervisor processes of local Pods: as the Pod's owner, in sessions of their own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OURS = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "LANG", "LC_ALL"
 
 
 class SupervisorError(Exception):
-    """It cannot be started; the message says why."""
+    """The supervisor cannot be started; the message says why."""
 
 
 class Supervisors:
@@ -37,12 +37,14 @@ class Supervisors:
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            raise SupervisorError(f"its keeper cannot be started: {error.filename or log}: {error.strerror}") from error
+            raise SupervisorError(
+                f"its supervisor cannot be started: {error.filename or log}: {error.strerror}"
+            ) from error
         self._children[child.pid] = child
         started = processes.start_time(child.pid)
         if started is None:
             self.reap(child.pid)
-            raise SupervisorError("its keeper ended at once")
+            raise SupervisorError("its supervisor ended at once")
         return child.pid, started
 
     def reap(self, pid: int) -> None:
@@ -54,8 +56,8 @@ class Supervisors:
 
 
 def _identity(owner: Applier) -> list[str]:
-    """Whom the keeper becomes, once it has read all it needs: its owner may not be able to read this Python."""
-    if os.geteuid() != 0 or owner.user == 0:  # only root can be somebody else
+    """The user that the supervisor becomes once it has loaded its modules, which that user may not be able to read."""
+    if os.geteuid() != 0 or owner.user == 0:  # only root can switch users
         return []
     try:
         groups = os.getgrouplist(pwd.getpwuid(owner.user).pw_name, owner.group)

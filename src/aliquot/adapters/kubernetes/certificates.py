@@ -68,7 +68,7 @@ def issue(authority: Pair, names: Iterable[str], now: float, seconds: float) -> 
     builder = _builder(_subject(wanted[0]), issuer.subject, key.public_key(), now, ends)
     for extension, critical in (
         (x509.BasicConstraints(ca=False, path_length=None), True),
-        (x509.SubjectAlternativeName([_alternative(each) for each in wanted]), False),
+        (x509.SubjectAlternativeName([_alternative(name) for name in wanted]), False),
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
         (x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), False),
     ):
@@ -83,11 +83,11 @@ def read_facts(pem: bytes) -> Facts:
     found = _certificate(pem)
     try:
         names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        told = {*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))}
+        present = {*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))}
     except x509.ExtensionNotFound:
-        told = set()
+        present = set()
     begins = found.not_valid_before_utc.timestamp()
-    return Facts(made=begins + SKEW, ends=found.not_valid_after_utc.timestamp(), names=frozenset(told))
+    return Facts(made=begins + SKEW, ends=found.not_valid_after_utc.timestamp(), names=frozenset(present))
 
 
 def belong_together(pair: Pair) -> bool:

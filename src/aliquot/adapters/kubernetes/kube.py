@@ -1,8 +1,8 @@
-"""The Kubernetes API, as little of it as we use: JSON over HTTP, decoded straight into the fields that are read.
+"""A small Kubernetes client: JSON over HTTP, decoded straight into the fields that are used.
 
 Two ways to fail, because a caller must know whether a write may have happened:
 
-    ApiError      the API server said no: it did not happen
+    ApiError      the API server refused: it did not happen
     Unreachable   no answer, or half of one: it may have happened
 """
 
@@ -29,12 +29,12 @@ _FORMS = {
     "apply": "application/apply-patch+yaml",
 }
 _CONNECTIONS = 64
-_SILENCE = 150.0  # seconds; a watch tells something about every minute (a bookmark), or it is dead
+_SILENCE = 150.0  # seconds; a watch brings something about every minute (a bookmark), or it is dead
 _CHUNK = 1 << 20
 
 
 class ApiError(Exception):
-    """The API server said no."""
+    """The API server refused."""
 
     def __init__(self, status: int, reason: str, message: str, details: object = None) -> None:
         super().__init__(f"{status} {reason}: {message}")
@@ -45,7 +45,7 @@ class ApiError(Exception):
 
 
 class Unreachable(Exception):
-    """No answer. Whether a write has happened is not known."""
+    """No answer. A write may or may not have happened."""
 
 
 class _Status(msgspec.Struct):
@@ -55,9 +55,9 @@ class _Status(msgspec.Struct):
 
 
 class Kube:
-    """One API server, over a few kept connections. An async context manager.
+    """A client of one API server, over a few kept connections. An async context manager.
 
-    `into` is what an answer is decoded into, a msgspec type; `bytes` leaves it as it came.
+    `into` is the msgspec type that an answer is decoded into; `bytes` leaves it as it came.
     """
 
     def __init__(self, server: Server, *, agent: str = "aliquot") -> None:
@@ -69,7 +69,7 @@ class Kube:
     async def __aenter__(self) -> Kube:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=_CONNECTIONS, ssl=self.server.tls or True),
-            # Unpacked: beside the API server, packing a list of 5,000 nodes takes longer than sending it.
+            # No compression: near the API server, compressing a list of 5,000 nodes takes longer than sending it.
             headers=[
                 ("User-Agent", self._agent),
                 ("Accept", "application/json"),
@@ -103,7 +103,7 @@ class Kube:
         timeout: float = 10.0,
         connect: float | None = None,
     ) -> Any:
-        """POST: a new object in the collection. Not sent where no connection is free within `connect` seconds."""
+        """POST: a new object in the collection. Not sent if no connection is free within `connect` seconds."""
         return await self._ask("POST", path, body, "application/json", params, into, timeout, connect)
 
     async def replace(
@@ -115,7 +115,7 @@ class Kube:
         into: Any = Any,
         timeout: float = 10.0,
     ) -> Any:
-        """PUT: the whole object; refused with 409 when its resourceVersion is no longer the one in `body`."""
+        """PUT: the whole object; refused with 409 if its resourceVersion is no longer the one in `body`."""
         return await self._ask("PUT", path, body, "application/json", params, into, timeout)
 
     async def patch(
@@ -138,13 +138,13 @@ class Kube:
         return await self._ask("DELETE", path, None, None, params, into, timeout)
 
     async def watch(self, path: str, params: Mapping[str, str]) -> AsyncIterator[list[bytes]]:
-        """The lines of a watch, as many at a time as have come. Ends when the server ends it; raises both errors."""
+        """The lines of a watch, as many at a time as have come. Ends when the server ends it. Raises both errors."""
         limit = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=_SILENCE)
         rest = b""
         try:
             async with await self._send("GET", path, None, None, {**params, "watch": "1"}, limit) as answer:
                 if answer.status != 200:
-                    raise _said_no(answer.status, await answer.read())
+                    raise _refusal(answer.status, await answer.read())
                 async for chunk in answer.content.iter_any():
                     *lines, rest = (rest + chunk).split(b"\n")
                     if lines:
@@ -166,18 +166,18 @@ class Kube:
         data = None if form is None else msgspec.json.encode(body)
         limit = aiohttp.ClientTimeout(total=timeout, connect=connect)
         try:
-            # Over both tries, where there are two: who asked to bind a Pod does not want that to happen much later.
+            # Over both attempts, if there are two: a bind must not happen much later than it was requested.
             async with asyncio.timeout(timeout), await self._send(method, path, data, form, params, limit) as answer:
                 raw = await answer.read()
                 status = answer.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(f"{method} {path}: {_in_words(error)}") from error
         if status >= 400:
-            raise _said_no(status, raw)
+            raise _refusal(status, raw)
         try:
             return raw if into is bytes else msgspec.json.decode(raw, type=into)
         except msgspec.MsgspecError as error:
-            raise Unreachable(f"{method} {path}: an answer that cannot be read: {error}") from error
+            raise Unreachable(f"{method} {path}: an unreadable answer: {error}") from error
 
     async def _send(
         self,
@@ -188,7 +188,7 @@ class Kube:
         params: Mapping[str, str] | None,
         timeout: aiohttp.ClientTimeout,
     ) -> aiohttp.ClientResponse:
-        """Asked once more with a fresh token where the first was not accepted: it may have run out meanwhile."""
+        """Sent again with a fresh token if the first was not accepted: it may have expired."""
         assert self._session is not None, "a Kube is used as `async with Kube(server)`"
         headers = {} if form is None else {"Content-Type": form}
         token = None
@@ -211,25 +211,25 @@ class Kube:
         return answer
 
     async def _token(self, refused: str | None) -> str | None:
-        """The token now; `refused` is one that the API server has just not accepted."""
+        """The current token; `refused` is one that the API server has just not accepted."""
         credential = self.server.credential
         try:
             if not credential.runs_program(refused):
-                # Where a program gives them, somebody else has had a new one meanwhile.
+                # Where a program gives them, another request has got a new one meanwhile.
                 return credential.token(monotonic(), fresh=refused is not None and not credential.by_program)
-            async with self._login:  # one asks for all, and beside the loop
+            async with self._login:  # once for all requests, and in a thread
                 fresh = refused is not None and credential.runs_program(refused)
                 return await asyncio.to_thread(credential.token, monotonic(), fresh=fresh)
         except KubeConfigError as error:
             raise Unreachable(str(error)) from error
 
 
-def _said_no(status: int, raw: bytes) -> ApiError:
+def _refusal(status: int, raw: bytes) -> ApiError:
     try:
-        told = msgspec.json.decode(raw, type=_Status)
+        answer = msgspec.json.decode(raw, type=_Status)
     except msgspec.MsgspecError:  # not the API server itself: a proxy, or a server that is starting
-        told = _Status(message=raw[:200].decode(errors="replace").strip())
-    return ApiError(status, told.reason, told.message or f"HTTP {status}", told.details)
+        answer = _Status(message=raw[:200].decode(errors="replace").strip())
+    return ApiError(status, answer.reason, answer.message or f"HTTP {status}", answer.details)
 
 
 def _in_words(error: BaseException) -> str:
