@@ -23,6 +23,7 @@ from aliquot.model.node import Node
 from aliquot.model.quantity import QuantityError, parse_count, parse_quantity
 from aliquot.model.refusal import Invalid
 from aliquot.model.status import dashboard
+from aliquot.services.daemon.calls import Calls
 from aliquot.services.scheduler import reports, verbs
 from aliquot.services.scheduler.dashboard.agentclient import merged
 from kit.manifests import APP_CLASS, COUNT, MEM, QGPU_CORE, QGPU_GREEDY, QGPU_MEMORY, T9K_CARDS, T9K_NODE, T9K_PERCENT
@@ -92,7 +93,7 @@ def _pod(value: Any) -> None:
         return
     cluster = a_cluster(live_node("n1", 16, 24))
     cluster.set_pod(decoded)
-    reports.status_answer(cluster)
+    reports.status_answer(cluster, leading=True, calls=Calls(lambda: "now"))
 
 
 def _node(value: Any) -> None:
@@ -105,7 +106,7 @@ def _node(value: Any) -> None:
         return
     cluster = a_cluster(live_node("other"), decoded)
     cluster.set_pod(as_pod(PODS[0]))
-    reports.status_answer(cluster)
+    reports.status_answer(cluster, leading=True, calls=Calls(lambda: "now"))
     reports.inspect_answer(cluster)
     assert cluster.addresses.keys() <= {"other", decoded.metadata.name}
 

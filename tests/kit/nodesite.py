@@ -6,8 +6,6 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from aliquot.dialects import native
 from aliquot.dialects.wire.advertising import Token
 from aliquot.dialects.wire.cdi import name_of
@@ -15,6 +13,7 @@ from aliquot.model.claim import AppClass, Role
 from aliquot.model.device import Card
 from aliquot.model.edits import Edits, Mount, Spec
 from aliquot.model.grant import ContainerGrant, Grant, Share
+from aliquot.model.status.machine import Status
 from aliquot.model.tenancy import Tenancy
 from aliquot.services.doctor.findings import Finding, Level
 from aliquot.services.doctor.site import Disk, Held, Places, Site
@@ -46,10 +45,9 @@ def the_pod(*, granted: Share | None = SHARE, limits: Json | None = None, name: 
     return asking(limits or LIMITS, name, on="n1", annotations=annotations, status={"phase": "Running"})
 
 
-def the_agent(*, waits_for: str | None = None, ended: bool = False, **scene: Any) -> Json:
+def the_agent(*, waits_for: str | None = None, ended: bool = False, **scene: Any) -> Status:
     """The status of its agent."""
-    answer: Json = msgspec.to_builtins(an_agent(waits_for=waits_for, ended=ended, **scene).status())
-    return answer
+    return an_agent(waits_for=waits_for, ended=ended, **scene).status()
 
 
 def an_agent(*, waits_for: str | None = None, ended: bool = False, **scene: Any) -> PaperAgent:

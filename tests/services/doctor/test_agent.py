@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from aliquot.dialects import Rules
@@ -48,7 +49,8 @@ def test_a_node_that_is_well_has_a_line_per_check_and_nothing_to_do() -> None:
 
 def test_what_the_agent_does_without_is_a_note() -> None:
     status = the_agent()
-    status["agent"]["notes"] = ["another program listens on port 9479"]
+    assert status.agent
+    status.agent.notes = ["another program listens on port 9479"]
     (note,) = notes(findings(the_site(agent=status)))
     assert (note.check, note.what) == ("agent", "another program listens on port 9479")
 
@@ -93,7 +95,7 @@ def test_an_agent_that_hangs_is_known_by_its_lock() -> None:
 
 
 def test_a_daemon_of_one_machine_in_the_agents_place() -> None:
-    daemon = {key: value for key, value in the_agent().items() if key != "agent"}
+    daemon = msgspec.structs.replace(the_agent(), agent=msgspec.UNSET)
     (finding,) = [each for each in wrong(findings(the_site(agent=daemon))) if each.check == "agent"]
     assert "a daemon of `aliquot up` (pid 5) has the cards" in finding.what
     assert str(finding.fix).startswith("aliquot down")
@@ -224,8 +226,9 @@ def test_what_is_left_of_another_plugin_was_not_asked_for_by_the_labels() -> Non
 
 def test_a_resource_that_the_kubelet_has_not_accepted() -> None:
     agent = the_agent()
-    agent["agent"]["resources"][QGPU_CORE]["registered"] = False
-    agent["agent"]["resources"].pop(QGPU_MEMORY)
+    assert agent.agent
+    agent.agent.resources[QGPU_CORE].registered = False
+    agent.agent.resources.pop(QGPU_MEMORY)
     finding = the_one(findings(the_site(agent=agent)))
     assert finding.check == "resources"
     what = f"{QGPU_CORE}, {QGPU_MEMORY}: asked for by the node's labels, but the kubelet has not accepted it"
@@ -234,7 +237,8 @@ def test_a_resource_that_the_kubelet_has_not_accepted() -> None:
 
 def test_while_no_kubelet_runs_it_is_not_blamed_for_what_it_has_not_accepted() -> None:
     agent = the_agent(waits_for=f"the kubelet has not accepted {QGPU_CORE} yet")
-    agent["agent"]["resources"][QGPU_CORE]["registered"] = False
+    assert agent.agent
+    agent.agent.resources[QGPU_CORE].registered = False
     found = wrong(findings(the_site(agent=agent, kubelet_problem="nobody listens")))
     assert [(each.check, each.fix) for each in found[1:]] == [("agent", "the kubelet first, as above")]
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import msgspec
 
+from aliquot.services.daemon.calls import Calls
 from aliquot.services.scheduler.reports import inspect_answer, status_answer
 from kit.manifests import MEM, QGPU_CORE, QGPU_MEMORY
 from kit.watchobjects import a_cluster, claim_of, live_node, live_pod
 
 ON_CARD_0 = {"ALIYUN_COM_GPU_MEM_IDX": "0"}
+
+CALLS = Calls(lambda: "now")
 
 
 def test_inspect_answer_lists_every_card_and_its_pods() -> None:
@@ -46,7 +49,7 @@ def test_status_answer_lists_nodes_cards_pods_and_pending() -> None:
     cluster = a_cluster(live_node("n1", 16), live_node("bad", labels={"sched.tensorstack.dev/node-alloc-mode": "x"}))
     cluster.set_pod(live_pod("a", {QGPU_MEMORY: "3", QGPU_CORE: "25"}, on="n1"))
     cluster.set_pod(live_pod("b", {MEM: "64"}, refused=True))
-    status = json.loads(json.dumps(status_answer(cluster)))
+    status = msgspec.json.decode(msgspec.json.encode(status_answer(cluster, leading=True, calls=CALLS)))
     (node,) = status["nodes"]
     assert node["cards"][0]["used_memory_mib"] == 3 * 1024
     assert node["cards"][0]["used_core"] == 25

@@ -64,7 +64,7 @@ def restarting(site: Site) -> str:
 
 def runs(site: Site) -> bool:
     """Whether an agent answers; a daemon of `aliquot up` is none."""
-    return site.agent is not None and "agent" in site.agent
+    return site.agent is not None and bool(site.agent.agent)
 
 
 # --- who is there ----------------------------------------------------------------------------------------------------
@@ -98,20 +98,19 @@ def _agent(site: Site) -> Iterator[Finding]:
             )
         yield found("agent", site.node_name, what, fix)
     elif not runs(site):
-        what = f"a daemon of `aliquot up` (pid {part(site.agent, 'daemon', 'pid')}) has the cards, so the agent cannot"
+        what = f"a daemon of `aliquot up` (pid {site.agent.daemon.pid}) has the cards, so the agent cannot"
         yield found("agent", site.node_name, what, "aliquot down; the agent's DaemonSet starts it then")
-    elif (waits_for := part(site.agent, "agent", "waits_for")) is not None:
+    elif site.agent.agent and (waits_for := site.agent.agent.waits_for) is not None:
         fix = f"call the doctor again; if it stays so, {_SEE_LOG} tells why"
         fix = fix if site.kubelet_problem is None else "the kubelet first, as above"
         yield found("agent", site.node_name, f"is not ready: {waits_for}", fix)
     else:
-        count, pods = len(site.agent["cards"]), len(site.agent["tenants"])
-        pid = part(site.agent, "daemon", "pid")
+        count, pods, pid = len(site.agent.cards), len(site.agent.tenants), site.agent.daemon.pid
         yield ok(
             "agent", f"pid {pid} is ready: {count} card{'s' * (count != 1)}, {pods} Pod{'s' * (pods != 1)} on them"
         )
-    for note in part(site.agent, "agent", "notes") or ():
-        yield Finding("agent", Level.NOTE, (site.node_name,), str(note))
+    for note in site.agent.agent.notes if site.agent and site.agent.agent else ():
+        yield Finding("agent", Level.NOTE, (site.node_name,), note)
 
 
 # --- the host --------------------------------------------------------------------------------------------------------
@@ -175,28 +174,29 @@ def _driver(site: Site) -> Iterator[Finding]:
 def _cards(site: Site) -> Iterator[Finding]:
     if site.agent is None:
         return
-    out = [card for card in site.agent["cards"] if not card.get("healthy", True)]
+    out = [card for card in site.agent.cards if card.is_out]
     for card in out:
-        what = f"card {card['index']} ({card['uuid']}) is out: {card.get('why_out') or 'it does not say why'}"
+        what = f"card {card.index} ({card.uuid}) is out: {card.why_out or 'it does not say why'}"
         fix = (
             "its Pods run on, new ones avoid it. nvidia-smi --gpu-reset or a reboot brings it back; dmesg tells of Xids"
         )
         yield found("cards", site.node_name, what, fix)
-    yield from _on_cards(site, {card["uuid"] for card in out})
+    yield from _on_cards(site, {card.uuid for card in out})
     if not out:
-        count = len(site.agent["cards"])
+        count = len(site.agent.cards)
         yield ok("cards", f"{'all ' * (count > 1)}{count} of this node {'are' if count != 1 else 'is'} well")
 
 
 def _on_cards(site: Site, out: set[str]) -> Iterator[Finding]:
     """What the agent says that should not be there. That a card which is out does not answer is no news."""
-    numbers = {card["uuid"]: card["index"] for card in site.agent["cards"]} if site.agent else {}
-    for finding in site.agent["findings"] if site.agent else ():
-        if finding.get("kind") == FindingKind.SILENT and finding["uuid"] in out:
+    numbers = {card.uuid: card.index for card in site.agent.cards} if site.agent else {}
+    for finding in site.agent.findings if site.agent else ():
+        if finding.kind is FindingKind.SILENT and finding.uuid in out:
             continue
-        who = "" if finding["pid"] is None else f"process {finding['pid']} "
-        what = f"on card {numbers.get(finding['uuid'], finding['uuid'])}: {who}{finding['text']}"
-        fix = _ON_A_CARD.get(finding.get("kind"), _BY_HAND if finding["pid"] is not None else f"{_SEE_LOG} tells more")
+        who = "" if finding.pid is None else f"process {finding.pid} "
+        what = f"on card {numbers.get(finding.uuid, finding.uuid)}: {who}{finding.text}"
+        by_hand = _BY_HAND if finding.pid is not None else f"{_SEE_LOG} tells more"
+        fix = _ON_A_CARD.get(finding.kind, by_hand) if finding.kind else by_hand
         yield found("processes", site.node_name, what, fix)
 
 
@@ -227,8 +227,9 @@ def _resources(site: Site, node: Json, rules: Rules) -> Iterator[Finding]:
 
 
 def _advertised(site: Site, node: Json, names: list[str]) -> Iterator[Finding]:
-    registered = part(site.agent, "agent", "resources") or {}
-    refused = [name for name in names if runs(site) and part(registered, name, "registered") is not True]
+    resources = site.agent.agent.resources if site.agent and site.agent.agent else {}
+    registered = {name for name, resource in resources.items() if resource.registered}
+    refused = [name for name in names if runs(site) and name not in registered]
     # That nothing is advertised where no agent runs follows from that, and nodechecks.py tells it of any node.
     absent = [name for name in names if runs(site) and name not in refused and not _allocatable(node, name)]
     asked = "asked for by the node's labels"
@@ -294,9 +295,7 @@ def cards_here(site: Site) -> tuple[Card, ...] | None:
     """The cards, as the agent tells them, or the driver where no agent runs; None: nobody does."""
     if site.agent is None:
         return site.nvml_cards or None
-    return tuple(
-        Card(card["index"], card["memory_bytes"] >> 20, card["uuid"], card["model"]) for card in site.agent["cards"]
-    )
+    return tuple(Card(card.index, card.memory_mib, card.uuid, card.model) for card in site.agent.cards)
 
 
 def _names(cards: Iterable[Card]) -> str:

@@ -56,13 +56,12 @@ def holding_findings(site: Site, node: Json, pods: list[Json], rules: Rules) -> 
 
 
 def _leftovers(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
-    lingering = {
-        tenant["id"]: tenant for tenant in (site.agent or {}).get("tenants", ()) if runs(site) and tenant.get("ended")
-    }
+    tenants = site.agent.tenants if site.agent and runs(site) else []
+    lingering = {tenant.id: tenant for tenant in tenants if tenant.ended}
     for uid in sorted(lingering.keys() - pods.keys()):
-        pids = sorted({pid for card in lingering[uid]["cards"] for pid in card["pids"]})
+        pids = sorted({pid for share in lingering[uid].cards for pid in share.pids})
         who = f": {', '.join(map(str, pids))}" if pids else ""
-        what = f"Pod {lingering[uid]['name']} is over, but processes of it still hold its cards{who}"
+        what = f"Pod {lingering[uid].name} is over, but processes of it still hold its cards{who}"
         yield found(
             "holdings", site.node_name, what, "a kubelet that runs ends them; else kill them: the agent lets go then"
         )
@@ -177,10 +176,10 @@ def _unseen(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
         return
     running = [
         tenant
-        for tenant in site.agent["tenants"]
-        if part(pods.get(tenant["id"]), "status", "phase") == "Running" and not tenant["ended"]
+        for tenant in site.agent.tenants
+        if part(pods.get(tenant.id), "status", "phase") == "Running" and not tenant.ended
     ]
-    unseen = [tenant["name"] for tenant in running if not site.processes.get(tenant["id"])]
+    unseen = [tenant.name for tenant in running if not site.processes.get(tenant.id)]
     if unseen and len(unseen) == len(running):
         what = f"the agent sees no process of {', '.join(unseen[:3])}, which runs: nobody is held to its share"
         fix = "the agent's Pod needs hostPID: true; without it the kernel tells it no process ids of other Pods"

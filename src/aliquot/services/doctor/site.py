@@ -14,11 +14,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
+
+import msgspec
 
 from aliquot.adapters.host.home import SYSTEM_RUN, SYSTEM_STATE, Home
 from aliquot.model.device import Card
 from aliquot.model.edits import Spec
+from aliquot.model.status.machine import DaemonStatus, Status
 from aliquot.services.doctor.findings import Json
 
 _PATIENCE = 5.0  # seconds for one answer, of whomever
@@ -64,7 +67,7 @@ class Site:
     node_name: str
     places: Places
     kubelet_problem: str | None = None
-    agent: Json | None = None  # its status
+    agent: Status | None = None
     agent_problem: str | None = None
     lock_holder: int | None = None  # the pid of whoever holds the lock
     processes: Mapping[str, int] | None = None  # of each Pod, as the agent sees them
@@ -91,9 +94,9 @@ def look(places: Places, node_name: str | None) -> Site:
     from aliquot.adapters.storage.database import FOREIGN
 
     agent, problem = _known(*_asked(places.run, "status"))
-    about = agent.get("daemon", {}) if agent else {}
-    places = _as_told(places, about)
-    name = node_name or about.get("node") or os.environ.get("NODE_NAME") or socket.gethostname().lower()
+    daemon = agent.daemon if agent else DaemonStatus(pid=0)
+    places = _as_reported(places, daemon)
+    name = node_name or daemon.node or os.environ.get("NODE_NAME") or socket.gethostname().lower()
     database_problem = podstore.examine(places.database)
     site = Site(
         str(name),
@@ -102,7 +105,7 @@ def look(places: Places, node_name: str | None) -> Site:
         agent=agent,
         agent_problem=problem,
         lock_holder=lock_holder(Path(Home(str(places.run), "").lock)),
-        processes=_processes(places.run) if "agent" in (agent or {}) else None,
+        processes=_processes(places.run) if agent and agent.agent else None,
         database_problem=database_problem,
         database_foreign=database_problem == FOREIGN,
         shim_problem=shims.examine(places.database.parent),
@@ -160,55 +163,21 @@ def _asked(run: Path, operation: str) -> tuple[Json | None, str | None]:
         return None, str(error)
 
 
-class _Card(TypedDict):
-    index: int
-    uuid: str
-    model: str
-    memory_bytes: int
-
-
-class _Seat(TypedDict):
-    pids: list[int]
-
-
-class _Tenant(TypedDict):
-    id: str
-    name: str
-    cards: list[_Seat]
-
-
-class _OnCard(TypedDict):
-    uuid: str
-    pid: int | None
-    text: str
-
-
-class _Status(TypedDict):
-    """What the checks read of a status, services/agent/status.py."""
-
-    daemon: dict[str, Any]
-    cards: list[_Card]
-    tenants: list[_Tenant]
-    findings: list[_OnCard]
-
-
-def _known(status: Json | None, problem: str | None) -> tuple[Json | None, str | None]:
-    """An agent of another release may tell something else."""
-    import msgspec
-
-    if status is None:
+def _known(answer: Json | None, problem: str | None) -> tuple[Status | None, str | None]:
+    """An agent of another release may answer in another form."""
+    if answer is None:
         return None, problem
     try:
-        msgspec.convert(status, _Status)
+        return msgspec.convert(answer, Status), None
     except msgspec.ValidationError as error:
         return None, f"it answers in another form ({error}): run the doctor of the agent's own release"
-    return status, None
 
 
-def _as_told(places: Places, about: Mapping[str, Any]) -> Places:
+def _as_reported(places: Places, daemon: DaemonStatus) -> Places:
     """A running agent knows best where its things are."""
-    found = {name: Path(about[name]) for name in ("database", "kubelet", "cdi") if isinstance(about.get(name), str)}
-    if "node" in about and about.get("cdi", "") is None:
+    folders = {"database": daemon.database, "kubelet": daemon.kubelet, "cdi": daemon.cdi}
+    found = {name: Path(folder) for name, folder in folders.items() if folder}
+    if daemon.node and daemon.cdi is None:
         return replace(places, **found, cdi=None)
     return replace(places, **found)
 

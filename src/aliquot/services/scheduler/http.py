@@ -179,9 +179,7 @@ class Extender:
         return _json(found)
 
     async def _status(self, request: web.Request) -> web.Response:
-        return _json(
-            {**reports.status_answer(self._cluster), "leading": self._leading(), "calls": self._calls.as_json()}
-        )
+        return _json(reports.status_answer(self._cluster, leading=self._leading(), calls=self._calls))
 
     async def _version(self, request: web.Request) -> web.Response:
         return _json({"version": aliquot.__version__})

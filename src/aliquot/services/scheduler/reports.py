@@ -7,9 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from aliquot.dialects import gpushare
 from aliquot.model.claim import Claim
 from aliquot.model.node import Node
+from aliquot.model.status.machine import CallStatus
+from aliquot.model.status.scheduler import (
+    ClusterCardStatus,
+    ClusterNodeStatus,
+    PendingStatus,
+    PlacedStatus,
+    SchedulerStatus,
+    UseStatus,
+)
+from aliquot.services.daemon.calls import Calls
 from aliquot.services.scheduler.cluster import Cluster, Placed
 
 
@@ -53,58 +65,52 @@ def _holders(cluster: Cluster) -> dict[str, dict[int, list[tuple[Claim, int]]]]:
     return found
 
 
-def status_answer(cluster: Cluster) -> dict[str, Any]:
-    """Everything, for people and for tools of our own: each node with its cards, each Pod with its shares."""
-    pods: dict[str, list[dict[str, Any]]] = {}
+def status_answer(cluster: Cluster, *, leading: bool, calls: Calls) -> SchedulerStatus:
+    """Everything, for people and for tools: each node with its cards, each Pod with its shares."""
+    pods: dict[str, list[PlacedStatus]] = {}
     for placed in (*cluster.placed.values(), *cluster.assumed.values()):
-        pods.setdefault(placed.grant.node, []).append(_status_pod(placed, cluster.doubt(placed)))
-    return {
-        "policy": cluster.policy,
-        "nodes": [_status_node(cluster, node, pods.get(node.name, [])) for node in cluster.nodes()],
-        "pending": [
-            {"pod": pod.key, "uid": pod.uid, "refused": pod.refused, "scheduler": pod.scheduler}
-            for pod in cluster.pending.values()
-        ],
-        "unusable": {name: [invalid.sentence() for invalid in broken] for name, broken in cluster.unusable.items()},
-    }
+        pods.setdefault(placed.grant.node, []).append(_placed_status(placed, cluster.doubt(placed)))
+    return SchedulerStatus(
+        policy=cluster.policy,
+        nodes=[_node_status(cluster, node, pods.get(node.name, [])) for node in cluster.nodes()],
+        pending=[PendingStatus(pod.key, pod.uid, pod.refused, pod.scheduler) for pod in cluster.pending.values()],
+        unusable={name: [rule.sentence() for rule in broken] for name, broken in cluster.unusable.items()},
+        leading=leading,
+        calls=msgspec.convert(calls.as_json(), dict[str, CallStatus]),
+    )
 
 
-def _status_pod(placed: Placed, doubt: str | None) -> dict[str, Any]:
-    return {
-        "pod": placed.claim.key,
-        "uid": placed.claim.uid,
-        "dialect": placed.claim.dialect,
-        "class": str(placed.claim.app_class),
-        "doubt": doubt,
-        "cards": [
-            {
-                "index": card,
-                "memory_mib": use.memory_mib,
-                "core": use.core_milli / 10,
-                "exclusive": bool(use.exclusive),
-            }
+def _placed_status(placed: Placed, doubt: str | None) -> PlacedStatus:
+    return PlacedStatus(
+        pod=placed.claim.key,
+        uid=placed.claim.uid,
+        dialect=placed.claim.dialect,
+        app_class=placed.claim.app_class,
+        doubt=doubt,
+        cards=[
+            UseStatus(card, use.memory_mib, use.core_milli / 10, bool(use.exclusive))
             for card, use in placed.grant.usage().items()
         ],
-    }
+    )
 
 
-def _status_node(cluster: Cluster, node: Node, pods: list[dict[str, Any]]) -> dict[str, Any]:
+def _node_status(cluster: Cluster, node: Node, pods: list[PlacedStatus]) -> ClusterNodeStatus:
     used = {card.index: cluster.board.usage(node.name, card.index) for card in node.cards}
-    return {
-        "name": node.name,
-        "offers": sorted(map(str, node.offers)),
-        "isolation": str(node.isolation),
-        "cards": [
-            {
-                "index": card.index,
-                "uuid": card.uuid,
-                "model": card.model,
-                "healthy": card.healthy,
-                "memory_mib": card.memory_mib,
-                "used_memory_mib": used[card.index].memory_mib,
-                "used_core": used[card.index].core_milli / 10,
-            }
+    return ClusterNodeStatus(
+        name=node.name,
+        offers=sorted(map(str, node.offers)),
+        isolation=node.isolation,
+        cards=[
+            ClusterCardStatus(
+                index=card.index,
+                uuid=card.uuid,
+                model=card.model,
+                healthy=card.healthy,
+                memory_mib=card.memory_mib,
+                used_memory_mib=used[card.index].memory_mib,
+                used_core=used[card.index].core_milli / 10,
+            )
             for card in node.cards
         ],
-        "pods": pods,
-    }
+        pods=pods,
+    )
