@@ -50,8 +50,12 @@ def as_data(refusal: Refusal, claim: Claim | None) -> dict[str, object]:
 
 def short_reason(reason: Reason, never: bool, claim: Claim) -> str:
     """Why a node does not take the claim, in the same words for every such node: kube-scheduler counts equal ones."""
-    facts = Facts(wanted=_wanted(reason, claim), dialect=claim.dialect, requires=ENABLED_BY[claim.offer])
-    one = [ONE] * (facts.wanted in ("0", "1"))
+    amount = needed(reason, claim)
+    wanted, _ = reasons.needed_and_had(reason, amount, 0)
+    if reason is Reason.MEMORY and not amount:
+        wanted = f"{needed_percent(claim)}%"
+    facts = Facts(wanted=wanted, dialect=claim.dialect, requires=ENABLED_BY[claim.offer])
+    one = [ONE] * (amount <= 1)
     return reasons.short(reason, facts, *one, *_cases(reason, never, claim))
 
 
@@ -78,32 +82,41 @@ def _invalid(reason: Reason, broken: Sequence[Invalid]) -> str:
 UNKNOWN_NODE = reasons.with_code(reasons.short(Reason.UNKNOWN_NODE, Facts()), Reason.UNKNOWN_NODE)
 
 
-def _wanted(reason: Reason, claim: Claim) -> str:
-    """The most that any part of the claim asks for."""
+def needed(reason: Reason, claim: Claim) -> int:
+    """The most that any part of the claim asks for, in the unit of the reason; 0: nothing that has an amount."""
     parts = demand_of(claim).parts
     match reason:
         case Reason.MEMORY:
-            memory = max((part.slice.memory_mib for part in parts), default=0)
-            percent = max((part.slice.memory_percent for part in parts), default=0)
-            return amounts.memory(memory) if memory else f"{percent}%"
+            return max((part.slice.memory_mib for part in parts), default=0)
         case Reason.CORE:
-            return amounts.percent(max((part.slice.core_milli or 0 for part in parts), default=0))
+            return max((part.slice.core_milli or 0 for part in parts), default=0)
         case Reason.GREEDY:
-            return amounts.percent(max((part.slice.greedy_milli or 0 for part in parts), default=0))
+            return max((part.slice.greedy_milli or 0 for part in parts), default=0)
         case Reason.CARDS:
-            return str(max((part.count for part in parts), default=0))
+            return max((part.count for part in parts), default=0)
         case Reason.CPU:
-            return amounts.cpus(claim.cpu_milli)
+            return claim.cpu_milli
         case Reason.HOST_MEMORY:
-            return amounts.memory(claim.memory_mib)
+            return claim.memory_mib
         case _:
-            return ""
+            return 0
+
+
+def needed_percent(claim: Claim) -> int:
+    """Of a card's memory, where the claim asks for no amount."""
+    return max((part.slice.memory_percent for part in demand_of(claim).parts), default=0)
+
+
+def wants_alone(reason: Reason, claim: Claim) -> bool:
+    """Whether it is the claim itself that wants the card or the node to itself."""
+    if reason is Reason.WHOLE_NODE:
+        return claim.whole_node
+    return reason is Reason.EXCLUSIVE and any(part.slice.exclusive for part in claim.containers)
 
 
 def _cases(reason: Reason, never: bool, claim: Claim) -> list[str]:
     """Which rows of the table fit, the best first."""
-    own = claim.whole_node if reason is Reason.WHOLE_NODE else any(part.slice.exclusive for part in claim.containers)
-    return [OWN] * own + [NEVER] * never
+    return [OWN] * wants_alone(reason, claim) + [NEVER] * never
 
 
 @dataclass(slots=True)
