@@ -8,6 +8,12 @@ export function memory(mib: number): string {
   return `${grouped(Math.round(gib / 1024))} TiB`;
 }
 
+/** The same, rounded down: 3,071 MiB free must not look like the 3 GiB that are needed. */
+export function memoryAtMost(mib: number): string {
+  if (mib < 1024) return `${Math.floor(mib)} MiB`;
+  return `${trim((Math.floor((mib * 10) / 1024) / 10).toFixed(1))} GiB`;
+}
+
 /** 18 of 24 GiB, with the unit said once where both have it; nothing has none. */
 export function memoryOf(part: number, whole: number): [string, string] {
   if (part === 0) return ["0", memory(whole)];

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 
-import { age, compact, delay, few, grouped, memory, memoryOf, percent, shell, shortKey } from "../src/format";
+import { age, compact, delay, few, grouped, memory, memoryAtMost, memoryOf, percent, shell, shortKey } from "../src/format";
 import { axisSeconds, bucketAt, nearestPreemption, runsOf } from "../src/lanes";
 import { waitBefore } from "../src/link";
 import { parseRoute, renderRoute } from "../src/route";
@@ -15,6 +15,12 @@ describe("figures", () => {
     [1_048_576, "1,024 GiB"],
     [1_638_400_000, "1,563 TiB"],
   ])("%d MiB is told as %s", (mib, told) => expect(memory(mib)).toBe(told));
+
+  it("is never rounded up where it is what a card has", () => {
+    expect(memoryAtMost(3071)).toBe("2.9 GiB");
+    expect(memoryAtMost(3072)).toBe("3 GiB");
+    expect(memoryAtMost(512)).toBe("512 MiB");
+  });
 
   it("a unit that both have is said once", () => {
     expect(memoryOf(18_432, 24_576)).toEqual(["18", "24 GiB"]);

@@ -1,23 +1,29 @@
 /* The server's sentences in Chinese. A code without a sentence does not compile. */
 
 import type { Message, MessageCode, Reason, Refused, RequestStatus } from "../contract";
-import { memory } from "../format";
+import { memory, memoryAtMost } from "../format";
 import type { Words } from "./words";
 
 const percent = (milli: number | undefined): string => `${(milli ?? 0) / 10}%`;
 const cpus = (milli: number | undefined): string => `${(milli ?? 0) / 1000}`;
 const mib = (amount: number | undefined): string => memory(amount ?? 0);
+const atMost = (amount: number | undefined): string => memoryAtMost(amount ?? 0);
 
 /** Of one card, or of the nodes that say so. */
-function amount(refused: Refused, what: string, show: (value: number | undefined) => string): string {
+function amount(
+  refused: Refused,
+  what: string,
+  show: (value: number | undefined) => string,
+  had: (value: number | undefined) => string = show,
+): string {
   const wanted = refused.percent === undefined ? show(refused.wanted) : `${refused.percent}%`;
   if (refused.card === undefined)
     return `每卡需要${what} ${wanted}，${refused.never ? "没有这么大的卡" : "没有卡剩余这么多"}`;
-  return `${refused.never ? "共有" : "剩余"}${what} ${show(refused.had)}，需要 ${wanted}`;
+  return `${refused.never ? "共有" : "剩余"}${what} ${had(refused.had)}，需要 ${wanted}`;
 }
 
 const REASONS: Record<Reason, (refused: Refused) => string> = {
-  memory: (refused) => amount(refused, "显存", mib),
+  memory: (refused) => amount(refused, "显存", mib, atMost),
   core: (refused) => amount(refused, "算力", percent),
   "core-greedy": (refused) => amount(refused, "离线算力", percent),
   slices: ({ card, never }) =>
