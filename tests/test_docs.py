@@ -225,3 +225,10 @@ def test_every_test_file_that_a_document_names_exists(page: Path) -> None:
         assert (ROOT / path).exists(), f"{page.name} names {path}"
     for file in re.findall(r"`(test_\w+\.py)(?:::\w+)?`", page.read_text()):
         assert any((ROOT / "tests").rglob(file)), f"{page.name} names {file}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_make_target_that_a_document_names_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"(?:`|^\$ )make ([a-z][a-z0-9-]*)", page.read_text(), re.MULTILINE))
+    assert named - targets == set()

@@ -29,11 +29,11 @@ PROGRAMS = sorted((EXAMPLES / "workloads").glob("*.py"))
 
 
 def objects(path: Path) -> list[dict[str, Any]]:
-    return [each for each in yaml.safe_load_all(path.read_text()) if each]
+    return [manifest for manifest in yaml.safe_load_all(path.read_text()) if manifest]
 
 
 def claims(path: Path) -> list[Claim | tuple[Invalid, ...] | None]:
-    made = [expand(each) for each in objects(path)]
+    made = [expand(manifest) for manifest in objects(path)]
     return [parse_pod(pod) for pods in made if not isinstance(pods, Invalid) for pod in pods]
 
 
@@ -42,14 +42,14 @@ def test_examples_exist() -> None:
 
 
 @pytest.mark.parametrize("path", WITH_PODS, ids=lambda path: path.name)
-def test_every_manifest_is_understood(path: Path) -> None:
+def test_every_manifest_parses_to_claims(path: Path) -> None:
     parsed = claims(path)
     assert parsed
-    assert all(isinstance(each, Claim) for each in parsed), parsed
+    assert all(isinstance(claim, Claim) for claim in parsed), parsed
 
 
 @pytest.mark.parametrize("path", WITH_PODS, ids=lambda path: path.name)
-def test_every_pod_finds_a_place_on_the_cluster_of_the_seeds(path: Path) -> None:
+def test_every_pod_fits_on_the_cluster_of_the_seeds(path: Path) -> None:
     cluster = str(EXAMPLES / "seeds" / "cluster.yaml")
     result = CliRunner().invoke(cli, ["explain", "-f", str(path), "--cluster", cluster, "-o", "json"])
     assert [load["pod"] for load in json.loads(result.stdout) if not load["fits"]] == []
@@ -57,24 +57,24 @@ def test_every_pod_finds_a_place_on_the_cluster_of_the_seeds(path: Path) -> None
 
 
 @pytest.mark.parametrize("path", [path for path in MANIFESTS if path.name in DEPLOYED], ids=lambda path: path.name)
-def test_what_the_vendor_deploys_beside_the_pods_asks_for_no_card(path: Path) -> None:
+def test_manifests_of_the_vendors_programs_ask_for_no_card(path: Path) -> None:
     assert [claim for claim in claims(path) if claim is not None] == []
 
 
-def test_online_and_offline_are_what_their_files_are_called() -> None:
+def test_app_class_matches_the_file_name() -> None:
     for path in WITH_PODS:
         for word, app_class in (("online", AppClass.ONLINE), ("offline", AppClass.OFFLINE)):
             if word in path.stem.split("-"):
                 assert [claim.app_class for claim in claims(path) if isinstance(claim, Claim)] == [app_class]
 
 
-def test_the_policy_for_old_kube_schedulers_is_what_the_command_prints() -> None:
+def test_policy_file_for_old_kube_schedulers_is_what_the_command_prints() -> None:
     words = ["manifests", "scheduler-config", "--kubernetes", "1.22", "--dialect", "gpushare", "-o", "json"]
     printed = CliRunner().invoke(cli, words)
     assert (EXAMPLES / "seeds" / "scheduler-policy-config.json").read_text() == printed.stdout
 
 
-def test_explain_prints_what_the_readme_of_the_seeds_shows() -> None:
+def test_readme_of_the_seeds_shows_what_explain_prints() -> None:
     readme = (EXAMPLES / "seeds" / "README.md").read_text()
     shown = re.search(r"^\$ aliquot (explain [^\n]*)\n(.*?)\n```", readme, re.MULTILINE | re.DOTALL)
     assert shown
@@ -84,14 +84,14 @@ def test_explain_prints_what_the_readme_of_the_seeds_shows() -> None:
 
 
 @pytest.mark.parametrize("folder", [EXAMPLES, *sorted(path for path in EXAMPLES.iterdir() if path.is_dir())], ids=str)
-def test_every_folder_tells_of_all_that_is_in_it(folder: Path) -> None:
+def test_readme_of_every_folder_names_its_files(folder: Path) -> None:
     readme = (folder / "README.md").read_text()
     there = [path.name for path in folder.iterdir() if path.name not in ("README.md", "__pycache__")]
     assert [name for name in there if f"`{name}`" not in readme] == []
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.name)
-def test_a_program_that_needs_pytorch_says_so_where_there_is_none(program: Path, tmp_path: Path) -> None:
+def test_program_that_needs_pytorch_says_so_without_it(program: Path, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('torch')")
     done = subprocess.run(
         [sys.executable, program, "--help"], capture_output=True, text=True, env={"PYTHONPATH": str(tmp_path)}
@@ -104,7 +104,7 @@ def test_a_program_that_needs_pytorch_says_so_where_there_is_none(program: Path,
 
 
 @pytest.mark.parametrize("path", WITH_PODS, ids=lambda path: path.name)
-def test_programs_that_manifests_call_are_there(path: Path) -> None:
+def test_programs_that_manifests_call_exist(path: Path) -> None:
     words = re.findall(r'"(examples/[^"]+)"', path.read_text())
     assert [word for word in words if not (EXAMPLES.parent / word).exists()] == []
 
@@ -118,9 +118,9 @@ def eight_cards_twice() -> Iterator[Machine]:
 
 
 @pytest.mark.parametrize("path", WITH_PODS, ids=lambda path: path.name)
-def test_every_manifest_can_be_applied_on_one_machine(path: Path, eight_cards_twice: Machine) -> None:
+def test_every_manifest_applies_on_one_machine(path: Path, eight_cards_twice: Machine) -> None:
     done = eight_cards_twice.aliquot("apply", "--dry-run", "-f", str(path), "-o", "json")
     assert done.returncode == 0, done.stderr
-    told = [(load["kind"], load["name"], load["action"]) for load in json.loads(done.stdout)]
-    assert told == [(each["kind"], each["metadata"]["name"], "created") for each in objects(path)]
+    applied = [(load["kind"], load["name"], load["action"]) for load in json.loads(done.stdout)]
+    assert applied == [(manifest["kind"], manifest["metadata"]["name"], "created") for manifest in objects(path)]
     assert eight_cards_twice.status()["pods"] == []
