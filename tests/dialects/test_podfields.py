@@ -16,13 +16,19 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.mark.parametrize(
     ("spec", "note"),
     [
-        ({"containers": [{"resource": {}}]}, "spec.containers[0].resource is not a field of a container: resources?"),
-        ({"initContainers": [{"arg": []}]}, "spec.initContainers[0].arg is not a field of a container: args?"),
-        ({"restartPolcy": "Never"}, "spec.restartPolcy is not a field of a Pod's spec: restartPolicy?"),
-        ({"zzz": 1}, "spec.zzz is not a field of a Pod's spec: it does nothing"),
+        (
+            {"containers": [{"resource": {}}]},
+            "spec.containers[0].resource is not a field of a container: did you mean resources?",
+        ),
+        (
+            {"initContainers": [{"arg": []}]},
+            "spec.initContainers[0].arg is not a field of a container: did you mean args?",
+        ),
+        ({"restartPolcy": "Never"}, "spec.restartPolcy is not a field of a Pod's spec: did you mean restartPolicy?"),
+        ({"zzz": 1}, "spec.zzz is not a field of a Pod's spec: it is ignored"),
         (
             {"containers": [{"resources": {"limit": {}}}]},
-            "spec.containers[0].resources.limit is not a field of resources: limits?",
+            "spec.containers[0].resources.limit is not a field of resources: did you mean limits?",
         ),
     ],
 )

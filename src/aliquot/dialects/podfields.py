@@ -1,6 +1,6 @@
-"""The fields that Kubernetes knows of a Pod's spec and of its containers: a word that is none of them does nothing.
+"""The fields of Pod spec and container in Kubernetes 1.34, to report misspelled ones.
 
-As of Kubernetes 1.34. A field that is newer is noted too, and taken all the same: what we read of it is nothing either.
+A newer field is reported too, and accepted all the same.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _LONGEST = 80  # characters of a word that nobody knows
 
 
 def unknown_fields(spec: Mapping[str, Any], path: str = "spec") -> list[str]:
-    """A sentence for each word in the spec that is no field, with the one that was probably meant."""
+    """A sentence for each unknown field of the spec, with a similar name."""
     return [note for note, _ in zip(_unknown(spec, path), range(_MOST), strict=False)]
 
 
 def _unknown(spec: Mapping[str, Any], path: str) -> Iterator[str]:
-    yield from _among(spec, _POD, path, "a Pod's spec")
+    yield from _check(spec, _POD, path, "a Pod's spec")
     for field in ("initContainers", "containers"):
-        for at, each in enumerate(spec.get(field) or ()):
+        for at, container in enumerate(spec.get(field) or ()):
             where = f"{path}.{field}[{at}]"
-            yield from _among(each, _CONTAINER, where, "a container")
-            resources = each.get("resources")
+            yield from _check(container, _CONTAINER, where, "a container")
+            resources = container.get("resources")
             if isinstance(resources, Mapping):
-                yield from _among(resources, _RESOURCES, f"{where}.resources", "resources")
+                yield from _check(resources, _RESOURCES, f"{where}.resources", "resources")
 
 
-def _among(there: Mapping[str, Any], known: frozenset[str], path: str, what: str) -> Iterator[str]:
-    for word in there:
-        if word not in known:
-            shown = str(word)[:_LONGEST]
+def _check(fields: Mapping[str, Any], known: frozenset[str], path: str, what: str) -> Iterator[str]:
+    for field in fields:
+        if field not in known:
+            shown = str(field)[:_LONGEST]
             close = difflib.get_close_matches(shown, sorted(known), 1)
-            meant = f"{close[0]}?" if close else "it does nothing"
-            yield f"{path}.{shown} is not a field of {what}: {meant}"
+            hint = f"did you mean {close[0]}?" if close else "it is ignored"
+            yield f"{path}.{shown} is not a field of {what}: {hint}"

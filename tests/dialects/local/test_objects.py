@@ -41,7 +41,7 @@ def test_a_list_is_all_of_its_items_in_order() -> None:
 
 def test_what_makes_no_pods_is_passed_over_and_that_is_said() -> None:
     (found,) = read({"kind": "ClusterRole", "metadata": {"name": "system:web"}})
-    assert (found.makes_pods, found.notes) == (False, ("ClusterRole is passed over: it makes no Pods",))
+    assert (found.makes_pods, found.notes) == (False, ("ClusterRole is skipped: it creates no Pods",))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_what_is_wrong_is_named_with_the_object_it_is_in(value: Any, field: str)
 
 
 def test_two_of_one_name_are_refused() -> None:
-    assert refused(a_pod(), a_pod(namespace="default")).allowed == "a name of its own"
+    assert refused(a_pod(), a_pod(namespace="default")).allowed == "a unique name"
     assert len(read(a_pod(), a_pod(namespace="other"))) == 2
 
 
@@ -85,7 +85,9 @@ def test_only_what_pods_are_made_of_changes_the_template() -> None:
 def test_a_field_that_kubernetes_does_not_know_is_noted_where_it_stands_in_the_template() -> None:
     spec = {"containers": [{"name": "main", "comand": ["true"]}]}
     (found,) = read(a_workload("Deployment", template={"spec": spec}))
-    assert found.notes[0] == "spec.template.spec.containers[0].comand is not a field of a container: command?"
+    assert (
+        found.notes[0] == "spec.template.spec.containers[0].comand is not a field of a container: did you mean command?"
+    )
 
 
 def test_how_many_pods_are_wanted() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.dialects.local.objects import read_objects
-from aliquot.dialects.local.pods import SAMPLE, PodPlan, notes_of, plan_of, spelled
+from aliquot.dialects.local.pods import SAMPLE, PodPlan, expand, notes_of, plan_of
 from aliquot.model.refusal import Invalid
 
 METADATA = {"name": "p", "namespace": "ns", "uid": "u1", "labels": {"app": "web"}}
@@ -27,12 +27,12 @@ def planned(*containers: dict[str, Any], **spec: Any) -> PodPlan:
 
 def command(**container: Any) -> tuple[str, ...]:
     (each,) = planned({"name": "a", **container}).containers
-    return spelled(each, METADATA, "node-0", has_card=True)[0]
+    return expand(each, METADATA, "node-0", has_card=True)[0]
 
 
 def environment(*env: dict[str, Any]) -> dict[str, str]:
     (each,) = planned({"name": "a", "env": list(env)}).containers
-    return spelled(each, METADATA, "node-0", has_card=True)[1]
+    return expand(each, METADATA, "node-0", has_card=True)[1]
 
 
 def test_command_and_args_are_one_command() -> None:
@@ -111,10 +111,10 @@ def test_each_thing_that_means_nothing_here_is_said_once() -> None:
     assert isinstance(plan, PodPlan)
     assert notes_of(pod, plan, frozenset()) == [
         "image i is not used: containers are local processes",
-        "volumes are not mounted: containers see this machine's own files",
-        "probes are not run: a container counts as ready while it runs",
-        "args without a command are taken for the command: what the image would start is not known here",
-        "no card is asked for, and none is given",
+        "volumes is ignored: containers use the files of this machine",
+        "probes are ignored: a container is ready while it runs",
+        "args without a command are used as the command: images are not used",
+        "no card requested",
     ]
 
 
@@ -124,7 +124,7 @@ def test_a_resource_that_nobody_here_knows_is_named() -> None:
     plan = plan_of(pod)
     assert isinstance(plan, PodPlan)
     assert notes_of(pod, plan, frozenset()) == [
-        "no card is asked for, and none is given: nvidia.com/gpu is no resource of qGPU, T9k or gpushare"
+        "no card requested: nvidia.com/gpu is not a resource of qGPU, T9k or gpushare"
     ]
     assert notes_of(pod, plan, frozenset({"a"})) == []
 

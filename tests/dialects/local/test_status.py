@@ -7,7 +7,7 @@ from aliquot.dialects.local.status import without_values
 
 def test_others_see_the_names_of_variables_but_not_what_they_are() -> None:
     shown = {"spec": {"containers": [{"name": "main", "env": [{"name": "A", "value": "1"}, {"name": "B"}]}]}}
-    hidden = {"spec": {"containers": [{"name": "main", "env": [{"name": "A", "value": "(not yours)"}, {"name": "B"}]}]}}
+    hidden = {"spec": {"containers": [{"name": "main", "env": [{"name": "A", "value": "(hidden)"}, {"name": "B"}]}]}}
     assert without_values(shown) == hidden
 
 

@@ -1,1 +1,1 @@
-"""Manifests on one machine: which objects we accept, the Pods they make, how their status is shown."""
+"""Manifests on one machine: the accepted objects, the Pods they create and their status."""

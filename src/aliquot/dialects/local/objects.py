@@ -1,7 +1,7 @@
-"""The Kubernetes objects that one machine takes, checked before any of them is: what they are, and the Pods they want.
+"""Validates the Kubernetes objects that one machine runs, and creates Pods from workloads.
 
-A Pod is itself; a Deployment, ReplicaSet, StatefulSet, ReplicationController or Job of any apiVersion makes Pods of its
-template; a List is all of its items. What makes no Pods (a Service, a ConfigMap) is passed over, and that is said.
+Accepts Pods, Deployments, ReplicaSets, StatefulSets, ReplicationControllers and Jobs of any apiVersion, and Lists of
+them. Objects that create no Pods (a Service, a ConfigMap) are skipped with a note.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from aliquot.model.claim import Claim
 from aliquot.model.refusal import Invalid
 
 POD = "Pod"
-MOST_REPLICAS = 256  # of one workload: each Pod is at least two processes
-_UNKNOWN = ("DaemonSet", "CronJob")  # they make Pods, but not in a way that is known here
+MOST_REPLICAS = 256  # of one workload: a Pod is at least two processes
+_UNSUPPORTED = ("DaemonSet", "CronJob")  # they create Pods, but not here
 _MOST_OBJECTS = 256
 _NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
-_NAME_ALLOWED = "small letters, digits, - and ., as in web-1; at most 253"
+_NAME_ALLOWED = "at most 253 lower-case letters, digits, - and ., for example web-1"
 _BACKOFF_LIMIT = 6
-_MOST_ENDED = 1000  # Pods of a Job that have succeeded, or failed: they stay in the list
+_MOST_ENDED = 1000  # finished Pods of a Job: they stay in the list
 
 _NOTES = {
-    "volumeClaimTemplates": "volumeClaimTemplates are not made: containers see this machine's own files",
-    "strategy": "strategy is not heeded: Pods of an older template are ended at once",
-    "updateStrategy": "updateStrategy is not heeded: Pods of an older template are ended at once",
-    "activeDeadlineSeconds": "activeDeadlineSeconds is not heeded",
-    "ttlSecondsAfterFinished": "ttlSecondsAfterFinished is not heeded: `aliquot delete` removes what is over",
-    "completionMode": "completionMode is not heeded: Pods have no index",
+    "volumeClaimTemplates": "volumeClaimTemplates is ignored: containers use the files of this machine",
+    "strategy": "strategy is ignored: Pods of an older template end at once",
+    "updateStrategy": "updateStrategy is ignored: Pods of an older template end at once",
+    "activeDeadlineSeconds": "activeDeadlineSeconds is ignored",
+    "ttlSecondsAfterFinished": "ttlSecondsAfterFinished is ignored: remove finished Jobs with `aliquot delete`",
+    "completionMode": "completionMode is ignored: Pods have no index",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class LocalObject:
-    """One object that was found good. `kind` is Pod, a workload's, or another's that is passed over."""
+    """A valid object. `kind` is Pod, a workload, or a kind that is skipped."""
 
     kind: str
     namespace: str
@@ -52,16 +52,16 @@ class LocalObject:
 
     @property
     def makes_pods(self) -> bool:
-        """Whether there is anything to keep of it."""
+        """Whether it is a Pod or a workload."""
         return self.kind == POD or self.kind in WORKLOADS
 
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """How many Pods a workload wants. `completions` and `backoff_limit` are a Job's; None: it never ends by itself.
+    """The number of Pods of a workload. `completions` (None: it never ends by itself) and `backoff_limit` are a Job's.
 
-    `workers`: a Job that does not say how often it is to succeed. Its Pods share the work among themselves, and all is
-    done once one of them says so and the others have ended too.
+    `workers`: a Job without completions. Its Pods share the work; the Job is done once one Pod has succeeded and the
+    others have ended.
     """
 
     replicas: int
@@ -71,29 +71,29 @@ class Amounts:
 
 
 def read_objects(objects: object) -> list[LocalObject] | Invalid:
-    """Every object, or the first thing that is wrong with any of them. Never raises on any JSON."""
+    """All objects, or the first invalid field. Never raises on any JSON."""
     if not isinstance(objects, list):
         return Invalid("objects", objects, "a list of Kubernetes objects")
     found: dict[tuple[str, str, str], LocalObject] = {}
-    waiting = deque(enumerate(objects))
-    while waiting:
-        at, each = waiting.popleft()
-        if not isinstance(each, dict) or not isinstance(each.get("kind"), str):
-            return Invalid(f"objects[{at}]", each, "a Kubernetes object with a kind")
-        kind = each["kind"]
-        if kind.endswith("List") and "items" in each:
-            items = each["items"] if isinstance(each["items"], list) else []
+    pending = deque(enumerate(objects))
+    while pending:
+        at, manifest = pending.popleft()
+        if not isinstance(manifest, dict) or not isinstance(manifest.get("kind"), str):
+            return Invalid(f"objects[{at}]", manifest, "a Kubernetes object with a kind")
+        kind = manifest["kind"]
+        if kind.endswith("List") and "items" in manifest:
+            items = manifest["items"] if isinstance(manifest["items"], list) else []
             of = kind.removesuffix("List")
-            waiting.extendleft(
+            pending.extendleft(
                 (at, {"kind": of, **item} if of and isinstance(item, dict) else item) for item in reversed(items)
             )
             continue
-        read = _read(each, kind)
+        read = _read(manifest, kind)
         if isinstance(read, Invalid):
             return read
         key = (read.kind, read.namespace, read.name)
         if key in found:
-            return Invalid(f"{kind} {read.namespace}/{read.name}: metadata.name", read.name, "a name of its own")
+            return Invalid(f"{kind} {read.namespace}/{read.name}: metadata.name", read.name, "a unique name")
         found[key] = read
         if len(found) > _MOST_OBJECTS:
             return Invalid("objects", len(objects), f"at most {_MOST_OBJECTS} at once")
@@ -105,14 +105,14 @@ def _read(manifest: dict[str, Any], kind: str) -> LocalObject | Invalid:
     if not isinstance(metadata, dict):
         return Invalid(f"{kind}: metadata", metadata, "a mapping with a name")
     name, namespace = metadata.get("name"), metadata.get("namespace") or "default"
-    if kind != POD and kind not in WORKLOADS and kind not in _UNKNOWN and isinstance(name, str):
-        return LocalObject(kind, str(namespace), name, manifest, (f"{kind} is passed over: it makes no Pods",))
+    if kind != POD and kind not in WORKLOADS and kind not in _UNSUPPORTED and isinstance(name, str):
+        return LocalObject(kind, str(namespace), name, manifest, (f"{kind} is skipped: it creates no Pods",))
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return Invalid(f"{kind}: metadata.name", name, _NAME_ALLOWED)
     if not isinstance(namespace, str) or not LABEL.fullmatch(namespace):
         return Invalid(f"{kind} {name}: metadata.namespace", namespace, NAME_ALLOWED)
     label = f"{kind} {namespace}/{name}"
-    if kind in _UNKNOWN:
+    if kind in _UNSUPPORTED:
         return Invalid(f"{label}: kind", kind, f"Pod, {', '.join(WORKLOADS)} or List")
     manifest = {**manifest, "metadata": {**metadata, "namespace": namespace}}
     notes = _checked(manifest, kind)
@@ -122,7 +122,7 @@ def _read(manifest: dict[str, Any], kind: str) -> LocalObject | Invalid:
 
 
 def _checked(manifest: dict[str, Any], kind: str) -> list[str] | Invalid:
-    """The notes of a good one."""
+    """The notes of a valid object."""
     if kind == POD:
         return _pod_notes(manifest)
     broken = _checked_amounts(manifest, kind)
@@ -130,14 +130,14 @@ def _checked(manifest: dict[str, Any], kind: str) -> list[str] | Invalid:
         return broken
     notes = _pod_notes(pod_of(manifest, "x" * 63), "spec.template.spec")
     if isinstance(notes, Invalid):
-        # Whatever is wrong in the Pod is wrong in the template that it would be made of.
+        # An invalid field of the Pod is an invalid field of the template.
         return Invalid(f"spec.template.{notes.field}", notes.value, notes.allowed)
     spec = manifest["spec"]
     policy = spec["template"]["spec"].get("restartPolicy")
     if kind == "Job" and policy not in ("Never", "OnFailure"):
-        return Invalid("spec.template.spec.restartPolicy", policy, "Never or OnFailure, in a Job")
+        return Invalid("spec.template.spec.restartPolicy", policy, "Never or OnFailure in a Job")
     if kind != "Job" and policy not in (None, "Always"):
-        return Invalid("spec.template.spec.restartPolicy", policy, f"Always, in a {kind}")
+        return Invalid("spec.template.spec.restartPolicy", policy, f"Always in a {kind}")
     return notes + [text for field, text in _NOTES.items() if spec.get(field)]
 
 
@@ -164,17 +164,17 @@ def _pod_notes(pod: dict[str, Any], path: str = "spec") -> list[str] | Invalid:
     claim = parse_pod(pod)
     if isinstance(claim, tuple):
         return claim[0]
-    asking = (
+    with_cards = (
         frozenset(container.name for container in claim.containers) if isinstance(claim, Claim) else frozenset[str]()
     )
-    return notes_of(pod, plan, asking, path)
+    return notes_of(pod, plan, with_cards, path)
 
 
 # --- from a workload to its Pods -----------------------------------------------------------------------------------
 
 
 def pod_of(workload: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A Pod of that name, as the workload's template makes it. The workload was found good."""
+    """A Pod of that name from the workload's template. The workload is valid."""
     template, metadata = workload["spec"]["template"], workload["metadata"]
     owner = {
         "apiVersion": workload.get("apiVersion"), "kind": workload["kind"], "name": metadata["name"],
@@ -185,19 +185,19 @@ def pod_of(workload: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def template_of(manifest: Json) -> str:
-    """The same for what makes the same Pods: a Pod's spec and annotations, or a workload's template."""
-    of = manifest["spec"]["template"] if manifest["kind"] in WORKLOADS else _what_it_is(manifest)
-    return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:10]
+    """A digest of a Pod's spec, labels and annotations, or of a workload's template."""
+    template = manifest["spec"]["template"] if manifest["kind"] in WORKLOADS else _own_fields(manifest)
+    return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def _what_it_is(pod: Json) -> dict[str, Any]:
-    """Without what we add ourselves when it is shown: one that is applied as it was shown is unchanged."""
+def _own_fields(pod: Json) -> dict[str, Any]:
+    """Without the fields that `aliquot get -o yaml` adds: applying its output again changes nothing."""
     spec = {key: value for key, value in pod["spec"].items() if key != "nodeName"}
     return {"spec": spec, **{key: pod["metadata"].get(key) for key in ("labels", "annotations")}}
 
 
 def amounts_of(workload: Mapping[str, Any]) -> Amounts:
-    """How many Pods it wants. The workload was found good."""
+    """The number of Pods. The workload is valid."""
     spec, kind = workload["spec"], workload["kind"]
     number = spec.get(WORKLOADS[kind])
     number = 1 if number is None else number

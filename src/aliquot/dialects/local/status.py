@@ -1,4 +1,4 @@
-"""Pods and workloads of one machine as Kubernetes shows them: what was applied, with a status."""
+"""Renders Pods and workloads of one machine as Kubernetes objects with a status."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from aliquot.dialects.pods import Json
 from aliquot.model.localpod import ContainerState, LocalPod, Phase, Workload
 
-Stamp = Callable[[float], str]  # seconds since 1970, as the API server writes them: no clock and no calendar in here
+Stamp = Callable[[float], str]  # formats seconds since 1970 as the API server does
 
 
 def render_pod(pod: LocalPod, manifest: Mapping[str, Any], reason: str | None, stamp: Stamp) -> Json:
-    """`manifest` is the Pod's as it is known here; `reason` is why it waits, or failed."""
+    """`manifest`: with the uid; `reason`: why the Pod waits or failed."""
     state = pod.state
     metadata = {**manifest["metadata"], "creationTimestamp": stamp(pod.created)}
     spec = {**manifest["spec"], **({} if state.node is None else {"nodeName": state.node})}
@@ -26,27 +26,27 @@ def render_pod(pod: LocalPod, manifest: Mapping[str, Any], reason: str | None, s
     return {**manifest, "metadata": metadata, "spec": spec, "status": status}
 
 
-def render_workload(workload: Workload, there: Sequence[LocalPod], ready: int, stamp: Stamp) -> Json:
-    """`there` are its Pods; `ready` is how many of them run as they should, or of a Job's have succeeded."""
-    counts = {"replicas": len(there), "readyReplicas": ready}
+def render_workload(workload: Workload, pods: Sequence[LocalPod], ready: int, stamp: Stamp) -> Json:
+    """`ready`: the number of running Pods; of a Job, of succeeded Pods."""
+    counts = {"replicas": len(pods), "readyReplicas": ready}
     if workload.kind == "Job":
         counts = {
-            "active": sum(not each.state.phase.over for each in there),
+            "active": sum(not pod.state.phase.over for pod in pods),
             "succeeded": ready,
-            "failed": sum(each.state.phase is Phase.FAILED for each in there),
+            "failed": sum(pod.state.phase is Phase.FAILED for pod in pods),
         }
     metadata = {**workload.manifest["metadata"], "creationTimestamp": stamp(workload.created)}
     return {**workload.manifest, "metadata": metadata, "status": counts}
 
 
 def without_values(shown: Any) -> Any:
-    """The object as others may see it: what stands in env may be a secret, as it is in a process's environment."""
+    """The object for other users: values of env may be secrets."""
     if isinstance(shown, list):
-        return [without_values(each) for each in shown]
+        return [without_values(item) for item in shown]
     if not isinstance(shown, dict):
         return shown
     return {
-        key: [_without_value(each) for each in value]
+        key: [_without_value(variable) for variable in value]
         if key == "env" and isinstance(value, list)
         else without_values(value)
         for key, value in shown.items()
@@ -54,7 +54,7 @@ def without_values(shown: Any) -> Any:
 
 
 def _without_value(variable: Any) -> Any:
-    return {**variable, "value": "(not yours)"} if isinstance(variable, dict) and "value" in variable else variable
+    return {**variable, "value": "(hidden)"} if isinstance(variable, dict) and "value" in variable else variable
 
 
 def _status(container: ContainerState, stamp: Stamp) -> Json:

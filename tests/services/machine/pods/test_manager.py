@@ -61,8 +61,8 @@ def test_what_is_not_done_here_is_said(pods: Pods) -> None:
     told = pods.apply(pod("p", container(image="x:1", ports=[{"containerPort": 80}]), nodeSelector={"a": "b"}))
     assert told[0]["notes"] == [
         "image x:1 is not used: containers are local processes",
-        "nodeSelector is not heeded: the nodes here have no labels",
-        "ports are this machine's own: two containers cannot listen on the same one",
+        "nodeSelector is ignored: nodes have no labels here",
+        "ports are those of this machine: two containers cannot listen on the same port",
     ]
 
 
@@ -334,7 +334,7 @@ for request in json.loads(sys.argv[2]):
     said = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE)
     lines = said.stdout.splitlines()
     assert lines[1:3] == ["denied", "denied"], said.stderr
-    assert json.loads(lines[3])["object"]["spec"]["containers"][0]["env"] == [{"name": "KEY", "value": "(not yours)"}]
+    assert json.loads(lines[3])["object"]["spec"]["containers"][0]["env"] == [{"name": "KEY", "value": "(hidden)"}]
     assert pods.until("mine")["user"] == NOBODY
     eventually(lambda: pods.log("mine") == f"{NOBODY}\n")
     assert pods.one("roots")["cards"][0]["memory_limit_bytes"] == 4 << 30

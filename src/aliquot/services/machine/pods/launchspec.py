@@ -8,7 +8,7 @@ from typing import Any
 
 from aliquot import dialects
 from aliquot.adapters.host.home import OF_A_TENANT
-from aliquot.dialects.local.pods import ContainerPlan, PodPlan, plan_of, spelled
+from aliquot.dialects.local.pods import ContainerPlan, PodPlan, expand, plan_of
 from aliquot.model.claim import Claim
 from aliquot.model.environment import with_granted
 from aliquot.model.grant import Grant
@@ -127,7 +127,7 @@ def _container(
 def _command(
     pod: LocalPod, container: ContainerPlan, node: str, grant: Grant | None
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    return spelled(container, manifest_of(pod)["metadata"], node, has_card=bool(_cards(container, grant)))
+    return expand(container, manifest_of(pod)["metadata"], node, has_card=bool(_cards(container, grant)))
 
 
 def _cards(container: ContainerPlan, grant: Grant | None) -> list[str]:
