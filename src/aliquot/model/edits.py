@@ -1,4 +1,4 @@
-"""What a container runtime does to a container when it makes it, and under which name it is told (CDI)."""
+"""The edits that a container runtime applies when it creates a container, and their CDI name."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-OLDEST = "0.5.0"  # the CDI that has all we say ourselves: names of devices may begin with a digit
+OLDEST = "0.5.0"  # the CDI version that our own edits need: device names may begin with a digit
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A file or folder of the host, seen in the container."""
+    """A file or folder of the host, mounted in the container."""
 
     host: str
     container: str
@@ -20,7 +20,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """What is done to a container. `extra` is the driver's part, untouched, and `version` the CDI that it takes."""
+    """The edits of one container. `extra` is the driver's part, unchanged, and `version` the CDI version it needs."""
 
     env: Mapping[str, str]
     mounts: tuple[Mount, ...] = ()
@@ -31,19 +31,19 @@ class Edits:
 
 @dataclass(frozen=True, slots=True)
 class CdiName:
-    """What the kubelet is told, and under which the runtime looks."""
+    """The name in the response to the kubelet, under which the runtime finds the spec."""
 
     kind: str
     device: str
 
     @property
     def qualified(self) -> str:
-        """As it stands in an answer to the kubelet."""
+        """The form in a response to the kubelet."""
         return f"{self.kind}={self.device}"
 
     @property
     def file(self) -> str:
-        """Where it is told, in the runtime's folder."""
+        """The file in the runtime's CDI folder."""
         return f"{self.kind.replace('/', '-')}-{self.device}.yaml"
 
 

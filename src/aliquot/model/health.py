@@ -1,15 +1,15 @@
 """Whether new work may go to a card: what takes it out, and what brings it back.
 
-Nothing here ends what runs on a card: whoever has it keeps it, and stays accounted. The rule:
+This never ends work that runs on a card: tenants keep it and stay accounted. The rules:
 
  an Xid that is the application's own     nothing; the driver ended that application, the card goes on
- any other Xid                            out at once, and out for good: the card may answer and compute wrong results
- ... and then it was reset                back. A reset is seen as silence after the Xid (79 is silence), then answers
+ any other Xid                            out at once, for good: the card may answer and compute wrong results
+ ... followed by a reset                  back. A reset shows as silence after the Xid (79 is silence), then answers
  the driver says that it is lost          out at once
- it does not answer                       out at the second look running: one may fail on a busy machine
- it answers again                         back at the third look running, unless an Xid had taken it out
+ it does not answer                       out at the second check in a row: one may fail on a busy machine
+ it answers again                         back at the third check in a row, unless an Xid had taken it out
 
-A restart of whoever keeps this forgets everything.
+The state is lost when the program restarts.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 
 from aliquot.model.device import Card
 
-PATIENCE = 2  # looks running without an answer take a card out
-PROBATION = 3  # looks running with an answer bring it back
+PATIENCE = 2  # checks in a row without an answer that take a card out
+PROBATION = 3  # checks in a row with an answer that bring it back
 
-# What NVIDIA's own device plugin leaves in service, no more and no less.
+# Exactly the Xids that NVIDIA's own device plugin ignores.
 OF_THE_APPLICATION = frozenset({13, 31, 43, 45, 68, 109})
 FELL_OFF = 79  # from the bus: the driver does not touch the card again before a reset
-DOUBLE_BIT_ECC = 48  # where the driver tells of it as an event of its own
+DOUBLE_BIT_ECC = 48  # the driver may report it as an event of its own
 
 _XIDS = {
     13: "a kernel's fault",
@@ -56,13 +56,13 @@ _XIDS = {
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a card does."""
+    """The health of a card."""
 
     why: str | None = None  # why it is out; None: it is in
     xid: int | None = None  # the Xid that took it out, the first of several
-    misses: int = 0  # looks running without an answer
-    answers: int = 0  # looks running with one
-    was_dark: bool = False  # it has been out of reach since the Xid: whatever comes back was reset
+    misses: int = 0  # checks in a row without an answer
+    answers: int = 0  # checks in a row with one
+    was_dark: bool = False  # it was unreachable since the Xid: if it comes back, it was reset
 
     @property
     def is_out(self) -> bool:
@@ -71,29 +71,29 @@ class Health:
 
 
 def describe_xid(xid: int) -> str:
-    """For people."""
+    """The Xid in words."""
     words = _XIDS.get(xid)
     return f"Xid {xid}" if words is None else f"Xid {xid}, {words}"
 
 
 def describe_out(card: Card, why: str) -> str:
-    """The same of one card."""
+    """That a card is out, in words."""
     return f"card {card.index} ({card.uuid}) is out: {why}"
 
 
 def hit(health: Health, xid: int, *, ignored: Set[int] = frozenset()) -> Health:
-    """The driver told of an Xid. `ignored` are those that the node's owner wants ignored beside the application's."""
+    """The driver reported an Xid. `ignored`: Xids to ignore, in addition to those of applications."""
     if xid in OF_THE_APPLICATION or xid in ignored:
         return health
-    # Either this Xid says that it is out of reach, or a look was faster than the Xid that made it so.
+    # Either this Xid says that the card is unreachable, or a check noticed that before the Xid came.
     is_dark = xid == FELL_OFF or health.misses == PATIENCE
-    if health.xid is not None:  # the first is the cause, but a reset before this one does not count
+    if health.xid is not None:  # the first Xid is the cause, but a reset before this one does not count
         return replace(health, answers=0, was_dark=is_dark)
     return Health(describe_xid(xid), xid, health.misses, was_dark=is_dark)
 
 
 def answered(health: Health) -> Health:
-    """It answered a look."""
+    """The card answered a check."""
     answers = min(PROBATION, health.answers + 1)
     if health.is_out and answers == PROBATION and (health.xid is None or health.was_dark):
         return Health(answers=answers)
@@ -101,7 +101,7 @@ def answered(health: Health) -> Health:
 
 
 def missed(health: Health, why: str, *, lost: bool = False) -> Health:
-    """It did not answer a look. `lost`: the driver says that it is gone, which is no passing trouble."""
+    """The card did not answer a check. `lost`: the driver says that it is gone, which is not temporary."""
     misses = PATIENCE if lost else min(PATIENCE, health.misses + 1)
     is_dark = misses == PATIENCE
     if health.xid is not None:
@@ -112,8 +112,8 @@ def missed(health: Health, why: str, *, lost: bool = False) -> Health:
 def inventory(remembered: Sequence[Card], listed: Sequence[Card]) -> tuple[Card, ...]:
     """The cards of this boot: those that the driver lists, and those that it listed before, as unhealthy.
 
-    Whoever was remembered keeps its number. The driver counts anew without a card that it lost, but numbers have been
-    given out: two cards of one number would be one to whoever knows it by that.
+    Remembered cards keep their numbers. The driver renumbers when it loses a card, but grants refer to the old numbers:
+    two cards must not have the same.
     """
     now = {card.uuid: card for card in listed}
     merged = {
@@ -121,7 +121,7 @@ def inventory(remembered: Sequence[Card], listed: Sequence[Card]) -> tuple[Card,
     }
     for card in listed:
         if card.uuid not in merged:
-            taken = {each.index for each in merged.values()}
+            taken = {known.index for known in merged.values()}
             index = card.index if card.index not in taken else max(taken) + 1
             merged[card.uuid] = replace(card, index=index)
     sized = {card.uuid: card for card in remembered if card.memory_mib}
@@ -131,7 +131,7 @@ def inventory(remembered: Sequence[Card], listed: Sequence[Card]) -> tuple[Card,
 
 
 def _with_size(card: Card, before: Card | None) -> Card:
-    """What a card that does not answer had when it did."""
+    """The size and model from before, for a card that does not answer."""
     if card.memory_mib or before is None:
         return card
     return replace(card, memory_mib=before.memory_mib, model=card.model or before.model)

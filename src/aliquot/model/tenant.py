@@ -1,4 +1,4 @@
-"""Who shares a card on a node: a tenant is a Pod, or what one `aliquot run` started, with all its processes."""
+"""Tenants, which share the cards of a node: a Pod, or one `aliquot run`, with all its processes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Allotment:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """`id` names its directory and never comes twice (a Pod's is its UID); `name` is for people.
+    """`id` names its directory and is never reused (a Pod's is its UID); `name` is for people.
 
-    `uid` is the user whose processes it has; None, a Pod: any user who reaches its directory. `root` is its first
-    process, where it has one.
+    `uid` is the user of its processes; None, for a Pod: any user who reaches its directory. `root` is its first
+    process, if known.
     """
 
     id: str
@@ -36,62 +36,62 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class SharingRules:
-    """What the node's owner chose: how tenants of one class share, and how long online work keeps a card it left."""
+    """The node's policy: how tenants of one class share, and how long online work keeps a card when it is idle."""
 
     isolation: Isolation = Isolation.BEST_EFFORT
-    release_delay: float = 0.1  # seconds; 0: idle gaps are handed back at once
+    release_delay: float = 0.1  # seconds; 0: an idle card is released at once
 
 
 class State(StrEnum):
-    """What a tenant does on a card at this moment."""
+    """What a tenant currently does on a card."""
 
-    IDLE = "idle"  # has handed over no work lately
+    IDLE = "idle"  # has submitted no work lately
     RUNNING = "running"
     PAUSED = "paused"  # online work has the card
-    WAITING = "waiting"  # for its turn: another tenant's window, or its own quota is used up
+    WAITING = "waiting"  # another tenant has its turn, or its own quota is used up
 
 
 class Level(StrEnum):
-    """How a tenant is held to its share."""
+    """How a tenant's share is enforced."""
 
-    HARDWARE = "hardware"  # time slices and pauses in mid-kernel
-    GATE = "gate"  # the next launch waits
+    HARDWARE = "hardware"  # by time slices, and pauses within a kernel
+    GATE = "gate"  # the next kernel launch waits
     NONE = "none"  # it has not used the card yet
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How one tenant stands on one card."""
+    """The state of one tenant on one card."""
 
     tenant: str  # Tenant.id
     uuid: str
     state: State
     level: Level
-    share: float | None  # of the card's time over the last second, 0 to 1; None: not known
+    share: float | None  # of the card's time over the last second, 0 to 1; None: unknown
     memory_used: int  # bytes
     memory_limit: int | None
-    processes: tuple[int, ...]  # pids, as the node counts
+    processes: tuple[int, ...]  # PIDs in the node's PID namespace
     preemptions: int  # times online work took the card from it
     paused_seconds: float
-    refused: int  # allocations past its quota
+    refused: int  # allocations refused because of its memory limit
 
 
 class FindingKind(StrEnum):
-    """What kind of thing should not be."""
+    """What is wrong."""
 
-    STRANGER = "stranger"  # a process on the card that is no tenant's
-    TRESPASSER = "trespasser"  # a tenant's process, on a card that the tenant has no part of
-    UNREGISTERED = "unregistered"  # a tenant's process that is not held to its share
-    SLICE = "slice"  # a time slice changed behind our back
-    REFUSED = "refused"  # the driver no longer lets us control it
+    STRANGER = "stranger"  # a process on the card that belongs to no tenant
+    TRESPASSER = "trespasser"  # a tenant's process on a card where the tenant has no share
+    UNREGISTERED = "unregistered"  # a tenant's process whose share is not enforced
+    SLICE = "slice"  # another program changed a time slice
+    REFUSED = "refused"  # the driver refuses to control it
     PAGE = "page"  # a tenant's page cannot be written
     SILENT = "silent"  # the card does not answer
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something on a card that should not be. `owner` is whose the process is: a tenant's id, or the UID of a Pod that
-    is no tenant here; None: nobody's that we know."""
+    """Something wrong on a card. `owner` of the process: a tenant's id, or the UID of a Pod that is no tenant here;
+    None: unknown."""
 
     uuid: str
     pid: int | None

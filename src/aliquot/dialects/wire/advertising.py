@@ -1,13 +1,13 @@
-"""What a node offers to the kubelet: so many devices of each resource that its labels enable.
+"""The devices that a node advertises to the kubelet, for each resource that its labels enable.
 
-A device here is a token, named after a card as gpushare does it (`<uuid>-_-<j>`), but not tied to it: the kubelet picks
-whichever it likes, and the Pod's annotation says which card it really has. Therefore
+A device here is a token, named after a card as gpushare does (`<uuid>-_-<j>`), but not tied to it: the kubelet picks
+any, and the Pod's annotation says which card it really has. Therefore
 
-    a sick card    takes free tokens out, whichever they are, as many as the card has left. Those that Pods on it hold
-                   stay healthy: kube-scheduler subtracts them once more, as requests. So both it and the kubelet
-                   have as many left as the sound cards have room
-    the NUMA node  is told where it is the same for all cards. Told by token, it would make the kubelet choose CPUs, or
-                   refuse Pods, by a card that they do not get
+    an unhealthy card  makes free tokens unhealthy, any of them, as many as the card has free. Tokens held by Pods on
+                       the card stay healthy: kube-scheduler subtracts them as requests anyway. So kube-scheduler and
+                       kubelet both see as many free tokens as the healthy cards have room for
+    the NUMA node      is set only if it is the same for all cards. Set per token, it would make the kubelet choose
+                       CPUs, or refuse Pods, by a card that they do not get
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from aliquot.model.device import Card
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
 
-# Of one resource. The kubelet copies the whole list at every turn, and takes no message of more than 4 MiB.
+# Of one resource. The kubelet copies the whole list each time, and accepts no message of more than 4 MiB.
 MOST_DEVICES = 20_000
 
-NODE = "node"  # stands for a card's UUID in what the node has as a whole
+NODE = "node"  # instead of a card's UUID, for resources of the whole node
 
 
 @dataclass(frozen=True, slots=True)
 class Advert:
-    """One resource, and how many tokens each card adds to it. `whole`: one thing that all the cards make together."""
+    """One resource, and the number of tokens of each card. `whole`: a resource of the whole node."""
 
     resource: str
     amounts: Mapping[str, int]  # by the cards' UUIDs
@@ -49,7 +49,7 @@ class Token:
 
 
 def adverts(node: Node, rules: Rules) -> tuple[Advert, ...] | Invalid:
-    """What the node advertises, by its offers; or why it cannot."""
+    """The resources that the node offers, or why it cannot advertise them."""
     if not node.cards:
         return ()
     nameless = next((card for card in node.cards if not card.uuid), None)
@@ -82,14 +82,14 @@ def _too_many(resource: str, rules: Rules) -> str:
 
 
 def tokens(advert: Advert, cards: Sequence[Card], held: Mapping[str, frozenset[str]]) -> tuple[Token, ...]:
-    """The resource's devices. `held`: by token, the UUIDs of the cards that its holder has, evenly on each."""
+    """The resource's devices. `held`: by token, the UUIDs of its holder's cards, on which they are spread evenly."""
     numa = _common_numa(cards)
-    sound = {card.uuid for card in cards if card.healthy}
+    healthy_cards = {card.uuid for card in cards if card.healthy}
     if advert.whole:
         healthy = all(card.healthy for card in cards)
         return tuple(Token(name, healthy, numa) for names in _names(advert).values() for name in names)
     names = _names(advert)
-    out = _unhealthy(names, names.keys() - sound, held)
+    out = _unhealthy(names, names.keys() - healthy_cards, held)
     return tuple(Token(name, name not in out, numa) for name in chain.from_iterable(names.values()))
 
 
@@ -98,16 +98,17 @@ def _names(advert: Advert) -> dict[str, list[str]]:
 
 
 def _unhealthy(
-    names: Mapping[str, Sequence[str]], sick: Iterable[str], held: Mapping[str, frozenset[str]]
+    names: Mapping[str, Sequence[str]], unhealthy: Iterable[str], held: Mapping[str, frozenset[str]]
 ) -> frozenset[str]:
-    """Which tokens are told unhealthy for these cards. Always the same for the same, so that nothing flickers."""
+    """The tokens to mark unhealthy for these cards. Deterministic, so that nothing flickers."""
     left = 0
-    for uuid in (sick := frozenset(sick)):
-        spread = Counter(len(cards) for cards in held.values() if uuid in cards)  # over so many cards: so many tokens
+    for uuid in (unhealthy := frozenset(unhealthy)):
+        # Counts tokens by the number of cards that they are spread on.
+        spread = Counter(len(cards) for cards in held.values() if uuid in cards)
         on_it = sum(Fraction(count, cards) for cards, count in spread.items())
         left += max(0, len(names[uuid]) - int(on_it))
-    # Those named after the sick cards first: people read names.
-    by_name = chain.from_iterable(names[uuid] for uuid in sorted(names, key=lambda uuid: uuid not in sick))
+    # First those named after the unhealthy cards: people read names.
+    by_name = chain.from_iterable(names[uuid] for uuid in sorted(names, key=lambda uuid: uuid not in unhealthy))
     free = (name for name in by_name if name not in held)
     return frozenset(islice(free, left))
 

@@ -1,14 +1,14 @@
-"""How a container runtime is told what to put into a container: the Container Device Interface, one file per answer.
+"""The Container Device Interface: one spec file per allocation says what the runtime puts into a container.
 
     # aliquot {"v":1,"uid":"5c1f..","namespace":"ml","pod":"train-0","container":"main"}
     {"cdiVersion":"0.5.0","kind":"aliquot.dev/qgpu-core","devices":[{"name":"3f2a..","containerEdits":{..}}]}
 
-Whose a file is stands in a comment. CDI has annotations for such things, but only from 0.6.0 on, and the library in
-containerd 1.7.0 knows 0.5.0, refuses fields that it does not know, and then may refuse the other files too. Every
-version of it reads the files as YAML, whatever they are called; JSON under a comment is YAML, hence `.yaml`.
+A comment names the Pod that owns the file. CDI has annotations for this only from 0.6.0 on. The library in containerd
+1.7.0 knows 0.5.0, refuses unknown fields, and then may refuse the other files, too. Every version of it reads the files
+as YAML, whatever their name; JSON under a comment is YAML, hence `.yaml`.
 
-Our edits are those of the device. What the driver needs is taken over as it is from NVIDIA's own file and is told as
-the edits of the whole file: runtimes apply these first, so that ours win where both say something.
+Our edits are those of the device. The driver's edits are copied from NVIDIA's own file into the edits of the whole
+file: runtimes apply these first, so ours win where both set the same.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ DRIVER_KIND = "nvidia.com/gpu"
 
 _MARK = b"# aliquot "
 _FORM = 1
-_HASH = 12  # bytes: no two of the devices of a node ever meet
-_READ_ONLY = ("ro", "bind", "nosuid", "nodev")  # not noexec: libraries are mapped as programs are
+_HASH = 12  # bytes: enough that names of a node never collide
+_READ_ONLY = ("ro", "bind", "nosuid", "nodev")  # not noexec: libraries are mapped as executable
 _WRITABLE = ("rw", "bind", "nosuid", "nodev", "noexec")
-# Legal in JSON as they are; YAML refuses them or takes them for ends of lines.
+# Legal in JSON; YAML refuses them or reads them as line ends.
 _NOT_YAML = re.compile("[\x7f-\xa0\u2028\u2029\ufeff\ufffe\uffff]")
 
 
@@ -77,7 +77,7 @@ class _File(msgspec.Struct, rename="camel", omit_defaults=True):
     container_edits: dict[str, Any] = {}
 
 
-class _Whose(msgspec.Struct):
+class _Owner(msgspec.Struct):
     v: int
     uid: str
     namespace: str
@@ -88,18 +88,18 @@ class _Whose(msgspec.Struct):
 _KIND = re.compile(re.escape(VENDOR) + r"/[A-Za-z0-9_-]{2,128}")
 _DEVICE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FILE = msgspec.json.Decoder(_File)
-_WHOSE = msgspec.json.Decoder(_Whose)
+_OWNER = msgspec.json.Decoder(_Owner)
 
 
 def name_of(resource: str, ids: Iterable[str]) -> CdiName:
-    """The same for the same devices of the same resource, in whatever order they come, and for no others."""
+    """A name that depends only on the resource and the set of devices."""
     held = "\0".join([resource, *sorted(ids)]).encode()
     device = hashlib.blake2b(held, digest_size=_HASH).hexdigest()
     return CdiName(f"{VENDOR}/{_class_of(resource)}", device)
 
 
 def _class_of(resource: str) -> str:
-    """The resource without its domain. A class of one character crashes containerd, one with a dot takes CDI 0.6.0."""
+    """The resource without its domain. A class of one character crashes containerd, a dot needs CDI 0.6.0."""
     legal = re.sub(r"[^A-Za-z0-9_-]", "-", resource.rpartition("/")[2]).strip("-_")
     return legal if len(legal) > 1 and legal[0].isalpha() else f"gpu-{legal}".rstrip("-")
 
@@ -116,61 +116,60 @@ def render_spec(spec: Spec) -> bytes:
         ],
     )
     file = _File(edits.version, spec.name.kind, [_Device(spec.name.device, ours)], dict(edits.extra))
-    whose = _Whose(_FORM, spec.pod_uid, spec.namespace, spec.pod, spec.container)
+    owner = _Owner(_FORM, spec.pod_uid, spec.namespace, spec.pod, spec.container)
     text = _NOT_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", msgspec.json.encode(file).decode())
-    # The comment in ASCII: nothing in it may look like the end of a line.
-    return _MARK + json.dumps(msgspec.to_builtins(whose)).encode() + b"\n" + text.encode() + b"\n"
+    # The comment is ASCII: nothing in it may look like a line end.
+    return _MARK + json.dumps(msgspec.to_builtins(owner)).encode() + b"\n" + text.encode() + b"\n"
 
 
 def parse_spec(data: bytes) -> Spec | None:
-    """What we wrote; None where it is another's, or damaged."""
+    """The spec of a file that we wrote; None for other files and damaged ones."""
     head, _, body = data.partition(b"\n")
     if not head.startswith(_MARK):
         return None
     try:
-        whose, file = _WHOSE.decode(head[len(_MARK) :]), _FILE.decode(body)
+        owner, file = _OWNER.decode(head[len(_MARK) :]), _FILE.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    if whose.v != _FORM or len(file.devices) != 1 or not _KIND.fullmatch(file.kind):
+    if owner.v != _FORM or len(file.devices) != 1 or not _KIND.fullmatch(file.kind):
         return None
     (device,) = file.devices
-    if not _DEVICE.fullmatch(device.name):  # it names the file that is removed with the Pod
+    if not _DEVICE.fullmatch(device.name):  # the file with this name is removed with the Pod
         return None
     found = device.container_edits
     edits = Edits(
-        env={key: value for key, _, value in (each.partition("=") for each in found.env)},
+        env={key: value for key, _, value in (variable.partition("=") for variable in found.env)},
         mounts=tuple(Mount(mount.host_path, mount.container_path, "ro" not in mount.options) for mount in found.mounts),
         devices=tuple(node.path for node in found.device_nodes),
         extra=file.container_edits,
         version=file.cdi_version,
     )
-    return Spec(CdiName(file.kind, device.name), edits, whose.uid, whose.namespace, whose.pod, whose.container)
+    return Spec(CdiName(file.kind, device.name), edits, owner.uid, owner.namespace, owner.pod, owner.container)
 
 
 # Short numbers of ASCII digits: int() takes no others (\u00b2 is a digit too), and refuses thousands of them.
 _RUNTIME = re.compile(r"([a-z-]+)://v?([0-9]{1,4})(?![0-9])")
 _KUBELET = re.compile(r"v?([0-9]{1,4})\.([0-9]{1,4})(?![0-9])")
-_ALWAYS_ON = {"containerd": 2, "cri-o": 1}  # the first major version that reads CDI unless told not to
+_ALWAYS_ON = {"containerd": 2, "cri-o": 1}  # the first major version that reads CDI by default
 
 
 def reads_cdi(runtime: str) -> bool:
-    """Whether a runtime, told as the kubelet tells it (`containerd://2.1.0`), reads CDI by itself.
+    """Whether a runtime, in the form of the kubelet (`containerd://2.1.0`), reads CDI by default.
 
-    containerd 1.7 can, but must be told to (`enable_cdi`), and nothing outside it shows that: it counts as one that
-    does not.
+    containerd 1.7 needs `enable_cdi`, which is not visible from outside: it counts as a runtime that does not.
     """
     found = _RUNTIME.match(runtime)
     return found is not None and found[1] in _ALWAYS_ON and int(found[2]) >= _ALWAYS_ON[found[1]]
 
 
 def is_silent(runtime: str) -> bool:
-    """Whether the kubelet tells of a runtime that does not answer just now, so that its version cannot be told."""
+    """Whether the kubelet reports a runtime that does not answer at the moment, so that its version is unknown."""
     return runtime.endswith("://Unknown")
 
 
 def passes_cdi(kubelet: str) -> bool:
-    """Whether a kubelet of that version (`v1.31.2`) passes on the CDI names that device plugins answer: by itself from
-    1.29 on. An older one drops them without a word, and containers would start without us."""
+    """Whether a kubelet of that version (`v1.31.2`) passes CDI names of device plugins to the runtime: by default from
+    1.29 on. An older one silently drops them, and containers would start without our edits."""
     found = _KUBELET.match(kubelet)
     return found is not None and (int(found[1]), int(found[2])) >= (1, 29)
 
@@ -179,12 +178,12 @@ def passes_cdi(kubelet: str) -> bool:
 
 
 def driver_edits(spec: object, uuids: Sequence[str], *, indices: Mapping[str, int] | None = None) -> Edits | None:
-    """What NVIDIA's own CDI file (as `nvidia-ctk cdi generate` writes it, parsed) says of these cards, and of all.
+    """The edits for these cards, and for all, from NVIDIA's own CDI file (parsed output of `nvidia-ctk cdi generate`).
 
-    The file names cards by UUID, by number, or both: `indices` tells the numbers of today. None where it is another
-    file, or says nothing of one of the cards: half of a driver is worse than none.
+    The file names cards by UUID, by number, or both: `indices` has the current numbers. None if it is another file, or
+    lacks one of the cards: half of a driver is worse than none.
     """
-    try:  # YAML has dates and anchors that lead back; whatever is not JSON is not CDI either
+    try:  # YAML has dates and recursive anchors; what is not JSON is not CDI either
         plain = msgspec.json.decode(msgspec.json.encode(spec))
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
         return None
@@ -193,9 +192,9 @@ def driver_edits(spec: object, uuids: Sequence[str], *, indices: Mapping[str, in
     version, devices = plain.get("cdiVersion"), plain.get("devices")
     if not isinstance(version, str) or not isinstance(devices, list):
         return None
-    told = {device.get("name"): device.get("containerEdits") for device in devices if _has_a_name(device)}
+    by_name = {device.get("name"): device.get("containerEdits") for device in devices if _has_a_name(device)}
     merged: dict[str, Any] = {}
-    for part in (plain.get("containerEdits") or {}, *(_of_card(told, uuid, indices or {}) for uuid in uuids)):
+    for part in (plain.get("containerEdits") or {}, *(_of_card(by_name, uuid, indices or {}) for uuid in uuids)):
         if not isinstance(part, dict):
             return None
         for key, value in part.items():
@@ -207,21 +206,21 @@ def _has_a_name(device: object) -> bool:
     return isinstance(device, dict) and isinstance(device.get("name"), str)
 
 
-def _of_card(told: Mapping[Any, Any], uuid: str, indices: Mapping[str, int]) -> Any:
-    """By its UUID where the file has it: numbers may have changed since the file was written."""
-    return told[uuid] if uuid in told else told.get(str(indices.get(uuid, "")))
+def _of_card(by_name: Mapping[Any, Any], uuid: str, indices: Mapping[str, int]) -> Any:
+    """By UUID if the file has it: numbers may have changed since the file was written."""
+    return by_name[uuid] if uuid in by_name else by_name.get(str(indices.get(uuid, "")))
 
 
 def _joined(before: Any, now: Any) -> Any:
-    """Lists one after the other, each thing once: the cards have device nodes in common."""
+    """Concatenates lists without duplicates: the cards have device nodes in common."""
     if not isinstance(before, list) or not isinstance(now, list):
         return now
-    return before + [each for each in now if each not in before]
+    return before + [item for item in now if item not in before]
 
 
 def _newer(one: str, other: str) -> str:
-    """Of two versions; what is no version is left to whoever reads the file."""
-    numbers = [re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", each) for each in (one, other)]
+    """The newer of two versions. If one is malformed, the runtime has to decide."""
+    numbers = [re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", version) for version in (one, other)]
     if not all(numbers):
         return one
-    return max(one, other, key=lambda each: tuple(int(part) for part in each.split(".")))
+    return max(one, other, key=lambda version: tuple(int(part) for part in version.split(".")))

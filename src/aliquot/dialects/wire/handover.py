@@ -1,7 +1,7 @@
-"""What another device plugin gave a container, gpushare's say, read from the answer that the kubelet keeps of it.
+"""Which cards another device plugin, such as gpushare's, gave a container, by the response that the kubelet keeps.
 
-Which card that is, the answer knows better than the Pod's annotation: the annotation has the card's number of then,
-and peers that go by size and age mix up Pods of one size. Device IDs tell nothing: kubelets choose them freely.
+The response is more reliable than the Pod's annotation: the annotation has the card's number of that time, and plugins
+that match Pods by size and age confuse Pods of one size. Device IDs say nothing: the kubelet chooses them freely.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 
 
 def is_ours(cdi: Iterable[str], env: Mapping[str, str], *, mark: str) -> bool:
-    """Whether the answer is one of ours: it names a spec of ours or, for runtimes without CDI, has our variable."""
+    """Whether the response is ours: it names one of our CDI specs or, for runtimes without CDI, has our variable."""
     return mark in env or any(name.startswith(f"{VENDOR}/") for name in cdi)
 
 
 def cards_given(env: Mapping[str, str], node: Node) -> tuple[int, ...] | None:
-    """Today's numbers of the cards that the container was given; None where it names others than the node has.
+    """The current numbers of the cards that the container got; None if it names cards that the node does not have.
 
-    A plugin that names cards by number meant those of its own time: nothing tells what they are today.
+    Numbers in the response do not count: they were right at that time, and nothing says what they are today.
     """
     known = {card.uuid: card.index for card in node.cards if card.uuid}
     words = [word.strip() for word in env.get(VISIBLE, "").split(",")]
@@ -35,23 +35,23 @@ def cards_given(env: Mapping[str, str], node: Node) -> tuple[int, ...] | None:
 
 
 def on_cards(grant: Grant, given: Iterable[int], node: Node) -> Grant:
-    """The grant on the cards that were really given, by their UUIDs; where these are as many, and others."""
+    """The grant moved to the cards that were really given, if those differ and are as many."""
     named = {share.card for container in grant.containers for share in container.shares}
-    really = set(given)
-    if really == named or len(really) != len(named):
+    actual = set(given)
+    if actual == named or len(actual) != len(named):
         return grant
-    return _on(grant, dict(zip(sorted(named - really), sorted(really - named), strict=True)), node)
+    return _on(grant, dict(zip(sorted(named - actual), sorted(actual - named), strict=True)), node)
 
 
 def render_own_grant(claim: Claim, grant: Grant, node: Node) -> dict[str, str]:
-    """Our annotation for a Pod that a peer's scheduler placed, with its cards by their UUIDs. None for a grant that it
-    could not be read back from: peers may spread a Pod unevenly."""
-    marks = native.render_grant(_on(grant, {}, node))
-    return marks if isinstance(native.parse_grant(marks, claim, node.name, node), Grant) else {}
+    """Our annotation for a Pod that a peer's scheduler placed, with the UUIDs of its cards. Empty for a grant that we
+    could not read back: peers may spread a Pod unevenly."""
+    annotations = native.render_grant(_on(grant, {}, node))
+    return annotations if isinstance(native.parse_grant(annotations, claim, node.name, node), Grant) else {}
 
 
 def _on(grant: Grant, moved: Mapping[int, int], node: Node) -> Grant:
-    """Every card by the number it has now, and by its UUID."""
+    """Every card with its current number and its UUID."""
     uuids = {card.index: card.uuid for card in node.cards}
     containers = []
     for container in grant.containers:

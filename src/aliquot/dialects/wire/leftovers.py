@@ -1,4 +1,4 @@
-"""What stands on a Node by our doing, and how it is taken away; what stays, and the mark that says so. Pure."""
+"""What we wrote on a Node and how to remove it; the annotation for files that are left behind there. Pure."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _FOLDER = re.compile(r"(/(?!\.\.?(/|\Z))[\w.+-]+)+\Z", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """Files on a node that Pods still need, or that could not be taken away: with what that is to be done later."""
+    """Files on a node that Pods still need or that could not be removed, and how to remove them later."""
 
     image: str
     kubelet: str = KUBELET
-    selinux: Mapping[str, str] | None = None  # the label that the agents had
+    selinux: Mapping[str, str] | None = None  # the SELinux label of the agents
 
 
 class _LeftBehind(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -48,7 +48,7 @@ def render_left_behind(left: LeftBehind) -> str:
 
 
 def parse_left_behind(node: Json) -> LeftBehind | Invalid | None:
-    """None: nothing was left behind. The node's own kubelet may write here too, so nothing of it is taken on trust."""
+    """None: nothing was left behind. The node's kubelet may write this annotation, too, so nothing in it is trusted."""
     text = (node["metadata"].get("annotations") or {}).get(native.LEFT_BEHIND)
     if text is None:
         return None
@@ -64,7 +64,7 @@ def parse_left_behind(node: Json) -> LeftBehind | Invalid | None:
 
 
 def had_agent(node: Json) -> bool:
-    """Whether an agent of ours was the last to speak there."""
+    """Whether the Node has annotations of our agent."""
     annotations = node["metadata"].get("annotations") or {}
     return native.INVENTORY in annotations or native.AGENT in annotations
 
@@ -72,12 +72,13 @@ def had_agent(node: Json) -> bool:
 def node_leftovers(
     node: Json, labelled: Mapping[str, str], left: LeftBehind | None = None
 ) -> tuple[Json | None, Json | None]:
-    """What takes our marks from a Node: a merge patch of it and a strategic one of its status; None: nothing there.
+    """The patches that remove our marks from a Node: a merge patch of it and a strategic one of its status; None:
+    nothing to do.
 
-    A label goes that we put there and that is still as we left it: by the record, or by who the API server says wrote
-    it. The resources stand at 0 once their plugin is gone, and the kubelet itself never takes them away. Where no agent
-    of ours was, or one was left behind before, somebody else may have come: what can be had is theirs, and the taint.
-    `left`: what is noted there instead.
+    A label is removed if we wrote it and nobody changed it: by `labelled`, or by the managedFields. The resources stay
+    at 0 once their plugin is gone: the kubelet never removes them. If the Node has no agent of ours, or files were left
+    behind before, another program may be there: allocatable resources and the taint are then its own. `left`: what to
+    note instead.
     """
     metadata, status = node["metadata"], node.get("status") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
@@ -105,17 +106,17 @@ def _of_status(status: Json, *, theirs: bool) -> Json:
     found: Json = {}
     if any(condition.get("type") == CONDITION for condition in status.get("conditions") or ()):
         found["conditions"] = [{"$patch": "delete", "type": CONDITION}]
-    to_be_had = status.get("allocatable") or {}
+    allocatable = status.get("allocatable") or {}
     for side in ("capacity", "allocatable"):
         names = [key for key in status.get(side) or {} if key in schedulerconfig.RESOURCES]
-        stale = {key: None for key in names if not theirs or to_be_had.get(key, "0") == "0"}
+        stale = {key: None for key in names if not theirs or allocatable.get(key, "0") == "0"}
         if stale:
             found[side] = stale
     return found
 
 
 def _marks(metadata: Json, part: str) -> set[str]:
-    """The keys that programs of ours wrote last, by the API server's own books."""
+    """The keys that our programs wrote last, by the managedFields."""
     found: set[str] = set()
     for managedfield in metadata.get("managedFields") or ():
         if str(managedfield.get("manager", "")).startswith("aliquot"):
