@@ -21,6 +21,7 @@ from aliquot.dialects.registry import (
     QgpuRules,
     Rules,
     Taints,
+    advertised_gpushare_unit,
     guess_gpushare_unit,
     missing_tolerations,
     parse_grant,
@@ -33,7 +34,6 @@ from aliquot.dialects.registry import (
     render_inventory,
     render_pod,
     taints,
-    told_gpushare_unit,
     tolerations,
 )
 
@@ -48,6 +48,7 @@ __all__ = [
     "QgpuRules",
     "Rules",
     "Taints",
+    "advertised_gpushare_unit",
     "guess_gpushare_unit",
     "missing_tolerations",
     "parse_grant",
@@ -60,6 +61,5 @@ __all__ = [
     "render_inventory",
     "render_pod",
     "taints",
-    "told_gpushare_unit",
     "tolerations",
 ]

@@ -164,7 +164,7 @@ def amounts(card: Card, offers: frozenset[Offer], unit: MemoryUnit) -> dict[str,
     return {MEMORY: card.memory_mib // unit.mib, COUNT: 1} if Offer.GPUSHARE in offers else {}
 
 
-def told_unit(nodes: Iterable[NodeView]) -> MemoryUnit | None:
+def advertised_unit(nodes: Iterable[NodeView]) -> MemoryUnit | None:
     """The cluster's unit, by its nodes: nobody has a card of more than 1000 GiB. None where no node advertises gpu-mem.
 
     One such node is enough, wherever it stands: another may have lost most of its cards, and then tell too little.

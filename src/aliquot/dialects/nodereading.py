@@ -106,10 +106,10 @@ def _capacities(node: NodeView, rules: Rules, notes: list[str], problems: list[I
 # --- the unit of gpu-mem, which follows from the amounts that nodes advertise ----------------------------------------
 
 
-def told_gpushare_unit(nodes: Iterable[object]) -> MemoryUnit | None:
+def advertised_gpushare_unit(nodes: Iterable[object]) -> MemoryUnit | None:
     """The unit of gpu-mem in the cluster with these nodes; None where none of them advertises any."""
     read = (node if isinstance(node, NodeObject) else read_object(node, NodeObject, "node") for node in nodes)
-    return gpushare.told_unit(map(node_view, _unlike(node for node in read if isinstance(node, NodeObject))))
+    return gpushare.advertised_unit(map(node_view, _unlike(node for node in read if isinstance(node, NodeObject))))
 
 
 def _unlike(nodes: Iterable[NodeObject]) -> Iterable[NodeObject]:
@@ -125,4 +125,4 @@ def _unlike(nodes: Iterable[NodeObject]) -> Iterable[NodeObject]:
 
 def guess_gpushare_unit(nodes: Iterable[object]) -> MemoryUnit:
     """The same, GiB where none of them tells."""
-    return told_gpushare_unit(nodes) or MemoryUnit.GIB
+    return advertised_gpushare_unit(nodes) or MemoryUnit.GIB

@@ -1,7 +1,7 @@
 """What every Pod says to Kubernetes, whatever the dialect: its names, its containers, what they ask for.
 
-Reading never raises. Wrong shapes become `Pod.problems`; they are told only if the Pod turns out to be ours, because
-a Pod that is not ours is not ours to judge.
+Reading never raises. Wrong shapes become `Pod.problems`; they count only if the Pod turns out to be ours, because a Pod
+that is not ours is not ours to judge.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Pod:
     memory_mib: int = 0
 
     def annotation(self, key: str) -> object:
-        """The annotation, even a misplaced one, so that one slip is told once and not by its consequences too."""
+        """The annotation, even a misplaced one, so that one slip is one problem, without its consequences."""
         return self.annotations[key] if key in self.annotations else self.misplaced.get(key)
 
     def asking(self, *resources: str) -> list[Container]:
@@ -209,9 +209,9 @@ def with_requests(pod: Pod) -> Pod:
 
 def _containers(spec: Json, problems: list[Invalid]) -> Iterable[Container]:
     for key in ("initContainers", "containers"):
-        for index, each in enumerate(list_at(spec.get(key), f"spec.{key}", problems)):
+        for index, item in enumerate(list_at(spec.get(key), f"spec.{key}", problems)):
             path = f"spec.{key}[{index}]"
-            container = mapping_at(each, path, problems)
+            container = mapping_at(item, path, problems)
             resources = mapping_at(container.get("resources"), f"{path}.resources", problems)
             role = Role.MAIN
             if key == "initContainers":
@@ -228,9 +228,9 @@ def _containers(spec: Json, problems: list[Invalid]) -> Iterable[Container]:
 
 def _owner(metadata: Json, namespace: str, problems: list[Invalid]) -> str | None:
     owners = list_at(metadata.get("ownerReferences"), "metadata.ownerReferences", problems)
-    for index, each in enumerate(owners):
+    for index, item in enumerate(owners):
         path = f"metadata.ownerReferences[{index}]"
-        owner = mapping_at(each, path, problems)
+        owner = mapping_at(item, path, problems)
         if owner.get("controller") is True:
             kind = text_at(owner.get("kind"), f"{path}.kind", problems)
             return f"{kind}/{namespace}/{text_at(owner.get('name'), f'{path}.name', problems)}"
@@ -334,7 +334,7 @@ def render_pod(claim: Claim, words: Words) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": metadata,
-        "spec": {key: each for key, each in spec.items() if each},
+        "spec": {key: containers for key, containers in spec.items() if containers},
     }
 
 

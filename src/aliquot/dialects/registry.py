@@ -9,7 +9,7 @@ from typing import Any
 from aliquot.dialects import gpushare, native, pods, qgpu, t9k
 from aliquot.dialects.gpushare import MemoryUnit, parse_unhealthy
 from aliquot.dialects.native import render_inventory
-from aliquot.dialects.nodereading import NodeReader, guess_gpushare_unit, parse_node, told_gpushare_unit
+from aliquot.dialects.nodereading import NodeReader, advertised_gpushare_unit, guess_gpushare_unit, parse_node
 from aliquot.dialects.pods import Pod, read_pod, with_requests
 from aliquot.dialects.qgpu import QgpuRules
 from aliquot.dialects.rules import DEFAULT_RULES, DIALECTS, Rules
@@ -31,6 +31,7 @@ __all__ = [
     "QgpuRules",
     "Rules",
     "Taints",
+    "advertised_gpushare_unit",
     "guess_gpushare_unit",
     "missing_tolerations",
     "parse_grant",
@@ -43,7 +44,6 @@ __all__ = [
     "render_inventory",
     "render_pod",
     "taints",
-    "told_gpushare_unit",
     "tolerations",
 ]
 

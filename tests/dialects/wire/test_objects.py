@@ -18,10 +18,10 @@ from aliquot.dialects import (
     PodReader,
     QgpuRules,
     Rules,
+    advertised_gpushare_unit,
     parse_grant,
     parse_node,
     parse_pod,
-    told_gpushare_unit,
 )
 from aliquot.dialects.pods import read_pod, with_requests
 from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject, pod_names, read_object
@@ -85,7 +85,7 @@ def test_pod_struct_has_phase_and_owner_of_json(pod: Json) -> None:
 def test_node_struct_equals_json_node(node: Json, by: Rules) -> None:
     assert parse_node(typed_node(node), by) == parse_node(node, by)
     assert NodeReader(by).read(typed_node(node)) == parse_node(node, by)
-    assert told_gpushare_unit([typed_node(node)]) == told_gpushare_unit([node])
+    assert advertised_gpushare_unit([typed_node(node)]) == advertised_gpushare_unit([node])
 
 
 @pytest.mark.parametrize(

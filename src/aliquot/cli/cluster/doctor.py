@@ -249,7 +249,7 @@ def _of_objects(overview: Overview, now: datetime, *, with_pods: bool) -> Iterat
 
 
 def _of_node(site: Site, kubectl: Kubectl, unseen: KubectlError | None, qgpu_rules: str) -> Iterator[Finding]:
-    """`unseen`: why the cluster was not looked at; then what is told of all nodes and Pods is told of this one's."""
+    """`unseen`: why the cluster could not be read; then the checks of nodes and Pods run for this node alone."""
     from aliquot import dialects
     from aliquot.services.doctor.agent import agent_findings, bystander
     from aliquot.services.doctor.holdings import holding_findings, living
@@ -295,10 +295,10 @@ def _node_objects(
         what = f"{unseen.text}: only this node was looked at"
         return node, pods, [Finding("api", Level.NOTE, (name,), what, "run it where kubectl works, for the rest")]
     except KubectlError as error:
-        said, advice = error.text, error.advice
+        problem, advice = error.text, error.advice
     except OwnAccountError as error:
-        said, advice = str(error), "name the cluster in KUBECONFIG, or install kubectl"
-    what = f"{said}; so what Pods should have is not known"
+        problem, advice = str(error), "name the cluster in KUBECONFIG, or install kubectl"
+    what = f"{problem}; so what Pods should have is not known"
     fix = advice or "tell which Node this machine is: --nodename, of those that kubectl get nodes shows"
     return None, [], [Finding("api", Level.UNKNOWN, (f"Node {name}",), what, fix)]
 

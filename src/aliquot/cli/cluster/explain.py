@@ -164,11 +164,11 @@ def _write_json(verdicts: Iterable[Verdict]) -> bool:
     import msgspec
 
     fits, before = True, "["
-    told: tuple[object, msgspec.Raw] = (None, msgspec.Raw(b"[]"))
+    encoded: tuple[object, msgspec.Raw] = (None, msgspec.Raw(b"[]"))
     for verdict in verdicts:
-        if told[0] is not verdict.refusals:  # replicas that do not fit share theirs
-            told = (verdict.refusals, msgspec.Raw(msgspec.json.encode(_refusals(verdict))))
-        entry = msgspec.json.format(msgspec.json.encode({**_entry(verdict), "refusals": told[1]}), indent=2)
+        if encoded[0] is not verdict.refusals:  # replicas that do not fit share theirs
+            encoded = (verdict.refusals, msgspec.Raw(msgspec.json.encode(_refusals(verdict))))
+        entry = msgspec.json.format(msgspec.json.encode({**_entry(verdict), "refusals": encoded[1]}), indent=2)
         click.echo(f"{before}\n  " + entry.decode().replace("\n", "\n  "), nl=False)
         if verdict.remark:
             click.echo(f"note: {printable(verdict.pod)}: {verdict.remark}", err=True)
@@ -228,9 +228,9 @@ def _write_table(verdicts: Iterable[Verdict], *, nodes: int, widths: list[int]) 
         ours, fits, others = ours + verdict.ours, fits + (verdict.ours and verdict.fits), others + (not verdict.ours)
     if alike:
         _echo(_paragraph(alike, nodes, widths))
-    sum_of_it = "no Pods of ours" if not ours else f"all {ours:,} fit" if fits == ours else f"{fits:,} of {ours:,} fit"
+    total = "no Pods of ours" if not ours else f"all {ours:,} fit" if fits == ours else f"{fits:,} of {ours:,} fit"
     tail = f"; {others:,} {'are' if others > 1 else 'is'} not ours" if others else ""
-    click.echo(f"\n{sum_of_it}{tail}")
+    click.echo(f"\n{total}{tail}")
     return fits == ours
 
 

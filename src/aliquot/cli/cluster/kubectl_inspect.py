@@ -30,7 +30,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class HeldPod:
-    """A Pod on a node, and what it holds in the cluster's unit: by card, or pending where no card is told."""
+    """A Pod on a node, and what it holds in the cluster's unit: by card, or `pending` where its cards are unknown."""
 
     namespace: str
     name: str
@@ -50,7 +50,7 @@ class SharedNode:
 
     @property
     def pending(self) -> int | None:
-        """What is allocated on no card that is told; None where every Pod's cards are."""
+        """What is allocated on unknown cards; None where every Pod's cards are known."""
         waiting = [pod.pending for pod in self.pods if pod.pending]
         return sum(waiting) if waiting else None
 
@@ -136,7 +136,7 @@ def _shared_node(obj: NodeObject, rules: Rules) -> tuple[SharedNode, Node | None
 
 
 def _allocatable(amounts: Any, *resources: str) -> list[int]:
-    """How many of each; 0 where nothing readable tells."""
+    """How many of each; 0 where that is missing or cannot be read."""
     from aliquot.model.quantity import QuantityError, parse_count
 
     found = []

@@ -1,1 +1,1 @@
-"""Looks for what is wrong here. `site` and `locate` read; the others are pure checks, one subject each."""
+"""Finds what is wrong with an installation. `site`, `locate` and `verify` read; the others are pure checks."""

@@ -1,5 +1,5 @@
-"""Is the node's agent there, and does it have all it needs of kubelet, runtime, driver and host: what was seen in,
-findings out. Whether what it gave to Pods is right is looked at in holdingchecks.py."""
+"""Does the node's agent run, and does it have what it needs of kubelet, runtime, driver and host: a Site in, findings
+out. Whether Pods hold what they were granted is checked in holdings.py."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def agent_findings(site: Site, node: Json | None, rules: Rules) -> Iterator[Find
     yield from _disks(site)
     yield from _driver(site)
     yield from _cards(site)
-    told = None if node is None else dialects.parse_node(node, rules)
-    if node is not None and isinstance(told, Node):  # else told as a broken rule
+    parsed = None if node is None else dialects.parse_node(node, rules)
+    if node is not None and isinstance(parsed, Node):  # a broken one is a finding of nodes.py
         yield from _resources(site, node, rules)
-        yield from _inventory(site, node, told)
+        yield from _inventory(site, node, parsed)
     yield from _cdi(site, node)
 
 
 def bystander(site: Site, node: Json | None, rules: Rules) -> bool:
-    """Whether nothing of ours is on this machine, nor asked for: a node without cards, where people call us too."""
-    told = None if node is None else dialects.parse_node(node, rules)
+    """Whether this machine neither has an agent nor asks for one: people run the doctor there too."""
+    parsed = None if node is None else dialects.parse_node(node, rules)
     traces = site.agent or site.lock_holder or site.nvml_cards or site.specs or site.folders
-    return isinstance(told, Node) and not told.offers and not traces
+    return isinstance(parsed, Node) and not parsed.offers and not traces
 
 
 def restarting(site: Site) -> str:
@@ -188,7 +188,7 @@ def _cards(site: Site) -> Iterator[Finding]:
 
 
 def _on_cards(site: Site, out: set[str]) -> Iterator[Finding]:
-    """What the agent says that should not be there. That a card which is out does not answer is no news."""
+    """What the agent found on the cards that should not be there. A card that is out need not answer."""
     numbers = {card.uuid: card.index for card in site.agent.cards} if site.agent else {}
     for finding in site.agent.findings if site.agent else ():
         if finding.kind is FindingKind.SILENT and finding.uuid in out:
@@ -201,23 +201,23 @@ def _on_cards(site: Site, out: set[str]) -> Iterator[Finding]:
 
 
 def _resources(site: Site, node: Json, rules: Rules) -> Iterator[Finding]:
-    """What the labels ask for, against what the kubelet has accepted and what the Node says of it."""
+    """The resources that the labels ask for, against those that the kubelet accepted and the Node advertises."""
     here = cards_here(site)
     if here is None and not _has_inventory(node):
-        return  # told as that
+        return  # a finding of its own
     # As the agent does it: what the Node advertises is its doing, or left of a plugin that was here before.
     bare = {**node, "status": {}}
     if here is not None:
         bare["metadata"] = {**node["metadata"], "annotations": dialects.render_inventory(here)}
-    told = dialects.parse_node(bare, rules)
-    if not isinstance(told, Node):
-        return  # told as a broken rule
-    wanted = adverts(replace(told, cards=told.cards if here is None else here), rules)
+    parsed = dialects.parse_node(bare, rules)
+    if not isinstance(parsed, Node):
+        return  # a finding of nodes.py
+    wanted = adverts(replace(parsed, cards=parsed.cards if here is None else here), rules)
     if isinstance(wanted, Invalid):
         fix = f"correct it: kubectl edit node {site.node_name}; kubectl describe node shows the same as an event"
         yield found("resources", site.node_name, f"cannot be advertised: {wanted.sentence()}", fix)
         return
-    names = [each.resource for each in wanted]
+    names = [advert.resource for advert in wanted]
     if not names:
         what = "asks for nothing of ours by its labels: its cards are not offered to anybody"
         fix = f"kubectl label node NODE {qgpu.ENABLE_LABEL}=enable, or a label of the other dialects"
@@ -230,7 +230,7 @@ def _advertised(site: Site, node: Json, names: list[str]) -> Iterator[Finding]:
     resources = site.agent.agent.resources if site.agent and site.agent.agent else {}
     registered = {name for name, resource in resources.items() if resource.registered}
     refused = [name for name in names if runs(site) and name not in registered]
-    # That nothing is advertised where no agent runs follows from that, and nodechecks.py tells it of any node.
+    # Where no agent runs, nothing is advertised; nodes.py reports that of any node.
     absent = [name for name in names if runs(site) and name not in refused and not _allocatable(node, name)]
     asked = "asked for by the node's labels"
     if refused and site.kubelet_problem is None:
@@ -252,8 +252,8 @@ def _allocatable(node: Json, resource: str) -> int:
         return 0
 
 
-def _inventory(site: Site, node: Json, told: Node) -> Iterator[Finding]:
-    """What the scheduler is told, against what the driver tells."""
+def _inventory(site: Site, node: Json, parsed: Node) -> Iterator[Finding]:
+    """The cards of the Node's annotation, against the driver's."""
     here = cards_here(site)
     if not _has_inventory(node):
         what = f"has no annotation {native.INVENTORY}: the scheduler does not know its cards"
@@ -265,7 +265,7 @@ def _inventory(site: Site, node: Json, told: Node) -> Iterator[Finding]:
         return
     if here is None:
         return
-    differs = _difference(told.cards, here)
+    differs = _difference(parsed.cards, here)
     if differs is not None:
         what = f"its annotation {native.INVENTORY} tells of {differs}"
         fix = restarting(site) if runs(site) else "the agent corrects it: first see to the agent, as above"
@@ -278,9 +278,9 @@ def _has_inventory(node: Json) -> bool:
     return part(node, "metadata", "annotations", native.INVENTORY) is not None
 
 
-def _difference(told: Iterable[Card], here: Iterable[Card]) -> str | None:
+def _difference(annotated: Iterable[Card], here: Iterable[Card]) -> str | None:
     """How they differ, beside their health, which changes from moment to moment."""
-    there = {card.uuid: card for card in told}
+    there = {card.uuid: card for card in annotated}
     if there.keys() != {card.uuid for card in here}:
         return f"{_names(there.values())}, but the driver of {_names(here)}"
     for card in here:
@@ -292,7 +292,7 @@ def _difference(told: Iterable[Card], here: Iterable[Card]) -> str | None:
 
 
 def cards_here(site: Site) -> tuple[Card, ...] | None:
-    """The cards, as the agent tells them, or the driver where no agent runs; None: nobody does."""
+    """The cards by the agent, or by the driver where no agent runs; None where neither answers."""
     if site.agent is None:
         return site.nvml_cards or None
     return tuple(Card(card.index, card.memory_mib, card.uuid, card.model) for card in site.agent.cards)

@@ -94,7 +94,7 @@ def _file(site: Site, spec: Spec) -> str:
 
 
 def granted(pod: Json, node: Node, rules: Rules) -> tuple[Claim, Grant] | None:
-    """By the rules that the grant was given by, whichever the scheduler was told."""
+    """The claim and grant, by whichever version of the rules the grant was made."""
     for version in sorted(QgpuRules, key=lambda version: version is not rules.qgpu):
         claim = dialects.parse_pod(pod, replace(rules, qgpu=version))
         grant = dialects.parse_grant(pod, claim, node) if isinstance(claim, Claim) else None
@@ -191,9 +191,9 @@ def _unresolved(site: Site, pods: Mapping[str, Json]) -> Iterator[Finding]:
     for pod in pods.values():
         lists = [part(pod, "status", kind) for kind in ("initContainerStatuses", "containerStatuses")]
         waiting = [part(status, "state", "waiting") for items in lists if isinstance(items, list) for status in items]
-        said = next((text for state in waiting if _NOT_FOUND in (text := str(part(state, "message")))), "")
-        if f"{VENDOR}/" in said:
-            what = f"the runtime does not see what the agent wrote into {site.places.cdi}: {said[:160]}"
+        message = next((text for state in waiting if _NOT_FOUND in (text := str(part(state, "message")))), "")
+        if f"{VENDOR}/" in message:
+            what = f"the runtime does not see what the agent wrote into {site.places.cdi}: {message[:160]}"
             fix = f"is {site.places.cdi} among the cdi_spec_dirs of its configuration? If so, it has lost sight of it:"
             yield found("cdi", pod_key(pod), what, f"{fix} systemctl restart containerd; containers run on")
 

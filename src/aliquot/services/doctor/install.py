@@ -24,7 +24,7 @@ def installation_findings(
     if not ours:
         return
     everyone = list(pods)
-    wrong = [each for workload in ours for each in _about(workload, everyone)]
+    wrong = [finding for workload in ours for finding in _about(workload, everyone)]
     wrong += _of_one_release(ours)
     wrong += _agents(nodes, _release(ours))
     yield from wrong
@@ -41,14 +41,14 @@ def _count(workload: Json) -> str:
 
 
 def _release(workloads: list[Json]) -> str:
-    """By the scheduler's label, or whoever's there is."""
+    """By the scheduler's label; by another workload's where there is no scheduler."""
     labels = [part(workload, "metadata", "labels") for workload in workloads]
     chosen = next((label for label in labels if label.get(COMPONENT_LABEL) == "scheduler"), labels[0])
     return str(chosen.get(VERSION_LABEL, "unknown"))
 
 
 def _about(workload: Json, pods: list[Json]) -> Iterator[Finding]:
-    """One that is not as it was asked to be, with the first of its Pods that says why."""
+    """A workload that is not complete, with the first of its Pods that says why."""
     if rollout_status(workload).complete:
         return
     metadata = workload["metadata"]
@@ -73,21 +73,21 @@ def _of_one_release(workloads: list[Json]) -> Iterator[Finding]:
         containers = part(workload, "spec", "template", "spec", "containers") or [{}]
         images[workload["metadata"]["name"]] = str(containers[0].get("image"))
     if len(set(images.values())) > 1:
-        told = ", ".join(f"{name} {image}" for name, image in sorted(images.items()))
-        yield found("installation", "images", f"scheduler and agents are not of one image: {told}", _UPGRADE)
+        shown = ", ".join(f"{name} {image}" for name, image in sorted(images.items()))
+        yield found("installation", "images", f"scheduler and agents are not of one image: {shown}", _UPGRADE)
 
 
 def _agents(nodes: Iterable[Json], release: str) -> Iterator[Finding]:
     for node in nodes:
-        told = part(node, "metadata", "annotations", native.AGENT)
-        if told is None or told == release:
+        agent = part(node, "metadata", "annotations", native.AGENT)
+        if agent is None or agent == release:
             continue
         name = str(part(node, "metadata", "name"))
-        if told == native.AWAY:
+        if agent == native.AWAY:
             what = "its agent is away, or the kubelet has not taken its devices: no Pod of ours is sent there"
             fix = (
                 "kubectl get pods -A -l app.kubernetes.io/component=agent -o wide; the log of the one on NODE says why"
             )
             yield found("installation", name, what, fix)
         else:
-            yield found("installation", name, f"its agent is of release {told}, the scheduler of {release}", _UPGRADE)
+            yield found("installation", name, f"its agent is of release {agent}, the scheduler of {release}", _UPGRADE)

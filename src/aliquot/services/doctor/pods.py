@@ -62,8 +62,8 @@ def pod_findings(snapshot: Snapshot, now: datetime) -> Iterator[Finding]:
 def _turned_away(pod: ClusterPod) -> Iterator[Finding]:
     reason = part(pod.manifest, "status", "reason")
     if isinstance(reason, str) and (reason == _ADMISSION or reason.startswith("OutOf")):
-        said = str(part(pod.manifest, "status", "message") or "")[:200]
-        what = f"the kubelet turned it away after it was bound ({reason}: {said})"
+        message = str(part(pod.manifest, "status", "message") or "")[:200]
+        what = f"the kubelet turned it away after it was bound ({reason}: {message})"
         fix = "kubectl delete pod POD, and its controller makes another; it comes of a node agent that was not yet back"
         yield found("pods", pod.key, what, f"{fix} when the kubelet restarted, or of Pods bound past us")
 

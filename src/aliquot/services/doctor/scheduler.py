@@ -144,11 +144,11 @@ def _calls(annotation: object) -> Mapping[str, _Verb] | None:
 def _unasked(pod: ClusterPod) -> Finding:
     """Why a Pod waits that nobody asked us about: the three ways in which that happens."""
     name = pod.read.spec.scheduler_name or DEFAULT_SCHEDULER_NAME
-    said = _last_message(pod)
+    message = _last_message(pod)
     if pod.read.spec.scheduling_gates:
         what = "waits for its scheduling gates, which somebody else must take away"
         return Finding("extender", Level.NOTE, (pod.key,), what)
-    if said is None:
+    if message is None:
         what = f"waits, and no scheduler has looked at it: none serves its schedulerName {name}"
         if name == DEFAULT_SCHEDULER_NAME:
             fix = "is kube-scheduler running? kubectl get pods -n kube-system; its log tells why it does not"
@@ -156,7 +156,7 @@ def _unasked(pod: ClusterPod) -> Finding:
             fix = f"`aliquot manifests scheduler-config --second` serves {SCHEDULER_NAME} and {T9K_SCHEDULER_NAME};"
             fix += " or change spec.schedulerName"
         return found("extender", pod.key, what, fix)
-    short = sorted(resource for resource in _RESOURCES if f"Insufficient {resource}" in said)
+    short = sorted(resource for resource in _RESOURCES if f"Insufficient {resource}" in message)
     if short:
         what = (
             f"waits: by kube-scheduler's own count no node has enough {' and '.join(short)} left, so we are not asked"
@@ -164,8 +164,8 @@ def _unasked(pod: ClusterPod) -> Finding:
         fix = "see what nodes advertise: kubectl get nodes -o yaml; the checks of nodes below tell what they lack"
         return found("extender", pod.key, what, fix)
     what = "waits, and kube-scheduler has tried it without asking us"
-    said = f" (it says: {said[:200]})" if said else ""
-    return found("extender", pod.key, what + said, f"tell kube-scheduler of us: {_NEW_CONFIG}")
+    quoted = f" (it says: {message[:200]})" if message else ""
+    return found("extender", pod.key, what + quoted, f"tell kube-scheduler of us: {_NEW_CONFIG}")
 
 
 def _last_message(pod: ClusterPod) -> str | None:
@@ -250,30 +250,32 @@ _END = b"-----END CERTIFICATE-----"
 
 
 def _refuses(probe: Probe, name: str, served: frozenset[str]) -> Iterator[Finding]:
-    said = probe.refusal or ""
-    if _our_words(said, served):
+    refusal = probe.refusal or ""
+    if _names_broken_rule(refusal, served):
         yield ok("webhook", "refuses a Pod that breaks a rule, and says which")
     elif probe.pod is not None:
         what = "let a Pod in that breaks a rule: the API server does not reach the webhook, or does not trust it"
         fix = f'the API server\'s log tells: "failed calling webhook {webhooks.WEBHOOK}"; is its Service or URL right?'
         fix += f" If the webhook was switched off: kubectl delete mutatingwebhookconfiguration {webhooks.CONFIGURATION}"
         yield found("webhook", name, what, fix)
-    elif "failed calling webhook" in said:
-        yield found("webhook", name, f"cannot be called, and keeps Pods out: {said[:300]}", _CALL_FAILED)
+    elif "failed calling webhook" in refusal:
+        yield found("webhook", name, f"cannot be called, and keeps Pods out: {refusal[:300]}", _CALL_FAILED)
     else:
-        yield Finding("webhook", Level.UNKNOWN, (name,), f"a trial Pod could not be made: {said[:300]}", _MAY_CREATE)
+        yield Finding("webhook", Level.UNKNOWN, (name,), f"a trial Pod could not be made: {refusal[:300]}", _MAY_CREATE)
 
 
-def _our_words(said: str, served: frozenset[str]) -> bool:
+def _names_broken_rule(refusal: str, served: frozenset[str]) -> bool:
     """Whether the refusal names the rule that the trial Pod breaks; kubectl puts field and rule in words of its own."""
     broken = dialects.parse_pod(broken_pod(served))
-    return isinstance(broken, tuple) and all(invalid.field in said and invalid.allowed in said for invalid in broken)
+    return isinstance(broken, tuple) and all(
+        invalid.field in refusal and invalid.allowed in refusal for invalid in broken
+    )
 
 
 def _tolerates(probe: Probe, name: str) -> Iterator[Finding]:
     claim = dialects.parse_pod(probe.pod) if probe.pod is not None else None
     if not isinstance(claim, Claim):
-        return  # why not is told by the other trial
+        return  # the finding of the other trial says why
     if dialects.missing_tolerations(probe.pod, claim):
         what = "a Pod that asks for whole cards comes back without the toleration of xgn nodes"
         yield found("webhook", name, what, "as above: the webhook is not called, or is of an older release")

@@ -1,7 +1,7 @@
-"""What there is to see of a node's agent on the node itself: sockets, folders, files.
+"""Reads what a node shows of its agent: sockets, folders, files.
 
-`aliquot doctor` reads it here and judges it in agentchecks.py and holdingchecks.py. Nothing is changed, and nothing
-here may fail: what cannot be read is told as that.
+agent.py and holdings.py judge it. Nothing is changed, and nothing here may fail: what cannot be read becomes a
+`..._problem`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from aliquot.model.edits import Spec
 from aliquot.model.status.machine import DaemonStatus, Status
 from aliquot.services.doctor.findings import Json
 
-_PATIENCE = 5.0  # seconds for one answer, of whomever
+_PATIENCE = 5.0  # seconds for one answer
 _SETTLES = 3.0  # seconds in which a running agent has put away what a Pod left behind
 _LOOK = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where an agent's things are, by default or as it was told. `cdi` None: the agent does without CDI."""
+    """Where an agent's files are, by default or by its options. `cdi` None: the agent does without CDI."""
 
     run: Path = Path(SYSTEM_RUN)
     database: Path = Path(SYSTEM_STATE, "state.db")
@@ -69,7 +69,7 @@ class Site:
     kubelet_problem: str | None = None
     agent: Status | None = None
     agent_problem: str | None = None
-    lock_holder: int | None = None  # the pid of whoever holds the lock
+    lock_holder: int | None = None  # the pid that holds the lock
     processes: Mapping[str, int] | None = None  # of each Pod, as the agent sees them
     cdi_problem: str | None = None
     cdi_there: bool = True  # the folder, however it is
@@ -93,7 +93,7 @@ def look(places: Places, node_name: str | None) -> Site:
     from aliquot.adapters.storage import podstore, shims
     from aliquot.adapters.storage.database import FOREIGN
 
-    agent, problem = _known(*_asked(places.run, "status"))
+    agent, problem = _known(*_ask(places.run, "status"))
     daemon = agent.daemon if agent else DaemonStatus(pid=0)
     places = _as_reported(places, daemon)
     name = node_name or daemon.node or os.environ.get("NODE_NAME") or socket.gethostname().lower()
@@ -149,10 +149,10 @@ def settled(site: Site, living: frozenset[str], sleep: Callable[[float], None] =
     return replace(site, specs=specs, folders=site.folders & first.folders, links=links)
 
 
-# --- one thing each --------------------------------------------------------------------------------------------------
+# --- readers of single things ----------------------------------------------------------------------------------------
 
 
-def _asked(run: Path, operation: str) -> tuple[Json | None, str | None]:
+def _ask(run: Path, operation: str) -> tuple[Json | None, str | None]:
     from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonError, ask
 
     try:
@@ -183,7 +183,7 @@ def _as_reported(places: Places, daemon: DaemonStatus) -> Places:
 
 
 def _processes(run: Path) -> Mapping[str, int] | None:
-    found, _ = _asked(run, "processes")
+    found, _ = _ask(run, "processes")
     return None if found is None else found.get("pods")
 
 
@@ -203,7 +203,7 @@ def _listens(path: Path) -> str | None:
 
 
 def lock_holder(path: Path, locks: Path = Path("/proc/locks")) -> int | None:
-    """The pid of whoever holds the lock on a file. Read, not tried: a try would keep an agent that starts from it."""
+    """The pid that holds the lock on a file. Read, not tried: a try could keep a starting agent from its lock."""
     try:
         inode = str(path.stat().st_ino)
         lines = locks.read_text().splitlines()
@@ -301,9 +301,9 @@ def _with_nvml(site: Site) -> Site:
 
 def _preloaded(path: Path) -> str:
     """The host's, also from inside the agent's container, which sees the host's first process."""
-    for each in (Path("/proc/1/root") / path.relative_to("/"), path):
+    for candidate in (Path("/proc/1/root") / path.relative_to("/"), path):
         try:
-            return each.read_text(errors="replace")
+            return candidate.read_text(errors="replace")
         except OSError:
             continue
     return ""
@@ -329,7 +329,8 @@ def _mounts() -> list[tuple[str, str]]:
         lines = Path("/proc/self/mounts").read_text(errors="replace").splitlines()
     except OSError:
         return []
-    return sorted(((words[1], words[2]) for words in (line.split() for line in lines)), key=lambda each: -len(each[0]))
+    mounts = ((words[1], words[2]) for words in (line.split() for line in lines))
+    return sorted(mounts, key=lambda mount: -len(mount[0]))
 
 
 # --- the API server, by the account of the Pod we are in -------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""The cluster as people look at it: what each node offers and holds, who is on which card, and who waits and why."""
+"""The cluster as `kubectl aliquot` shows it: what nodes offer and hold, which Pods are on which card, and which wait
+and why."""
 
 from __future__ import annotations
 

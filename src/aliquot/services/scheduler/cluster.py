@@ -47,7 +47,7 @@ class Placed:
 
 @dataclass(slots=True)
 class Pending:
-    """A Pod of ours that has no node. `claim` is what it breaks where it breaks rules."""
+    """A Pod of ours that has no node. `claim` is the rules that it breaks where it breaks any."""
 
     key: str
     uid: str

@@ -67,7 +67,7 @@ class NodeSink:
             self.handover.observe(item)
 
     def _learn_unit(self, items: list[NodeObject]) -> None:
-        unit = None if self._unit_known else dialects.told_gpushare_unit(items)
+        unit = None if self._unit_known else dialects.advertised_gpushare_unit(items)
         if unit is not None:
             self._unit_known = True
             log.info("gpu_mem_unit", extra={"data": {"unit": str(unit)}})
