@@ -1,21 +1,21 @@
-# One command runs the main job, one passes the tests; each makes its own virtual environment.
+# `make run` shows what it does, `make test` tests it; each creates the virtual environment it needs.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TOOLS  := $(VENV)/.tools
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-# What pyproject.toml builds with. It stays in the environment: `make native` and `make wheel` need it too.
+# The build backend of pyproject.toml. It stays installed: `make native` and `make wheel` need it too.
 BUILD  := hatchling editables ziglang
 
 .DEFAULT_GOAL := help
 .PHONY: help install tools native protos run quick quick-static quick-tests test browser screenshots e2e check fuzz audit chart docs format wheel image images release web contract web-check web-built bench bench-gpu bench-scheduler bench-node bench-dashboard soak clean
 
-help: ## this list
+help: ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(PYTHON) is %d.%d: Python 3.11 or newer is wanted, as in make PYTHON=python3.12" % sys.version_info[:2])'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(PYTHON) is %d.%d: Python 3.11 or newer is required, as in make PYTHON=python3.12" % sys.version_info[:2])'
 	@echo "installing into $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) $(BUILD)
@@ -23,28 +23,28 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 $(TOOLS): $(STAMP)
-	@echo "installing the tools of development ..."
+	@echo "installing development tools ..."
 	@$(PIP) --no-build-isolation --editable '.[dev]'
 	@touch $@
 
-install: $(STAMP) ## the virtual environment with the package; .venv/bin/aliquot is then there
+install: $(STAMP) ## create the virtual environment with the package; then .venv/bin/aliquot exists
 
-tools: $(TOOLS) ## the same, with what tests and checks need
+tools: $(TOOLS) ## the same, with the tools for tests and checks
 
-native: $(STAMP) ## what is written in C: the shim and the stand-in GPU, into src/aliquot/lib
+native: $(STAMP) ## build the C parts, the shim and the simulated GPU, into src/aliquot/lib
 	@$(BIN)/python shim/build.py
 
 KUBELET := aliquot/adapters/kubelet
 PROTOC   = $(BIN)/python -m grpc_tools.protoc --proto_path=src --python_out=$(1) --pyi_out=$(1) src/$(KUBELET)/*.proto
 
-protos: $(TOOLS) ## the kubelet's messages, from the .proto files to Python
+protos: $(TOOLS) ## generate Python from the kubelet's .proto files
 	$(call PROTOC,src)
 
-run: $(STAMP) ## the two-minute story: cards shared and measured, real ones or simulated; ARGS="--seconds 30" for a shorter one
+run: $(STAMP) ## the two-minute demo, on real or simulated cards; ARGS="--seconds 30" for a shorter one
 	@$(BIN)/python shim/build.py >/dev/null
 	@$(BIN)/aliquot demo $(ARGS)
 
-wheel: $(STAMP) ## the package for both architectures, and its sources, into dist/
+wheel: $(STAMP) ## build the package for both architectures, and its sources, into dist/
 	@rm -rf dist
 	ALIQUOT_ARCH=x86_64 $(BIN)/python -m hatchling build --target wheel --directory dist
 	ALIQUOT_ARCH=aarch64 $(BIN)/python -m hatchling build --target wheel --directory dist
@@ -52,25 +52,25 @@ wheel: $(STAMP) ## the package for both architectures, and its sources, into dis
 
 ARCH ?= amd64
 
-image: $(STAMP) ## the image of ARCH=amd64 or arm64 as an OCI archive, into out/, without a container engine; ARGS="--refresh" for today's packages
+image: $(STAMP) ## build the image of ARCH=amd64 or arm64 as an OCI archive, into out/, without a container engine; ARGS="--refresh" for today's packages
 	@mkdir -p out
 	@$(BIN)/python deploy/image/build.py --arch $(ARCH) --out out/aliquot-$(ARCH).tar $(ARGS)
 
-images: ## the images of both architectures, and both as one archive to push by one name: out/aliquot.tar
+images: ## build both images, and join them into one archive to push under one name: out/aliquot.tar
 	@$(MAKE) --no-print-directory image ARCH=amd64
 	@$(MAKE) --no-print-directory image ARCH=arm64
 	@$(BIN)/python deploy/image/join.py --out out/aliquot.tar out/aliquot-amd64.tar out/aliquot-arm64.tar
 
-release: $(STAMP) ## everything of a release with its checksums, into dist/; ARGS="--dirty" for a trial
+release: $(STAMP) ## build everything of a release with its checksums, into dist/; ARGS="--dirty" for a trial
 	@$(BIN)/python deploy/image/release.py $(ARGS)
 
-test: native $(TOOLS) ## everything that needs no cluster and no GPU
+test: native $(TOOLS) ## run every test that needs no cluster and no GPU; about six minutes
 	$(BIN)/python -m pytest -n auto
 
 # The packages without IO: their tests need no library in C and no other process.
 PURE := tests/model tests/wording tests/dialects tests/placement tests/arbiter tests/sim
 
-quick: $(TOOLS) ## lint, import rules, types, and the pure packages with few examples: a minute, for the loop while you write
+quick: $(TOOLS) ## lint, import rules, types, and the tests of the packages without IO with few examples; about a minute
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target quick-static quick-tests
 
 quick-static:
@@ -82,19 +82,19 @@ quick-static:
 quick-tests:
 	@HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest $(PURE)
 
-browser: native $(TOOLS) ## the dashboard in a real browser, Debian's chromium; where that is missing, root installs it
+browser: native $(TOOLS) ## test the dashboard in a real browser, Debian's chromium; root installs it if it is missing
 	@$(BIN)/python tests/browser/chromium.py --install
 	$(BIN)/python -m pytest tests/browser
 
-screenshots: native $(TOOLS) ## docs/img/dashboard.png, the dashboard of a busy machine; a minute and a half
+screenshots: native $(TOOLS) ## make docs/img/dashboard.png, the dashboard of a busy machine; a minute and a half
 	@$(BIN)/python tests/browser/chromium.py --install
 	PYTHONPATH=tests $(BIN)/python -m browser.screenshots docs/img
 
-e2e: native $(TOOLS) ## all of it on a real Kubernetes with real nodes on loopback, as root; the first time builds it with Go, some twelve minutes
+e2e: native $(TOOLS) ## test everything on a real Kubernetes with real nodes on loopback, as root; the first time builds it with Go, about twelve minutes
 	@$(BIN)/python tests/testbed/build.py
 	$(BIN)/python -m pytest tests/e2e
 
-check: $(TOOLS) ## lint, types, import rules, what is generated
+check: $(TOOLS) ## lint, types, import rules, generated files
 	@rm -rf out/protos && mkdir -p out/protos
 	$(call PROTOC,out/protos)
 	@for made in out/protos/$(KUBELET)/*; do cmp "$$made" "src/$(KUBELET)/$${made##*/}" || \
@@ -113,14 +113,14 @@ $(NPM_STAMP): web/package-lock.json
 	@cd web && npm install --no-save --silent
 	@touch $@
 
-contract: $(STAMP) ## web/src/contract.ts, the dashboard's API as TypeScript, from src/aliquot/model/status/dashboard.py
+contract: $(STAMP) ## generate web/src/contract.ts, the dashboard's API, from src/aliquot/model/status/dashboard.py
 	@$(BIN)/python web/contract.py
 
-web: $(NPM_STAMP) contract ## the dashboard, from web/ into src/aliquot/static, which is committed; needs npm
+web: $(NPM_STAMP) contract ## build the dashboard from web/ into src/aliquot/static, which is committed; needs npm
 	@cd web && npm run --silent check && npm test --silent && npm run --silent build -- --logLevel warn
 	@$(PYTHON) web/freshness.py --write
 
-web-check: ## types and tests of web/, and that it still builds src/aliquot/static, byte for byte; where npm 11 is
+web-check: ## check types and tests of web/, and that it still builds src/aliquot/static, byte for byte; needs npm 11
 	@case "$$(npm --version 2>/dev/null)" in \
 	    [1-9][1-9].*) $(MAKE) --no-print-directory web-built ;; \
 	    *) echo "no npm 11 here: web/ is not built again; make check has compared what is committed with its record" ;; esac
@@ -130,55 +130,55 @@ web-built: $(NPM_STAMP)
 	    npm run --silent build -- --outDir ../out/web --emptyOutDir --logLevel warn
 	@diff -r out/web src/aliquot/static && echo "src/aliquot/static is what web/ builds"
 
-chart: $(TOOLS) ## deploy/install.yaml, and the same in the package, from deploy/chart; needs helm 4, or builds it with Go
+chart: $(TOOLS) ## render deploy/install.yaml, and its copy in the package, from deploy/chart; needs helm 4, or builds it with Go
 	@$(BIN)/python deploy/chart/render.py
 
-docs: $(STAMP) ## what is made of docs/: the page of commands, the plots of the policies
+docs: $(STAMP) ## generate docs/cli.md and the plots of docs/policies.md
 	@$(BIN)/python -m aliquot.cli.reference > docs/cli.new && mv docs/cli.new docs/cli.md
 	@$(BIN)/python bench/plots.py docs/img
 
-format: $(TOOLS) ## put the code into shape
+format: $(TOOLS) ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) ## how fast a decision is, how it grows with the cluster; with DATA=FOLDER of traces also how dense
+bench: $(STAMP) ## measure how fast a decision is, and how it grows with the cluster; with DATA=FOLDER of traces also how dense
 	@mkdir -p out
 	$(BIN)/python bench/decision.py --plot out/decision.svg
 ifdef DATA
 	$(BIN)/python bench/packing.py --data $(DATA) --plot out/packing.svg
 endif
 
-bench-gpu: native $(TOOLS) ## what sharing costs and what it holds to, on the GPU of this machine; some eight minutes
+bench-gpu: native $(TOOLS) ## measure what sharing costs and how well shares hold, on the GPU of this machine; about eight minutes
 	@mkdir -p out
 	$(BIN)/python bench/gpu/run.py --out out
 
 # SECONDS=60: for each target; TARGETS="link page": only those
 SECONDS ?= 60
 
-fuzz: native $(TOOLS) ## every parser that a stranger reaches, SECONDS=60 each: some half an hour; before a release
+fuzz: native $(TOOLS) ## fuzz every parser of untrusted input, SECONDS=60 each: about half an hour; before a release
 	PYTHONPATH=tests $(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) $(TARGETS)
 
-audit: $(TOOLS) ## what is shipped: licences, and what is known against it; asks the services of pip-audit and npm
+audit: $(TOOLS) ## list what is shipped with licences and known vulnerabilities; asks the services of pip-audit and npm
 	@test -x out/audit/bin/pip-audit || { $(PYTHON) -m venv out/audit && \
 	    out/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit; }
 	@$(BIN)/python deploy/audit.py
 
 # PEERS="--peer 'NAME=[VAR=VALUE ...] COMMAND'": other extenders on the same API server with the same calls
-bench-scheduler: $(TOOLS) ## the scheduler at 1,000 and 5,000 nodes on a real Kubernetes on loopback; some four minutes
+bench-scheduler: $(TOOLS) ## measure the scheduler at 1,000 and 5,000 nodes on a real Kubernetes on loopback; about four minutes
 	@mkdir -p out
 	@$(BIN)/python tests/testbed/build.py
 	$(BIN)/python bench/scheduler/run.py --out out/scheduler.json $(PEERS)
 
-bench-node: native $(TOOLS) ## what the agent adds to a container's start, its memory and CPU, on a real kubelet; as root, some four minutes
+bench-node: native $(TOOLS) ## measure what the agent adds to a container's start, its memory and CPU, on a real kubelet; as root, about four minutes
 	@$(BIN)/python tests/testbed/build.py
 	$(BIN)/python bench/node/run.py
 
-bench-dashboard: $(TOOLS) ## what the dashboard of 5,000 nodes costs the process that serves it; two minutes
+bench-dashboard: $(TOOLS) ## measure what the dashboard of 5,000 nodes costs the process that serves it; two minutes
 	$(BIN)/python bench/dashboard.py
 
 MINUTES ?= 30
 
-soak: native $(TOOLS) ## Pods of all dialects come and go while programs are killed, on the chart on real nodes, as root; MINUTES=30, writes docs/soak.md
+soak: native $(TOOLS) ## create and delete Pods of all dialects while programs are killed, on real nodes, as root; MINUTES=30, writes docs/soak.md
 	@mkdir -p out
 	@$(BIN)/python tests/testbed/build.py
 	PYTHONPATH=tests $(BIN)/python -m soak.main --minutes $(MINUTES) --json out/soak.json --report docs/soak.md
