@@ -1,4 +1,4 @@
-"""Is src/aliquot/static what the sources beside this say? Asked without npm: `make web` writes down what made what.
+"""Checks without npm that src/aliquot/static was built from these sources: `make web` records what made what.
 
 python web/freshness.py            exit code 1 where sources or built files have changed since, with what to do
 python web/freshness.py --write    after a build: this is what it was made of
@@ -33,7 +33,7 @@ def built(static: Path) -> list[Path]:
 def digest(paths: Iterable[Path], folder: Path) -> str:
     """Of names and contents, in an order that does not depend on the disk."""
     found = hashlib.sha256()
-    for path in sorted(paths, key=lambda each: each.relative_to(folder).as_posix()):
+    for path in sorted(paths, key=lambda path: path.relative_to(folder).as_posix()):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         found.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
     return found.hexdigest()
@@ -47,13 +47,13 @@ def record(web: Path, static: Path) -> str:
 def trouble(web: Path, static: Path) -> str | None:
     """What is wrong, and what to do about it; None when all is well."""
     try:
-        said = (web / RECORD).read_text()
+        recorded = (web / RECORD).read_text()
     except FileNotFoundError:
         return f"web/{RECORD} is not there: run make web"
     now = record(web, static)
-    if said == now:
+    if recorded == now:
         return None
-    if said.splitlines()[:1] != now.splitlines()[:1]:
+    if recorded.splitlines()[:1] != now.splitlines()[:1]:
         return "web/ has changed since src/aliquot/static was built: run make web"
     return "src/aliquot/static is not what the build wrote: change web/ instead, and run make web"
 

@@ -63,7 +63,7 @@ def test_a_token_without_an_address_is_for_nothing(tmp_path: Path) -> None:
 def test_a_token_that_everybody_can_read_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     token = tmp_path / "token"
     token.write_text("0123456789abcdef\n")
-    for mode, said in ((0o600, ""), (0o640, ""), (0o644, f"everybody on this machine can read {token}: chmod 600 it")):
+    for mode, said in ((0o600, ""), (0o640, ""), (0o644, f"every local user can read {token}: run chmod 600")):
         token.chmod(mode)
         parse_listen("9478", token, option="--listen")
         told = capsys.readouterr().err

@@ -207,7 +207,7 @@ def paper(spec: str = "2x24") -> Machine:
 
 def main() -> None:
     """The daemon, over paper cards."""
-    from aliquot.services.dashboard.access import NOWHERE, Listen
+    from aliquot.services.dashboard.access import NO_DASHBOARD, Listen
     from aliquot.services.machine.service import Setup, run_daemon
 
     logging.basicConfig(level=logging.INFO, format="aliquot: %(message)s", stream=sys.stderr)
@@ -224,7 +224,7 @@ def main() -> None:
             on_ready=lambda text: print(text, flush=True),
             environment={},
             front={"LD_PRELOAD": []},
-            listen=NOWHERE if "--listen" not in sys.argv else Listen("127.0.0.1", int(sys.argv[2])),
+            listen=NO_DASHBOARD if "--listen" not in sys.argv else Listen("127.0.0.1", int(sys.argv[2])),
             nodes=math.prod(nodes),
         )
     )

@@ -28,7 +28,7 @@ _FORWARDING = re.compile(r"Forwarding from (127\.0\.0\.1:\d+) ")
 
 @click.command()
 @click.option("--open", "opens", is_flag=True, help="Open it in the browser")
-@click.option("--cluster", is_flag=True, help="The cluster's, through kubectl; until Ctrl-C")
+@click.option("--cluster", is_flag=True, help="Show the cluster's, through kubectl, until Ctrl-C")
 @click.option("-n", "--namespace", help="Where the scheduler runs  [default: where the chart put it, else kube-system]")
 @click.option("--target", help="As kubectl port-forward's  [default: the chart's Deployment aliquot-scheduler]")
 @click.option("--port", type=click.IntRange(1, 65535), default=12346, show_default=True, help="The scheduler's own")
@@ -39,7 +39,7 @@ def dashboard(
 ) -> None:
     """Print the address of the dashboard, or open it.
 
-    On a cluster kubectl leads there, so that whoever may log in may look: nothing has to be exposed.
+    With --cluster, kubectl forwards a port to the scheduler: users who may do that need nothing else to be exposed.
 
     \b
     aliquot dashboard --open

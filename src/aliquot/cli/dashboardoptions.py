@@ -16,7 +16,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def parse_listen(text: str | None, token_file: Path | None, *, option: str) -> Listen | None:
-    """None: nothing was said. Raises InputError."""
+    """None: the option was not given. Raises InputError."""
     from aliquot.services.dashboard.access import Listen, is_loopback
 
     token_option = "--token-file" if option == "--listen" else f"{option}-token-file"
@@ -27,7 +27,7 @@ def parse_listen(text: str | None, token_file: Path | None, *, option: str) -> L
     address, port = split_address(text, option)
     token = None if token_file is None else _token(token_file, token_option)
     if token_file is not None and option == "--listen" and token_file.stat().st_mode & 0o004:  # a Secret's always are
-        click.echo(f"aliquot: {token_option}: everybody on this machine can read {token_file}: chmod 600 it", err=True)
+        click.echo(f"aliquot: {token_option}: every local user can read {token_file}: run chmod 600", err=True)
     if port and token is None and not is_loopback(address):
         raise InputError(
             f"{option}: {address} is reached from other machines: name a file with a token ({token_option}), as "
@@ -42,7 +42,7 @@ def split_address(text: str, option: str) -> tuple[str, int]:
     if address.startswith("[") and address.endswith("]"):
         address = address[1:-1]
     elif ":" in address:
-        colon = "?"  # an IPv6 address without brackets: where it ends nobody can tell
+        colon = "?"  # an IPv6 address without brackets: its end is ambiguous
     right = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 65536
     if not right or colon == "?" or (colon and not address):
         raise InputError(f'{option}: "{text}" is not allowed: PORT or ADDRESS:PORT, as 9478 or [::1]:9478; 0: none')
@@ -59,5 +59,5 @@ def _token(path: Path, option: str) -> str:
     except UnicodeDecodeError:
         token = ""
     if not TOKENS.fullmatch(token):
-        raise InputError(f"{option}: {path}: what is in it is not allowed: {ALLOWED_TOKENS}")
+        raise InputError(f"{option}: {path}: its content is not allowed: {ALLOWED_TOKENS}")
     return token

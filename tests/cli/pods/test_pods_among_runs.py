@@ -69,8 +69,8 @@ def test_many_empty_cards_are_a_line_per_node(daemon: PaperDaemon) -> None:
     lines = shown("top").splitlines()
     assert lines[2].startswith("node-0 card 0  Paper 1000, ")
     assert lines[-2:] == [
-        "node-0 cards 1, 2  Paper 1000, 24 GiB each, nobody on them",
-        "node-1 cards 0, 1, 2  Paper 1000, 24 GiB each, nobody on them",
+        "node-0 cards 1, 2  Paper 1000, 24 GiB each, no tenants",
+        "node-1 cards 0, 1, 2  Paper 1000, 24 GiB each, no tenants",
     ]
 
 

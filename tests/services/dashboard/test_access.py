@@ -22,7 +22,7 @@ def asked(access: Access, **more: Any) -> Verdict:
     "host", ["localhost", "localhost:9478", "127.0.0.1:80", "[::1]:9478", "LOCALHOST.", "a.localhost"]
 )
 def test_this_machine_is_welcome_by_any_of_its_own_names(host: str) -> None:
-    assert asked(OPEN, host=host) is Verdict.WELCOME
+    assert asked(OPEN, host=host) is Verdict.ALLOWED
 
 
 @pytest.mark.parametrize(
@@ -30,35 +30,35 @@ def test_this_machine_is_welcome_by_any_of_its_own_names(host: str) -> None:
 )
 def test_a_name_that_somebody_else_owns_is_refused(host: str) -> None:
     """A page at that name could otherwise read the dashboard through the browser of whoever visits it."""
-    assert asked(OPEN, host=host) is Verdict.FOREIGN
+    assert asked(OPEN, host=host) is Verdict.WRONG_HOST
 
 
 def test_with_a_token_any_name_will_do_but_not_without_it() -> None:
-    assert asked(GUARDED, host="gpu.lab", authorization=f"Bearer {TOKEN}") is Verdict.WELCOME
-    assert asked(GUARDED, host="localhost") is Verdict.UNKNOWN
+    assert asked(GUARDED, host="gpu.lab", authorization=f"Bearer {TOKEN}") is Verdict.ALLOWED
+    assert asked(GUARDED, host="localhost") is Verdict.UNAUTHORIZED
 
 
 @pytest.mark.parametrize("said", ["", "Bearer", "Bearer 0123456789abcdeX", f"Basic {TOKEN}", TOKEN, "Bearer é"])
 def test_another_token_is_none(said: str) -> None:
-    assert asked(GUARDED, authorization=said) is Verdict.UNKNOWN
+    assert asked(GUARDED, authorization=said) is Verdict.UNAUTHORIZED
 
 
 def test_the_cookie_is_as_good_and_is_named_by_its_port() -> None:
-    assert asked(GUARDED, cookies={"aliquot-token-9478": GUARDED.badge}) is Verdict.WELCOME
-    assert asked(GUARDED, cookies={"aliquot-token-9479": GUARDED.badge}) is Verdict.UNKNOWN
+    assert asked(GUARDED, cookies={"aliquot-token-9478": GUARDED.badge}) is Verdict.ALLOWED
+    assert asked(GUARDED, cookies={"aliquot-token-9479": GUARDED.badge}) is Verdict.UNAUTHORIZED
 
 
 def test_the_cookie_does_not_give_the_token_away_and_opens_no_other_dashboard() -> None:
     assert TOKEN not in GUARDED.badge
-    assert asked(GUARDED, authorization=f"Bearer {GUARDED.badge}") is Verdict.UNKNOWN
+    assert asked(GUARDED, authorization=f"Bearer {GUARDED.badge}") is Verdict.UNAUTHORIZED
     other = Access("0.0.0.0", 9479, TOKEN)
-    assert asked(other, cookies={other.cookie: GUARDED.badge}) is Verdict.UNKNOWN
+    assert asked(other, cookies={other.cookie: GUARDED.badge}) is Verdict.UNAUTHORIZED
 
 
 def test_a_token_in_the_address_enters_by_the_front_page_only() -> None:
-    assert asked(GUARDED, query={"token": TOKEN}) is Verdict.ENTER
-    assert asked(GUARDED, query={"token": TOKEN}, path="/api/v1/state") is Verdict.UNKNOWN
-    assert asked(GUARDED, query={"token": "wrong"}) is Verdict.UNKNOWN
+    assert asked(GUARDED, query={"token": TOKEN}) is Verdict.SET_COOKIE
+    assert asked(GUARDED, query={"token": TOKEN}, path="/api/v1/state") is Verdict.UNAUTHORIZED
+    assert asked(GUARDED, query={"token": "wrong"}) is Verdict.UNAUTHORIZED
 
 
 @pytest.mark.parametrize(

@@ -165,8 +165,7 @@ def _is_only_demo(held: contextlib.ExitStack) -> bool:
 
 
 def _dashboard(sandbox: Sandbox) -> str | None:
-    address: str | None = sandbox.status()["daemon"]["dashboard"]
-    return address
+    return sandbox.status().daemon.dashboard or None
 
 
 def _print(out: console.Output, demo_run: scenario.Scenario) -> None:

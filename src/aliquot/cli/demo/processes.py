@@ -15,11 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from aliquot.adapters.host.control import AnswerError, ControlError, NoDaemonError, ask
 from aliquot.adapters.host.home import OF_A_TENANT, Home, HomeError
 from aliquot.cli.demo.cleanup import HOME_VARIABLE, cleaned_up
 from aliquot.cli.demo.promises import Counter
 from aliquot.cli.errors import InputError
+from aliquot.model.status.machine import Status
 
 USUAL_PORT = 9478
 _MOST_PORTS = 4  # that others may take before us
@@ -179,9 +182,9 @@ class Sandbox:
         except ControlError as error:
             raise DemoError(str(error)) from error
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Status:
         """Cards, tenants, Pods."""
-        return self.ask({"op": "status"})
+        return msgspec.convert(self.ask({"op": "status"}), Status)
 
     def end(self, name: str) -> None:
         """Stop a run."""
@@ -199,8 +202,8 @@ class Sandbox:
     def block_cards(self, *, all_but: int) -> int:
         """Book all cards but that many for idle tenants. Returns how many."""
         per_node: dict[str, int] = {}
-        for card in self.status()["cards"]:
-            node = card.get("node", "")
+        for card in self.status().cards:
+            node = card.node or ""
             per_node[node] = per_node.get(node, 0) + 1
         sizes = sorted(per_node.values(), reverse=True)
         for _ in range(min(all_but, sum(sizes))):  # the largest first: each then fits only one node

@@ -14,6 +14,7 @@ from aliquot.cli.demo.processes import DemoError, Sandbox, Tenant
 from aliquot.cli.demo.promises import Bounds, Pace, Promise, microseconds
 from aliquot.cli.pods.submit import PASSED_ON
 from aliquot.cli.yamlvalues import parse_yaml
+from aliquot.model.status.machine import PodStatus, ShareStatus, Status, TenantStatus
 from aliquot.wording.amounts import memory
 
 PODS = Path(__file__).parent / "pods.yaml"
@@ -52,8 +53,8 @@ class Scenario:
     def run(self) -> None:
         """Run all parts."""
         self.sandbox.calibrate()
-        cards = self.sandbox.status()["cards"]
-        self.slice_mib = min(2048, cards[0]["memory_bytes"] // (8 << 20))
+        cards = self.sandbox.status().cards
+        self.slice_mib = min(2048, cards[0].memory_mib // 8)
         self._dialects()
         others = self.sandbox.block_cards(all_but=1)
         self._policies(others)
@@ -68,16 +69,16 @@ class Scenario:
         apply_pods(self.sandbox)
         pods = settled_pods(self.sandbox)
         for pod in pods:
-            where = ", ".join(f"card {card['index']}" for card in pod["cards"]) or "no card yet"
-            self._note(f"{pod['key']}: {where}")
-            for sentence in [pod["reason"]] if pod["reason"] else pod["why"]:
+            where = ", ".join(f"card {share.index}" for share in pod.cards) or "no card yet"
+            self._note(f"{pod.key}: {where}")
+            for sentence in [pod.reason] if pod.reason else pod.why:
                 self._note(f"  {sentence}")
         self._watch(self.pace.read)
-        running = [pod for pod in pods if pod["phase"] == "Running"]
-        reasons = [f"{pod['name']}: {pod['reason'] or pod['phase']}" for pod in pods if pod not in running]
+        running = [pod for pod in pods if pod.phase == "Running"]
+        reasons = [f"{pod.name}: {pod.reason or pod.phase}" for pod in pods if pod not in running]
         self.outcome.append(promises.placed(wanted=3, running=len(running), reasons=reasons))
         for pod in pods:
-            request = {"op": "delete", "kind": "Pod", "namespace": pod["namespace"], "name": pod["name"], "grace": 1.0}
+            request = {"op": "delete", "kind": "Pod", "namespace": pod.namespace, "name": pod.name, "grace": 1.0}
             self.sandbox.ask(request)
 
     # --- two: policies -----------------------------------------------------------------------------------------------
@@ -140,7 +141,7 @@ class Scenario:
             "train", ["--class", "offline", *self._slice], ["load", "--check"], kernel_us=_TRAIN_US
         )
         train.wait_until_working()
-        pid = self._tenant("train")["pid"]
+        pid = self._tenant("train").pid
         self._watch(self.pace.settle / 2)
         begin = time.monotonic()
         self._watch(self.pace.whole)
@@ -149,7 +150,7 @@ class Scenario:
         self.outcome.append(promises.whole(share, self.bounds))
         self._in_gaps(train, alone)
         self._kept_off(train, alone)
-        same = self._tenant("train")["pid"] == pid == train.pid
+        same = self._tenant("train").pid == pid == train.pid
         ended = train.finish()
         self.outcome.append(
             promises.nothing_lost(right=ended.get("right"), same_process=same, kernels=train.counter().done)
@@ -171,7 +172,7 @@ class Scenario:
         """Release delay 100 ms: the server has the card to itself; offline work resumes when requests stop."""
         self.sandbox.policy(release_delay=RELEASE_DELAY)
         self._note("release delay 100 ms (the default): offline work is paused while requests arrive")
-        before = self._card("train")
+        before = self._share("train")
         server = self._server(_DAY)
         server.wait_until_working()
         self._watch(self.pace.settle / 2)
@@ -182,15 +183,15 @@ class Scenario:
             served, stood = server.counter(), train.counter()
             end = served.last or begin
             self._watch(max(self.pace.after, 5 * RELEASE_DELAY))
-            counter, after = train.counter(), self._card("train")
+            counter, after = train.counter(), self._share("train")
             server.ask_to_end()
         ended = server.result()
         latency = _latencies(ended)
         share = counter.completed(begin, end, _TRAIN_US)
         online = served.share(begin, end, _REQUEST_US)
         bars(self.output, [Row("serve", "online", online), Row("train", "offline", share)])
-        times = after["preemptions"] - before["preemptions"]
-        paused = after["paused_seconds"] - before["paused_seconds"]
+        times = after.preemptions - before.preemptions
+        paused = after.paused_seconds - before.paused_seconds
         self._note(f"  request latency: {_latency(latency)}")
         self._note(f"  train was preempted {_times(times)} and paused for {paused:.1f} s at kernel {stood.done:,.0f}")
         self.outcome.append(promises.added(alone, latency, self.bounds, delay="100 ms", requests=ended["requests"]))
@@ -258,16 +259,14 @@ class Scenario:
         self.output.show(())
         return {name: sum(values) / len(values) for name, values in sums.items()}
 
-    def _tenant(self, name: str) -> dict[str, Any]:
-        for tenant in self.sandbox.status()["tenants"]:
-            if tenant["name"] == name:
-                found: dict[str, Any] = tenant
-                return found
+    def _tenant(self, name: str) -> TenantStatus:
+        for tenant in self.sandbox.status().tenants:
+            if tenant.name == name:
+                return tenant
         raise DemoError(f"{name} has ended")
 
-    def _card(self, name: str) -> dict[str, Any]:
-        card: dict[str, Any] = self._tenant(name)["cards"][0]
-        return card
+    def _share(self, name: str) -> ShareStatus:
+        return self._tenant(name).cards[0]
 
 
 def apply_pods(sandbox: Sandbox) -> None:
@@ -279,12 +278,12 @@ def apply_pods(sandbox: Sandbox) -> None:
     sandbox.ask({"op": "apply", "objects": objects, "cwd": str(sandbox.home), "env": ours, "dry_run": False})
 
 
-def settled_pods(sandbox: Sandbox) -> list[dict[str, Any]]:
+def settled_pods(sandbox: Sandbox) -> list[PodStatus]:
     """The Pods, once every one runs or has a reason."""
     deadline = time.monotonic() + _POD_PATIENCE
     while True:
-        pods: list[dict[str, Any]] = sandbox.status()["pods"]
-        waiting = [pod for pod in pods if pod["phase"] not in ("Running", *_ENDED) and not pod["reason"]]
+        pods = sandbox.status().pods or []
+        waiting = [pod for pod in pods if pod.phase not in ("Running", *_ENDED) and not pod.reason]
         if not waiting or time.monotonic() > deadline:
             return pods
         time.sleep(_LOOK / 5)
@@ -292,10 +291,10 @@ def settled_pods(sandbox: Sandbox) -> list[dict[str, Any]]:
 
 def keep_running(sandbox: Sandbox) -> None:
     """Start something to watch: an offline job and a bursty server; with a second card, the Pods too."""
-    for tenant in sandbox.status()["tenants"]:
-        sandbox.end(tenant["name"])
+    for tenant in sandbox.status().tenants:
+        sandbox.end(tenant.name)
     sandbox.policy("best-effort", RELEASE_DELAY)
-    cards = sandbox.status()["cards"]
+    cards = sandbox.status().cards
     share = 0.5
     if len(cards) > 1:
         sandbox.block_cards(all_but=2)
@@ -305,22 +304,22 @@ def keep_running(sandbox: Sandbox) -> None:
     online = ("--class", "online", "--memory", "256MiB")
     bursts = "while :; do aliquot burn serve --kernel 4ms --seconds 4; sleep 4; done"
     sandbox.command("run", "-d", "--name", "serve", *online, "--", "sh", "-c", bursts)
-    offline = ("--class", "offline", "--memory", f"{int(share * (cards[0]['memory_bytes'] >> 20))}MiB")
+    offline = ("--class", "offline", "--memory", f"{int(share * (cards[0].memory_mib))}MiB")
     load = ("aliquot", "burn", "load", "--kernel", "20ms", "--seconds", str(_DAY))
     sandbox.command("run", "-d", "--name", "train", *offline, "--", *load)
 
 
-def rows_of(status: dict[str, Any]) -> list[Row]:
+def rows_of(status: Status) -> list[Row]:
     """The tenants of the demo and their shares."""
     return [
         Row(
-            tenant["name"],
-            tenant["class"] if card["core"] is None else f"{tenant['class']} {card['core']:g}%",
-            card["share"],
+            tenant.name,
+            tenant.app_class if share.core is None else f"{tenant.app_class} {share.core:g}%",
+            share.share,
         )
-        for tenant in status["tenants"]
-        for card in tenant["cards"]
-        if not tenant["name"].startswith("elsewhere-")
+        for tenant in status.tenants
+        for share in tenant.cards
+        if not tenant.name.startswith("elsewhere-")
     ]
 
 

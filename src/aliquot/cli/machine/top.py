@@ -26,12 +26,12 @@ _HEAD = ("NAME", "CLASS", "CORE", "SHARE", "", "MEMORY", "STATE", "LEVEL", "PREE
 _RIGHT = frozenset({2, 3, 8, 9})
 _REFUSED = "REFUSED"  # shown where there is any
 _BAR = 10
-_MANY = 4  # cards; with more, those that nobody is on are summed up
+_MANY = 4  # cards; with more, those without tenants are summed up
 
 
 @click.command()
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--once", is_flag=True, help="Show it once and end; always so with -o json, or when nobody looks")
+@click.option("--once", is_flag=True, help="Print once and exit; implied by -o json and without a terminal")
 @click.option(
     "--every",
     "interval",
@@ -39,7 +39,7 @@ _MANY = 4  # cards; with more, those that nobody is on are summed up
     type=click.FloatRange(0.1, 60),
     default=1.0,
     show_default=True,
-    help="From look to look",
+    help="Seconds between updates",
 )
 def top(output: str, once: bool, interval: float) -> None:
     """Show live usage of every card and tenant. Press q or Ctrl-C to quit.
@@ -120,7 +120,7 @@ def _empty_lines(cards: list[CardStatus], several: bool) -> Iterator[str]:
     for (node, model, size), numbers in alike.items():
         of_each = " each" if len(numbers) > 1 else ""
         which = f"card{'s' * bool(of_each)} {', '.join(numbers)}"
-        yield f"{node}{which}  {model}, {memory(size)}{of_each}, nobody on {'them' if of_each else 'it'}"
+        yield f"{node}{which}  {model}, {memory(size)}{of_each}, no tenants"
 
 
 def _finding(finding: FindingStatus, cards: list[CardStatus]) -> str:
@@ -138,7 +138,7 @@ def _card_line(card: CardStatus, several: bool) -> str:
     words.append(total if used is None else f"{memory(used >> 20)} of {total} in use")
     words.append(f"{memory(card.memory_booked_bytes >> 20)} booked")
     if card.is_out:
-        words.append(f"OUT: {printable(card.why_out or 'it does not say why')}")
+        words.append(f"OUT: {printable(card.why_out or 'no reason given')}")
     return ", ".join(words)
 
 
@@ -180,7 +180,7 @@ def fitted(text: str, height: int) -> str:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], bool]]:
-    """Waits as long as it is told, and tells whether q was pressed meanwhile."""
+    """A function that waits so many seconds, and returns whether q was pressed meanwhile."""
     if not sys.stdin.isatty():
         yield _asleep
         return

@@ -212,7 +212,7 @@ def _node(status: Status, node: NodeStatus) -> Iterator[str]:
 def _node_card(status: Status, card: CardStatus) -> Iterator[str]:
     yield f"Card {card.index}:  {card.model}, {card.uuid}"
     if card.is_out:
-        yield f"  {_line('out', card.why_out or 'it does not say why')}"
+        yield f"  {_line('out', card.why_out or 'no reason given')}"
     booked, total = memory(card.memory_booked_bytes >> 20), memory(card.memory_mib)
     yield f"  {_line('memory', f'{booked} of {total} booked, {memory(card.free_mib)} free')}"
     busy = "" if card.utilisation is None else f"; busy {card.utilisation:.0%}"

@@ -36,9 +36,9 @@ Json = dict[str, Any]
 Found = list[tuple[Kind, Object]]
 
 _EVERY = 0.5  # seconds from look to look
-_RETURN = 15.0  # seconds for which a watch looks for a daemon that went away
+_RETURN = 15.0  # seconds for which a watch waits for a daemon to come back
 _RIGHT = frozenset({"RESTARTS", "FREE"})
-_STEERS = re.compile("[\x7f-\x9f]")  # to some terminals they are commands, and JSON would leave them as they are
+_STEERS = re.compile("[\x7f-\x9f]")  # commands to some terminals; JSON does not escape them
 
 
 @click.command()
@@ -109,7 +109,7 @@ def _labelled(found: Found, selector: Selector | None) -> Found:
 
 
 def _nothing(status: Status, wanted: Sequence[Target], where: str | None, selector: Selector | None) -> str:
-    """There may be some elsewhere."""
+    """Also where there are some in other namespaces."""
     found = _found(status, wanted, None, selector)
     others = sorted({space for _, item in found if (space := namespace_in(item)) is not None})
     if selector is not None and not others:
@@ -204,7 +204,7 @@ def _looks(status: Status) -> Iterator[Status]:
 
 
 def _still(status: Status, wanted: Sequence[Target], where: str | None) -> Found:
-    """As found, less whoever was named and is gone: that is no error any more."""
+    """As found, without named objects that are gone: that is no error while watching."""
     found: Found = []
     for target in wanted:
         try:
@@ -255,6 +255,6 @@ class Seen:
         return tuple(cell for name, cell in zip(self.columns, cells, strict=False) if name != "AGE")
 
     def _gone(self, cells: Sequence[str]) -> tuple[str, ...]:
-        """The last that is said of it."""
+        """Its last row."""
         last = next(name for name in ("STATUS", "READY", "COMPLETIONS") if name in self.columns)
         return tuple("gone" if name == last else cell for name, cell in zip(self.columns, cells, strict=True))

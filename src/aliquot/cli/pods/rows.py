@@ -152,7 +152,7 @@ def age(since: float | None) -> str:
 
 
 def core(percent: float | None) -> str:
-    """As --core says it."""
+    """As --core takes it."""
     return "-" if percent is None else f"{percent:g}%"
 
 

@@ -1,7 +1,7 @@
-"""Who may look at a dashboard. On loopback anybody of this machine; elsewhere whoever has the token.
+"""Who may see a dashboard: on loopback every user of this machine, elsewhere holders of the token.
 
-A page of another site can have a browser ask a server on loopback under a name that the site owns (DNS rebinding): then
-the Host header is that name, and the answer is no. Where there is a token, its cookie is no other site's to send.
+A page of another site can make a browser ask a server on loopback under a name that the site owns (DNS rebinding). The
+Host header is that name then, and the request is refused. With a token, browsers send its cookie to this site only.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _COOKIE = "aliquot-token-{port}"  # cookies know no ports: two dashboards on one
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Where a dashboard is wished for. Port 0: nowhere."""
+    """Where a dashboard should listen. Port 0: there is none."""
 
     address: str
     port: int
     token: str | None = None
-    usual: bool = False  # nobody asked for just this: where it is taken, there is none
-    token_file: str | None = None  # where the token was read: for people to find it
+    usual: bool = False  # the default port: where another program has it, there is no dashboard
+    token_file: str | None = None  # where people find the token
 
 
-NOWHERE = Listen("127.0.0.1", 0)
+NO_DASHBOARD = Listen("127.0.0.1", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Access:
 
     @property
     def url(self) -> str:
-        """Where to look, from this machine."""
+        """Its address on this machine."""
         address = "127.0.0.1" if self.everywhere else self.address
         return f"http://{f'[{address}]' if ':' in address else address}:{self.port}/"
 
@@ -59,18 +59,18 @@ class Access:
 
     @property
     def badge(self) -> str:
-        """What is in it: no more than what opens this dashboard, for browsers keep cookies in files."""
+        """The value of the cookie. It opens this dashboard and nothing else: browsers keep cookies in files."""
         assert self.token is not None
         return hmac.new(self.token.encode(), self.cookie.encode(), hashlib.sha256).hexdigest()
 
 
 class Verdict(StrEnum):
-    """What becomes of a request."""
+    """How a request is answered."""
 
-    WELCOME = "welcome"
-    ENTER = "enter"  # it brings the token in the address: a cookie is set instead, and the address cleaned
-    FOREIGN = "foreign"  # under a name that is not this machine's
-    UNKNOWN = "unknown"  # without the token, or with another
+    ALLOWED = "allowed"
+    SET_COOKIE = "set-cookie"  # the token is in the address: redirect to the address without it, with a cookie
+    WRONG_HOST = "wrong-host"  # under a name that is not this machine's
+    UNAUTHORIZED = "unauthorized"  # without the token, or with another
 
 
 def judge(
@@ -82,21 +82,21 @@ def judge(
     authorization: str,
     cookies: Mapping[str, str],
 ) -> Verdict:
-    """Whether the request is answered."""
+    """How to answer the request."""
     if access.token is None:
-        return Verdict.WELCOME if is_loopback(_name_of(host)) else Verdict.FOREIGN
-    scheme, _, said = authorization.partition(" ")
-    if scheme.lower() == "bearer" and _same(said.strip(), access.token):
-        return Verdict.WELCOME
+        return Verdict.ALLOWED if is_loopback(_name_of(host)) else Verdict.WRONG_HOST
+    scheme, _, credentials = authorization.partition(" ")
+    if scheme.lower() == "bearer" and _same(credentials.strip(), access.token):
+        return Verdict.ALLOWED
     if _same(cookies.get(access.cookie, ""), access.badge):
-        return Verdict.WELCOME
+        return Verdict.ALLOWED
     if path == "/" and _same(query.get("token", ""), access.token):
-        return Verdict.ENTER
-    return Verdict.UNKNOWN
+        return Verdict.SET_COOKIE
+    return Verdict.UNAUTHORIZED
 
 
 def is_loopback(name: str) -> bool:
-    """Whether this name or address means the machine itself, whoever asks."""
+    """Whether this name or address means the machine itself."""
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:
@@ -112,5 +112,5 @@ def _name_of(host: str) -> str:
     return host.partition(":")[0].rstrip(".").lower()
 
 
-def _same(said: str, token: str) -> bool:
-    return hmac.compare_digest(said.encode("utf-8", "replace"), token.encode())
+def _same(given: str, token: str) -> bool:
+    return hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())

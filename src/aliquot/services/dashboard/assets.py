@@ -1,4 +1,4 @@
-"""The dashboard's files, as they are in the package: read once, packed once, each with a tag for browsers to keep."""
+"""The dashboard's files from the package: read once, compressed once, each with an ETag."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _KINDS = {".js": "text/javascript", ".woff2": "font/woff2", ".webmanifest": "app
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """One file. `zipped` is None where packing gains nothing."""
+    """One file. `zipped` is None where compression gains nothing."""
 
     body: bytes
     zipped: bytes | None
     kind: str
     tag: str
-    lasting: bool  # its name has its hash in it: it never changes
+    lasting: bool  # its name contains its hash: it never changes
 
 
 def read_assets(folder: Path = FOLDER) -> dict[str, Asset]:
-    """By path, as it is asked for; `/` is the page. Empty where the front end was never built."""
+    """By the path of the request; `/` is the page. Empty where the front end was never built."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if not path.is_file() or path.suffix in (".gz", ".br"):

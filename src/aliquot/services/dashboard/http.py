@@ -26,7 +26,7 @@ _IDLE = 30.0  # seconds that a connection may be open without a request
 _MOST_CONNECTIONS = 2 * MOST_LISTENERS
 _MOST_FOUND = 200
 _JSON = "application/json"
-_WORTH_PACKING = 4096
+_WORTH_COMPRESSING = 4096
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "font-src 'self'; connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -37,8 +37,8 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 _NOT_BUILT = "The dashboard's files are not in this installation: `make web` builds them. The API and /metrics work.\n"
-_FOREIGN = "This dashboard is for this machine: ask for it at {url}, or give it an address and a token of its own.\n"
-_UNKNOWN = (
+_WRONG_HOST = "This dashboard answers only under this machine's names: open {url}, or start it with a token.\n"
+_UNAUTHORIZED = (
     "A token is needed: open {url}?token=TOKEN in a browser, or send the header `Authorization: Bearer TOKEN`. "
     "It is in the file that the server was started with.\n"
 )
@@ -72,7 +72,7 @@ class DashboardHttp:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Who asks, and what every answer carries."""
+        """Checks access, and adds the headers of every answer."""
         access = self._access
         verdict = judge(
             access,
@@ -84,14 +84,14 @@ class DashboardHttp:
         )
         try:
             match verdict:
-                case Verdict.WELCOME:
+                case Verdict.ALLOWED:
                     answer = await handler(request)
-                case Verdict.ENTER:
-                    answer = _entered(access)
-                case Verdict.FOREIGN:
-                    answer = web.Response(status=403, text=_FOREIGN.format(url=access.url))
-                case Verdict.UNKNOWN:
-                    text = _UNKNOWN.format(url=access.url)
+                case Verdict.SET_COOKIE:
+                    answer = _with_cookie(access)
+                case Verdict.WRONG_HOST:
+                    answer = web.Response(status=403, text=_WRONG_HOST.format(url=access.url))
+                case Verdict.UNAUTHORIZED:
+                    text = _UNAUTHORIZED.format(url=access.url)
                     answer = web.Response(status=401, text=text, headers={"WWW-Authenticate": "Bearer"})
         except web.HTTPException as error:
             error.headers.update(_HEADERS)
@@ -104,33 +104,33 @@ class DashboardHttp:
     async def _end(self, app: web.Application) -> None:
         self._hub.close()
 
-    # --- what is drawn ---------------------------------------------------------------------------------------------
+    # --- data --------------------------------------------------------------------------------------------------
 
     async def _state(self, request: web.Request) -> web.StreamResponse:
-        return _packed(request, self._hub.state(self._clock()))
+        return _compressed(request, self._hub.state(self._clock()))
 
     async def _history(self, request: web.Request) -> web.StreamResponse:
         over = request.query.get("range", "10m")
         if over not in RANGES:
             return _refused(f'range: "{over[:40]}" is not allowed: one of {", ".join(RANGES)}')
-        return _packed(request, encode(self._hub.recorder.history(over)))
+        return _compressed(request, encode(self._hub.recorder.history(over)))
 
     async def _search(self, request: web.Request) -> web.StreamResponse:
         limit = request.query.get("limit", "50")
         if not (len(limit) <= 9 and limit.isascii() and limit.isdigit() and 0 < int(limit) <= _MOST_FOUND):
             return _refused(f'limit: "{limit[:40]}" is not allowed: a number from 1 to {_MOST_FOUND}')
         words = request.query.get("q", "").strip()[:256]
-        return _packed(request, encode(self._hub.view.search(words, int(limit))))
+        return _compressed(request, encode(self._hub.view.search(words, int(limit))))
 
     async def _node(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["name"]
         found = await self._hub.view.node(name, self._clock())
-        return _none_called("node", name) if found is None else _packed(request, encode(found))
+        return _not_found("node", name) if found is None else _compressed(request, encode(found))
 
     async def _pod(self, request: web.Request) -> web.StreamResponse:
         key = request.match_info["key"]
         found = self._hub.view.pod(key, self._clock())
-        return _none_called("Pod or run", key) if found is None else _packed(request, encode(found))
+        return _not_found("Pod or run", key) if found is None else _compressed(request, encode(found))
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         return web.Response(body=self._hub.view.metrics(), headers={"Content-Type": CONTENT_TYPE})
@@ -161,11 +161,11 @@ class DashboardHttp:
         asset = self._assets.get(request.path)
         if asset is None:
             missing = request.path == "/" and not self._assets
-            return web.Response(status=503, text=_NOT_BUILT) if missing else _none_called("page", request.path)
-        return _served(request, asset)
+            return web.Response(status=503, text=_NOT_BUILT) if missing else _not_found("page", request.path)
+        return _asset(request, asset)
 
 
-def _served(request: web.Request, asset: Asset) -> web.Response:
+def _asset(request: web.Request, asset: Asset) -> web.Response:
     headers = {
         "ETag": asset.tag,
         "Content-Type": asset.kind,
@@ -174,32 +174,32 @@ def _served(request: web.Request, asset: Asset) -> web.Response:
     }
     if request.headers.get("If-None-Match") == asset.tag:
         return web.Response(status=304, headers=headers)
-    if asset.zipped is not None and _takes_gzip(request):
+    if asset.zipped is not None and _accepts_gzip(request):
         return web.Response(body=asset.zipped, headers={**headers, "Content-Encoding": "gzip"})
     return web.Response(body=asset.body, headers=headers)
 
 
-def _packed(request: web.Request, body: bytes) -> web.Response:
-    """JSON, packed where it is large."""
+def _compressed(request: web.Request, body: bytes) -> web.Response:
+    """JSON, compressed where it is large."""
     headers = {"Vary": "Accept-Encoding"}
-    if len(body) >= _WORTH_PACKING and _takes_gzip(request):
+    if len(body) >= _WORTH_COMPRESSING and _accepts_gzip(request):
         packer = zlib.compressobj(1, wbits=31)
         body = packer.compress(body) + packer.flush()
         headers["Content-Encoding"] = "gzip"
     return web.Response(body=body, content_type=_JSON, charset="utf-8", headers=headers)
 
 
-def _takes_gzip(request: web.Request) -> bool:
+def _accepts_gzip(request: web.Request) -> bool:
     return "gzip" in request.headers.get("Accept-Encoding", "")
 
 
-def _entered(access: Access) -> web.Response:
+def _with_cookie(access: Access) -> web.Response:
     answer = web.Response(status=303, headers={"Location": "/"})
     answer.set_cookie(access.cookie, access.badge, httponly=True, samesite="Strict", path="/")
     return answer
 
 
-def _none_called(what: str, name: str) -> web.Response:
+def _not_found(what: str, name: str) -> web.Response:
     return web.json_response({"error": f"no {what} is called {name[:256]}"}, status=404)
 
 

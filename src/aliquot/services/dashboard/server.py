@@ -19,19 +19,19 @@ _LOG = logging.getLogger("aliquot.dashboard")
 _UNHURRIED = 3.0  # seconds until it is loaded without a connection: the first visitor should not wait
 
 
-def take_place(wished: Listen, option: str) -> tuple[socket.socket, Access] | None:
-    """A socket there; None where none is wished for, or the usual place is taken. Raises OSError for any other."""
-    if wished.port == 0:
+def bind(listen: Listen, option: str) -> tuple[socket.socket, Access] | None:
+    """A socket; None where there should be none, or the usual port is taken. Raises OSError for any other port."""
+    if listen.port == 0:
         return None
-    family = socket.AF_INET6 if ":" in wished.address else socket.AF_INET
+    family = socket.AF_INET6 if ":" in listen.address else socket.AF_INET
     try:
-        listener = socket.create_server((wished.address, wished.port), family=family, backlog=64)
+        listener = socket.create_server((listen.address, listen.port), family=family, backlog=64)
     except OSError as error:
-        if not wished.usual:
+        if not listen.usual:
             raise
-        _LOG.warning("no dashboard: port %d: %s; %s chooses another", wished.port, error.strerror, option)
+        _LOG.warning("no dashboard: port %d: %s; %s chooses another", listen.port, error.strerror, option)
         return None
-    return listener, Access(wished.address, wished.port, wished.token)
+    return listener, Access(listen.address, listen.port, listen.token)
 
 
 async def show(view: View, listener: socket.socket, access: Access) -> None:

@@ -10,7 +10,7 @@ from aliquot.model.claim import AppClass
 from aliquot.model.status.dashboard import CardTimeline, Lane, Preemption, Timeline
 from aliquot.model.status.machine import TenantStatus
 
-_MOST_GONE = 256  # names kept before it is looked who is still drawn
+_MOST_GONE = 256  # names of ended tenants kept before those that are no longer drawn are dropped
 _AHEAD = STEP / 2  # seconds by which the time of day may move away from our clock before we follow it
 _BEHIND = 1.0
 
@@ -55,8 +55,8 @@ class Timelines:
         )
 
     def _steady(self, offset: float) -> float:
-        """One offset for as long as it is about right, so that what is told twice has the same times. The time of day
-        is read a little before our clock, under load less little: only what is ahead is surely a better one."""
+        """One offset for as long as it is about right, so that a moment keeps its time in every answer. The time of day
+        is read a little before our clock, under load not so little: only an offset that is ahead is surely better."""
         if self._offset is None or not -_BEHIND < offset - self._offset <= _AHEAD:
             self._offset = offset
         return self._offset

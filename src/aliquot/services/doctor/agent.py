@@ -176,7 +176,7 @@ def _cards(site: Site) -> Iterator[Finding]:
         return
     out = [card for card in site.agent.cards if card.is_out]
     for card in out:
-        what = f"card {card.index} ({card.uuid}) is out: {card.why_out or 'it does not say why'}"
+        what = f"card {card.index} ({card.uuid}) is out: {card.why_out or 'no reason given'}"
         fix = (
             "its Pods run on, new ones avoid it. nvidia-smi --gpu-reset or a reboot brings it back; dmesg tells of Xids"
         )

@@ -30,7 +30,7 @@ from aliquot.placement.waste import Waste
 from aliquot.services.daemon.control import about, listen, unlink
 from aliquot.services.daemon.home import StartError, make_home, take_lock
 from aliquot.services.dashboard.access import Access, Listen
-from aliquot.services.dashboard.server import show, take_place
+from aliquot.services.dashboard.server import bind, show
 from aliquot.services.machine.control import ControlServer, watch_root
 from aliquot.services.machine.dashboard import MachineView
 from aliquot.services.machine.pods.manager import PodManager
@@ -161,7 +161,7 @@ def _rules(rules: SharingRules, policy: Isolation | None, delay: float | None) -
 
 def _listening(listen: Listen) -> tuple[socket.socket, Access] | None:
     try:
-        return take_place(listen, "--listen")
+        return bind(listen, "--listen")
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)  # the message of socket repeats the address
         raise StartError(

@@ -1,4 +1,4 @@
-"""The scheduler in Prometheus's words: base units, prefix aliquot_. Sums over the cluster, not a series per card."""
+"""The scheduler's metrics: base units, prefix aliquot_. Sums over the cluster, not a series per card."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _of_cluster(cluster: Cluster) -> tuple[tuple[str, str, float], ...]:
     board = cluster.board
     here = board.present[: board.rows]
     return (
-        ("aliquot_nodes", "Nodes that can take Pods of ours.", int(here.sum())),
+        ("aliquot_nodes", "Nodes that can take Pods that ask for cards.", int(here.sum())),
         ("aliquot_nodes_unusable", "Nodes that break a rule of their dialect.", len(cluster.unusable)),
         ("aliquot_cards", "Healthy cards.", int(board.cards[: board.rows][here].sum())),
         ("aliquot_cards_memory_bytes", "Memory of all cards.", int(board.memory[: board.rows][here].sum()) * _MIB),
@@ -60,20 +60,20 @@ def _of_cluster(cluster: Cluster) -> tuple[tuple[str, str, float], ...]:
             "What is free of all cards, in cards.",
             int(board.free[: board.rows][here].sum()) / 1000,
         ),
-        ("aliquot_pods_placed", "Pods of ours on nodes.", len(cluster.placed)),
+        ("aliquot_pods_placed", "Pods with cards on nodes.", len(cluster.placed)),
         ("aliquot_pods_assumed", "Pods sent to a node and not confirmed yet.", len(cluster.assumed)),
         (
             "aliquot_pods_doubtful",
             "Pods whose cards are a guess.",
-            sum(cluster.doubt(each) is not None for each in cluster.placed.values()),
+            sum(cluster.doubt(placed) is not None for placed in cluster.placed.values()),
         ),
-        ("aliquot_pods_pending", "Pods of ours without a node.", len(cluster.pending)),
+        ("aliquot_pods_pending", "Pods that ask for cards and have no node.", len(cluster.pending)),
         (
             "aliquot_pods_waiting",
             "Of those, given up by kube-scheduler for now.",
-            sum(each.refused for each in cluster.pending.values()),
+            sum(pod.refused for pod in cluster.pending.values()),
         ),
-        ("aliquot_cards_overbooked", "Cards given to more than they hold.", _overbooked(cluster)),
+        ("aliquot_cards_overbooked", "Cards with more booked than they hold.", _overbooked(cluster)),
     )
 
 

@@ -32,8 +32,8 @@ from aliquot.services.daemon.events import Events
 from aliquot.services.daemon.http import make_runner
 from aliquot.services.daemon.memory import freeze
 from aliquot.services.daemon.tasks import run_forever, termination_signal
-from aliquot.services.dashboard.access import NOWHERE, Access, Listen
-from aliquot.services.dashboard.server import show, take_place
+from aliquot.services.dashboard.access import NO_DASHBOARD, Access, Listen
+from aliquot.services.dashboard.server import bind, show
 from aliquot.services.scheduler.agenthandover import AgentHandover
 from aliquot.services.scheduler.binder import Binder
 from aliquot.services.scheduler.cluster import Cluster, Placed
@@ -74,7 +74,7 @@ class Settings:
     identity: str = ""
     keep_nodes: bool = True
     webhook: WebhookSettings | None = None  # None: off
-    dashboard: Listen = NOWHERE
+    dashboard: Listen = NO_DASHBOARD
     agent_port: int = 9479  # of the agents, on the nodes' own addresses; 0: do not query them
     reconcile_seconds: float = 300.0
 
@@ -169,7 +169,7 @@ class Scheduler:
         if settings.webhook is not None:  # only a check; the webhook listens once it has keys
             self.extender.awaited = "the webhook does not listen yet"  # until then a Service must not send reviews here
             socket.create_server((settings.webhook.bind_address, settings.webhook.port)).close()
-        self._dashboard = take_place(settings.dashboard, "--dashboard")
+        self._dashboard = bind(settings.dashboard, "--dashboard")
         if self._dashboard is not None:
             stack.callback(self._dashboard[0].close)
             log.info("dashboard_listening", extra={"data": {"url": self._dashboard[1].url}})
