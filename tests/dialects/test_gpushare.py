@@ -111,7 +111,7 @@ def test_gpu_count_is_a_whole_number_of_at_least_1(count: str) -> None:
 
 @pytest.mark.parametrize("manifest", [pod({}, labels={COUNT: "2"}), pod({COUNT: 2}), pod({}, annotations={COUNT: "2"})])
 def test_gpu_count_without_gpu_mem_is_an_error(manifest: dict[str, Any]) -> None:
-    assert "aliyun.com/gpu-count needs it" in sentence(manifest)
+    assert "required with aliyun.com/gpu-count" in sentence(manifest)
 
 
 # nodes

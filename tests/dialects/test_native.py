@@ -87,9 +87,9 @@ def changed(**parts: object) -> str:
     [
         (changed(node="n2"), "this one is stale"),
         (changed(v=9), "version 9"),
-        (changed(containers=[]), "one grant for each container that asks: main"),
-        (changed(containers=[{"name": "x", "cards": []}]), "one grant for each container that asks: main"),
-        (changed(containers=json.loads(WRITTEN)["containers"] * 2), "one grant for each container"),
+        (changed(containers=[]), "one entry for each container that requests a GPU: main"),
+        (changed(containers=[{"name": "x", "cards": []}]), "one entry for each container that requests a GPU: main"),
+        (changed(containers=json.loads(WRITTEN)["containers"] * 2), "one entry for each container"),
         (changed(containers=[{"name": "main", "cards": [{"index": 0, "memory_mib": -1}]}]), "memory_mib"),
         (changed(containers=[{"name": "main", "cards": [{"index": 10**6, "memory_mib": 1}]}]), "index"),
         ("nonsense", "what aliquot writes there"),
@@ -155,7 +155,7 @@ def test_a_percentage_is_at_most_what_it_takes_of_the_nodes_largest_card() -> No
     """Whoever can patch the Pod could otherwise raise its limit."""
     refused = percent_granted(6301, UNEQUAL)
     assert isinstance(refused, tuple)
-    assert "as much memory as m asks for" in refused[0].sentence()
+    assert "as much memory as m requests" in refused[0].sentence()
 
 
 @pytest.mark.parametrize("memory_mib", [1, 3000, 6000, 6300])
@@ -231,7 +231,7 @@ def test_a_grant_of_another_version_is_refused_with_what_to_do_whatever_its_form
     refused = parse_grant(pod(later), CLAIM, NODE)
     assert isinstance(refused, tuple)
     (problem,) = refused
-    assert "version 2 is of another release of aliquot: run that one" in problem.allowed
+    assert "version 2 is from another release of aliquot: use that release" in problem.allowed
 
 
 def test_a_gpushare_pod_is_known_by_the_peers_annotations_where_our_own_is_of_another_version() -> None:

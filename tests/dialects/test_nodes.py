@@ -118,14 +118,14 @@ def test_fields_a_newer_writer_added_are_passed_over() -> None:
         ("[" * 100_000, "what aliquot writes there"),
         ("\ud800", "what aliquot writes there"),
         ([], "text"),
-        ('{"v":2,"cards":[]}', "version 2 is of another release"),
+        ('{"v":2,"cards":[]}', "version 2 is from another release"),
         ('{"v":1,"cards":[{"index":0}]}', "memory_mib"),
         ('{"v":1,"cards":[{"index":-1,"memory_mib":1}]}', "$.cards[0].index"),
         ('{"v":1,"cards":[{"index":0,"memory_mib":"16Gi"}]}', "$.cards[0].memory_mib"),
-        ('{"v":1,"cards":[{"index":0,"memory_mib":1},{"index":0,"memory_mib":1}]}', "its own index"),
+        ('{"v":1,"cards":[{"index":0,"memory_mib":1},{"index":0,"memory_mib":1}]}', "a unique index"),
         (
             '{"v":1,"cards":[{"index":0,"memory_mib":1,"uuid":"a"},{"index":1,"memory_mib":1,"uuid":"a"}]}',
-            "its own uuid",
+            "a unique uuid",
         ),
     ],
 )

@@ -145,7 +145,7 @@ def test_greedy_core_is_1_to_100(greedy: object) -> None:
 
 
 def test_an_offline_pod_needs_greedy_core() -> None:
-    assert "an offline Pod needs it" in sentence(pod(asking(memory=2), app_class="offline"))
+    assert "required for an offline Pod" in sentence(pod(asking(memory=2), app_class="offline"))
 
 
 def test_an_offline_pod_asks_for_no_core() -> None:
@@ -177,7 +177,7 @@ def test_an_online_pod_asks_for_memory_only() -> None:
 @pytest.mark.parametrize("other", ["core", "core_greedy"])
 def test_an_online_pod_that_asks_for_core_is_an_error(other: str) -> None:
     said = sentence(pod(asking(memory=2, **{other: 30}), app_class="online"))
-    assert "an online Pod asks for qgpu-memory only" in said
+    assert "an online Pod requests qgpu-memory only" in said
 
 
 @pytest.mark.parametrize("value", ["Online", "", "batch", 1, [], {}])
@@ -208,7 +208,7 @@ def test_annotations_beside_metadata_with_the_spec_inside_as_the_seed_indents_it
         "kind": "Pod",
         "annotations": {f"{PREFIX}app-class": "offline", "spec": {"containers": []}},
     }
-    assert "spec out of them" in sentence(manifest)
+    assert "spec to the top level" in sentence(manifest)
 
 
 def test_annotations_beside_metadata_of_a_pod_that_is_not_ours_are_not_ours() -> None:

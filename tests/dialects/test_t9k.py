@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from aliquot.dialects import (
-    Taints,
     missing_tolerations,
     parse_grant,
     parse_node,
@@ -16,6 +15,7 @@ from aliquot.dialects import (
     taints,
     tolerations,
 )
+from aliquot.dialects.t9k import Taints
 from aliquot.model.claim import Claim, Slice
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share

@@ -184,7 +184,7 @@ def test_a_mark_alone_is_ours_and_refused(fresh: ControlPlane) -> None:
     """gpu-count without gpu-mem: the user meant something."""
     with a_webhook(fresh):
         for marks in ({"labels": {COUNT: "2"}}, {"annotations": {COUNT: "2"}}):
-            with pytest.raises(Refused, match=r"is missing: aliyun\.com/gpu-count needs it"):
+            with pytest.raises(Refused, match=r"is missing: required with aliyun\.com/gpu-count"):
                 created(fresh, objects.pod("marked", **marks))  # type: ignore[arg-type]  # mypy cannot see which
 
 

@@ -1,53 +1,40 @@
-"""How is it spelled: Kubernetes objects in, the model's nouns out, and back. Pure.
+"""How is it spelled: parses Kubernetes objects to the model, and renders them back. Pure.
 
-`qgpu`, `t9k` and `gpushare` are the dialects; none knows another. `registry` finds the dialect that a Pod speaks,
-`nodereading` those that a node offers, by the `rules` of the cluster; `native` is our own annotations. `pods`, `nodes`
-and `podfields` read what all dialects share; `kube` is what kube-scheduler itself would say. `wire` has Kubernetes' own
-forms, `local` manifests on one machine. An annotation key, label key or resource name stands in the one module that
-owns it.
+`qgpu`, `t9k` and `gpushare` are the dialects; none imports another. `registry` finds the dialect of a Pod,
+`nodereading` those that a node offers, by the `rules` of the cluster; `native` has our own annotations. `pods`, `nodes`
+and `podfields` read what all dialects share; `kube` is what kube-scheduler itself would decide. `wire` has Kubernetes'
+own forms, `local` manifests on one machine. Every annotation key, label key and resource name is in one module only.
 
-Nothing here raises on any JSON: it parses, is refused with every broken rule (`Invalid`), or is not ours (None).
-Rendering takes our own values and may rely on them.
+Parsing accepts any JSON and never raises: the result is a value, every rule that is violated (`Invalid`), or None for
+an object without GPUs. Rendering takes our own values and relies on them.
 """
 
+from aliquot.dialects.gpushare import MemoryUnit, parse_unhealthy
+from aliquot.dialects.native import render_inventory
+from aliquot.dialects.nodereading import NodeReader, advertised_gpushare_unit, guess_gpushare_unit, parse_node
+from aliquot.dialects.qgpu import QgpuRules
 from aliquot.dialects.registry import (
-    DEFAULT_RULES,
-    DIALECTS,
     ENABLED_BY,
-    Asked,
-    MemoryUnit,
-    NodeReader,
     PodReader,
-    QgpuRules,
-    Rules,
-    Taints,
-    advertised_gpushare_unit,
-    guess_gpushare_unit,
-    missing_tolerations,
     parse_grant,
-    parse_node,
     parse_pod,
-    parse_unhealthy,
     render_assigned,
     render_env,
     render_grant,
-    render_inventory,
     render_pod,
-    taints,
-    tolerations,
 )
+from aliquot.dialects.rules import DEFAULT_RULES, DIALECTS, Rules
+from aliquot.dialects.t9k import missing_tolerations, taints, tolerations
 
 __all__ = [
     "DEFAULT_RULES",
     "DIALECTS",
     "ENABLED_BY",
-    "Asked",
     "MemoryUnit",
     "NodeReader",
     "PodReader",
     "QgpuRules",
     "Rules",
-    "Taints",
     "advertised_gpushare_unit",
     "guess_gpushare_unit",
     "missing_tolerations",

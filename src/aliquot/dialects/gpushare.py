@@ -1,9 +1,9 @@
 """gpushare (Aliyun): a card's memory, in one whole unit for the whole cluster, GiB or MiB.
 
 All containers of a Pod share its card. `aliyun.com/gpu-count: "4"` on the Pod spreads each container's gpu-mem evenly
-over four cards. What a Pod got is written in two forms, because the peers read either:
+over four cards. A grant is written in two forms, because peers read one or the other:
 
-    ALIYUN_COM_GPU_MEM_IDX, _DEV, _POD, _ASSIGNED, _ASSUME_TIME    the old ones; they know of one card only
+    ALIYUN_COM_GPU_MEM_IDX, _DEV, _POD, _ASSIGNED, _ASSUME_TIME    the old form, for one card only
     scheduler.framework.gpushare.allocation                        {"<container>": {"<card>": memory}}
 """
 
@@ -37,16 +37,16 @@ ASSIGNED = "ALIYUN_COM_GPU_MEM_ASSIGNED"
 ASSUME_TIME = "ALIYUN_COM_GPU_MEM_ASSUME_TIME"
 ALLOCATION = "scheduler.framework.gpushare.allocation"
 ANNOTATIONS = (COUNT, ALLOCATION, INDEX, CARD_SIZE, POD_TOTAL, ASSIGNED, ASSUME_TIME)
-MARKS = (COUNT,)  # annotations, and here labels too, that are part of what a Pod asks for
+MARKS = (COUNT,)  # annotations, and here labels too, that are part of what a Pod requests
 
 NODE_LABEL = "gpushare"
 LABELS = (NODE_LABEL,)
-CONFIG_NAMESPACE = "kube-system"  # of the ConfigMaps that take cards out
+CONFIG_NAMESPACE = "kube-system"  # of the ConfigMaps that take cards out of use
 _UNHEALTHY = "unhealthy-gpu-"
 
 
 class MemoryUnit(StrEnum):
-    """What one of gpu-mem is; the device plugin's --memory-unit."""
+    """The unit of gpu-mem: --memory-unit of the device plugin."""
 
     GIB = "GiB"
     MIB = "MiB"
@@ -58,24 +58,24 @@ class MemoryUnit(StrEnum):
 
 
 def first_mention(pod: Pod) -> str | None:
-    """Where the Pod first speaks this dialect."""
-    said = pod.first_mention(RESOURCES)
-    if said is None and COUNT in pod.labels:
+    """The first field in which the Pod uses this dialect."""
+    field = pod.first_mention(RESOURCES)
+    if field is None and COUNT in pod.labels:
         return f'metadata.labels["{COUNT}"]'
-    if said is None and COUNT in pod.annotations:
+    if field is None and COUNT in pod.annotations:
         return f'metadata.annotations["{COUNT}"]'
-    return said
+    return field
 
 
 def parse_pod(pod: Pod, unit: MemoryUnit) -> Claim | list[Invalid]:
-    """What a Pod of this dialect asks for, or every rule it breaks."""
+    """The claim of a Pod of this dialect, or every rule it violates."""
     asking = pod.asking(MEMORY)
     problems = unnamed(asking)
     cards = _cards(pod, problems)
     if not asking:
         field = f'spec.containers[*].resources.limits["{MEMORY}"]'
         problems.append(
-            Invalid(field, None, f"{COUNT} needs it: the memory on all the cards together, in whole {unit}")
+            Invalid(field, None, f"required with {COUNT}: the memory on all cards together, in whole {unit}")
         )
     containers = []
     for container in asking:
@@ -104,22 +104,24 @@ def parse_pod(pod: Pod, unit: MemoryUnit) -> Claim | list[Invalid]:
 
 
 def _cards(pod: Pod, problems: list[Invalid]) -> int | None:
-    """How many cards the Pod wants: 1 unless label, annotation or a container says so, and all that say agree."""
+    """The number of cards of the Pod: 1 unless a label, annotation or container gives it; they must agree."""
     allowed = "a whole number of cards, at least 1"
-    said: list[tuple[str, int | None]] = []
+    counts: list[tuple[str, int | None]] = []
     for field, value in (
         (f'metadata.labels["{COUNT}"]', pod.labels.get(COUNT)),
         (f'metadata.annotations["{COUNT}"]', pod.annotation(COUNT)),
     ):
         if value is not None:
-            said.append((field, count_at(value, field, problems, allowed=allowed)))
-    said += [(each.field(COUNT), each.count(COUNT, problems, allowed=allowed)) for each in pod.asking(COUNT)]
-    if any(count is None for _, count in said):
+            counts.append((field, count_at(value, field, problems, allowed=allowed)))
+    counts += [
+        (container.field(COUNT), container.count(COUNT, problems, allowed=allowed)) for container in pod.asking(COUNT)
+    ]
+    if any(count is None for _, count in counts):
         return None
-    if not said:
+    if not counts:
         return 1
-    first, cards = said[0]
-    for field, other in said[1:]:
+    first, cards = counts[0]
+    for field, other in counts[1:]:
         if other != cards:
             problems.append(Invalid(field, other, f"the same number of cards as {first} ({cards})"))
             return None
@@ -127,7 +129,7 @@ def _cards(pod: Pod, problems: list[Invalid]) -> int | None:
 
 
 def words(claim: Claim, unit: MemoryUnit) -> Words:
-    """How the claim is spelled in this dialect."""
+    """The claim in the words of this dialect."""
     cards = claim.containers[0].count or 1
     return Words(
         limits={
@@ -138,9 +140,9 @@ def words(claim: Claim, unit: MemoryUnit) -> Words:
 
 
 def offers(node: NodeView, *, inventory: bool) -> frozenset[Offer]:
-    """A node offers gpushare if it advertises gpu-mem or, with an inventory of ours, if it is labelled so.
+    """A node offers gpushare if it advertises gpu-mem or, with our inventory, if it has the label.
 
-    Beside an inventory only what is allocatable counts: the capacity outlives a plugin by five minutes.
+    With an inventory only the allocatable amount counts: the capacity outlives a plugin by five minutes.
     """
     if inventory:
         offered = node.labels.get(NODE_LABEL) == "true" or node.amount(MEMORY, 1, [])
@@ -153,7 +155,7 @@ ENABLED_BY = {Offer.GPUSHARE: f"capacity {MEMORY}, or label {NODE_LABEL}=true an
 
 
 def capacity(node: NodeView, unit: MemoryUnit, problems: list[Invalid]) -> Capacity:
-    """What gpu-mem and gpu-count tell of the node's cards. A count alone, left behind by a plugin, tells nothing."""
+    """The node's cards according to gpu-mem and gpu-count. A count alone is left over from a plugin and ignored."""
     memory = advertised(MEMORY, node.count(MEMORY, problems))
     cards = advertised(COUNT, node.count(COUNT, problems))
     return Capacity(cards if memory else None, memory, unit.mib)
@@ -165,9 +167,9 @@ def amounts(card: Card, offers: frozenset[Offer], unit: MemoryUnit) -> dict[str,
 
 
 def advertised_unit(nodes: Iterable[NodeView]) -> MemoryUnit | None:
-    """The cluster's unit, by its nodes: nobody has a card of more than 1000 GiB. None where no node advertises gpu-mem.
+    """The cluster's unit, from its nodes: no card has more than 1000 GiB. None if no node advertises gpu-mem.
 
-    One such node is enough, wherever it stands: another may have lost most of its cards, and then tell too little.
+    One node with more is enough: another may have lost most of its cards and advertise too little.
     """
     found = None
     for node in nodes:
@@ -179,7 +181,7 @@ def advertised_unit(nodes: Iterable[NodeView]) -> MemoryUnit | None:
 
 
 def parse_unhealthy(configmap: object) -> tuple[str, frozenset[int]] | Invalid | None:
-    """The node and the cards that ConfigMap kube-system/unhealthy-gpu-NODE takes out; None for another object."""
+    """The node and the cards that ConfigMap kube-system/unhealthy-gpu-NODE takes out of use; None for other objects."""
     problems: list[Invalid] = []
     whole = mapping_at(configmap, "", problems)
     metadata = mapping_at(whole.get("metadata"), "metadata", problems)
@@ -200,13 +202,13 @@ def parse_unhealthy(configmap: object) -> tuple[str, frozenset[int]] | Invalid |
 
 
 def _card(text: str) -> int | None:
-    """A card's number as the peers write it; None for anything else."""
+    """A card number in the peers' form; None for anything else."""
     readable = text.isascii() and text.isdigit() and len(text) <= 4
     return int(text) if readable and int(text) < MOST_CARDS else None
 
 
 def parse_grant(annotations: Json, claim: Claim) -> tuple[ContainerGrant, ...] | Invalid | None:
-    """What the peers' annotations say the Pod got; the newer one first. None where neither tells."""
+    """The grant from the peers' annotations, the newer form first. None if there is neither."""
     allocation = annotations.get(ALLOCATION)
     if allocation is not None:
         granted = _from_allocation(allocation, claim)
@@ -231,10 +233,10 @@ def _from_allocation(value: object, claim: Claim) -> tuple[ContainerGrant, ...] 
         shares = _shares(wire.get(str(container.index), {}), container.slice.memory_mib * (container.count or 1))
         if shares is None:
             return Invalid(
-                field, value, f"the cards of container {container.name}, with the gpu-mem it asks for in all"
+                field, value, f"the cards of container {container.name}, with the gpu-mem it requests in total"
             )
         cards[container.index] = shares
-    # The annotation knows no init containers: they run on the Pod's cards, as all its containers do.
+    # The annotation has no init containers: they run on the Pod's cards, like all its containers.
     indexes = sorted({share.card for shares in cards.values() for share in shares})
     if not indexes:
         return None
@@ -252,9 +254,9 @@ def _from_allocation(value: object, claim: Claim) -> tuple[ContainerGrant, ...] 
 
 
 def _shares(amounts: dict[str, int], total_mib: int) -> tuple[Share, ...] | None:
-    """The annotation does not say its unit; what the container asked for does, for both must come to the same."""
+    """The annotation has no unit; the container's request has, and both must be equal."""
     total = sum(amounts.values())
-    unit = next((each.mib for each in MemoryUnit if total * each.mib == total_mib), None)
+    unit = next((unit.mib for unit in MemoryUnit if total * unit.mib == total_mib), None)
     if unit is None or any(amount < 0 for amount in amounts.values()):
         return None
     shares = []
@@ -272,7 +274,7 @@ def _evenly(cards: list[int], total_mib: int) -> tuple[Share, ...]:
 
 
 def _from_index(value: object, claim: Claim) -> tuple[ContainerGrant, ...] | Invalid:
-    """A scheduler that writes the old annotation alone knows one card, and put all that the Pod asks for on it."""
+    """A scheduler that writes only the old annotation uses one card for the whole Pod."""
     card = _card(value) if isinstance(value, str) else None
     if card is None:
         return Invalid(f'metadata.annotations["{INDEX}"]', value, "the number of a card, 0 or more")
@@ -288,7 +290,7 @@ def _from_index(value: object, claim: Claim) -> tuple[ContainerGrant, ...] | Inv
 
 
 def render_grant(grant: Grant, node: Node, now_ns: int, unit: MemoryUnit) -> dict[str, str]:
-    """The peers' annotations, old and new, for what the Pod got. Not assigned yet: the node's agent says when it is."""
+    """The peers' annotations of the grant, old and new. Not assigned yet: the agent sets that later."""
     allocation = {
         str(container.index): {str(share.card): share.memory_mib // unit.mib for share in container.shares}
         for container in grant.containers
@@ -303,7 +305,7 @@ def render_grant(grant: Grant, node: Node, now_ns: int, unit: MemoryUnit) -> dic
 
 
 def render_assigned() -> dict[str, str]:
-    """The annotation that says that a container of the Pod is on its cards."""
+    """The annotation of a Pod whose container runs on its cards."""
     return {ASSIGNED: "true"}
 
 
@@ -323,7 +325,7 @@ def _totals(grant: Grant, node: Node, unit: MemoryUnit) -> dict[str, str]:
     return {
         INDEX: str(first),
         CARD_SIZE: str(size // unit.mib),
-        POD_TOTAL: str(sum(each.memory_mib for each in usage.values()) // unit.mib),
+        POD_TOTAL: str(sum(use.memory_mib for use in usage.values()) // unit.mib),
     }
 
 
@@ -332,8 +334,8 @@ def _totals(grant: Grant, node: Node, unit: MemoryUnit) -> dict[str, str]:
 
 def render_inspected_card(index: int, *, total: int, used: int, pods: Iterable[tuple[str, str, int]]) -> dict[str, Any]:
     """One card, and the namespace, name and memory of each Pod on it."""
-    told = [{"name": name, "namespace": namespace, "usedGPU": memory} for namespace, name, memory in pods]
-    return {"id": index, "totalGPU": total, "usedGPU": used, "pods": told}
+    listed = [{"name": name, "namespace": namespace, "usedGPU": memory} for namespace, name, memory in pods]
+    return {"id": index, "totalGPU": total, "usedGPU": used, "pods": listed}
 
 
 def render_inspected_node(name: str, *, total: int, used: int, cards: Iterable[Json]) -> dict[str, Any]:

@@ -1,13 +1,13 @@
-"""Our own annotations: what cards a node has, and what a Pod got. Versioned JSON; the tests prove the round trip.
+"""Our own annotations: the cards of a node, the grant of a Pod. Versioned JSON; tests prove the round trip.
 
     on a Node   aliquot.dev/inventory   {"v":1,"cards":[{"index":0,"uuid":"GPU-..","memory_mib":23028,"model":"A30"}]}
-                aliquot.dev/agent       0.1.0, or "away" while the kubelet does not have its devices from an agent
-                aliquot.dev/left-behind {"v":1,"image":".."}: uninstalled, and files of Pods that run on are still there
+                aliquot.dev/agent       0.1.0, or "away" while no agent serves the kubelet
+                aliquot.dev/left-behind {"v":1,"image":".."}: uninstalled, but files of running Pods are left
     on a Pod    aliquot.dev/grant       {"v":1,"node":"n1","containers":[{"name":"main","cards":[{"index":0,..}]}]}
 
-A field at its default is left out. Fields we do not know are passed over, so that a newer writer may add some; what
-an older reader would misunderstand gets a new version. Nobody but its writer ever writes an annotation anew, so what
-was passed over stays there.
+Fields with default values are omitted. Unknown fields are ignored, so that a newer writer may add some; a change that
+an older reader would misunderstand gets a new version. Only its writer ever rewrites an annotation, so ignored fields
+are not lost.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from aliquot.model.grant import ContainerGrant, Grant, Share
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
 
-PREFIX = "aliquot.dev/"  # of all of them
+PREFIX = "aliquot.dev/"  # of all our annotations
 INVENTORY = "aliquot.dev/inventory"
 GRANT = "aliquot.dev/grant"
-ADDRESS = "aliquot.dev/address"  # on the scheduler's Lease: where the leader is
-CALLS = "aliquot.dev/calls"  # there too: how often, and when last, it was called
+ADDRESS = "aliquot.dev/address"  # on the scheduler's Lease: address of the leader
+CALLS = "aliquot.dev/calls"  # on the Lease: how often, and when last, the leader was called
 AGENT = "aliquot.dev/agent"  # on a Node: the release of its agent, or AWAY
-AWAY = "away"  # the agent is, or is about to be: a Pod that is bound there now would fail for good
-LEFT_BEHIND = "aliquot.dev/left-behind"  # there too, after the agent: leftovers.py
-SEEN = "aliquot.dev/seen"  # there too: the scheduler knows that the agent goes, and sends no Pod
-RETRIED = "aliquot.dev/retried"  # when a waiting Pod was last touched, so that kube-scheduler tries it again
+AWAY = "away"  # no agent, or it is about to stop: a Pod bound there now would fail for good
+LEFT_BEHIND = "aliquot.dev/left-behind"  # on a Node, after the agent: leftovers.py
+SEEN = "aliquot.dev/seen"  # on a Node: the scheduler acknowledges that the agent stops, and binds no Pod there
+RETRIED = "aliquot.dev/retried"  # on a Pod: when we last made kube-scheduler retry it
 ANNOTATIONS = (GRANT,)
 
 _VERSION = 1
-_ROOM_PERCENT = 105  # of what a percentage takes today: cards change their size a little with the driver's version
+_ROOM_PERCENT = 105  # of today's value of a percentage: the size of a card varies a little with the driver version
 
 Index = Annotated[int, msgspec.Meta(ge=0, lt=MOST_CARDS)]
 Amount = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_COUNT)]
@@ -87,7 +87,7 @@ class _Grant(msgspec.Struct, kw_only=True, omit_defaults=True):
 _Wire = TypeVar("_Wire", _Inventory, _Grant)
 
 
-# Made once: ten thousand grants are read when a cluster is loaded.
+# Built once: loading a cluster reads 10,000 grants.
 _DECODERS: dict[type, msgspec.json.Decoder[Any]] = {form: msgspec.json.Decoder(form) for form in (_Inventory, _Grant)}
 _GRANT_FIELD = f'metadata.annotations["{GRANT}"]'
 
@@ -105,12 +105,12 @@ def _decode(value: object, field: str, form: type[_Wire]) -> _Wire | Invalid:
         version = wire.v
         if version == _VERSION:
             return wire
-    advice = "run that one, scheduler and agents alike, or make the Pod anew"
-    return Invalid(field, value, f"version {_VERSION}; version {version} is of another release of aliquot: {advice}")
+    advice = "use that release for scheduler and agents, or recreate the Pod"
+    return Invalid(field, value, f"version {_VERSION}; version {version} is from another release of aliquot: {advice}")
 
 
 def _version(value: str) -> int | None:
-    """Of which version it says it is, whatever else it says."""
+    """The version field, whatever the other fields."""
     try:
         return msgspec.json.decode(value, type=_Versioned).v
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -118,13 +118,13 @@ def _version(value: str) -> int | None:
 
 
 def is_of_another_version(annotations: Json) -> bool:
-    """Whether a grant is there that another release wrote, and that we cannot read."""
+    """Whether there is a grant of another release that we cannot read."""
     value = annotations.get(GRANT)
     return isinstance(value, str) and _version(value) not in (None, _VERSION)
 
 
 def render_inventory(cards: Iterable[Card]) -> dict[str, str]:
-    """The annotation that tells a node's cards."""
+    """The annotation with a node's cards."""
     wire = _Inventory(
         v=_VERSION,
         cards=[
@@ -143,12 +143,12 @@ def render_inventory(cards: Iterable[Card]) -> dict[str, str]:
 
 
 def render_agent(version: str, *, here: bool) -> dict[str, str]:
-    """The annotation that tells whether an agent answers the kubelet."""
+    """The annotation that says whether an agent serves the kubelet."""
     return {AGENT: version if here else AWAY}
 
 
 def parse_inventory(node: NodeView, problems: list[Invalid]) -> tuple[Card, ...] | None:
-    """The node's cards by their number; None where the annotation is missing or became one more problem."""
+    """The node's cards, sorted by index; None if the annotation is missing or invalid (added to `problems`)."""
     if INVENTORY not in node.annotations:
         return None
     field = f'metadata.annotations["{INVENTORY}"]'
@@ -160,16 +160,16 @@ def parse_inventory(node: NodeView, problems: list[Invalid]) -> tuple[Card, ...]
         ("index", Counter(card.index for card in wire.cards)),
         ("uuid", Counter(card.uuid for card in wire.cards if card.uuid)),
     ):
-        twice = [each for each, times in seen.items() if times > 1]
+        twice = [value for value, times in seen.items() if times > 1]
         if twice:
-            problems.append(Invalid(field, twice[0], f"every card has its own {what}"))
+            problems.append(Invalid(field, twice[0], f"a unique {what} for every card"))
             return None
     cards = (Card(card.index, card.memory_mib, card.uuid, card.model, card.healthy, card.numa) for card in wire.cards)
     return tuple(sorted(cards, key=lambda card: card.index))
 
 
 def render_grant(grant: Grant) -> dict[str, str]:
-    """The annotation that tells what a Pod got."""
+    """The annotation with a Pod's grant."""
     containers = [
         _Container(
             name=container.name,
@@ -192,7 +192,7 @@ def render_grant(grant: Grant) -> dict[str, str]:
 
 
 def parse_grant(annotations: Json, claim: Claim, node_name: str, node: Node | None) -> Grant | Invalid | None:
-    """What the Pod got; None where the annotation is missing."""
+    """The Pod's grant; None if the annotation is missing."""
     if GRANT not in annotations:
         return None
     field, value = _GRANT_FIELD, annotations[GRANT]
@@ -200,14 +200,16 @@ def parse_grant(annotations: Json, claim: Claim, node_name: str, node: Node | No
     if isinstance(wire, Invalid):
         return wire
     if wire.node != node_name:
-        return Invalid(field, wire.node, f"the grant of the node the Pod is on, {node_name}; this one is stale")
+        return Invalid(field, wire.node, f"a grant for the Pod's node, {node_name}; this one is stale")
     granted = {container.name: container.cards for container in wire.containers}
     asked = [container.name for container in claim.containers]
     if len(granted) != len(wire.containers) or granted.keys() != set(asked):
-        return Invalid(field, ", ".join(granted), f"one grant for each container that asks: {', '.join(asked)}")
+        return Invalid(
+            field, ", ".join(granted), f"one entry for each container that requests a GPU: {', '.join(asked)}"
+        )
     largest = max((card.memory_mib for card in node.cards), default=None) if node else None
     for container in claim.containers:
-        wrong = _not_what_was_asked(container, granted[container.name], largest)
+        wrong = _mismatch(container, granted[container.name], largest)
         if wrong or wire.whole_node != claim.whole_node:
             return Invalid(field, value, wrong or "the whole node if the Pod requests one, and only then")
     named = node is not None and any(card.uuid for container in wire.containers for card in container.cards)
@@ -228,37 +230,37 @@ def parse_grant(annotations: Json, claim: Claim, node_name: str, node: Node | No
     )
 
 
-def _not_what_was_asked(container: ContainerClaim, cards: list[_Share], largest: int | None) -> str | None:
-    """How the shares differ from the request: who can write annotations could book less than it uses, or more.
+def _mismatch(container: ContainerClaim, cards: list[_Share], largest: int | None) -> str | None:
+    """How the shares differ from the request: the author of a Pod could book less than it uses, or more.
 
-    `largest` is the memory of the node's largest card, where that is known: of a percentage nothing else tells.
+    `largest` is the memory of the node's largest card, if known: the only bound for a percentage.
     """
     asked = container.slice
     if len(cards) > 1 and len({card.index for card in cards}) != len(cards):
-        return f"each card of {container.name} once"
-    wanted = container.count or max(len(cards), 1)  # of a whole node: as many as it had
+        return f"every card of {container.name} once"
+    wanted = container.count or max(len(cards), 1)  # for a whole node: as many as it had
     if len(cards) != wanted:
-        return f"as many cards as {container.name} asks for"
+        return f"as many cards as {container.name} requests"
     least = max(asked.memory_mib, min(asked.memory_percent, 1))
     most = _most_memory(asked, largest)
     compute = (asked.core_milli, asked.greedy_milli, asked.exclusive)
     for card in cards:
         if card.memory_mib < least or (most is not None and card.memory_mib > most):
-            return f"as much memory as {container.name} asks for"
+            return f"as much memory as {container.name} requests"
         if (card.core_milli, card.greedy_milli, card.exclusive) != compute:
-            return f"the compute that {container.name} asks for"
+            return f"the compute that {container.name} requests"
     return None
 
 
 def _most_memory(asked: Slice, largest: int | None) -> int | None:
-    """The MiB of one card that the request may have become; None: as many as are written."""
+    """The most MiB of one card that the request allows; None: unlimited."""
     if not asked.memory_percent:
         return asked.memory_mib
     return None if largest is None else max(1, asked.memory_on(largest) * _ROOM_PERCENT // 100)
 
 
 def _share(wire: _Share, today: dict[str, int]) -> Share:
-    """The card is who its UUID says, whatever its number was. One that is gone keeps its number, and so is counted."""
+    """The UUID identifies the card, whatever its index was. A missing card keeps its index, so that it still counts."""
     return Share(
         card=today.get(wire.uuid, wire.index),
         memory_mib=wire.memory_mib,

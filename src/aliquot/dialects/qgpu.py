@@ -31,7 +31,7 @@ RESOURCES = (MEMORY, CORE, GREEDY)
 
 APP_CLASS = "tke.cloud.tencent.com/app-class"
 ANNOTATIONS = (APP_CLASS,)
-MARKS = ANNOTATIONS  # those that are part of what a Pod asks for
+MARKS = ANNOTATIONS  # part of what a Pod requests
 
 ENABLE_LABEL = "qgpu-device-enable"
 MIXED_LABEL = "mixed-qgpu-enable"
@@ -52,19 +52,19 @@ PERCENT = CORE_MILLI // 100
 
 
 class QgpuRules(StrEnum):
-    """Whose rules for core and for the slices of a card: the seeds' or the vendor's later ones."""
+    """Which rules apply to core and to the slices of a card: those of the seeds, or the vendor's later ones."""
 
     SEED = "seed"
     Y2026 = "2026"
 
 
 def first_mention(pod: Pod) -> str | None:
-    """Where the Pod first speaks this dialect."""
+    """The first field in which the Pod uses this dialect."""
     return pod.first_mention(RESOURCES)
 
 
 def parse_pod(pod: Pod, rules: QgpuRules) -> Claim | list[Invalid]:
-    """What a Pod of this dialect asks for, or every rule it breaks."""
+    """The claim of a Pod of this dialect, or every rule it violates."""
     problems: list[Invalid] = []
     app_class = _app_class(pod, problems)
     asking = pod.asking(*RESOURCES)
@@ -103,13 +103,13 @@ def _app_class(pod: Pod, problems: list[Invalid]) -> AppClass | None:
     if value == "offline":
         return AppClass.OFFLINE
     problems.append(
-        Invalid(f'metadata.annotations["{APP_CLASS}"]', value, '"online" or "offline", or leave the annotation out')
+        Invalid(f'metadata.annotations["{APP_CLASS}"]', value, '"online" or "offline", or omit the annotation')
     )
     return None
 
 
 Piece = tuple[Slice, int]
-_NOTHING: Piece = (Slice(), 1)  # stands where a problem was told
+_NOTHING: Piece = (Slice(), 1)  # placeholder after a problem
 
 
 def _memory(container: Container, problems: list[Invalid]) -> int | None:
@@ -126,7 +126,7 @@ def _forbid(container: Container, resource: str, why: str, problems: list[Invali
 
 
 def _any_class(container: Container, problems: list[Invalid]) -> Piece:
-    """The rule that holds whatever the class was meant to be."""
+    """The rule that applies to every class."""
     _memory(container, problems)
     return _NOTHING
 
@@ -134,17 +134,17 @@ def _any_class(container: Container, problems: list[Invalid]) -> Piece:
 def _online(container: Container, rules: QgpuRules, problems: list[Invalid]) -> Piece:
     memory = _memory(container, problems)
     for resource in (CORE, GREEDY):
-        _forbid(container, resource, "an online Pod asks for qgpu-memory only; leave this out", problems)
+        _forbid(container, resource, "an online Pod requests qgpu-memory only; remove this", problems)
     return (Slice(memory_mib=memory * GIB), 1) if memory else _NOTHING
 
 
 def _offline(container: Container, rules: QgpuRules, problems: list[Invalid]) -> Piece:
     allowed = "1 to 100 percent: an offline Pod uses one card"
     memory = _memory(container, problems)
-    _forbid(container, CORE, f"an offline Pod asks for {GREEDY} instead", problems)
+    _forbid(container, CORE, f"an offline Pod requests {GREEDY} instead", problems)
     greedy = container.count(GREEDY, problems, allowed=allowed, most=100)
     if not container.asks(GREEDY):
-        problems.append(Invalid(container.field(GREEDY), None, f"an offline Pod needs it: {allowed}"))
+        problems.append(Invalid(container.field(GREEDY), None, f"required for an offline Pod: {allowed}"))
     return (Slice(memory_mib=memory * GIB, greedy_milli=greedy * PERCENT), 1) if memory and greedy else _NOTHING
 
 
@@ -201,12 +201,12 @@ def _greedy_beyond_one_card(asking: list[Container], claims: list[ContainerClaim
     total = peak((claim.role, Usage(greedy_milli=claim.slice.greedy_milli or 0)) for claim in claims).greedy_milli
     if total <= CORE_MILLI:
         return []
-    allowed = "the containers of an offline Pod share one card: together no more than 100"
+    allowed = "the containers of an offline Pod share one card: at most 100 in total"
     return [Invalid(asking[-1].field(GREEDY), total // PERCENT, allowed)]
 
 
 def words(claim: Claim) -> Words:
-    """How the claim is spelled in this dialect."""
+    """The claim in the words of this dialect."""
     normal = claim.app_class is AppClass.NORMAL
     return Words(
         limits={container.name: _spell(container) for container in claim.containers},
@@ -223,7 +223,7 @@ def _spell(container: ContainerClaim) -> dict[str, int]:
         spelled[GREEDY] = piece.greedy_milli // PERCENT
     if piece.core_milli is not None:
         core = piece.core_milli // PERCENT * cards
-        # What rounding down cut off: 101 over two cards is 50 each, but 2 x 50 would be one whole card.
+        # Undo the rounding: 101 over two cards is 50 each, but 2 x 50 would be one whole card.
         spelled[CORE] = core if core > (cards - 1) * 100 or cards == 1 else core + cards - 1
     return spelled
 
@@ -231,8 +231,8 @@ def _spell(container: ContainerClaim) -> dict[str, int]:
 def offers(labels: Json) -> frozenset[Offer]:
     """What the node's labels enable. Capacity without a label is no offer.
 
-    The first label is set by the controller where cards are found, the second by people: a node that a person chose for
-    mixing counts as enabled unless the first label says otherwise.
+    The controller sets the first label if it finds cards, people set the second: a node that a person chose for mixing
+    counts as enabled unless the first label says otherwise.
     """
     mixed = labels.get(MIXED_LABEL) == "enable"
     if labels.get(ENABLE_LABEL, "enable" if mixed else None) != "enable":
@@ -259,12 +259,12 @@ def isolation(labels: Json, problems: list[Invalid]) -> Isolation:
 
 
 def max_slices(memory_mib: int, rules: QgpuRules) -> int:
-    """How many may share a card of that size. The seed's "32G" card really has 32,510 MiB: the size is rounded."""
+    """How many tenants may share a card. The seed's "32G" card really has 32,510 MiB: the size is rounded."""
     return 16 if rules is QgpuRules.Y2026 else round(memory_mib / GIB) // 4
 
 
 def capacity(node: NodeView, notes: list[str], problems: list[Invalid]) -> Capacity:
-    """What qgpu-memory and qgpu-core tell of the node's cards."""
+    """The node's cards according to qgpu-memory and qgpu-core."""
     return Capacity(
         cards=advertised_percent(CORE, node.count(CORE, problems), notes),
         memory=advertised(MEMORY, node.count(MEMORY, problems)),
@@ -273,7 +273,7 @@ def capacity(node: NodeView, notes: list[str], problems: list[Invalid]) -> Capac
 
 
 def amounts(card: Card, offers: frozenset[Offer]) -> dict[str, int]:
-    """What the card adds to the node's resources. Memory in whole GiB, rounded down: no card promises what it lacks."""
+    """What the card adds to the node's resources. Memory in whole GiB, rounded down to what the card has."""
     if Offer.QGPU not in offers:
         return {}
     greedy = {GREEDY: 100} if Offer.QGPU_MIXED in offers else {}

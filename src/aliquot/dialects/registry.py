@@ -1,4 +1,4 @@
-"""The one place that knows all dialects: finds which of them a Pod or a Node speaks, and asks that one."""
+"""All dialects: finds the one that a Pod uses, and calls it."""
 
 from __future__ import annotations
 
@@ -7,48 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aliquot.dialects import gpushare, native, pods, qgpu, t9k
-from aliquot.dialects.gpushare import MemoryUnit, parse_unhealthy
-from aliquot.dialects.native import render_inventory
-from aliquot.dialects.nodereading import NodeReader, advertised_gpushare_unit, guess_gpushare_unit, parse_node
 from aliquot.dialects.pods import Pod, read_pod, with_requests
-from aliquot.dialects.qgpu import QgpuRules
-from aliquot.dialects.rules import DEFAULT_RULES, DIALECTS, Rules
-from aliquot.dialects.t9k import Taints, missing_tolerations, taints, tolerations
+from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.dialects.wire.objects import ContainerObject, PodObject, Resources, pod_names, pod_view, read_object
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant, Share
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
 
-__all__ = [
-    "DEFAULT_RULES",
-    "DIALECTS",
-    "ENABLED_BY",
-    "Asked",
-    "MemoryUnit",
-    "NodeReader",
-    "PodReader",
-    "QgpuRules",
-    "Rules",
-    "Taints",
-    "advertised_gpushare_unit",
-    "guess_gpushare_unit",
-    "missing_tolerations",
-    "parse_grant",
-    "parse_node",
-    "parse_pod",
-    "parse_unhealthy",
-    "render_assigned",
-    "render_env",
-    "render_grant",
-    "render_inventory",
-    "render_pod",
-    "taints",
-    "tolerations",
-]
-
-
-# What a node must have to offer each way of use, in words.
+# What a node needs for each offer, in words.
 ENABLED_BY = {**qgpu.ENABLED_BY, **t9k.ENABLED_BY, **gpushare.ENABLED_BY}
 
 
@@ -87,13 +54,13 @@ _OUR_ANNOTATIONS = frozenset(qgpu.ANNOTATIONS + t9k.ANNOTATIONS + gpushare.ANNOT
 
 
 def parse_pod(pod: object, rules: Rules = DEFAULT_RULES) -> Claim | tuple[Invalid, ...] | None:
-    """What the Pod asks for; every rule it breaks; or None for a Pod that is not ours. Never raises on any JSON."""
+    """The Pod's claim, every rule it violates, or None for a Pod without GPUs. Accepts any JSON, never raises."""
     view = read_pod(pod)
     return None if view is None else _parse(view, rules)[0]
 
 
 def _parse(view: Pod, rules: Rules) -> tuple[Claim | tuple[Invalid, ...] | None, Pod]:
-    """What the Pod asks for, as `parse_pod` says it; and the Pod, with its requests where they were read."""
+    """The result of `parse_pod`; and the Pod, with its requests if they were read."""
     served = (dialect for dialect in _DIALECTS if dialect.name in rules.served)
     spoken = [(dialect, field) for dialect in served if (field := dialect.first_mention(view)) is not None]
     slips = _misplaced(view) if spoken or any(key in _OUR_ANNOTATIONS for key in view.misplaced) else []
@@ -115,8 +82,8 @@ def _parse(view: Pod, rules: Rules) -> tuple[Claim | tuple[Invalid, ...] | None,
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a Pod of the API server asks for, and what it takes of its node beside cards."""
+class PodRequest:
+    """What a Pod requests: cards, and CPU and memory of its node."""
 
     claim: Claim | tuple[Invalid, ...] | None
     cpu_milli: int
@@ -124,9 +91,9 @@ class Asked:
 
 
 class PodReader:
-    """Reads the Pods of one cluster. They are copies of a few hundred templates: each of these is read once.
+    """Reads the Pods of one cluster. They are copies of a few hundred templates, each of which is parsed once.
 
-    Not kept is what is read of a Pod with very long words: whoever sends us such could fill our memory.
+    Pods with very long texts are not cached: they could fill our memory.
     """
 
     _MOST = 4096
@@ -134,34 +101,34 @@ class PodReader:
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-        self._known: dict[object, Asked] = {}
+        self._known: dict[object, PodRequest] = {}
 
-    def read(self, pod: PodObject) -> Asked:
-        """What the Pod asks for."""
+    def read(self, pod: PodObject) -> PodRequest:
+        """What the Pod requests."""
         key = self._shape(pod)
         known = self._known.get(key)
         if known is None:
             claim, view = _parse(pod_view(pod), self.rules)
             view = view if isinstance(claim, Claim) else with_requests(view)
-            known = Asked(claim, view.cpu_milli, view.memory_mib)
+            known = PodRequest(claim, view.cpu_milli, view.memory_mib)
             self._keep(key, known)
         if not isinstance(known.claim, Claim):
             return known
-        return Asked(_claim_for(pod, known.claim), known.cpu_milli, known.memory_mib)
+        return PodRequest(_claim_for(pod, known.claim), known.cpu_milli, known.memory_mib)
 
-    def _keep(self, key: object, asked: Asked) -> None:
+    def _keep(self, key: object, request: PodRequest) -> None:
         try:
             if len(str(key)) > self._LONGEST:
                 return
-        except ValueError:  # an integer of more digits than Python prints
+        except ValueError:  # an integer with more digits than Python prints
             return
         if len(self._known) >= self._MOST:
             self._known.clear()
-        self._known[key] = asked
+        self._known[key] = request
 
     @staticmethod
     def _shape(pod: PodObject) -> object:
-        """All that the answer depends on, but for the Pod's names."""
+        """Everything that the result depends on, except the Pod's names."""
         metadata, spec = pod.metadata, pod.spec
         labels, annotations = metadata.labels, metadata.annotations
         return (
@@ -188,48 +155,48 @@ def _resources_shape(resources: Resources | None) -> object:
     return tuple(limits.items()) if limits else None, tuple(requests.items()) if requests else None
 
 
-def _claim_for(pod: PodObject, alike: Claim) -> Claim:
-    """That claim, as this Pod's."""
+def _claim_for(pod: PodObject, template: Claim) -> Claim:
+    """The claim with this Pod's names."""
     names = pod_names(pod)
     return Claim(
         uid=names.uid,
         namespace=names.namespace,
         name=names.name,
-        dialect=alike.dialect,
-        offer=alike.offer,
-        containers=alike.containers,
-        app_class=alike.app_class,
-        together=alike.together,
-        whole_node=alike.whole_node,
-        models=alike.models,
+        dialect=template.dialect,
+        offer=template.offer,
+        containers=template.containers,
+        app_class=template.app_class,
+        together=template.together,
+        whole_node=template.whole_node,
+        models=template.models,
         owner=names.owner,
-        cpu_milli=alike.cpu_milli,
-        memory_mib=alike.memory_mib,
+        cpu_milli=template.cpu_milli,
+        memory_mib=template.memory_mib,
     )
 
 
 def _misplaced(pod: Pod) -> list[Invalid]:
-    """The slip in the vendor's own example: annotations beside metadata, where Kubernetes drops them."""
+    """The mistake of the vendor's own example: annotations outside of metadata, where Kubernetes drops them."""
     if not pod.misplaced:
         return []
     allowed = "annotations belong in metadata: move them to metadata.annotations"
     if "spec" in pod.misplaced:
-        allowed += ", and spec out of them, to the top"
+        allowed += ", and spec to the top level"
     return [Invalid("annotations", pod.misplaced, allowed)]
 
 
 def render_pod(claim: Claim, rules: Rules = DEFAULT_RULES) -> dict[str, Any]:
-    """A Pod manifest that says the claim in its own dialect."""
+    """A Pod manifest with the claim in its own dialect."""
     for dialect in _DIALECTS:
         if dialect.name == claim.dialect:
             return pods.render_pod(claim, dialect.words(claim, rules))
-    raise ValueError(f"no dialect is called {claim.dialect}")
+    raise ValueError(f"unknown dialect {claim.dialect}")
 
 
 def parse_grant(pod: object, claim: Claim, node: Node | None) -> Grant | tuple[Invalid, ...] | None:
-    """What a bound Pod got, by its annotations: ours first, then the peers'. None where nothing tells.
+    """The grant of a bound Pod from its annotations: ours first, then the peers'. None if there is none.
 
-    A share may name a card the node no longer has: the Pod still holds it, and the caller decides what that means.
+    A share may name a card that the node no longer has: the Pod still holds it, and the caller decides what that means.
     """
     read = pod if isinstance(pod, PodObject) else read_object(pod, PodObject, "pod")
     if isinstance(read, Invalid):
@@ -244,11 +211,11 @@ def _parse_grant(
         return None
     granted = native.parse_grant(annotations, claim, name, node)
     if isinstance(granted, Invalid):
-        # Of another release: gpushare's own annotations, which every release writes, tell the same.
-        told = gpushare.parse_grant(annotations, claim) if native.is_of_another_version(annotations) else None
-        if claim.dialect != gpushare.DIALECT or told is None or isinstance(told, Invalid):
+        # From another release: gpushare's own annotations, which every release writes, contain the same.
+        theirs = gpushare.parse_grant(annotations, claim) if native.is_of_another_version(annotations) else None
+        if claim.dialect != gpushare.DIALECT or theirs is None or isinstance(theirs, Invalid):
             return (granted,)
-        return Grant(uid=claim.uid, node=name, containers=told)
+        return Grant(uid=claim.uid, node=name, containers=theirs)
     if granted is not None:
         return granted
     if claim.whole_node:
@@ -262,7 +229,7 @@ def _parse_grant(
 
 
 def render_grant(claim: Claim, grant: Grant, node: Node, now_ns: int, rules: Rules = DEFAULT_RULES) -> dict[str, str]:
-    """All annotations that tell what the Pod got: ours, and those the dialect's own tools read."""
+    """All annotations of a grant: ours, and those that the dialect's own tools read."""
     annotations = native.render_grant(grant)
     if claim.dialect == gpushare.DIALECT:
         annotations |= gpushare.render_grant(grant, node, now_ns, rules.gpushare_unit)
@@ -270,12 +237,12 @@ def render_grant(claim: Claim, grant: Grant, node: Node, now_ns: int, rules: Rul
 
 
 def render_assigned(claim: Claim) -> dict[str, str]:
-    """The annotations that tell the dialect's own tools that the Pod is on its cards."""
+    """The annotations that the dialect's own tools expect once the Pod runs on its cards."""
     return gpushare.render_assigned() if claim.dialect == gpushare.DIALECT else {}
 
 
 def render_env(claim: Claim, grant: Grant, node: Node, container: str, rules: Rules = DEFAULT_RULES) -> dict[str, str]:
-    """The environment that one container is promised; nothing for one that has no card."""
+    """The environment of one container; empty if it has no card."""
     granted = next((granted for granted in grant.containers if granted.name == container), None)
     if granted is None:
         return {}
@@ -288,6 +255,6 @@ def render_env(claim: Claim, grant: Grant, node: Node, container: str, rules: Ru
 
 
 def _visible(shares: Iterable[Share], node: Node) -> str:
-    """Cards by UUID where it is known: their numbers change over reboots."""
+    """Cards by UUID if known: their indexes may change at a reboot."""
     known = {card.index: card.uuid for card in node.cards}
     return ",".join(share.uuid or known.get(share.card) or str(share.card) for share in shares)

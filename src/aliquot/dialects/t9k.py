@@ -5,8 +5,8 @@
     tensorstack.dev/nvidia-gpu-percent    1..100 of one card     sgn
     tensorstack.dev/nvidia-gpu-node       1, one container only  xgn
 
-A Pod asks in one of the three ways. xgn nodes carry a taint that keeps other Pods away, and lose it with the label;
-Pods that need an xgn node get the toleration by themselves.
+A Pod uses one of the three resources. xgn nodes have a taint that keeps other Pods away, and lose it with the label;
+the webhook adds the toleration to Pods that need an xgn node.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _MOST = {CARDS: 10**9, PERCENT: 100, NODE: 1}
 
 
 def first_mention(pod: Pod) -> str | None:
-    """Where the Pod first speaks this dialect."""
+    """The first field in which the Pod uses this dialect."""
     return pod.first_mention(RESOURCES)
 
 
 def parse_pod(pod: Pod) -> Claim | list[Invalid]:
-    """What a Pod of this dialect asks for, or every rule it breaks."""
+    """The claim of a Pod of this dialect, or every rule it violates."""
     asking = pod.asking(*RESOURCES)
     problems = unnamed(asking)
     containers = []
@@ -86,27 +86,31 @@ def _claim(container: Container, resource: str, count: int) -> ContainerClaim:
 
 
 def _mixed(asking: list[Container]) -> list[Invalid]:
-    """Whole cards, percentages and whole nodes live on different nodes."""
-    mentions = [(each, resource) for each in asking for resource in RESOURCES if each.asks(resource)]
-    first, way = mentions[0]
-    allowed = f"one kind of request per Pod: {first.field(way)} already requests {way}"
+    """Whole cards, percentages and whole nodes are on different nodes."""
+    mentions = [(container, resource) for container in asking for resource in RESOURCES if container.asks(resource)]
+    first, used = mentions[0]
+    allowed = f"one kind of request per Pod: {first.field(used)} already requests {used}"
     return [
-        Invalid(each.field(resource), each.value(resource), allowed) for each, resource in mentions if resource != way
+        Invalid(container.field(resource), container.value(resource), allowed)
+        for container, resource in mentions
+        if resource != used
     ]
 
 
 def _second_node(asking: list[Container]) -> list[Invalid]:
-    nodes = [each for each in asking if each.asks(NODE)]
+    whole = [container for container in asking if container.asks(NODE)]
     return [
         Invalid(
-            node.field(NODE), node.value(NODE), f"only one container of a Pod: {nodes[0].field(NODE)} has it already"
+            container.field(NODE),
+            container.value(NODE),
+            f"only one container per Pod: {whole[0].field(NODE)} already has it",
         )
-        for node in nodes[1:]
+        for container in whole[1:]
     ]
 
 
 def words(claim: Claim) -> Words:
-    """How the claim is spelled in this dialect."""
+    """The claim in the words of this dialect."""
     return Words({container.name: _spell(container) for container in claim.containers}, {})
 
 
@@ -133,7 +137,7 @@ ENABLED_BY = {offer: f"labels {ACCELERATOR_LABEL}=nvidia-gpu and {MODE_LABEL}={m
 
 
 def capacity(node: NodeView, notes: list[str], problems: list[Invalid]) -> Capacity:
-    """How many cards nvidia-gpu, or nvidia-gpu-percent, tells of. Neither tells their memory."""
+    """The number of cards according to nvidia-gpu or nvidia-gpu-percent. Neither gives their memory."""
     cards = advertised(CARDS, node.count(CARDS, problems))
     return Capacity(cards or advertised_percent(PERCENT, node.count(PERCENT, problems), notes))
 
@@ -147,7 +151,7 @@ def amounts(card: Card, offers: frozenset[Offer]) -> dict[str, int]:
 
 
 def amounts_of_node(offers: frozenset[Offer]) -> dict[str, int]:
-    """What the node has as a whole, however many cards it has."""
+    """The resources of the node as a whole, independent of its cards."""
     return {NODE: 1} if Offer.T9K_EXCLUSIVE in offers else {}
 
 
@@ -156,7 +160,7 @@ class Taints:
     """What has to change on a node: the taints it should get and those it should lose."""
 
     add: tuple[dict[str, str], ...] = ()
-    remove: tuple[dict[str, Any], ...] = ()  # as they stand on the node
+    remove: tuple[dict[str, Any], ...] = ()  # as on the node
 
 
 def taints(labels: Json, present: Iterable[Json]) -> Taints:
@@ -184,14 +188,14 @@ def tolerations(claim: Claim) -> list[dict[str, str]]:
 
 
 def missing_tolerations(pod: object, claim: Claim) -> list[dict[str, str]]:
-    """Those of them that the Pod does not have yet, in its own or in a wider form."""
+    """The tolerations that the Pod lacks; a wider one of its own counts."""
     spec = mapping_at(mapping_at(pod, "", []).get("spec"), "spec", [])
     present = list_at(spec.get("tolerations"), "spec.tolerations", [])
-    return [each for each in tolerations(claim) if not any(tolerates(toleration, TAINT) for toleration in present)]
+    return [] if any(tolerates(toleration, TAINT) for toleration in present) else tolerations(claim)
 
 
 def whole_node_grant(claim: Claim, node: Node) -> Grant:
-    """A Pod that has the node has all of its cards; no annotation need say so."""
+    """A Pod with the whole node has all of its cards, without an annotation."""
     return Grant(
         uid=claim.uid,
         node=node.name,

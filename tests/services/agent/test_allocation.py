@@ -287,7 +287,7 @@ class TestWhoIsRefused:
         pod = a_qgpu_pod(granted=False)
         pod["metadata"]["annotations"] = grant_of(pod, 0, node="n2")
         house.admitted(house.bound(pod))
-        assert "the grant of the node the Pod is on, n1; this one is stale" in refusal(house, pod)
+        assert "a grant for the Pod's node, n1; this one is stale" in refusal(house, pod)
 
     def test_a_grant_that_is_not_what_the_pod_asks_for(self, house: House) -> None:
         pod = a_qgpu_pod(gib=4)

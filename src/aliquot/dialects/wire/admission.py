@@ -25,7 +25,9 @@ import msgspec
 
 from aliquot.dialects import gpushare, native
 from aliquot.dialects.pods import Json, list_at, mapping_at
-from aliquot.dialects.registry import Rules, missing_tolerations, parse_pod, render_env
+from aliquot.dialects.registry import parse_pod, render_env
+from aliquot.dialects.rules import Rules
+from aliquot.dialects.t9k import missing_tolerations
 from aliquot.dialects.wire.objects import ContainerObject, FieldRef, PodObject
 from aliquot.model.claim import Claim, ContainerClaim, Role
 from aliquot.model.device import Card

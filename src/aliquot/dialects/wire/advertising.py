@@ -19,7 +19,7 @@ from fractions import Fraction
 from itertools import chain, islice
 
 from aliquot.dialects import gpushare, qgpu, t9k
-from aliquot.dialects.registry import Rules
+from aliquot.dialects.rules import Rules
 from aliquot.model.device import Card
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid

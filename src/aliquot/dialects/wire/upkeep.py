@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from aliquot.dialects import gpushare, native, qgpu, t9k
+from aliquot.dialects.nodereading import parse_node
 from aliquot.dialects.pods import Json, list_at, mapping_at
-from aliquot.dialects.registry import DEFAULT_RULES, Rules, parse_node
+from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.model.device import Card
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
