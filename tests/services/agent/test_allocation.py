@@ -293,7 +293,7 @@ class TestWhoIsRefused:
         pod = a_qgpu_pod(gib=4)
         pod["spec"]["containers"][0]["resources"]["limits"][QGPU_MEMORY] = 8
         house.admitted(house.bound(pod))
-        assert "as much memory as main asks for" in refusal(house, pod)
+        assert "as much memory as main requests" in refusal(house, pod)
 
     def test_a_grant_of_a_card_that_is_gone(self, house: House) -> None:
         house.admitted(house.bound(pod := a_qgpu_pod(card=1)))
