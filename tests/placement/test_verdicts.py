@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from aliquot.model.claim import Claim, Usage
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
-from aliquot.model.refusal import Reason
+from aliquot.model.refusal import Reason, Refusal
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.placement.demand import demand_of
 from aliquot.placement.fit import fits
 from aliquot.placement.verdicts import FITS, code_of, verdict_of, verdicts
-from aliquot.wording.refusals import _hopes
+from aliquot.wording.refusals import waiting_helps
 from kit.boards import Change, boards, changes, claims
 from kit.builders import GIB, a_board, a_claim, a_container, a_node, a_slice, asking, online, whole_cards, whole_node
 
@@ -116,12 +116,15 @@ def test_a_node_that_is_told_as_hopeless_is_one_that_the_refusals_tell_so(board:
     demand, rows = demand_of(claim), np.arange(board.rows)
     chooser = Chooser(board, POLICIES["binpack"]())
     refusals = chooser.refusals(claim)
-    hopes = _hopes([refusal for refusal in refusals if refusal.reason is not Reason.CONTAINERS])
+    of_node: dict[str, list[Refusal]] = {}
+    for refusal in refusals:
+        if refusal.reason is not Reason.CONTAINERS:
+            of_node.setdefault(refusal.node, []).append(refusal)
     for row, code in zip(rows.tolist(), verdicts(board, demand, rows).tolist(), strict=True):
         name = board.names[row]
-        if name in hopes:
+        if name in of_node:
             reason, never = verdict_of(code)
-            assert never == (hopes[name] == "never")
+            assert never != waiting_helps(of_node[name])
             assert reason in {refusal.reason for refusal in refusals if refusal.node == name and refusal.never == never}
         elif code != FITS:
             assert verdict_of(code) == (Reason.CONTAINERS, False)

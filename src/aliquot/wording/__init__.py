@@ -1,3 +1,10 @@
-"""How it is said: every sentence about a refusal, a request or an amount, made from data. Pure, and light enough for
-`aliquot run`, which must start in 50 ms.
+"""HOW IS IT SAID? Every sentence about a refusal, a request or an amount, made from data. Pure.
+
+    amounts.py    "10 GiB", "30%", "2m05s"
+    reasons.py    the one table from Reason to words, in three lengths, and the codes inside kube-scheduler's messages
+    shortage.py   why a run or a Pod of one machine waits
+    refusals.py   why no node of a cluster takes a Pod
+    requests.py   what a Pod asks for
+
+`aliquot run` imports the first three: nothing heavy in there.
 """

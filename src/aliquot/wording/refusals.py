@@ -1,19 +1,20 @@
-"""Why a Pod fits nowhere, for people: a few lines (`why_not`), or one sentence for an event (`one_sentence`).
+"""Why a Pod fits nowhere: lines for `aliquot explain`, one sentence for an event, a reason per node for kube-scheduler.
 
-As short on five thousand nodes as on five. Every node is in one of three groups, so that the first thing seen is
-whether waiting helps:
+As short for five thousand nodes as for five. Every node is in one of three groups, so that people see first whether
+waiting helps:
 
     busy     it could take the Pod when others leave
     closed   Kubernetes keeps the Pod away for now (cordon, taint, not ready)
     never    it will not take the Pod as node and Pod are
 
-and each group says once every reason its nodes gave, the deciding ones first.
+Each group lists every reason of its nodes once, the deciding ones first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from aliquot.dialects import ENABLED_BY
 from aliquot.model.claim import Claim
@@ -22,7 +23,7 @@ from aliquot.placement.demand import demand_of
 from aliquot.wording import amounts, reasons
 from aliquot.wording.reasons import NEVER, ONE, OWN, UNKNOWN, Facts
 
-_CLOSED = frozenset({Reason.UNSCHEDULABLE, Reason.NOT_READY, Reason.TAINT})
+_CLOSING = frozenset({Reason.UNSCHEDULABLE, Reason.NOT_READY, Reason.TAINT})
 
 _MOST_LINES = 8  # of a group; five thousand nodes may have as many different taints
 _MOST_NAMES = 3  # of a line
@@ -75,7 +76,7 @@ def invalid_pod(broken: Sequence[Invalid]) -> str:
 
 
 def _invalid(reason: Reason, broken: Sequence[Invalid]) -> str:
-    detail = "; ".join(each.sentence() for each in broken)
+    detail = "; ".join(rule.sentence() for rule in broken)
     return reasons.with_code(reasons.short(reason, Facts(detail=detail)), reason)
 
 
@@ -139,112 +140,119 @@ class _Line:
 
 
 def why_not(refusals: Sequence[Refusal], claim: Claim) -> Iterator[str]:
-    """The lines that tell it, under the line that says that it fits nowhere."""
-    hopes = _hopes(refusals)
-    for hope, heading in (
-        (
-            "busy",
-            ("is busy: it could take the Pod when others leave", "are busy: they could take the Pod when others leave"),
-        ),
-        ("closed", ("is closed to the Pod for now", "are closed to the Pod for now")),
-        ("never", ("will not take the Pod as it is", "will not take the Pod as they are")),
-    ):
-        count = sum(found == hope for found in hopes.values())
-        if count:
-            yield f"  {count:,} node{'s' * (count > 1)} {heading[count > 1]}"
-            yield from _lines((refusal for refusal in refusals if hopes[refusal.node] == hope), claim, hope)
+    """The lines under "fits none of N nodes": a heading for each group of nodes, then its reasons."""
+    for group, nodes, of_group in _by_group(refusals):
+        yield f"  {amounts.count(nodes, 'node')} {group.heading[nodes > 1]}"
+        yield from _lines(of_group, claim, group)
+
+
+def one_sentence(refusals: Sequence[Refusal], claim: Claim, nodes: int) -> str:
+    """Why a Pod fits none of so many nodes, for an event: of each group only the reasons that decide."""
+    parts = []
+    for group, count, of_group in _by_group(refusals):
+        ranked = _ranked(of_group, group)
+        deciding = [entry for entry in ranked if entry[1].deciding] or ranked
+        sentences = []
+        for (reason, never, detail), line in deciding[:_MOST_REASONS]:
+            of_them = "" if len(line.nodes) == count else f"{len(line.nodes):,} of them: "
+            sentence = _sentence(reason, never, _shortened(detail), line, claim)
+            sentences.append(of_them + sentence.replace("; ", ", "))  # semicolons stand between reasons
+        if len(deciding) > _MOST_REASONS:
+            sentences.append(f"{len(deciding) - _MOST_REASONS:,} more reasons")
+        parts.append(f"{count:,} {group.verb[count > 1]}: {'; '.join(sentences)}")
+    if not parts and not nodes:
+        return "fits nowhere: there is no node to try"
+    text = ". ".join([f"fits none of {amounts.count(nodes, 'node')}", *parts])
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
 def waiting_helps(refusals: Iterable[Refusal]) -> bool:
     """Whether any node could take the Pod later, as node and Pod are."""
-    return any(hope != "never" for hope in _hopes(list(refusals)).values())
+    return any(group is not _NEVER for group in _groups(list(refusals)).values())
 
 
-def _hopes(refusals: Iterable[Refusal]) -> dict[str, str]:
-    """Per node: busy, closed or never."""
-    hopes: dict[str, str] = {}
-    cards: dict[str, dict[int, bool]] = {}  # whether each card that refused could ever do
+# --- groups of nodes -------------------------------------------------------------------------------------------------
+
+
+class _Group(NamedTuple):
+    """Words for one node, and for several."""
+
+    heading: tuple[str, str]
+    verb: tuple[str, str]
+
+
+_BUSY = _Group(
+    ("is busy: it could take the Pod when others leave", "are busy: they could take the Pod when others leave"),
+    ("is busy", "are busy"),
+)
+_CLOSED = _Group(
+    ("is closed to the Pod for now", "are closed to the Pod for now"),
+    ("is closed to it for now", "are closed to it for now"),
+)
+_NEVER = _Group(
+    ("will not take the Pod as it is", "will not take the Pod as they are"),
+    ("will not take it", "will not take it"),
+)
+
+
+def _by_group(refusals: Sequence[Refusal]) -> Iterator[tuple[_Group, int, list[Refusal]]]:
+    """Each group that has nodes, with their number and their refusals."""
+    groups = _groups(refusals)
+    for group in (_BUSY, _CLOSED, _NEVER):
+        nodes = sum(found is group for found in groups.values())
+        if nodes:
+            yield group, nodes, [refusal for refusal in refusals if groups[refusal.node] is group]
+
+
+def _groups(refusals: Iterable[Refusal]) -> dict[str, _Group]:
+    """The group of every node."""
+    groups: dict[str, _Group] = {}
+    cards: dict[str, dict[int, bool]] = {}  # per node and card that refused: whether it never fits
     for refusal in refusals:
         if refusal.card is not None:
             known = cards.setdefault(refusal.node, {})
             known[refusal.card] = known.get(refusal.card, False) or refusal.never
         elif refusal.never:
-            hopes[refusal.node] = "never"
-        elif refusal.reason in _CLOSED:
-            hopes.setdefault(refusal.node, "closed")
-    # A node is out for good when every one of its cards is. One that lacks only some of several says so itself.
-    hopes |= {node: "never" for node, known in cards.items() if all(known.values())}
-    return {refusal.node: hopes.get(refusal.node, "busy") for refusal in refusals}
+            groups[refusal.node] = _NEVER
+        elif refusal.reason in _CLOSING:
+            groups.setdefault(refusal.node, _CLOSED)
+    # A node never fits when none of its cards does. A node that has too few of several cards has a refusal of its own.
+    groups |= {node: _NEVER for node, known in cards.items() if all(known.values())}
+    return {refusal.node: groups.get(refusal.node, _BUSY) for refusal in refusals}
 
 
-def one_sentence(refusals: Sequence[Refusal], claim: Claim, nodes: int) -> str:
-    """Why a Pod fits none of so many nodes, in one sentence for an event: of each group the deciding reasons only."""
-    hopes = _hopes(refusals)
-    parts = []
-    for hope, (one, many) in (
-        ("busy", ("is busy", "are busy")),
-        ("closed", ("is closed to it for now", "are closed to it for now")),
-        ("never", ("will not take it", "will not take it")),
-    ):
-        count = sum(found == hope for found in hopes.values())
-        if not count:
-            continue
-        ranked = _ranked((refusal for refusal in refusals if hopes[refusal.node] == hope), hope)
-        told = [item for item in ranked if item[1].deciding] or ranked
-        told_reasons = []
-        for (reason, never, said), line in told[:_MOST_REASONS]:
-            of_them = "" if len(line.nodes) == count else f"{len(line.nodes):,} of them: "
-            reason_words = _sentence(reason, never, _shortened(said), line, claim)
-            told_reasons.append(of_them + reason_words.replace("; ", ", "))  # semicolons stand between reasons
-        if len(told) > _MOST_REASONS:
-            told_reasons.append(f"{len(told) - _MOST_REASONS:,} more reasons")
-        parts.append(f"{count:,} {many if count > 1 else one}: {'; '.join(told_reasons)}")
-    if not parts:
-        return "fits nowhere: there is no node to try" if not nodes else f"fits none of {_nodes(nodes)}"
-    text = f"fits none of {_nodes(nodes)}. {'. '.join(parts)}"
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
-
-
-def _nodes(count: int) -> str:
-    return f"{count:,} node{'s' * (count != 1)}"
-
-
-def _shortened(words: object) -> object:
-    return words[: _LONGEST_WORDS - 3] + "..." if isinstance(words, str) and len(words) > _LONGEST_WORDS else words
+def _shortened(detail: object) -> object:
+    return detail[: _LONGEST_WORDS - 3] + "..." if isinstance(detail, str) and len(detail) > _LONGEST_WORDS else detail
 
 
 _Ranked = list[tuple[tuple[Reason, bool, object], _Line]]
 
 
-def _ranked(refusals: Iterable[Refusal], hope: str) -> _Ranked:
+def _ranked(refusals: Iterable[Refusal], group: _Group) -> _Ranked:
     """The reasons of one group of nodes, the deciding ones first, then those of most nodes."""
     lines: dict[tuple[Reason, bool, object], _Line] = {}
     for refusal in refusals:
         # Nodes differ in what they have instead of a label, but all lack the same one; taints differ.
-        words = (
-            refusal.wanted
-            if refusal.reason is Reason.SELECTOR
-            else refusal.had
-            if isinstance(refusal.had, str)
-            else None
-        )
-        line = lines.setdefault((refusal.reason, refusal.never, words), _Line())
+        detail = refusal.wanted if refusal.reason is Reason.SELECTOR else refusal.had
+        detail = detail if isinstance(detail, str) else None
+        line = lines.setdefault((refusal.reason, refusal.never, detail), _Line())
         line.add(refusal)
-        line.deciding = refusal.never == (hope == "never") and (hope == "closed") == (refusal.reason in _CLOSED)
-    return sorted(lines.items(), key=lambda item: (not item[1].deciding, -len(item[1].nodes), item[0][0]))
+        closing = refusal.reason in _CLOSING
+        line.deciding = refusal.never == (group is _NEVER) and closing == (group is _CLOSED)
+    return sorted(lines.items(), key=lambda entry: (not entry[1].deciding, -len(entry[1].nodes), entry[0][0]))
 
 
-def _lines(refusals: Iterable[Refusal], claim: Claim, hope: str) -> Iterator[str]:
-    ranked = _ranked(refusals, hope)
-    wide = max(len(f"{len(line.nodes):,}") for _, line in ranked)
-    for (reason, never, said), line in ranked[:_MOST_LINES]:
+def _lines(refusals: Iterable[Refusal], claim: Claim, group: _Group) -> Iterator[str]:
+    ranked = _ranked(refusals, group)
+    width = max(len(f"{len(line.nodes):,}") for _, line in ranked)
+    for (reason, never, detail), line in ranked[:_MOST_LINES]:
         names = list(line.nodes)
         shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
-        yield f"    {len(names):>{wide},}  {_sentence(reason, never, said, line, claim)}  [{shown}]"
+        yield f"    {len(names):>{width},}  {_sentence(reason, never, detail, line, claim)}  [{shown}]"
     rest = ranked[_MOST_LINES:]
     if rest:
         nodes = len({name for _, line in rest for name in line.nodes})
-        yield f"    {nodes:>{wide},}  for {len(rest):,} more reasons (-o json tells them all)"
+        yield f"    {nodes:>{width},}  for {len(rest):,} more reasons (-o json shows them all)"
 
 
 def _sentence(reason: Reason, never: bool, detail: object, line: _Line, claim: Claim) -> str:

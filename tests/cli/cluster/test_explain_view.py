@@ -123,7 +123,7 @@ def test_the_rarest_reasons_are_summed_up(tmp_path: Path) -> None:
         return gpushare_node(f"n{at}", 16, taints=[{"key": "owner", "value": f"t{at}", "effect": "NoSchedule"}])
 
     told = lines(tmp_path, [gpushare_pod()], [owned(at) for at in range(30)])
-    assert told[-3] == "    22  for 22 more reasons (-o json tells them all)"
+    assert told[-3] == "    22  for 22 more reasons (-o json shows them all)"
     assert len(told) == 13
 
 
