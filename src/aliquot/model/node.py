@@ -44,6 +44,11 @@ class Node:
     memory_mib: int | None = None
     notes: tuple[str, ...] = ()  # what had to be assumed about it, in sentences
 
+    @property
+    def offer_names(self) -> tuple[str, ...]:
+        """The ways of use it offers, in a fixed order."""
+        return tuple(offer.value for offer in Offer if offer in self.offers)
+
 
 def deal(cards: Sequence[Card], names: Sequence[str]) -> tuple[Node, ...]:
     """Nodes of those names with the cards dealt out evenly, in order, and every way of use there is on offer."""

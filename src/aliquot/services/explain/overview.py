@@ -12,7 +12,7 @@ from aliquot.dialects.wire.objects import PodObject
 from aliquot.model.claim import AppClass, Claim, Usage
 from aliquot.model.device import Card
 from aliquot.model.grant import Grant
-from aliquot.model.node import Node, Offer
+from aliquot.model.node import Node
 from aliquot.services.explain.snapshot import ClusterPod, Note, Snapshot, Verdict, take_snapshot
 from aliquot.wording.refusals import one_sentence
 
@@ -51,7 +51,7 @@ class NodeStanding:
     @property
     def offers(self) -> tuple[str, ...]:
         """The ways of use it offers, in a fixed order."""
-        return tuple(offer.value for offer in Offer if self.node is not None and offer in self.node.offers)
+        return () if self.node is None else self.node.offer_names
 
     def count(self, app_class: AppClass) -> int:
         """How many of its Pods are of that class."""

@@ -77,7 +77,7 @@ class Binder:
             call.add_done_callback(lambda task: self._finished(uid, task))
         # The write goes on even if its caller disconnects.
         await asyncio.shield(call)
-        placed = self._cluster.assumed.get(uid) or self._cluster.placed.get(uid)
+        placed = self._cluster.placement(uid)
         if placed is not None and placed.grant.node != binding.Node:
             raise Refused(f"{binding.PodNamespace}/{binding.PodName} is already bound to {placed.grant.node}")
 
@@ -104,7 +104,7 @@ class Binder:
         if claim is None:  # requests no cards, but we are asked to bind it
             await self._bind_plain(binding)
             return
-        known = cluster.assumed.get(claim.uid) or cluster.placed.get(claim.uid)
+        known = cluster.placement(claim.uid)
         if known is not None:
             if claim.uid not in cluster.placed and claim.uid not in self._confirmed_by_api:
                 raise Refused(f"{claim.key}: the outcome of an earlier bind to {known.grant.node} is not known yet")

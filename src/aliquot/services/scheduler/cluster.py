@@ -382,6 +382,14 @@ class Cluster:
             for booking in gone:
                 self.board.take(name, booking.occupant)
 
+    def placement(self, uid: str) -> Placed | None:
+        """Where the Pod is, by the API server or by our decision; None without a node, or without a claim of ours."""
+        return self.assumed.get(uid) or self.placed.get(uid)
+
+    def placements(self) -> Iterable[Placed]:
+        """Of every Pod of ours that has a node."""
+        return (*self.placed.values(), *self.assumed.values())
+
     def nodes(self) -> Iterable[Node]:
         """All that can take Pods, by name."""
         return sorted((node for node in self.board.nodes if node is not None), key=lambda node: node.name)

@@ -129,7 +129,7 @@ class Extender:
             return await self._forward(body, request)
         began = self._clock()
         await self._binder.bind(binding)
-        placed = self._cluster.assumed.get(binding.PodUID) or self._cluster.placed.get(binding.PodUID)
+        placed = self._cluster.placement(binding.PodUID)
         cards = sorted(placed.grant.usage()) if placed else []
         log.info(
             "bound",

@@ -58,7 +58,7 @@ def _inspect_node(node: Node, holders: dict[int, list[tuple[Claim, int]]], unit:
 
 def _holders(cluster: Cluster) -> dict[str, dict[int, list[tuple[Claim, int]]]]:
     found: dict[str, dict[int, list[tuple[Claim, int]]]] = {}
-    for placed in (*cluster.placed.values(), *cluster.assumed.values()):
+    for placed in cluster.placements():
         cards = found.setdefault(placed.grant.node, {})
         for card, use in placed.grant.usage().items():
             cards.setdefault(card, []).append((placed.claim, use.memory_mib))
@@ -68,7 +68,7 @@ def _holders(cluster: Cluster) -> dict[str, dict[int, list[tuple[Claim, int]]]]:
 def status_answer(cluster: Cluster, *, leading: bool, calls: Calls) -> SchedulerStatus:
     """Everything, for people and for tools: each node with its cards, each Pod with its shares."""
     pods: dict[str, list[PlacedStatus]] = {}
-    for placed in (*cluster.placed.values(), *cluster.assumed.values()):
+    for placed in cluster.placements():
         pods.setdefault(placed.grant.node, []).append(_placed_status(placed, cluster.doubt(placed)))
     return SchedulerStatus(
         policy=cluster.policy,

@@ -11,7 +11,6 @@ import numpy as np
 from aliquot.model import device
 from aliquot.model.claim import AppClass, Claim, Usage
 from aliquot.model.node import Node as ModelNode
-from aliquot.model.node import Offer
 from aliquot.model.status.dashboard import (
     Card,
     Container,
@@ -57,7 +56,7 @@ class Details:
             return _node(name, self.trouble(name)) if name in cluster.unusable else None
         tenants: dict[int, list[Tenant]] = {}
         for booking in cluster.ledger.on(name):
-            placed = cluster.placed.get(booking.uid) or cluster.assumed.get(booking.uid)
+            placed = cluster.placement(booking.uid)
             if placed is None:  # it asked for no card
                 continue
             for slot, use in booking.occupant.usage.items():
@@ -66,8 +65,7 @@ class Details:
         return _node(name, self.trouble(name), node, cards)
 
     def _card(self, name: str, card: device.Card, tenants: list[Tenant]) -> Card:
-        board = self._cluster.board
-        at = (board.row_of[name], card.index)
+        used = self._cluster.board.usage(name, card.index)
         return Card(
             index=card.index,
             uuid=card.uuid,
@@ -75,12 +73,12 @@ class Details:
             healthy=card.healthy,
             why_out=None if card.healthy else messages.OUT,
             memory_mib=card.memory_mib,
-            memory_booked_mib=int(board.used_memory[at]),
+            memory_booked_mib=used.memory_mib,
             memory_used_mib=None,
-            core_booked=int(board.used_core[at]) / 10,
-            greedy_booked=int(board.used_greedy[at]) / 10,
+            core_booked=used.core_milli / 10,
+            greedy_booked=used.greedy_milli / 10,
             busy=None,
-            exclusive=bool(board.exclusive[at]),
+            exclusive=bool(used.exclusive),
             tenants=tenants,
         )
 
@@ -101,7 +99,7 @@ class Details:
         cluster = self._cluster
         uid = cluster.seen.get(key, "")
         pending = cluster.pending.get(uid)
-        placed = cluster.placed.get(uid) or cluster.assumed.get(uid)
+        placed = cluster.placement(uid)
         if placed is not None:
             return self._placed(placed, "Binding" if uid in cluster.assumed else "Running")
         return None if pending is None else self._pending(pending)
@@ -124,7 +122,7 @@ class Details:
         if node is None:
             yield messages.node_gone(grant.node)
             return
-        yield messages.offers(node.name, [offer.value for offer in Offer if offer in node.offers])
+        yield messages.offers(node.name, [*node.offer_names])
         usage = grant.usage()
         if usage:
             yield messages.chosen_by(self._cluster.policy)
@@ -223,7 +221,7 @@ class Details:
 
     def _found(self, key: str, uid: str) -> FoundPod | None:
         cluster = self._cluster
-        placed = cluster.placed.get(uid) or cluster.assumed.get(uid)
+        placed = cluster.placement(uid)
         if placed is not None:
             phase = "Binding" if uid in cluster.assumed else "Running"
             return FoundPod(key, placed.grant.node, placed.claim.app_class, phase)
@@ -238,7 +236,7 @@ def _node(name: str, trouble: list[Message], node: ModelNode | None = None, card
     """`node` None: it breaks a rule."""
     return Node(
         name=name,
-        offers=[] if node is None else [offer.value for offer in Offer if offer in node.offers],
+        offers=[] if node is None else [*node.offer_names],
         policy="" if node is None else node.isolation.value,
         release_delay_seconds=None,
         trouble=trouble,

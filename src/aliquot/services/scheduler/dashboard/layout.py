@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aliquot.model.device import CORE_MILLI
-from aliquot.model.node import Node, Offer
+from aliquot.model.node import Node
 from aliquot.model.status.dashboard import CardBytes, NodeKind
 from aliquot.placement.board import Board, Ints
 from aliquot.services.dashboard.contract import FREE, FULL, MIXED, NORMAL, OFFLINE, ONLINE, OUT, WHOLE, packed
@@ -124,9 +124,8 @@ def _kind(node: Node | None) -> NodeKind:
     if node is None:
         return NodeKind((), "", "", 0, 0)
     first = node.cards[0] if node.cards else None
-    offers = tuple(offer.value for offer in Offer if offer in node.offers)
     model, memory = (first.model, first.memory_mib) if first else ("", 0)
-    return NodeKind(offers, node.isolation.value, model, len(node.cards), memory)
+    return NodeKind(node.offer_names, node.isolation.value, model, len(node.cards), memory)
 
 
 def _alike(node: Node, before: Node | None) -> bool:
