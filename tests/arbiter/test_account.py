@@ -13,7 +13,9 @@ _busy = st.dictionaries(st.sampled_from("abcdefxy"), st.floats(0.0, 1e9))
 
 
 @given(_busy, _slices, _slices)
-def test_no_more_is_told_than_there_is(busy: dict[str, float], front: dict[str, int], slices: dict[str, int]) -> None:
+def test_divide_gives_no_more_than_there_is(
+    busy: dict[str, float], front: dict[str, int], slices: dict[str, int]
+) -> None:
     behind = {name: length for name, length in slices.items() if name not in front}
     parts = divide(busy, front, behind)
     assert parts.keys() == front.keys() | behind.keys()
@@ -28,16 +30,16 @@ def test_the_card_is_full_if_there_was_work_for_it(busy: dict[str, float], front
     assert sum(divide(busy, front, {}).values()) == pytest.approx(min(1.0, wanted), abs=1e-6)
 
 
-def test_who_is_always_busy_has_its_slices_part() -> None:
+def test_divide_gives_busy_contexts_their_slices_part() -> None:
     assert divide({"a": 1.0, "b": 1.0}, {"a": 3000, "b": 7000}, {}) == pytest.approx({"a": 0.3, "b": 0.7})
 
 
-def test_what_one_leaves_goes_to_the_others() -> None:
+def test_divide_gives_unused_time_to_the_others() -> None:
     parts = divide({"a": 0.1, "b": 1.0, "c": 1.0}, {"a": 5000, "b": 5000, "c": 5000}, {})
     assert parts == pytest.approx({"a": 0.1, "b": 0.45, "c": 0.45})
 
 
-def test_those_behind_get_what_those_in_front_leave() -> None:
+def test_divide_gives_the_rest_to_those_behind() -> None:
     parts = divide({"on": 0.2, "off": 1.0}, {"on": 1_000_000}, {"off": 1})
     assert parts == pytest.approx({"on": 0.2, "off": 0.8})
 

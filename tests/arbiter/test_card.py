@@ -48,7 +48,7 @@ def test_an_empty_card_needs_nothing() -> None:
     assert arbiter.deadline == REST
 
 
-def test_a_newcomer_gets_its_slice_is_resumed_and_asked_to_ring() -> None:
+def test_a_new_context_gets_its_slice_is_resumed_and_armed() -> None:
     """Resumed, since a daemon before us may have died with it paused."""
     arbiter = card(("a/1", NORMAL))
     assert look(arbiter, 0.0) == [SetSlice("a/1", ALONE), Resume("a/1"), Arm("a/1")]
@@ -56,7 +56,7 @@ def test_a_newcomer_gets_its_slice_is_resumed_and_asked_to_ring() -> None:
 
 @pytest.mark.parametrize("isolation", list(Isolation))
 @pytest.mark.parametrize("second", [NORMAL, OFFLINE])
-def test_what_was_ordered_is_not_ordered_again(isolation: Isolation, second: AppClass) -> None:
+def test_tick_does_not_repeat_orders(isolation: Isolation, second: AppClass) -> None:
     arbiter = card(("a/1", ONLINE), ("b/1", second), ("c/1", OFFLINE), isolation=isolation)
     look(arbiter, 0.0, a=True, b=True, c=True)
     assert arbiter.tick(0.0) == []
@@ -85,7 +85,7 @@ def test_a_context_that_is_being_made_is_let_alone() -> None:
     assert arbiter.paused("off/1")
 
 
-def test_but_not_for_ever_although_it_registers_all_the_time() -> None:
+def test_a_context_that_registers_all_the_time_settles_nevertheless() -> None:
     arbiter = card(("on/1", ONLINE))
     arbiter.admit(Member("off", OFFLINE, None))
     now = 0.0
@@ -97,7 +97,7 @@ def test_but_not_for_ever_although_it_registers_all_the_time() -> None:
     assert now == pytest.approx(LONGEST_SETTLING + 0.05, abs=0.06)
 
 
-def test_one_that_is_paused_stays_so_when_it_registers_more() -> None:
+def test_a_paused_context_stays_paused_when_it_registers_more() -> None:
     arbiter = card(("on/1", ONLINE), ("off/1", OFFLINE))
     look(arbiter, 5.0, on=True, off=True)
     arbiter.settle("off/1", 5.1)
@@ -105,7 +105,7 @@ def test_one_that_is_paused_stays_so_when_it_registers_more() -> None:
     assert arbiter.paused("off/1")
 
 
-def test_what_was_found_changed_is_put_right() -> None:
+def test_forget_orders_everything_again() -> None:
     arbiter = card(("a/1", NORMAL))
     look(arbiter, 0.0, a=True)
     arbiter.forget("a/1")
@@ -114,7 +114,7 @@ def test_what_was_found_changed_is_put_right() -> None:
     assert look(arbiter, 0.02, a=True) == []
 
 
-def test_who_is_gone_is_ordered_nothing() -> None:
+def test_a_context_that_left_is_ordered_nothing() -> None:
     arbiter = card(("a/1", NORMAL), ("b/1", NORMAL))
     look(arbiter, 0.0)
     arbiter.join("b/1", "b")
@@ -147,7 +147,7 @@ def test_the_next_is_resumed_first_where_none_is_so_that_the_card_is_never_witho
     assert orders == [Resume("b/1"), Pause("a/1")]
 
 
-def test_one_in_front_that_was_idle_takes_the_card_when_it_rings() -> None:
+def test_an_idle_front_context_takes_the_card_when_it_wakes() -> None:
     arbiter = card(("on/1", ONLINE), ("off/1", OFFLINE))
     look(arbiter, 0.0, off=True)
     arbiter.wake("on/1", 0.2)
@@ -210,7 +210,7 @@ def test_when_the_last_in_front_leaves_those_behind_are_put_in_front() -> None:
     assert orders == [SetSlice("a/1", ALONE), SetSlice("b/1", ALONE), Resume("a/1"), Resume("b/1")]
 
 
-def test_a_change_of_class_is_heeded() -> None:
+def test_a_change_of_class_changes_the_ranks() -> None:
     arbiter = card(("on/1", ONLINE), ("a/1", NORMAL))
     look(arbiter, 0.0, on=True, a=True)
     assert not arbiter.paused("a/1")
@@ -231,7 +231,7 @@ def test_the_one_busy_online_tenant_has_a_longer_slice_only_where_offline_work_m
     assert (first > second) is longer
 
 
-def test_activity_is_looked_at_often_only_while_it_decides_something() -> None:
+def test_activity_is_sampled_often_only_while_it_decides_something() -> None:
     alone = card(("a/1", NORMAL), ("b/1", NORMAL))
     look(alone, 0.0, a=True, b=True)
     assert alone.deadline == DOZE
@@ -259,13 +259,13 @@ def test_weights_are_the_slices_of_those_that_may_run() -> None:
     assert arbiter.weights() == ({"on/1": slices.LONG}, {"a/1": slices.TINY})
 
 
-def test_one_that_was_ordered_nothing_counts_with_a_fair_slice() -> None:
+def test_a_context_without_orders_weighs_a_fair_slice() -> None:
     arbiter = card(("a/1", NORMAL))
     assert arbiter.weights() == ({"a/1": slices.FAIR}, {})
 
 
 @pytest.mark.parametrize("isolation", [Isolation.FIXED_SHARE, Isolation.BURST_SHARE])
-def test_those_at_the_gate_take_turns_since_no_slice_binds_them(isolation: Isolation) -> None:
+def test_contexts_at_the_gate_take_turns(isolation: Isolation) -> None:
     arbiter = card(("a/1", NORMAL), ("b/1", NORMAL), isolation=isolation)
     arbiter.join("b/1", "b", preemptible=False)
     look(arbiter, 0.0, a=True, b=True)

@@ -173,7 +173,7 @@ class TestSeveralOnline:
         card.run(4.0)
         assert percentile(card.latencies("on1/1"), 0.99) <= 0.004
 
-    def test_even_if_it_comes_seldom(self) -> None:
+    def test_a_rare_request_beside_a_busy_online_tenant_waits_no_longer_than_a_short_slice(self) -> None:
         card = mixed([Load(), Load(work=0.001, period=1.7303, start=0.2)], [None], delay=0.1)
         card.run(20.0)
         assert max(card.latencies("on1/1")) <= 0.004
@@ -224,7 +224,7 @@ class TestSeveralOffline:
         shares = [card.share(f"off{at}") for at in range(len(quotas))]
         assert shares == [pytest.approx(part, abs=0.03) for part in promised]
 
-    def test_beside_requests_too_and_the_requests_do_not_suffer(self) -> None:
+    def test_offline_shares_beside_requests_are_by_policy_and_requests_do_not_suffer(self) -> None:
         card = mixed([REQUEST], (0.25, 0.75), delay=0, isolation=Isolation.BURST_SHARE)
         card.run(0.5)
         card.mark()
@@ -276,7 +276,7 @@ class TestSeveralOffline:
         assert card.share("long") >= 0.03
         assert card.worst_stall <= 0.002
 
-    def test_one_that_never_asks_whether_its_work_is_done_wastes_little(self) -> None:
+    def test_an_offline_context_that_never_synchronises_wastes_little(self) -> None:
         card = mixed([Load(work=0.001)], [None], delay=0.1)
         card.admit("lazy", AppClass.OFFLINE)
         card.start("lazy/1", "lazy", Load(work=0.01, waits=False, sees=False))

@@ -16,26 +16,26 @@ def roster(**quotas: int | None) -> Roster:
 
 class TestQuotas:
     @given(st.dictionaries(st.text("abcdefgh", min_size=1, max_size=2), st.none() | st.integers(1, 1000), max_size=20))
-    def test_they_are_parts_of_one_card(self, asked: dict[str, int | None]) -> None:
+    def test_quotas_are_parts_of_one_card(self, asked: dict[str, int | None]) -> None:
         found = roster(**asked).quotas(asked)
         assert found.keys() == asked.keys()
         assert sum(found.values()) <= 1.0 + 1e-9
         assert all(part > 0.0 for part in found.values())
 
     @given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 1000), min_size=1))
-    def test_who_asked_for_more_gets_more_and_nobody_more_than_asked(self, asked: dict[str, int]) -> None:
+    def test_quotas_are_ordered_as_requested_and_never_more_than_requested(self, asked: dict[str, int]) -> None:
         found = roster(**asked).quotas(asked)
         for name, milli in asked.items():
             assert found[name] <= milli / 1000 + 1e-9
             assert all(found[name] <= found[other] for other in asked if milli < asked[other])
 
-    def test_what_fits_is_given_as_asked(self) -> None:
+    def test_quotas_that_fit_are_given_as_requested(self) -> None:
         assert roster(a=300, b=500).quotas(["a", "b"]) == {"a": 0.3, "b": 0.5}
 
-    def test_who_asked_for_none_shares_what_the_others_leave(self) -> None:
+    def test_tenants_without_a_quota_share_what_the_others_leave(self) -> None:
         assert roster(a=400, b=None, c=None).quotas("abc") == pytest.approx({"a": 0.4, "b": 0.3, "c": 0.3})
 
-    def test_who_asked_for_none_gets_something_on_a_card_that_is_full(self) -> None:
+    def test_a_tenant_without_a_quota_gets_something_on_a_full_card(self) -> None:
         found = roster(a=600, b=400, c=None).quotas("abc")
         assert found["c"] == pytest.approx(0.01, rel=0.02)
         assert sum(found.values()) == pytest.approx(1.0)
@@ -49,7 +49,7 @@ class TestActivity:
     def read(self, roster: Roster, now: float, reading: Reading, *, enabled: bool = True) -> None:
         roster.read({"a/1": reading}, ["a/1"] if enabled else [], now)
 
-    def test_a_new_one_has_shown_nothing_yet(self) -> None:
+    def test_a_new_context_is_not_active(self) -> None:
         roster, context = self.of()
         self.read(roster, 0.0, Reading(70, False))
         assert not context.active
@@ -61,13 +61,13 @@ class TestActivity:
         assert context.active
         assert context.last_active == 0.01
 
-    def test_one_that_waits_for_the_card_has_work_however_long(self) -> None:
+    def test_a_context_that_waits_for_the_card_is_active_however_long(self) -> None:
         roster, context = self.of()
         for at in range(100):
             self.read(roster, at / 10, Reading(1, True))
         assert context.active
 
-    def test_idle_after_a_while_without_either(self) -> None:
+    def test_a_context_is_idle_after_a_while_without_launch_or_wait(self) -> None:
         roster, context = self.of()
         self.read(roster, 0.0, Reading(0, False))
         self.read(roster, 1.0, Reading(1, False))
@@ -82,13 +82,13 @@ class TestActivity:
         self.read(roster, 0.3, Reading(1, False))
         assert context.last_active == 0.3
 
-    def test_one_that_is_paused_cannot_show_that_it_has_work(self) -> None:
+    def test_a_paused_context_stays_as_active_as_it_was(self) -> None:
         roster, context = self.of()
         self.read(roster, 0.0, Reading(1, True))
         self.read(roster, 10.0, Reading(1, False), enabled=False)
         assert context.active
 
-    def test_work_that_was_not_seen_done_may_be_there_however_long(self) -> None:
+    def test_work_that_was_not_seen_done_keeps_a_context_active(self) -> None:
         """A kernel of a second, handed over and not waited for: no launch, no wait, and the card is taken."""
         roster, context = self.of()
         self.read(roster, 0.0, Reading(0, False))
@@ -97,7 +97,7 @@ class TestActivity:
         assert context.active
         assert context.quiet  # so its next launch rings
 
-    def test_but_it_is_doubted_after_a_while(self) -> None:
+    def test_unseen_work_is_doubtful_after_a_while(self) -> None:
         roster, context = self.of()
         self.read(roster, 0.0, Reading(0, False))
         self.read(roster, 1.0, Reading(1, False, outstanding=True))
@@ -105,7 +105,7 @@ class TestActivity:
         assert context.doubtful
 
     @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.booleans(), st.booleans(), st.floats(-1.0, 1.0))))
-    def test_whatever_the_page_says_and_the_clock_does(self, said: list[tuple[int, bool, bool, float]]) -> None:
+    def test_roster_survives_any_reading_and_any_clock(self, said: list[tuple[int, bool, bool, float]]) -> None:
         roster, context = self.of()
         now = 0.0
         for launches, waiting, outstanding, step in said:
@@ -121,7 +121,7 @@ def test_a_context_of_nobody_is_ignored_until_its_tenant_is_known() -> None:
     assert [each.name for each in roster.of_class(AppClass.NORMAL)] == ["a/1"]
 
 
-def test_those_active_in_the_last_second_or_all() -> None:
+def test_lately_returns_recently_active_contexts_or_all() -> None:
     first, second = Context("a", "a", last_active=10.0), Context("b", "b", last_active=9.5)
     assert Roster().lately([first, second], 10.7) == [first]
     assert Roster().lately([first, second], 99.0) == [first, second]

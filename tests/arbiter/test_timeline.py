@@ -38,7 +38,7 @@ def test_offline_work_that_may_not_run_while_online_work_has_the_card_is_paused(
     assert window.tracks["server"].paused[:3] == (0, 0, 0)
 
 
-def test_who_only_waits_for_its_turn_is_not_paused() -> None:
+def test_a_context_that_waits_for_its_turn_is_not_drawn_as_paused() -> None:
     window = a_timeline((100.0, 100.2, {"p1": 1.0}, False)).window(1000, 101.0)
     assert window.tracks["training"].paused[:3] == (0, 0, 0)
 
@@ -48,7 +48,7 @@ def test_less_than_half_a_bucket_is_no_pause_worth_drawing() -> None:
     assert window.tracks["training"].paused[:3] == (0, 1, 0)
 
 
-def test_who_is_gone_is_still_drawn_where_it_was() -> None:
+def test_a_tenant_that_left_is_still_drawn_where_it_was() -> None:
     timeline = a_timeline((100.0, 100.1, {"p1": 1.0}, False), Left("p1"))
     assert shares(timeline, "server")[0] == 100
     assert "server" not in timeline.window(1001, 101.0).tracks
@@ -61,13 +61,13 @@ def test_a_preemption_is_marked_when_it_happened() -> None:
     assert timeline.window(1005, 101.0).marks == ()
 
 
-def test_the_last_buckets_are_told_when_they_will_not_change_any_more() -> None:
+def test_window_returns_only_buckets_that_will_not_change() -> None:
     window = a_timeline().window(None, 101.0)
     assert (window.first, window.end) == (1010 - 3 - BUCKETS, 1010 - 3)
     assert window.end * STEP <= 101.0 - 2 * STEP
 
 
-def test_what_is_told_piece_by_piece_is_what_is_told_at_once() -> None:
+def test_windows_in_pieces_equal_one_window() -> None:
     timeline = a_timeline(*[(100 + at / 10, 100.1 + at / 10, {"p1": at / 10}, False) for at in range(10)])
     first, rest = timeline.window(1000, 100.8), timeline.window(1005, 101.3)
     assert first.end == 1005
@@ -89,7 +89,7 @@ def test_no_more_than_the_last_minute_is_kept_although_nobody_looks() -> None:
     assert timeline.drawn() == {"server", "training"}
 
 
-def test_who_left_unheard_is_known_by_who_is_there() -> None:
+def test_keep_drops_contexts_whose_leaving_was_lost() -> None:
     timeline = a_timeline()
     timeline.keep({"server"})
     assert timeline.window(None, 101.0).tracks.keys() == {"server"}
@@ -100,7 +100,7 @@ _stretches = st.lists(st.tuples(st.floats(0.0, 1.0), _parts, st.booleans()), max
 
 
 @given(_stretches)
-def test_no_more_is_drawn_than_was_had(steps: list[tuple[float, dict[str, float], bool]]) -> None:
+def test_timeline_draws_no_more_than_was_held(steps: list[tuple[float, dict[str, float], bool]]) -> None:
     now, had, records = 100.0, 0.0, list[Stretch]()
     for length, parts, held in steps:
         records.append((now, now + length, parts, held))

@@ -37,7 +37,7 @@ class TestRotation:
         for name, weight in weights.items():
             assert shares[name] == pytest.approx(weight / total, abs=0.01)
 
-    def test_one_alone_is_never_disturbed(self) -> None:
+    def test_rotation_never_disturbs_a_context_alone(self) -> None:
         rotation = Rotation()
         assert rotation.step({"a": 1.0}, 0.0) == "a"
         assert rotation.until == FOREVER
@@ -47,12 +47,12 @@ class TestRotation:
         assert rotation.step({}, 0.0) is None
         assert rotation.until == FOREVER
 
-    def test_the_turn_of_one_that_has_no_more_work_ends_at_once(self) -> None:
+    def test_rotation_ends_the_turn_of_an_idle_context_at_once(self) -> None:
         rotation = Rotation()
         assert rotation.step({"a": 1.0, "b": 1.0}, 0.0) == "a"
         assert rotation.step({"b": 1.0}, 0.001) == "b"
 
-    def test_who_was_away_has_no_claim_on_that_time(self) -> None:
+    def test_rotation_gives_no_credit_for_time_away(self) -> None:
         rotation = Rotation()
         rotation.step({"a": 1.0, "b": 1.0}, 0.0)
         now = 0.0
@@ -82,7 +82,7 @@ class TestRotation:
         assert had["a"] / (had["a"] + had["b"]) == pytest.approx(0.5, abs=0.02)
 
     @given(_weights, st.lists(st.floats(0.0, 0.1), max_size=30))
-    def test_asking_twice_changes_nothing(self, weights: dict[str, float], steps: list[float]) -> None:
+    def test_rotation_step_is_idempotent(self, weights: dict[str, float], steps: list[float]) -> None:
         rotation, now = Rotation(), 0.0
         for step in steps:
             now += step
@@ -120,14 +120,14 @@ _quotas = st.dictionaries(_names, st.floats(0.01, 1.0), min_size=1, max_size=6).
 class TestWindows:
     @settings(max_examples=20)
     @given(_quotas)
-    def test_each_has_its_quota_and_no_more(self, quotas: dict[str, float]) -> None:
+    def test_windows_give_each_its_quota_and_no_more(self, quotas: dict[str, float]) -> None:
         shares = windowed(quotas, 20.0, None, 0.0)
         for name, quota in quotas.items():
             assert shares[name] == pytest.approx(quota, abs=0.006)
 
     @settings(max_examples=20)
     @given(_quotas, st.integers(0, 2**32), st.floats(0.0, 0.02))
-    def test_what_came_late_is_carried_so_the_mean_is_right(
+    def test_windows_carry_overruns_so_that_the_mean_is_right(
         self, quotas: dict[str, float], seed: int, tail: float
     ) -> None:
         shares = windowed(quotas, 30.0, random.Random(seed), tail)
@@ -193,7 +193,7 @@ class TestWindows:
         windows.switched("a", 0.05, 0.03)
         assert windows.until == pytest.approx(0.07)
 
-    def test_who_joins_gets_its_part_of_what_is_left(self) -> None:
+    def test_windows_give_a_newcomer_its_part_of_the_rest_of_the_period(self) -> None:
         windows = Windows()
         windows.step({"a": 0.3}, 0.0)
         windows.step({"a": 0.3}, 0.03)

@@ -64,7 +64,7 @@ def test_shares_stay_as_they_were_while_no_daemon_runs(node: Node) -> None:
     assert [load.finish()["right"] for load in loads] == [True, True]
 
 
-def test_but_not_for_good_for_who_comes_later_has_the_drivers_own_slice(node: Node) -> None:
+def test_a_tenant_that_comes_while_no_daemon_runs_has_the_drivers_own_slice(node: Node) -> None:
     loads = [node.load(node.tenant(), "1ms", *DEEP) for _ in range(2)]
     node.until_runs(*loads)
 

@@ -74,7 +74,7 @@ def daemon(tenant: Tenant) -> Iterator[Daemon]:
 STEPS = "rm = Context(); say(rm={k: v for k, v in vars(rm).items()}); "
 
 
-def test_the_groups_of_a_context_are_told_with_their_channels_and_a_file(tenant: Tenant) -> None:
+def test_the_shim_sends_a_contexts_groups_with_channels_and_a_file(tenant: Tenant) -> None:
     with daemon(tenant) as other:
         program = tenant.start(STEPS + "heard()")
         rm = program.said()["rm"]
@@ -89,7 +89,7 @@ def test_the_groups_of_a_context_are_told_with_their_channels_and_a_file(tenant:
         assert (copy.group, copy.compute, copy.engine, copy.channels) == (rm["copy"], False, 9, (rm["copy_channel"],))
 
 
-def test_all_is_told_again_after_each_change(tenant: Tenant) -> None:
+def test_the_shim_sends_all_groups_again_after_each_change(tenant: Tenant) -> None:
     with daemon(tenant) as other:
         program = tenant.start(
             STEPS
@@ -151,7 +151,7 @@ def test_a_client_without_groups_costs_nothing(tenant: Tenant) -> None:
     assert tenant.slots() == []
 
 
-def test_a_daemon_that_comes_later_or_comes_back_hears_everything(tenant: Tenant) -> None:
+def test_a_daemon_that_starts_later_gets_all_groups(tenant: Tenant) -> None:
     program = tenant.start(STEPS + "heard()")
     program.said()
     eventually(lambda: tenant.slots() == [0])
@@ -163,7 +163,7 @@ def test_a_daemon_that_comes_later_or_comes_back_hears_everything(tenant: Tenant
             assert time.monotonic() - began < 3
 
 
-def test_a_daemon_that_hangs_up_at_once_is_tried_again_without_hurry(tenant: Tenant) -> None:
+def test_the_shim_reconnects_slowly_to_a_daemon_that_closes_at_once(tenant: Tenant) -> None:
     program = tenant.start(STEPS + "heard()")
     program.said()
     listener = tenant.listen()

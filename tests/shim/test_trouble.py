@@ -184,7 +184,7 @@ def test_an_absurd_number_of_cards_does_not_keep_a_pause_from_being_undone(tenan
 # ---- the daemon ----
 
 
-def test_a_process_without_groups_of_its_own_is_heard_of_when_it_uses_the_card(tenant: Tenant) -> None:
+def test_a_process_without_groups_registers_when_it_uses_the_card(tenant: Tenant) -> None:
     """Under MPS the groups are the server's; memory comes before the first kernel, and already makes it known."""
     with tenant.listen() as listener:
         program = tenant.start("context(); alloc(MIB); launch(); say(); heard()")
@@ -221,7 +221,7 @@ def one_set(connection: socket.socket) -> int | None:
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_a_daemon_that_took_only_a_part_hears_all_on_the_next_connection(tenant: Tenant, known: bool) -> None:
+def test_the_shim_sends_all_groups_on_the_next_connection(tenant: Tenant, known: bool) -> None:
     """`known`: an earlier daemon had heard it all, and nothing changed since."""
     program = tenant.start("""
         rm = Context()

@@ -26,7 +26,7 @@ def serving(player: Player, card: int = 0) -> Tenant:
 
 
 class TestOffTheBus:
-    def test_its_programs_fail(self, two: Player) -> None:
+    def test_programs_on_a_lost_card_fail(self, two: Player) -> None:
         tenant = serving(two)
         assert tenant.ask({"do": "launch", "us": 60_000_000})
         faults.lose(two.socket, 0)
@@ -35,7 +35,7 @@ class TestOffTheBus:
         assert [card.lost for card in two.cards()] == [True, False]
         assert two.card().compute(tenant.pid)[0].dead
 
-    def test_one_that_waits_for_it_is_woken(self, two: Player) -> None:
+    def test_a_program_that_waits_for_a_lost_card_is_woken(self, two: Player) -> None:
         tenant = serving(two)
         tenant.ask({"do": "launch", "us": 60_000_000})
         tenant.say({"do": "attempt", "call": "cuCtxSynchronize"})
@@ -43,17 +43,17 @@ class TestOffTheBus:
         faults.lose(two.socket, 0)
         assert tenant.hear() == LAUNCH_FAILED
 
-    def test_no_new_program_gets_onto_it(self, two: Player) -> None:
+    def test_no_new_program_gets_onto_a_lost_card(self, two: Player) -> None:
         faults.lose(two.socket, 0)
         assert two.run("context_on", 0) == UNAVAILABLE
 
-    def test_its_neighbour_notices_nothing(self, two: Player) -> None:
+    def test_the_neighbour_of_a_lost_card_notices_nothing(self, two: Player) -> None:
         tenant = serving(two, card=1)
         faults.lose(two.socket, 0)
         assert tenant.ask({"do": "launch", "us": 100})
         assert tenant.ask({"do": "attempt", "call": "cuCtxSynchronize"}) == 0
 
-    def test_controls_of_its_groups_answer_that_it_is_lost(self, two: Player) -> None:
+    def test_controls_on_a_lost_card_answer_that_it_is_lost(self, two: Player) -> None:
         tenant = serving(two)
         file, group = tenant.rm_file(), tenant.group()
         faults.lose(two.socket, 0)
@@ -64,7 +64,7 @@ class TestOffTheBus:
         faults.lose(two.socket, 0)
         assert two.run("nvml_lost") == ["lost", SECOND, "lost", SECOND]
 
-    def test_when_it_is_back_there_is_room_for_new_programs_and_the_old_stay_dead(self, two: Player) -> None:
+    def test_a_card_that_is_back_takes_new_programs_and_the_old_stay_dead(self, two: Player) -> None:
         old = serving(two)
         faults.lose(two.socket, 0)
         faults.restore(two.socket, 0)
@@ -77,7 +77,7 @@ class TestOffTheBus:
 
 
 class TestXids:
-    def test_an_event_set_hears_of_what_happens_after_it_was_made(self, two: Player) -> None:
+    def test_an_event_set_receives_xids_after_its_creation(self, two: Player) -> None:
         faults.raise_xid(two.socket, 0, 13)
         listener = two.start("nvml_events")
         assert listener.hear() == [FIRST, SECOND]
@@ -86,7 +86,7 @@ class TestXids:
         faults.raise_xid(two.socket, 0, 79)
         assert [listener.ask("next"), listener.ask("next"), listener.ask("next")] == [[SECOND, 31], [FIRST, 79], None]
 
-    def test_of_very_many_the_newest_are_kept(self, two: Player) -> None:
+    def test_of_very_many_xids_the_newest_are_kept(self, two: Player) -> None:
         listener = two.start("nvml_events")
         listener.hear()
         for number in range(100):
@@ -94,7 +94,7 @@ class TestXids:
         assert listener.ask("next") == [FIRST, 36]
 
     @pytest.mark.parametrize(("card", "xid"), [(2, 79), (0, 2**32)])
-    def test_what_cannot_happen_is_refused(self, two: Player, card: int, xid: int) -> None:
+    def test_impossible_xids_are_refused(self, two: Player, card: int, xid: int) -> None:
         with pytest.raises(OSError, match="the player refuses"):
             faults.raise_xid(two.socket, card, xid)
 
@@ -127,7 +127,7 @@ class TestHealth:
         faults.raise_xid(two.socket, 1, 74)
         becomes(keeper, [True, False], "Xid 74, its NVLink failed")
 
-    def test_of_one_that_was_lost_before_it_began_it_knows_nothing(self, two: Player) -> None:
+    def test_health_knows_nothing_of_a_card_lost_before_its_start(self, two: Player) -> None:
         """Nobody can say which card it is; an agent has it remembered."""
         faults.lose(two.socket, 0)
         keeper = two.start("nvml_health")

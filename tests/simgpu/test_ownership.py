@@ -112,7 +112,7 @@ def test_many_deaths_at_any_moment_leak_nothing(player: Player) -> None:
     assert player.card().used == 0
 
 
-def test_when_nobody_plays_the_card_any_more_programs_are_told() -> None:
+def test_programs_fail_when_the_player_is_gone() -> None:
     """Within about a second, instead of waiting for ever."""
     dying = Player("--memory", "8192")
     tenant = dying.start("serve")

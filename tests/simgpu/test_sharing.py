@@ -200,7 +200,7 @@ def test_refused_controls_change_nothing() -> None:
         assert player.shares([tenant], 0.1) == pytest.approx([1], abs=0.001)
 
 
-def test_a_control_answers_as_late_as_it_is_told_to() -> None:
+def test_a_control_answers_as_late_as_configured() -> None:
     with Player("--memory", "8192", "--control-us", "30000") as player:
         tenant, file = busy_tenant(player)
         group = tenant.group()

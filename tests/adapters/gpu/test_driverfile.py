@@ -16,7 +16,7 @@ def places(tmp_path: Path) -> tuple[Path, ...]:
     return tmp_path / "run.yaml", tmp_path / "etc.json"
 
 
-def test_the_places_are_those_that_its_tool_writes_to_the_runtimes_own_first() -> None:
+def test_driverfile_places_have_var_run_before_etc() -> None:
     assert [str(place) for place in driverfile.PLACES] == [
         "/var/run/cdi/nvidia.yaml",
         "/var/run/cdi/nvidia.json",
@@ -25,14 +25,14 @@ def test_the_places_are_those_that_its_tool_writes_to_the_runtimes_own_first() -
     ]
 
 
-def test_it_is_read_as_yaml_and_as_json(places: tuple[Path, ...]) -> None:
+def test_driverfile_is_read_as_yaml_and_as_json(places: tuple[Path, ...]) -> None:
     places[0].write_text("kind: nvidia.com/gpu\n")
     places[1].write_text('{"kind": "nvidia.com/gpu"}')
     for place in places:
         assert DriverFile(wanted=True, places=(place,)).read() == {"kind": "nvidia.com/gpu"}
 
 
-def test_the_first_that_is_there_counts(places: tuple[Path, ...]) -> None:
+def test_driverfile_takes_the_first_that_exists(places: tuple[Path, ...]) -> None:
     places[1].write_text("{kind: second}")
     file = DriverFile(wanted=True, places=places)
     assert file.read() == {"kind": "second"}
@@ -42,7 +42,9 @@ def test_the_first_that_is_there_counts(places: tuple[Path, ...]) -> None:
     assert file.read() == {"kind": "second"}
 
 
-def test_a_file_that_has_not_changed_is_parsed_once(places: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driverfile_is_parsed_once_while_it_does_not_change(
+    places: tuple[Path, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     places[0].write_text("{kind: one}")
     file = DriverFile(wanted=True, places=places)
     first = file.read()
@@ -50,7 +52,7 @@ def test_a_file_that_has_not_changed_is_parsed_once(places: tuple[Path, ...], mo
     assert file.read() is first
 
 
-def test_one_that_was_replaced_is_read_again(places: tuple[Path, ...]) -> None:
+def test_driverfile_is_read_again_when_it_is_replaced(places: tuple[Path, ...]) -> None:
     places[0].write_text("{kind: one}")
     file = DriverFile(wanted=True, places=places)
     file.read()
@@ -59,11 +61,11 @@ def test_one_that_was_replaced_is_read_again(places: tuple[Path, ...]) -> None:
     assert file.read() == {"kind": "two"}
 
 
-def test_where_there_is_none_and_none_is_wanted_that_is_all(places: tuple[Path, ...]) -> None:
+def test_driverfile_that_is_missing_and_not_wanted_is_none(places: tuple[Path, ...]) -> None:
     assert DriverFile(wanted=False, places=places).read() is None
 
 
-def test_where_there_is_none_and_it_is_wanted_the_error_says_what_to_run(places: tuple[Path, ...]) -> None:
+def test_driverfile_that_is_missing_and_wanted_names_the_command(places: tuple[Path, ...]) -> None:
     with pytest.raises(DriverFileError) as error:
         DriverFile(wanted=True, places=places).read()
     said = str(error.value)
@@ -74,15 +76,13 @@ def test_where_there_is_none_and_it_is_wanted_the_error_says_what_to_run(places:
 
 @pytest.mark.parametrize("content", [b"{kind: [", b"\xff\xfe\x00"], ids=["no YAML", "no text"])
 @pytest.mark.parametrize("wanted", [True, False])
-def test_one_that_cannot_be_read_is_named_even_where_it_is_not_wanted(
-    places: tuple[Path, ...], content: bytes, wanted: bool
-) -> None:
+def test_driverfile_that_is_unreadable_is_named(places: tuple[Path, ...], content: bytes, wanted: bool) -> None:
     places[0].write_bytes(content)
     with pytest.raises(DriverFileError, match=f"{places[0]}: cannot be read: [^\n]+$"):
         DriverFile(wanted=wanted, places=places).read()
 
 
-def test_after_a_bad_one_a_good_one_is_read(places: tuple[Path, ...]) -> None:
+def test_driverfile_recovers_after_a_bad_file(places: tuple[Path, ...]) -> None:
     places[0].write_text("{kind: [")
     file = DriverFile(wanted=True, places=places)
     with pytest.raises(DriverFileError):

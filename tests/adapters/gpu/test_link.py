@@ -72,13 +72,13 @@ class TestParse:
             (struct.pack("<I2H", 0, VERSION, link.DONE), 0, "version"),
         ],
     )
-    def test_anything_else_is_refused_with_a_reason(self, data: bytes, files: int, why: str) -> None:
+    def test_parse_refuses_malformed_messages_with_a_reason(self, data: bytes, files: int, why: str) -> None:
         with pytest.raises(LinkError, match=why):
             link.parse(data, [70 + at for at in range(files)])
 
     @given(st.binary(max_size=700), st.lists(st.integers(3, 1000), max_size=3))
     @example(packet(link.HELLO, 1, 2) + b"x", [])
-    def test_whatever_comes_is_a_message_or_an_error(self, data: bytes, files: list[int]) -> None:
+    def test_parse_returns_a_message_or_raises_linkerror(self, data: bytes, files: list[int]) -> None:
         heads = [data, struct.pack("<I2H", MAGIC, VERSION, (data or b"\0")[0] % 6) + data]
         for head in heads:
             try:
@@ -88,11 +88,11 @@ class TestParse:
             assert isinstance(found, Hello | GroupSeen | Done | Wake | Later)
 
 
-class TestALaterShimOfTheSameVersion:
+class TestNewerShimOfTheSameVersion:
     """A container keeps the shim it was started with, also when the agent goes back to an earlier release."""
 
     @given(st.binary(max_size=64))
-    def test_may_say_more_at_the_end_of_a_message(self, more: bytes) -> None:
+    def test_parse_ignores_appended_fields(self, more: bytes) -> None:
         assert link.parse(packet(link.HELLO, 7, 3) + more, []) == Hello(7, 3)
         assert link.parse(packet(link.DONE, 2) + more, []) == Done(2)
         assert link.parse(packet(link.WAKE, 1) + more, []) == Wake(1)
@@ -101,7 +101,7 @@ class TestALaterShimOfTheSameVersion:
         assert group.channels == (9,)
 
     @given(st.integers(link.WAKE + 1, 2**16 - 1), st.binary(max_size=64), st.lists(st.integers(3, 9), max_size=2))
-    def test_may_send_what_we_do_not_know(self, kind: int, body: bytes, files: list[int]) -> None:
+    def test_parse_ignores_unknown_kinds(self, kind: int, body: bytes, files: list[int]) -> None:
         assert link.parse(struct.pack("<I2H", MAGIC, VERSION, kind) + body, files) == Later(kind)
 
 
@@ -116,7 +116,7 @@ class TestReceive:
         assert not os.get_inheritable(found.fd)
         os.close(found.fd)
 
-    def test_the_other_side_is_gone(self, ends: tuple[socket.socket, socket.socket]) -> None:
+    def test_receive_returns_none_when_the_other_side_is_gone(self, ends: tuple[socket.socket, socket.socket]) -> None:
         ours, theirs = ends
         with pytest.raises(BlockingIOError):
             link.receive(ours)
@@ -124,7 +124,7 @@ class TestReceive:
         assert link.receive(ours) is None
 
     @pytest.mark.parametrize("files", [1, 2, 8, 9, 200])
-    def test_files_of_a_message_that_is_not_taken_are_closed(
+    def test_receive_closes_files_of_a_refused_message(
         self, ends: tuple[socket.socket, socket.socket], files: int
     ) -> None:
         ours, theirs = ends
@@ -134,18 +134,18 @@ class TestReceive:
             link.receive(ours)
         assert open_files() == before
 
-    def test_files_without_a_message_are_closed(self, ends: tuple[socket.socket, socket.socket]) -> None:
+    def test_receive_closes_files_without_a_message(self, ends: tuple[socket.socket, socket.socket]) -> None:
         ours, theirs = ends
         before = open_files()
         socket.send_fds(theirs, [b""], [0, 0])
         assert link.receive(ours) is None
         assert open_files() == before
 
-    def test_more_than_any_message_is_no_message(self, ends: tuple[socket.socket, socket.socket]) -> None:
+    def test_receive_refuses_an_oversized_message(self, ends: tuple[socket.socket, socket.socket]) -> None:
         ours, theirs = ends
         theirs.send(packet(link.GROUP) + bytes(100_000))
         with pytest.raises(LinkError):
             link.receive(ours)
 
-    def test_who_is_there_the_kernel_says(self, ends: tuple[socket.socket, socket.socket]) -> None:
+    def test_peer_is_what_the_kernel_says(self, ends: tuple[socket.socket, socket.socket]) -> None:
         assert link.peer(ends[0]) == (os.getpid(), os.getuid())

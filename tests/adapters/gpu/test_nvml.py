@@ -90,14 +90,14 @@ def played(monkeypatch: pytest.MonkeyPatch) -> PlayedNvml:
     return there
 
 
-def test_a_card_is_told_with_its_memory_and_who_it_is(played: PlayedNvml) -> None:
+def test_nvml_lists_cards_with_memory_uuid_and_model(played: PlayedNvml) -> None:
     (card,) = Nvml().cards()
     assert (card.index, card.uuid, card.model, card.memory_mib, card.numa) == (0, "GPU-0", "H200", 141 * 1024, None)
     played.answers["nvmlDeviceGetNumaNodeId"] = 1
     assert Nvml().cards()[0].numa == 1
 
 
-def test_processes_are_told_with_their_memory(played: PlayedNvml) -> None:
+def test_nvml_lists_processes_with_their_memory(played: PlayedNvml) -> None:
     played.answers["nvmlDeviceGetComputeRunningProcesses"] = [
         SimpleNamespace(pid=7, usedGpuMemory=100),
         SimpleNamespace(pid=8, usedGpuMemory=None),
@@ -106,14 +106,14 @@ def test_processes_are_told_with_their_memory(played: PlayedNvml) -> None:
     assert Nvml().processes("GPU-0") == {7: 100, 8: 0, 9: 0}
 
 
-def test_a_card_that_does_not_tell_how_busy_it_is(played: PlayedNvml) -> None:
+def test_nvml_utilisation_is_none_where_it_is_not_supported(played: PlayedNvml) -> None:
     played.answers["nvmlDeviceGetUtilizationRates"] = PlayedNotSupportedError()
     assert Nvml().utilisation("GPU-0") is None
     played.answers["nvmlDeviceGetUtilizationRates"] = SimpleNamespace(gpu=37)
     assert Nvml().utilisation("GPU-0") == 0.37
 
 
-def test_other_errors_are_ours_with_the_cause(played: PlayedNvml) -> None:
+def test_nvml_errors_become_nvmlerror_with_the_cause(played: PlayedNvml) -> None:
     nvml = Nvml()
     played.answers["nvmlDeviceGetMemoryInfo"] = PlayedError("GPU is lost")
     with pytest.raises(NvmlError, match="GPU-0: nvmlDeviceGetMemoryInfo: GPU is lost") as found:
@@ -124,14 +124,14 @@ def test_other_errors_are_ours_with_the_cause(played: PlayedNvml) -> None:
         Nvml()
 
 
-def test_without_the_package_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvml_without_the_python_package_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(NvmlError, match="nvidia-ml-py is not installed"):
         Nvml()
 
 
-class TestCardsThatDoNotAnswer:
-    def test_a_lost_card_is_told_apart_from_other_trouble(self, played: PlayedNvml) -> None:
+class TestSilentCards:
+    def test_nvmlerror_knows_a_lost_card_from_other_errors(self, played: PlayedNvml) -> None:
         for error, lost in ((PlayedLostError(), True), (PlayedResetError(), True), (PlayedError("Unknown"), False)):
             played.answers["nvmlDeviceGetMemoryInfo"] = error
             with pytest.raises(NvmlError) as found:
@@ -145,7 +145,7 @@ class TestCardsThatDoNotAnswer:
             Nvml().memory("GPU-9")
         assert found.value.lost
 
-    def test_it_is_listed_as_unhealthy_beside_the_others(self, played: PlayedNvml) -> None:
+    def test_a_silent_card_is_listed_as_unhealthy(self, played: PlayedNvml) -> None:
         def memory(handle: int) -> object:
             return PlayedLostError() if handle == 0 else SimpleNamespace(total=1 << 30)
 
@@ -161,13 +161,13 @@ class TestCardsThatDoNotAnswer:
         ]
 
     @pytest.mark.parametrize("silent", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo"])
-    def test_what_it_told_when_it_answered_is_remembered(self, played: PlayedNvml, silent: str) -> None:
+    def test_a_silent_card_keeps_what_it_last_answered(self, played: PlayedNvml, silent: str) -> None:
         nvml = Nvml()
         (before,) = nvml.cards()
         played.answers[silent] = PlayedLostError()
         assert nvml.cards() == (replace(before, healthy=False),)
 
-    def test_one_that_never_said_who_it_is_is_not_listed(self, played: PlayedNvml) -> None:
+    def test_a_card_without_a_known_uuid_is_not_listed(self, played: PlayedNvml) -> None:
         played.answers["nvmlDeviceGetHandleByIndex"] = PlayedLostError()
         assert Nvml().cards() == ()
 
@@ -177,18 +177,18 @@ class TestWatch:
         played.answers["nvmlEventSetWait_v2"] = SimpleNamespace(device="handle", eventType=event_type, eventData=data)
         return Nvml().watch(["GPU-0"]).wait(0.5)
 
-    def test_an_error_is_told_with_its_card(self, played: PlayedNvml) -> None:
+    def test_watch_returns_an_xid_with_its_card(self, played: PlayedNvml) -> None:
         assert self.watched(played, 8, 79) == Xid("GPU-0", 79)
         assert ("nvmlEventSetWait_v2", "set", 500) in played.calls
 
-    def test_a_double_bit_error_is_an_xid_too(self, played: PlayedNvml) -> None:
+    def test_watch_returns_a_double_bit_error_as_an_xid(self, played: PlayedNvml) -> None:
         assert self.watched(played, 2, 0) == Xid("GPU-0", 48)
 
-    def test_nothing_happened(self, played: PlayedNvml) -> None:
+    def test_watch_returns_none_on_a_timeout(self, played: PlayedNvml) -> None:
         played.answers["nvmlEventSetWait_v2"] = PlayedTimeoutError()
         assert Nvml().watch(["GPU-0"]).wait(0.1) is None
 
-    def test_a_card_that_tells_only_some_is_asked_for_those(self, played: PlayedNvml) -> None:
+    def test_watch_registers_only_supported_events(self, played: PlayedNvml) -> None:
         played.answers["nvmlDeviceGetSupportedEventTypes"] = 8 | 4
         assert Nvml().watch(["GPU-0"]).watched == {"GPU-0"}
         assert ("nvmlDeviceRegisterEvents", "handle", 8, "set") in played.calls
@@ -201,11 +201,11 @@ class TestWatch:
             ("nvmlDeviceGetSupportedEventTypes", 4),
         ],
     )
-    def test_a_card_that_tells_nothing_is_left_out(self, played: PlayedNvml, call: str, answer: object) -> None:
+    def test_watch_leaves_out_a_card_without_events(self, played: PlayedNvml, call: str, answer: object) -> None:
         played.answers[call] = answer
         assert Nvml().watch(["GPU-0"]).watched == set()
 
-    def test_other_trouble_ends_it(self, played: PlayedNvml) -> None:
+    def test_watch_raises_on_other_errors(self, played: PlayedNvml) -> None:
         played.answers["nvmlEventSetWait_v2"] = PlayedLostError()
         watch = Nvml().watch(["GPU-0"])
         with pytest.raises(NvmlError):
@@ -214,8 +214,8 @@ class TestWatch:
         watch.close()
 
 
-class TestOpeningAnew:
-    def test_handles_are_looked_up_again(self, played: PlayedNvml) -> None:
+class TestReopen:
+    def test_reopen_looks_handles_up_again(self, played: PlayedNvml) -> None:
         nvml = Nvml()
         nvml.memory("GPU-0")
         nvml.memory("GPU-0")
@@ -225,7 +225,7 @@ class TestOpeningAnew:
         assert names.count("nvmlDeviceGetHandleByUUID") == 2
         assert names.index("nvmlShutdown") < len(names) - 1 - names[::-1].index("nvmlInit")
 
-    def test_one_that_failed_is_tried_again_without_closing_twice(self, played: PlayedNvml) -> None:
+    def test_reopen_after_a_failed_one_does_not_close_twice(self, played: PlayedNvml) -> None:
         nvml = Nvml()
         played.answers["nvmlInit"] = PlayedError("Driver Not Loaded")
         for _ in range(2):
@@ -235,7 +235,7 @@ class TestOpeningAnew:
         nvml.reopen()
         assert [call[0] for call in played.calls].count("nvmlShutdown") == 1
 
-    def test_not_while_somebody_waits_for_an_answer(self, played: PlayedNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_reopen_waits_for_pending_calls(self, played: PlayedNvml, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("aliquot.adapters.gpu.nvml._PATIENCE", 0.01)
         nvml, inside, go_on = Nvml(), threading.Event(), threading.Event()
 
@@ -254,7 +254,7 @@ class TestOpeningAnew:
         asker.join()
         nvml.reopen()
 
-    def test_its_turn_comes_however_many_ask_without_pause(self, played: PlayedNvml) -> None:
+    def test_reopen_gets_its_turn_under_constant_calls(self, played: PlayedNvml) -> None:
         nvml, over = Nvml(), threading.Event()
         answers: list[tuple[int, int]] = []
 

@@ -85,7 +85,7 @@ def raw(page: Page) -> bytes:
     return page.path.read_bytes()
 
 
-def test_it_says_what_the_tenant_may_have(page: Page) -> None:
+def test_page_has_the_tenants_limits(page: Page) -> None:
     said = raw(page)
     assert len(said) == SIZE
     assert struct.unpack_from("<4I", said) == (pages.MAGIC, pages.VERSION, 2, SLOTS)
@@ -99,7 +99,7 @@ def test_a_heartbeat_is_per_card(page: Page) -> None:
     assert struct.unpack_from("<Q", raw(page), 64 + 56) == (0,)
 
 
-def test_words_go_where_they_belong(page: Page) -> None:
+def test_page_words_are_at_their_offsets(page: Page) -> None:
     page.set_word(3, 1, pages.PAUSED, 1)
     page.set_word(3, 1, pages.WAKE, 1)
     page.set_overhead(3, 1, 500)
@@ -111,7 +111,7 @@ def test_words_go_where_they_belong(page: Page) -> None:
     assert page.use(3, 1).gate == 0
 
 
-def test_the_next_daemon_finds_it_as_it_was(tmp_path: Path, child: Child) -> None:
+def test_page_is_adopted_by_the_next_daemon(tmp_path: Path, child: Child) -> None:
     """Running processes have it mapped: it is neither replaced nor emptied; limits are written anew."""
     first = Page(tmp_path / "page", ALLOTMENTS)
     child(HOLD, first.path, 5, 7 * GIB)
@@ -125,7 +125,7 @@ def test_the_next_daemon_finds_it_as_it_was(tmp_path: Path, child: Child) -> Non
     second.close()
 
 
-def test_what_the_living_use_is_the_sum_with_overheads(page: Page, child: Child) -> None:
+def test_page_used_is_the_sum_with_overheads(page: Page, child: Child) -> None:
     child(HOLD, page.path, 0, 3 * GIB)
     child(HOLD, page.path, 255, 2 * GIB)
     page.set_overhead(255, 0, GIB)
@@ -146,7 +146,7 @@ def test_a_dead_process_gives_its_memory_back_and_a_living_one_keeps_it(page: Pa
     assert page.use(2, 0).memory == 0
 
 
-def test_who_holds_a_slot_the_kernel_says(page: Page, child: Child) -> None:
+def test_page_holder_is_the_process_with_the_lock(page: Page, child: Child) -> None:
     holding = child(HOLD, page.path, 3, GIB)
     os.pwrite(page.fileno(), struct.pack("<I", 1234), 64 + 16 * 128 + 3 * 1088)  # whatever is written there
     assert (page.holder(3), page.holder(4)) == (holding.pid, None)
@@ -181,7 +181,7 @@ def test_a_slot_that_was_swept_can_be_taken_again(page: Page, child: Child) -> N
     assert page.sweep() == [2]
 
 
-def test_an_opened_gate_wakes_whoever_waits_there(page: Page, child: Child) -> None:
+def test_opening_the_gate_wakes_waiting_threads(page: Page, child: Child) -> None:
     page.set_gate(4, 1, closed=True)
     waiting = child(WAIT, page.path, Page._at(4, 1) + pages.GATE)
     assert waiting.stdout is not None
@@ -214,7 +214,7 @@ def test_a_page_full_of_anything_is_read_all_the_same(page: Page, garbage: bytes
 
 
 @pytest.mark.parametrize("left", [0, 1, 63, 64, 5000, SIZE - 1])
-def test_a_page_that_its_owner_cut_short_kills_nobody(page: Page, left: int) -> None:
+def test_a_truncated_page_kills_nobody(page: Page, left: int) -> None:
     """Whoever touches a mapping past the end of its file is killed. The daemon must not be."""
     os.truncate(page.path, left)
     assert page.use(255, 15).memory == 0
@@ -238,7 +238,7 @@ while True:
 
 
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no tmpfs to fill")
-def test_nobody_waits_for_an_owner_who_makes_its_page_longer(child: Child) -> None:
+def test_page_writes_do_not_wait_for_an_owner_that_extends_it(child: Child) -> None:
     """The kernel holds the file's lock meanwhile; all tenants of the card would wait for a heartbeat."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         page = Page(Path(folder, "page"), ALLOTMENTS)
@@ -254,7 +254,7 @@ def test_nobody_waits_for_an_owner_who_makes_its_page_longer(child: Child) -> No
     assert sum(each > 0.02 for each in waited) < 5  # by the file's lock it is nearly every time
 
 
-def test_a_page_that_was_made_longer_is_cut_and_loses_nothing(page: Page) -> None:
+def test_cut_truncates_an_extended_page_and_loses_nothing(page: Page) -> None:
     page.beat(1, 5)
     os.truncate(page.path, SIZE + 1)
     assert page.is_longer()
@@ -263,7 +263,7 @@ def test_a_page_that_was_made_longer_is_cut_and_loses_nothing(page: Page) -> Non
     assert struct.unpack_from("<Q", raw(page), 64 + 128 + 56) == (5,)
 
 
-def test_what_cannot_be_written_is_remembered_and_raises_nothing(tmp_path: Path) -> None:
+def test_page_keeps_write_errors_in_trouble(tmp_path: Path) -> None:
     page = Page(tmp_path / "page", ALLOTMENTS)
     page.close()
     page.beat(0, 1)
@@ -282,7 +282,7 @@ def _hard_link(path: Path) -> None:
 @pytest.mark.parametrize(
     "make", [_link, _hard_link, Path.mkdir, os.mkfifo], ids=["link", "hard link", "folder", "fifo"]
 )
-def test_a_name_that_is_no_plain_file_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_page_refuses_what_is_not_a_regular_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
     """Its folder is the tenant's: after a restart anything may be there."""
     make(tmp_path / "page")
     before = set(os.listdir("/proc/self/fd"))

@@ -32,14 +32,14 @@ def put(program: Path, script: str) -> None:
     program.chmod(0o755)
 
 
-def test_a_second_start_finds_the_first(home: Home) -> None:
+def test_play_finds_the_running_player(home: Home) -> None:
     first = player.play(home, 2, 24576)
     assert first.spec == "2x24GiB"
     assert processes.lives(first.pid, first.started)
     assert player.play(home, 2, 24576) == first == player.playing(home)
 
 
-def test_other_cards_than_those_that_are_simulated_are_refused_with_how_to_end_these(
+def test_play_refuses_other_cards_than_the_running_players_with_the_fix(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     player.play(home, 2, 24576)
@@ -51,7 +51,7 @@ def test_other_cards_than_those_that_are_simulated_are_refused_with_how_to_end_t
         player.play(home, 1, 24576)
 
 
-def test_it_ends_when_it_is_told_to_and_a_new_one_may_come(home: Home) -> None:
+def test_player_end_allows_a_new_player(home: Home) -> None:
     first = player.play(home, 1, 1536)
     assert first.spec == "1x1536MiB"
     assert player.end(home)
@@ -62,14 +62,14 @@ def test_it_ends_when_it_is_told_to_and_a_new_one_may_come(home: Home) -> None:
 
 
 @pytest.mark.parametrize("script", ["exit 1", "echo no cards; exit 1", "exec >&-; exec sleep 600"])
-def test_one_that_does_not_come_up_is_told_and_leaves_nothing(home: Home, script: str) -> None:
+def test_play_reports_a_player_that_does_not_start_and_leaves_nothing(home: Home, script: str) -> None:
     put(Path(player.simulation()) / "player", script)
     with pytest.raises(PlayerError, match="did not come up"):
         player.play(home, 1, 8192)
     assert player.playing(home) is None
 
 
-def test_one_that_cannot_be_written_down_does_not_stay(home: Home) -> None:
+def test_play_ends_a_player_whose_file_cannot_be_written(home: Home) -> None:
     Path(home.player).mkdir()
     put(Path(player.simulation()) / "player", f"echo $$ > {home.run}/pid; echo ready; exec sleep 600 >/dev/null")
     with pytest.raises(PlayerError, match=r"player\.json: Is a directory"):
@@ -78,13 +78,13 @@ def test_one_that_cannot_be_written_down_does_not_stay(home: Home) -> None:
     Path(home.player).rmdir()
 
 
-def test_one_that_is_not_built_says_how(home: Home) -> None:
+def test_play_says_how_to_build_a_missing_player(home: Home) -> None:
     (Path(player.simulation()) / "player").unlink()
     with pytest.raises(PlayerError, match="build it with `make native`"):
         player.play(home, 1, 8192)
 
 
-def test_nonsense_in_its_place_is_nobody(home: Home) -> None:
+def test_playing_ignores_an_unreadable_player_file(home: Home) -> None:
     for text in ("", "[]", "{}", '{"pid": 1}', "nonsense"):
         Path(home.player).write_text(text)
         assert player.playing(home) is None

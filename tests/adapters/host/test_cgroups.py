@@ -50,12 +50,12 @@ def test_a_pod_is_known_by_its_cgroup(path: str) -> None:
     assert parse_cgroups(f"0::{path}\n") == UID
 
 
-def test_version_1_tells_it_in_each_hierarchy_that_has_it() -> None:
+def test_parse_cgroups_of_version_1() -> None:
     text = f"12:rdma:/\n11:memory:/kubepods/pod{UID}/{ID}\n1:name=systemd:/kubepods/pod{UID}/{ID}\n"
     assert parse_cgroups(text) == UID
 
 
-def test_of_both_versions_the_one_that_names_a_pod_counts() -> None:
+def test_parse_cgroups_of_both_versions() -> None:
     text = f"4:memory:/kubepods/besteffort/pod{UID}/{ID}\n0::/system.slice/containerd.service\n"
     assert parse_cgroups(text) == UID
 
@@ -66,7 +66,7 @@ def test_a_static_pod_has_the_hash_of_its_manifest() -> None:
     assert parse_cgroups(f"0::{path}\n") == STATIC
 
 
-def test_who_names_a_cgroup_after_another_pod_stays_in_its_own() -> None:
+def test_parse_cgroups_takes_the_first_pod_on_the_path() -> None:
     assert parse_cgroups(f"0::/kubepods/pod{UID}/{ID}/kubepods/pod{OTHER}/x\n") == UID
     path = f"/kubepods.slice/kubepods-pod{UNDERSCORED}.slice/cri-containerd-{ID}.scope/pod{OTHER}"
     assert parse_cgroups(f"0::{path}\n") == UID
@@ -92,7 +92,7 @@ def test_who_names_a_cgroup_after_another_pod_stays_in_its_own() -> None:
         f"/ordinary-pod{UNDERSCORED}.slice/x.scope",
     ],
 )
-def test_what_is_not_a_pods_is_nobodys(path: str) -> None:
+def test_parse_cgroups_outside_a_pod_is_none(path: str) -> None:
     assert parse_cgroups(f"0::{path}\n") is None
 
 
@@ -101,18 +101,18 @@ def test_a_file_that_makes_no_sense_names_no_pod(text: str) -> None:
     assert parse_cgroups(text) is None
 
 
-def test_it_is_read_from_proc(tmp_path: Path) -> None:
+def test_pod_of_reads_proc(tmp_path: Path) -> None:
     (tmp_path / "77").mkdir()
     (tmp_path / "77/cgroup").write_text(f"0::/kubepods/pod{UID}/{ID}\n")
     assert pod_of(77, proc=tmp_path) == UID
     assert pod_of(78, proc=tmp_path) is None, "gone"
 
 
-def test_this_process_can_be_asked_about() -> None:
+def test_pod_of_this_process() -> None:
     assert pod_of(os.getpid()) == parse_cgroups(Path("/proc/self/cgroup").read_text())
 
 
-def test_the_processes_of_each_pod_that_are_seen_are_counted(tmp_path: Path) -> None:
+def test_pods_seen_counts_processes(tmp_path: Path) -> None:
     for pid, path in (("77", f"/kubepods/pod{UID}/a"), ("78", f"/kubepods/pod{UID}/b"), ("79", "/init.scope")):
         (tmp_path / pid).mkdir()
         (tmp_path / pid / "cgroup").write_text(f"0::{path}\n")

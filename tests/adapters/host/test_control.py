@@ -36,7 +36,7 @@ def answering(home: Home, answer: bytes) -> threading.Thread:
     return thread
 
 
-def test_nobody_listens_where_there_is_no_socket_or_a_dead_one(home: Home) -> None:
+def test_connect_raises_nodaemon_without_a_listening_socket(home: Home) -> None:
     with pytest.raises(NoDaemonError):
         connect([home])
     left = socket.socket(socket.AF_UNIX)
@@ -48,13 +48,13 @@ def test_nobody_listens_where_there_is_no_socket_or_a_dead_one(home: Home) -> No
         Connection("/" + "x" * 200)
 
 
-def test_the_first_who_listens_is_asked(home: Home) -> None:
+def test_connect_takes_the_first_home_that_listens(home: Home) -> None:
     thread = answering(home, b'{"ok": {"pid": 1}}\n')
     assert ask([Home("/nonexistent", "/nonexistent"), home], {"op": "hello"}) == {"pid": 1}
     thread.join()
 
 
-def test_what_happens_meanwhile_comes_before_the_answer(home: Home) -> None:
+def test_events_come_before_the_answer(home: Home) -> None:
     thread = answering(home, b'{"event": {"waiting": 1}}\n{"event": {"waiting": 2}}\n{"ok": {}}\n')
     connection, _ = connect([home])
     connection.send({})
@@ -63,7 +63,7 @@ def test_what_happens_meanwhile_comes_before_the_answer(home: Home) -> None:
     thread.join()
 
 
-def test_a_no_is_an_error_with_its_kind(home: Home) -> None:
+def test_a_refused_request_is_an_answererror_with_its_kind(home: Home) -> None:
     thread = answering(home, b'{"error": {"kind": "denied", "text": "not yours"}}\n')
     with pytest.raises(AnswerError, match="not yours") as refused:
         ask([home], {})
@@ -72,14 +72,14 @@ def test_a_no_is_an_error_with_its_kind(home: Home) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"[1]\n", b"", b'{"ok": '])
-def test_whatever_else_answers_is_not_taken_for_a_daemon(home: Home, answer: bytes) -> None:
+def test_an_answer_that_is_no_json_object_is_a_controlerror(home: Home, answer: bytes) -> None:
     thread = answering(home, answer)
     with pytest.raises(ControlError):
         ask([home], {})
     thread.join()
 
 
-def test_a_folder_in_the_place_of_the_socket_is_an_error(home: Home) -> None:
+def test_a_folder_in_the_place_of_the_socket_is_a_controlerror(home: Home) -> None:
     Path(home.control).mkdir()
     with pytest.raises((ControlError, NoDaemonError)):
         connect([home])

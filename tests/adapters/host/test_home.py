@@ -20,18 +20,18 @@ def as_user(monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: uid)
 
 
-def test_what_is_said_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_home_follows_aliquot_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALIQUOT_HOME", "/tmp/here/")
     assert own_home() == Home("/tmp/here", "/tmp/here")
     assert homes() == [own_home()]
 
 
-def test_root_has_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_home_of_root_is_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     as_user(monkeypatch, 0)
     assert homes() == [Home("/run/aliquot", "/var/lib/aliquot")]
 
 
-def test_others_have_one_of_their_own_but_ask_the_machines_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_homes_of_other_users_have_the_machines_first(monkeypatch: pytest.MonkeyPatch) -> None:
     as_user(monkeypatch, 1000)
     assert [home.run for home in homes()] == ["/run/aliquot", "/home/ann/.aliquot"]
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1000")

@@ -64,7 +64,7 @@ def contained(host: Path, kubelet: Path, code: str, *, own_ids: bool = True, wra
     return json.loads(done.stdout)
 
 
-def test_a_folder_that_it_does_not_have_is_the_hosts_afterwards(host: Path, kubelet: Path) -> None:
+def test_fetch_mounts_the_hosts_folder(host: Path, kubelet: Path) -> None:
     code = (
         "before = os.listdir(host); hostmounts.fetch(kubelet, {host: 0o755})\n"
         "Path(host, 'new').write_text('from inside'); print(json.dumps([before, sorted(os.listdir(host))]))\n"
@@ -73,13 +73,13 @@ def test_a_folder_that_it_does_not_have_is_the_hosts_afterwards(host: Path, kube
     assert (host / "new").read_text() == "from inside"
 
 
-def test_one_that_the_host_does_not_have_is_made_there(host: Path, kubelet: Path) -> None:
+def test_fetch_makes_a_missing_folder_on_the_host(host: Path, kubelet: Path) -> None:
     code = "hostmounts.fetch(kubelet, {f'{host}/run/ours': 0o700}); print(json.dumps(os.listdir(f'{host}/run')))\n"
     assert contained(host, kubelet, code) == ["ours"]
     assert (host / "run" / "ours").stat().st_mode & 0o777 == 0o700
 
 
-def test_nothing_is_mounted_on_the_host(host: Path, kubelet: Path) -> None:
+def test_fetch_mounts_nothing_on_the_host(host: Path, kubelet: Path) -> None:
     before = Path("/proc/self/mountinfo").read_text()
     contained(
         host, kubelet, "hostmounts.fetch(kubelet, {host: 0o755}); hostmounts.fetch_processes(kubelet); print(1)\n"
@@ -87,7 +87,7 @@ def test_nothing_is_mounted_on_the_host(host: Path, kubelet: Path) -> None:
     assert Path("/proc/self/mountinfo").read_text() == before
 
 
-def test_processes_of_the_host_are_seen_by_the_numbers_they_have_there(host: Path, kubelet: Path) -> None:
+def test_fetch_processes_shows_the_hosts_pids(host: Path, kubelet: Path) -> None:
     code = (
         "before = hostmounts.is_seen(kubelet); hostmounts.fetch_processes(kubelet)\n"
         "parent = int(Path('/proc/self/stat').read_text().rpartition(')')[2].split()[1])\n"
@@ -99,13 +99,13 @@ def test_processes_of_the_host_are_seen_by_the_numbers_they_have_there(host: Pat
     assert contained(host, kubelet, code) == [False, True, ours, start_time(ours), 1, True, True, True]
 
 
-def test_a_folder_of_another_name_is_known_by_what_it_is(host: Path, kubelet: Path) -> None:
+def test_identities_find_a_folder_under_another_name(host: Path, kubelet: Path) -> None:
     here = host.stat()
     code = "print(json.dumps(hostmounts.identities(kubelet, [host, f'{host}/none'])))\n"
     assert contained(host, kubelet, code) == {str(host): [here.st_dev, here.st_ino]}
 
 
-def test_without_privilege_it_says_that_the_container_has_none(host: Path, kubelet: Path) -> None:
+def test_fetch_without_privilege_says_so(host: Path, kubelet: Path) -> None:
     code = (
         "try:\n    hostmounts.fetch(kubelet, {host: 0o755})\n"
         "except hostmounts.HostAccessError as error:\n    print(json.dumps(str(error)))\n"
@@ -114,7 +114,7 @@ def test_without_privilege_it_says_that_the_container_has_none(host: Path, kubel
     assert said == "the host's files cannot be reached: the container is not privileged"
 
 
-def test_a_kubelet_that_does_not_listen_is_an_error_of_the_system(tmp_path: Path) -> None:
+def test_listener_of_a_dead_socket_raises_oserror(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         listener_of(tmp_path / "kubelet.sock")
 
@@ -124,11 +124,11 @@ class TestAnOlderLinux:
 
     OLDER = "hostmounts.SO_PEERPIDFD = 9999; kubelet = hostmounts.listener_of(Path(sys.argv[2]))\n"
 
-    def test_with_the_hosts_process_ids_the_folders_are_fetched_all_the_same(self, host: Path, kubelet: Path) -> None:
+    def test_fetch_works_with_the_hosts_pids(self, host: Path, kubelet: Path) -> None:
         code = f"{self.OLDER}hostmounts.fetch(kubelet, {{host: 0o755}}); print(json.dumps(os.listdir(host)))\n"
         assert contained(host, kubelet, code, own_ids=False) == ["there"]
 
-    def test_with_ids_of_its_own_it_says_that_it_cannot_know(self, host: Path, kubelet: Path) -> None:
+    def test_listener_of_says_that_it_needs_the_hosts_pids(self, host: Path, kubelet: Path) -> None:
         code = (
             f"try:\n    {self.OLDER}except hostmounts.HostAccessError as error:\n"
             "    print(json.dumps('does not say whose' in str(error)))\n"

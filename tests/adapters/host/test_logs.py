@@ -24,7 +24,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
 
 
-def test_a_line_says_when_how_grave_what_and_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_line_has_time_level_key_and_fields(capsys: pytest.CaptureFixture[str]) -> None:
     start_logging("info")
     logging.getLogger("x").info("bound %s", "it", extra={"data": {"pod": "ns/p", "cards": [0, 1]}})
     (line,) = lines(capsys)
@@ -32,14 +32,14 @@ def test_a_line_says_when_how_grave_what_and_the_data(capsys: pytest.CaptureFixt
     assert line == {"level": "info", "msg": "bound it", "pod": "ns/p", "cards": [0, 1]}
 
 
-def test_what_json_does_not_know_is_written_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_fields_that_json_does_not_know_are_text(capsys: pytest.CaptureFixture[str]) -> None:
     start_logging("info")
     logging.getLogger("x").warning("odd", extra={"data": {"why": ValueError("a"), "set": {1}}})
     (line,) = lines(capsys)
     assert line["why"] == "a"
 
 
-def test_a_failure_is_one_line_with_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_logged_exception_is_one_line_with_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
     start_logging("info")
     try:
         raise ValueError("broken")
@@ -49,7 +49,7 @@ def test_a_failure_is_one_line_with_its_trace(capsys: pytest.CaptureFixture[str]
     assert "ValueError: broken" in str(line["trace"])
 
 
-def test_below_the_level_nothing_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_level_hides_lesser_records(capsys: pytest.CaptureFixture[str]) -> None:
     start_logging("warning")
     logging.getLogger("x").info("quiet")
     logging.getLogger("aiohttp.access").info("GET /")

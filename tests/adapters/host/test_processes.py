@@ -23,7 +23,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_a_stopped_process_is_known_until_it_is_let_go_on(child: subprocess.Popen[bytes]) -> None:
+def test_is_stopped_until_sigcont(child: subprocess.Popen[bytes]) -> None:
     assert not processes.is_stopped(child.pid)
     child.send_signal(signal.SIGSTOP)
     eventually(lambda: processes.is_stopped(child.pid))
@@ -47,11 +47,11 @@ def test_a_zombie_is_not_alive(child: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.parametrize("pid", [None, 0, -1, 1 << 30])
-def test_nobody_is_not_alive(pid: int | None) -> None:
+def test_lives_is_false_for_no_pid(pid: int | None) -> None:
     assert not processes.lives(pid, None)
 
 
-def test_a_name_with_brackets_does_not_confuse_it(tmp_path: object) -> None:
+def test_start_time_of_a_program_with_brackets_in_its_name(tmp_path: object) -> None:
     code = "import ctypes; ctypes.CDLL(None).prctl(15, b') Z 1 ('); print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1) as process:
         assert process.stdout is not None
@@ -60,7 +60,7 @@ def test_a_name_with_brackets_does_not_confuse_it(tmp_path: object) -> None:
         process.kill()
 
 
-def test_processes_are_found_by_what_is_in_their_environment(child: subprocess.Popen[bytes]) -> None:
+def test_with_environment_finds_processes(child: subprocess.Popen[bytes]) -> None:
     eventually(lambda: processes.with_environment("ALIQUOT_MARK", "of this test") == {child.pid})
     assert processes.with_environment("ALIQUOT_MARK", "of this") == set()
     assert processes.with_environment("ALIQUOT_MARK", "of this test", uid=os.geteuid()) == {child.pid}
@@ -77,7 +77,7 @@ def test_a_signal_goes_to_that_very_process_or_to_none(child: subprocess.Popen[b
     assert not processes.send_signal(child.pid, signal.SIGKILL, started)
 
 
-def test_what_does_not_end_when_asked_is_killed() -> None:
+def test_end_kills_a_process_that_ignores_sigterm() -> None:
     with subprocess.Popen(["sh", "-c", "trap '' TERM; echo; while :; do sleep 0.05; done"], stdout=-1) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -85,7 +85,7 @@ def test_what_does_not_end_when_asked_is_killed() -> None:
         assert process.wait(PATIENCE) == -signal.SIGKILL
 
 
-def test_its_ancestors_are_told_from_the_nearest_on(child: subprocess.Popen[bytes]) -> None:
+def test_ancestors_start_with_the_process_itself(child: subprocess.Popen[bytes]) -> None:
     assert os.getpid() in processes.ancestors(child.pid)
 
 
@@ -99,7 +99,7 @@ def test_a_process_is_found_in_the_middle_of_an_exec_too() -> None:
     assert missed == 0
 
 
-def test_processes_are_found_by_what_a_variable_says() -> None:
+def test_by_environment_groups_processes_by_value() -> None:
     name = f"ALQ_TEST_{os.getpid()}"
     with contextlib.ExitStack() as stack:
         found: dict[str, set[int]] = {}
@@ -110,7 +110,7 @@ def test_processes_are_found_by_what_a_variable_says() -> None:
         assert processes.by_environment(name) == found
 
 
-def test_one_that_hands_over_to_a_child_all_the_time_is_found_in_some_generation() -> None:
+def test_with_environment_finds_a_process_that_forks_and_exits_all_the_time() -> None:
     again = "import os, time\nfor _ in range(10000):\n    time.sleep(0.002)\n    if os.fork(): os._exit(0)"
     environment = {**os.environ, "ALIQUOT_MARK": "handing over"}
     with subprocess.Popen([sys.executable, "-S", "-c", again], env=environment) as first:

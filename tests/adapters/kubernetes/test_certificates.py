@@ -85,7 +85,7 @@ def test_a_certificate_ends_no_later_than_its_authority() -> None:
     assert read_facts(issue(AUTHORITY, ["a"], NOW, 10 * HOUR).certificate).ends == NOW + HOUR
 
 
-def test_who_signed_what_and_whose_key_it_is() -> None:
+def test_signed_by_and_belong_together() -> None:
     pair = issue(AUTHORITY, ["a"], NOW, HOUR)
     assert signed_by(pair.certificate, AUTHORITY.certificate)
     assert not signed_by(pair.certificate, OTHER.certificate)
@@ -96,7 +96,7 @@ def test_who_signed_what_and_whose_key_it_is() -> None:
 @pytest.mark.parametrize(
     "pair", [Pair(b"", b""), Pair(b"-----BEGIN CERTIFICATE-----\n", b"x"), Pair(AUTHORITY.key, b"")]
 )
-def test_what_is_no_certificate_is_an_error_of_ours(pair: Pair) -> None:
+def test_a_malformed_certificate_is_a_certificateerror(pair: Pair) -> None:
     for use in (
         lambda: read_facts(pair.certificate),
         lambda: belong_together(pair),

@@ -78,7 +78,7 @@ def test_an_answer_is_decoded_into_what_is_wanted() -> None:
     play(scene)
 
 
-def test_a_no_tells_status_reason_and_message() -> None:
+def test_apierror_has_status_reason_and_message() -> None:
     async def scene(server: ApiServer, kube: Kube) -> None:
         server.faults.append(status(409, "Conflict", "the object has been modified"))
         with pytest.raises(ApiError) as refused:
@@ -98,7 +98,7 @@ def test_a_no_tells_status_reason_and_message() -> None:
         ('{"reason":null}', '{"reason":null}'),
     ],
 )
-def test_a_no_that_is_not_the_api_servers_own_is_a_no_too(said: str, message: str) -> None:
+def test_apierror_of_a_proxys_answer(said: str, message: str) -> None:
     async def scene(server: ApiServer, kube: Kube) -> None:
         server.faults.append(text(502, said))
         with pytest.raises(ApiError) as refused:
@@ -124,7 +124,7 @@ async def _never(request: Any) -> Any:
     ],
     ids=["hangs up", "half an answer", "no answer", "broken", "a list", "another form"],
 )
-def test_no_answer_or_half_of_one_leaves_open_whether_it_happened(fault: Any, why: str) -> None:
+def test_unreachable_on_no_answer_or_half_of_one(fault: Any, why: str) -> None:
     async def scene(server: ApiServer, kube: Kube) -> None:
         server.faults.append(fault)
         with pytest.raises(Unreachable, match=why) as silent:
@@ -168,7 +168,7 @@ def test_a_token_that_is_not_accepted_is_read_anew_once_and_the_call_made_again(
     play(scene, Credential(file=file))
 
 
-def test_a_login_program_is_asked_beside_the_loop_and_once_for_all_who_wait(tmp_path: Path) -> None:
+def test_a_login_program_runs_in_a_thread_and_once_for_all_requests(tmp_path: Path) -> None:
     program = tmp_path / "login"
     program.write_text(
         f"#!/bin/sh\nsleep 0.3; echo x >> {tmp_path}/asked; n=$(wc -l < {tmp_path}/asked)\n"
@@ -207,7 +207,7 @@ def test_without_a_token_a_401_is_final() -> None:
     play(scene)
 
 
-def test_a_token_that_cannot_be_read_is_told_as_no_answer(tmp_path: Path) -> None:
+def test_a_token_that_cannot_be_read_is_unreachable(tmp_path: Path) -> None:
     async def scene(server: ApiServer, kube: Kube) -> None:
         with pytest.raises(Unreachable, match=r"token: No such file"):
             await kube.get(POD)

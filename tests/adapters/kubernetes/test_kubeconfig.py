@@ -93,7 +93,7 @@ def test_certificates_stand_in_the_file_or_beside_it(tmp_path: Path, form: str, 
     assert len(server.tls.get_ca_certs()) == 1
 
 
-def test_a_cluster_may_be_trusted_blindly_where_it_says_so(tmp_path: Path) -> None:
+def test_insecure_skip_tls_verify_turns_verification_off(tmp_path: Path) -> None:
     blind = {"server": "https://127.0.0.1:1", "insecure-skip-tls-verify": True}
     server = read_kubeconfig(written(tmp_path, config(blind)))
     assert server.tls is not None
@@ -318,7 +318,7 @@ def test_a_kubeconfig_that_cannot_be_used_says_where_and_why(tmp_path: Path, con
 
 
 @pytest.mark.parametrize("broken", [{"env": [5]}, {"env": "text"}, {"env": [{"name": "a"}]}, {"args": 5}], ids=str)
-def test_a_login_program_that_is_badly_described_is_told(tmp_path: Path, broken: Json) -> None:
+def test_a_login_program_with_a_malformed_config_is_named(tmp_path: Path, broken: Json) -> None:
     user = {"exec": {"apiVersion": EXEC, "command": sys.executable, **broken}}
     with pytest.raises(KubeConfigError, match="the login program"):
         read_kubeconfig(written(tmp_path, config(user=user))).credential.token(0.0)
@@ -340,7 +340,7 @@ def test_a_password_is_in_no_error(tmp_path: Path) -> None:
         assert "hunter2" not in str(refused.value)
 
 
-def test_a_key_of_another_certificate_is_told(tmp_path: Path, authority: Pair, client: Pair) -> None:
+def test_a_client_key_of_another_certificate_is_refused(tmp_path: Path, authority: Pair, client: Pair) -> None:
     other = issue(authority, ["other"], NOW, 1e5)
     user = {"client-certificate-data": b64(client.certificate), "client-key-data": b64(other.key)}
     with pytest.raises(KubeConfigError, match="do not belong together"):
@@ -348,7 +348,7 @@ def test_a_key_of_another_certificate_is_told(tmp_path: Path, authority: Pair, c
 
 
 @pytest.mark.parametrize("given", ["client-certificate", "client-key"])
-def test_a_certificate_without_its_key_is_told_and_not_passed_over(tmp_path: Path, given: str, client: Pair) -> None:
+def test_a_client_certificate_without_its_key_is_refused(tmp_path: Path, given: str, client: Pair) -> None:
     lacking = "client-key" if given == "client-certificate" else "client-certificate"
     path = written(tmp_path, config(HTTPS, {f"{given}-data": b64(client.certificate)}))
     with pytest.raises(KubeConfigError, match=f"{lacking} is missing"):
@@ -400,7 +400,7 @@ def test_an_address_of_version_6_is_bracketed(bare: Path, monkeypatch: pytest.Mo
     assert find_server().url == "https://[fd00::1]:6443"
 
 
-def test_a_pods_broken_authority_is_told(bare: Path, monkeypatch: pytest.MonkeyPatch, authority: Pair) -> None:
+def test_a_pods_broken_authority_is_named(bare: Path, monkeypatch: pytest.MonkeyPatch, authority: Pair) -> None:
     in_a_pod(bare, monkeypatch, authority)
     (bare / "account" / "ca.crt").write_text("x")
     with pytest.raises(KubeConfigError, match=r"ca\.crt: not a certificate authority"):
@@ -434,7 +434,7 @@ def test_the_files_of_the_environment_count_as_one_and_the_first_to_name_somethi
         find_server(context="there")
 
 
-def test_a_file_that_is_named_and_not_there_is_passed_over_for_the_pods_account_and_can_be_told(
+def test_passed_over_lists_missing_kubeconfigs_when_the_pods_account_is_used(
     bare: Path, monkeypatch: pytest.MonkeyPatch, authority: Pair
 ) -> None:
     """As client-go does. The vendor's DaemonSet names one that none of its volumes brings."""
@@ -447,16 +447,14 @@ def test_a_file_that_is_named_and_not_there_is_passed_over_for_the_pods_account_
     assert passed_over() == []
 
 
-def test_where_nothing_tells_it_is_said_what_was_looked_for_and_what_to_do(bare: Path) -> None:
+def test_find_server_without_any_source_says_where_it_looked_and_the_fix(bare: Path) -> None:
     with pytest.raises(KubeConfigError) as told:
         find_server()
     for word in ("$KUBECONFIG", str(bare / "account"), ".kube/config", "--kubeconfig"):
         assert word in str(told.value)
 
 
-def test_an_environment_that_names_files_that_are_not_there_is_told_so(
-    bare: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_find_server_names_the_missing_files_of_kubeconfig(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at_home(bare)
     monkeypatch.setenv("KUBECONFIG", "/no/such/file")
     with pytest.raises(KubeConfigError, match="looked for /no/such/file"):
@@ -468,7 +466,7 @@ def test_json_is_yaml_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[" * 5000, "current-context: 2001-99-99", "current-context: [a, b]", "\xff"])
-def test_what_yaml_itself_stumbles_over_is_told_by_the_files_name(tmp_path: Path, text: str) -> None:
+def test_a_kubeconfig_that_yaml_cannot_parse_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "config").write_bytes(text.encode("latin-1"))
     with pytest.raises(KubeConfigError, match=str(tmp_path / "config")):
         read_kubeconfig(tmp_path / "config")

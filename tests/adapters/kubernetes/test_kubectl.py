@@ -21,7 +21,7 @@ def test_lists_are_read_page_by_page(cluster: PaperCluster) -> None:
     ]
 
 
-def test_every_item_says_its_kind(cluster: PaperCluster) -> None:
+def test_kubectl_items_have_their_kind(cluster: PaperCluster) -> None:
     cluster.show(gpushare_node("n1"))
     assert [node["kind"] for node in Kubectl().nodes()] == ["Node"]
 
@@ -41,13 +41,13 @@ def test_a_list_that_expired_between_two_pages_is_asked_for_whole(
     assert len(kubectl.nodes()) == 501
 
 
-def test_flags_of_kubectl_are_handed_on(cluster: PaperCluster) -> None:
+def test_kubectl_flags_are_passed_on(cluster: PaperCluster) -> None:
     invoked(inspect, "--context", "prod", "--as=me", "--insecure-skip-tls-verify", "--as-group", "a", "--as-group", "b")
     handed = "--context=prod --as=me --as-group=a --as-group=b --insecure-skip-tls-verify"
     assert cluster.calls[0][3:] == handed.split()
 
 
-def test_a_namespace_changes_nothing_for_cards_are_nobodys_in_particular(cluster: PaperCluster) -> None:
+def test_kubectl_namespace_flag_does_not_narrow_the_lists(cluster: PaperCluster) -> None:
     assert invoked(inspect, "-n", "team").stdout == invoked(inspect).stdout
     assert invoked(aliquot, "--namespace=team").exit_code == 0
 
@@ -77,7 +77,7 @@ def test_the_environment_may_name_another_kubectl(cluster: PaperCluster, monkeyp
         ("", "printed nothing"),
     ],
 )
-def test_each_way_to_say_no_is_one_line_that_says_what_to_do(cluster: PaperCluster, said: str, advice: str) -> None:
+def test_kubectl_errors_are_one_line_with_advice(cluster: PaperCluster, said: str, advice: str) -> None:
     cluster.answer("/api/v1/nodes", said)
     result = invoked(inspect)
     assert (result.exit_code, result.stdout) == (2, "")
@@ -86,13 +86,13 @@ def test_each_way_to_say_no_is_one_line_that_says_what_to_do(cluster: PaperClust
     assert "memcache" not in result.stderr
 
 
-def test_a_node_that_is_not_there_is_told(cluster: PaperCluster) -> None:
+def test_kubectl_missing_node_is_reported(cluster: PaperCluster) -> None:
     result = invoked(inspect, "gone")
     assert result.exit_code == 2
     assert "(NotFound)" in result.stderr
 
 
-def test_what_is_no_json_is_told(cluster: PaperCluster) -> None:
+def test_kubectl_output_that_is_no_json_is_reported(cluster: PaperCluster) -> None:
     cluster.binary.write_text("#!/bin/sh\necho hello\n")
     result = invoked(inspect)
     assert result.exit_code == 2

@@ -123,7 +123,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- list and watch --------------------------------------------------------------------------------------------------
 
 
-def test_all_there_is_is_told_and_then_each_change_once_and_in_order() -> None:
+def test_reflector_reports_the_list_and_then_each_change_once_in_order() -> None:
     async def scene(rig: Rig) -> None:
         await rig.synced()
         rig.server.put("d")
@@ -173,7 +173,7 @@ def test_a_list_is_read_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     play(scene, before=before)
 
 
-def test_nothing_is_told_before_what_must_be_known_first_is_known() -> None:
+def test_reflector_reports_nothing_before_the_after_event() -> None:
     async def scene() -> None:
         async with ApiServer() as server, server.kube() as kube:
             three(server)
@@ -191,7 +191,7 @@ def test_nothing_is_told_before_what_must_be_known_first_is_known() -> None:
     asyncio.run(scene())
 
 
-def test_what_comes_in_pieces_is_put_together() -> None:
+def test_watch_lines_in_pieces_are_put_together() -> None:
     async def scene(rig: Rig) -> None:
         await rig.synced()
         rig.sink.forget()
@@ -206,7 +206,7 @@ def test_what_comes_in_pieces_is_put_together() -> None:
     play(scene, before=three)
 
 
-def test_many_changes_in_one_piece_are_all_told() -> None:
+def test_many_changes_in_one_chunk_are_all_reported() -> None:
     async def scene(rig: Rig) -> None:
         await rig.synced()
         for at in range(200):
@@ -243,7 +243,7 @@ def test_many_changes_in_one_piece_are_all_told() -> None:
         "half a line",
     ],
 )
-def test_a_watch_resumes_where_it_stood_and_nothing_is_told_twice_when(breaks: Callable[[ApiServer], object]) -> None:
+def test_a_watch_resumes_where_it_stood_and_reports_nothing_twice_when(breaks: Callable[[ApiServer], object]) -> None:
     async def scene(rig: Rig) -> None:
         await rig.synced()
         rig.server.put("d")
@@ -290,7 +290,7 @@ def test_bookmarks_move_the_place_to_resume_at() -> None:
 
 
 @pytest.mark.parametrize("in_stream", [True, False], ids=["as an event", "as the answer"])
-def test_after_410_all_is_listed_and_only_what_differs_is_told(in_stream: bool) -> None:
+def test_after_410_reflector_lists_and_reports_only_differences(in_stream: bool) -> None:
     async def scene(rig: Rig) -> None:
         await rig.synced()
         rig.server.expired_in_stream = in_stream
@@ -310,7 +310,7 @@ def test_after_410_all_is_listed_and_only_what_differs_is_told(in_stream: bool) 
     play(scene, before=three)
 
 
-def test_a_list_that_expires_between_two_pages_is_begun_anew_and_tells_nothing_twice(
+def test_a_list_that_expires_between_two_pages_is_begun_anew_and_reports_nothing_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_PAGE", 2)
@@ -331,7 +331,7 @@ def test_a_list_that_expires_between_two_pages_is_begun_anew_and_tells_nothing_t
     [hang_up, half_an_answer, status(500), status(401), text(502, "<html>"), text(200, "{"), text(200, "[]")],
     ids=["hangs up", "half an answer", "500", "401", "a proxy", "broken", "another form"],
 )
-def test_a_list_that_fails_has_told_nothing_and_is_asked_for_again(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_fails_reports_nothing_and_is_repeated(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PAGE", 2)
 
     def before(server: ApiServer) -> None:
@@ -346,7 +346,7 @@ def test_a_list_that_fails_has_told_nothing_and_is_asked_for_again(fault: Any, m
     play(scene, before=before)
 
 
-def test_a_thing_made_anew_while_nobody_looked_is_told_as_changed() -> None:
+def test_an_object_recreated_during_an_outage_is_reported_as_changed() -> None:
     async def scene(rig: Rig) -> None:
         await rig.synced()
         rig.sink.forget()
@@ -362,7 +362,7 @@ def test_a_thing_made_anew_while_nobody_looked_is_told_as_changed() -> None:
 # --- looking again ---------------------------------------------------------------------------------------------------
 
 
-def test_a_relist_tells_what_no_watch_had_told_and_counts_it() -> None:
+def test_a_relist_reports_and_counts_drift() -> None:
     async def scene(rig: Rig) -> None:
         await rig.synced()
         rig.sink.forget()
@@ -396,7 +396,7 @@ def test_a_relist_is_done_only_after_a_list_that_began_after_it_was_asked_for() 
     play(scene, before=three, seconds=5.0)
 
 
-def test_many_who_ask_at_once_are_served_by_one_list() -> None:
+def test_concurrent_relists_share_one_list() -> None:
     async def scene(rig: Rig) -> None:
         await rig.synced()
         await asyncio.gather(*(rig.reflector.relist() for _ in range(10)))
@@ -416,7 +416,7 @@ def test_a_relist_waits_out_a_server_that_is_down() -> None:
     play(scene, before=three)
 
 
-def test_told_again_everything_is_told_once_more_and_that_is_no_drift() -> None:
+def test_report_all_again_reports_everything_and_counts_no_drift() -> None:
     async def scene(rig: Rig) -> None:
         await rig.synced()
         rig.sink.forget()
@@ -430,7 +430,7 @@ def test_told_again_everything_is_told_once_more_and_that_is_no_drift() -> None:
     play(scene, before=three)
 
 
-def test_told_again_holds_even_when_a_list_was_under_way() -> None:
+def test_report_all_again_holds_while_a_list_is_under_way() -> None:
     async def scene(rig: Rig) -> None:
         await rig.synced()
         rig.sink.forget()
@@ -454,7 +454,7 @@ def thing(name: str, version: int, size: int = 0) -> Thing:
     return Thing(Meta(name, "", str(version)), size)
 
 
-def test_what_others_heard_is_told_where_it_is_news_and_not_again_by_the_watch() -> None:
+def test_observe_reports_newer_objects_once() -> None:
     async def scene(rig: Rig) -> None:
         await rig.synced()
         rig.sink.forget()
@@ -471,7 +471,7 @@ def test_what_others_heard_is_told_where_it_is_news_and_not_again_by_the_watch()
     play(scene, before=three)
 
 
-def test_what_others_heard_late_does_not_bring_back_what_is_gone() -> None:
+def test_observe_does_not_bring_back_deleted_objects() -> None:
     async def scene(rig: Rig) -> None:
         await rig.synced()
         rig.server.remove("a")
@@ -483,7 +483,7 @@ def test_what_others_heard_late_does_not_bring_back_what_is_gone() -> None:
     play(scene, before=three)
 
 
-def test_what_others_heard_while_a_list_was_on_its_way_is_not_undone_by_it() -> None:
+def test_observe_is_not_undone_by_a_list_under_way() -> None:
     async def scene(rig: Rig) -> None:
         await rig.synced()
         late = asyncio.Event()
@@ -543,7 +543,7 @@ def test_a_server_that_always_fails_is_not_asked_in_a_tight_loop(
     play(scene, before=hostile)
 
 
-def test_a_server_that_goes_away_after_it_told_much_is_not_asked_in_a_tight_loop_for_a_list(
+def test_a_server_that_goes_away_after_a_long_watch_is_not_listed_in_a_tight_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scene(rig: Rig) -> None:
@@ -563,7 +563,7 @@ def test_a_server_that_goes_away_after_it_told_much_is_not_asked_in_a_tight_loop
 
 
 @pytest.mark.parametrize("fault", [None, status(403, "Forbidden", "no list")], ids=["listed", "forbidden"])
-def test_whoever_needs_an_answer_has_one_when_all_is_listed_or_may_not_be(fault: Any) -> None:
+def test_answered_is_set_by_a_list_or_a_refusal(fault: Any) -> None:
     async def scene(rig: Rig) -> None:
         await asyncio.wait_for(rig.reflector.answered.wait(), 5.0)
         assert rig.reflector.synced.is_set() == (fault is None)
@@ -572,7 +572,7 @@ def test_whoever_needs_an_answer_has_one_when_all_is_listed_or_may_not_be(fault:
 
 
 @pytest.mark.parametrize("at", ["changed", "gone"])
-def test_what_a_sink_failed_at_in_a_list_is_told_by_the_next(at: str) -> None:
+def test_the_next_list_reports_what_a_sink_failed_at(at: str) -> None:
     async def scene(rig: Rig) -> None:
         await rig.synced()
         rig.server.put("b", size=2, quietly=True)
@@ -600,7 +600,7 @@ def test_what_a_sink_failed_at_in_a_list_is_told_by_the_next(at: str) -> None:
     play(scene, before=three)
 
 
-def test_it_ends_when_it_is_told_to_even_while_a_list_is_wanted() -> None:
+def test_reflector_is_cancelled_even_while_a_relist_is_wanted() -> None:
     async def scene(rig: Rig) -> None:
         await rig.synced()
         asked = asyncio.create_task(rig.reflector.relist())
@@ -613,7 +613,7 @@ def test_it_ends_when_it_is_told_to_even_while_a_list_is_wanted() -> None:
     play(scene, before=three)
 
 
-def test_a_key_is_what_people_write() -> None:
+def test_key_of_is_namespace_and_name() -> None:
     assert key_of(SimpleNamespace(metadata=Meta("n", ""))) == "n"
     assert key_of(SimpleNamespace(metadata=Meta("n", "ns"))) == "ns/n"
 
@@ -654,7 +654,7 @@ def _do(server: ApiServer, step: tuple[Any, ...], at: int) -> None:
 
 @settings(max_examples=40)
 @given(st.lists(steps, max_size=25))
-def test_whatever_happens_the_sink_ends_with_what_the_server_has(story: list[tuple[Any, ...]]) -> None:
+def test_reflector_converges_whatever_happens(story: list[tuple[Any, ...]]) -> None:
     async def scene(rig: Rig) -> None:
         waiting = []
         for at, step in enumerate(story, 1):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from aliquot.services.daemon.calls import BUCKETS, VERBS, Calls
 
 
-def test_a_verb_that_was_never_called_is_told_too() -> None:
+def test_calls_as_json_has_verbs_that_were_never_called() -> None:
     assert Calls(lambda: "now").as_json() == {verb: {"count": 0, "last": None} for verb in VERBS}
 
 
-def test_outcomes_are_added_up_and_the_last_call_is_told() -> None:
+def test_calls_as_json_sums_outcomes_and_has_the_last_call() -> None:
     times = iter(["first", "second", "third"])
     calls = Calls(lambda: next(times))
     calls.count("filter", "ok", 0.001)
@@ -21,7 +21,7 @@ def test_outcomes_are_added_up_and_the_last_call_is_told() -> None:
     assert calls.outcomes["filter", "error"] == 1
 
 
-def test_each_call_is_in_the_first_bucket_that_holds_it() -> None:
+def test_calls_count_into_the_first_bucket_that_holds_the_time() -> None:
     calls = Calls(lambda: "now")
     for seconds in (0.0, BUCKETS[0], BUCKETS[0] * 1.01, BUCKETS[-1], BUCKETS[-1] + 1):
         calls.count("filter", "ok", seconds)

@@ -12,7 +12,7 @@ from aliquot.services.daemon.control import close_connection, request_of, send
 
 
 @pytest.mark.parametrize("steps", range(4))
-def test_one_that_is_told_to_end_as_the_request_comes_ends(steps: int) -> None:
+def test_request_of_is_cancelled_even_as_the_request_comes(steps: int) -> None:
     """`asyncio.wait_for` goes on then, and a daemon that is ended waits for a keeper that never hangs up."""
 
     async def act() -> None:
@@ -29,7 +29,7 @@ def test_one_that_is_told_to_end_as_the_request_comes_ends(steps: int) -> None:
     asyncio.run(act())
 
 
-def test_one_who_never_takes_the_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_connection_gives_up_on_a_client_that_never_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "REQUEST_TIMEOUT", 0.05)
 
     async def act() -> None:

@@ -66,13 +66,13 @@ def test_an_event_about_a_node_is_kept_in_default() -> None:
     assert "namespace" not in body["regarding"]
 
 
-def test_telling_sends_nothing_by_itself() -> None:
+def test_emit_sends_nothing_by_itself() -> None:
     rig = Rig()
     rig.say()
     assert rig.api.calls == []
 
 
-def test_a_note_is_cut_to_what_an_event_takes() -> None:
+def test_an_event_note_is_cut_to_the_longest_allowed() -> None:
     rig = Rig()
     rig.say("显存" * 1000)
     rig.step()
@@ -84,7 +84,7 @@ def test_a_note_is_cut_to_what_an_event_takes() -> None:
 # What repeats.
 
 
-def test_the_same_words_again_are_one_object_with_a_count() -> None:
+def test_the_same_message_again_is_one_event_with_a_count() -> None:
     rig = Rig()
     rig.say()
     rig.step()
@@ -99,7 +99,7 @@ def test_the_same_words_again_are_one_object_with_a_count() -> None:
     assert len(rig.api.sent("create")) == 1
 
 
-def test_what_goes_on_for_an_hour_is_written_ever_more_seldom() -> None:
+def test_a_repeated_event_is_written_ever_more_seldom() -> None:
     rig = Rig()
     for _ in range(3600):
         rig.say()
@@ -108,7 +108,7 @@ def test_what_goes_on_for_an_hour_is_written_ever_more_seldom() -> None:
     assert 5 <= len(rig.api.sent("patch")) <= 12
 
 
-def test_other_words_are_a_new_event_but_not_at_once() -> None:
+def test_another_message_is_a_new_event_but_not_at_once() -> None:
     rig = Rig()
     rig.say("no room")
     rig.step()
@@ -120,7 +120,7 @@ def test_other_words_are_a_new_event_but_not_at_once() -> None:
     assert [body["note"] for _, body in rig.api.sent("create")] == ["no room", "9 GiB free"]
 
 
-def test_words_that_were_never_sent_are_forgotten_for_newer_ones() -> None:
+def test_an_unsent_event_is_replaced_by_a_newer_message() -> None:
     rig = Rig()
     rig.say("no room")
     rig.say("no node")
@@ -128,7 +128,7 @@ def test_words_that_were_never_sent_are_forgotten_for_newer_ones() -> None:
     assert [body["note"] for _, body in rig.api.sent("create")] == ["no node"]
 
 
-def test_an_event_that_has_run_out_is_told_anew() -> None:
+def test_an_expired_event_is_created_anew() -> None:
     rig = Rig()
     rig.say()
     rig.step()
@@ -151,7 +151,7 @@ def test_ten_thousand_waiting_pods_are_no_flood() -> None:
     assert len(rig.api.calls) == pytest.approx(650, abs=20)
 
 
-def test_more_topics_than_can_be_kept_lose_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_event_topics_drop_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_TOPICS", 3)
     rig = Rig(per_second=1000, burst=1000)
     for number in range(20):
@@ -164,7 +164,7 @@ def test_more_topics_than_can_be_kept_lose_the_oldest(monkeypatch: pytest.Monkey
 # What can go wrong.
 
 
-def test_what_was_told_long_ago_is_forgotten_when_something_new_is_told() -> None:
+def test_old_event_topics_are_forgotten_on_the_next_emit() -> None:
     rig = Rig(burst=1000)
     for number in range(100):
         rig.say(about=ObjectRef("Pod", f"web-{number}", "team", f"uid-{number}"))
@@ -179,7 +179,7 @@ def test_what_was_told_long_ago_is_forgotten_when_something_new_is_told() -> Non
     assert [about.name for about, _, _ in rig.events._topics] == ["n1", "web", "later"]
 
 
-def test_what_was_not_written_yet_is_not_forgotten() -> None:
+def test_unwritten_event_topics_are_not_forgotten() -> None:
     rig = Rig()
     rig.api.refuse = forbidden()
     rig.say()
@@ -189,7 +189,7 @@ def test_what_was_not_written_yet_is_not_forgotten() -> None:
     assert len(rig.events._topics) == 2
 
 
-def test_a_role_that_knows_only_core_events_is_found_out_once() -> None:
+def test_a_role_with_only_core_events_is_detected_once() -> None:
     rig = Rig()
     rig.api.refuse = forbidden(inside="events.k8s.io")
     rig.say()
@@ -205,7 +205,7 @@ def test_a_role_that_knows_only_core_events_is_found_out_once() -> None:
     assert rig.api.sent("patch")[0][1] == {"count": 2, "lastTimestamp": "2027-01-15T08:00:30Z"}
 
 
-def test_a_role_that_knows_no_events_is_told_once_and_asked_again_later(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_role_without_events_is_logged_once_and_tried_again_later(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
     rig.api.refuse = forbidden()
     with caplog.at_level(logging.WARNING):
@@ -220,7 +220,7 @@ def test_a_role_that_knows_no_events_is_told_once_and_asked_again_later(caplog: 
     assert rig.events.written == 20
 
 
-def test_a_namespace_on_its_way_out_takes_no_events_and_says_nothing_about_roles() -> None:
+def test_a_403_of_a_terminating_namespace_is_not_a_missing_right() -> None:
     rig = Rig()
     causes = {"causes": [{"reason": "NamespaceTerminating"}]}
     rig.api.refuse = lambda verb, path: (
@@ -234,7 +234,7 @@ def test_a_namespace_on_its_way_out_takes_no_events_and_says_nothing_about_roles
     assert rig.events.written == 1
 
 
-def test_an_answer_that_was_lost_makes_no_second_event() -> None:
+def test_a_lost_answer_makes_no_second_event() -> None:
     rig = Rig()
     lost = iter([Unreachable("cut off")])
     rig.api.refuse = lambda verb, path: next(lost, None)
@@ -248,7 +248,7 @@ def test_an_answer_that_was_lost_makes_no_second_event() -> None:
     assert rig.events.written == 1
 
 
-def test_an_api_server_that_is_away_for_a_while_hears_it_later() -> None:
+def test_events_are_sent_later_after_an_outage_of_the_api_server() -> None:
     rig = Rig()
     rig.api.refuse = lambda verb, path: Unreachable("refused")
     rig.say("first")
@@ -259,7 +259,7 @@ def test_an_api_server_that_is_away_for_a_while_hears_it_later() -> None:
     assert rig.events.written == 1
 
 
-def test_an_event_that_the_api_server_will_not_have_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_event_that_the_api_server_refuses_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
     rig.api.refuse = lambda verb, path: ApiError(422, "Invalid", "note: too long")
     rig.say()
@@ -271,7 +271,7 @@ def test_an_event_that_the_api_server_will_not_have_is_dropped(caplog: pytest.Lo
     assert (key, "note: too long" in fields["why"]) == ("event_refused", True)
 
 
-def test_it_runs_until_it_is_cancelled() -> None:
+def test_events_run_until_cancelled() -> None:
     rig = Rig()
 
     async def scenario() -> None:

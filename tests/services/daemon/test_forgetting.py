@@ -26,7 +26,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     made.end()
 
 
-def test_of_a_pod_that_ran_and_is_gone_the_agent_keeps_nothing(house: House) -> None:
+def test_the_agent_keeps_nothing_of_a_pod_that_is_gone(house: House) -> None:
     around = (house, house.kubelet, house.api)
     for name in ("first", "leaver"):  # the first of a kind is kept as what its kind looks like
         house.run(pod := a_qgpu_pod(name))
@@ -37,11 +37,11 @@ def test_of_a_pod_that_ran_and_is_gone_the_agent_keeps_nothing(house: House) -> 
     assert keepers(house.agent, pod["metadata"]["uid"], beside=around) == []
 
 
-def test_the_agent_looks_for_what_only_the_collector_finds_as_long_as_it_runs(house: House) -> None:
+def test_the_agent_collects_garbage_as_long_as_it_runs(house: House) -> None:
     assert collect_garbage in [work.func for work in house.agent._works() if isinstance(work, partial)]
 
 
-def test_of_a_tenant_that_is_gone_the_arbiter_keeps_nothing(rig: Rig) -> None:
+def test_arbiterd_keeps_nothing_of_a_tenant_that_is_gone(rig: Rig) -> None:
     folder = rig.folder / "leaver"
     rig.daemon.add(Tenant("leaver", "ml/leaver", AppClass.NORMAL, (Allotment(UUIDS[0], 1 << 30, 500),), None), folder)
     guest = rig.registered(folder, client=7)
@@ -54,7 +54,7 @@ def test_of_a_tenant_that_is_gone_the_arbiter_keeps_nothing(rig: Rig) -> None:
     until(lambda: not keepers(rig.daemon, "leaver", beside=around), "that it is forgotten")
 
 
-def test_of_a_pod_that_is_gone_the_scheduler_keeps_nothing() -> None:
+def test_the_scheduler_keeps_nothing_of_a_pod_that_is_gone() -> None:
     cluster = Cluster("binpack", shortlist=1)
     cluster.set_node(live_node("n1", 16, labels=SHARED))
     for name in ("first", "leaver", "next"):  # the first of a kind, and the latest of all, are kept as examples
@@ -74,7 +74,7 @@ def test_of_a_pod_that_is_gone_the_scheduler_keeps_nothing() -> None:
     assert keepers(cluster, "uid-leaver") == []
 
 
-def test_of_a_pod_that_waits_in_vain_and_is_gone_the_scheduler_keeps_nothing() -> None:
+def test_the_scheduler_keeps_nothing_of_a_pending_pod_that_is_gone() -> None:
     cluster = Cluster("binpack", shortlist=1)
     cluster.set_node(live_node("n1", 2, labels=SHARED))
     for name in ("first", "leaver", "next"):

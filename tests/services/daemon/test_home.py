@@ -21,30 +21,30 @@ def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "mountinfo"
 
 
-def test_a_folder_that_is_mounted_or_in_one_that_is_will_do(mounts: Path) -> None:
+def test_check_mounted_accepts_a_folder_below_a_mount(mounts: Path) -> None:
     mounts.write_text("\n".join([LAYERS, RUN, VAR]))
     check_mounted(["/run/aliquot", "/run/aliquot/t", "/host/var/lib/qgpu"], mounts=mounts)
 
 
 @pytest.mark.parametrize("folder", ["/var/lib/aliquot", "/run/aliquot-other", "/run"])
-def test_one_that_is_the_images_own_is_refused_with_what_to_do(mounts: Path, folder: str) -> None:
+def test_check_mounted_refuses_a_folder_of_the_image_with_the_fix(mounts: Path, folder: str) -> None:
     mounts.write_text("\n".join([LAYERS, RUN, VAR]))
     with pytest.raises(StartError, match=f"{folder} is inside this container.*hostPath"):
         check_mounted(["/run/aliquot", folder], mounts=mounts)
 
 
-def test_whoever_went_to_the_hosts_own_root_needs_no_mount(mounts: Path) -> None:
+def test_check_mounted_accepts_the_hosts_root(mounts: Path) -> None:
     mounts.write_text(DISK)
     check_mounted(["/var/lib/aliquot"], mounts=mounts)
 
 
-def test_out_of_a_pod_nothing_is_looked_at(mounts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_mounted_does_nothing_outside_a_pod(mounts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
     check_mounted(["/var/lib/aliquot"], mounts=mounts)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a link of another user's")
-def test_a_home_that_a_link_of_somebody_else_leads_to_is_not_used(tmp_path: Path) -> None:
+def test_make_folder_refuses_another_users_link(tmp_path: Path) -> None:
     """It may lead to a folder of ours that is for other things."""
     (tmp_path / "etc").mkdir(mode=0o700)
     (tmp_path / "home").symlink_to("etc")

@@ -44,7 +44,7 @@ def answers(*requests: bytes) -> list[bytes]:
     return asyncio.run(scenario())
 
 
-def test_what_is_no_http_is_answered_400_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_http_is_answered_400_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         said = answers(
             b"\x16\x03\x01\x02\x00\r\n\r\n", b"GET / HTTP/9\r\n\r\n", b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n"
@@ -53,7 +53,7 @@ def test_what_is_no_http_is_answered_400_and_not_logged(caplog: pytest.LogCaptur
     assert caplog.records == []
 
 
-def test_what_breaks_in_our_own_code_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_of_a_handler_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     (said,) = answers(b"GET /broken HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
     assert b"500" in said
     assert "RuntimeError: ours" in caplog.text
@@ -71,7 +71,7 @@ async def visitor(listener: socket.socket, sent: bytes) -> AsyncIterator[asyncio
             await writer.wait_closed()
 
 
-def test_one_more_connection_than_may_be_is_closed_until_another_ends() -> None:
+def test_serve_limited_closes_connections_beyond_the_limit() -> None:
     async def scenario() -> list[bytes]:
         said = []
         listener = socket.create_server(("127.0.0.1", 0))
@@ -92,7 +92,7 @@ def test_one_more_connection_than_may_be_is_closed_until_another_ends() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: a\r\nX-Slow: "])
-def test_a_connection_whose_question_does_not_come_to_an_end_is_closed(sent: bytes) -> None:
+def test_keepalive_closes_a_connection_with_an_unfinished_request(sent: bytes) -> None:
     async def scenario() -> bytes:
         listener = socket.create_server(("127.0.0.1", 0))
         runner = make_runner(web.Application(), keepalive=0.05)

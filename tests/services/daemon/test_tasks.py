@@ -22,7 +22,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waited
 
 
-def test_what_fails_is_told_and_started_again_after_a_second(
+def test_run_forever_logs_a_failure_and_starts_again_after_a_second(
     pauses: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     left = [ValueError("first"), KeyError("second")]
@@ -37,7 +37,7 @@ def test_what_fails_is_told_and_started_again_after_a_second(
     assert "ValueError: first" in caplog.text
 
 
-def test_what_is_cancelled_is_not_started_again(pauses: list[float]) -> None:
+def test_run_forever_does_not_start_again_after_a_cancellation(pauses: list[float]) -> None:
     async def work() -> None:
         await asyncio.Event().wait()
 

@@ -45,7 +45,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 
 
 class TestRegistration:
-    def test_a_process_is_seated_on_the_card_its_group_is_on(self, rig: Rig) -> None:
+    def test_a_process_joins_the_card_of_its_group(self, rig: Rig) -> None:
         guest = rig.registered(rig.tenant("a"), 11)
         standing = rig.standing("a")
         assert standing.processes == (guest.pid,)
@@ -54,14 +54,14 @@ class TestRegistration:
         until(lambda: rig.driver.slices.get((11, 1)) == ALONE, "the slice")
         assert rig.driver.runs(11)
 
-    def test_copies_and_cards_of_others_are_let_go(self, rig: Rig) -> None:
+    def test_groups_for_copies_and_on_other_cards_are_closed(self, rig: Rig) -> None:
         guest = rig.guest(rig.tenant("a")).hello()
         guest.group(11, rig.rm_file).group(11, rig.rm_file, group=2, compute=0).group(11, rig.rm_file, group=3, card=1)
         guest.done(3)
         until(lambda: rig.standing("a").processes)
         until(lambda: rig.held_files() == 1, "the end of the other files")
 
-    def test_the_same_group_told_twice_is_one(self, rig: Rig) -> None:
+    def test_a_group_that_is_sent_twice_counts_once(self, rig: Rig) -> None:
         guest = rig.guest(rig.tenant("a")).hello()
         guest.group(11, rig.rm_file).group(11, rig.rm_file).done(2)
         until(lambda: rig.standing("a").processes)
@@ -75,7 +75,7 @@ class TestRegistration:
         until(lambda: [rig.driver.slices.get((11, each)) for each in (1, 2)] == [ALONE, ALONE], "the slices")
         until(lambda: rig.held_files() == 2, "the end of the former files")
 
-    def test_who_registers_with_less_keeps_less(self, rig: Rig) -> None:
+    def test_registering_fewer_groups_drops_the_rest(self, rig: Rig) -> None:
         guest = rig.registered(rig.tenant("a"), 11)
         guest.group(11, rig.rm_file, group=2, card=1).done(1)
         until(lambda: not rig.standing("a").processes, "its leaving")
@@ -93,14 +93,14 @@ class TestRegistration:
         until(lambda: ("get", 22, None) in rig.driver.calls, "a look at its slice")
         assert not {"pause", "resume"} & {what for what, client, _ in rig.driver.calls if client == 22}
 
-    def test_without_groups_it_is_held_at_the_gate(self, rig: Rig) -> None:
+    def test_a_process_without_groups_is_held_at_the_gate(self, rig: Rig) -> None:
         """Under MPS they are the server's."""
         rig.guest(rig.tenant("a")).hello().done(0)
         until(lambda: rig.standing("a").processes)
         assert rig.standing("a").level is Level.GATE
 
     @pytest.mark.parametrize("refused", ["uuid", "get", "set"])
-    def test_where_the_driver_refuses_it_is_held_at_the_gate(self, rig: Rig, refused: str) -> None:
+    def test_a_process_whose_controls_the_driver_refuses_is_held_at_the_gate(self, rig: Rig, refused: str) -> None:
         rig.driver.refuses.add(refused)
         rig.registered(rig.tenant("a"), 11)
         assert rig.standing("a").level is Level.GATE
@@ -129,13 +129,13 @@ class TestRegistration:
         until(intruder.ended, "the refusal")
         assert not rig.standing("b").processes
 
-    def test_so_is_a_descendant_of_another_tenants_root(self, rig: Rig) -> None:
+    def test_a_descendant_of_another_tenants_root_is_refused(self, rig: Rig) -> None:
         rig.tenant("a", root=os.getpid())
         child = rig.child(rig.tenant("b"), 22)
         assert ask(child, "ended") == "True"
         assert not rig.standing("b").processes
 
-    def test_a_process_that_left_its_parents_is_let_in(self, rig: Rig) -> None:
+    def test_a_process_that_left_its_parents_may_register(self, rig: Rig) -> None:
         rig.tenant("a", root=2**22 - 1)
         rig.registered(rig.tenant("b", root=2**22 - 2), 22)
 
@@ -149,7 +149,7 @@ class TestRegistration:
         assert not rig.standing("a").processes
 
     @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
-    def test_the_folder_page_and_door_are_the_tenants(self, rig: Rig) -> None:
+    def test_the_tenant_owns_its_folder_page_and_socket(self, rig: Rig) -> None:
         rig.daemon.add(Tenant("a", "a", AppClass.NORMAL, (Allotment(UUIDS[0]),), 65534), rig.folder / "a")
         for path in (rig.folder / "a", rig.folder / "a/page", rig.folder / "a/sock"):
             assert os.lstat(path).st_uid == 65534
@@ -170,7 +170,7 @@ class TestDeath:
         until(lambda: not rig.daemon.alive("a"))
         until(lambda: rig.standing("a").memory_used == 0, "its memory given back")
 
-    def test_what_one_left_that_we_never_heard_of_far_beyond_the_others_goes_too(self, rig: Rig) -> None:
+    def test_a_full_sweep_frees_slots_of_dead_processes_that_never_registered(self, rig: Rig) -> None:
         page = os.open(rig.tenant("a") / "page", os.O_RDWR)
         os.pwrite(page, struct.pack("<Q", 1 << 30), Page._at(200, 0) + pages.MEMORY)
         os.pwrite(page, struct.pack("<I", 4711), Page._at(200, 0) - 64)
@@ -181,7 +181,7 @@ class TestDeath:
                 rig.daemon._sweep()
         until(lambda: rig.standing("a").memory_used == 0, "its memory given back")
 
-    def test_although_a_child_of_its_holds_the_connection(self, rig: Rig) -> None:
+    def test_a_killed_process_is_gone_although_its_child_holds_the_connection(self, rig: Rig) -> None:
         """The end of the connection does not come: the kernel tells of the death."""
         guest = rig.registered(rig.tenant("a"), 11)
         (process,) = rig.daemon._tenancies["a"].processes
@@ -189,7 +189,7 @@ class TestDeath:
         until(lambda: rig.held_files() == 0)
         until(guest.ended)
 
-    def test_one_that_was_paused_does_not_stop_the_others(self, rig: Rig) -> None:
+    def test_a_killed_paused_process_does_not_stop_the_others(self, rig: Rig) -> None:
         online, offline = rig.tenant("on", ONLINE), rig.tenant("off", OFFLINE)
         child = rig.child(offline, 22)
         until(lambda: rig.standing("off").processes)
@@ -228,7 +228,7 @@ class TestSharing:
         until(lambda: offline.use().paused == 0)
         until(lambda: rig.standing("off").paused_seconds > 0.05)
 
-    def test_at_the_gate_it_is_the_word_on_the_page(self, rig: Rig) -> None:
+    def test_online_work_closes_the_gate_on_the_page(self, rig: Rig) -> None:
         online = rig.registered(rig.tenant("on", ONLINE), 11)
         offline = rig.guest(rig.tenant("off", OFFLINE)).hello().done(0)
         until(lambda: rig.standing("off").processes)
@@ -249,12 +249,12 @@ class TestSharing:
         time.sleep(0.15)
         assert rig.driver.runs(11)
 
-    def test_the_share_is_told(self, rig: Rig) -> None:
+    def test_standings_have_the_measured_share(self, rig: Rig) -> None:
         guest = rig.registered(rig.tenant("a"), 11)
         guest.set(pages.BUSY_SINCE, time.monotonic_ns(), size=8)
         until(lambda: (rig.standing("a").share or 0.0) > 0.2, "a share")
 
-    def test_who_held_the_card_is_traced_for_whoever_draws_it(self, rig: Rig) -> None:
+    def test_trace_records_who_held_the_card(self, rig: Rig) -> None:
         online = rig.registered(rig.tenant("on", ONLINE), 11)
         offline = rig.registered(rig.tenant("off", OFFLINE), 22)  # both were there before it was wanted
         rig.daemon.keep_trace(True)
@@ -278,7 +278,7 @@ class TestSharing:
 
         until(drawn, "the picture")
 
-    def test_nothing_is_traced_while_nobody_draws(self, rig: Rig) -> None:
+    def test_trace_is_empty_while_nobody_draws(self, rig: Rig) -> None:
         guest = rig.registered(rig.tenant("a"), 11)
         rig.daemon.keep_trace(True)
         guest.launch()
@@ -300,7 +300,7 @@ class TestSharing:
         second.set(pages.REFUSED, 1)
         until(lambda: rig.standing("a").refused == 3, "those of both")
 
-    def test_a_launch_between_the_look_and_the_question_is_not_lost(self, tmp_path: Path) -> None:
+    def test_a_launch_between_reading_and_arming_is_not_lost(self, tmp_path: Path) -> None:
         """The word is set too late for it to ring: so the count is looked at again after that."""
         loop = CardLoop(UUIDS[0], SharingRules())  # its thread is not started
         page = Page(tmp_path / "page", (Allotment(UUIDS[0]),))
@@ -323,7 +323,7 @@ class TestHeartbeat:
         found: int = struct.unpack_from("<Q", (folder / "page").read_bytes(), 64 + card * 128 + 56)[0]
         return found
 
-    def test_it_is_on_every_page_of_every_card_all_the_time(self, rig: Rig) -> None:
+    def test_heartbeat_is_on_every_page_of_every_card_all_the_time(self, rig: Rig) -> None:
         both = Tenant("both", "both", AppClass.NORMAL, tuple(map(Allotment, UUIDS)), os.getuid())
         rig.daemon.add(both, rig.folder / "both")
         for card in (0, 1):
@@ -332,16 +332,14 @@ class TestHeartbeat:
             until(partial(_passes, beat, first), "the next beat")
             assert time.monotonic_ns() - beat() < 600_000_000
 
-    def test_it_goes_on_when_a_round_fails(self, rig: Rig) -> None:
+    def test_heartbeat_goes_on_when_a_round_fails(self, rig: Rig) -> None:
         folder = rig.tenant("a")
         first = until(lambda: self.beat(folder))
         rig.daemon._loops[UUIDS[0]]._inbox.put(lambda now: 1 / 0)  # type: ignore[arg-type]
         until(lambda: self.beat(folder) > first)
         rig.registered(folder, 11)
 
-    def test_it_stops_when_every_round_fails_and_comes_back_with_the_first_that_does_not(
-        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_heartbeat_stops_while_every_round_fails(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
         """A heartbeat promises that pauses will be ended: who cannot keep that lets tenants end them themselves."""
         folder = rig.tenant("a")
         until(lambda: self.beat(folder))
@@ -354,7 +352,7 @@ class TestHeartbeat:
             until(lambda: time.monotonic_ns() - self.beat(folder) > 600_000_000, "the silence")
         until(lambda: time.monotonic_ns() - self.beat(folder) < 600_000_000, "the heartbeat")
 
-    def test_it_goes_on_during_many_slow_orders(self, rig: Rig) -> None:
+    def test_heartbeat_goes_on_during_many_slow_orders(self, rig: Rig) -> None:
         """Each may take 20 ms; a page whose last beat is old means to a tenant that we are gone."""
         folder = rig.tenant("z", OFFLINE)
         beats: list[int] = []
@@ -374,7 +372,7 @@ class TestHeartbeat:
         until(lambda: len(beats) >= 8)
         assert len(set(beats)) >= 2
 
-    def test_after_a_stall_what_tenants_undid_is_done_again(self, rig: Rig) -> None:
+    def test_after_a_stall_undone_pauses_are_ordered_again(self, rig: Rig) -> None:
         online = rig.registered(rig.tenant("on", ONLINE), 11)
         offline = rig.registered(rig.tenant("off", OFFLINE), 22)
         offline.launch()
@@ -387,7 +385,7 @@ class TestHeartbeat:
         until(lambda: not rig.driver.runs(22), "the pause again")
         until(lambda: [rig.driver.slices[each, 1] for each in (11, 22)] == [slices.LONG, slices.TINY], "the slices")
 
-    def test_one_that_went_on_by_itself_is_paused_again_but_not_all_the_time(self, rig: Rig) -> None:
+    def test_a_context_that_resumed_itself_is_paused_again_but_seldom(self, rig: Rig) -> None:
         online = rig.registered(rig.tenant("on", ONLINE), 11)
         offline = rig.registered(rig.tenant("off", OFFLINE), 22)
         offline.launch()
@@ -406,7 +404,7 @@ class TestHeartbeat:
 
 
 class TestRefusal:
-    def test_a_driver_that_refuses_later_leaves_it_to_the_gate(self, rig: Rig) -> None:
+    def test_a_context_that_the_driver_refuses_later_is_held_at_the_gate(self, rig: Rig) -> None:
         online = rig.registered(rig.tenant("on", ONLINE), 11)
         offline = rig.registered(rig.tenant("off", OFFLINE), 22)
         offline.launch()
@@ -434,7 +432,7 @@ class TestRefusal:
         online.launch()
         until(lambda: (22, 2) in rig.driver.paused, "the next pause of the other")
 
-    def test_whoever_is_thrown_out_is_not_left_paused(self, rig: Rig) -> None:
+    def test_an_expelled_process_is_not_left_paused(self, rig: Rig) -> None:
         online = rig.registered(rig.tenant("on", ONLINE), 11)
         offline = rig.registered(rig.tenant("off", OFFLINE), 22)
         offline.launch()
@@ -446,7 +444,7 @@ class TestRefusal:
         assert offline.use().paused == 0
         assert rig.driver.slices[22, 1] == STOCK
 
-    def test_a_slice_changed_behind_our_back_is_set_again_and_told(self, rig: Rig) -> None:
+    def test_a_slice_changed_behind_our_back_is_set_again_and_reported(self, rig: Rig) -> None:
         rig.patch.setattr(cardloop, "_FIRST_CHECKS", (0.02, 0.04, 0.3))
         rig.patch.setattr(cardloop, "_SETTLED", 0.1)
         rig.registered(rig.tenant("a"), 11)
@@ -488,13 +486,13 @@ class TestComingAndGoing:
         rig.daemon.remove("off")
         until(lambda: rig.driver.runs(22))
 
-    def test_one_that_comes_again_starts_anew(self, rig: Rig) -> None:
+    def test_a_tenant_that_is_added_again_starts_anew(self, rig: Rig) -> None:
         for client in (11, 12):
             guest = rig.registered(rig.tenant("a"), client)
             rig.daemon.remove("a")
             until(guest.ended)
 
-    def test_the_next_daemon_takes_up_who_runs(self, rig: Rig) -> None:
+    def test_the_next_daemon_adopts_running_tenants(self, rig: Rig) -> None:
         folder = rig.tenant("a")
         child = rig.child(folder, 11)
         until(lambda: rig.standing("a").processes)
@@ -546,7 +544,7 @@ class TestComingAndGoing:
         assert open_files() == before
         assert not rig.daemon.standings()
 
-    def test_a_name_that_became_another_file_is_not_given_away(self, tmp_path: Path) -> None:
+    def test_a_link_in_the_place_of_the_socket_is_not_chowned(self, tmp_path: Path) -> None:
         """The folder is the tenant's: it may put a link to a file of root's where the daemon just made a socket."""
         (tmp_path / "precious").touch()
         (tmp_path / ".sock.1").symlink_to("precious")
@@ -563,15 +561,15 @@ class TestComingAndGoing:
         assert {os.stat(tmp_path / each).st_uid for each in ("precious", "docker.sock")} == {os.getuid()}
 
 
-class TestLookout:
-    def test_what_the_driver_takes_beside_allocations_goes_onto_the_page(self, rig: Rig) -> None:
+class TestAudit:
+    def test_audit_writes_the_drivers_overhead_to_the_page(self, rig: Rig) -> None:
         guest = rig.registered(rig.tenant("a"), 11)
         guest.set(pages.MEMORY, 1 << 30, size=8)
         rig.nvml.on_card[UUIDS[0]] = {guest.pid: (1 << 30) + (500 << 20)}
         rig.daemon._auditor.inspect(UUIDS[0])
         assert guest.use().overhead == 500 << 20
 
-    def test_a_process_that_is_nobodys_is_told_after_a_while(self, rig: Rig) -> None:
+    def test_audit_reports_a_process_of_no_tenant_after_a_grace_period(self, rig: Rig) -> None:
         rig.nvml.on_card[UUIDS[0]] = {2**22 - 5: 1 << 30}
         assert rig.daemon._auditor.inspect(UUIDS[0]) == []
         rig.patch.setattr(audit, "_GRACE", -1.0)
@@ -579,7 +577,7 @@ class TestLookout:
         assert finding.pid == 2**22 - 5
         assert "aliquot run" in finding.text
 
-    def test_a_tenants_process_that_has_not_registered_is_told(self, rig: Rig) -> None:
+    def test_audit_reports_a_tenants_process_that_has_not_registered(self, rig: Rig) -> None:
         folder = rig.tenant("a")
         rig.patch.setattr(audit, "_GRACE", -1.0)
         child = rig.child(folder, 11)
@@ -592,7 +590,7 @@ class TestLookout:
         (finding,) = rig.daemon._auditor.inspect(UUIDS[0])
         assert "has not registered" in finding.text
 
-    def test_a_page_that_cannot_be_written_is_told_for_as_long_as_it_is_so(self, rig: Rig) -> None:
+    def test_findings_have_a_page_that_cannot_be_written_while_it_is_so(self, rig: Rig) -> None:
         rig.tenant("a")
         page = rig.daemon._tenancies["a"].page
 

@@ -89,7 +89,7 @@ _said = st.tuples(st.binary(max_size=900) | _head | _group, st.integers(0, 10))
 
 @quick
 @given(hello=st.booleans(), said=st.lists(_said, max_size=12))
-def test_whatever_is_said(court: Court, hello: bool, said: list[tuple[bytes, int]]) -> None:
+def test_registrar_survives_any_message(court: Court, hello: bool, said: list[tuple[bytes, int]]) -> None:
     guest = court.attack()
     if hello:
         guest.hello()
@@ -141,7 +141,7 @@ def _socket(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("make", [_file, _folder, _pipe, _device, _page, _path, _socket])
-def test_whatever_file_is_handed_over_as_the_drivers(court: Court, make: Callable[[Path], int]) -> None:
+def test_registrar_survives_any_file_passed_as_the_drivers(court: Court, make: Callable[[Path], int]) -> None:
     guest = court.attack().hello()
     handed = make(court.rig.folder)
     guest.say(link.GROUP, 66, 1, 0, SUBDEVICE, 1, 1, 1, 0, 7, files=(handed,))
@@ -153,7 +153,7 @@ def test_whatever_file_is_handed_over_as_the_drivers(court: Court, make: Callabl
     assert not court.rig.standing("bad").processes
 
 
-def test_another_file_with_handles_that_were_the_drivers_before(court: Court) -> None:
+def test_another_file_with_known_handles_gets_no_controls(court: Court) -> None:
     """What was asked of the driver once is remembered, but not of the file."""
     guest = court.rig.registered(court.folder, 66)
     handed = os.open("/dev/null", os.O_RDWR)
@@ -165,7 +165,7 @@ def test_another_file_with_handles_that_were_the_drivers_before(court: Court) ->
     court.is_in_order()
 
 
-def test_a_socket_that_makes_whoever_closes_it_wait(court: Court) -> None:
+def test_a_passed_socket_with_linger_does_not_block_us(court: Court) -> None:
     """SO_LINGER with data that nobody takes: its last close would last a minute, and the daemon's ear is one thread."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         sender = socket.create_connection(server.getsockname())
@@ -184,7 +184,7 @@ def test_a_socket_that_makes_whoever_closes_it_wait(court: Court) -> None:
     court.is_in_order()
 
 
-def test_the_drivers_file_with_handles_that_are_not_its_own(court: Court) -> None:
+def test_the_drivers_file_with_foreign_handles_is_refused(court: Court) -> None:
     """The driver knows whose they are: it answers that there is no such client."""
     court.rig.driver.gone |= {(66, 1)}
     guest = court.attack().hello().group(66, court.rig.rm_file).done(1)
@@ -193,7 +193,7 @@ def test_the_drivers_file_with_handles_that_are_not_its_own(court: Court) -> Non
     court.is_in_order()
 
 
-def test_files_with_every_message_and_more_than_fit(court: Court) -> None:
+def test_files_of_every_message_are_closed(court: Court) -> None:
     for files in (1, 3, 8, 9, 253):
         guest = court.attack()
         send(guest, struct.pack("<I2H2I", pages.MAGIC, pages.VERSION, link.HELLO, 1, 0), [0] * files)
@@ -202,7 +202,7 @@ def test_files_with_every_message_and_more_than_fit(court: Court) -> None:
     court.is_in_order()
 
 
-def test_sets_that_are_never_finished(court: Court) -> None:
+def test_registrations_that_are_never_completed_hold_few_files(court: Court) -> None:
     """Each group is a file that the daemon holds."""
     guests = [Guest(court.folder, court.rig.pid(("bad", at)), at) for at in range(6)]
     for guest in guests:
@@ -220,14 +220,14 @@ def test_sets_that_are_never_finished(court: Court) -> None:
     court.is_in_order()
 
 
-def test_more_groups_than_a_process_has(court: Court) -> None:
+def test_too_many_groups_expel_the_process(court: Court) -> None:
     guest = court.attack().hello()
     assert was_thrown_out(lambda: guest.group(66, court.rig.rm_file), 10 * registration._MOST_GROUPS)
     guest.close()
     court.is_in_order()
 
 
-def test_a_set_of_which_a_part_was_lost(court: Court) -> None:
+def test_a_registration_with_lost_groups_expels_the_process(court: Court) -> None:
     guest = court.attack().hello().group(66, court.rig.rm_file).done(2)
     until(guest.ended)
     guest.close()
@@ -281,7 +281,7 @@ def test_waking_a_card_that_is_not_its_own(court: Court) -> None:
     court.is_in_order()
 
 
-def test_one_that_rings_without_end_while_the_driver_hangs_fills_no_memory() -> None:
+def test_endless_wakes_while_the_driver_hangs_fill_no_memory() -> None:
     loop = CardLoop(UUIDS[0], SharingRules())  # its thread is not started: so does one look that hangs
     for _ in range(1000):
         loop.wake("bad/1")
@@ -292,7 +292,7 @@ def test_one_that_rings_without_end_while_the_driver_hangs_fills_no_memory() -> 
     assert loop._inbox.qsize() == 1
 
 
-def test_no_files_left_to_accept_with_is_no_end(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accept_without_free_file_descriptors_pauses(court: Court, monkeypatch: pytest.MonkeyPatch) -> None:
     tenancy = court.rig.daemon._tenancies["bad"]
     naps: list[float] = []
 
@@ -309,7 +309,7 @@ def test_no_files_left_to_accept_with_is_no_end(court: Court, monkeypatch: pytes
 
 @settings(quick, max_examples=6)
 @given(garbage=st.binary(min_size=1, max_size=2000))
-def test_a_page_full_of_anything(court: Court, garbage: bytes) -> None:
+def test_a_page_full_of_garbage_harms_nobody(court: Court, garbage: bytes) -> None:
     """Rounds go on, limits are the daemon's own, and what is told can be told."""
     guest = court.rig.registered(court.folder, 66)
     with open(court.folder / "page", "r+b") as page:
@@ -331,7 +331,7 @@ def _has_published(loop: CardLoop, before: float) -> bool:
     return loop._published > before
 
 
-def test_a_page_cut_short(court: Court) -> None:
+def test_a_truncated_page_harms_nobody(court: Court) -> None:
     guest = court.rig.registered(court.folder, 66)
     loop = court.rig.daemon._loops[UUIDS[0]]
     for left in (pages.SIZE - 1, 70, 0):
@@ -351,7 +351,7 @@ def test_a_page_made_longer_is_cut_before_it_fills_the_host(court: Court) -> Non
     court.is_in_order()
 
 
-def test_a_driver_that_hangs_when_it_is_asked_of_a_group_holds_up_nobody_else(court: Court) -> None:
+def test_a_driver_that_hangs_on_one_group_holds_up_no_other_tenant(court: Court) -> None:
     """A card that fell off: who adds tenants and asks for findings is the agent's loop, which serves all the cards."""
     asked, over = threading.Event(), threading.Event()
     plain = court.rig.driver.uuid_of
@@ -378,7 +378,7 @@ def test_a_driver_that_hangs_when_it_is_asked_of_a_group_holds_up_nobody_else(co
     until(lambda: court.rig.held_files() == 1, "the end of the file it had handed over")  # the good one's
 
 
-def test_an_offline_tenant_that_says_it_goes_on_disturbs_nobody(
+def test_an_offline_tenant_that_claims_to_resume_by_itself_disturbs_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It writes everything it can into its line all the time; online work keeps the card."""

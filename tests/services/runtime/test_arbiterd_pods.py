@@ -59,8 +59,8 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(os.lstat(path).st_mode)
 
 
-class TestItsFolder:
-    def test_all_may_use_page_and_door_and_only_we_change_the_folder(self, rig: Rig) -> None:
+class TestPodFolder:
+    def test_all_users_may_use_a_pods_page_and_socket_and_only_we_change_the_folder(self, rig: Rig) -> None:
         former = os.umask(0o077)
         try:
             folder = add(rig)
@@ -69,11 +69,11 @@ class TestItsFolder:
         assert (mode(folder), mode(folder / "page"), mode(folder / "sock")) == (0o755, 0o666, 0o666)
         assert {os.lstat(each).st_uid for each in (folder, folder / "page", folder / "sock")} == {os.getuid()}
 
-    def test_who_does_not_have_it_mounted_does_not_reach_it(self, rig: Rig) -> None:
+    def test_a_pods_folder_is_not_reachable_without_its_mount(self, rig: Rig) -> None:
         assert mode(add(rig).parent) == 0o700
 
     @as_root
-    def test_what_an_older_version_left_is_put_right(self, rig: Rig) -> None:
+    def test_a_folder_of_an_older_version_gets_the_right_modes(self, rig: Rig) -> None:
         folder = rig.folder / "t" / POD
         folder.mkdir(parents=True, mode=0o700)
         (folder / "page").touch(0o600)
@@ -87,7 +87,7 @@ class TestItsFolder:
         assert os.stat(folder).st_uid == 0
         assert os.stat(folder / "page").st_ino == page, "containers have that very file mounted"
 
-    def test_saying_it_twice_changes_nothing(self, rig: Rig, pods: dict[int, str]) -> None:
+    def test_adding_a_pod_twice_changes_nothing(self, rig: Rig, pods: dict[int, str]) -> None:
         folder = add(rig)
         pods[rig.pid((folder, 0))] = POD
         guest = seated(rig, folder, 11)
@@ -97,7 +97,7 @@ class TestItsFolder:
         assert not guest.ended()
 
     @pytest.mark.parametrize("taken", ["page", "sock", "all"])
-    def test_a_folder_that_somebody_took_away_is_made_anew(self, rig: Rig, pods: dict[int, str], taken: str) -> None:
+    def test_a_removed_pod_folder_is_made_anew(self, rig: Rig, pods: dict[int, str], taken: str) -> None:
         folder = add(rig)
         pods[rig.pid((folder, 0))] = POD
         guest = seated(rig, folder, 11)
@@ -119,9 +119,9 @@ def seated(rig: Rig, folder: Path, client: int, slot: int = 0) -> Guest:
     return guest
 
 
-class TestWhoComes:
+class TestPodRegistration:
     @as_root
-    def test_any_user_of_the_pod_is_let_in(self, rig: Rig, pods: dict[int, str]) -> None:
+    def test_any_user_of_the_pod_may_register(self, rig: Rig, pods: dict[int, str]) -> None:
         pods[os.getpid()] = POD
         child = rig.child(add(rig), 11, uid=NOBODY)
         until(lambda: rig.standing(POD).processes == (child.pid,), "the registration")
@@ -135,23 +135,23 @@ class TestWhoComes:
         assert key == "process_refused"
         return str(fields["why"])
 
-    def test_a_process_of_another_tenant_is_not(
+    def test_a_process_of_another_pod_tenant_is_refused(
         self, rig: Rig, pods: dict[int, str], caplog: pytest.LogCaptureFixture
     ) -> None:
         pods[os.getpid()] = OTHER
         add(rig, OTHER)
         assert "belongs to tenant default/7777" in self.refused(rig, caplog)
 
-    def test_a_process_of_a_pod_that_is_no_tenant_is_not(
+    def test_a_process_of_a_pod_without_a_card_is_refused(
         self, rig: Rig, pods: dict[int, str], caplog: pytest.LogCaptureFixture
     ) -> None:
         pods[os.getpid()] = UNKNOWN
         assert f"belongs to Pod {UNKNOWN}" in self.refused(rig, caplog)
 
-    def test_a_process_of_no_pod_is_not(self, rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_process_of_no_pod_is_refused(self, rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
         assert "is in no Pod's cgroup" in self.refused(rig, caplog)
 
-    def test_a_process_that_the_kernel_cannot_name_is_not_and_it_is_said_what_is_missing(
+    def test_a_process_without_a_visible_pid_is_refused_with_the_fix(
         self, rig: Rig, pods: dict[int, str], caplog: pytest.LogCaptureFixture
     ) -> None:
         pods[os.getpid()] = POD
@@ -159,10 +159,10 @@ class TestWhoComes:
         assert "hostPID: true" in self.refused(rig, caplog)
 
 
-class TestWhoKeepsItsPlace:
+class TestPodAlive:
     """After a Pod's end its place is kept for its last process, which has a slot of its page."""
 
-    def test_one_of_its_processes_that_lives_on(self, rig: Rig, pods: dict[int, str]) -> None:
+    def test_a_pod_is_alive_while_a_process_of_it_is(self, rig: Rig, pods: dict[int, str]) -> None:
         pods[os.getpid()] = POD
         child = rig.child(add(rig), 11)
         until(lambda: rig.standing(POD).processes)
@@ -174,7 +174,7 @@ class TestWhoKeepsItsPlace:
         child.wait()
         assert not rig.daemon.alive(POD)
 
-    def test_not_a_process_of_another_pod_that_it_has_handed_its_page_to(self, rig: Rig, pods: dict[int, str]) -> None:
+    def test_another_pods_process_with_the_page_does_not_keep_a_pod_alive(self, rig: Rig, pods: dict[int, str]) -> None:
         pods[os.getpid()] = OTHER
         folder = add(rig)
         child = rig.child(folder, 11)
@@ -250,7 +250,7 @@ class TestContainers:
         assert rig.standing(POD).memory_used == 1 << 30
 
 
-class TestPatrol:
+class TestAuditOfPods:
     def look(self, rig: Rig, pid: int) -> tuple[FindingKind, str | None, str]:
         rig.patch.setattr(audit, "_GRACE", -1.0)
         rig.nvml.on_card[UUIDS[0]] = {pid: 1 << 30}
@@ -258,34 +258,30 @@ class TestPatrol:
         assert found.pid == pid
         return found.kind, found.owner, found.text
 
-    def test_a_process_of_no_pod_is_a_stranger(self, rig: Rig) -> None:
+    def test_audit_reports_a_process_of_no_pod(self, rig: Rig) -> None:
         kind, owner, text = self.look(rig, rig.pid("x"))
         assert (kind, owner) == (FindingKind.STRANGER, None)
         assert "is of no Pod" in text
         assert "aliquot run" not in text
 
-    def test_we_are_no_stranger_ourselves(self, rig: Rig) -> None:
+    def test_audit_does_not_report_the_daemon_itself(self, rig: Rig) -> None:
         rig.patch.setattr(audit, "_GRACE", -1.0)
         rig.nvml.on_card[UUIDS[0]] = {os.getpid(): 1 << 20}
         assert rig.daemon._auditor.inspect(UUIDS[0]) == []
 
-    def test_a_process_of_a_pod_that_was_given_no_card_is_a_stranger_of_known_origin(
-        self, rig: Rig, pods: dict[int, str]
-    ) -> None:
+    def test_audit_reports_a_process_of_a_pod_without_a_card(self, rig: Rig, pods: dict[int, str]) -> None:
         pods[rig.pid("x")] = UNKNOWN
         kind, owner, text = self.look(rig, rig.pid("x"))
         assert (kind, owner) == (FindingKind.STRANGER, UNKNOWN)
         assert UNKNOWN in text
 
-    def test_a_tenants_process_on_a_card_it_has_no_part_of_trespasses(self, rig: Rig, pods: dict[int, str]) -> None:
+    def test_audit_reports_a_tenants_process_on_a_card_that_is_not_its(self, rig: Rig, pods: dict[int, str]) -> None:
         pods[rig.pid("x")] = POD
         allotments = (Allotment(UUIDS[1]),)
         rig.daemon.add(Tenant(POD, "default/a", AppClass.NORMAL, allotments, None), rig.folder / "t" / POD)
         assert self.look(rig, rig.pid("x"))[:2] == (FindingKind.TRESPASSER, POD)
 
-    def test_a_tenants_process_that_did_not_register_is_told_with_its_owner(
-        self, rig: Rig, pods: dict[int, str]
-    ) -> None:
+    def test_audit_reports_an_unregistered_process_with_its_pod(self, rig: Rig, pods: dict[int, str]) -> None:
         pods[rig.pid("x")] = POD
         add(rig)
         assert self.look(rig, rig.pid("x"))[:2] == (FindingKind.UNREGISTERED, POD)

@@ -85,13 +85,13 @@ def healthy(health: CardHealth) -> list[bool]:
     return [card.healthy for card in health.cards]
 
 
-def test_at_first_the_cards_are_as_the_driver_tells(driver: PlayedDriver) -> None:
+def test_health_starts_with_the_drivers_cards(driver: PlayedDriver) -> None:
     health = CardHealth(driver)
     assert health.cards == CARDS
     assert health.why == {}
 
 
-def test_a_lost_card_is_out_with_the_drivers_word_and_back_after_three_looks(driver: PlayedDriver) -> None:
+def test_a_lost_card_is_out_with_the_drivers_reason_and_back_after_three_checks(driver: PlayedDriver) -> None:
     health = CardHealth(driver)
     driver.lose("GPU-b")
     look(health, 1)
@@ -104,7 +104,7 @@ def test_a_lost_card_is_out_with_the_drivers_word_and_back_after_three_looks(dri
     assert (health.cards, health.why) == (CARDS, {})
 
 
-def test_an_xid_takes_a_card_out_though_it_answers_every_look(driver: PlayedDriver) -> None:
+def test_an_xid_takes_a_card_out_though_it_answers_every_check(driver: PlayedDriver) -> None:
     health = CardHealth(driver)
     health.record(Xid("GPU-a", 48))
     look(health, 10)
@@ -161,7 +161,7 @@ def test_a_card_that_is_silent_at_first_has_the_size_that_is_remembered_of_it(dr
     assert CardHealth(driver, remembered=CARDS).cards == (replace(CARDS[0], healthy=False), CARDS[1])
 
 
-def test_one_that_was_silent_from_the_start_is_measured_when_it_answers(driver: PlayedDriver) -> None:
+def test_a_card_that_was_silent_from_the_start_is_measured_when_it_answers(driver: PlayedDriver) -> None:
     driver.listed = (Card(0, 0, uuid="GPU-a"), CARDS[1])
     driver.lose("GPU-a")
     health = CardHealth(driver)
@@ -200,21 +200,19 @@ class TestThreads:
         assert not any(thread.is_alive() for thread in health._threads)
         assert driver.open_watches == 0
 
-    def test_errors_are_heard_of_and_looks_are_made(self, driver: PlayedDriver, health: CardHealth) -> None:
+    def test_health_threads_receive_xids_and_check_cards(self, driver: PlayedDriver, health: CardHealth) -> None:
         driver.errors.put(Xid("GPU-a", 79))
         until(lambda: healthy(health) == [False, True], "the Xid")
         driver.lose("GPU-b")
         until(lambda: healthy(health) == [False, False], "the look")
 
-    def test_while_a_card_is_lost_nvml_is_opened_anew_now_and_then(
-        self, driver: PlayedDriver, health: CardHealth
-    ) -> None:
+    def test_nvml_is_reopened_now_and_then_while_a_card_is_lost(self, driver: PlayedDriver, health: CardHealth) -> None:
         driver.lose("GPU-b")
         until(lambda: driver.reopened >= 2, "the opening")
         driver.silent.clear()
         until(lambda: healthy(health) == [True, True], "its return")
 
-    def test_and_ever_more_seldom_for_nothing_is_heard_of_the_others_meanwhile(self, driver: PlayedDriver) -> None:
+    def test_nvml_is_reopened_ever_more_seldom(self, driver: PlayedDriver) -> None:
         health = CardHealth(driver)
 
         def reopened(looks: int) -> list[int]:
@@ -232,7 +230,7 @@ class TestThreads:
         driver.lose("GPU-b")
         assert reopened(5) == [5]
 
-    def test_one_that_is_back_is_listened_to_again(self, driver: PlayedDriver, health: CardHealth) -> None:
+    def test_a_card_that_is_back_is_watched_again(self, driver: PlayedDriver, health: CardHealth) -> None:
         health._patience = 1 << 30  # it is not for the opening of NVML
         driver.lose("GPU-b")
         until(lambda: not all(healthy(health)), "its loss")
@@ -242,7 +240,7 @@ class TestThreads:
         driver.errors.put(Xid("GPU-b", 79))
         until(lambda: healthy(health) == [True, False], "the Xid")
 
-    def test_a_watch_that_fails_is_made_anew(self, driver: PlayedDriver, health: CardHealth) -> None:
+    def test_a_failed_xid_watch_is_renewed(self, driver: PlayedDriver, health: CardHealth) -> None:
         driver.errors.put(NvmlError("NVML: Unknown Error"))
         until(lambda: len(driver.watching) >= 2, "another watch")
         driver.errors.put(Xid("GPU-a", 79))

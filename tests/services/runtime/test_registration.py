@@ -77,7 +77,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
     made.end()
 
 
-def test_a_tenant_that_connects_too_often_waits_at_its_door_until_the_next_second(house: House) -> None:
+def test_a_tenant_that_connects_too_often_waits_until_the_next_second(house: House) -> None:
     bad = house.tenant("bad")
     for _ in range(5):
         house.connect(bad)
@@ -88,7 +88,7 @@ def test_a_tenant_that_connects_too_often_waits_at_its_door_until_the_next_secon
     assert bad.accepted == 2, "those that waited"
 
 
-def test_what_connections_say_is_counted_for_their_tenant_though_each_says_little(house: House) -> None:
+def test_messages_are_counted_per_tenant_over_all_its_connections(house: House) -> None:
     """Who connects anew is no other tenant."""
     bad = house.tenant("bad")
     for _ in range(2):
@@ -104,7 +104,7 @@ def test_what_connections_say_is_counted_for_their_tenant_though_each_says_littl
     assert len(bad.processes) == 1
 
 
-def test_others_are_heard_while_one_is_not(house: House) -> None:
+def test_other_tenants_are_served_while_one_is_muted(house: House) -> None:
     bad, good = house.tenant("bad"), house.tenant("good")
     for _ in range(5):
         house.connect(bad)
@@ -114,7 +114,7 @@ def test_others_are_heard_while_one_is_not(house: House) -> None:
     assert [process.slot for process in good.processes] == [4]
 
 
-def test_a_tenant_that_is_not_heard_costs_no_turn(house: House) -> None:
+def test_a_muted_tenant_costs_no_poll(house: House) -> None:
     bad = house.tenant("bad")
     for _ in range(5):
         house.connect(bad)
@@ -123,7 +123,7 @@ def test_a_tenant_that_is_not_heard_costs_no_turn(house: House) -> None:
     assert [key.data for key, _ in house.registrar._selector.select(0)] == [house.registrar._drain]
 
 
-def test_a_tenant_that_is_removed_while_it_is_not_heard_is_gone(house: House) -> None:
+def test_a_tenant_can_be_removed_while_it_is_muted(house: House) -> None:
     bad = house.tenant("bad")
     for _ in range(3):
         house.connect(bad)
@@ -136,7 +136,7 @@ def test_a_tenant_that_is_removed_while_it_is_not_heard_is_gone(house: House) ->
     assert not bad.processes
 
 
-def test_a_process_that_dies_while_its_tenant_is_not_heard_is_let_go(
+def test_a_process_that_dies_while_its_tenant_is_muted_is_released(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = house.tenant("bad")
@@ -154,7 +154,7 @@ def test_a_process_that_dies_while_its_tenant_is_not_heard_is_let_go(
     assert house.connect(bad).fileno() >= 0
 
 
-def test_that_nobody_listens_is_logged_once_a_second_at_most(house: House, caplog: pytest.LogCaptureFixture) -> None:
+def test_tenant_muted_is_logged_once_a_second_at_most(house: House, caplog: pytest.LogCaptureFixture) -> None:
     bad = house.tenant("bad")
     for _ in range(3):
         for _ in range(3):
