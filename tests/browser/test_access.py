@@ -25,17 +25,17 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
 
 
 @pytest.mark.parametrize("path", ["/", "/api/v1/state", "/api/v1/events", "/metrics"])
-def test_without_the_token_nothing_is_shown_but_what_to_do(guarded: Shown, path: str) -> None:
+def test_page_without_token_shows_instructions_only(guarded: Shown, path: str) -> None:
     status, said = guarded.answer(path)
     assert status == 401
     assert "?token=" in said
 
 
-def test_a_wrong_token_is_no_token(guarded: Shown) -> None:
+def test_page_refuses_a_wrong_token(guarded: Shown) -> None:
     assert guarded.answer(f"/?token={TOKEN[:-1]}")[0] == 401
 
 
-def test_a_link_with_the_token_opens_it_and_leaves_no_token_in_the_address(browser: Browser, guarded: Shown) -> None:
+def test_token_link_opens_the_page_and_cleans_the_address(browser: Browser, guarded: Shown) -> None:
     with visiting(browser, f"{guarded.url}?token={TOKEN}") as visit:
         expect(visit.page.get_by_role("status").first).to_contain_text("live")
         assert TOKEN not in visit.page.url
@@ -46,12 +46,12 @@ def test_a_link_with_the_token_opens_it_and_leaves_no_token_in_the_address(brows
         expect(visit.page.get_by_role("status").first).to_contain_text("live")
 
 
-def test_a_name_that_is_not_this_machine_is_refused(machine: Shown) -> None:
+def test_page_refuses_foreign_host_names(machine: Shown) -> None:
     """A page of somebody else's that resolves its own name to 127.0.0.1 would read all of it."""
     assert machine.answer("/api/v1/state", host="localhost")[0] == 200
     assert machine.answer("/api/v1/state", host="evil.example")[0] == 403
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
-def test_it_is_only_looked_at(machine: Shown, method: str) -> None:
+def test_page_answers_get_only(machine: Shown, method: str) -> None:
     assert machine.answer("/api/v1/state", method=method)[0] == 405

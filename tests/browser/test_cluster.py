@@ -32,14 +32,14 @@ def _map(page: Page) -> None:
     expect(page.get_by_role("application", name=f"{CARDS} cards in {NODES} nodes")).to_be_visible()
 
 
-def test_it_is_seen_within_a_second_and_all_of_it_soon_after(browser: Browser, cluster: str) -> None:
+def test_cluster_page_paints_within_a_second(browser: Browser, cluster: str) -> None:
     assert usual_first_paint(browser, cluster) < FIRST_PAINT
     with visiting(browser, cluster) as visit:
         _map(visit.page)
         visit.picture("cluster")
 
 
-def test_updates_every_second_leave_the_page_free_to_answer(browser: Browser, cluster: str) -> None:
+def test_cluster_updates_keep_the_page_responsive(browser: Browser, cluster: str) -> None:
     with visiting(browser, cluster) as visit:
         _map(visit.page)
         visit.page.evaluate(_WATCH)
@@ -50,7 +50,7 @@ def test_updates_every_second_leave_the_page_free_to_answer(browser: Browser, cl
         expect(visit.page.get_by_role("status").first).to_contain_text("live")
 
 
-def test_a_pod_is_found_and_opened_without_a_mouse(browser: Browser, cluster: str) -> None:
+def test_search_opens_a_pod_by_keyboard(browser: Browser, cluster: str) -> None:
     with visiting(browser, cluster) as visit:
         _map(visit.page)
         keys = visit.page.keyboard
@@ -75,7 +75,7 @@ def test_a_pod_is_found_and_opened_without_a_mouse(browser: Browser, cluster: st
         _map(visit.page)
 
 
-def test_the_map_is_walked_with_arrow_keys(browser: Browser, cluster: str) -> None:
+def test_heat_map_moves_with_arrow_keys(browser: Browser, cluster: str) -> None:
     with visiting(browser, cluster) as visit:
         _map(visit.page)
         visit.page.get_by_role("application").focus()
@@ -89,14 +89,14 @@ def test_the_map_is_walked_with_arrow_keys(browser: Browser, cluster: str) -> No
         expect(visit.page.get_by_role("region", name="gpu-1")).to_be_visible()
 
 
-def test_nodes_in_trouble_can_be_picked_out(browser: Browser, cluster: str) -> None:
+def test_filter_shows_nodes_in_trouble(browser: Browser, cluster: str) -> None:
     with visiting(browser, cluster) as visit:
         _map(visit.page)
         visit.page.get_by_role("group", name="Show").get_by_role("button", name="in trouble").click()
         expect(visit.page.get_by_text(re.compile(r"^\d+ of 5,000 nodes$"))).to_be_visible()
 
 
-def test_many_who_wait_are_told_by_reason(browser: Browser, cluster: str) -> None:
+def test_waiting_pods_are_grouped_by_reason(browser: Browser, cluster: str) -> None:
     with visiting(browser, cluster) as visit:
         waiting = visit.page.locator("section", has=visit.page.get_by_role("heading", name="Waiting Pods"))
         expect(waiting.locator("details").first).to_be_visible()
@@ -108,28 +108,28 @@ def test_many_who_wait_are_told_by_reason(browser: Browser, cluster: str) -> Non
         visit.picture("waiting")
 
 
-def test_an_address_leads_to_the_same_view_again(browser: Browser, cluster: str) -> None:
+def test_address_restores_the_view(browser: Browser, cluster: str) -> None:
     with visiting(browser, f"{cluster}#/node/gpu-77") as visit:
         expect(visit.page.get_by_role("region", name="gpu-77")).to_be_visible()
         visit.page.reload()
         expect(visit.page.get_by_role("region", name="gpu-77")).to_be_visible()
 
 
-def test_a_name_that_is_not_there_is_said_to_be_so(browser: Browser, cluster: str) -> None:
+def test_unknown_node_is_reported(browser: Browser, cluster: str) -> None:
     with visiting(browser, f"{cluster}#/node/nowhere") as visit:
         visit.forgiven = lambda trouble: "404" in trouble
         expect(visit.page.get_by_text("nowhere is not there")).to_be_visible()
 
 
 @pytest.mark.parametrize(("scheme", "language"), [("dark", "en-US"), ("light", "zh-CN")])
-def test_it_is_readable_in_any_light_and_language(browser: Browser, cluster: str, scheme: str, language: str) -> None:
+def test_cluster_page_in_every_theme_and_language(browser: Browser, cluster: str, scheme: str, language: str) -> None:
     with visiting(browser, cluster, color_scheme=scheme, locale=language) as visit:
         expect(visit.page.get_by_role("application")).to_be_visible()
         visit.page.wait_for_timeout(500)  # until the map is painted, for whoever looks at the picture
         visit.picture(f"cluster-{scheme}-{language[:2]}")
 
 
-def test_a_phone_shows_it_without_scrolling_sideways(browser: Browser, cluster: str) -> None:
+def test_cluster_page_fits_a_phone(browser: Browser, cluster: str) -> None:
     with visiting(browser, cluster, viewport=PHONE, device_scale_factor=2, has_touch=True) as visit:
         _map(visit.page)
         visit.picture("cluster-phone")

@@ -12,7 +12,7 @@ from browser.visits import visiting
 SOON = 4_000  # ms; a tick comes twice a second
 
 
-def test_a_run_appears_on_its_card_when_it_starts_and_goes_when_it_ends(browser: Browser, machine: Shown) -> None:
+def test_run_appears_on_its_card_and_disappears(browser: Browser, machine: Shown) -> None:
     with visiting(browser, machine.url) as visit:
         first = visit.page.get_by_role("article", name="card 0")
         expect(first).to_contain_text("free")
@@ -24,7 +24,7 @@ def test_a_run_appears_on_its_card_when_it_starts_and_goes_when_it_ends(browser:
         expect(first.get_by_role("button", name="batch")).to_have_count(0, timeout=SOON)
 
 
-def test_a_preemption_is_marked_on_the_timeline(browser: Browser, machine: Shown) -> None:
+def test_timeline_marks_preemptions(browser: Browser, machine: Shown) -> None:
     machine.normal_load("big", memory=20, core=10)
     machine.offline_load("train")
     machine.online_server("serve")  # on the same card as train: the other one has no room
@@ -51,7 +51,7 @@ def test_a_preemption_is_marked_on_the_timeline(browser: Browser, machine: Shown
         assert any("serve took the card from train" in mark for mark in marks)
 
 
-def test_who_waits_is_told_with_the_reason(browser: Browser, machine: Shown) -> None:
+def test_waiting_run_shows_its_reason(browser: Browser, machine: Shown) -> None:
     machine.normal_load("big", memory=20, core=10)
     machine.normal_load("large", memory=20, core=10)
     with visiting(browser, machine.url) as visit, machine.somebody_waits("late", memory=12):
@@ -61,7 +61,7 @@ def test_who_waits_is_told_with_the_reason(browser: Browser, machine: Shown) -> 
         expect(waiting).to_contain_text("needs 12 GiB")
 
 
-def test_a_click_on_a_run_tells_where_it_is_and_why(browser: Browser, machine: Shown) -> None:
+def test_run_panel_shows_where_and_why(browser: Browser, machine: Shown) -> None:
     machine.normal_load("batch", memory=6, core=50)
     with visiting(browser, machine.url) as visit:
         visit.page.get_by_role("article", name="card 0").get_by_role("button", name="batch").click()
@@ -75,7 +75,7 @@ def test_a_click_on_a_run_tells_where_it_is_and_why(browser: Browser, machine: S
         expect(panel).to_have_count(0)
 
 
-def test_a_pod_is_seen_with_its_owner_and_what_it_runs(browser: Browser, machine: Shown) -> None:
+def test_pod_panel_shows_owner_and_command(browser: Browser, machine: Shown) -> None:
     machine.apply(replicas("binpack", 2, memory=3))
     try:
         with visiting(browser, machine.url) as visit:
@@ -89,7 +89,7 @@ def test_a_pod_is_seen_with_its_owner_and_what_it_runs(browser: Browser, machine
         machine.aliquot("delete", "statefulset", "binpack")
 
 
-def test_a_waiting_pod_tells_why_when_it_is_clicked(browser: Browser, machine: Shown) -> None:
+def test_waiting_pod_panel_shows_why(browser: Browser, machine: Shown) -> None:
     machine.apply(pods(("late", {"tke.cloud.tencent.com/qgpu-memory": 30}, LOAD, None)), wait=False)
     try:
         with visiting(browser, machine.url) as visit:
@@ -103,7 +103,7 @@ def test_a_waiting_pod_tells_why_when_it_is_clicked(browser: Browser, machine: S
         machine.aliquot("delete", "pod", "late")
 
 
-def test_a_changed_policy_is_seen(browser: Browser, machine: Shown) -> None:
+def test_policy_change_is_shown(browser: Browser, machine: Shown) -> None:
     with visiting(browser, machine.url) as visit:
         expect(visit.page.get_by_text("best-effort").first).to_be_visible()
         machine.aliquot("policy", "set", "fixed-share")
@@ -113,7 +113,7 @@ def test_a_changed_policy_is_seen(browser: Browser, machine: Shown) -> None:
             machine.aliquot("policy", "set", "best-effort")
 
 
-def test_a_killed_daemon_is_missed_and_the_next_one_is_found(browser: Browser) -> None:
+def test_page_reconnects_after_a_daemon_restart(browser: Browser) -> None:
     with shown("1x8GiB") as machine, visiting(browser, machine.url) as visit:
         visit.forgiven = lambda trouble: "ERR_CONNECTION_REFUSED" in trouble or "ERR_INCOMPLETE_CHUNKED" in trouble
         standing = visit.page.get_by_role("status").first
@@ -128,7 +128,7 @@ def test_a_killed_daemon_is_missed_and_the_next_one_is_found(browser: Browser) -
         machine.clear()
 
 
-def test_several_simulated_nodes_are_seen_each_with_its_cards(browser: Browser) -> None:
+def test_simulated_nodes_show_their_cards(browser: Browser) -> None:
     with shown("2x4x24GiB") as machine, visiting(browser, machine.url) as visit:
         for name in ("node-0", "node-1"):
             node = visit.page.get_by_role("region", name=f"Node {name}")

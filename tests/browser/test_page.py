@@ -17,18 +17,18 @@ ENGLISH = re.compile(r"\b(has|needs|no room|of the|is reserved|Requests|Number)\
 BACKGROUND = "() => getComputedStyle(document.documentElement).backgroundColor"
 
 
-def test_something_is_seen_within_a_second(browser: Browser, machine: Shown) -> None:
+def test_page_paints_within_a_second(browser: Browser, machine: Shown) -> None:
     assert usual_first_paint(browser, machine.url) < FIRST_PAINT
 
 
-def test_all_javascript_is_less_than_100_kb(browser: Browser, machine: Shown) -> None:
+def test_javascript_is_less_than_100_kb(browser: Browser, machine: Shown) -> None:
     with visiting(browser, machine.url) as visit:
         expect(visit.page.get_by_role("status").first).to_contain_text("live")
         print(f"{len(visit.scripts)} scripts, {visit.script_bytes():,} bytes gzipped")
         assert 0 < visit.script_bytes() < SCRIPTS
 
 
-def test_the_server_forbids_the_page_to_talk_to_anybody_else(machine: Shown) -> None:
+def test_csp_forbids_other_hosts(machine: Shown) -> None:
     """`visiting` holds every test to it; this is what browsers enforce."""
     with urllib.request.urlopen(machine.url) as answer:
         rules = answer.headers["Content-Security-Policy"]
@@ -37,16 +37,14 @@ def test_the_server_forbids_the_page_to_talk_to_anybody_else(machine: Shown) -> 
     assert "http" not in rules
 
 
-def test_simulated_cards_are_called_so(browser: Browser, machine: Shown) -> None:
+def test_simulated_cards_are_labelled(browser: Browser, machine: Shown) -> None:
     with visiting(browser, machine.url) as visit:
         expect(visit.page.get_by_text("simulated: 2x24GiB")).to_be_visible()
 
 
 @pytest.mark.parametrize("language", ["en-US", "zh-CN"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_busy_machine_is_readable_in_any_light_and_language(
-    browser: Browser, busy: Shown, scheme: str, language: str
-) -> None:
+def test_busy_machine_in_every_theme_and_language(browser: Browser, busy: Shown, scheme: str, language: str) -> None:
     with visiting(browser, busy.url, color_scheme=scheme, locale=language) as visit:
         heading = {"en-US": "Waiting Pods", "zh-CN": "排队的 Pod"}[language]
         expect(visit.page.get_by_role("heading", name=heading)).to_be_visible()
@@ -74,7 +72,7 @@ def test_chinese_page_has_no_english_sentence(browser: Browser, busy: Shown) -> 
         expect(placed).to_contain_text("有余量的卡中最满的")
 
 
-def test_theme_and_language_are_switched_by_hand_and_kept(browser: Browser, machine: Shown) -> None:
+def test_theme_and_language_are_switched_and_kept(browser: Browser, machine: Shown) -> None:
     with visiting(browser, machine.url) as visit:
         light = visit.page.evaluate(BACKGROUND)
         for _ in range(3):
@@ -90,7 +88,7 @@ def test_theme_and_language_are_switched_by_hand_and_kept(browser: Browser, mach
         assert visit.page.evaluate(BACKGROUND) == dark
 
 
-def test_a_phone_shows_all_of_it_without_scrolling_sideways(browser: Browser, busy: Shown) -> None:
+def test_page_fits_a_phone(browser: Browser, busy: Shown) -> None:
     with visiting(browser, busy.url, viewport=PHONE, device_scale_factor=2, has_touch=True) as visit:
         expect(visit.page.get_by_role("heading", name="Waiting Pods")).to_be_visible()
         visit.picture("phone")
@@ -101,7 +99,7 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(browser: Browser, bu
         assert visit.overflow() <= 0
 
 
-def test_every_key_of_the_help_does_what_it_says(browser: Browser, machine: Shown) -> None:
+def test_every_key_of_the_help_works(browser: Browser, machine: Shown) -> None:
     with visiting(browser, machine.url) as visit:
         keys = visit.page.keyboard
         expect(visit.page.get_by_role("status").first).to_contain_text("live")

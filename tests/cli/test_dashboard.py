@@ -43,18 +43,18 @@ def shown() -> Iterator[tuple[Machine, int]]:
     machine.close()
 
 
-def test_it_tells_the_address_of_this_machines_own(shown: tuple[Machine, int]) -> None:
+def test_dashboard_prints_the_address_of_this_machine(shown: tuple[Machine, int]) -> None:
     machine, port = shown
     assert machine.aliquot("dashboard").stdout == f"http://127.0.0.1:{port}/\n"
 
 
-def test_a_daemon_without_one_says_how_to_get_it(machine: Machine) -> None:
+def test_dashboard_of_a_daemon_without_one_says_how_to_start_it(machine: Machine) -> None:
     done = machine.aliquot("dashboard")
     assert done.returncode == 2
     assert "aliquot up -d --listen PORT" in done.stderr
 
 
-def test_the_state_is_there_and_runs_are_in_it(shown: tuple[Machine, int]) -> None:
+def test_dashboard_state_has_runs(shown: tuple[Machine, int]) -> None:
     machine, port = shown
     name = machine.detach("--name", "m", "--memory", "2", "--", "sleep", "600")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/state") as answer:
@@ -64,7 +64,7 @@ def test_the_state_is_there_and_runs_are_in_it(shown: tuple[Machine, int]) -> No
     machine.clear()
 
 
-def test_events_go_on_while_the_daemon_does(shown: tuple[Machine, int]) -> None:
+def test_dashboard_events_continue(shown: tuple[Machine, int]) -> None:
     _, port = shown
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/events", timeout=10) as answer:
         names = [line for line in (answer.readline() for _ in range(12)) if line.startswith(b"event: ")]
@@ -72,7 +72,7 @@ def test_events_go_on_while_the_daemon_does(shown: tuple[Machine, int]) -> None:
     assert b"event: tick\n" in names
 
 
-def test_a_port_that_is_taken_is_said_where_it_was_asked_for(tmp_path: Path) -> None:
+def test_up_reports_a_dashboard_port_that_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         machine = Machine([*ALIQUOT, "up", "--simulate", "1x8GiB", "--listen", str(port)])
@@ -102,7 +102,7 @@ def test_a_daemon_that_cannot_come_up_leaves_the_cards_that_were_there(tmp_path:
         shutil.rmtree(machine.home)
 
 
-def test_one_that_asks_for_a_token_says_so_where_it_is_and_how_others_come(tmp_path: Path) -> None:
+def test_dashboard_with_token_prints_how_to_get_in(tmp_path: Path) -> None:
     token, port = tmp_path / "token", free_port()
     token.write_text("0123456789abcdef")
     token.chmod(0o600)
@@ -128,14 +128,14 @@ def test_a_daemon_without_a_dashboard_loads_no_http_server(machine: Machine) -> 
     assert "aiohttp" not in Path(f"/proc/{machine.daemon.pid}/maps").read_text()
 
 
-def test_one_with_a_dashboard_does_once_somebody_comes(shown: tuple[Machine, int]) -> None:
+def test_daemon_loads_http_server_with_the_first_visitor(shown: tuple[Machine, int]) -> None:
     machine, port = shown
     urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").close()
     assert machine.daemon is not None
     assert "aiohttp" in Path(f"/proc/{machine.daemon.pid}/maps").read_text()
 
 
-def test_for_a_cluster_kubectl_leads_there(tmp_path: Path) -> None:
+def test_dashboard_of_a_cluster_uses_port_forward(tmp_path: Path) -> None:
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(_KUBECTL.format(python=sys.executable))
     kubectl.chmod(0o755)
@@ -151,7 +151,7 @@ def test_for_a_cluster_kubectl_leads_there(tmp_path: Path) -> None:
     assert "port-forward --namespace=gpu --address=127.0.0.1 deployment/aliquot-scheduler :12346 --context=lab" in said
 
 
-def test_a_kubectl_that_does_not_get_there_ends_it(tmp_path: Path) -> None:
+def test_dashboard_ends_when_port_forward_fails(tmp_path: Path) -> None:
     kubectl = tmp_path / "kubectl"
     kubectl.write_text("#!/bin/sh\necho 'error: no such deployment' >&2\nexit 1\n")
     kubectl.chmod(0o755)

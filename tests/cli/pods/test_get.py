@@ -38,7 +38,7 @@ def rows(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("words", [[], ["pods"], ["po"], ["pod"], ["Pods"]])
-def test_pods_are_shown_like_kubectl_with_where_and_how_much(daemon: PaperDaemon, words: list[str]) -> None:
+def test_get_pods_shows_kubectl_columns_and_cards(daemon: PaperDaemon, words: list[str]) -> None:
     two = [a_share(0, 3, core=30), a_share(1, 3, core=30)]
     daemon.answers["status"] = a_status(a_pod("train", cards=two, **{"class": "offline"}))
     head, row = get(*words).stdout.splitlines()
@@ -47,12 +47,12 @@ def test_pods_are_shown_like_kubectl_with_where_and_how_much(daemon: PaperDaemon
     assert " ".join(cells[:4] + cells[5:]) == "train 1/1 Running 0 box 0,1 2 x 3 GiB 2 x 30% offline"
 
 
-def test_why_a_pod_waits_stands_below(daemon: PaperDaemon) -> None:
+def test_get_pods_shows_reasons_below(daemon: PaperDaemon) -> None:
     daemon.answers["status"] = a_status(a_pod("train"), pending("a", "no room"), pending("b", "no room"))
     assert get("pods").stdout.splitlines()[-1] == "a, b wait: no room"
 
 
-def test_other_namespaces_are_not_shown_but_told_of(daemon: PaperDaemon) -> None:
+def test_get_mentions_other_namespaces(daemon: PaperDaemon) -> None:
     daemon.answers["status"] = a_status(a_pod("train", "team"))
     said = get("pods")
     assert (said.exit_code, said.stdout) == (0, "")
@@ -61,20 +61,20 @@ def test_other_namespaces_are_not_shown_but_told_of(daemon: PaperDaemon) -> None
     assert rows(get("pods", "-A").stdout)[1][:2] == ["team", "train"]
 
 
-def test_all_is_workloads_and_pods_with_their_kinds(daemon: PaperDaemon) -> None:
+def test_get_all_shows_workloads_and_pods(daemon: PaperDaemon) -> None:
     daemon.answers["status"] = a_status(a_pod("web-0"), workloads=[a_workload("StatefulSet", "web")])
     shown = rows(get("all").stdout)
     assert [row[0] for row in shown if row] == ["NAME", "pod/web-0", "NAME", "statefulset.apps/web"]
     assert shown[-1][1] == "2/3"
 
 
-def test_names_are_for_other_commands(daemon: PaperDaemon) -> None:
+def test_get_output_name_prints_type_and_name(daemon: PaperDaemon) -> None:
     daemon.answers["status"] = a_status(a_pod("a"), a_pod("b"), workloads=[a_workload("Job", "j")])
     assert get("pods,jobs", "-o", "name").stdout == "pod/a\npod/b\njob.batch/j\n"
     assert get("pod/b", "job/j", "-o", "name").stdout == "pod/b\njob.batch/j\n"
 
 
-def test_a_name_that_is_not_there_is_answered_with_those_there_are(daemon: PaperDaemon) -> None:
+def test_get_unknown_name_lists_existing_ones(daemon: PaperDaemon) -> None:
     daemon.answers["status"] = a_status(a_pod("a"), a_pod("b"), a_pod("c", "team"))
     assert get("pod", "ghost").stderr == "aliquot: no pod is called ghost in namespace default: there are a, b\n"
     assert get("pod", "c").stderr.endswith("there is one in team (-n team)\n")
@@ -93,9 +93,7 @@ def test_a_name_that_is_not_there_is_answered_with_those_there_are(daemon: Paper
         (["pods", "-w", "-o", "yaml"], "-w: -o yaml is not allowed: table, wide or name"),
     ],
 )
-def test_what_is_typed_wrongly_is_told_before_anybody_is_asked(
-    daemon: PaperDaemon, words: list[str], said: str
-) -> None:
+def test_get_rejects_bad_arguments_before_asking_the_daemon(daemon: PaperDaemon, words: list[str], said: str) -> None:
     refused = get(*words)
     assert refused.exit_code == 2
     assert refused.stderr.startswith(f"aliquot: {said}")
@@ -115,11 +113,11 @@ def test_what_is_typed_wrongly_is_told_before_anybody_is_asked(
         ("rc", "ReplicationController"),
     ],
 )
-def test_short_names_and_groups_are_kubectls(word: str, kind: str) -> None:
+def test_get_accepts_kubectl_short_names(word: str, kind: str) -> None:
     assert [kind.name for kind in targets([word])[0].kinds] == [kind]
 
 
-def test_nodes_show_their_cards_and_what_is_free(daemon: PaperDaemon) -> None:
+def test_get_nodes_shows_cards_and_free_amounts(daemon: PaperDaemon) -> None:
     nodes = [{"name": f"node-{at}", "cards": [], "offers": ["qgpu"], "policy": "fixed-share"} for at in range(2)]
     cards = [a_card("node-0", 0, 3, core_booked=30.0), a_card("node-0", 1), a_card("node-1", 0, healthy=False)]
     daemon.answers["status"] = a_status(a_pod("train", node="node-0"), nodes=nodes, cards=cards)
@@ -130,19 +128,19 @@ def test_nodes_show_their_cards_and_what_is_free(daemon: PaperDaemon) -> None:
     assert head.endswith("FREE ON EACH (GiB)")
 
 
-def test_a_card_that_somebody_has_alone_has_no_compute_left(daemon: PaperDaemon) -> None:
+def test_get_nodes_counts_whole_cards_as_used(daemon: PaperDaemon) -> None:
     alone = a_tenant("t", cards=[a_share(0, 24, exclusive=True)])
     daemon.answers["status"] = a_status(cards=[a_card("box", 0, 24), a_card("box", 1)], tenants=[alone])
     assert "100% of 200%" in get("nodes").stdout
     assert "the whole card is one tenant's" in CliRunner().invoke(cli, ["describe", "node"]).stdout
 
 
-def test_pods_come_by_name(daemon: PaperDaemon) -> None:
+def test_get_pods_sorts_by_name(daemon: PaperDaemon) -> None:
     daemon.answers["status"] = a_status(a_pod("b"), a_pod("a"), a_pod("z", "earlier"))
     assert get("pods", "-A", "-o", "name").stdout == "pod/a\npod/b\npod/z\n"
 
 
-def test_the_yaml_of_a_pod_is_its_manifest_with_its_status(daemon: PaperDaemon) -> None:
+def test_get_yaml_is_the_manifest_with_status(daemon: PaperDaemon) -> None:
     manifest = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -156,12 +154,12 @@ def test_the_yaml_of_a_pod_is_its_manifest_with_its_status(daemon: PaperDaemon) 
     assert json.loads(get("pods", "-o", "json").stdout) == {"apiVersion": "v1", "kind": "List", "items": [manifest]}
 
 
-def test_a_node_in_yaml_has_its_cards(daemon: PaperDaemon) -> None:
+def test_get_node_yaml_has_its_cards(daemon: PaperDaemon) -> None:
     told = yaml.safe_load(get("node", "box", "-o", "yaml").stdout)
     assert (told["kind"], told["metadata"]["name"], len(told["status"]["cards"])) == ("Node", "box", 2)
 
 
-def test_on_a_node_of_kubernetes_it_is_kubectls_to_show_pods(daemon: PaperDaemon) -> None:
+def test_get_on_a_kubernetes_node_points_to_kubectl(daemon: PaperDaemon) -> None:
     status = a_status()
     del status["pods"]
     daemon.answers["status"] = status
@@ -187,11 +185,11 @@ def test_on_a_node_of_kubernetes_it_is_kubectls_to_show_pods(daemon: PaperDaemon
         (a_pod("p", terminating=True), "Terminating"),
     ],
 )
-def test_the_state_of_a_pod_is_called_as_kubectl_calls_it(pod: dict[str, Any], state: str) -> None:
+def test_pod_state_matches_kubectl_status(pod: dict[str, Any], state: str) -> None:
     assert state_of(pod_status(pod)) == state
 
 
-def test_only_those_with_the_labels_are_shown(daemon: PaperDaemon) -> None:
+def test_get_selector_filters_by_label(daemon: PaperDaemon) -> None:
     web, other = a_pod("web-0", labels={"app": "web", "tier": "front"}), a_pod("db-0", labels={"app": "db"})
     daemon.answers["status"] = a_status(web, other, a_pod("bare", labels={}))
     for selector, names in (
@@ -203,12 +201,12 @@ def test_only_those_with_the_labels_are_shown(daemon: PaperDaemon) -> None:
 
 
 @pytest.mark.parametrize("selector", ["", "=web", "app in (web)", "!app=web", "app=web,,"])
-def test_a_selector_that_is_none_is_told(daemon: PaperDaemon, selector: str) -> None:
+def test_get_rejects_bad_selector(daemon: PaperDaemon, selector: str) -> None:
     said = get("pods", "-l", selector)
     assert (said.exit_code, said.stderr.startswith(f"aliquot: -l: {selector} is not allowed: KEY=VALUE")) == (2, True)
 
 
-def test_rows_alone_are_for_other_programs(daemon: PaperDaemon) -> None:
+def test_get_no_headers_prints_rows_only(daemon: PaperDaemon) -> None:
     daemon.answers["status"] = a_status(a_pod("train"), pending("a", "no room"))
     assert [row[0] for row in rows(get("pods", "--no-headers").stdout)] == ["a", "train"]
 
@@ -220,14 +218,14 @@ def changes(seen: Seen, pods: list[dict[str, Any]], *, headed: bool) -> Changes:
     return seen.changes(machine_status(a_status()), [pod_status(pod) for pod in pods], headed=headed)
 
 
-def test_what_only_grew_older_is_not_shown_again() -> None:
+def test_watch_ignores_changes_of_age() -> None:
     seen = Seen(POD, wide=False, everywhere=False, prefixed=False)
     first = changes(seen, [a_pod("a", created=0.0)], headed=False)
     assert len(first.lines) == 2
     assert changes(seen, [a_pod("a", created=5000.0)], headed=False).lines == ()
 
 
-def test_what_changes_and_what_goes_is_a_line_each() -> None:
+def test_watch_prints_a_line_per_change() -> None:
     seen = Seen(POD, wide=False, everywhere=False, prefixed=False)
     changes(seen, [pending("a"), a_pod("b")], headed=False)
     (line,) = changes(seen, [a_pod("a"), a_pod("b")], headed=False).lines
@@ -237,14 +235,14 @@ def test_what_changes_and_what_goes_is_a_line_each() -> None:
     assert changes(seen, [a_pod("a")], headed=False).lines == ()
 
 
-def test_columns_do_not_move_from_line_to_line() -> None:
+def test_watch_keeps_column_widths() -> None:
     seen = Seen(POD, wide=False, everywhere=False, prefixed=False)
     first = changes(seen, [a_pod("a"), a_pod("a-long-name")], headed=False).lines[1]
     (later,) = changes(seen, [a_pod("a", node="elsewhere")], headed=False).lines[:1]
     assert first.index("1/1") == later.index("1/1")
 
 
-def test_a_watch_goes_on_when_the_daemon_is_started_again(daemon: PaperDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_survives_a_daemon_restart(daemon: PaperDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_EVERY", 0.01)
     looks = module._looks(machine_status(a_status()))
     next(looks)

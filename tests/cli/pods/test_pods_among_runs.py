@@ -43,7 +43,7 @@ def test_ps_shows_pods_that_wait_with_the_reason(daemon: PaperDaemon) -> None:
     assert [pod["key"] for pod in json.loads(shown("ps", "-o", "json"))["pods"]] == ["default/train"]
 
 
-def test_a_pod_in_the_queue_is_a_pod_and_tells_its_own_reason(daemon: PaperDaemon) -> None:
+def test_ps_and_top_show_a_queued_pod_with_its_reason(daemon: PaperDaemon) -> None:
     entry = a_queue_entry("default/train", core=30, command=["keeper"])
     daemon.answers["status"] = a_status(pending("train", "number 1 of 1 in the queue: no room"), queue=[entry])
     _, row, why = shown("ps").splitlines()
@@ -53,7 +53,7 @@ def test_a_pod_in_the_queue_is_a_pod_and_tells_its_own_reason(daemon: PaperDaemo
     assert shown("top").splitlines()[-1] == why
 
 
-def test_top_names_the_node_where_there_are_several_and_who_waits(daemon: PaperDaemon) -> None:
+def test_top_names_nodes_and_waiting_pods(daemon: PaperDaemon) -> None:
     cards = [a_card("node-0", 0), a_card("node-1", 0, uuid="GPU-9")]
     daemon.answers["status"] = a_status(pending("a", "no room"), cards=cards, tenants=[a_tenant("default/train")])
     lines = shown("top").splitlines()
@@ -63,7 +63,7 @@ def test_top_names_the_node_where_there_are_several_and_who_waits(daemon: PaperD
     assert "\ncard 0  Paper 1000" in shown("top")
 
 
-def test_many_empty_cards_are_a_line_per_node(daemon: PaperDaemon) -> None:
+def test_top_sums_up_empty_cards_per_node(daemon: PaperDaemon) -> None:
     cards = [a_card(f"node-{at // 3}", at % 3, uuid=f"GPU-{at}") for at in range(6)]
     daemon.answers["status"] = a_status(cards=cards, tenants=[a_tenant("default/train")])
     lines = shown("top").splitlines()
@@ -85,7 +85,7 @@ def test_many_empty_cards_are_a_line_per_node(daemon: PaperDaemon) -> None:
         ("describe ghosts x", []),
     ],
 )
-def test_a_shell_may_complete_commands_types_and_names(daemon: PaperDaemon, words: str, completed: list[str]) -> None:
+def test_completion_of_commands_types_and_names(daemon: PaperDaemon, words: str, completed: list[str]) -> None:
     daemon.answers["status"] = a_status(a_pod("serve"), a_pod("train"), a_pod("other", "team"))
     typed = f"aliquot {words}"
     asked = {"_ALIQUOT_COMPLETE": "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split(" ")) - 1)}

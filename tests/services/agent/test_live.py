@@ -28,7 +28,7 @@ class PaperTrace:
         return {"GPU-a": news}
 
 
-def test_it_tells_the_node_as_a_machine_tells_itself() -> None:
+def test_live_node_has_the_shape_of_a_machine() -> None:
     async def ask() -> Node:
         return AgentLive(PaperTrace(), clock=lambda: 100.0).node(PaperAgent().status(), 1060.0)
 
@@ -41,7 +41,7 @@ def test_it_tells_the_node_as_a_machine_tells_itself() -> None:
     assert (why_out.code, why_out.number, why_out.text) == ("xid", 79, "Xid 79: it has fallen off the bus")
 
 
-def test_it_traces_from_the_first_question_until_nobody_asks_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_node_traces_until_requests_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_FORGET", 0.05)
     trace = PaperTrace()
     live = AgentLive(trace, clock=lambda: 100.0)

@@ -67,19 +67,19 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
     store.close()
 
 
-def test_it_tells_where_its_things_are(agent: Agent, tmp_path: Path) -> None:
+def test_agent_about_names_its_paths(agent: Agent, tmp_path: Path) -> None:
     about = agent.about
     assert (about["node"], about["home"], about["kubelet"]) == ("n1", str(tmp_path), str(tmp_path))
     assert (about["database"], about["simulated"]) == (str(tmp_path / "state.db"), "1x16GiB")
 
 
-def test_a_name_that_no_node_has_is_what_it_waits_for(agent: Agent) -> None:
+def test_agent_with_unknown_node_name_is_not_ready(agent: Agent) -> None:
     agent.nodes.synced.set()
     agent.reporter.listed(0)
     assert agent.ready() == "Node n1 does not exist: set --nodename to its name"
 
 
-def test_its_status_can_be_shown_and_scraped_at_any_time(agent: Agent) -> None:
+def test_agent_status_can_be_shown_and_scraped_at_any_time(agent: Agent) -> None:
     status = agent.status()
     assert msgspec.json.decode(msgspec.json.encode(status), type=Status) == status
     assert status.agent

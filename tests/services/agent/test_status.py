@@ -18,13 +18,13 @@ def of(node: NodeState, now: float) -> Status:
     return status(node, now, DaemonStatus(pid=1), AgentStatus(None, {}, 0, {}))
 
 
-def test_a_pod_is_a_tenant_named_by_its_namespace_and_name() -> None:
+def test_status_names_tenants_by_namespace_and_pod() -> None:
     train, _ = of(a_scene(), 1060.0).tenants
     assert (train.name, train.namespace, train.pod, train.uid) == ("ml/train-0", "ml", "train-0", "u1")
     assert (train.app_class, train.age_seconds, train.ended) == ("offline", 60.0, False)
 
 
-def test_what_a_pod_was_promised_stands_beside_what_it_does() -> None:
+def test_status_shows_promise_and_use_of_a_pod() -> None:
     train, serve = of(a_scene(), 1060.0).tenants
     (card,) = train.cards
     assert (card.index, card.uuid, card.core, card.memory_limit_bytes) == (0, "GPU-a", 30.0, 4096 << 20)
@@ -33,24 +33,24 @@ def test_what_a_pod_was_promised_stands_beside_what_it_does() -> None:
     assert (serve.cards[0].state, serve.cards[0].memory_used_bytes) == ("idle", 0)
 
 
-def test_a_pod_that_has_ended_but_whose_processes_have_not_is_told_as_that() -> None:
+def test_status_marks_ended_pods_with_processes() -> None:
     assert [tenant.ended for tenant in of(a_scene(ended=frozenset({"u2"})), 0.0).tenants] == [False, True]
 
 
-def test_a_card_tells_what_is_booked_in_use_and_who_is_on_it() -> None:
+def test_status_of_a_card_shows_bookings_and_use() -> None:
     card, _ = of(a_scene(), 1060.0).cards
     assert (card.memory_booked_bytes, card.core_booked, card.tenants) == (12288 << 20, 80.0, 2)
     assert (card.memory_used_bytes, card.utilisation) == (6 << 20, 0.5)
     assert (card.healthy, card.why_out) == (True, None)
 
 
-def test_a_card_that_is_out_says_why_and_what_nobody_measured_is_unknown() -> None:
+def test_status_of_a_card_that_is_out_shows_why() -> None:
     _, card = of(a_scene(), 1060.0).cards
     assert (card.healthy, card.why_out) == (False, "Xid 79: it has fallen off the bus")
     assert (card.memory_used_bytes, card.utilisation, card.tenants) == (None, None, 0)
 
 
-def test_a_finding_has_its_kind_and_nobody_queues() -> None:
+def test_status_findings_have_a_kind_and_the_queue_is_empty() -> None:
     told = of(a_scene(), 1060.0)
     assert msgspec.to_builtins(told.findings) == [
         {
@@ -63,14 +63,14 @@ def test_a_finding_has_its_kind_and_nobody_queues() -> None:
     assert told.queue == []
 
 
-def test_a_resource_tells_how_many_devices_and_whether_the_kubelet_took_it() -> None:
+def test_resource_status_counts_devices_and_registration() -> None:
     tokens = (Token("a-_-0", True, None), Token("a-_-1", False, None))
     assert resource_statuses({RESOURCE: tokens}, frozenset()) == {
         RESOURCE: ResourceStatus(devices=2, unhealthy=1, registered=False)
     }
 
 
-def test_top_shows_an_agent_as_it_shows_a_daemon_and_a_card_that_is_out() -> None:
+def test_top_shows_an_agent_and_a_card_that_is_out() -> None:
     shown = view(PaperAgent(waits_for="the kubelet has not accepted it").status()).splitlines()
     assert shown[0] == "node n1, policy best-effort, release delay 100ms"
     assert shown[1] == "not ready: the kubelet has not accepted it"
@@ -80,7 +80,7 @@ def test_top_shows_an_agent_as_it_shows_a_daemon_and_a_card_that_is_out() -> Non
     assert shown[-1] == "found on card 0: process 77 uses the card without being a tenant: it is of no Pod"
 
 
-def test_top_says_nothing_of_readiness_when_all_is_in_order() -> None:
+def test_top_of_a_ready_agent_has_no_readiness_line() -> None:
     assert "not ready" not in view(PaperAgent().status())
 
 
@@ -89,16 +89,16 @@ def test_ps_shows_a_pod_without_a_process_id() -> None:
     assert _running(train)[:6] == ("ml/train-0", "offline", "-", "0", "4 GiB", "30%")
 
 
-def test_cards_are_told_in_their_order() -> None:
+def test_status_keeps_the_order_of_cards() -> None:
     assert [card.index for card in of(a_scene(tenancies=[]), 0.0).cards] == [card.index for card in CARDS]
 
 
-def test_refused_allocations_are_shown_where_there_are_any() -> None:
+def test_top_shows_refused_allocations() -> None:
     head, train, serve = view(PaperAgent().status()).splitlines()[3:6]
     assert head.endswith("PREEMPTED  REFUSED")
     assert [line.split()[-1] for line in (train, serve)] == ["2", "0"]
 
 
-def test_refused_allocations_are_not_shown_where_there_are_none() -> None:
+def test_top_hides_refused_allocations_without_any() -> None:
     quiet = PaperAgent(scene=a_scene(standings=[replace(RUNS_ON_A, refused=0)]))
     assert "REFUSED" not in view(quiet.status())

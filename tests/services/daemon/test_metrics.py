@@ -40,7 +40,7 @@ def lines(status: Status) -> list[str]:
     return exposition(status).decode().splitlines()
 
 
-def test_each_number_of_a_tenant_is_there_with_its_name_and_card() -> None:
+def test_metrics_have_every_figure_of_a_tenant() -> None:
     labels = '{card="0",class="offline",tenant="train",uuid="GPU-0"}'
     told = lines(a_status())
     for expected in (
@@ -59,16 +59,16 @@ def test_each_number_of_a_tenant_is_there_with_its_name_and_card() -> None:
     assert any(line.startswith("aliquot_build_info{version=") for line in told)
 
 
-def test_what_is_not_known_is_not_told() -> None:
+def test_metrics_leave_out_unknown_values() -> None:
     told = "\n".join(lines(a_status(share=None)))
     assert "aliquot_tenant_share_ratio{" not in told
     assert "aliquot_card_memory_used_bytes{" not in told
 
 
-def test_compute_is_a_ratio_and_odd_names_are_escaped() -> None:
+def test_metrics_escape_labels_and_use_ratios() -> None:
     assert 'aliquot_card_core_booked_ratio{card="0",model="Odd \\"model\\"\\\\",uuid="GPU-0"} 0.3' in lines(a_status())
 
 
-def test_a_scrape_leaves_nothing_behind() -> None:
+def test_scrape_leaks_no_memory() -> None:
     lines(a_status())  # the first loads what it needs
     assert left_behind(lambda: [lines(a_status()) for _ in range(20)]) < 20

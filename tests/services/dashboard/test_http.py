@@ -61,25 +61,25 @@ def json_of(path: str) -> Any:
 # --- what is drawn ---------------------------------------------------------------------------------------------------
 
 
-def test_the_state_has_the_history_in_it() -> None:
+def test_state_includes_the_history() -> None:
     state = json_of("/api/v1/state")
     assert state["kind"] == "machine"
     assert state["history"]["step"] == 1
 
 
-def test_what_is_large_is_packed_for_those_who_take_it() -> None:
+def test_large_answers_are_gzipped_on_request() -> None:
     answer, body = got("/api/v1/state", headers={"Accept-Encoding": "gzip, br"})
     assert answer.headers["Content-Encoding"] == "gzip"
     assert json.loads(gzip.decompress(body))["kind"] == "machine"
 
 
-def test_nodes_and_pods_are_asked_for_by_name() -> None:
+def test_nodes_and_pods_are_served_by_name() -> None:
     assert json_of("/api/v1/nodes/n1")["name"] == "n1"
     assert json_of("/api/v1/pods/ns%2Fp")["key"] == "ns/p"
     assert json_of("/api/v1/pods/ns/p")["key"] == "ns/p"
 
 
-def test_who_is_not_there_is_404_and_named() -> None:
+def test_unknown_names_answer_404() -> None:
     answer, body = got("/api/v1/nodes/n2")
     assert (answer.status, json.loads(body)) == (404, {"error": "no node is called n2"})
     assert got("/api/v1/pods/gone")[0].status == 404
@@ -87,7 +87,7 @@ def test_who_is_not_there_is_404_and_named() -> None:
     assert got("/assets/../index.html")[0].status in (200, 404)
 
 
-def test_a_search_says_what_is_looked_for_and_how_many() -> None:
+def test_search_passes_words_and_limit() -> None:
     assert json_of("/api/v1/search?q=%20job&limit=7") == {"nodes": ["job", "7"], "pods": []}
     assert json_of("/api/v1/search") == {"nodes": ["", "50"], "pods": []}
 
@@ -102,24 +102,24 @@ def test_a_search_says_what_is_looked_for_and_how_many() -> None:
         "/api/v1/history?range=7d",
     ],
 )
-def test_what_is_not_allowed_is_told_with_what_is(path: str) -> None:
+def test_bad_query_names_the_allowed_values(path: str) -> None:
     answer, body = got(path)
     assert answer.status == 400
     assert "is not allowed: " in json.loads(body)["error"]
 
 
-def test_both_ranges_of_the_history_are_there() -> None:
+def test_history_serves_both_ranges() -> None:
     assert json_of("/api/v1/history")["step"] == 1
     assert json_of("/api/v1/history?range=24h")["step"] == 60
 
 
-def test_metrics_are_on_the_same_port() -> None:
+def test_metrics_are_served_on_the_dashboard_port() -> None:
     answer, body = got("/metrics")
     assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
     assert body == b"aliquot_build_info 1\n"
 
 
-def test_events_begin_with_the_state_and_go_on_with_ticks() -> None:
+def test_events_begin_with_state_then_ticks() -> None:
     async def talk(client: TestClient[Any, Any], hub: Hub) -> list[bytes]:
         async with client.get("/api/v1/events") as answer:
             assert answer.content_type == "text/event-stream"
@@ -139,7 +139,7 @@ def test_events_begin_with_the_state_and_go_on_with_ticks() -> None:
 # --- the page --------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_is_asked_for_anew_and_its_files_are_kept_for_ever() -> None:
+def test_page_is_revalidated_and_assets_are_immutable() -> None:
     page, _ = got("/")
     assert (page.status, page.headers["Cache-Control"]) == (200, "no-cache")
     file, _ = got("/assets/index-8f3a.js")
@@ -147,13 +147,13 @@ def test_the_page_is_asked_for_anew_and_its_files_are_kept_for_ever() -> None:
     assert file.headers["Content-Type"] == "text/javascript; charset=utf-8"
 
 
-def test_a_page_that_the_browser_has_is_not_sent_again() -> None:
+def test_unchanged_page_answers_304() -> None:
     tag = got("/")[0].headers["ETag"]
     answer, body = got("/", headers={"If-None-Match": tag})
     assert (answer.status, body) == (304, b"")
 
 
-def test_nothing_of_another_host_is_loaded_and_nobody_frames_it() -> None:
+def test_csp_forbids_other_hosts_and_frames() -> None:
     for path in ("/", "/api/v1/state", "/nothing"):
         policy = got(path)[0].headers["Content-Security-Policy"]
         assert "default-src 'none'" in policy
@@ -161,7 +161,7 @@ def test_nothing_of_another_host_is_loaded_and_nobody_frames_it() -> None:
         assert "http" not in policy
 
 
-def test_where_it_was_never_built_the_page_says_so(built: Path) -> None:
+def test_missing_build_is_reported(built: Path) -> None:
     for file in ("assets/index-8f3a.js", "index.html"):
         (built / file).unlink()
     answer, body = got("/")
@@ -171,7 +171,7 @@ def test_where_it_was_never_built_the_page_says_so(built: Path) -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 @pytest.mark.parametrize("path", ["/", "/api/v1/state", "/metrics"])
-def test_nothing_can_be_changed(method: str, path: str) -> None:
+def test_other_methods_than_get_are_refused(method: str, path: str) -> None:
     async def talk(client: TestClient[Any, Any], _: Hub) -> int:
         async with client.request(method, path) as answer:
             return answer.status
@@ -182,13 +182,13 @@ def test_nothing_can_be_changed(method: str, path: str) -> None:
 # --- who may look ----------------------------------------------------------------------------------------------------
 
 
-def test_a_foreign_name_is_refused_and_told_the_right_one() -> None:
+def test_wrong_host_is_refused_with_the_right_address() -> None:
     answer, body = got("/api/v1/state", headers={"Host": "evil.example"})
     assert answer.status == 403
     assert b"http://127.0.0.1:9478/" in body
 
 
-def test_without_the_token_nothing_is_told_but_how_to_bring_it() -> None:
+def test_missing_token_answers_401_with_instructions() -> None:
     for path in ("/", "/api/v1/state", "/api/v1/events", "/metrics", "/assets/index-8f3a.js"):
         answer, body = got(path, token=TOKEN)
         assert answer.status == 401
@@ -196,7 +196,7 @@ def test_without_the_token_nothing_is_told_but_how_to_bring_it() -> None:
         assert TOKEN.encode() not in body
 
 
-def test_a_token_in_the_address_becomes_a_cookie() -> None:
+def test_token_in_the_address_becomes_a_cookie() -> None:
     answer, _ = got(f"/?token={TOKEN}", token=TOKEN)
     assert (answer.status, answer.headers["Location"]) == (303, "/")
     cookie = answer.headers["Set-Cookie"]
@@ -206,5 +206,5 @@ def test_a_token_in_the_address_becomes_a_cookie() -> None:
     assert got("/api/v1/state", token=TOKEN, headers={"Cookie": pair})[0].status == 200
 
 
-def test_a_scraper_brings_the_token_in_a_header() -> None:
+def test_scraper_sends_the_token_in_a_header() -> None:
     assert got("/metrics", token=TOKEN, headers={"Authorization": f"Bearer {TOKEN}"})[0].status == 200

@@ -149,7 +149,7 @@ def bytes_of(state: Json, name: str) -> list[int]:
     return [*b64decode(state["cards"][name])]
 
 
-def test_the_machine_is_one_node_unless_it_plays_several() -> None:
+def test_machine_is_one_node_unless_it_simulates_several() -> None:
     state = Machine().view.state(1000.0)
     assert (state["kind"], state["simulated"], state["nodes"]["cards"]) == ("machine", "2x24GiB", [2])
     assert state["kinds"] == [{"offers": [], "policy": "burst-share", "model": "A30", "cards": 2, "memory_mib": 24576}]
@@ -160,7 +160,7 @@ def test_the_machine_is_one_node_unless_it_plays_several() -> None:
     assert [node["cards"][0]["uuid"] for node in state["live"]["nodes"]] == ["GPU-0", "GPU-9"]
 
 
-def test_a_byte_for_each_card_tells_what_is_booked_and_for_whom() -> None:
+def test_card_bytes_show_bookings_and_classes() -> None:
     machine = Machine(
         cards=[a_card(0, memory_booked_bytes=12 * GIB, core_booked=100.0), a_card(1, memory_booked_bytes=1), a_card(2)],
         tenants=[
@@ -175,7 +175,7 @@ def test_a_byte_for_each_card_tells_what_is_booked_and_for_whom() -> None:
     assert bytes_of(state, "class") == [MIXED, WHOLE, FREE]
 
 
-def test_a_card_that_is_out_counts_as_that() -> None:
+def test_card_out_is_counted_and_explained() -> None:
     machine = Machine(cards=[a_card(0, healthy=False, why_out="Xid 79"), a_card(1)])
     state = machine.view.state(1000.0)
     assert bytes_of(state, "class") == [OUT, FREE]
@@ -189,7 +189,7 @@ def test_a_card_that_is_out_counts_as_that() -> None:
     }
 
 
-def test_a_tenant_is_shown_on_its_card_with_what_it_was_promised_and_has() -> None:
+def test_card_shows_tenants_with_promise_and_use() -> None:
     machine = Machine(tenants=[a_tenant("off", "offline", on(1, 8, 60.0, greedy=True))])
     card = machine.view.state(1000.0)["live"]["nodes"][0]["cards"][1]
     assert card["greedy_booked"] == 60.0
@@ -211,7 +211,7 @@ def test_a_tenant_is_shown_on_its_card_with_what_it_was_promised_and_has() -> No
     ]
 
 
-def test_who_waits_is_told_with_what_is_short_on_the_nearest_card() -> None:
+def test_waiting_run_shows_what_the_nearest_card_lacks() -> None:
     (entry,) = Machine(queue=[WAITS]).view.state(1000.0)["waiting"]["pods"]
     assert entry == {
         "key": "big",
@@ -238,7 +238,7 @@ def test_who_waits_is_told_with_what_is_short_on_the_nearest_card() -> None:
     }
 
 
-def test_a_pod_in_the_queue_waits_once_and_in_its_own_dialect() -> None:
+def test_waiting_pod_is_listed_once_in_its_dialect() -> None:
     pod = {**A_POD, "phase": "Pending", "node": None, "cards": [], "started": None}
     machine = Machine(queue=[{**WAITS, "name": pod["key"]}], pods=[pod])
     state = machine.view.state(1000.0)
@@ -248,13 +248,13 @@ def test_a_pod_in_the_queue_waits_once_and_in_its_own_dialect() -> None:
     assert [pod["key"] for pod in machine.view.search("binpack", 10)["pods"]] == [pod["key"]]
 
 
-def test_a_pod_that_no_card_could_ever_take_says_what_it_wants() -> None:
+def test_unplaceable_pod_shows_what_it_wants() -> None:
     pod = {**A_POD, "phase": "Pending", "node": None, "reason": "too large", "wants": "2 whole cards"}
     (entry,) = Machine(pods=[pod]).view.state(1000.0)["waiting"]["pods"]
     assert (entry["wants"]["text"], entry["reason"]["text"]) == ("2 whole cards", "too large")
 
 
-def test_a_run_says_where_it_is_and_why() -> None:
+def test_run_shows_where_and_why() -> None:
     pod = Machine(tenants=[a_tenant("train")]).view.pod("train", 1000.0)
     assert pod is not None
     assert (pod["kind"], pod["phase"], pod["since"]) == ("run", "Running", 900.0)
@@ -262,14 +262,14 @@ def test_a_run_says_where_it_is_and_why() -> None:
     assert texts(pod["why"])[0] == "Promised 6 GiB and 30% of the compute of 1 card."
 
 
-def test_a_run_in_the_queue_says_what_each_card_lacks() -> None:
+def test_queued_run_shows_what_each_card_lacks() -> None:
     pod = Machine(queue=[WAITS]).view.pod("big", 1000.0)
     assert pod is not None
     assert pod["phase"] == "Pending"
     assert pod["refusals"][0]["text"] == "card 0 has 1 GiB free, needs 20 GiB"
 
 
-def test_a_pod_is_told_in_its_own_dialect() -> None:
+def test_pod_shows_its_dialect_owner_and_place() -> None:
     machine = Machine(pods=[A_POD], tenants=[a_tenant("default/binpack-1-0", "normal", on(0, 3, None))])
     pod = machine.view.pod("default/binpack-1-0", 1000.0)
     assert pod is not None
@@ -282,12 +282,12 @@ def test_a_pod_is_told_in_its_own_dialect() -> None:
     assert state["live"]["nodes"][0]["cards"][0]["tenants"][0]["dialect"] == "gpushare"
 
 
-def test_nobody_of_that_name_is_none() -> None:
+def test_unknown_names_are_none() -> None:
     assert Machine().view.pod("nobody", 1000.0) is None
     assert Machine().node("nowhere") is None
 
 
-def test_a_search_finds_runs_pods_and_who_waits() -> None:
+def test_search_finds_runs_pods_and_the_queue() -> None:
     machine = Machine(tenants=[a_tenant("train")], queue=[WAITS], pods=[A_POD])
     found = machine.view.search("", 50)
     assert [(pod["key"], pod["phase"]) for pod in found["pods"]] == [
@@ -299,14 +299,14 @@ def test_a_search_finds_runs_pods_and_who_waits() -> None:
     assert len(machine.view.search("", 2)["pods"]) == 2
 
 
-def test_a_point_has_every_series() -> None:
+def test_point_has_every_series() -> None:
     machine = Machine(cards=[a_card(0, memory_booked_bytes=12 * GIB, core_booked=30.0), a_card(1)])
     point = machine.view.point(1000.0)
     assert set(point) == {"time", *SERIES}
     assert (point["memory"], point["core"], point["busy"]) == (25.0, 15.0, 50.0)
 
 
-def test_the_status_is_read_once_for_one_moment() -> None:
+def test_status_is_read_once_per_moment() -> None:
     machine = Machine()
     machine.view.point(1000.0)
     machine.view.tick(1000.0)
@@ -314,7 +314,7 @@ def test_the_status_is_read_once_for_one_moment() -> None:
     assert machine.asked == 1
 
 
-def test_a_tick_tells_what_waits_only_when_that_has_changed() -> None:
+def test_tick_has_the_waiting_list_only_when_it_changed() -> None:
     machine = Machine()
     machine.view.state(1000.0)
     first, second = machine.view.tick(1000.5), machine.view.tick(1001.0)
@@ -327,7 +327,7 @@ def test_a_tick_tells_what_waits_only_when_that_has_changed() -> None:
     assert third["waiting"]["count"] == 1
 
 
-def test_who_waits_no_more_is_told_where_somebody_came_in_between() -> None:
+def test_tick_has_the_waiting_list_after_a_state() -> None:
     machine = Machine()
     machine.view.tick(1000.0)
     machine.view.tick(1000.5)
@@ -339,7 +339,7 @@ def test_who_waits_no_more_is_told_where_somebody_came_in_between() -> None:
     assert tick["waiting"] == {"count": 0, "pods": []}
 
 
-def test_another_policy_or_another_card_needs_a_new_state() -> None:
+def test_tick_is_none_when_policy_or_cards_change() -> None:
     machine = Machine()
     machine.view.state(1000.0)
     assert machine.view.tick(1000.5) is not None
@@ -348,7 +348,7 @@ def test_another_policy_or_another_card_needs_a_new_state() -> None:
     assert machine.view.tick(1001.5) is not None
 
 
-def test_the_timeline_is_by_peoples_names_and_in_the_time_of_day() -> None:
+def test_timeline_uses_tenant_names_and_the_time_of_day() -> None:
     machine = Machine(tenants=[a_tenant("train", "offline")])
     came, stretch = Came("p", "id-train", offline=True), (99.0, 99.2, {"p": 1.0}, False)
     machine.records = {"GPU-0": [came, stretch, Taken(99.5, "gone", ("id-train",))]}

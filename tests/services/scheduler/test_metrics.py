@@ -33,7 +33,7 @@ def scraped(cluster: Cluster, calls: Calls | None = None) -> dict[str, float]:
     return found
 
 
-def test_the_cluster_is_added_up_in_base_units() -> None:
+def test_metrics_sum_the_cluster_in_base_units() -> None:
     cluster = a_cluster(
         live_node("n1", 16, 16), live_node("bad", labels={"sched.tensorstack.dev/node-alloc-mode": "x"})
     )
@@ -63,14 +63,14 @@ def test_the_cluster_is_added_up_in_base_units() -> None:
         assert found[name] == value, name
 
 
-def test_a_card_given_to_more_than_it_holds_is_counted() -> None:
+def test_metrics_count_cards_with_overbooked_memory() -> None:
     cluster = a_cluster(live_node("n1", 16))
     for name in ("a", "b"):
         cluster.set_pod(live_pod(name, {MEM: "12"}, on="n1", annotations=ON_CARD_0))
     assert scraped(cluster)["aliquot_cards_overbooked"] == 1
 
 
-def test_so_is_a_card_whose_compute_is_given_away_twice() -> None:
+def test_metrics_count_cards_with_overbooked_compute() -> None:
     cluster = a_cluster(live_node("n1", 16))
     card = {"index": 0, "memory_mib": 1024, "core_milli": 600}
     grant = {"v": 1, "node": "n1", "containers": [{"name": "main", "cards": [card]}]}
@@ -80,7 +80,7 @@ def test_so_is_a_card_whose_compute_is_given_away_twice() -> None:
     assert scraped(cluster)["aliquot_cards_overbooked"] == 1
 
 
-def test_calls_are_counted_by_outcome_and_timed() -> None:
+def test_metrics_count_and_time_calls() -> None:
     calls = Calls(lambda: "now")
     for seconds in (0.0004, 0.003, 9.0):
         calls.count("filter", "ok", seconds)
@@ -94,6 +94,6 @@ def test_calls_are_counted_by_outcome_and_timed() -> None:
     assert found["aliquot_extender_call_seconds_count{verb=filter}"] == 3
 
 
-def test_an_empty_cluster_is_told_as_zeros() -> None:
+def test_metrics_of_an_empty_cluster_are_zero() -> None:
     found = scraped(Cluster("binpack"))
     assert (found["aliquot_nodes"], found["aliquot_cards_free_ratio"]) == (0, 0)

@@ -6,7 +6,7 @@ from aliquot.model.localpod import ContainerState
 from aliquot.services.machine.pods.status import container_status
 
 
-def test_of_very_long_commands_the_beginning_is_told() -> None:
+def test_container_status_shortens_long_commands() -> None:
     told = container_status(ContainerState("main", "", ("python", "-c", "x" * 1000, "more"), "/log"))
     assert told.command == ["python", "-c", "x" * 490 + "..."]
     assert container_status(ContainerState("main", "", ("sleep", "600"), "/log")).command == ["sleep", "600"]

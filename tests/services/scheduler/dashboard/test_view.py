@@ -42,7 +42,7 @@ def node_of(view: JsonView, name: str) -> Json | None:
 # --- the state -------------------------------------------------------------------------------------------------------
 
 
-def test_nodes_come_by_name_with_numbers_as_numbers() -> None:
+def test_state_sorts_nodes_naturally() -> None:
     cluster = a_cluster(live_node("n10"), live_node("n9"), live_node("m", 16, 16))
     nodes = a_view(cluster).state(1000.0)["nodes"]
     assert nodes["names"] == ["m", "n9", "n10"]
@@ -50,12 +50,12 @@ def test_nodes_come_by_name_with_numbers_as_numbers() -> None:
     assert nodes["kind"] == [0, 1, 1]
 
 
-def test_a_node_without_cards_that_offers_nothing_is_not_shown() -> None:
+def test_state_leaves_out_nodes_without_cards_and_offers() -> None:
     bare = as_node({"metadata": {"name": "web"}, "status": {}})
     assert a_view(a_cluster(live_node("n1"), bare)).state(1000.0)["nodes"]["names"] == ["n1"]
 
 
-def test_a_byte_for_each_card_tells_what_is_booked() -> None:
+def test_card_bytes_show_booked_memory() -> None:
     cluster = a_cluster(live_node("n1", 16, 16))
     put(cluster, "p", "n1", 8, card=1)
     state = a_view(cluster).state(1000.0)
@@ -63,7 +63,7 @@ def test_a_byte_for_each_card_tells_what_is_booked() -> None:
     assert column(state, "class") == [FREE, NORMAL]
 
 
-def test_a_byte_tells_online_beside_offline_and_whole_cards() -> None:
+def test_card_bytes_show_classes_and_whole_cards() -> None:
     cluster = a_cluster(live_node("n1", 16), live_node("n2", 16), live_node("n3", 16))
     online = {QGPU_MEMORY: "4"}
     offline = {QGPU_GREEDY: "50", QGPU_MEMORY: "4"}
@@ -76,7 +76,7 @@ def test_a_byte_tells_online_beside_offline_and_whole_cards() -> None:
     assert state["totals"]["pods"] == {"online": 2, "offline": 1, "normal": 1}
 
 
-def test_a_sick_card_a_cordoned_node_and_a_broken_one_are_troubled() -> None:
+def test_trouble_lists_sick_cards_cordoned_and_invalid_nodes() -> None:
     cordoned = as_node({**node_json("n2"), "spec": {"unschedulable": True}})
     not_ready = node_json("n3")
     not_ready["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
@@ -93,7 +93,7 @@ def test_a_sick_card_a_cordoned_node_and_a_broken_one_are_troubled() -> None:
     assert state["totals"]["cards_out"] == 1
 
 
-def test_totals_are_of_all_cards() -> None:
+def test_totals_cover_all_cards() -> None:
     cluster = a_cluster(live_node("n1", 16, 16), live_node("n2", 24))
     put(cluster, "p", "n1", 8)
     totals = a_view(cluster).state(1000.0)["totals"]
@@ -102,14 +102,14 @@ def test_totals_are_of_all_cards() -> None:
     assert totals["busy"] is None
 
 
-def test_a_point_has_every_series() -> None:
+def test_point_has_every_series() -> None:
     assert set(a_view(a_cluster(live_node("n1"))).point(1000.0)) == {"time", *SERIES}
 
 
 # --- what changed ----------------------------------------------------------------------------------------------------
 
 
-def test_a_tick_tells_only_the_nodes_that_changed() -> None:
+def test_tick_has_only_changed_nodes() -> None:
     cluster = a_cluster(*(live_node(f"n{at}", 16, 16) for at in range(5)))
     view = a_view(cluster)
     view.state(1000.0)
@@ -123,7 +123,7 @@ def test_a_tick_tells_only_the_nodes_that_changed() -> None:
     assert (again["rows"], again["waiting"], again["trouble"]) == ([], None, None)
 
 
-def test_what_changed_and_changed_back_is_not_told() -> None:
+def test_tick_leaves_out_what_changed_back() -> None:
     cluster = a_cluster(live_node("n1"))
     view = a_view(cluster)
     view.state(1000.0)
@@ -135,7 +135,7 @@ def test_what_changed_and_changed_back_is_not_told() -> None:
     assert tick["rows"] == []
 
 
-def test_what_changed_back_is_told_where_somebody_came_in_between() -> None:
+def test_tick_has_what_changed_back_after_a_state() -> None:
     cluster = a_cluster(live_node("n1"))
     view = a_view(cluster)
     view.state(1000.0)
@@ -150,7 +150,7 @@ def test_what_changed_back_is_told_where_somebody_came_in_between() -> None:
     assert (tick["rows"], tick["trouble"]) == ([0], {})
 
 
-def test_a_node_that_comes_goes_or_has_other_cards_needs_a_new_state() -> None:
+def test_tick_is_none_when_nodes_or_cards_change() -> None:
     cluster = a_cluster(live_node("n1"))
     view = a_view(cluster)
     view.state(1000.0)
@@ -161,7 +161,7 @@ def test_a_node_that_comes_goes_or_has_other_cards_needs_a_new_state() -> None:
         assert view.tick(1002.0) is None
 
 
-def test_others_are_told_of_a_new_node_although_somebody_has_seen_it_already() -> None:
+def test_tick_is_none_for_listeners_that_miss_a_new_node() -> None:
     cluster = a_cluster(live_node("n1"))
     view = a_view(cluster)
     view.state(1000.0)
@@ -183,7 +183,7 @@ _EVENTS = st.lists(
 
 
 @given(_EVENTS)
-def test_a_state_and_the_ticks_after_it_make_the_state_there_is(events: list[tuple[str, int, int, int]]) -> None:
+def test_state_plus_ticks_equals_the_current_state(events: list[tuple[str, int, int, int]]) -> None:
     """For everybody who looks, whenever they came."""
     cluster = a_cluster(*(live_node(f"n{at}", 16, 16) for at in range(4)))
     view = a_view(cluster)
@@ -231,7 +231,7 @@ def _packed(cards: list[int]) -> str:
 # --- one of them -----------------------------------------------------------------------------------------------------
 
 
-def test_a_node_shows_who_is_on_which_card() -> None:
+def test_node_shows_tenants_by_card() -> None:
     cluster = a_cluster(live_node("n1", 16, 16))
     put(cluster, "p", "n1", 4, card=1)
     node = node_of(a_view(cluster), "n1")
@@ -241,7 +241,7 @@ def test_a_node_shows_who_is_on_which_card() -> None:
     assert (tenant["key"], tenant["dialect"], tenant["memory_mib"], tenant["share"]) == ("ns/p", "gpushare", 4096, None)
 
 
-def test_a_broken_node_shows_what_is_wrong() -> None:
+def test_invalid_node_shows_its_trouble() -> None:
     cluster = a_cluster(live_node("n1", labels={"sched.tensorstack.dev/node-alloc-mode": "typo"}))
     node = node_of(a_view(cluster), "n1")
     assert node is not None
@@ -249,7 +249,7 @@ def test_a_broken_node_shows_what_is_wrong() -> None:
     assert node_of(a_view(cluster), "nowhere") is None
 
 
-def test_what_the_nodes_agent_sees_is_laid_over_what_the_scheduler_knows() -> None:
+def test_node_merges_the_live_view_of_its_agent() -> None:
     cluster = a_cluster(live_node("n1", 16))
     put(cluster, "p", "n1")
     plain = node_of(a_view(cluster), "n1")
@@ -276,7 +276,7 @@ def test_what_the_nodes_agent_sees_is_laid_over_what_the_scheduler_knows() -> No
     assert node_of(a_view(cluster, ask_agent=silent), "n1") == plain
 
 
-def test_a_pod_says_where_it_is_and_why() -> None:
+def test_placed_pod_shows_where_and_why() -> None:
     cluster = a_cluster(live_node("n1", 16))
     put(cluster, "p", "n1")
     pod = a_view(cluster).pod("ns/p", 1000.0)
@@ -292,7 +292,7 @@ def test_a_pod_says_where_it_is_and_why() -> None:
     assert a_view(cluster).pod("ns/nobody", 1000.0) is None
 
 
-def test_a_waiting_pod_is_told_every_reason_with_how_many_nodes_say_so() -> None:
+def test_waiting_pod_shows_every_reason_with_its_nodes() -> None:
     cluster = a_cluster(live_node("n1", 8), live_node("n2", 8), live_node("n3", 16))
     put(cluster, "full", "n3", 16)
     cluster.set_pod(live_pod("big", {MEM: "12"}, refused=True))
@@ -321,7 +321,7 @@ def test_a_waiting_pod_is_told_every_reason_with_how_many_nodes_say_so() -> None
     assert (entry["reason"]["code"], entry["reason"]["count"]) == ("no-fitting-node", 3)
 
 
-def test_a_pod_that_breaks_a_rule_says_which() -> None:
+def test_invalid_pod_shows_the_broken_rule() -> None:
     cluster = a_cluster(live_node("n1"))
     cluster.set_pod(live_pod("bad", {MEM: "-1"}))
     view = a_view(cluster)
@@ -332,7 +332,7 @@ def test_a_pod_that_breaks_a_rule_says_which() -> None:
     assert pod["why"][0]["code"] == "invalid-pod"
 
 
-def test_few_reasons_are_worked_out_at_once() -> None:
+def test_waiting_list_computes_few_reasons_at_once() -> None:
     cluster = a_cluster(live_node("n1", 8))
     for gib in range(9, 29):
         cluster.set_pod(live_pod(f"p{gib}", {MEM: str(gib)}, refused=True))
@@ -344,7 +344,7 @@ def test_few_reasons_are_worked_out_at_once() -> None:
     assert "working" not in [pod["reason"]["code"] for pod in told["waiting"]["pods"]]
 
 
-def test_a_search_finds_nodes_and_pods_of_ours() -> None:
+def test_search_finds_nodes_and_pods() -> None:
     cluster = a_cluster(live_node("gpu-1"), live_node("gpu-2"))
     put(cluster, "train", "gpu-1")
     cluster.set_pod(live_pod("waits", {MEM: "99"}))
