@@ -70,7 +70,7 @@ def test_findings_have_their_fix_below_and_exit_code_1(well: PaperCluster) -> No
     assert lines[-1] == "2 findings"
 
 
-def test_the_same_finding_about_many_is_told_once(well: PaperCluster) -> None:
+def test_doctor_groups_equal_findings(well: PaperCluster) -> None:
     others = [gpushare_node(f"m{at}", 16) for at in range(20)]
     well.answer("/api/v1/nodes", [NODE, *others])
     (line,) = [line for line in invoked(doctor).stdout.splitlines() if "does not advertise" in line]
@@ -111,9 +111,7 @@ def test_json_has_the_findings_as_data(well: PaperCluster) -> None:
         (WEBHOOK, "mutatingwebhookconfigurations"),
     ],
 )
-def test_what_may_not_be_read_is_a_finding_and_the_rest_is_still_looked_at(
-    well: PaperCluster, path: str, what: str
-) -> None:
+def test_doctor_reports_what_it_may_not_read_and_checks_the_rest(well: PaperCluster, path: str, what: str) -> None:
     well.answer(path, FORBIDDEN.format(what))
     result = invoked(doctor)
     assert result.exception is None or isinstance(result.exception, SystemExit)
@@ -130,7 +128,7 @@ def test_a_webhook_that_is_not_there_is_not_tried(well: PaperCluster) -> None:
     assert not any(call[0] == "create" for call in well.calls)
 
 
-def test_trials_leave_nothing_behind_and_go_where_they_may(well: PaperCluster) -> None:
+def test_trial_pods_are_dry_runs_in_the_given_namespace(well: PaperCluster) -> None:
     invoked(doctor, "--namespace", "team")
     trials = [call for call in well.calls if call[0] == "create"]
     assert len(trials) == 2

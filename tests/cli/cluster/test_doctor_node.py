@@ -68,7 +68,7 @@ def checks(found: list[Json]) -> set[str]:
 OF_THE_NODE = {"kubelet", "agent", "database", "shim", "cards", "resources", "inventory", "cdi", "holdings"}
 
 
-def test_where_a_kubelet_is_the_node_is_looked_at_without_being_asked(node: PaperNode, api: PaperCluster) -> None:
+def test_doctor_checks_the_node_where_a_kubelet_is(node: PaperNode, api: PaperCluster) -> None:
     with ExitStack() as stack:
         node.start(stack)
         found = told(node)
@@ -77,7 +77,7 @@ def test_where_a_kubelet_is_the_node_is_looked_at_without_being_asked(node: Pape
     assert {"scheduler", "extender"} & checks(found["finding"]), "the cluster is looked at as well"
 
 
-def test_a_machine_without_cards_that_is_asked_for_none_is_only_told_as_that(
+def test_doctor_on_a_machine_without_cards_gives_a_note(
     node: PaperNode, cluster: PaperCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A control plane's, say: people call the doctor where they are."""
@@ -94,17 +94,17 @@ def test_a_machine_without_cards_that_is_asked_for_none_is_only_told_as_that(
     assert note["what"].startswith("no agent runs here, and the labels ask for none")
 
 
-def test_with_no_node_only_the_cluster_is(node: PaperNode, api: PaperCluster) -> None:
+def test_doctor_with_no_node_checks_the_cluster_only(node: PaperNode, api: PaperCluster) -> None:
     found = told(node, "--no-node")
     assert not checks([each for level in found.values() for each in level]) & {"agent", "kubelet", "shim"}
 
 
-def test_where_no_kubelet_is_only_the_cluster_is(api: PaperCluster, tmp_path: Path) -> None:
+def test_doctor_without_kubelet_checks_the_cluster_only(api: PaperCluster, tmp_path: Path) -> None:
     result = invoked(doctor, f"--kubelet-dir={tmp_path / 'none'}")
     assert "agent " not in result.stdout
 
 
-def test_with_node_a_machine_without_a_kubelet_is_told_as_that(api: PaperCluster, tmp_path: Path) -> None:
+def test_doctor_with_node_reports_a_missing_kubelet(api: PaperCluster, tmp_path: Path) -> None:
     missing = tmp_path / "none"
     result = invoked(doctor, "--node", f"--kubelet-dir={missing}", f"--run-dir={missing}", "--nodename=n1")
     assert "kubelet.sock is not there" in result.stdout
@@ -147,7 +147,7 @@ def test_without_kubectl_the_account_of_the_agents_pod_is_used(
     assert "only this node was looked at" in result.stdout
 
 
-def test_alone_the_node_is_still_checked_for_cards_given_twice(
+def test_doctor_without_kubectl_finds_cards_given_twice(
     node: PaperNode, no_kubectl: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pods = [the_pod(name=name, limits={**_LIMITS, "tke.cloud.tencent.com/qgpu-core": "60"}) for name in ("a", "b")]
@@ -164,7 +164,7 @@ def test_alone_the_node_is_still_checked_for_cards_given_twice(
     assert crowd["what"] == "150% of its compute is given away"
 
 
-def test_without_any_api_server_the_agent_is_looked_at_all_the_same(node: PaperNode, no_kubectl: None) -> None:
+def test_doctor_without_api_server_checks_the_agent(node: PaperNode, no_kubectl: None) -> None:
     with ExitStack() as stack:
         node.start(stack)
         found = told(node)
@@ -183,7 +183,7 @@ def test_a_cluster_that_does_not_answer_is_told_and_the_node_looked_at(node: Pap
     assert "ok       agent" in result.stdout
 
 
-def test_a_node_of_another_name_is_told(node: PaperNode, api: PaperCluster) -> None:
+def test_doctor_reports_an_unknown_node_name(node: PaperNode, api: PaperCluster) -> None:
     node.agent.about["node"] = "nobody"
     with ExitStack() as stack:
         node.start(stack)

@@ -38,7 +38,7 @@ from kit.manifests import (
 # --- the answer ---------------------------------------------------------------------------------------------------
 
 
-def test_a_pod_that_fits_is_told_its_cards_and_why_not_the_others(tmp_path: Path) -> None:
+def test_explain_json_has_cards_and_refusals_of_other_nodes(tmp_path: Path) -> None:
     pod = asking({QGPU_MEMORY: 3, QGPU_CORE: 30}, "name")
     pod["metadata"]["namespace"] = "ns"
     (entry,) = explained(
@@ -56,7 +56,7 @@ def test_a_pod_that_fits_is_told_its_cards_and_why_not_the_others(tmp_path: Path
     }
 
 
-def test_a_card_too_small_never_does_and_a_card_in_use_does_not_do_now(tmp_path: Path) -> None:
+def test_explain_marks_too_small_cards_as_never(tmp_path: Path) -> None:
     (entry,) = explained(tmp_path, [gpushare_pod("p", 5)], [gpushare_node("n2", 4, 32), on_card("r", 29, 1, "n2")])
     assert entry["refusals"] == [
         {"node": "n2", "card": 0, "reason": "memory", "wanted": 5, "had": 4, "never": True},
@@ -80,7 +80,7 @@ def test_a_pod_that_is_not_ours_stands_in_nobodys_way(tmp_path: Path) -> None:
     assert "default/web: asks for no GPU" in result.stderr
 
 
-def test_some_that_do_not_fit_make_exit_code_1_and_the_others_are_placed(tmp_path: Path) -> None:
+def test_explain_exits_1_when_some_pods_do_not_fit(tmp_path: Path) -> None:
     pods = [gpushare_pod("small", 4), gpushare_pod("huge", 99), gpushare_pod("next", 4)]
     answer = explained(tmp_path, pods, [gpushare_node("n1", 16)])
     assert places(answer) == [("small", "n1", [0]), ("huge", None, []), ("next", "n1", [0])]
@@ -95,7 +95,7 @@ def test_each_pod_is_booked_before_the_next(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x", None])
-def test_pods_of_one_name_or_of_none_are_booked_each(tmp_path: Path, name: str | None) -> None:
+def test_pods_without_unique_names_are_booked_separately(tmp_path: Path, name: str | None) -> None:
     pod = gpushare_pod("x", 8)
     pod["metadata"]["name"] = name
     answer = explained(tmp_path, [pod] * 3, [gpushare_node("n1", 16)])
@@ -129,7 +129,7 @@ def test_a_workload_of_no_replicas_is_an_empty_list(tmp_path: Path) -> None:
     assert explained(tmp_path, [replicas(0, gpushare_pod("", 3))], [gpushare_node()]) == []
 
 
-def test_lists_of_lists_and_what_is_deployed_beside_are_read(tmp_path: Path) -> None:
+def test_nested_lists_and_other_kinds_are_read(tmp_path: Path) -> None:
     pods = {"kind": "PodList", "items": [{k: v for k, v in gpushare_pod("inner").items() if k != "kind"}]}
     beside = {"kind": "Service", "metadata": {"name": "s"}}
     answer = explained(tmp_path, [beside, {"kind": "List", "items": [pods, gpushare_pod("outer")]}], [gpushare_node()])

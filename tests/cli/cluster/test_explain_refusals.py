@@ -127,7 +127,7 @@ def holding(limits: Json, **more: Any) -> Json:
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 16 else "",
 )
-def test_each_shortage_is_told_in_the_units_people_use(
+def test_shortages_are_in_units_of_people(
     tmp_path: Path, reason: str, pod: Json, cluster: list[Json], wanted: object, had: object, never: bool
 ) -> None:
     (entry,) = explained(tmp_path, [pod], cluster)
@@ -190,7 +190,7 @@ CLUSTER = [
 
 @settings(max_examples=60, deadline=None)
 @given(makers=st.lists(any_pod, min_size=1, max_size=14), policy=st.sampled_from(["binpack", "spread", "fgd", "dense"]))
-def test_whatever_is_asked_no_card_is_promised_twice(
+def test_explain_never_promises_a_card_twice(
     tmp_path_factory: pytest.TempPathFactory, makers: list[Callable[[str], Json]], policy: str
 ) -> None:
     folder = tmp_path_factory.mktemp("explain")
@@ -253,7 +253,7 @@ GOOD = [
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_whatever_is_written_there_is_an_answer_or_one_line(
+def test_explain_answers_any_input_or_fails_with_one_line(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     """One value anywhere in Pods and cluster becomes any other."""

@@ -49,7 +49,7 @@ def test_whole_cards_and_greedy_compute_are_named(tmp_path: Path) -> None:
     ]
 
 
-def test_busy_closed_and_hopeless_nodes_are_told_apart(tmp_path: Path) -> None:
+def test_busy_closed_and_never_are_separate_groups(tmp_path: Path) -> None:
     cluster = [
         gpushare_node("busy", 16),
         on_card("r", 12, 0, "busy"),
@@ -73,14 +73,14 @@ def test_busy_closed_and_hopeless_nodes_are_told_apart(tmp_path: Path) -> None:
     ]
 
 
-def test_a_card_that_is_both_busy_and_too_small_gives_no_hope(tmp_path: Path) -> None:
+def test_card_that_is_busy_and_too_small_is_never(tmp_path: Path) -> None:
     """Its compute comes free, its memory does not grow."""
     running = asking({QGPU_MEMORY: 1, QGPU_CORE: 90}, "r", on="n1")
     told = lines(tmp_path, [asking({QGPU_MEMORY: 20, QGPU_CORE: 30})], [a_node("n1", 16, labels=QGPU), running])
     assert told[1] == "  1 node will not take the Pod as it is"
 
 
-def test_one_card_that_may_come_free_is_hope_enough(tmp_path: Path) -> None:
+def test_node_with_one_card_that_may_come_free_is_busy(tmp_path: Path) -> None:
     told = lines(tmp_path, [gpushare_pod("p", 5)], [gpushare_node("n1", 4, 16), on_card("r", 12, 1)])
     assert told[1:4] == [
         "  1 node is busy: it could take the Pod when others leave",
@@ -100,7 +100,7 @@ def test_replicas_that_do_not_fit_for_the_same_reasons_are_told_together(tmp_pat
     assert len(told) == 7
 
 
-def test_pods_of_other_shapes_are_told_apart(tmp_path: Path) -> None:
+def test_pods_of_other_shapes_get_their_own_paragraph(tmp_path: Path) -> None:
     told = lines(tmp_path, [gpushare_pod("a", 17), gpushare_pod("b", 18)], [gpushare_node("n1", 16)])
     assert [line for line in told if "fits none" in line] == [
         "default/a  fits none of 1 node",

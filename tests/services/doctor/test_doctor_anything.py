@@ -78,7 +78,7 @@ def changed(value: Any, path: tuple[Any, ...], to: object) -> Any:
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_one_value_anywhere_becomes_any_other_and_all_of_it_is_still_answered(data: st.DataObject) -> None:
+def test_cluster_findings_and_views_for_any_changed_value(data: st.DataObject) -> None:
     whole: Any = {"objects": OBJECTS, "lease": LEASE, "webhook": WEBHOOK}
     places = [path for path in places_in(whole) if len(path) > 2 and path[-1] != "kind"]
     whole = changed(whole, data.draw(st.sampled_from(places)), data.draw(anything))

@@ -35,13 +35,13 @@ def _node(told: str | None) -> Any:
     return {"metadata": {"name": "n1", "annotations": {} if told is None else {"aliquot.dev/agent": told}}}
 
 
-def test_what_is_well_is_one_line_with_how_many_there_are() -> None:
+def test_complete_installation_is_one_line() -> None:
     (finding,) = installation_findings(_both(), [], [_node(RELEASE), _node(None)], RELEASE)
     assert finding.level is Level.OK
     assert finding.what == "0.1.0: 2 of 2 schedulers ready, 2 of 2 agents ready"
 
 
-def test_a_cluster_into_which_it_was_put_in_another_way_has_nothing_to_say() -> None:
+def test_installation_without_our_labels_has_no_findings() -> None:
     assert list(installation_findings([], [], [_node(RELEASE)], RELEASE)) == []
 
 

@@ -20,7 +20,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PaperCluster:
     return paper
 
 
-def test_it_is_the_deployment_with_our_labels_in_whatever_namespace(cluster: PaperCluster) -> None:
+def test_find_scheduler_by_labels_in_any_namespace(cluster: PaperCluster) -> None:
     cluster.answer(DEPLOYMENTS, [{"metadata": {"namespace": "gpu", "name": "aliquot-scheduler"}}])
     found = find_scheduler(Kubectl())
     assert (found.namespace, found.name) == ("gpu", "aliquot-scheduler")
@@ -29,7 +29,7 @@ def test_it_is_the_deployment_with_our_labels_in_whatever_namespace(cluster: Pap
 
 
 @pytest.mark.parametrize("answer", [[], [{}], "Error from server (Forbidden): deployments.apps is forbidden"], ids=str)
-def test_where_nothing_tells_it_is_in_the_usual_place(cluster: PaperCluster, answer: object) -> None:
+def test_find_scheduler_falls_back_to_the_default_location(cluster: PaperCluster, answer: object) -> None:
     cluster.answer(DEPLOYMENTS, answer)
     assert find_scheduler(Kubectl()) == default_location()
 
@@ -44,7 +44,7 @@ def test_where_nothing_tells_it_is_in_the_usual_place(cluster: PaperCluster, ans
     ],
     ids=str,
 )
-def test_it_says_which_dialects_are_served(cluster: PaperCluster, args: list[str], served: list[str]) -> None:
+def test_find_scheduler_reads_the_served_dialects(cluster: PaperCluster, args: list[str], served: list[str]) -> None:
     spec = {"template": {"spec": {"containers": [{"name": "scheduler", "args": args}]}}}
     cluster.answer(DEPLOYMENTS, [{"metadata": {"namespace": "gpu", "name": "aliquot-scheduler"}, "spec": spec}])
     assert find_scheduler(Kubectl()).served == set(served)

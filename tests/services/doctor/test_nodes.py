@@ -98,7 +98,7 @@ def test_nodes_that_are_well_are_counted_and_nothing_else() -> None:
         ),
     ],
 )
-def test_each_fault_is_found_with_its_fix(node: Json, check: str, what: str, fix: str) -> None:
+def test_node_fault_is_found_with_its_fix(node: Json, check: str, what: str, fix: str) -> None:
     (finding,) = findings(node, WELL[0])
     assert finding.check == check
     assert finding.about == ("n1",)
@@ -106,14 +106,14 @@ def test_each_fault_is_found_with_its_fix(node: Json, check: str, what: str, fix
     assert fix in str(finding.advice)
 
 
-def test_what_had_to_be_guessed_at_is_told_but_is_not_wrong() -> None:
+def test_assumed_cards_are_a_note() -> None:
     node = a_node("n1", labels={"gpushare": "true"}, capacity={MEM: "32"})
     (note,) = [finding for finding in everything(node) if finding.level is Level.NOTE]
     assert "one is assumed" in note.what
     assert "aliquot.dev/inventory tells the cards" in str(note.advice)
 
 
-def test_a_sick_card_is_found_whoever_says_so() -> None:
+def test_sick_card_by_configmap_is_found() -> None:
     node = a_node("n1", 16, 16, labels={"gpushare": "true"}, capacity=FULL)
     metadata = {"name": "unhealthy-gpu-n1", "namespace": "kube-system"}
     (finding,) = findings(node, {"kind": "ConfigMap", "metadata": metadata, "data": {"gpus": "1"}})
@@ -125,7 +125,7 @@ def test_a_cluster_where_no_node_offers_anything_is_a_finding() -> None:
     assert finding.what == "no node offers GPUs in any of the dialects"
 
 
-def test_the_labels_to_set_then_are_those_of_what_is_served() -> None:
+def test_labels_to_set_are_those_of_served_dialects() -> None:
     served = Rules(served=frozenset({"qgpu", "gpushare"}))
     (finding,) = findings(a_node("plain"), rules=served)
     assert "`kubectl label node NAME qgpu-device-enable=enable`" in str(finding.advice)
@@ -144,6 +144,6 @@ def test_cards_of_a_node_whose_agent_is_away_are_not_called_sick() -> None:
     assert findings(node) == []
 
 
-def test_a_person_who_switched_a_node_off_is_not_corrected() -> None:
+def test_node_switched_off_by_label_is_no_finding() -> None:
     node = a_node("n1", 16, labels={"qgpu-device-enable": "disable"}, capacity={QGPU_MEMORY: "16"})
     assert findings(node, WELL[0]) == []

@@ -116,19 +116,19 @@ def waits(*objects: Json) -> list[Finding]:
     return list(waiting_findings(look(objects, Rules())))
 
 
-def test_waiting_for_others_to_leave_is_no_fault() -> None:
+def test_pod_waiting_for_room_is_a_note() -> None:
     (told,) = waits(gpushare_node("n1", 16), on_card("r", 14, 0), gpushare_pod("p", 4))
     assert told.level is Level.NOTE
     assert told.what.startswith("fits none of 1 node. 1 is busy")
 
 
-def test_waiting_for_what_never_comes_is() -> None:
+def test_pod_waiting_for_what_never_fits_is_a_finding() -> None:
     (told,) = waits(gpushare_node("n1", 16), gpushare_pod("p", 40))
     assert told.level is Level.FINDING
     assert told.advice == "`aliquot explain p -n default` tells every reason"
 
 
-def test_a_pod_that_fits_by_its_cards_but_is_refused_for_something_else_is_told_of() -> None:
+def test_waiting_pod_refused_for_another_reason_is_a_note() -> None:
     condition = {
         "type": "PodScheduled",
         "reason": "Unschedulable",
@@ -140,10 +140,10 @@ def test_a_pod_that_fits_by_its_cards_but_is_refused_for_something_else_is_told_
     assert waits(gpushare_node("n1", 16), gpushare_pod("p", 4)) == []
 
 
-def test_a_broken_pod_is_told_its_rule() -> None:
+def test_waiting_pod_that_breaks_a_rule_names_it() -> None:
     (told,) = waits(gpushare_node("n1", 16), gpushare_pod("p", 3, annotations={COUNT: "2"}))
     assert (told.level, told.fix) == (Level.FINDING, "correct its manifest")
 
 
-def test_nobody_waiting_is_well() -> None:
+def test_no_waiting_pod_is_ok() -> None:
     assert [wait.level for wait in waits(gpushare_node("n1", 16))] == [Level.OK]

@@ -94,11 +94,11 @@ def test_an_extender_that_is_called_is_well() -> None:
     assert finding.what.startswith("was asked 1,200 times")
 
 
-def test_one_that_nobody_needed_yet_is_no_finding() -> None:
+def test_extender_never_called_is_a_note_without_pods() -> None:
     assert only(call_findings(a_lease(calls=asked(0, None)), snapshot([]), NOW)).level is Level.NOTE
 
 
-def test_a_pod_that_waits_and_was_tried_without_asking_us_means_that_kube_scheduler_is_not_wired() -> None:
+def test_extender_not_asked_about_a_waiting_pod_is_a_finding() -> None:
     pods = [waiting(gpushare_pod("p"), 60)]
     finding = only(call_findings(a_lease(calls=asked(0, None)), snapshot(pods), NOW))
     assert finding.level is Level.FINDING
@@ -112,7 +112,7 @@ def test_calls_from_before_the_pod_was_made_do_not_count() -> None:
     assert only(call_findings(a_lease(calls=asked(9, 20)), snapshot(pods), NOW)).level is Level.OK
 
 
-def test_a_pod_that_is_young_is_given_time() -> None:
+def test_extender_check_ignores_young_pods() -> None:
     pods = [waiting(gpushare_pod("p"), 20)]
     assert only(call_findings(a_lease(calls=asked(0, None)), snapshot(pods), NOW)).level is Level.NOTE
 
@@ -124,13 +124,13 @@ def test_a_scheduler_name_that_nobody_serves_is_told() -> None:
     assert "--second" in str(finding.fix)
 
 
-def test_a_default_scheduler_that_does_not_run_is_told_as_that() -> None:
+def test_default_scheduler_that_does_not_run_is_a_finding() -> None:
     pods = [waiting(gpushare_pod("p"), 60, message=None)]
     finding = only(call_findings(a_lease(calls=asked(9, 90)), snapshot(pods), NOW))
     assert str(finding.fix).startswith("is kube-scheduler running?")
 
 
-def test_nodes_that_do_not_advertise_the_resource_are_the_reason_why_we_are_not_asked() -> None:
+def test_extender_not_asked_for_lack_of_advertised_resources() -> None:
     message = f"0/3 nodes are available: 3 Insufficient {MEM}. preemption: 0/3 nodes are available"
     finding = only(
         call_findings(a_lease(calls=asked(0, None)), snapshot([waiting(gpushare_pod("p"), 60, message)]), NOW)
@@ -138,14 +138,14 @@ def test_nodes_that_do_not_advertise_the_resource_are_the_reason_why_we_are_not_
     assert f"no node has enough {MEM} left" in finding.what
 
 
-def test_a_kube_scheduler_beside_another_replica_than_the_leader_asks_that_one_which_is_no_finding() -> None:
+def test_extender_asked_by_way_of_another_replica_is_ok() -> None:
     message = f"0/2 nodes are available: 1 GPU memory: needs 20 GiB ... (aliquot:memory), 1 Insufficient {MEM}."
     pods = [waiting(gpushare_pod("p"), 60, message)]
     finding = only(call_findings(a_lease(calls=asked(0, None)), snapshot(pods), NOW))
     assert (finding.level, finding.what) == (Level.OK, "is asked, by way of a replica that does not lead; binds: 0")
 
 
-def test_binds_alone_show_that_it_is_asked() -> None:
+def test_extender_binds_alone_are_ok() -> None:
     calls = {**asked(0, None), "bind": {"count": 7, "last": ago(3)}}
     finding = only(call_findings(a_lease(calls=calls), snapshot([]), NOW))
     assert (finding.level, finding.what) == (Level.OK, "is asked, by way of a replica that does not lead; binds: 7")
@@ -172,7 +172,7 @@ def test_a_pod_bound_without_a_grant_was_placed_past_us() -> None:
         gpushare_pod("p", on="n1", status={"phase": "Succeeded"}),
     ],
 )
-def test_pods_whose_cards_are_told_or_need_no_telling_are_well(pod: Json) -> None:
+def test_bound_pods_with_grants_or_whole_nodes_are_ok(pod: Json) -> None:
     assert only(call_findings(a_lease(calls=asked(9, 1)), snapshot([pod]), NOW)).level is Level.OK
 
 
@@ -230,26 +230,26 @@ def test_a_webhook_that_refuses_and_tolerates_is_well() -> None:
         (looked(CONFIGURED, exclusive=Probe(exclusive_pod(), None)), "without the toleration"),
     ],
 )
-def test_each_fault_of_the_webhook_is_a_finding_with_a_fix(findings: list[Finding], what: str) -> None:
+def test_webhook_fault_is_a_finding_with_a_fix(findings: list[Finding], what: str) -> None:
     told = [finding for finding in findings if finding.level is Level.FINDING]
     assert [what in each.what for each in told] == [True]
     assert told[0].fix
 
 
-def test_a_webhook_that_is_not_there_may_be_meant_so() -> None:
+def test_missing_webhook_is_a_note() -> None:
     (told,) = looked(None)
     assert told.level is Level.NOTE
     assert "does not exist" in told.what
     assert told.fix
 
 
-def test_a_trial_that_may_not_be_made_is_told_as_that() -> None:
+def test_webhook_trial_that_is_forbidden_is_unknown() -> None:
     forbidden = Probe(None, 'Error from server (Forbidden): pods is forbidden: User "x" cannot create')
     findings = looked(CONFIGURED, broken=forbidden, exclusive=forbidden)
     assert [finding.level for finding in findings] == [Level.UNKNOWN]
 
 
-def test_the_trial_pods_are_what_they_are_meant_to_be() -> None:
+def test_trial_pods_break_a_rule_or_need_a_toleration() -> None:
     for rules in QgpuRules:
         assert isinstance(dialects.parse_pod(broken_pod(), Rules(rules)), tuple)
     for dialect in dialects.DIALECTS:

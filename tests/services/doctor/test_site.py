@@ -49,7 +49,7 @@ def test_a_node_on_which_all_is_well(well: PaperNode) -> None:
     assert [(each.pod, each.amounts) for each in site.held or ()] == [("train", {QGPU_CORE: 30, QGPU_MEMORY: 4})]
 
 
-def test_where_no_agent_tells_the_name_of_the_node_it_is_the_one_an_agent_would_take(
+def test_node_name_without_agent_is_the_one_an_agent_would_take(
     node: PaperNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NODE_NAME", raising=False)
@@ -57,7 +57,7 @@ def test_where_no_agent_tells_the_name_of_the_node_it_is_the_one_an_agent_would_
     assert look(node.places, None).node_name == "gpu-7"
 
 
-def test_a_running_agent_tells_where_its_things_are(well: PaperNode) -> None:
+def test_places_come_from_the_running_agent(well: PaperNode) -> None:
     elsewhere = Places(run=well.places.run, preload=well.places.preload)
     site = look(elsewhere, None)
     assert (site.places.database, site.places.kubelet, site.places.cdi) == (
@@ -73,7 +73,7 @@ def test_an_agent_without_cdi_has_no_cdi_folder_to_look_at(well: PaperNode) -> N
     assert (site.places.cdi, site.cdi_problem, site.specs) == (None, None, ())
 
 
-def test_where_nobody_runs_each_is_told_as_that(node: PaperNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_site_without_agent_or_kubelet_names_each_problem(node: PaperNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aliquot.adapters.gpu.nvml.Nvml", _no_driver)
     site = look(node.places, "n7")
     assert site.node_name == "n7"
@@ -117,7 +117,7 @@ def test_an_agent_of_a_release_that_tells_something_else_is_not_misread(well: Pa
     assert str(site.agent_problem).startswith("it answers in another form (Expected `array`, got `object`")
 
 
-def test_where_links_lead_is_known(node: PaperNode) -> None:
+def test_site_reads_where_links_lead(node: PaperNode) -> None:
     (node.places.run / "a").mkdir()
     (node.places.run / "a" / "gpu-mem-1").symlink_to(node.places.run / "t" / UID)
     assert look(node.places, "n1").links == {"gpu-mem-1": UID}
@@ -192,7 +192,7 @@ def test_disks_are_looked_at_with_their_kind(node: PaperNode) -> None:
 # --- the lock --------------------------------------------------------------------------------------------------------
 
 
-def test_who_holds_a_lock_is_read_without_trying_for_it(tmp_path: Path) -> None:
+def test_lock_holder_is_read_without_locking(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     with open(lock, "w") as file:
         assert lock_holder(lock) is None
@@ -208,7 +208,7 @@ def test_a_lock_that_is_not_there_is_held_by_nobody(tmp_path: Path) -> None:
 # --- Pods that end while we look -------------------------------------------------------------------------------------
 
 
-def test_what_the_agent_puts_away_in_a_moment_is_no_leftover(node: PaperNode) -> None:
+def test_leftover_that_the_agent_removes_is_dropped(node: PaperNode) -> None:
     path = node.tenant("uid-of-old", "old")
     site = look(node.places, "n1")
 
@@ -221,7 +221,7 @@ def test_what_the_agent_puts_away_in_a_moment_is_no_leftover(node: PaperNode) ->
     assert (after.specs, after.folders) == ((), frozenset())
 
 
-def test_what_nobody_puts_away_is_one(node: PaperNode) -> None:
+def test_leftover_that_stays_is_kept(node: PaperNode) -> None:
     node.tenant("uid-of-old", "old")
     slept: list[float] = []
     after = settled(look(node.places, "n1"), frozenset(), slept.append)
@@ -240,14 +240,14 @@ def test_a_pod_that_starts_while_we_look_is_not_judged(node: PaperNode) -> None:
     assert settled(site, frozenset(), another).folders == {"uid-of-old"}
 
 
-def test_where_every_pod_is_known_nobody_waits(node: PaperNode) -> None:
+def test_settled_does_not_wait_without_leftovers(node: PaperNode) -> None:
     node.tenant(UID)
     slept: list[float] = []
     settled(look(node.places, "n1"), frozenset({UID}), slept.append)
     assert slept == []
 
 
-def test_looking_changes_nothing(well: PaperNode) -> None:
+def test_look_changes_nothing(well: PaperNode) -> None:
     well.tenant(UID)
 
     def everything() -> dict[str, tuple[int, int]]:

@@ -113,7 +113,7 @@ def test_init_containers_count_as_kubernetes_counts_them() -> None:
     assert free(there) == [16 - max(9, 1 + 5)]
 
 
-def test_cards_without_an_inventory_are_told_by_the_capacity() -> None:
+def test_cards_without_an_inventory_come_from_the_capacity() -> None:
     there = snapshot(
         a_node("g", capacity={MEM: "46", "aliyun.com/gpu-count": "2"}),
         a_node("q", labels=QGPU, capacity={QGPU_MEMORY: "64", QGPU_CORE: "200"}),
@@ -126,7 +126,7 @@ def test_cards_without_an_inventory_are_told_by_the_capacity() -> None:
 # --- what must be guessed -------------------------------------------------------------------------------------------
 
 
-def test_a_pod_that_nothing_tells_of_is_guessed_around_those_that_are_told() -> None:
+def test_pod_without_annotations_is_guessed_around_those_with_a_grant() -> None:
     """Even when it comes first, and even when it has annotations of others."""
     guessed = gpushare_pod("guessed", 10, on="n1", annotations={"prometheus.io/scrape": "true"})
     there = snapshot(gpushare_node("n1", 16, 16), guessed, on_card("told", 10, 0))
@@ -134,7 +134,7 @@ def test_a_pod_that_nothing_tells_of_is_guessed_around_those_that_are_told() -> 
     assert notes(there) == [("default/guessed (card 1 of n1)", "the place is a guess: no annotation tells its cards")]
 
 
-def test_an_annotation_that_cannot_be_read_is_told_and_the_place_guessed() -> None:
+def test_pod_with_an_unreadable_annotation_is_guessed_with_a_note() -> None:
     there = snapshot(
         gpushare_node("n1", 16), gpushare_pod("r", 5, on="n1", annotations={"ALIYUN_COM_GPU_MEM_IDX": "x"})
     )
@@ -151,7 +151,7 @@ def test_an_annotation_that_cannot_be_read_is_told_and_the_place_guessed() -> No
         (asking({MEM: "many"}, "r", on="n1"), 'spec.containers[0].resources.limits["aliyun.com/gpu-mem"]: "many"'),
     ],
 )
-def test_what_cannot_be_counted_is_said(running: Json, why: str) -> None:
+def test_pod_that_cannot_be_counted_gets_a_note(running: Json, why: str) -> None:
     (note,) = snapshot(gpushare_node("n1", 16), running).notes
     assert note.about == f"default/r on {running['spec']['nodeName']}"
     assert note.text.startswith(f"its GPU is not counted: {why}")
@@ -174,7 +174,7 @@ def test_a_pod_that_runs_already_stays_where_it_is() -> None:
     assert free(there) == [16, 11]
 
 
-def test_a_daemon_sets_pod_does_not_stand_in_the_way_of_a_whole_node() -> None:
+def test_daemon_sets_pod_does_not_block_a_whole_node() -> None:
     node = a_node("n1", 16, 16, labels=XGN)
     assert snapshot(node, a_pod("log", a_container(), on="n1", owner="DaemonSet/log")).place(asking({T9K_NODE: 1})).fits
     assert (
@@ -226,7 +226,7 @@ def test_a_node_that_breaks_a_rule_takes_nothing_and_the_others_do() -> None:
     assert {refusal.reason for refusal in verdict.refusals} == {"invalid-node"}
 
 
-def test_an_unhealthy_list_that_cannot_be_read_is_told_and_not_heeded() -> None:
+def test_unreadable_unhealthy_configmap_gets_a_note() -> None:
     metadata = {"name": "unhealthy-gpu-n1", "namespace": "kube-system"}
     there = snapshot(gpushare_node("n1", 16), {"kind": "ConfigMap", "metadata": metadata, "data": {"gpus": "first"}})
     assert there.place(gpushare_pod()).fits
@@ -242,7 +242,7 @@ def test_replicas_that_do_not_fit_share_one_answer_until_something_changes() -> 
     assert [refusal.had for refusal in there.place(gpushare_pod("d", 16)).refusals] == [4 * 1024]
 
 
-def test_why_not_elsewhere_need_not_be_asked() -> None:
+def test_why_not_elsewhere_is_optional() -> None:
     cluster = (gpushare_node("n1", 16), gpushare_node("n2", 1))
     assert snapshot(*cluster).place(gpushare_pod("p", 2)).refusals
     assert not snapshot(*cluster).place(gpushare_pod("p", 2), why_not_elsewhere=False).refusals

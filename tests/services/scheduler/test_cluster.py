@@ -73,7 +73,7 @@ def bound(cluster: Cluster, pod: Json, placed: Placed) -> PodObject:
     return as_pod(bound_json(pod, placed.claim, placed.grant, node, cluster.rules))
 
 
-def test_a_node_whose_agent_is_away_takes_no_pod_until_it_is_back_and_keeps_what_it_has() -> None:
+def test_node_with_agent_away_takes_no_new_pods_and_keeps_its_bookings() -> None:
     away = live_node()
     away.metadata.annotations = {**(away.metadata.annotations or {}), "aliquot.dev/agent": "away"}
     cluster = a_cluster(live_node())
@@ -88,7 +88,7 @@ def test_a_node_whose_agent_is_away_takes_no_pod_until_it_is_back_and_keeps_what
     assert (free(cluster), cluster.closed) == (12, {})
 
 
-def test_a_pod_of_a_dialect_that_is_not_served_does_not_wait_for_us() -> None:
+def test_pod_of_an_unserved_dialect_is_not_pending() -> None:
     cluster = Cluster("binpack", Rules(served=frozenset({"qgpu"})))
     cluster.set_node(live_node(labels=ALL))
     pod = live_pod(limits={MEM: "4"})
@@ -97,7 +97,7 @@ def test_a_pod_of_a_dialect_that_is_not_served_does_not_wait_for_us() -> None:
     assert cluster.pending == {}
 
 
-def test_whoever_is_on_a_card_counts_in_whatever_dialect_he_came() -> None:
+def test_pods_of_unserved_dialects_count_on_a_card() -> None:
     """The mode was another when it was placed; its card is taken all the same."""
     cluster = Cluster("binpack", Rules(served=frozenset({"qgpu"})))
     cluster.set_node(live_node(labels=ALL))
@@ -106,7 +106,7 @@ def test_whoever_is_on_a_card_counts_in_whatever_dialect_he_came() -> None:
     assert free(cluster) == before - 4
 
 
-def test_a_pod_of_a_dialect_that_is_not_served_and_that_no_annotation_places_is_somebody_elses() -> None:
+def test_pod_of_an_unserved_dialect_without_a_grant_holds_no_card() -> None:
     cluster = Cluster("binpack", Rules(served=frozenset({"qgpu"})))
     cluster.set_node(live_node(labels=ALL))
     before = free(cluster)
@@ -128,7 +128,7 @@ def test_a_pod_is_pending_then_assumed_then_placed_and_its_cards_are_held_once()
     assert cluster.placed["uid-p"] == Placed(placed.claim, placed.grant)
 
 
-def test_what_was_assumed_and_did_not_happen_is_free_again() -> None:
+def test_unassume_frees_the_cards() -> None:
     cluster = a_cluster(live_node())
     assumed(cluster, live_pod())
     cluster.unassume("uid-p")
@@ -136,7 +136,7 @@ def test_what_was_assumed_and_did_not_happen_is_free_again() -> None:
     assert (free(cluster), len(cluster.ledger)) == (16, 0)
 
 
-def test_what_turned_out_to_be_bound_is_not_given_up_by_a_late_no() -> None:
+def test_unassume_after_the_bind_was_confirmed_changes_nothing() -> None:
     cluster, pod = a_cluster(live_node()), pod_json("p")
     cluster.set_pod(bound(cluster, pod, assumed(cluster, as_pod(pod))))
     cluster.unassume("uid-p")
@@ -170,7 +170,7 @@ def test_a_pod_made_anew_under_its_name_takes_nothing_of_the_one_before() -> Non
     assert (set(cluster.placed), free(cluster)) == ({"second"}, 14)
 
 
-def test_a_pod_that_is_gone_twice_is_gone_once() -> None:
+def test_drop_pod_twice_is_harmless() -> None:
     cluster = a_cluster(live_node())
     cluster.set_pod(live_pod(on="n1", annotations=ON_CARD_0))
     for _ in range(2):
@@ -189,7 +189,7 @@ def test_a_pod_is_not_pending_while_it_has(held_back: Json) -> None:
     assert cluster.pending == {}
 
 
-def test_a_pod_that_is_deleted_before_it_was_placed_waits_no_more() -> None:
+def test_deleted_pending_pod_is_forgotten() -> None:
     cluster, pod = a_cluster(live_node()), pod_json()
     cluster.set_pod(as_pod(pod))
     pod["metadata"]["deletionTimestamp"] = "2026-11-15T00:00:00Z"
@@ -224,7 +224,7 @@ def test_a_daemons_pod_does_not_stand_in_the_way_of_a_whole_node() -> None:
 # --- Pods that nobody told the cards of ------------------------------------------------------------------------------
 
 
-def test_a_pod_scheduled_past_us_is_put_where_it_has_room_and_that_is_said() -> None:
+def test_pod_scheduled_past_us_is_guessed_with_doubt() -> None:
     cluster = a_cluster(live_node("n1", 8, 16))
     cluster.set_pod(live_pod(limits={MEM: "12"}, on="n1"))
     placed = cluster.placed["uid-p"]
@@ -232,7 +232,7 @@ def test_a_pod_scheduled_past_us_is_put_where_it_has_room_and_that_is_said() -> 
     assert free(cluster, card=1) == 4
 
 
-def test_a_pod_scheduled_past_us_onto_full_cards_is_counted_as_a_pod_and_that_is_said() -> None:
+def test_pod_scheduled_past_us_onto_full_cards_is_unseated_with_doubt() -> None:
     cluster = a_cluster(live_node("n1", 8))
     cluster.set_pod(live_pod(limits={MEM: "12"}, on="n1"))
     placed = cluster.placed["uid-p"]
@@ -241,7 +241,7 @@ def test_a_pod_scheduled_past_us_onto_full_cards_is_counted_as_a_pod_and_that_is
     assert cluster.board.pods[0] == 1
 
 
-def test_a_peers_pod_on_a_card_by_a_number_that_the_node_does_not_have_is_counted_and_that_is_said() -> None:
+def test_peers_pod_on_a_missing_card_number_is_counted_with_doubt() -> None:
     cluster = a_cluster(live_node("n1", 16, 16))
     cluster.set_pod(live_pod("p", {MEM: "8"}, on="n1", annotations={"ALIYUN_COM_GPU_MEM_IDX": "7"}))
     assert cluster.doubt(cluster.placed["uid-p"]) == "its annotation names card 7, which the node does not have"
@@ -249,7 +249,7 @@ def test_a_peers_pod_on_a_card_by_a_number_that_the_node_does_not_have_is_counte
     assert cluster.doubt(cluster.placed["uid-q"]) is None
 
 
-def test_pods_that_tell_their_cards_come_first_in_a_list_whatever_its_order() -> None:
+def test_pods_with_grants_are_booked_before_guesses_in_any_list_order() -> None:
     cluster = a_cluster(live_node("n1", 8, 16))
     cluster.begin()
     cluster.set_pod(live_pod("guessed", {MEM: "8"}, on="n1"))
@@ -275,14 +275,14 @@ def test_a_pod_bound_where_we_assumed_it_but_without_annotations_keeps_the_cards
     assert cluster.placed["uid-p"].doubt == "its annotations were taken away"
 
 
-def test_the_api_server_is_right_about_the_node() -> None:
+def test_node_by_the_api_server_overrides_the_assumed_node() -> None:
     cluster = a_cluster(live_node("n1"), live_node("n2"))
     assumed(cluster, live_pod(), "n1")
     cluster.set_pod(live_pod(on="n2", annotations=ON_CARD_0))
     assert (free(cluster, "n1"), free(cluster, "n2")) == (16, 12)
 
 
-def test_a_pod_that_told_nothing_and_then_tells_is_taken_at_its_word_within_one_list() -> None:
+def test_grant_that_comes_later_in_a_list_replaces_the_guess() -> None:
     cluster = a_cluster(live_node("n1", 16, 16))
     cluster.begin()
     cluster.set_pod(live_pod(on="n1"))
@@ -304,7 +304,7 @@ def test_a_pod_on_a_node_that_comes_later_takes_its_cards_then(limits: Json) -> 
 # --- nodes -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_node_that_breaks_a_rule_takes_no_pods_and_says_why_until_it_is_mended() -> None:
+def test_node_that_breaks_a_rule_is_unusable_until_corrected() -> None:
     cluster = a_cluster(live_node(), live_node("n1", labels={"sched.tensorstack.dev/node-alloc-mode": "typo"}))
     assert list(cluster.unusable) == ["n1"]
     assert list(cluster.nodes()) == []
@@ -313,7 +313,7 @@ def test_a_node_that_breaks_a_rule_takes_no_pods_and_says_why_until_it_is_mended
     assert [node.name for node in cluster.nodes()] == ["n1"]
 
 
-def test_what_is_booked_follows_its_card_when_the_cards_are_renumbered() -> None:
+def test_bookings_follow_the_card_uuid_when_cards_are_renumbered() -> None:
     cluster, pod = a_cluster(live_node("n1", 16, 24)), pod_json("p", {MEM: "20"})
     cluster.set_pod(bound(cluster, pod, assumed(cluster, as_pod(pod))))
     assert (free(cluster, card=0), free(cluster, card=1)) == (16, 4)
@@ -359,14 +359,14 @@ def test_a_broken_configmap_is_told_and_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("key", ["kube-system/other", "elsewhere/unhealthy-gpu-n1"])
-def test_other_configmaps_are_none_of_ours(key: str) -> None:
+def test_other_configmaps_are_ignored(key: str) -> None:
     cluster = a_cluster(live_node())
     cluster.set_unhealthy(unhealthy("n1", "0"))
     cluster.drop_unhealthy(key)
     assert cluster.sick == {"n1": frozenset({0})}
 
 
-def test_a_unit_that_was_learned_holds_for_what_is_read_from_then_on() -> None:
+def test_memory_unit_holds_for_pods_read_after_it_was_learned() -> None:
     cluster = a_cluster()
     assert not cluster.use_unit(MemoryUnit.GIB)
     assert cluster.use_unit(MemoryUnit.MIB)
@@ -378,7 +378,7 @@ def test_a_unit_that_was_learned_holds_for_what_is_read_from_then_on() -> None:
 # --- deciding --------------------------------------------------------------------------------------------------------
 
 
-def test_a_filter_tells_for_each_node_whether_it_fits_why_not_or_that_it_is_not_known() -> None:
+def test_filter_answers_fit_reason_or_unknown_for_each_node() -> None:
     cluster = a_cluster(live_node("fits"), live_node("small", 2), live_node("gone"))
     cluster.set_pod(live_pod("q", on="gone", annotations=ON_CARD_0))
     cluster.drop_node("gone")
@@ -389,7 +389,7 @@ def test_a_filter_tells_for_each_node_whether_it_fits_why_not_or_that_it_is_not_
 
 
 @pytest.mark.parametrize("pod", [pod_json(), TWO_FIVES], ids=["one container", "two"])
-def test_a_cluster_without_nodes_knows_none_and_ranks_none(pod: Json) -> None:
+def test_filter_and_rank_without_nodes(pod: Json) -> None:
     cluster = a_cluster()
     claim = claim_of(cluster, as_pod(pod))
     assert cluster.filter(claim, ["a", "b"]).unknown == ("a", "b")
@@ -399,7 +399,7 @@ def test_a_cluster_without_nodes_knows_none_and_ranks_none(pod: Json) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_containers_that_fit_only_one_by_one_are_told_so_for_every_policy(policy: str) -> None:
+def test_filter_refuses_containers_that_fit_only_one_by_one(policy: str) -> None:
     cluster = a_cluster(live_node("n1", 8), live_node("n2", 8, 8), policy=policy)
     for _ in range(2):
         found = cluster.filter(claim_of(cluster, as_pod(TWO_FIVES)), ["n1", "n2"])
@@ -407,7 +407,7 @@ def test_containers_that_fit_only_one_by_one_are_told_so_for_every_policy(policy
         assert verdict_of(found.codes["n1"]) == (Reason.CONTAINERS, False)
 
 
-def test_the_best_node_is_named_and_the_others_are_ranked_behind_it() -> None:
+def test_rank_names_the_best_node() -> None:
     cluster = a_cluster(live_node("empty"), live_node("half"), live_node("full"), policy="binpack")
     cluster.set_pod(live_pod("q", {MEM: "8"}, on="half", annotations=ON_CARD_0))
     cluster.set_pod(live_pod("r", {MEM: "16"}, on="full", annotations=ON_CARD_0))
@@ -417,7 +417,7 @@ def test_the_best_node_is_named_and_the_others_are_ranked_behind_it() -> None:
     assert ranks[1] > ranks[0] > ranks[2] == ranks[3] == 0
 
 
-def test_a_place_that_is_held_is_not_given_to_the_next() -> None:
+def test_hold_keeps_the_place_from_the_next_pod() -> None:
     cluster = a_cluster(live_node("n1", 4), live_node("n2", 4))
     first, second = (claim_of(cluster, live_pod(name)) for name in ("a", "b"))
     _, best = cluster.rank(first, ["n1", "n2"])
@@ -428,7 +428,7 @@ def test_a_place_that_is_held_is_not_given_to_the_next() -> None:
     assert other.node != best.node
 
 
-def test_a_hold_is_dropped_when_nobody_comes_in_time_or_the_pod_is_looked_at_anew() -> None:
+def test_hold_ends_at_its_deadline_or_with_a_new_filter_call() -> None:
     cluster = a_cluster(live_node("n1", 4))
     claim = claim_of(cluster, live_pod())
     for end in (lambda: cluster.drop_late_holds(10.0), lambda: cluster.filter(claim, ["n1"])):
@@ -441,7 +441,7 @@ def test_a_hold_is_dropped_when_nobody_comes_in_time_or_the_pod_is_looked_at_ane
         assert (set(cluster.held), free(cluster), len(cluster.ledger)) == (set(), 4, 0)
 
 
-def test_a_held_place_becomes_the_assumed_one_and_is_counted_once() -> None:
+def test_assume_turns_a_hold_into_one_booking() -> None:
     cluster = a_cluster(live_node())
     claim = claim_of(cluster, live_pod())
     _, best = cluster.rank(claim, ["n1"])
@@ -460,7 +460,7 @@ def _held(cluster: Cluster, pod: PodObject, node: str = "n1") -> Claim:
     return claim
 
 
-def test_the_place_that_was_held_is_the_one_that_is_taken() -> None:
+def test_assume_takes_the_held_cards() -> None:
     cluster = a_cluster(live_node("n1", 16, 16), policy="spread")
     claim = _held(cluster, live_pod())
     kept = cluster.held["uid-p"].grant
@@ -470,7 +470,7 @@ def test_the_place_that_was_held_is_the_one_that_is_taken() -> None:
     assert placed.grant == kept
 
 
-def test_a_hold_on_another_node_than_the_one_that_is_bound_is_let_go() -> None:
+def test_assume_on_another_node_releases_the_hold() -> None:
     cluster = a_cluster(live_node("n1"), live_node("n2"))
     assert isinstance(cluster.assume(_held(cluster, live_pod(), "n2"), "n1"), Placed)
     assert (free(cluster, "n1"), free(cluster, "n2")) == (12, 16)
@@ -501,7 +501,7 @@ SHAKEN: dict[str, tuple[Json, Any]] = {
 
 
 @pytest.mark.parametrize(("limits", "happens"), SHAKEN.values(), ids=SHAKEN)
-def test_a_held_place_is_not_taken_when(limits: Json, happens: Any) -> None:
+def test_assume_ignores_the_hold_when(limits: Json, happens: Any) -> None:
     cluster = a_cluster(live_node("n1", 16, cpu="4"))
     claim = _held(cluster, live_pod(limits=limits))
     happens(cluster)
@@ -511,7 +511,7 @@ def test_a_held_place_is_not_taken_when(limits: Json, happens: Any) -> None:
     assert "uid-p" not in {booking.uid for booking in cluster.ledger}
 
 
-def test_a_held_card_is_who_its_uuid_says_when_the_cards_are_renumbered() -> None:
+def test_hold_follows_the_card_uuid_when_cards_are_renumbered() -> None:
     cluster = a_cluster(live_node("n1", 16, 24))
     claim = _held(cluster, live_pod(limits={MEM: "20"}))
     swapped = [Card(0, 24 * GIB, "n1-1"), Card(1, 16 * GIB, "n1-0")]
@@ -522,7 +522,7 @@ def test_a_held_card_is_who_its_uuid_says_when_the_cards_are_renumbered() -> Non
     assert (free(cluster, card=0), free(cluster, card=1)) == (4, 16)
 
 
-def test_what_is_assumed_or_placed_is_not_held_again() -> None:
+def test_hold_ignores_assumed_and_placed_pods() -> None:
     cluster = a_cluster(live_node())
     placed = assumed(cluster, live_pod())
     cluster.hold(placed.claim, placed.grant, deadline=1.0)
@@ -530,7 +530,7 @@ def test_what_is_assumed_or_placed_is_not_held_again() -> None:
     assert (set(cluster.held), free(cluster)) == (set(), 12)
 
 
-def test_whether_clearing_a_node_helps_is_tried_on_paper() -> None:
+def test_fits_without_changes_nothing() -> None:
     cluster = a_cluster(live_node("n1"))
     for name in ("a", "b"):
         cluster.set_pod(live_pod(name, {MEM: "8"}, on="n1", annotations=ON_CARD_0))
@@ -844,7 +844,7 @@ def _many(shortlist: int, nodes: int = 40) -> tuple[Cluster, Claim, list[str]]:
     return cluster, claim_of(cluster, live_pod("p", {MEM: "1"})), names
 
 
-def test_at_first_only_the_best_node_is_told() -> None:
+def test_shortlist_answers_the_best_node_first() -> None:
     cluster, claim, names = _many(1)
     told = cluster.filter(claim, names)
     assert told.fit == [names[-1]]
@@ -853,7 +853,7 @@ def test_at_first_only_the_best_node_is_told() -> None:
     assert not told.codes
 
 
-def test_a_pod_that_comes_again_is_told_more_each_time_in_the_order_asked() -> None:
+def test_shortlist_grows_with_each_try() -> None:
     cluster, claim, names = _many(1)
     told = [cluster.filter(claim, names).fit for _ in range(3)]
     assert [len(each) for each in told] == [1, 16, 40]
@@ -861,7 +861,7 @@ def test_a_pod_that_comes_again_is_told_more_each_time_in_the_order_asked() -> N
     assert names[-1] in told[1]
 
 
-def test_every_pod_has_a_first_time_of_its_own_and_one_more_when_it_is_made_anew() -> None:
+def test_shortlist_counts_tries_by_uid() -> None:
     cluster, claim, names = _many(1)
     cluster.filter(claim, names)
     other = claim_of(cluster, live_pod("q", {MEM: "1"}))
@@ -872,9 +872,7 @@ def test_every_pod_has_a_first_time_of_its_own_and_one_more_when_it_is_made_anew
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_containers_that_may_go_apart_are_seated_on_as_many_nodes_as_are_told_and_no_more(
-    policy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shortlist_limits_the_search_for_several_containers(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, seated = Cluster(policy, shortlist=1), 0
     names = [f"n{at}" for at in range(40)]
     for at, name in enumerate(names):
@@ -895,12 +893,12 @@ def test_containers_that_may_go_apart_are_seated_on_as_many_nodes_as_are_told_an
     assert seated <= 1 + 16 + 20 + 20 + 1  # each that is told, each that does not fit once, and the likely one
 
 
-def test_without_a_shortlist_all_nodes_that_fit_are_told() -> None:
+def test_filter_without_shortlist_answers_all_fitting_nodes() -> None:
     cluster, claim, names = _many(0)
     assert cluster.filter(claim, names).fit == names
 
 
-def test_a_pod_that_fits_nowhere_has_not_had_its_first_time() -> None:
+def test_shortlist_does_not_count_a_try_without_fitting_nodes() -> None:
     cluster, claim, names = _many(1)
     assert cluster.filter(claim, ["unheard-of"]).fit == []
     assert cluster.filter(claim, names).fit == [names[-1]]

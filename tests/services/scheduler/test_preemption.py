@@ -37,7 +37,7 @@ def test_kube_schedulers_choice_is_kept_where_it_frees_the_card() -> None:
     assert chosen(cluster, 4, {"n1": [a], "n2": [b]}) == {"n1": {a}, "n2": {b}}
 
 
-def test_a_node_where_it_frees_none_is_left_out_when_there_is_another() -> None:
+def test_preemption_skips_a_node_where_no_card_is_freed() -> None:
     cluster = a_cluster(live_node("n1", 8, 8), live_node("n2", 8))
     a, _, b = put(cluster, "a", 4, 0), put(cluster, "x", 4, 0), put(cluster, "b", 4, 1)
     c = put(cluster, "c", 8, 0, on="n2")
@@ -45,14 +45,14 @@ def test_a_node_where_it_frees_none_is_left_out_when_there_is_another() -> None:
     assert chosen(cluster, 8, {"n1": [a, b], "n2": [c]}) == {"n2": {c}}
 
 
-def test_where_it_frees_none_anywhere_those_go_who_share_a_card_and_no_others() -> None:
+def test_preemption_chooses_pods_that_share_one_card() -> None:
     cluster = a_cluster(live_node("n1", 8, 8))
     a, b = put(cluster, "a", 4, 0), put(cluster, "b", 4, 0)
     c, d = put(cluster, "c", 4, 1), put(cluster, "d", 4, 1)
     assert chosen(cluster, 8, {"n1": [b, d]})["n1"] in ({a, b}, {c, d})
 
 
-def test_the_least_important_go() -> None:
+def test_preemption_evicts_the_least_important() -> None:
     cluster = a_cluster(live_node("n1", 8, 8))
     a, b = put(cluster, "a", 4, 0, priority=10), put(cluster, "b", 4, 0)
     c, d = put(cluster, "c", 4, 1), put(cluster, "d", 4, 1)
@@ -60,13 +60,13 @@ def test_the_least_important_go() -> None:
     assert a not in chosen(cluster, 8, {"n1": [a, d]})["n1"]
 
 
-def test_those_who_are_as_important_stay() -> None:
+def test_preemption_spares_pods_of_equal_priority() -> None:
     cluster = a_cluster(live_node("n1", 8))
     a, _ = put(cluster, "a", 4, 0), put(cluster, "b", 4, 0, priority=IMPORTANT)
     assert chosen(cluster, 8, {"n1": [a]}) == {}
 
 
-def test_one_that_holds_no_card_goes_only_where_kube_scheduler_had_a_reason_to_choose_it() -> None:
+def test_preemption_evicts_a_pod_without_card_only_by_kube_schedulers_choice() -> None:
     cluster = a_cluster(live_node("n1", 8, 8))
     plain, other = live_pod("plain", {"cpu": "4"}, on="n1"), live_pod("other", {"cpu": "4"}, on="n1")
     cluster.set_pod(plain)
@@ -76,7 +76,7 @@ def test_one_that_holds_no_card_goes_only_where_kube_scheduler_had_a_reason_to_c
     assert chosen(cluster, 8, {"n1": [plain.metadata.uid, b]}) == {"n1": {plain.metadata.uid, a, b}}
 
 
-def test_for_a_whole_node_all_go_but_those_of_daemon_sets() -> None:
+def test_preemption_for_a_whole_node_spares_daemon_sets() -> None:
     cluster = a_cluster(live_node("n1", 8, 8))
     plain, daemon = live_pod("plain", {}, on="n1"), live_pod("daemon", {}, on="n1", owner="DaemonSet/d")
     cluster.set_pod(plain)
@@ -88,7 +88,7 @@ def test_for_a_whole_node_all_go_but_those_of_daemon_sets() -> None:
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["", "held before"])
-def test_a_pod_that_is_not_on_its_node_yet_is_nobody_to_evict(held: bool) -> None:
+def test_preemption_ignores_assumed_pods(held: bool) -> None:
     cluster = a_cluster(live_node("n1", 8))
     on_its_way = claim_of(cluster, live_pod("on-its-way", {MEM: 6}))
     if held:
@@ -113,7 +113,7 @@ def test_priorities_are_forgotten_with_their_pods() -> None:
     st.integers(1, 10),
     st.sets(st.integers(0, 8)),
 )
-def test_those_who_go_are_enough_and_none_goes_without_need(
+def test_preemption_victims_are_enough_and_needed(
     pods: list[tuple[int, int, int]], gib: int, offered: set[int]
 ) -> None:
     cluster = a_cluster(live_node("n1", 8, 8, 8))
