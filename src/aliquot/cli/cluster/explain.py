@@ -13,6 +13,7 @@ from aliquot.cli.errors import InputError
 from aliquot.cli.kubectloptions import kubectl_options, reach
 from aliquot.cli.tables import printable
 from aliquot.placement import POLICY_NAMES
+from aliquot.wording.amounts import in_units, memory, percent
 
 if TYPE_CHECKING:
     from aliquot.cli.manifests import Manifest
@@ -192,8 +193,6 @@ def _containers(grant: Grant) -> dict[str, list[dict[str, Any]]]:
 
 
 def _share(share: Share) -> dict[str, Any]:
-    from aliquot.wording.amounts import in_units
-
     core = 1000 if share.exclusive else share.core_milli
     return {
         "card": share.card,
@@ -264,8 +263,6 @@ def _paragraph(alike: list[Verdict], nodes: int, widths: list[int]) -> Iterator[
 
 
 def _cards(grant: Grant) -> str:
-    from aliquot.wording.amounts import memory, percent
-
     parts = []
     for container in grant.containers:
         shares = []

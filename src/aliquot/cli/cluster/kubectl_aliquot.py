@@ -13,6 +13,7 @@ from aliquot.cli.cluster.objects import cluster_objects
 from aliquot.cli.errors import InputError, run_and_exit
 from aliquot.cli.kubectloptions import kubectl_options, reach
 from aliquot.cli.tables import printable, table
+from aliquot.wording.amounts import in_units
 
 if TYPE_CHECKING:
     from aliquot.model.claim import Usage
@@ -171,8 +172,6 @@ def _policy(node: NodeStanding) -> str:
 
 def _hardware(node: NodeStanding) -> str:
     """Such as "8 x A30, 22 GiB"."""
-    from aliquot.wording.amounts import in_units
-
     sizes = sorted({card.card.memory_mib for card in node.cards})
     models = sorted({card.card.model for card in node.cards if card.card.model})
     if not sizes:
@@ -183,8 +182,6 @@ def _hardware(node: NodeStanding) -> str:
 
 def _used(nodes: Sequence[NodeStanding], *, in_cards: bool = False) -> list[str]:
     """Memory and compute, used of what there is; compute in percent of a card, or in cards."""
-    from aliquot.wording.amounts import in_units
-
     cards = [card for node in nodes for card in node.cards]
     used, total = sum(card.used.memory_mib for card in cards), sum(card.card.memory_mib for card in cards)
     core = sum(1000 * bool(card.used.exclusive) or card.used.core_milli for card in cards)
@@ -200,8 +197,6 @@ def _people(nodes: Sequence[NodeStanding]) -> list[str]:
 
 
 def _card(standing: CardStanding) -> str:
-    from aliquot.wording.amounts import in_units
-
     used, total = (in_units(mib, 1024) for mib in (standing.used.memory_mib, standing.card.memory_mib))
     marks = "!" * (not standing.card.healthy) + "*" * bool(standing.used.exclusive)
     return f"{standing.card.index}:{used}/{total}{marks}"
@@ -235,8 +230,6 @@ def _troubled(nodes: Sequence[NodeStanding]) -> Iterator[str]:
 
 def details(nodes: Sequence[NodeStanding]) -> Iterator[str]:
     """A block per node: its cards, then its Pods."""
-    from aliquot.wording.amounts import in_units
-
     for number, node in enumerate(nodes):
         if number:
             yield ""
@@ -283,14 +276,10 @@ def _pod_row(pod: PodStanding) -> list[str]:
 
 
 def _gib(use: Usage) -> str:
-    from aliquot.wording.amounts import in_units
-
     return str(in_units(use.memory_mib, 1024))
 
 
 def _core(use: Usage) -> str:
-    from aliquot.wording.amounts import in_units
-
     if use.exclusive:
         return "whole"
     if use.greedy_milli:
@@ -339,8 +328,6 @@ def as_json(seen: Overview, nodes: Iterable[NodeStanding], pending: bool) -> Jso
 
 
 def _node_json(node: NodeStanding) -> Json:
-    from aliquot.wording.amounts import in_units
-
     return {
         "name": node.name,
         "offers": list(node.offers),

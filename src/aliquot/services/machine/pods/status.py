@@ -30,6 +30,7 @@ from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.queue import request_shape
 from aliquot.services.machine.tenants import LocalMachine
 from aliquot.services.runtime.standings import share_statuses
+from aliquot.wording import shortage
 from aliquot.wording.refusals import one_sentence
 from aliquot.wording.requests import wants
 
@@ -65,7 +66,7 @@ class _Reasons:
         standing = entry.last_position or self._node.queue.position_of(entry)
         place = f"number {standing['position']} of {standing['of']} in the queue"
         if standing["kept_for"] is not None:
-            return f"{place}: the room there is is kept for {standing['kept_for']}"
+            return f"{place}: {shortage.reason(standing)}"
         shape = request_shape(entry.claim)
         if shape not in self._known:
             refusals = self._node.chooser.refusals(entry.claim)
