@@ -28,12 +28,12 @@ from aliquot.cli.amounts import (
         ("0.5", 512),
     ],
 )
-def test_memory_is_gib_unless_a_unit_says_otherwise(text: str, mib: int) -> None:
+def test_parse_memory(text: str, mib: int) -> None:
     assert parse_memory(text) == mib
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "x", "10GB", "10G", "1e3", "0.0001", "٣", "1" * 40, "nan", "1 GiB x"])
-def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
+def test_parse_memory_refuses(text: str) -> None:
     with pytest.raises(AmountError, match="512MiB"):
         parse_memory(text)
 
@@ -41,17 +41,17 @@ def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90", 90), ("100ms", 0.1), ("0", 0), ("10s", 10), ("5m", 300), ("1.5h", 5400)]
 )
-def test_a_time_is_seconds_unless_a_unit_says_otherwise(text: str, seconds: float) -> None:
+def test_parse_duration(text: str, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1", "5d", "inf", "1:30"])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_parse_duration_refuses(text: str) -> None:
     with pytest.raises(AmountError, match="100ms"):
         parse_duration(text)
 
 
-def test_cards_to_simulate() -> None:
+def test_parse_cards() -> None:
     assert parse_cards("2x24GiB") == Cards(2, 24576)
     assert parse_cards("1x8") == Cards(1, 8192)
     assert parse_cards("2x8x24GiB") == Cards(16, 24576, nodes=2)
@@ -73,7 +73,7 @@ def test_cards_to_simulate() -> None:
             parse_cards(text)
 
 
-def test_the_word_after_simulate_is_its_own_only_when_it_looks_so() -> None:
+def test_looks_like_cards() -> None:
     assert looks_like_cards("2x24GiB")
     assert looks_like_cards("2x")  # a slip, not a command
     assert not looks_like_cards("python")
@@ -81,7 +81,7 @@ def test_the_word_after_simulate_is_its_own_only_when_it_looks_so() -> None:
 
 
 @given(st.text())
-def test_no_text_is_more_than_refused(text: str) -> None:
+def test_parse_amounts_of_any_text(text: str) -> None:
     for parse in (parse_memory, parse_duration, parse_cards):
         try:
             parse(text)

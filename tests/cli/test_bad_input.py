@@ -75,32 +75,30 @@ def simulate(folder: Path, pods: str | bytes, nodes: str | bytes = NODES, *optio
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_file_that_holds_no_pods_is_refused_with_line_and_column(
-    tmp_path: Path, content: str | bytes, said: str
-) -> None:
+def test_bad_manifest_is_refused_with_line_and_column(tmp_path: Path, content: str | bytes, said: str) -> None:
     assert explain(tmp_path, content).startswith(said)
 
 
-def test_a_few_lines_that_stand_for_more_than_memory_holds_are_refused(tmp_path: Path) -> None:
+def test_alias_bomb_is_refused(tmp_path: Path) -> None:
     bomb = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     bomb += [f"a{at}: &a{at} [{', '.join([f'*a{at - 1}'] * 10)}]" for at in range(1, 12)]
     assert "aliases repeat more than 100000 values" in explain(tmp_path, "kind: Pod\n" + "\n".join(bomb))
 
 
-def test_a_cluster_without_a_node_is_refused(tmp_path: Path) -> None:
+def test_explain_refuses_cluster_without_node(tmp_path: Path) -> None:
     assert explain(tmp_path, POD, POD).startswith("cluster:1:1: has no Node in it")
 
 
-def test_a_cluster_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+def test_explain_refuses_truncated_cluster(tmp_path: Path) -> None:
     assert explain(tmp_path, POD, f'{{"kind": "List", "items": [{NODE}, {NODE[:-9]}').startswith("cluster:1:")
 
 
-def test_an_error_is_one_line_whatever_the_file_says(tmp_path: Path) -> None:
+def test_error_is_one_line_for_any_file(tmp_path: Path) -> None:
     assert "a\\nb\\x1b" in explain(tmp_path, 'kind: Job\nmetadata: {name: x}\nspec: "a\\nb\\e"')
 
 
 @pytest.mark.parametrize("missing", ["pods", "cluster"])
-def test_a_file_that_is_not_there_is_named(tmp_path: Path, missing: str) -> None:
+def test_missing_file_is_named(tmp_path: Path, missing: str) -> None:
     files = {name: tmp_path / name for name in ("pods", "cluster")}
     files["pods"].write_text(POD)
     files["cluster"].write_text(NODE)
@@ -143,7 +141,7 @@ def test_stdin_cannot_be_both_files() -> None:
     ],
     ids=lambda value: str(value)[:60],
 )  # fmt: skip
-def test_a_bad_trace_of_pods_is_refused_with_line_and_column(tmp_path: Path, content: str | bytes, said: str) -> None:
+def test_simulate_refuses_bad_pods_csv(tmp_path: Path, content: str | bytes, said: str) -> None:
     assert simulate(tmp_path, content).startswith(said)
 
 
@@ -158,27 +156,27 @@ def test_a_bad_trace_of_pods_is_refused_with_line_and_column(tmp_path: Path, con
         (NODES.replace(",8,", ",0,"), "nodes:2: column gpu: no node has a GPU"),
     ],
 )
-def test_a_bad_list_of_nodes_is_refused_with_line_and_column(tmp_path: Path, content: str, said: str) -> None:
+def test_simulate_refuses_bad_nodes_csv(tmp_path: Path, content: str, said: str) -> None:
     assert simulate(tmp_path, PODS, content).startswith(said)
 
 
 @pytest.mark.parametrize("target", ["0", "-1", "nan", "inf", "101"])
-def test_a_target_must_be_a_sensible_multiple(tmp_path: Path, target: str) -> None:
+def test_simulate_refuses_bad_target(tmp_path: Path, target: str) -> None:
     assert simulate(tmp_path, PODS, NODES, "--target", target).startswith("--target: ")
 
 
 @pytest.mark.parametrize("size", ["", "8", "0x8", "8x0", "8x129", "-1x8", "1e3x8", "9999999x128", "8x8x8"])
-def test_a_generated_cluster_has_a_sensible_size(size: str) -> None:
+def test_simulate_refuses_bad_generate(size: str) -> None:
     assert refused(CliRunner().invoke(cli, ["simulate", "--generate", size])).startswith(f'--generate: "{size}" is not')
 
 
-def test_a_simulation_needs_both_files_or_neither(tmp_path: Path) -> None:
+def test_simulate_needs_both_files_or_neither(tmp_path: Path) -> None:
     (tmp_path / "nodes").write_text(NODES)
     assert "give --nodes" in refused(CliRunner().invoke(cli, ["simulate", "--nodes", str(tmp_path / "nodes")]))
     assert "give either --generate or --nodes" in simulate(tmp_path, PODS, NODES, "--generate", "2x2")
 
 
-def test_a_plot_that_cannot_be_written_is_told_before_the_work_begins(tmp_path: Path) -> None:
+def test_simulate_refuses_unwritable_plot_first(tmp_path: Path) -> None:
     plot = tmp_path / "no" / "such" / "a.svg"
     said = simulate(tmp_path, "this is never read", NODES, "--plot", str(plot))
     assert said == "--plot: no/such/a.svg: no such folder: no/such"

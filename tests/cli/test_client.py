@@ -30,14 +30,14 @@ def said(monkeypatch: pytest.MonkeyPatch, run: str) -> str:
     return str(refused.value)
 
 
-def test_on_a_node_of_kubernetes_nobody_is_sent_to_start_a_daemon_on_its_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_on_kubernetes_node_refers_to_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "run `aliquot doctor` to see why the agent is missing" in said(monkeypatch, "/run/aliquot")
 
 
-def test_a_world_apart_is_no_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_client_with_own_home_refers_to_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert said(monkeypatch, str(tmp_path)).startswith("no daemon runs on this machine")
 
 
-def test_without_a_kubelet_it_is_a_machine_of_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_client_without_kubelet_refers_to_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(client, "_KUBELET", str(tmp_path / "none"))
     assert said(monkeypatch, "/run/aliquot").startswith("no daemon runs on this machine")

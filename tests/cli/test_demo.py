@@ -33,27 +33,27 @@ SHORT = (*ALIQUOT, "demo", "--simulate", "2x24GiB", "--seconds", "20")
 # --- what is promised ------------------------------------------------------------------------------------------------
 
 
-def test_best_effort_promises_equal_parts_whatever_the_quota() -> None:
+def test_expected_shares_of_best_effort_are_equal() -> None:
     assert expected_shares("best-effort", QUOTAS) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
     assert expected_shares("best-effort", QUOTAS, idle=2) == pytest.approx((1 / 2, 1 / 2, 0))
 
 
-def test_burst_share_gives_the_part_of_one_at_rest_to_the_others() -> None:
+def test_expected_shares_of_burst_share_with_idle_tenant() -> None:
     assert expected_shares("burst-share", QUOTAS) == pytest.approx(QUOTAS)
     assert expected_shares("burst-share", QUOTAS, idle=2) == pytest.approx((0.625, 0.375, 0))
 
 
-def test_fixed_share_leaves_the_part_of_one_at_rest_unused() -> None:
+def test_expected_shares_of_fixed_share_with_idle_tenant() -> None:
     assert expected_shares("fixed-share", QUOTAS) == pytest.approx(QUOTAS)
     assert expected_shares("fixed-share", QUOTAS, idle=2) == pytest.approx((0.5, 0.3, 0))
 
 
 @pytest.mark.parametrize(("measured", "held"), [((0.519, 0.3, 0.181), True), ((0.521, 0.3, 0.179), False)])
-def test_a_share_is_held_up_to_its_bound_and_missed_past_it(measured: tuple[float, ...], held: bool) -> None:
+def test_promise_of_shares_has_bounds(measured: tuple[float, ...], held: bool) -> None:
     assert promises.shares("fixed-share", QUOTAS, measured, REAL).held is held
 
 
-def test_simulated_cards_are_held_to_wider_bounds_and_the_row_says_to_which() -> None:
+def test_promise_bounds_of_simulated_cards() -> None:
     measured = (0.46, 0.3, 0.2)
     real, simulated = (promises.shares("fixed-share", QUOTAS, measured, bounds) for bounds in (REAL, SIMULATED))
     assert (real.held, simulated.held) == (False, True)
@@ -62,16 +62,14 @@ def test_simulated_cards_are_held_to_wider_bounds_and_the_row_says_to_which() ->
 
 
 @pytest.mark.parametrize(("bounds", "held"), [(REAL, False), (SIMULATED, True)])
-def test_real_cards_are_held_to_the_slowest_requests_simulated_ones_to_the_middle(
-    bounds: promises.Bounds, held: bool
-) -> None:
+def test_promise_of_latency_uses_p99_or_p50(bounds: promises.Bounds, held: bool) -> None:
     alone, beside = {"p50": 1000.0, "p90": 1000.0, "p99": 1100.0}, {"p50": 1100.0, "p90": 1100.0, "p99": 5100.0}
     row = promises.added(alone, beside, bounds, delay="0", requests=1000)
     assert row.measured == "p50 +100 us, p99 +4 ms"
     assert row.held is held
 
 
-def test_of_few_requests_the_slowest_are_told_and_not_held_against_the_card() -> None:
+def test_promise_of_latency_with_few_requests_uses_p90() -> None:
     alone, beside = {"p50": 1000.0, "p90": 1000.0, "p99": 1100.0}, {"p50": 1100.0, "p90": 1150.0, "p99": 5100.0}
     row = promises.added(alone, beside, REAL, delay="0", requests=80)
     assert "p90 at most 300 us" in row.promised
@@ -79,19 +77,19 @@ def test_of_few_requests_the_slowest_are_told_and_not_held_against_the_card() ->
     assert row.held
 
 
-def test_a_job_that_does_not_go_on_missed_its_promise() -> None:
+def test_promise_of_resume() -> None:
     assert not promises.resumed(None, delay=0.1, bounds=REAL).held
     assert promises.resumed(0.19, delay=0.1, bounds=REAL).held
     assert not promises.resumed(0.21, delay=0.1, bounds=REAL).held
 
 
 @pytest.mark.parametrize(("right", "same"), [(False, True), (None, True), (True, False)])
-def test_work_that_is_wrong_uncounted_or_of_another_process_is_lost(right: bool | None, same: bool) -> None:
+def test_promise_of_nothing_lost(right: bool | None, same: bool) -> None:
     assert promises.nothing_lost(right=True, same_process=True, kernels=9).held
     assert not promises.nothing_lost(right=right, same_process=same, kernels=9).held
 
 
-def test_a_pod_that_waits_is_told_with_its_reason() -> None:
+def test_promise_of_placement_has_reasons() -> None:
     row = promises.placed(wanted=3, running=2, reasons=["t9k: card 0 has 1 GiB free"])
     assert (row.held, row.measured) == (False, "2 of 3 run: t9k: card 0 has 1 GiB free")
 
@@ -99,18 +97,18 @@ def test_a_pod_that_waits_is_told_with_its_reason() -> None:
 # --- what is measured ------------------------------------------------------------------------------------------------
 
 
-def test_a_share_is_the_work_done_between_two_moments() -> None:
+def test_counter_share() -> None:
     counter = Counter("10.0 0 0\n11.0 0 500\n12.0 0 500\n")
     assert counter.share(10.5, 11.0, 1000) == pytest.approx(0.5)
     assert counter.share(11.0, 12.0, 1000) == 0
     assert counter.done == 500
 
 
-def test_a_line_that_is_still_being_written_does_not_count() -> None:
+def test_counter_ignores_incomplete_line() -> None:
     assert Counter("10.0 0 0\n11.0 0 500\n11.5 0 7").done == 500
 
 
-def test_a_kernel_that_stood_still_all_the_while_counts_for_nothing() -> None:
+def test_counter_completed_ignores_paused_kernel() -> None:
     counter = Counter("10.0 0 1\n13.0 0 2\n")
     assert counter.completed(11.0, 12.0, 20_000) == 0
     assert counter.completed(11.0, 13.5, 20_000) == pytest.approx(0.008)
@@ -119,7 +117,7 @@ def test_a_kernel_that_stood_still_all_the_while_counts_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("seconds", [20, 30, 40, 120, 600])
-def test_what_is_measured_and_what_it_takes_fill_the_time(seconds: float) -> None:
+def test_pace_fills_the_time(seconds: float) -> None:
     each = pace(seconds)
     assert (each.idle is not None) == (seconds >= 40)
     measured = each.read + 3 * each.shares + 2 * (each.idle or 0)
@@ -129,13 +127,13 @@ def test_what_is_measured_and_what_it_takes_fill_the_time(seconds: float) -> Non
     assert min(each.shares, each.alone, each.kept) > 0.5
 
 
-def test_bars_are_as_long_as_the_shares() -> None:
+def test_demo_bars() -> None:
     full, half = lines([Row("train", "offline", 1.0), Row("serve", "online 50%", 0.5)]).splitlines()
     assert full == "train  offline     100.0%  " + 30 * "█"
     assert half == "serve  online 50%   50.0%  " + 15 * "█"
 
 
-def test_pods_of_the_story_get_nothing_else_of_whoever_plays_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_pods_get_reduced_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "secret")
     sandbox, asked = Sandbox(folder), dict[str, Any]()
     monkeypatch.setattr(sandbox, "ask", asked.update)
@@ -159,14 +157,14 @@ def no_daemon(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(command, "ON_REAL_CARDS", f"\0{folder}")  # tests run side by side
 
 
-def test_without_a_card_it_is_said_first_that_simulated_ones_play(held: contextlib.ExitStack) -> None:
+def test_demo_without_gpu_uses_simulated_cards(held: contextlib.ExitStack) -> None:
     spec, line = choose(None, lambda: Found(why="no driver"), held)
     assert spec == "2x24GiB"
     assert line.startswith("No NVIDIA GPU here (no driver): using two simulated cards (2x24GiB):")
 
 
 @pytest.mark.usefixtures("no_daemon")
-def test_one_demo_has_the_real_cards_and_the_next_plays_on_simulated_ones(held: contextlib.ExitStack) -> None:
+def test_second_demo_uses_simulated_cards(held: contextlib.ExitStack) -> None:
     assert choose(None, lambda: Found(cards(2)), held)[0] is None
     spec, line = choose(None, lambda: Found(cards(2)), held)
     assert spec == "2x24GiB"
@@ -174,13 +172,13 @@ def test_one_demo_has_the_real_cards_and_the_next_plays_on_simulated_ones(held: 
 
 
 @pytest.mark.usefixtures("no_daemon")
-def test_cards_on_which_others_are_at_work_are_left_alone(held: contextlib.ExitStack) -> None:
+def test_demo_leaves_busy_cards_alone(held: contextlib.ExitStack) -> None:
     spec, line = choose(None, lambda: Found(cards(2), busy=(1,)), held)
     assert spec == "2x24GiB"
     assert line.startswith("Other programs use the cards (card 1)")
 
 
-def test_a_daemon_that_has_the_cards_is_named_with_both_ways_out(
+def test_demo_refuses_beside_daemon(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, held: contextlib.ExitStack
 ) -> None:
     monkeypatch.setenv("ALIQUOT_HOME", str(machine.home))
@@ -188,7 +186,7 @@ def test_a_daemon_that_has_the_cards_is_named_with_both_ways_out(
         choose(None, lambda: Found(cards(2)), held)
 
 
-def test_simulated_cards_play_beside_a_daemon(
+def test_simulated_demo_runs_beside_daemon(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, held: contextlib.ExitStack
 ) -> None:
     monkeypatch.setenv("ALIQUOT_HOME", str(machine.home))
@@ -222,7 +220,7 @@ def _left(folder: Path) -> list[Any]:
     return found
 
 
-def test_the_shortest_story_keeps_what_no_busy_machine_can_spoil_and_leaves_nothing(folder: Path) -> None:
+def test_shortest_demo_runs_and_leaves_nothing(folder: Path) -> None:
     done = subprocess.run(
         [*SHORT, "-o", "json"],
         env=_environment(folder), capture_output=True, text=True, timeout=120, check=False,
@@ -241,7 +239,7 @@ def test_the_shortest_story_keeps_what_no_busy_machine_can_spoil_and_leaves_noth
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
-def test_a_story_that_is_broken_off_leaves_nothing(folder: Path, number: int, code: int) -> None:
+def test_interrupted_demo_leaves_nothing(folder: Path, number: int, code: int) -> None:
     with subprocess.Popen(
         SHORT,
         env=_environment(folder),
@@ -257,7 +255,7 @@ def test_a_story_that_is_broken_off_leaves_nothing(folder: Path, number: int, co
     eventually(lambda: not _left(folder))
 
 
-def test_nobody_who_was_there_before_is_touched(folder: Path) -> None:
+def test_clean_up_spares_other_processes(folder: Path) -> None:
     with subprocess.Popen(["sleep", "60"], env={**os.environ, "ALIQUOT_HOME": str(folder / "other")}) as neighbour:
         mine = subprocess.Popen(["sleep", "60"], env={**os.environ, "ALIQUOT_HOME": str(folder / "mine")})
         (folder / "mine").mkdir()
@@ -269,7 +267,7 @@ def test_nobody_who_was_there_before_is_touched(folder: Path) -> None:
         neighbour.kill()
 
 
-def test_too_short_a_story_is_refused_with_the_least_there_is() -> None:
+def test_demo_refuses_too_few_seconds() -> None:
     done = subprocess.run([*ALIQUOT, "demo", "--seconds", "5"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "20" in done.stderr
@@ -278,7 +276,7 @@ def test_too_short_a_story_is_refused_with_the_least_there_is() -> None:
 # --- the documents ---------------------------------------------------------------------------------------------------
 
 
-def test_the_page_shows_the_promises_that_the_story_ends_with() -> None:
+def test_docs_show_demo_promises() -> None:
     text = (Path(__file__).parents[2] / "docs" / "one-machine.md").read_text()
     shown = re.findall(r"^(.+?)  +.+  held$", text, re.MULTILINE)
     nothing, at = {"p50": 0.0, "p90": 0.0, "p99": 0.0}, SIMULATED

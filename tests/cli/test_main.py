@@ -30,7 +30,7 @@ def files(tmp_path: Path) -> list[str]:
     return ["-f", str(tmp_path / "pods.json"), "--cluster", str(tmp_path / "cluster.json")]
 
 
-def test_without_arguments_it_shows_its_help() -> None:
+def test_aliquot_without_arguments_shows_help() -> None:
     shown = aliquot()
     assert shown.returncode == 0
     assert "explain" in shown.stdout
@@ -45,25 +45,25 @@ def test_help_loads_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     "arguments", [["explain"], ["explode"], ["simulate", "--policy", "best"], ["simulate", "--seed", "x"], ["--what"]]
 )
-def test_a_slip_in_the_command_line_is_one_line_and_exit_code_2(arguments: list[str]) -> None:
+def test_usage_error_is_one_line_and_exits_2(arguments: list[str]) -> None:
     said = aliquot(*arguments)
     assert (said.returncode, said.stdout) == (2, "")
     assert said.stderr.startswith("aliquot: ")
     assert said.stderr.count("\n") == 1
 
 
-def test_a_command_that_is_nearly_one_is_told_which_was_meant() -> None:
+def test_misspelled_command_suggests_another() -> None:
     assert aliquot("aply", "-f", "x").stderr == (
         'aliquot: No such command "aply"; did you mean apply? (see aliquot --help)\n'
     )
     assert "?" not in aliquot("xyzzy").stderr
 
 
-def test_pods_that_do_not_fit_are_exit_code_1(files: list[str]) -> None:
+def test_explain_of_unfitting_pods_exits_1(files: list[str]) -> None:
     assert aliquot("explain", *files).returncode == 1
 
 
-def test_a_reader_that_goes_away_is_no_error_of_ours(files: list[str]) -> None:
+def test_broken_pipe_exits_141(files: list[str]) -> None:
     with subprocess.Popen([*COMMAND, "explain", *files, "-o", "json"], stdout=-1, stderr=-1, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -73,13 +73,13 @@ def test_a_reader_that_goes_away_is_no_error_of_ours(files: list[str]) -> None:
         assert process.wait(30) == 141
 
 
-def test_a_full_disk_is_told(files: list[str]) -> None:
+def test_full_disk_is_reported(files: list[str]) -> None:
     with open("/dev/full", "w") as full:
         said = subprocess.run([*COMMAND, "explain", *files], stdout=full, stderr=-1, text=True, check=False)
     assert (said.returncode, said.stderr) == (2, "aliquot: output: No space left on device\n")
 
 
-def test_an_interrupt_ends_it_with_130_and_no_traceback(tmp_path: Path) -> None:
+def test_interrupt_exits_130(tmp_path: Path) -> None:
     fifo = tmp_path / "pods"
     os.mkfifo(fifo)  # nobody writes: it waits there until it is interrupted
     command = [*COMMAND, "explain", "-f", str(fifo), "--cluster", "x"]
@@ -90,7 +90,7 @@ def test_an_interrupt_ends_it_with_130_and_no_traceback(tmp_path: Path) -> None:
     assert (process.returncode, "Traceback" in said) == (130, False)
 
 
-def test_a_progress_bar_is_shown_on_a_terminal_only() -> None:
+def test_progress_bar_only_on_terminal() -> None:
     arguments = ["simulate", "--generate", "20x8", "--policy", "binpack"]
     assert aliquot(*arguments).stderr == ""
     ours, theirs = pty.openpty()
@@ -109,6 +109,6 @@ def test_a_progress_bar_is_shown_on_a_terminal_only() -> None:
     assert b"binpack" in shown
 
 
-def test_a_terminal_of_ascii_only_is_no_obstacle() -> None:
+def test_ascii_terminal() -> None:
     shown = aliquot("simulate", "--generate", "2x2", env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
     assert (shown.returncode, shown.stderr) == (0, "")

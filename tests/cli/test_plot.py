@@ -27,13 +27,13 @@ def paths(chart: ElementTree.Element) -> list[list[tuple[float, float]]]:
     ]
 
 
-def test_every_line_is_drawn_and_named_at_its_end() -> None:
+def test_line_chart_names_lines() -> None:
     chart = drawn({"fgd": [(0, 0), (100, 90)], "dense": [(0, 0), (100, 95)]})
     assert len(paths(chart)) == 2
     assert {"fgd", "dense", "across", "up", "note"} <= set(texts(chart))
 
 
-def test_more_is_higher_and_further_right_and_all_lies_within_the_picture() -> None:
+def test_line_chart_coordinates() -> None:
     chart = drawn({"a": [(0, 0), (50, 20), (130, 97.5)]}, ideal=[(0, 0), (100, 100)])
     _, _, width, height = map(float, chart.attrib["viewBox"].split())
     for path in paths(chart):
@@ -42,13 +42,13 @@ def test_more_is_higher_and_further_right_and_all_lies_within_the_picture() -> N
         assert [y for _, y in path] == sorted((y for _, y in path), reverse=True)
 
 
-def test_names_are_text_and_never_markup() -> None:
+def test_line_chart_escapes_names() -> None:
     chart = drawn({"a<b>&'\"": [(0, 0), (1, 1)]}, title="<script>")
     assert "a<b>&'\"" in texts(chart)
     assert not list(chart.iter("script"))
 
 
-def test_names_of_lines_that_end_together_do_not_cover_each_other() -> None:
+def test_line_chart_names_do_not_overlap() -> None:
     chart = drawn({name: [(0, 0), (10, 10)] for name in ("a", "b", "c")})
     heights = [float(each.attrib["y"]) for each in chart.iter(f"{SVG}text") if each.text in ("a", "b", "c")]
     assert min(abs(one - other) for at, one in enumerate(heights) for other in heights[:at]) >= 16
@@ -57,5 +57,5 @@ def test_names_of_lines_that_end_together_do_not_cover_each_other() -> None:
 @pytest.mark.parametrize(
     "points", [[], [(0, 0)], [(0, 0), (0, 0)], [(0, 0), (1e-9, 1e-9)], [(0, 0), (1e15, 3)], [(0, 0), (1, math.inf)]]
 )
-def test_nothing_and_nearly_nothing_can_be_drawn(points: Points) -> None:
+def test_line_chart_of_nothing(points: Points) -> None:
     drawn({"a": points})

@@ -42,7 +42,7 @@ def lasting(result: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in result.items() if key not in ("seconds", "decisions_per_second")}
 
 
-def test_the_json_tells_how_well_it_packed(trace: list[str]) -> None:
+def test_simulate_json(trace: list[str]) -> None:
     result = results(*trace, "--policy", "fgd", "--seed", "7")
     assert (result["policy"], result["seed"], result["target"]) == ("fgd", 7, 1.3)
     assert (result["nodes"], result["gpus"]) == (8, 32)
@@ -51,55 +51,55 @@ def test_the_json_tells_how_well_it_packed(trace: list[str]) -> None:
     assert result["decisions_per_second"] > 0
 
 
-def test_the_same_seed_gives_the_same_answer_and_another_seed_another_order(trace: list[str]) -> None:
+def test_simulate_seed(trace: list[str]) -> None:
     first, again, other = (results(*trace, "--seed", seed) for seed in ("1", "1", "2"))
     assert lasting(first) == lasting(again)
     assert lasting(first) != lasting({**other, "seed": 1})
 
 
-def test_all_policies_are_compared_on_the_same_arrivals(trace: list[str]) -> None:
+def test_simulate_all_policies(trace: list[str]) -> None:
     every = results(*trace, "--policy", "all")
     assert [result["policy"] for result in every] == POLICIES
     assert len({result["arrived"] for result in every}) == 1
     assert lasting(every[3]) == lasting(results(*trace, "--policy", "dense"))
 
 
-def test_the_table_has_a_line_for_each_policy(trace: list[str]) -> None:
+def test_simulate_table(trace: list[str]) -> None:
     head, blank, columns, *rows = simulate(*trace, "--policy", "all").splitlines()
     assert head.startswith("8 nodes, 32 GPUs; ")
     assert (blank, columns.split()) == ("", ["POLICY", "ALLOCATED", "AT", "100%", "DROPPED", "DECISIONS/S"])
     assert [row.split()[0] for row in rows] == POLICIES
 
 
-def test_a_larger_target_brings_more_pods(trace: list[str]) -> None:
+def test_simulate_target(trace: list[str]) -> None:
     small, large = (results(*trace, "--target", target) for target in ("0.5", "2"))
     assert small["arrived"] < large["arrived"]
     assert small["dropped"] == 0 < large["dropped"]
 
 
-def test_the_model_that_a_pod_wants_is_heeded(tmp_path: Path, trace: list[str]) -> None:
+def test_simulate_gpu_spec(tmp_path: Path, trace: list[str]) -> None:
     (tmp_path / "pods.csv").write_text(PODS.splitlines()[0] + "\np,1,1,1,1000,A\n")
     assert results(*trace)["allocated_percent"] == 50
 
 
-def test_a_byte_order_mark_and_windows_line_ends_are_no_obstacle(tmp_path: Path, trace: list[str]) -> None:
+def test_simulate_reads_bom_and_crlf(tmp_path: Path, trace: list[str]) -> None:
     plain = results(*trace)
     (tmp_path / "pods.csv").write_bytes(b"\xef\xbb\xbf" + PODS.replace("\n", "\r\n").encode())
     assert lasting(results(*trace)) == lasting(plain)
 
 
-def test_pods_without_any_gpu_allocate_none_and_are_drawn_all_the_same(tmp_path: Path, trace: list[str]) -> None:
+def test_simulate_pods_without_gpu(tmp_path: Path, trace: list[str]) -> None:
     (tmp_path / "pods.csv").write_text(PODS.splitlines()[0] + "\np,1,1,0,0,\n")
     assert results(*trace, "--plot", str(tmp_path / "a.svg"))["allocated_percent"] == 0
     ElementTree.parse(tmp_path / "a.svg")
 
 
-def test_a_generated_cluster_needs_no_file() -> None:
+def test_simulate_generate() -> None:
     result = results("--generate", "6x4", "--workload", "seen")
     assert (result["nodes"], result["gpus"], result["policy"], result["workload"]) == (6, 24, "dense", "seen")
 
 
-def test_the_plot_is_well_formed_and_names_every_policy(tmp_path: Path) -> None:
+def test_simulate_plot(tmp_path: Path) -> None:
     told = simulate("--generate", "4x4", "--policy", "all", "--plot", str(tmp_path / "a.svg"))
     assert told.endswith(f"plot: {tmp_path / 'a.svg'}\n")
     texts = [each.text or "" for each in ElementTree.parse(tmp_path / "a.svg").iter("{http://www.w3.org/2000/svg}text")]

@@ -55,7 +55,7 @@ def computes(machine: Machine, name: str) -> dict[str, Any]:
     return found
 
 
-def test_the_first_run_starts_the_daemon_and_down_leaves_nothing(tmp_path: Path) -> None:
+def test_simulated_run_starts_daemon_and_down_leaves_nothing(tmp_path: Path) -> None:
     machine = Machine([])
     try:
         said = machine.aliquot("run", "--simulate", "1x8GiB", "--", *ALIQUOT, "burn", "load", "--seconds", "0.2")
@@ -77,7 +77,7 @@ def test_the_first_run_starts_the_daemon_and_down_leaves_nothing(tmp_path: Path)
     eventually(lambda: not any(path.exists() for path in gone))
 
 
-def test_a_tenant_that_computes_is_held_in_hardware_and_measured(machine: Machine) -> None:
+def test_simulated_tenant_is_limited_and_measured(machine: Machine) -> None:
     name = machine.detach("--memory", "4", "--core", "30", "--", *LOAD)
     found = computes(machine, name)
     assert found["level"] == "hardware"
@@ -86,7 +86,7 @@ def test_a_tenant_that_computes_is_held_in_hardware_and_measured(machine: Machin
     assert len(found["pids"]) == 1
 
 
-def test_memory_past_the_limit_is_refused(machine: Machine) -> None:
+def test_simulated_memory_limit(machine: Machine) -> None:
     said = machine.aliquot("run", "--memory", "1", "--", *LOAD, "--memory", "2GiB")
     assert said.returncode not in (0, 75)
     assert "quota" in said.stderr
@@ -94,7 +94,7 @@ def test_memory_past_the_limit_is_refused(machine: Machine) -> None:
     assert computes(machine, name)["memory_used_bytes"] > 2 << 30
 
 
-def test_online_work_takes_the_card_from_offline_work(machine: Machine) -> None:
+def test_simulated_online_preempts_offline(machine: Machine) -> None:
     offline = machine.detach("--name", "off", "--class", "offline", "--memory", "4", "--core", "50", "--", *LOAD)
     computes(machine, offline)
     online = machine.detach("--name", "on", "--class", "online", "--memory", "20", "--", *LOAD)
@@ -108,7 +108,7 @@ def test_online_work_takes_the_card_from_offline_work(machine: Machine) -> None:
     computes(machine, "off")
 
 
-def test_a_killed_daemon_comes_back_simulated_and_takes_its_tenants_up(machine: Machine) -> None:
+def test_killed_simulated_daemon_adopts_tenants(machine: Machine) -> None:
     name = machine.detach("--memory", "4", "--core", "30", "--", *LOAD)
     pid = computes(machine, name)["pids"]
     os.kill(machine.status()["daemon"]["pid"], signal.SIGKILL)
@@ -119,7 +119,7 @@ def test_a_killed_daemon_comes_back_simulated_and_takes_its_tenants_up(machine: 
     assert machine.status()["cards"][0]["memory_booked_bytes"] == 4 << 30
 
 
-def test_the_policy_is_changed_under_those_who_run(machine: Machine) -> None:
+def test_simulated_policy_change(machine: Machine) -> None:
     for name, core in (("third", "25"), ("most", "75")):
         machine.detach("--name", name, "--memory", "4", "--core", core, "--", *LOAD)
     computes(machine, "most")
@@ -130,7 +130,7 @@ def test_the_policy_is_changed_under_those_who_run(machine: Machine) -> None:
         machine.aliquot("policy", "set", "best-effort")
 
 
-def test_metrics_are_told_to_prometheus() -> None:
+def test_simulated_metrics() -> None:
     port = _free_port()
     machine = Machine([*ALIQUOT, "up", "--simulate", "1x8GiB", "--listen", str(port)])
     try:
@@ -157,7 +157,7 @@ def test_metrics_are_told_to_prometheus() -> None:
         machine.close()
 
 
-def test_daemons_killed_at_random_lose_no_run_and_keep_none(machine: Machine) -> None:
+def test_daemons_killed_at_random_lose_no_run(machine: Machine) -> None:
     """Runs come and go; the daemon is killed again and again, wherever it happens to be, and comes back when needed."""
     chance = random.Random(3)
     lock = machine.home / "lock"
@@ -178,7 +178,7 @@ def test_daemons_killed_at_random_lose_no_run_and_keep_none(machine: Machine) ->
 
 
 @pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
-def test_the_readme_shows_what_happens(readme: str) -> None:
+def test_readme_console_block_matches_program(readme: str) -> None:
     """But for the numbers that are measured."""
     text = (Path(__file__).parent.parent.parent / readme).read_text()
     found = re.search(r"```console\n(\$ aliquot run --simulate.*?)```", text, re.DOTALL)
@@ -210,7 +210,7 @@ def _unmeasured(text: str) -> list[str]:
 
 
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="this machine has a GPU")
-def test_a_machine_without_a_gpu_says_how_to_try_it(own: Machine) -> None:
+def test_machine_without_gpu_has_hint(own: Machine) -> None:
     for words in (["run", "--", "true"], ["up"], ["up", "-d"]):
         said = own.aliquot(*words)
         assert said.returncode == 2

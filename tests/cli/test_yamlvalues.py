@@ -31,16 +31,16 @@ def read(text: str) -> Any:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_scalar_is_what_kubernetes_takes_it_for(text: str, value: object) -> None:
+def test_yaml_scalars_like_kubernetes(text: str, value: object) -> None:
     found = read(f"k: {text}\n")["k"]
     assert (found, type(found)) == (value, type(value))
 
 
-def test_keys_are_text_as_they_are_written() -> None:
+def test_yaml_keys_are_strings() -> None:
     assert read("{1: a, true: b, ~: c, 1.0: d}") == {"1": "a", "true": "b", "~": "c", "1.0": "d"}
 
 
-def test_an_alias_repeats_its_anchor_and_a_merge_fills_what_is_missing() -> None:
+def test_yaml_alias_and_merge() -> None:
     assert read("base: &b {x: 1, y: [2]}\nsame: *b\nmore: {<<: *b, x: 3}\nboth: {<<: [{x: 5}, *b]}") == {
         "base": {"x": 1, "y": [2]},
         "same": {"x": 1, "y": [2]},
@@ -49,19 +49,19 @@ def test_an_alias_repeats_its_anchor_and_a_merge_fills_what_is_missing() -> None
     }
 
 
-def test_an_anchor_holds_in_its_own_document_only() -> None:
+def test_yaml_anchor_is_per_document() -> None:
     with pytest.raises(ValuesError, match="unknown anchor"):
         list(parse_yaml(b"a: &x 1\n---\nb: *x\n"))
 
 
-def test_each_document_and_each_item_knows_where_it_stands() -> None:
+def test_yaml_positions() -> None:
     first, second = parse_yaml(b"# a comment\nkind: Pod\n---\nkind: List\nitems:\n- kind: Pod\n- {kind: Node}\n")
     assert (first.place, second.place) == ((2, 1), (4, 1))
     assert [second.place_of(item) for item in second.value["items"]] == [(6, 3), (7, 3)]
     assert second.place_of({}) == (4, 1)
 
 
-def test_empty_documents_are_left_out() -> None:
+def test_yaml_skips_empty_documents() -> None:
     assert [document.value for document in parse_yaml(b"---\n---\na: 1\n---\n# no more\n")] == [{"a": 1}]
 
 
@@ -75,14 +75,14 @@ json_values = st.recursive(
 
 
 @given(value=json_values, flow=st.booleans())
-def test_what_was_written_is_read_back(value: object, flow: bool) -> None:
+def test_yaml_round_trip(value: object, flow: bool) -> None:
     written = yaml.safe_dump({"value": value}, default_flow_style=flow)
     (document,) = parse_yaml(written.encode())
     assert document.value == {"value": value}
 
 
 @given(raw=st.binary(max_size=60) | st.text("[]{}:,-?&*a1<|>!'\"#\n \t%@`", max_size=60).map(str.encode))
-def test_any_bytes_are_read_or_refused_with_a_place_within_them(raw: bytes) -> None:
+def test_yaml_any_bytes(raw: bytes) -> None:
     try:
         assert all(isinstance(document, Document) for document in parse_yaml(raw))
     except ValuesError as error:

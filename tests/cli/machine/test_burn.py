@@ -59,12 +59,12 @@ def result(env: dict[str, str], *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kernel", ["50us", "1ms", "20ms"])
-def test_alone_it_has_the_whole_card_whatever_the_kernels(card: dict[str, str], kernel: str) -> None:
+def test_burn_load_alone_gets_whole_card(card: dict[str, str], kernel: str) -> None:
     share = result(card, "load", "--kernel", kernel, *QUICK)["share"]
     assert 0.6 < share < 1.05  # 1 on a machine with a processor to spare, which the one of the tests may not have
 
 
-def test_a_load_tells_what_it_did_as_one_json_object(card: dict[str, str]) -> None:
+def test_burn_load_json(card: dict[str, str]) -> None:
     told = result(card, "load", *RATE, "--warmup", "0us", "--seconds", "2", "--check")
     assert told["mode"] == "load"
     assert told["kernel_us"] == 1000
@@ -75,7 +75,7 @@ def test_a_load_tells_what_it_did_as_one_json_object(card: dict[str, str]) -> No
     assert told["longest_gap_ms"] > 0
 
 
-def test_a_server_tells_how_long_requests_took(card: dict[str, str]) -> None:
+def test_burn_serve_json(card: dict[str, str]) -> None:
     told = result(card, "serve", "--kernel", "1ms", "--kernels", "2", "--period", "10ms", *QUICK, "--check")
     latency = told["latency_us"]
     assert told["mode"] == "serve"
@@ -86,11 +86,11 @@ def test_a_server_tells_how_long_requests_took(card: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("way", [["--graph"], ["--streams", "3"], ["--depth", "1"], ["--kernel", "50us", "--graph"]])
-def test_however_kernels_are_launched_every_one_runs_once(card: dict[str, str], way: list[str]) -> None:
+def test_burn_kernels_run_exactly_once(card: dict[str, str], way: list[str]) -> None:
     assert result(card, "load", *way, *QUICK, "--check")["right"] is True
 
 
-def test_processes_of_one_load_are_added_up(card: dict[str, str]) -> None:
+def test_burn_load_adds_up_processes(card: dict[str, str]) -> None:
     told = result(card, "load", "--processes", "3", *QUICK, "--check")
     assert len(told["processes"]) == 3
     assert sum(process["share"] for process in told["processes"]) == pytest.approx(told["share"], abs=0.001)
@@ -98,7 +98,7 @@ def test_processes_of_one_load_are_added_up(card: dict[str, str]) -> None:
     assert told["right"] is True
 
 
-def test_the_rate_of_the_card_can_be_measured_and_handed_on(card: dict[str, str]) -> None:
+def test_burn_calibrate(card: dict[str, str]) -> None:
     assert json.loads(burn(card, "calibrate", "-o", "json").stdout)["iterations_per_us"] == pytest.approx(
         1000, rel=0.02
     )
@@ -107,20 +107,20 @@ def test_the_rate_of_the_card_can_be_measured_and_handed_on(card: dict[str, str]
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_rate_that_was_measured_on_the_way_is_told_with_a_warning(card: dict[str, str]) -> None:
+def test_burn_warns_about_measured_rate(card: dict[str, str]) -> None:
     done = burn(card, "load", "--warmup", "0us", "--seconds", "0.2")
     assert done.returncode == 0
     assert "if others used the card meanwhile, shares are too large" in done.stderr
 
 
-def test_people_read_a_few_lines(card: dict[str, str]) -> None:
+def test_burn_text_output(card: dict[str, str]) -> None:
     told = burn(card, "load", *QUICK, "--check").stdout
     assert "kernels of 1 ms in 0.5 s" in told
     assert "results: all correct" in told
     assert "requests: p50" in burn(card, "serve", *QUICK).stdout
 
 
-def test_memory_is_held_and_refused_in_one_line(card: dict[str, str]) -> None:
+def test_burn_memory_is_allocated_or_refused(card: dict[str, str]) -> None:
     assert burn(card, "load", "--memory", "512MiB", *QUICK).returncode == 0
     for processes in ("1", "2"):
         done = burn(card, "load", "--memory", "8GiB", "--processes", processes, *QUICK)
@@ -128,7 +128,7 @@ def test_memory_is_held_and_refused_in_one_line(card: dict[str, str]) -> None:
         assert "no 8,192 MiB left" in done.stderr
 
 
-def test_a_load_waits_for_its_start_and_runs_until_its_end(card: dict[str, str], tmp_path: Path) -> None:
+def test_burn_start_and_until_file(card: dict[str, str], tmp_path: Path) -> None:
     start, until, progress = (tmp_path / name for name in ("start", "until", "progress"))
     arguments = ["--start-file", start, "--until-file", until, "--progress", progress, "--processes", "2", "-o", "json"]
     with subprocess.Popen(
@@ -151,7 +151,7 @@ def test_a_load_waits_for_its_start_and_runs_until_its_end(card: dict[str, str],
 
 
 @pytest.mark.parametrize("mode", ["load", "serve"])
-def test_a_timeline_has_the_times_of_kernels_in_order(card: dict[str, str], tmp_path: Path, mode: str) -> None:
+def test_burn_timeline(card: dict[str, str], tmp_path: Path, mode: str) -> None:
     file = tmp_path / "timeline"
     told = result(card, mode, *QUICK, "--timeline", str(file), "--check")
     drawn = json.loads(file.read_text())
@@ -162,7 +162,7 @@ def test_a_timeline_has_the_times_of_kernels_in_order(card: dict[str, str], tmp_
     assert all(end - begin == pytest.approx(1000 * drawn["kernel_us"], rel=0.01) for begin, end in drawn["spans"])
 
 
-def test_processes_end_with_the_one_that_forked_them(card: dict[str, str], tmp_path: Path) -> None:
+def test_burn_workers_end_with_parent(card: dict[str, str], tmp_path: Path) -> None:
     progress = tmp_path / "progress"
     command = [*COMMAND, "load", "--processes", "2", *RATE, "--progress", str(progress), "--seconds", "60"]
     with subprocess.Popen(command, env=card, stdout=-1, stderr=-1) as process:
@@ -176,7 +176,7 @@ def test_processes_end_with_the_one_that_forked_them(card: dict[str, str], tmp_p
     assert progress.stat().st_size == size
 
 
-def test_progress_is_shown_on_a_terminal_only(card: dict[str, str]) -> None:
+def test_burn_progress_only_on_terminal(card: dict[str, str]) -> None:
     ours, theirs = pty.openpty()
     with subprocess.Popen([*COMMAND, "load", *QUICK], env=card, stdout=-1, stderr=theirs) as process:
         os.close(theirs)
@@ -220,9 +220,7 @@ def test_progress_is_shown_on_a_terminal_only(card: dict[str, str]) -> None:
         (["toast"], "toast"),
     ],
 )
-def test_bad_input_is_one_line_that_names_it_and_exit_code_2(
-    no_card: dict[str, str], arguments: list[str], names: str
-) -> None:
+def test_burn_bad_input_exits_2(no_card: dict[str, str], arguments: list[str], names: str) -> None:
     said = burn(no_card, *arguments)
     assert (said.returncode, said.stdout) == (2, "")
     assert said.stderr.startswith("aliquot: ")
@@ -231,7 +229,7 @@ def test_bad_input_is_one_line_that_names_it_and_exit_code_2(
 
 
 @pytest.mark.parametrize("arguments", [["load"], ["load", "--processes", "2", *RATE], ["serve"], ["calibrate"], []])
-def test_without_a_card_it_says_so_and_how_to_try_it(no_card: dict[str, str], arguments: list[str]) -> None:
+def test_burn_without_card_has_hint(no_card: dict[str, str], arguments: list[str]) -> None:
     said = burn(no_card, *arguments)
     assert (said.returncode, said.stdout) == (2, "")
     assert "no NVIDIA driver" in said.stderr
@@ -239,7 +237,7 @@ def test_without_a_card_it_says_so_and_how_to_try_it(no_card: dict[str, str], ar
     assert said.stderr.count("\n") == 1
 
 
-def test_a_card_that_is_not_there_is_exit_code_2(card: dict[str, str]) -> None:
+def test_burn_of_missing_card_exits_2(card: dict[str, str]) -> None:
     said = burn(card, "load", "--device", "7", *QUICK)
     assert said.returncode == 2
     assert "there is no card 7" in said.stderr
@@ -248,7 +246,7 @@ def test_a_card_that_is_not_there_is_exit_code_2(card: dict[str, str]) -> None:
 # ---- arithmetic
 
 
-def test_kernels_are_counted_between_two_completions_in_proportion() -> None:
+def test_burn_marks_interpolate() -> None:
     marks = Marks(10.0)
     for moment, done in ((11.0, 10), (12.0, 30), (12.001, 31)):
         marks.add(moment, done)
@@ -257,26 +255,26 @@ def test_kernels_are_counted_between_two_completions_in_proportion() -> None:
     assert marks.longest_gap(10.5, 12.0) == pytest.approx(1.0)
 
 
-def test_percentiles_are_values_that_occurred() -> None:
+def test_burn_percentiles() -> None:
     assert percentiles([float(each) for each in range(1, 201)]) == {"p50": 100, "p90": 180, "p99": 198, "max": 200}
     assert percentiles([7.0]) == {"p50": 7, "p90": 7, "p99": 7, "max": 7}
     assert percentiles([]) is None
 
 
 @pytest.mark.parametrize(("kernel_us", "least_us"), [(5, 2_000), (50, 8_000), (1_000, 8_000), (20_000, 40_000)])
-def test_the_queue_is_never_shorter_than_a_nap_of_the_process(kernel_us: float, least_us: float) -> None:
+def test_burn_queue_covers_descheduling(kernel_us: float, least_us: float) -> None:
     plan = Plan(kernel_us=kernel_us)
     assert plan.batches >= 2
     assert plan.batch * plan.batches * kernel_us >= least_us
 
 
-def test_the_worst_of_several_processes_is_told() -> None:
+def test_burn_merge_keeps_longest_gap() -> None:
     each = {"seconds": 1.0, "kernels": 5.0, "share": 0.5, "series": [0.5], "longest_gap_ms": 3.0, "right": True}
     both = merged([Outcome(each), Outcome({**each, "longest_gap_ms": 9.0, "right": False})]).result
     assert (both["share"], both["longest_gap_ms"], both["right"]) == (1.0, 9.0, False)
 
 
-def test_the_kernel_is_compiled_by_the_driver_for_every_card_since_volta() -> None:
+def test_burn_kernel_is_ptx_for_volta() -> None:
     text = PTX.decode("ascii")
     assert text.startswith(".version 6.4\n.target sm_70\n")
     assert text.count(".visible .entry ") == 2

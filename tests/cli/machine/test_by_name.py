@@ -18,13 +18,13 @@ from aliquot.cli.machine.top import fitted
 from kit.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually, processes_of
 
 
-def test_a_detached_run_has_its_output_in_the_logs(machine: Machine) -> None:
+def test_logs_of_detached_run(machine: Machine) -> None:
     name = machine.detach("--memory", "1", "--", "sh", "-c", "echo out; echo err >&2; read x || echo no input")
     eventually(lambda: name not in machine.names())
     assert machine.aliquot("logs", name).stdout == "out\nerr\nno input\n"
 
 
-def test_a_detached_run_waits_in_the_background(machine: Machine) -> None:
+def test_detached_run_waits_in_background(machine: Machine) -> None:
     blocker = machine.detach("--gpus", "2", "--", *FOREVER)
     said = machine.aliquot("run", "-d", "--name", "later", "--", "echo", "done")
     assert (said.returncode, said.stdout) == (0, "later\n")
@@ -33,12 +33,12 @@ def test_a_detached_run_waits_in_the_background(machine: Machine) -> None:
     eventually(lambda: machine.aliquot("logs", "later").stdout.endswith("done\n"))
 
 
-def test_logs_may_be_followed_until_the_run_ends(machine: Machine) -> None:
+def test_logs_follow_until_run_ends(machine: Machine) -> None:
     name = machine.detach("--memory", "1", "--", "sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.2; done")
     assert machine.aliquot("logs", "-f", name).stdout == "1\n2\n3\n"
 
 
-def test_the_logs_of_one_in_the_foreground_are_where_it_was_started(machine: Machine, tmp_path: Path) -> None:
+def test_logs_of_foreground_run_names_its_terminal(machine: Machine, tmp_path: Path) -> None:
     with (
         (tmp_path / "out").open("w") as out,
         machine.begin("run", "--name", "fore", "--", *FOREVER, stdout=out) as process,
@@ -60,7 +60,7 @@ def test_stop_ends_all_processes_of_a_run(machine: Machine) -> None:
     assert not any(Path(f"/proc/{pid}").exists() and _state(pid) != "Z" for pid in pids)
 
 
-def test_stop_kills_what_does_not_listen(machine: Machine) -> None:
+def test_stop_sends_sigkill_after_timeout(machine: Machine) -> None:
     name = machine.detach("--memory", "1", "--", "sh", "-c", "trap '' TERM; while :; do sleep 0.05; done")
     eventually(lambda: len(processes_of(name)) >= 2)
     said = machine.aliquot("stop", name, "--timeout", "300ms")
@@ -69,14 +69,14 @@ def test_stop_kills_what_does_not_listen(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("command", ["stop", "logs"])
-def test_an_unknown_name_is_answered_with_those_there_are(machine: Machine, command: str) -> None:
+def test_stop_of_unknown_name_lists_runs(machine: Machine, command: str) -> None:
     assert machine.aliquot(command, "ghost").stderr == "aliquot: no run is called ghost: nothing runs\n"
     machine.detach("--name", "one", "--memory", "1", "--", *FOREVER)
     said = machine.aliquot(command, "ghost")
     assert (said.returncode, said.stderr) == (2, "aliquot: no run is called ghost: there are one\n")
 
 
-def test_a_run_whose_first_process_ended_is_there_until_its_last_one_does(machine: Machine) -> None:
+def test_run_lives_until_last_process_ends(machine: Machine) -> None:
     name = machine.detach("--memory", "1", "--", "sh", "-c", "sleep 600 >/dev/null 2>&1 & exit 0")
     left = eventually(lambda: processes_of(name) if len(processes_of(name)) == 1 else None)
     time.sleep(0.6)  # two sweeps
@@ -85,7 +85,7 @@ def test_a_run_whose_first_process_ended_is_there_until_its_last_one_does(machin
     eventually(lambda: machine.names() == [])
 
 
-def test_names_tell_the_command_and_never_come_twice(machine: Machine) -> None:
+def test_run_names_are_unique_and_name_the_command(machine: Machine) -> None:
     one = machine.detach("--memory", "1", "--", sys.executable, "-c", "pass")
     two = machine.detach("--memory", "1", "--", "sh", "-c", "exit 0")
     assert one.startswith("python")
@@ -118,7 +118,7 @@ def test_top_shows_each_card_with_its_tenants(machine: Machine) -> None:
     assert told["cards"][0]["core_booked"] == 30
 
 
-def test_top_goes_on_as_long_as_somebody_looks(machine: Machine) -> None:
+def test_top_refreshes(machine: Machine) -> None:
     ours, theirs = pty.openpty()
     environment = {**machine.environment, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
     command = [*ALIQUOT, "top", "--every", "0.1"]
@@ -160,11 +160,11 @@ def test_q_leaves_top_and_a_narrow_terminal_cuts_lines_short(machine: Machine) -
 @pytest.mark.parametrize(
     ("height", "shown"), [(3, "a\nb\nc"), (2, "a\n... 2 more lines: aliquot top --once"), (9, "a\nb\nc")]
 )
-def test_what_does_not_fit_on_the_screen_is_counted(height: int, shown: str) -> None:
+def test_top_counts_lines_that_do_not_fit(height: int, shown: str) -> None:
     assert fitted("a\nb\nc", height) == shown
 
 
-def test_stop_goes_on_to_the_next_when_one_is_not_there(machine: Machine) -> None:
+def test_stop_continues_after_unknown_name(machine: Machine) -> None:
     name = machine.detach("--memory", "1", "--", *FOREVER)
     said = machine.aliquot("stop", "ghost", name)
     assert said.returncode == 2
@@ -173,7 +173,7 @@ def test_stop_goes_on_to_the_next_when_one_is_not_there(machine: Machine) -> Non
     assert machine.names() == []
 
 
-def test_the_policy_is_changed_while_all_run(machine: Machine) -> None:
+def test_policy_set_while_running(machine: Machine) -> None:
     assert machine.aliquot("policy").stdout == "policy best-effort, release delay 100ms\n"
     assert machine.aliquot("policy", "set", "fixed-share").stdout == "policy fixed-share, release delay 100ms\n"
     assert machine.aliquot("policy", "release-delay", "0").stdout == "policy fixed-share, release delay 0s\n"

@@ -13,9 +13,7 @@ from kit.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually, paper
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_daemon_that_ends_leaves_its_tenants_running_and_the_next_takes_them_up(
-    own: Machine, number: signal.Signals
-) -> None:
+def test_daemon_restart_adopts_running_tenants(own: Machine, number: signal.Signals) -> None:
     own.up()
     stays = own.detach("--memory", "10", "--core", "30", "--class", "offline", "--", *FOREVER)
     goes = own.detach("--memory", "1", "--", *FOREVER)
@@ -32,7 +30,7 @@ def test_a_daemon_that_ends_leaves_its_tenants_running_and_the_next_takes_them_u
     assert list((own.home / "t").iterdir()) == []
 
 
-def test_settings_survive_a_restart(own: Machine) -> None:
+def test_daemon_settings_survive_restart(own: Machine) -> None:
     own.up()
     own.aliquot("policy", "set", "burst-share")
     own.aliquot("policy", "release-delay", "20ms")
@@ -40,7 +38,7 @@ def test_settings_survive_a_restart(own: Machine) -> None:
     assert "policy burst-share, release delay 20ms" in own.up()
 
 
-def test_those_who_wait_wait_on_over_a_restart(own: Machine) -> None:
+def test_queued_runs_survive_daemon_restart(own: Machine) -> None:
     own.up()
     blocker = own.detach("--", *FOREVER)
     with own.begin("run", "--", "echo", "done") as process:
@@ -52,7 +50,7 @@ def test_those_who_wait_wait_on_over_a_restart(own: Machine) -> None:
         assert process.communicate(timeout=PATIENCE)[0] == "done\n"
 
 
-def test_there_is_one_daemon_per_home(own: Machine) -> None:
+def test_one_daemon_per_home(own: Machine) -> None:
     own.up()
     assert own.daemon is not None
     for words in (["up"], ["up", "-d"]):
@@ -61,7 +59,7 @@ def test_there_is_one_daemon_per_home(own: Machine) -> None:
         assert said.stderr == f"aliquot: a daemon already runs for {own.home}: pid {own.daemon.pid}\n"
 
 
-def test_down_ends_the_daemon_and_says_who_runs_on(own: Machine) -> None:
+def test_down_stops_daemon_and_lists_running_tenants(own: Machine) -> None:
     own.up()
     name = own.detach("--", *FOREVER)
     pid = own.status()["tenants"][0]["pid"]
@@ -75,7 +73,7 @@ def test_down_ends_the_daemon_and_says_who_runs_on(own: Machine) -> None:
 
 
 @pytest.mark.parametrize("words", [["ps"], ["top"], ["stop", "x"], ["logs", "x"], ["policy"]])
-def test_without_a_daemon_it_is_said_how_to_start_one(own: Machine, words: list[str]) -> None:
+def test_commands_without_daemon_say_how_to_start_it(own: Machine, words: list[str]) -> None:
     said = own.aliquot(*words)
     assert said.returncode == 2
     assert said.stderr == (
@@ -84,12 +82,12 @@ def test_without_a_daemon_it_is_said_how_to_start_one(own: Machine, words: list[
     )
 
 
-def test_down_without_a_daemon_has_nothing_to_do(own: Machine) -> None:
+def test_down_without_daemon(own: Machine) -> None:
     said = own.aliquot("down")
     assert (said.returncode, said.stdout, said.stderr) == (0, "no daemon runs\n", "")
 
 
-def test_a_damaged_database_is_put_aside_and_what_runs_is_found_again(own: Machine) -> None:
+def test_damaged_database_is_rebuilt(own: Machine) -> None:
     own.up()
     name = own.detach("--name", "survivor", "--memory", "10", "--core", "20", "--", *FOREVER)
     own.kill()
@@ -102,7 +100,7 @@ def test_a_damaged_database_is_put_aside_and_what_runs_is_found_again(own: Machi
     own.clear()
 
 
-def test_a_home_too_long_for_sockets_says_what_to_do(tmp_path: Path) -> None:
+def test_home_path_too_long_has_hint(tmp_path: Path) -> None:
     home = tmp_path / ("x" * 100)
     environment = {**os.environ, "ALIQUOT_HOME": str(home)}
     command = [*ALIQUOT, "run", "--simulate", "--", "true"]
@@ -118,7 +116,7 @@ def test_a_home_too_long_for_sockets_says_what_to_do(tmp_path: Path) -> None:
         ("2x8x24", "ready: 16 cards (16 x Paper 1000 24 GiB on 2 nodes); "),
     ],
 )
-def test_equal_cards_are_counted_in_the_line_that_tells_that_it_is_ready(cards: str, said: str) -> None:
+def test_ready_line_counts_equal_cards(cards: str, said: str) -> None:
     machine = paper(cards)
     try:
         assert said in machine.up()

@@ -35,12 +35,12 @@ def as_nobody(machine: Machine, *words: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_anyone_may_run_and_has_a_folder_of_their_own(machine: Machine) -> None:
+def test_any_user_may_run_in_own_folder(machine: Machine) -> None:
     said = as_nobody(machine, "run", "--memory", "1", "--", "sh", "-c", "id -u; stat -c '%u %a' $ALIQUOT_TENANT")
     assert (said.returncode, said.stdout) == (0, f"{NOBODY}\n{NOBODY} 700\n"), said.stderr
 
 
-def test_a_log_belongs_to_who_ran(machine: Machine) -> None:
+def test_log_belongs_to_user_of_run(machine: Machine) -> None:
     name = as_nobody(machine, "run", "-d", "--memory", "1", "--", "echo", "mine").stdout.strip()
     eventually(lambda: as_nobody(machine, "logs", name).stdout == "mine\n")
     other = machine.detach("--memory", "1", "--", "echo", "yours")
@@ -49,7 +49,7 @@ def test_a_log_belongs_to_who_ran(machine: Machine) -> None:
     assert "Permission denied" in said.stderr
 
 
-def test_nobody_empties_anothers_log_by_taking_its_name(machine: Machine) -> None:
+def test_run_name_cannot_truncate_other_users_log(machine: Machine) -> None:
     name = machine.detach("--name", "precious", "--memory", "1", "--", "echo", "ours")
     eventually(lambda: not machine.names())
     said = as_nobody(machine, "run", "-d", "--name", name, "--memory", "1", "--", "echo", "theirs")
@@ -58,7 +58,7 @@ def test_nobody_empties_anothers_log_by_taking_its_name(machine: Machine) -> Non
     assert machine.aliquot("logs", name).stdout == "ours\n"
 
 
-def test_one_stops_ones_own_and_nobody_elses(machine: Machine) -> None:
+def test_users_stop_only_their_own_runs(machine: Machine) -> None:
     roots = machine.detach("--memory", "1", "--", *FOREVER)
     said = as_nobody(machine, "stop", roots)
     assert (said.returncode, said.stderr) == (77, f"aliquot: only root may stop {roots}\n")
@@ -75,13 +75,13 @@ def test_one_stops_ones_own_and_nobody_elses(machine: Machine) -> None:
         (["down"], "stop the daemon"),
     ],
 )
-def test_the_machines_settings_are_its_owners(machine: Machine, words: list[str], what: str) -> None:
+def test_only_owner_changes_settings(machine: Machine, words: list[str], what: str) -> None:
     said = as_nobody(machine, *words)
     assert (said.returncode, said.stderr) == (77, f"aliquot: only root may {what}\n")
     assert as_nobody(machine, "policy").stdout == "policy best-effort, release delay 100ms\n"
 
 
-def test_a_home_of_somebody_else_is_not_used(tmp_path: Path) -> None:
+def test_up_refuses_home_of_other_user(tmp_path: Path) -> None:
     home = tmp_path / "theirs"
     home.mkdir()
     os.chown(home, NOBODY, NOBODY)

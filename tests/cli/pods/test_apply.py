@@ -51,7 +51,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_each_object_is_answered_as_kubectl_would(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_prints_objects_like_kubectl(daemon: PaperDaemon, file: Path) -> None:
     file.write_text(f"{POD}---\nkind: StatefulSet\nmetadata: {{name: binpack-1}}\nspec: {{}}\n")
     daemon.answers["apply"] = accept()
     said = apply("-f", str(file))
@@ -59,7 +59,7 @@ def test_each_object_is_answered_as_kubectl_would(daemon: PaperDaemon, file: Pat
     assert said.stderr == "see `aliquot get pods`\n"
 
 
-def test_the_daemon_gets_the_objects_where_they_were_applied_and_little_of_the_environment(
+def test_apply_sends_folder_and_reduced_environment(
     daemon: PaperDaemon, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon.answers["apply"] = accept()
@@ -73,7 +73,7 @@ def test_the_daemon_gets_the_objects_where_they_were_applied_and_little_of_the_e
     assert "SOME_TOKEN" not in asked["env"]
 
 
-def test_a_folder_is_its_files_in_order(daemon: PaperDaemon, tmp_path: Path) -> None:
+def test_apply_reads_folder_in_order(daemon: PaperDaemon, tmp_path: Path) -> None:
     daemon.answers["apply"] = accept()
     for name in ("b.yml", "a.json", "c.yaml", "d.txt"):
         pod = {"kind": "Pod", "metadata": {"name": name[0]}, "spec": {}}
@@ -81,33 +81,33 @@ def test_a_folder_is_its_files_in_order(daemon: PaperDaemon, tmp_path: Path) -> 
     assert apply("-f", str(tmp_path), "-o", "name").stdout == "pod/a\npod/b\npod/c\n"
 
 
-def test_several_files_and_stdin_are_one_request(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_sends_all_files_and_stdin_in_one_request(daemon: PaperDaemon, file: Path) -> None:
     daemon.answers["apply"] = accept()
     assert apply("-f", str(file), "-f", "-", input=POD.replace("train", "serve")).exit_code == 0
     assert len(daemon.requests("apply")) == 1
     assert [each["metadata"]["name"] for each in daemon.asked[0]["objects"]] == ["train", "serve"]
 
 
-def test_a_dry_run_says_so(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_dry_run_is_marked(daemon: PaperDaemon, file: Path) -> None:
     daemon.answers["apply"] = accept()
     said = apply("-f", str(file), "--dry-run", "--wait")
     assert (said.stdout, said.stderr) == ("pod/train created (dry run)\n", "")
     assert daemon.asked[0]["dry_run"] is True
 
 
-def test_the_json_is_the_daemons_answer(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_json_is_daemon_answer(daemon: PaperDaemon, file: Path) -> None:
     daemon.answers["apply"] = accept("a note")
     (told,) = json.loads(apply("-f", str(file), "-o", "json").stdout)
     assert (told["kind"], told["name"], told["action"], told["notes"]) == ("Pod", "train", "created", ["a note"])
 
 
-def test_equal_notes_are_one_line(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_prints_equal_notes_once(daemon: PaperDaemon, file: Path) -> None:
     file.write_text(POD + "---\n" + POD.replace("train", "serve"))
     daemon.answers["apply"] = accept("the image is not used")
     assert "note: train, serve: the image is not used\n" in apply("-f", str(file)).stderr
 
 
-def test_notes_that_differ_only_in_a_part_are_one_line_and_unchanged_objects_have_none() -> None:
+def test_apply_merges_similar_notes() -> None:
     def result(name: str, *notes: str, action: str = "created") -> Json:
         return {"name": name, "action": action, "notes": notes}
 
@@ -117,7 +117,7 @@ def test_notes_that_differ_only_in_a_part_are_one_line_and_unchanged_objects_hav
     assert list(noted([result("x", one, action="unchanged")])) == []
 
 
-def test_kinds_that_run_nothing_here_are_skipped_and_that_is_said(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_skips_other_kinds_with_note(daemon: PaperDaemon, file: Path) -> None:
     file.write_text(f"{SERVICE}---\n{POD}")
     daemon.answers["apply"] = accept()
     said = apply("-f", str(file))
@@ -137,9 +137,7 @@ def test_kinds_that_run_nothing_here_are_skipped_and_that_is_said(daemon: PaperD
         (POD.replace("train", "train, namespace: a"), ":1:1: Pod train is in namespace a, which contradicts -n team"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_told_with_its_place_and_nobody_is_asked(
-    daemon: PaperDaemon, file: Path, content: str, said: str
-) -> None:
+def test_apply_reports_file_errors_with_position(daemon: PaperDaemon, file: Path, content: str, said: str) -> None:
     file.write_text(content)
     refused = apply("-f", str(file), "-n", "team")
     assert (refused.exit_code, refused.stdout) == (2, "")
@@ -147,18 +145,18 @@ def test_what_is_wrong_in_a_file_is_told_with_its_place_and_nobody_is_asked(
     assert daemon.asked == []
 
 
-def test_what_kustomize_would_build_is_told_how_to_come_here(daemon: PaperDaemon) -> None:
+def test_apply_refuses_kustomize_with_hint(daemon: PaperDaemon) -> None:
     refused = apply("-k", "overlay")
     said = "aliquot: -k is not supported: use `kubectl kustomize overlay | aliquot apply -f -`\n"
     assert (refused.exit_code, refused.stderr, daemon.asked) == (2, said, [])
 
 
-def test_an_empty_folder_is_told(daemon: PaperDaemon, tmp_path: Path) -> None:
+def test_apply_refuses_empty_folder(daemon: PaperDaemon, tmp_path: Path) -> None:
     refused = apply("-f", str(tmp_path))
     assert (refused.exit_code, refused.stderr) == (2, f"aliquot: {tmp_path}: no .yaml, .yml or .json file found\n")
 
 
-def test_what_the_daemon_does_not_allow_is_told_with_file_and_line(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_refusal_has_file_and_line(daemon: PaperDaemon, file: Path) -> None:
     file.write_text(f"{SERVICE}---\n{POD}")
     field = "Pod default/train: spec.containers[0].name"
     daemon.answers["apply"] = [{"error": {"kind": "invalid", "field": field, "value": "A", "allowed": "a DNS label"}}]
@@ -167,14 +165,14 @@ def test_what_the_daemon_does_not_allow_is_told_with_file_and_line(daemon: Paper
     assert refused.stderr == f'aliquot: {file}:4:1: {field}: "A" is not allowed: a DNS label\n'
 
 
-def test_more_than_the_daemon_reads_at_once_is_told(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_refuses_too_large_request(daemon: PaperDaemon, file: Path) -> None:
     file.write_text("---\n".join(POD.replace("train", f"train-{at}" + "x" * 900) for at in range(400)))
     refused = apply("-f", str(file))
     assert refused.exit_code == 2
     assert "400 objects: " in refused.stderr
 
 
-def test_with_wait_each_change_is_a_line_until_all_run(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_wait_prints_changes(daemon: PaperDaemon, file: Path) -> None:
     looks = iter([a_status(pending("train", "no room")), a_status(pending("train", "no room"))])
     daemon.answers |= {"apply": accept(), "status": lambda _: next(looks, a_status(a_pod("train")))}
     said = apply("-f", str(file), "--wait")
@@ -184,9 +182,7 @@ def test_with_wait_each_change_is_a_line_until_all_run(daemon: PaperDaemon, file
     )
 
 
-def test_a_workload_is_waited_for_until_the_new_pods_have_taken_the_place_of_the_old(
-    daemon: PaperDaemon, file: Path
-) -> None:
+def test_apply_wait_for_rolled_workload(daemon: PaperDaemon, file: Path) -> None:
     owner = {"kind": "Deployment", "name": "web"}
     old, new = a_pod("web-old", owner=owner, terminating=True), a_pod("web-new", owner=owner)
     looks = iter(
@@ -210,7 +206,7 @@ def test_a_workload_is_waited_for_until_the_new_pods_have_taken_the_place_of_the
     )
 
 
-def test_a_job_whose_pod_fails_is_exit_code_1(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_wait_of_failed_job_exits_1(daemon: PaperDaemon, file: Path) -> None:
     failed = a_pod("once-x", phase="Failed", owner={"kind": "Job", "name": "once"})
     job = a_workload("Job", "once", replicas=1, ready=0)
     daemon.answers |= {"apply": accept(), "status": a_status(failed, workloads=[job])}
@@ -220,7 +216,7 @@ def test_a_job_whose_pod_fails_is_exit_code_1(daemon: PaperDaemon, file: Path) -
     assert "failed: default/once-x" in said.stderr
 
 
-def test_a_pod_that_fails_is_exit_code_1(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_wait_of_failed_pod_exits_1(daemon: PaperDaemon, file: Path) -> None:
     failed = a_pod("train", phase="Failed", containers=[a_container(state="ended", exit_code=3)], reason="main: exit 3")
     daemon.answers |= {"apply": accept(), "status": a_status(failed)}
     said = apply("-f", str(file), "--wait")
@@ -228,14 +224,14 @@ def test_a_pod_that_fails_is_exit_code_1(daemon: PaperDaemon, file: Path) -> Non
     assert "failed: default/train (see `aliquot logs default/train`)" in said.stderr
 
 
-def test_patience_has_an_end(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_wait_timeout_exits_1(daemon: PaperDaemon, file: Path) -> None:
     daemon.answers |= {"apply": accept(), "status": a_status(pending("train"))}
     said = apply("-f", str(file), "--wait", "--timeout", "0")
     assert said.exit_code == 1
     assert "--timeout: not running after 0s: Pod default/train (see `aliquot get pods`)" in said.stderr
 
 
-def test_other_simulated_cards_than_those_there_are_are_refused(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_refuses_other_simulated_cards(daemon: PaperDaemon, file: Path) -> None:
     daemon.answers |= {"apply": accept(), "hello": {"simulated": "2x24GiB"}}
     refused = apply("-f", str(file), "--simulate", "1x24GiB")
     assert refused.exit_code == 2
@@ -254,7 +250,7 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def test_a_dry_run_checks_the_manifest_and_starts_no_daemon(nobody: Path, file: Path) -> None:
+def test_apply_dry_run_starts_no_daemon(nobody: Path, file: Path) -> None:
     said = apply("-f", str(file), "--dry-run")
     assert (said.exit_code, said.stdout) == (0, "pod/train created (dry run)\n")
     assert "note: no daemon runs: the manifests were checked" in said.stderr
@@ -262,21 +258,21 @@ def test_a_dry_run_checks_the_manifest_and_starts_no_daemon(nobody: Path, file: 
 
 
 @pytest.mark.parametrize("name", ["Train_1", "x" * 300])
-def test_a_name_that_is_not_allowed_is_told_with_file_and_line(nobody: Path, file: Path, name: str) -> None:
+def test_apply_invalid_name_has_file_and_line(nobody: Path, file: Path, name: str) -> None:
     file.write_text(f"{POD}---\n{POD.replace('train', name)}")
     said = apply("-f", str(file), "--dry-run")
     assert said.exit_code == 2
     assert said.stderr.startswith(f"aliquot: {file}:6:1: Pod: metadata.name: ")
 
 
-def test_a_daemon_that_refuses_a_name_is_told_with_file_and_line(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_refused_name_has_file_and_line(daemon: PaperDaemon, file: Path) -> None:
     error = {"kind": "invalid", "field": "Pod: metadata.name", "value": "train", "allowed": "another"}
     daemon.answers["apply"] = [{"error": error}]
     assert apply("-f", str(file)).stderr.startswith(f"aliquot: {file}:1:1: Pod: metadata.name: ")
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n---\n"])
-def test_a_file_with_nothing_in_it_is_named(nobody: Path, file: Path, text: str) -> None:
+def test_apply_names_empty_file(nobody: Path, file: Path, text: str) -> None:
     file.write_text(text)
     said = apply("-f", str(file), "--dry-run")
     assert said.exit_code == 2

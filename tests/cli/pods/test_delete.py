@@ -35,7 +35,7 @@ def asked(daemon: PaperDaemon) -> list[tuple[str, str, str]]:
     return sorted((request["kind"], request["namespace"], request["name"]) for request in daemon.requests("delete"))
 
 
-def test_what_is_deleted_is_told_as_kubectl_does(daemon: PaperDaemon) -> None:
+def test_delete_prints_like_kubectl(daemon: PaperDaemon) -> None:
     assert delete("pod", "train").stdout == 'pod "train" deleted\n'
     assert delete("sts/web", "-n", "team").stdout == 'statefulset.apps "web" deleted from team (2 Pods)\n'
     assert asked(daemon) == [("Pod", "default", "train"), ("StatefulSet", "team", "web")]
@@ -44,14 +44,12 @@ def test_what_is_deleted_is_told_as_kubectl_does(daemon: PaperDaemon) -> None:
 @pytest.mark.parametrize(
     ("words", "grace"), [([], None), (["--grace", "90s"], 90.0), (["--grace-period", "0"], 0.0), (["--now"], 1.0)]
 )
-def test_the_grace_is_the_pods_own_unless_one_is_given(
-    daemon: PaperDaemon, words: list[str], grace: float | None
-) -> None:
+def test_delete_grace_period(daemon: PaperDaemon, words: list[str], grace: float | None) -> None:
     delete("pod", "train", *words)
     assert daemon.requests("delete")[0]["grace"] == grace
 
 
-def test_the_objects_of_files_are_deleted_and_other_kinds_are_not_ours(daemon: PaperDaemon, tmp_path: Path) -> None:
+def test_delete_objects_of_files(daemon: PaperDaemon, tmp_path: Path) -> None:
     file = tmp_path / "all.yaml"
     file.write_text(
         "kind: Service\nmetadata: {name: web}\n---\nkind: Pod\nmetadata: {name: a}\n---\n"
@@ -61,27 +59,27 @@ def test_the_objects_of_files_are_deleted_and_other_kinds_are_not_ours(daemon: P
     assert asked(daemon) == [("Deployment", "team", "b"), ("Pod", "default", "a")]
 
 
-def test_all_of_a_kind_are_those_of_the_namespace(daemon: PaperDaemon) -> None:
+def test_delete_all_in_namespace(daemon: PaperDaemon) -> None:
     daemon.answers["status"] = a_status(a_pod("a"), a_pod("b"), a_pod("c", "team"))
     assert delete("pods", "--all").exit_code == 0
     assert asked(daemon) == [("Pod", "default", "a"), ("Pod", "default", "b")]
 
 
-def test_a_pod_goes_with_its_workload_and_is_not_deleted_twice(daemon: PaperDaemon) -> None:
+def test_delete_workload_includes_its_pods_once(daemon: PaperDaemon) -> None:
     owned = a_pod("web-0", owner={"kind": "StatefulSet", "name": "web"})
     daemon.answers["status"] = a_status(owned, a_pod("alone"), workloads=[a_workload("StatefulSet", "web")])
     delete("all", "--all")
     assert asked(daemon) == [("Pod", "default", "alone"), ("StatefulSet", "default", "web")]
 
 
-def test_one_that_is_not_there_is_exit_code_1_and_the_others_go(daemon: PaperDaemon) -> None:
+def test_delete_of_missing_object_exits_1(daemon: PaperDaemon) -> None:
     said = delete("pod", "ghost", "train")
     assert (said.exit_code, said.stdout) == (1, 'pod "train" deleted\n')
     assert said.stderr == "aliquot: no pod is called default/ghost: there are default/train\n"
     assert delete("pod", "ghost", "--ignore-not-found").exit_code == 0
 
 
-def test_several_that_are_not_there_are_told_with_one_list(daemon: PaperDaemon) -> None:
+def test_delete_lists_missing_objects_once(daemon: PaperDaemon) -> None:
     daemon.answers["delete"] = lambda request: [
         {"error": {"kind": "unknown-name", "name": f"default/{request['name']}", "names": ["default/x", "default/y"]}}
     ]
@@ -90,7 +88,7 @@ def test_several_that_are_not_there_are_told_with_one_list(daemon: PaperDaemon) 
     assert said.stderr == "aliquot: no pod is called default/a or default/b: there are default/x, default/y\n"
 
 
-def test_a_dry_run_tells_and_deletes_nothing(daemon: PaperDaemon) -> None:
+def test_delete_dry_run_deletes_nothing(daemon: PaperDaemon) -> None:
     daemon.answers["status"] = a_status(a_pod("train"), a_pod("x", "team"))
     said = delete("pod", "train", "ghost", "--dry-run")
     assert (said.exit_code, said.stdout) == (1, 'pod "train" deleted (dry run)\n')
@@ -109,7 +107,7 @@ def test_a_dry_run_tells_and_deletes_nothing(daemon: PaperDaemon) -> None:
         (["pod", "a", "--grace", "25h"], "--grace: 90000s is not allowed: 0 to 24h"),
     ],
 )
-def test_what_is_typed_wrongly_ends_nothing(daemon: PaperDaemon, words: list[str], said: str) -> None:
+def test_delete_refuses_bad_input(daemon: PaperDaemon, words: list[str], said: str) -> None:
     refused = delete(*words)
     assert refused.exit_code == 2
     assert said in refused.stderr

@@ -59,7 +59,7 @@ def cells(machine: Machine, *words: str) -> list[list[str]]:
     return [line.split() for line in machine.aliquot("get", *words).stdout.splitlines()[1:]]
 
 
-def test_a_stateful_set_is_its_replicas_and_goes_as_a_whole(machine: Machine) -> None:
+def test_statefulset_apply_and_delete(machine: Machine) -> None:
     code, out, err = apply(machine, stateful("binpack-1", 3))
     assert (code, out) == (0, "statefulset.apps/binpack-1 created\n"), err
     assert "note: binpack-1: image some/image:v1 is not used: containers are local processes" in err
@@ -71,7 +71,7 @@ def test_a_stateful_set_is_its_replicas_and_goes_as_a_whole(machine: Machine) ->
     assert machine.names() == []
 
 
-def test_applied_again_only_what_changed_is_changed(machine: Machine) -> None:
+def test_apply_again_changes_only_differences(machine: Machine) -> None:
     apply(machine, stateful("web", 1), a_pod("train"))
     pids = {row[0]: row[-1] for row in cells(machine, "pods", "-o", "wide")}
     assert (
@@ -83,31 +83,31 @@ def test_applied_again_only_what_changed_is_changed(machine: Machine) -> None:
     assert {name: after[name] for name in pids} == pids
 
 
-def test_the_output_of_a_pod_is_in_its_logs(machine: Machine) -> None:
+def test_logs_of_pod(machine: Machine) -> None:
     apply(machine, a_pod("talk", "sh", "-c", "echo one; echo two >&2; sleep 600"))
     eventually(lambda: machine.aliquot("logs", "talk").stdout == "one\ntwo\n")
     assert machine.aliquot("logs", "default/talk", "--tail", "1").stdout == "two\n"
 
 
-def test_a_log_is_followed_until_the_pod_is_over(machine: Machine) -> None:
+def test_logs_follow_until_pod_ends(machine: Machine) -> None:
     apply(machine, a_pod("talk", "sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.2; done", restartPolicy="Never"))
     assert machine.aliquot("logs", "-f", "talk").stdout == "1\n2\n3\n"
 
 
-def test_a_pod_that_ends_well_is_completed(machine: Machine) -> None:
+def test_succeeded_pod_is_completed(machine: Machine) -> None:
     code, _, err = apply(machine, a_pod("short", "true", restartPolicy="Never"))
     assert code == 0, err
     assert cells(machine, "pod", "short")[0][:3] == ["short", "0/1", "Completed"]
 
 
-def test_a_pod_that_fails_is_told_and_exit_code_1(machine: Machine) -> None:
+def test_apply_wait_of_failing_pod_exits_1(machine: Machine) -> None:
     code, _, err = apply(machine, a_pod("bad", "sh", "-c", "exit 3", restartPolicy="Never"))
     assert code == 1
     assert "failed: default/bad" in err
     assert "exit code 3" in machine.aliquot("describe", "pod", "bad").stdout
 
 
-def test_a_pod_without_room_waits_and_says_why(machine: Machine) -> None:
+def test_pod_without_room_waits_with_reason(machine: Machine) -> None:
     assert apply(machine, a_pod("big", gib=20))[0] == 0  # of those that are applied together, any may be the first
     code, _, err = apply(machine, a_pod("more", gib=20), words=("--wait", "--timeout", "2s"))
     assert code == 1
@@ -118,7 +118,7 @@ def test_a_pod_without_room_waits_and_says_why(machine: Machine) -> None:
     eventually(lambda: cells(machine, "pod", "more")[0][2] == "Running")
 
 
-def test_the_manifest_comes_back_with_its_status(machine: Machine) -> None:
+def test_get_yaml_has_manifest_and_status(machine: Machine) -> None:
     apply(machine, a_pod("train"))
     told = yaml.safe_load(machine.aliquot("get", "pod", "train", "-o", "yaml").stdout)
     assert told["spec"]["containers"][0]["resources"]["limits"] == {MEM: 3}
@@ -126,7 +126,7 @@ def test_the_manifest_comes_back_with_its_status(machine: Machine) -> None:
     assert json.loads(machine.aliquot("get", "pods", "-o", "json").stdout)["items"][0]["status"] == told["status"]
 
 
-def test_describe_tells_where_and_why_and_what_happened(machine: Machine) -> None:
+def test_describe_pod_has_placement_and_events(machine: Machine) -> None:
     apply(machine, a_pod("train"))
     shown = machine.aliquot("describe", "pod/train").stdout
     for words in ("Status:       Running (1 of 1", "Card 0:  Paper 1000", "0 GiB of 3 GiB", "Why:", "Events:"):
@@ -134,7 +134,7 @@ def test_describe_tells_where_and_why_and_what_happened(machine: Machine) -> Non
     assert "default/train  normal" in machine.aliquot("describe", "node").stdout
 
 
-def test_nothing_is_started_when_one_object_is_not_allowed(machine: Machine, tmp_path: Path) -> None:
+def test_apply_starts_nothing_if_one_object_is_invalid(machine: Machine, tmp_path: Path) -> None:
     file = tmp_path / "pods.yaml"
     file.write_text(yaml.safe_dump_all([a_pod("good"), a_pod("bad", gib=-1)]))
     said = machine.aliquot("apply", "-f", str(file))
@@ -143,7 +143,7 @@ def test_nothing_is_started_when_one_object_is_not_allowed(machine: Machine, tmp
     assert machine.aliquot("get", "pods").stdout == ""
 
 
-def test_a_dry_run_starts_nothing(machine: Machine) -> None:
+def test_apply_dry_run_starts_nothing(machine: Machine) -> None:
     assert apply(machine, a_pod("train"), words=("--dry-run",))[:2] == (0, "pod/train created (dry run)\n")
     assert machine.aliquot("get", "pods").stdout == ""
 
@@ -159,7 +159,7 @@ def test_ps_and_top_show_pods_among_runs(machine: Machine) -> None:
     machine.aliquot("stop", "run", "--timeout", "0")
 
 
-def test_unknown_names_are_answered_with_those_there_are(machine: Machine) -> None:
+def test_unknown_pod_lists_existing_names(machine: Machine) -> None:
     apply(machine, a_pod("train"))
     said = machine.aliquot("delete", "pod", "ghost")
     assert said.returncode == 1

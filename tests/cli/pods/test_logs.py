@@ -60,36 +60,36 @@ def logs(*words: str) -> subprocess.CompletedProcess[str]:
         (["sts/web"], "default-web-0-main"),
     ],
 )
-def test_a_pod_is_found_however_it_is_written(words: list[str], where: str) -> None:
+def test_logs_finds_pod_by_any_spelling(words: list[str], where: str) -> None:
     assert logs(*words).stdout == f"{where}\n1\n2\n3\n"
 
 
-def test_which_container_was_chosen_is_told_where_there_are_several() -> None:
+def test_logs_names_chosen_container() -> None:
     assert logs("train").stderr == "container main of main, side; choose another with -c\n"
     assert logs("team/x").stderr == ""
     assert logs("sts/web").stderr == "web-0, the first of 2 Pods\n"
 
 
-def test_the_last_lines_may_be_enough() -> None:
+def test_logs_tail() -> None:
     assert logs("train", "--tail", "2").stdout == "2\n3\n"
 
 
 @pytest.mark.parametrize(
     ("running", "shown"), [(True, "a run\n"), (False, "default-train-main\n1\n2\n3\n")], ids=["runs", "is over"]
 )
-def test_a_run_of_the_same_name_comes_first_while_it_runs(daemon: PaperDaemon, running: bool, shown: str) -> None:
+def test_logs_prefers_running_run_over_pod(daemon: PaperDaemon, running: bool, shown: str) -> None:
     (daemon.home / "run.log").write_text("a run\n")
     daemon.answers["logs"] = {"name": "train", "log": str(daemon.home / "run.log"), "running": running}
     assert logs("train").stdout == shown
 
 
-def test_a_run_that_is_over_is_shown_where_no_pod_has_its_name(daemon: PaperDaemon) -> None:
+def test_logs_of_ended_run(daemon: PaperDaemon) -> None:
     (daemon.home / "run.log").write_text("a run\n")
     daemon.answers["logs"] = {"name": "gone", "log": str(daemon.home / "run.log"), "running": False}
     assert logs("gone").stdout == "a run\n"
 
 
-def test_a_name_that_nobody_has_is_answered_with_runs_and_pods() -> None:
+def test_logs_of_unknown_name_lists_runs_and_pods() -> None:
     said = logs("ghost")
     assert said.returncode == 2
     assert said.stderr.endswith(": nothing runs; Pods: train, x, web-0, web-1\n")
@@ -104,13 +104,13 @@ def test_a_name_that_nobody_has_is_answered_with_runs_and_pods() -> None:
         (["pod/ghost"], "no pod is called ghost in namespace default: there are train, web-0, web-1"),
     ],
 )
-def test_what_cannot_be_shown_is_told(words: list[str], said: str) -> None:
+def test_logs_refuses_bad_input(words: list[str], said: str) -> None:
     refused = logs(*words)
     assert (refused.returncode in (1, 2), refused.stdout) == (True, "")
     assert refused.stderr.startswith(f"aliquot: {said}")
 
 
-def test_a_pod_that_has_not_started_says_why_it_waits(daemon: PaperDaemon) -> None:
+def test_logs_of_waiting_pod_has_reason(daemon: PaperDaemon) -> None:
     daemon.answers |= {
         "status": a_status(pending("train", "no room")),
         "pod-logs": {"pod": "default/train", "container": "main", "log": str(daemon.home / "no.log"), "running": True},
@@ -119,7 +119,7 @@ def test_a_pod_that_has_not_started_says_why_it_waits(daemon: PaperDaemon) -> No
     assert (said.returncode, said.stdout, said.stderr) == (1, "", "aliquot: train has not started: no room\n")
 
 
-def test_a_log_is_followed_until_the_pod_ends(daemon: PaperDaemon) -> None:
+def test_logs_follow_until_pod_ends(daemon: PaperDaemon) -> None:
     log = daemon.home / "log"
     looks = iter(range(3))
 
@@ -137,7 +137,7 @@ def test_a_log_is_followed_until_the_pod_ends(daemon: PaperDaemon) -> None:
     ("put", "said"),
     [(os.mkfifo, "not a regular file"), (lambda at: at.symlink_to("/etc/os-release"), "a symbolic link")],
 )
-def test_what_somebody_put_where_a_log_was_is_not_read(
+def test_logs_refuses_links_and_pipes(
     daemon: PaperDaemon, tmp_path: Path, put: Callable[[Path], None], said: str
 ) -> None:
     put(tmp_path / "log")
@@ -149,7 +149,7 @@ def test_what_somebody_put_where_a_log_was_is_not_read(
 
 @pytest.mark.parametrize("text", [b"", b"a", b"a\n", b"a\nb", b"a\nb\n", b"\n\n", b"x" * 200_000 + b"\n" + b"y\n" * 9])
 @pytest.mark.parametrize("lines", [0, 1, 2, 5, 100])
-def test_the_last_lines_begin_where_they_would_if_all_were_read(text: bytes, lines: int) -> None:
+def test_seek_lines_matches_full_read(text: bytes, lines: int) -> None:
     log = io.BytesIO(text)
     seek_lines(log, lines)
     assert log.read() == b"".join(text.splitlines(keepends=True)[-lines:] if lines else [])

@@ -19,20 +19,18 @@ from aliquot.cli.run.execute import environment_of
 from kit.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually
 
 
-def test_the_exit_code_is_the_commands_own(machine: Machine) -> None:
+def test_run_exits_with_code_of_command(machine: Machine) -> None:
     said = machine.aliquot("run", "--memory", "1", "--", "sh", "-c", "echo out; echo err >&2; exit 7")
     assert (said.returncode, said.stdout, said.stderr) == (7, "out\n", "err\n")
 
 
-def test_the_process_is_the_command_itself(machine: Machine) -> None:
+def test_run_execs_the_command(machine: Machine) -> None:
     with machine.begin("run", "--memory", "1", "--", "sh", "-c", "echo $$") as process:
         assert process.communicate(timeout=PATIENCE)[0] == f"{process.pid}\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGHUP])
-def test_a_signal_reaches_the_command_and_ends_it_as_it_would_alone(
-    machine: Machine, number: signal.Signals, request: pytest.FixtureRequest
-) -> None:
+def test_run_signal_ends_command(machine: Machine, number: signal.Signals, request: pytest.FixtureRequest) -> None:
     # Children ignore what we do: tests that nohup began ignore SIGHUP.
     request.addfinalizer(partial(signal.signal, number, signal.signal(number, signal.SIG_DFL)))
     with machine.begin("run", "--memory", "1", "--", "sh", "-c", "echo on; exec sleep 600") as process:
@@ -42,7 +40,7 @@ def test_a_signal_reaches_the_command_and_ends_it_as_it_would_alone(
         assert process.wait(PATIENCE) == -number
 
 
-def test_a_command_may_handle_a_signal(machine: Machine) -> None:
+def test_run_command_handles_signal(machine: Machine) -> None:
     script = "trap 'echo caught; exit 3' TERM; echo on; while :; do sleep 0.05; done"
     with machine.begin("run", "--memory", "1", "--", "sh", "-c", script) as process:
         assert process.stdout is not None
@@ -52,12 +50,12 @@ def test_a_command_may_handle_a_signal(machine: Machine) -> None:
         assert process.wait(PATIENCE) == 3
 
 
-def test_stdin_is_the_commands_own(machine: Machine) -> None:
+def test_run_passes_stdin(machine: Machine) -> None:
     said = machine.aliquot("run", "--memory", "1", "--", "wc", "-c", input="12345")
     assert said.stdout.strip() == "5"
 
 
-def test_the_terminal_is_the_commands_own(machine: Machine) -> None:
+def test_run_passes_terminal(machine: Machine) -> None:
     ours, theirs = pty.openpty()
     command = [*ALIQUOT, "run", "--memory", "1", "--", "sh", "-c", "test -t 0 && test -t 1 && stty size </dev/tty"]
     environment = {**machine.environment, "PYTHONWARNINGS": "ignore"}
@@ -74,7 +72,7 @@ def test_the_terminal_is_the_commands_own(machine: Machine) -> None:
     os.close(ours)
 
 
-def test_the_environment_is_the_callers_with_what_a_tenant_needs(machine: Machine) -> None:
+def test_run_environment_has_tenant_variables(machine: Machine) -> None:
     before = {**machine.environment, "MINE": "kept", "CUDA_VISIBLE_DEVICES": "7"}
     said = machine.aliquot("run", "--name", "env", "--gpus", "2", "--memory", "1", "--", "env", "-0", env=before)
     after = dict(word.split("=", 1) for word in said.stdout.split("\0") if word)
@@ -89,19 +87,19 @@ def test_the_environment_is_the_callers_with_what_a_tenant_needs(machine: Machin
     assert before.keys() - after.keys() == set()
 
 
-def test_what_python_sets_for_itself_in_the_c_locale_does_not_leak(machine: Machine) -> None:
+def test_run_does_not_leak_lc_ctype(machine: Machine) -> None:
     bare = {"PATH": os.environ["PATH"], "ALIQUOT_HOME": str(machine.home)}
     said = machine.aliquot("run", "--memory", "1", "--", "env", env=bare)
     assert "LC_CTYPE" not in said.stdout
 
 
-def test_no_file_of_ours_stays_open_in_the_command(machine: Machine) -> None:
+def test_run_leaks_no_file_descriptors(machine: Machine) -> None:
     said = machine.aliquot("run", "--memory", "1", "--", "ls", "/proc/self/fd")
     assert said.stdout.split()[:3] == ["0", "1", "2"]
     assert len(said.stdout.split()) == 4  # and the folder itself
 
 
-def test_the_dashes_may_be_left_out_and_later_ones_are_the_commands(machine: Machine) -> None:
+def test_run_dashes_are_optional(machine: Machine) -> None:
     said = machine.aliquot("run", "--memory", "1", "echo", "--memory", "--", "x")
     assert said.stdout == "--memory -- x\n"
 
@@ -142,15 +140,13 @@ REAL = "a daemon with real cards runs already; set ALIQUOT_HOME to start another
         (["--", "/etc"], 126, "/etc: not executable"),
     ],
 )
-def test_what_is_wrong_is_one_line_before_anything_is_booked(
-    machine: Machine, words: list[str], code: int, sentence: str
-) -> None:
+def test_run_refuses_bad_input_in_one_line(machine: Machine, words: list[str], code: int, sentence: str) -> None:
     said = machine.aliquot("run", *words)
     assert (said.returncode, said.stdout, said.stderr) == (code, "", f"aliquot: {sentence}\n")
     assert machine.names() == []
 
 
-def test_a_file_that_is_no_program_gives_its_slice_back(machine: Machine, tmp_path: Path) -> None:
+def test_run_of_invalid_program_releases_slice(machine: Machine, tmp_path: Path) -> None:
     nonsense = tmp_path / "nonsense"
     nonsense.write_bytes(b"\0\1\2\3")
     nonsense.chmod(0o755)
@@ -160,7 +156,7 @@ def test_a_file_that_is_no_program_gives_its_slice_back(machine: Machine, tmp_pa
     eventually(lambda: machine.names() == [])
 
 
-def test_a_name_is_taken_as_long_as_its_run_runs(machine: Machine) -> None:
+def test_run_name_is_unique_while_running(machine: Machine) -> None:
     assert machine.detach("--name", "mine", "--memory", "1", "--", *FOREVER) == "mine"
     said = machine.aliquot("run", "--name", "mine", "--memory", "1", "--", "true")
     assert said.returncode == 2
@@ -172,7 +168,7 @@ def test_a_name_is_taken_as_long_as_its_run_runs(machine: Machine) -> None:
 # --- without a daemon --------------------------------------------------------------------------------------------
 
 
-def test_before_the_exec_nothing_heavy_is_loaded() -> None:
+def test_run_loads_nothing_heavy() -> None:
     code = (
         "import sys, aliquot.__main__, aliquot.cli.run.command;"
         "print(*sorted({'click', 'rich', 'numpy', 'asyncio', 'msgspec', 'yaml', 'subprocess', 'dataclasses', 'sqlite3'}"
@@ -182,7 +178,7 @@ def test_before_the_exec_nothing_heavy_is_loaded() -> None:
     assert done.stdout == "\n"
 
 
-def test_help_tells_every_option() -> None:
+def test_run_help_lists_every_option() -> None:
     for words in (["run", "--help"], ["run", "-h"]):
         said = subprocess.run([*ALIQUOT, *words], capture_output=True, text=True, check=True)
         assert said.stdout.startswith("Usage: aliquot run [OPTIONS] [--] COMMAND [ARGS]...\n")
@@ -190,19 +186,19 @@ def test_help_tells_every_option() -> None:
         assert max(map(len, said.stdout.splitlines())) <= 120
 
 
-def test_help_that_cannot_be_written_is_one_line() -> None:
+def test_run_help_on_full_disk_is_one_line() -> None:
     with open("/dev/full", "w") as full:
         said = subprocess.run([*ALIQUOT, "run", "--help"], stdout=full, stderr=-1, text=True, check=False)
     assert (said.returncode, said.stderr) == (2, "aliquot: output: No space left on device\n")
 
 
-def test_aliquot_itself_is_found_where_the_path_does_not_lead(machine: Machine) -> None:
+def test_run_finds_aliquot_outside_path(machine: Machine) -> None:
     environment = {**machine.environment, "PATH": "/usr/bin:/bin"}
     said = machine.aliquot("run", "--memory", "1", "--", "aliquot", "--version", env=environment)
     assert (said.returncode, said.stdout[:8]) == (0, "aliquot,")
 
 
-def test_the_group_of_commands_knows_run_too() -> None:
+def test_run_is_in_command_group() -> None:
     said = CliRunner().invoke(cli, ["run", "--core", "0", "--", "true"])
     assert said.exit_code == 2
 
@@ -217,9 +213,7 @@ def test_the_group_of_commands_knows_run_too() -> None:
         ("/rm.so:/mine.so:/shim.so", "/shim.so:/rm.so:/mine.so"),
     ],
 )
-def test_what_is_put_in_front_comes_once_and_the_rest_stays(
-    monkeypatch: pytest.MonkeyPatch, before: str | None, after: str
-) -> None:
+def test_with_granted_prepends_once(monkeypatch: pytest.MonkeyPatch, before: str | None, after: str) -> None:
     if before is None:
         monkeypatch.delenv("LD_PRELOAD", raising=False)
     else:

@@ -7,7 +7,7 @@ import signal
 from kit.machine import FOREVER, PATIENCE, Machine, eventually
 
 
-def test_without_memory_and_core_a_card_is_held_whole(machine: Machine) -> None:
+def test_run_without_memory_and_core_gets_whole_card(machine: Machine) -> None:
     machine.detach("--", *FOREVER)
     machine.detach("--", *FOREVER)
     said = machine.aliquot("run", "--no-wait", "--memory", "1", "--", "true")
@@ -15,7 +15,7 @@ def test_without_memory_and_core_a_card_is_held_whole(machine: Machine) -> None:
     assert said.stderr == "aliquot: no room now: card 0 is in use; 1 other card has no room either\n"
 
 
-def test_one_that_waits_says_where_it_stands_and_why_and_starts_when_there_is_room(machine: Machine) -> None:
+def test_run_prints_position_and_starts_when_room(machine: Machine) -> None:
     blocker = machine.detach("--gpus", "2", "--memory", "20", "--", *FOREVER)
     with machine.begin("run", "--memory", "8", "--", "echo", "first") as first:
         assert first.stderr is not None
@@ -31,7 +31,7 @@ def test_one_that_waits_says_where_it_stands_and_why_and_starts_when_there_is_ro
             assert second.communicate(timeout=PATIENCE)[0] == "second\n"
 
 
-def test_a_line_is_said_again_only_when_it_says_something_else(machine: Machine) -> None:
+def test_run_prints_position_only_on_change(machine: Machine) -> None:
     blocker = machine.detach("--gpus", "2", "--memory", "14", "--", *FOREVER)
     machine.detach("--memory", "1", "--", *FOREVER)
     with machine.begin("run", "--memory", "20", "--", "echo", "first") as first:
@@ -44,7 +44,7 @@ def test_a_line_is_said_again_only_when_it_says_something_else(machine: Machine)
         )
 
 
-def test_no_wait_is_refused_with_the_reason(machine: Machine) -> None:
+def test_run_no_wait_is_refused_with_reason(machine: Machine) -> None:
     machine.detach("--gpus", "2", "--memory", "20", "--core", "80", "--", *FOREVER)
     said = machine.aliquot("run", "--no-wait", "--memory", "8", "--core", "30", "--", "true")
     assert said.returncode == 75
@@ -54,7 +54,7 @@ def test_no_wait_is_refused_with_the_reason(machine: Machine) -> None:
     )
 
 
-def test_a_wait_has_an_end_when_one_is_given(machine: Machine) -> None:
+def test_run_timeout_ends_wait(machine: Machine) -> None:
     machine.detach("--gpus", "2", "--", *FOREVER)
     said = machine.aliquot("run", "--timeout", "100ms", "--", "true")
     assert said.returncode == 75
@@ -65,7 +65,7 @@ def test_a_wait_has_an_end_when_one_is_given(machine: Machine) -> None:
     assert machine.status()["queue"] == []
 
 
-def test_ctrl_c_leaves_the_queue(machine: Machine) -> None:
+def test_run_ctrl_c_leaves_queue(machine: Machine) -> None:
     machine.detach("--gpus", "2", "--", *FOREVER)
     with machine.begin("run", "--", "true") as process:
         eventually(lambda: machine.status()["queue"])
@@ -76,7 +76,7 @@ def test_ctrl_c_leaves_the_queue(machine: Machine) -> None:
     eventually(lambda: not machine.status()["queue"])
 
 
-def test_a_small_run_passes_a_big_one_only_where_it_takes_nothing_from_it(machine: Machine) -> None:
+def test_run_backfills_without_delaying_big_run(machine: Machine) -> None:
     machine.detach("--memory", "20", "--", *FOREVER)  # card 0
     machine.detach("--memory", "12", "--", *FOREVER)  # card 1
     with machine.begin("run", "--name", "big", "--memory", "20", "--", "true") as big:
@@ -91,7 +91,7 @@ def test_a_small_run_passes_a_big_one_only_where_it_takes_nothing_from_it(machin
     eventually(lambda: not machine.status()["queue"])
 
 
-def test_a_run_that_is_stopped_in_the_queue_ends_with_143(machine: Machine) -> None:
+def test_run_stopped_in_queue_exits_143(machine: Machine) -> None:
     machine.detach("--gpus", "2", "--", *FOREVER)
     with machine.begin("run", "--name", "late", "--", "true") as process:
         eventually(lambda: machine.status()["queue"])

@@ -57,7 +57,7 @@ class Hall:
         return [int(room) // 1024 for room in self.ledger.board.room_memory[0]]
 
 
-def test_those_who_fit_start_in_the_order_they_came() -> None:
+def test_queue_starts_fitting_requests_in_order() -> None:
     hall = Hall()
     for name in "abc":
         hall.wait(name, 12)
@@ -65,7 +65,7 @@ def test_those_who_fit_start_in_the_order_they_came() -> None:
     assert hall.advance() == []
 
 
-def test_a_small_one_starts_where_the_first_does_not_fit_and_is_not_going_to() -> None:
+def test_queue_backfills_small_request_on_card_useless_to_head() -> None:
     hall = Hall()
     for name, gib in (("a", 20), ("b", 12)):
         hall.wait(name, gib)
@@ -76,7 +76,7 @@ def test_a_small_one_starts_where_the_first_does_not_fit_and_is_not_going_to() -
     assert hall.room() == [0, 12]
 
 
-def test_nobody_takes_the_room_that_the_first_is_waiting_for() -> None:
+def test_queue_reserves_target_card_for_head() -> None:
     hall = Hall()
     for name, gib in (("a", 20), ("b", 12)):
         hall.wait(name, gib)
@@ -89,7 +89,7 @@ def test_nobody_takes_the_room_that_the_first_is_waiting_for() -> None:
     assert hall.advance() == ["big"]
 
 
-def test_the_first_counts_as_being_on_its_card_already() -> None:
+def test_queue_books_head_on_its_target_card() -> None:
     hall = Hall(count=1)
     hall.wait("a", 12)
     hall.advance()
@@ -100,7 +100,7 @@ def test_the_first_counts_as_being_on_its_card_already() -> None:
     assert hall.advance() == ["big", "small"]
 
 
-def test_a_whole_card_that_is_waited_for_takes_no_more_guests() -> None:
+def test_queue_backfills_nothing_on_card_reserved_whole() -> None:
     hall = Hall(count=1)
     hall.wait("a", 4)
     hall.advance()
@@ -109,7 +109,7 @@ def test_a_whole_card_that_is_waited_for_takes_no_more_guests() -> None:
     assert hall.advance() == []
 
 
-def test_compute_is_waited_for_as_memory_is() -> None:
+def test_queue_reserves_compute_like_memory() -> None:
     hall = Hall(count=1)
     hall.wait("a", 1, core=60)
     hall.advance()
@@ -120,7 +120,7 @@ def test_compute_is_waited_for_as_memory_is() -> None:
     assert hall.queue.position_of(half)["refusals"] == [{"card": 0, "reason": "core", "wanted": 500, "had": 400}]
 
 
-def test_several_cards_are_kept_for_one_that_wants_several() -> None:
+def test_queue_reserves_several_cards_for_head() -> None:
     hall = Hall(count=3)
     for name in "abc":
         hall.wait(name, 20)
@@ -143,7 +143,7 @@ asks: st.SearchStrategy[dict[str, Any]] = st.builds(
 
 
 @given(st.lists(st.tuples(asks, st.integers(0, 5)), max_size=14))
-def test_whoever_passes_never_moves_the_first_further_from_its_room(events: list[tuple[dict[str, Any], int]]) -> None:
+def test_queue_backfill_never_delays_head(events: list[tuple[dict[str, Any], int]]) -> None:
     """As long as the first waits, what is free for it on the cards it is nearest to only grows by others leaving."""
     hall = Hall()
     running: list[str] = []
@@ -177,7 +177,7 @@ def _fits_when_old_ones_leave(hall: Hall, first: QueuedRequest, old: list[str]) 
     return fits
 
 
-def test_room_is_kept_on_the_node_that_is_nearest_to_having_it_and_the_other_is_free_for_all() -> None:
+def test_queue_reserves_on_nearest_node_only() -> None:
     hall = Hall(nodes=2)
     for name in "abc":
         hall.wait(name, 20)
@@ -192,7 +192,7 @@ def test_room_is_kept_on_the_node_that_is_nearest_to_having_it_and_the_other_is_
     assert hall.advance() == ["big"]
 
 
-def test_what_each_card_lacks_is_told_with_its_node_where_there_are_several() -> None:
+def test_queue_position_names_node_of_card() -> None:
     hall = Hall(count=1, nodes=2)
     for name in "abc":
         hall.wait(name, 20)
@@ -204,7 +204,7 @@ def test_what_each_card_lacks_is_told_with_its_node_where_there_are_several() ->
     ]
 
 
-def test_a_pod_of_several_containers_is_passed_only_by_those_who_take_nothing_from_it() -> None:
+def test_queue_backfills_past_multi_container_pod() -> None:
     hall = Hall()
     hall.wait("a", 20)
     hall.advance()
@@ -217,7 +217,7 @@ def test_a_pod_of_several_containers_is_passed_only_by_those_who_take_nothing_fr
     assert hall.advance() == ["pod"]
 
 
-def test_containers_that_stay_together_are_awaited_on_one_card() -> None:
+def test_queue_reserves_one_card_for_containers_together() -> None:
     hall = Hall(count=2)
     hall.wait("a", 4)
     hall.wait("b", 24)
@@ -229,7 +229,7 @@ def test_containers_that_stay_together_are_awaited_on_one_card() -> None:
     assert hall.advance() == ["pod"]
 
 
-def test_one_that_asks_again_after_a_restart_has_its_place_back() -> None:
+def test_queue_keeps_position_after_restart() -> None:
     hall = Hall()
     late, early = hall.wait("late", 30), RunRequest(("early",), memory_mib=30 * 1024)
     late.since = 5.0

@@ -38,7 +38,7 @@ from kit.machine import cards
         "online",
     ],
 )
-def test_what_a_run_asks_for_of_a_card(ask: RunRequest, expected: Slice) -> None:
+def test_run_request_slice(ask: RunRequest, expected: Slice) -> None:
     assert ask.slice() == expected
 
 
@@ -56,11 +56,11 @@ def test_what_a_run_asks_for_of_a_card(ask: RunRequest, expected: Slice) -> None
         (("x" * 99,), "x" * 24),
     ],
 )
-def test_a_run_is_called_by_what_people_call_it(command: tuple[str, ...], name: str) -> None:
+def test_readable_name_of_command(command: tuple[str, ...], name: str) -> None:
     assert readable_name(command) == name
 
 
-def test_what_the_machine_could_never_give_is_refused_with_what_it_could() -> None:
+def test_never_fits_names_the_limit() -> None:
     there = (*cards(1, 24), *cards(2, 80)[1:])
     assert never_fits(RunRequest(("x",), memory_mib=80 * 1024), [there]) is None
     assert never_fits(RunRequest(("x",), memory_mib=81 * 1024), [there]) == Invalid(
@@ -83,7 +83,7 @@ FIELDS = ("command", "name", "class", "core", "memory_mib", "gpus", "wait", "det
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), anything | st.just(["x"])))
-def test_whatever_is_said_is_an_ask_or_what_is_wrong_with_it(said: dict[str, Any]) -> None:
+def test_parse_run_request_of_any_json(said: dict[str, Any]) -> None:
     ask = parse_run_request(said)
     if isinstance(ask, RunRequest):
         assert ask.command
@@ -95,7 +95,7 @@ def test_whatever_is_said_is_an_ask_or_what_is_wrong_with_it(said: dict[str, Any
         assert ask.field in {"command", "name", "class", "core", "memory", "gpus", "wait", "detach"}
 
 
-def test_a_very_long_command_is_kept_only_as_far_as_people_read() -> None:
+def test_parse_run_request_shortens_long_command() -> None:
     ask = parse_run_request({"command": ["x" * 10_000] * 1000})
     assert isinstance(ask, RunRequest)
     assert (len(ask.command), len(ask.command[0])) == (64, 256)

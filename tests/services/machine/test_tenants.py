@@ -94,7 +94,7 @@ def house() -> Iterator[House]:
         found.machine.store.close()
 
 
-def test_a_run_that_fits_starts_at_once(house: House) -> None:
+def test_submit_starts_fitting_run_at_once(house: House) -> None:
     (told,) = house.submit(memory_mib=4096, core=30)
     assert told["ok"]["name"] == "x-1"
     assert told["ok"]["cards"] == [{"index": 0, "uuid": "GPU-0"}]
@@ -105,7 +105,7 @@ def test_a_run_that_fits_starts_at_once(house: House) -> None:
     assert oct(folder.stat().st_mode & 0o777) == "0o700"
 
 
-def test_a_run_ends_when_its_first_process_and_all_others_have(house: House) -> None:
+def test_tenant_ends_with_its_last_process(house: House) -> None:
     caller = house.process()
     house.submit(caller, memory_mib=4096)
     (tenant_id,) = house.machine.tenancies
@@ -124,7 +124,7 @@ def test_a_run_ends_when_its_first_process_and_all_others_have(house: House) -> 
     assert house.machine.store.tenancies() == []
 
 
-def test_the_next_in_the_queue_starts_when_one_ends(house: House) -> None:
+def test_queued_run_starts_when_tenant_ends(house: House) -> None:
     caller = house.process()
     house.submit(caller, memory_mib=20 * 1024)
     told = house.submit(memory_mib=8 * 1024)
@@ -137,7 +137,7 @@ def test_the_next_in_the_queue_starts_when_one_ends(house: House) -> None:
     assert told[1]["ok"]["name"] == "x-2"
 
 
-def test_those_who_wait_hear_nothing_of_one_that_would_not(house: House) -> None:
+def test_no_wait_run_does_not_notify_queue(house: House) -> None:
     house.submit(memory_mib=20 * 1024)
     told = house.submit(memory_mib=8 * 1024)
     with pytest.raises(RefusedError) as refused:
@@ -148,14 +148,14 @@ def test_those_who_wait_hear_nothing_of_one_that_would_not(house: House) -> None
     assert (waiting.position, waiting.of) == (1, 1)
 
 
-def test_a_process_that_asks_again_never_heard_the_first_answer(house: House) -> None:
+def test_submit_again_drops_earlier_grant_of_process(house: House) -> None:
     caller = house.process()
     house.submit(caller, memory_mib=4096)
     house.submit(caller, memory_mib=2048)
     assert (house.booked(), len(house.machine.tenancies)) == (2048, 1)
 
 
-def test_one_that_is_gone_or_is_not_who_it_says_is_refused(house: House) -> None:
+def test_submit_refuses_ended_or_foreign_process(house: House) -> None:
     caller = house.process()
     with pytest.raises(RefusedError):
         house.submit(Caller(caller.pid, 12345, 12345), memory_mib=1)
@@ -165,7 +165,7 @@ def test_one_that_is_gone_or_is_not_who_it_says_is_refused(house: House) -> None
     assert house.booked() == 0
 
 
-def test_a_daemon_that_is_not_roots_serves_its_owner_only(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submit_refuses_other_users_without_root(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     caller = house.process()
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(RefusedError) as refused:
@@ -176,9 +176,7 @@ def test_a_daemon_that_is_not_roots_serves_its_owner_only(house: House, monkeypa
     }
 
 
-def test_what_cannot_be_prepared_is_told_and_leaves_nothing_behind(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_start_is_reported_and_cleaned_up(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -189,7 +187,7 @@ def test_what_cannot_be_prepared_is_told_and_leaves_nothing_behind(
     assert (house.booked(), house.folders(), house.machine.store.tenancies()) == (0, set(), [])
 
 
-def test_the_rules_are_the_arbiters_at_once_and_the_next_daemons_too(house: House) -> None:
+def test_configure_persists_sharing_rules(house: House) -> None:
     rules = SharingRules(Isolation.FIXED_SHARE, 0.0)
     house.machine.configure(rules)
     assert house.arbiter.rules == rules
@@ -197,9 +195,7 @@ def test_the_rules_are_the_arbiters_at_once_and_the_next_daemons_too(house: Hous
     assert house.machine.rules == rules
 
 
-def test_after_a_boot_nobody_is_there_whatever_the_process_ids_say(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_restore_after_reboot_adopts_nobody(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     house.machine.restore()
     house.submit(memory_mib=4096)
     monkeypatch.setattr(processes, "boot_id", lambda: "another")
@@ -207,7 +203,7 @@ def test_after_a_boot_nobody_is_there_whatever_the_process_ids_say(
     assert (house.booked(), house.folders()) == (0, set())
 
 
-def test_a_card_is_known_by_its_uuid_when_the_order_has_changed(house: House) -> None:
+def test_restore_finds_card_by_uuid(house: House) -> None:
     house.cards = cards(2, 24)
     house.restart()
     house.submit(memory_mib=4096)
@@ -220,7 +216,7 @@ def test_a_card_is_known_by_its_uuid_when_the_order_has_changed(house: House) ->
     assert house.machine.ledger.board.used_memory[0].tolist() == [0, 4096]
 
 
-def test_a_tenant_whose_card_is_gone_stays_and_holds_nothing(house: House) -> None:
+def test_restore_keeps_tenant_of_missing_card_without_booking(house: House) -> None:
     house.cards = cards(2, 24)
     house.restart()
     house.submit(memory_mib=4096, gpus=2)
@@ -257,7 +253,7 @@ def steps() -> list[tuple[str, Callable[[House, Callable[..., None]], None]]]:
 
 
 @pytest.mark.parametrize(("step", "put"), steps(), ids=[name for name, _ in steps()])
-def test_a_daemon_killed_at_any_step_finds_exactly_those_who_live(
+def test_restore_after_kill_at_any_step_adopts_living_tenants(
     house: House, monkeypatch: pytest.MonkeyPatch, step: str, put: Callable[[House, Callable[..., None]], None]
 ) -> None:
     for name in ("_make_folder", "_remove_folder"):
@@ -295,7 +291,7 @@ def test_a_daemon_killed_at_any_step_finds_exactly_those_who_live(
     assert set(house.arbiter.tenants) == living
 
 
-def test_the_status_tells_all_of_a_tenant(house: House) -> None:
+def test_status_of_tenant(house: House) -> None:
     house.submit(memory_mib=4096, core=30, app_class=AppClass.OFFLINE)
     (tenant_id,) = house.machine.tenancies
     house.arbiter.standing = [
@@ -326,14 +322,14 @@ def test_the_status_tells_all_of_a_tenant(house: House) -> None:
     assert told["cards"][0]["memory_used_bytes"] == 5
 
 
-def test_a_log_is_its_owners_alone(house: House) -> None:
+def test_detached_log_belongs_to_its_owner(house: House) -> None:
     (told,) = house.submit(memory_mib=1, detach=True)
     log = Path(told["ok"]["log"])
     assert log.parent == Path(house.home.logs)
     assert oct(log.stat().st_mode & 0o777) == "0o600"
 
 
-def test_a_tenant_that_broke_its_folder_keeps_the_daemon_from_nothing(house: House) -> None:
+def test_restore_survives_broken_tenant_folder(house: House) -> None:
     house.submit(memory_mib=4096)
     house.submit(memory_mib=2048)
     broken, _ = house.machine.tenancies

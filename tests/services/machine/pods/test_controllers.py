@@ -34,38 +34,38 @@ def failed_at(name: str, when: float, restarts: int = 0) -> LocalPod:
     return replace(there(name), state=PodState(Phase.FAILED, finished=when, containers=(container,)))
 
 
-def test_as_many_as_are_wanted_are_made() -> None:
+def test_deployment_creates_missing_pods() -> None:
     assert decide(wanted(), Amounts(3), [there("a")]) == Decision((None, None))
 
 
-def test_too_many_end_those_first_that_do_not_run() -> None:
+def test_scale_down_ends_pending_pods_first() -> None:
     pods = [there("a", Phase.PENDING), there("b"), there("c")]
     assert decide(wanted(), Amounts(2), pods).end == (pods[0],)
 
 
-def test_pods_of_an_older_template_and_those_that_are_over_are_replaced() -> None:
+def test_deployment_replaces_old_template_and_finished_pods() -> None:
     pods = [there("a", template="old"), there("b", Phase.FAILED), there("c")]
     assert decide(wanted(), Amounts(3), pods) == Decision((None, None), (pods[0], pods[1]))
 
 
-def test_one_that_is_ending_counts_for_nothing() -> None:
+def test_deployment_does_not_count_ending_pods() -> None:
     assert decide(wanted(), Amounts(1), [there("a", ending=True)]) == Decision((None,))
 
 
-def test_a_stateful_set_makes_a_name_again_only_when_it_is_free() -> None:
+def test_statefulset_recreates_name_once_free() -> None:
     pods = [there("web-0", Phase.FAILED), there("web-1"), there("web-5")]
     decision = decide(wanted("StatefulSet"), Amounts(3), pods)
     assert (decision.make, decision.end) == (("web-2",), (pods[0], pods[2]))
     assert decide(wanted("StatefulSet"), Amounts(1), [there("web-0", ending=True)]) == Decision()
 
 
-def test_a_job_makes_no_more_than_are_left_to_do() -> None:
+def test_job_creates_only_remaining_completions() -> None:
     done = [there("a", Phase.SUCCEEDED), there("b", Phase.SUCCEEDED)]
     assert decide(wanted("Job"), Amounts(2, completions=3), done) == Decision((None,))
     assert decide(wanted("Job"), Amounts(2, completions=2), done) == Decision()
 
 
-def test_a_job_tries_again_until_too_many_have_failed() -> None:
+def test_job_retries_up_to_backoff_limit() -> None:
     failed = [there("a", Phase.FAILED)]
     assert decide(wanted("Job"), Amounts(1, completions=1, backoff_limit=1), failed) == Decision((None,))
     running = there("b")
@@ -73,32 +73,32 @@ def test_a_job_tries_again_until_too_many_have_failed() -> None:
 
 
 @pytest.mark.parametrize(("failures", "pause"), [(1, 1.0), (2, 2.0), (3, 4.0), (20, 300.0)])
-def test_a_job_waits_longer_after_each_pod_that_failed(failures: int, pause: float) -> None:
+def test_job_backs_off_after_failures(failures: int, pause: float) -> None:
     amounts = Amounts(1, completions=1, backoff_limit=100)
     pods = [failed_at(f"p{at}", 1000.0 - failures + at + 1) for at in range(failures)]  # the last at 1000
     assert decide(wanted("Job"), amounts, pods, 1000.0 + pause - 0.01) == Decision()
     assert decide(wanted("Job"), amounts, pods, 1000.0 + pause) == Decision((None,))
 
 
-def test_one_that_succeeded_ends_the_wait_of_its_job() -> None:
+def test_job_success_resets_back_off() -> None:
     good = replace(there("c"), state=PodState(Phase.SUCCEEDED, finished=1001.0))
     pods = [failed_at("a", 999.0), failed_at("b", 1000.0), good]
     assert decide(wanted("Job"), Amounts(1, completions=2), pods, 1001.0) == Decision((None,))
 
 
-def test_restarts_of_a_failed_pods_containers_count_as_tries_of_the_job() -> None:
+def test_job_counts_container_restarts_as_tries() -> None:
     amounts = Amounts(1, completions=1, backoff_limit=3)
     assert decide(wanted("Job"), amounts, [failed_at("a", 0.0, restarts=3)]) == Decision()
     assert decide(wanted("Job"), amounts, [failed_at("a", 0.0, restarts=2)]) == Decision((None,))
 
 
-def test_a_job_that_does_not_say_how_often_it_succeeds_has_workers_that_end_by_themselves() -> None:
+def test_job_without_completions_runs_workers() -> None:
     amounts = Amounts(3, completions=1, workers=True)
     assert decide(wanted("Job"), amounts, [there("a")]) == Decision((None, None))
     assert decide(wanted("Job"), amounts, [there("a"), there("b"), there("c", Phase.SUCCEEDED)]) == Decision()
 
 
-def test_a_pod_is_ready_when_all_its_containers_run() -> None:
+def test_ready_counts_pods_with_all_containers_running() -> None:
     runs = ContainerState("a", "", (), "", state="running")
     waits = ContainerState("b", "", (), "", state="waiting")
     good = replace(there("a"), state=PodState(Phase.RUNNING, containers=(runs,)))
@@ -120,9 +120,7 @@ _PODS = st.lists(
 
 
 @given(st.sampled_from(["Deployment", "StatefulSet", "Job"]), st.integers(0, 5), _PODS)
-def test_whatever_is_there_what_is_decided_comes_to_rest_at_what_is_wanted(
-    kind: str, replicas: int, pods: list[LocalPod]
-) -> None:
+def test_decide_converges_to_desired_pods(kind: str, replicas: int, pods: list[LocalPod]) -> None:
     amounts = Amounts(replicas, completions=replicas if kind == "Job" else None, backoff_limit=20)
     serial = 100
     for _ in range(4):

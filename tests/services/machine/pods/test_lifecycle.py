@@ -28,7 +28,7 @@ def due(found: Lifecycle, now: float) -> list[str]:
     return [each.name for each in found.due(now)]
 
 
-def test_containers_are_started_all_at_once() -> None:
+def test_main_containers_start_together() -> None:
     found = course(main("a"), main("b"))
     assert due(found, 0.0) == ["a", "b"]
     assert found.phase == "Pending"
@@ -36,7 +36,7 @@ def test_containers_are_started_all_at_once() -> None:
     assert (due(found, 0.0), found.phase) == (["b"], "Running")
 
 
-def test_init_containers_run_one_after_the_other_before_the_rest() -> None:
+def test_init_containers_run_in_order_before_main() -> None:
     first, second, last = init("first"), init("second"), main()
     found = course(first, second, last)
     for each, after in ((first, "second"), (second, "main")):
@@ -47,7 +47,7 @@ def test_init_containers_run_one_after_the_other_before_the_rest() -> None:
         assert due(found, 0.0) == [after]
 
 
-def test_an_init_container_that_fails_is_tried_again_unless_never() -> None:
+def test_failed_init_container_restarts_unless_never() -> None:
     for policy, again in (("Always", True), ("OnFailure", True), ("Never", False)):
         found = course(init(), main(), policy=policy)
         found.started(found.containers[0], 7, 0.0)
@@ -56,7 +56,7 @@ def test_an_init_container_that_fails_is_tried_again_unless_never() -> None:
         assert found.phase == ("Pending" if again else "Failed")
 
 
-def test_a_sidecar_runs_beside_the_rest_and_does_not_keep_the_pod() -> None:
+def test_sidecar_does_not_keep_pod_running() -> None:
     side, last = sidecar(), main()
     found = course(side, last, policy="Never")
     assert due(found, 0.0) == ["side"]
@@ -69,7 +69,7 @@ def test_a_sidecar_runs_beside_the_rest_and_does_not_keep_the_pod() -> None:
     assert (found.phase, due(found, 1000.0)) == ("Succeeded", [])
 
 
-def test_a_sidecar_that_ends_early_is_started_again_whatever_the_policy() -> None:
+def test_sidecar_restarts_under_any_policy() -> None:
     side, last = sidecar(), main()
     found = course(side, last, policy="Never")
     found.started(side, 7, 0.0)
@@ -78,7 +78,7 @@ def test_a_sidecar_that_ends_early_is_started_again_whatever_the_policy() -> Non
     assert due(found, 1.0 + FIRST_PAUSE) == ["side"]
 
 
-def test_the_restart_policy_says_who_is_started_again() -> None:
+def test_restart_policy_decides_restarts() -> None:
     for policy, code, again in (
         ("Always", 0, True), ("Always", 1, True), ("OnFailure", 0, False), ("OnFailure", 1, True),
         ("Never", 0, False), ("Never", 1, False),
@@ -90,7 +90,7 @@ def test_the_restart_policy_says_who_is_started_again() -> None:
         assert found.over is not again
 
 
-def test_the_pause_before_a_restart_doubles_up_to_five_minutes_and_begins_anew_after_a_steady_run() -> None:
+def test_restart_back_off_doubles_and_resets_after_steady_run() -> None:
     found = course(main())
     (each,) = found.containers
     now, pauses = 0.0, []
@@ -108,7 +108,7 @@ def test_the_pause_before_a_restart_doubles_up_to_five_minutes_and_begins_anew_a
     assert each.restarts == 13
 
 
-def test_a_pod_fails_when_one_of_its_containers_did() -> None:
+def test_pod_fails_with_a_container() -> None:
     found = course(main("a"), main("b"), policy="Never")
     for each, code in zip(found.containers, (0, 137), strict=True):
         found.started(each, 7, 0.0)
@@ -116,7 +116,7 @@ def test_a_pod_fails_when_one_of_its_containers_did() -> None:
     assert (found.phase, found.reason) == ("Failed", "container b was killed by signal 9")
 
 
-def test_a_job_gives_up_after_as_many_restarts_as_it_allows() -> None:
+def test_job_pod_fails_at_backoff_limit() -> None:
     one, other = main("a"), main("b")
     found = Lifecycle([one, other], "OnFailure", 0.0, most_restarts=2)
     found.started(other, 8, 0.0)
@@ -129,7 +129,7 @@ def test_a_job_gives_up_after_as_many_restarts_as_it_allows() -> None:
     assert found.phase == "Failed"
 
 
-def test_one_that_cannot_be_started_says_why() -> None:
+def test_container_start_failure_has_reason() -> None:
     found = course(main(), policy="Never")
     found.ended(found.containers[0], 127, 0.0, "nothing: command not found")
     assert (found.phase, found.reason) == ("Failed", "container main: nothing: command not found")
@@ -140,9 +140,7 @@ def test_one_that_cannot_be_started_says_why() -> None:
     st.sampled_from(["Always", "OnFailure", "Never"]),
     st.lists(st.integers(0, 2), max_size=40),
 )
-def test_no_main_container_runs_before_the_init_containers_are_done(
-    kinds: list[str], policy: str, codes: list[int]
-) -> None:
+def test_main_containers_never_run_before_init(kinds: list[str], policy: str, codes: list[int]) -> None:
     kinds = sorted([*kinds, "main"], key=lambda each: each == "main")
     found = course(
         *(Container(f"{kind}-{at}", kind != "main", kind == "side") for at, kind in enumerate(kinds)), policy=policy

@@ -38,7 +38,7 @@ def pods(box: Machine) -> Iterator[Pods]:
     found.clear()
 
 
-def test_a_pod_runs_with_the_environment_of_its_dialect_and_of_its_tenant(pods: Pods) -> None:
+def test_pod_environment_has_dialect_and_tenant_variables(pods: Pods) -> None:
     script = 'echo "$ALIYUN_COM_GPU_MEM_POD $NVIDIA_VISIBLE_DEVICES $CUDA_VISIBLE_DEVICES $ALIQUOT_NAME $WHO"; pwd'
     variables = [{"name": "ME", "value": "you"}, {"name": "WHO", "value": "$(ME) on $(NODE)$$(ME)"}]
     node = {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
@@ -48,7 +48,7 @@ def test_a_pod_runs_with_the_environment_of_its_dialect_and_of_its_tenant(pods: 
     assert (found["dialect"], found["class"], found["containers"][0]["exit_code"]) == ("gpushare", "normal", 0)
 
 
-def test_a_pod_is_a_tenant_by_its_full_name_and_ends_by_delete_only(pods: Pods) -> None:
+def test_pod_is_tenant_and_stop_refers_to_delete(pods: Pods) -> None:
     pods.apply(pod("p"))
     pods.until("p")
     assert pods.machine.names() == ["default/p"]
@@ -57,7 +57,7 @@ def test_a_pod_is_a_tenant_by_its_full_name_and_ends_by_delete_only(pods: Pods) 
         pods.ask("stop", name="default/p")
 
 
-def test_what_is_not_done_here_is_said(pods: Pods) -> None:
+def test_apply_notes_ignored_fields(pods: Pods) -> None:
     told = pods.apply(pod("p", container(image="x:1", ports=[{"containerPort": 80}]), nodeSelector={"a": "b"}))
     assert told[0]["notes"] == [
         "image x:1 is not used: containers are local processes",
@@ -66,7 +66,7 @@ def test_what_is_not_done_here_is_said(pods: Pods) -> None:
     ]
 
 
-def test_one_bad_object_keeps_out_the_good_ones_with_it(pods: Pods) -> None:
+def test_apply_is_all_or_nothing(pods: Pods) -> None:
     bad = workload("StatefulSet", "web", 2, {"name": "main", "resources": {"limits": {MEM: "lots"}}})
     with pytest.raises(AnswerError) as refused:
         pods.apply(pod("good"), bad)
@@ -76,12 +76,12 @@ def test_one_bad_object_keeps_out_the_good_ones_with_it(pods: Pods) -> None:
     assert pods.all() == []
 
 
-def test_a_dry_run_changes_nothing(pods: Pods) -> None:
+def test_apply_dry_run_changes_nothing(pods: Pods) -> None:
     assert pods.apply(pod("p"), dry_run=True)[0]["action"] == "created"
     assert pods.all() == []
 
 
-def test_applied_again_unchanged_is_left_alone_and_changed_is_made_anew(pods: Pods) -> None:
+def test_apply_again_replaces_only_changed_pods(pods: Pods) -> None:
     pods.apply(pod("p"))
     before = pods.until("p")["uid"]
     assert pods.apply(pod("p"))[0]["action"] == "unchanged"
@@ -105,7 +105,7 @@ def test_pods_and_runs_wait_in_one_queue(pods: Pods) -> None:
     pods.ask("stop", name=run)
 
 
-def test_pods_are_seated_in_the_order_of_the_manifest_and_of_their_ordinals(pods: Pods) -> None:
+def test_pods_are_placed_in_manifest_and_ordinal_order(pods: Pods) -> None:
     whole = container(gib=24)
     pods.apply(workload("StatefulSet", "web", 2, whole), pod("p", whole), workload("StatefulSet", "db", 3, whole))
     waiting = ["default/p", "default/db-0", "default/db-1", "default/db-2"]
@@ -115,7 +115,7 @@ def test_pods_are_seated_in_the_order_of_the_manifest_and_of_their_ordinals(pods
     assert sorted(pods.machine.names()) == ["default/web-0", "default/web-1"]
 
 
-def test_a_job_whose_containers_are_restarted_gives_up_when_its_limit_is_reached(pods: Pods) -> None:
+def test_job_with_container_restarts_fails_at_backoff_limit(pods: Pods) -> None:
     job = workload("Job", "sums", 1, container("main", "false"), backoffLimit=1)
     job["spec"]["template"]["spec"]["restartPolicy"] = "OnFailure"
     pods.apply(job)
@@ -125,20 +125,20 @@ def test_a_job_whose_containers_are_restarted_gives_up_when_its_limit_is_reached
     assert len(pods.all()) == 1
 
 
-def test_labels_are_told_of_pods_and_workloads(pods: Pods) -> None:
+def test_status_has_labels_of_pods_and_workloads(pods: Pods) -> None:
     labelled = pod("p")
     labelled["metadata"]["labels"] = {"app": "web", "long": "x" * 64}
     pods.apply(labelled)
     assert pods.one("p")["labels"] == {"app": "web"}
 
 
-def test_a_command_that_is_not_there_is_told_while_it_is_tried_again(pods: Pods) -> None:
+def test_missing_command_is_reason_while_restarting(pods: Pods) -> None:
     pods.apply(pod("p", container("main", "no-such-program")))
     found = eventually(lambda: [each for each in pods.all() if each["containers"][0]["restarts"]])[0]
     assert found["reason"] == "container main: no-such-program: command not found on this machine"
 
 
-def test_one_that_never_fits_waits_without_standing_in_the_way(pods: Pods) -> None:
+def test_pod_that_never_fits_does_not_block_queue(pods: Pods) -> None:
     pods.apply(pod("huge", container(gib=25)))
     eventually(
         lambda: "GPU memory: needs 25 GiB per card, the largest card has 24 GiB" in (pods.one("huge")["reason"] or "")
@@ -148,14 +148,14 @@ def test_one_that_never_fits_waits_without_standing_in_the_way(pods: Pods) -> No
     assert pods.one("huge")["phase"] == "Pending"
 
 
-def test_a_pod_without_cards_runs_and_sees_none(pods: Pods) -> None:
+def test_pod_without_cards_sees_no_card(pods: Pods) -> None:
     pods.apply(pod("p", container("main", "sh", "-c", "echo :$CUDA_VISIBLE_DEVICES:", gib=None), restartPolicy="Never"))
     pods.until("p", "Succeeded")
     assert pods.log("p") == "::\n"
     assert pods.machine.names() == []
 
 
-def test_init_containers_come_first_one_after_the_other(pods: Pods) -> None:
+def test_pod_init_containers_run_first(pods: Pods) -> None:
     first = container("first", "sh", "-c", "sleep 0.2; echo 1 >> order", gib=None)
     second = container("second", "sh", "-c", "echo 2 >> order", gib=None)
     main = container("main", "sh", "-c", "echo 3 >> order; cat order")
@@ -165,33 +165,33 @@ def test_init_containers_come_first_one_after_the_other(pods: Pods) -> None:
     assert pods.log("p") == "1\n2\n3\n"
 
 
-def test_who_ends_is_started_again_and_that_is_counted(pods: Pods) -> None:
+def test_container_restarts_are_counted(pods: Pods) -> None:
     pods.apply(pod("p", container("main", "sh", "-c", "echo once more; exit 3")))
     found = eventually(lambda: [each for each in pods.all() if each["containers"][0]["restarts"] >= 2])[0]
     assert found["reason"].startswith("container main: exited with code 3; restarts in")
     assert pods.log("p").count("once more") >= 2
 
 
-def test_a_command_that_is_not_there_is_said(pods: Pods) -> None:
+def test_missing_command_fails_pod_with_reason(pods: Pods) -> None:
     pods.apply(pod("p", container("main", "no-such-program"), restartPolicy="Never"))
     found = pods.until("p", "Failed")
     assert found["reason"] == "container main: no-such-program: command not found on this machine"
     assert found["containers"][0]["exit_code"] == 127
 
 
-def test_a_whole_script_in_place_of_a_program_is_told_too(pods: Pods) -> None:
+def test_script_as_program_name_is_shortened_in_reason(pods: Pods) -> None:
     pods.apply(pod("p", container("main", "x" * 100_000), restartPolicy="Never"))
     assert pods.until("p", "Failed")["reason"].startswith("container main: xxx")
 
 
-def test_a_pod_that_is_applied_as_it_was_shown_is_left_alone(pods: Pods) -> None:
+def test_apply_of_shown_pod_is_unchanged(pods: Pods) -> None:
     pods.apply(pod("p"))
     before = pods.until("p")["uid"]
     assert pods.apply(pods.ask("object", kind="Pod", name="p")["object"])[0]["action"] == "unchanged"
     assert pods.one("p")["uid"] == before
 
 
-def test_those_who_wait_are_scaled_changed_and_deleted_like_others(pods: Pods) -> None:
+def test_waiting_pods_are_scaled_changed_and_deleted(pods: Pods) -> None:
     pods.apply(pod("a", container(gib=24)), pod("b", container(gib=24)))
     pods.until_all(["Running", "Running"])
     pods.apply(workload("StatefulSet", "web", 3))
@@ -207,7 +207,7 @@ def test_those_who_wait_are_scaled_changed_and_deleted_like_others(pods: Pods) -
     assert pods.booked() == 29
 
 
-def test_on_delete_containers_are_asked_to_end_and_those_that_do_not_are_killed(pods: Pods) -> None:
+def test_delete_sends_sigterm_then_sigkill(pods: Pods) -> None:
     polite = container("polite", "sh", "-c", "trap 'echo bye > goodbye; exit 0' TERM; sleep 600 & wait", gib=None)
     deaf = container("deaf", "sh", "-c", "trap '' TERM; (setsid sleep 600 &) ; while :; do sleep 1; done")
     pods.apply(pod("p", polite, deaf))
@@ -218,7 +218,7 @@ def test_on_delete_containers_are_asked_to_end_and_those_that_do_not_are_killed(
     pods.check_clear()
 
 
-def test_a_keeper_that_is_killed_takes_its_pod_with_it(pods: Pods) -> None:
+def test_killed_supervisor_fails_its_pod(pods: Pods) -> None:
     pods.apply(pod("p", container("main", "sh", "-c", "(setsid sleep 600 &) ; sleep 600")))
     pods.until("p")
     (keeper,) = [tenant["pid"] for tenant in pods.machine.status()["tenants"]]
@@ -230,7 +230,7 @@ def test_a_keeper_that_is_killed_takes_its_pod_with_it(pods: Pods) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "ReplicaSet"])
-def test_a_workload_replaces_pods_that_end_or_are_deleted(pods: Pods, kind: str) -> None:
+def test_workload_replaces_ended_and_deleted_pods(pods: Pods, kind: str) -> None:
     told = pods.apply(workload(kind, "web", 2))
     assert len(told[0]["pods"]) == 2
     first, second = pods.until_all(["Running", "Running"])
@@ -248,7 +248,7 @@ def test_a_workload_replaces_pods_that_end_or_are_deleted(pods: Pods, kind: str)
         assert {each["name"] for each in pods.all()} == {"web-0", "web-1"}
 
 
-def test_a_workload_is_scaled_and_its_template_changed(pods: Pods) -> None:
+def test_workload_scales_and_rolls_template(pods: Pods) -> None:
     pods.apply(workload("StatefulSet", "web", 3))
     kept = pods.until_all(["Running"] * 3)[0]["uid"]
     assert pods.apply(workload("StatefulSet", "web", 1))[0]["action"] == "configured"
@@ -259,14 +259,14 @@ def test_a_workload_is_scaled_and_its_template_changed(pods: Pods) -> None:
     assert pods.delete("StatefulSet", "web") == ["default/web-0"]
 
 
-def test_a_job_makes_pods_until_enough_have_succeeded(pods: Pods) -> None:
+def test_job_creates_pods_until_completions(pods: Pods) -> None:
     pods.apply(workload("Job", "sums", 2, container("main", "true"), completions=3))
     eventually(lambda: [each["phase"] for each in pods.all()] == ["Succeeded"] * 3)
     assert pods.machine.status()["workloads"][0]["ready"] == 3
     assert pods.ask("object", kind="Job", name="sums")["object"]["status"] == {"active": 0, "succeeded": 3, "failed": 0}
 
 
-def test_a_job_that_ran_is_not_taken_for_another(pods: Pods) -> None:
+def test_apply_refuses_changed_job_template(pods: Pods) -> None:
     """As on Kubernetes: that it would not run again should not go unsaid."""
     pods.apply(workload("Job", "sums", 1, container("main", "true")))
     pods.until_all(["Succeeded"])
@@ -275,12 +275,12 @@ def test_a_job_that_ran_is_not_taken_for_another(pods: Pods) -> None:
     assert refused.value.details["field"] == "Job default/sums: spec.template"
 
 
-def test_a_job_gives_up_when_too_many_have_failed(pods: Pods) -> None:
+def test_job_stops_after_too_many_failures(pods: Pods) -> None:
     pods.apply(workload("Job", "sums", 1, container("main", "false"), backoffLimit=1))
     eventually(lambda: [each["phase"] for each in pods.all()] == ["Failed"] * 2)
 
 
-def test_an_offline_pod_of_qgpu_is_an_offline_tenant(pods: Pods) -> None:
+def test_offline_qgpu_pod_is_offline_tenant(pods: Pods) -> None:
     limits = {QGPU_GREEDY: 30, QGPU_MEMORY: 4}
     main = {"name": "main", "command": list(FOREVER), "resources": {"limits": limits}}
     asked = pod("p", main)
@@ -290,7 +290,7 @@ def test_an_offline_pod_of_qgpu_is_an_offline_tenant(pods: Pods) -> None:
     assert (found["dialect"], found["class"], found["cards"][0]["core"]) == ("qgpu", "offline", 30)
 
 
-def test_a_whole_node_is_given_whole(pods: Pods) -> None:
+def test_whole_node_pod_gets_all_cards(pods: Pods) -> None:
     main = {"name": "main", "command": list(FOREVER), "resources": {"limits": {T9K_NODE: 1}}}
     pods.apply(pod("p", main))
     assert [card["exclusive"] for card in pods.until("p")["cards"]] == [True, True]
@@ -298,7 +298,7 @@ def test_a_whole_node_is_given_whole(pods: Pods) -> None:
     eventually(lambda: "another Pod has the whole node" in (pods.one("q")["reason"] or ""))
 
 
-def test_the_object_is_shown_as_kubernetes_has_it(pods: Pods) -> None:
+def test_object_is_shown_like_kubernetes(pods: Pods) -> None:
     pods.apply(pod("p"))
     pods.until("p")
     found = pods.ask("object", kind="Pod", name="p")["object"]
@@ -310,7 +310,7 @@ def test_the_object_is_shown_as_kubernetes_has_it(pods: Pods) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_each_user_has_their_own_and_changes_nobody_elses(pods: Pods) -> None:
+def test_users_cannot_change_objects_of_others(pods: Pods) -> None:
     pods.apply(pod("roots", container(env=[{"name": "KEY", "value": "secret"}])))
     script = f"""
 import json, os, sys
@@ -359,7 +359,7 @@ class TestRestarts:
     def own(self) -> Iterator[Pods]:
         yield from _alone("1x24")
 
-    def test_pods_run_on_without_the_daemon_and_are_taken_up_again(self, own: Pods) -> None:
+    def test_pods_survive_daemon_restart(self, own: Pods) -> None:
         own.apply(pod("p"), workload("StatefulSet", "web", 2))
         before = {each["uid"]: each["containers"][0]["pid"] for each in own.until_all(["Running"] * 3)}
         own.machine.kill()
@@ -369,7 +369,7 @@ class TestRestarts:
         assert after == before
         assert own.booked() == 12
 
-    def test_what_ended_meanwhile_is_told_to_the_next_daemon(self, own: Pods) -> None:
+    def test_pods_ended_during_restart_are_reported(self, own: Pods) -> None:
         own.apply(
             pod("p", container("main", "sh", "-c", "while [ ! -e go ]; do sleep 0.02; done"), restartPolicy="Never")
         )
@@ -381,7 +381,7 @@ class TestRestarts:
         assert own.until("p", "Succeeded")["containers"][0]["exit_code"] == 0
         eventually(lambda: own.booked() == 0)
 
-    def test_those_who_waited_wait_on_in_their_order(self, own: Pods) -> None:
+    def test_waiting_pods_keep_order_over_restart(self, own: Pods) -> None:
         own.apply(pod("a", container(gib=24)))
         own.until("a")
         own.apply(pod("b", container(gib=24)))
@@ -394,7 +394,7 @@ class TestRestarts:
         own.delete("Pod", "a")
         own.until("b")
 
-    def test_one_whose_keeper_died_with_the_daemon_is_replaced(self, own: Pods) -> None:
+    def test_pod_whose_supervisor_died_with_daemon_is_replaced(self, own: Pods) -> None:
         own.apply(workload("Deployment", "web", 1))
         own.until_all(["Running"])
         (tenant,) = own.machine.status()["tenants"]
@@ -405,7 +405,7 @@ class TestRestarts:
             lambda: [each["phase"] for each in own.all()] == ["Running"] and own.all()[0]["key"] != tenant["name"]
         )
 
-    def test_a_delete_that_was_begun_is_finished(self, own: Pods) -> None:
+    def test_restart_finishes_pending_delete(self, own: Pods) -> None:
         own.apply(pod("p", container("main", "sh", "-c", "trap '' TERM; while :; do sleep 1; done")))
         own.until("p")
         with pytest.raises(Exception, match="daemon"):  # it goes away under the command
@@ -414,7 +414,7 @@ class TestRestarts:
         eventually(lambda: own.all() == [])
         own.check_clear()
 
-    def test_after_a_boot_what_was_applied_comes_up_again(self, own: Pods) -> None:
+    def test_reboot_starts_applied_pods_again(self, own: Pods) -> None:
         own.apply(pod("always"), pod("never", restartPolicy="Never"), workload("Deployment", "web", 1))
         before = {each["containers"][0]["pid"] for each in own.until_all(["Running"] * 3)}
         own.machine.kill()
@@ -427,7 +427,7 @@ class TestRestarts:
         assert not before & {each["containers"][0]["pid"] for each in own.all()}
         eventually(lambda: own.booked() == 8)
 
-    def test_a_home_that_is_gone_ends_its_pods(self) -> None:
+    def test_removed_home_ends_pods(self) -> None:
         machine = paper("1x24")
         machine.up()
         pods = Pods(machine)
@@ -454,7 +454,7 @@ class TestNodes:
     def two(self) -> Iterator[Pods]:
         yield from _alone("2x2x24")
 
-    def test_cards_are_numbered_within_their_node_and_pods_go_to_any(self, two: Pods) -> None:
+    def test_simulated_nodes_number_their_cards(self, two: Pods) -> None:
         two.apply(workload("StatefulSet", "web", 4, container(gib=24)))
         found = two.until_all(["Running"] * 4)
         assert sorted((each["node"], each["cards"][0]["index"]) for each in found) == [
@@ -469,7 +469,7 @@ class TestNodes:
         two.machine.up()
         assert [card["memory_booked_bytes"] >> 30 for card in two.machine.status()["cards"]] == [24] * 4
 
-    def test_a_run_stays_on_one_node(self, two: Pods) -> None:
+    def test_run_gets_cards_of_one_node(self, two: Pods) -> None:
         said = two.machine.aliquot("run", "--gpus", "3", "--memory", "1", "--", "true")
         assert "at most 2: no node has more cards" in said.stderr
         two.apply(pod("p", container(gib=24)))

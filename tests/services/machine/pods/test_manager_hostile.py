@@ -94,7 +94,7 @@ def acted(act: Callable[[], Awaitable[Any]]) -> Any:
     return asyncio.run(whole())
 
 
-def test_one_users_keepers_that_say_nothing_keep_nobody_elses_from_starting(house: House) -> None:
+def test_silent_supervisors_do_not_block_other_users(house: House) -> None:
     async def act() -> None:
         await house.apply(ANNA, workload("Deployment", "web", 20))
         await house.apply(BERT, pod("p"))
@@ -103,7 +103,7 @@ def test_one_users_keepers_that_say_nothing_keep_nobody_elses_from_starting(hous
     assert house.sitters.owners == [ANNA] * 8 + [BERT]
 
 
-def test_what_another_made_meanwhile_is_not_taken_from_them(house: House) -> None:
+def test_apply_refuses_object_changed_by_other_user_meanwhile(house: House) -> None:
     async def act() -> None:
         await house.apply(ANNA, pod("p"))
         waiting = asyncio.create_task(house.apply(ANNA, pod("p", container(gib=5)), workload("Deployment", "web", 1)))
@@ -119,7 +119,7 @@ def test_what_another_made_meanwhile_is_not_taken_from_them(house: House) -> Non
     assert found.applier.user == BERT
 
 
-def test_who_changes_anothers_changes_neither_whose_it_is_nor_its_environment(house: House) -> None:
+def test_apply_by_other_user_keeps_owner_and_environment(house: House) -> None:
     async def act() -> list[Json]:
         await house.apply(ANNA, workload("Deployment", "web", 1), HOME="/home/anna")
         return await house.apply(0, workload("Deployment", "web", 0), HOME="/root")
@@ -130,7 +130,7 @@ def test_who_changes_anothers_changes_neither_whose_it_is_nor_its_environment(ho
     assert result["notes"][-1].startswith(f"user {ANNA} stays its owner")
 
 
-def test_root_that_changes_anothers_pod_does_not_run_it_as_root(house: House) -> None:
+def test_apply_by_root_keeps_pod_user(house: House) -> None:
     async def act() -> None:
         await house.apply(ANNA, pod("p"))
         house.sitters.end()
@@ -141,7 +141,7 @@ def test_root_that_changes_anothers_pod_does_not_run_it_as_root(house: House) ->
     assert found.applier.user == ANNA
 
 
-def test_nobody_but_root_can_use_up_all_the_pods_there_may_be(house: House) -> None:
+def test_pod_limit_per_user(house: House) -> None:
     async def act() -> None:
         await house.apply(ANNA, *(workload("Deployment", f"web-{at}", 0) for at in range(256)))
         with pytest.raises(RefusedError) as refused:
@@ -152,7 +152,7 @@ def test_nobody_but_root_can_use_up_all_the_pods_there_may_be(house: House) -> N
     acted(act)
 
 
-def test_what_is_left_of_anothers_workload_of_that_name_is_not_ones_own(house: House) -> None:
+def test_pods_of_other_users_workload_are_not_adopted(house: House) -> None:
     async def act() -> None:
         await house.apply(ANNA, workload("Deployment", "web", 1))
         (web,) = house.pods.workloads.values()
@@ -165,7 +165,7 @@ def test_what_is_left_of_anothers_workload_of_that_name_is_not_ones_own(house: H
     assert len(house.pods.pods) == 2
 
 
-def test_one_look_around_that_goes_wrong_is_not_the_last(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_continues_after_failure(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
     enough = asyncio.Event()
 
@@ -186,7 +186,7 @@ def test_one_look_around_that_goes_wrong_is_not_the_last(house: House, monkeypat
     acted(act)
 
 
-def test_folders_of_logs_are_their_owners_alone(house: House) -> None:
+def test_log_folders_belong_to_pod_owners(house: House) -> None:
     acted(lambda: house.apply(ANNA, pod("p")))
     (found,) = house.pods.pods.values()
     folder = Path(house.pods.logs(found)).stat()

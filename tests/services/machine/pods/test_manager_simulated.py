@@ -34,7 +34,7 @@ def computing(pods: Pods) -> list[Json]:
     return list(eventually(shares))
 
 
-def test_a_stateful_set_without_a_command_computes_and_comes_up_again_with_its_cards(pods: Pods) -> None:
+def test_statefulset_on_simulated_cards_starts_again_after_down(pods: Pods) -> None:
     pods.apply(
         workload("StatefulSet", "binpack-1", 3, {"name": "main", "image": "x", "resources": {"limits": {MEM: 10}}})
     )

@@ -15,7 +15,7 @@ MAIN = ContainerState("main", "image", ("sleep", "1"), "/log")
 STATE = PodState(node="node-0", containers=(MAIN,), events=(PodEvent(1.0, "made"),))
 
 
-def test_the_containers_and_the_phase_are_as_told() -> None:
+def test_report_sets_containers_and_phase() -> None:
     told = {"name": "main", "state": "running", "pid": 7, "started": 2.0, "restarts": 1}
     found = with_report(STATE, {"phase": "Running", "containers": [told]}, 3.0)
     assert (found.phase, found.started, found.finished) == (Phase.RUNNING, 2.0, None)
@@ -23,13 +23,13 @@ def test_the_containers_and_the_phase_are_as_told() -> None:
     assert (main.state, main.pid, main.restarts, main.command) == ("running", 7, 1, ("sleep", "1"))
 
 
-def test_a_pod_that_is_over_has_a_time_of_its_end_that_stays() -> None:
+def test_report_keeps_finish_time() -> None:
     once = with_report(STATE, {"phase": "Succeeded"}, 3.0)
     assert once.finished == 3.0
     assert with_report(once, {"phase": "Succeeded"}, 9.0).finished == 3.0
 
 
-def test_events_are_kept_once_and_only_the_last_twenty() -> None:
+def test_report_keeps_last_twenty_events_once() -> None:
     events = [{"time": 2.0 + at, "text": f"event {at}", "type": "Warning"} for at in range(30)]
     once = with_report(STATE, {"events": events[:2]}, 3.0)
     assert [event.text for event in once.events] == ["made", "event 0", "event 1"]
@@ -49,7 +49,7 @@ def test_events_are_kept_once_and_only_the_last_twenty() -> None:
         {"containers": [{"name": [], "state": "running"}, 3]},
     ],
 )
-def test_what_makes_no_sense_changes_nothing(said: dict[str, Any]) -> None:
+def test_invalid_report_changes_nothing(said: dict[str, Any]) -> None:
     assert with_report(STATE, said, 3.0) == STATE
 
 
@@ -66,5 +66,5 @@ _JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["phase", "reason", "containers", "events"]), _JSON))
-def test_no_report_is_more_than_it_can_bear(said: dict[str, Any]) -> None:
+def test_report_of_any_json_never_raises(said: dict[str, Any]) -> None:
     with_report(STATE, said, 3.0)

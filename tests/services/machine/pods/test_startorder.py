@@ -41,15 +41,15 @@ def begun(*pods: LocalPod) -> StartOrder:
     return turns
 
 
-def test_whoever_asks_first_the_first_that_was_made_is_first() -> None:
+def test_start_order_is_creation_order() -> None:
     assert play(begun(*map(a_pod, "abcd")), "d", "b", "c", "a") == ["a", "b", "c", "d"]
 
 
-def test_one_whose_keeper_has_ended_keeps_nobody_waiting() -> None:
+def test_start_order_skips_ended_supervisor() -> None:
     assert play(begun(*map(a_pod, "abc")), "c", "b", gone="a") == ["b", "c"]
 
 
-def test_one_that_says_nothing_keeps_nobody_waiting_for_long() -> None:
+def test_start_order_skips_silent_supervisor() -> None:
     now = 0.0
     pods = {each: a_pod(each) for each in "ab"}
     turns = StartOrder(pods, clock=lambda: now)
@@ -61,5 +61,5 @@ def test_one_that_says_nothing_keeps_nobody_waiting_for_long() -> None:
     assert turns.by_user() == {}
 
 
-def test_another_users_keeps_nobody_waiting() -> None:
+def test_start_order_ignores_other_users() -> None:
     assert play(begun(a_pod("a", user=1), a_pod("b")), "b") == ["b"]

@@ -14,13 +14,13 @@ from aliquot.services.machine.pods import supervisor
 HEAVY = ("asyncio", "numpy", "click", "aiohttp", "msgspec", "rich", "yaml", "subprocess", "logging", "sqlite3")
 
 
-def test_a_keeper_loads_nothing_heavy() -> None:
+def test_supervisor_loads_nothing_heavy() -> None:
     script = f"import {SUPERVISOR}, sys; print([name for name in {HEAVY} if name in sys.modules])"
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert said.stdout == "[]\n"
 
 
-def test_a_keeper_with_processes_that_it_cannot_end_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_supervisor_does_not_spin_on_unkillable_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another user's, by sudo say: the grace period is over, and they are still there."""
     waited: list[float] = []
 
