@@ -6,5 +6,5 @@
     refusals.py   why no node of a cluster takes a Pod
     requests.py   what a Pod asks for
 
-`aliquot run` imports the first three: nothing heavy in there.
+`aliquot run` loads the first three where it waits: nothing heavy in there.
 """

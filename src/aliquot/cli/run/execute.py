@@ -7,9 +7,16 @@ import sys
 from typing import Any, NoReturn
 
 from aliquot.adapters.host.control import ControlError, NoDaemonError
-from aliquot.cli.run.request import INTERRUPTED, NOT_EXECUTABLE, RunError, after_restart, print_error, wait_for_grant
+from aliquot.cli.run.request import (
+    INTERRUPTED,
+    NOT_EXECUTABLE,
+    RunError,
+    after_restart,
+    print_error,
+    wait_for_grant,
+    waiting_line,
+)
 from aliquot.model.environment import with_granted
-from aliquot.wording.shortage import waiting
 
 
 def execute(granted: dict[str, Any], program: str, command: list[str]) -> NoReturn:
@@ -83,11 +90,11 @@ def _in_background(
         nonlocal pipe
         standing = event["waiting"]
         if pipe >= 0:
-            report(name=standing["name"], note=waiting(standing))
+            report(name=standing["name"], note=waiting_line(standing))
             _redirect_to(event["log"])
             os.close(pipe)
             pipe = -1
-        print_error(waiting(standing))
+        print_error(waiting_line(standing))
 
     code = 1
     try:

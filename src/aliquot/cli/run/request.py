@@ -13,7 +13,6 @@ from typing import Any
 from aliquot.adapters.host.control import AnswerError, Connection, ControlError, NoDaemonError
 from aliquot.cli.amounts import parse_cards, parse_duration
 from aliquot.cli.run.autostart import StartError, connect_or_start, wait_for_daemon
-from aliquot.wording.shortage import reason, waiting
 
 BAD_INPUT, NO_ROOM, DENIED, NOT_EXECUTABLE, NOT_FOUND, INTERRUPTED, STOPPED = 2, 75, 77, 126, 127, 130, 143
 AFTER_RESTART = 15.0  # seconds for which a queued run waits for the daemon to restart
@@ -91,13 +90,13 @@ def wait_for_grant(
                     return granted
                 if "waiting" in message:
                     standing = message["waiting"]
-                    if waiting(standing) != shown:  # the change may not be visible in the line
-                        shown = waiting(standing)
+                    if (line := waiting_line(standing)) != shown:  # the change may not be visible in the line
+                        shown = line
                         on_waiting(message)
         except AnswerError as error:
             raise _refused(error) from error
         except TimeoutError:
-            raise RunError(f"--timeout: no room in time: {reason(standing)}", NO_ROOM) from None
+            raise RunError(f"--timeout: no room in time: {shortage_of(standing)}", NO_ROOM) from None
         except ControlError as error:
             print_error(f"{error}; reconnecting")
             connection.close()
@@ -130,7 +129,7 @@ def _refused(error: AnswerError) -> RunError:
         case "invalid":
             return not_allowed(f"--{details.get('field')}", details.get("value"), str(details.get("allowed")))
         case "busy":
-            return RunError(f"no room now: {reason(details)}", NO_ROOM)
+            return RunError(f"no room now: {shortage_of(details)}", NO_ROOM)
         case "denied":
             return RunError(str(error), DENIED)
         case "stopped":
@@ -146,7 +145,21 @@ def deadline_of(timeout: str | None) -> float | None:
 
 def print_waiting(event: dict[str, Any]) -> None:
     """Print the position in the queue on stderr."""
-    print_error(waiting(event["waiting"]))
+    print_error(waiting_line(event["waiting"]))
+
+
+def waiting_line(standing: dict[str, Any]) -> str:
+    """Place in the queue and reason. Most runs never wait, and do not load the words for it."""
+    from aliquot.wording.shortage import waiting
+
+    return waiting(standing)
+
+
+def shortage_of(standing: dict[str, Any]) -> str:
+    """What is short; loaded as late."""
+    from aliquot.wording.shortage import reason
+
+    return reason(standing)
 
 
 def print_error(text: str) -> None:
