@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _WIDEST = 14  # of a check's name
-_AS_AGENT = "As for `aliquot agent`"
+_AS_AGENT = "The same as for `aliquot agent`"
 
 
 @click.command()
-@click.option("-n", "--namespace", default="default", show_default=True, help="Where the trial Pods would be made")
+@click.option("-n", "--namespace", default="default", show_default=True, help="Namespace of the trial Pods (dry run)")
 @click.option(
     "--lease-namespace",
-    help="Of the scheduler's Lease and Secret  [default: where the chart put them, else kube-system]",
+    help="Namespace of the scheduler's Lease and Secret  [default: that of its Deployment, else kube-system]",
 )
 @click.option("--lease-name", default="aliquot-scheduler", show_default=True)
 @click.option("--rules", type=click.Choice(["seed", "2026"]), default="seed", show_default=True)
+@click.option("--node/--no-node", default=None, help="Check this machine too  [default: if a kubelet is here]")
 @click.option(
-    "--node/--no-node", default=None, help="Whether to look at this machine too  [default: where a kubelet is]"
+    "--nodename", metavar="NAME", help="Name of its Node  [default: the agent's, $NODE_NAME, or the host's name]"
 )
-@click.option("--nodename", metavar="NAME", help="Its Node  [default: as its agent says, $NODE_NAME, the host's name]")
 @click.option("--run-dir", type=click.Path(path_type=Path), default=Places().run, show_default=True, help=_AS_AGENT)
 @click.option("--dbfile", type=click.Path(path_type=Path), default=Places().database, show_default=True, help=_AS_AGENT)
 @click.option(
@@ -73,9 +73,9 @@ def doctor(
 ) -> None:
     """Find problems of an installation on a cluster and say what to do.
 
-    On a node, as root or in the agent's container, the agent and all that it stands on is looked at too. Nothing is
-    changed: Pods are tried with --dry-run=server. Exit code 0 when nothing is wrong, 1 with findings, 2 when neither
-    the cluster nor a node can be seen.
+    On a node, as root or in the agent's container, also check the agent and what it needs of the host. Nothing is
+    changed: trial Pods use --dry-run=server. Exit code 0 if nothing is wrong, 1 with findings, 2 if neither the cluster
+    nor the node can be read.
     """
     here = os.path.isdir(kubelet_dir / "device-plugins") if node is None else node
     places = Places(run_dir, dbfile, kubelet_dir, cdi_dir) if here else None

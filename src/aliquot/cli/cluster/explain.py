@@ -33,17 +33,17 @@ _NO_NODES = "kubectl get nodes,pods -A -o yaml prints"
     type=click.Path(path_type=Path),
     help="CLUSTER.yaml, as `kubectl get nodes,pods -A -o yaml` prints it (-o json is read faster)",
 )
-@click.option("-n", "--namespace", help="Of POD  [default: the one kubectl uses]")
+@click.option("-n", "--namespace", help="Namespace of POD  [default: the one kubectl uses]")
 @click.option("--priority", type=click.Choice(POLICY_NAMES), default="binpack", show_default=True)
 @click.option(
-    "--rules", type=click.Choice(["seed", "2026"]), default="seed", show_default=True, help="Whose rules hold for qGPU"
+    "--rules", type=click.Choice(["seed", "2026"]), default="seed", show_default=True, help="Version of the qGPU rules"
 )
 @click.option(
     "--memory-unit",
     type=click.Choice(["auto", "GiB", "MiB"]),
     default="auto",
     show_default=True,
-    help="The unit of aliyun.com/gpu-mem; auto goes by what the nodes advertise",
+    help="Unit of aliyun.com/gpu-mem; auto: by what the nodes advertise",
 )
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @kubectl_options
@@ -62,10 +62,10 @@ def explain(
 ) -> None:
     """Show where Pods would go on a cluster, or every reason why they do not fit.
 
-    POD is one that is on the cluster. The Pods of PODS.yaml (Deployments, StatefulSets and Jobs count as their
-    replicas) are taken in order, each booked before the next. The cluster is the one kubectl talks to, or CLUSTER.yaml.
-    Nothing is changed anywhere. What had to be assumed about the cluster is noted on stderr. Exit code 0 when all fit,
-    1 when some do not, 2 when the input cannot be read.
+    POD is on the cluster already. The Pods of PODS.yaml (Deployments, StatefulSets and Jobs count as their replicas)
+    are placed in order, each booked before the next. The cluster is the one kubectl talks to, or CLUSTER.yaml. Nothing
+    is changed. Assumptions about the cluster are notes on stderr. Exit code 0 if all fit, 1 if some do not, 2 if the
+    input cannot be read.
 
     \b
     aliquot explain my-pod -n team

@@ -1,4 +1,4 @@
-"""`kubectl aliquot`: every node's cards, who is on them and who waits, whatever dialect they speak."""
+"""`kubectl aliquot`: every node's cards, the Pods on them and the Pods that wait, in all dialects."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ _MOST_TROUBLED = 10
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.argument("node", required=False)
-@click.option("-d", "--detail", is_flag=True, help="Every card and every Pod")
+@click.option("-d", "--detail", is_flag=True, help="Show every card and every Pod")
 @click.option(
     "-o",
     "--output",
     type=click.Choice(["table", "wide", "json"]),
     default="table",
     show_default=True,
-    help="wide: a line per node however many there are, with its cards",
+    help="wide: one line per node, with its cards, however many nodes there are",
 )
-@click.option("--pending", is_flag=True, help="Only the Pods that wait, each with its reason")
+@click.option("--pending", is_flag=True, help="Show only the Pods that wait, each with its reason")
 @click.option("-n", "--namespace", hidden=True, expose_value=False)  # cards are nobody's in particular
 @kubectl_options
 def aliquot(node: str | None, detail: bool, output: str, pending: bool, kubectl: Kubectl) -> None:
-    """Show the cluster's GPUs: what nodes offer and hold, who is on them, and who waits and why.
+    """Show the cluster's GPUs: what nodes offer and hold, which Pods are on them, and which wait and why.
 
     \b
-    kubectl aliquot               all nodes; alike ones summed up when there are many
+    kubectl aliquot               all nodes; similar ones in one line when there are many
     kubectl aliquot NODE -d       one node: its cards and its Pods
-    kubectl aliquot --pending     who waits, and why
+    kubectl aliquot --pending     the Pods that wait, and why
     kubectl aliquot explain POD   every reason why a Pod does not fit
     kubectl aliquot doctor        what is wrong with the installation
     kubectl aliquot dashboard     the same in a browser, live
