@@ -55,6 +55,9 @@ def test_explain_page_shows_what_explain_prints() -> None:
     result = _run(explain, "-f", str(folder / "pods.yaml"), "--cluster", str(folder / "cluster.yaml"))
     assert result.stderr + result.stdout == _block("docs/explain.md", "aliquot explain") + "\n"
     assert result.exit_code == 1
+    quoted = re.search(r"^```\n(spec\..*)\n```", (ROOT / "docs" / "dialects.md").read_text(), re.MULTILINE)
+    assert quoted
+    assert f"    {quoted[1]}\n" in result.stdout
 
 
 def test_packing_page_shows_what_simulate_prints_except_the_speed() -> None:
