@@ -168,7 +168,7 @@ def _agent_answer(value: Any) -> None:
         live = msgspec.convert(value, dashboard.Node)
     except msgspec.ValidationError:
         return
-    found = merged(dashboard.Node("n1", [], "best-effort", None, [], [], [], None), live)
+    found = merged(dashboard.Node("n1", [], "best-effort"), live)
     assert found.name == "n1"
     msgspec.json.encode(found)
 

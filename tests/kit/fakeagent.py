@@ -72,7 +72,7 @@ class PaperAgent:
         return msgspec.structs.replace(found, **self.otherwise)
 
     def live(self) -> Node:
-        return Node("n1", [], "best-effort", 0.1, [], [], [], None)
+        return Node("n1", [], "best-effort", 0.1)
 
 
 class RunningDoor:

@@ -95,12 +95,12 @@ class FakeView:
         return None if self.nodes_changed else Tick(now, NO_TOTALS, [], cards, None, None, point, None)
 
     async def node(self, name: str, now: float) -> Node | None:
-        return Node(name, [], "best-effort", None, [], [], [], None) if name == "n1" else None
+        return Node(name, [], "best-effort") if name == "n1" else None
 
     def pod(self, key: str, now: float) -> Pod | None:
         if key != "ns/p":
             return None
-        return Pod(key, "pod", AppClass.NORMAL, None, "Running", None, [], [], None, None, [], [])
+        return Pod(key, "pod", AppClass.NORMAL, None, "Running")
 
     def search(self, words: str, limit: int) -> SearchResult:
         return SearchResult([words, str(limit)], [])

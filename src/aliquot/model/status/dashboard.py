@@ -131,10 +131,10 @@ class Tenant(Struct):
     core: float | None
     greedy: bool
     exclusive: bool
-    share: float | None
-    state: State | None
-    preemptions: int | None
-    paused_seconds: float | None
+    share: float | None = None
+    state: State | None = None
+    preemptions: int | None = None
+    paused_seconds: float | None = None
 
 
 class Card(Struct):
@@ -194,11 +194,11 @@ class Node(Struct):
     name: str
     offers: list[str]
     policy: str
-    release_delay_seconds: float | None
-    trouble: list[Message]
-    notes: list[Message]
-    cards: list[Card]
-    timeline: Timeline | None
+    release_delay_seconds: float | None = None
+    trouble: list[Message] = []
+    notes: list[Message] = []
+    cards: list[Card] = []
+    timeline: Timeline | None = None
 
 
 # --- a Pod -----------------------------------------------------------------------------------------------------------
@@ -230,13 +230,13 @@ class Pod(Struct):
     app_class: AppClass = field(name="class")
     dialect: str | None
     phase: str
-    node: str | None
-    cards: list[PodCard]
-    containers: list[Container]
-    owner: str | None
-    since: float | None
-    why: list[Message]
-    refusals: list[Refused]
+    node: str | None = None
+    cards: list[PodCard] = []
+    containers: list[Container] = []
+    owner: str | None = None
+    since: float | None = None
+    why: list[Message] = []
+    refusals: list[Refused] = []
 
 
 class WaitingPod(Struct):

@@ -134,7 +134,6 @@ def _pod(pod: PodStatus, entry: QueueEntry | None) -> Pod:
         owner=None if pod.owner is None else f"{pod.owner.kind}/{pod.owner.name}",
         since=pod.started or pod.created,
         why=[*why, *([] if entry is None else [messages.queued(entry)]), *([] if reason is None else [reason])],
-        refusals=[],
     )
 
 
@@ -154,10 +153,8 @@ def _run(tenant: TenantStatus) -> Pod:
         node=tenant.node or None,
         cards=_pod_cards(shares),
         containers=[Container("main", tenant.command)],
-        owner=None,
         since=tenant.created,
         why=why,
-        refusals=[],
     )
 
 
@@ -174,10 +171,7 @@ def _queued(entry: QueueEntry, now: float) -> Pod:
         app_class=entry.app_class,
         dialect="run",
         phase="Pending",
-        node=None,
-        cards=[],
         containers=[Container("main", entry.command)],
-        owner=None,
         since=now - entry.waited_seconds,
         why=[messages.requests(messages.wants_of_entry(entry), "run"), messages.queued(entry)],
         refusals=[messages.refused_by_card(refusal) for refusal in entry.refusals if refusal.card is not None],

@@ -14,7 +14,7 @@ from aliquot.model.status.dashboard import Node
 from aliquot.services.scheduler.dashboard import agentclient
 from aliquot.services.scheduler.dashboard.agentclient import AgentClient
 
-NODE = Node("n1", [], "best-effort", 0.1, [], [], [], None)
+NODE = Node("n1", [], "best-effort", 0.1)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

@@ -238,11 +238,9 @@ def _node(name: str, trouble: list[Message], node: ModelNode | None = None, card
         name=name,
         offers=[] if node is None else [*node.offer_names],
         policy="" if node is None else node.isolation.value,
-        release_delay_seconds=None,
         trouble=trouble,
         notes=[] if node is None else messages.assumed(node.notes),
         cards=[*cards],
-        timeline=None,
     )
 
 
@@ -255,13 +253,8 @@ def _pod(key: str, claim: Claim | None) -> Pod:
         app_class=AppClass.NORMAL if claim is None else claim.app_class,
         dialect=None if claim is None else claim.dialect,
         phase="Pending",
-        node=None,
-        cards=[],
         containers=[] if claim is None else [Container(container.name, []) for container in claim.containers],
         owner=f"{kind}/{rest.partition('/')[2]}" if kind else None,
-        since=None,
-        why=[],
-        refusals=[],
     )
 
 
@@ -275,10 +268,6 @@ def _tenant(claim: Claim, use: Usage) -> Tenant:
         core=_core(use),
         greedy=use.greedy_milli > 0,
         exclusive=bool(use.exclusive),
-        share=None,
-        state=None,
-        preemptions=None,
-        paused_seconds=None,
     )
 
 
