@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.fakedaemon import PaperDaemon, a_status
+from kit.fakedaemon import FakeDaemon, a_status
 from kit.machine import Machine, paper
 
 
@@ -37,11 +37,11 @@ def own() -> Iterator[Machine]:
 
 
 @pytest.fixture
-def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[PaperDaemon]:
+def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon]:
     """A daemon of paper that knows no Pods, in a home of its own; short enough for sockets."""
     home = Path(tempfile.mkdtemp(prefix="alq"))
     monkeypatch.setenv("ALIQUOT_HOME", str(home))
-    made = PaperDaemon(home, status=a_status())
+    made = FakeDaemon(home, status=a_status())
     yield made
     made.close()
     shutil.rmtree(home)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kit.chart import ROOT, installed
-from kit.fakeagent import PaperAgent, RunningDoor
+from kit.fakeagent import FakeAgent, RunningControl
 
 PROBE = ROOT / "deploy" / "probe.py"
 FLAGS = PROBE.read_text().splitlines()[0].split()[1]
@@ -46,20 +46,20 @@ def listener(run_dir: Path) -> Iterator[socket.socket]:
 
 
 def test_an_agent_that_waits_for_nothing_is_live_and_ready(run_dir: Path) -> None:
-    with RunningDoor(f"{run_dir}/control.sock"):
+    with RunningControl(f"{run_dir}/control.sock"):
         assert probed(run_dir, "live") == (0, "")
         assert probed(run_dir, "ready") == (0, "")
 
 
 def test_one_that_waits_is_live_and_tells_what_it_waits_for(run_dir: Path) -> None:
-    with RunningDoor(f"{run_dir}/control.sock", PaperAgent(waits_for=WAITS)):
+    with RunningControl(f"{run_dir}/control.sock", FakeAgent(waits_for=WAITS)):
         assert probed(run_dir, "live", "--timeout=1") == (0, "")
         assert probed(run_dir, "ready", "--timeout=1") == (1, WAITS)
 
 
 def test_one_that_becomes_ready_within_the_time_is_ready(run_dir: Path) -> None:
-    agent = PaperAgent(waits_for=WAITS)
-    with RunningDoor(f"{run_dir}/control.sock", agent), begun(run_dir, "ready", "--timeout=15") as process:
+    agent = FakeAgent(waits_for=WAITS)
+    with RunningControl(f"{run_dir}/control.sock", agent), begun(run_dir, "ready", "--timeout=15") as process:
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.5)
         agent.waits_for = None
@@ -70,7 +70,7 @@ def test_one_that_begins_to_listen_within_the_time_is_live(run_dir: Path) -> Non
     with begun(run_dir, "live", "--timeout=15") as process:
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.5)
-        with RunningDoor(f"{run_dir}/control.sock"):
+        with RunningControl(f"{run_dir}/control.sock"):
             assert process.wait(5) == 0
 
 
@@ -134,7 +134,7 @@ def test_what_it_does_not_know_is_answered_with_what_it_does(run_dir: Path, word
 
 def test_a_yes_is_cheap(run_dir: Path) -> None:
     """`socket` alone, with all that it imports, takes as long as the rest of a probe."""
-    with RunningDoor(f"{run_dir}/control.sock"):
+    with RunningControl(f"{run_dir}/control.sock"):
         command = [sys.executable, FLAGS, "-Ximporttime", str(PROBE), "ready", f"--run-dir={run_dir}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}

@@ -20,7 +20,7 @@ from aliquot.cli.cluster.kubectl_inspect import inspect
 from aliquot.cli.main import cli
 from aliquot.cli.tables import printable
 from fuzz.kubernetes import NODES, PODS
-from kit.fakedaemon import PaperDaemon, a_card, a_container, a_pod, a_share, a_status, a_workload, pending
+from kit.fakedaemon import FakeDaemon, a_card, a_container, a_pod, a_share, a_status, a_workload, pending
 from kit.kubectl import PaperCluster
 
 from .inputs import ODD_TEXTS, changed
@@ -100,7 +100,7 @@ def harmless(text: str) -> None:
 @contextlib.contextmanager
 def _daemon() -> Iterator[Check]:
     home = Path(tempfile.mkdtemp(prefix="alq"))
-    daemon = PaperDaemon(home, status=a_status())
+    daemon = FakeDaemon(home, status=a_status())
 
     def check(status: Any) -> None:
         daemon.answers["status"] = status

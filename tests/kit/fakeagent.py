@@ -1,4 +1,4 @@
-"""An agent that is only looked at: what it would tell, without a node around it."""
+"""An agent's status, without an agent or a node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RESOURCE = "tke.cloud.tencent.com/qgpu-core"
 
 
 def a_scene(**other: Any) -> NodeState:
-    """Two Pods on one of two cards, the other of which is out; with whatever is to be otherwise."""
+    """Two Pods on one of two cards, the other of which is out; `other` replaces fields."""
     scene: dict[str, Any] = {
         "rules": SharingRules(),
         "cards": CARDS,
@@ -46,8 +46,8 @@ def a_scene(**other: Any) -> NodeState:
 
 
 @dataclass(slots=True)
-class PaperAgent:
-    """What the doors ask of an agent."""
+class FakeAgent:
+    """What the control socket and HTTP ask of an agent."""
 
     waits_for: str | None = None
     scene: NodeState = field(default_factory=a_scene)
@@ -56,7 +56,7 @@ class PaperAgent:
     calls: Calls = field(default_factory=lambda: Calls(lambda: "now", ("allocate", "prestart")))
     about: dict[str, Any] = field(default_factory=lambda: {"pid": 5, "node": "n1", "simulated": None})
 
-    otherwise: dict[str, Any] = field(default_factory=dict)  # what it tells in another way
+    otherwise: dict[str, Any] = field(default_factory=dict)  # fields of its status to replace
 
     def ready(self) -> str | None:
         return self.waits_for
@@ -75,12 +75,12 @@ class PaperAgent:
         return Node("n1", [], "best-effort", 0.1)
 
 
-class RunningDoor:
-    """The door in a thread with a loop of its own: who asks is a program that waits."""
+class RunningControl:
+    """The control socket in a thread with its own loop: its clients block."""
 
-    def __init__(self, path: str, agent: PaperAgent | None = None) -> None:
+    def __init__(self, path: str, agent: FakeAgent | None = None) -> None:
         self._loop = asyncio.new_event_loop()
-        self._door = AgentControl(agent or PaperAgent(), path)
+        self._control = AgentControl(agent or FakeAgent(), path)
         self._thread = threading.Thread(target=self._serve)
         self._stands = threading.Event()
 
@@ -89,7 +89,7 @@ class RunningDoor:
             runner.run(self._run())
 
     async def _run(self) -> None:
-        self.task = asyncio.create_task(self._door.run())
+        self.task = asyncio.create_task(self._control.run())
         await asyncio.sleep(0)  # it listens before it first waits
         await asyncio.sleep(0)
         self._stands.set()

@@ -1,4 +1,4 @@
-"""A daemon of paper: answers on a control socket what a test wrote down, and remembers what it was asked."""
+"""A fake daemon: answers on a control socket what a test prepared, and records the requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Answer = Json | list[Json] | Callable[[Json], Json | list[Json]]
 GIB = 1 << 30
 
 
-class PaperDaemon:
+class FakeDaemon:
     """`answers` by operation: what "ok" is, or whole lines (events, then "ok" or "error"), or a function to either."""
 
     def __init__(self, home: Path, **answers: Answer) -> None:
@@ -36,11 +36,11 @@ class PaperDaemon:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def requests(self, operation: str) -> list[Json]:
-        """What it was asked of that operation."""
-        return [each for each in self.asked if each["op"] == operation]
+        """The requests for that operation."""
+        return [request for request in self.asked if request["op"] == operation]
 
     def close(self) -> None:
-        """Nobody listens any more."""
+        """Stop listening."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         (self.home / "control.sock").unlink()

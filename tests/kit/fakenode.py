@@ -17,7 +17,7 @@ from aliquot.adapters.storage import shims
 from aliquot.adapters.storage.podstore import PodStore
 from aliquot.dialects.wire.cdi import render_spec
 from aliquot.services.doctor.site import Places
-from kit.fakeagent import RunningDoor
+from kit.fakeagent import RunningControl
 from kit.manifests import QGPU_CORE, QGPU_MEMORY
 from kit.nodesite import an_agent, the_spec
 
@@ -67,7 +67,7 @@ class PaperNode:
     def start(self, stack: ExitStack) -> None:
         """Its agent and its kubelet."""
         self.kubelet(stack)
-        stack.enter_context(RunningDoor(str(self.places.run / "control.sock"), self.agent))
+        stack.enter_context(RunningControl(str(self.places.run / "control.sock"), self.agent))
 
     def kubelet(self, stack: ExitStack) -> None:
         """It listens, and its PodResources tells of one container."""

@@ -17,7 +17,7 @@ from aliquot.model.status.machine import Status
 from aliquot.model.tenancy import Tenancy
 from aliquot.services.doctor.findings import Finding, Level
 from aliquot.services.doctor.site import Disk, Held, Places, Site
-from kit.fakeagent import PaperAgent, a_scene
+from kit.fakeagent import FakeAgent, a_scene
 from kit.manifests import QGPU, QGPU_CORE, QGPU_MEMORY, Json, a_node, asking
 
 CARDS = (Card(0, 16384, "GPU-a", "A30"), Card(1, 16384, "GPU-b", "A30"))
@@ -50,7 +50,7 @@ def the_agent(*, waits_for: str | None = None, ended: bool = False, **scene: Any
     return an_agent(waits_for=waits_for, ended=ended, **scene).status()
 
 
-def an_agent(*, waits_for: str | None = None, ended: bool = False, **scene: Any) -> PaperAgent:
+def an_agent(*, waits_for: str | None = None, ended: bool = False, **scene: Any) -> FakeAgent:
     """Its agent, as far as it is seen."""
     tenancy = Tenancy(UID, "default", "train", AppClass.ONLINE, (SHARE,), 0.0)
     seen = {"cards": CARDS, "why": {}, "findings": [], "standings": [], "tenancies": [tenancy], **scene}
@@ -60,7 +60,7 @@ def an_agent(*, waits_for: str | None = None, ended: bool = False, **scene: Any)
         resource: tuple(Token(f"GPU-a-_-{at}", True, None) for at in range(int(count)))
         for resource, count in ADVERTISED.items()
     }
-    return PaperAgent(waits_for=waits_for, scene=a_scene(**seen), offered=offered, registered=frozenset(ADVERTISED))
+    return FakeAgent(waits_for=waits_for, scene=a_scene(**seen), offered=offered, registered=frozenset(ADVERTISED))
 
 
 def the_spec(*, resource: str = QGPU_CORE, uid: str = UID, pod: str = "train", **env: str) -> Spec:

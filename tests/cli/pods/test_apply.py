@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from aliquot.cli.main import cli
 from aliquot.cli.pods.submit import noted
-from kit.fakedaemon import PaperDaemon, a_container, a_pod, a_status, a_workload, pending
+from kit.fakedaemon import FakeDaemon, a_container, a_pod, a_status, a_workload, pending
 
 POD = "apiVersion: v1\nkind: Pod\nmetadata: {name: train}\nspec: {containers: [{name: main}]}\n"
 SERVICE = "kind: Service\nmetadata: {name: web}\n"
@@ -51,7 +51,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_apply_prints_objects_like_kubectl(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_prints_objects_like_kubectl(daemon: FakeDaemon, file: Path) -> None:
     file.write_text(f"{POD}---\nkind: StatefulSet\nmetadata: {{name: binpack-1}}\nspec: {{}}\n")
     daemon.answers["apply"] = accept()
     said = apply("-f", str(file))
@@ -60,7 +60,7 @@ def test_apply_prints_objects_like_kubectl(daemon: PaperDaemon, file: Path) -> N
 
 
 def test_apply_sends_folder_and_reduced_environment(
-    daemon: PaperDaemon, file: Path, monkeypatch: pytest.MonkeyPatch
+    daemon: FakeDaemon, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon.answers["apply"] = accept()
     monkeypatch.chdir(file.parent)
@@ -73,7 +73,7 @@ def test_apply_sends_folder_and_reduced_environment(
     assert "SOME_TOKEN" not in asked["env"]
 
 
-def test_apply_reads_folder_in_order(daemon: PaperDaemon, tmp_path: Path) -> None:
+def test_apply_reads_folder_in_order(daemon: FakeDaemon, tmp_path: Path) -> None:
     daemon.answers["apply"] = accept()
     for name in ("b.yml", "a.json", "c.yaml", "d.txt"):
         pod = {"kind": "Pod", "metadata": {"name": name[0]}, "spec": {}}
@@ -81,27 +81,27 @@ def test_apply_reads_folder_in_order(daemon: PaperDaemon, tmp_path: Path) -> Non
     assert apply("-f", str(tmp_path), "-o", "name").stdout == "pod/a\npod/b\npod/c\n"
 
 
-def test_apply_sends_all_files_and_stdin_in_one_request(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_sends_all_files_and_stdin_in_one_request(daemon: FakeDaemon, file: Path) -> None:
     daemon.answers["apply"] = accept()
     assert apply("-f", str(file), "-f", "-", input=POD.replace("train", "serve")).exit_code == 0
     assert len(daemon.requests("apply")) == 1
     assert [each["metadata"]["name"] for each in daemon.asked[0]["objects"]] == ["train", "serve"]
 
 
-def test_apply_dry_run_is_marked(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_dry_run_is_marked(daemon: FakeDaemon, file: Path) -> None:
     daemon.answers["apply"] = accept()
     said = apply("-f", str(file), "--dry-run", "--wait")
     assert (said.stdout, said.stderr) == ("pod/train created (dry run)\n", "")
     assert daemon.asked[0]["dry_run"] is True
 
 
-def test_apply_json_is_daemon_answer(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_json_is_daemon_answer(daemon: FakeDaemon, file: Path) -> None:
     daemon.answers["apply"] = accept("a note")
     (told,) = json.loads(apply("-f", str(file), "-o", "json").stdout)
     assert (told["kind"], told["name"], told["action"], told["notes"]) == ("Pod", "train", "created", ["a note"])
 
 
-def test_apply_prints_equal_notes_once(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_prints_equal_notes_once(daemon: FakeDaemon, file: Path) -> None:
     file.write_text(POD + "---\n" + POD.replace("train", "serve"))
     daemon.answers["apply"] = accept("the image is not used")
     assert "note: train, serve: the image is not used\n" in apply("-f", str(file)).stderr
@@ -117,7 +117,7 @@ def test_apply_merges_similar_notes() -> None:
     assert list(noted([result("x", one, action="unchanged")])) == []
 
 
-def test_apply_skips_other_kinds_with_note(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_skips_other_kinds_with_note(daemon: FakeDaemon, file: Path) -> None:
     file.write_text(f"{SERVICE}---\n{POD}")
     daemon.answers["apply"] = accept()
     said = apply("-f", str(file))
@@ -137,7 +137,7 @@ def test_apply_skips_other_kinds_with_note(daemon: PaperDaemon, file: Path) -> N
         (POD.replace("train", "train, namespace: a"), ":1:1: Pod train is in namespace a, which contradicts -n team"),
     ],
 )
-def test_apply_reports_file_errors_with_position(daemon: PaperDaemon, file: Path, content: str, said: str) -> None:
+def test_apply_reports_file_errors_with_position(daemon: FakeDaemon, file: Path, content: str, said: str) -> None:
     file.write_text(content)
     refused = apply("-f", str(file), "-n", "team")
     assert (refused.exit_code, refused.stdout) == (2, "")
@@ -145,18 +145,18 @@ def test_apply_reports_file_errors_with_position(daemon: PaperDaemon, file: Path
     assert daemon.asked == []
 
 
-def test_apply_refuses_kustomize_with_hint(daemon: PaperDaemon) -> None:
+def test_apply_refuses_kustomize_with_hint(daemon: FakeDaemon) -> None:
     refused = apply("-k", "overlay")
     said = "aliquot: -k is not supported: use `kubectl kustomize overlay | aliquot apply -f -`\n"
     assert (refused.exit_code, refused.stderr, daemon.asked) == (2, said, [])
 
 
-def test_apply_refuses_empty_folder(daemon: PaperDaemon, tmp_path: Path) -> None:
+def test_apply_refuses_empty_folder(daemon: FakeDaemon, tmp_path: Path) -> None:
     refused = apply("-f", str(tmp_path))
     assert (refused.exit_code, refused.stderr) == (2, f"aliquot: {tmp_path}: no .yaml, .yml or .json file found\n")
 
 
-def test_apply_refusal_has_file_and_line(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_refusal_has_file_and_line(daemon: FakeDaemon, file: Path) -> None:
     file.write_text(f"{SERVICE}---\n{POD}")
     field = "Pod default/train: spec.containers[0].name"
     daemon.answers["apply"] = [{"error": {"kind": "invalid", "field": field, "value": "A", "allowed": "a DNS label"}}]
@@ -165,14 +165,14 @@ def test_apply_refusal_has_file_and_line(daemon: PaperDaemon, file: Path) -> Non
     assert refused.stderr == f'aliquot: {file}:4:1: {field}: "A" is not allowed: a DNS label\n'
 
 
-def test_apply_refuses_too_large_request(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_refuses_too_large_request(daemon: FakeDaemon, file: Path) -> None:
     file.write_text("---\n".join(POD.replace("train", f"train-{at}" + "x" * 900) for at in range(400)))
     refused = apply("-f", str(file))
     assert refused.exit_code == 2
     assert "400 objects: " in refused.stderr
 
 
-def test_apply_wait_prints_changes(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_wait_prints_changes(daemon: FakeDaemon, file: Path) -> None:
     looks = iter([a_status(pending("train", "no room")), a_status(pending("train", "no room"))])
     daemon.answers |= {"apply": accept(), "status": lambda _: next(looks, a_status(a_pod("train")))}
     said = apply("-f", str(file), "--wait")
@@ -182,7 +182,7 @@ def test_apply_wait_prints_changes(daemon: PaperDaemon, file: Path) -> None:
     )
 
 
-def test_apply_wait_for_rolled_workload(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_wait_for_rolled_workload(daemon: FakeDaemon, file: Path) -> None:
     owner = {"kind": "Deployment", "name": "web"}
     old, new = a_pod("web-old", owner=owner, terminating=True), a_pod("web-new", owner=owner)
     looks = iter(
@@ -206,7 +206,7 @@ def test_apply_wait_for_rolled_workload(daemon: PaperDaemon, file: Path) -> None
     )
 
 
-def test_apply_wait_of_failed_job_exits_1(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_wait_of_failed_job_exits_1(daemon: FakeDaemon, file: Path) -> None:
     failed = a_pod("once-x", phase="Failed", owner={"kind": "Job", "name": "once"})
     job = a_workload("Job", "once", replicas=1, ready=0)
     daemon.answers |= {"apply": accept(), "status": a_status(failed, workloads=[job])}
@@ -216,7 +216,7 @@ def test_apply_wait_of_failed_job_exits_1(daemon: PaperDaemon, file: Path) -> No
     assert "failed: default/once-x" in said.stderr
 
 
-def test_apply_wait_of_failed_pod_exits_1(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_wait_of_failed_pod_exits_1(daemon: FakeDaemon, file: Path) -> None:
     failed = a_pod("train", phase="Failed", containers=[a_container(state="ended", exit_code=3)], reason="main: exit 3")
     daemon.answers |= {"apply": accept(), "status": a_status(failed)}
     said = apply("-f", str(file), "--wait")
@@ -224,14 +224,14 @@ def test_apply_wait_of_failed_pod_exits_1(daemon: PaperDaemon, file: Path) -> No
     assert "failed: default/train (see `aliquot logs default/train`)" in said.stderr
 
 
-def test_apply_wait_timeout_exits_1(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_wait_timeout_exits_1(daemon: FakeDaemon, file: Path) -> None:
     daemon.answers |= {"apply": accept(), "status": a_status(pending("train"))}
     said = apply("-f", str(file), "--wait", "--timeout", "0")
     assert said.exit_code == 1
     assert "--timeout: not running after 0s: Pod default/train (see `aliquot get pods`)" in said.stderr
 
 
-def test_apply_refuses_other_simulated_cards(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_refuses_other_simulated_cards(daemon: FakeDaemon, file: Path) -> None:
     daemon.answers |= {"apply": accept(), "hello": {"simulated": "2x24GiB"}}
     refused = apply("-f", str(file), "--simulate", "1x24GiB")
     assert refused.exit_code == 2
@@ -265,7 +265,7 @@ def test_apply_invalid_name_has_file_and_line(nobody: Path, file: Path, name: st
     assert said.stderr.startswith(f"aliquot: {file}:6:1: Pod: metadata.name: ")
 
 
-def test_apply_refused_name_has_file_and_line(daemon: PaperDaemon, file: Path) -> None:
+def test_apply_refused_name_has_file_and_line(daemon: FakeDaemon, file: Path) -> None:
     error = {"kind": "invalid", "field": "Pod: metadata.name", "value": "train", "allowed": "another"}
     daemon.answers["apply"] = [{"error": error}]
     assert apply("-f", str(file)).stderr.startswith(f"aliquot: {file}:1:1: Pod: metadata.name: ")

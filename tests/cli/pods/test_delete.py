@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aliquot.cli.main import cli
-from kit.fakedaemon import PaperDaemon, a_pod, a_status, a_workload
+from kit.fakedaemon import FakeDaemon, a_pod, a_status, a_workload
 
 Json = dict[str, Any]
 
@@ -27,15 +27,15 @@ def gone(request: Json) -> list[Json]:
 
 
 @pytest.fixture(autouse=True)
-def deletes(daemon: PaperDaemon) -> None:
+def deletes(daemon: FakeDaemon) -> None:
     daemon.answers["delete"] = gone
 
 
-def asked(daemon: PaperDaemon) -> list[tuple[str, str, str]]:
+def asked(daemon: FakeDaemon) -> list[tuple[str, str, str]]:
     return sorted((request["kind"], request["namespace"], request["name"]) for request in daemon.requests("delete"))
 
 
-def test_delete_prints_like_kubectl(daemon: PaperDaemon) -> None:
+def test_delete_prints_like_kubectl(daemon: FakeDaemon) -> None:
     assert delete("pod", "train").stdout == 'pod "train" deleted\n'
     assert delete("sts/web", "-n", "team").stdout == 'statefulset.apps "web" deleted from team (2 Pods)\n'
     assert asked(daemon) == [("Pod", "default", "train"), ("StatefulSet", "team", "web")]
@@ -44,12 +44,12 @@ def test_delete_prints_like_kubectl(daemon: PaperDaemon) -> None:
 @pytest.mark.parametrize(
     ("words", "grace"), [([], None), (["--grace", "90s"], 90.0), (["--grace-period", "0"], 0.0), (["--now"], 1.0)]
 )
-def test_delete_grace_period(daemon: PaperDaemon, words: list[str], grace: float | None) -> None:
+def test_delete_grace_period(daemon: FakeDaemon, words: list[str], grace: float | None) -> None:
     delete("pod", "train", *words)
     assert daemon.requests("delete")[0]["grace"] == grace
 
 
-def test_delete_objects_of_files(daemon: PaperDaemon, tmp_path: Path) -> None:
+def test_delete_objects_of_files(daemon: FakeDaemon, tmp_path: Path) -> None:
     file = tmp_path / "all.yaml"
     file.write_text(
         "kind: Service\nmetadata: {name: web}\n---\nkind: Pod\nmetadata: {name: a}\n---\n"
@@ -59,27 +59,27 @@ def test_delete_objects_of_files(daemon: PaperDaemon, tmp_path: Path) -> None:
     assert asked(daemon) == [("Deployment", "team", "b"), ("Pod", "default", "a")]
 
 
-def test_delete_all_in_namespace(daemon: PaperDaemon) -> None:
+def test_delete_all_in_namespace(daemon: FakeDaemon) -> None:
     daemon.answers["status"] = a_status(a_pod("a"), a_pod("b"), a_pod("c", "team"))
     assert delete("pods", "--all").exit_code == 0
     assert asked(daemon) == [("Pod", "default", "a"), ("Pod", "default", "b")]
 
 
-def test_delete_workload_includes_its_pods_once(daemon: PaperDaemon) -> None:
+def test_delete_workload_includes_its_pods_once(daemon: FakeDaemon) -> None:
     owned = a_pod("web-0", owner={"kind": "StatefulSet", "name": "web"})
     daemon.answers["status"] = a_status(owned, a_pod("alone"), workloads=[a_workload("StatefulSet", "web")])
     delete("all", "--all")
     assert asked(daemon) == [("Pod", "default", "alone"), ("StatefulSet", "default", "web")]
 
 
-def test_delete_of_missing_object_exits_1(daemon: PaperDaemon) -> None:
+def test_delete_of_missing_object_exits_1(daemon: FakeDaemon) -> None:
     said = delete("pod", "ghost", "train")
     assert (said.exit_code, said.stdout) == (1, 'pod "train" deleted\n')
     assert said.stderr == "aliquot: no pod is called default/ghost: there are default/train\n"
     assert delete("pod", "ghost", "--ignore-not-found").exit_code == 0
 
 
-def test_delete_lists_missing_objects_once(daemon: PaperDaemon) -> None:
+def test_delete_lists_missing_objects_once(daemon: FakeDaemon) -> None:
     daemon.answers["delete"] = lambda request: [
         {"error": {"kind": "unknown-name", "name": f"default/{request['name']}", "names": ["default/x", "default/y"]}}
     ]
@@ -88,7 +88,7 @@ def test_delete_lists_missing_objects_once(daemon: PaperDaemon) -> None:
     assert said.stderr == "aliquot: no pod is called default/a or default/b: there are default/x, default/y\n"
 
 
-def test_delete_dry_run_deletes_nothing(daemon: PaperDaemon) -> None:
+def test_delete_dry_run_deletes_nothing(daemon: FakeDaemon) -> None:
     daemon.answers["status"] = a_status(a_pod("train"), a_pod("x", "team"))
     said = delete("pod", "train", "ghost", "--dry-run")
     assert (said.exit_code, said.stdout) == (1, 'pod "train" deleted (dry run)\n')
@@ -107,7 +107,7 @@ def test_delete_dry_run_deletes_nothing(daemon: PaperDaemon) -> None:
         (["pod", "a", "--grace", "25h"], "--grace: 90000s is not allowed: 0 to 24h"),
     ],
 )
-def test_delete_refuses_bad_input(daemon: PaperDaemon, words: list[str], said: str) -> None:
+def test_delete_refuses_bad_input(daemon: FakeDaemon, words: list[str], said: str) -> None:
     refused = delete(*words)
     assert refused.exit_code == 2
     assert said in refused.stderr

@@ -7,7 +7,7 @@ import time
 from click.testing import CliRunner, Result
 
 from aliquot.cli.main import cli
-from kit.fakedaemon import PaperDaemon, a_card, a_container, a_pod, a_share, a_status, a_tenant, a_workload, pending
+from kit.fakedaemon import FakeDaemon, a_card, a_container, a_pod, a_share, a_status, a_tenant, a_workload, pending
 
 
 def describe(*words: str) -> Result:
@@ -19,7 +19,7 @@ def flat(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
-def test_describe_pod_shows_where_and_why(daemon: PaperDaemon) -> None:
+def test_describe_pod_shows_where_and_why(daemon: FakeDaemon) -> None:
     owner = {"kind": "StatefulSet", "name": "train"}
     daemon.answers["status"] = a_status(a_pod("train-0", why=["asks for 3 GiB", "card 0 is fullest"], owner=owner))
     shown = flat(describe("pod", "train-0").stdout)
@@ -29,7 +29,7 @@ def test_describe_pod_shows_where_and_why(daemon: PaperDaemon) -> None:
     assert shown[shown.index("Why:") + 1 :][:2] == ["asks for 3 GiB", "card 0 is fullest"]
 
 
-def test_describe_pod_shows_share_quota_and_memory(daemon: PaperDaemon) -> None:
+def test_describe_pod_shows_share_quota_and_memory(daemon: FakeDaemon) -> None:
     card = a_share(1, 8, core=30, share=0.253, preemptions=2, paused_seconds=1.5, state="paused", refused_allocations=4)
     daemon.answers["status"] = a_status(a_pod("train", cards=[card]))
     shown = flat(describe("pod/train").stdout)
@@ -40,7 +40,7 @@ def test_describe_pod_shows_share_quota_and_memory(daemon: PaperDaemon) -> None:
     assert "preempted: 2 times" in shown
 
 
-def test_describe_shows_why_a_container_cannot_start(daemon: PaperDaemon) -> None:
+def test_describe_shows_why_a_container_cannot_start(daemon: FakeDaemon) -> None:
     why = "nosuch: command not found on this machine"
     container = a_container(state="waiting", restarts=1, exit_code=127, reason=why)
     daemon.answers["status"] = a_status(pending("p", f"container main: {why}", node="box", containers=[container]))
@@ -50,7 +50,7 @@ def test_describe_shows_why_a_container_cannot_start(daemon: PaperDaemon) -> Non
     assert f"state: waiting; last exit code 127: {why}" in shown
 
 
-def test_describe_shows_container_states_and_exit_codes(daemon: PaperDaemon) -> None:
+def test_describe_shows_container_states_and_exit_codes(daemon: FakeDaemon) -> None:
     now = time.time()
     containers = [
         a_container("prepare", "ended", init=True, exit_code=0, ended=now - 5),
@@ -70,7 +70,7 @@ def test_describe_shows_container_states_and_exit_codes(daemon: PaperDaemon) -> 
     ]
 
 
-def test_describe_waiting_pod_shows_reason_and_events(daemon: PaperDaemon) -> None:
+def test_describe_waiting_pod_shows_reason_and_events(daemon: FakeDaemon) -> None:
     event = {"time": time.time() - 90, "type": "Warning", "text": "no room on any card"}
     daemon.answers["status"] = a_status(pending("train", "no room", events=[event]))
     shown = flat(describe("pod", "train").stdout)
@@ -79,7 +79,7 @@ def test_describe_waiting_pod_shows_reason_and_events(daemon: PaperDaemon) -> No
     assert shown[-1].startswith("1m3")
 
 
-def test_describe_workload_lists_its_pods(daemon: PaperDaemon) -> None:
+def test_describe_workload_lists_its_pods(daemon: FakeDaemon) -> None:
     owner = {"kind": "StatefulSet", "name": "web"}
     pods = [a_pod("web-0", owner=owner), pending("web-1", "no room", owner=owner), a_pod("other")]
     daemon.answers["status"] = a_status(*pods, workloads=[a_workload("StatefulSet", "web")])
@@ -88,7 +88,7 @@ def test_describe_workload_lists_its_pods(daemon: PaperDaemon) -> None:
     assert shown[-4:] == ["NAME STATUS NODE CARDS", "web-0 Running box 0", "web-1 Pending - -", "web-1: no room"]
 
 
-def test_describe_node_shows_cards_and_tenants(daemon: PaperDaemon) -> None:
+def test_describe_node_shows_cards_and_tenants(daemon: FakeDaemon) -> None:
     cards = [a_card("box", 0, 3, core_booked=30.0, utilisation=0.5), a_card("box", 1, healthy=False, why_out="XID 79")]
     tenant = a_tenant("default/train", cards=[a_share(core=30)])
     daemon.answers["status"] = a_status(cards=cards, tenants=[tenant])
@@ -100,11 +100,11 @@ def test_describe_node_shows_cards_and_tenants(daemon: PaperDaemon) -> None:
     assert "out: XID 79" in shown
 
 
-def test_describe_escapes_terminal_sequences(daemon: PaperDaemon) -> None:
+def test_describe_escapes_terminal_sequences(daemon: FakeDaemon) -> None:
     daemon.answers["status"] = a_status(a_pod("train", why=["a\x1b[31mb"]))
     assert "a\\x1b[31mb" in describe("pod", "train").stdout
 
 
-def test_describe_requires_a_type(daemon: PaperDaemon) -> None:
+def test_describe_requires_a_type(daemon: FakeDaemon) -> None:
     assert describe().exit_code == 2
     assert describe("ghost").exit_code == 2

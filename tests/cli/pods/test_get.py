@@ -15,7 +15,7 @@ from aliquot.cli.pods.get import Changes, Seen
 from aliquot.cli.pods.kinds import POD, targets
 from aliquot.cli.pods.rows import state_of
 from kit.fakedaemon import (
-    PaperDaemon,
+    FakeDaemon,
     a_card,
     a_container,
     a_pod,
@@ -38,7 +38,7 @@ def rows(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("words", [[], ["pods"], ["po"], ["pod"], ["Pods"]])
-def test_get_pods_shows_kubectl_columns_and_cards(daemon: PaperDaemon, words: list[str]) -> None:
+def test_get_pods_shows_kubectl_columns_and_cards(daemon: FakeDaemon, words: list[str]) -> None:
     two = [a_share(0, 3, core=30), a_share(1, 3, core=30)]
     daemon.answers["status"] = a_status(a_pod("train", cards=two, **{"class": "offline"}))
     head, row = get(*words).stdout.splitlines()
@@ -47,12 +47,12 @@ def test_get_pods_shows_kubectl_columns_and_cards(daemon: PaperDaemon, words: li
     assert " ".join(cells[:4] + cells[5:]) == "train 1/1 Running 0 box 0,1 2 x 3 GiB 2 x 30% offline"
 
 
-def test_get_pods_shows_reasons_below(daemon: PaperDaemon) -> None:
+def test_get_pods_shows_reasons_below(daemon: FakeDaemon) -> None:
     daemon.answers["status"] = a_status(a_pod("train"), pending("a", "no room"), pending("b", "no room"))
     assert get("pods").stdout.splitlines()[-1] == "a, b wait: no room"
 
 
-def test_get_mentions_other_namespaces(daemon: PaperDaemon) -> None:
+def test_get_mentions_other_namespaces(daemon: FakeDaemon) -> None:
     daemon.answers["status"] = a_status(a_pod("train", "team"))
     said = get("pods")
     assert (said.exit_code, said.stdout) == (0, "")
@@ -61,20 +61,20 @@ def test_get_mentions_other_namespaces(daemon: PaperDaemon) -> None:
     assert rows(get("pods", "-A").stdout)[1][:2] == ["team", "train"]
 
 
-def test_get_all_shows_workloads_and_pods(daemon: PaperDaemon) -> None:
+def test_get_all_shows_workloads_and_pods(daemon: FakeDaemon) -> None:
     daemon.answers["status"] = a_status(a_pod("web-0"), workloads=[a_workload("StatefulSet", "web")])
     shown = rows(get("all").stdout)
     assert [row[0] for row in shown if row] == ["NAME", "pod/web-0", "NAME", "statefulset.apps/web"]
     assert shown[-1][1] == "2/3"
 
 
-def test_get_output_name_prints_type_and_name(daemon: PaperDaemon) -> None:
+def test_get_output_name_prints_type_and_name(daemon: FakeDaemon) -> None:
     daemon.answers["status"] = a_status(a_pod("a"), a_pod("b"), workloads=[a_workload("Job", "j")])
     assert get("pods,jobs", "-o", "name").stdout == "pod/a\npod/b\njob.batch/j\n"
     assert get("pod/b", "job/j", "-o", "name").stdout == "pod/b\njob.batch/j\n"
 
 
-def test_get_unknown_name_lists_existing_ones(daemon: PaperDaemon) -> None:
+def test_get_unknown_name_lists_existing_ones(daemon: FakeDaemon) -> None:
     daemon.answers["status"] = a_status(a_pod("a"), a_pod("b"), a_pod("c", "team"))
     assert get("pod", "ghost").stderr == "aliquot: no pod is called ghost in namespace default: there are a, b\n"
     assert get("pod", "c").stderr.endswith("there is one in team (-n team)\n")
@@ -93,7 +93,7 @@ def test_get_unknown_name_lists_existing_ones(daemon: PaperDaemon) -> None:
         (["pods", "-w", "-o", "yaml"], "-w: -o yaml is not allowed: table, wide or name"),
     ],
 )
-def test_get_rejects_bad_arguments_before_asking_the_daemon(daemon: PaperDaemon, words: list[str], said: str) -> None:
+def test_get_rejects_bad_arguments_before_asking_the_daemon(daemon: FakeDaemon, words: list[str], said: str) -> None:
     refused = get(*words)
     assert refused.exit_code == 2
     assert refused.stderr.startswith(f"aliquot: {said}")
@@ -117,7 +117,7 @@ def test_get_accepts_kubectl_short_names(word: str, kind: str) -> None:
     assert [kind.name for kind in targets([word])[0].kinds] == [kind]
 
 
-def test_get_nodes_shows_cards_and_free_amounts(daemon: PaperDaemon) -> None:
+def test_get_nodes_shows_cards_and_free_amounts(daemon: FakeDaemon) -> None:
     nodes = [{"name": f"node-{at}", "cards": [], "offers": ["qgpu"], "policy": "fixed-share"} for at in range(2)]
     cards = [a_card("node-0", 0, 3, core_booked=30.0), a_card("node-0", 1), a_card("node-1", 0, healthy=False)]
     daemon.answers["status"] = a_status(a_pod("train", node="node-0"), nodes=nodes, cards=cards)
@@ -128,19 +128,19 @@ def test_get_nodes_shows_cards_and_free_amounts(daemon: PaperDaemon) -> None:
     assert head.endswith("FREE ON EACH (GiB)")
 
 
-def test_get_nodes_counts_whole_cards_as_used(daemon: PaperDaemon) -> None:
+def test_get_nodes_counts_whole_cards_as_used(daemon: FakeDaemon) -> None:
     alone = a_tenant("t", cards=[a_share(0, 24, exclusive=True)])
     daemon.answers["status"] = a_status(cards=[a_card("box", 0, 24), a_card("box", 1)], tenants=[alone])
     assert "100% of 200%" in get("nodes").stdout
     assert "the whole card is one tenant's" in CliRunner().invoke(cli, ["describe", "node"]).stdout
 
 
-def test_get_pods_sorts_by_name(daemon: PaperDaemon) -> None:
+def test_get_pods_sorts_by_name(daemon: FakeDaemon) -> None:
     daemon.answers["status"] = a_status(a_pod("b"), a_pod("a"), a_pod("z", "earlier"))
     assert get("pods", "-A", "-o", "name").stdout == "pod/a\npod/b\npod/z\n"
 
 
-def test_get_yaml_is_the_manifest_with_status(daemon: PaperDaemon) -> None:
+def test_get_yaml_is_the_manifest_with_status(daemon: FakeDaemon) -> None:
     manifest = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -154,12 +154,12 @@ def test_get_yaml_is_the_manifest_with_status(daemon: PaperDaemon) -> None:
     assert json.loads(get("pods", "-o", "json").stdout) == {"apiVersion": "v1", "kind": "List", "items": [manifest]}
 
 
-def test_get_node_yaml_has_its_cards(daemon: PaperDaemon) -> None:
+def test_get_node_yaml_has_its_cards(daemon: FakeDaemon) -> None:
     told = yaml.safe_load(get("node", "box", "-o", "yaml").stdout)
     assert (told["kind"], told["metadata"]["name"], len(told["status"]["cards"])) == ("Node", "box", 2)
 
 
-def test_get_on_a_kubernetes_node_points_to_kubectl(daemon: PaperDaemon) -> None:
+def test_get_on_a_kubernetes_node_points_to_kubectl(daemon: FakeDaemon) -> None:
     status = a_status()
     del status["pods"]
     daemon.answers["status"] = status
@@ -189,7 +189,7 @@ def test_pod_state_matches_kubectl_status(pod: dict[str, Any], state: str) -> No
     assert state_of(pod_status(pod)) == state
 
 
-def test_get_selector_filters_by_label(daemon: PaperDaemon) -> None:
+def test_get_selector_filters_by_label(daemon: FakeDaemon) -> None:
     web, other = a_pod("web-0", labels={"app": "web", "tier": "front"}), a_pod("db-0", labels={"app": "db"})
     daemon.answers["status"] = a_status(web, other, a_pod("bare", labels={}))
     for selector, names in (
@@ -201,12 +201,12 @@ def test_get_selector_filters_by_label(daemon: PaperDaemon) -> None:
 
 
 @pytest.mark.parametrize("selector", ["", "=web", "app in (web)", "!app=web", "app=web,,"])
-def test_get_rejects_bad_selector(daemon: PaperDaemon, selector: str) -> None:
+def test_get_rejects_bad_selector(daemon: FakeDaemon, selector: str) -> None:
     said = get("pods", "-l", selector)
     assert (said.exit_code, said.stderr.startswith(f"aliquot: -l: {selector} is not allowed: KEY=VALUE")) == (2, True)
 
 
-def test_get_no_headers_prints_rows_only(daemon: PaperDaemon) -> None:
+def test_get_no_headers_prints_rows_only(daemon: FakeDaemon) -> None:
     daemon.answers["status"] = a_status(a_pod("train"), pending("a", "no room"))
     assert [row[0] for row in rows(get("pods", "--no-headers").stdout)] == ["a", "train"]
 
@@ -242,7 +242,7 @@ def test_watch_keeps_column_widths() -> None:
     assert first.index("1/1") == later.index("1/1")
 
 
-def test_watch_survives_a_daemon_restart(daemon: PaperDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_survives_a_daemon_restart(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_EVERY", 0.01)
     looks = module._looks(machine_status(a_status()))
     next(looks)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aliquot.cli.pods.logs import seek_lines
-from kit.fakedaemon import PaperDaemon, a_container, a_pod, a_status, a_workload, pending
+from kit.fakedaemon import FakeDaemon, a_container, a_pod, a_status, a_workload, pending
 from kit.machine import ALIQUOT
 
 Json = dict[str, Any]
@@ -20,7 +20,7 @@ UNKNOWN = [{"error": {"kind": "unknown-name", "name": "train", "names": []}}]
 
 
 @pytest.fixture(autouse=True)
-def logged(daemon: PaperDaemon) -> None:
+def logged(daemon: FakeDaemon) -> None:
     """Each container's log holds where it is from, and then three lines."""
     folder: Path = daemon.home
 
@@ -77,13 +77,13 @@ def test_logs_tail() -> None:
 @pytest.mark.parametrize(
     ("running", "shown"), [(True, "a run\n"), (False, "default-train-main\n1\n2\n3\n")], ids=["runs", "is over"]
 )
-def test_logs_prefers_running_run_over_pod(daemon: PaperDaemon, running: bool, shown: str) -> None:
+def test_logs_prefers_running_run_over_pod(daemon: FakeDaemon, running: bool, shown: str) -> None:
     (daemon.home / "run.log").write_text("a run\n")
     daemon.answers["logs"] = {"name": "train", "log": str(daemon.home / "run.log"), "running": running}
     assert logs("train").stdout == shown
 
 
-def test_logs_of_ended_run(daemon: PaperDaemon) -> None:
+def test_logs_of_ended_run(daemon: FakeDaemon) -> None:
     (daemon.home / "run.log").write_text("a run\n")
     daemon.answers["logs"] = {"name": "gone", "log": str(daemon.home / "run.log"), "running": False}
     assert logs("gone").stdout == "a run\n"
@@ -110,7 +110,7 @@ def test_logs_refuses_bad_input(words: list[str], said: str) -> None:
     assert refused.stderr.startswith(f"aliquot: {said}")
 
 
-def test_logs_of_waiting_pod_has_reason(daemon: PaperDaemon) -> None:
+def test_logs_of_waiting_pod_has_reason(daemon: FakeDaemon) -> None:
     daemon.answers |= {
         "status": a_status(pending("train", "no room")),
         "pod-logs": {"pod": "default/train", "container": "main", "log": str(daemon.home / "no.log"), "running": True},
@@ -119,7 +119,7 @@ def test_logs_of_waiting_pod_has_reason(daemon: PaperDaemon) -> None:
     assert (said.returncode, said.stdout, said.stderr) == (1, "", "aliquot: train has not started: no room\n")
 
 
-def test_logs_follow_until_pod_ends(daemon: PaperDaemon) -> None:
+def test_logs_follow_until_pod_ends(daemon: FakeDaemon) -> None:
     log = daemon.home / "log"
     looks = iter(range(3))
 
@@ -138,7 +138,7 @@ def test_logs_follow_until_pod_ends(daemon: PaperDaemon) -> None:
     [(os.mkfifo, "not a regular file"), (lambda at: at.symlink_to("/etc/os-release"), "a symbolic link")],
 )
 def test_logs_refuses_links_and_pipes(
-    daemon: PaperDaemon, tmp_path: Path, put: Callable[[Path], None], said: str
+    daemon: FakeDaemon, tmp_path: Path, put: Callable[[Path], None], said: str
 ) -> None:
     put(tmp_path / "log")
     daemon.answers["pod-logs"] = {"pod": "-", "container": "main", "log": str(tmp_path / "log"), "running": False}

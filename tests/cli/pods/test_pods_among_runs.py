@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from aliquot.cli.main import cli
-from kit.fakedaemon import PaperDaemon, a_card, a_container, a_pod, a_queue_entry, a_share, a_status, a_tenant, pending
+from kit.fakedaemon import FakeDaemon, a_card, a_container, a_pod, a_queue_entry, a_share, a_status, a_tenant, pending
 from kit.machine import ALIQUOT
 
 
@@ -20,7 +20,7 @@ def shown(*words: str) -> str:
     return said.stdout
 
 
-def test_ps_shows_process_and_command_of_a_pod(daemon: PaperDaemon) -> None:
+def test_ps_shows_process_and_command_of_a_pod(daemon: FakeDaemon) -> None:
     two = [a_container(), a_container("side", "ended", command=["true"])]
     daemon.answers["status"] = a_status(a_pod("train", containers=two), tenants=[a_tenant("default/train")])
     row = shown("ps").splitlines()[1].split()
@@ -28,14 +28,14 @@ def test_ps_shows_process_and_command_of_a_pod(daemon: PaperDaemon) -> None:
     assert " ".join(row[-5:]) == "python train.py (and 1 more)"
 
 
-def test_ps_names_the_node_of_a_card_where_there_are_several(daemon: PaperDaemon) -> None:
+def test_ps_names_the_node_of_a_card_where_there_are_several(daemon: FakeDaemon) -> None:
     tenant = a_tenant("default/train", node="node-1", cards=[a_share(0), a_share(3)])
     nodes = [{**a_status()["nodes"][0], "name": name} for name in ("node-0", "node-1")]
     daemon.answers["status"] = a_status(tenants=[tenant], nodes=nodes)
     assert shown("ps").splitlines()[1].split()[3] == "node-1/0,3"
 
 
-def test_ps_shows_pods_that_wait_with_the_reason(daemon: PaperDaemon) -> None:
+def test_ps_shows_pods_that_wait_with_the_reason(daemon: FakeDaemon) -> None:
     daemon.answers["status"] = a_status(pending("train", "no room"))
     _, row, why = shown("ps").splitlines()
     assert row.split()[:7] == ["default/train", "normal", "-", "-", "-", "-", "pending"]
@@ -43,7 +43,7 @@ def test_ps_shows_pods_that_wait_with_the_reason(daemon: PaperDaemon) -> None:
     assert [pod["key"] for pod in json.loads(shown("ps", "-o", "json"))["pods"]] == ["default/train"]
 
 
-def test_ps_and_top_show_a_queued_pod_with_its_reason(daemon: PaperDaemon) -> None:
+def test_ps_and_top_show_a_queued_pod_with_its_reason(daemon: FakeDaemon) -> None:
     entry = a_queue_entry("default/train", core=30, command=["keeper"])
     daemon.answers["status"] = a_status(pending("train", "number 1 of 1 in the queue: no room"), queue=[entry])
     _, row, why = shown("ps").splitlines()
@@ -53,7 +53,7 @@ def test_ps_and_top_show_a_queued_pod_with_its_reason(daemon: PaperDaemon) -> No
     assert shown("top").splitlines()[-1] == why
 
 
-def test_top_names_nodes_and_waiting_pods(daemon: PaperDaemon) -> None:
+def test_top_names_nodes_and_waiting_pods(daemon: FakeDaemon) -> None:
     cards = [a_card("node-0", 0), a_card("node-1", 0, uuid="GPU-9")]
     daemon.answers["status"] = a_status(pending("a", "no room"), cards=cards, tenants=[a_tenant("default/train")])
     lines = shown("top").splitlines()
@@ -63,7 +63,7 @@ def test_top_names_nodes_and_waiting_pods(daemon: PaperDaemon) -> None:
     assert "\ncard 0  Paper 1000" in shown("top")
 
 
-def test_top_sums_up_empty_cards_per_node(daemon: PaperDaemon) -> None:
+def test_top_sums_up_empty_cards_per_node(daemon: FakeDaemon) -> None:
     cards = [a_card(f"node-{at // 3}", at % 3, uuid=f"GPU-{at}") for at in range(6)]
     daemon.answers["status"] = a_status(cards=cards, tenants=[a_tenant("default/train")])
     lines = shown("top").splitlines()
@@ -85,7 +85,7 @@ def test_top_sums_up_empty_cards_per_node(daemon: PaperDaemon) -> None:
         ("describe ghosts x", []),
     ],
 )
-def test_completion_of_commands_types_and_names(daemon: PaperDaemon, words: str, completed: list[str]) -> None:
+def test_completion_of_commands_types_and_names(daemon: FakeDaemon, words: str, completed: list[str]) -> None:
     daemon.answers["status"] = a_status(a_pod("serve"), a_pod("train"), a_pod("other", "team"))
     typed = f"aliquot {words}"
     asked = {"_ALIQUOT_COMPLETE": "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split(" ")) - 1)}

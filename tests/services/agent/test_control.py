@@ -11,7 +11,7 @@ import pytest
 from aliquot.adapters.host import control
 from aliquot.adapters.host.control import AnswerError, NoDaemonError
 from aliquot.adapters.host.home import Home
-from kit.fakeagent import PaperAgent, RunningDoor
+from kit.fakeagent import FakeAgent, RunningControl
 
 Ask = Callable[..., dict[str, Any]]
 
@@ -23,7 +23,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def ask(home: Home) -> Iterator[Ask]:
-    with RunningDoor(home.control):
+    with RunningControl(home.control):
         yield lambda **request: control.ask([home], request)
 
 
@@ -73,7 +73,7 @@ def test_it_is_live_and_ready_when_it_waits_for_nothing(ask: Ask) -> None:
 
 
 def test_it_is_live_before_it_is_ready_and_says_what_it_waits_for(home: Home) -> None:
-    with RunningDoor(home.control, PaperAgent(waits_for="the kubelet has not accepted it yet")):
+    with RunningControl(home.control, FakeAgent(waits_for="the kubelet has not accepted it yet")):
         assert control.ask([home], {"op": "live"}) == {}
         with pytest.raises(AnswerError, match="the kubelet has not accepted it yet") as refused:
             control.ask([home], {"op": "ready"})
@@ -85,7 +85,7 @@ def test_any_user_may_ask(ask: Ask, home: Home) -> None:
 
 
 def test_nothing_is_left_where_it_stood(home: Home) -> None:
-    with RunningDoor(home.control):
+    with RunningControl(home.control):
         pass
     assert not Path(home.control).exists()
     with pytest.raises(NoDaemonError):

@@ -14,10 +14,10 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from aliquot.services.agent import http
 from aliquot.services.agent.http import AgentHttp, AgentPort
-from kit.fakeagent import RESOURCE, PaperAgent
+from kit.fakeagent import RESOURCE, FakeAgent
 
 
-def asked(agent: PaperAgent, path: str) -> tuple[int, str, str]:
+def asked(agent: FakeAgent, path: str) -> tuple[int, str, str]:
     """Status, content type and body."""
 
     async def ask() -> tuple[int, str, str]:
@@ -28,28 +28,28 @@ def asked(agent: PaperAgent, path: str) -> tuple[int, str, str]:
 
 
 def test_it_is_alive_before_it_is_ready() -> None:
-    agent = PaperAgent(waits_for="the kubelet has not accepted aliyun.com/gpu-mem yet")
+    agent = FakeAgent(waits_for="the kubelet has not accepted aliyun.com/gpu-mem yet")
     assert asked(agent, "/livez")[0] == 200
     assert asked(agent, "/readyz")[::2] == (503, "the kubelet has not accepted aliyun.com/gpu-mem yet\n")
 
 
 def test_it_is_ready_when_it_waits_for_nothing() -> None:
-    assert asked(PaperAgent(), "/readyz")[::2] == (200, "ok\n")
+    assert asked(FakeAgent(), "/readyz")[::2] == (200, "ok\n")
 
 
 def test_the_status_is_json() -> None:
-    status, kind, body = asked(PaperAgent(), "/status")
+    status, kind, body = asked(FakeAgent(), "/status")
     assert (status, kind) == (200, "application/json")
     assert '"name":"ml/train-0"' in body
 
 
 def test_the_node_is_told_live_for_the_clusters_dashboard() -> None:
-    status, kind, body = asked(PaperAgent(), "/api/v1/node")
+    status, kind, body = asked(FakeAgent(), "/api/v1/node")
     assert (status, kind, msgspec.json.decode(body)["name"]) == (200, "application/json", "n1")
 
 
 def test_a_pods_series_are_labelled_with_its_namespace_and_name() -> None:
-    status, kind, body = asked(PaperAgent(), "/metrics")
+    status, kind, body = asked(FakeAgent(), "/metrics")
     told = body.splitlines()
     assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
     labels = '{card="0",class="offline",namespace="ml",pod="train-0",uuid="GPU-a"}'
@@ -66,14 +66,14 @@ def test_a_pods_series_are_labelled_with_its_namespace_and_name() -> None:
 
 
 def test_a_card_that_is_out_reads_0() -> None:
-    told = asked(PaperAgent(), "/metrics")[2].splitlines()
+    told = asked(FakeAgent(), "/metrics")[2].splitlines()
     assert 'aliquot_card_healthy{card="0",model="A30",uuid="GPU-a"} 1.0' in told
     assert 'aliquot_card_healthy{card="1",model="A30",uuid="GPU-b"} 0.0' in told
     assert 'aliquot_card_utilisation_ratio{card="0",model="A30",uuid="GPU-a"} 0.5' in told
 
 
 def test_the_agent_counts_what_the_kubelet_asked_and_how_long_it_took() -> None:
-    agent = PaperAgent()
+    agent = FakeAgent()
     agent.calls.count("prestart", "ok", 0.25)
     agent.calls.count("prestart", "refused", 1.0)
     told = asked(agent, "/metrics")[2].splitlines()
@@ -85,20 +85,20 @@ def test_the_agent_counts_what_the_kubelet_asked_and_how_long_it_took() -> None:
 
 
 def test_the_agent_tells_what_it_offers_and_whether_it_is_ready() -> None:
-    told = asked(PaperAgent(waits_for="something"), "/metrics")[2].splitlines()
+    told = asked(FakeAgent(waits_for="something"), "/metrics")[2].splitlines()
     assert f'aliquot_agent_devices{{resource="{RESOURCE}"}} 1.0' in told
     assert f'aliquot_agent_registered{{resource="{RESOURCE}"}} 1.0' in told
     assert "aliquot_agent_ready 0.0" in told
     assert "aliquot_agent_kubelet_restarts_total 2.0" in told
-    assert "aliquot_agent_ready 1.0" in asked(PaperAgent(), "/metrics")[2].splitlines()
+    assert "aliquot_agent_ready 1.0" in asked(FakeAgent(), "/metrics")[2].splitlines()
 
 
 def test_nobody_queues_on_a_node() -> None:
-    assert "aliquot_queue_length" not in asked(PaperAgent(), "/metrics")[2]
+    assert "aliquot_queue_length" not in asked(FakeAgent(), "/metrics")[2]
 
 
 def test_the_documents_tell_every_metric_and_no_others() -> None:
-    body = asked(PaperAgent(), "/metrics")[2]
+    body = asked(FakeAgent(), "/metrics")[2]
     there = set(re.findall(r"^# TYPE (aliquot_\w+) ", body, re.MULTILINE))
     page = (Path(__file__).parents[3] / "docs" / "agent.md").read_text()
     assert set(re.findall(r"`(aliquot_\w+)`", page)) == there
@@ -125,7 +125,7 @@ class TestThePort:
             async with AsyncExitStack() as stack:
                 other = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
                 number = other.sockets[0].getsockname()[1]
-                port = AgentPort(PaperAgent(), address="127.0.0.1", port=number)
+                port = AgentPort(FakeAgent(), address="127.0.0.1", port=number)
                 await port.open(stack)
                 before = port.trouble
                 other.close()
@@ -142,7 +142,7 @@ class TestThePort:
     def test_an_address_that_is_not_ours_is_a_mistake(self) -> None:
         async def story() -> None:
             async with AsyncExitStack() as stack:
-                await AgentPort(PaperAgent(), address="203.0.113.1", port=9).open(stack)
+                await AgentPort(FakeAgent(), address="203.0.113.1", port=9).open(stack)
 
         with pytest.raises(OSError, match=r"203\.0\.113\.1"):
             asyncio.run(story())
@@ -150,7 +150,7 @@ class TestThePort:
     def test_port_0_is_none(self) -> None:
         async def story() -> str | None:
             async with AsyncExitStack() as stack:
-                port = AgentPort(PaperAgent(), address="127.0.0.1", port=0)
+                port = AgentPort(FakeAgent(), address="127.0.0.1", port=0)
                 await port.open(stack)
                 await port.run()
                 return port.trouble

@@ -10,7 +10,7 @@ from aliquot.arbiter.timeline import Came, Record
 from aliquot.model.status.dashboard import Node
 from aliquot.services.agent import live as module
 from aliquot.services.agent.live import AgentLive
-from kit.fakeagent import PaperAgent
+from kit.fakeagent import FakeAgent
 
 
 class PaperTrace:
@@ -30,7 +30,7 @@ class PaperTrace:
 
 def test_live_node_has_the_shape_of_a_machine() -> None:
     async def ask() -> Node:
-        return AgentLive(PaperTrace(), clock=lambda: 100.0).node(PaperAgent().status(), 1060.0)
+        return AgentLive(PaperTrace(), clock=lambda: 100.0).node(FakeAgent().status(), 1060.0)
 
     node = asyncio.run(ask())
     assert (node.name, node.policy) == ("n1", "best-effort")
@@ -47,9 +47,9 @@ def test_live_node_traces_until_requests_stop(monkeypatch: pytest.MonkeyPatch) -
     live = AgentLive(trace, clock=lambda: 100.0)
 
     async def ask() -> Node:
-        live.node(PaperAgent().status(), 1060.0)
+        live.node(FakeAgent().status(), 1060.0)
         trace.news = [Came("p", "u1", offline=True), (99.0, 99.2, {"p": 1.0}, False)]
-        node = live.node(PaperAgent().status(), 1060.0)
+        node = live.node(FakeAgent().status(), 1060.0)
         assert trace.wanted == [True]
         while len(trace.wanted) < 2:
             await asyncio.sleep(0.01)

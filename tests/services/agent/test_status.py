@@ -11,7 +11,7 @@ from aliquot.cli.machine.top import view
 from aliquot.dialects.wire.advertising import Token
 from aliquot.model.status.machine import AgentStatus, DaemonStatus, ResourceStatus, Status
 from aliquot.services.agent.status import NodeState, resource_statuses, status
-from kit.fakeagent import CARDS, RESOURCE, RUNS_ON_A, PaperAgent, a_scene
+from kit.fakeagent import CARDS, RESOURCE, RUNS_ON_A, FakeAgent, a_scene
 
 
 def of(node: NodeState, now: float) -> Status:
@@ -71,7 +71,7 @@ def test_resource_status_counts_devices_and_registration() -> None:
 
 
 def test_top_shows_an_agent_and_a_card_that_is_out() -> None:
-    shown = view(PaperAgent(waits_for="the kubelet has not accepted it").status()).splitlines()
+    shown = view(FakeAgent(waits_for="the kubelet has not accepted it").status()).splitlines()
     assert shown[0] == "node n1, policy best-effort, release delay 100ms"
     assert shown[1] == "not ready: the kubelet has not accepted it"
     (line,) = [line for line in shown if "ml/train-0" in line]
@@ -81,11 +81,11 @@ def test_top_shows_an_agent_and_a_card_that_is_out() -> None:
 
 
 def test_top_of_a_ready_agent_has_no_readiness_line() -> None:
-    assert "not ready" not in view(PaperAgent().status())
+    assert "not ready" not in view(FakeAgent().status())
 
 
 def test_ps_shows_a_pod_without_a_process_id() -> None:
-    train = PaperAgent().status().tenants[0]
+    train = FakeAgent().status().tenants[0]
     assert _running(train)[:6] == ("ml/train-0", "offline", "-", "0", "4 GiB", "30%")
 
 
@@ -94,11 +94,11 @@ def test_status_keeps_the_order_of_cards() -> None:
 
 
 def test_top_shows_refused_allocations() -> None:
-    head, train, serve = view(PaperAgent().status()).splitlines()[3:6]
+    head, train, serve = view(FakeAgent().status()).splitlines()[3:6]
     assert head.endswith("PREEMPTED  REFUSED")
     assert [line.split()[-1] for line in (train, serve)] == ["2", "0"]
 
 
 def test_top_hides_refused_allocations_without_any() -> None:
-    quiet = PaperAgent(scene=a_scene(standings=[replace(RUNS_ON_A, refused=0)]))
+    quiet = FakeAgent(scene=a_scene(standings=[replace(RUNS_ON_A, refused=0)]))
     assert "REFUSED" not in view(quiet.status())
