@@ -317,7 +317,7 @@ def test_waiting_pod_shows_every_reason_with_its_nodes() -> None:
     ]
     (entry,) = view.state(1000.0)["waiting"]["pods"]
     assert entry["wants"] == {"text": "12 GiB", "requests": [{"memory_mib": 12288}]}
-    assert entry["reason"]["text"].startswith("fits none of 3 nodes: 2: GPU memory")
+    assert entry["reason"]["text"].startswith("fits none of 3 nodes. 2: GPU memory")
     assert (entry["reason"]["code"], entry["reason"]["count"]) == ("no-fitting-node", 3)
 
 

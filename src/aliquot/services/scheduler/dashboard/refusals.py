@@ -50,6 +50,6 @@ def no_fitting_node(groups: Sequence[Refused]) -> Message:
     parts = [f"{group.nodes:,}: {group.text}" for group in groups[:_MOST_REASONS]]
     more = max(0, len(groups) - _MOST_REASONS)
     parts += [f"{more} more reasons"] if more else []
-    text = f"fits none of {count(nodes, 'node')}: {'; '.join(parts)}"
+    text = f"fits none of {count(nodes, 'node')}. {'. '.join(parts)}"
     refusals = [*groups[:_MOST_REASONS]]
     return Message(MessageCode.NO_FITTING_NODE, text, count=nodes, refusals=refusals, more=more or None)
