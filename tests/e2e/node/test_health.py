@@ -126,7 +126,7 @@ def _board(fleet: Fleet, node: RealNode) -> list[dict[str, Any]]:
 def test_an_error_that_is_the_applications_own_takes_no_card_out(fleet: Fleet) -> None:
     node, agent = fleet.nodes[0], fleet.agents[fleet.nodes[0].name]
     faults.raise_xid(_player(node), 1, APPLICATIONS_OWN)
-    wait_until(lambda: f"Xid {APPLICATIONS_OWN}" in agent.program.said, 5, "the agent has heard of it")
+    wait_until(lambda: f'"xid":{APPLICATIONS_OWN}' in agent.program.said, 5, "the agent has heard of it")
     assert [card["healthy"] for card in agent.status()["cards"]] == [True] * CARDS
     assert _running_on(fleet, node, "goes-on") in range(CARDS)
     assert _out(node) == []
