@@ -56,9 +56,9 @@ def test_yaml_anchor_is_per_document() -> None:
 
 def test_yaml_positions() -> None:
     first, second = parse_yaml(b"# a comment\nkind: Pod\n---\nkind: List\nitems:\n- kind: Pod\n- {kind: Node}\n")
-    assert (first.place, second.place) == ((2, 1), (4, 1))
-    assert [second.place_of(item) for item in second.value["items"]] == [(6, 3), (7, 3)]
-    assert second.place_of({}) == (4, 1)
+    assert (first.position, second.position) == ((2, 1), (4, 1))
+    assert [second.position_of(item) for item in second.value["items"]] == [(6, 3), (7, 3)]
+    assert second.position_of({}) == (4, 1)
 
 
 def test_yaml_skips_empty_documents() -> None:
@@ -86,6 +86,6 @@ def test_yaml_any_bytes(raw: bytes) -> None:
     try:
         assert all(isinstance(document, Document) for document in parse_yaml(raw))
     except ValuesError as error:
-        line, column = error.place
+        line, column = error.position
         assert 1 <= line <= raw.count(b"\n") + 1
         assert column >= 1

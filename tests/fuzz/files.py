@@ -61,7 +61,7 @@ def _manifests(path: Path) -> None:
         return
     for each in found:
         assert isinstance(each.value, dict)
-        assert each.place >= (1, 1)
+        assert each.position >= (1, 1)
 
 
 def _kubeconfig(path: Path) -> None:

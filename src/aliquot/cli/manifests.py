@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from aliquot.cli.errors import InputError
-from aliquot.cli.yamlvalues import Document, Place, ValuesError, parse_yaml
+from aliquot.cli.yamlvalues import Document, Position, ValuesError, parse_yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +20,11 @@ class Manifest:
 
     value: dict[str, Any]
     path: Path
-    place: Place
+    position: Position
 
     def error(self, message: str) -> InputError:
         """An error at its position."""
-        return _error(self.path, self.place, message)
+        return _error(self.path, self.position, message)
 
 
 def read_manifests(path: Path) -> list[Manifest]:
@@ -45,28 +45,28 @@ def _read(path: Path) -> list[Document]:
     try:
         return list(parse_yaml(raw))
     except ValuesError as error:
-        raise _error(path, error.place, str(error)) from error
+        raise _error(path, error.position, str(error)) from error
 
 
 def _objects(path: Path, document: Document) -> Iterator[Manifest]:
-    pending: list[tuple[str, Place, Any]] = [("", document.place, document.value)]
+    pending: list[tuple[str, Position, Any]] = [("", document.position, document.value)]
     while pending:
-        where, place, value = pending.pop()
+        where, position, value = pending.pop()
         if not isinstance(value, dict):
             what = "a list" if isinstance(value, list) else "empty" if value is None else "not a mapping"
-            raise _error(path, place, f"{where or 'the document'} is {what}: expected a Kubernetes object")
+            raise _error(path, position, f"{where or 'the document'} is {what}: expected a Kubernetes object")
         kind, items = value.get("kind"), value.get("items")
         if not isinstance(kind, str) or not kind.endswith("List") or "items" not in value:
-            yield Manifest(value, path, place)
+            yield Manifest(value, path, position)
         elif not isinstance(items, list | None):
-            raise _error(path, place, f"{where}{'.' if where else ''}items is not a list")
+            raise _error(path, position, f"{where}{'.' if where else ''}items is not a list")
         else:
             item_kind = kind.removesuffix("List")
             for index, item in reversed(list(enumerate(items or []))):
                 # The items of a PodList have no kind.
                 named = {"kind": item_kind, **item} if item_kind and isinstance(item, dict) else item
-                pending.append((f"{where}{'.' if where else ''}items[{index}]", document.place_of(item), named))
+                pending.append((f"{where}{'.' if where else ''}items[{index}]", document.position_of(item), named))
 
 
-def _error(path: Path, place: Place, message: str) -> InputError:
-    return InputError(f"{path}:{place[0]}:{place[1]}: {message}")
+def _error(path: Path, position: Position, message: str) -> InputError:
+    return InputError(f"{path}:{position[0]}:{position[1]}: {message}")

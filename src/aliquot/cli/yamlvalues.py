@@ -22,15 +22,15 @@ _MOST_REPEATED = 100_000  # values repeated by aliases; a few lines of aliases c
 _TAG = "tag:yaml.org,2002:"
 _Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser if available
 
-Place = tuple[int, int]
+Position = tuple[int, int]
 
 
 class ValuesError(ValueError):
     """The text is not YAML, or uses unsupported YAML."""
 
-    def __init__(self, message: str, place: Place) -> None:
+    def __init__(self, message: str, position: Position) -> None:
         super().__init__(message)
-        self.place = place
+        self.position = position
 
 
 @dataclass(slots=True)
@@ -38,12 +38,12 @@ class Document:
     """One document, and the positions of the mappings of its first levels."""
 
     value: Any
-    place: Place = (1, 1)
-    places: dict[int, Place] = field(default_factory=dict)  # by id() of the mapping
+    position: Position = (1, 1)
+    positions: dict[int, Position] = field(default_factory=dict)  # by id() of the mapping
 
-    def place_of(self, value: object) -> Place:
+    def position_of(self, value: object) -> Position:
         """Line and column of a mapping; of the document if unknown."""
-        return self.places.get(id(value), self.place)
+        return self.positions.get(id(value), self.position)
 
 
 def parse_yaml(raw: bytes) -> Iterator[Document]:
@@ -56,14 +56,14 @@ def parse_yaml(raw: bytes) -> Iterator[Document]:
             parser.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = _place(mark) if mark else (1, 1)
+        position = _position(mark) if mark else (1, 1)
         # Without a final newline, the parser reports the end on a line that does not exist.
         end = raw.count(b"\n") + 1, len(raw) - raw.rfind(b"\n")
-        raise ValuesError(f"not valid YAML: {error.problem or error.context}", min(place, end)) from error
+        raise ValuesError(f"not valid YAML: {error.problem or error.context}", min(position, end)) from error
     except yaml.reader.ReaderError as error:
         before = raw[: error.position]
-        place = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
-        raise ValuesError(f"not valid YAML: {error.reason}", place) from error
+        position = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
+        raise ValuesError(f"not valid YAML: {error.reason}", position) from error
 
 
 def _documents(parser: Any) -> Iterator[Document]:
@@ -75,7 +75,7 @@ def _documents(parser: Any) -> Iterator[Document]:
                 yield document
 
 
-def _place(mark: Any) -> Place:
+def _position(mark: Any) -> Position:
     return mark.line + 1, mark.column + 1
 
 
@@ -86,7 +86,7 @@ class _Open:
     value: Any
     anchor: str | None
     began: int  # number of values before it
-    place: Place
+    position: Position
     key: str | None = None
     merging: bool = False  # the key is the merge key <<, not a quoted "<<"
     merged: list[dict[str, Any]] = field(default_factory=list)
@@ -110,7 +110,7 @@ class _Builder:
             if isinstance(event, yaml.DocumentEndEvent):
                 return self.document
             if first:
-                self.document.place, first = _place(event.start_mark), False
+                self.document.position, first = _position(event.start_mark), False
             if isinstance(event, yaml.ScalarEvent):
                 value = self._scalar(event)
                 if event.anchor:
@@ -125,17 +125,17 @@ class _Builder:
 
     def _begin(self, event: Any) -> None:
         if len(self.open) >= _DEEPEST:
-            raise ValuesError(f"nested deeper than {_DEEPEST} levels", _place(event.start_mark))
+            raise ValuesError(f"nested deeper than {_DEEPEST} levels", _position(event.start_mark))
         kind = "map" if isinstance(event, yaml.MappingStartEvent) else "seq"
         value: Any = {} if kind == "map" else []
         if event.tag not in (None, "!", _TAG + kind):
-            raise ValuesError(f"tag {event.tag} is not supported", _place(event.start_mark))
+            raise ValuesError(f"tag {event.tag} is not supported", _position(event.start_mark))
         if event.anchor:
             self.anchors[event.anchor] = None
-        place = _place(event.start_mark)
+        position = _position(event.start_mark)
         if kind == "map" and len(self.open) <= 4:  # the depth of the items of a List of Lists
-            self.document.places[id(value)] = place
-        self.open.append(_Open(value, event.anchor, self.count, place))
+            self.document.positions[id(value)] = position
+        self.open.append(_Open(value, event.anchor, self.count, position))
 
     def _end(self, event: Any) -> None:
         done = self.open.pop()
@@ -144,9 +144,9 @@ class _Builder:
                 done.value.setdefault(key, value)
         if done.anchor:
             self.anchors[done.anchor] = (done.value, self.count - done.began + 1)
-        self._put(done.value, event, done.place)
+        self._put(done.value, event, done.position)
 
-    def _put(self, value: Any, event: Any, place: Place | None = None) -> None:
+    def _put(self, value: Any, event: Any, position: Position | None = None) -> None:
         self.count += 1
         if not self.open:
             self.document.value = value
@@ -155,7 +155,7 @@ class _Builder:
         if isinstance(top.value, list):
             top.value.append(value)
         elif top.key is None:
-            top.key = self._key(value, event, top, place)
+            top.key = self._key(value, event, top, position)
         else:
             if top.merging:
                 self._merge(value, event, top)
@@ -163,32 +163,32 @@ class _Builder:
                 top.value[top.key] = value
             top.key, top.merging = None, False
 
-    def _key(self, value: Any, event: Any, top: _Open, place: Place | None) -> str:
+    def _key(self, value: Any, event: Any, top: _Open, position: Position | None) -> str:
         if isinstance(value, (dict, list)):
-            raise ValuesError("a key is not a string", place or _place(event.start_mark))
+            raise ValuesError("a key is not a string", position or _position(event.start_mark))
         key = event.value if isinstance(event, yaml.ScalarEvent) else str(value)
         top.merging = key == "<<" and isinstance(event, yaml.ScalarEvent) and event.implicit[0]
         if key in top.value:
-            raise ValuesError(f'duplicate key "{key}"', _place(event.start_mark))
+            raise ValuesError(f'duplicate key "{key}"', _position(event.start_mark))
         return str(key)
 
     def _merge(self, value: Any, event: Any, top: _Open) -> None:
         mappings = value if isinstance(value, list) else [value]
         if not all(isinstance(mapping, dict) for mapping in mappings):
-            raise ValuesError("the value of << is not a mapping", _place(event.start_mark))
+            raise ValuesError("the value of << is not a mapping", _position(event.start_mark))
         top.merged += mappings
 
     def _alias(self, event: Any) -> Any:
         if event.anchor not in self.anchors:
-            raise ValuesError(f'not valid YAML: unknown anchor "{event.anchor}"', _place(event.start_mark))
+            raise ValuesError(f'not valid YAML: unknown anchor "{event.anchor}"', _position(event.start_mark))
         known = self.anchors[event.anchor]
         if known is None:
-            raise ValuesError(f'alias "{event.anchor}" refers to itself', _place(event.start_mark))
+            raise ValuesError(f'alias "{event.anchor}" refers to itself', _position(event.start_mark))
         value, size = known
         self.count += size - 1
         self.repeated += size
         if self.repeated > _MOST_REPEATED:
-            raise ValuesError(f"aliases repeat more than {_MOST_REPEATED} values", _place(event.start_mark))
+            raise ValuesError(f"aliases repeat more than {_MOST_REPEATED} values", _position(event.start_mark))
         return value
 
     def _scalar(self, event: Any) -> Any:
@@ -204,9 +204,9 @@ class _Builder:
         elif tag.removeprefix(_TAG) in ("bool", "int", "float", "null"):
             value = _resolve(text)
         else:
-            raise ValuesError(f"tag {tag} is not supported", _place(event.start_mark))
+            raise ValuesError(f"tag {tag} is not supported", _position(event.start_mark))
         if value is _UNREADABLE:
-            raise ValuesError("a number has too many digits", _place(event.start_mark))
+            raise ValuesError("a number has too many digits", _position(event.start_mark))
         return value
 
 

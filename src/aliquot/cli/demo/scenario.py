@@ -272,10 +272,10 @@ class Scenario:
 def apply_pods(sandbox: Sandbox) -> None:
     """Same as `aliquot apply -f pods.yaml`."""
     objects = [document.value for document in parse_yaml(PODS.read_bytes())]
-    ours = {
+    environment = {
         name: value for name, value in sandbox.environment.items() if name in PASSED_ON or name.startswith("ALIQUOT_")
     }
-    sandbox.ask({"op": "apply", "objects": objects, "cwd": str(sandbox.home), "env": ours, "dry_run": False})
+    sandbox.ask({"op": "apply", "objects": objects, "cwd": str(sandbox.home), "env": environment, "dry_run": False})
 
 
 def settled_pods(sandbox: Sandbox) -> list[PodStatus]:

@@ -56,22 +56,22 @@ def _files(path: Path) -> list[Path]:
 
 def runnable(manifests: Sequence[Manifest]) -> tuple[list[Manifest], dict[str, list[str]]]:
     """The objects that run on one machine, and the names of the others by kind. Raises InputError if none is left."""
-    ours: list[Manifest] = []
+    selected: list[Manifest] = []
     others: dict[str, list[str]] = {}
     for manifest in manifests:
         kind = manifest.value.get("kind")
         if not isinstance(kind, str) or not kind:
             raise manifest.error(f"kind is missing: expected {_RUN_HERE}")
         if BY_NAME.get(kind) in APPLIED:
-            ours.append(manifest)
+            selected.append(manifest)
         else:
             metadata = manifest.value.get("metadata")
             name = metadata.get("name") if isinstance(metadata, dict) else None
             others.setdefault(kind, []).append(str(name or "(no name)"))
-    if not ours:
+    if not selected:
         only = f", only {', '.join(others)}" if others else ""
         raise InputError(f"{manifests[0].path}: no object that runs on one machine{only}: expected {_RUN_HERE}")
-    return ours, others
+    return selected, others
 
 
 def named(manifest: Manifest, namespace: str | None) -> tuple[Kind, str, str]:

@@ -88,13 +88,13 @@ def _in_background(
     def on_waiting(event: dict[str, Any]) -> None:
         """When it has to wait, the parent returns; from then on messages go to the log."""
         nonlocal pipe
-        standing = event["waiting"]
+        position = event["waiting"]
         if pipe >= 0:
-            report(name=standing["name"], note=waiting_line(standing))
+            report(name=position["name"], note=waiting_line(position))
             _redirect_to(event["log"])
             os.close(pipe)
             pipe = -1
-        print_error(waiting_line(standing))
+        print_error(waiting_line(position))
 
     code = 1
     try:

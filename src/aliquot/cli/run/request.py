@@ -76,7 +76,7 @@ def wait_for_grant(
     reconnect: Reconnect,
 ) -> dict[str, Any]:
     """Send the request and wait for the grant. Asks the next daemon if this one restarts."""
-    standing: dict[str, Any] = {}
+    position: dict[str, Any] = {}
     for _ in range(_MOST_TRIES):
         shown = ""
         try:
@@ -89,18 +89,18 @@ def wait_for_grant(
                     granted: dict[str, Any] = message["ok"]
                     return granted
                 if "waiting" in message:
-                    standing = message["waiting"]
-                    if (line := waiting_line(standing)) != shown:  # the change may not be visible in the line
+                    position = message["waiting"]
+                    if (line := waiting_line(position)) != shown:  # the change may not be visible in the line
                         shown = line
                         on_waiting(message)
         except AnswerError as error:
             raise _refused(error) from error
         except TimeoutError:
-            raise RunError(f"--timeout: no room in time: {shortage_of(standing)}", NO_ROOM) from None
+            raise RunError(f"--timeout: no room in time: {shortage_of(position)}", NO_ROOM) from None
         except ControlError as error:
             print_error(f"{error}; reconnecting")
             connection.close()
-            connection = reconnect(bool(standing))
+            connection = reconnect(bool(position))
     raise RunError("the daemon restarted too often", 1)
 
 
@@ -148,18 +148,18 @@ def print_waiting(event: dict[str, Any]) -> None:
     print_error(waiting_line(event["waiting"]))
 
 
-def waiting_line(standing: dict[str, Any]) -> str:
+def waiting_line(position: dict[str, Any]) -> str:
     """Place in the queue and reason. Most runs never wait, and do not load the words for it."""
     from aliquot.wording.shortage import waiting
 
-    return waiting(standing)
+    return waiting(position)
 
 
-def shortage_of(standing: dict[str, Any]) -> str:
+def shortage_of(position: dict[str, Any]) -> str:
     """What is short; loaded as late."""
     from aliquot.wording.shortage import reason
 
-    return reason(standing)
+    return reason(position)
 
 
 def print_error(text: str) -> None:

@@ -248,8 +248,8 @@ def _field_value(field: str, metadata: Json, node: str) -> str:
     keyed = _KEYED.fullmatch(field)
     if keyed is None:
         return _FIELD_VALUES[field](metadata, node)
-    there = metadata.get(keyed[1])
-    return str(there.get(keyed[2], "")) if isinstance(there, dict) else ""
+    values = metadata.get(keyed[1])
+    return str(values.get(keyed[2], "")) if isinstance(values, dict) else ""
 
 
 def _expanded(text: str, known: Mapping[str, str]) -> str:

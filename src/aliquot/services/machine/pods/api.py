@@ -109,42 +109,42 @@ class PodApi:
         replaced: list[LocalPod],
         notes: list[str],
     ) -> str:
-        there = self._pods.named(found.namespace, found.name)
+        existing = self._pods.named(found.namespace, found.name)
         label = f"{POD} {found.namespace}/{found.name}"
-        if there is not None:
-            self._owner_only(applier.user, f"change {label}", there.applier.user)
-            if there.owner is not None:
-                owner = " ".join(there.owner)
+        if existing is not None:
+            self._owner_only(applier.user, f"change {label}", existing.applier.user)
+            if existing.owner is not None:
+                owner = " ".join(existing.owner)
                 raise invalid(
                     Invalid(f"{label}: metadata.name", found.name, f"another name: this Pod belongs to {owner}")
                 )
-            if there.ending is None and there.template == template_of(found.manifest):
+            if existing.ending is None and existing.template == template_of(found.manifest):
                 return "unchanged"
-            replaced.append(there)
-            applier = _owner(there.applier, applier, notes)
+            replaced.append(existing)
+            applier = _owner(existing.applier, applier, notes)
         applied.append(new_pod(found.manifest, None, applier, self._pods.machine.home, now))
-        return "created" if there is None or there.ending is not None else "configured"
+        return "created" if existing is None or existing.ending is not None else "configured"
 
     def _workload(
         self, found: LocalObject, applier: Applier, now: float, applied: list[Workload | LocalPod], notes: list[str]
     ) -> str:
-        there = self._pods.workloads.get((found.kind, found.namespace, found.name))
+        existing = self._pods.workloads.get((found.kind, found.namespace, found.name))
         made = Workload(
             found.kind, found.namespace, found.name, found.manifest, template_of(found.manifest), applier, now
         )
-        if there is None:
+        if existing is None:
             applied.append(made)
             return "created"
-        self._owner_only(applier.user, f"change {found.kind} {found.namespace}/{found.name}", there.applier.user)
-        if there.manifest == found.manifest:
+        self._owner_only(applier.user, f"change {found.kind} {found.namespace}/{found.name}", existing.applier.user)
+        if existing.manifest == found.manifest:
             return "unchanged"
-        if found.kind == "Job" and there.template != made.template:
+        if found.kind == "Job" and existing.template != made.template:
             where = f"{found.kind} {found.namespace}/{found.name}: spec.template"
             raise invalid(
                 Invalid(where, "a changed template", "the template that it has; `aliquot delete` the Job first")
             )
         # Pods of the same template stay.
-        applied.append(replace(made, applier=_owner(there.applier, applier, notes), created=there.created))
+        applied.append(replace(made, applier=_owner(existing.applier, applier, notes), created=existing.created))
         return "configured"
 
     async def _end_replaced(self, replaced: list[LocalPod], bare: list[LocalPod], workloads: list[Workload]) -> None:
