@@ -1,7 +1,8 @@
-"""A node of paper around a real agent: what the kubelet, the API server and the container runtime do beside it.
+"""A node around a real agent, with a fake kubelet, API server and container runtime.
 
-The agent's own parts are real, its database and folders too; the arbiter is played, for it would want a driver. An
-agent can be killed before any of its writes, and the next one is made on the same folders. Processes outlive agents.
+The agent's own parts are real, and so are its database and folders; the arbiter is a fake, because a real one needs a
+driver. A test can kill the agent before any of its writes and create the next one on the same folders. Processes
+outlive agents.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ SHIM = Mount("/host/libaliquot.so", "/usr/local/lib/aliquot/libaliquot.so")
 
 
 def play(scene: Coroutine[Any, Any, T]) -> T:
-    """Run it to its end, which is not far off."""
+    """Run the coroutine to its end."""
     return asyncio.run(asyncio.wait_for(scene, 30))
 
 
@@ -65,11 +66,11 @@ class NotMade(Exception):
 
 
 @dataclass
-class Seen:
-    """What a container finds in it when it starts."""
+class Created:
+    """The environment and mounts of a created container."""
 
     env: dict[str, str]
-    mounts: dict[str, str]  # by the path in the container: whence on the host
+    mounts: dict[str, str]  # host path by path in the container
 
     @property
     def tenant(self) -> str:
@@ -82,18 +83,18 @@ class Seen:
 
 
 class Kubelet:
-    """Its device manager, as that of 1.36: any free ID; what an init container had, later ones of its Pod get first."""
+    """The device manager of kubelet 1.36: any free ID; later containers of a Pod get its init containers' IDs first."""
 
     def __init__(self) -> None:
         self.held: dict[str, dict[tuple[str, str], frozenset[str]]] = {}  # by Pod: container, resource
         self.answers: dict[tuple[str, str, str], Allocation] = {}
         self.pods: dict[str, Json] = {}
-        self.deaf = False
+        self.unreachable = False
         self.private_file = True  # whether its checkpoint can be read
-        self.whisper: Callable[[], None] = lambda: None  # happens while it is asked
+        self.on_call: Callable[[], None] = lambda: None  # runs during a PodResources call
 
     def admit(self, pod: Json, allocate: Callable[[str, frozenset[str]], Allocation]) -> None:
-        """Give devices to all its containers, before any of them is made."""
+        """Allocate devices to all its containers, before any of them is created."""
         uid = pod["metadata"]["uid"]
         self.pods[uid], held = pod, self.held.setdefault(uid, {})
         reusable: dict[str, set[str]] = {}
@@ -115,12 +116,12 @@ class Kubelet:
         self.held.pop(uid, None)
         self.pods.pop(uid, None)
 
-    # --- what it tells
+    # --- what the agent reads
 
     async def holders(self) -> list[Holder]:
-        """Not of ordinary init containers."""
-        self.whisper()
-        if self.deaf:
+        """Without ordinary init containers, as PodResources."""
+        self.on_call()
+        if self.unreachable:
             raise KubeletError("listing PodResources: no answer")
         found = []
         for uid, pod in self.pods.items():
@@ -135,7 +136,7 @@ class Kubelet:
         if not self.private_file:
             return None
         return tuple(
-            Entry(uid, container, resource, ids, _kept(self.answers.get((uid, container, resource))))
+            Entry(uid, container, resource, ids, _encoded(self.answers.get((uid, container, resource))))
             for uid, held in self.held.items()
             for (container, resource), ids in held.items()
         )
@@ -143,8 +144,8 @@ class Kubelet:
     async def close(self) -> None: ...
 
 
-def _kept(answer: Allocation | None) -> str:
-    """As the kubelet keeps it; nothing where the plugin was killed before it answered."""
+def _encoded(answer: Allocation | None) -> str:
+    """As the kubelet keeps it; empty if the plugin was killed before it answered."""
     if answer is None:
         return ""
     cdi = [wire.CDIDevice(name=name) for name in answer.cdi]
@@ -162,13 +163,13 @@ def containers_of(pod: Json) -> list[tuple[Json, str]]:
 
 
 class Api:
-    """The Pods that there are. `away`: nobody answers. What the watch has not told yet waits in `untold`."""
+    """The API server's Pods. `away`: it does not answer. `unsent`: events that the watch has not sent yet."""
 
     def __init__(self) -> None:
         self.pods: dict[str, Json] = {}  # by namespace/name
-        self.untold: list[Json] = []
+        self.unsent: list[Json] = []
         self.away = False
-        self.late: Callable[[], None] = lambda: None  # happens after a GET was answered, before we have the answer
+        self.late: Callable[[], None] = lambda: None  # runs after a GET was answered, before the agent has the answer
         self.gets = 0
         self._version = itertools.count(100)
 
@@ -181,7 +182,7 @@ class Api:
 
     def _write(self, kind: str, pod: Json) -> None:
         pod["metadata"]["resourceVersion"] = str(next(self._version))
-        self.untold.append({"type": kind, "object": json.loads(json.dumps(pod))})
+        self.unsent.append({"type": kind, "object": json.loads(json.dumps(pod))})
 
     async def get(self, path: str, **given: Any) -> PodObject:
         self.gets += 1
@@ -202,7 +203,7 @@ def _key(pod: Json) -> str:
 
 @dataclass
 class Arbiter:
-    """Makes and removes folders as the real one does."""
+    """Creates and removes folders as the real one does."""
 
     processes: set[str]  # Pods that have one
     step: Callable[[str], None]
@@ -252,29 +253,29 @@ class Health:
     def stop(self) -> None: ...
 
 
-class House:
-    """The node. `step` is told the name of each of the agent's writes, before it is done."""
+class AgentNode:
+    """The node. `step` gets the name of each write of the agent, before it is done."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, *, cdi: bool | None = True) -> None:
         self.folder, self.patch, self.cdi = folder, patch, cdi
         self.kubelet, self.api = Kubelet(), Api()
         self.processes: set[str] = set()
-        self.told: list[tuple[str, str, str]] = []  # events: about whom, reason, text
+        self.emitted: list[tuple[str, str, str]] = []  # events: object, reason, text
         self.steps: list[str] = []
         self.kill_at: int | None = None
         self.health = Health(CARDS)
         self.driver: Callable[[Sequence[str]], Edits] = lambda uuids: Edits({})
         for each in ("cdi", "a", "t"):
             (folder / each).mkdir()
-        patch.setattr("aliquot.services.agent.service.Kubelet", self._books)
+        patch.setattr("aliquot.services.agent.service.Kubelet", self._fake_kubelet)
         patch.setattr("aliquot.services.agent.service.Kube", lambda server, agent: self.api)
         self._watch_writes()
         self.start()
 
-    # --- the agent: made, killed, made again
+    # --- the agent: started, killed, started again
 
     def start(self) -> None:
-        """An agent on these folders, that has heard nothing yet."""
+        """Create an agent on these folders that has read nothing yet."""
         self.kill_at = None
         self.arbiter = Arbiter(self.processes, self.step, folder=self.folder / "t")
         self.store = PodStore(self.folder / "state.db", boot="b")
@@ -284,14 +285,14 @@ class House:
             NODE, self.folder / "t", self.folder / "a", cdi=self.cdi, cdi_folder=self.folder / "cdi", port=0
         )
         self.agent = Agent(Server("http://nowhere"), settings, parts)
-        self.agent.events.emit = self._emitted  # type: ignore[method-assign]  # nothing is sent from here
+        self.agent.events.emit = self._emitted  # type: ignore[method-assign]  # no API server to send to
         self.agent.pods.relist = self._relisted  # type: ignore[method-assign]  # no watch runs that could be ended
         self.allocator, self.tenants = self.agent.allocator, self.agent.tenants
 
     def restart(self) -> None:
-        """Killed and made anew, until it has taken everything up again."""
+        """Kill the agent, create another, and wait until it has restored everything."""
         self.store.close()
-        self.api.untold.clear()
+        self.api.unsent.clear()
         self.start()
         self.tenants.restore()
         self.sync()
@@ -299,19 +300,19 @@ class House:
         self.tenants.sweep()
 
     def sync(self) -> None:
-        """It has heard of the Node and of all Pods there are."""
+        """The agent has read the Node and all Pods."""
         node = {"metadata": {"name": NODE, "uid": "node", "labels": QGPU}}
         self.agent.reporter.changed(msgspec.convert(node, NodeObject))
-        self.api.untold = [{"type": "ADDED", "object": pod} for pod in self.api.pods.values()]
+        self.api.unsent = [{"type": "ADDED", "object": pod} for pod in self.api.pods.values()]
         self.watch()
         self.agent.pods.synced.set()
 
-    def _books(self, folder: Path) -> Kubelet:
+    def _fake_kubelet(self, folder: Path) -> Kubelet:
         self.kubelet.plugins = folder  # type: ignore[attr-defined]  # where its sockets are: nowhere here
         return self.kubelet
 
     def _emitted(self, about: Any, reason: str, message: str, *, type: str = "Warning", action: str = "") -> None:
-        self.told.append((about.name, reason, message))
+        self.emitted.append((about.name, reason, message))
 
     async def _relisted(self) -> None:
         if self.api.away:
@@ -341,20 +342,20 @@ class House:
     # --- the cluster
 
     def watch(self) -> None:
-        """The watch tells what it has not told yet."""
-        while self.api.untold:
-            event = self.api.untold.pop(0)
+        """The watch sends the events that are left."""
+        while self.api.unsent:
+            event = self.api.unsent.pop(0)
             self.agent.pods._handle(self.agent.pods._event.decode(json.dumps(event)))
 
     def bound(self, pod: Json, *, quietly: bool = False) -> Json:
-        """There is such a Pod on the node. Quietly: the watch lags."""
+        """Bind the Pod to the node. `quietly`: the watch lags."""
         self.api.put(pod)
         if not quietly:
             self.watch()
         return pod
 
     def deleted(self, pod: Json, *, quietly: bool = False) -> None:
-        """Gone from the API server, and from the kubelet, which has ended its processes."""
+        """Delete the Pod from the API server and the kubelet, which ends its processes."""
         self.api.delete(pod)
         self.kubelet.forget(pod["metadata"]["uid"])
         self.processes.discard(pod["metadata"]["uid"])
@@ -375,8 +376,8 @@ class House:
         self.kubelet.admit(pod, self.allocator.allocate)
         return pod
 
-    def started(self, pod: Json, container: str = "main", *, reverse: bool = False) -> Seen:
-        """The container is made, for the first time or again: PreStartContainer per resource, then the runtime."""
+    def started(self, pod: Json, container: str = "main", *, reverse: bool = False) -> Created:
+        """Create the container, for the first time or again: PreStartContainer per resource, then the runtime."""
         uid = pod["metadata"]["uid"]
         held = {of: ids for (name, of), ids in self.kubelet.held[uid].items() if name == container}
         for resource in sorted(held, reverse=reverse):
@@ -385,11 +386,11 @@ class House:
         self.processes.add(uid)
         return seen
 
-    def made(self, pod: Json, container: str = "main") -> Seen:
+    def made(self, pod: Json, container: str = "main") -> Created:
         """What the runtime makes of what it was told. Raises NotMade."""
         answers = [each for key, each in self.kubelet.answers.items() if key[:2] == (pod["metadata"]["uid"], container)]
         specs = {spec.name.qualified: spec for spec in self.specs()}
-        seen = Seen({}, {})
+        seen = Created({}, {})
         for name in (name for answer in answers for name in answer.cdi):
             if name not in specs:
                 raise NotMade(f"unresolvable CDI devices {name}")
@@ -400,7 +401,7 @@ class House:
             seen.mounts.update({mount.container: _resolved(mount.host) for mount in answer.mounts})
         return seen
 
-    def run(self, pod: Json) -> dict[str, Seen]:
+    def run(self, pod: Json) -> dict[str, Created]:
         """Bound, admitted, and all its containers started in turn."""
         self.admitted(self.bound(pod))
         return {each["name"]: self.started(pod, each["name"]) for each, _ in containers_of(pod)}

@@ -24,7 +24,7 @@ from kit.nodesite import an_agent, the_spec
 _MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
-class PaperNode:
+class FakeNode:
     """The folders of a node on which an agent runs; with a kubelet that listens and tells who holds what."""
 
     def __init__(self, folder: Path) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kit.agentnode import House
+from kit.agentnode import AgentNode
 
 
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+def agent_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentNode]:
     """An agent with everything around it, at work."""
-    made = House(tmp_path, monkeypatch)
+    made = AgentNode(tmp_path, monkeypatch)
     made.sync()
     yield made
     made.store.close()

@@ -14,7 +14,7 @@ import pytest
 from click.testing import Result
 
 from aliquot.cli.cluster.doctor import doctor
-from kit.fakenode import PaperNode
+from kit.fakenode import FakeNode
 from kit.kubectl import PaperCluster, invoked
 from kit.kubelet import a_folder
 from kit.manifests import Json
@@ -22,10 +22,10 @@ from kit.nodesite import UID, the_node, the_pod
 
 
 @pytest.fixture
-def node() -> Iterator[PaperNode]:
+def node() -> Iterator[FakeNode]:
     """In a folder with a short name, for the sockets' sake; a node of one Pod."""
     with a_folder() as folder:
-        made = PaperNode(folder)
+        made = FakeNode(folder)
         made.tenant(UID)
         yield made
 
@@ -45,13 +45,13 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.path.exists", lambda path: str(path).startswith("/var/lib/aliquot/shim") or exists(path))
 
 
-def examined(node: PaperNode, *more: str) -> Result:
+def examined(node: FakeNode, *more: str) -> Result:
     places = node.places
     words = (f"--run-dir={places.run}", f"--dbfile={places.database}", f"--kubelet-dir={places.kubelet}")
     return invoked(doctor, *words, f"--cdi-dir={places.cdi}", *more)
 
 
-def told(node: PaperNode, *more: str) -> dict[str, list[Json]]:
+def told(node: FakeNode, *more: str) -> dict[str, list[Json]]:
     """The findings by their level."""
     result = examined(node, "-o", "json", *more)
     assert result.exit_code in (0, 1), result.output
@@ -68,7 +68,7 @@ def checks(found: list[Json]) -> set[str]:
 OF_THE_NODE = {"kubelet", "agent", "database", "shim", "cards", "resources", "inventory", "cdi", "holdings"}
 
 
-def test_doctor_checks_the_node_where_a_kubelet_is(node: PaperNode, api: PaperCluster) -> None:
+def test_doctor_checks_the_node_where_a_kubelet_is(node: FakeNode, api: PaperCluster) -> None:
     with ExitStack() as stack:
         node.start(stack)
         found = told(node)
@@ -78,7 +78,7 @@ def test_doctor_checks_the_node_where_a_kubelet_is(node: PaperNode, api: PaperCl
 
 
 def test_doctor_on_a_machine_without_cards_gives_a_note(
-    node: PaperNode, cluster: PaperCluster, monkeypatch: pytest.MonkeyPatch
+    node: FakeNode, cluster: PaperCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A control plane's, say: people call the doctor where they are."""
     monkeypatch.setattr("aliquot.services.doctor.site._with_nvml", lambda site: site)
@@ -94,7 +94,7 @@ def test_doctor_on_a_machine_without_cards_gives_a_note(
     assert note["what"].startswith("no agent runs here, and the labels ask for none")
 
 
-def test_doctor_with_no_node_checks_the_cluster_only(node: PaperNode, api: PaperCluster) -> None:
+def test_doctor_with_no_node_checks_the_cluster_only(node: FakeNode, api: PaperCluster) -> None:
     found = told(node, "--no-node")
     assert not checks([each for level in found.values() for each in level]) & {"agent", "kubelet", "shim"}
 
@@ -112,7 +112,7 @@ def test_doctor_with_node_reports_a_missing_kubelet(api: PaperCluster, tmp_path:
     assert result.exit_code == 1
 
 
-def test_faults_of_the_node_are_told_beside_those_of_the_cluster(node: PaperNode, api: PaperCluster) -> None:
+def test_faults_of_the_node_are_told_beside_those_of_the_cluster(node: FakeNode, api: PaperCluster) -> None:
     node.tenant("uid-of-old", "old")
     with ExitStack() as stack:
         node.start(stack)
@@ -135,7 +135,7 @@ def own_account(monkeypatch: pytest.MonkeyPatch, *answer: Any) -> None:
 
 
 def test_without_kubectl_the_account_of_the_agents_pod_is_used(
-    node: PaperNode, no_kubectl: None, monkeypatch: pytest.MonkeyPatch
+    node: FakeNode, no_kubectl: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_account(monkeypatch, the_node(), [the_pod()])
     with ExitStack() as stack:
@@ -148,7 +148,7 @@ def test_without_kubectl_the_account_of_the_agents_pod_is_used(
 
 
 def test_doctor_without_kubectl_finds_cards_given_twice(
-    node: PaperNode, no_kubectl: None, monkeypatch: pytest.MonkeyPatch
+    node: FakeNode, no_kubectl: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pods = [the_pod(name=name, limits={**_LIMITS, "tke.cloud.tencent.com/qgpu-core": "60"}) for name in ("a", "b")]
     for pod in pods:
@@ -164,7 +164,7 @@ def test_doctor_without_kubectl_finds_cards_given_twice(
     assert crowd["what"] == "150% of its compute is given away"
 
 
-def test_doctor_without_api_server_checks_the_agent(node: PaperNode, no_kubectl: None) -> None:
+def test_doctor_without_api_server_checks_the_agent(node: FakeNode, no_kubectl: None) -> None:
     with ExitStack() as stack:
         node.start(stack)
         found = told(node)
@@ -173,7 +173,7 @@ def test_doctor_without_api_server_checks_the_agent(node: PaperNode, no_kubectl:
     assert checks(found["ok"]) == {"kubelet", "agent", "database", "shim", "cards", "cdi"}
 
 
-def test_a_cluster_that_does_not_answer_is_told_and_the_node_looked_at(node: PaperNode, api: PaperCluster) -> None:
+def test_a_cluster_that_does_not_answer_is_told_and_the_node_looked_at(node: FakeNode, api: PaperCluster) -> None:
     api.answer("/version", "The connection to the server localhost:8080 was refused - did you specify the right host?")
     with ExitStack() as stack:
         node.start(stack)
@@ -183,7 +183,7 @@ def test_a_cluster_that_does_not_answer_is_told_and_the_node_looked_at(node: Pap
     assert "ok       agent" in result.stdout
 
 
-def test_doctor_reports_an_unknown_node_name(node: PaperNode, api: PaperCluster) -> None:
+def test_doctor_reports_an_unknown_node_name(node: FakeNode, api: PaperCluster) -> None:
     node.agent.about["node"] = "nobody"
     with ExitStack() as stack:
         node.start(stack)

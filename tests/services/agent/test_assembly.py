@@ -21,9 +21,7 @@ from aliquot.services.agent.service import Settings
 from kit.manifests import QGPU_CORE
 
 
-def test_xids_that_the_nodes_owner_wants_ignored_reach_the_health_of_the_cards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_agent_passes_ignored_xids_to_card_health(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[dict[str, Any]] = []
 
     class NoCards:
@@ -47,7 +45,7 @@ def test_xids_that_the_nodes_owner_wants_ignored_reach_the_health_of_the_cards(
     assert made == [{"remembered": (), "ignored": {94}}]
 
 
-class TestVersionsOfTheShim:
+class TestSweepShims:
     """0.1 to 0.3 are there, and new containers get the last one."""
 
     @pytest.fixture
@@ -74,27 +72,25 @@ class TestVersionsOfTheShim:
         sweep_shims(node, state)
         return sorted(path.name for path in (state / "shim").iterdir() if not path.is_symlink())
 
-    def test_those_that_nobody_has_any_more_go(self, node: Settings, tmp_path: Path) -> None:
+    def test_sweep_shims_removes_unused_versions(self, node: Settings, tmp_path: Path) -> None:
         self.noted(node)
         assert self.left(node, tmp_path) == ["0.3"]
 
-    def test_the_one_that_a_pods_spec_names_stays(self, node: Settings, tmp_path: Path) -> None:
+    def test_sweep_shims_keeps_versions_of_cdi_specs(self, node: Settings, tmp_path: Path) -> None:
         self.noted(node)
         edits = Edits({}, mounts=(Mount(str(tmp_path / "shim/0.2/libaliquot.so"), "/there"),))
         spec = Spec(name_of(QGPU_CORE, frozenset({"a"})), edits, "u", "ns", "p", "c")
         CdiFolder(node.cdi_folder, render_spec, parse_spec).write(spec)
         assert self.left(node, tmp_path) == ["0.2", "0.3"]
 
-    def test_without_cdi_the_one_that_the_kubelet_passes_on_stays_even_after_a_reboot(
-        self, node: Settings, tmp_path: Path
-    ) -> None:
+    def test_sweep_shims_keeps_versions_of_checkpoint_responses(self, node: Settings, tmp_path: Path) -> None:
         """The links are on a tmpfs; the kubelet gives a container what was answered when its Pod came."""
         self.noted(node, self.by_mounts(tmp_path, "0.1"))
         assert list(node.links.iterdir()) == []
         assert self.left(node, tmp_path) == ["0.1", "0.3"]
 
     @pytest.mark.parametrize("answer", ["no base64!", None])
-    def test_where_the_kubelet_does_not_tell_all_stay(self, node: Settings, tmp_path: Path, answer: str | None) -> None:
+    def test_sweep_shims_keeps_all_without_checkpoint(self, node: Settings, tmp_path: Path, answer: str | None) -> None:
         if answer is not None:
             self.noted(node, answer)
         assert self.left(node, tmp_path) == ["0.1", "0.2", "0.3"]

@@ -27,22 +27,22 @@ def ask(home: Home) -> Iterator[Ask]:
         yield lambda **request: control.ask([home], request)
 
 
-def test_it_says_which_node_it_is_the_agent_of(ask: Ask) -> None:
+def test_hello_names_the_node(ask: Ask) -> None:
     assert ask(op="hello")["node"] == "n1"
 
 
-def test_its_status_is_the_agents(ask: Ask) -> None:
+def test_status_is_the_agents(ask: Ask) -> None:
     assert [tenant["name"] for tenant in ask(op="status")["tenants"]] == ["ml/train-0", "web/serve"]
 
 
-def test_the_policy_may_be_seen_here_but_is_changed_by_the_nodes_label(ask: Ask) -> None:
+def test_policy_is_readable_and_its_change_refers_to_the_label(ask: Ask) -> None:
     assert ask(op="policy")["policy"] == "best-effort"
     with pytest.raises(AnswerError, match=r"kubectl label node n1 --overwrite tke.*=fixed-share`") as refused:
         ask(op="policy", policy="fixed-share")
     assert refused.value.kind == "denied"
 
 
-def test_the_release_delay_is_changed_by_the_agents_own_option_not_by_a_label(ask: Ask) -> None:
+def test_release_delay_change_refers_to_the_option(ask: Ask) -> None:
     with pytest.raises(AnswerError, match="--release-delay") as refused:
         ask(op="policy", release_delay=0.0)
     assert "kubectl label" not in str(refused.value)
@@ -52,27 +52,27 @@ def test_the_release_delay_is_changed_by_the_agents_own_option_not_by_a_label(as
     ("operation", "instead"),
     [("run", "create a Pod"), ("stop", "kubectl delete pod"), ("logs", "kubectl logs"), ("down", "DaemonSet")],
 )
-def test_what_is_done_by_kubernetes_is_refused_with_where_to_turn(ask: Ask, operation: str, instead: str) -> None:
+def test_operations_of_kubernetes_are_refused_with_what_to_use(ask: Ask, operation: str, instead: str) -> None:
     with pytest.raises(AnswerError, match="Kubernetes manages the cards of this machine") as refused:
         ask(op=operation, command=["true"])
     assert instead in str(refused.value)
 
 
-def test_an_operation_that_nobody_knows_is_answered_with_those_there_are(ask: Ask) -> None:
+def test_unknown_operation_is_refused_with_the_known_ones(ask: Ask) -> None:
     with pytest.raises(AnswerError, match="'dance'; the agent knows hello, status, policy, processes, live, ready"):
         ask(op="dance")
 
 
-def test_it_counts_the_processes_of_each_pod_that_it_sees(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_are_counted_by_pod(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aliquot.services.agent.control.pods_seen", lambda: {"u1": 3})
     assert ask(op="processes") == {"pods": {"u1": 3}}
 
 
-def test_it_is_live_and_ready_when_it_waits_for_nothing(ask: Ask) -> None:
+def test_live_and_ready_when_nothing_is_missing(ask: Ask) -> None:
     assert ask(op="live") == ask(op="ready") == {}
 
 
-def test_it_is_live_before_it_is_ready_and_says_what_it_waits_for(home: Home) -> None:
+def test_ready_is_refused_with_what_is_missing(home: Home) -> None:
     with RunningControl(home.control, FakeAgent(waits_for="the kubelet has not accepted it yet")):
         assert control.ask([home], {"op": "live"}) == {}
         with pytest.raises(AnswerError, match="the kubelet has not accepted it yet") as refused:
@@ -80,11 +80,11 @@ def test_it_is_live_before_it_is_ready_and_says_what_it_waits_for(home: Home) ->
     assert refused.value.kind == "not-ready"
 
 
-def test_any_user_may_ask(ask: Ask, home: Home) -> None:
+def test_any_user_may_connect(ask: Ask, home: Home) -> None:
     assert Path(home.control).stat().st_mode & 0o777 == 0o666
 
 
-def test_nothing_is_left_where_it_stood(home: Home) -> None:
+def test_socket_is_removed_at_the_end(home: Home) -> None:
     with RunningControl(home.control):
         pass
     assert not Path(home.control).exists()

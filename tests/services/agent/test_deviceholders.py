@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aliquot.services.agent.deviceholders import DeviceHolders
-from kit.agentnode import House, a_qgpu_pod, play
+from kit.agentnode import AgentNode, a_qgpu_pod, play
 from kit.manifests import QGPU_CORE
 
 
@@ -15,20 +15,20 @@ class Clock:
         return self.now
 
 
-def test_a_device_is_on_the_cards_that_its_holder_was_given(house: House) -> None:
-    house.run(a_qgpu_pod(card=1))
-    holdings = DeviceHolders(house.kubelet, house.tenants, Clock())
+def test_device_holders_have_the_cards_of_the_grant(agent_node: AgentNode) -> None:
+    agent_node.run(a_qgpu_pod(card=1))
+    holdings = DeviceHolders(agent_node.kubelet, agent_node.tenants, Clock())
     play(holdings.refresh())
     held = holdings.cards[QGPU_CORE]
     assert held
     assert set(held.values()) == {frozenset({"GPU-1"})}
 
 
-def test_the_kubelet_is_not_asked_each_second(house: House) -> None:
+def test_device_holders_are_refreshed_at_most_every_five_seconds(agent_node: AgentNode) -> None:
     clock = Clock()
-    holdings = DeviceHolders(house.kubelet, house.tenants, clock)
+    holdings = DeviceHolders(agent_node.kubelet, agent_node.tenants, clock)
     play(holdings.refresh())
-    house.run(a_qgpu_pod())
+    agent_node.run(a_qgpu_pod())
     clock.now = 4.9
     play(holdings.refresh())
     assert not holdings.cards, "that was a moment ago"

@@ -86,7 +86,7 @@ async def offered(kubelet: FakeKubelet, *names: str) -> None:
 # --- what is offered -------------------------------------------------------------------------------------------------
 
 
-def test_each_resource_is_a_plugin_of_its_own_and_asks_to_be_called_before_containers_start() -> None:
+def test_each_resource_is_a_plugin_that_requires_prestart() -> None:
     async def scene() -> None:
         async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(100), MEMORY: some(16)}) as plugins:
             await offered(kubelet, CORE, MEMORY)
@@ -98,7 +98,7 @@ def test_each_resource_is_a_plugin_of_its_own_and_asks_to_be_called_before_conta
     play(scene())
 
 
-def test_health_and_numa_node_are_told() -> None:
+def test_devices_have_health_and_numa_node() -> None:
     async def scene() -> None:
         offer = {CORE: [Token("a", True, 1), Token("b", False, None)]}
         async with a_kubelet() as kubelet, running(kubelet.folder, offer):
@@ -108,7 +108,7 @@ def test_health_and_numa_node_are_told() -> None:
     play(scene())
 
 
-def test_a_change_is_told_at_once_and_what_is_no_change_is_not() -> None:
+def test_changed_devices_are_published_at_once() -> None:
     async def scene() -> None:
         async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(3)}) as plugins:
             await offered(kubelet, CORE)
@@ -121,7 +121,7 @@ def test_a_change_is_told_at_once_and_what_is_no_change_is_not() -> None:
     play(scene())
 
 
-def test_a_resource_that_comes_later_is_registered_beside_the_others() -> None:
+def test_later_resource_is_registered_beside_the_others() -> None:
     async def scene() -> None:
         async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(1)}) as plugins:
             await offered(kubelet, CORE)
@@ -132,7 +132,7 @@ def test_a_resource_that_comes_later_is_registered_beside_the_others() -> None:
     play(scene())
 
 
-def test_a_resource_that_is_withdrawn_is_told_to_be_empty_and_its_socket_goes() -> None:
+def test_withdrawn_resource_publishes_an_empty_list_and_removes_its_socket() -> None:
     async def scene() -> None:
         async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(5), MEMORY: some(5)}) as plugins:
             await offered(kubelet, CORE, MEMORY)
@@ -146,7 +146,7 @@ def test_a_resource_that_is_withdrawn_is_told_to_be_empty_and_its_socket_goes() 
     play(scene())
 
 
-def test_a_resource_that_is_withdrawn_may_come_back() -> None:
+def test_withdrawn_resource_may_come_back() -> None:
     async def scene() -> None:
         async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(5)}) as plugins:
             await offered(kubelet, CORE)
@@ -176,7 +176,7 @@ def test_twenty_thousand_devices_pass_in_both_directions() -> None:
 # --- the kubelet restarts --------------------------------------------------------------------------------------------
 
 
-def test_a_kubelet_that_restarts_has_every_resource_again_from_new_sockets() -> None:
+def test_restarted_kubelet_gets_every_resource_from_new_sockets() -> None:
     async def scene() -> None:
         async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(7), MEMORY: some(7)}) as plugins:
             await offered(kubelet, CORE, MEMORY)
@@ -192,7 +192,7 @@ def test_a_kubelet_that_restarts_has_every_resource_again_from_new_sockets() -> 
     play(scene())
 
 
-def test_while_the_kubelet_is_away_nothing_counts_as_registered() -> None:
+def test_nothing_is_registered_while_the_kubelet_is_away() -> None:
     async def scene() -> None:
         async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(1)}) as plugins:
             await until(lambda: plugins.registered == {CORE})
@@ -218,7 +218,7 @@ def test_restarts_of_the_kubelet_are_counted() -> None:
     play(scene())
 
 
-def test_it_may_start_before_the_kubelet_even_before_its_folder() -> None:
+def test_plugins_may_start_before_the_kubelet_and_its_folder() -> None:
     async def scene() -> None:
         with a_folder() as parent:
             kubelet = FakeKubelet(parent / "device-plugins")
@@ -232,9 +232,7 @@ def test_it_may_start_before_the_kubelet_even_before_its_folder() -> None:
     play(scene())
 
 
-def test_a_kubelet_that_stays_away_is_said_once_with_what_to_do(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_kubelet_is_logged_once_with_what_to_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     plugins, kubelet = Plugins(tmp_path, FakeHandler()), tmp_path / "kubelet.sock"
     for now in (0.0, 4.0):
         plugins._renew(now)
@@ -250,7 +248,7 @@ def test_a_kubelet_that_stays_away_is_said_once_with_what_to_do(
     assert "--kubelet-dir" in record.data["fix"]  # type: ignore[attr-defined]  # logs.py's
 
 
-def test_sockets_that_are_wiped_under_a_running_kubelet_are_served_and_registered_anew() -> None:
+def test_deleted_sockets_are_replaced_and_registered_again() -> None:
     async def scene() -> None:
         async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(4)}) as plugins:
             await until(lambda: plugins.registered == {CORE})
@@ -264,7 +262,7 @@ def test_sockets_that_are_wiped_under_a_running_kubelet_are_served_and_registere
     play(scene())
 
 
-def test_a_plugin_that_the_kubelet_has_dropped_is_registered_again() -> None:
+def test_dropped_plugin_registers_again() -> None:
     async def scene() -> None:
         async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(1)}) as plugins:
             await until(lambda: plugins.registered == {CORE})
@@ -277,7 +275,7 @@ def test_a_plugin_that_the_kubelet_has_dropped_is_registered_again() -> None:
     play(scene())
 
 
-def test_a_registration_that_is_refused_is_tried_again_and_the_reason_is_logged_once(
+def test_refused_registration_is_retried_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scene() -> None:
@@ -292,7 +290,7 @@ def test_a_registration_that_is_refused_is_tried_again_and_the_reason_is_logged_
     assert record.data["why"].endswith("kubelet.sock: UNKNOWN: not yet")  # type: ignore[attr-defined]  # logs.py's
 
 
-def test_a_registration_that_fails_in_a_way_nobody_thought_of_is_tried_ever_more_seldom(
+def test_unexpected_registration_error_is_retried_with_backoff(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tries: list[float] = []
@@ -313,7 +311,7 @@ def test_a_registration_that_fails_in_a_way_nobody_thought_of_is_tried_ever_more
     assert "OSError: [Errno 28]" in record.data["why"]  # type: ignore[attr-defined]  # logs.py's
 
 
-def test_sockets_of_an_agent_before_us_are_removed_and_ours_when_we_end() -> None:
+def test_sockets_of_an_earlier_agent_and_own_sockets_are_removed() -> None:
     async def scene() -> None:
         async with a_kubelet() as kubelet:
             (kubelet.folder / "aliquot-gone-1.sock").touch()
@@ -330,7 +328,7 @@ def test_sockets_of_an_agent_before_us_are_removed_and_ours_when_we_end() -> Non
 # --- what the kubelet asks -------------------------------------------------------------------------------------------
 
 
-def test_each_container_of_an_allocate_call_gets_its_own_answer() -> None:
+def test_allocate_answers_each_container() -> None:
     async def scene() -> None:
         handler = FakeHandler()
         handler.answer = Allocation(
@@ -351,7 +349,7 @@ def test_each_container_of_an_allocate_call_gets_its_own_answer() -> None:
     play(scene())
 
 
-def test_containers_are_prepared_at_once_not_one_after_another() -> None:
+def test_prestart_calls_run_concurrently() -> None:
     async def scene() -> None:
         handler = FakeHandler()
         handler.gate = asyncio.Event()
@@ -366,7 +364,7 @@ def test_containers_are_prepared_at_once_not_one_after_another() -> None:
 
 
 @pytest.mark.parametrize("call", ["allocate", "prepare"])
-def test_the_text_of_a_refusal_reaches_the_kubelet_as_it_is(call: str) -> None:
+def test_refusal_text_reaches_the_kubelet_unchanged(call: str) -> None:
     async def scene() -> None:
         handler = FakeHandler()
         handler.failure = Refused("ns/pod was scheduled past us: set schedulerName")
@@ -381,9 +379,7 @@ def test_the_text_of_a_refusal_reaches_the_kubelet_as_it_is(call: str) -> None:
 
 
 @pytest.mark.parametrize("call", ["allocate", "prepare"])
-def test_a_failure_of_ours_is_said_to_be_ours_and_the_next_call_is_answered(
-    call: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_internal_error_is_reported_and_the_next_call_succeeds(call: str, caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
         handler = FakeHandler()
         handler.failure = OSError("no space left on device")

@@ -27,13 +27,13 @@ def asked(agent: FakeAgent, path: str) -> tuple[int, str, str]:
     return asyncio.run(ask())
 
 
-def test_it_is_alive_before_it_is_ready() -> None:
+def test_livez_answers_before_readyz() -> None:
     agent = FakeAgent(waits_for="the kubelet has not accepted aliyun.com/gpu-mem yet")
     assert asked(agent, "/livez")[0] == 200
     assert asked(agent, "/readyz")[::2] == (503, "the kubelet has not accepted aliyun.com/gpu-mem yet\n")
 
 
-def test_it_is_ready_when_it_waits_for_nothing() -> None:
+def test_readyz_is_ok_when_nothing_is_missing() -> None:
     assert asked(FakeAgent(), "/readyz")[::2] == (200, "ok\n")
 
 
@@ -43,12 +43,12 @@ def test_the_status_is_json() -> None:
     assert '"name":"ml/train-0"' in body
 
 
-def test_the_node_is_told_live_for_the_clusters_dashboard() -> None:
+def test_api_node_serves_the_dashboards_view() -> None:
     status, kind, body = asked(FakeAgent(), "/api/v1/node")
     assert (status, kind, msgspec.json.decode(body)["name"]) == (200, "application/json", "n1")
 
 
-def test_a_pods_series_are_labelled_with_its_namespace_and_name() -> None:
+def test_metrics_of_a_pod_have_namespace_and_name() -> None:
     status, kind, body = asked(FakeAgent(), "/metrics")
     told = body.splitlines()
     assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
@@ -65,14 +65,14 @@ def test_a_pods_series_are_labelled_with_its_namespace_and_name() -> None:
         assert _has(told, expected), expected
 
 
-def test_a_card_that_is_out_reads_0() -> None:
+def test_metrics_of_an_unhealthy_card_read_0() -> None:
     told = asked(FakeAgent(), "/metrics")[2].splitlines()
     assert 'aliquot_card_healthy{card="0",model="A30",uuid="GPU-a"} 1.0' in told
     assert 'aliquot_card_healthy{card="1",model="A30",uuid="GPU-b"} 0.0' in told
     assert 'aliquot_card_utilisation_ratio{card="0",model="A30",uuid="GPU-a"} 0.5' in told
 
 
-def test_the_agent_counts_what_the_kubelet_asked_and_how_long_it_took() -> None:
+def test_metrics_count_and_time_kubelet_calls() -> None:
     agent = FakeAgent()
     agent.calls.count("prestart", "ok", 0.25)
     agent.calls.count("prestart", "refused", 1.0)
@@ -84,7 +84,7 @@ def test_the_agent_counts_what_the_kubelet_asked_and_how_long_it_took() -> None:
     assert 'aliquot_agent_kubelet_call_seconds_sum{verb="prestart"} 1.25' in told
 
 
-def test_the_agent_tells_what_it_offers_and_whether_it_is_ready() -> None:
+def test_metrics_have_devices_and_readiness() -> None:
     told = asked(FakeAgent(waits_for="something"), "/metrics")[2].splitlines()
     assert f'aliquot_agent_devices{{resource="{RESOURCE}"}} 1.0' in told
     assert f'aliquot_agent_registered{{resource="{RESOURCE}"}} 1.0' in told
@@ -93,11 +93,11 @@ def test_the_agent_tells_what_it_offers_and_whether_it_is_ready() -> None:
     assert "aliquot_agent_ready 1.0" in asked(FakeAgent(), "/metrics")[2].splitlines()
 
 
-def test_nobody_queues_on_a_node() -> None:
+def test_metrics_have_no_queue() -> None:
     assert "aliquot_queue_length" not in asked(FakeAgent(), "/metrics")[2]
 
 
-def test_the_documents_tell_every_metric_and_no_others() -> None:
+def test_documents_list_every_metric() -> None:
     body = asked(FakeAgent(), "/metrics")[2]
     there = set(re.findall(r"^# TYPE (aliquot_\w+) ", body, re.MULTILINE))
     page = (Path(__file__).parents[3] / "docs" / "agent.md").read_text()
@@ -115,12 +115,12 @@ def _has(told: list[str], line: str) -> bool:
     return any(parts(each) == parts(line) for each in told)
 
 
-class TestThePort:
+class TestPort:
     @pytest.fixture(autouse=True)
     def _soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(http, "_RETRY", 0.01)
 
-    def test_another_programs_port_is_no_reason_not_to_serve_the_cards(self) -> None:
+    def test_port_in_use_is_retried(self) -> None:
         async def story() -> tuple[str | None, str | None, str]:
             async with AsyncExitStack() as stack:
                 other = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
@@ -139,7 +139,7 @@ class TestThePort:
         assert "another program listens on port" in before
         assert (after, said) == (None, "ok\n")
 
-    def test_an_address_that_is_not_ours_is_a_mistake(self) -> None:
+    def test_foreign_address_is_an_error(self) -> None:
         async def story() -> None:
             async with AsyncExitStack() as stack:
                 await AgentPort(FakeAgent(), address="203.0.113.1", port=9).open(stack)
@@ -147,7 +147,7 @@ class TestThePort:
         with pytest.raises(OSError, match=r"203\.0\.113\.1"):
             asyncio.run(story())
 
-    def test_port_0_is_none(self) -> None:
+    def test_port_0_is_not_bound(self) -> None:
         async def story() -> str | None:
             async with AsyncExitStack() as stack:
                 port = AgentPort(FakeAgent(), address="127.0.0.1", port=0)

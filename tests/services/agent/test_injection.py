@@ -75,28 +75,28 @@ def by_mounts(tmp_path: Path, libraries: Libraries) -> MountInjector:
     return MountInjector(tmp_path / "a", tmp_path / "t", libraries)
 
 
-class TestByCdi:
+class TestCdiInjector:
     def spec(self, cdi: CdiFolder) -> Spec:
         (only,) = cdi.specs()
         return only
 
-    def test_what_is_answered_is_a_name_and_nothing_else(self, by_cdi: CdiInjector) -> None:
+    def test_reserve_returns_only_a_device_name(self, by_cdi: CdiInjector) -> None:
         answer = by_cdi.reserve(CORE, IDS)
         assert answer.cdi == (name_of(CORE, IDS).qualified,)
         assert (answer.env, answer.mounts) == ({}, ())
 
-    def test_under_it_is_found_nothing_until_somebody_is_led(self, by_cdi: CdiInjector, cdi: CdiFolder) -> None:
+    def test_reserve_writes_no_spec(self, by_cdi: CdiInjector, cdi: CdiFolder) -> None:
         by_cdi.reserve(CORE, IDS)
         assert cdi.specs() == []
         by_cdi.inject(CORE, IDS, a_place(), a_pod())
         assert self.spec(cdi).name == name_of(CORE, IDS)
 
-    def test_the_spec_says_whose_it_is(self, by_cdi: CdiInjector, cdi: CdiFolder) -> None:
+    def test_spec_names_its_pod_and_container(self, by_cdi: CdiInjector, cdi: CdiFolder) -> None:
         by_cdi.inject(CORE, IDS, a_place(), a_pod())
         spec = self.spec(cdi)
         assert (spec.pod_uid, spec.namespace, spec.pod, spec.container) == ("u1", "ml", "pod-u1", "main")
 
-    def test_it_mounts_the_folder_read_only_and_the_page_alone_writable(
+    def test_spec_mounts_the_folder_read_only_and_the_page_writable(
         self, by_cdi: CdiInjector, cdi: CdiFolder, tmp_path: Path
     ) -> None:
         by_cdi.inject(CORE, IDS, a_place(), a_pod())
@@ -109,9 +109,7 @@ class TestByCdi:
             Mount(str(folder / "page"), "/run/aliquot/tenant/page", writable=True),
         )
 
-    def test_what_the_dialect_promised_goes_over_what_the_node_adds_and_that_over_the_driver(
-        self, by_cdi: CdiInjector, cdi: CdiFolder
-    ) -> None:
+    def test_spec_environment_precedence_is_dialect_node_driver(self, by_cdi: CdiInjector, cdi: CdiFolder) -> None:
         by_cdi.inject(CORE, IDS, a_place(env={"NVIDIA_VISIBLE_DEVICES": "GPU-0", "ALIQUOT_TENANT": "/evil"}), a_pod())
         assert self.spec(cdi).edits.env == {
             "FROM": "driver",
@@ -120,20 +118,18 @@ class TestByCdi:
             "ALIQUOT_TENANT": "/run/aliquot/tenant",
         }
 
-    def test_the_drivers_part_is_taken_over_with_the_version_that_it_takes(
-        self, by_cdi: CdiInjector, cdi: CdiFolder
-    ) -> None:
+    def test_spec_copies_the_drivers_edits_and_version(self, by_cdi: CdiInjector, cdi: CdiFolder) -> None:
         by_cdi.inject(CORE, IDS, a_place(), a_pod())
         edits = self.spec(cdi).edits
         assert (edits.devices, edits.version) == (("/dev/nvidia0",), "0.6.0")
         assert edits.extra == driver(()).extra
 
-    def test_a_name_that_is_answered_anew_leads_nowhere(self, by_cdi: CdiInjector, cdi: CdiFolder) -> None:
+    def test_reserve_again_removes_the_injection(self, by_cdi: CdiInjector, cdi: CdiFolder) -> None:
         by_cdi.inject(CORE, IDS, a_place("old"), a_pod())
         by_cdi.reserve(CORE, IDS)
         assert (cdi.specs(), by_cdi.owners()) == ([], {})
 
-    def test_who_leaves_takes_all_its_names_and_no_others(self, by_cdi: CdiInjector, cdi: CdiFolder) -> None:
+    def test_remove_deletes_all_specs_of_the_pod_and_no_others(self, by_cdi: CdiInjector, cdi: CdiFolder) -> None:
         by_cdi.inject(CORE, IDS, a_place("u1"), a_pod())
         by_cdi.inject(MEMORY, IDS, a_place("u1"), a_pod())
         by_cdi.inject(CORE, OTHERS, a_place("u2"), a_pod())
@@ -141,14 +137,14 @@ class TestByCdi:
         assert self.spec(cdi).pod_uid == "u2"
         assert by_cdi.owners() == {name_of(CORE, OTHERS).qualified: "u2"}
 
-    def test_a_name_that_is_anothers_by_now_is_not_taken(self, by_cdi: CdiInjector, cdi: CdiFolder) -> None:
+    def test_remove_keeps_a_spec_that_another_pod_has_by_now(self, by_cdi: CdiInjector, cdi: CdiFolder) -> None:
         by_cdi.inject(CORE, IDS, a_place("old"), a_pod())
         by_cdi.reserve(CORE, IDS)
         by_cdi.inject(CORE, IDS, a_place("new"), a_pod())
         by_cdi.remove("old")
         assert self.spec(cdi).pod_uid == "new"
 
-    def test_the_next_agent_knows_whose_each_is(
+    def test_owners_are_read_from_existing_specs(
         self, by_cdi: CdiInjector, cdi: CdiFolder, libraries: Libraries, tmp_path: Path
     ) -> None:
         by_cdi.inject(CORE, IDS, a_place(), a_pod())
@@ -157,7 +153,7 @@ class TestByCdi:
         another.remove("u1")
         assert cdi.specs() == []
 
-    def test_a_spec_that_somebody_removed_is_written_again(self, by_cdi: CdiInjector, cdi: CdiFolder) -> None:
+    def test_inject_rewrites_a_deleted_spec(self, by_cdi: CdiInjector, cdi: CdiFolder) -> None:
         by_cdi.inject(CORE, IDS, a_place(), a_pod())
         (cdi.path / name_of(CORE, IDS).file).unlink()
         by_cdi.inject(CORE, IDS, a_place(), a_pod())
@@ -170,14 +166,14 @@ class TestByCdi:
             injector.inject(CORE, IDS, a_place(), a_pod())
 
 
-class TestByMounts:
+class TestMountInjector:
     def link(self, answer_of: MountInjector, ids: frozenset[str] = IDS) -> Path:
         (host,) = (
             mount.host for mount in answer_of.reserve(CORE, ids).mounts if mount.container == "/run/aliquot/tenant"
         )
         return Path(host)
 
-    def test_the_answer_mounts_a_folder_that_is_not_there_yet(self, by_mounts: MountInjector, tmp_path: Path) -> None:
+    def test_reserve_mounts_a_path_that_does_not_exist_yet(self, by_mounts: MountInjector, tmp_path: Path) -> None:
         answer = by_mounts.reserve(CORE, IDS)
         link = self.link(by_mounts)
         assert link.parent == tmp_path / "a"
@@ -186,44 +182,42 @@ class TestByMounts:
         assert PRELOAD in answer.mounts
         assert answer.env == {"FROM": "driver", "TO": "libraries", "ALIQUOT_TENANT": "/run/aliquot/tenant"}
 
-    def test_it_is_a_link_to_the_tenants_folder_once_somebody_is_led(
-        self, by_mounts: MountInjector, tmp_path: Path
-    ) -> None:
+    def test_inject_links_the_tenants_folder(self, by_mounts: MountInjector, tmp_path: Path) -> None:
         link = self.link(by_mounts)
         by_mounts.inject(CORE, IDS, a_place(), a_pod(main="GPU-0"))
         assert link.readlink() == tmp_path / "t" / "u1"
 
-    def test_a_pod_without_the_webhooks_environment_is_refused_with_what_to_do(self, by_mounts: MountInjector) -> None:
+    def test_inject_refuses_a_pod_without_environment_by_annotation(self, by_mounts: MountInjector) -> None:
         with pytest.raises(Refused, match="--env-by-annotation and create the Pod again, or enable CDI"):
             by_mounts.inject(CORE, IDS, a_place(), a_pod())
         assert by_mounts.owners() == {}
 
-    def test_annotations_that_no_container_reads_are_no_environment(self, by_mounts: MountInjector) -> None:
+    def test_inject_refuses_annotations_that_no_container_reads(self, by_mounts: MountInjector) -> None:
         """The Pod was made while the webhook was away: an NVIDIA_VISIBLE_DEVICES of the image's own would hold."""
         with pytest.raises(Refused, match="--env-by-annotation"):
             by_mounts.inject(CORE, IDS, a_place(), a_pod(seen=False, main="GPU-0"))
 
-    def test_a_container_reads_its_own_and_not_its_neighbours(self, by_mounts: MountInjector) -> None:
+    def test_inject_refuses_the_environment_of_another_container(self, by_mounts: MountInjector) -> None:
         with pytest.raises(Refused, match="--env-by-annotation"):
             by_mounts.inject(CORE, IDS, a_place(env={"T9K_GPU_PERCENT": "30"}), a_pod(main="GPU-0", other="GPU-1"))
         by_mounts.inject(CORE, IDS, a_place(), a_pod(other="GPU-1", main="GPU-0"))
 
-    def test_one_that_was_promised_no_environment_needs_none(self, by_mounts: MountInjector) -> None:
+    def test_inject_without_promised_environment(self, by_mounts: MountInjector) -> None:
         by_mounts.inject(CORE, IDS, a_place(env={}), a_pod())
         assert set(by_mounts.owners().values()) == {"u1"}
 
-    def test_a_name_that_is_answered_anew_leads_nowhere(self, by_mounts: MountInjector) -> None:
+    def test_reserve_again_removes_the_injection(self, by_mounts: MountInjector) -> None:
         by_mounts.inject(CORE, IDS, a_place("old"), a_pod(main="GPU-0"))
         assert not self.link(by_mounts).is_symlink()
 
-    def test_it_is_turned_to_another_at_once(self, by_mounts: MountInjector, tmp_path: Path) -> None:
+    def test_inject_replaces_the_link_atomically(self, by_mounts: MountInjector, tmp_path: Path) -> None:
         link = self.link(by_mounts)
         for uid in ("u1", "u2"):
             by_mounts.inject(CORE, IDS, a_place(uid), a_pod(main="GPU-0"))
         assert link.readlink().name == "u2"
         assert [path.name for path in (tmp_path / "a").iterdir()] == [link.name]
 
-    def test_who_leaves_takes_all_its_links_and_no_others(self, by_mounts: MountInjector, tmp_path: Path) -> None:
+    def test_remove_deletes_all_links_of_the_pod_and_no_others(self, by_mounts: MountInjector, tmp_path: Path) -> None:
         by_mounts.inject(CORE, IDS, a_place("u1"), a_pod(main="GPU-0"))
         by_mounts.inject(MEMORY, IDS, a_place("u1"), a_pod(main="GPU-0"))
         by_mounts.inject(CORE, OTHERS, a_place("u2"), a_pod(main="GPU-0"))
@@ -232,9 +226,7 @@ class TestByMounts:
         assert set(by_mounts.owners().values()) == {"u2"}
         assert len(list((tmp_path / "a").iterdir())) == 1
 
-    def test_a_folder_that_the_runtime_made_in_the_links_place_gives_way(
-        self, by_mounts: MountInjector, tmp_path: Path
-    ) -> None:
+    def test_inject_replaces_a_folder_that_the_runtime_created(self, by_mounts: MountInjector, tmp_path: Path) -> None:
         """Runtimes make what they shall mount and do not find: containers restarted before us after a reboot."""
         for opened in (True, False):
             link = self.link(by_mounts)
@@ -244,7 +236,7 @@ class TestByMounts:
             by_mounts.inject(CORE, IDS, a_place(), a_pod(main="GPU-0"))
             assert link.readlink() == tmp_path / "t" / "u1"
 
-    def test_the_folder_of_links_may_be_taken_away(self, by_mounts: MountInjector, tmp_path: Path) -> None:
+    def test_missing_links_folder_is_created(self, by_mounts: MountInjector, tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "a")
         by_mounts.remove("u1")
         assert by_mounts.owners() == {}
@@ -252,12 +244,14 @@ class TestByMounts:
         assert set(by_mounts.owners().values()) == {"u1"}
 
 
-class TestEither:
-    def test_it_is_the_one_that_the_runtime_has(self, by_cdi: CdiInjector, by_mounts: MountInjector) -> None:
+class TestRuntimeInjector:
+    def test_runtime_injector_uses_what_the_runtime_supports(
+        self, by_cdi: CdiInjector, by_mounts: MountInjector
+    ) -> None:
         assert RuntimeInjector(by_cdi, by_mounts, has_cdi=lambda: True).reserve(CORE, IDS).cdi
         assert RuntimeInjector(by_cdi, by_mounts, has_cdi=lambda: False).reserve(CORE, IDS).mounts
 
-    def test_what_was_led_by_the_other_is_withdrawn_too(self, by_cdi: CdiInjector, by_mounts: MountInjector) -> None:
+    def test_runtime_injector_removes_from_both(self, by_cdi: CdiInjector, by_mounts: MountInjector) -> None:
         has_cdi = False
         either = RuntimeInjector(by_cdi, by_mounts, has_cdi=lambda: has_cdi)
         either.inject(CORE, IDS, a_place(), a_pod(main="GPU-0"))

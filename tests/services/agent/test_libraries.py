@@ -61,7 +61,7 @@ def installed(tmp_path: Path, nvidia: DriverFile | None = None, playing: Playing
 
 
 class TestOnRealCards:
-    def test_the_shim_and_what_names_it_are_mounted_read_only(self, source: Path, tmp_path: Path) -> None:
+    def test_shim_and_preload_file_are_mounted_read_only(self, source: Path, tmp_path: Path) -> None:
         shim, preload = installed(tmp_path).mounts
         folder = Path(shim.host).parent
         assert folder.name.startswith(f"{aliquot.__version__}-")
@@ -70,7 +70,7 @@ class TestOnRealCards:
         assert Path(preload.host).read_text() == "/usr/local/lib/aliquot/libaliquot.so\n"
         assert Path(shim.host).read_bytes() == (source / "libaliquot.so").read_bytes()
 
-    def test_another_version_stands_beside_the_one_that_running_pods_have(self, source: Path, tmp_path: Path) -> None:
+    def test_new_shim_version_is_installed_beside_the_old(self, source: Path, tmp_path: Path) -> None:
         before = installed(tmp_path).mounts[0].host
         (source / "libaliquot.so").write_bytes((source / "libaliquot.so").read_bytes() + b"newer")
         after = installed(tmp_path).mounts[0].host
@@ -78,39 +78,35 @@ class TestOnRealCards:
         assert Path(before).exists()
         assert Path(after).exists()
 
-    def test_without_nvidias_file_the_driver_is_the_runtimes_business(self, source: Path, tmp_path: Path) -> None:
+    def test_driver_edits_are_empty_without_nvidias_file(self, source: Path, tmp_path: Path) -> None:
         assert installed(tmp_path).driver(["GPU-a"]) == Edits({})
 
-    def test_with_it_it_is_what_the_file_says_of_these_cards_and_of_all(self, source: Path, tmp_path: Path) -> None:
+    def test_driver_edits_come_from_nvidias_file(self, source: Path, tmp_path: Path) -> None:
         libraries = installed(tmp_path, a_file(tmp_path, nvidias("GPU-a", "GPU-b"), wanted=True))
         extra = libraries.driver(["GPU-b"]).extra
         assert extra["deviceNodes"] == [{"path": "/dev/nvidia1"}]
         assert [mount["hostPath"] for mount in extra["mounts"]] == ["/usr/lib/libcuda.so"]
 
-    def test_a_file_that_names_cards_by_number_is_read_by_the_numbers_of_today(
-        self, source: Path, tmp_path: Path
-    ) -> None:
+    def test_driver_file_with_numbers_is_read_by_current_numbers(self, source: Path, tmp_path: Path) -> None:
         libraries = installed(tmp_path, a_file(tmp_path, nvidias("0", "1"), wanted=True))
         assert libraries.driver(["GPU-b"]).extra["deviceNodes"] == [{"path": "/dev/nvidia1"}]
 
-    def test_a_file_that_is_wanted_and_does_not_know_the_card_refuses_with_what_to_run(
-        self, source: Path, tmp_path: Path
-    ) -> None:
+    def test_required_driver_file_without_the_card_is_an_error(self, source: Path, tmp_path: Path) -> None:
         libraries = installed(tmp_path, a_file(tmp_path, nvidias("GPU-a"), wanted=True))
         with pytest.raises(DriverFileError, match="has no entry for GPU-b: run `nvidia-ctk cdi generate` again"):
             libraries.driver(["GPU-b"])
 
     @pytest.mark.parametrize("content", [nvidias("GPU-a"), {"kind": "another.com/gpu"}, None])
-    def test_one_that_nobody_asked_for_and_that_does_not_help_is_passed_over(
+    def test_optional_driver_file_without_the_card_is_ignored(
         self, source: Path, tmp_path: Path, content: object
     ) -> None:
         assert installed(tmp_path, a_file(tmp_path, content, wanted=False)).driver(["GPU-b"]) == Edits({})
 
-    def test_where_the_cards_are_not_known_yet_the_file_is_not_asked(self, source: Path, tmp_path: Path) -> None:
+    def test_driver_file_is_not_read_while_the_cards_are_unknown(self, source: Path, tmp_path: Path) -> None:
         nowhere = DriverFile(wanted=True, places=(tmp_path / "none",))
         assert installed(tmp_path, nowhere).driver([]) == Edits({})
 
-    def test_a_library_that_was_not_built_is_named(self, source: Path, tmp_path: Path) -> None:
+    def test_missing_library_is_named(self, source: Path, tmp_path: Path) -> None:
         (source / "libaliquot.so").unlink()
         with pytest.raises(ShimError, match=r"libaliquot\.so"):
             installed(tmp_path)
@@ -119,7 +115,9 @@ class TestOnRealCards:
 class TestOnSimulatedCards:
     PLAYING = Playing(1, 2, 4, 16 * 1024, "/run/aliquot/sim/sock")
 
-    def test_what_stands_in_for_the_driver_is_beside_the_shim_and_after_it(self, source: Path, tmp_path: Path) -> None:
+    def test_simulated_driver_is_installed_beside_the_shim_and_preloaded_after_it(
+        self, source: Path, tmp_path: Path
+    ) -> None:
         mounts = installed(tmp_path, playing=self.PLAYING).mounts
         assert [mount.container for mount in mounts] == [
             "/usr/local/lib/aliquot/libaliquot.so",
@@ -132,7 +130,7 @@ class TestOnSimulatedCards:
         preloaded = Path(mounts[-1].host).read_text().split()
         assert preloaded == ["/usr/local/lib/aliquot/libaliquot.so", "/usr/local/lib/aliquot/libsimrm.so"]
 
-    def test_a_container_reaches_the_player_and_sees_the_cards_it_was_given(self, source: Path, tmp_path: Path) -> None:
+    def test_simulated_container_gets_the_simulator_and_its_cards(self, source: Path, tmp_path: Path) -> None:
         edits = installed(tmp_path, playing=self.PLAYING).driver(["GPU-a", "GPU-b"])
         assert edits.env == {
             "ALIQUOT_SIMGPU": "/run/aliquot/sim/sock",
@@ -141,5 +139,5 @@ class TestOnSimulatedCards:
         }
         assert edits.mounts == (Mount("/run/aliquot/sim/sock", "/run/aliquot/sim/sock", writable=True),)
 
-    def test_where_the_cards_are_not_known_yet_none_is_hidden(self, source: Path, tmp_path: Path) -> None:
+    def test_simulated_cards_are_all_visible_while_the_cards_are_unknown(self, source: Path, tmp_path: Path) -> None:
         assert "CUDA_VISIBLE_DEVICES" not in installed(tmp_path, playing=self.PLAYING).driver([]).env

@@ -13,7 +13,7 @@ from aliquot.services.agent.live import AgentLive
 from kit.fakeagent import FakeAgent
 
 
-class PaperTrace:
+class FakeArbiter:
     """Remembers whether it is to trace; hands over what a test wrote into it."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class PaperTrace:
 
 def test_live_node_has_the_shape_of_a_machine() -> None:
     async def ask() -> Node:
-        return AgentLive(PaperTrace(), clock=lambda: 100.0).node(FakeAgent().status(), 1060.0)
+        return AgentLive(FakeArbiter(), clock=lambda: 100.0).node(FakeAgent().status(), 1060.0)
 
     node = asyncio.run(ask())
     assert (node.name, node.policy) == ("n1", "best-effort")
@@ -43,7 +43,7 @@ def test_live_node_has_the_shape_of_a_machine() -> None:
 
 def test_live_node_traces_until_requests_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_FORGET", 0.05)
-    trace = PaperTrace()
+    trace = FakeArbiter()
     live = AgentLive(trace, clock=lambda: 100.0)
 
     async def ask() -> Node:

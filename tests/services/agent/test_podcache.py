@@ -27,7 +27,7 @@ def a_pod(name: str, uid: str, phase: str = "Running") -> PodObject:
     )
 
 
-class TestWhatTheWatchTells:
+class TestWatch:
     def setup_method(self) -> None:
         self.said: list[str] = []
         self.pod_cache = PodCache(
@@ -37,35 +37,35 @@ class TestWhatTheWatchTells:
             on_running=lambda uid: self.said.append(f"{uid} runs"),
         )
 
-    def test_a_pod_is_found_by_its_name_and_by_its_uid(self) -> None:
+    def test_pod_is_found_by_name_and_uid(self) -> None:
         self.pod_cache.changed(pod := a_pod("web-0", "u1"))
         assert self.pod_cache.named("ml", "web-0") is self.pod_cache.by_uid("u1") is pod
         assert list(self.pod_cache) == [pod]
 
-    def test_nobody_is_found_of_whom_nothing_was_told(self) -> None:
+    def test_unknown_pod_is_none(self) -> None:
         assert self.pod_cache.named("ml", "web-0") is None
         assert self.pod_cache.by_uid("u1") is None
 
-    def test_one_that_is_gone_has_ended(self) -> None:
+    def test_deleted_pod_has_ended(self) -> None:
         self.pod_cache.changed(a_pod("web-0", "u1"))
         self.pod_cache.gone("ml/web-0")
         assert self.said == ["u1 runs", "u1 ended"]
         assert self.pod_cache.by_uid("u1") is None
 
     @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-    def test_one_that_has_run_to_its_end_has_ended_and_is_still_there(self, phase: str) -> None:
+    def test_finished_pod_has_ended_and_stays_cached(self, phase: str) -> None:
         self.pod_cache.changed(a_pod("job", "u1", phase))
         assert self.said == ["u1 ended"]
         assert self.pod_cache.by_uid("u1") is not None
 
-    def test_one_that_was_made_anew_has_ended_and_the_new_one_runs(self) -> None:
+    def test_replaced_pod_has_ended_and_the_new_one_runs(self) -> None:
         self.pod_cache.changed(a_pod("web-0", "u1"))
         self.pod_cache.changed(new := a_pod("web-0", "u2"))
         assert self.said == ["u1 runs", "u1 ended", "u2 runs"]
         assert self.pod_cache.named("ml", "web-0") is new
         assert self.pod_cache.by_uid("u1") is None
 
-    def test_the_end_of_one_that_was_never_told_of_is_nothing(self) -> None:
+    def test_deletion_of_an_unknown_pod_is_ignored(self) -> None:
         self.pod_cache.gone("ml/web-0")
         assert self.said == []
 
@@ -110,8 +110,8 @@ def play(scene: Scene) -> None:
     asyncio.run(asyncio.wait_for(played(), 30))
 
 
-class TestWhatIsAskedFor:
-    def test_what_was_asked_for_is_known_from_then_on(self) -> None:
+class TestFetch:
+    def test_fetched_pod_is_cached(self) -> None:
         async def scene(server: ApiServer, pods: PodCache, said: list[str]) -> None:
             server.faults.append(answer(told("web-1", "u2", server.version + 1)))
             assert (await pods.fetch("ml", "web-1")).metadata.uid == "u2"
@@ -119,7 +119,7 @@ class TestWhatIsAskedFor:
 
         play(scene)
 
-    def test_a_pod_of_another_node_is_told_and_not_kept(self) -> None:
+    def test_fetched_pod_of_another_node_is_not_cached(self) -> None:
         """The watch, which is of this node, would never tell of its end."""
 
         async def scene(server: ApiServer, pods: PodCache, said: list[str]) -> None:
@@ -129,7 +129,7 @@ class TestWhatIsAskedFor:
 
         play(scene)
 
-    def test_an_answer_that_is_newer_than_the_watch_ends_the_former_one_of_its_name(self) -> None:
+    def test_fetched_newer_pod_ends_the_former_pod(self) -> None:
         async def scene(server: ApiServer, pods: PodCache, said: list[str]) -> None:
             server.faults.append(answer(told("web-0", "u2", server.version + 1)))
             await pods.fetch("ml", "web-0")
@@ -137,7 +137,7 @@ class TestWhatIsAskedFor:
 
         play(scene)
 
-    def test_an_answer_that_is_older_than_its_end_does_not_bring_it_back(self) -> None:
+    def test_fetched_older_pod_is_not_cached_again(self) -> None:
         async def scene(server: ApiServer, pods: PodCache, said: list[str]) -> None:
             old = dict(server.items["ml/web-0"])
             old = {"metadata": dict(old["metadata"])}
@@ -149,7 +149,7 @@ class TestWhatIsAskedFor:
 
         play(scene)
 
-    def test_what_goes_wrong_is_said(self) -> None:
+    def test_fetch_raises_errors(self) -> None:
         async def scene(server: ApiServer, pods: PodCache, said: list[str]) -> None:
             server.faults.append(status(404, "NotFound", 'pods "x" not found'))
             with pytest.raises(ApiError, match="not found"):
@@ -163,7 +163,7 @@ class TestWhatIsAskedFor:
 
 
 class TestRefresh:
-    def test_what_no_watch_has_told_is_known_after_it(self) -> None:
+    def test_refresh_lists_what_the_watch_missed(self) -> None:
         async def scene(server: ApiServer, pods: PodCache, said: list[str]) -> None:
             server.remove("ml/web-0", quietly=True)
             put(server, "web-1", "u2", quietly=True)
@@ -174,7 +174,7 @@ class TestRefresh:
 
         play(scene)
 
-    def test_an_api_server_that_does_not_answer_is_not_waited_for_long(self) -> None:
+    def test_refresh_gives_up_on_a_slow_api_server(self) -> None:
         async def scene(server: ApiServer, pods: PodCache, said: list[str]) -> None:
             server.faults.append(server.late(asyncio.Event()))  # for ever
             await pods.refresh()
@@ -184,7 +184,7 @@ class TestRefresh:
         play(scene)
 
     @pytest.mark.parametrize("steps", range(4))
-    def test_one_that_is_told_to_end_as_the_answer_comes_ends(self, steps: int) -> None:
+    def test_refresh_ends_when_cancelled_as_the_answer_comes(self, steps: int) -> None:
         async def act() -> None:
             answered = asyncio.Event()
             pods = PodCache(Api().kube, "n1", on_ended=lambda uid: None, on_running=lambda uid: None)
@@ -200,5 +200,5 @@ class TestRefresh:
 
         asyncio.run(act())
 
-    def test_without_a_reflector_there_is_nothing_to_refresh(self) -> None:
+    def test_refresh_without_reflector_does_nothing(self) -> None:
         asyncio.run(PodCache(Api().kube, "n1", on_ended=lambda uid: None, on_running=lambda uid: None).refresh())

@@ -101,24 +101,24 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     made.store.close()
 
 
-class TestTakenIn:
-    def test_it_is_in_the_database_before_it_has_a_folder(self, scene: Scene) -> None:
+class TestAdmit:
+    def test_admit_writes_the_database_before_the_folder(self, scene: Scene) -> None:
         scene.tenants.admit(a_tenancy())
         assert scene.events == ["add in the database", "add u1"]
 
-    def test_the_arbiter_holds_it_to_what_it_was_granted_whoever_its_user_is(self, scene: Scene) -> None:
+    def test_admit_passes_the_grant_to_the_arbiter_for_any_user(self, scene: Scene) -> None:
         scene.tenants.admit(a_tenancy(app_class=AppClass.ONLINE))
         allotment = Allotment("GPU-0", 4 << 30, 200)
         assert scene.arbiter.tenants["u1"] == Tenant("u1", "ml/pod-u1", AppClass.ONLINE, (allotment,), uid=None)
 
-    def test_saying_it_twice_writes_nothing_and_looks_after_its_folder(self, scene: Scene) -> None:
+    def test_admit_twice_writes_nothing_and_checks_the_folder(self, scene: Scene) -> None:
         scene.tenants.admit(a_tenancy())
         scene.events.clear()
         scene.tenants.admit(replace(a_tenancy(), created=6.0))
         assert scene.events == ["add u1"]
         assert scene.tenants.tenancies["u1"].created == 5.0
 
-    def test_a_database_that_cannot_be_written_lets_nobody_in(
+    def test_admit_fails_when_the_database_cannot_be_written(
         self, scene: Scene, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(PodStore, "add", _full)
@@ -126,19 +126,19 @@ class TestTakenIn:
             scene.tenants.admit(a_tenancy())
         assert (scene.tenants.tenancies, scene.arbiter.tenants) == ({}, {})
 
-    def test_a_folder_that_cannot_be_made_is_told_with_its_path(self, scene: Scene) -> None:
+    def test_admit_names_a_folder_that_cannot_be_created(self, scene: Scene) -> None:
         scene.arbiter.fails = OSError(28, "No space left on device")
         with pytest.raises(AdmissionError, match=f"{scene.folder}/t/u1: .*No space left"):
             scene.tenants.admit(a_tenancy())
 
-    def test_what_it_was_granted_anew_is_written_before_the_old_is_taken_away(self, scene: Scene) -> None:
+    def test_admit_writes_a_changed_grant_before_it_removes_the_old(self, scene: Scene) -> None:
         scene.tenants.admit(a_tenancy())
         scene.events.clear()
         scene.tenants.admit(a_tenancy("u1", replace(SHARE, memory_mib=8 * GIB)))
         assert scene.events == ["add in the database", "remove u1", "add u1"]
         assert scene.arbiter.tenants["u1"].allotments[0].memory_bytes == 8 << 30
 
-    def test_but_not_while_a_process_of_it_has_the_old(self, scene: Scene) -> None:
+    def test_admit_refuses_a_changed_grant_while_a_process_runs(self, scene: Scene) -> None:
         scene.tenants.admit(a_tenancy())
         scene.arbiter.living.add("u1")
         scene.events.clear()
@@ -146,14 +146,14 @@ class TestTakenIn:
             scene.tenants.admit(a_tenancy("u1", replace(SHARE, uuid="GPU-1")))
         assert scene.events == []
 
-    def test_another_number_for_its_card_is_written_and_takes_nothing_away(self, scene: Scene) -> None:
+    def test_admit_writes_a_renumbered_card_and_removes_nothing(self, scene: Scene) -> None:
         scene.tenants.admit(a_tenancy())
         scene.arbiter.living.add("u1")
         scene.events.clear()
         scene.tenants.admit(a_tenancy("u1", replace(SHARE, card=3)))
         assert scene.events == ["add in the database", "add u1"]
 
-    def test_one_that_was_leaving_stays(self, scene: Scene) -> None:
+    def test_admit_of_an_ended_pod_keeps_it(self, scene: Scene) -> None:
         scene.tenants.admit(a_tenancy())
         scene.tenants.mark_ended("u1")
         scene.tenants.admit(a_tenancy())
@@ -161,15 +161,15 @@ class TestTakenIn:
         assert "u1" in scene.tenants.tenancies
 
 
-class TestTakenUp:
-    def test_all_that_the_database_knows_are_with_the_arbiter_again(self, scene: Scene) -> None:
+class TestRestore:
+    def test_restore_adds_all_tenants_of_the_database_to_the_arbiter(self, scene: Scene) -> None:
         scene.tenants.admit(a_tenancy("u1"))
         scene.tenants.admit(a_tenancy("u2"))
         scene.arbiter.tenants.clear()
         assert scene.another().restore() == 2
         assert set(scene.arbiter.tenants) == set(scene.tenants.tenancies) == {"u1", "u2"}
 
-    def test_one_whose_folder_cannot_be_used_stays_accounted(
+    def test_restore_keeps_a_tenant_whose_folder_is_unusable(
         self, scene: Scene, caplog: pytest.LogCaptureFixture
     ) -> None:
         scene.tenants.admit(a_tenancy())
@@ -178,28 +178,28 @@ class TestTakenUp:
         assert set(scene.tenants.tenancies) == {"u1"}
         assert "tenant_not_restored" in caplog.text
 
-    def test_folders_that_nobody_is_known_for_are_left_behind(self, scene: Scene) -> None:
+    def test_unknown_folders_have_no_tenant(self, scene: Scene) -> None:
         scene.tenants.admit(a_tenancy())
         (scene.folder / "t" / "u9").mkdir()
         (scene.folder / "t" / "a-file").touch()
         assert scene.tenants.unknown_folders() == {"u9"}
 
     @pytest.mark.parametrize("uid", ["", ".", "..", "../t", "a/b"])
-    def test_what_is_no_uid_takes_nobodys_folder_along(self, scene: Scene, uid: str) -> None:
+    def test_discard_ignores_what_is_no_uid(self, scene: Scene, uid: str) -> None:
         scene.tenants.admit(a_tenancy("u1"))
         scene.tenants.discard(uid)
         assert (scene.folder / "t/u1").is_dir()
         assert (scene.folder / "state.db").exists()
 
-    def test_they_are_discarded_after_what_leads_there(self, scene: Scene) -> None:
+    def test_discard_removes_injections_before_the_folder(self, scene: Scene) -> None:
         (scene.folder / "t" / "u9").mkdir()
         scene.tenants.discard("u9")
         assert scene.events == ["remove injections of u9"]
         assert not (scene.folder / "t" / "u9").exists()
 
 
-class TestLetGo:
-    def test_first_what_leads_there_then_its_folder_then_the_database(self, scene: Scene) -> None:
+class TestRelease:
+    def test_release_removes_injections_then_folder_then_database(self, scene: Scene) -> None:
         scene.tenants.admit(a_tenancy())
         scene.events.clear()
         scene.tenants.mark_ended("u1")
@@ -207,12 +207,12 @@ class TestLetGo:
         assert scene.events == ["remove injections of u1", "remove u1", "remove in the database"]
         assert (scene.tenants.tenancies, scene.store.tenancies()) == ({}, [])
 
-    def test_not_before_the_next_sweep(self, scene: Scene) -> None:
+    def test_release_waits_for_the_next_sweep(self, scene: Scene) -> None:
         scene.tenants.admit(a_tenancy())
         scene.tenants.mark_ended("u1")
         assert set(scene.tenants.tenancies) == {"u1"}
 
-    def test_not_while_a_process_of_it_lives(self, scene: Scene) -> None:
+    def test_release_waits_for_the_last_process(self, scene: Scene) -> None:
         scene.tenants.admit(a_tenancy())
         scene.arbiter.living.add("u1")
         scene.tenants.mark_ended("u1")
@@ -222,26 +222,26 @@ class TestLetGo:
         scene.tenants.sweep()
         assert (scene.tenants.tenancies, scene.tenants.ended) == ({}, frozenset())
 
-    def test_one_that_has_not_ended_after_all_stays(self, scene: Scene) -> None:
+    def test_running_pod_is_not_released(self, scene: Scene) -> None:
         scene.tenants.admit(a_tenancy())
         scene.tenants.mark_ended("u1")
         scene.tenants.mark_running("u1")
         scene.tenants.sweep()
         assert set(scene.tenants.tenancies) == {"u1"}
 
-    def test_one_that_we_never_knew_is_nothing_to_us(self, scene: Scene) -> None:
+    def test_end_of_an_unknown_pod_is_ignored(self, scene: Scene) -> None:
         scene.tenants.mark_ended("u9")
         scene.tenants.sweep()
         assert scene.events == []
 
-    def test_but_a_folder_that_it_left_goes_with_it(self, scene: Scene) -> None:
+    def test_end_of_an_unknown_pod_removes_its_folder(self, scene: Scene) -> None:
         (scene.folder / "t" / "u9").mkdir()
         scene.tenants.mark_ended("u9")
         assert scene.tenants.ended == frozenset()
         scene.tenants.sweep()
         assert not (scene.folder / "t" / "u9").exists()
 
-    def test_one_that_lingers_is_told_of_once_after_a_minute(self, scene: Scene) -> None:
+    def test_lingering_pod_is_returned_once_after_a_minute(self, scene: Scene) -> None:
         scene.tenants.admit(a_tenancy())
         scene.arbiter.living.add("u1")
         scene.tenants.mark_ended("u1")
@@ -252,7 +252,7 @@ class TestLetGo:
         assert told == [[], [], ["u1"], []]
 
     @pytest.mark.parametrize("error", [CdiError("read-only"), OSError(30, "Read-only file system")])
-    def test_one_that_cannot_be_let_go_is_tried_again_and_holds_up_nobody(
+    def test_failed_release_is_retried_and_does_not_delay_others(
         self, scene: Scene, error: Exception, caplog: pytest.LogCaptureFixture
     ) -> None:
         scene.tenants.admit(a_tenancy("u1"))
@@ -265,7 +265,7 @@ class TestLetGo:
         scene.tenants.sweep()
         assert scene.tenants.tenancies == {}
 
-    def test_a_full_disk_keeps_it_accounted_until_it_is_forgotten(
+    def test_release_on_a_full_disk_keeps_the_tenant_until_it_is_deleted(
         self, scene: Scene, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         scene.tenants.admit(a_tenancy("u1"))
@@ -280,7 +280,7 @@ class TestLetGo:
 
 
 class TestWithARealArbiter:
-    def test_a_pod_has_a_page_and_a_door_for_any_user_and_then_nothing(self, tmp_path: Path) -> None:
+    def test_pod_has_a_page_and_a_socket_for_any_user_until_release(self, tmp_path: Path) -> None:
         nvml: Any = Nvml()
         arbiter = Arbiterd([Card(0, 16 * GIB, "GPU-0")], rules=SharingRules(), nvml=nvml, simulated=True)
         arbiter.start()
@@ -324,7 +324,7 @@ def grants(draw: st.DrawFn) -> Grant:
 
 
 @given(grants())
-def test_what_it_holds_of_each_card_is_the_most_it_uses_there_at_once(grant: Grant) -> None:
+def test_shares_of_have_the_most_used_at_once(grant: Grant) -> None:
     held = shares_of(grant, {})
     assert {share.card: _amounts(share.usage()) for share in held} == {
         card: _amounts(usage) for card, usage in grant.usage().items()
@@ -336,14 +336,14 @@ def _amounts(usage: Usage) -> tuple[int, int, int, bool]:
 
 
 @given(grants())
-def test_it_has_a_quota_of_a_card_exactly_where_a_container_asked_for_one(grant: Grant) -> None:
+def test_shares_of_have_a_quota_only_if_a_container_requested_one(grant: Grant) -> None:
     for held in shares_of(grant, {}):
         here = [share for container in grant.containers for share in container.shares if share.card == held.card]
         assert (held.core_milli is None) == all(share.core_milli is None for share in here)
         assert (held.greedy_milli is None) == all(share.greedy_milli is None for share in here)
 
 
-def test_cards_have_the_name_they_were_granted_by_else_the_one_of_their_number() -> None:
+def test_shares_of_have_the_granted_uuid_or_that_of_the_number() -> None:
     grant = Grant("u1", "n1", (ContainerGrant("a", 0, Role.MAIN, (SHARE, Share(1, 5))),))
     assert [share.uuid for share in shares_of(grant, {0: "another", 1: "GPU-1"})] == ["GPU-0", "GPU-1"]
 

@@ -13,7 +13,7 @@ from aliquot.model.claim import AppClass
 from aliquot.model.tenant import Allotment, Tenant
 from aliquot.services.daemon.memory import collect_garbage
 from aliquot.services.scheduler.cluster import Cluster
-from kit.agentnode import House, a_qgpu_pod
+from kit.agentnode import AgentNode, a_qgpu_pod
 from kit.arbiterd import UUIDS, Rig, until
 from kit.leaks import keepers
 from kit.watchobjects import SHARED, as_pod, bound_json, claim_of, live_node, pod_json
@@ -26,19 +26,19 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     made.end()
 
 
-def test_the_agent_keeps_nothing_of_a_pod_that_is_gone(house: House) -> None:
-    around = (house, house.kubelet, house.api)
+def test_the_agent_keeps_nothing_of_a_pod_that_is_gone(agent_node: AgentNode) -> None:
+    around = (agent_node, agent_node.kubelet, agent_node.api)
     for name in ("first", "leaver"):  # the first of a kind is kept as what its kind looks like
-        house.run(pod := a_qgpu_pod(name))
-        assert keepers(house.agent, pod["metadata"]["uid"], beside=around), "while it runs it is known"
-        house.deleted(pod)
-        house.agent.reporter._annotations.clear()  # those are written by a part that does not run here
+        agent_node.run(pod := a_qgpu_pod(name))
+        assert keepers(agent_node.agent, pod["metadata"]["uid"], beside=around), "while it runs it is known"
+        agent_node.deleted(pod)
+        agent_node.agent.reporter._annotations.clear()  # those are written by a part that does not run here
     gc.collect()
-    assert keepers(house.agent, pod["metadata"]["uid"], beside=around) == []
+    assert keepers(agent_node.agent, pod["metadata"]["uid"], beside=around) == []
 
 
-def test_the_agent_collects_garbage_as_long_as_it_runs(house: House) -> None:
-    assert collect_garbage in [work.func for work in house.agent._works() if isinstance(work, partial)]
+def test_the_agent_collects_garbage_as_long_as_it_runs(agent_node: AgentNode) -> None:
+    assert collect_garbage in [work.func for work in agent_node.agent._works() if isinstance(work, partial)]
 
 
 def test_arbiterd_keeps_nothing_of_a_tenant_that_is_gone(rig: Rig) -> None:
