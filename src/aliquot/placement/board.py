@@ -1,9 +1,9 @@
 """The whole cluster as numpy columns, so that a decision over 40,000 cards is a few vector operations.
 
-A row is a node, a slot is a card's index on it. The `room_*` columns hold what is still free, with everything that
-closes a card (sick, gone, on a node that is gone or taken whole) already folded in as -1: "does it fit" is then one
-comparison per dimension. They are signed on purpose: what runs on a card that shrank or fell sick stays accounted, and
-room simply goes below zero instead of wrapping around.
+A row is a node, a slot is a card's index on it. The `room_*` columns hold what is still free. A closed card (unhealthy,
+missing, on a node that is gone or taken whole) already counts as -1 there: "does it fit" is then one comparison per
+dimension. They are signed on purpose: what runs on a card that shrank or became unhealthy stays booked, and room simply
+goes below zero instead of wrapping around.
 
 Rows are kept as long as anything is booked on them, even when the node is gone: nothing booked is ever forgotten
 because a node blinked.
@@ -27,7 +27,7 @@ Ints = npt.NDArray[np.signedinteger[Any]]
 Floats = npt.NDArray[np.floating[Any]]
 Bools = npt.NDArray[np.bool_]
 
-UNLIMITED = 1 << 30  # more slices, MiB or milli-CPU than anything has. Larger numbers are lies, and count as this much
+UNLIMITED = 1 << 30  # more slices, MiB or milli-CPU than anything has; larger numbers are false and count as this much
 CLOSED = -1  # the room of a card that takes nothing
 
 _NO_COLUMNS = (np.zeros(0, int), np.zeros(0, bool), np.zeros(0, int), np.zeros(0, int))
@@ -84,7 +84,7 @@ class Occupant:
 
 
 class Board:
-    """See the head of the file. Mutated only through its methods; read freely by column."""
+    """The board. Changed only through its methods; read freely by column."""
 
     # per card [row, slot]: what there is ...
     memory: Ints  # MiB; 0: no such card
@@ -143,7 +143,7 @@ class Board:
     # --- nodes -----------------------------------------------------------------------------------------------
 
     def set_node(self, node: Node) -> int:
-        """Add the node, or take in what changed about it; what is booked there stays booked. Returns its row."""
+        """Add or update the node; bookings on it stay. Returns its row."""
         row = self._row(node.name)
         known = self.nodes[row]
         if known is None or known.cards != node.cards:
@@ -163,7 +163,7 @@ class Board:
         return row
 
     def _set_cards(self, row: int, cards: tuple[Card, ...]) -> None:
-        """One write per column, and nodes whose cards were read as one are written as one: many nodes are alike."""
+        """One write per column. Nodes that share one tuple of cards share the columns: many nodes are alike."""
         last, columns = self._last_cards
         if last is not cards or len(columns[0]) != self.width:
             columns = self._columns_of(row, cards)
@@ -183,7 +183,7 @@ class Board:
         return np.array(memory), np.array(healthy), np.array(slices), np.array(models)
 
     def drop_node(self, name: str) -> None:
-        """The node is gone. Its row takes no more claims, and is used again once nothing is booked on it."""
+        """The node is gone. Its row accepts no more claims, and is reused once nothing is booked on it."""
         row = self.row_of.get(name)
         if row is None:
             return
@@ -219,7 +219,7 @@ class Board:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Many changes at once, as when a cluster is loaded: what is left on each row is worked out once, at the end.
+        """Batch many changes, as when a cluster is loaded: the room of each row is computed once, at the end.
 
         Inside, the `room_*` columns are not to be read.
         """
@@ -235,7 +235,7 @@ class Board:
     # --- what is on them -------------------------------------------------------------------------------------
 
     def take(self, name: str, occupant: Occupant) -> None:
-        """Book a Pod on a node, known to us or not yet. No questions: whether it fits is decided elsewhere."""
+        """Book a Pod on a node, known or not yet known. Does not check whether it fits."""
         row = self._row(name)
         self._booked[row] += 1
         self._change(row, occupant, 1)
@@ -292,7 +292,7 @@ class Board:
                 del self.replicas[owner]
 
     def _refresh(self, row: int) -> None:
-        """Work out what is left on the row, and write down that it changed.
+        """Compute what is left on the row, and record that it changed.
 
         In plain numbers: on the few cards of one node they are faster than numpy.
         """
@@ -301,8 +301,8 @@ class Board:
             return
         usable = bool(self.present[row]) and not self.taken[row]
         rooms = [
-            self._room(usable and healthy, *each)
-            for healthy, *each in zip(
+            self._room(usable and healthy, *columns)
+            for healthy, *columns in zip(
                 self.healthy[row].tolist(),
                 self.memory[row].tolist(),
                 self.used_memory[row].tolist(),
@@ -330,7 +330,7 @@ class Board:
         self.changed[row] = self.clock
 
     def _refresh_all(self, rows: Ints) -> None:
-        """The same for many rows at once, where numpy is faster. tests/placement holds the two to each other."""
+        """The same for many rows at once, where numpy is faster. tests/placement compares the two."""
         usable = self.present[rows] & (self.taken[rows] == 0)
         memory, exclusive = self.memory[rows], self.exclusive[rows] > 0
         is_open = usable[:, None] & self.healthy[rows] & (memory > 0)

@@ -1,4 +1,4 @@
-"""Who holds what: assume, confirm, forget. Keyed by Pod UID, so that saying a thing twice changes nothing.
+"""Who holds what: assume, confirm, forget. Keyed by Pod UID, so that every call is idempotent.
 
     assume   we decided, the API server has not said so yet; refused when the cards are no longer free. The caller
              gives up assumptions whose deadline has passed
@@ -65,11 +65,11 @@ class Ledger:
         return self._bookings.get(uid)
 
     def on(self, node: str) -> Iterable[Booking]:
-        """Those of one node, in the order they came."""
+        """The bookings on one node, in order."""
         return self._by_node.get(node, {}).values()
 
     def assume(self, claim: Claim, grant: Grant, deadline: float) -> Booking | list[Refusal]:
-        """Hold the grant until the deadline. The Pod's present booking is answered when there is one."""
+        """Hold the grant until the deadline. Returns the Pod's present booking if it has one."""
         present = self._bookings.get(claim.uid)
         if present is not None:
             return present
@@ -80,7 +80,7 @@ class Ledger:
         return self._enter(Booking(claim.uid, grant.node, occupant, deadline))
 
     def confirm(self, uid: str, node: str, occupant: Occupant) -> Booking:
-        """The Pod is there, says the API server; replaces whatever was booked for it."""
+        """The API server has the Pod there; replaces whatever was booked for it."""
         present = self._bookings.get(uid)
         booking = Booking(uid, node, occupant)
         if present is not None and present.node == node and present.occupant == occupant:
@@ -133,7 +133,7 @@ class Ledger:
         return booking
 
     def _no_room(self, node: str, occupant: Occupant, *, limited: bool) -> list[Refusal]:
-        """Why the occupant cannot be added: the last look before the cards are held."""
+        """Why the occupant cannot be added: the last check before the cards are held."""
         board = self.board
         row = board.row_of.get(node)
         if row is None or not board.present[row]:

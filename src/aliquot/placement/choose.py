@@ -39,7 +39,7 @@ class _Kept:
     cards: Ints  # the card each row would take first
     clock: int
     version: int
-    why: Ints | None = None  # by row, the verdict's code; FITS where it fits. Worked out when somebody asks
+    why: Ints | None = None  # by row, the verdict's code; FITS where it fits. Computed on demand
     why_clock: int = -1
 
 
@@ -84,12 +84,12 @@ class Chooser:
             return rows
         patience = Patience()
         seated = np.array([self.seat(claim, int(row), patience) is not None for row in rows], bool)
-        if patience.left:  # otherwise some were given up, not found wanting
+        if patience.left:  # otherwise the search gave up on some
             kept.scores[rows[~seated]] = np.inf
         return rows[seated]
 
     def first_fitting(self, claim: Claim, among: Ints, most: int) -> Ints:
-        """Of those rows the best so many that the claim fits, looked at one by one and no further than that."""
+        """The best `count` of those rows that the claim fits; examines no more rows than needed."""
         demand = self._demand(claim)
         kept = self._scores(demand)
         scores = self._with_distance(claim, demand, kept.scores)
@@ -101,7 +101,7 @@ class Chooser:
                 break
             if self.seat(claim, row, patience) is not None:
                 found.append(row)
-            elif patience.left:  # otherwise it was given up, not found wanting
+            elif patience.left:  # otherwise the search gave up
                 kept.scores[row] = np.inf
         return np.array(found, np.int64)
 
@@ -150,14 +150,14 @@ class Chooser:
         ]
         return found if demand.exact else found + self._unseated(claim, rows, {refusal.node for refusal in found})
 
-    def _unseated(self, claim: Claim, rows: Ints, told: set[str]) -> list[Refusal]:
-        """Of the nodes not told of yet, those whose cards do for each container but not for all of them together."""
+    def _unseated(self, claim: Claim, rows: Ints, reported: set[str]) -> list[Refusal]:
+        """Of the nodes not reported yet, those whose cards fit each container but not all of them together."""
         patience, when_empty = Patience(), Patience()
         never: dict[tuple[Card, ...], bool] = {}  # most nodes of a cluster have the same cards
         found = []
         for row in rows.tolist():
             node = self.board.nodes[row]
-            if node is None or node.name in told or self.seat(claim, row, patience) is not None:
+            if node is None or node.name in reported or self.seat(claim, row, patience) is not None:
                 continue
             bare = tuple(replace(card, healthy=True, uuid="") for card in node.cards)
             if bare not in never:
@@ -199,7 +199,7 @@ class Chooser:
         return kept
 
     def _distant(self, claim: Claim, demand: Demand) -> Mapping[tuple[int, int], int]:
-        """Where the replicas are that this one should keep away from, and how many."""
+        """Where the other replicas of its owner are, and how many, if the policy keeps them apart."""
         if claim.owner is None or not self.policy.apart(demand):
             return {}
         return self.board.replicas.get(claim.owner, {})
@@ -211,7 +211,7 @@ class Chooser:
         return self._latest[1]
 
     def _with_distance(self, claim: Claim, demand: Demand, scores: Floats) -> Floats:
-        """The scores with the owner's other replicas pushed away; a copy when there are any."""
+        """The scores, with a penalty near the owner's other replicas; a copy if there are any."""
         places = self._distant(claim, demand)
         if not places:
             return scores

@@ -1,7 +1,7 @@
-"""What Pods hold of one node's cards, against what the cards have: the agent's last look before a container starts.
+"""Whether Pods would exceed the cards of one node: the agent's last check before a container starts.
 
-The scheduler books; this only catches what went past it, two schedulers that know nothing of each other say. Plain
-numbers, no board: an agent does without numpy.
+The scheduler books; this only catches what bypassed it, for example two schedulers that do not know each other. Plain
+numbers, no board: the agent does not load numpy.
 """
 
 from __future__ import annotations

@@ -84,19 +84,19 @@ def _parts(claim: Claim, tenants: int) -> tuple[Part, ...]:
         return (Part(asking[0].slice, asking[0].count or 0, tenants),)
     if claim.together:
         return (_stacked(asking, tenants),)
-    if asking and all(each.slice == asking[0].slice and each.slice.exclusive for each in asking):
-        cards = peak((each.role, Usage(slices=each.count or 0)) for each in asking).slices
+    if asking and all(container.slice == asking[0].slice and container.slice.exclusive for container in asking):
+        cards = peak((container.role, Usage(slices=container.count or 0)) for container in asking).slices
         return (Part(asking[0].slice, cards, tenants),)
-    return tuple(Part(each.slice, each.count or 0, tenants, each.role) for each in asking)
+    return tuple(Part(container.slice, container.count or 0, tenants, container.role) for container in asking)
 
 
 def _stacked(asking: tuple[ContainerClaim, ...], tenants: int) -> Part:
     """All containers on the same cards: as much of each card as they use at once."""
 
     def most(amount: Callable[[Slice], int | None]) -> int | None:
-        if all(amount(each.slice) is None for each in asking):
+        if all(amount(container.slice) is None for container in asking):
             return None
-        return peak((each.role, Usage(slices=amount(each.slice) or 0)) for each in asking).slices
+        return peak((container.role, Usage(slices=amount(container.slice) or 0)) for container in asking).slices
 
     return Part(
         Slice(
@@ -104,10 +104,10 @@ def _stacked(asking: tuple[ContainerClaim, ...], tenants: int) -> Part:
             memory_percent=most(lambda part: part.memory_percent) or 0,
             core_milli=most(lambda part: part.core_milli),
             greedy_milli=most(lambda part: part.greedy_milli),
-            exclusive=any(each.slice.exclusive for each in asking),
+            exclusive=any(container.slice.exclusive for container in asking),
         ),
-        max(each.count or 0 for each in asking),
-        tenants * peak((each.role, Usage(slices=1)) for each in asking).slices,
+        max(container.count or 0 for container in asking),
+        tenants * peak((container.role, Usage(slices=1)) for container in asking).slices,
     )
 
 

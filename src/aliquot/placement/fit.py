@@ -1,7 +1,7 @@
 """Which nodes and cards would do, and every reason why the others would not.
 
 `fits` is the fast answer for a decision; `shortages` is the slow one for a person; `short_of` is the answer for one
-card, where a search or a booking looks at it. They must agree (tests/placement/test_fit.py holds them to it): a node
+card, where a search or a booking looks at it. They must agree (tests/placement/test_fit.py checks it): a node
 has a shortage exactly when the claim does not fit it.
 """
 
@@ -43,7 +43,7 @@ def _room_in_all(board: Board, demand: Demand, rows: Ints | slice) -> Bools:
 
 
 def fitting_nodes(board: Board, demand: Demand, rows: Ints | slice) -> Bools:
-    """Leaving cards aside: does the node serve this way of use, and have its CPU, memory and quiet?"""
+    """Apart from cards: does the node have the offer, the CPU, the memory, and no Pods if a whole node is wanted?"""
     nodes = (board.offers[rows] & offer_bit(demand.offer)) != 0
     nodes &= board.present[rows]
     nodes &= board.taken[rows] == 0
@@ -129,15 +129,16 @@ def shortages(board: Board, demand: Demand, rows: Ints) -> list[Shortage]:
 
 
 def _once(found: list[Shortage]) -> Iterator[Shortage]:
-    """What several parts say of the same place is told once."""
-    told: set[tuple[Reason, int, int, int]] = set()
-    for each in found:
-        slots = [-1] * len(each.rows) if each.slots is None else each.slots.tolist()
-        places = [(each.reason, *place) for place in zip(each.rows.tolist(), slots, each.wanted.tolist(), strict=True)]
-        new = np.array([place not in told for place in places], bool)
-        told.update(places)
-        at = None if each.slots is None else each.slots[new]
-        yield Shortage(each.reason, each.rows[new], at, each.wanted[new], each.had[new], each.never[new])
+    """Drop shortages that several parts report for the same place."""
+    reported: set[tuple[Reason, int, int, int]] = set()
+    for shortage in found:
+        rows, wanted = shortage.rows, shortage.wanted
+        slots = [-1] * len(rows) if shortage.slots is None else shortage.slots.tolist()
+        places = [(shortage.reason, *place) for place in zip(rows.tolist(), slots, wanted.tolist(), strict=True)]
+        new = np.array([place not in reported for place in places], bool)
+        reported.update(places)
+        at = None if shortage.slots is None else shortage.slots[new]
+        yield Shortage(shortage.reason, rows[new], at, wanted[new], shortage.had[new], shortage.never[new])
 
 
 def _about_nodes(board: Board, demand: Demand, rows: Ints) -> Iterator[Shortage]:
@@ -191,7 +192,7 @@ def _about_cards(board: Board, part: Part, models: frozenset[str] | None, rows: 
     healthy = board.healthy[rows]
     yield short(Reason.HEALTH, there & free & ~healthy, 1, 0, ~could)
     yield short(Reason.MODEL, there & free & ~right, 1, 0, True)
-    # Exclusively held, or shared where it is wanted exclusively: what else it lacks is then beside the point.
+    # Held exclusively, or shared but wanted exclusively: what else the card lacks does not matter then.
     others = board.used_slices[rows] if part.slice.exclusive else board.exclusive[rows]
     asked = there & free & right & healthy
     yield short(Reason.EXCLUSIVE, asked & (others > 0), 0, others, ~could)

@@ -69,8 +69,8 @@ def grant_on(board: Board, row: int, claim: Claim, chosen: Sequence[Sequence[int
         claim.uid,
         board.names[row],
         tuple(
-            ContainerGrant(each.name, each.index, each.role, _shares(board, row, each.slice, cards))
-            for each, cards in zip(claim.containers, chosen, strict=True)
+            ContainerGrant(container.name, container.index, container.role, _shares(board, row, container.slice, cards))
+            for container, cards in zip(claim.containers, chosen, strict=True)
         ),
         claim.whole_node,
     )
@@ -95,7 +95,7 @@ def _shares(board: Board, row: int, part: Slice, cards: Sequence[int]) -> tuple[
 def _search(
     board: Board, row: int, claim: Claim, demand: Demand, ranking: Sequence[int], patience: Patience
 ) -> list[list[int]] | None:
-    """The cards of each container, found by trying; None when there is no way."""
+    """The cards of each container, found by search; None if there is no solution."""
     order = sorted(range(len(claim.containers)), key=lambda place: _hardness(board, row, claim.containers[place]))
     limited = claim.offer in LIMITED_SHARING
     choices = [_choices(board, row, claim.containers[place], demand, ranking, limited) for place in order]
@@ -136,9 +136,10 @@ def _choices(
     return [slot for slot in ranking if fitting[slot]]
 
 
-def _interchangeable(one: ContainerClaim, other: ContainerClaim) -> bool:
-    """Init containers and sidecars are not: they meet others of their Pod in turn."""
-    return one.role is other.role is Role.MAIN and one.slice == other.slice and one.count == other.count
+def _interchangeable(first: ContainerClaim, second: ContainerClaim) -> bool:
+    """Whether swapping the containers changes nothing. False for init containers and sidecars: they run at other times."""
+    same = first.slice == second.slice and first.count == second.count
+    return same and first.role is second.role is Role.MAIN
 
 
 def _options(

@@ -1,7 +1,7 @@
-"""The one reason that keeps a claim from each node, as a small number per row: what kube-scheduler is told.
+"""The one reason that keeps a claim from each node, as a small number per row, for the answer to kube-scheduler.
 
-kube-scheduler counts equal reasons ("0/5000 nodes are available: 4990 ..."), so each node gives the one that decides,
-without figures of its own. `fit.shortages` knows them all; here the deciding one is picked, for all rows at once.
+kube-scheduler counts equal reasons ("0/5000 nodes are available: 4990 ..."), so each node gives the deciding one,
+without numbers. `fit.shortages` has them all; this module picks the deciding one, for all rows at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FITS = -1
 _REASONS = tuple(Reason)
 _CODE = {reason: at for at, reason in enumerate(_REASONS)}
 
-# What is said about the node itself decides over anything its cards say; how many cards would do, over what each lacks.
+# Reasons about the node come before those about its cards; the number of cards that fit before what each card lacks.
 _NODE_WEIGHT, _CARDS_WEIGHT = 10_000, 1_000
 
 
@@ -35,7 +35,7 @@ TOGETHER_NOT = code_of(Reason.CONTAINERS, never=False)
 
 
 def verdicts(board: Board, demand: Demand, rows: Ints) -> Ints:
-    """Per row the code of the reason that decides; FITS where none does. A row without a node has none to give."""
+    """Per row the code of the deciding reason; FITS if there is none. A row without a node has none."""
     decided = np.full(len(rows), FITS)
     nodes, _ = fits(board, demand, rows)
     short = np.flatnonzero(~nodes & board.present[rows])

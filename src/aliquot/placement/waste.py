@@ -2,7 +2,7 @@
 
 Weng et al.'s measure ("Beware of Fragmentation", ATC'23), over the whole board: for each node and kind of Pod, all that
 is free there when the Pod does not fit, else the cards too small for it; weighted by how often the kind is seen. Only
-rows that changed are worked out again.
+rows that changed are computed again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aliquot.placement.potential import Potential, Weights
 from aliquot.placement.prices import GRAIN
 from aliquot.placement.workload import Shape
 
-_MOST_KINDS = 64  # each is a column over all nodes; rarer ones tell little
+_MOST_KINDS = 64  # each is a column over all nodes; rarer ones matter little
 _ONLY_FRAGMENTS = Weights(value=0.0, fragments=1.0, stranded=0.0, ahead=0.0)
 
 

@@ -1,7 +1,7 @@
 """What kind of Pods come here, learned from those seen: the shapes that make up 95% of them, by frequency.
 
 A lesson is taken after 32 Pods, and again whenever half as many more were seen *and* their mix has changed: in a steady
-cluster what was worked out from a lesson stays valid. Old Pods are forgotten by halves.
+cluster the results of a lesson stay valid. Old Pods are forgotten by halves.
 """
 
 from __future__ import annotations
