@@ -137,7 +137,7 @@ def _choices(
 
 
 def _interchangeable(first: ContainerClaim, second: ContainerClaim) -> bool:
-    """Whether swapping the containers changes nothing. False for init containers and sidecars: they run at other times."""
+    """Whether swapping the containers changes nothing. Not so for init containers and sidecars, which run in turn."""
     same = first.slice == second.slice and first.count == second.count
     return same and first.role is second.role is Role.MAIN
 
