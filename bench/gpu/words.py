@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ALIQUOT = (sys.executable, "-m", "aliquot")
-RUNS_ALREADY = "runs already"  # what a daemon says that finds another
+RUNS_ALREADY = "already runs"  # what a daemon says that finds another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

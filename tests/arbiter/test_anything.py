@@ -76,7 +76,7 @@ class Anything(RuleBasedStateMachine):
 
     @rule(tenant=tenants)
     def dismiss(self, tenant: str) -> None:
-        self.processes = {name: each for name, each in self.processes.items() if each.tenant != tenant}
+        self.processes = {name: process for name, process in self.processes.items() if process.tenant != tenant}
         self.arbiter.dismiss(tenant)
 
     @rule(rules=_rules)

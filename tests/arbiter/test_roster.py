@@ -105,10 +105,10 @@ class TestActivity:
         assert context.doubtful
 
     @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.booleans(), st.booleans(), st.floats(-1.0, 1.0))))
-    def test_roster_survives_any_reading_and_any_clock(self, said: list[tuple[int, bool, bool, float]]) -> None:
+    def test_roster_survives_any_reading_and_any_clock(self, readings: list[tuple[int, bool, bool, float]]) -> None:
         roster, context = self.of()
         now = 0.0
-        for launches, waiting, outstanding, step in said:
+        for launches, waiting, outstanding, step in readings:
             now += step
             self.read(roster, now, Reading(launches, waiting, outstanding))
             assert context.idle_for >= 0.0
@@ -118,7 +118,7 @@ def test_a_context_of_nobody_is_ignored_until_its_tenant_is_known() -> None:
     roster = Roster({}, {"a/1": Context("a/1", "a")})
     assert roster.of_class(AppClass.NORMAL) == []
     roster.members["a"] = Member("a", AppClass.NORMAL, None)
-    assert [each.name for each in roster.of_class(AppClass.NORMAL)] == ["a/1"]
+    assert [context.name for context in roster.of_class(AppClass.NORMAL)] == ["a/1"]
 
 
 def test_lately_returns_recently_active_contexts_or_all() -> None:

@@ -50,7 +50,7 @@ def test_no_slice_of_those_that_contend_is_too_short_to_get_anything_done(
     busy = data.draw(st.lists(st.sampled_from(every), unique_by=id))
     found = [slices.equal(every), slices.proportional(every, quotas)]
     found += [slices.online(every, busy, cut=cut) for cut in (False, True)]
-    assert min(length for each in found for length in each.values()) >= 5 * slices.SWITCH
+    assert min(length for lengths in found for length in lengths.values()) >= 5 * slices.SWITCH
 
 
 @given(_processes, st.data())

@@ -31,11 +31,11 @@ def status(code: int, reason: str = "", message: str = "") -> Fault:
     return answer
 
 
-def text(code: int, said: str) -> Fault:
+def text(code: int, body: str) -> Fault:
     """An answer that is not the API server's."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        return web.Response(status=code, text=said)
+        return web.Response(status=code, text=body)
 
     return answer
 
@@ -205,8 +205,8 @@ class ApiServer:
                 queue.put_nowait(line)
         self._watches.append((request, queue))
         try:
-            while (said := await queue.get()) is not None and request.transport is not None:
-                await answer.write(said)
+            while (chunk := await queue.get()) is not None and request.transport is not None:
+                await answer.write(chunk)
         except ConnectionError:
             pass
         finally:

@@ -35,10 +35,10 @@ _SLOTS_AT = 64 + 16 * 128
 PATIENCE = 10.0
 
 
-def until(said: Callable[[], Any], what: str = "what should have happened") -> Any:
+def until(condition: Callable[[], Any], what: str = "what should have happened") -> Any:
     """Wait for it, as long as a loaded machine may need."""
     deadline = time.monotonic() + PATIENCE
-    while not (found := said()):
+    while not (found := condition()):
         assert time.monotonic() < deadline, f"{what} did not happen"
         time.sleep(0.002)
     return found
@@ -295,7 +295,7 @@ class Rig:
     def standing(self, tenant: str, uuid: str = UUIDS[0]) -> Standing:
         def find() -> Standing | None:
             found = self.daemon.standings()
-            return next((each for each in found if (each.tenant, each.uuid) == (tenant, uuid)), None)
+            return next((standing for standing in found if (standing.tenant, standing.uuid) == (tenant, uuid)), None)
 
         found = until(find, f"a standing of {tenant}")
         assert isinstance(found, Standing)

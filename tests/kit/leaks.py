@@ -11,15 +11,15 @@ _NOT_ENTERED = (types.ModuleType, type, types.CodeType, types.BuiltinFunctionTyp
 
 def keepers(thing: object, word: str, *, beside: Iterable[object] = ()) -> list[str]:
     """What holds text with that word in it, of all that can be reached from the thing; `beside` is not entered."""
-    seen, found = {id(each) for each in beside}, []
+    seen, found = {id(thing) for thing in beside}, []
     todo = [thing]
     while todo:
-        each = todo.pop()
-        if id(each) in seen or isinstance(each, _NOT_ENTERED):
+        thing = todo.pop()
+        if id(thing) in seen or isinstance(thing, _NOT_ENTERED):
             continue
-        seen.add(id(each))
-        inner = _inside(each)
-        found += [f"{type(each).__name__}: {text}" for text in inner if isinstance(text, str) and word in text]
+        seen.add(id(thing))
+        inner = _inside(thing)
+        found += [f"{type(thing).__name__}: {text}" for text in inner if isinstance(text, str) and word in text]
         todo += inner
     return found
 

@@ -36,10 +36,10 @@ class Load:
     def finish(self) -> dict[str, Any]:
         """It ends in good order; what it tells of itself, results that are checked included."""
         self._until.touch()
-        said, _ = self.process.communicate(timeout=PATIENCE)
-        assert self.process.returncode == 0, said
-        told: dict[str, Any] = json.loads(said)
-        return told
+        output, _ = self.process.communicate(timeout=PATIENCE)
+        assert self.process.returncode == 0, output
+        answer: dict[str, Any] = json.loads(output)
+        return answer
 
     def kill(self) -> None:
         self.process.kill()
@@ -95,7 +95,7 @@ class Node:
 
     def standing(self, name: str) -> dict[str, Any]:
         """How the tenant stands, as of the daemon's last round; nothing before the first."""
-        return next((each for each in self.ask("standings") if each["tenant"] == name), {})
+        return next((standing for standing in self.ask("standings") if standing["tenant"] == name), {})
 
     # --- tenants -----------------------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class Node:
         pids = {load.pid for load in loads}
 
         def known() -> bool:
-            return pids <= {pid for each in self.ask("standings") for pid in each["processes"]}
+            return pids <= {pid for standing in self.ask("standings") for pid in standing["processes"]}
 
         wait_until(known, "they have registered")
         self.goes_on(*pids)
@@ -201,8 +201,8 @@ class Node:
         wait_until(lambda: self.player.card().used == 0, "the card is empty")
 
     def close(self) -> None:
-        for each in self.loads:
-            each.kill()
+        for load in self.loads:
+            load.kill()
         self.daemon.send_signal(signal.SIGCONT)
         self.daemon.communicate(timeout=PATIENCE)  # it ends with its standard input
         self.player.__exit__(None, None, None)

@@ -273,7 +273,8 @@ class VirtualCard:
         every = list(self._contexts.values())
         after = every.index(self._last) + 1 if self._last in every else 0
         return next(
-            (each for each in every[after:] + every[:after] if each is not self._current and each.runnable), None
+            (context for context in every[after:] + every[:after] if context is not self._current and context.runnable),
+            None,
         )
 
     def _vacate(self) -> None:
@@ -312,7 +313,7 @@ class VirtualCard:
         for context in self._contexts.values():
             self._hand_over(context)
             context.read = context.launches
-        self.arbiter.read({name: _reading(each) for name, each in self._contexts.items()}, self.now)
+        self.arbiter.read({name: _reading(context) for name, context in self._contexts.items()}, self.now)
         orders = self.arbiter.tick(self.now)
         self._round_at = None
         if orders:

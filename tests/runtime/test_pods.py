@@ -69,7 +69,7 @@ def test_a_container_that_got_at_another_pods_folder_is_not_let_in(node: Node) -
 
     def unregistered() -> bool:
         found = node.ask("findings")
-        return any(each["kind"] == "unregistered" and each["owner"] == mine for each in found)
+        return any(finding["kind"] == "unregistered" and finding["owner"] == mine for finding in found)
 
     wait_until(unregistered, "it is found on the card")
     assert honest.ask({"do": "allocate", "mib": 1}) == 0
@@ -110,7 +110,7 @@ def test_when_the_card_falls_off_the_daemon_stays_and_serves_whoever_comes_after
     doomed = container(node, pod)
     wait_until(lambda: node.standing(pod).get("processes"), "it has registered")
     faults.lose(node.player.socket, 0)
-    wait_until(lambda: any(each["kind"] == "silent" for each in node.ask("findings")), "the card is found silent")
+    wait_until(lambda: any(finding["kind"] == "silent" for finding in node.ask("findings")), "the card is found silent")
     assert doomed.ask({"do": "allocate", "mib": 1}) != 0
     doomed.kill()
     faults.restore(node.player.socket, 0)

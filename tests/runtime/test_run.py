@@ -49,9 +49,9 @@ def machine() -> Iterator[Machine]:
 
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_the_processes_of_a_tenant_share_one_memory_quota(machine: Machine, processes: int) -> None:
-    said = machine.aliquot("run", "--memory", "2", "--", sys.executable, "-c", GREEDY, str(processes))
-    assert said.returncode == 0, said.stderr
-    got = [int(word) for word in said.stdout.split()]
+    result = machine.aliquot("run", "--memory", "2", "--", sys.executable, "-c", GREEDY, str(processes))
+    assert result.returncode == 0, result.stderr
+    got = [int(word) for word in result.stdout.split()]
     assert len(got) == processes
     beside = processes * (64 << 20)  # what the contexts take is the tenant's, too
     assert 2 * GIB - beside - processes * BLOCK <= sum(got) * BLOCK <= 2 * GIB
@@ -60,6 +60,6 @@ def test_the_processes_of_a_tenant_share_one_memory_quota(machine: Machine, proc
 def test_what_a_tenant_took_is_there_for_the_next(machine: Machine) -> None:
     load = (*ALIQUOT, "burn", "load", "--memory", "6GiB", "--seconds", "0.1", "--iterations-per-us", "1000", "--check")
     for _ in range(2):
-        said = machine.aliquot("run", "--memory", "7", "--", *load)
-        assert said.returncode == 0, said.stderr
-        assert "results: all correct" in said.stdout
+        result = machine.aliquot("run", "--memory", "7", "--", *load)
+        assert result.returncode == 0, result.stderr
+        assert "results: all correct" in result.stdout

@@ -80,14 +80,14 @@ class Program:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
-    def said(self) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
         """Its next line."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"it ended with {self.process.wait()}"
         return dict(json.loads(line))
 
-    def tell(self) -> None:
+    def proceed(self) -> None:
         """Go on."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")

@@ -57,8 +57,8 @@ def c(tmp_path_factory: pytest.TempPathFactory) -> C:
     folder = tmp_path_factory.mktemp("abi")
     (folder / "abi.c").write_text(program)
     subprocess.run([compiler, "-std=gnu11", "-I", ROOT / "shim", "-o", folder / "abi", folder / "abi.c"], check=True)
-    said = subprocess.run([folder / "abi"], check=True, capture_output=True).stdout
-    found: C = json.loads(said)
+    answer = subprocess.run([folder / "abi"], check=True, capture_output=True).stdout
+    found: C = json.loads(answer)
     return found
 
 

@@ -77,11 +77,11 @@ STEPS = "rm = Context(); say(rm={k: v for k, v in vars(rm).items()}); "
 def test_the_shim_sends_a_contexts_groups_with_channels_and_a_file(tenant: Tenant) -> None:
     with daemon(tenant) as other:
         program = tenant.start(STEPS + "heard()")
-        rm = program.said()["rm"]
+        rm = program.answer()["rm"]
         hello = other.accept()
         assert (hello.pid, hello.slot) == (program.process.pid, 0)
         assert tenant.page.pid(0) == program.process.pid
-        copy, compute = sorted(other.groups(), key=lambda each: each.compute)
+        copy, compute = sorted(other.groups(), key=lambda group: group.compute)
         assert (compute.client, compute.group, compute.device, compute.subdevice) == (
             rm["client"], rm["group"], rm["device"], rm["subdevice"],
         )  # fmt: skip
@@ -106,7 +106,7 @@ rm_free(second.fd, second.client, second.client)
 say(); heard()
 """
         )
-        program.said()
+        program.answer()
         other.accept()
 
         def sizes() -> list[int]:
@@ -114,11 +114,11 @@ say(); heard()
 
         assert sizes() == [1, 8]
         expected = [[1, 11], [1, 1, 2, 11], [1, 1, 2, 10], [1, 2], []]
-        for each in expected:
-            program.tell()
-            program.said()
+        for groups in expected:
+            program.proceed()
+            program.answer()
             got = sizes()
-            while got != each:  # a change that came apart was told in parts
+            while got != groups:  # a change that came apart was told in parts
                 got = sizes()
         assert other.quiet()
 
@@ -135,7 +135,7 @@ def test_the_file_is_kept_only_as_long_as_the_client_lives(tenant: Tenant) -> No
         after = [n for n in high() if os.readlink(f"/proc/self/fd/{n}") == "/dev/null"]
         say(before=before, during=len(during), inherited=inherited, after=after); heard()
     """)
-    assert program.said() == {"before": [], "during": 1, "inherited": False, "after": []}
+    assert program.answer() == {"before": [], "during": 1, "inherited": False, "after": []}
 
 
 def test_a_client_without_groups_costs_nothing(tenant: Tenant) -> None:
@@ -147,13 +147,13 @@ def test_a_client_without_groups_costs_nothing(tenant: Tenant) -> None:
         rm_alloc(fd, 0xC1D00009, device, GROUP, engine=9)
         say(threads=len(os.listdir("/proc/self/task"))); heard()
     """)
-    assert program.said() == {"threads": 1}
+    assert program.answer() == {"threads": 1}
     assert tenant.slots() == []
 
 
 def test_a_daemon_that_starts_later_gets_all_groups(tenant: Tenant) -> None:
     program = tenant.start(STEPS + "heard()")
-    program.said()
+    program.answer()
     eventually(lambda: tenant.slots() == [0])
     for _ in range(3):
         with daemon(tenant) as other:
@@ -165,7 +165,7 @@ def test_a_daemon_that_starts_later_gets_all_groups(tenant: Tenant) -> None:
 
 def test_the_shim_reconnects_slowly_to_a_daemon_that_closes_at_once(tenant: Tenant) -> None:
     program = tenant.start(STEPS + "heard()")
-    program.said()
+    program.answer()
     listener = tenant.listen()
     deadline = time.monotonic() + 1.0
     tries = 0
@@ -183,7 +183,7 @@ def test_the_shim_reconnects_slowly_to_a_daemon_that_closes_at_once(tenant: Tena
 
 def test_a_pause_whose_daemon_is_gone_is_undone_by_the_process_itself(tenant: Tenant) -> None:
     program = tenant.start("rm = Context(channels=70); say(); heard()")
-    program.said()
+    program.answer()
     eventually(lambda: tenant.slots() == [0])
     tenant.page.set_word(0, 0, PAUSED, 1)
     tenant.beat()
@@ -197,7 +197,7 @@ def test_a_pause_whose_daemon_is_gone_is_undone_by_the_process_itself(tenant: Te
 
 def test_a_pause_of_a_daemon_that_lives_is_left_alone(tenant: Tenant) -> None:
     program = tenant.start("rm = Context(); say(); heard()")
-    program.said()
+    program.answer()
     eventually(lambda: tenant.slots() == [0])
     tenant.page.set_word(0, 0, PAUSED, 1)
     for _ in range(18):
@@ -214,7 +214,7 @@ def test_a_rescue_on_one_card_leaves_the_other_paused(tenant: Tenant) -> None:
         second = Context(0xC1D00002, channels=3, subdevice=0xA1)
         say(); heard()
     """)
-    program.said()
+    program.answer()
     eventually(lambda: tenant.slots() == [0])
     tenant.page.set_word(0, 1, PAUSED, 1)
     tenant.page.beat(1, 0)
@@ -240,13 +240,13 @@ def test_a_program_that_closes_all_files_does_not_have_its_own_touched(tenant: T
             still = all(os.fstat(n).st_ino == os.fstat(theirs.fileno()).st_ino for n in range(512, 520))
             say(got=got, still=still, alloc=alloc(MIB)[0]); heard()
         """)
-        program.said()
+        program.answer()
         other.accept()
         assert len(other.groups()) == 2
-        program.tell()
-        program.said()
-        program.tell()
-        assert program.said() == {"got": 0, "still": True, "alloc": 0}
+        program.proceed()
+        program.answer()
+        program.proceed()
+        assert program.answer() == {"got": 0, "still": True, "alloc": 0}
         # it has connected again, perhaps twice: the program may have closed the first new socket too
         for _ in range(3):
             other.accept()
@@ -262,9 +262,9 @@ def test_a_hostile_message_size_is_never_sent(tenant: Tenant) -> None:
     """More channels than a message can name: the first 128 are told, and it is said once."""
     with daemon(tenant) as other:
         program = tenant.start("rm = Context(channels=200); say(); heard()")
-        program.said()
+        program.answer()
         other.accept()
         got = other.groups()
-        while max(len(each.channels) for each in got) < 128:
+        while max(len(group.channels) for group in got) < 128:
             got = other.groups()
-        assert sorted(len(each.channels) for each in got) == [1, 128]
+        assert sorted(len(group.channels) for group in got) == [1, 128]

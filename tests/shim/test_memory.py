@@ -56,7 +56,7 @@ def mipmap(n):
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_to_memory_is_charged_refused_past_the_quota_and_given_back(tenant: Tenant, way: str) -> None:
     take, give = WAYS[way]
-    said = tenant.run(f"""{HELPERS}
+    answer = tenant.run(f"""{HELPERS}
 context()
 n = 3 * GIB
 first, key = {take}
@@ -69,7 +69,7 @@ after = used()
 third, key = {take}
 say(first=first, charged=charged, second=second, taken=taken, after=after, third=third)
 """)
-    assert said == {"first": 0, "charged": 3 * GIB, "second": 2, "taken": 3 * GIB, "after": 0, "third": 0}
+    assert answer == {"first": 0, "charged": 3 * GIB, "second": 2, "taken": 3 * GIB, "after": 0, "third": 0}
     assert tenant.use().refused == 1
 
 
@@ -79,23 +79,23 @@ def test_exactly_the_quota_fits_whatever_the_driver_rounds_it_to(tenant: Tenant)
 
 
 def test_many_allocations_of_odd_sizes_are_charged_what_they_take_of_the_card(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         context()
         for _ in range(10): alloc(2 * MIB + 1)
         large = used()
         for _ in range(10): alloc(1)
         say(large=large, small=used() - large)
     """)
-    assert said == {"large": 40 * MIB, "small": 5120}
+    assert answer == {"large": 40 * MIB, "small": 5120}
 
 
 def test_what_the_driver_refuses_is_not_charged(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         context()
         cuda.fake_fail_next(999)
         say(result=alloc(GIB)[0], used=used())
     """)
-    assert said == {"result": 999, "used": 0}
+    assert answer == {"result": 999, "used": 0}
     assert tenant.use().refused == 0
 
 
@@ -111,54 +111,54 @@ def test_an_unknown_pointer_is_freed_by_the_driver(tenant: Tenant) -> None:
 
 
 def test_a_pitch_wider_than_foreseen_is_charged_afterwards(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         context()
         p, pitch = c_uint64(), c_size_t()
         cuda.cuMemAllocPitch_v2(byref(p), byref(pitch), c_size_t(512), c_size_t(1 << 20), 4)
         say(pitch=pitch.value, used=used())
     """)
-    assert said == {"pitch": 1024, "used": GIB}
+    assert answer == {"pitch": 1024, "used": GIB}
 
 
 def test_sparse_arrays_and_host_pieces_cost_nothing(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         context()
         a = c_void_p()
         sparse = cuda.cuArray3DCreate_v2(byref(a), byref(Array3D(MIB, 32768, 1, 1, 1, 0x40)))
         host, _ = piece(32 * GIB, kind=2)
         say(sparse=sparse, host=host, used=used())
     """)
-    assert said == {"sparse": 0, "host": 0, "used": 0}
+    assert answer == {"sparse": 0, "host": 0, "used": 0}
 
 
 # ---- contexts ----
 
 
 def test_the_end_of_a_context_gives_back_what_was_allocated_in_it_and_only_that(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         first = context(); alloc(GIB)
         second = context(); alloc(MIB)
         _, h = piece(2 * MIB)
         cuda.cuCtxDestroy_v2(first)
         say(used=used())
     """)
-    assert said == {"used": 3 * MIB}
+    assert answer == {"used": 3 * MIB}
 
 
 @pytest.mark.parametrize("end", ["cuDevicePrimaryCtxReset_v2(0)", "cuDevicePrimaryCtxRelease_v2(0)"])
 def test_the_end_of_the_devices_own_context_gives_back_too(tenant: Tenant, end: str) -> None:
-    said = tenant.run(f"""
+    answer = tenant.run(f"""
         context()
         mine = c_void_p(); cuda.cuDevicePrimaryCtxRetain(byref(mine), 0); cuda.cuCtxSetCurrent(mine)
         alloc(GIB); before = used()
         cuda.{end}
         say(before=before, after=used())
     """)
-    assert said == {"before": GIB, "after": 0}
+    assert answer == {"before": GIB, "after": 0}
 
 
 def test_the_devices_own_context_stays_while_somebody_holds_it(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         mine = c_void_p()
         for _ in range(2): cuda.cuDevicePrimaryCtxRetain(byref(mine), 0)
         cuda.cuCtxSetCurrent(mine)
@@ -166,7 +166,7 @@ def test_the_devices_own_context_stays_while_somebody_holds_it(tenant: Tenant) -
         cuda.cuDevicePrimaryCtxRelease_v2(0)
         say(used=used())
     """)
-    assert said == {"used": GIB}
+    assert answer == {"used": GIB}
 
 
 # ---- several cards ----
@@ -187,7 +187,7 @@ def test_each_card_has_its_own_quota_and_a_card_that_was_not_granted_has_none(te
 def test_an_unlimited_card_is_counted_and_refuses_nothing(tenant: Tenant) -> None:
     tenant.grant(None)
     program = tenant.start("context(); result = alloc(32 * GIB)[0]; say(result=result, info=info()); heard()")
-    assert program.said() == {"result": 0, "info": [32 * GIB, 64 * GIB]}
+    assert program.answer() == {"result": 0, "info": [32 * GIB, 64 * GIB]}
     assert tenant.use().memory == 32 * GIB
 
 
@@ -195,18 +195,18 @@ def test_an_unlimited_card_is_counted_and_refuses_nothing(tenant: Tenant) -> Non
 
 
 def test_the_card_looks_as_large_as_the_quota(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         context()
         alloc(GIB)
         total = c_size_t(); cuda.cuDeviceTotalMem_v2(byref(total), 0)
         old, small = c_uint(), c_uint(); cuda.cuMemGetInfo(byref(old), byref(small))
         say(info=info(), total=total.value, old=old.value, small=small.value)
     """)
-    assert said == {"info": [3 * GIB, 4 * GIB], "total": 4 * GIB, "old": 3 * GIB, "small": 4 * GIB - 1}
+    assert answer == {"info": [3 * GIB, 4 * GIB], "total": 4 * GIB, "old": 3 * GIB, "small": 4 * GIB - 1}
 
 
 def test_nvml_shows_the_quota_of_the_tenants_cards_and_leaves_others_as_they_are(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         context(); alloc(GIB)
         def memory(card):
@@ -217,16 +217,16 @@ def test_nvml_shows_the_quota_of_the_tenants_cards_and_leaves_others_as_they_are
             return list(v1), list(v2)[1:]
         say(mine=memory(0), other=memory(1))
     """)
-    assert said["mine"] == [[4 * GIB, 3 * GIB, GIB], [4 * GIB, 0, 3 * GIB, GIB]]
-    assert said["other"] == [[64 * GIB, 64 * GIB - 5, 5], [64 * GIB, 3, 64 * GIB - 8, 5]]
+    assert answer["mine"] == [[4 * GIB, 3 * GIB, GIB], [4 * GIB, 0, 3 * GIB, GIB]]
+    assert answer["other"] == [[64 * GIB, 64 * GIB - 5, 5], [64 * GIB, 3, 64 * GIB - 8, 5]]
 
 
 def test_what_the_driver_takes_beside_allocations_counts(tenant: Tenant) -> None:
     program = tenant.start("context(); alloc(MIB); say(); heard(); say(result=alloc(3 * GIB)[0], info=info())")
-    program.said()
+    program.answer()
     tenant.page.set_overhead(0, 0, 2 * GIB)
-    program.tell()
-    assert program.said() == {"result": 2, "info": [2 * GIB - MIB, 4 * GIB]}
+    program.proceed()
+    assert program.answer() == {"result": 2, "info": [2 * GIB - MIB, 4 * GIB]}
 
 
 # ---- a tenant's processes ----
@@ -234,22 +234,22 @@ def test_what_the_driver_takes_beside_allocations_counts(tenant: Tenant) -> None
 
 def test_processes_of_one_tenant_share_its_quota(tenant: Tenant) -> None:
     first = tenant.start("context(); say(result=alloc(3 * GIB)[0]); heard()")
-    assert first.said() == {"result": 0}
+    assert first.answer() == {"result": 0}
     assert tenant.run("context(); say(result=alloc(2 * GIB)[0], fits=alloc(GIB)[0])") == {"result": 2, "fits": 0}
-    first.tell()
+    first.proceed()
     assert first.end() == 0
     assert tenant.run("context(); say(result=alloc(4 * GIB)[0])") == {"result": 0}
 
 
 def test_the_memory_of_a_killed_process_is_given_back_to_the_others(tenant: Tenant) -> None:
     survivor = tenant.start("context(); alloc(MIB); say(); heard(); say(info=info(), result=alloc(4 * GIB - MIB)[0])")
-    survivor.said()
+    survivor.answer()
     victim = tenant.start("context(); say(result=alloc(3 * GIB)[0]); heard()")
-    assert victim.said() == {"result": 0}
+    assert victim.answer() == {"result": 0}
     assert tenant.page.used(0) == 3 * GIB + MIB
     victim.kill()
-    survivor.tell()
-    assert survivor.said() == {"info": [4 * GIB - MIB, 4 * GIB], "result": 0}
+    survivor.proceed()
+    assert survivor.answer() == {"info": [4 * GIB - MIB, 4 * GIB], "result": 0}
 
 
 def test_many_processes_that_race_for_the_last_bytes_get_all_of_them_and_not_one_more(tenant: Tenant) -> None:
@@ -262,21 +262,21 @@ def test_many_processes_that_race_for_the_last_bytes_get_all_of_them_and_not_one
         heard()
     """
     racers = [tenant.start(racer) for _ in range(12)]
-    for each in racers:
-        each.said()
-    for each in racers:
-        each.tell()
+    for rival in racers:
+        rival.answer()
+    for rival in racers:
+        rival.proceed()
     most = 0
     got = []
-    for each in racers:
+    for rival in racers:
         most = max(most, tenant.page.used(0))
-        got.append(each.said()["got"])
+        got.append(rival.answer()["got"])
     assert sum(got) == 60
     assert max(most, tenant.page.used(0)) == 60 * 64 * MIB
 
 
 def test_threads_of_one_process_do_not_miscount(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         import threading
         mine = context()
         def churn():
@@ -292,7 +292,7 @@ def test_threads_of_one_process_do_not_miscount(tenant: Tenant) -> None:
         for t in threads: t.join()
         say(used=used(), taken=cuda.fake_taken(0))
     """)
-    assert said == {"used": 0, "taken": 0}
+    assert answer == {"used": 0, "taken": 0}
 
 
 def test_a_process_whose_files_were_all_closed_keeps_its_slot_and_its_charge(tenant: Tenant) -> None:
@@ -302,7 +302,7 @@ def test_a_process_whose_files_were_all_closed_keeps_its_slot_and_its_charge(ten
         alloc(GIB)              # finds that its lock is gone, and takes it again
         say(used=used()); heard()
     """)
-    assert program.said() == {"used": 2 * GIB}
+    assert program.answer() == {"used": 2 * GIB}
     assert tenant.page.sweep() == [0]
     assert tenant.use().memory == 2 * GIB
 
@@ -315,10 +315,10 @@ def test_a_process_that_was_taken_for_dead_registers_its_memory_anew(tenant: Ten
         say(); heard()
         alloc(GIB); say(used=used()); heard()
     """)
-    program.said()
+    program.answer()
     assert tenant.page.sweep() in ([], [0])  # 0: its own thread has noticed first
-    program.tell()
-    assert program.said() == {"used": 2 * GIB}
+    program.proceed()
+    assert program.answer() == {"used": 2 * GIB}
     assert tenant.page.sweep() == [0]
 
 
@@ -333,8 +333,8 @@ def test_without_a_usable_page_memory_is_refused_and_the_reason_is_said_once(
     path.unlink()
     if page is not None:
         path.write_bytes(page)
-    said = tenant.run("context(); say(results=[alloc(MIB)[0], alloc_async(MIB)[0], piece(MIB)[0]], launch=launch())")
-    assert said == {"results": [2, 2, 2], "launch": 0}
+    answer = tenant.run("context(); say(results=[alloc(MIB)[0], alloc_async(MIB)[0], piece(MIB)[0]], launch=launch())")
+    assert answer == {"results": [2, 2, 2], "launch": 0}
     error = capfd.readouterr().err
     assert error.count("aliquot:") == 1
     assert str(path) in error
@@ -348,7 +348,7 @@ def test_a_full_page_of_slots_refuses_and_says_so(tenant: Tenant, capfd: pytest.
         fcntl.lockf(fd, fcntl.LOCK_EX, 256, 0)
         say(); heard()
     """)
-    holder.said()
+    holder.answer()
     assert tenant.run("context(); say(result=alloc(MIB)[0])") == {"result": 2}
     assert "no more fit" in capfd.readouterr().err
     holder.kill()

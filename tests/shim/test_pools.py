@@ -11,7 +11,7 @@ from shim.harness import GIB, MIB, Tenant
 
 def test_a_piece_is_charged_until_it_is_released_and_unmapped(tenant: Tenant) -> None:
     """As PyTorch's expandable segments do, in either order."""
-    said = tenant.run("""
+    answer = tenant.run("""
         context()
         steps = []
         _, h = piece(2 * GIB)
@@ -24,11 +24,11 @@ def test_a_piece_is_charged_until_it_is_released_and_unmapped(tenant: Tenant) ->
         cuda.cuMemRelease(c_uint64(h)); steps.append(used())
         say(steps=steps, taken=cuda.fake_taken(0))
     """)
-    assert said == {"steps": [2 * GIB, 0, 2 * GIB, 0], "taken": 0}
+    assert answer == {"steps": [2 * GIB, 0, 2 * GIB, 0], "taken": 0}
 
 
 def test_a_retained_handle_is_released_twice(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         context()
         _, h = piece(GIB)
         cuda.cuMemMap(c_uint64(0x100000000), c_size_t(GIB), c_size_t(0), c_uint64(h), c_ulonglong(0))
@@ -39,11 +39,11 @@ def test_a_retained_handle_is_released_twice(tenant: Tenant) -> None:
         cuda.cuMemRelease(again)
         say(one=one, both=used())
     """)
-    assert said == {"one": GIB, "both": 0}
+    assert answer == {"one": GIB, "both": 0}
 
 
 def test_one_unmap_may_end_many_mappings(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         context()
         for i in range(8):
             _, h = piece(16 * MIB)
@@ -55,25 +55,25 @@ def test_one_unmap_may_end_many_mappings(tenant: Tenant) -> None:
         cuda.cuMemUnmap(c_uint64(0x100000000 + 64 * MIB), c_size_t(64 * MIB))
         say(before=before, half=half, after=used())
     """)
-    assert said == {"before": 128 * MIB, "half": 64 * MIB, "after": 0}
+    assert answer == {"before": 128 * MIB, "half": 64 * MIB, "after": 0}
 
 
 def test_memory_of_another_process_is_not_charged_again(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         context()
         h = c_uint64()
         cuda.cuMemImportFromShareableHandle(byref(h), c_void_p(7), 1)
         imported = used()
         say(imported=imported, released=cuda.cuMemRelease(h), used=used())
     """)
-    assert said == {"imported": 0, "released": 0, "used": 0}
+    assert answer == {"imported": 0, "released": 0, "used": 0}
 
 
 # ---- pools ----
 
 
 def test_a_pool_is_charged_what_it_holds_not_what_it_handed_out(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         context()
         pool = c_void_p(); cuda.cuDeviceGetMemPool(byref(pool), 0)
         cuda.cuMemPoolSetAttribute(pool, 4, byref(c_uint64(2**64 - 1)))     # keeps all, as PyTorch sets it
@@ -83,11 +83,11 @@ def test_a_pool_is_charged_what_it_holds_not_what_it_handed_out(tenant: Tenant) 
         cuda.cuMemPoolTrimTo(pool, c_size_t(GIB)); trimmed = used()
         say(kept=kept, trimmed=trimmed, again=alloc_async(4 * GIB)[0], used=used())
     """)
-    assert said == {"kept": 2 * GIB, "trimmed": GIB, "again": 0, "used": 4 * GIB}
+    assert answer == {"kept": 2 * GIB, "trimmed": GIB, "again": 0, "used": 4 * GIB}
 
 
 def test_a_pool_serves_from_what_it_holds_without_asking_the_quota(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         context()
         results = []
         for _ in range(5):
@@ -96,12 +96,12 @@ def test_a_pool_serves_from_what_it_holds_without_asking_the_quota(tenant: Tenan
             free_async(p)
         say(results=results, waits=cuda.fake_waits())
     """)
-    assert said == {"results": [0] * 5, "waits": 0}
+    assert answer == {"results": [0] * 5, "waits": 0}
 
 
 def test_spare_memory_of_pools_makes_room_before_anything_is_refused(tenant: Tenant) -> None:
     """Even when its free has not happened yet on the stream: then the driver is waited for, as it does itself."""
-    said = tenant.run("""
+    answer = tenant.run("""
         context()
         pool = c_void_p(); cuda.cuDeviceGetMemPool(byref(pool), 0)
         cuda.cuMemPoolSetAttribute(pool, 4, byref(c_uint64(2**64 - 1)))
@@ -109,11 +109,11 @@ def test_spare_memory_of_pools_makes_room_before_anything_is_refused(tenant: Ten
         free_async(p)
         say(plain=alloc(3 * GIB)[0], pieces=piece(2 * GIB)[0], used=used())
     """)
-    assert said == {"plain": 0, "pieces": 2, "used": 3 * GIB}
+    assert answer == {"plain": 0, "pieces": 2, "used": 3 * GIB}
 
 
 def test_a_wait_lets_go_of_what_a_pool_gave_back(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         context()
         _, p = alloc_async(2 * GIB)
         free_async(p)
@@ -121,12 +121,12 @@ def test_a_wait_lets_go_of_what_a_pool_gave_back(tenant: Tenant) -> None:
         heard_nothing = cuda.fake_calls(b"cuMemGetInfo_v2")
         say(taken=cuda.fake_taken(0), asked=heard_nothing)
     """)
-    assert said == {"taken": 0, "asked": 0}
+    assert answer == {"taken": 0, "asked": 0}
     assert tenant.use().memory == 0
 
 
 def test_a_pool_of_the_programs_own_is_charged_and_what_outlives_it_stays_charged(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         context()
         pool, p = c_void_p(), c_uint64()
         cuda.cuMemPoolCreate(byref(pool), byref(PoolProps(type=1, location=Location(DEVICE, 0))))
@@ -138,11 +138,11 @@ def test_a_pool_of_the_programs_own_is_charged_and_what_outlives_it_stays_charge
         on_host = cuda.cuMemAllocFromPoolAsync(byref(p), c_size_t(8 * GIB), host, None)
         say(outlived=outlived, freed=used(), on_host=on_host)
     """)
-    assert said == {"outlived": GIB, "freed": 0, "on_host": 0}
+    assert answer == {"outlived": GIB, "freed": 0, "on_host": 0}
 
 
 def test_a_pools_pointer_may_be_freed_the_plain_way_and_plain_memory_on_a_stream(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         context()
         _, p = alloc_async(GIB)
         _, q = alloc(GIB)
@@ -150,23 +150,23 @@ def test_a_pools_pointer_may_be_freed_the_plain_way_and_plain_memory_on_a_stream
         cuda.cuCtxSynchronize()
         say(results=results, used=used())
     """)
-    assert said == {"results": [0, 0], "used": 0}
+    assert answer == {"results": [0, 0], "used": 0}
 
 
 # ---- graphs ----
 
 
 def test_a_graph_that_could_never_run_within_the_quota_is_refused_while_it_is_built(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         context()
         g = graph()
         say(results=[alloc_node(g, GIB)[0] for _ in range(6)], used=used())
     """)
-    assert said == {"results": [0, 0, 0, 0, 2, 2], "used": 0}
+    assert answer == {"results": [0, 0, 0, 0, 2, 2], "used": 0}
 
 
 def test_nodes_that_do_not_live_together_count_once(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         context()
         g = graph()
         results = []
@@ -177,13 +177,13 @@ def test_nodes_that_do_not_live_together_count_once(tenant: Tenant) -> None:
         launched = [cuda.cuGraphLaunch(x, None), cuda.cuGraphLaunch(x, None)]
         say(results=results, launched=launched, used=used(), taken=cuda.fake_taken(0))
     """)
-    assert said == {"results": [0] * 12, "launched": [0, 0], "used": 3 * GIB, "taken": 3 * GIB}
+    assert answer == {"results": [0] * 12, "launched": [0, 0], "used": 3 * GIB, "taken": 3 * GIB}
 
 
 def test_a_graph_is_refused_at_launch_when_others_took_its_room_and_kept_memory_is_trimmed_for_others(
     tenant: Tenant,
 ) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         context()
         g = graph(); alloc_node(g, 3 * GIB); x = instantiate(g)
         _, p = alloc(2 * GIB)
@@ -193,13 +193,13 @@ def test_a_graph_is_refused_at_launch_when_others_took_its_room_and_kept_memory_
         plain = alloc(4 * GIB)[0]       # the graph is done: what the driver keeps for it is taken back
         say(refused=refused, launched=launched, held=held, plain=plain, used=used())
     """)
-    assert said == {"refused": 2, "launched": 0, "held": 3 * GIB, "plain": 0, "used": 4 * GIB}
+    assert answer == {"refused": 2, "launched": 0, "held": 3 * GIB, "plain": 0, "used": 4 * GIB}
 
 
 @pytest.mark.parametrize("version", ["", "_v2", "_v3"])
 def test_the_general_way_to_add_nodes_is_the_same(tenant: Tenant, version: str) -> None:
     edges = "None, " if version else ""
-    said = tenant.run(f"""
+    answer = tenant.run(f"""
         context()
         g = graph()
         results = []
@@ -209,11 +209,11 @@ def test_the_general_way_to_add_nodes_is_the_same(tenant: Tenant, version: str) 
             results.append(cuda.cuGraphAddNode{version}(byref(c_void_p()), g, None, {edges}c_size_t(0), byref(params)))
         say(results=results)
     """)
-    assert said == {"results": [0, 0, 2]}
+    assert answer == {"results": [0, 0, 2]}
 
 
 def test_an_allocation_on_a_capturing_stream_is_a_node(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         context()
         s = stream(); cuda.cuStreamBeginCapture_v2(s, 0)
         first, p = alloc_async(3 * GIB, s)
@@ -222,4 +222,4 @@ def test_an_allocation_on_a_capturing_stream_is_a_node(tenant: Tenant) -> None:
         third, _ = alloc_async(3 * GIB, s)
         say(results=[first, freed, second, third], used=used(), taken=cuda.fake_taken(0))
     """)
-    assert said == {"results": [0, 0, 0, 2], "used": 0, "taken": 0}
+    assert answer == {"results": [0, 0, 0, 2], "used": 0, "taken": 0}

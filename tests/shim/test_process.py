@@ -17,11 +17,11 @@ def test_a_forked_child_is_a_process_of_its_own(tenant: Tenant) -> None:
         os.waitpid(pid, 0)
         say(used=used(), more=alloc(3 * GIB)[0]); heard()
     """)
-    assert program.said() == {"before": []}
-    assert program.said() == {"result": 0, "used": 3 * GIB, "more": 2}
+    assert program.answer() == {"before": []}
+    assert program.answer() == {"result": 0, "used": 3 * GIB, "more": 2}
     assert [tenant.use(slot).memory for slot in tenant.slots()] == [GIB, 2 * GIB]
-    program.tell()
-    assert program.said() == {"used": GIB, "more": 0}
+    program.proceed()
+    assert program.answer() == {"used": GIB, "more": 0}
 
 
 def test_a_child_that_only_lives_and_dies_changes_nothing(tenant: Tenant) -> None:
@@ -36,13 +36,13 @@ def test_a_child_that_only_lives_and_dies_changes_nothing(tenant: Tenant) -> Non
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         say(used=used()); heard()
     """)
-    assert program.said() == {"used": GIB}
+    assert program.answer() == {"used": GIB}
     assert tenant.slots() == [0]
     assert tenant.page.sweep() == [0]  # the parent's lock did not go with its children
 
 
 def test_fork_while_other_threads_allocate_leaves_no_lock_taken(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         import threading
         mine = context()
         stop = False
@@ -62,7 +62,7 @@ def test_fork_while_other_threads_allocate_leaves_no_lock_taken(tenant: Tenant) 
         for t in threads: t.join()
         say(codes=codes, used=used())
     """)
-    assert said == {"codes": [0] * 20, "used": 0}
+    assert answer == {"codes": [0] * 20, "used": 0}
 
 
 def test_exec_starts_anew_and_the_old_image_is_forgotten(tenant: Tenant) -> None:
@@ -72,11 +72,11 @@ def test_exec_starts_anew_and_the_old_image_is_forgotten(tenant: Tenant) -> None
         code = f"import sys; sys.path.insert(0, {sys.path[0]!r}); " + code
         os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", code])
     """)
-    assert program.said() == {"r": 0, "used": 3 * GIB}
+    assert program.answer() == {"r": 0, "used": 3 * GIB}
 
 
 def test_the_thread_takes_no_signal_and_does_not_keep_the_process(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         import signal, threading, time
         rm = Context()
         time.sleep(0.05)
@@ -89,16 +89,16 @@ def test_the_thread_takes_no_signal_and_does_not_keep_the_process(tenant: Tenant
         for _ in range(20): os.kill(os.getpid(), signal.SIGUSR1)
         say(names=sorted(names)[:1], usual=all(blocked >> (s - 1) & 1 for s in (1, 2, 10, 15, 17)), mine=all(seen))
     """)
-    assert said == {"names": ["aliquot"], "usual": True, "mine": True}
+    assert answer == {"names": ["aliquot"], "usual": True, "mine": True}
 
 
 def test_a_killed_process_leaves_a_slot_that_the_next_takes_clean(tenant: Tenant) -> None:
     first = tenant.start("context(); alloc(GIB); launch(); say(); heard()")
-    first.said()
+    first.answer()
     serial = tenant.page.pid(0)
     first.kill()
     second = tenant.start("context(); alloc(1); say(); heard()")
-    second.said()
+    second.answer()
     eventually(lambda: tenant.page.pid(0) not in (0, serial))
     assert (tenant.use().memory, tenant.use().launches) == (512, 0)
 
@@ -111,13 +111,13 @@ def test_a_stopped_neighbour_does_not_hold_anybody_up(tenant: Tenant) -> None:
         fcntl.lockf(fd, fcntl.LOCK_EX, 1, 256)      # the ledger's byte
         say(); heard()
     """)
-    holder.said()
-    said = tenant.run("""
+    holder.answer()
+    answer = tenant.run("""
         import time
         context()
         began = time.monotonic()
         results = [alloc(GIB)[0] for _ in range(5)]
         say(results=results, seconds=time.monotonic() - began)
     """)
-    assert said["results"] == [0, 0, 0, 0, 2]
-    assert said["seconds"] < 1
+    assert answer["results"] == [0, 0, 0, 0, 2]
+    assert answer["seconds"] < 1

@@ -91,12 +91,12 @@ def test_without_a_tenant_the_program_gets_the_driver_itself(tenant: Tenant) -> 
 
 
 def test_a_symbol_of_that_name_in_another_library_is_left_alone(tenant: Tenant) -> None:
-    said = tenant.run(f"""
+    answer = tenant.run(f"""
         other = ctypes.CDLL({str(tenant.built.folder / "lib" / "libnvidia-ml.so.1")!r})
         mine = ctypes.cast(other.cuMemAlloc_v2, c_void_p).value
         say(same=mine == ctypes.cast(cuda.cuMemAlloc_v2, c_void_p).value)
     """)
-    assert said == {"same": False}
+    assert answer == {"same": False}
 
 
 def test_a_library_that_wraps_libc_by_rtld_next_still_finds_libc(tenant: Tenant) -> None:
@@ -121,7 +121,7 @@ def test_a_program_without_cuda_gets_no_thread_no_file_and_no_driver(tenant: Ten
 
 
 def test_dlerror_tells_of_the_programs_own_lookups_alone(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         libc = ctypes.CDLL(None)
         libc.dlerror.restype = ctypes.c_char_p
         libc.dlsym.restype = c_void_p
@@ -131,10 +131,10 @@ def test_dlerror_tells_of_the_programs_own_lookups_alone(tenant: Tenant) -> None
         absent = libc.dlsym(cuda._handle, b"cuNoSuchThing")
         say(found=found, clear=clear, absent=absent, error=libc.dlerror().decode())
     """)
-    assert said["found"] is True
-    assert said["clear"] is None
-    assert said["absent"] is None
-    assert "cuNoSuchThing" in said["error"]
+    assert answer["found"] is True
+    assert answer["clear"] is None
+    assert answer["absent"] is None
+    assert "cuNoSuchThing" in answer["error"]
 
 
 def test_the_library_asks_only_for_what_every_c_library_has() -> None:

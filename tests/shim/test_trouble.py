@@ -31,7 +31,7 @@ def test_a_library_whose_constructor_asks_the_driver_may_be_loaded_while_another
 
 
 def test_a_pool_that_ends_is_not_asked_any_more_by_another_threads_wait(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         import threading
         mine = context()
         pool, p = c_void_p(), c_uint64()
@@ -44,12 +44,12 @@ def test_a_pool_that_ends_is_not_asked_any_more_by_another_threads_wait(tenant: 
             cuda.cuCtxSynchronize()
         say(asked=cuda.fake_asked_dead(), used=used(), freed=free_async(p.value), after=used())
     """)
-    assert said == {"asked": 0, "used": GIB, "freed": 0, "after": 0}
+    assert answer == {"asked": 0, "used": GIB, "freed": 0, "after": 0}
 
 
 def test_pools_of_a_context_that_ends_are_not_asked_by_a_thread_on_another_card(tenant: Tenant) -> None:
     tenant.grant(GIB, GIB)
-    said = tenant.run("""
+    answer = tenant.run("""
         import threading
         context(0)
         alloc_async(MIB)
@@ -61,11 +61,11 @@ def test_pools_of_a_context_that_ends_are_not_asked_by_a_thread_on_another_card(
             cuda.cuCtxSynchronize()
         say(asked=cuda.fake_asked_dead())
     """)
-    assert said == {"asked": 0}
+    assert answer == {"asked": 0}
 
 
 def test_an_address_that_is_mapped_again_before_its_unmap_returned_counts_once(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         import threading, time
         context()
         def mapped():
@@ -82,11 +82,11 @@ def test_an_address_that_is_mapped_again_before_its_unmap_returned_counts_once(t
         cuda.cuMemUnmap(c_uint64(0x100000000), c_size_t(GIB))
         say(both=both, after=used(), taken=cuda.fake_taken(0))
     """)
-    assert said == {"both": GIB, "after": 0, "taken": 0}
+    assert answer == {"both": GIB, "after": 0, "taken": 0}
 
 
 def test_the_end_of_a_context_gives_back_every_one_of_many_allocations(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         doomed = context()
         kept = [alloc(MIB)[1] for _ in range(1500)]
         for p in kept[::3]: free(p)
@@ -94,18 +94,18 @@ def test_the_end_of_a_context_gives_back_every_one_of_many_allocations(tenant: T
         cuda.cuCtxDestroy_v2(doomed)
         say(used=used())
     """)
-    assert said == {"used": MIB}
+    assert answer == {"used": MIB}
 
 
 def test_a_pool_that_may_not_be_asked_during_a_capture_stays_charged(tenant: Tenant) -> None:
-    said = tenant.run("""
+    answer = tenant.run("""
         context()
         alloc_async(3 * GIB)
         cuda.fake_forbid(900)
         cuda.cuCtxSynchronize()
         say(refused=alloc(2 * GIB)[0], used=used())
     """)
-    assert said == {"refused": 2, "used": 3 * GIB}
+    assert answer == {"refused": 2, "used": 3 * GIB}
 
 
 # ---- the page, written over by another process of the tenant ----
@@ -118,20 +118,20 @@ def scribble(tenant: Tenant, at: int, value: bytes) -> None:
 
 def test_a_wait_that_was_wiped_off_the_page_does_not_count_below_zero(tenant: Tenant) -> None:
     program = tenant.start("context(); alloc(1); cuda.fake_hold(1); say(); cuda.cuCtxSynchronize(); say(); heard()")
-    program.said()
+    program.answer()
     eventually(lambda: tenant.use().waiting == 1)
     tenant.page.set_word(0, 0, page.WAITING, 0)
     (tenant.folder / "go").touch()
-    program.said()
+    program.answer()
     assert tenant.use().waiting == 0
 
 
 def test_a_charge_that_was_written_over_is_put_right_by_the_next_one(tenant: Tenant) -> None:
     program = tenant.start("context(); p = alloc(GIB)[1]; say(); heard(); free(p); say(used=used()); heard()")
-    program.said()
+    program.answer()
     scribble(tenant, page.Page._at(0, 0) + page.MEMORY, struct.pack("<Q", 2**63 + 7))
-    program.tell()
-    assert program.said() == {"used": 0}
+    program.proceed()
+    assert program.answer() == {"used": 0}
 
 
 def test_a_page_that_shows_ever_new_dead_does_not_hold_an_allocation_up(tenant: Tenant) -> None:
@@ -143,22 +143,22 @@ def test_a_page_that_shows_ever_new_dead_does_not_hold_an_allocation_up(tenant: 
         dead = (b"1234" + bytes({page._SLOT_SIZE - 4})) * 150
         while time.monotonic() < end: os.pwrite(fd, dead, {page._SLOT_AT + 100 * page._SLOT_SIZE})
     """)
-    scribbler.said()
+    scribbler.answer()
     eventually(lambda: tenant.page.pid(150) != 0)
-    said = tenant.run("""
+    answer = tenant.run("""
         import time
         context()
         began = time.monotonic()
         say(results=[alloc(5 * GIB)[0] for _ in range(5)], seconds=time.monotonic() - began)
     """)
     scribbler.kill()
-    assert said["results"] == [2] * 5
-    assert said["seconds"] < 0.5
+    assert answer["results"] == [2] * 5
+    assert answer["seconds"] < 0.5
 
 
 def test_a_page_that_is_gone_with_its_locks_costs_an_allocation_no_wait(tenant: Tenant) -> None:
     """The program closed our file, and there is none to open: nobody can be in the way."""
-    said = tenant.run("""
+    answer = tenant.run("""
         import time
         context(); alloc(MIB)
         os.unlink(os.environ["ALIQUOT_TENANT"] + "/page")
@@ -167,13 +167,13 @@ def test_a_page_that_is_gone_with_its_locks_costs_an_allocation_no_wait(tenant: 
         results = [alloc(MIB)[0] for _ in range(20)]
         say(good=sum(results) == 0, seconds=time.monotonic() - began)
     """)
-    assert said["good"]
-    assert said["seconds"] < 0.3  # 20 ms each, were the lock waited for
+    assert answer["good"]
+    assert answer["seconds"] < 0.3  # 20 ms each, were the lock waited for
 
 
 def test_an_absurd_number_of_cards_does_not_keep_a_pause_from_being_undone(tenant: Tenant) -> None:
     program = tenant.start("rm = Context(); say(); heard()")
-    program.said()
+    program.answer()
     eventually(lambda: tenant.slots() == [0])
     scribble(tenant, 8, b"\xff" * 4)
     tenant.page.set_word(0, 0, page.PAUSED, 1)
@@ -188,7 +188,7 @@ def test_a_process_without_groups_registers_when_it_uses_the_card(tenant: Tenant
     """Under MPS the groups are the server's; memory comes before the first kernel, and already makes it known."""
     with tenant.listen() as listener:
         program = tenant.start("context(); alloc(MIB); launch(); say(); heard()")
-        program.said()
+        program.answer()
         with accepted(listener) as connection:
             hello = receive(connection)
             assert isinstance(hello, Hello)
@@ -228,7 +228,7 @@ def test_the_shim_sends_all_groups_on_the_next_connection(tenant: Tenant, known:
         for _ in range(400): rm_alloc(rm.fd, rm.client, rm_alloc(rm.fd, rm.client, rm.device, GROUP, engine=9), CHANNEL)
         say(); heard()
     """)
-    program.said()
+    program.answer()
     with tenant.listen() as listener:
         if known:
             with accepted(listener) as first:

@@ -42,7 +42,7 @@ def test_a_program_that_runs_goes_on_when_the_page_gets_another_version(tenant: 
         heard()
         say(result=alloc({MIB})[0])
     """)
-    assert program.said()["result"] == 0
+    assert program.answer()["result"] == 0
     _write(tenant, 4, struct.pack("<I", VERSION + 1))
-    program.tell()
-    assert program.said()["result"] == 0
+    program.proceed()
+    assert program.answer()["result"] == 0

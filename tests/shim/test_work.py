@@ -43,18 +43,18 @@ def caller(tenant: Tenant, *calls: str) -> Program:
         "context(); S = stream(); alloc(1)\nsay(slot=0)\nheard()\n"
         + "".join(f"say(result=cuda.{call})\nheard()\n" for call in calls)
     )
-    assert program.said() == {"slot": 0}
+    assert program.answer() == {"slot": 0}
     return program
 
 
 @pytest.mark.parametrize(("name", "arguments"), [*KERNELS.items(), *OTHERS.items()])
 def test_work_is_counted_once_and_reaches_the_driver(tenant: Tenant, name: str, arguments: str) -> None:
-    said = tenant.run(f"""
+    answer = tenant.run(f"""
         context(); S = stream()
         results = [cuda.{name}{arguments} for _ in range(3)]
         say(results=results, calls=cuda.fake_calls({name.encode()!r}))
     """)
-    assert said == {"results": [0, 0, 0], "calls": 3}
+    assert answer == {"results": [0, 0, 0], "calls": 3}
     assert tenant.use().launches == 3
 
 
@@ -62,12 +62,12 @@ def test_work_is_counted_once_and_reaches_the_driver(tenant: Tenant, name: str, 
 def test_a_kernel_waits_at_a_closed_gate_until_it_opens(tenant: Tenant, name: str, arguments: str) -> None:
     program = caller(tenant, f"{name}{arguments}")
     tenant.page.set_gate(0, 0, closed=True)
-    program.tell()
+    program.proceed()
     eventually(lambda: tenant.use().launches == 1)
     time.sleep(0.02)
     assert program.process.poll() is None
     tenant.page.set_gate(0, 0, closed=False)
-    assert program.said() == {"result": 0}
+    assert program.answer() == {"result": 0}
     assert tenant.use().rescued == 0
 
 
@@ -78,12 +78,12 @@ def test_an_opened_gate_wakes_those_who_wait_at_once(tenant: Tenant) -> None:
     for launches in range(1, 9):
         tenant.beat()
         tenant.page.set_gate(0, 0, closed=True)
-        program.tell()
+        program.proceed()
         eventually(lambda wanted=launches: tenant.use().launches == wanted)  # type: ignore[misc]
         time.sleep(0.01)
         began = time.monotonic()
         tenant.page.set_gate(0, 0, closed=False)
-        program.said()
+        program.answer()
         took.append(time.monotonic() - began)
     assert min(took) < 0.02
     assert sorted(took)[4] < 0.09
@@ -93,8 +93,8 @@ def test_an_opened_gate_wakes_those_who_wait_at_once(tenant: Tenant) -> None:
 def test_copies_waits_queries_and_frees_are_never_gated(tenant: Tenant, name: str, arguments: str) -> None:
     program = caller(tenant, f"{name}{arguments}")
     tenant.page.set_gate(0, 0, closed=True)
-    program.tell()
-    assert "result" in program.said()
+    program.proceed()
+    assert "result" in program.answer()
 
 
 def test_a_capturing_stream_is_never_gated(tenant: Tenant) -> None:
@@ -102,10 +102,10 @@ def test_a_capturing_stream_is_never_gated(tenant: Tenant) -> None:
         context(); S = stream(); alloc(1); cuda.cuStreamBeginCapture_v2(S, 0)
         say(); heard(); say(result=launch(S))
     """)
-    program.said()
+    program.answer()
     tenant.page.set_gate(0, 0, closed=True)
-    program.tell()
-    assert program.said() == {"result": 0}
+    program.proceed()
+    assert program.answer() == {"result": 0}
 
 
 def test_a_gate_whose_daemon_is_gone_opens_by_itself_and_that_counts_once(tenant: Tenant) -> None:
@@ -113,12 +113,12 @@ def test_a_gate_whose_daemon_is_gone_opens_by_itself_and_that_counts_once(tenant
     tenant.page.set_gate(0, 0, closed=True)
     tenant.beat()
     began = time.monotonic()
-    program.tell()
-    assert program.said() == {"result": 0}
+    program.proceed()
+    assert program.answer() == {"result": 0}
     assert 0.4 < time.monotonic() - began < 2.0
     for _ in range(3):
-        program.tell()
-        program.said()
+        program.proceed()
+        program.answer()
     assert tenant.use().rescued == 1
     assert tenant.use().gate == 1  # the daemon's word, left as it is
 
@@ -126,7 +126,7 @@ def test_a_gate_whose_daemon_is_gone_opens_by_itself_and_that_counts_once(tenant
 def test_a_gate_stays_closed_while_the_daemon_lives(tenant: Tenant) -> None:
     program = caller(tenant, "cuLaunch(None)")
     tenant.page.set_gate(0, 0, closed=True)
-    program.tell()
+    program.proceed()
     for _ in range(20):
         tenant.beat()
         time.sleep(0.05)
@@ -134,7 +134,7 @@ def test_a_gate_stays_closed_while_the_daemon_lives(tenant: Tenant) -> None:
     assert tenant.use().rescued == 0
     tenant.page.set_word(0, 0, GATE, 0)  # without waking it: it looks by itself
     began = time.monotonic()
-    assert program.said() == {"result": 0}
+    assert program.answer() == {"result": 0}
     assert time.monotonic() - began < 1.0
 
 
@@ -142,17 +142,17 @@ def test_a_heartbeat_from_the_future_is_no_heartbeat(tenant: Tenant) -> None:
     program = caller(tenant, "cuLaunch(None)")
     tenant.page.set_gate(0, 0, closed=True)
     tenant.beat(age=-3600)
-    program.tell()
-    assert program.said() == {"result": 0}
+    program.proceed()
+    assert program.answer() == {"result": 0}
     assert tenant.use().rescued == 1
 
 
 def test_waits_are_shown_while_they_last(tenant: Tenant) -> None:
     program = tenant.start("context(); alloc(1); cuda.fake_hold(1); say(); cuda.cuCtxSynchronize(); say(); heard()")
-    program.said()
+    program.answer()
     eventually(lambda: tenant.use().waiting == 1)
     (tenant.folder / "go").touch()
-    program.said()
+    program.answer()
     assert tenant.use().waiting == 0
 
 
@@ -166,8 +166,8 @@ def test_busy_time_runs_from_a_kernel_to_the_end_of_a_wait(tenant: Tenant) -> No
     )
 
     def step() -> None:
-        program.tell()
-        program.said()
+        program.proceed()
+        program.answer()
 
     step()
     assert tenant.use().busy_since_ns == 0  # a copy is no work of the compute engine
@@ -194,13 +194,13 @@ def test_an_armed_wake_is_sent_by_the_next_launch_once(tenant: Tenant) -> None:
         for _ in range(5): launch()
         say(); heard()
     """)
-    program.said()
+    program.answer()
     connection, _ = listener.accept()
     connection.settimeout(5)
     assert isinstance(receive(connection), Hello)
     tenant.page.set_word(0, 0, WAKE, 1)
-    program.tell()
-    program.said()
+    program.proceed()
+    program.answer()
     wakes = 0
     connection.settimeout(0.3)
     try:
@@ -227,7 +227,7 @@ def test_each_card_has_its_own_line(tenant: Tenant) -> None:
 
 def test_errno_is_left_as_it_was(tenant: Tenant) -> None:
     tenant.grant(None)
-    said = tenant.run("""
+    answer = tenant.run("""
         mine = ctypes.CDLL("libcuda.so.1", use_errno=True)
         context()
         seen = []
@@ -236,4 +236,4 @@ def test_errno_is_left_as_it_was(tenant: Tenant) -> None:
             ctypes.set_errno(77); call(); seen.append(ctypes.get_errno())
         say(seen=seen)
     """)
-    assert said == {"seen": [77] * 4}
+    assert answer == {"seen": [77] * 4}

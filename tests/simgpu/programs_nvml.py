@@ -72,19 +72,19 @@ def nvml_without_driver() -> str:
 def nvml_lost() -> list[str]:
     """What pynvml says of the first card, which is off the bus; of the second it says the same things as ever."""
     pynvml.nvmlInit()
-    said = []
+    answers = []
     for call in (pynvml.nvmlDeviceGetHandleByIndex, _uuid_of_second):
         try:
-            said.append(str(call(0)))
+            answers.append(str(call(0)))
         except pynvml.NVMLError_GpuIsLost:
-            said.append("lost")
+            answers.append("lost")
     nvml = Nvml()
     listed = [card.uuid for card in nvml.cards()]
     try:
         nvml.memory("GPU-5106f000-51b6-4a11-9000-000000000000")
     except NvmlError as error:
-        said.append("lost" if error.lost else str(error))
-    return [*said, *listed]
+        answers.append("lost" if error.lost else str(error))
+    return [*answers, *listed]
 
 
 def _uuid_of_second(_: int) -> str:

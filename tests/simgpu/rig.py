@@ -249,10 +249,10 @@ class Tenant:
 
     def result(self) -> Any:
         """What the program returned."""
-        said = self.hear()
+        result = self.hear()
         assert self.process.wait(PATIENCE) == 0
         self.link.close()
-        return said
+        return result
 
     def rm_file(self) -> RmFile:
         """A dup of the process's RM file, as its shim would hand it over. The program must listen (`serve`)."""

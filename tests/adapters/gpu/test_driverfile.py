@@ -68,10 +68,10 @@ def test_driverfile_that_is_missing_and_not_wanted_is_none(places: tuple[Path, .
 def test_driverfile_that_is_missing_and_wanted_names_the_command(places: tuple[Path, ...]) -> None:
     with pytest.raises(DriverFileError) as error:
         DriverFile(wanted=True, places=places).read()
-    said = str(error.value)
-    assert said.startswith("--driver cdi: none of ")
-    assert all(str(place) in said for place in places)
-    assert "nvidia-ctk cdi generate" in said
+    message = str(error.value)
+    assert message.startswith("--driver cdi: none of ")
+    assert all(str(place) in message for place in places)
+    assert "nvidia-ctk cdi generate" in message
 
 
 @pytest.mark.parametrize("content", [b"{kind: [", b"\xff\xfe\x00"], ids=["no YAML", "no text"])

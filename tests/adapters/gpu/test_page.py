@@ -76,9 +76,9 @@ def child() -> Iterator[Child]:
         return started
 
     yield start
-    for each in children:
-        each.kill()
-        each.communicate()
+    for child in children:
+        child.kill()
+        child.communicate()
 
 
 def raw(page: Page) -> bytes:
@@ -86,11 +86,11 @@ def raw(page: Page) -> bytes:
 
 
 def test_page_has_the_tenants_limits(page: Page) -> None:
-    said = raw(page)
-    assert len(said) == SIZE
-    assert struct.unpack_from("<4I", said) == (pages.MAGIC, pages.VERSION, 2, SLOTS)
-    assert struct.unpack_from("<48sQQ", said, 64) == (b"GPU-one".ljust(48, b"\0"), 10 * GIB, 0)
-    assert struct.unpack_from("<48sQQ", said, 64 + 128) == (b"GPU-two".ljust(48, b"\0"), UNLIMITED, 0)
+    content = raw(page)
+    assert len(content) == SIZE
+    assert struct.unpack_from("<4I", content) == (pages.MAGIC, pages.VERSION, 2, SLOTS)
+    assert struct.unpack_from("<48sQQ", content, 64) == (b"GPU-one".ljust(48, b"\0"), 10 * GIB, 0)
+    assert struct.unpack_from("<48sQQ", content, 64 + 128) == (b"GPU-two".ljust(48, b"\0"), UNLIMITED, 0)
 
 
 def test_a_heartbeat_is_per_card(page: Page) -> None:
@@ -189,8 +189,8 @@ def test_opening_the_gate_wakes_waiting_threads(page: Page, child: Child) -> Non
         if Path(f"/proc/{waiting.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S":
             break
     page.set_gate(4, 1, closed=False)
-    said = waiting.stdout.readline().split()
-    assert said[1] == "0"  # the gate is open, and it did not sleep for its twenty seconds
+    words = waiting.stdout.readline().split()
+    assert words[1] == "0"  # the gate is open, and it did not sleep for its twenty seconds
 
 
 def test_refusals_are_counted_over_all_processes(page: Page) -> None:
@@ -251,7 +251,7 @@ def test_page_writes_do_not_wait_for_an_owner_that_extends_it(child: Child) -> N
             time.sleep(0.01)  # so that it is at any point of it
         assert page.trouble is None
         page.close()
-    assert sum(each > 0.02 for each in waited) < 5  # by the file's lock it is nearly every time
+    assert sum(seconds > 0.02 for seconds in waited) < 5  # by the file's lock it is nearly every time
 
 
 def test_cut_truncates_an_extended_page_and_loses_nothing(page: Page) -> None:

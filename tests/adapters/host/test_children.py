@@ -64,8 +64,8 @@ def test_a_child_does_not_outlive_us(tmp_path: Path) -> None:
         "import os, sys; from aliquot.adapters.host.children import spawn;"
         f"print(spawn(['sleep', '600'], {PATH}, ['/'], '{tmp_path}/log'), flush=True); os.kill(os.getpid(), 9)"
     )
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    eventually(lambda: not os.path.exists(f"/proc/{said.stdout.strip()}"))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    eventually(lambda: not os.path.exists(f"/proc/{done.stdout.strip()}"))
 
 
 def test_spawn_refuses_words_that_cannot_be_passed(tmp_path: Path) -> None:

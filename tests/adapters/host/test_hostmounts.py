@@ -110,8 +110,8 @@ def test_fetch_without_privilege_says_so(host: Path, kubelet: Path) -> None:
         "try:\n    hostmounts.fetch(kubelet, {host: 0o755})\n"
         "except hostmounts.HostAccessError as error:\n    print(json.dumps(str(error)))\n"
     )
-    said = contained(host, kubelet, code, wrapper=("setpriv", "--bounding-set=-all", "--inh-caps=-all"))
-    assert said == "the host's files cannot be reached: the container is not privileged"
+    error = contained(host, kubelet, code, wrapper=("setpriv", "--bounding-set=-all", "--inh-caps=-all"))
+    assert error == "the host's files cannot be reached: the container is not privileged"
 
 
 def test_listener_of_a_dead_socket_raises_oserror(tmp_path: Path) -> None:

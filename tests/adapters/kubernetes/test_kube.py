@@ -98,9 +98,9 @@ def test_apierror_has_status_reason_and_message() -> None:
         ('{"reason":null}', '{"reason":null}'),
     ],
 )
-def test_apierror_of_a_proxys_answer(said: str, message: str) -> None:
+def test_apierror_of_a_proxys_answer(body: str, message: str) -> None:
     async def scene(server: ApiServer, kube: Kube) -> None:
-        server.faults.append(text(502, said))
+        server.faults.append(text(502, body))
         with pytest.raises(ApiError) as refused:
             await kube.get(POD)
         assert (refused.value.status, refused.value.message) == (502, message)

@@ -227,9 +227,9 @@ def test_a_login_program_that_is_missing_is_named_with_its_install_hint(tmp_path
 )
 def test_a_login_program_that_fails_is_named(tmp_path: Path, body: str, why: str) -> None:
     credential = read_kubeconfig(written(tmp_path, config(user=plugin(tmp_path, body)))).credential
-    with pytest.raises(KubeConfigError, match=why) as told:
+    with pytest.raises(KubeConfigError, match=why) as refused:
         credential.token(0.0)
-    assert sys.executable in str(told.value)
+    assert sys.executable in str(refused.value)
 
 
 def test_a_login_program_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -311,10 +311,10 @@ HTTPS = {"server": "https://127.0.0.1:1"}
 )
 def test_a_kubeconfig_that_cannot_be_used_says_where_and_why(tmp_path: Path, content: object, says: str) -> None:
     path = written(tmp_path, content)
-    with pytest.raises(KubeConfigError) as told:
+    with pytest.raises(KubeConfigError) as refused:
         read_kubeconfig(path)
-    assert says in str(told.value)
-    assert str(tmp_path) in str(told.value)
+    assert says in str(refused.value)
+    assert str(tmp_path) in str(refused.value)
 
 
 @pytest.mark.parametrize("broken", [{"env": [5]}, {"env": "text"}, {"env": [{"name": "a"}]}, {"args": 5}], ids=str)
@@ -414,8 +414,8 @@ def test_a_named_file_goes_before_the_environment_the_account_and_home(
     assert find_server().url == "http://home"
     in_a_pod(bare, monkeypatch, authority)
     assert find_server().url == "https://10.0.0.1:6443"
-    told = written(bare, config({"server": "http://environment"}), "env")
-    monkeypatch.setenv("KUBECONFIG", f"{bare}/not-there:{told}")
+    path = written(bare, config({"server": "http://environment"}), "env")
+    monkeypatch.setenv("KUBECONFIG", f"{bare}/not-there:{path}")
     assert find_server().url == "http://environment"
     assert find_server(written(bare, config({"server": "http://named"}), "named")).url == "http://named"
 
@@ -448,10 +448,10 @@ def test_passed_over_lists_missing_kubeconfigs_when_the_pods_account_is_used(
 
 
 def test_find_server_without_any_source_says_where_it_looked_and_the_fix(bare: Path) -> None:
-    with pytest.raises(KubeConfigError) as told:
+    with pytest.raises(KubeConfigError) as refused:
         find_server()
     for word in ("$KUBECONFIG", str(bare / "account"), ".kube/config", "--kubeconfig"):
-        assert word in str(told.value)
+        assert word in str(refused.value)
 
 
 def test_find_server_names_the_missing_files_of_kubeconfig(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:

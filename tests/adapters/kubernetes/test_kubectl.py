@@ -77,8 +77,8 @@ def test_the_environment_may_name_another_kubectl(cluster: PaperCluster, monkeyp
         ("", "printed nothing"),
     ],
 )
-def test_kubectl_errors_are_one_line_with_advice(cluster: PaperCluster, said: str, advice: str) -> None:
-    cluster.answer("/api/v1/nodes", said)
+def test_kubectl_errors_are_one_line_with_advice(cluster: PaperCluster, output: str, advice: str) -> None:
+    cluster.answer("/api/v1/nodes", output)
     result = invoked(inspect)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.count("\n") == 1

@@ -35,7 +35,7 @@ class Sink:
     """Remembers what it was told."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []  # what, and of which
+        self.reported: list[tuple[str, str]] = []  # what, and of which
         self.known: dict[str, int] = {}
         self.versions: dict[str, list[int]] = {}
         self.drifts: list[int] = []
@@ -46,12 +46,12 @@ class Sink:
         self.in_list = True
 
     def changed(self, item: Thing) -> None:
-        self.told.append(("changed", item.metadata.name))
+        self.reported.append(("changed", item.metadata.name))
         self.known[item.metadata.name] = item.size
         self.versions.setdefault(item.metadata.name, []).append(int(item.metadata.resource_version))
 
     def gone(self, key: str) -> None:
-        self.told.append(("gone", key))
+        self.reported.append(("gone", key))
         del self.known[key]
 
     def listed(self, drift: int) -> None:
@@ -61,7 +61,7 @@ class Sink:
 
     def forget(self) -> None:
         """What was told so far is not what the test is about."""
-        self.told.clear()
+        self.reported.clear()
 
 
 class Rig:
@@ -130,8 +130,8 @@ def test_reflector_reports_the_list_and_then_each_change_once_in_order() -> None
         rig.server.put("a", size=2)
         rig.server.remove("b")
         rig.server.put("b", size=3)
-        await until(lambda: len(rig.sink.told) >= 7)
-        assert rig.sink.told == [
+        await until(lambda: len(rig.sink.reported) >= 7)
+        assert rig.sink.reported == [
             *(("changed", name) for name in "abc"),
             ("changed", "d"),
             ("changed", "a"),
@@ -147,7 +147,7 @@ def test_reflector_reports_the_list_and_then_each_change_once_in_order() -> None
 def test_an_empty_collection_is_a_collection() -> None:
     async def scene(rig: Rig) -> None:
         await rig.synced()
-        assert (rig.sink.told, rig.sink.drifts) == ([], [0])
+        assert (rig.sink.reported, rig.sink.drifts) == ([], [0])
 
     play(scene)
 
@@ -164,7 +164,7 @@ def test_a_list_is_read_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
             ("2", True),
             ("2", True),
         ]
-        assert [each.query["resourceVersion"] for each in rig.server.asked(watch=True)] == ["105"]
+        assert [call.query["resourceVersion"] for call in rig.server.asked(watch=True)] == ["105"]
 
     def before(server: ApiServer) -> None:
         for name in "abcde":
@@ -182,10 +182,10 @@ def test_reflector_reports_nothing_before_the_after_event() -> None:
             following = asyncio.create_task(rig.reflector.run())
             await until(lambda: server.asked(watch=False))
             await asyncio.sleep(0.02)
-            assert rig.sink.told == []
+            assert rig.sink.reported == []
             first.set()
             await rig.synced()
-            assert len(rig.sink.told) == 3
+            assert len(rig.sink.reported) == 3
             following.cancel()
 
     asyncio.run(scene())
@@ -201,7 +201,7 @@ def test_watch_lines_in_pieces_are_put_together() -> None:
             rig.server.say(line[at : at + 7])
             await asyncio.sleep(0.001)
         await rig.same()
-        assert rig.sink.told == [("changed", "d")]
+        assert rig.sink.reported == [("changed", "d")]
 
     play(scene, before=three)
 
@@ -212,7 +212,7 @@ def test_many_changes_in_one_chunk_are_all_reported() -> None:
         for at in range(200):
             rig.server.put(f"x{at}")
         await rig.same()
-        assert [name for _, name in rig.sink.told] == [f"x{at}" for at in range(200)]
+        assert [name for _, name in rig.sink.reported] == [f"x{at}" for at in range(200)]
 
     play(scene)
 
@@ -254,7 +254,7 @@ def test_a_watch_resumes_where_it_stood_and_reports_nothing_twice_when(breaks: C
         rig.server.put("a", size=7)
         rig.server.remove("c")
         await rig.same()
-        assert rig.sink.told == [("changed", "a"), ("gone", "c")]
+        assert rig.sink.reported == [("changed", "a"), ("gone", "c")]
         assert len(rig.server.asked(watch=False)) == 1
         assert rig.server.asked(watch=True)[-1].query["resourceVersion"] == "104"
 
@@ -301,7 +301,7 @@ def test_after_410_reflector_lists_and_reports_only_differences(in_stream: bool)
         rig.server.put("d", quietly=True)
         rig.server.compact()
         await rig.same()
-        assert rig.sink.told == [("changed", "a"), ("changed", "d"), ("gone", "b")]
+        assert rig.sink.reported == [("changed", "a"), ("changed", "d"), ("gone", "b")]
         assert (rig.reflector.relists, rig.reflector.drift, rig.sink.drifts) == (1, 3, [0, 3])
         await until(lambda: rig.server.watching)
         rig.server.put("e")
@@ -321,7 +321,7 @@ def test_a_list_that_expires_between_two_pages_is_begun_anew_and_reports_nothing
 
     async def scene(rig: Rig) -> None:
         await rig.synced()
-        assert rig.sink.told == [("changed", name) for name in "abc"]
+        assert rig.sink.reported == [("changed", name) for name in "abc"]
 
     play(scene, before=before)
 
@@ -340,7 +340,7 @@ def test_a_list_that_fails_reports_nothing_and_is_repeated(fault: Any, monkeypat
 
     async def scene(rig: Rig) -> None:
         await rig.synced()
-        assert rig.sink.told == [("changed", name) for name in "abc"]
+        assert rig.sink.reported == [("changed", name) for name in "abc"]
         assert rig.sink.drifts == [0]
 
     play(scene, before=before)
@@ -353,7 +353,7 @@ def test_an_object_recreated_during_an_outage_is_reported_as_changed() -> None:
         rig.server.remove("a", quietly=True)
         rig.server.put("a", quietly=True, size=9)
         await rig.reflector.relist()
-        assert rig.sink.told == [("changed", "a")]
+        assert rig.sink.reported == [("changed", "a")]
         assert rig.sink.known["a"] == 9
 
     play(scene, before=three)
@@ -367,11 +367,11 @@ def test_a_relist_reports_and_counts_drift() -> None:
         await rig.synced()
         rig.sink.forget()
         await rig.reflector.relist()
-        assert (rig.sink.told, rig.reflector.relists, rig.reflector.drift) == ([], 1, 0)
+        assert (rig.sink.reported, rig.reflector.relists, rig.reflector.drift) == ([], 1, 0)
         rig.server.put("a", size=4, quietly=True)
         rig.server.remove("c", quietly=True)
         await rig.reflector.relist()
-        assert rig.sink.told == [("changed", "a"), ("gone", "c")]
+        assert rig.sink.reported == [("changed", "a"), ("gone", "c")]
         assert (rig.reflector.relists, rig.reflector.drift) == (2, 2)
         rig.server.put("e")
         await rig.same()
@@ -422,10 +422,10 @@ def test_report_all_again_reports_everything_and_counts_no_drift() -> None:
         rig.sink.forget()
         rig.reflector.report_all_again()
         await rig.reflector.relist()
-        assert rig.sink.told == [("changed", name) for name in "abc"]
+        assert rig.sink.reported == [("changed", name) for name in "abc"]
         assert rig.reflector.drift == 0
         await rig.reflector.relist()
-        assert len(rig.sink.told) == 3
+        assert len(rig.sink.reported) == 3
 
     play(scene, before=three)
 
@@ -442,7 +442,7 @@ def test_report_all_again_holds_while_a_list_is_under_way() -> None:
         second = asyncio.create_task(rig.reflector.relist())
         late.set()
         await asyncio.gather(first, second)
-        assert {name for _, name in rig.sink.told} == set("abc")
+        assert {name for _, name in rig.sink.reported} == set("abc")
 
     play(scene, before=three, seconds=5.0)
 
@@ -461,12 +461,12 @@ def test_observe_reports_newer_objects_once() -> None:
         rig.reflector.observe(thing("a", 110, size=5))
         rig.reflector.observe(thing("a", 101, size=1))  # older than what is known
         rig.reflector.observe(thing("b", 102, size=1))  # known
-        assert rig.sink.told == [("changed", "a")]
+        assert rig.sink.reported == [("changed", "a")]
         rig.server.version = 109
         rig.server.put("a", size=5)  # the watch tells the same
         rig.server.put("a", size=6)
         await until(lambda: rig.sink.known["a"] == 6)
-        assert rig.sink.told == [("changed", "a"), ("changed", "a")]
+        assert rig.sink.reported == [("changed", "a"), ("changed", "a")]
 
     play(scene, before=three)
 
@@ -478,7 +478,7 @@ def test_observe_does_not_bring_back_deleted_objects() -> None:
         await rig.same()
         rig.sink.forget()
         rig.reflector.observe(thing("a", 101, size=1))
-        assert rig.sink.told == []
+        assert rig.sink.reported == []
 
     play(scene, before=three)
 
@@ -497,7 +497,7 @@ def test_observe_is_not_undone_by_a_list_under_way() -> None:
         rig.sink.forget()
         late.set()
         await asked
-        assert rig.sink.told == []
+        assert rig.sink.reported == []
         assert rig.sink.known == sizes(rig.server)
 
     play(scene, before=three)
@@ -579,14 +579,14 @@ def test_the_next_list_reports_what_a_sink_failed_at(at: str) -> None:
         rig.server.put("z", quietly=True)
         for name in "ac":
             rig.server.remove(name, quietly=True)
-        told, failing = getattr(rig.sink, at), True
+        report, failing = getattr(rig.sink, at), True
 
         def fail_once(what: Any) -> None:
             nonlocal failing
             if failing:
                 failing = False
                 raise RuntimeError("broken")
-            told(what)
+            report(what)
 
         setattr(rig.sink, at, fail_once)
         asked = asyncio.create_task(rig.reflector.relist())

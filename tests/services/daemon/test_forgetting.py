@@ -58,9 +58,9 @@ def test_the_scheduler_keeps_nothing_of_a_pod_that_is_gone() -> None:
     cluster = Cluster("binpack", shortlist=1)
     cluster.set_node(live_node("n1", 16, labels=SHARED))
     for name in ("first", "leaver", "next"):  # the first of a kind, and the latest of all, are kept as examples
-        told = pod_json(name)
-        cluster.set_pod(as_pod(told))
-        claim = claim_of(cluster, as_pod(told))
+        pod = pod_json(name)
+        cluster.set_pod(as_pod(pod))
+        claim = claim_of(cluster, as_pod(pod))
         assert list(cluster.filter(claim, ["n1"]).fit) == ["n1"]
         _, best = cluster.rank(claim, ["n1"])
         assert best is not None
@@ -68,7 +68,7 @@ def test_the_scheduler_keeps_nothing_of_a_pod_that_is_gone() -> None:
         placed, node = cluster.assume(claim, "n1"), cluster.board.node("n1")
         assert not isinstance(placed, list)
         assert node is not None
-        cluster.set_pod(as_pod(bound_json(told, claim, placed.grant, node, cluster.rules)))
+        cluster.set_pod(as_pod(bound_json(pod, claim, placed.grant, node, cluster.rules)))
         assert keepers(cluster, f"uid-{name}"), "while it is there it is known"
         cluster.drop_pod(f"ns/{name}")
     assert keepers(cluster, "uid-leaver") == []

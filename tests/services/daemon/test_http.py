@@ -30,14 +30,14 @@ def answers(*requests: bytes) -> list[bytes]:
         await runner.setup()
         try:
             await web.TCPSite(runner, "127.0.0.1", 0).start()
-            said = []
+            lines = []
             for request in requests:
                 reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
                 writer.write(request)
-                said.append(await reader.readline())
+                lines.append(await reader.readline())
                 writer.close()
                 await writer.wait_closed()
-            return said
+            return lines
         finally:
             await runner.cleanup()
 
@@ -46,16 +46,16 @@ def answers(*requests: bytes) -> list[bytes]:
 
 def test_malformed_http_is_answered_400_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        said = answers(
+        lines = answers(
             b"\x16\x03\x01\x02\x00\r\n\r\n", b"GET / HTTP/9\r\n\r\n", b"POST / HTTP/1.1\r\nContent-Length: x\r\n\r\n"
         )
-    assert {line.split(b" ")[1] for line in said} == {b"400"}
+    assert {line.split(b" ")[1] for line in lines} == {b"400"}
     assert caplog.records == []
 
 
 def test_an_error_of_a_handler_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    (said,) = answers(b"GET /broken HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
-    assert b"500" in said
+    (lines,) = answers(b"GET /broken HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    assert b"500" in lines
     assert "RuntimeError: ours" in caplog.text
 
 
@@ -73,19 +73,19 @@ async def visitor(listener: socket.socket, sent: bytes) -> AsyncIterator[asyncio
 
 def test_serve_limited_closes_connections_beyond_the_limit() -> None:
     async def scenario() -> list[bytes]:
-        said = []
+        lines = []
         listener = socket.create_server(("127.0.0.1", 0))
         runner = make_runner(web.Application())
         async with serve_limited(runner, listener, 1):
             async with visitor(listener, _QUESTION) as first:
-                said.append(await first.readline())
+                lines.append(await first.readline())
                 async with visitor(listener, b"") as second:
-                    said.append(await second.read())
+                    lines.append(await second.read())
             while runner.server is not None and runner.server.connections:  # until it is noticed
                 await asyncio.sleep(0)
             async with visitor(listener, _QUESTION) as third:
-                said.append(await third.readline())
-        return said
+                lines.append(await third.readline())
+        return lines
 
     first, second, third = asyncio.run(scenario())
     assert (first, second, third) == (b"HTTP/1.1 404 Not Found\r\n", b"", first)

@@ -42,7 +42,7 @@ def lines(status: Status) -> list[str]:
 
 def test_metrics_have_every_figure_of_a_tenant() -> None:
     labels = '{card="0",class="offline",tenant="train",uuid="GPU-0"}'
-    told = lines(a_status())
+    exposed = lines(a_status())
     for expected in (
         f"aliquot_tenant_share_ratio{labels} 0.25",
         f"aliquot_tenant_memory_used_bytes{labels} 5.0",
@@ -55,14 +55,14 @@ def test_metrics_have_every_figure_of_a_tenant() -> None:
         "# TYPE aliquot_tenant_preemptions_total counter",
         "# TYPE aliquot_tenant_share_ratio gauge",
     ):
-        assert expected in told
-    assert any(line.startswith("aliquot_build_info{version=") for line in told)
+        assert expected in exposed
+    assert any(line.startswith("aliquot_build_info{version=") for line in exposed)
 
 
 def test_metrics_leave_out_unknown_values() -> None:
-    told = "\n".join(lines(a_status(share=None)))
-    assert "aliquot_tenant_share_ratio{" not in told
-    assert "aliquot_card_memory_used_bytes{" not in told
+    exposed = "\n".join(lines(a_status(share=None)))
+    assert "aliquot_tenant_share_ratio{" not in exposed
+    assert "aliquot_card_memory_used_bytes{" not in exposed
 
 
 def test_metrics_escape_labels_and_use_ratios() -> None:

@@ -72,7 +72,7 @@ class TestRegistration:
         until(lambda: rig.driver.slices.get((11, 1)) == ALONE)
         rig.driver.slices[11, 1] = 2048  # libcuda sets its own at the end of making a context
         guest.group(11, rig.rm_file).group(11, rig.rm_file, group=2).done(2)
-        until(lambda: [rig.driver.slices.get((11, each)) for each in (1, 2)] == [ALONE, ALONE], "the slices")
+        until(lambda: [rig.driver.slices.get((11, group)) for group in (1, 2)] == [ALONE, ALONE], "the slices")
         until(lambda: rig.held_files() == 2, "the end of the former files")
 
     def test_registering_fewer_groups_drops_the_rest(self, rig: Rig) -> None:
@@ -383,7 +383,7 @@ class TestHeartbeat:
         rig.driver.slices[11, 1] = rig.driver.slices[22, 1] = STOCK
         loop._inbox.put(lambda now: setattr(loop, "_beaten", now - 10.0))
         until(lambda: not rig.driver.runs(22), "the pause again")
-        until(lambda: [rig.driver.slices[each, 1] for each in (11, 22)] == [slices.LONG, slices.TINY], "the slices")
+        until(lambda: [rig.driver.slices[client, 1] for client in (11, 22)] == [slices.LONG, slices.TINY], "the slices")
 
     def test_a_context_that_resumed_itself_is_paused_again_but_seldom(self, rig: Rig) -> None:
         online = rig.registered(rig.tenant("on", ONLINE), 11)
@@ -510,9 +510,9 @@ class TestComingAndGoing:
         for name, process in (("a", 11), ("b", 22)):
             rig.registered(rig.tenant(name), process).launch()
         equal = slices.FAIR + slices.SWITCH
-        until(lambda: [rig.driver.slices[each, 1] for each in (11, 22)] == [equal, equal], "the slices")
+        until(lambda: [rig.driver.slices[client, 1] for client in (11, 22)] == [equal, equal], "the slices")
         rig.daemon.stop()
-        assert [rig.driver.slices[each, 1] for each in (11, 22)] == [equal, equal]
+        assert [rig.driver.slices[client, 1] for client in (11, 22)] == [equal, equal]
 
     def test_a_daemon_that_ends_leaves_nobody_paused_and_no_gate_closed(self, rig: Rig) -> None:
         online = rig.registered(rig.tenant("on", ONLINE), 11)
@@ -558,7 +558,7 @@ class TestComingAndGoing:
         os.link(tmp_path / "docker.sock", tmp_path / ".sock.3")
         with pytest.raises(FileExistsError):
             tenantfolder._give(tmp_path / ".sock.3", 65534)
-        assert {os.stat(tmp_path / each).st_uid for each in ("precious", "docker.sock")} == {os.getuid()}
+        assert {os.stat(tmp_path / name).st_uid for name in ("precious", "docker.sock")} == {os.getuid()}
 
 
 class TestAudit:

@@ -88,12 +88,12 @@ _said = st.tuples(st.binary(max_size=900) | _head | _group, st.integers(0, 10))
 
 
 @quick
-@given(hello=st.booleans(), said=st.lists(_said, max_size=12))
-def test_registrar_survives_any_message(court: Court, hello: bool, said: list[tuple[bytes, int]]) -> None:
+@given(hello=st.booleans(), messages=st.lists(_said, max_size=12))
+def test_registrar_survives_any_message(court: Court, hello: bool, messages: list[tuple[bytes, int]]) -> None:
     guest = court.attack()
     if hello:
         guest.hello()
-    for data, files in said:
+    for data, files in messages:
         send(guest, data, [0] * files)
     guest.close()
     court.is_in_order()

@@ -67,7 +67,7 @@ class TestPodFolder:
         finally:
             os.umask(former)
         assert (mode(folder), mode(folder / "page"), mode(folder / "sock")) == (0o755, 0o666, 0o666)
-        assert {os.lstat(each).st_uid for each in (folder, folder / "page", folder / "sock")} == {os.getuid()}
+        assert {os.lstat(path).st_uid for path in (folder, folder / "page", folder / "sock")} == {os.getuid()}
 
     def test_a_pods_folder_is_not_reachable_without_its_mount(self, rig: Rig) -> None:
         assert mode(add(rig).parent) == 0o700
@@ -79,8 +79,8 @@ class TestPodFolder:
         (folder / "page").touch(0o600)
         (folder / "sock").touch(0o600)
         (folder / f".sock.{os.getpid()}").touch(0o600)
-        for each in (folder, folder / "page"):
-            os.chown(each, NOBODY, -1)
+        for path in (folder, folder / "page"):
+            os.chown(path, NOBODY, -1)
         page = os.stat(folder / "page").st_ino
         add(rig)
         assert (mode(folder), mode(folder / "page"), mode(folder / "sock")) == (0o755, 0o666, 0o666)
@@ -91,9 +91,9 @@ class TestPodFolder:
         folder = add(rig)
         pods[rig.pid((folder, 0))] = POD
         guest = seated(rig, folder, 11)
-        inodes = [os.stat(folder / each).st_ino for each in ("page", "sock")]
+        inodes = [os.stat(folder / name).st_ino for name in ("page", "sock")]
         add(rig)
-        assert [os.stat(folder / each).st_ino for each in ("page", "sock")] == inodes
+        assert [os.stat(folder / name).st_ino for name in ("page", "sock")] == inodes
         assert not guest.ended()
 
     @pytest.mark.parametrize("taken", ["page", "sock", "all"])

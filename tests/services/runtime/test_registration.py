@@ -60,8 +60,8 @@ class House:
             self.registrar.remove(tenancy)
             tenancy.page.close()
         self.registrar.close()
-        for each in self.sockets:
-            each.close()
+        for connection in self.sockets:
+            connection.close()
 
 
 def say(guest: socket.socket, kind: int, *words: int) -> None:
