@@ -41,9 +41,7 @@ def test_the_agent_runs_nowhere_else(agent: Json, labels: Json) -> None:
 
 @pytest.mark.parametrize("theirs", [AMD, HUAWEI], ids=str)
 @pytest.mark.parametrize("labels", [QGPU, {"gpushare": "true"}, *FOUND_BY_NFD], ids=str)
-def test_a_node_that_is_said_to_be_amds_or_huaweis_is_theirs_whatever_else_it_says(
-    agent: Json, theirs: Json, labels: Json
-) -> None:
+def test_agent_avoids_nodes_labelled_amd_or_huawei(agent: Json, theirs: Json, labels: Json) -> None:
     assert not runs_on(agent, {**LINUX, **labels, **theirs})
 
 
@@ -60,12 +58,12 @@ def test_the_taints_of_gpu_nodes_do_not_keep_the_agent_away(agent: Json) -> None
 
 
 @pytest.mark.parametrize("resource", THEIRS)
-def test_their_pods_are_not_ours(resource: str) -> None:
+def test_pods_of_other_vendors_are_ignored(resource: str) -> None:
     assert parse_pod(a_pod("theirs", a_container(limits={resource: 1}), nodeSelector=AMD)) is None
 
 
 @pytest.mark.parametrize("resource", THEIRS)
-def test_the_webhook_leaves_their_pods_as_they_are(resource: str) -> None:
+def test_webhook_passes_pods_of_other_vendors(resource: str) -> None:
     pod = a_pod("theirs", a_container(limits={resource: 1}))
     request = {"uid": "u", "kind": {"group": "", "kind": "Pod"}, "operation": "CREATE", "object": pod}
     body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
@@ -74,7 +72,7 @@ def test_the_webhook_leaves_their_pods_as_they_are(resource: str) -> None:
     assert said["response"] == {"uid": "u", "allowed": True}
 
 
-def test_neither_kube_scheduler_nor_the_api_server_is_told_to_ask_us_about_them() -> None:
+def test_configurations_exclude_other_vendors() -> None:
     told = json.dumps(
         [
             webhook_configuration(b"CA", ServiceRef("aliquot-system", "aliquot-webhook")),
@@ -85,14 +83,14 @@ def test_neither_kube_scheduler_nor_the_api_server_is_told_to_ask_us_about_them(
 
 
 @pytest.mark.parametrize("labels", [AMD, HUAWEI, {**AMD, MODE: "sgn"}], ids=str)
-def test_nothing_is_written_to_their_nodes(labels: Json) -> None:
+def test_upkeep_ignores_nodes_of_other_vendors(labels: Json) -> None:
     node = a_node("theirs", labels=labels, capacity={"amd.com/gpu": "8", "huawei.com/Ascend910": "8"})
     assert not may_need_upkeep(labels, {}, (), ())
     assert not upkeep(node, NOW).needed
 
 
 @pytest.mark.parametrize("labels", [AMD, HUAWEI], ids=str)
-def test_their_nodes_offer_nothing_of_ours(labels: Json) -> None:
+def test_nodes_of_other_vendors_offer_nothing(labels: Json) -> None:
     node = parse_node(a_node("theirs", labels=labels, capacity={"amd.com/gpu": "8"}))
     assert not isinstance(node, tuple)
     assert (node.cards, node.offers) == ((), frozenset())

@@ -45,19 +45,19 @@ def listener(run_dir: Path) -> Iterator[socket.socket]:
         yield made
 
 
-def test_an_agent_that_waits_for_nothing_is_live_and_ready(run_dir: Path) -> None:
+def test_probe_of_ready_agent_succeeds(run_dir: Path) -> None:
     with RunningControl(f"{run_dir}/control.sock"):
         assert probed(run_dir, "live") == (0, "")
         assert probed(run_dir, "ready") == (0, "")
 
 
-def test_one_that_waits_is_live_and_tells_what_it_waits_for(run_dir: Path) -> None:
+def test_probe_of_waiting_agent_is_live_and_names_reason(run_dir: Path) -> None:
     with RunningControl(f"{run_dir}/control.sock", FakeAgent(waits_for=WAITS)):
         assert probed(run_dir, "live", "--timeout=1") == (0, "")
         assert probed(run_dir, "ready", "--timeout=1") == (1, WAITS)
 
 
-def test_one_that_becomes_ready_within_the_time_is_ready(run_dir: Path) -> None:
+def test_probe_waits_for_readiness(run_dir: Path) -> None:
     agent = FakeAgent(waits_for=WAITS)
     with RunningControl(f"{run_dir}/control.sock", agent), begun(run_dir, "ready", "--timeout=15") as process:
         with pytest.raises(subprocess.TimeoutExpired):
@@ -66,7 +66,7 @@ def test_one_that_becomes_ready_within_the_time_is_ready(run_dir: Path) -> None:
         assert process.wait(5) == 0
 
 
-def test_one_that_begins_to_listen_within_the_time_is_live(run_dir: Path) -> None:
+def test_probe_waits_for_the_socket(run_dir: Path) -> None:
     with begun(run_dir, "live", "--timeout=15") as process:
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.5)
@@ -75,14 +75,14 @@ def test_one_that_begins_to_listen_within_the_time_is_live(run_dir: Path) -> Non
 
 
 @pytest.mark.parametrize("what", ["live", "ready"])
-def test_one_that_hangs_is_neither(run_dir: Path, listener: socket.socket, what: str) -> None:
+def test_probe_of_hanging_agent_fails(run_dir: Path, listener: socket.socket, what: str) -> None:
     listener.listen(8)
     ended, said = probed(run_dir, what, "--timeout=1")
     assert ended == 1
     assert said == f"the agent has {run_dir}/control.sock but does not answer: it hangs, or the node is overloaded"
 
 
-def test_nor_is_one_that_others_have_waited_for_in_vain(run_dir: Path, listener: socket.socket) -> None:
+def test_probe_fails_with_full_backlog(run_dir: Path, listener: socket.socket) -> None:
     """The kernel lets no more in than the agent said it would hear."""
     listener.listen(0)
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as first:
@@ -92,20 +92,20 @@ def test_nor_is_one_that_others_have_waited_for_in_vain(run_dir: Path, listener:
 
 
 @pytest.mark.parametrize("what", ["live", "ready"])
-def test_a_socket_that_a_killed_agent_left_is_no_agent(run_dir: Path, listener: socket.socket, what: str) -> None:
+def test_probe_fails_on_stale_socket(run_dir: Path, listener: socket.socket, what: str) -> None:
     ended, said = probed(run_dir, what, "--timeout=1")
     assert ended == 1
     assert said.startswith(f"no agent listens at {run_dir}/control.sock")
 
 
-def test_nor_is_a_folder_without_one(run_dir: Path) -> None:
+def test_probe_fails_without_socket(run_dir: Path) -> None:
     ended, said = probed(run_dir, "live", "--timeout=1")
     assert ended == 1
     assert said.startswith(f"no agent listens at {run_dir}/control.sock")
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"[]\n", b'{"error": 1}\n'])
-def test_what_makes_no_sense_is_no_yes(run_dir: Path, listener: socket.socket, answer: bytes) -> None:
+def test_probe_fails_on_malformed_answer(run_dir: Path, listener: socket.socket, answer: bytes) -> None:
     listener.listen(8)
     listener.settimeout(10)
 
@@ -127,12 +127,12 @@ def test_what_makes_no_sense_is_no_yes(run_dir: Path, listener: socket.socket, a
 @pytest.mark.parametrize(
     "words", [(), ("dead",), ("live", "--timeout=soon"), ("live", "--timeout=0"), ("live", "--wait=4"), ("live", "now")]
 )
-def test_what_it_does_not_know_is_answered_with_what_it_does(run_dir: Path, words: tuple[str, ...]) -> None:
+def test_probe_with_unknown_argument_prints_usage(run_dir: Path, words: tuple[str, ...]) -> None:
     ended, said = probed(run_dir, *words)
     assert (ended, said) == (2, "usage: aliquot-probe live|ready [--timeout=SECONDS] [--run-dir=FOLDER]")
 
 
-def test_a_yes_is_cheap(run_dir: Path) -> None:
+def test_probe_is_cheap(run_dir: Path) -> None:
     """`socket` alone, with all that it imports, takes as long as the rest of a probe."""
     with RunningControl(f"{run_dir}/control.sock"):
         command = [sys.executable, FLAGS, "-Ximporttime", str(PROBE), "ready", f"--run-dir={run_dir}"]
@@ -141,7 +141,7 @@ def test_a_yes_is_cheap(run_dir: Path) -> None:
     assert imported & {"_socket", "socket", "json", "re", "enum", "site", "typing"} <= {"_socket"}
 
 
-def test_the_kubelet_waits_longer_than_the_probe_so_that_its_line_is_heard() -> None:
+def test_kubelet_timeout_exceeds_probe_timeout() -> None:
     (agent,) = installed().pods()["aliquot-agent"]["containers"]
     for name, what in (("livenessProbe", "live"), ("readinessProbe", "ready")):
         probe = agent[name]
@@ -150,7 +150,7 @@ def test_the_kubelet_waits_longer_than_the_probe_so_that_its_line_is_heard() -> 
         assert int(timeout.removeprefix("--timeout=")) < probe["timeoutSeconds"] <= probe["periodSeconds"]
 
 
-def test_an_agent_that_hangs_has_a_minute() -> None:
+def test_liveness_allows_a_hanging_agent_one_minute() -> None:
     """As long as one may take to start: cards without persistence mode, a kubelet that is being restarted."""
     (agent,) = installed().pods()["aliquot-agent"]["containers"]
     probe = agent["livenessProbe"]

@@ -65,7 +65,7 @@ def test_gpu_mem_is_in_gib_by_default() -> None:
     assert (parsed.dialect, parsed.offer, parsed.together) == ("gpushare", Offer.GPUSHARE, True)
 
 
-def test_gpu_mem_is_in_mib_where_the_cluster_says_so() -> None:
+def test_gpu_mem_is_in_mib_if_configured() -> None:
     assert pieces(claim(pod({MEM: "3k"}), IN_MIB)) == [(Slice(memory_mib=3000), 1)]
 
 
@@ -150,7 +150,7 @@ def test_a_node_with_an_inventory_offers_gpushare_by_its_label() -> None:
     assert good(node({}, {"gpushare": "false"}, inventory)).offers == frozenset()
 
 
-def test_what_a_plugin_that_is_gone_left_in_the_capacity_is_no_offer_beside_an_inventory() -> None:
+def test_gpushare_capacity_of_removed_plugin_is_no_offer() -> None:
     inventory = render_inventory([Card(0, 16384)])
     left = node({MEM: "16", COUNT: "1"}, annotations=inventory)
     left["status"]["allocatable"] = {MEM: "0", COUNT: "0"}
@@ -159,7 +159,7 @@ def test_what_a_plugin_that_is_gone_left_in_the_capacity_is_no_offer_beside_an_i
     assert good(left).offers == {Offer.GPUSHARE}
 
 
-def test_a_node_whose_plugin_is_gone_has_no_cards() -> None:
+def test_gpushare_node_without_plugin_has_no_cards() -> None:
     assert good(node({MEM: "0", COUNT: "8"})).cards == ()
 
 
@@ -175,7 +175,7 @@ def test_a_node_whose_plugin_is_gone_has_no_cards() -> None:
         ({}, MemoryUnit.GIB),
     ],
 )
-def test_the_unit_is_guessed_by_the_size_of_a_card(capacity: dict[str, object], unit: MemoryUnit) -> None:
+def test_gpu_mem_unit_is_guessed_from_card_size(capacity: dict[str, object], unit: MemoryUnit) -> None:
     assert guess_gpushare_unit([None, node({}), node(capacity)]) is unit
 
 
@@ -210,7 +210,7 @@ def test_an_unhealthy_list_that_cannot_be_read_is_an_error(gpus: object) -> None
         [],
     ],
 )
-def test_another_object_is_no_unhealthy_list(other: object) -> None:
+def test_parse_unhealthy_ignores_other_objects(other: object) -> None:
     assert parse_unhealthy(other) is None
 
 
@@ -293,7 +293,7 @@ def test_the_new_annotation_is_read() -> None:
     assert shares(manifest) == [[(0, 2048), (3, 2048)], [(0, 1024), (3, 1024)]]
 
 
-def test_the_new_annotation_is_read_in_whichever_unit_makes_what_the_pod_asked_for() -> None:
+def test_new_annotation_unit_follows_pod_request() -> None:
     manifest = pod({MEM: 3000}, annotations={ALLOCATION: '{"0":{"2":3000}}'}, nodeName="n1")
     assert shares(manifest, IN_MIB) == [[(2, 3000)]]
 
@@ -308,7 +308,7 @@ def test_the_old_annotations_are_read_for_every_container() -> None:
     assert shares(pod({MEM: 3}, {MEM: 2}, annotations=old, nodeName="n1")) == [[(1, 3072)], [(1, 2048)]]
 
 
-def test_a_pod_for_several_cards_that_an_old_scheduler_placed_has_all_of_it_on_one() -> None:
+def test_old_annotation_places_multi_card_pod_on_one_card() -> None:
     old = {COUNT: "4", "ALIYUN_COM_GPU_MEM_IDX": "1"}
     assert shares(pod({MEM: 12}, annotations=old, nodeName="n1")) == [[(1, 12288)]]
 
@@ -334,18 +334,18 @@ def test_init_containers_run_on_the_pods_cards() -> None:
         {ALLOCATION: 7},
     ],
 )
-def test_annotations_that_cannot_be_what_the_pod_got_are_errors(annotations: dict[str, object]) -> None:
+def test_contradicting_gpushare_annotations_are_errors(annotations: dict[str, object]) -> None:
     manifest = pod({MEM: 3}, annotations=annotations, nodeName="n1")
     parsed = parse_grant(manifest, claim(manifest), NODE)
     assert isinstance(parsed, tuple)
     assert parsed[0].field.startswith("metadata.annotations[")
 
 
-def test_without_an_annotation_nothing_is_known() -> None:
+def test_gpushare_grant_without_annotation_is_none() -> None:
     manifest = pod({MEM: 3}, nodeName="n1")
     assert parse_grant(manifest, claim(manifest), NODE) is None
 
 
-def test_a_pod_that_is_on_no_node_has_nothing() -> None:
+def test_gpushare_grant_of_unbound_pod_is_none() -> None:
     manifest = pod({MEM: 3}, annotations={"ALIYUN_COM_GPU_MEM_IDX": "1"})
     assert parse_grant(manifest, claim(manifest), NODE) is None

@@ -47,7 +47,7 @@ def test_a_plain_node_takes_a_plain_pod() -> None:
     assert refused(pod(), node(ready="True")) == []
 
 
-def test_a_node_that_does_not_say_is_ready() -> None:
+def test_node_without_ready_condition_is_ready() -> None:
     assert refused(pod(), node()) == []
 
 
@@ -89,7 +89,7 @@ def test_a_taint_keeps_pods_away_that_do_not_tolerate_it(toleration: object, hel
     assert refused(pod(tolerations=[toleration]), node(taints=[TAINT])) == expected
 
 
-def test_a_taint_that_only_prefers_keeps_nobody_away() -> None:
+def test_prefer_no_schedule_taint_is_ignored() -> None:
     assert refused(pod(), node(taints=[{**TAINT, "effect": "PreferNoSchedule"}])) == []
     assert refused(pod(), node(taints=[{**TAINT, "effect": "NoExecute"}]))[0][0] is Reason.TAINT
 
@@ -99,7 +99,7 @@ def test_an_xgn_node_keeps_other_pods_away_even_before_its_taint_is_written() ->
     assert refused(pod(), node(labels=XGN)) == [(Reason.TAINT, None, shown, False)]
 
 
-def test_a_pod_for_whole_cards_tolerates_it_by_itself() -> None:
+def test_pod_for_whole_cards_tolerates_xgn_taint() -> None:
     assert refused(pod("tensorstack.dev/nvidia-gpu"), node(labels=XGN)) == []
 
 
@@ -157,7 +157,7 @@ def test_required_affinity(term: object, matches: bool) -> None:
     assert [(reason, never) for reason, _, _, never in refusals] == ([] if matches else [(Reason.SELECTOR, True)])
 
 
-def test_one_term_of_an_affinity_is_enough_and_all_of_its_expressions_are_needed() -> None:
+def test_affinity_needs_one_term_and_all_its_expressions() -> None:
     parts = [expression("In", "a"), expression("Exists", key="x")]
     both = {"matchExpressions": [match_expression for part in parts for match_expression in part["matchExpressions"]]}
     there = node(labels={"zone": "a"})
@@ -166,7 +166,7 @@ def test_one_term_of_an_affinity_is_enough_and_all_of_its_expressions_are_needed
     assert refused(affinity(), there) == [(Reason.SELECTOR, "nothing at all", None, True)]
 
 
-def test_a_pod_that_names_its_node_goes_to_no_other() -> None:
+def test_pod_with_node_name_fits_only_that_node() -> None:
     assert refused(pod(nodeName="n1"), node()) == []
     assert refused(pod(nodeName="n2"), node()) == [(Reason.SELECTOR, "spec.nodeName=n2", "n1", True)]
 
@@ -194,18 +194,18 @@ def names(manifest: object) -> list[str]:
     return [each["metadata"]["name"] for each in pods_of(manifest)]
 
 
-def test_a_pod_is_itself() -> None:
+def test_manifest_of_a_pod_is_one_pod() -> None:
     assert expand(pod()) == [pod()]
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "ReplicaSet", "StatefulSet", "ReplicationController"])
-def test_a_workload_is_its_replicas_and_one_unless_it_says(kind: str) -> None:
+def test_workload_expands_to_replicas(kind: str) -> None:
     assert names(workload(kind, replicas=3)) == ["web-0", "web-1", "web-2"]
     assert names(workload(kind)) == ["web-0"]
     assert names(workload(kind, replicas=0)) == []
 
 
-def test_a_job_is_as_many_as_run_at_once() -> None:
+def test_job_expands_to_parallelism() -> None:
     assert names(workload("Job", parallelism=2)) == ["web-0", "web-1"]
     assert names(workload("Job", parallelism=4, completions=3)) == ["web-0", "web-1", "web-2"]
     assert names(workload("Job", completions=3)) == ["web-0"]
@@ -217,12 +217,12 @@ def test_replicas_know_their_owner_and_namespace() -> None:
     assert (claim.key, claim.uid, claim.owner) == ("default/web-0", "default/web-0", "StatefulSet/default/web")
 
 
-def test_a_slip_in_a_template_is_told_like_any_other() -> None:
+def test_invalid_pod_template_is_reported() -> None:
     template = {"annotations": {"aliyun.com/gpu-count": "2"}, "spec": pod()["spec"]}
     assert isinstance(parse_pod(only(workload("Deployment", template))), tuple)
 
 
-def test_a_list_is_all_of_its_items_in_order() -> None:
+def test_list_expands_to_its_items() -> None:
     inner = {"kind": "List", "items": [workload("Job"), {"kind": "Service"}]}
     assert names({"kind": "List", "items": [workload("Deployment", replicas=2), inner, pod()]}) == [
         "web-0",
@@ -241,7 +241,7 @@ def test_other_kinds_make_no_pods_to_place(kind: str) -> None:
     assert expand(workload(kind)) == []
 
 
-def test_an_empty_document_makes_none() -> None:
+def test_empty_document_has_no_pods() -> None:
     assert expand(None) == []
 
 

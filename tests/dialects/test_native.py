@@ -52,7 +52,7 @@ def test_a_grant_is_read_back() -> None:
     assert parse_grant(pod(WRITTEN), CLAIM, NODE) == ON_CARD_1
 
 
-def test_a_card_is_who_its_uuid_says_though_its_number_changed_over_a_reboot() -> None:
+def test_grant_follows_card_uuid_when_index_changes() -> None:
     swapped = Node("n1", (Card(0, 16384, "GPU-b"), Card(1, 16384, "GPU-a")))
     parsed = parse_grant(pod(WRITTEN), CLAIM, swapped)
     assert isinstance(parsed, Grant)
@@ -60,7 +60,7 @@ def test_a_card_is_who_its_uuid_says_though_its_number_changed_over_a_reboot() -
 
 
 @pytest.mark.parametrize("node", [None, Node("n1"), Node("n1", (Card(1, 16384),))])
-def test_a_card_that_is_gone_or_unknown_keeps_its_number_and_so_stays_accounted(node: Node | None) -> None:
+def test_grant_on_missing_card_keeps_index(node: Node | None) -> None:
     assert parse_grant(pod(WRITTEN), CLAIM, node) == ON_CARD_1
 
 
@@ -69,12 +69,12 @@ def test_the_cards_are_visible_to_the_container_by_uuid() -> None:
     assert render_env(CLAIM, ON_CARD_1, NODE, "other") == {}
 
 
-def test_a_pod_that_is_on_no_node_has_nothing() -> None:
+def test_grant_of_unbound_pod_is_none() -> None:
     assert parse_grant(pod(WRITTEN, node_name=None), CLAIM, NODE) is None
     assert parse_grant("no Pod", CLAIM, NODE) is None
 
 
-def test_without_the_annotation_nothing_is_known() -> None:
+def test_grant_without_annotation_is_none() -> None:
     assert parse_grant(pod(), CLAIM, NODE) is None
 
 
@@ -113,7 +113,7 @@ def test_a_grant_that_cannot_be_read_is_an_error(written: object, said: str) -> 
         ([{"index": 0, "memory_mib": 3072, "exclusive": True}], "the compute"),
     ],
 )
-def test_a_grant_that_is_not_what_the_pod_asks_for_is_not_believed(cards: list[object], told: str) -> None:
+def test_grant_that_differs_from_request_is_refused(cards: list[object], told: str) -> None:
     """Whoever can write annotations could otherwise use a card and book nothing of it."""
     wire = {"v": 1, "node": "n1", "containers": [{"name": "main", "cards": cards}]}
     pod = {
@@ -151,7 +151,7 @@ def percent_granted(memory_mib: int, node: Node | None) -> object:
 UNEQUAL = Node("n1", (Card(0, 10_000), Card(1, 20_000)))
 
 
-def test_a_percentage_is_at_most_what_it_takes_of_the_nodes_largest_card() -> None:
+def test_percentage_grant_is_bounded_by_largest_card() -> None:
     """Whoever can patch the Pod could otherwise raise its limit."""
     refused = percent_granted(6301, UNEQUAL)
     assert isinstance(refused, tuple)
@@ -159,16 +159,16 @@ def test_a_percentage_is_at_most_what_it_takes_of_the_nodes_largest_card() -> No
 
 
 @pytest.mark.parametrize("memory_mib", [1, 3000, 6000, 6300])
-def test_a_percentage_may_be_of_any_card_and_a_driver_update_may_change_its_size_a_little(memory_mib: int) -> None:
+def test_percentage_grant_tolerates_driver_update(memory_mib: int) -> None:
     assert isinstance(percent_granted(memory_mib, UNEQUAL), Grant)
 
 
 @pytest.mark.parametrize("node", [None, Node("n1")])
-def test_a_percentage_is_believed_where_the_cards_are_not_known(node: Node | None) -> None:
+def test_percentage_grant_is_accepted_without_known_cards(node: Node | None) -> None:
     assert isinstance(percent_granted(6301, node), Grant)
 
 
-def test_a_grant_of_the_whole_node_is_for_those_that_ask_for_it() -> None:
+def test_whole_node_grant_needs_whole_node_request() -> None:
     wire = {
         "v": 1,
         "node": "n1",
@@ -204,13 +204,13 @@ def _with_more(value: object, draw: Callable[[], dict[str, Any]]) -> object:
 
 
 @given(st.data())
-def test_fields_that_a_later_release_adds_are_passed_over_wherever_they_are(data: st.DataObject) -> None:
+def test_unknown_grant_fields_are_ignored(data: st.DataObject) -> None:
     later = json.dumps(_with_more(json.loads(WRITTEN), lambda: data.draw(_UNKNOWN)))
     assert parse_grant(pod(later), CLAIM, NODE) == ON_CARD_1
 
 
 @given(st.data())
-def test_a_later_inventory_is_read_as_far_as_it_is_understood(data: st.DataObject) -> None:
+def test_unknown_inventory_fields_are_ignored(data: st.DataObject) -> None:
     (written,) = render_inventory(NODE.cards).values()
     later = json.dumps(_with_more(json.loads(written), lambda: data.draw(_UNKNOWN)))
     node = {"metadata": {"name": "n1", "annotations": {"aliquot.dev/inventory": later}}}
@@ -227,14 +227,14 @@ def test_a_later_inventory_is_read_as_far_as_it_is_understood(data: st.DataObjec
         '{"v":2,"whole":"other"}',
     ],
 )
-def test_a_grant_of_another_version_is_refused_with_what_to_do_whatever_its_form(later: str) -> None:
+def test_grant_of_another_version_is_refused_with_advice(later: str) -> None:
     refused = parse_grant(pod(later), CLAIM, NODE)
     assert isinstance(refused, tuple)
     (problem,) = refused
     assert "version 2 is from another release of aliquot: use that release" in problem.allowed
 
 
-def test_a_gpushare_pod_is_known_by_the_peers_annotations_where_our_own_is_of_another_version() -> None:
+def test_gpushare_grant_is_read_if_ours_is_of_another_version() -> None:
     said = asking({"aliyun.com/gpu-mem": 4}, on="n1", annotations={GRANT: '{"v":2}', "ALIYUN_COM_GPU_MEM_IDX": "1"})
     claim = parse_pod(said)
     assert isinstance(claim, Claim)
@@ -243,7 +243,7 @@ def test_a_gpushare_pod_is_known_by_the_peers_annotations_where_our_own_is_of_an
     assert sorted(parsed.usage()) == [1]
 
 
-def test_but_not_where_our_own_is_broken() -> None:
+def test_gpushare_grant_is_not_read_if_ours_is_invalid() -> None:
     said = asking({"aliyun.com/gpu-mem": 4}, on="n1", annotations={GRANT: "{", "ALIYUN_COM_GPU_MEM_IDX": "1"})
     claim = parse_pod(said)
     assert isinstance(claim, Claim)

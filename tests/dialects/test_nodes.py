@@ -43,7 +43,7 @@ def test_cpu_and_memory_are_what_is_allocatable() -> None:
     assert (parsed.cpu_milli, parsed.memory_mib) == (7900, 31 * 1024)
 
 
-def test_without_allocatable_they_are_the_capacity_and_without_both_unknown() -> None:
+def test_node_cpu_and_memory_fall_back_to_capacity() -> None:
     assert good(node({"cpu": 8})).cpu_milli == 8000
     assert good(node()).cpu_milli is None
     assert good(node()).memory_mib is None
@@ -66,7 +66,7 @@ def test_without_allocatable_they_are_the_capacity_and_without_both_unknown() ->
         ),
     ],
 )
-def test_what_is_assumed_about_the_cards_is_said(capacity: dict[str, int], gib: list[int], note: str) -> None:
+def test_assumptions_about_cards_are_noted(capacity: dict[str, int], gib: list[int], note: str) -> None:
     assert sizes(node(capacity)) == gib
     (said,) = good(node(capacity)).notes
     assert note in said
@@ -78,7 +78,7 @@ def test_several_dialects_on_one_node_describe_the_same_cards() -> None:
     assert good(parsed).notes == ()
 
 
-def test_one_dialect_may_tell_the_number_and_another_the_memory() -> None:
+def test_capacity_combines_number_and_memory_of_dialects() -> None:
     parsed = node({T9K: 2, QMEM: 48})
     assert sizes(parsed) == [24, 24]
     assert good(parsed).notes == ()
@@ -105,7 +105,7 @@ def test_cards_of_an_inventory_are_put_in_order() -> None:
     assert [card.index for card in good(node(inventory=written)).cards] == [0, 1]
 
 
-def test_fields_a_newer_writer_added_are_passed_over() -> None:
+def test_inventory_ignores_unknown_fields() -> None:
     written = {"v": 1, "cards": [{"index": 0, "memory_mib": 1024, "colour": "green"}], "at": 5}
     assert sizes(node(inventory=json.dumps(written))) == [1]
 

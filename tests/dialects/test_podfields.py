@@ -36,7 +36,7 @@ def test_a_misspelled_field_is_named_with_the_one_that_was_meant(spec: dict[str,
     assert unknown_fields(spec) == [note]
 
 
-def test_a_pod_full_of_them_is_told_of_some() -> None:
+def test_misspelled_fields_are_limited_in_number() -> None:
     assert len(unknown_fields({f"x{at}": 1 for at in range(1000)})) == 10
 
 
@@ -50,7 +50,7 @@ def specs(value: Any) -> list[dict[str, Any]]:
     return here + [found for each in value.values() for found in specs(each)]
 
 
-def test_no_example_has_a_word_that_is_none() -> None:
+def test_examples_have_no_misspelled_fields() -> None:
     found = [
         spec
         for path in EXAMPLES.rglob("*.yaml")

@@ -57,14 +57,12 @@ def fields(manifest: dict[str, Any]) -> list[str]:
         {"metadata": 3, "spec": []},
     ],
 )
-def test_a_pod_that_speaks_no_dialect_is_not_ours_however_it_looks(manifest: object) -> None:
+def test_pod_without_dialect_is_ignored(manifest: object) -> None:
     assert parse_pod(manifest) is None
 
 
 @pytest.mark.parametrize(("first", "second"), [({QGPU: 1}, {MEM: 1}), ({QGPU: 1}, {T9K: 1}), ({T9K: 1}, {MEM: 1})])
-def test_a_pod_that_speaks_two_dialects_is_refused_with_both_fields(
-    first: dict[str, int], second: dict[str, int]
-) -> None:
+def test_pod_with_two_dialects_is_refused(first: dict[str, int], second: dict[str, int]) -> None:
     parsed = parse_pod(pod(container("a", limits=first), container("b", limits=second)))
     assert isinstance(parsed, tuple)
     (only,) = parsed
@@ -73,7 +71,7 @@ def test_a_pod_that_speaks_two_dialects_is_refused_with_both_fields(
     assert "one dialect per Pod" in only.sentence()
 
 
-def test_one_container_that_speaks_two_dialects_is_refused_too() -> None:
+def test_container_with_two_dialects_is_refused() -> None:
     assert fields(pod(container(limits={QGPU: 1, MEM: 1}))) == [f'spec.containers[0].resources.limits["{MEM}"]']
 
 
@@ -95,7 +93,7 @@ def test_init_containers_come_first_and_those_that_always_restart_are_sidecars()
     ]
 
 
-def test_only_containers_that_ask_are_in_the_claim_by_their_place_in_the_pod() -> None:
+def test_claim_has_only_requesting_containers() -> None:
     parsed = claim(pod(container("a"), container("b", limits=GPU), container("c"), container("d", limits=GPU)))
     assert [(each.name, each.index) for each in parsed.containers] == [("b", 1), ("d", 3)]
 
@@ -114,7 +112,7 @@ def test_the_uid_is_the_pods_own() -> None:
     assert claim(pod(container(limits=GPU), metadata={"uid": "u-1", "namespace": "ml"})).uid == "u-1"
 
 
-def test_a_pod_on_its_way_through_admission_has_only_the_beginning_of_a_name() -> None:
+def test_pod_in_admission_has_generate_name() -> None:
     assert claim(pod(container(limits=GPU), metadata={"name": None, "generateName": "web-"})).name == "web-"
 
 
@@ -142,7 +140,7 @@ def test_the_owner_is_the_controller() -> None:
         (pod(container("a", limits=GPU), container("a", limits=GPU)), "spec.containers[1].name"),
     ],
 )
-def test_a_wrong_shape_in_a_pod_of_ours_is_an_error_that_names_the_field(manifest: dict[str, Any], field: str) -> None:
+def test_malformed_gpu_pod_names_the_field(manifest: dict[str, Any], field: str) -> None:
     assert fields(manifest) == [field]
 
 
@@ -180,6 +178,6 @@ def test_cpu_and_memory_are_the_effective_requests(manifest: dict[str, Any], cpu
     assert (asked.cpu_milli, asked.memory_mib) == (cpu, memory)
 
 
-def test_a_claim_carries_them() -> None:
+def test_claim_has_cpu_and_memory_requests() -> None:
     parsed = claim(pod(container(limits=GPU, requests={"cpu": "1500m", "memory": "2Gi"})))
     assert (parsed.cpu_milli, parsed.memory_mib) == (1500, 2048)

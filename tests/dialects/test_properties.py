@@ -244,7 +244,7 @@ def test_a_gpushare_grant_reads_the_same_from_the_peers_annotations_alone(case: 
 
 @modest
 @given(grants())
-def test_every_container_with_a_card_sees_it_and_no_value_is_anything_but_text(
+def test_environment_has_cards_as_text(
     case: tuple[Claim, Rules, Grant],
 ) -> None:
     claim, rules, grant = case

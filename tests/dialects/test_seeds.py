@@ -85,7 +85,7 @@ spec:
 
 
 @pytest.mark.parametrize("indent", ["", " "])
-def test_000_as_it_is_printed_the_annotations_are_misplaced_and_that_is_said(indent: str) -> None:
+def test_000_misplaced_annotations_are_reported(indent: str) -> None:
     text = f"""
 apiVersion: v1
 kind: Pod
@@ -202,5 +202,5 @@ def test_004_the_node_has_8_cards_of_23_gib() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Service", "ClusterRole", "ServiceAccount", "ClusterRoleBinding", "DaemonSet"])
-def test_000_what_is_deployed_beside_the_pods_makes_none(kind: str) -> None:
+def test_000_other_manifests_have_no_pods(kind: str) -> None:
     assert claims(f"{{kind: {kind}, metadata: {{name: qgpu-manager}}}}") == []

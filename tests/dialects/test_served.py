@@ -45,7 +45,7 @@ def test_a_pod_is_ours_where_its_dialect_is_served(dialect: str) -> None:
     assert [parse_pod(PODS[dialect], only(other)) for other in PODS if other != dialect] == [None, None]
 
 
-def test_a_pod_that_breaks_the_rules_of_a_dialect_that_nobody_serves_breaks_none() -> None:
+def test_rules_of_unserved_dialects_do_not_apply() -> None:
     broken = a_pod("q", a_container(limits={QGPU_CORE: 20}))
     assert isinstance(parse_pod(broken, only("qgpu")), tuple)
     assert parse_pod(broken, only("t9k", "gpushare")) is None
@@ -73,13 +73,13 @@ def test_a_node_offers_what_is_served_of_what_its_labels_say(served: tuple[str, 
     assert len(node.cards) == 1, "which cards there are is no matter of dialects"
 
 
-def test_a_label_of_a_dialect_that_is_not_served_cannot_be_wrong() -> None:
+def test_labels_of_unserved_dialects_are_not_checked() -> None:
     odd = a_node("n", 16, labels={**QGPU, "sched.tensorstack.dev/node-alloc-mode": "both"})
     assert isinstance(parse_node(odd), tuple)
     assert isinstance(parse_node(odd, only("qgpu")), Node)
 
 
-def test_taints_and_labels_of_a_dialect_that_is_not_served_stay_as_they_are() -> None:
+def test_taints_and_labels_of_unserved_dialects_are_kept() -> None:
     exclusive, unlabelled = a_node("n", 16, labels=XGN), a_node("n", 16)
     assert upkeep(exclusive, NOW).needed
     assert upkeep(unlabelled, NOW).needed

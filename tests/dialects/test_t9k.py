@@ -93,13 +93,13 @@ def test_only_one_container_of_a_pod_may_ask_for_the_node() -> None:
     "limits",
     [[{CARDS: 1, PERCENT: 30}], [{CARDS: 1}, {PERCENT: 30}], [{NODE: 1}, {CARDS: 1}], [{PERCENT: 1}, {NODE: 1}]],
 )
-def test_a_pod_asks_in_one_of_the_three_ways(limits: list[dict[str, object]]) -> None:
+def test_pod_uses_one_t9k_resource(limits: list[dict[str, object]]) -> None:
     (said,) = sentences(pod(*limits))
     assert "one kind of request per Pod" in said
     assert "spec.containers[0]" in said
 
 
-def test_requests_equal_limits_here_too() -> None:
+def test_t9k_requests_must_equal_limits() -> None:
     manifest = pod({CARDS: 2})
     manifest["spec"]["containers"][0]["resources"]["requests"] = {CARDS: 1}
     assert "the same as in limits (2)" in sentences(manifest)[0]

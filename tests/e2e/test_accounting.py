@@ -33,7 +33,7 @@ def _wait_used(cluster: Wired, used: dict[tuple[str, int], int]) -> None:
     wait_until(lambda: _used(cluster) == used, 5, f"{used} is counted", saw=lambda: _used(cluster), every=0.05)
 
 
-def test_a_pod_that_was_bound_past_us_is_counted_on_the_card_it_most_likely_has(cluster: Wired) -> None:
+def test_pod_bound_without_extender_is_booked_on_likely_card(cluster: Wired) -> None:
     cluster.create(gpushare_node("n", 8, 8))
     cluster.placed(gpushare_pod("ours", 6))
     cluster.create(gpushare_pod("past", 4, node="n"))
@@ -59,7 +59,7 @@ def test_pods_of_the_peer_are_understood_by_its_annotations(cluster: Wired) -> N
     assert cluster.placed(gpushare_pod("a", 8), gpushare_pod("b", 6)) == [("n", [0]), ("n", [2])]
 
 
-def test_after_a_restart_everything_is_where_it_was(cluster: Wired) -> None:
+def test_restart_restores_bookings(cluster: Wired) -> None:
     cluster.create(
         gpushare_node("share", 8, 24, 8), qgpu_node("mixed", 16, 16, labels=MIXED), xgn_node("xgn"), xgn_node("node", 2)
     )
@@ -95,7 +95,7 @@ def test_a_terminating_pod_keeps_its_card_until_it_is_gone(cluster: Wired) -> No
     assert cluster.bound("b") == {"b": "n"}
 
 
-def test_a_card_is_who_its_uuid_says_when_numbers_change_over_a_reboot(cluster: Wired) -> None:
+def test_bookings_follow_card_uuid_after_reboot(cluster: Wired) -> None:
     cluster.create(gpushare_node("n", 8, 8, annotations=inventory(8, 8)))
     cluster.placed(gpushare_pod("a", 6))
     swapped = [
@@ -109,7 +109,7 @@ def test_a_card_is_who_its_uuid_says_when_numbers_change_over_a_reboot(cluster: 
     assert _used(cluster) == {("n", 0): 4, ("n", 1): 6}
 
 
-def test_the_peers_inspect_tells_who_holds_what(cluster: Wired) -> None:
+def test_inspect_endpoint_shows_holders(cluster: Wired) -> None:
     cluster.create(gpushare_node("n", 8, 8), objects.node("bare"))
     cluster.placed(gpushare_pod("a", 5), gpushare_pod("b", 4, cards=2))
 
@@ -127,7 +127,7 @@ def test_the_peers_inspect_tells_who_holds_what(cluster: Wired) -> None:
     assert (status, json.loads(answer)) == (404, {"error": "no node with GPUs is named bare"})
 
 
-def test_the_other_doors_tell_how_it_goes(cluster: Wired) -> None:
+def test_status_version_and_metrics_endpoints(cluster: Wired) -> None:
     cluster.create(gpushare_node("n", 8))
     cluster.placed(gpushare_pod("a", 6))
     assert cluster.status() == json.loads(cluster.ours.get("/scheduler/status"))
@@ -141,7 +141,7 @@ def test_the_other_doors_tell_how_it_goes(cluster: Wired) -> None:
     assert not [line for line in metrics.splitlines() if line and not line.startswith(("#", "aliquot_"))]
 
 
-def test_its_log_is_json_and_tells_each_decision_as_data(cluster: Wired) -> None:
+def test_scheduler_log_is_json_with_decisions(cluster: Wired) -> None:
     cluster.create(gpushare_node("n", 8))
     cluster.placed(gpushare_pod("a", 6))
     uid = cluster.pod("a")["metadata"]["uid"]

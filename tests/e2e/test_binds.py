@@ -38,9 +38,7 @@ def ours(clean: ControlPlane, proxy: Proxy, aliquot_scheduler: Start) -> Iterato
     assert_no_trace(scheduler)
 
 
-def test_a_bind_that_comes_eight_times_at_once_happens_once_and_is_answered_eight_times(
-    clean: ControlPlane, ours: AliquotScheduler, proxy: Proxy
-) -> None:
+def test_concurrent_binds_of_one_pod_happen_once(clean: ControlPlane, ours: AliquotScheduler, proxy: Proxy) -> None:
     (pod,) = objects.create(clean, whole_card("p"))
     extender = Extender(ours.port)
     with auditor(clean) as found, ThreadPoolExecutor(8) as pool:
@@ -50,7 +48,7 @@ def test_a_bind_that_comes_eight_times_at_once_happens_once_and_is_answered_eigh
     assert_board_is_true(clean, ours)
 
 
-def test_a_bind_repeated_before_the_watch_has_told_of_it_is_answered_as_the_first_was(
+def test_repeated_bind_before_watch_event_returns_first_outcome(
     clean: ControlPlane, ours: AliquotScheduler, proxy: Proxy
 ) -> None:
     (pod,) = objects.create(clean, whole_card("p"))
@@ -137,7 +135,7 @@ def test_a_finished_pod_bound_once_more_is_bound_already_and_holds_nothing(
     assert board_of(ours) == {}
 
 
-def test_what_was_told_to_prioritize_is_not_believed_by_bind(clean: ControlPlane, ours: AliquotScheduler) -> None:
+def test_bind_checks_again_after_prioritize(clean: ControlPlane, ours: AliquotScheduler) -> None:
     pod, other = objects.create(clean, whole_card("p"), whole_card("q"))
     small = pod | {"spec": objects.pod("p", {MEM: 1})["spec"]}
     extender = Extender(ours.port)
@@ -167,9 +165,7 @@ def test_a_node_deleted_while_a_pod_is_bound_to_it_counts_the_pod_when_it_comes_
     assert_board_is_true(clean, ours)
 
 
-def test_a_pod_that_asks_for_no_cards_is_bound_too_and_twice_is_once(
-    clean: ControlPlane, ours: AliquotScheduler
-) -> None:
+def test_pod_without_cards_is_bound_once(clean: ControlPlane, ours: AliquotScheduler) -> None:
     extender = Extender(ours.port)
     (pod,) = objects.create(clean, objects.pod("plain"))
     assert [extender.bind(pod, "n") for _ in range(2)] == [""] * 2

@@ -71,26 +71,26 @@ def agent(installed: ControlPlane) -> Client:
     return made
 
 
-def test_an_agent_tells_of_its_own_node(agent: Client) -> None:
+def test_agent_account_writes_its_own_node(agent: Client) -> None:
     assert patched(agent, NODE.format("mine"), INVENTORY) == ""
 
 
-def test_it_tells_nothing_of_another(agent: Client) -> None:
+def test_agent_account_cannot_write_another_node(agent: Client) -> None:
     said = patched(agent, NODE.format("theirs"), INVENTORY)
     assert "an agent writes of its own node only: this one is of mine, and that is theirs" in said
 
 
-def test_it_says_that_a_pod_of_its_node_has_its_card(agent: Client) -> None:
+def test_agent_account_marks_its_pod_assigned(agent: Client) -> None:
     assert patched(agent, POD.format("on-mine"), {"metadata": {"annotations": {ASSIGNED: "true"}}}) == ""
 
 
-def test_it_says_where_a_pod_of_its_node_is_that_a_peer_had_placed(agent: Client) -> None:
+def test_agent_account_writes_grant_of_adopted_pod(agent: Client) -> None:
     grant = {"metadata": {"annotations": {"aliquot.dev/grant": GRANT}}}
     assert patched(agent, POD.format("on-mine"), grant) == ""
     assert "an agent writes of its own node only" in patched(agent, POD.format("on-theirs"), grant)
 
 
-def test_it_says_nothing_of_another_nodes_pod(agent: Client) -> None:
+def test_agent_account_cannot_write_pods_of_another_node(agent: Client) -> None:
     said = patched(agent, POD.format("on-theirs"), {"metadata": {"annotations": {ASSIGNED: "true"}}})
     assert "an agent writes of its own node only" in said
 
@@ -107,17 +107,17 @@ def test_it_says_nothing_of_another_nodes_pod(agent: Client) -> None:
     ],
     ids=["labels", "a grant", "that there is one", "an annotation of others", "finalizers", "the image"],
 )
-def test_it_changes_nothing_else_of_a_pod(installed: ControlPlane, agent: Client, patch: Any) -> None:
+def test_agent_account_cannot_change_other_pod_fields(installed: ControlPlane, agent: Client, patch: Any) -> None:
     note = {"metadata": {"annotations": {"note": "the user's", "aliquot.dev/grant": GRANT}}}
     installed.api("PATCH", POD.format("on-mine"), note, content_type="application/merge-patch+json")
     assert "an agent " in patched(agent, POD.format("on-mine"), patch)
 
 
-def test_it_labels_no_node(agent: Client) -> None:
+def test_agent_account_cannot_label_nodes(agent: Client) -> None:
     assert "leaves the labels" in patched(agent, NODE.format("mine"), {"metadata": {"labels": {"zone": "vault"}}})
 
 
-def test_it_takes_no_taint_off_and_binds_or_makes_no_pod(installed: ControlPlane, agent: Client) -> None:
+def test_agent_account_cannot_remove_taints_or_bind_or_create_pods(installed: ControlPlane, agent: Client) -> None:
     assert patched(agent, "/api/v1/nodes/mine", {"spec": {"taints": []}})
     for path, body in (
         ("/api/v1/namespaces/default/pods", objects.pod("new")),
@@ -128,13 +128,13 @@ def test_it_takes_no_taint_off_and_binds_or_makes_no_pod(installed: ControlPlane
         assert refused.value.status == 403
 
 
-def test_it_reads_no_secret(agent: Client) -> None:
+def test_agent_account_cannot_read_secrets(agent: Client) -> None:
     with pytest.raises(Refused) as refused:
         agent("GET", f"/api/v1/namespaces/{SPACE}/secrets")
     assert refused.value.status == 403
 
 
-def test_a_token_that_names_no_node_writes_nothing(installed: ControlPlane, agent: Client) -> None:
+def test_agent_token_without_node_cannot_write(installed: ControlPlane, agent: Client) -> None:
     nowhere = token_of(installed)
     assert "an agent writes of its own node only" in patched(nowhere, NODE.format("mine"), INVENTORY)
 
@@ -154,7 +154,7 @@ def scheduler(installed: ControlPlane) -> Client:
     return made
 
 
-def test_the_scheduler_has_a_pod_tried_again(scheduler: Client) -> None:
+def test_scheduler_account_annotates_pod_for_retry(scheduler: Client) -> None:
     assert patched(scheduler, POD.format("on-theirs"), RETRIED) == ""
 
 
@@ -163,11 +163,11 @@ def test_the_scheduler_has_a_pod_tried_again(scheduler: Client) -> None:
     [IMAGE, {"metadata": {"labels": {"app": "bank"}}}, {"metadata": {"annotations": {"aliquot.dev/grant": "{}"}}}],
     ids=["the image", "labels", "a grant"],
 )
-def test_the_schedulers_account_changes_nothing_else_of_a_pod(scheduler: Client, patch: Any) -> None:
+def test_scheduler_account_cannot_change_other_pod_fields(scheduler: Client, patch: Any) -> None:
     assert "the scheduler patches nothing of a Pod" in patched(scheduler, POD.format("on-mine"), patch)
 
 
-def test_the_scheduler_taints_and_labels_nodes_in_its_own_words(scheduler: Client) -> None:
+def test_scheduler_account_writes_only_its_taints_and_labels(scheduler: Client) -> None:
     node = "/api/v1/nodes/mine"
     assert patched(scheduler, node, {"spec": {"taints": [XGN]}}) == ""
     assert patched(scheduler, node, {"metadata": {"labels": {"qgpu-device-enable": "enable"}}}) == ""

@@ -20,7 +20,7 @@ from testbed.processes import Program, wait_until
 CARDS = "example.com/cards"
 
 
-def test_it_is_the_kubernetes_that_go_mod_names(plane: ControlPlane) -> None:
+def test_control_plane_version_matches_go_mod(plane: ControlPlane) -> None:
     assert plane.api("GET", "/version")["gitVersion"] == VERSION
     assert VERSION in plane.kubectl("version")
 
@@ -44,7 +44,7 @@ def test_a_pod_that_fits_nowhere_waits_and_fits_once_the_node_has_more(
     assert objects.wait_bound(clean, "p") == {"p": "n"}
 
 
-def test_a_wait_that_fails_tells_who_waits_and_what_was_said_of_it(
+def test_failed_wait_names_pod_and_its_events(
     clean: ControlPlane, kube_scheduler: Callable[..., KubeScheduler]
 ) -> None:
     kube_scheduler()
@@ -153,7 +153,7 @@ def test_what_a_test_made_is_gone_for_the_next_one(clean: ControlPlane) -> None:
     assert [name for name in left if "/apiserver-" not in name] == []
 
 
-def test_programs_end_with_the_test_run_however_that_ends(tmp_path: Path) -> None:
+def test_testbed_programs_end_with_the_test_run(tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from testbed.processes import Program\n"
         f"program = Program(['sleep', '600'], Path({str(tmp_path / 'log')!r}))\n"
@@ -170,7 +170,7 @@ def test_programs_end_with_the_test_run_however_that_ends(tmp_path: Path) -> Non
     wait_until(lambda: not _alive(pid), 10, f"process {pid} is gone")
 
 
-def test_a_program_that_ends_at_once_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_testbed_program_that_exits_is_reported_with_output(tmp_path: Path) -> None:
     program = Program(["sh", "-c", "echo no such flag; exit 3"], tmp_path / "log", name="it")
     with pytest.raises(RuntimeError, match="it ended with exit code 3:\nno such flag"):
         program.wait_ready(lambda: False, 10)

@@ -24,7 +24,7 @@ def _config(extender: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_gpushares_own_wiring_reaches_us(
+def test_gpushare_scheduler_policy_reaches_extender(
     clean: ControlPlane,
     aliquot_scheduler: Callable[..., AliquotScheduler],
     kube_scheduler: Callable[..., KubeScheduler],
@@ -49,7 +49,7 @@ def test_gpushares_own_wiring_reaches_us(
     assert json.loads(ours.get("/gpushare-scheduler/inspect"))["nodes"][0]["usedGPU"] == 16
 
 
-def test_nano_gpus_own_wiring_reaches_us(
+def test_nano_gpu_scheduler_config_reaches_extender(
     clean: ControlPlane,
     aliquot_scheduler: Callable[..., AliquotScheduler],
     kube_scheduler: Callable[..., KubeScheduler],
@@ -74,7 +74,7 @@ def test_nano_gpus_own_wiring_reaches_us(
     assert json.loads(ours.get("/scheduler/status"))["calls"]["prioritize"]["count"] == 3
 
 
-def test_a_second_kube_scheduler_serves_those_who_ask_for_it_beside_the_clusters_own(
+def test_second_kube_scheduler_serves_pods_by_name(
     clean: ControlPlane,
     aliquot_scheduler: Callable[..., AliquotScheduler],
     kube_scheduler: Callable[..., KubeScheduler],

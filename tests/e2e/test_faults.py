@@ -91,9 +91,7 @@ def test_a_scheduler_killed_fifty_times_around_its_binds_loses_no_pod_and_gives_
     assert_no_trace(last)
 
 
-def test_a_scheduler_told_to_end_finishes_its_binds_takes_no_more_and_gives_the_lease_back(
-    clean: ControlPlane, proxy: Proxy, aliquot_scheduler: Start
-) -> None:
+def test_sigterm_finishes_binds_and_releases_lease(clean: ControlPlane, proxy: Proxy, aliquot_scheduler: Start) -> None:
     objects.create(clean, gpushare_node("n", 8))
     ours = aliquot_scheduler(kubeconfig=proxy.kubeconfig)
     wait_leads(ours)
@@ -129,7 +127,7 @@ def test_a_scheduler_told_to_end_finishes_its_binds_takes_no_more_and_gives_the_
     ],
     ids=["lost", "500", "504", "429", "late"],
 )
-def test_a_bind_that_happened_and_was_not_heard_of_is_found_and_keeps_its_card(
+def test_bind_with_lost_answer_keeps_its_card(
     clean: ControlPlane, proxy: Proxy, aliquot_scheduler: Start, fault: Fault
 ) -> None:
     objects.create(clean, gpushare_node("n", 1))
@@ -247,9 +245,7 @@ def test_an_api_server_restarted_under_load_costs_nothing_but_time(
     assert_no_trace(ours)
 
 
-def test_after_a_410_everything_is_listed_again_and_only_what_differs_is_told(
-    clean: ControlPlane, proxy: Proxy, aliquot_scheduler: Start
-) -> None:
+def test_relist_after_410_reports_only_differences(clean: ControlPlane, proxy: Proxy, aliquot_scheduler: Start) -> None:
     rng = random.Random(9)
     names = cluster(clean)
     ours = aliquot_scheduler(kubeconfig=proxy.kubeconfig)
@@ -312,9 +308,7 @@ def test_on_a_slow_api_server_binds_are_slow_and_right(
     assert_no_trace(ours)
 
 
-def test_it_is_ready_only_when_it_has_read_nodes_and_pods(
-    clean: ControlPlane, proxy: Proxy, aliquot_scheduler: Start
-) -> None:
+def test_readyz_waits_for_nodes_and_pods(clean: ControlPlane, proxy: Proxy, aliquot_scheduler: Start) -> None:
     objects.create(clean, gpushare_node("n", 1))
     (pod,) = objects.create(clean, whole_card("p"))
     proxy.add(Fault(r"GET /api/v1/pods", held=2.0))
@@ -362,7 +356,7 @@ def vendors_account(clean: ControlPlane) -> Iterator[Path]:
     clean.api("DELETE", f"{rbac}/clusterroles/qgpu-scheduler")
 
 
-def test_with_the_rights_of_the_vendors_manifest_it_works_and_says_once_what_it_may_not(
+def test_vendor_role_works_and_missing_rights_are_logged_once(
     clean: ControlPlane, vendors_account: Path, aliquot_scheduler: Start
 ) -> None:
     rng = random.Random(17)

@@ -142,7 +142,7 @@ def test_whatever_the_body_is_the_answer_is_200_and_clear(ours: AliquotScheduler
         _checked(path, name, *ours.ask("POST", path, body, timeout=30))
 
 
-def test_it_is_the_same_under_the_peers_prefixes(ours: AliquotScheduler) -> None:
+def test_bad_bodies_under_peer_prefixes(ours: AliquotScheduler) -> None:
     for path in PEERS:
         for name, body in BODIES.items():
             if len(body) < 1 << 20:
@@ -175,7 +175,7 @@ def test_a_name_that_is_a_path_reaches_nothing_else_of_the_api(clean: ControlPla
             assert f"{field}: " in said, said
 
 
-def test_what_is_no_verb_is_told_by_its_status(ours: AliquotScheduler) -> None:
+def test_unknown_verb_gets_http_status(ours: AliquotScheduler) -> None:
     assert ours.ask("POST", "/aliquot/nothing", b"{}")[0] == 404
     assert ours.ask("GET", "/aliquot/filter")[0] == 405
     assert ours.ask("POST", "/version", b"{}")[0] == 405
@@ -219,7 +219,7 @@ def test_a_small_body_that_unpacks_into_a_huge_one_is_refused(ours: AliquotSched
     assert _resident(ours) - before < 200
 
 
-def test_five_hundred_of_them_leave_memory_as_it_was(ours: AliquotScheduler) -> None:
+def test_memory_is_flat_after_500_bad_bodies(ours: AliquotScheduler) -> None:
     rng = random.Random(1)
     small = [body for body in BODIES.values() if len(body) < 64 << 20]
     calls = [(path, body) for path in VERBS for body in small]
@@ -241,9 +241,7 @@ def _resident(scheduler: AliquotScheduler) -> float:
     return int(told[1]) / 1024
 
 
-def test_a_client_that_goes_away_during_a_bind_does_not_take_it_along(
-    clean: ControlPlane, ours: AliquotScheduler
-) -> None:
+def test_bind_continues_after_client_disconnects(clean: ControlPlane, ours: AliquotScheduler) -> None:
     (pod,) = objects.create(clean, whole_card("p"))
     who = pod["metadata"]
     body = json.dumps(BIND | {"PodUID": who["uid"]}).encode()

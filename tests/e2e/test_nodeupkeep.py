@@ -95,7 +95,7 @@ def soon(kept: Kept, what: str, holds: Any, saw: Any) -> None:
     objects.wait_until(lambda: holds(saw()), 15, what, saw=saw)
 
 
-def test_the_taint_comes_and_goes_with_the_label(kept: Kept) -> None:
+def test_taint_follows_label(kept: Kept) -> None:
     other = {"key": TAINT["key"], "value": "x", "effect": "NoExecute"}  # one key, two effects: the other stays
     kept.create(objects.node("n1", labels=XGN, taints=[other]))
     soon(kept, "the taint is there", lambda taints: TAINT in taints, lambda: kept.taints("n1"))
@@ -105,7 +105,7 @@ def test_the_taint_comes_and_goes_with_the_label(kept: Kept) -> None:
     soon(kept, "events tell of both", lambda told: {"TaintAdded", "TaintRemoved"} <= set(told), lambda: kept.told("n1"))
 
 
-def test_a_node_with_cards_is_enabled_for_qgpu_and_a_persons_no_is_heeded(kept: Kept) -> None:
+def test_node_with_cards_gets_qgpu_label_unless_disabled(kept: Kept) -> None:
     def labels(name: str) -> str | None:
         found: str | None = objects.get_node(kept.plane, name)["metadata"]["labels"].get("qgpu-device-enable")
         return found
@@ -116,7 +116,7 @@ def test_a_node_with_cards_is_enabled_for_qgpu_and_a_persons_no_is_heeded(kept: 
     assert labels("no") == "disable"
 
 
-def test_a_sick_card_is_a_condition_until_it_is_well(kept: Kept) -> None:
+def test_unhealthy_card_sets_condition_until_recovery(kept: Kept) -> None:
     kept.create(objects.node("n1", annotations=inventory(True, False)))
     soon(kept, "the node is sick", lambda said: said.get("status") == "False", lambda: kept.condition("n1"))
     assert kept.condition("n1")["message"] == "1 of 2 cards unhealthy: 1 (GPU-1)"
@@ -164,7 +164,7 @@ NODES_RULE = {"apiGroups": [""], "resources": ["nodes", "nodes/status"], "verbs"
 
 
 @pytest.mark.parametrize("rules", [[SEEDS_EVENTS_RULE, NODES_RULE]], ids=["the seeds' role, and nodes"])
-def test_a_role_that_knows_only_core_events_is_enough(clean: ControlPlane, rules: list[Object]) -> None:
+def test_events_work_with_core_api_only(clean: ControlPlane, rules: list[Object]) -> None:
     account = clean.kubeconfig_for("kube-system/seeds")
     group = "/apis/rbac.authorization.k8s.io/v1"
     role = {"metadata": {"name": "seeds"}, "rules": rules}
@@ -185,9 +185,7 @@ def test_a_role_that_knows_only_core_events_is_enough(clean: ControlPlane, rules
         clean.api("DELETE", f"{group}/clusterroles/seeds")
 
 
-def test_a_role_without_rights_is_told_once_for_each_kind(
-    clean: ControlPlane, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_rights_are_logged_once_per_kind(clean: ControlPlane, caplog: pytest.LogCaptureFixture) -> None:
     account = clean.kubeconfig_for("kube-system/nobody")
     with keeping(clean, account) as kept:
         kept.create(objects.node("n1", labels=XGN))

@@ -19,14 +19,14 @@ def _left(cluster: Wired) -> set[str]:
     return {each["metadata"]["name"] for each in objects.list_pods(cluster.plane)}
 
 
-def test_it_takes_the_card_of_a_lesser_pod(cluster: Wired) -> None:
+def test_preemption_takes_card_of_lower_priority_pod(cluster: Wired) -> None:
     cluster.create(gpushare_node("n", 8))
     cluster.placed(_pod("lesser", 6))
     assert cluster.placed(_pod("important", 4, important=True)) == [("n", [0])]
     assert _left(cluster) == {"important"}
 
 
-def test_nobody_is_driven_away_where_that_would_free_no_card(cluster: Wired) -> None:
+def test_preemption_evicts_nobody_without_freeing_a_card(cluster: Wired) -> None:
     """On `halves` there would be 8 GiB, 4 on each of two cards: of no use to a Pod that wants 6 on one."""
     cluster.create(gpushare_node("halves", 8, 8))
     cluster.placed(
@@ -43,7 +43,7 @@ def test_nobody_is_driven_away_where_that_would_free_no_card(cluster: Wired) -> 
     assert _left(cluster) == {"important", "stays-0", "stays-1", "lesser-0", "lesser-1"}
 
 
-def test_it_picks_the_node_where_a_card_comes_free(cluster: Wired) -> None:
+def test_preemption_picks_node_where_a_card_is_freed(cluster: Wired) -> None:
     cluster.create(gpushare_node("halves", 8, 8))
     cluster.placed(
         _pod("stays-0", 4, important=True),
@@ -57,7 +57,7 @@ def test_it_picks_the_node_where_a_card_comes_free(cluster: Wired) -> None:
     assert _left(cluster) == {"important", "stays-0", "stays-1", "lesser-0", "lesser-1"}
 
 
-def test_those_are_driven_away_who_share_a_card_not_those_whom_kube_scheduler_would_choose(cluster: Wired) -> None:
+def test_preemption_evicts_pods_that_share_one_card(cluster: Wired) -> None:
     """kube-scheduler spares the oldest: a and c. What is left of b and d is 4 GiB on each of two cards."""
     cluster.create(gpushare_node("n", 8, 8))
     cluster.placed(_pod("a", 4), _pod("x", 4), _pod("c", 4))

@@ -113,7 +113,7 @@ def test_the_standby_answers_filter_and_passes_binds_on_to_the_leader(
     assert_no_trace(leader, standby)
 
 
-def test_a_leader_told_to_end_hands_over_at_once_under_load(
+def test_sigterm_hands_leadership_over_at_once(
     clean: ControlPlane, aliquot_scheduler: Start, crowd: list[Object]
 ) -> None:
     leader, standby = two(aliquot_scheduler)
@@ -204,7 +204,7 @@ def test_a_leader_cut_off_from_its_lease_stops_before_another_begins_also_with_s
         assert_no_trace(leader, standby)
 
 
-def test_a_403_that_passes_makes_nobody_lead_alone(
+def test_transient_403_does_not_disable_election(
     clean: ControlPlane, aliquot_scheduler: Start, crowd: list[Object]
 ) -> None:
     """An API server that starts says 403 to all until it has read its roles."""
@@ -224,7 +224,7 @@ def test_a_403_that_passes_makes_nobody_lead_alone(
         assert leads(leader)
 
 
-def test_one_that_starts_while_the_leader_binds_its_last_knows_of_them_before_it_leads(
+def test_new_leader_knows_last_binds_of_old_leader(
     clean: ControlPlane, aliquot_scheduler: Start, crowd: list[Object]
 ) -> None:
     """As in every rolling update: what was listed first may be older than the last binds."""

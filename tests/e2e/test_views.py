@@ -133,7 +133,7 @@ def test_doctor_says_what_a_restricted_user_may_not_see(clean: ControlPlane, she
     assert inspected.stderr.count("\n") == 1 or "exit status 2" in inspected.stderr
 
 
-def test_whoever_is_not_let_in_is_told_to_log_in(clean: ControlPlane, shell: Shell, tmp_path: Path) -> None:
+def test_unauthorized_user_is_told_to_log_in(clean: ControlPlane, shell: Shell, tmp_path: Path) -> None:
     said = yaml.safe_load(clean.kubeconfig.read_text())
     said["users"][0]["user"] = {"token": "wrong"}
     wrong = tmp_path / "wrong.kubeconfig"

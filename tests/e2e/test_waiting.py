@@ -39,7 +39,7 @@ def _bound_after(cluster: Wired, free: Callable[[], object], *names: str) -> flo
     return taken
 
 
-def test_the_pod_and_kube_scheduler_both_say_why_it_waits(cluster: Wired) -> None:
+def test_pending_reason_in_event_and_condition(cluster: Wired) -> None:
     _two_busy_cards(cluster)
     cluster.create(gpushare_pod("c", 4))
     cluster.waits(
@@ -58,7 +58,7 @@ def test_kube_scheduler_counts_the_nodes_that_give_the_same_reason(cluster: Wire
     cluster.waits("c", "0/4 nodes are available", busy, never)
 
 
-def test_a_pod_that_breaks_a_rule_is_told_which(cluster: Wired) -> None:
+def test_pending_reason_of_invalid_pod(cluster: Wired) -> None:
     """Where no webhook keeps it out."""
     cluster.create(gpushare_node("n", 8, 8), gpushare_pod("odd", 3, cards=2))
     rule = 'limits["aliyun.com/gpu-mem"]: "3" is not allowed: a multiple of 2'
@@ -67,7 +67,7 @@ def test_a_pod_that_breaks_a_rule_is_told_which(cluster: Wired) -> None:
 
 
 @pytest.mark.parametrize("how", [delete_pod, finish_pod])
-def test_when_a_pod_goes_the_waiting_one_takes_its_card(cluster: Wired, how: Callable[..., None]) -> None:
+def test_pending_pod_is_bound_when_a_pod_ends(cluster: Wired, how: Callable[..., None]) -> None:
     _two_busy_cards(cluster)
     cluster.create(gpushare_pod("c", 4))
     cluster.waits("c")
@@ -75,14 +75,14 @@ def test_when_a_pod_goes_the_waiting_one_takes_its_card(cluster: Wired, how: Cal
     assert cluster.cards("c") == [1]
 
 
-def test_when_a_node_comes_the_waiting_one_goes_there(cluster: Wired) -> None:
+def test_pending_pod_is_bound_when_a_node_arrives(cluster: Wired) -> None:
     _two_busy_cards(cluster)
     cluster.create(gpushare_pod("c", 4))
     cluster.waits("c")
     assert _bound_after(cluster, lambda: cluster.create(gpushare_node("m", 8)), "c") < SOON
 
 
-def test_when_a_card_is_well_again_the_waiting_one_goes_there(cluster: Wired) -> None:
+def test_pending_pod_is_bound_when_a_card_recovers(cluster: Wired) -> None:
     cluster.create(gpushare_node("n", 8, 8, annotations=inventory(8, 8, sick=[1])))
     cluster.placed(gpushare_pod("a", 6))
     cluster.create(gpushare_pod("c", 4))
@@ -90,7 +90,7 @@ def test_when_a_card_is_well_again_the_waiting_one_goes_there(cluster: Wired) ->
     assert _bound_after(cluster, lambda: cluster.annotate_node("n", inventory(8, 8)), "c") < SOON
 
 
-def test_when_a_config_map_gives_a_card_back_the_waiting_one_goes_there(cluster: Wired) -> None:
+def test_pending_pod_is_bound_when_configmap_returns_a_card(cluster: Wired) -> None:
     """kube-scheduler does not look at ConfigMaps: that it tries again is our doing."""
     cluster.create(unhealthy("n", "1"), gpushare_node("n", 8, 8))
     cluster.placed(gpushare_pod("a", 6))
@@ -109,7 +109,7 @@ def test_a_node_that_breaks_a_rule_takes_nobody_until_it_is_put_right(cluster: W
     assert _bound_after(cluster, lambda: cluster.label_node("n", {policy: "fs"}), "p") < SOON
 
 
-def test_it_works_as_fast_where_kube_scheduler_sees_no_room_either(cluster: Wired) -> None:
+def test_pending_pod_is_bound_fast_if_kube_scheduler_saw_no_room(cluster: Wired) -> None:
     cluster.create(gpushare_node("n", 8))
     cluster.placed(gpushare_pod("a", 8))
     cluster.create(gpushare_pod("c", 4))
@@ -117,7 +117,7 @@ def test_it_works_as_fast_where_kube_scheduler_sees_no_room_either(cluster: Wire
     assert _bound_after(cluster, lambda: delete_pod(cluster.plane, "a"), "c") < SOON
 
 
-def test_it_works_as_fast_for_one_that_has_waited_long(cluster: Wired) -> None:
+def test_pending_pod_is_bound_fast_after_long_wait(cluster: Wired) -> None:
     """Tried many times over, a Pod is not put off for longer and longer."""
     _two_busy_cards(cluster)
     cluster.create(gpushare_pod("c", 4))
@@ -128,7 +128,7 @@ def test_it_works_as_fast_for_one_that_has_waited_long(cluster: Wired) -> None:
     assert _bound_after(cluster, lambda: delete_pod(cluster.plane, "b"), "c") < SOON
 
 
-def test_as_many_wait_as_there_is_room_for_are_bound_together(cluster: Wired) -> None:
+def test_pending_pods_are_bound_together(cluster: Wired) -> None:
     cluster.create(*(gpushare_node(f"n{number}", 8, 8) for number in range(5)))
     # 2 of 8 are left on each card: 20 GiB in all, and not one card for 3.
     objects.create_many(cluster.plane, [gpushare_pod(f"a{number}", 6) for number in range(10)])
@@ -152,7 +152,7 @@ def test_as_many_wait_as_there_is_room_for_are_bound_together(cluster: Wired) ->
     assert time.monotonic() - began < SOON + 1
 
 
-def test_a_pod_that_never_fits_is_told_so_and_nobody_is_driven_away_for_it(cluster: Wired) -> None:
+def test_pod_that_never_fits_preempts_nobody(cluster: Wired) -> None:
     cluster.create(gpushare_node("n", 16, 16))
     cluster.placed(gpushare_pod("low", 4))
     cluster.create(pod("high", {MEM: 20}, priorityClassName="system-cluster-critical"))

@@ -111,7 +111,7 @@ def test_kubectl_apply_says_which_rule_a_pod_breaks(fresh: ControlPlane) -> None
     assert objects.list_pods(fresh) == []
 
 
-def test_a_deployments_events_say_it_too(fresh: ControlPlane) -> None:
+def test_replicaset_event_has_webhook_refusal(fresh: ControlPlane) -> None:
     template = objects.pod("p", {CORE: 30})
     labels = {"app": "web"}
     replicas = {
@@ -159,7 +159,7 @@ def test_a_grant_that_was_left_in_a_template_is_taken_off_and_kubectl_warns(fres
     assert annotations.keys() & stale.keys() == {"mine"}
 
 
-def test_only_pods_of_ours_come(fresh: ControlPlane) -> None:
+def test_webhook_reviews_only_gpu_pods(fresh: ControlPlane) -> None:
     ours = [
         objects.pod("limits", {SHARED: 2}),
         objects.pod("labelled", {SHARED: 2}, labels={COUNT: "1"}),
@@ -180,7 +180,7 @@ def test_only_pods_of_ours_come(fresh: ControlPlane) -> None:
             assert webhook.calls["review"] == before + number, pod["metadata"]["name"]
 
 
-def test_a_mark_alone_is_ours_and_refused(fresh: ControlPlane) -> None:
+def test_pod_with_gpu_count_only_is_refused(fresh: ControlPlane) -> None:
     """gpu-count without gpu-mem: the user meant something."""
     with a_webhook(fresh):
         for marks in ({"labels": {COUNT: "2"}}, {"annotations": {COUNT: "2"}}):
@@ -188,13 +188,13 @@ def test_a_mark_alone_is_ours_and_refused(fresh: ControlPlane) -> None:
                 created(fresh, objects.pod("marked", **marks))  # type: ignore[arg-type]  # mypy cannot see which
 
 
-def test_a_webhook_that_is_down_stops_nobody(fresh: ControlPlane) -> None:
+def test_webhook_down_with_ignore_blocks_nobody(fresh: ControlPlane) -> None:
     with a_webhook(fresh):
         pass
     assert created(fresh, objects.pod("broken", {CORE: 30}))["metadata"]["name"] == "broken"
 
 
-def test_a_webhook_that_is_down_stops_our_pods_and_no_others_where_that_is_wanted(fresh: ControlPlane) -> None:
+def test_webhook_down_with_fail_blocks_only_gpu_pods(fresh: ControlPlane) -> None:
     with a_webhook(fresh, failure_policy=FailurePolicy.FAIL):
         pass
     with pytest.raises(Refused, match=r"failed calling webhook"):
@@ -271,7 +271,7 @@ def test_no_review_fails_while_certificates_and_authority_are_renewed(fresh: Con
     assert all(read_facts(each).names == {HOST} for each in seen)
 
 
-def test_a_second_webhook_shows_the_firsts_keys(fresh: ControlPlane) -> None:
+def test_second_webhook_replica_shares_keys(fresh: ControlPlane) -> None:
     with a_webhook(fresh):
         first = fresh.api("GET", SECRET)
     with a_webhook(fresh):
@@ -279,9 +279,7 @@ def test_a_second_webhook_shows_the_firsts_keys(fresh: ControlPlane) -> None:
     assert first["data"] == second["data"]
 
 
-def test_a_role_without_rights_serves_and_tells_what_it_lacks(
-    fresh: ControlPlane, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_webhook_without_rights_serves_and_logs(fresh: ControlPlane, caplog: pytest.LogCaptureFixture) -> None:
     account = fresh.kubeconfig_for("kube-system/nobody")
     with a_webhook(fresh, account=account, wait=False):
         objects.wait_until(lambda: "mutatingwebhookconfigurations" in str(warnings(caplog)), 20, "a warning")
@@ -298,7 +296,7 @@ def test_a_role_without_rights_serves_and_tells_what_it_lacks(
     ]
 
 
-def test_the_scheduler_has_it_where_it_is_switched_on(
+def test_scheduler_runs_webhook_if_enabled(
     fresh: ControlPlane, aliquot_scheduler: Callable[..., AliquotScheduler]
 ) -> None:
     port = free_port()
@@ -316,7 +314,7 @@ def memory_mib(pid: int) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
 
-def test_whatever_is_sent_is_answered_without_a_traceback_and_memory_stays_flat(
+def test_webhook_survives_fuzzing_with_flat_memory(
     fresh: ControlPlane, aliquot_scheduler: Callable[..., AliquotScheduler]
 ) -> None:
     port = free_port()

@@ -31,7 +31,7 @@ def test_release_undoes_take_to_the_last_column() -> None:
     assert board.replicas == {}
 
 
-def test_what_runs_on_a_card_that_fell_sick_stays_accounted() -> None:
+def test_unhealthy_card_keeps_its_bookings() -> None:
     board = a_board(a_node("n1", 16))
     board.take("n1", _holding(10))
     board.set_node(Node("n1", (Card(0, 16 * GIB, healthy=False),), frozenset(Offer)))
@@ -48,7 +48,7 @@ def test_a_card_that_shrank_below_what_is_booked_has_negative_room_and_never_wra
     assert board.milli[0, 0] == 0
 
 
-def test_a_node_that_blinks_comes_back_with_its_bookings() -> None:
+def test_returning_node_keeps_its_bookings() -> None:
     board = a_board(a_node("n1", 16), a_node("n2", 16))
     board.take("n1", _holding(10))
     board.drop_node("n1")
@@ -108,13 +108,13 @@ def test_a_wider_node_widens_the_board() -> None:
     assert board.room_memory[0].tolist() == [16 * GIB] + [CLOSED] * 7
 
 
-def test_cpu_that_nobody_told_limits_nothing() -> None:
+def test_unknown_cpu_limits_nothing() -> None:
     board = a_board(a_node("n1"))
     board.take("n1", Occupant({}, cpu_milli=10**6))
     assert board.room_cpu[0] > 10**6
 
 
-def test_the_usual_card_is_the_middle_one() -> None:
+def test_usual_card_is_the_median() -> None:
     board = a_board(a_node("n1", 16, 16), a_node("n2", 80))
     assert board.usual_memory() == 16 * GIB
     board.set_node(a_node("n1", 80, 80))

@@ -39,7 +39,7 @@ def test_assuming_twice_holds_the_cards_once() -> None:
     assert _free(ledger) == 6
 
 
-def test_assuming_another_place_answers_the_booking_there_is() -> None:
+def test_assuming_another_place_returns_present_booking() -> None:
     ledger, claim = _ledger(16, 16), asking(10)
     first = ledger.assume(claim, _grant(claim, card=0), deadline=5.0)
     assert ledger.assume(claim, _grant(claim, card=1), deadline=5.0) == first
@@ -107,14 +107,14 @@ def test_a_confirmed_booking_is_never_late() -> None:
     assert _free(ledger) == 6
 
 
-def test_the_api_server_is_right_when_it_says_another_place() -> None:
+def test_confirm_replaces_assumed_place() -> None:
     ledger, claim = _ledger(16, 16), asking(10)
     ledger.assume(claim, _grant(claim, card=0), deadline=5.0)
     ledger.confirm(claim.uid, "n1", occupant_of(claim, _grant(claim, card=1)))
     assert (_free(ledger, 0), _free(ledger, 1)) == (16, 6)
 
 
-def test_what_the_api_server_overbooked_is_counted_and_leaves_nothing_behind() -> None:
+def test_overbooked_confirmation_is_counted_and_released() -> None:
     ledger = _ledger(16)
     for name in ("a", "b"):
         claim = asking(10, name=name)

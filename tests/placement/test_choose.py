@@ -60,7 +60,7 @@ def _claims(draw: st.DrawFn) -> list[Claim]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(sizes=_sizes, claims=_claims(), leaving=st.lists(st.booleans(), min_size=25, max_size=25))
-def test_scores_kept_from_before_give_what_a_fresh_look_gives(
+def test_cached_scores_equal_fresh_scores(
     policy: str, sizes: list[list[int]], claims: list[Claim], leaving: list[bool]
 ) -> None:
     board = _cluster(sizes)
@@ -117,7 +117,7 @@ def _possible(free: list[int], claim: Claim) -> bool:
     ),
     policy=st.sampled_from(["binpack", "spread"]),
 )
-def test_containers_are_seated_exactly_when_there_is_a_way(
+def test_seating_finds_a_solution_if_there_is_one(
     free: list[int], parts: list[tuple[int, int, Role]], policy: str
 ) -> None:
     parts.sort(key=lambda part: part[2] is Role.MAIN)

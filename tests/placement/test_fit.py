@@ -196,7 +196,7 @@ def test_a_node_has_refusals_exactly_when_the_claim_does_not_fit_it(policy: str,
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(board=_boards(), claim=claims())
-def test_what_is_chosen_can_be_booked_and_nothing_is_told_twice(policy: str, board: Board, claim: Claim) -> None:
+def test_chosen_grant_can_be_booked_and_refusals_are_unique(policy: str, board: Board, claim: Claim) -> None:
     chooser = Chooser(board, POLICIES[policy]())
     grant = chooser.choose(claim)
     assert (grant is not None) == bool(len(chooser.fitting(claim)))
@@ -238,7 +238,7 @@ def test_a_card_that_is_held_and_too_small_never_fits() -> None:
     assert _refusals(board, asking(24)) == [Refusal("n1", 0, Reason.EXCLUSIVE, 0, 1, never=True)]
 
 
-def test_what_is_not_wanted_is_not_short_even_where_others_took_too_much_of_it() -> None:
+def test_overbooked_dimension_matters_only_if_wanted() -> None:
     """The API server overbooked the card's compute; online Pods do not care."""
     board = a_board(a_node("n1", 32))
     board.take("n1", Occupant({0: Usage(GIB, 1200, 1200, 1)}))
@@ -256,7 +256,7 @@ def test_the_limit_on_sharing_is_qgpus_and_binds_no_other_dialect() -> None:
     assert [refusal.reason for refusal in _refusals(board, asking(1, offer=Offer.QGPU))] == [Reason.SLICES]
 
 
-def test_a_node_short_of_cpu_alone_is_not_blamed_for_its_busy_cards() -> None:
+def test_node_short_of_cpu_gets_no_card_refusals() -> None:
     board = a_board(a_node("n1", 16, 16, cpu_milli=1000))
     board.take("n1", Occupant({0: Usage(16 * GIB, slices=1)}))
     assert [refusal.reason for refusal in _refusals(board, asking(4, cpu_milli=2000))] == [Reason.CPU]

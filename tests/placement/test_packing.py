@@ -119,7 +119,7 @@ def test_a_score_does_not_depend_on_which_rows_are_asked_with_it(
     assert together.tolist() == alone
 
 
-def test_what_a_row_was_worth_follows_the_board() -> None:
+def test_potential_follows_the_board() -> None:
     board = _board([(8000, [1000, 1000], "A")])
     shapes = [(Shape(2, 1000, 1000), 1)]
     potential = Potential(board, Weights(0.0, 1.0, 0.0, 0.0), shapes)
@@ -147,7 +147,7 @@ def test_memory_shares_are_compared_by_the_usual_card_and_the_larger_dimension_c
     assert {(shape.count, shape.milli) for shape, _ in workload.lesson()} == {(1, 500), (2, 250), (0, 0)}
 
 
-def test_a_steady_mix_brings_no_news_and_a_new_one_does() -> None:
+def test_workload_relearns_only_for_a_new_mix() -> None:
     workload, news = Workload(), []
     for at in range(4000):
         workload.observe(demand_of(asking(core=50 if at % 3 else 20)), 16 * GIB)

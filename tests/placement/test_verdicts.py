@@ -76,7 +76,7 @@ SICK = Node("n1", (Card(0, 16 * GIB, healthy=False),), frozenset(Offer))
         "each container alone would fit",
     ],
 )
-def test_the_verdict_when(board: Board, claim: Claim, verdict: tuple[Reason, bool] | None) -> None:
+def test_verdict(board: Board, claim: Claim, verdict: tuple[Reason, bool] | None) -> None:
     assert _verdict(board, claim) == verdict
 
 
@@ -112,7 +112,7 @@ def test_a_row_has_a_verdict_exactly_when_its_node_does_not_fit(board: Board, cl
 
 
 @given(boards(), claims())
-def test_a_node_that_is_told_as_hopeless_is_one_that_the_refusals_tell_so(board: Board, claim: Claim) -> None:
+def test_never_verdict_matches_refusals(board: Board, claim: Claim) -> None:
     demand, rows = demand_of(claim), np.arange(board.rows)
     chooser = Chooser(board, POLICIES["binpack"]())
     refusals = chooser.refusals(claim)
@@ -146,9 +146,7 @@ def test_filter_and_verdicts_never_contradict_each_other(policy: str, board: Boa
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(changes, claims()), max_size=12), claims())
-def test_verdicts_kept_over_many_changes_are_those_of_a_fresh_look(
-    steps: list[tuple[Change, Claim]], often: Claim
-) -> None:
+def test_cached_verdicts_equal_fresh_verdicts(steps: list[tuple[Change, Claim]], often: Claim) -> None:
     board = Board()
     chooser = Chooser(board, POLICIES["binpack"]())
     held: list[tuple[str, Occupant]] = []
@@ -175,9 +173,7 @@ def _everything(board: Board) -> dict[str, object]:
 
 @settings(max_examples=100)
 @given(st.lists(changes, max_size=10), st.lists(changes, max_size=10), claims())
-def test_changes_made_together_leave_the_board_that_they_leave_one_by_one(
-    before: list[Change], together: list[Change], claim: Claim
-) -> None:
+def test_batched_changes_equal_single_changes(before: list[Change], together: list[Change], claim: Claim) -> None:
     one, other = Board(), Board()
     holds: tuple[list[tuple[str, Occupant]], ...] = ([], [])
     kept = Chooser(other, POLICIES["binpack"]())
@@ -196,7 +192,7 @@ def test_changes_made_together_leave_the_board_that_they_leave_one_by_one(
     assert kept.scores(claim).tolist() == fresh.scores(claim).tolist()
 
 
-def test_changes_that_break_off_in_the_middle_are_still_worked_out() -> None:
+def test_interrupted_batch_leaves_board_consistent() -> None:
     board = a_board(a_node("n1", 16))
 
     def breaks_off() -> None:

@@ -38,7 +38,7 @@ def test_a_remainder_that_is_too_small_for_those_seen_is_wasted() -> None:
     assert wasted(a_board(three_quarters, cards=2), [HALF]) == 0.2  # 250 of 1,250 milli
 
 
-def test_all_is_wasted_where_whole_cards_are_wanted_and_none_is_free() -> None:
+def test_waste_is_1_if_only_whole_cards_are_wanted_and_none_is_free() -> None:
     assert wasted(a_board(QUARTER, QUARTER), [WHOLE]) == 1.0
 
 
@@ -47,12 +47,12 @@ def test_each_kind_counts_as_often_as_it_is_seen() -> None:
     assert wasted(a_board(HALF, HALF), [WHOLE], [WHOLE], [WHOLE], [HALF]) == 0.75
 
 
-def test_it_is_not_known_where_nobody_was_seen_or_nothing_is_free() -> None:
+def test_waste_is_unknown_without_pods_or_free_cards() -> None:
     assert wasted(a_board(QUARTER)) is None
     assert wasted(a_board(WHOLE, WHOLE), [HALF]) is None
 
 
-def test_it_follows_the_board() -> None:
+def test_waste_follows_the_board() -> None:
     board = a_board()
     waste = Waste(board)
     waste.learn([([WHOLE], 0)])
@@ -62,6 +62,6 @@ def test_it_follows_the_board() -> None:
 
 
 @given(st.lists(st.sampled_from([HALF, QUARTER, WHOLE]), max_size=4), st.sampled_from([HALF, QUARTER, WHOLE]))
-def test_it_is_a_part_of_what_is_free(used: list[Usage], seen: Usage) -> None:
+def test_waste_is_between_0_and_1(used: list[Usage], seen: Usage) -> None:
     ratio = wasted(a_board(*used, cards=4), [seen])
     assert ratio is None or 0.0 <= ratio <= 1.0

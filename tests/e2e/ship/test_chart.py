@@ -86,7 +86,7 @@ def render(helm: Helm, *words: str) -> str:
 # --- what it renders -------------------------------------------------------------------------------------------------
 
 
-def test_helm_finds_nothing_to_complain_of(helm: Helm) -> None:
+def test_helm_lint_passes(helm: Helm) -> None:
     assert "0 chart(s) failed" in done(helm("lint", "--strict", str(CHART), IMAGE))
 
 
@@ -130,7 +130,7 @@ def test_kube_systems_config_maps_are_read_for_gpushare_only(helm: Helm, mode: s
     assert here == (["kube-system"] if "gpushare" in MODES[mode] else [])
 
 
-def test_it_is_packed_without_anything_that_is_not_its(helm: Helm, tmp_path: Path) -> None:
+def test_chart_package_has_only_chart_files(helm: Helm, tmp_path: Path) -> None:
     done(helm("package", str(CHART), f"--destination={tmp_path}"))
     (archive,) = tmp_path.glob("aliquot-*.tgz")
     assert render(helm) == done(helm("template", "aliquot", str(archive), f"--namespace={NAMESPACE}", IMAGE))
@@ -156,7 +156,7 @@ def test_it_is_packed_without_anything_that_is_not_its(helm: Helm, tmp_path: Pat
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
-def test_what_cannot_be_is_refused_before_anything_is_made(helm: Helm, words: tuple[str, ...], told: str) -> None:
+def test_invalid_chart_values_are_refused(helm: Helm, words: tuple[str, ...], told: str) -> None:
     refused = helm("template", "aliquot", str(CHART), *words)
     assert refused.returncode != 0
     assert told in refused.stderr
@@ -273,7 +273,7 @@ APPLY = "application/apply-patch+yaml"
         ("agent", "get leases", False),
     ],
 )
-def test_an_account_may_do_that_and_no_more(installed: ControlPlane, account: str, what: str, may: bool) -> None:
+def test_service_account_rights_are_minimal(installed: ControlPlane, account: str, what: str, may: bool) -> None:
     verb, resource = what.split()
     words = ["can-i", verb, resource, f"--namespace={NAMESPACE}"]
     if resource == "nodes/status":
@@ -340,7 +340,7 @@ def test_agents_whose_port_is_another_programs_are_ready_and_are_not_restarted(
     label(bare, "qgpu-device-enable-")
 
 
-def test_with_exactly_these_rights_nothing_is_forbidden(bare: Cluster) -> None:
+def test_service_account_rights_are_sufficient(bare: Cluster) -> None:
     """Pods of all dialects come, wait and are tried again, a node is tainted: no log tells of a right that lacks."""
     label(bare, "qgpu-device-enable=enable", "gpushare=true")
     install(bare)

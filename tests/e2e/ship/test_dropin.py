@@ -125,7 +125,7 @@ class TestSeed000:
         (card,) = report(qgpu, name)["cuda"]["cards"]
         assert card["total"] == (5 if name == "qgpu" else 4) * GIB
 
-    def test_it_is_held_to_its_memory_and_its_share(self, qgpu: Cluster, agents: dict[str, str]) -> None:
+    def test_drop_in_pod_is_limited_to_memory_and_share(self, qgpu: Cluster, agents: dict[str, str]) -> None:
         """Which needs an agent that knows whose process came to it."""
         label(qgpu, f"{POLICY}=fixed-share")
         words = ("alloc", "4GiB", "alloc", "2GiB", "burn", "4")
@@ -265,11 +265,11 @@ class TestSeed004:
         assert sorted(line.split()[-1] for line in printed[1:3]) == ["0/64", "9/64"]
         assert printed[-2:] == ["Allocated/Total GPU Memory In Cluster:", "9/128 (7%)  "]
 
-    def test_what_the_document_says_cannot_be_done(self, gpushare: Cluster) -> None:
+    def test_drop_in_limits_of_the_document(self, gpushare: Cluster) -> None:
         gpushare.kubectl("apply", "-f", str(SEEDS / "four-cards.yaml"))
         assert [card["total"] for card in report(gpushare, "four-cards")["cuda"]["cards"]] == [3 * GIB] * 4
 
-    def test_a_daemonset_with_too_little_of_the_host_is_told_which_lines_it_lacks(self, gpushare: Cluster) -> None:
+    def test_daemonset_without_host_access_names_missing_lines(self, gpushare: Cluster) -> None:
         """As gpushare's own is: one volume, and no privilege to fetch the others."""
         (made,) = yaml.safe_load_all((GPUSHARE / "device-plugin-ds.yaml").read_text())
         inner = made["spec"]["template"]["spec"]

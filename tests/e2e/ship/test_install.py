@@ -56,7 +56,7 @@ def test_from_nothing_by_one_command_to_the_first_shared_card_and_back_to_nothin
     assert "nothing is left" in _uninstall(bare, "--delete-pods")
 
 
-def test_pods_run_on_without_us_where_that_is_said(bare: Cluster) -> None:
+def test_uninstall_keep_running_keeps_pods(bare: Cluster) -> None:
     _install(bare)
     bare.apply(probe("stays", "idle", limits=SMALL))
     report(bare, "stays")
@@ -69,14 +69,14 @@ def test_pods_run_on_without_us_where_that_is_said(bare: Cluster) -> None:
     assert "2 nodes cleaned, nothing is left" in _uninstall(bare), "the nodes themselves tell where files stayed"
 
 
-def test_what_does_not_come_up_says_why_and_is_taken_away(bare: Cluster) -> None:
+def test_failed_install_reports_pod_and_rolls_back(bare: Cluster) -> None:
     said = _install(bare, "--image", NOT_OURS, "--timeout", "12s", code=1)
     assert "Pod aliquot-agent-" in said
     assert "install-shim" in said, "which container, and how it ended"
     assert "rolled back: nothing is left" in said
 
 
-def test_an_upgrade_that_does_not_come_up_goes_back_to_what_was_there(bare: Cluster) -> None:
+def test_failed_upgrade_rolls_back(bare: Cluster) -> None:
     _install(bare)
     before = bare.plane.api("GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/aliquot-scheduler")
     said = _install(bare, "--image", NOT_OURS, "--timeout", "12s", verb="upgrade", code=1)
@@ -118,7 +118,7 @@ SAID["everything"] = (
 
 
 @pytest.mark.parametrize(("words", "values"), SAID.values(), ids=SAID.keys())
-def test_the_objects_are_those_of_the_chart(cluster: Cluster, words: tuple[str, ...], values: dict[str, Any]) -> None:
+def test_install_objects_equal_chart_objects(cluster: Cluster, words: tuple[str, ...], values: dict[str, Any]) -> None:
     import yaml
 
     from testbed.shipping import CHART

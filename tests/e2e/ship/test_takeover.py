@@ -133,7 +133,7 @@ def test_a_pod_of_ours_that_their_plugin_started_has_the_card_we_chose(fleet: Fl
     assert [report["env"][gpushare.VISIBLE]] == _uuids(report)
 
 
-def test_the_agents_book_them_too(fleet: Fleet, before: dict[str, Any]) -> None:
+def test_agents_book_adopted_pods(fleet: Fleet, before: dict[str, Any]) -> None:
     for name, agent in fleet.agents.items():
         booked = {card["index"]: card["memory_booked_bytes"] // GIB for card in agent.status()["cards"]}
         assert booked == before["inspect"][name]
@@ -144,7 +144,7 @@ def test_what_the_nodes_offer_stays_what_it_was(fleet: Fleet) -> None:
         assert allocatable(node, MEM) == 64
 
 
-def test_they_are_no_strangers_but_are_said_not_to_be_held(fleet: Fleet) -> None:
+def test_adopted_pods_are_known_but_not_enforced(fleet: Fleet) -> None:
     def told() -> list[str]:
         return [text for reason, text in objects.events_of(fleet.plane, "live-0") if reason == "GPUNotHeld"]
 
@@ -201,7 +201,7 @@ def test_a_pod_of_theirs_that_is_deleted_frees_its_card(fleet: Fleet) -> None:
     wait_until(lambda: gone not in [tenant["name"] for tenant in agent.status()["tenants"]], 20, "the agent let it go")
 
 
-def test_an_agent_that_is_killed_finds_them_again(fleet: Fleet) -> None:
+def test_killed_agent_finds_adopted_pods_again(fleet: Fleet) -> None:
     agent = fleet.agents["n1"]
     before = [(card["index"], card["memory_booked_bytes"]) for card in agent.status()["cards"]]
     agent.restart(kill=True)
