@@ -5,6 +5,6 @@ A *card* is one GPU; its *health* says whether new work may go there. A *node* h
 how much of each, for which container.
 A *refusal* says why a claim does not go somewhere; an *invalid* says why a manifest is no claim at all.
 A *tenant* is whoever shares a card on a node, with a *standing* on each; a *tenancy* is what it holds there, of a run
-(`tenancy`) or of a Pod (`podtenancy`). *Edits* are what a container runtime does to a container; `environment` is what
+or of a Pod (`tenancy`). *Edits* are what a container runtime does to a container; `environment` is what
 a tenant's processes find there. A *local Pod* (`localpod`) is one whose containers are processes of this machine.
 """

@@ -32,22 +32,22 @@ def written(folder: Path, entries: Any, **more: Any) -> Path:
     return path
 
 
-def test_it_tells_pod_container_resource_and_devices(tmp_path: Path) -> None:
+def test_checkpoint_has_pod_container_resource_and_devices(tmp_path: Path) -> None:
     told = read_checkpoint(written(tmp_path, [ENTRY]))
     assert told == (Entry(ENTRY["PodUID"], "init", CORE, frozenset({"GPU-1-_-4", "GPU-1-_-7"})),)  # type: ignore[arg-type]  # the entry is of many types
 
 
-def test_devices_of_several_numa_nodes_are_taken_together(tmp_path: Path) -> None:
+def test_checkpoint_joins_devices_of_several_numa_nodes(tmp_path: Path) -> None:
     (entry,) = read_checkpoint(written(tmp_path, [{**ENTRY, "DeviceIDs": {"0": ["a"], "1": ["b", "c"]}}])) or ()
     assert entry.ids == {"a", "b", "c"}
 
 
 @pytest.mark.parametrize("none", [None, []])
-def test_before_the_first_pod_there_is_nobody(tmp_path: Path, none: object) -> None:
+def test_checkpoint_before_the_first_pod_is_empty(tmp_path: Path, none: object) -> None:
     assert read_checkpoint(written(tmp_path, none)) == ()
 
 
-def test_it_keeps_what_the_plugin_answered(tmp_path: Path) -> None:
+def test_checkpoint_keeps_the_plugins_response(tmp_path: Path) -> None:
     answer = wire.ContainerAllocateResponse(
         envs={"A": "b"},
         mounts=[wire.Mount(container_path="/there", host_path="/here")],
@@ -59,17 +59,17 @@ def test_it_keeps_what_the_plugin_answered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", [None, "", "no base64!", "Ogw=", "////"])
-def test_an_answer_that_cannot_be_read_is_none_and_the_rest_is_told(tmp_path: Path, answer: str | None) -> None:
+def test_checkpoint_with_an_unreadable_response_keeps_the_rest(tmp_path: Path, answer: str | None) -> None:
     (entry,) = read_checkpoint(written(tmp_path, [{**ENTRY, "AllocResp": answer}])) or ()
     assert entry.response() is None
     assert entry.container == "init"
 
 
-def test_a_field_that_a_later_kubelet_adds_is_passed_over(tmp_path: Path) -> None:
+def test_checkpoint_ignores_unknown_fields(tmp_path: Path) -> None:
     assert read_checkpoint(written(tmp_path, [{**ENTRY, "New": [1]}], Version="v3")) is not None
 
 
-def test_no_file_is_nothing(tmp_path: Path) -> None:
+def test_checkpoint_without_file_is_none(tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path / "kubelet_internal_checkpoint") is None
     assert read_checkpoint(tmp_path) is None
 
@@ -85,7 +85,7 @@ def test_no_file_is_nothing(tmp_path: Path) -> None:
     ],
     ids=["a mapping of entries", "devices of kubelet 1.19", "one device", "a number for a Pod", "no container"],
 )
-def test_a_form_we_do_not_know_is_nothing_not_a_part_of_it(tmp_path: Path, entries: object) -> None:
+def test_checkpoint_of_unknown_form_is_none(tmp_path: Path, entries: object) -> None:
     assert read_checkpoint(written(tmp_path, entries)) is None
 
 
@@ -99,14 +99,14 @@ def test_a_form_we_do_not_know_is_nothing_not_a_part_of_it(tmp_path: Path, entri
         ),
     ).map(lambda value: json.dumps(value).encode())
 )
-def test_nothing_that_may_stand_there_raises(tmp_path: Path, content: bytes) -> None:
+def test_checkpoint_never_raises(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "checkpoint"
     path.write_bytes(content)
     told = read_checkpoint(path)
     assert told is None or all(isinstance(each, Entry) for each in told)
 
 
-def test_brackets_without_end_are_nothing(tmp_path: Path) -> None:
+def test_checkpoint_of_endless_brackets_is_none(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     path.write_bytes(b'{"Data":' + b"[" * 200_000)
     assert read_checkpoint(path) is None

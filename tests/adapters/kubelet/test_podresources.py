@@ -39,7 +39,7 @@ async def asking(**more: Any) -> AsyncIterator[tuple[FakePodResources, PodResour
             await kubelet.stop()
 
 
-def test_the_devices_of_a_container_are_gathered_by_resource() -> None:
+def test_holders_have_devices_by_resource() -> None:
     async def scene() -> None:
         async with asking() as (kubelet, ours):
             kubelet.hold("pod", "main", {CORE: ["a", "b"], MEMORY: ["c"]})
@@ -49,7 +49,7 @@ def test_the_devices_of_a_container_are_gathered_by_resource() -> None:
     play(scene())
 
 
-def test_containers_without_devices_are_left_out() -> None:
+def test_holders_leave_out_containers_without_devices() -> None:
     async def scene() -> None:
         async with asking() as (kubelet, ours):
             kubelet.hold("pod", "main", {})
@@ -58,7 +58,7 @@ def test_containers_without_devices_are_left_out() -> None:
     play(scene())
 
 
-def test_forty_thousand_devices_are_heard_of() -> None:
+def test_holders_of_forty_thousand_devices() -> None:
     async def scene() -> None:
         async with asking() as (kubelet, ours):
             ids = [f"GPU-8f3a0f5e-6a3c-4f0a-9d1f-0123456789ab-_-{j}" for j in range(20_000)]
@@ -69,7 +69,7 @@ def test_forty_thousand_devices_are_heard_of() -> None:
     play(scene())
 
 
-def test_one_that_is_asked_too_often_is_asked_again_later_each_time() -> None:
+def test_holders_retry_with_backoff_on_rate_limit() -> None:
     async def scene() -> None:
         pauses = Pauses()
         async with asking(sleep=pauses, chance=lambda: 1.0) as (kubelet, ours):
@@ -80,7 +80,7 @@ def test_one_that_is_asked_too_often_is_asked_again_later_each_time() -> None:
     play(scene())
 
 
-def test_one_that_never_answers_is_given_up_in_good_time_and_asked_afresh_the_next_time() -> None:
+def test_holders_give_up_and_start_afresh() -> None:
     async def scene() -> None:
         pauses = Pauses()
         async with asking(sleep=pauses, chance=lambda: 1.0) as (kubelet, ours):
@@ -93,7 +93,7 @@ def test_one_that_never_answers_is_given_up_in_good_time_and_asked_afresh_the_ne
     play(scene())
 
 
-def test_any_other_answer_is_told_at_once_with_the_socket_it_came_from() -> None:
+def test_holders_raise_other_errors_at_once_with_the_socket() -> None:
     async def scene() -> None:
         async with asking(sleep=Pauses()) as (kubelet, ours):
             kubelet.failures = [NO]
@@ -104,7 +104,7 @@ def test_any_other_answer_is_told_at_once_with_the_socket_it_came_from() -> None
     play(scene())
 
 
-def test_a_kubelet_that_is_not_there_is_an_error_of_ours() -> None:
+def test_holders_of_an_absent_kubelet_raise_kubelet_error() -> None:
     async def scene() -> None:
         with a_folder() as folder:
             ours = PodResources(folder / "none.sock", sleep=Pauses())
@@ -115,7 +115,7 @@ def test_a_kubelet_that_is_not_there_is_an_error_of_ours() -> None:
     play(scene())
 
 
-def test_a_kubelet_that_restarts_is_asked_again_on_its_new_socket() -> None:
+def test_holders_after_a_kubelet_restart_use_its_new_socket() -> None:
     async def scene() -> None:
         async with asking() as (kubelet, ours):
             await ours.holders()
@@ -126,7 +126,7 @@ def test_a_kubelet_that_restarts_is_asked_again_on_its_new_socket() -> None:
     play(scene())
 
 
-def test_many_who_ask_at_once_share_two_calls() -> None:
+def test_concurrent_callers_share_two_calls() -> None:
     async def scene() -> None:
         async with asking() as (kubelet, ours):
             kubelet.gate = asyncio.Event()
@@ -141,7 +141,7 @@ def test_many_who_ask_at_once_share_two_calls() -> None:
     play(scene())
 
 
-def test_who_asks_while_a_call_is_under_way_gets_what_is_true_after_it() -> None:
+def test_caller_during_a_call_gets_the_result_of_the_next() -> None:
     async def scene() -> None:
         async with asking() as (kubelet, ours):
             kubelet.gate = asyncio.Event()
@@ -157,7 +157,7 @@ def test_who_asks_while_a_call_is_under_way_gets_what_is_true_after_it() -> None
     play(scene())
 
 
-def test_one_who_gives_up_takes_nothing_from_those_who_wait_for_the_same_answer() -> None:
+def test_cancelled_caller_does_not_cancel_the_others() -> None:
     async def scene() -> None:
         async with asking() as (kubelet, ours):
             kubelet.gate = asyncio.Event()
@@ -171,7 +171,7 @@ def test_one_who_gives_up_takes_nothing_from_those_who_wait_for_the_same_answer(
     play(scene())
 
 
-def test_a_call_that_failed_does_not_fail_those_who_asked_after_it() -> None:
+def test_failed_call_does_not_fail_later_callers() -> None:
     async def scene() -> None:
         async with asking() as (kubelet, ours):
             kubelet.failures = [NO]
@@ -184,7 +184,7 @@ def test_a_call_that_failed_does_not_fail_those_who_asked_after_it() -> None:
     play(scene())
 
 
-def test_nor_does_one_that_failed_in_a_way_that_nobody_foresaw(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_does_not_fail_later_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> None:
         async with asking() as (kubelet, ours):
             kubelet.gate = asyncio.Event()

@@ -21,7 +21,7 @@ def a_folder(path: Path) -> CdiFolder:
     return CdiFolder(path, render_spec, parse_spec)
 
 
-def test_what_was_written_is_there_and_what_was_removed_is_not(tmp_path: Path) -> None:
+def test_write_and_remove_specs(tmp_path: Path) -> None:
     folder, one, two = a_folder(tmp_path), a_spec("1"), a_spec("2")
     assert folder.write(one)
     assert folder.write(two)
@@ -31,7 +31,7 @@ def test_what_was_written_is_there_and_what_was_removed_is_not(tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == [two.name.file]
 
 
-def test_everyone_may_read_it(tmp_path: Path) -> None:
+def test_spec_is_readable_by_all_users(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         a_folder(tmp_path).write(a_spec())
@@ -40,7 +40,7 @@ def test_everyone_may_read_it(tmp_path: Path) -> None:
     assert (tmp_path / a_spec().name.file).stat().st_mode & 0o777 == 0o644
 
 
-def test_what_is_there_already_is_not_written_again(tmp_path: Path) -> None:
+def test_write_of_an_identical_spec_does_nothing(tmp_path: Path) -> None:
     folder, path = a_folder(tmp_path), tmp_path / a_spec().name.file
     folder.write(a_spec())
     before = path.stat()
@@ -50,7 +50,7 @@ def test_what_is_there_already_is_not_written_again(tmp_path: Path) -> None:
     assert folder.specs() == [a_spec(A="other")]
 
 
-def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_specs_ignore_files_of_other_programs(tmp_path: Path) -> None:
     others = {"nvidia.yaml": b"kind: nvidia.com/gpu", ".hidden": b"", "aliquot.dev-damaged.yaml": b"# aliquot {"}
     for name, data in others.items():
         (tmp_path / name).write_bytes(data)
@@ -59,7 +59,7 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     assert {name: (tmp_path / name).read_bytes() for name in others} == others
 
 
-def test_what_a_killed_agent_had_not_renamed_is_swept_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_specs_remove_drafts_of_a_killed_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as killed:
         killed.setattr(os, "replace", lambda *_: None)
         killed.setattr(CdiFolder, "_sync", lambda _: None)
@@ -70,7 +70,7 @@ def test_what_a_killed_agent_had_not_renamed_is_swept_out(tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_is_whole_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runtimes read a file when it appears: its bytes are on the disk before, its name after."""
     steps, sync, replace = [], os.fsync, os.replace
 
@@ -99,7 +99,7 @@ def test_it_is_whole_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.
         ("replace", errno.EIO, "Input/output error"),
     ],
 )
-def test_a_disk_that_fails_is_told_and_leaves_what_was_there(
+def test_write_on_a_failing_disk_keeps_the_old_spec(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, number: int, told: str
 ) -> None:
     folder = a_folder(tmp_path)
@@ -116,7 +116,7 @@ def test_a_disk_that_fails_is_told_and_leaves_what_was_there(
     assert folder.specs() == [a_spec()]
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_folder_is_an_error_with_what_to_do(tmp_path: Path) -> None:
     folder = a_folder(tmp_path / "cdi")
     with pytest.raises(CdiError, match="cdi: No such file or directory: create it and add it to"):
         folder.write(a_spec())
@@ -125,7 +125,7 @@ def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
     folder.remove(a_spec().name)  # what is not there is gone
 
 
-def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
+def test_folder_that_is_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "cdi").write_text("")
     folder = a_folder(tmp_path / "cdi")
     for attempt in (lambda: folder.write(a_spec()), folder.specs, lambda: folder.remove(a_spec().name)):

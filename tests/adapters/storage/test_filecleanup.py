@@ -41,20 +41,20 @@ def files(host: Path) -> set[str]:
     return {str(path.relative_to(host)) for path in host.rglob("*") if path.is_file()}
 
 
-def test_all_of_ours_goes_and_all_of_others_stays(host: Path) -> None:
+def test_sweep_removes_our_files_and_no_others(host: Path) -> None:
     sweep(host, keep_running=False)
     assert files(host) == set(OTHERS)
     assert not (host / "run/aliquot").exists()
     assert not (host / "var/lib/aliquot").exists()
 
 
-def test_saying_it_twice_changes_nothing(host: Path) -> None:
+def test_sweep_is_idempotent(host: Path) -> None:
     assert sweep(host, keep_running=False).removed
     again = sweep(host, keep_running=False)
     assert (again.removed, again.kept) == ([], [])
 
 
-def test_what_running_containers_need_is_kept_where_that_is_said(host: Path) -> None:
+def test_sweep_with_keep_running_keeps_what_containers_need(host: Path) -> None:
     swept = sweep(host, keep_running=True)
     assert swept.kept == [
         "/run/aliquot/a",
@@ -66,7 +66,7 @@ def test_what_running_containers_need_is_kept_where_that_is_said(host: Path) -> 
     assert files(host) == {*OTHERS, *kept, "var/run/cdi/aliquot.gpu-x.yaml"}
 
 
-def test_a_host_whose_agent_runs_is_refused_with_who_it_is(host: Path) -> None:
+def test_sweep_refuses_while_an_agent_runs(host: Path) -> None:
     lock = host / "run/aliquot/lock"
     lock.write_text("4711\n")
     with lock.open() as held:
@@ -89,30 +89,30 @@ def player(host: Path) -> Iterator[Path]:
         yield host / "run/aliquot"
 
 
-def test_simulated_cards_that_are_still_played_stay(host: Path, player: Path) -> None:
+def test_sweep_keeps_a_running_simulator(host: Path, player: Path) -> None:
     if len(str(player / "player.sock")) > 100:
         pytest.skip("the folder's name is too long for a socket in it")
     sweep(host, keep_running=False)
     assert sorted(path.name for path in player.iterdir()) == ["player.json", "player.sock"]
 
 
-def test_those_of_a_player_that_is_gone_go(host: Path) -> None:
+def test_sweep_removes_a_stopped_simulator(host: Path) -> None:
     (host / "run/aliquot/player.json").touch()
     sweep(host, keep_running=False)
     assert not (host / "run/aliquot").exists()
 
 
-class TestTheVendorsFolder:
+class TestVendorFolder:
     """In which the vendor's DaemonSet has our database, and the library beside it."""
 
-    def test_ours_goes_with_the_folder(self, host: Path) -> None:
+    def test_sweep_removes_our_database_and_the_vendors_folder(self, host: Path) -> None:
         folder = host / "var/lib/qgpu"
         (folder / "shim").mkdir(parents=True)
         PodStore(folder / "meta.db").close()
         assert "/var/lib/qgpu/meta.db" in sweep(host, keep_running=False).removed
         assert not folder.exists()
 
-    def test_what_another_program_has_there_stays(self, host: Path) -> None:
+    def test_sweep_keeps_the_database_of_another_program(self, host: Path) -> None:
         folder = host / "var/lib/qgpu"
         (folder / "shim").mkdir(parents=True)
         with contextlib.closing(sqlite3.connect(folder / "meta.db")) as database:

@@ -30,27 +30,27 @@ def store(tmp_path: Path) -> Iterator[Store]:
     found.close()
 
 
-def test_what_is_written_is_read_again_as_it_was(store: Store) -> None:
+def test_objects_are_read_back_unchanged(store: Store) -> None:
     bare = replace(POD, uid="u2", name="p", owner=None, supervisor=None, ending=None, state=PodState(), created=2.0)
     store.objects.write(workloads=[WEB], pods=[POD, bare])
     assert store.objects.workloads() == [WEB]
     assert store.objects.pods() == [POD, bare]
 
 
-def test_a_pod_changes_in_place(store: Store) -> None:
+def test_pod_is_updated_in_place(store: Store) -> None:
     store.objects.write(pods=[POD])
     changed = replace(POD, state=replace(STATE, phase=Phase.FAILED), supervisor=None)
     store.objects.write(pods=[changed])
     assert store.objects.pods() == [changed]
 
 
-def test_what_is_gone_is_gone(store: Store) -> None:
+def test_deleted_objects_are_gone(store: Store) -> None:
     store.objects.write(workloads=[WEB], pods=[POD])
     store.objects.write(gone=[WEB], gone_pods=[POD])
     assert (store.objects.workloads(), store.objects.pods()) == ([], [])
 
 
-def test_two_pods_of_one_name_are_refused_and_nothing_of_that_write_stays(store: Store) -> None:
+def test_two_pods_of_one_name_are_refused_atomically(store: Store) -> None:
     store.objects.write(pods=[POD])
     with pytest.raises(StoreError):
         store.objects.write(workloads=[WEB], pods=[replace(POD, uid="u2")])

@@ -41,7 +41,7 @@ def delete(folder: Path) -> None:
         path.unlink()
 
 
-def test_what_was_added_is_there_after_a_restart_and_what_was_removed_is_not(tmp_path: Path) -> None:
+def test_podstore_keeps_tenancies_over_a_restart(tmp_path: Path) -> None:
     store = a_store(tmp_path)
     store.add(tenancy("b", created=2.0))
     store.add(tenancy("a", created=1.0))
@@ -53,7 +53,7 @@ def test_what_was_added_is_there_after_a_restart_and_what_was_removed_is_not(tmp
     assert again.notes == []
 
 
-def test_adding_twice_changes_nothing_and_adding_anew_replaces(tmp_path: Path) -> None:
+def test_podstore_add_is_idempotent_and_replaces(tmp_path: Path) -> None:
     store = a_store(tmp_path)
     store.add(tenancy(memory=1024))
     store.add(tenancy(memory=1024))
@@ -61,7 +61,7 @@ def test_adding_twice_changes_nothing_and_adding_anew_replaces(tmp_path: Path) -
     assert store.tenancies() == a_store(tmp_path).tenancies() == [tenancy(memory=2048)]
 
 
-def test_cards_are_remembered_until_the_machine_starts_anew(tmp_path: Path) -> None:
+def test_podstore_keeps_cards_until_a_reboot(tmp_path: Path) -> None:
     store = a_store(tmp_path, boot="boot-1")
     assert store.cards() == ()
     store.set_cards(CARDS)
@@ -72,12 +72,12 @@ def test_cards_are_remembered_until_the_machine_starts_anew(tmp_path: Path) -> N
     assert a_store(tmp_path, boot="boot-2").cards() == CARDS[:1]
 
 
-def test_the_boot_is_the_kernel_s(tmp_path: Path) -> None:
+def test_podstore_uses_the_kernels_boot_id(tmp_path: Path) -> None:
     PodStore(tmp_path / "agent.db").set_cards(CARDS)
     assert PodStore(tmp_path / "agent.db").cards() == CARDS
 
 
-def test_a_damaged_file_is_put_aside_and_told(tmp_path: Path) -> None:
+def test_podstore_moves_a_damaged_file_aside(tmp_path: Path) -> None:
     (tmp_path / "agent.db").write_bytes(b"no database")
     store = a_store(tmp_path)
     (note,) = store.notes
@@ -87,7 +87,7 @@ def test_a_damaged_file_is_put_aside_and_told(tmp_path: Path) -> None:
     assert a_store(tmp_path).tenancies() == [tenancy()]
 
 
-def test_a_page_that_is_damaged_is_found_when_the_file_is_opened(tmp_path: Path) -> None:
+def test_podstore_finds_a_damaged_page_on_open(tmp_path: Path) -> None:
     store = a_store(tmp_path)
     for at in range(100):
         store.add(tenancy(f"uid-{at}"))
@@ -100,7 +100,7 @@ def test_a_page_that_is_damaged_is_found_when_the_file_is_opened(tmp_path: Path)
     assert len(mended.notes) == 1
 
 
-def test_the_daemon_s_file_is_left_alone_and_the_other_way_round(tmp_path: Path) -> None:
+def test_podstore_and_store_refuse_each_others_file(tmp_path: Path) -> None:
     Store(str(tmp_path / "state.db"), str(tmp_path)).close()
     with pytest.raises(StoreError, match="the state of another program"):
         PodStore(tmp_path / "state.db")
@@ -109,12 +109,12 @@ def test_the_daemon_s_file_is_left_alone_and_the_other_way_round(tmp_path: Path)
         Store(str(tmp_path / "agent.db"), str(tmp_path))
 
 
-def test_its_folder_is_made(tmp_path: Path) -> None:
+def test_podstore_creates_its_folder(tmp_path: Path) -> None:
     a_store(tmp_path / "var" / "lib").add(tenancy())
     assert a_store(tmp_path / "var" / "lib").tenancies() == [tenancy()]
 
 
-def test_a_full_disk_is_told_and_nothing_is_half_known(tmp_path: Path) -> None:
+def test_podstore_on_a_full_disk_keeps_nothing_of_the_write(tmp_path: Path) -> None:
     store = a_store(tmp_path)
     store.add(tenancy("a"))
     store._database.connection.execute("PRAGMA max_page_count = 1")
@@ -123,7 +123,7 @@ def test_a_full_disk_is_told_and_nothing_is_half_known(tmp_path: Path) -> None:
     assert store.tenancies() == a_store(tmp_path).tenancies() == [tenancy("a")]
 
 
-def test_every_write_is_on_the_disk_when_it_returns(tmp_path: Path) -> None:
+def test_podstore_writes_are_synchronous(tmp_path: Path) -> None:
     database = a_store(tmp_path)._database.connection
     assert database.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
     assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
@@ -132,7 +132,7 @@ def test_every_write_is_on_the_disk_when_it_returns(tmp_path: Path) -> None:
 # --- lost while we run -----------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_is_deleted_is_written_anew_with_the_next_write(tmp_path: Path) -> None:
+def test_podstore_recreates_a_deleted_file_on_the_next_write(tmp_path: Path) -> None:
     store = a_store(tmp_path)
     store.add(tenancy("a"))
     store.set_cards(CARDS)
@@ -145,7 +145,7 @@ def test_a_file_that_is_deleted_is_written_anew_with_the_next_write(tmp_path: Pa
     assert store.notes == [f"{tmp_path}/agent.db was gone: all that is known was written to a new file"]
 
 
-def test_even_a_write_that_changes_nothing_brings_a_deleted_file_back(tmp_path: Path) -> None:
+def test_podstore_recreates_a_deleted_file_on_an_unchanged_write(tmp_path: Path) -> None:
     store = a_store(tmp_path)
     store.add(tenancy("a"))
     delete(tmp_path)
@@ -153,7 +153,7 @@ def test_even_a_write_that_changes_nothing_brings_a_deleted_file_back(tmp_path: 
     assert a_store(tmp_path).tenancies() == [tenancy("a")]
 
 
-def test_a_log_that_is_deleted_takes_nothing_with_it(tmp_path: Path) -> None:
+def test_podstore_survives_a_deleted_log(tmp_path: Path) -> None:
     store = a_store(tmp_path)
     store.add(tenancy("a"))
     (tmp_path / "agent.db-wal").unlink()
@@ -161,7 +161,7 @@ def test_a_log_that_is_deleted_takes_nothing_with_it(tmp_path: Path) -> None:
     assert a_store(tmp_path).tenancies() == [tenancy("a"), tenancy("b")]
 
 
-def test_a_file_that_was_put_in_its_place_holds_what_we_know(tmp_path: Path) -> None:
+def test_podstore_overwrites_a_file_put_in_its_place(tmp_path: Path) -> None:
     old = a_store(tmp_path)
     old.add(tenancy("old"))
     old.close()
@@ -174,7 +174,7 @@ def test_a_file_that_was_put_in_its_place_holds_what_we_know(tmp_path: Path) -> 
     assert a_store(tmp_path).tenancies() == [tenancy("new")]
 
 
-def test_when_it_cannot_be_written_anew_that_is_told_and_tried_again(tmp_path: Path) -> None:
+def test_podstore_retries_to_recreate_a_deleted_file(tmp_path: Path) -> None:
     folder = tmp_path / "lib"
     store = a_store(folder)
     store.add(tenancy("a"))
@@ -189,9 +189,7 @@ def test_when_it_cannot_be_written_anew_that_is_told_and_tried_again(tmp_path: P
     assert a_store(folder).tenancies() == [tenancy("a"), tenancy("b")]
 
 
-def test_a_new_file_that_could_not_be_filled_is_filled_by_the_next_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_podstore_fills_a_recreated_file_on_the_next_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = a_store(tmp_path)
     store.add(tenancy("a"))
     delete(tmp_path)
@@ -228,7 +226,7 @@ for at in range(100_000):
 
 
 @pytest.mark.parametrize("lines", [1, 8, 50])
-def test_killed_in_the_middle_of_its_writes_it_has_all_that_it_told(tmp_path: Path, lines: int) -> None:
+def test_podstore_killed_during_writes_has_all_that_returned(tmp_path: Path, lines: int) -> None:
     writer = subprocess.Popen(
         [sys.executable, "-c", _WRITER, str(tmp_path / "agent.db")], stdout=subprocess.PIPE, text=True
     )

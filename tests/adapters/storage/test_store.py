@@ -32,7 +32,7 @@ def a_store(folder: Path) -> Store:
     return Store(str(folder / "state.db"), str(folder / "t"))
 
 
-def test_what_was_added_is_there_after_a_restart_and_what_was_removed_is_not(folder: Path) -> None:
+def test_store_keeps_tenancies_over_a_restart(folder: Path) -> None:
     store = a_store(folder)
     store.add(tenancy("a"))
     store.add(tenancy("b"))
@@ -46,7 +46,7 @@ def test_what_was_added_is_there_after_a_restart_and_what_was_removed_is_not(fol
     assert [path.name for path in (folder / "t").iterdir()] == ["id-a.json"]
 
 
-def test_a_whole_card_has_no_limits_and_offline_compute_is_its_quota() -> None:
+def test_allotments_of_whole_and_offline_shares() -> None:
     one, whole = allotments_of(tenancy().shares)
     assert (one.memory_bytes, one.quota_milli) == (4 << 30, 300)
     assert (whole.memory_bytes, whole.quota_milli) == (None, None)
@@ -55,7 +55,7 @@ def test_a_whole_card_has_no_limits_and_offline_compute_is_its_quota() -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"no database", b"SQLite format 3\0" + b"\xff" * 5000])
-def test_a_damaged_file_is_put_aside_and_tenants_are_read_from_their_copies(folder: Path, damage: bytes) -> None:
+def test_store_reads_copies_after_damage(folder: Path, damage: bytes) -> None:
     store = a_store(folder)
     store.add(tenancy("a"))
     store.close()
@@ -71,7 +71,7 @@ def test_a_damaged_file_is_put_aside_and_tenants_are_read_from_their_copies(fold
         assert mended.notes == []
 
 
-def test_a_copy_that_cannot_be_read_is_told_and_does_not_stop_the_others(folder: Path) -> None:
+def test_store_notes_an_unreadable_copy(folder: Path) -> None:
     store = a_store(folder)
     store.add(tenancy("a"))
     store.close()
@@ -83,7 +83,7 @@ def test_a_copy_that_cannot_be_read_is_told_and_does_not_stop_the_others(folder:
     assert sum("could not be read" in note for note in mended.notes) == 2
 
 
-def test_a_file_of_a_later_version_is_left_alone(folder: Path) -> None:
+def test_store_refuses_a_file_of_a_later_version(folder: Path) -> None:
     a_store(folder).close()
     database = sqlite3.connect(folder / "state.db")
     database.execute("PRAGMA user_version = 99")
@@ -101,7 +101,7 @@ def test_store_refuses_a_tenant_of_an_unknown_class(folder: Path) -> None:
         a_store(folder)
 
 
-def test_a_disk_that_is_full_is_an_error_and_leaves_nothing_half_written(folder: Path) -> None:
+def test_store_on_a_full_disk_writes_nothing(folder: Path) -> None:
     store = a_store(folder)
     store._database.connection.execute("PRAGMA max_page_count = 1")  # as if the disk were full
     big = replace(tenancy(), command=("x" * 100_000,))
@@ -111,13 +111,13 @@ def test_a_disk_that_is_full_is_an_error_and_leaves_nothing_half_written(folder:
     assert list((folder / "t").iterdir()) == []
 
 
-def test_every_write_is_on_the_disk_when_it_returns(folder: Path) -> None:
+def test_store_writes_are_synchronous(folder: Path) -> None:
     database = a_store(folder)._database.connection
     assert database.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
     assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-def test_what_an_earlier_version_wrote_is_kept(folder: Path) -> None:
+def test_store_keeps_data_of_an_earlier_version(folder: Path) -> None:
     before = Database(str(folder / "state.db"), store_module._STEPS[:1])
     with before.transaction() as database:
         database.execute("INSERT INTO settings VALUES ('policy', 'fixed-share')")

@@ -19,7 +19,7 @@ def prepare(folder: Path) -> None:
     door.close()
 
 
-def test_the_page_of_a_later_layout_is_not_written_over(tmp_path: Path) -> None:
+def test_page_of_a_later_layout_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "t" / "uid"
     prepare(folder)
     later = b"ALQT\x02\0\0\0" + b"as its processes know it"
@@ -30,13 +30,13 @@ def test_the_page_of_a_later_layout_is_not_written_over(tmp_path: Path) -> None:
     assert (folder / "page").read_bytes() == later
 
 
-def test_a_folder_of_the_first_release_says_no_version_and_is_used(tmp_path: Path) -> None:
+def test_folder_without_version_file_is_used(tmp_path: Path) -> None:
     prepare(tmp_path / "uid")
     prepare(tmp_path / "uid")
     assert sorted(path.name for path in (tmp_path / "uid").iterdir()) == ["page", "sock"]
 
 
-def test_what_a_tenant_writes_onto_its_page_makes_nobody_let_go_of_it(tmp_path: Path) -> None:
+def test_version_on_the_page_is_not_trusted(tmp_path: Path) -> None:
     """Else it would be out of control after the next start of the agent."""
     prepare(tmp_path / "uid")
     with (tmp_path / "uid" / "page").open("r+b") as page:
@@ -47,7 +47,7 @@ def test_what_a_tenant_writes_onto_its_page_makes_nobody_let_go_of_it(tmp_path: 
 
 
 @pytest.mark.parametrize("said", [b"", b"\xff\xfe", b"one", b"1" * 100])
-def test_a_version_that_is_no_number_of_ours_is_another(tmp_path: Path, said: bytes) -> None:
+def test_malformed_version_is_refused(tmp_path: Path, said: bytes) -> None:
     prepare(tmp_path / "uid")
     (tmp_path / "uid" / "version").write_bytes(said)
     with pytest.raises(PageError, match="is of version"):
