@@ -210,7 +210,7 @@ class TestSeed000:
 
     def test_the_documents_roles_are_enough_and_what_they_leave_out_is_said(self, qgpu: Cluster) -> None:
         said = qgpu.kubectl("logs", "-n", "kube-system", "deployment/qgpu-scheduler")
-        assert "leading alone" in said
+        assert "election_disabled" in said
         assert not re.search(r'"level":"(error|critical)"', said)
 
 
@@ -265,7 +265,7 @@ class TestSeed004:
         assert sorted(line.split()[-1] for line in printed[1:3]) == ["0/64", "9/64"]
         assert printed[-2:] == ["Allocated/Total GPU Memory In Cluster:", "9/128 (7%)  "]
 
-    def test_drop_in_limits_of_the_document(self, gpushare: Cluster) -> None:
+    def test_pod_on_four_cards_works_unlike_in_the_document(self, gpushare: Cluster) -> None:
         gpushare.kubectl("apply", "-f", str(SEEDS / "four-cards.yaml"))
         assert [card["total"] for card in report(gpushare, "four-cards")["cuda"]["cards"]] == [3 * GIB] * 4
 
