@@ -102,7 +102,7 @@ class Plugins:
     @property
     def registered(self) -> frozenset[str]:
         """The resources that the kubelet has accepted since it last started."""
-        return frozenset(name for name, each in self._plugins.items() if each.accepted_by is not None)
+        return frozenset(name for name, plugin in self._plugins.items() if plugin.accepted_by is not None)
 
     async def run(self) -> None:
         """Until cancelled. The kubelet keeps the devices as unhealthy until the next agent registers them."""
