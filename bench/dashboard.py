@@ -130,13 +130,13 @@ async def serve(world: World, port: int | None, changes: float) -> None:
     if port is None:
         await changing
         return
-    picture = ClusterView(
+    view = ClusterView(
         world.cluster,
         Details(world.cluster),
         Surroundings(name="bench", leading=lambda: True, metrics=lambda: b""),
     )
     listener = socket.create_server(("127.0.0.1", port), backlog=64)
-    await show(picture, listener, Access("127.0.0.1", port))
+    await show(view, listener, Access("127.0.0.1", port))
 
 
 # --- the other side ------------------------------------------------------------------------------------------------

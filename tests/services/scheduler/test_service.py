@@ -71,7 +71,7 @@ def test_scheduler_runs_without_dashboard_if_default_port_is_taken(caplog: pytes
         settings = Settings(port=port, bind_address="127.0.0.1", dashboard=usual)
 
         assert "version" in asyncio.run(_answer_of(settings, f"http://127.0.0.1:{port}/version"))
-    assert "--dashboard chooses another" in caplog.text
+    assert "dashboard_port_taken" in caplog.text
 
 
 def _ended_after(where: ServiceRef | str) -> dict[str, float]:

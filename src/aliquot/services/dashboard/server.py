@@ -29,7 +29,8 @@ def bind(listen: Listen, option: str) -> tuple[socket.socket, Access] | None:
     except OSError as error:
         if not listen.usual:
             raise
-        _LOG.warning("no dashboard: port %d: %s; %s chooses another", listen.port, error.strerror, option)
+        data = {"port": listen.port, "error": error.strerror, "hint": f"{option} chooses another port"}
+        _LOG.warning("dashboard_port_taken", extra={"data": data})
         return None
     return listener, Access(listen.address, listen.port, listen.token)
 
