@@ -236,6 +236,6 @@ _LOOKS: tuple[Callable[[Page], Any], ...] = (
 TARGETS: tuple[Target, ...] = (
     plain("link", st.tuples(messages, st.integers(0, 9)), _parsed, 200),
     Target("link-socket", talks, _line, 60),
-    Target("reception", talks, _court, 12),
+    Target("registration", talks, _court, 12),
     Target("page", pokes, _page, 40),
 )

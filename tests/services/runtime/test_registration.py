@@ -25,8 +25,8 @@ from kit.logged import logged
 
 
 class House:
-    """A reception whose turns and seconds are the test's. The clock stands just before a second's end: whoever waits
-    for the next one does so for a moment only."""
+    """A registrar whose polls and seconds are the test's. The clock stands just before a second's end, so that waiting
+    for the next one takes a moment only."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.now = folder, 10.999
