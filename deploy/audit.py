@@ -49,7 +49,11 @@ def shipped() -> list[Shipped]:
         except importlib.metadata.PackageNotFoundError:
             continue  # for another Python, or another system
         waiting += [need for line in seen[name].requires or () if (need := _need(line)) is not None]
-    return [Shipped(name, each.version, _licence(each)) for name, each in sorted(seen.items()) if name != OURS]
+    return [
+        Shipped(name, distribution.version, _licence(distribution))
+        for name, distribution in sorted(seen.items())
+        if name != OURS
+    ]
 
 
 def _need(line: str) -> str | None:
@@ -63,7 +67,11 @@ def _plain(name: str) -> str:
 
 def _licence(package: importlib.metadata.Distribution) -> str:
     told: Any = package.metadata
-    classes = [each.rpartition(" :: ")[2] for each in told.get_all("Classifier") or () if each.startswith("License")]
+    classes = [
+        classifier.rpartition(" :: ")[2]
+        for classifier in told.get_all("Classifier") or ()
+        if classifier.startswith("License")
+    ]
     text = told.get("License-Expression") or " and ".join(classes) or told.get("License") or "not told"
     return str(text).partition("\n")[0][:60]
 
@@ -94,9 +102,9 @@ def python_findings(packages: list[Shipped]) -> tuple[list[str], list[str]]:
         told = _read(_ran(*asked, "--format=json", f"--requirement={file.name}"))
     answers = {_plain(dependency["name"]): dependency for dependency in told.get("dependencies", ())}
     known = [
-        f"{name} {each['version']}: {found['id']}, fixed in {', '.join(found['fix_versions']) or 'no version yet'}"
-        for name, each in answers.items()
-        for found in each.get("vulns", ())
+        f"{name} {answer['version']}: {found['id']}, fixed in {', '.join(found['fix_versions']) or 'no version yet'}"
+        for name, answer in answers.items()
+        for found in answer.get("vulns", ())
     ]
     return known, [package.name for package in packages if "vulns" not in answers.get(package.name, {})]
 
@@ -107,7 +115,7 @@ def web_findings() -> tuple[list[str], list[str]]:
     names = [*_read((ROOT / "web/package.json").read_text())["dependencies"]]
     if "vulnerabilities" not in told:
         return [], names
-    return [f"{name}: {each['severity']}" for name, each in told["vulnerabilities"].items()], []
+    return [f"{name}: {finding['severity']}" for name, finding in told["vulnerabilities"].items()], []
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ from aliquot.cli.main import cli
 from aliquot.cli.tables import printable
 from fuzz.kubernetes import NODES, PODS
 from kit.fakedaemon import FakeDaemon, a_card, a_container, a_pod, a_share, a_status, a_workload, pending
-from kit.kubectl import PaperCluster
+from kit.kubectl import FakeCluster
 
 from .inputs import ODD_TEXTS, changed
 from .target import Check, Target, plain
@@ -119,7 +119,7 @@ def _daemon() -> Iterator[Check]:
 def _cluster() -> Iterator[Check]:
     """Names of objects are the API server's to check; everything else in them is somebody's own."""
     with tempfile.TemporaryDirectory(prefix="alq-fuzz-") as folder:
-        paper = PaperCluster(Path(folder))
+        paper = FakeCluster(Path(folder))
 
         def check(objects: Any) -> None:
             shown = [each for each in objects if isinstance(each, dict) and each.get("kind") in ("Node", "Pod")]

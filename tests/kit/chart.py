@@ -1,4 +1,4 @@
-"""What is shipped to a cluster, read as it lies in the repository."""
+"""The rendered chart, from the repository."""
 
 from __future__ import annotations
 

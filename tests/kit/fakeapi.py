@@ -1,4 +1,4 @@
-"""An API server that is not there: remembers what was asked of it, and refuses what a test wants refused."""
+"""A fake API server: records calls, and refuses what a test wants refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 class Clock:
-    """Seconds since 1970 that pass when a test says so."""
+    """Seconds since 1970, advanced by the test."""
 
     def __init__(self, now: float = 1_800_000_000.0) -> None:
         self.now = now
@@ -27,7 +27,7 @@ class Clock:
 
 @dataclass
 class Api:
-    """Objects by path. `refuse` is asked first: the error it returns is the answer."""
+    """Objects by path. `refuse` is called first: an error that it returns is the answer."""
 
     objects: dict[str, Json] = field(default_factory=dict)
     calls: list[tuple[str, str, Any]] = field(default_factory=list)
@@ -98,7 +98,7 @@ def _merged(whole: Any, change: Any, *, by_type: bool) -> Any:
 
 
 def forbidden(verb: str = "", inside: str = "") -> Callable[[str, str], Exception | None]:
-    """Refuses, by the role, that verb (or any) where the path has that in it."""
+    """403 for that verb (or any) on paths that contain `inside`."""
 
     def refuse(said: str, path: str) -> Exception | None:
         if verb in ("", said) and inside in path:

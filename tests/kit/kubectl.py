@@ -1,4 +1,4 @@
-"""A kubectl of paper: a script that answers `get --raw` from a file, page by page, and says no where it is told to."""
+"""A fake kubectl: a script that answers `get --raw` from a file, page by page, or with an error."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ print(json.dumps(answer))
 """
 
 
-class PaperCluster:
-    """The cluster it shows: change `answers`, then `save`; a text is an error that kubectl prints."""
+class FakeCluster:
+    """The cluster behind the fake kubectl: change `answers`, then `save`; a text is an error that kubectl prints."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,7 +70,7 @@ class PaperCluster:
         self.save()
 
     def answer(self, path: str, value: Any) -> None:
-        """One more answer, or another one."""
+        """Add or replace an answer."""
         self.answers[path] = value
         self.save()
 
@@ -79,7 +79,7 @@ class PaperCluster:
 
     @property
     def calls(self) -> list[list[str]]:
-        """The words of every call so far."""
+        """The arguments of every call so far."""
         file = self.folder / "calls"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 

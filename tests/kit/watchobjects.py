@@ -1,4 +1,4 @@
-"""Pods, nodes and ConfigMaps as an API server sends them, for the tests of what follows one."""
+"""Pods, nodes and ConfigMaps as an API server sends them, for tests of watches."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def joined(parts: Sequence[Part]) -> bytes:
 
 def _refuse(parts: Sequence[Part]) -> None:
     found = [part.platform for part in parts]
-    twice = sorted({each for each in found if found.count(each) > 1})
+    twice = sorted({platform for platform in found if found.count(platform) > 1})
     if twice:
         raise CannotBuildError(f"two of the archives are for {twice[0]}: give one for each platform")
     names = sorted({json.dumps(dict(part.names), sort_keys=True) for part in parts})

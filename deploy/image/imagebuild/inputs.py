@@ -73,17 +73,17 @@ class Shop:
         )
         if disagreed:
             raise CannotBuildError("; ".join(disagreed))
-        debs = [each for each in locked if each.kind == "deb"]
+        debs = [item for item in locked if item.kind == "deb"]
         packages = tuple(self.apt.fetched(deb.name, deb.version, sha256=deb.sha256) for deb in debs)
-        return Inputs(packages, tuple(self.pip.fetched([each for each in locked if each.kind == "wheel"])))
+        return Inputs(packages, tuple(self.pip.fetched([item for item in locked if item.kind == "wheel"])))
 
 
 def disagreements(locked: tuple[Locked, ...], wanted: Wanted, pinned: dict[str, str]) -> list[str]:
     """Where the lock is older than the lists that it was made of."""
-    names = {each.name for each in locked if each.kind == "deb"}
+    names = {item.name for item in locked if item.kind == "deb"}
     found = [f"packages.txt asks for {name}, the lock has none" for name in wanted.asked if name not in names]
     found += [f"packages.txt leaves {name} out, the lock has it" for name in sorted(names & wanted.left_out)]
-    for each in locked:
-        if each.kind == "wheel" and pinned.get(each.name) != each.version:
-            found.append(f"constraints.txt has {each.name} {pinned.get(each.name)}, the lock {each.version}")
+    for item in locked:
+        if item.kind == "wheel" and pinned.get(item.name) != item.version:
+            found.append(f"constraints.txt has {item.name} {pinned.get(item.name)}, the lock {item.version}")
     return found

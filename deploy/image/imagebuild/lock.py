@@ -38,7 +38,7 @@ def parse(text: str, *, where: str) -> tuple[Locked, ...]:
 
 
 def render(locked: Iterable[Locked], *, arch: str) -> str:
-    lines = (f"{each.kind} {each.name} {each.version} {each.sha256}\n" for each in sorted(locked))
+    lines = (f"{item.kind} {item.name} {item.version} {item.sha256}\n" for item in sorted(locked))
     return _HEAD.format(arch=arch) + "".join(lines)
 
 

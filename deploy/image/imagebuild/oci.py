@@ -58,7 +58,7 @@ def archive(
     config = kept(
         _CONFIG, encoded(_config(layers, version=version, arch=arch, environment=environment, made_at=made_at))
     )
-    described = [kept(_LAYER, each.blob) for each in layers]
+    described = [kept(_LAYER, layer.blob) for layer in layers]
     manifest = {
         "schemaVersion": 2,
         "mediaType": _MANIFEST,
@@ -114,14 +114,14 @@ def _config(
             "WorkingDir": "/",
             "Labels": labels(version),
         },
-        "rootfs": {"type": "layers", "diff_ids": [each.diff_id for each in layers]},
-        "history": [{"created": created, "created_by": f"deploy/image/build.py: {each.what}"} for each in layers],
+        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
+        "history": [{"created": created, "created_by": f"deploy/image/build.py: {layer.what}"} for layer in layers],
     }
 
 
 def _for_docker(config: Mapping[str, Any], layers: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
     """What `docker load` of before Docker 25 reads."""
-    paths = [path(each["digest"]) for each in (config, *layers)]
+    paths = [path(blob["digest"]) for blob in (config, *layers)]
     return [{"Config": paths[0], "RepoTags": [name], "Layers": paths[1:]}]
 
 

@@ -62,8 +62,8 @@ def refuse(*, dirty: bool) -> None:
         trial = "\n(make release ARGS=--dirty makes a trial of a tree that is not committed, or not in the changelog)"
         hint = "" if dirty else trial
         raise CannotBuildError("\n  ".join(["", *standing]) + hint)
-    for each in found.early:
-        say(f"a trial, no release: {each}")
+    for reason in found.early:
+        say(f"a trial, no release: {reason}")
 
 
 def release(out: Path, versions: Versions) -> None:

@@ -77,16 +77,16 @@ class Pip:
     def fetched(self, locked: Sequence[Locked]) -> list[Wheel]:
         """Exactly these, from the cache or the index."""
         there = {wheel.locked: wheel for wheel in map(of_file, self._folder.glob("*.whl")) if wheel.locked in locked}
-        missing = [each for each in locked if each not in there]
+        missing = [wheel for wheel in locked if wheel not in there]
         if missing:
-            names = [f"{each.name}=={each.version}" for each in missing]
+            names = [f"{wheel.name}=={wheel.version}" for wheel in missing]
             there |= {wheel.locked: wheel for wheel in self._download("--no-deps", *names)}
-        for each in missing:
-            if each not in there:
+        for wheel in missing:
+            if wheel not in there:
                 raise CannotBuildError(
-                    f"the index has another {each.name} {each.version} than the lock, whose checksum is {each.sha256}"
+                    f"the index has another {wheel.name} {wheel.version} than the lock, whose checksum is {wheel.sha256}"
                 )
-        return [there[each] for each in locked]
+        return [there[wheel] for wheel in locked]
 
     def _download(self, *words: str) -> list[Wheel]:
         machine = MACHINES[self._arch]

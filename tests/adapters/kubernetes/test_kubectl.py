@@ -7,11 +7,11 @@ import pytest
 from aliquot.adapters.kubernetes.kubectl import Kubectl, KubectlError, Trouble
 from aliquot.cli.cluster.kubectl_aliquot import aliquot
 from aliquot.cli.cluster.kubectl_inspect import inspect
-from kit.kubectl import PaperCluster, invoked
+from kit.kubectl import FakeCluster, invoked
 from kit.manifests import gpushare_node
 
 
-def test_lists_are_read_page_by_page(cluster: PaperCluster) -> None:
+def test_lists_are_read_page_by_page(cluster: FakeCluster) -> None:
     cluster.show(*(gpushare_node(f"n{at}") for at in range(1201)))
     assert [node["metadata"]["name"] for node in Kubectl().nodes()] == [f"n{at}" for at in range(1201)]
     assert [call[2] for call in cluster.calls] == [
@@ -21,13 +21,13 @@ def test_lists_are_read_page_by_page(cluster: PaperCluster) -> None:
     ]
 
 
-def test_kubectl_items_have_their_kind(cluster: PaperCluster) -> None:
+def test_kubectl_items_have_their_kind(cluster: FakeCluster) -> None:
     cluster.show(gpushare_node("n1"))
     assert [node["kind"] for node in Kubectl().nodes()] == ["Node"]
 
 
 def test_a_list_that_expired_between_two_pages_is_asked_for_whole(
-    cluster: PaperCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.show(*(gpushare_node(f"n{at}") for at in range(501)))
     kubectl, get = Kubectl(), Kubectl.get
@@ -41,18 +41,18 @@ def test_a_list_that_expired_between_two_pages_is_asked_for_whole(
     assert len(kubectl.nodes()) == 501
 
 
-def test_kubectl_flags_are_passed_on(cluster: PaperCluster) -> None:
+def test_kubectl_flags_are_passed_on(cluster: FakeCluster) -> None:
     invoked(inspect, "--context", "prod", "--as=me", "--insecure-skip-tls-verify", "--as-group", "a", "--as-group", "b")
     handed = "--context=prod --as=me --as-group=a --as-group=b --insecure-skip-tls-verify"
     assert cluster.calls[0][3:] == handed.split()
 
 
-def test_kubectl_namespace_flag_does_not_narrow_the_lists(cluster: PaperCluster) -> None:
+def test_kubectl_namespace_flag_does_not_narrow_the_lists(cluster: FakeCluster) -> None:
     assert invoked(inspect, "-n", "team").stdout == invoked(inspect).stdout
     assert invoked(aliquot, "--namespace=team").exit_code == 0
 
 
-def test_the_environment_may_name_another_kubectl(cluster: PaperCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_may_name_another_kubectl(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECTL", "/no/such/kubectl")
     result = invoked(inspect)
     assert result.exit_code == 2
@@ -77,7 +77,7 @@ def test_the_environment_may_name_another_kubectl(cluster: PaperCluster, monkeyp
         ("", "printed nothing"),
     ],
 )
-def test_kubectl_errors_are_one_line_with_advice(cluster: PaperCluster, output: str, advice: str) -> None:
+def test_kubectl_errors_are_one_line_with_advice(cluster: FakeCluster, output: str, advice: str) -> None:
     cluster.answer("/api/v1/nodes", output)
     result = invoked(inspect)
     assert (result.exit_code, result.stdout) == (2, "")
@@ -86,13 +86,13 @@ def test_kubectl_errors_are_one_line_with_advice(cluster: PaperCluster, output: 
     assert "memcache" not in result.stderr
 
 
-def test_kubectl_missing_node_is_reported(cluster: PaperCluster) -> None:
+def test_kubectl_missing_node_is_reported(cluster: FakeCluster) -> None:
     result = invoked(inspect, "gone")
     assert result.exit_code == 2
     assert "(NotFound)" in result.stderr
 
 
-def test_kubectl_output_that_is_no_json_is_reported(cluster: PaperCluster) -> None:
+def test_kubectl_output_that_is_no_json_is_reported(cluster: FakeCluster) -> None:
     cluster.binary.write_text("#!/bin/sh\necho hello\n")
     result = invoked(inspect)
     assert result.exit_code == 2

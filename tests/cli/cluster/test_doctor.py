@@ -10,7 +10,7 @@ import pytest
 from aliquot.cli.cluster.doctor import doctor
 from aliquot.dialects.wire.webhooks import webhook_configuration
 from aliquot.services.doctor.scheduler import broken_pod, exclusive_pod
-from kit.kubectl import PaperCluster, invoked
+from kit.kubectl import FakeCluster, invoked
 from kit.manifests import COUNT, MEM, a_node, gpushare_node, gpushare_pod, on_card
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/aliquot-scheduler"
@@ -20,7 +20,7 @@ FORBIDDEN = 'Error from server (Forbidden): {} is forbidden: User "x" cannot lis
 
 
 @pytest.fixture
-def well(cluster: PaperCluster) -> PaperCluster:
+def well(cluster: FakeCluster) -> FakeCluster:
     """A cluster with nothing wrong."""
     now = datetime.now(UTC).isoformat()
     calls = {verb: {"count": 3, "last": now} for verb in ("filter", "prioritize", "bind", "review")}
@@ -42,7 +42,7 @@ def well(cluster: PaperCluster) -> PaperCluster:
     return cluster
 
 
-def test_a_cluster_that_is_well_has_a_line_per_check_and_exit_code_0(well: PaperCluster) -> None:
+def test_a_cluster_that_is_well_has_a_line_per_check_and_exit_code_0(well: FakeCluster) -> None:
     result = invoked(doctor)
     assert result.stdout.splitlines()[-1] == "nothing is wrong"
     assert result.exit_code == 0
@@ -60,7 +60,7 @@ def test_a_cluster_that_is_well_has_a_line_per_check_and_exit_code_0(well: Paper
     ]
 
 
-def test_findings_have_their_fix_below_and_exit_code_1(well: PaperCluster) -> None:
+def test_findings_have_their_fix_below_and_exit_code_1(well: FakeCluster) -> None:
     well.answer("/api/v1/pods", [on_card("a", 10, 0), on_card("b", 10, 0), gpushare_pod("big", 99)])
     result = invoked(doctor)
     assert result.exit_code == 1
@@ -70,14 +70,14 @@ def test_findings_have_their_fix_below_and_exit_code_1(well: PaperCluster) -> No
     assert lines[-1] == "2 findings"
 
 
-def test_doctor_groups_equal_findings(well: PaperCluster) -> None:
+def test_doctor_groups_equal_findings(well: FakeCluster) -> None:
     others = [gpushare_node(f"m{at}", 16) for at in range(20)]
     well.answer("/api/v1/nodes", [NODE, *others])
     (line,) = [line for line in invoked(doctor).stdout.splitlines() if "does not advertise" in line]
     assert line.startswith("FINDING  labels          m0, m1, m2 and 17 more: is labelled for gpushare, but")
 
 
-def test_dialects_that_are_not_served_are_not_looked_at(well: PaperCluster) -> None:
+def test_dialects_that_are_not_served_are_not_looked_at(well: FakeCluster) -> None:
     """The scheduler's Deployment tells which are; its webhook is tried with a Pod that breaks a rule of theirs."""
     spec = {"template": {"spec": {"containers": [{"args": ["scheduler", "--dialects=t9k"]}]}}}
     metadata = {"namespace": "kube-system", "name": "aliquot-scheduler"}
@@ -91,7 +91,7 @@ def test_dialects_that_are_not_served_are_not_looked_at(well: PaperCluster) -> N
     assert "refuses a Pod that breaks a rule" in said
 
 
-def test_json_has_the_findings_as_data(well: PaperCluster) -> None:
+def test_json_has_the_findings_as_data(well: FakeCluster) -> None:
     well.answer(LEASE, "Error from server (NotFound): leases not found")
     result = invoked(doctor, "-o", "json")
     assert result.exit_code == 1
@@ -111,7 +111,7 @@ def test_json_has_the_findings_as_data(well: PaperCluster) -> None:
         (WEBHOOK, "mutatingwebhookconfigurations"),
     ],
 )
-def test_doctor_reports_what_it_may_not_read_and_checks_the_rest(well: PaperCluster, path: str, what: str) -> None:
+def test_doctor_reports_what_it_may_not_read_and_checks_the_rest(well: FakeCluster, path: str, what: str) -> None:
     well.answer(path, FORBIDDEN.format(what))
     result = invoked(doctor)
     assert result.exception is None or isinstance(result.exception, SystemExit)
@@ -121,21 +121,21 @@ def test_doctor_reports_what_it_may_not_read_and_checks_the_rest(well: PaperClus
     assert "ask for a role that may do this" in result.stdout
 
 
-def test_a_webhook_that_is_not_there_is_not_tried(well: PaperCluster) -> None:
+def test_a_webhook_that_is_not_there_is_not_tried(well: FakeCluster) -> None:
     well.answer(WEBHOOK, "Error from server (NotFound): not found")
     result = invoked(doctor)
     assert "MutatingWebhookConfiguration aliquot: does not exist" in result.stdout
     assert not any(call[0] == "create" for call in well.calls)
 
 
-def test_trial_pods_are_dry_runs_in_the_given_namespace(well: PaperCluster) -> None:
+def test_trial_pods_are_dry_runs_in_the_given_namespace(well: FakeCluster) -> None:
     invoked(doctor, "--namespace", "team")
     trials = [call for call in well.calls if call[0] == "create"]
     assert len(trials) == 2
     assert all("--dry-run=server" in call and "--namespace=team" in call for call in trials)
 
 
-def test_a_cluster_that_does_not_answer_is_exit_code_2(cluster: PaperCluster) -> None:
+def test_a_cluster_that_does_not_answer_is_exit_code_2(cluster: FakeCluster) -> None:
     cluster.answer(
         "/version", "The connection to the server localhost:8080 was refused - did you specify the right host?"
     )

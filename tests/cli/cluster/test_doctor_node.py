@@ -15,7 +15,7 @@ from click.testing import Result
 
 from aliquot.cli.cluster.doctor import doctor
 from kit.fakenode import FakeNode
-from kit.kubectl import PaperCluster, invoked
+from kit.kubectl import FakeCluster, invoked
 from kit.kubelet import a_folder
 from kit.manifests import Json
 from kit.nodesite import UID, the_node, the_pod
@@ -31,7 +31,7 @@ def node() -> Iterator[FakeNode]:
 
 
 @pytest.fixture
-def api(cluster: PaperCluster) -> PaperCluster:
+def api(cluster: FakeCluster) -> FakeCluster:
     cluster.show(the_node(), the_pod())
     cluster.answer("/version", {"gitVersion": "v1.36.4"})
     return cluster
@@ -68,7 +68,7 @@ def checks(found: list[Json]) -> set[str]:
 OF_THE_NODE = {"kubelet", "agent", "database", "shim", "cards", "resources", "inventory", "cdi", "holdings"}
 
 
-def test_doctor_checks_the_node_where_a_kubelet_is(node: FakeNode, api: PaperCluster) -> None:
+def test_doctor_checks_the_node_where_a_kubelet_is(node: FakeNode, api: FakeCluster) -> None:
     with ExitStack() as stack:
         node.start(stack)
         found = told(node)
@@ -78,7 +78,7 @@ def test_doctor_checks_the_node_where_a_kubelet_is(node: FakeNode, api: PaperClu
 
 
 def test_doctor_on_a_machine_without_cards_gives_a_note(
-    node: FakeNode, cluster: PaperCluster, monkeypatch: pytest.MonkeyPatch
+    node: FakeNode, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A control plane's, say: people call the doctor where they are."""
     monkeypatch.setattr("aliquot.services.doctor.site._with_nvml", lambda site: site)
@@ -94,17 +94,17 @@ def test_doctor_on_a_machine_without_cards_gives_a_note(
     assert note["what"].startswith("no agent runs here, and the labels ask for none")
 
 
-def test_doctor_with_no_node_checks_the_cluster_only(node: FakeNode, api: PaperCluster) -> None:
+def test_doctor_with_no_node_checks_the_cluster_only(node: FakeNode, api: FakeCluster) -> None:
     found = told(node, "--no-node")
     assert not checks([each for level in found.values() for each in level]) & {"agent", "kubelet", "shim"}
 
 
-def test_doctor_without_kubelet_checks_the_cluster_only(api: PaperCluster, tmp_path: Path) -> None:
+def test_doctor_without_kubelet_checks_the_cluster_only(api: FakeCluster, tmp_path: Path) -> None:
     result = invoked(doctor, f"--kubelet-dir={tmp_path / 'none'}")
     assert "agent " not in result.stdout
 
 
-def test_doctor_with_node_reports_a_missing_kubelet(api: PaperCluster, tmp_path: Path) -> None:
+def test_doctor_with_node_reports_a_missing_kubelet(api: FakeCluster, tmp_path: Path) -> None:
     missing = tmp_path / "none"
     result = invoked(doctor, "--node", f"--kubelet-dir={missing}", f"--run-dir={missing}", "--nodename=n1")
     assert "kubelet.sock is not there" in result.stdout
@@ -112,7 +112,7 @@ def test_doctor_with_node_reports_a_missing_kubelet(api: PaperCluster, tmp_path:
     assert result.exit_code == 1
 
 
-def test_faults_of_the_node_are_told_beside_those_of_the_cluster(node: FakeNode, api: PaperCluster) -> None:
+def test_faults_of_the_node_are_told_beside_those_of_the_cluster(node: FakeNode, api: FakeCluster) -> None:
     node.tenant("uid-of-old", "old")
     with ExitStack() as stack:
         node.start(stack)
@@ -125,7 +125,7 @@ def test_faults_of_the_node_are_told_beside_those_of_the_cluster(node: FakeNode,
 
 
 @pytest.fixture
-def no_kubectl(api: PaperCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_kubectl(api: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECTL", "/nowhere/kubectl")
     monkeypatch.setenv("KUBECONFIG", "/nowhere/kubeconfig")
 
@@ -173,7 +173,7 @@ def test_doctor_without_api_server_checks_the_agent(node: FakeNode, no_kubectl: 
     assert checks(found["ok"]) == {"kubelet", "agent", "database", "shim", "cards", "cdi"}
 
 
-def test_a_cluster_that_does_not_answer_is_told_and_the_node_looked_at(node: FakeNode, api: PaperCluster) -> None:
+def test_a_cluster_that_does_not_answer_is_told_and_the_node_looked_at(node: FakeNode, api: FakeCluster) -> None:
     api.answer("/version", "The connection to the server localhost:8080 was refused - did you specify the right host?")
     with ExitStack() as stack:
         node.start(stack)
@@ -183,7 +183,7 @@ def test_a_cluster_that_does_not_answer_is_told_and_the_node_looked_at(node: Fak
     assert "ok       agent" in result.stdout
 
 
-def test_doctor_reports_an_unknown_node_name(node: FakeNode, api: PaperCluster) -> None:
+def test_doctor_reports_an_unknown_node_name(node: FakeNode, api: FakeCluster) -> None:
     node.agent.about["node"] = "nobody"
     with ExitStack() as stack:
         node.start(stack)

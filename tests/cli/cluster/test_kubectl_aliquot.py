@@ -6,7 +6,7 @@ import json
 
 from aliquot.cli.cluster.explain import explain
 from aliquot.cli.cluster.kubectl_aliquot import aliquot
-from kit.kubectl import PaperCluster, invoked
+from kit.kubectl import FakeCluster, invoked
 from kit.manifests import (
     APP_CLASS,
     COUNT,
@@ -70,7 +70,7 @@ def printed(*arguments: str) -> list[str]:
     return result.stdout.splitlines()
 
 
-def test_a_node_takes_a_line_and_the_cluster_one(cluster: PaperCluster) -> None:
+def test_a_node_takes_a_line_and_the_cluster_one(cluster: FakeCluster) -> None:
     cluster.show(*MIXTURE)
     assert printed()[:6] == [
         "NODE  OFFERS           POLICY       GPU  MEMORY (GiB)      CORE  PODS  ONLINE  OFFLINE  STATE",
@@ -82,7 +82,7 @@ def test_a_node_takes_a_line_and_the_cluster_one(cluster: PaperCluster) -> None:
     ]
 
 
-def test_each_pod_that_waits_says_why_in_one_sentence(cluster: PaperCluster) -> None:
+def test_each_pod_that_waits_says_why_in_one_sentence(cluster: FakeCluster) -> None:
     cluster.show(*MIXTURE)
     told = printed("--pending")
     assert told[:2] == ["1 Pod waits:", "  default/waits"]
@@ -90,7 +90,7 @@ def test_each_pod_that_waits_says_why_in_one_sentence(cluster: PaperCluster) -> 
     assert told == printed()[7:]
 
 
-def test_details_show_every_card_and_every_pod(cluster: PaperCluster) -> None:
+def test_details_show_every_card_and_every_pod(cluster: FakeCluster) -> None:
     cluster.show(*MIXTURE)
     assert printed("a", "-d") == [
         "a  qgpu, qgpu-mixed  burst-share",
@@ -107,12 +107,12 @@ def test_details_show_every_card_and_every_pod(cluster: PaperCluster) -> None:
     assert any("whole" in line and "the whole node" in line for line in printed("c", "-d"))
 
 
-def test_a_pod_whose_cards_nothing_tells_is_marked_as_a_guess(cluster: PaperCluster) -> None:
+def test_a_pod_whose_cards_nothing_tells_is_marked_as_a_guess(cluster: FakeCluster) -> None:
     cluster.show(gpushare_node("n1", 16), gpushare_pod("p", 4, on="n1"))
     assert printed("n1", "-d")[-1].endswith("a guess: no annotation tells its cards")
 
 
-def test_sick_cards_and_broken_nodes_are_seen(cluster: PaperCluster) -> None:
+def test_sick_cards_and_broken_nodes_are_seen(cluster: FakeCluster) -> None:
     sick = {
         "kind": "ConfigMap",
         "metadata": {"name": "unhealthy-gpu-n1", "namespace": "kube-system"},
@@ -125,7 +125,7 @@ def test_sick_cards_and_broken_nodes_are_seen(cluster: PaperCluster) -> None:
     assert "is not allowed: xgn (exclusive) or sgn (shared)" in told[2]
 
 
-def test_who_may_not_read_the_sick_cards_still_sees_the_rest(cluster: PaperCluster) -> None:
+def test_who_may_not_read_the_sick_cards_still_sees_the_rest(cluster: FakeCluster) -> None:
     cluster.show(gpushare_node("n1", 16))
     cluster.answer(
         "/api/v1/namespaces/kube-system/configmaps", "Error from server (Forbidden): configmaps is forbidden"
@@ -135,7 +135,7 @@ def test_who_may_not_read_the_sick_cards_still_sees_the_rest(cluster: PaperClust
     assert result.stderr.startswith("note: ")
 
 
-def test_many_nodes_are_summed_up_by_kind(cluster: PaperCluster) -> None:
+def test_many_nodes_are_summed_up_by_kind(cluster: FakeCluster) -> None:
     nodes = [gpushare_node(f"n{at}", 16, 16, unschedulable=at < 12) for at in range(60)]
     others = [a_node(f"x{at}", 80, labels=XGN) for at in range(5)]
     cluster.show(*nodes, *others, *(on_card(f"p{at}", 4, 0, f"n{at}") for at in range(60)))
@@ -152,23 +152,23 @@ def test_many_nodes_are_summed_up_by_kind(cluster: PaperCluster) -> None:
     assert len(printed("-o", "wide")) == 68
 
 
-def test_pods_that_wait_for_the_same_reason_are_told_together(cluster: PaperCluster) -> None:
+def test_pods_that_wait_for_the_same_reason_are_told_together(cluster: FakeCluster) -> None:
     cluster.show(gpushare_node("n1", 16), *(gpushare_pod(f"p{at:02}", 17) for at in range(30)))
     assert printed("--pending")[:2] == ["30 Pods wait:", "  default/p00 ... default/p29 (30 Pods)"]
 
 
-def test_beside_the_nodes_only_the_first_reasons_are_told(cluster: PaperCluster) -> None:
+def test_beside_the_nodes_only_the_first_reasons_are_told(cluster: FakeCluster) -> None:
     cluster.show(gpushare_node("n1", 16), *(gpushare_pod(f"p{at:02}", 17 + at) for at in range(30)))
     assert printed()[-1] == "  and 20 more: --pending shows them all"
     assert len(printed("--pending")) == 61
 
 
-def test_a_pod_that_waits_although_it_fits_is_told_so(cluster: PaperCluster) -> None:
+def test_a_pod_that_waits_although_it_fits_is_told_so(cluster: FakeCluster) -> None:
     cluster.show(gpushare_node("n1", 16), gpushare_pod("p", 4))
     assert printed("--pending")[2] == "    fits on n1: kube-scheduler has not tried it since, or does not ask us"
 
 
-def test_a_pod_that_kube_scheduler_refuses_for_another_reason_tells_that_reason(cluster: PaperCluster) -> None:
+def test_a_pod_that_kube_scheduler_refuses_for_another_reason_tells_that_reason(cluster: FakeCluster) -> None:
     said = (
         "0/5 nodes are available: 5 Insufficient cpu. no new claims to deallocate, preemption: 0/5 nodes are available."
     )
@@ -180,7 +180,7 @@ def test_a_pod_that_kube_scheduler_refuses_for_another_reason_tells_that_reason(
     )
 
 
-def test_a_pod_that_is_held_back_or_breaks_a_rule_says_so(cluster: PaperCluster) -> None:
+def test_a_pod_that_is_held_back_or_breaks_a_rule_says_so(cluster: FakeCluster) -> None:
     held = gpushare_pod("p", 4, schedulingGates=[{"name": "example.com/wait"}])
     cluster.show(gpushare_node("n1", 16), held, gpushare_pod("q", 3, annotations={COUNT: "2"}))
     told = printed("--pending")
@@ -188,7 +188,7 @@ def test_a_pod_that_is_held_back_or_breaks_a_rule_says_so(cluster: PaperCluster)
     assert told[4].startswith("    breaks a rule: spec.containers[0]")
 
 
-def test_json_has_all_of_it(cluster: PaperCluster) -> None:
+def test_json_has_all_of_it(cluster: FakeCluster) -> None:
     cluster.show(*MIXTURE)
     answer = json.loads("\n".join(printed("-o", "json")))
     assert [node["name"] for node in answer["nodes"]] == ["a", "b", "c"]
@@ -205,13 +205,13 @@ def test_json_has_all_of_it(cluster: PaperCluster) -> None:
     assert json.loads("\n".join(printed("-o", "json", "--pending"))) == {"pending": answer["pending"]}
 
 
-def test_a_cluster_without_gpus_says_what_to_do(cluster: PaperCluster) -> None:
+def test_a_cluster_without_gpus_says_what_to_do(cluster: FakeCluster) -> None:
     cluster.show(a_node("plain"))
     assert printed() == ["no node has GPUs of ours: `aliquot doctor` tells what nodes lack"]
     assert printed("--pending") == ["no Pod of ours waits"]
 
 
-def test_a_node_that_is_not_there_is_one_line(cluster: PaperCluster) -> None:
+def test_a_node_that_is_not_there_is_one_line(cluster: FakeCluster) -> None:
     result = invoked(aliquot, "gone")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
 
@@ -219,7 +219,7 @@ def test_a_node_that_is_not_there_is_one_line(cluster: PaperCluster) -> None:
 # --- explain on the live cluster -------------------------------------------------------------------------------------
 
 
-def test_explain_asks_the_live_cluster_for_a_pod_by_name(cluster: PaperCluster) -> None:
+def test_explain_asks_the_live_cluster_for_a_pod_by_name(cluster: FakeCluster) -> None:
     cluster.show(gpushare_node("n1", 16), on_card("r", 13, 0), gpushare_pod("p", 4))
     result = invoked(explain, "p")
     assert result.exit_code == 1
@@ -230,7 +230,7 @@ def test_explain_asks_the_live_cluster_for_a_pod_by_name(cluster: PaperCluster) 
     ]
 
 
-def test_explain_looks_in_the_namespace_of_kubectl_unless_one_is_named(cluster: PaperCluster) -> None:
+def test_explain_looks_in_the_namespace_of_kubectl_unless_one_is_named(cluster: FakeCluster) -> None:
     pod = gpushare_pod("p", 4)
     pod["metadata"]["namespace"] = "team"
     cluster.show(gpushare_node("n1", 16), pod, namespace="team")
@@ -241,14 +241,14 @@ def test_explain_looks_in_the_namespace_of_kubectl_unless_one_is_named(cluster: 
     assert missing.stderr.startswith("aliquot: other/p is not there")
 
 
-def test_explain_of_a_pod_that_runs_says_where(cluster: PaperCluster) -> None:
+def test_explain_of_a_pod_that_runs_says_where(cluster: FakeCluster) -> None:
     cluster.show(gpushare_node("n1", 16), on_card("r", 13, 0))
     result = invoked(explain, "r")
     assert result.exit_code == 0
     assert result.stdout.startswith("default/r  n1  main: GPU 0 (13 GiB)  (runs there already)")
 
 
-def test_explain_takes_a_file_to_the_live_cluster(cluster: PaperCluster) -> None:
+def test_explain_takes_a_file_to_the_live_cluster(cluster: FakeCluster) -> None:
     cluster.show(a_node("n1", 16, labels=QGPU))
     file = cluster.folder / "pods.json"
     file.write_text(json.dumps(asking({QGPU_MEMORY: 4})))
@@ -257,6 +257,6 @@ def test_explain_takes_a_file_to_the_live_cluster(cluster: PaperCluster) -> None
     assert "n1" in result.stdout
 
 
-def test_explain_wants_a_pod_or_a_file_and_not_both(cluster: PaperCluster) -> None:
+def test_explain_wants_a_pod_or_a_file_and_not_both(cluster: FakeCluster) -> None:
     assert invoked(explain).exit_code == 2
     assert invoked(explain, "p", "-f", "x").exit_code == 2

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from aliquot.cli.cluster.kubectl_inspect import inspect, tabulated
-from kit.kubectl import PaperCluster, invoked
+from kit.kubectl import FakeCluster, invoked
 from kit.manifests import (
     COUNT,
     MEM,
@@ -47,7 +47,7 @@ def printed(*arguments: str) -> str:
     return result.stdout
 
 
-def test_the_seeds_sample_is_printed_as_it_stands(cluster: PaperCluster) -> None:
+def test_the_seeds_sample_is_printed_as_it_stands(cluster: FakeCluster) -> None:
     """With the sum of the node, which the peer added since."""
     cluster.show(shared("dev-server-153", 8, 23))
     heads = "".join(f"GPU{card}(Allocated/Total)  " for card in range(8))
@@ -72,7 +72,7 @@ BUSY = (
 
 
 def test_nodes_come_by_name_with_a_pods_every_card_and_what_no_annotation_tells_as_pending(
-    cluster: PaperCluster,
+    cluster: FakeCluster,
 ) -> None:
     cluster.show(*BUSY)
     assert printed() == (
@@ -85,7 +85,7 @@ def test_nodes_come_by_name_with_a_pods_every_card_and_what_no_annotation_tells_
     )
 
 
-def test_details_have_one_line_for_a_pod_on_several_cards(cluster: PaperCluster) -> None:
+def test_details_have_one_line_for_a_pod_on_several_cards(cluster: FakeCluster) -> None:
     cluster.show(*BUSY)
     assert printed("-d") == (
         "\n"
@@ -113,13 +113,13 @@ def test_details_have_one_line_for_a_pod_on_several_cards(cluster: PaperCluster)
     )
 
 
-def test_the_rule_of_the_details_is_as_long_as_the_first_nodes_pods(cluster: PaperCluster) -> None:
+def test_the_rule_of_the_details_is_as_long_as_the_first_nodes_pods(cluster: FakeCluster) -> None:
     """Their bytes before the columns are made, and ten."""
     cluster.show(shared("b", 1, 16), on_card("p", 5, 0, "b"))
     assert "\n" + "-" * (len("p\tdefault\t5\t\n") + 10) + "\n" in printed("-d")
 
 
-def test_one_node_is_asked_for_alone(cluster: PaperCluster) -> None:
+def test_one_node_is_asked_for_alone(cluster: FakeCluster) -> None:
     cluster.show(*BUSY)
     assert printed("b").splitlines()[1].split()[:2] == ["b", "10.0.0.12"]
     assert sorted(call[2] for call in cluster.calls) == [
@@ -128,25 +128,25 @@ def test_one_node_is_asked_for_alone(cluster: PaperCluster) -> None:
     ]
 
 
-def test_a_cluster_without_such_nodes_has_an_empty_table(cluster: PaperCluster) -> None:
+def test_a_cluster_without_such_nodes_has_an_empty_table(cluster: FakeCluster) -> None:
     cluster.show(a_node("n1", labels={"gpushare": "true"}))
     assert printed() == ("NAME  IPADDRESS  GPU Memory(GiB)\n\nAllocated/Total GPU Memory In Cluster:\n0/0 (0%)  \n")
 
 
-def test_the_unit_is_read_from_the_nodes(cluster: PaperCluster) -> None:
+def test_the_unit_is_read_from_the_nodes(cluster: FakeCluster) -> None:
     cluster.show(shared("n1", 2, 15109), gpushare_pod("p", 4000, on="n1", annotations={"ALIYUN_COM_GPU_MEM_IDX": "1"}))
     told = printed()
     assert "GPU Memory(MiB)" in told
     assert "4000/15109" in told
 
 
-def test_cards_of_unequal_size_are_shown_with_their_own(cluster: PaperCluster) -> None:
+def test_cards_of_unequal_size_are_shown_with_their_own(cluster: FakeCluster) -> None:
     node = a_node("n1", 16, 80, labels={"gpushare": "true"}, capacity={MEM: "96", COUNT: "2"})
     cluster.show(node)
     assert printed().splitlines()[1].split() == ["n1", "unknown", "0/16", "0/80", "0/96"]
 
 
-def test_pods_of_other_dialects_on_the_same_cards_are_counted(cluster: PaperCluster) -> None:
+def test_pods_of_other_dialects_on_the_same_cards_are_counted(cluster: FakeCluster) -> None:
     node = a_node("n1", 16, labels={"gpushare": "true", "qgpu-device-enable": "enable"}, capacity={MEM: "16"})
     grant = {"v": 1, "node": "n1", "containers": [{"name": "main", "cards": [{"index": 0, "memory_mib": 5120}]}]}
     other = asking({QGPU_MEMORY: 5}, "q", on="n1", annotations={"aliquot.dev/grant": json.dumps(grant)})
@@ -154,14 +154,14 @@ def test_pods_of_other_dialects_on_the_same_cards_are_counted(cluster: PaperClus
     assert "8/16" in printed()
 
 
-def test_a_pod_that_breaks_a_rule_is_noted_and_not_counted(cluster: PaperCluster) -> None:
+def test_a_pod_that_breaks_a_rule_is_noted_and_not_counted(cluster: FakeCluster) -> None:
     cluster.show(shared("n1", 1, 16), gpushare_pod("p", 3, on="n1", annotations={COUNT: "2"}))
     result = invoked(inspect)
     assert result.exit_code == 0
     assert result.stderr.startswith("note: p on n1: its GPU is not counted: ")
 
 
-def test_json_is_the_peers_extenders(cluster: PaperCluster) -> None:
+def test_json_is_the_peers_extenders(cluster: FakeCluster) -> None:
     cluster.show(*BUSY)
     answer = json.loads(printed("-o", "json"))
     assert answer["nodes"][1] == {
@@ -185,7 +185,7 @@ def test_json_is_the_peers_extenders(cluster: PaperCluster) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 7, "x", [], {"status": 3}, {"metadata": {"name": 4}}])
-def test_whatever_a_node_looks_like_it_is_passed_over(cluster: PaperCluster, value: Json | None) -> None:
+def test_whatever_a_node_looks_like_it_is_passed_over(cluster: FakeCluster, value: Json | None) -> None:
     cluster.show(shared("n1", 1, 16))
     cluster.answer("/api/v1/nodes", {"items": [value, shared("n2", 1, 16)]})
     assert printed().splitlines()[1].startswith("n2")

@@ -10,7 +10,7 @@ from click.testing import Result
 
 from aliquot.cli.cluster.schedulerconfig import manifests
 from aliquot.dialects.wire.schedulerconfig import KubeSchedulerSettings, render_config
-from kit.kubectl import PaperCluster, invoked
+from kit.kubectl import FakeCluster, invoked
 
 
 def made(*options: str) -> Result:
@@ -80,12 +80,12 @@ def test_scheduler_config_refuses_invalid_options(options: tuple[str, ...], word
     assert word in result.stderr
 
 
-def test_scheduler_config_reads_cluster_version(cluster: PaperCluster) -> None:
+def test_scheduler_config_reads_cluster_version(cluster: FakeCluster) -> None:
     cluster.answer("/version", {"gitVersion": "v1.24.3-eks"})
     assert yaml.safe_load(made().stdout)["apiVersion"].endswith("/v1beta3")
 
 
-def test_scheduler_config_reports_unreachable_cluster(cluster: PaperCluster) -> None:
+def test_scheduler_config_reports_unreachable_cluster(cluster: FakeCluster) -> None:
     cluster.answer(
         "/version", "The connection to the server localhost:8080 was refused - did you specify the right host?"
     )

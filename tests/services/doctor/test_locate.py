@@ -8,19 +8,19 @@ import pytest
 
 from aliquot.adapters.kubernetes.kubectl import Kubectl
 from aliquot.services.doctor.locate import default_location, find_scheduler
-from kit.kubectl import PaperCluster
+from kit.kubectl import FakeCluster
 
 DEPLOYMENTS = "/apis/apps/v1/deployments"
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PaperCluster:
-    paper = PaperCluster(tmp_path)
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    paper = FakeCluster(tmp_path)
     monkeypatch.setenv("KUBECTL", str(paper.binary))
     return paper
 
 
-def test_find_scheduler_by_labels_in_any_namespace(cluster: PaperCluster) -> None:
+def test_find_scheduler_by_labels_in_any_namespace(cluster: FakeCluster) -> None:
     cluster.answer(DEPLOYMENTS, [{"metadata": {"namespace": "gpu", "name": "aliquot-scheduler"}}])
     found = find_scheduler(Kubectl())
     assert (found.namespace, found.name) == ("gpu", "aliquot-scheduler")
@@ -29,7 +29,7 @@ def test_find_scheduler_by_labels_in_any_namespace(cluster: PaperCluster) -> Non
 
 
 @pytest.mark.parametrize("answer", [[], [{}], "Error from server (Forbidden): deployments.apps is forbidden"], ids=str)
-def test_find_scheduler_falls_back_to_the_default_location(cluster: PaperCluster, answer: object) -> None:
+def test_find_scheduler_falls_back_to_the_default_location(cluster: FakeCluster, answer: object) -> None:
     cluster.answer(DEPLOYMENTS, answer)
     assert find_scheduler(Kubectl()) == default_location()
 
@@ -44,7 +44,7 @@ def test_find_scheduler_falls_back_to_the_default_location(cluster: PaperCluster
     ],
     ids=str,
 )
-def test_find_scheduler_reads_the_served_dialects(cluster: PaperCluster, args: list[str], served: list[str]) -> None:
+def test_find_scheduler_reads_the_served_dialects(cluster: FakeCluster, args: list[str], served: list[str]) -> None:
     spec = {"template": {"spec": {"containers": [{"name": "scheduler", "args": args}]}}}
     cluster.answer(DEPLOYMENTS, [{"metadata": {"namespace": "gpu", "name": "aliquot-scheduler"}, "spec": spec}])
     assert find_scheduler(Kubectl()).served == set(served)
