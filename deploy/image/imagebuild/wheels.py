@@ -84,7 +84,7 @@ class Pip:
         for wheel in missing:
             if wheel not in there:
                 raise CannotBuildError(
-                    f"the index has another {wheel.name} {wheel.version} than the lock, whose checksum is {wheel.sha256}"
+                    f"the index has another {wheel.name} {wheel.version} than the lock: checksum {wheel.sha256}"
                 )
         return [there[wheel] for wheel in locked]
 
