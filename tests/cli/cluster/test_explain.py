@@ -9,8 +9,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from aliquot.cli.cluster.explain import explain
 from aliquot.cli.main import cli
 from kit.explain import assert_shape, explained, places, run
+from kit.kubectl import FakeCluster, invoked
 from kit.manifests import (
     APP_CLASS,
     COUNT,
@@ -220,3 +222,35 @@ def test_gpu_mem_in_mib_is_known_by_the_nodes(tmp_path: Path) -> None:
     node = a_node("n1", labels={"gpushare": "true"}, capacity={MEM: "32256", COUNT: "2"})
     (entry,) = explained(tmp_path, [gpushare_pod("p", 1536)], [node])
     assert entry["containers"]["main"] == [{"card": 0, "memory_gib": 1.5, "core": None}]
+
+
+# --- as the cluster's own scheduler does --------------------------------------------------------------------------
+
+
+def _scheduler_with(cluster: FakeCluster, *options: str) -> None:
+    spec = {"template": {"spec": {"containers": [{"name": "scheduler", "args": ["scheduler", *options]}]}}}
+    deployment = {"metadata": {"namespace": "gpu", "name": "aliquot-scheduler"}, "spec": spec}
+    cluster.answer("/apis/apps/v1/deployments", [deployment])
+
+
+def test_explain_uses_the_options_of_the_clusters_scheduler(cluster: FakeCluster, tmp_path: Path) -> None:
+    cluster.show(gpushare_node("n1", 16, 16), on_card("r", 8, 1))
+    (tmp_path / "pod.json").write_text(json.dumps(gpushare_pod("p", 4)))
+    arguments = ("-f", str(tmp_path / "pod.json"))
+    assert "GPU 1" in invoked(explain, *arguments).output, "binpack without a Deployment"
+    _scheduler_with(cluster, "--priority=spread")
+    assert "GPU 0" in invoked(explain, *arguments).output
+    assert "GPU 1" in invoked(explain, *arguments, "--priority", "binpack").output, "the user's option wins"
+    _scheduler_with(cluster, "--dialects=qgpu")
+    assert "not ours to place" in invoked(explain, *arguments).output
+
+
+def test_explain_refuses_scheduler_options_of_another_version(cluster: FakeCluster, tmp_path: Path) -> None:
+    cluster.show(gpushare_node("n1", 16))
+    (tmp_path / "pod.json").write_text(json.dumps(gpushare_pod("p", 4)))
+    _scheduler_with(cluster, "--rules=2031")
+    result = invoked(explain, "-f", str(tmp_path / "pod.json"))
+    assert result.exit_code == 2
+    assert (
+        "runs with --rules=2031, which this version does not know: name one with --rules (2026, seed)" in result.output
+    )

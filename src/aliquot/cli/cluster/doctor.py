@@ -42,7 +42,11 @@ _AS_AGENT = "The same as for `aliquot agent`"
     help="Namespace of the scheduler's Lease and Secret  [default: that of its Deployment, else kube-system]",
 )
 @click.option("--lease-name", default="aliquot-scheduler", show_default=True)
-@click.option("--rules", type=click.Choice(["seed", "2026"]), default="seed", show_default=True)
+@click.option(
+    "--rules",
+    type=click.Choice(["seed", "2026"]),
+    help="Version of qGPU's rules  [default: the scheduler's, or seed]",
+)
 @click.option("--node/--no-node", default=None, help="Check this machine too  [default: if a kubelet is here]")
 @click.option(
     "--nodename", metavar="NAME", help="Name of its Node  [default: the agent's, $NODE_NAME, or the host's name]"
@@ -61,7 +65,7 @@ def doctor(
     namespace: str,
     lease_namespace: str | None,
     lease_name: str,
-    rules: str,
+    rules: str | None,
     node: bool | None,
     nodename: str | None,
     run_dir: Path,
@@ -97,7 +101,7 @@ def doctor(
     context.exit(1 if wrong else 0)
 
 
-def _diagnosed(cluster: _Cluster, rules: str, places: Places | None, node_name: str | None) -> Iterator[Finding]:
+def _diagnosed(cluster: _Cluster, rules: str | None, places: Places | None, node_name: str | None) -> Iterator[Finding]:
     """Of the cluster, and of the node we are on where `places` says where to look."""
     unseen: KubectlError | None = None
     try:
@@ -208,9 +212,9 @@ class _Cluster:
             return None
 
 
-def _examine(cluster: _Cluster, qgpu_rules: str) -> Iterator[Finding]:
-    from aliquot import dialects
+def _examine(cluster: _Cluster, qgpu_rules: str | None) -> Iterator[Finding]:
     from aliquot.services.doctor.install import installation_findings
+    from aliquot.services.doctor.locate import UnknownOptionError
     from aliquot.services.doctor.scheduler import control_findings
     from aliquot.services.explain.overview import look
 
@@ -219,8 +223,10 @@ def _examine(cluster: _Cluster, qgpu_rules: str) -> Iterator[Finding]:
     nodes = cluster.allowed("nodes", kubectl.nodes, "nodes")
     pods = cluster.allowed("pods", kubectl.pods, "pods")
     sick = cluster.allowed("cards", lambda: kubectl.items(CONFIG_MAPS, "ConfigMap"), CONFIG_MAPS)
-    unit = dialects.guess_gpushare_unit(nodes or [])
-    rules = dialects.Rules(dialects.QgpuRules(qgpu_rules), unit, cluster.location.served)
+    try:
+        rules = cluster.location.rules(qgpu_rules, "auto", nodes or [])
+    except UnknownOptionError as error:
+        raise InputError(str(error)) from error
     overview = look([*(nodes or []), *(pods or []), *(sick or [])], rules)
     control = cluster.control()
     yield from cluster.findings[1:]  # what we may not read
@@ -248,7 +254,7 @@ def _of_objects(overview: Overview, now: datetime, *, with_pods: bool) -> Iterat
 # --- the node we are on --------------------------------------------------------------------------------------------
 
 
-def _of_node(site: Site, kubectl: Kubectl, unseen: KubectlError | None, qgpu_rules: str) -> Iterator[Finding]:
+def _of_node(site: Site, kubectl: Kubectl, unseen: KubectlError | None, qgpu_rules: str | None) -> Iterator[Finding]:
     """`unseen`: why the cluster could not be read; then the checks of nodes and Pods run for this node alone."""
     from aliquot import dialects
     from aliquot.services.doctor.agent import agent_findings, bystander
@@ -259,7 +265,7 @@ def _of_node(site: Site, kubectl: Kubectl, unseen: KubectlError | None, qgpu_rul
     node, pods, about_api = _node_objects(site.node_name, kubectl, unseen)
     yield from about_api
     unit = dialects.guess_gpushare_unit([node] if node else [])
-    rules = dialects.Rules(dialects.QgpuRules(qgpu_rules), unit, _served(site))
+    rules = dialects.Rules(dialects.QgpuRules(qgpu_rules or "seed"), unit, _served(site))
     if bystander(site, node, rules):
         what = "no agent runs here, and the labels ask for none: of this machine nothing was looked at"
         yield Finding("agent", Level.NOTE, (site.node_name,), what, "--no-node leaves this line out")

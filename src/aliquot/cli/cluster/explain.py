@@ -34,16 +34,20 @@ _NO_NODES = "kubectl get nodes,pods -A -o yaml prints"
     help="CLUSTER.yaml, as `kubectl get nodes,pods -A -o yaml` prints it (-o json is read faster)",
 )
 @click.option("-n", "--namespace", help="Namespace of POD  [default: the one kubectl uses]")
-@click.option("--priority", type=click.Choice(POLICY_NAMES), default="binpack", show_default=True)
 @click.option(
-    "--rules", type=click.Choice(["seed", "2026"]), default="seed", show_default=True, help="Version of the qGPU rules"
+    "--priority", type=click.Choice(POLICY_NAMES), help="Policy for choosing  [default: the scheduler's, else binpack]"
+)
+@click.option(
+    "--rules",
+    type=click.Choice(["seed", "2026"]),
+    help="Version of qGPU's rules  [default: the scheduler's, or seed]",
 )
 @click.option(
     "--memory-unit",
     type=click.Choice(["auto", "GiB", "MiB"]),
     default="auto",
     show_default=True,
-    help="Unit of aliyun.com/gpu-mem; auto: by what the nodes advertise",
+    help="Unit of aliyun.com/gpu-mem; auto: the scheduler's, else by what the nodes advertise",
 )
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @kubectl_options
@@ -55,8 +59,8 @@ def explain(
     cluster: Path | None,
     namespace: str | None,
     kubectl: Kubectl,
-    priority: str,
-    rules: str,
+    priority: str | None,
+    rules: str | None,
     memory_unit: str,
     output: str,
 ) -> None:
@@ -73,8 +77,7 @@ def explain(
     kubectl get nodes,pods -A -o json > cluster.json
     aliquot explain -f pods.yaml --cluster cluster.json
     """
-    from aliquot import dialects
-    from aliquot.dialects import MemoryUnit, QgpuRules, Rules
+    from aliquot.services.doctor.locate import UnknownOptionError, default_location, find_scheduler
     from aliquot.services.explain.snapshot import pod_key, take_snapshot
 
     pods, objects = _given(pod, namespace, filename, cluster, kubectl)
@@ -83,8 +86,13 @@ def explain(
         raise InputError(
             f"{_NO_NODES} none" if cluster is None else f"{cluster}:1:1: has no Node in it: {_NO_NODES} some"
         )
-    unit = dialects.guess_gpushare_unit(nodes) if memory_unit == "auto" else MemoryUnit(memory_unit)
-    snapshot = take_snapshot(objects, policy=priority, rules=Rules(QgpuRules(rules), unit))
+    scheduler = find_scheduler(kubectl) if cluster is None else default_location()
+    try:
+        policy = priority or scheduler.option("priority", POLICY_NAMES, "binpack")
+        by = scheduler.rules(rules, memory_unit, nodes)
+    except UnknownOptionError as error:
+        raise InputError(str(error)) from error
+    snapshot = take_snapshot(objects, policy=policy, rules=by)
     for line in _noted(snapshot.notes):
         click.echo(f"note: {printable(line)}", err=True)
     # One by one, and each written before the next: the reasons of 200 Pods on 5,000 nodes are more than memory holds.

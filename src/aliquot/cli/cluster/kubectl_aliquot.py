@@ -92,12 +92,15 @@ def main() -> None:
 
 def overview(kubectl: Kubectl) -> Overview:
     """The cluster as it stands. Ends the command where it cannot be seen."""
-    from aliquot import dialects
+    from aliquot.services.doctor.locate import UnknownOptionError, find_scheduler
     from aliquot.services.explain.overview import look
 
     objects = reach(lambda: cluster_objects(kubectl))
-    rules = dialects.Rules(gpushare_unit=dialects.guess_gpushare_unit(obj for obj in objects if _is_node(obj)))
-    return look(objects, rules)
+    nodes = [obj for obj in objects if _is_node(obj)]
+    try:
+        return look(objects, find_scheduler(kubectl).rules(None, "auto", nodes))
+    except UnknownOptionError as error:
+        raise InputError(str(error)) from error
 
 
 def _is_node(obj: Json) -> bool:

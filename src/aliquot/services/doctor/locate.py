@@ -1,23 +1,48 @@
-"""Find the scheduler's Deployment, in any namespace, and the dialects that it serves."""
+"""Find the scheduler's Deployment, in any namespace, and the options that it runs with."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from aliquot.adapters.kubernetes.kubectl import Kubectl, KubectlError
+from aliquot.dialects import MemoryUnit, QgpuRules, Rules, guess_gpushare_unit
 from aliquot.dialects.rules import DIALECTS, parse_dialects
 from aliquot.model.refusal import Invalid
 
 _DEPLOYMENTS = "/apis/apps/v1/deployments"
 
 
+class UnknownOptionError(Exception):
+    """A scheduler of another version runs with an option that we do not know; the message says what to do."""
+
+
 class SchedulerLocation(NamedTuple):
-    """A Deployment: its namespace, its name, the dialects that it serves."""
+    """A Deployment: its namespace, its name, the dialects that it serves, and all its options."""
 
     namespace: str
     name: str
     served: frozenset[str]
+    options: Mapping[str, str] = {}
+
+    def option(self, name: str, allowed: Iterable[str], default: str) -> str:
+        """What the scheduler was started with. Raises UnknownOptionError."""
+        value, known = self.options.get(name, default), sorted(allowed)
+        if value not in known:
+            raise UnknownOptionError(
+                f"the scheduler {self.namespace}/{self.name} runs with --{name}={value}, which this version does not"
+                f" know: name one with --{name} ({', '.join(known)})"
+            )
+        return value
+
+    def rules(self, qgpu: str | None, memory_unit: str, nodes: Iterable[dict[str, Any]]) -> Rules:
+        """What the scheduler itself goes by, unless the user names something else. Raises UnknownOptionError."""
+        qgpu = qgpu or self.option("rules", QgpuRules, QgpuRules.SEED)
+        if memory_unit == "auto":
+            memory_unit = self.option("memory-unit", ["auto", *MemoryUnit], "auto")
+        unit = guess_gpushare_unit(nodes) if memory_unit == "auto" else MemoryUnit(memory_unit)
+        return Rules(QgpuRules(qgpu), unit, self.served)
 
 
 def default_location() -> SchedulerLocation:
@@ -35,13 +60,24 @@ def find_scheduler(kubectl: Kubectl) -> SchedulerLocation:
         )
         if not found:
             return default_location()
-        return SchedulerLocation(found[0]["metadata"]["namespace"], found[0]["metadata"]["name"], served_by(found[0]))
+        options = options_of(found[0])
+        return SchedulerLocation(
+            found[0]["metadata"]["namespace"], found[0]["metadata"]["name"], _served(options), options
+        )
     except (KubectlError, KeyError, TypeError):  # the namespace's option still works
         return default_location()
 
 
+def options_of(deployment: dict[str, Any] | None) -> dict[str, str]:
+    """The options in the arguments of its containers, as in --rules=seed."""
+    return dict(re.findall(r"'--([a-z-]+)=([^']*)'", str((deployment or {}).get("spec"))))
+
+
 def served_by(deployment: dict[str, Any] | None) -> frozenset[str]:
     """The dialects of its --dialects option; all of them without one, or where it cannot be read."""
-    option = re.search(r"'--dialects=([^']*)'", str((deployment or {}).get("spec")))
-    served = parse_dialects(option[1] if option else None)
+    return _served(options_of(deployment))
+
+
+def _served(options: Mapping[str, str]) -> frozenset[str]:
+    served = parse_dialects(options.get("dialects"))
     return frozenset(DIALECTS) if isinstance(served, Invalid) else served
