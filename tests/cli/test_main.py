@@ -46,10 +46,10 @@ def test_help_loads_nothing_heavy() -> None:
     "arguments", [["explain"], ["explode"], ["simulate", "--policy", "best"], ["simulate", "--seed", "x"], ["--what"]]
 )
 def test_usage_error_is_one_line_and_exits_2(arguments: list[str]) -> None:
-    said = aliquot(*arguments)
-    assert (said.returncode, said.stdout) == (2, "")
-    assert said.stderr.startswith("aliquot: ")
-    assert said.stderr.count("\n") == 1
+    result = aliquot(*arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("aliquot: ")
+    assert result.stderr.count("\n") == 1
 
 
 def test_misspelled_command_suggests_another() -> None:
@@ -75,8 +75,8 @@ def test_broken_pipe_exits_141(files: list[str]) -> None:
 
 def test_full_disk_is_reported(files: list[str]) -> None:
     with open("/dev/full", "w") as full:
-        said = subprocess.run([*COMMAND, "explain", *files], stdout=full, stderr=-1, text=True, check=False)
-    assert (said.returncode, said.stderr) == (2, "aliquot: output: No space left on device\n")
+        result = subprocess.run([*COMMAND, "explain", *files], stdout=full, stderr=-1, text=True, check=False)
+    assert (result.returncode, result.stderr) == (2, "aliquot: output: No space left on device\n")
 
 
 def test_interrupt_exits_130(tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_interrupt_exits_130(tmp_path: Path) -> None:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with process, fifo.open("w"):  # opens when the command does
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=30)
-    assert (process.returncode, "Traceback" in said) == (130, False)
+        _, result = process.communicate(timeout=30)
+    assert (process.returncode, "Traceback" in result) == (130, False)
 
 
 def test_progress_bar_only_on_terminal() -> None:

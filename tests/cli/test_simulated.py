@@ -58,10 +58,10 @@ def computes(machine: Machine, name: str) -> dict[str, Any]:
 def test_simulated_run_starts_daemon_and_down_leaves_nothing(tmp_path: Path) -> None:
     machine = Machine([])
     try:
-        said = machine.aliquot("run", "--simulate", "1x8GiB", "--", *ALIQUOT, "burn", "load", "--seconds", "0.2")
-        assert said.returncode == 0, said.stderr
-        assert said.stderr.startswith("aliquot: starting the daemon with simulated cards, 1x8GiB\n")
-        assert "Simulated GPU" in said.stdout
+        result = machine.aliquot("run", "--simulate", "1x8GiB", "--", *ALIQUOT, "burn", "load", "--seconds", "0.2")
+        assert result.returncode == 0, result.stderr
+        assert result.stderr.startswith("aliquot: starting the daemon with simulated cards, 1x8GiB\n")
+        assert "Simulated GPU" in result.stdout
         about = machine.status()["daemon"]
         assert about["simulated"] == "1x8GiB"
         playing = json.loads((machine.home / "player.json").read_text())
@@ -87,9 +87,9 @@ def test_simulated_tenant_is_limited_and_measured(machine: Machine) -> None:
 
 
 def test_simulated_memory_limit(machine: Machine) -> None:
-    said = machine.aliquot("run", "--memory", "1", "--", *LOAD, "--memory", "2GiB")
-    assert said.returncode not in (0, 75)
-    assert "quota" in said.stderr
+    result = machine.aliquot("run", "--memory", "1", "--", *LOAD, "--memory", "2GiB")
+    assert result.returncode not in (0, 75)
+    assert "quota" in result.stderr
     name = machine.detach("--memory", "3", "--", *LOAD, "--memory", "2GiB")
     assert computes(machine, name)["memory_used_bytes"] > 2 << 30
 
@@ -112,8 +112,8 @@ def test_killed_simulated_daemon_adopts_tenants(machine: Machine) -> None:
     name = machine.detach("--memory", "4", "--core", "30", "--", *LOAD)
     pid = computes(machine, name)["pids"]
     os.kill(machine.status()["daemon"]["pid"], signal.SIGKILL)
-    said = machine.aliquot("run", "--memory", "1", "--", "echo", "on")
-    assert (said.stdout, said.stderr) == ("on\n", "aliquot: starting the daemon\n")
+    result = machine.aliquot("run", "--memory", "1", "--", "echo", "on")
+    assert (result.stdout, result.stderr) == ("on\n", "aliquot: starting the daemon\n")
     again = computes(machine, name)
     assert (again["pids"], again["level"]) == (pid, "hardware")
     assert machine.status()["cards"][0]["memory_booked_bytes"] == 4 << 30
@@ -171,7 +171,7 @@ def test_daemons_killed_at_random_lose_no_run(machine: Machine) -> None:
             with contextlib.suppress(ProcessLookupError, ValueError):  # nobody, or nobody who has signed yet
                 os.kill(int(lock.read_text()), signal.SIGKILL)
         ended = [(run.wait(60), run.stderr.read()) for run in runs if run.stderr is not None]
-        assert [code for code, _ in ended] == [0] * len(runs), [said for code, said in ended if code]
+        assert [code for code, _ in ended] == [0] * len(runs), [result for code, result in ended if code]
     assert machine.aliquot("run", "--", "true").returncode == 0  # starts the daemon where it was killed last
     eventually(lambda: machine.names() == [])
     assert list((machine.home / "t").iterdir()) == []
@@ -192,8 +192,8 @@ def test_readme_console_block_matches_program(readme: str) -> None:
             if words == ["top"]:  # as soon as it has something to show
                 eventually(partial(_shows, machine, shown))
                 continue
-            said = machine.aliquot(*words)
-            assert _unmeasured(said.stderr + said.stdout) == _unmeasured(shown), command
+            result = machine.aliquot(*words)
+            assert _unmeasured(result.stderr + result.stdout) == _unmeasured(shown), command
         machine.clear()
     finally:
         machine.aliquot("down")
@@ -212,9 +212,9 @@ def _unmeasured(text: str) -> list[str]:
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="this machine has a GPU")
 def test_machine_without_gpu_has_hint(own: Machine) -> None:
     for words in (["run", "--", "true"], ["up"], ["up", "-d"]):
-        said = own.aliquot(*words)
-        assert said.returncode == 2
-        assert said.stderr.splitlines()[-1] == (
+        result = own.aliquot(*words)
+        assert result.returncode == 2
+        assert result.stderr.splitlines()[-1] == (
             "aliquot: no usable NVIDIA GPU (NVML: NVML Shared Library Not Found). To try aliquot without one:"
             " `aliquot run --simulate -- COMMAND`, `aliquot apply --simulate -f FILE` or"
             " `aliquot up --simulate 2x24GiB`"

@@ -1,4 +1,4 @@
-"""A machine that is not there: cards, an arbiter that only remembers, and a daemon over the two.
+"""A machine without GPUs: paper cards, an arbiter that only remembers, and a daemon on top.
 
 `python tests/kit/machine.py 2x24` is that daemon, with 2x8x24 one of two nodes of eight cards.
 It lives in ALIQUOT_HOME. `Machine` starts and asks it, as a user would.
@@ -34,7 +34,7 @@ def cards(count: int = 1, gib: int = 24) -> tuple[Card, ...]:
 
 
 class PaperNvml:
-    """Tells of cards on which nothing happens."""
+    """NVML with idle cards."""
 
     def __init__(self, there: tuple[Card, ...]) -> None:
         self._cards = there
@@ -50,7 +50,7 @@ class PaperNvml:
 
 
 class PaperArbiter:
-    """Remembers what it was told; answers what a test wrote into it."""
+    """Records its calls; returns what the test has set."""
 
     def __init__(self, rules: SharingRules | None = None) -> None:
         self.tenants: dict[str, tuple[Tenant, Path]] = {}
@@ -98,7 +98,7 @@ PATIENCE = 30.0  # for anything that must happen at all; how fast is the benchma
 
 
 def eventually(what: Callable[[], Any]) -> Any:
-    """What it answers, once that is true."""
+    """The first true result of `what`."""
     deadline = time.monotonic() + PATIENCE
     while not (found := what()):
         assert time.monotonic() < deadline, "it did not happen"

@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 
 def container(name: str = "main", *command: str, gib: int | None = 4, **more: Any) -> Json:
-    """One that sleeps, on a slice of a card, unless told otherwise."""
+    """A container that sleeps on a slice of a card, by default."""
     limits = {} if gib is None else {"resources": {"limits": {MEM: gib}}}
     return {"name": name, "command": list(command or ("sleep", "600")), **limits, **more}
 
@@ -37,7 +37,7 @@ def workload(kind: str, name: str, replicas: int, *containers: Json, **spec: Any
 
 
 class Pods:
-    """What is asked of one machine."""
+    """Pod operations of one machine."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -60,18 +60,16 @@ class Pods:
         return found
 
     def one(self, name: str) -> Json:
-        return next(each for each in self.all() if each["name"] == name)
+        return next(pod for pod in self.all() if pod["name"] == name)
 
     def until(self, name: str, phase: str = "Running") -> Json:
         """The Pod, once it is in that phase."""
-        found = eventually(lambda: [each for each in self.all() if each["name"] == name and each["phase"] == phase])
+        found = eventually(lambda: [pod for pod in self.all() if pod["name"] == name and pod["phase"] == phase])
         return dict(found[0])
 
     def until_all(self, phases: Sequence[str]) -> list[Json]:
         """All Pods, once those are their phases."""
-        found = eventually(
-            lambda: (there := self.all()) and [each["phase"] for each in there] == list(phases) and there
-        )
+        found = eventually(lambda: (there := self.all()) and [pod["phase"] for pod in there] == list(phases) and there)
         return list(found)
 
     def log(self, name: str, container: str | None = None) -> str:
@@ -83,12 +81,12 @@ class Pods:
         return sum(int(card["memory_booked_bytes"]) for card in self.machine.status()["cards"]) >> 30
 
     def clear(self) -> None:
-        """Nothing is left of anything."""
+        """Delete everything and check that nothing is left."""
         status = self.machine.status()
-        for each in status["workloads"]:
-            self.delete(each["kind"], each["name"])
-        for each in self.all():
-            self.delete("Pod", each["name"])
+        for workload in status["workloads"]:
+            self.delete(workload["kind"], workload["name"])
+        for pod in self.all():
+            self.delete("Pod", pod["name"])
         self.check_clear()
 
     def check_clear(self) -> None:
@@ -112,7 +110,7 @@ def processes_of_pods(home: str) -> set[int]:
         except OSError:
             continue
         ours = f"ALIQUOT_TENANT={home}/".encode() in environment or f"PWD={home}\0".encode() in environment
-        keeper = b"aliquot.services.machine.pods.supervisor" in command and home.encode() in command
-        if keeper or (b"ALIQUOT_POD=" in environment and ours):
+        supervisor = b"aliquot.services.machine.pods.supervisor" in command and home.encode() in command
+        if supervisor or (b"ALIQUOT_POD=" in environment and ours):
             found.add(int(entry))
     return found

@@ -26,9 +26,9 @@ def test_logs_of_detached_run(machine: Machine) -> None:
 
 def test_detached_run_waits_in_background(machine: Machine) -> None:
     blocker = machine.detach("--gpus", "2", "--", *FOREVER)
-    said = machine.aliquot("run", "-d", "--name", "later", "--", "echo", "done")
-    assert (said.returncode, said.stdout) == (0, "later\n")
-    assert said.stderr.startswith("aliquot: waiting: 1st of 1; card 0 is in use")
+    result = machine.aliquot("run", "-d", "--name", "later", "--", "echo", "done")
+    assert (result.returncode, result.stdout) == (0, "later\n")
+    assert result.stderr.startswith("aliquot: waiting: 1st of 1; card 0 is in use")
     machine.aliquot("stop", blocker)
     eventually(lambda: machine.aliquot("logs", "later").stdout.endswith("done\n"))
 
@@ -44,9 +44,9 @@ def test_logs_of_foreground_run_names_its_terminal(machine: Machine, tmp_path: P
         machine.begin("run", "--name", "fore", "--", *FOREVER, stdout=out) as process,
     ):
         eventually(lambda: machine.names() == ["fore"])
-        said = machine.aliquot("logs", "fore")
-        assert said.returncode == 2
-        assert said.stderr == (
+        result = machine.aliquot("logs", "fore")
+        assert result.returncode == 2
+        assert result.stderr == (
             f"aliquot: fore was not started with --detach: its output goes to {tmp_path / 'out'} (pid {process.pid})\n"
         )
         process.kill()
@@ -55,25 +55,25 @@ def test_logs_of_foreground_run_names_its_terminal(machine: Machine, tmp_path: P
 def test_stop_ends_all_processes_of_a_run(machine: Machine) -> None:
     name = machine.detach("--memory", "1", "--", "sh", "-c", "sleep 600 & sleep 600 & wait")
     pids = eventually(lambda: processes_of(name) if len(processes_of(name)) == 3 else None)
-    said = machine.aliquot("stop", name)
-    assert (said.returncode, said.stderr) == (0, f"{name}: SIGTERM to 3 processes\n{name}: stopped\n")
+    result = machine.aliquot("stop", name)
+    assert (result.returncode, result.stderr) == (0, f"{name}: SIGTERM to 3 processes\n{name}: stopped\n")
     assert not any(Path(f"/proc/{pid}").exists() and _state(pid) != "Z" for pid in pids)
 
 
 def test_stop_sends_sigkill_after_timeout(machine: Machine) -> None:
     name = machine.detach("--memory", "1", "--", "sh", "-c", "trap '' TERM; while :; do sleep 0.05; done")
     eventually(lambda: len(processes_of(name)) >= 2)
-    said = machine.aliquot("stop", name, "--timeout", "300ms")
-    assert said.stderr.splitlines()[-1] == f"{name}: stopped"
-    assert "SIGKILL" in said.stderr
+    result = machine.aliquot("stop", name, "--timeout", "300ms")
+    assert result.stderr.splitlines()[-1] == f"{name}: stopped"
+    assert "SIGKILL" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["stop", "logs"])
 def test_stop_of_unknown_name_lists_runs(machine: Machine, command: str) -> None:
     assert machine.aliquot(command, "ghost").stderr == "aliquot: no run is called ghost: nothing runs\n"
     machine.detach("--name", "one", "--memory", "1", "--", *FOREVER)
-    said = machine.aliquot(command, "ghost")
-    assert (said.returncode, said.stderr) == (2, "aliquot: no run is called ghost: there are one\n")
+    result = machine.aliquot(command, "ghost")
+    assert (result.returncode, result.stderr) == (2, "aliquot: no run is called ghost: there are one\n")
 
 
 def test_run_lives_until_last_process_ends(machine: Machine) -> None:
@@ -166,10 +166,10 @@ def test_top_counts_lines_that_do_not_fit(height: int, shown: str) -> None:
 
 def test_stop_continues_after_unknown_name(machine: Machine) -> None:
     name = machine.detach("--memory", "1", "--", *FOREVER)
-    said = machine.aliquot("stop", "ghost", name)
-    assert said.returncode == 2
-    assert said.stderr.splitlines()[0] == f"aliquot: no run is called ghost: there are {name}"
-    assert said.stderr.splitlines()[-1] == f"{name}: stopped"
+    result = machine.aliquot("stop", "ghost", name)
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[0] == f"aliquot: no run is called ghost: there are {name}"
+    assert result.stderr.splitlines()[-1] == f"{name}: stopped"
     assert machine.names() == []
 
 
@@ -179,8 +179,8 @@ def test_policy_set_while_running(machine: Machine) -> None:
     assert machine.aliquot("policy", "release-delay", "0").stdout == "policy fixed-share, release delay 0s\n"
     assert machine.aliquot("policy", "get").stdout == "policy fixed-share, release delay 0s\n"
     assert machine.aliquot("policy", "release-delay", "1500ms").stdout == "policy fixed-share, release delay 1.5s\n"
-    said = machine.aliquot("policy", "release-delay", "2m")
-    assert (said.returncode, said.stderr) == (
+    result = machine.aliquot("policy", "release-delay", "2m")
+    assert (result.returncode, result.stderr) == (
         2,
         "aliquot: release-delay: 2m00s is not allowed: 0 to 60s, for example 100ms\n",
     )

@@ -54,9 +54,9 @@ def test_one_daemon_per_home(own: Machine) -> None:
     own.up()
     assert own.daemon is not None
     for words in (["up"], ["up", "-d"]):
-        said = own.aliquot(*words)
-        assert said.returncode == 1
-        assert said.stderr == f"aliquot: a daemon already runs for {own.home}: pid {own.daemon.pid}\n"
+        result = own.aliquot(*words)
+        assert result.returncode == 1
+        assert result.stderr == f"aliquot: a daemon already runs for {own.home}: pid {own.daemon.pid}\n"
 
 
 def test_down_stops_daemon_and_lists_running_tenants(own: Machine) -> None:
@@ -65,26 +65,26 @@ def test_down_stops_daemon_and_lists_running_tenants(own: Machine) -> None:
     pid = own.status()["tenants"][0]["pid"]
     with own.begin("run", "--", "true") as waiting:
         eventually(lambda: own.status()["queue"])
-        said = own.aliquot("down")
-        assert said.stdout.splitlines()[0] == "daemon stopped"
-        assert said.stdout.splitlines()[1].startswith(f"{name}: still running")
+        result = own.aliquot("down")
+        assert result.stdout.splitlines()[0] == "daemon stopped"
+        assert result.stdout.splitlines()[1].startswith(f"{name}: still running")
         assert waiting.wait(PATIENCE) == 143
     os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("words", [["ps"], ["top"], ["stop", "x"], ["logs", "x"], ["policy"]])
 def test_commands_without_daemon_say_how_to_start_it(own: Machine, words: list[str]) -> None:
-    said = own.aliquot(*words)
-    assert said.returncode == 2
-    assert said.stderr == (
+    result = own.aliquot(*words)
+    assert result.returncode == 2
+    assert result.stderr == (
         "aliquot: no daemon runs on this machine: start one with `aliquot up -d`; `aliquot run` and `aliquot apply` "
         "start it too\n"
     )
 
 
 def test_down_without_daemon(own: Machine) -> None:
-    said = own.aliquot("down")
-    assert (said.returncode, said.stdout, said.stderr) == (0, "no daemon runs\n", "")
+    result = own.aliquot("down")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "no daemon runs\n", "")
 
 
 def test_damaged_database_is_rebuilt(own: Machine) -> None:
@@ -104,21 +104,21 @@ def test_home_path_too_long_has_hint(tmp_path: Path) -> None:
     home = tmp_path / ("x" * 100)
     environment = {**os.environ, "ALIQUOT_HOME": str(home)}
     command = [*ALIQUOT, "run", "--simulate", "--", "true"]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert said.returncode == 2
-    assert "set ALIQUOT_HOME to a shorter one, such as /tmp/aliquot" in said.stderr
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "set ALIQUOT_HOME to a shorter one, such as /tmp/aliquot" in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("cards", "said"),
+    ("cards", "result"),
     [
         ("2x24", "ready: 2 cards (2 x Paper 1000 24 GiB); "),
         ("2x8x24", "ready: 16 cards (16 x Paper 1000 24 GiB on 2 nodes); "),
     ],
 )
-def test_ready_line_counts_equal_cards(cards: str, said: str) -> None:
+def test_ready_line_counts_equal_cards(cards: str, result: str) -> None:
     machine = paper(cards)
     try:
-        assert said in machine.up()
+        assert result in machine.up()
     finally:
         machine.close()

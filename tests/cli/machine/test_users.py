@@ -36,32 +36,32 @@ def as_nobody(machine: Machine, *words: str) -> subprocess.CompletedProcess[str]
 
 
 def test_any_user_may_run_in_own_folder(machine: Machine) -> None:
-    said = as_nobody(machine, "run", "--memory", "1", "--", "sh", "-c", "id -u; stat -c '%u %a' $ALIQUOT_TENANT")
-    assert (said.returncode, said.stdout) == (0, f"{NOBODY}\n{NOBODY} 700\n"), said.stderr
+    result = as_nobody(machine, "run", "--memory", "1", "--", "sh", "-c", "id -u; stat -c '%u %a' $ALIQUOT_TENANT")
+    assert (result.returncode, result.stdout) == (0, f"{NOBODY}\n{NOBODY} 700\n"), result.stderr
 
 
 def test_log_belongs_to_user_of_run(machine: Machine) -> None:
     name = as_nobody(machine, "run", "-d", "--memory", "1", "--", "echo", "mine").stdout.strip()
     eventually(lambda: as_nobody(machine, "logs", name).stdout == "mine\n")
     other = machine.detach("--memory", "1", "--", "echo", "yours")
-    said = as_nobody(machine, "logs", other)
-    assert said.returncode == 2
-    assert "Permission denied" in said.stderr
+    result = as_nobody(machine, "logs", other)
+    assert result.returncode == 2
+    assert "Permission denied" in result.stderr
 
 
 def test_run_name_cannot_truncate_other_users_log(machine: Machine) -> None:
     name = machine.detach("--name", "precious", "--memory", "1", "--", "echo", "ours")
     eventually(lambda: not machine.names())
-    said = as_nobody(machine, "run", "-d", "--name", name, "--memory", "1", "--", "echo", "theirs")
-    assert said.returncode == 2
-    assert "another name: the log of another user's run has this name" in said.stderr
+    result = as_nobody(machine, "run", "-d", "--name", name, "--memory", "1", "--", "echo", "theirs")
+    assert result.returncode == 2
+    assert "another name: the log of another user's run has this name" in result.stderr
     assert machine.aliquot("logs", name).stdout == "ours\n"
 
 
 def test_users_stop_only_their_own_runs(machine: Machine) -> None:
     roots = machine.detach("--memory", "1", "--", *FOREVER)
-    said = as_nobody(machine, "stop", roots)
-    assert (said.returncode, said.stderr) == (77, f"aliquot: only root may stop {roots}\n")
+    result = as_nobody(machine, "stop", roots)
+    assert (result.returncode, result.stderr) == (77, f"aliquot: only root may stop {roots}\n")
     name = as_nobody(machine, "run", "-d", "--memory", "1", "--", *FOREVER).stdout.strip()
     assert as_nobody(machine, "stop", name).returncode == 0
     assert machine.names() == [roots]
@@ -76,8 +76,8 @@ def test_users_stop_only_their_own_runs(machine: Machine) -> None:
     ],
 )
 def test_only_owner_changes_settings(machine: Machine, words: list[str], what: str) -> None:
-    said = as_nobody(machine, *words)
-    assert (said.returncode, said.stderr) == (77, f"aliquot: only root may {what}\n")
+    result = as_nobody(machine, *words)
+    assert (result.returncode, result.stderr) == (77, f"aliquot: only root may {what}\n")
     assert as_nobody(machine, "policy").stdout == "policy best-effort, release delay 100ms\n"
 
 
@@ -85,8 +85,8 @@ def test_up_refuses_home_of_other_user(tmp_path: Path) -> None:
     home = tmp_path / "theirs"
     home.mkdir()
     os.chown(home, NOBODY, NOBODY)
-    said = subprocess.run(
+    result = subprocess.run(
         [*ALIQUOT, "up"], env={**os.environ, "ALIQUOT_HOME": str(home)}, capture_output=True, text=True, check=False
     )
-    assert said.returncode == 2
-    assert said.stderr == f"aliquot: {home} belongs to user {NOBODY}: set ALIQUOT_HOME to a folder that you own\n"
+    assert result.returncode == 2
+    assert result.stderr == f"aliquot: {home} belongs to user {NOBODY}: set ALIQUOT_HOME to a folder that you own\n"

@@ -1,4 +1,4 @@
-"""`aliquot apply`: from files to the daemon, and what is said on the way."""
+"""`aliquot apply`: from files to the daemon, and what is done on the way."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def accept(*notes: str, action: str = "created") -> Callable[[Json], Json]:
         return {
             "results": [
                 {
-                    "kind": each["kind"],
-                    "namespace": each["metadata"]["namespace"],
-                    "name": each["metadata"]["name"],
+                    "kind": item["kind"],
+                    "namespace": item["metadata"]["namespace"],
+                    "name": item["metadata"]["name"],
                     "action": action,
-                    "pods": [each["metadata"]["name"]],
+                    "pods": [item["metadata"]["name"]],
                     "notes": list(notes),
                 }
-                for each in request["objects"]
+                for item in request["objects"]
             ]
         }
 
@@ -54,9 +54,9 @@ def file(tmp_path: Path) -> Path:
 def test_apply_prints_objects_like_kubectl(daemon: FakeDaemon, file: Path) -> None:
     file.write_text(f"{POD}---\nkind: StatefulSet\nmetadata: {{name: binpack-1}}\nspec: {{}}\n")
     daemon.answers["apply"] = accept()
-    said = apply("-f", str(file))
-    assert (said.exit_code, said.stdout) == (0, "pod/train created\nstatefulset.apps/binpack-1 created\n")
-    assert said.stderr == "see `aliquot get pods`\n"
+    done = apply("-f", str(file))
+    assert (done.exit_code, done.stdout) == (0, "pod/train created\nstatefulset.apps/binpack-1 created\n")
+    assert done.stderr == "see `aliquot get pods`\n"
 
 
 def test_apply_sends_folder_and_reduced_environment(
@@ -67,7 +67,7 @@ def test_apply_sends_folder_and_reduced_environment(
     monkeypatch.setenv("SOME_TOKEN", "secret")
     apply("-f", "pods.yaml", "-n", "team")
     (asked,) = daemon.requests("apply")
-    assert [each["metadata"] for each in asked["objects"]] == [{"name": "train", "namespace": "team"}]
+    assert [item["metadata"] for item in asked["objects"]] == [{"name": "train", "namespace": "team"}]
     assert (asked["cwd"], asked["dry_run"]) == (str(file.parent), False)
     assert "PATH" in asked["env"]
     assert "SOME_TOKEN" not in asked["env"]
@@ -85,13 +85,13 @@ def test_apply_sends_all_files_and_stdin_in_one_request(daemon: FakeDaemon, file
     daemon.answers["apply"] = accept()
     assert apply("-f", str(file), "-f", "-", input=POD.replace("train", "serve")).exit_code == 0
     assert len(daemon.requests("apply")) == 1
-    assert [each["metadata"]["name"] for each in daemon.asked[0]["objects"]] == ["train", "serve"]
+    assert [item["metadata"]["name"] for item in daemon.asked[0]["objects"]] == ["train", "serve"]
 
 
 def test_apply_dry_run_is_marked(daemon: FakeDaemon, file: Path) -> None:
     daemon.answers["apply"] = accept()
-    said = apply("-f", str(file), "--dry-run", "--wait")
-    assert (said.stdout, said.stderr) == ("pod/train created (dry run)\n", "")
+    done = apply("-f", str(file), "--dry-run", "--wait")
+    assert (done.stdout, done.stderr) == ("pod/train created (dry run)\n", "")
     assert daemon.asked[0]["dry_run"] is True
 
 
@@ -111,7 +111,7 @@ def test_apply_merges_similar_notes() -> None:
     def result(name: str, *notes: str, action: str = "created") -> Json:
         return {"name": name, "action": action, "notes": notes}
 
-    one, other = (f"image {each} is not used" for each in ("a:1", "b:1"))
+    one, other = (f"image {image} is not used" for image in ("a:1", "b:1"))
     assert list(noted([result("x", one), result("y", one)])) == ["x, y: image a:1 is not used"]
     assert list(noted([result("x", one, "slow"), result("y", other)])) == ["x, y: the image is not used", "x: slow"]
     assert list(noted([result("x", one, action="unchanged")])) == []
@@ -120,14 +120,14 @@ def test_apply_merges_similar_notes() -> None:
 def test_apply_skips_other_kinds_with_note(daemon: FakeDaemon, file: Path) -> None:
     file.write_text(f"{SERVICE}---\n{POD}")
     daemon.answers["apply"] = accept()
-    said = apply("-f", str(file))
-    assert (said.exit_code, said.stdout) == (0, "pod/train created\n")
-    assert "note: skipped: Service web: one machine runs only Pods and workloads\n" in said.stderr
-    assert [each["kind"] for each in daemon.asked[0]["objects"]] == ["Pod"]
+    done = apply("-f", str(file))
+    assert (done.exit_code, done.stdout) == (0, "pod/train created\n")
+    assert "note: skipped: Service web: one machine runs only Pods and workloads\n" in done.stderr
+    assert [item["kind"] for item in daemon.asked[0]["objects"]] == ["Pod"]
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "done"),
     [
         (SERVICE, ": no object that runs on one machine, only Service: expected Pod, Deployment, "),
         ("", ": no object found: expected Pod, "),
@@ -137,18 +137,18 @@ def test_apply_skips_other_kinds_with_note(daemon: FakeDaemon, file: Path) -> No
         (POD.replace("train", "train, namespace: a"), ":1:1: Pod train is in namespace a, which contradicts -n team"),
     ],
 )
-def test_apply_reports_file_errors_with_position(daemon: FakeDaemon, file: Path, content: str, said: str) -> None:
+def test_apply_reports_file_errors_with_position(daemon: FakeDaemon, file: Path, content: str, done: str) -> None:
     file.write_text(content)
     refused = apply("-f", str(file), "-n", "team")
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert refused.stderr.removeprefix("aliquot: ").replace(str(file), "").startswith(said)
+    assert refused.stderr.removeprefix("aliquot: ").replace(str(file), "").startswith(done)
     assert daemon.asked == []
 
 
 def test_apply_refuses_kustomize_with_hint(daemon: FakeDaemon) -> None:
     refused = apply("-k", "overlay")
-    said = "aliquot: -k is not supported: use `kubectl kustomize overlay | aliquot apply -f -`\n"
-    assert (refused.exit_code, refused.stderr, daemon.asked) == (2, said, [])
+    done = "aliquot: -k is not supported: use `kubectl kustomize overlay | aliquot apply -f -`\n"
+    assert (refused.exit_code, refused.stderr, daemon.asked) == (2, done, [])
 
 
 def test_apply_refuses_empty_folder(daemon: FakeDaemon, tmp_path: Path) -> None:
@@ -175,8 +175,8 @@ def test_apply_refuses_too_large_request(daemon: FakeDaemon, file: Path) -> None
 def test_apply_wait_prints_changes(daemon: FakeDaemon, file: Path) -> None:
     looks = iter([a_status(pending("train", "no room")), a_status(pending("train", "no room"))])
     daemon.answers |= {"apply": accept(), "status": lambda _: next(looks, a_status(a_pod("train")))}
-    said = apply("-f", str(file), "--wait")
-    assert (said.exit_code, said.stderr.splitlines()) == (
+    done = apply("-f", str(file), "--wait")
+    assert (done.exit_code, done.stderr.splitlines()) == (
         0,
         ["default/train: Pending: no room", "default/train: Running on box, card 0", "1 Pod running or succeeded"],
     )
@@ -194,8 +194,8 @@ def test_apply_wait_for_rolled_workload(daemon: FakeDaemon, file: Path) -> None:
     last = a_status(new, workloads=[a_workload("Deployment", "web", replicas=1, ready=1)])
     daemon.answers |= {"apply": accept(), "status": lambda _: next(looks, last)}
     file.write_text("kind: Deployment\nmetadata: {name: web}\n")
-    said = apply("-f", str(file), "--wait")
-    assert (said.exit_code, said.stderr.splitlines()) == (
+    done = apply("-f", str(file), "--wait")
+    assert (done.exit_code, done.stderr.splitlines()) == (
         0,
         [
             "default/web-old: Terminating on box, card 0",
@@ -211,24 +211,24 @@ def test_apply_wait_of_failed_job_exits_1(daemon: FakeDaemon, file: Path) -> Non
     job = a_workload("Job", "once", replicas=1, ready=0)
     daemon.answers |= {"apply": accept(), "status": a_status(failed, workloads=[job])}
     file.write_text("kind: Job\nmetadata: {name: once}\n")
-    said = apply("-f", str(file), "--wait")
-    assert said.exit_code == 1
-    assert "failed: default/once-x" in said.stderr
+    done = apply("-f", str(file), "--wait")
+    assert done.exit_code == 1
+    assert "failed: default/once-x" in done.stderr
 
 
 def test_apply_wait_of_failed_pod_exits_1(daemon: FakeDaemon, file: Path) -> None:
     failed = a_pod("train", phase="Failed", containers=[a_container(state="ended", exit_code=3)], reason="main: exit 3")
     daemon.answers |= {"apply": accept(), "status": a_status(failed)}
-    said = apply("-f", str(file), "--wait")
-    assert said.exit_code == 1
-    assert "failed: default/train (see `aliquot logs default/train`)" in said.stderr
+    done = apply("-f", str(file), "--wait")
+    assert done.exit_code == 1
+    assert "failed: default/train (see `aliquot logs default/train`)" in done.stderr
 
 
 def test_apply_wait_timeout_exits_1(daemon: FakeDaemon, file: Path) -> None:
     daemon.answers |= {"apply": accept(), "status": a_status(pending("train"))}
-    said = apply("-f", str(file), "--wait", "--timeout", "0")
-    assert said.exit_code == 1
-    assert "--timeout: not running after 0s: Pod default/train (see `aliquot get pods`)" in said.stderr
+    done = apply("-f", str(file), "--wait", "--timeout", "0")
+    assert done.exit_code == 1
+    assert "--timeout: not running after 0s: Pod default/train (see `aliquot get pods`)" in done.stderr
 
 
 def test_apply_refuses_other_simulated_cards(daemon: FakeDaemon, file: Path) -> None:
@@ -251,18 +251,18 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_apply_dry_run_starts_no_daemon(nobody: Path, file: Path) -> None:
-    said = apply("-f", str(file), "--dry-run")
-    assert (said.exit_code, said.stdout) == (0, "pod/train created (dry run)\n")
-    assert "note: no daemon runs: the manifests were checked" in said.stderr
+    done = apply("-f", str(file), "--dry-run")
+    assert (done.exit_code, done.stdout) == (0, "pod/train created (dry run)\n")
+    assert "note: no daemon runs: the manifests were checked" in done.stderr
     assert not nobody.exists()
 
 
 @pytest.mark.parametrize("name", ["Train_1", "x" * 300])
 def test_apply_invalid_name_has_file_and_line(nobody: Path, file: Path, name: str) -> None:
     file.write_text(f"{POD}---\n{POD.replace('train', name)}")
-    said = apply("-f", str(file), "--dry-run")
-    assert said.exit_code == 2
-    assert said.stderr.startswith(f"aliquot: {file}:6:1: Pod: metadata.name: ")
+    done = apply("-f", str(file), "--dry-run")
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"aliquot: {file}:6:1: Pod: metadata.name: ")
 
 
 def test_apply_refused_name_has_file_and_line(daemon: FakeDaemon, file: Path) -> None:
@@ -274,6 +274,6 @@ def test_apply_refused_name_has_file_and_line(daemon: FakeDaemon, file: Path) ->
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n---\n"])
 def test_apply_names_empty_file(nobody: Path, file: Path, text: str) -> None:
     file.write_text(text)
-    said = apply("-f", str(file), "--dry-run")
-    assert said.exit_code == 2
-    assert said.stderr.startswith(f"aliquot: {file}: ")
+    done = apply("-f", str(file), "--dry-run")
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"aliquot: {file}: ")

@@ -73,9 +73,9 @@ def test_delete_workload_includes_its_pods_once(daemon: FakeDaemon) -> None:
 
 
 def test_delete_of_missing_object_exits_1(daemon: FakeDaemon) -> None:
-    said = delete("pod", "ghost", "train")
-    assert (said.exit_code, said.stdout) == (1, 'pod "train" deleted\n')
-    assert said.stderr == "aliquot: no pod is called default/ghost: there are default/train\n"
+    result = delete("pod", "ghost", "train")
+    assert (result.exit_code, result.stdout) == (1, 'pod "train" deleted\n')
+    assert result.stderr == "aliquot: no pod is called default/ghost: there are default/train\n"
     assert delete("pod", "ghost", "--ignore-not-found").exit_code == 0
 
 
@@ -83,21 +83,21 @@ def test_delete_lists_missing_objects_once(daemon: FakeDaemon) -> None:
     daemon.answers["delete"] = lambda request: [
         {"error": {"kind": "unknown-name", "name": f"default/{request['name']}", "names": ["default/x", "default/y"]}}
     ]
-    said = delete("pod", "a", "b")
-    assert said.exit_code == 1
-    assert said.stderr == "aliquot: no pod is called default/a or default/b: there are default/x, default/y\n"
+    result = delete("pod", "a", "b")
+    assert result.exit_code == 1
+    assert result.stderr == "aliquot: no pod is called default/a or default/b: there are default/x, default/y\n"
 
 
 def test_delete_dry_run_deletes_nothing(daemon: FakeDaemon) -> None:
     daemon.answers["status"] = a_status(a_pod("train"), a_pod("x", "team"))
-    said = delete("pod", "train", "ghost", "--dry-run")
-    assert (said.exit_code, said.stdout) == (1, 'pod "train" deleted (dry run)\n')
-    assert said.stderr == "aliquot: no pod is called default/ghost: there are default/train, team/x\n"
+    result = delete("pod", "train", "ghost", "--dry-run")
+    assert (result.exit_code, result.stdout) == (1, 'pod "train" deleted (dry run)\n')
+    assert result.stderr == "aliquot: no pod is called default/ghost: there are default/train, team/x\n"
     assert asked(daemon) == []
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "result"),
     [
         ([], "give either -f FILE or TYPE NAME"),
         (["pods"], "pods: give a NAME or --all"),
@@ -107,8 +107,8 @@ def test_delete_dry_run_deletes_nothing(daemon: FakeDaemon) -> None:
         (["pod", "a", "--grace", "25h"], "--grace: 90000s is not allowed: 0 to 24h"),
     ],
 )
-def test_delete_refuses_bad_input(daemon: FakeDaemon, words: list[str], said: str) -> None:
+def test_delete_refuses_bad_input(daemon: FakeDaemon, words: list[str], result: str) -> None:
     refused = delete(*words)
     assert refused.exit_code == 2
-    assert said in refused.stderr
+    assert result in refused.stderr
     assert daemon.asked == []

@@ -65,8 +65,8 @@ def test_statefulset_apply_and_delete(machine: Machine) -> None:
     assert "note: binpack-1: image some/image:v1 is not used: containers are local processes" in err
     assert [row[:3] for row in cells(machine, "pods")] == [[f"binpack-1-{at}", "1/1", "Running"] for at in range(3)]
     assert cells(machine, "sts")[0][:2] == ["binpack-1", "3/3"]
-    said = machine.aliquot("delete", "sts", "binpack-1", "--now")
-    assert (said.returncode, said.stdout) == (0, 'statefulset.apps "binpack-1" deleted (3 Pods)\n')
+    result = machine.aliquot("delete", "sts", "binpack-1", "--now")
+    assert (result.returncode, result.stdout) == (0, 'statefulset.apps "binpack-1" deleted (3 Pods)\n')
     assert machine.aliquot("get", "all").stdout == ""
     assert machine.names() == []
 
@@ -137,9 +137,11 @@ def test_describe_pod_has_placement_and_events(machine: Machine) -> None:
 def test_apply_starts_nothing_if_one_object_is_invalid(machine: Machine, tmp_path: Path) -> None:
     file = tmp_path / "pods.yaml"
     file.write_text(yaml.safe_dump_all([a_pod("good"), a_pod("bad", gib=-1)]))
-    said = machine.aliquot("apply", "-f", str(file))
-    assert (said.returncode, said.stdout) == (2, "")
-    assert said.stderr.startswith(f"aliquot: {file}:{said.stderr.split(':')[2]}:1: Pod default/bad: spec.containers[0]")
+    result = machine.aliquot("apply", "-f", str(file))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(
+        f"aliquot: {file}:{result.stderr.split(':')[2]}:1: Pod default/bad: spec.containers[0]"
+    )
     assert machine.aliquot("get", "pods").stdout == ""
 
 
@@ -161,7 +163,7 @@ def test_ps_and_top_show_pods_among_runs(machine: Machine) -> None:
 
 def test_unknown_pod_lists_existing_names(machine: Machine) -> None:
     apply(machine, a_pod("train"))
-    said = machine.aliquot("delete", "pod", "ghost")
-    assert said.returncode == 1
-    assert said.stderr.startswith("aliquot: no pod is called ")
-    assert "train" in said.stderr
+    result = machine.aliquot("delete", "pod", "ghost")
+    assert result.returncode == 1
+    assert result.stderr.startswith("aliquot: no pod is called ")
+    assert "train" in result.stderr

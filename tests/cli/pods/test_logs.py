@@ -90,13 +90,13 @@ def test_logs_of_ended_run(daemon: FakeDaemon) -> None:
 
 
 def test_logs_of_unknown_name_lists_runs_and_pods() -> None:
-    said = logs("ghost")
-    assert said.returncode == 2
-    assert said.stderr.endswith(": nothing runs; Pods: train, x, web-0, web-1\n")
+    result = logs("ghost")
+    assert result.returncode == 2
+    assert result.stderr.endswith(": nothing runs; Pods: train, x, web-0, web-1\n")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "result"),
     [
         (["train", "-c", "no"], "-c: no is not allowed: train has main, side"),
         (["train", "--previous"], "--previous is not supported: "),
@@ -104,10 +104,10 @@ def test_logs_of_unknown_name_lists_runs_and_pods() -> None:
         (["pod/ghost"], "no pod is called ghost in namespace default: there are train, web-0, web-1"),
     ],
 )
-def test_logs_refuses_bad_input(words: list[str], said: str) -> None:
+def test_logs_refuses_bad_input(words: list[str], result: str) -> None:
     refused = logs(*words)
     assert (refused.returncode in (1, 2), refused.stdout) == (True, "")
-    assert refused.stderr.startswith(f"aliquot: {said}")
+    assert refused.stderr.startswith(f"aliquot: {result}")
 
 
 def test_logs_of_waiting_pod_has_reason(daemon: FakeDaemon) -> None:
@@ -115,8 +115,8 @@ def test_logs_of_waiting_pod_has_reason(daemon: FakeDaemon) -> None:
         "status": a_status(pending("train", "no room")),
         "pod-logs": {"pod": "default/train", "container": "main", "log": str(daemon.home / "no.log"), "running": True},
     }
-    said = logs("train")
-    assert (said.returncode, said.stdout, said.stderr) == (1, "", "aliquot: train has not started: no room\n")
+    result = logs("train")
+    assert (result.returncode, result.stdout, result.stderr) == (1, "", "aliquot: train has not started: no room\n")
 
 
 def test_logs_follow_until_pod_ends(daemon: FakeDaemon) -> None:
@@ -134,17 +134,17 @@ def test_logs_follow_until_pod_ends(daemon: FakeDaemon) -> None:
 
 
 @pytest.mark.parametrize(
-    ("put", "said"),
+    ("put", "result"),
     [(os.mkfifo, "not a regular file"), (lambda at: at.symlink_to("/etc/os-release"), "a symbolic link")],
 )
 def test_logs_refuses_links_and_pipes(
-    daemon: FakeDaemon, tmp_path: Path, put: Callable[[Path], None], said: str
+    daemon: FakeDaemon, tmp_path: Path, put: Callable[[Path], None], result: str
 ) -> None:
     put(tmp_path / "log")
     daemon.answers["pod-logs"] = {"pod": "-", "container": "main", "log": str(tmp_path / "log"), "running": False}
     done = logs("train", "-c", "main")
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert result in done.stderr
 
 
 @pytest.mark.parametrize("text", [b"", b"a", b"a\n", b"a\nb", b"a\nb\n", b"\n\n", b"x" * 200_000 + b"\n" + b"y\n" * 9])

@@ -1,4 +1,4 @@
-"""`aliquot run` becomes the command; what is wrong is said before anything is booked."""
+"""`aliquot run` becomes the command; what is wrong is result before anything is booked."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from kit.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually
 
 
 def test_run_exits_with_code_of_command(machine: Machine) -> None:
-    said = machine.aliquot("run", "--memory", "1", "--", "sh", "-c", "echo out; echo err >&2; exit 7")
-    assert (said.returncode, said.stdout, said.stderr) == (7, "out\n", "err\n")
+    result = machine.aliquot("run", "--memory", "1", "--", "sh", "-c", "echo out; echo err >&2; exit 7")
+    assert (result.returncode, result.stdout, result.stderr) == (7, "out\n", "err\n")
 
 
 def test_run_execs_the_command(machine: Machine) -> None:
@@ -51,8 +51,8 @@ def test_run_command_handles_signal(machine: Machine) -> None:
 
 
 def test_run_passes_stdin(machine: Machine) -> None:
-    said = machine.aliquot("run", "--memory", "1", "--", "wc", "-c", input="12345")
-    assert said.stdout.strip() == "5"
+    result = machine.aliquot("run", "--memory", "1", "--", "wc", "-c", input="12345")
+    assert result.stdout.strip() == "5"
 
 
 def test_run_passes_terminal(machine: Machine) -> None:
@@ -74,8 +74,8 @@ def test_run_passes_terminal(machine: Machine) -> None:
 
 def test_run_environment_has_tenant_variables(machine: Machine) -> None:
     before = {**machine.environment, "MINE": "kept", "CUDA_VISIBLE_DEVICES": "7"}
-    said = machine.aliquot("run", "--name", "env", "--gpus", "2", "--memory", "1", "--", "env", "-0", env=before)
-    after = dict(word.split("=", 1) for word in said.stdout.split("\0") if word)
+    result = machine.aliquot("run", "--name", "env", "--gpus", "2", "--memory", "1", "--", "env", "-0", env=before)
+    after = dict(word.split("=", 1) for word in result.stdout.split("\0") if word)
     assert {name: value for name, value in after.items() if before.get(name) != value} == {
         "ALIQUOT_TENANT": after["ALIQUOT_TENANT"],
         "ALIQUOT_NAME": "env",
@@ -89,19 +89,19 @@ def test_run_environment_has_tenant_variables(machine: Machine) -> None:
 
 def test_run_does_not_leak_lc_ctype(machine: Machine) -> None:
     bare = {"PATH": os.environ["PATH"], "ALIQUOT_HOME": str(machine.home)}
-    said = machine.aliquot("run", "--memory", "1", "--", "env", env=bare)
-    assert "LC_CTYPE" not in said.stdout
+    result = machine.aliquot("run", "--memory", "1", "--", "env", env=bare)
+    assert "LC_CTYPE" not in result.stdout
 
 
 def test_run_leaks_no_file_descriptors(machine: Machine) -> None:
-    said = machine.aliquot("run", "--memory", "1", "--", "ls", "/proc/self/fd")
-    assert said.stdout.split()[:3] == ["0", "1", "2"]
-    assert len(said.stdout.split()) == 4  # and the folder itself
+    result = machine.aliquot("run", "--memory", "1", "--", "ls", "/proc/self/fd")
+    assert result.stdout.split()[:3] == ["0", "1", "2"]
+    assert len(result.stdout.split()) == 4  # and the folder itself
 
 
 def test_run_dashes_are_optional(machine: Machine) -> None:
-    said = machine.aliquot("run", "--memory", "1", "echo", "--memory", "--", "x")
-    assert said.stdout == "--memory -- x\n"
+    result = machine.aliquot("run", "--memory", "1", "echo", "--memory", "--", "x")
+    assert result.stdout == "--memory -- x\n"
 
 
 OF_CORE = "a whole number from 1 to 100, in percent of a card"
@@ -141,8 +141,8 @@ REAL = "a daemon with real cards runs already; set ALIQUOT_HOME to start another
     ],
 )
 def test_run_refuses_bad_input_in_one_line(machine: Machine, words: list[str], code: int, sentence: str) -> None:
-    said = machine.aliquot("run", *words)
-    assert (said.returncode, said.stdout, said.stderr) == (code, "", f"aliquot: {sentence}\n")
+    result = machine.aliquot("run", *words)
+    assert (result.returncode, result.stdout, result.stderr) == (code, "", f"aliquot: {sentence}\n")
     assert machine.names() == []
 
 
@@ -151,16 +151,16 @@ def test_run_of_invalid_program_releases_slice(machine: Machine, tmp_path: Path)
     nonsense.write_bytes(b"\0\1\2\3")
     nonsense.chmod(0o755)
     for words in ([], ["-d"]):
-        said = machine.aliquot("run", *words, "--", str(nonsense))
-        assert (said.returncode, said.stderr) == (126, f"aliquot: {nonsense}: Exec format error\n")
+        result = machine.aliquot("run", *words, "--", str(nonsense))
+        assert (result.returncode, result.stderr) == (126, f"aliquot: {nonsense}: Exec format error\n")
     eventually(lambda: machine.names() == [])
 
 
 def test_run_name_is_unique_while_running(machine: Machine) -> None:
     assert machine.detach("--name", "mine", "--memory", "1", "--", *FOREVER) == "mine"
-    said = machine.aliquot("run", "--name", "mine", "--memory", "1", "--", "true")
-    assert said.returncode == 2
-    assert said.stderr == "aliquot: --name: mine is not allowed: a name that no other run uses\n"
+    result = machine.aliquot("run", "--name", "mine", "--memory", "1", "--", "true")
+    assert result.returncode == 2
+    assert result.stderr == "aliquot: --name: mine is not allowed: a name that no other run uses\n"
     machine.aliquot("stop", "mine")
     assert machine.detach("--name", "mine", "--memory", "1", "--", "true") == "mine"
 
@@ -180,27 +180,27 @@ def test_run_loads_nothing_heavy() -> None:
 
 def test_run_help_lists_every_option() -> None:
     for words in (["run", "--help"], ["run", "-h"]):
-        said = subprocess.run([*ALIQUOT, *words], capture_output=True, text=True, check=True)
-        assert said.stdout.startswith("Usage: aliquot run [OPTIONS] [--] COMMAND [ARGS]...\n")
-        assert all(f"  {flag}" in said.stdout for flag, _, _ in OPTIONS)
-        assert max(map(len, said.stdout.splitlines())) <= 120
+        result = subprocess.run([*ALIQUOT, *words], capture_output=True, text=True, check=True)
+        assert result.stdout.startswith("Usage: aliquot run [OPTIONS] [--] COMMAND [ARGS]...\n")
+        assert all(f"  {flag}" in result.stdout for flag, _, _ in OPTIONS)
+        assert max(map(len, result.stdout.splitlines())) <= 120
 
 
 def test_run_help_on_full_disk_is_one_line() -> None:
     with open("/dev/full", "w") as full:
-        said = subprocess.run([*ALIQUOT, "run", "--help"], stdout=full, stderr=-1, text=True, check=False)
-    assert (said.returncode, said.stderr) == (2, "aliquot: output: No space left on device\n")
+        result = subprocess.run([*ALIQUOT, "run", "--help"], stdout=full, stderr=-1, text=True, check=False)
+    assert (result.returncode, result.stderr) == (2, "aliquot: output: No space left on device\n")
 
 
 def test_run_finds_aliquot_outside_path(machine: Machine) -> None:
     environment = {**machine.environment, "PATH": "/usr/bin:/bin"}
-    said = machine.aliquot("run", "--memory", "1", "--", "aliquot", "--version", env=environment)
-    assert (said.returncode, said.stdout[:8]) == (0, "aliquot,")
+    result = machine.aliquot("run", "--memory", "1", "--", "aliquot", "--version", env=environment)
+    assert (result.returncode, result.stdout[:8]) == (0, "aliquot,")
 
 
 def test_run_is_in_command_group() -> None:
-    said = CliRunner().invoke(cli, ["run", "--core", "0", "--", "true"])
-    assert said.exit_code == 2
+    result = CliRunner().invoke(cli, ["run", "--core", "0", "--", "true"])
+    assert result.exit_code == 2
 
 
 @pytest.mark.parametrize(

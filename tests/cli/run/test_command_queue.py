@@ -10,9 +10,9 @@ from kit.machine import FOREVER, PATIENCE, Machine, eventually
 def test_run_without_memory_and_core_gets_whole_card(machine: Machine) -> None:
     machine.detach("--", *FOREVER)
     machine.detach("--", *FOREVER)
-    said = machine.aliquot("run", "--no-wait", "--memory", "1", "--", "true")
-    assert said.returncode == 75
-    assert said.stderr == "aliquot: no room now: card 0 is in use; 1 other card has no room either\n"
+    result = machine.aliquot("run", "--no-wait", "--memory", "1", "--", "true")
+    assert result.returncode == 75
+    assert result.stderr == "aliquot: no room now: card 0 is in use; 1 other card has no room either\n"
 
 
 def test_run_prints_position_and_starts_when_room(machine: Machine) -> None:
@@ -46,9 +46,9 @@ def test_run_prints_position_only_on_change(machine: Machine) -> None:
 
 def test_run_no_wait_is_refused_with_reason(machine: Machine) -> None:
     machine.detach("--gpus", "2", "--memory", "20", "--core", "80", "--", *FOREVER)
-    said = machine.aliquot("run", "--no-wait", "--memory", "8", "--core", "30", "--", "true")
-    assert said.returncode == 75
-    assert said.stderr == (
+    result = machine.aliquot("run", "--no-wait", "--memory", "8", "--core", "30", "--", "true")
+    assert result.returncode == 75
+    assert result.stderr == (
         "aliquot: no room now: card 0 has 4 GiB free, needs 8 GiB, and has 20% of its compute free, needs 30%;"
         " 1 other card has no room either\n"
     )
@@ -56,10 +56,10 @@ def test_run_no_wait_is_refused_with_reason(machine: Machine) -> None:
 
 def test_run_timeout_ends_wait(machine: Machine) -> None:
     machine.detach("--gpus", "2", "--", *FOREVER)
-    said = machine.aliquot("run", "--timeout", "100ms", "--", "true")
-    assert said.returncode == 75
+    result = machine.aliquot("run", "--timeout", "100ms", "--", "true")
+    assert result.returncode == 75
     assert (
-        said.stderr.splitlines()[-1]
+        result.stderr.splitlines()[-1]
         == "aliquot: --timeout: no room in time: card 0 is in use; 1 other card has no room either"
     )
     assert machine.status()["queue"] == []
@@ -82,8 +82,8 @@ def test_run_backfills_without_delaying_big_run(machine: Machine) -> None:
     with machine.begin("run", "--name", "big", "--memory", "20", "--", "true") as big:
         eventually(lambda: machine.status()["queue"])
         assert machine.aliquot("run", "--no-wait", "--memory", "4", "--", "true").returncode == 0  # beside it, card 0
-        said = machine.aliquot("run", "--no-wait", "--memory", "8", "--", "true")
-        assert (said.returncode, said.stderr) == (
+        result = machine.aliquot("run", "--no-wait", "--memory", "8", "--", "true")
+        assert (result.returncode, result.stderr) == (
             75,
             "aliquot: no room now: room is reserved for big, which is first\n",
         )

@@ -36,7 +36,7 @@ class Hall:
     def pod(self, name: str, *gib: int, together: bool = False) -> QueuedRequest:
         """One with a container for each amount."""
         containers = tuple(
-            ContainerClaim(f"c{at}", at, Role.MAIN, Slice(memory_mib=each * 1024)) for at, each in enumerate(gib)
+            ContainerClaim(f"c{at}", at, Role.MAIN, Slice(memory_mib=amount * 1024)) for at, amount in enumerate(gib)
         )
         claim = Claim(name, "default", name, "qgpu", Offer.QGPU, containers, together=together)
         entry = QueuedRequest(claim, RunRequest((name,)), 1, 0, 0, 1, 0.0, lambda _: None)
@@ -234,4 +234,4 @@ def test_queue_keeps_position_after_restart() -> None:
     late, early = hall.wait("late", 30), RunRequest(("early",), memory_mib=30 * 1024)
     late.since = 5.0
     hall.queue.add(QueuedRequest(early.claim("early", "early"), early, 1, 0, 0, 1, 4.0, lambda _: None))
-    assert [each.name for each in hall.queue] == ["early", "late"]
+    assert [entry.name for entry in hall.queue] == ["early", "late"]

@@ -83,8 +83,8 @@ FIELDS = ("command", "name", "class", "core", "memory_mib", "gpus", "wait", "det
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), anything | st.just(["x"])))
-def test_parse_run_request_of_any_json(said: dict[str, Any]) -> None:
-    ask = parse_run_request(said)
+def test_parse_run_request_of_any_json(message: dict[str, Any]) -> None:
+    ask = parse_run_request(message)
     if isinstance(ask, RunRequest):
         assert ask.command
         assert ask.core is None or 1 <= ask.core <= 100

@@ -25,7 +25,7 @@ def main(name: str = "main") -> Container:
 
 
 def due(found: Lifecycle, now: float) -> list[str]:
-    return [each.name for each in found.due(now)]
+    return [current.name for current in found.due(now)]
 
 
 def test_main_containers_start_together() -> None:
@@ -39,11 +39,11 @@ def test_main_containers_start_together() -> None:
 def test_init_containers_run_in_order_before_main() -> None:
     first, second, last = init("first"), init("second"), main()
     found = course(first, second, last)
-    for each, after in ((first, "second"), (second, "main")):
-        assert due(found, 0.0) == [each.name]
-        found.started(each, 7, 0.0)
+    for current, after in ((first, "second"), (second, "main")):
+        assert due(found, 0.0) == [current.name]
+        found.started(current, 7, 0.0)
         assert due(found, 0.0) == []
-        found.ended(each, 0, 0.0)
+        found.ended(current, 0, 0.0)
         assert due(found, 0.0) == [after]
 
 
@@ -92,27 +92,27 @@ def test_restart_policy_decides_restarts() -> None:
 
 def test_restart_back_off_doubles_and_resets_after_steady_run() -> None:
     found = course(main())
-    (each,) = found.containers
+    (current,) = found.containers
     now, pauses = 0.0, []
     for _ in range(12):
-        found.started(each, 7, now)
-        found.ended(each, 1, now)
-        assert each.due is not None
-        pauses.append(each.due - now)
-        now = each.due
+        found.started(current, 7, now)
+        found.ended(current, 1, now)
+        assert current.due is not None
+        pauses.append(current.due - now)
+        now = current.due
     assert pauses[:4] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, 8 * FIRST_PAUSE]
     assert pauses[-1] == LONGEST_PAUSE == 300
-    found.started(each, 7, now)
-    found.ended(each, 1, now + STEADY)
-    assert each.due == now + STEADY + FIRST_PAUSE
-    assert each.restarts == 13
+    found.started(current, 7, now)
+    found.ended(current, 1, now + STEADY)
+    assert current.due == now + STEADY + FIRST_PAUSE
+    assert current.restarts == 13
 
 
 def test_pod_fails_with_a_container() -> None:
     found = course(main("a"), main("b"), policy="Never")
-    for each, code in zip(found.containers, (0, 137), strict=True):
-        found.started(each, 7, 0.0)
-        found.ended(each, code, 0.0)
+    for current, code in zip(found.containers, (0, 137), strict=True):
+        found.started(current, 7, 0.0)
+        found.ended(current, code, 0.0)
     assert (found.phase, found.reason) == ("Failed", "container b was killed by signal 9")
 
 
@@ -141,18 +141,18 @@ def test_container_start_failure_has_reason() -> None:
     st.lists(st.integers(0, 2), max_size=40),
 )
 def test_main_containers_never_run_before_init(kinds: list[str], policy: str, codes: list[int]) -> None:
-    kinds = sorted([*kinds, "main"], key=lambda each: each == "main")
+    kinds = sorted([*kinds, "main"], key=lambda kind: kind == "main")
     found = course(
         *(Container(f"{kind}-{at}", kind != "main", kind == "side") for at, kind in enumerate(kinds)), policy=policy
     )
     now = 0.0
     for code in codes:
         now = max(now, found.next_due() or now)
-        for each in found.due(now):
-            assert each.init or all(
+        for current in found.due(now):
+            assert current.init or all(
                 other.exit_code == 0 for other in found.containers if other.init and not other.sidecar
             )
-            found.started(each, 7, now)
-        for each in found.running()[:1]:
-            found.ended(each, code, now)
+            found.started(current, 7, now)
+        for current in found.running()[:1]:
+            found.ended(current, code, now)
         assert not (found.over and not found.running() and found.next_due() is not None)

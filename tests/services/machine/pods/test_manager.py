@@ -58,8 +58,8 @@ def test_pod_is_tenant_and_stop_refers_to_delete(pods: Pods) -> None:
 
 
 def test_apply_notes_ignored_fields(pods: Pods) -> None:
-    told = pods.apply(pod("p", container(image="x:1", ports=[{"containerPort": 80}]), nodeSelector={"a": "b"}))
-    assert told[0]["notes"] == [
+    results = pods.apply(pod("p", container(image="x:1", ports=[{"containerPort": 80}]), nodeSelector={"a": "b"}))
+    assert results[0]["notes"] == [
         "image x:1 is not used: containers are local processes",
         "nodeSelector is ignored: nodes have no labels here",
         "ports are those of this machine: two containers cannot listen on the same port",
@@ -99,7 +99,7 @@ def test_pods_and_runs_wait_in_one_queue(pods: Pods) -> None:
     reason = pods.one("c")["reason"]
     assert reason.startswith("number 1 of 1 in the queue: fits none of 1 node. 1 is busy: GPU memory: needs 20 GiB")
     run = pods.machine.detach("--memory", "20", "--", *FOREVER)
-    assert [each["name"] for each in pods.machine.status()["queue"]] == ["default/c", run]
+    assert [entry["name"] for entry in pods.machine.status()["queue"]] == ["default/c", run]
     pods.delete("Pod", "a")
     pods.until("c")
     pods.ask("stop", name=run)
@@ -110,7 +110,7 @@ def test_pods_are_placed_in_manifest_and_ordinal_order(pods: Pods) -> None:
     pods.apply(workload("StatefulSet", "web", 2, whole), pod("p", whole), workload("StatefulSet", "db", 3, whole))
     waiting = ["default/p", "default/db-0", "default/db-1", "default/db-2"]
     assert eventually(
-        lambda: len(there := pods.machine.status()["queue"]) == 4 and [each["name"] for each in there]
+        lambda: len(there := pods.machine.status()["queue"]) == 4 and [entry["name"] for entry in there]
     ) == (waiting)
     assert sorted(pods.machine.names()) == ["default/web-0", "default/web-1"]
 
@@ -119,7 +119,7 @@ def test_job_with_container_restarts_fails_at_backoff_limit(pods: Pods) -> None:
     job = workload("Job", "sums", 1, container("main", "false"), backoffLimit=1)
     job["spec"]["template"]["spec"]["restartPolicy"] = "OnFailure"
     pods.apply(job)
-    found = eventually(lambda: [each for each in pods.all() if each["phase"] == "Failed"])[0]
+    found = eventually(lambda: [found for found in pods.all() if found["phase"] == "Failed"])[0]
     assert found["containers"][0]["restarts"] == 1
     assert found["reason"] == "container main: exited with code 1; the Job reached its backoffLimit (1)"
     assert len(pods.all()) == 1
@@ -134,7 +134,7 @@ def test_status_has_labels_of_pods_and_workloads(pods: Pods) -> None:
 
 def test_missing_command_is_reason_while_restarting(pods: Pods) -> None:
     pods.apply(pod("p", container("main", "no-such-program")))
-    found = eventually(lambda: [each for each in pods.all() if each["containers"][0]["restarts"]])[0]
+    found = eventually(lambda: [found for found in pods.all() if found["containers"][0]["restarts"]])[0]
     assert found["reason"] == "container main: no-such-program: command not found on this machine"
 
 
@@ -167,7 +167,7 @@ def test_pod_init_containers_run_first(pods: Pods) -> None:
 
 def test_container_restarts_are_counted(pods: Pods) -> None:
     pods.apply(pod("p", container("main", "sh", "-c", "echo once more; exit 3")))
-    found = eventually(lambda: [each for each in pods.all() if each["containers"][0]["restarts"] >= 2])[0]
+    found = eventually(lambda: [found for found in pods.all() if found["containers"][0]["restarts"] >= 2])[0]
     assert found["reason"].startswith("container main: exited with code 3; restarts in")
     assert pods.log("p").count("once more") >= 2
 
@@ -197,11 +197,11 @@ def test_waiting_pods_are_scaled_changed_and_deleted(pods: Pods) -> None:
     pods.apply(workload("StatefulSet", "web", 3))
     eventually(lambda: len(pods.machine.status()["queue"]) == 3)
     pods.apply(workload("StatefulSet", "web", 1))
-    eventually(lambda: [each["name"] for each in pods.machine.status()["queue"]] == ["default/web-0"])
+    eventually(lambda: [entry["name"] for entry in pods.machine.status()["queue"]] == ["default/web-0"])
     before = pods.one("web-0")["uid"]
     pods.apply(workload("StatefulSet", "web", 1, container(gib=5)))
     eventually(lambda: (there := pods.all()) and len(there) == 3 and there[-1]["uid"] != before)
-    eventually(lambda: [each["name"] for each in pods.machine.status()["queue"]] == ["default/web-0"])
+    eventually(lambda: [entry["name"] for entry in pods.machine.status()["queue"]] == ["default/web-0"])
     pods.delete("Pod", "a")
     pods.until("web-0")
     assert pods.booked() == 29
@@ -231,8 +231,8 @@ def test_killed_supervisor_fails_its_pod(pods: Pods) -> None:
 
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "ReplicaSet"])
 def test_workload_replaces_ended_and_deleted_pods(pods: Pods, kind: str) -> None:
-    told = pods.apply(workload(kind, "web", 2))
-    assert len(told[0]["pods"]) == 2
+    results = pods.apply(workload(kind, "web", 2))
+    assert len(results[0]["pods"]) == 2
     first, second = pods.until_all(["Running", "Running"])
     os.kill(next(tenant["pid"] for tenant in pods.machine.status()["tenants"] if tenant["name"] == first["key"]), 9)
     pods.delete("Pod", second["name"])
@@ -240,19 +240,19 @@ def test_workload_replaces_ended_and_deleted_pods(pods: Pods, kind: str) -> None
 
     def replaced() -> bool:
         there = pods.all()
-        return [each["phase"] for each in there] == ["Running"] * 2 and not before & {each["uid"] for each in there}
+        return [item["phase"] for item in there] == ["Running"] * 2 and not before & {item["uid"] for item in there}
 
     eventually(replaced)
     assert pods.machine.status()["workloads"][0]["ready"] == 2
     if kind == "StatefulSet":
-        assert {each["name"] for each in pods.all()} == {"web-0", "web-1"}
+        assert {item["name"] for item in pods.all()} == {"web-0", "web-1"}
 
 
 def test_workload_scales_and_rolls_template(pods: Pods) -> None:
     pods.apply(workload("StatefulSet", "web", 3))
     kept = pods.until_all(["Running"] * 3)[0]["uid"]
     assert pods.apply(workload("StatefulSet", "web", 1))[0]["action"] == "configured"
-    eventually(lambda: [each["name"] for each in pods.all()] == ["web-0"])
+    eventually(lambda: [item["name"] for item in pods.all()] == ["web-0"])
     assert pods.one("web-0")["uid"] == kept
     pods.apply(workload("StatefulSet", "web", 1, container(gib=7)))
     eventually(lambda: pods.all() and pods.all()[0]["uid"] != kept and pods.booked() == 7)
@@ -261,7 +261,7 @@ def test_workload_scales_and_rolls_template(pods: Pods) -> None:
 
 def test_job_creates_pods_until_completions(pods: Pods) -> None:
     pods.apply(workload("Job", "sums", 2, container("main", "true"), completions=3))
-    eventually(lambda: [each["phase"] for each in pods.all()] == ["Succeeded"] * 3)
+    eventually(lambda: [item["phase"] for item in pods.all()] == ["Succeeded"] * 3)
     assert pods.machine.status()["workloads"][0]["ready"] == 3
     assert pods.ask("object", kind="Job", name="sums")["object"]["status"] == {"active": 0, "succeeded": 3, "failed": 0}
 
@@ -277,7 +277,7 @@ def test_apply_refuses_changed_job_template(pods: Pods) -> None:
 
 def test_job_stops_after_too_many_failures(pods: Pods) -> None:
     pods.apply(workload("Job", "sums", 1, container("main", "false"), backoffLimit=1))
-    eventually(lambda: [each["phase"] for each in pods.all()] == ["Failed"] * 2)
+    eventually(lambda: [item["phase"] for item in pods.all()] == ["Failed"] * 2)
 
 
 def test_offline_qgpu_pod_is_offline_tenant(pods: Pods) -> None:
@@ -331,9 +331,9 @@ for request in json.loads(sys.argv[2]):
         {"op": "object", "kind": "Pod", "name": "roots"},
     ]
     words = [sys.executable, "-c", script, str(pods.machine.home), json.dumps(requests)]
-    said = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE)
-    lines = said.stdout.splitlines()
-    assert lines[1:3] == ["denied", "denied"], said.stderr
+    result = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    lines = result.stdout.splitlines()
+    assert lines[1:3] == ["denied", "denied"], result.stderr
     assert json.loads(lines[3])["object"]["spec"]["containers"][0]["env"] == [{"name": "KEY", "value": "(hidden)"}]
     assert pods.until("mine")["user"] == NOBODY
     eventually(lambda: pods.log("mine") == f"{NOBODY}\n")
@@ -361,11 +361,11 @@ class TestRestarts:
 
     def test_pods_survive_daemon_restart(self, own: Pods) -> None:
         own.apply(pod("p"), workload("StatefulSet", "web", 2))
-        before = {each["uid"]: each["containers"][0]["pid"] for each in own.until_all(["Running"] * 3)}
+        before = {item["uid"]: item["containers"][0]["pid"] for item in own.until_all(["Running"] * 3)}
         own.machine.kill()
         assert all(os.path.exists(f"/proc/{pid}") for pid in before.values())
         own.machine.up()
-        after = {each["uid"]: each["containers"][0]["pid"] for each in own.until_all(["Running"] * 3)}
+        after = {item["uid"]: item["containers"][0]["pid"] for item in own.until_all(["Running"] * 3)}
         assert after == before
         assert own.booked() == 12
 
@@ -390,7 +390,7 @@ class TestRestarts:
         eventually(lambda: len(own.machine.status()["queue"]) == 2)
         own.machine.kill()
         own.machine.up()
-        eventually(lambda: [each["name"] for each in own.machine.status()["queue"]] == ["default/b", "default/c"])
+        eventually(lambda: [entry["name"] for entry in own.machine.status()["queue"]] == ["default/b", "default/c"])
         own.delete("Pod", "a")
         own.until("b")
 
@@ -402,7 +402,7 @@ class TestRestarts:
         os.kill(tenant["pid"], signal.SIGKILL)
         own.machine.up()
         eventually(
-            lambda: [each["phase"] for each in own.all()] == ["Running"] and own.all()[0]["key"] != tenant["name"]
+            lambda: [item["phase"] for item in own.all()] == ["Running"] and own.all()[0]["key"] != tenant["name"]
         )
 
     def test_restart_finishes_pending_delete(self, own: Pods) -> None:
@@ -416,15 +416,15 @@ class TestRestarts:
 
     def test_reboot_starts_applied_pods_again(self, own: Pods) -> None:
         own.apply(pod("always"), pod("never", restartPolicy="Never"), workload("Deployment", "web", 1))
-        before = {each["containers"][0]["pid"] for each in own.until_all(["Running"] * 3)}
+        before = {item["containers"][0]["pid"] for item in own.until_all(["Running"] * 3)}
         own.machine.kill()
         with contextlib.closing(sqlite3.connect(own.machine.home / "state.db")) as database:
             database.execute("UPDATE settings SET value = 'another' WHERE key = 'boot'")
             database.commit()
         own.machine.up()
-        eventually(lambda: [each["phase"] for each in own.all()] == ["Running", "Failed", "Running"])
+        eventually(lambda: [item["phase"] for item in own.all()] == ["Running", "Failed", "Running"])
         assert own.one("never")["reason"] == "the machine was rebooted"
-        assert not before & {each["containers"][0]["pid"] for each in own.all()}
+        assert not before & {item["containers"][0]["pid"] for item in own.all()}
         eventually(lambda: own.booked() == 8)
 
     def test_removed_home_ends_pods(self) -> None:
@@ -444,8 +444,8 @@ def connection_lost_on_delete(own: Pods) -> None:
     connection, _ = connect(own.home)
     with contextlib.closing(connection):
         connection.send({"op": "delete", "kind": "Pod", "name": "p", "grace": 1.0})
-        for said in connection.events(PATIENCE):
-            assert "deleting" in said
+        for result in connection.events(PATIENCE):
+            assert "deleting" in result
             own.machine.kill()
 
 
@@ -457,7 +457,7 @@ class TestNodes:
     def test_simulated_nodes_number_their_cards(self, two: Pods) -> None:
         two.apply(workload("StatefulSet", "web", 4, container(gib=24)))
         found = two.until_all(["Running"] * 4)
-        assert sorted((each["node"], each["cards"][0]["index"]) for each in found) == [
+        assert sorted((item["node"], item["cards"][0]["index"]) for item in found) == [
             ("node-0", 0), ("node-0", 1), ("node-1", 0), ("node-1", 1),
         ]  # fmt: skip
         status = two.machine.status()
@@ -470,11 +470,11 @@ class TestNodes:
         assert [card["memory_booked_bytes"] >> 30 for card in two.machine.status()["cards"]] == [24] * 4
 
     def test_run_gets_cards_of_one_node(self, two: Pods) -> None:
-        said = two.machine.aliquot("run", "--gpus", "3", "--memory", "1", "--", "true")
-        assert "at most 2: no node has more cards" in said.stderr
+        result = two.machine.aliquot("run", "--gpus", "3", "--memory", "1", "--", "true")
+        assert "at most 2: no node has more cards" in result.stderr
         two.apply(pod("p", container(gib=24)))
         two.until("p")
-        said = two.machine.aliquot(
+        result = two.machine.aliquot(
             "run", "--gpus", "2", "--memory", "20", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"
         )
-        assert said.stdout == "GPU-2,GPU-3\n"
+        assert result.stdout == "GPU-2,GPU-3\n"

@@ -29,7 +29,7 @@ ANNA, BERT = 1001, 1002
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root's daemon serves several users")
 
 
-class Sitters:
+class SilentSupervisors:
     """Supervisors that never say anything, and end when they are killed."""
 
     def __init__(self) -> None:
@@ -51,8 +51,8 @@ class Sitters:
         self.children.clear()
 
 
-class House:
-    """A daemon's inside, with several users."""
+class Rig:
+    """A PodManager with several users."""
 
     def __init__(self, folder: str) -> None:
         home = Home(folder, folder)
@@ -67,23 +67,23 @@ class House:
             watch=lambda _: None,
             environment=lambda *_: {},
         )
-        self.sitters = Sitters()
-        self.pods = PodManager(node, self.store.objects, self.sitters, lambda *_: {})  # type: ignore[arg-type] # a double
-        self.desk = PodApi(self.pods)
+        self.supervisors = SilentSupervisors()
+        self.pods = PodManager(node, self.store.objects, self.supervisors, lambda *_: {})  # type: ignore[arg-type] # a double
+        self.api = PodApi(self.pods)
 
     async def apply(self, user: int, *objects: Json, **env: str) -> list[Json]:
         request = {"objects": list(objects), "cwd": "/", "env": env}
         caller = Caller(os.getpid(), user, user)
-        results: list[Json] = (await self.desk.operations["apply"](request, caller, lambda _: None))["results"]
+        results: list[Json] = (await self.api.operations["apply"](request, caller, lambda _: None))["results"]
         return results
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
+def rig() -> Iterator[Rig]:
     with tempfile.TemporaryDirectory() as folder:
-        found = House(folder)
+        found = Rig(folder)
         yield found
-        found.sitters.end()
+        found.supervisors.end()
         found.store.close()
 
 
@@ -94,78 +94,78 @@ def acted(act: Callable[[], Awaitable[Any]]) -> Any:
     return asyncio.run(whole())
 
 
-def test_silent_supervisors_do_not_block_other_users(house: House) -> None:
+def test_silent_supervisors_do_not_block_other_users(rig: Rig) -> None:
     async def act() -> None:
-        await house.apply(ANNA, workload("Deployment", "web", 20))
-        await house.apply(BERT, pod("p"))
+        await rig.apply(ANNA, workload("Deployment", "web", 20))
+        await rig.apply(BERT, pod("p"))
 
     acted(act)
-    assert house.sitters.owners == [ANNA] * 8 + [BERT]
+    assert rig.supervisors.owners == [ANNA] * 8 + [BERT]
 
 
-def test_apply_refuses_object_changed_by_other_user_meanwhile(house: House) -> None:
+def test_apply_refuses_object_changed_by_other_user_meanwhile(rig: Rig) -> None:
     async def act() -> None:
-        await house.apply(ANNA, pod("p"))
-        waiting = asyncio.create_task(house.apply(ANNA, pod("p", container(gib=5)), workload("Deployment", "web", 1)))
+        await rig.apply(ANNA, pod("p"))
+        waiting = asyncio.create_task(rig.apply(ANNA, pod("p", container(gib=5)), workload("Deployment", "web", 1)))
         await asyncio.sleep(0)
-        await house.apply(BERT, workload("Deployment", "web", 2))
-        house.sitters.end()
+        await rig.apply(BERT, workload("Deployment", "web", 2))
+        rig.supervisors.end()
         with pytest.raises(RefusedError) as refused:
             await waiting
         assert refused.value.details["text"].startswith("another user changed Deployment default/web meanwhile")
 
     acted(act)
-    (found,) = house.pods.workloads.values()
+    (found,) = rig.pods.workloads.values()
     assert found.applier.user == BERT
 
 
-def test_apply_by_other_user_keeps_owner_and_environment(house: House) -> None:
+def test_apply_by_other_user_keeps_owner_and_environment(rig: Rig) -> None:
     async def act() -> list[Json]:
-        await house.apply(ANNA, workload("Deployment", "web", 1), HOME="/home/anna")
-        return await house.apply(0, workload("Deployment", "web", 0), HOME="/root")
+        await rig.apply(ANNA, workload("Deployment", "web", 1), HOME="/home/anna")
+        return await rig.apply(0, workload("Deployment", "web", 0), HOME="/root")
 
     (result,) = acted(act)
-    (found,) = house.pods.workloads.values()
+    (found,) = rig.pods.workloads.values()
     assert (found.applier.user, found.applier.environment) == (ANNA, {"HOME": "/home/anna"})
     assert result["notes"][-1].startswith(f"user {ANNA} stays its owner")
 
 
-def test_apply_by_root_keeps_pod_user(house: House) -> None:
+def test_apply_by_root_keeps_pod_user(rig: Rig) -> None:
     async def act() -> None:
-        await house.apply(ANNA, pod("p"))
-        house.sitters.end()
-        await house.apply(0, pod("p", container(gib=5)))
+        await rig.apply(ANNA, pod("p"))
+        rig.supervisors.end()
+        await rig.apply(0, pod("p", container(gib=5)))
 
     acted(act)
-    (found,) = house.pods.pods.values()
+    (found,) = rig.pods.pods.values()
     assert found.applier.user == ANNA
 
 
-def test_pod_limit_per_user(house: House) -> None:
+def test_pod_limit_per_user(rig: Rig) -> None:
     async def act() -> None:
-        await house.apply(ANNA, *(workload("Deployment", f"web-{at}", 0) for at in range(256)))
+        await rig.apply(ANNA, *(workload("Deployment", f"web-{at}", 0) for at in range(256)))
         with pytest.raises(RefusedError) as refused:
-            await house.apply(ANNA, pod("p"))
+            await rig.apply(ANNA, pod("p"))
         assert refused.value.details["allowed"] == "at most 256 Pods per user: delete some"
-        await house.apply(BERT, pod("p"))
+        await rig.apply(BERT, pod("p"))
 
     acted(act)
 
 
-def test_pods_of_other_users_workload_are_not_adopted(house: House) -> None:
+def test_pods_of_other_users_workload_are_not_adopted(rig: Rig) -> None:
     async def act() -> None:
-        await house.apply(ANNA, workload("Deployment", "web", 1))
-        (web,) = house.pods.workloads.values()
-        house.pods.delete(workload=web, pods=house.pods.owned(web), grace=30.0)
-        await house.apply(BERT, workload("Deployment", "web", 1))
+        await rig.apply(ANNA, workload("Deployment", "web", 1))
+        (web,) = rig.pods.workloads.values()
+        rig.pods.delete(workload=web, pods=rig.pods.owned(web), grace=30.0)
+        await rig.apply(BERT, workload("Deployment", "web", 1))
 
     acted(act)
-    (web,) = house.pods.workloads.values()
-    assert [each.applier.user for each in house.pods.owned(web)] == [BERT]
-    assert len(house.pods.pods) == 2
+    (web,) = rig.pods.workloads.values()
+    assert [each.applier.user for each in rig.pods.owned(web)] == [BERT]
+    assert len(rig.pods.pods) == 2
 
 
-def test_sweep_continues_after_failure(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_continues_after_failure(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
     enough = asyncio.Event()
 
@@ -176,9 +176,9 @@ def test_sweep_continues_after_failure(house: House, monkeypatch: pytest.MonkeyP
         raise ValueError("nobody has thought of this")
 
     async def act() -> None:
-        monkeypatch.setattr(house.pods, "tick", tick)
+        monkeypatch.setattr(rig.pods, "tick", tick)
         monkeypatch.setattr("aliquot.services.machine.control._SWEEP", 0.0)
-        control = ControlServer(house.pods.machine, None, {}, house.pods)  # type: ignore[arg-type] # it sees no cards
+        control = ControlServer(rig.pods.machine, None, {}, rig.pods)  # type: ignore[arg-type] # it sees no cards
         sweeping = asyncio.create_task(control._sweep())
         await asyncio.wait_for(enough.wait(), PATIENCE)
         sweeping.cancel()
@@ -186,8 +186,8 @@ def test_sweep_continues_after_failure(house: House, monkeypatch: pytest.MonkeyP
     acted(act)
 
 
-def test_log_folders_belong_to_pod_owners(house: House) -> None:
-    acted(lambda: house.apply(ANNA, pod("p")))
-    (found,) = house.pods.pods.values()
-    folder = Path(house.pods.logs(found)).stat()
+def test_log_folders_belong_to_pod_owners(rig: Rig) -> None:
+    acted(lambda: rig.apply(ANNA, pod("p")))
+    (found,) = rig.pods.pods.values()
+    folder = Path(rig.pods.logs(found)).stat()
     assert (folder.st_uid, folder.st_mode & 0o777) == (ANNA, 0o700)

@@ -29,7 +29,7 @@ def computing(pods: Pods) -> list[Json]:
 
     def shares() -> list[Json] | None:
         there = pods.all()
-        return there if there and all(card["share"] for each in there for card in each["cards"]) else None
+        return there if there and all(card["share"] for pod in there for card in pod["cards"]) else None
 
     return list(eventually(shares))
 
@@ -40,11 +40,11 @@ def test_statefulset_on_simulated_cards_starts_again_after_down(pods: Pods) -> N
     )
     pods.until_all(["Running"] * 3)
     found = computing(pods)
-    assert {each["node"] for each in found} == {"node-0"}  # the fullest cards first
-    assert sorted(card["index"] for each in found for card in each["cards"]) == [0, 0, 1]
-    before = {each["uid"] for each in found}
+    assert {pod["node"] for pod in found} == {"node-0"}  # the fullest cards first
+    assert sorted(card["index"] for pod in found for card in pod["cards"]) == [0, 0, 1]
+    before = {pod["uid"] for pod in found}
     assert pods.machine.aliquot("down").stdout == "daemon stopped\n"
     assert pods.machine.daemon is not None
     pods.machine.daemon.communicate()
     pods.machine.up()
-    assert {each["uid"] for each in computing(pods)} == before
+    assert {pod["uid"] for pod in computing(pods)} == before

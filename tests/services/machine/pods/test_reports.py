@@ -1,4 +1,4 @@
-"""What a keeper tells of its Pod is taken as far as it makes sense."""
+"""Reports of supervisors are merged as far as they are valid."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_report_keeps_last_twenty_events_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "report",
     [
         {"phase": "Gone"},
         {"containers": [{"name": "other", "state": "running"}]},
@@ -49,8 +49,8 @@ def test_report_keeps_last_twenty_events_once() -> None:
         {"containers": [{"name": [], "state": "running"}, 3]},
     ],
 )
-def test_invalid_report_changes_nothing(said: dict[str, Any]) -> None:
-    assert with_report(STATE, said, 3.0) == STATE
+def test_invalid_report_changes_nothing(report: dict[str, Any]) -> None:
+    assert with_report(STATE, report, 3.0) == STATE
 
 
 _JSON = st.recursive(
@@ -66,5 +66,5 @@ _JSON = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["phase", "reason", "containers", "events"]), _JSON))
-def test_report_of_any_json_never_raises(said: dict[str, Any]) -> None:
-    with_report(STATE, said, 3.0)
+def test_report_of_any_json_never_raises(report: dict[str, Any]) -> None:
+    with_report(STATE, report, 3.0)

@@ -1,4 +1,4 @@
-"""Pods ask for room in the order in which they were made, however their keepers race."""
+"""Pods request cards in creation order, however their supervisors race."""
 
 from __future__ import annotations
 

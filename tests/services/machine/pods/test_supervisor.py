@@ -1,4 +1,4 @@
-"""The keeper of a Pod: there is one per Pod, so it must be light."""
+"""The supervisor of a Pod: there is one per Pod, so it must be light."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ HEAVY = ("asyncio", "numpy", "click", "aiohttp", "msgspec", "rich", "yaml", "sub
 
 def test_supervisor_loads_nothing_heavy() -> None:
     script = f"import {SUPERVISOR}, sys; print([name for name in {HEAVY} if name in sys.modules])"
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert said.stdout == "[]\n"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
 
 
 def test_supervisor_does_not_spin_on_unkillable_processes(monkeypatch: pytest.MonkeyPatch) -> None:
