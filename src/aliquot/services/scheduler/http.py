@@ -105,14 +105,13 @@ class Extender:
 
     async def _filter(self, body: bytes, request: web.Request) -> bytes:
         args = wire.parse_args(body)
-        answer, told = verbs.filter_answer(self._cluster, args)
-        if (
-            told.claim is not None and told.likely is not None and self._leading()
-        ):  # kube-scheduler skips prioritize for one candidate
-            self._cluster.hold(told.claim, told.likely, self._clock() + _HOLD)
-        if log.isEnabledFor(logging.DEBUG) or not told.fit:
+        answer, outcome = verbs.filter_answer(self._cluster, args)
+        # kube-scheduler skips prioritize if there is only one candidate.
+        if outcome.claim is not None and outcome.likely is not None and self._leading():
+            self._cluster.hold(outcome.claim, outcome.likely, self._clock() + _HOLD)
+        if log.isEnabledFor(logging.DEBUG) or not outcome.fit:
             pod = f"{args.Pod.metadata.namespace}/{args.Pod.metadata.name}"
-            log.info("filtered", extra={"data": {"pod": pod, "asked": told.asked, "fit": told.fit}})
+            log.info("filtered", extra={"data": {"pod": pod, "asked": outcome.asked, "fit": outcome.fit}})
         return answer
 
     async def _prioritize(self, body: bytes, request: web.Request) -> bytes:
