@@ -87,7 +87,7 @@ def main() -> int:
     if options.plot:
         first = {policy: outcomes[traces[0], policy, options.seeds[0]] for policy in options.policy}
         note = f"trace {traces[0]}, seed {options.seeds[0]}; dashed: no Pod dropped"
-        lines = {f"{policy} {_percent(each):.2f}%": each.curve for policy, each in first.items()}
+        lines = {f"{policy} {_percent(result):.2f}%": result.curve for policy, result in first.items()}
         top = 100 * options.target
         ideal = [(0.0, 0.0), (100.0, 100.0), (top, 100.0)]
         x, y = "GPU requested so far, % of capacity", "GPU allocated, %"

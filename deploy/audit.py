@@ -66,13 +66,13 @@ def _plain(name: str) -> str:
 
 
 def _licence(package: importlib.metadata.Distribution) -> str:
-    told: Any = package.metadata
+    metadata: Any = package.metadata
     classes = [
         classifier.rpartition(" :: ")[2]
-        for classifier in told.get_all("Classifier") or ()
+        for classifier in metadata.get_all("Classifier") or ()
         if classifier.startswith("License")
     ]
-    text = told.get("License-Expression") or " and ".join(classes) or told.get("License") or "not told"
+    text = metadata.get("License-Expression") or " and ".join(classes) or metadata.get("License") or "not told"
     return str(text).partition("\n")[0][:60]
 
 
@@ -99,8 +99,8 @@ def python_findings(packages: list[Shipped]) -> tuple[list[str], list[str]]:
         file.write("".join(f"{package.name}=={package.version}\n" for package in packages))
         file.flush()
         asked = (str(PIP_AUDIT), "--no-deps", "--disable-pip", "--progress-spinner=off")
-        told = _read(_ran(*asked, "--format=json", f"--requirement={file.name}"))
-    answers = {_plain(dependency["name"]): dependency for dependency in told.get("dependencies", ())}
+        report = _read(_ran(*asked, "--format=json", f"--requirement={file.name}"))
+    answers = {_plain(dependency["name"]): dependency for dependency in report.get("dependencies", ())}
     known = [
         f"{name} {answer['version']}: {found['id']}, fixed in {', '.join(found['fix_versions']) or 'no version yet'}"
         for name, answer in answers.items()
@@ -111,11 +111,11 @@ def python_findings(packages: list[Shipped]) -> tuple[list[str], list[str]]:
 
 def web_findings() -> tuple[list[str], list[str]]:
     """The same of what is built into the dashboard."""
-    told = _read(_ran("npm", "audit", "--omit=dev", "--json", folder=ROOT / "web"))
+    report = _read(_ran("npm", "audit", "--omit=dev", "--json", folder=ROOT / "web"))
     names = [*_read((ROOT / "web/package.json").read_text())["dependencies"]]
-    if "vulnerabilities" not in told:
+    if "vulnerabilities" not in report:
         return [], names
-    return [f"{name}: {finding['severity']}" for name, finding in told["vulnerabilities"].items()], []
+    return [f"{name}: {finding['severity']}" for name, finding in report["vulnerabilities"].items()], []
 
 
 def main() -> int:

@@ -86,10 +86,10 @@ class Load(Actor):
         whole = [(float(moment), int(process), float(done)) for moment, process, done in lines]
         return {
             process: (
-                np.array([each[0] for each in whole if each[1] == process]),
-                np.array([each[2] for each in whole if each[1] == process]),
+                np.array([line[0] for line in whole if line[1] == process]),
+                np.array([line[2] for line in whole if line[1] == process]),
             )
-            for process in {each[1] for each in whole}
+            for process in {line[1] for line in whole}
         }
 
     def kernels(self, over: Window) -> float:

@@ -74,7 +74,7 @@ def starts(fleet: Fleet, pods: int) -> dict[str, float]:
     for number in range(pods):
         for kind, limits in kinds.items():
             taken[kind].append(start_ms(fleet, f"{kind}-{number}", limits))
-    middle = {kind: statistics.median(each) for kind, each in taken.items()}
+    middle = {kind: statistics.median(samples) for kind, samples in taken.items()}
     return {
         "plain_p50_ms": middle["plain"],
         "card_p50_ms": middle["card"],

@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from bench.scheduler import report
@@ -88,34 +89,34 @@ class Bench:
 
     def run(self, field: list[Contestant]) -> None:
         options, ground = self._options, self._ground
-        for each in field:
-            self.results[each.name] = {}
+        for contestant in field:
+            self.results[contestant.name] = {}
         if set(self.trials) - {"large"}:
             ground.grow(options.nodes)
-        for each in field:
-            self._small(each)
+        for contestant in field:
+            self._small(contestant)
         if "kube" in self.trials and ground.plane is not None:
             ground.say(f"{PLAIN}: {options.kube_pods} Pods")
             self.results[PLAIN] = {}
             self._guard(PLAIN, lambda: self._through(None))
         if "large" in self.trials:
             ground.grow(options.large_nodes)
-            for each in field:
-                self._guard(each.name, lambda each=each: self._large(each))  # type: ignore[misc]
+            for contestant in field:
+                self._guard(contestant.name, partial(self._large, contestant))
         for found in self.results.values():
             counts = [value for key, value in found.items() if key in ("wrongs", "kube_wrongs")]
             if counts:
                 found["all_wrongs"] = sum(counts)
 
-    def _small(self, each: Contestant) -> None:
+    def _small(self, contestant: Contestant) -> None:
         options, ground = self._options, self._ground
         for trial in (name for name in self.trials if name in ("latency", "throughput", "kube")):
             if trial == "kube" and ground.plane is None:
                 continue
-            ground.say(f"{each.name}: {TRIALS[trial]}")
+            ground.say(f"{contestant.name}: {TRIALS[trial]}")
 
             def measure(trial: str = trial) -> Numbers:
-                with self._running(each) as running:
+                with self._running(contestant) as running:
                     if trial == "latency":
                         return latency(
                             running,
@@ -136,7 +137,7 @@ class Bench:
                         )
                     return self._through(running)
 
-            self._guard(each.name, measure)
+            self._guard(contestant.name, measure)
 
     def _through(self, running: Running | None) -> Numbers:
         options = self._options
@@ -144,13 +145,13 @@ class Bench:
             running, self._ground, pods=options.kube_pods, seconds=2 * options.seconds, resource=options.resource
         )
 
-    def _large(self, each: Contestant) -> Numbers:
+    def _large(self, contestant: Contestant) -> Numbers:
         options, ground = self._options, self._ground
-        ground.say(f"{each.name}: cold start")
-        running, found = cold_start(each, ground, self._folder, seconds=4 * options.seconds)
-        self.results[each.name] |= found  # kept, even where it breaks down over what comes now
+        ground.say(f"{contestant.name}: cold start")
+        running, found = cold_start(contestant, ground, self._folder, seconds=4 * options.seconds)
+        self.results[contestant.name] |= found  # kept, even where it breaks down over what comes now
         try:
-            ground.say(f"{each.name}: {found.get('cold_s', 0):.2f} s; filter and prioritize with all names")
+            ground.say(f"{contestant.name}: {found.get('cold_s', 0):.2f} s; filter and prioritize with all names")
             names = len(ground.nodes)
             calls = latency(running, ground, names=names, calls=200, seconds=options.seconds, label="large")
             memory = running.memory_mb()
@@ -160,8 +161,8 @@ class Bench:
         return {**calls, **told}
 
     @contextmanager
-    def _running(self, each: Contestant) -> Iterator[Running]:
-        running = each.start(self._ground.kubeconfig, self._folder)
+    def _running(self, contestant: Contestant) -> Iterator[Running]:
+        running = contestant.start(self._ground.kubeconfig, self._folder)
         try:
             running.wait_ready()
             yield running
@@ -209,7 +210,7 @@ def main(doc: str | None, argv: list[str] | None = None) -> int:
     if options.out:
         options.out.write_text(whole + "\n")
     print(whole if options.output == "json" else report.render(rows, bench.results, mine))
-    failed = [f"{each} broke down" for each, found in bench.results.items() if each == mine and "failed" in found]
+    failed = [f"{name} broke down" for name, found in bench.results.items() if name == mine and "failed" in found]
     short = report.missed(rows, bench.results, mine) + failed
     print("\n".join(short) if short else "all limits held", file=sys.stderr)
     return 1 if short else 0

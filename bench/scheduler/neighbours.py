@@ -32,7 +32,7 @@ def _busy_seconds() -> float:
 def _own_seconds() -> float:
     """This process, its children that ended, and those that run, with theirs."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used) + sum(_child_seconds().values())
+    return sum(usage.ru_utime + usage.ru_stime for usage in used) + sum(_child_seconds().values())
 
 
 def _child_seconds() -> dict[int, float]:

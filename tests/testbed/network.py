@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from testbed import nodeconfig
-from testbed.processes import Keeper
+from testbed.processes import HelperScript
 
 _BRIDGE = Path(__file__).parent / "bridge.py"
 _PLUGIN = Path(__file__).parent / "cni.py"
@@ -18,8 +18,8 @@ class Network:
     def __init__(self, folder: Path, *, api_port: int) -> None:
         self._leases = folder / "leases"
         self._leases.mkdir(parents=True)
-        self._keeper = Keeper(_BRIDGE, str(api_port), folder / "bridge.log", makes="Pod network")
-        self.number = int(self._keeper.told["number"])
+        self._script = HelperScript(_BRIDGE, str(api_port), folder / "bridge.log", makes="Pod network")
+        self.number = int(self._script.result["number"])
 
     @property
     def services(self) -> str:
@@ -42,4 +42,4 @@ class Network:
         nodeconfig.write_plugin(config, programs, network=network, program=program)
 
     def close(self) -> None:
-        self._keeper.close()
+        self._script.close()

@@ -28,7 +28,7 @@ from testbed.images import Registry, programs
 from testbed.network import Network
 from testbed.nodeprogram import NodeProgram, door
 from testbed.plane import ControlPlane
-from testbed.processes import Keeper, Startable, wait_until
+from testbed.processes import HelperScript, Startable, wait_until
 
 _HOUSE = Path(__file__).parent / "house.py"
 
@@ -55,7 +55,7 @@ class RealNode(Startable):
         self._labels = dict(labels or {})
         self._programs = binaries(NODE)
         self.cgroup = f"aliquot-test-{os.getpid()}-{name}"
-        self._house: Keeper | None = None
+        self._house: HelperScript | None = None
         self._init = 0
         self.address = ""
         self._containerd: NodeProgram | None = None
@@ -98,8 +98,8 @@ class RealNode(Startable):
             self.plane.api("DELETE", f"/api/v1/nodes/{self.name}")
 
     def _build_house(self) -> None:
-        self._house = Keeper(_HOUSE, self.cgroup, self.folder / "house.log", makes=f"node {self.name}")
-        self._init, self.address = self._house.told["init"], self._house.told["address"]
+        self._house = HelperScript(_HOUSE, self.cgroup, self.folder / "house.log", makes=f"node {self.name}")
+        self._init, self.address = self._house.result["init"], self._house.result["address"]
 
     def _containerd_config(self) -> str:
         return nodeconfig.containerd(runtime=programs()["runtime"], registries=self.folder / "registries", cdi=self.cdi)

@@ -115,11 +115,11 @@ class Program:
             raise TimeoutError(f"{error}; its log ({self.log_file}) ends with:\n{self.tail()}") from None
 
 
-class Keeper:
+class HelperScript:
     """A script that makes something and keeps it (a node's namespaces, a network) until it is closed.
 
-    Or until the test run ends however that ends: then the script's input ends too. `told` is the line it wrote once all
-    was made.
+    Or until the test run ends however that ends: then the script's input ends too. `result` is the line that it wrote
+    once all was made, as JSON.
     """
 
     def __init__(self, script: Path, word: str, log: Path, *, makes: str) -> None:
@@ -133,12 +133,12 @@ class Keeper:
                 start_new_session=True,
             )
         assert self._popen.stdout is not None
-        with self._popen.stdout as told:
-            line = told.readline()
+        with self._popen.stdout as stdout:
+            line = stdout.readline()
         if not line:
             self.close()
             raise RuntimeError(f"no {makes}: {log.read_text().strip()}")
-        self.told: dict[str, Any] = json.loads(line)
+        self.result: dict[str, Any] = json.loads(line)
 
     def close(self) -> None:
         assert self._popen.stdin is not None

@@ -46,4 +46,4 @@ def _shares(lab: Lab, ground: Ground, delays: tuple[str, ...]) -> list[tuple[flo
                 ground.set_release_delay(delay)
             time.sleep(0.7)
             windows.append(window(min(3.0, lab.seconds)))
-        return [(online.share(each) / alone, offline.share(each) / alone) for each in windows]
+        return [(online.share(window) / alone, offline.share(window) / alone) for window in windows]

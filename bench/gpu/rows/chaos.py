@@ -183,7 +183,7 @@ class _Storm:
     def mend(self) -> None:
         """Wake those whose time is up, bring the daemon back, start tenants anew in place of the dead."""
         now = time.monotonic()
-        for stopped in [each for each in self._stopped if each[2] <= now]:
+        for stopped in [process for process in self._stopped if process[2] <= now]:
             self._wake(stopped)
         if self._daemon_due is not None and now >= self._daemon_due:
             self.node.up()

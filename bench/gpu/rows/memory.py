@@ -49,7 +49,7 @@ def measure(lab: Lab) -> list[Row]:
             (stage.folder / f"{case}.stop").touch()
         seen = _seen(seen_by, quota)
     missing = [] if lab.simulate else [case for case in FRAMEWORKS if case not in found]
-    bad = [case for case, each in found.items() if each.get("verdict") != "ok"]
+    bad = [case for case, result in found.items() if result.get("verdict") != "ok"]
     for case in bad:
         lab.say(f"{case}: {found[case]}")
     wrong = [key for key, right in seen["right"].items() if not right] or ([] if seen["right"] else ["not known"])

@@ -57,11 +57,11 @@ def measure(lab: Lab) -> list[Row]:
     with lab.node() as node:
         ours = _play(lab, node, POLICIES)
     stock = _play(lab, lab.stock, ("best-effort",))
-    by_chance = max(each["error_points"] for each in stock)
+    by_chance = max(row["error_points"] for row in stock)
     rows = []
     for policy in POLICIES:
         scenes = [entry for entry in ours if entry["policy"] == policy]
-        worst = max(scenes, key=lambda each: float(each["error_points"]))
+        worst = max(scenes, key=lambda scene: float(scene["error_points"]))
         text = ", ".join(f"{scene['tenants']}: {scene['error_points']:.2f}" for scene in reversed(scenes))
         rows.append(
             Row(
@@ -108,7 +108,7 @@ def _scene(policy: str, loads: list[Load], alone: list[float], seconds: float) -
         "policy": policy,
         "tenants": len(loads),
         "shares": [round(share, 4) for share in shares],
-        "expected": [round(each, 4) for each in wanted],
+        "expected": [round(expected, 4) for expected in wanted],
         "error_points": round(100 * max(abs(a - b) for a, b in zip(shares, wanted, strict=True)), 3),
         "together": round(sum(shares), 4),
     }

@@ -50,14 +50,14 @@ class Workload:
         """What began in the window: when, and how long it took."""
         lines = (line.split() for line in self._samples.read_text().splitlines())
         whole = [(float(line[0]), float(line[1])) for line in lines if len(line) == 2]
-        return [each for each in whole if over.begin <= each[0] < over.end]
+        return [sample for sample in whole if over.begin <= sample[0] < over.end]
 
     def latency_ms(self, over: Window) -> dict[str, float]:
-        took = sorted(1000 * each for _, each in self.samples(over))
+        took = sorted(1000 * latency for _, latency in self.samples(over))
         picked = {
             name: took[math.ceil(part * len(took)) - 1] for name, part in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
         }
-        return {"requests": len(took), **{name: round(each, 3) for name, each in picked.items()}}
+        return {"requests": len(took), **{name: round(value, 3) for name, value in picked.items()}}
 
     def rate(self, over: Window) -> float:
         """Turns per second, from the first to the last that began in the window; 0 where it stood still."""
@@ -116,14 +116,14 @@ def _comes_up(*workloads: Workload) -> bool:
 
 
 def _together(server: Workload, training: Workload, seconds: float) -> dict[str, Any]:
-    for each in (training, server):
-        each.say("run")
+    for process in (training, server):
+        process.say("run")
     time.sleep(1.0)
     measured = window(seconds)
     time.sleep(0.3)  # a step that began in the window is written when it ends
     answer = {"online_ms": server.latency_ms(measured), "steps_per_second": training.rate(measured)}
-    for each in (training, server):
-        each.say("idle")
+    for process in (training, server):
+        process.say("idle")
     time.sleep(0.5)
     return answer
 
@@ -133,13 +133,13 @@ def _shim_cost(without: Workload, with_shim: Workload) -> dict[str, list[float]]
     rates: dict[str, list[float]] = {"without": [], "with": []}
     for turn in range(_TURNS):
         pair = [("without", without), ("with", with_shim)]
-        for key, each in pair if turn % 2 == 0 else reversed(pair):
-            each.say("run")
+        for key, process in pair if turn % 2 == 0 else reversed(pair):
+            process.say("run")
             time.sleep(0.4)
             measured = window(_TURN_SECONDS)
-            each.say("idle")
+            process.say("idle")
             time.sleep(0.3)
-            rates[key].append(each.rate(measured))
+            rates[key].append(process.rate(measured))
     return rates
 
 

@@ -53,7 +53,7 @@ def kubectl_options(command: _Command) -> _Command:
 
     @wraps(command)
     def with_kubectl(*args: Any, insecure_skip_tls_verify_: bool, **more: Any) -> Any:
-        flags = [f"{flag}={each}" for name, flag in names.items() for each in more.pop(name)]
+        flags = [f"{flag}={value}" for name, flag in names.items() for value in more.pop(name)]
         flags += ["--insecure-skip-tls-verify"] * insecure_skip_tls_verify_
         return command(*args, kubectl=Kubectl(tuple(flags)), **more)
 

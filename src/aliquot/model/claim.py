@@ -110,11 +110,11 @@ def peak(parts: Iterable[tuple[Role, Usage]]) -> Usage:
 
     The parts come in the Pod's order, init containers and sidecars first.
     """
-    each = list(parts)
-    if len(each) == 1:  # nearly all Pods
-        return each[0][1]
+    in_order = list(parts)
+    if len(in_order) == 1:  # nearly all Pods
+        return in_order[0][1]
     sidecars = mains = highest = Usage()
-    for role, usage in each:
+    for role, usage in in_order:
         if role is Role.SIDECAR:
             sidecars += usage
         elif role is Role.INIT:

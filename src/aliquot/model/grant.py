@@ -51,4 +51,4 @@ class Grant:
         for container in self.containers:
             for share in container.shares:
                 parts.setdefault(share.card, []).append((container.role, share.usage()))
-        return {card: peak(each) for card, each in sorted(parts.items())}
+        return {card: peak(usages) for card, usages in sorted(parts.items())}

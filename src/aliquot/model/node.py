@@ -52,12 +52,12 @@ class Node:
 
 def deal(cards: Sequence[Card], names: Sequence[str]) -> tuple[Node, ...]:
     """Nodes of those names with the cards dealt out evenly, in order, and every way of use there is on offer."""
-    each = len(cards) // len(names)
+    per_node = len(cards) // len(names)
     return tuple(
         Node(
             name,
-            tuple(replace(card, index=at) for at, card in enumerate(cards[first : first + each])),
+            tuple(replace(card, index=at) for at, card in enumerate(cards[first : first + per_node])),
             frozenset(Offer),
         )
-        for name, first in zip(names, range(0, len(cards), each), strict=True)
+        for name, first in zip(names, range(0, len(cards), per_node), strict=True)
     )

@@ -95,7 +95,7 @@ def call_findings(lease: Json | None, snapshot: Snapshot, now: datetime) -> Iter
         yield found("extender", "the scheduler's Lease", what, "run the same release of aliquot everywhere")
         calls = {}
     last = moment(calls.get("filter", _Verb()).last)
-    unasked = past_us = heard = False
+    unasked = past_us = answered = False
     for pod in snapshot.pods:
         if pod.read.finished or not isinstance(claim := snapshot.cluster.read(pod.read), Claim):
             continue
@@ -111,22 +111,22 @@ def call_findings(lease: Json | None, snapshot: Snapshot, now: datetime) -> Iter
             if last is not None and last >= since:
                 continue
             if codes(_last_message(pod) or ""):
-                heard = True
+                answered = True
                 continue
             unasked = True
             yield _unasked(pod)
     if not unasked and not past_us and lease is not None and counted is not None:
-        yield _asked(calls, heard=heard)
+        yield _asked(calls, answered=answered)
 
 
-def _asked(calls: Mapping[str, _Verb], *, heard: bool) -> Finding:
+def _asked(calls: Mapping[str, _Verb], *, answered: bool) -> Finding:
     """Only the leader publishes its calls. A kube-scheduler beside another replica asks that one, and the leader sees
     only the binds."""
     count, bound = calls.get("filter", _Verb()).count, calls.get("bind", _Verb()).count
     if count:
         times = f"{count:,} time{'s' * (count != 1)}"
         return ok("extender", f"was asked {times}, last at {calls['filter'].last}; binds: {bound:,}")
-    if bound or heard:
+    if bound or answered:
         return ok("extender", f"is asked, by way of a replica that does not lead; binds: {bound:,}")
     return Finding("extender", Level.NOTE, (), "was not called yet, and no Pod of ours has had need of it")
 

@@ -17,9 +17,9 @@ _CHOSEN = 10  # a score of its own: kube-scheduler breaks ties by chance
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a filter call came to: how many nodes were asked about and told, and what the Pod will get, where that is
-    certain enough."""
+class FilterOutcome:
+    """The outcome of a filter call: how many nodes were asked about, how many fit, and what the Pod will get, where
+    that is certain enough."""
 
     asked: int
     fit: int
@@ -27,15 +27,15 @@ class Told:
     likely: Grant | None = None
 
 
-def filter_answer(cluster: Cluster, args: Args) -> tuple[bytes, Told]:
+def filter_answer(cluster: Cluster, args: Args) -> tuple[bytes, FilterOutcome]:
     """The answer, and what it came to."""
     names = extender.requested_names(args)
     claim = cluster.read(args.Pod)
     if claim is None:  # not ours: nothing to object
-        return extender.render_filtered(args, names, names, {}, {}), Told(len(names), len(names))
+        return extender.render_filtered(args, names, names, {}, {}), FilterOutcome(len(names), len(names))
     if not isinstance(claim, Claim):
         never = dict.fromkeys(names, invalid_pod(claim))
-        return extender.render_filtered(args, names, [], {}, never), Told(len(names), 0)
+        return extender.render_filtered(args, names, [], {}, never), FilterOutcome(len(names), 0)
     found = cluster.filter(claim, names)
     busy: dict[str, str] = {}
     never = {}
@@ -49,8 +49,8 @@ def filter_answer(cluster: Cluster, args: Args) -> tuple[bytes, Told]:
                 never[name] = invalid_node(broken_node)
             else:
                 busy[name] = UNKNOWN_NODE
-    told = Told(len(names), len(found.fit), claim, found.likely)
-    return extender.render_filtered(args, names, found.fit, busy, never), told
+    outcome = FilterOutcome(len(names), len(found.fit), claim, found.likely)
+    return extender.render_filtered(args, names, found.fit, busy, never), outcome
 
 
 def scores_answer(cluster: Cluster, args: Args) -> tuple[bytes, Claim | None, Grant | None]:

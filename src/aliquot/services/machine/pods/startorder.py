@@ -45,11 +45,13 @@ class StartOrder:
 
     def _before(self, uid: str) -> bool:
         pod, clock = self._pods.get(uid), self._clock()
-        if pod is None or not any(deadline > clock for other, deadline in self._deadlines.items() if other != uid):
+        if pod is None or not any(
+            deadline > clock for other_uid, deadline in self._deadlines.items() if other_uid != uid
+        ):
             return False
-        for other, other_pod in self._pods.items():
-            if other == uid:
+        for other_uid, other_pod in self._pods.items():
+            if other_uid == uid:
                 return False
-            if other_pod.applier.user == pod.applier.user and self._deadlines.get(other, 0.0) > clock:
+            if other_pod.applier.user == pod.applier.user and self._deadlines.get(other_uid, 0.0) > clock:
                 return True
         return False
