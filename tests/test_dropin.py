@@ -19,23 +19,23 @@ FILES = [SEEDS / "qgpu-scheduler.yaml", SEEDS / "qgpu-manager.yaml", *sorted(GPU
 
 
 def objects(path: Path) -> list[dict[str, Any]]:
-    return [each for each in yaml.safe_load_all(path.read_text()) if each]
+    return [document for document in yaml.safe_load_all(path.read_text()) if document]
 
 
 def pods() -> list[dict[str, Any]]:
     """The inner part of every workload."""
     found = [
-        each["spec"]["template"]["spec"]
+        item["spec"]["template"]["spec"]
         for path in FILES
-        for each in objects(path)
-        if "template" in each.get("spec", {})
+        for item in objects(path)
+        if "template" in item.get("spec", {})
     ]
     assert len(found) == 4
     return found
 
 
 def test_every_image_is_this_version_of_ours() -> None:
-    containers = [each for pod in pods() for each in [*pod.get("initContainers", []), *pod["containers"]]]
+    containers = [container for pod in pods() for container in [*pod.get("initContainers", []), *pod["containers"]]]
     assert {container["image"] for container in containers} == {f"aliquot/aliquot:{aliquot.__version__}"}
 
 
@@ -55,7 +55,7 @@ def test_what_kube_scheduler_is_told_is_what_the_command_prints_for_gpushares_no
 
 
 def test_gpushares_node_port_leads_to_the_extender() -> None:
-    made = {each["kind"]: each for each in objects(GPUSHARE / "gpushare-schd-extender.yaml")}
+    made = {item["kind"]: item for item in objects(GPUSHARE / "gpushare-schd-extender.yaml")}
     (port,) = made["Service"]["spec"]["ports"]
     assert port["nodePort"] == 32766
     labels = made["Deployment"]["spec"]["template"]["metadata"]["labels"]
@@ -76,7 +76,7 @@ def test_the_device_plugin_has_the_hosts_folders_at_their_own_paths_and_no_privi
 
 def test_the_device_plugin_is_asked_how_it_is_as_the_charts_agent_is() -> None:
     (plugin,) = objects(GPUSHARE / "device-plugin-ds.yaml")
-    (agent,) = [each for each in objects(ROOT / "deploy" / "install.yaml") if each["kind"] == "DaemonSet"]
-    theirs, ours = (each["spec"]["template"]["spec"]["containers"][0] for each in (plugin, agent))
+    (agent,) = [item for item in objects(ROOT / "deploy" / "install.yaml") if item["kind"] == "DaemonSet"]
+    theirs, ours = (daemon_set["spec"]["template"]["spec"]["containers"][0] for daemon_set in (plugin, agent))
     for name in ("livenessProbe", "readinessProbe"):
         assert theirs[name] == ours[name]

@@ -41,7 +41,7 @@ def test_a_kernel_that_nobody_stopped_held_the_card_all_the_while() -> None:
 def test_the_timeline_has_a_lane_for_each_tenant_of_each_panel() -> None:
     panels = [Panel("ours", [Lane("online", [(0, 1)]), Lane("offline <1>", [])]), Panel("stock", [Lane("online", [])])]
     drawn = ElementTree.fromstring(timeline("t", panels, 300))
-    words = [each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    words = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert [word for word in words if word in ("online", "offline <1>")] == ["online", "offline <1>", "online"]
     assert len(list(drawn.iter("{http://www.w3.org/2000/svg}path"))) == 1
 
@@ -67,7 +67,7 @@ def test_a_share_is_read_between_two_completions_and_added_over_processes(tmp_pa
 
 
 def test_durations_are_read_as_they_are_written() -> None:
-    assert [micros(each) for each in ("50us", "1.5ms", "2s")] == [50.0, 1500.0, 2e6]
+    assert [micros(text) for text in ("50us", "1.5ms", "2s")] == [50.0, 1500.0, 2e6]
 
 
 def test_a_gap_is_excused_only_while_we_had_stopped_the_process(tmp_path: Path) -> None:

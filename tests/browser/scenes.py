@@ -61,7 +61,7 @@ class Shown(Machine):
     @contextmanager
     def somebody_waits(self, name: str, *, memory: int) -> Iterator[None]:
         with self.begin("run", "--name", name, "--memory", str(memory), "--", *LOAD):
-            eventually(lambda: any(each["name"] == name for each in self.status()["queue"]))
+            eventually(lambda: any(entry["name"] == name for entry in self.status()["queue"]))
             yield
 
 

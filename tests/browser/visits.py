@@ -89,7 +89,7 @@ def usual_first_paint(browser: Browser, url: str) -> float:
     for _ in range(5):
         with visiting(browser, url) as visit:
             took.append(visit.first_paint())
-    print(f"first paint after {', '.join(f'{each * 1000:.0f}' for each in took)} ms")
+    print(f"first paint after {', '.join(f'{seconds * 1000:.0f}' for seconds in took)} ms")
     return statistics.median(took)
 
 

@@ -118,13 +118,13 @@ def test_counter_completed_ignores_paused_kernel() -> None:
 
 @pytest.mark.parametrize("seconds", [20, 30, 40, 120, 600])
 def test_pace_fills_the_time(seconds: float) -> None:
-    each = pace(seconds)
-    assert (each.idle is not None) == (seconds >= 40)
-    measured = each.read + 3 * each.shares + 2 * (each.idle or 0)
-    measured += each.alone + each.whole + each.gaps + each.kept + each.after
-    settling = each.settle * (3 if each.idle is None else 5)
+    phases = pace(seconds)
+    assert (phases.idle is not None) == (seconds >= 40)
+    measured = phases.read + 3 * phases.shares + 2 * (phases.idle or 0)
+    measured += phases.alone + phases.whole + phases.gaps + phases.kept + phases.after
+    settling = phases.settle * (3 if phases.idle is None else 5)
     assert 0.7 * seconds - 10 < measured + settling < seconds
-    assert min(each.shares, each.alone, each.kept) > 0.5
+    assert min(phases.shares, phases.alone, phases.kept) > 0.5
 
 
 def test_demo_bars() -> None:

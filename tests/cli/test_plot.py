@@ -17,13 +17,13 @@ def drawn(lines: dict[str, Points], ideal: Points = (), title: str = "t") -> Ele
 
 
 def texts(chart: ElementTree.Element) -> list[str]:
-    return [each.text or "" for each in chart.iter(f"{SVG}text")]
+    return [element.text or "" for element in chart.iter(f"{SVG}text")]
 
 
 def paths(chart: ElementTree.Element) -> list[list[tuple[float, float]]]:
     return [
-        [tuple(map(float, point.split(","))) for point in each.attrib["d"][1:].split("L")]  # type: ignore[misc]
-        for each in chart.iter(f"{SVG}path")
+        [tuple(map(float, point.split(","))) for point in element.attrib["d"][1:].split("L")]  # type: ignore[misc]
+        for element in chart.iter(f"{SVG}path")
     ]
 
 
@@ -50,7 +50,7 @@ def test_line_chart_escapes_names() -> None:
 
 def test_line_chart_names_do_not_overlap() -> None:
     chart = drawn({name: [(0, 0), (10, 10)] for name in ("a", "b", "c")})
-    heights = [float(each.attrib["y"]) for each in chart.iter(f"{SVG}text") if each.text in ("a", "b", "c")]
+    heights = [float(element.attrib["y"]) for element in chart.iter(f"{SVG}text") if element.text in ("a", "b", "c")]
     assert min(abs(one - other) for at, one in enumerate(heights) for other in heights[:at]) >= 16
 
 

@@ -102,5 +102,7 @@ def test_simulate_generate() -> None:
 def test_simulate_plot(tmp_path: Path) -> None:
     told = simulate("--generate", "4x4", "--policy", "all", "--plot", str(tmp_path / "a.svg"))
     assert told.endswith(f"plot: {tmp_path / 'a.svg'}\n")
-    texts = [each.text or "" for each in ElementTree.parse(tmp_path / "a.svg").iter("{http://www.w3.org/2000/svg}text")]
+    texts = [
+        element.text or "" for element in ElementTree.parse(tmp_path / "a.svg").iter("{http://www.w3.org/2000/svg}text")
+    ]
     assert {text.split()[0] for text in texts if text.endswith("%") and text[0].isalpha()} >= set(POLICIES)

@@ -56,8 +56,8 @@ def _expressions() -> list[str]:
 
 
 def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
-    variables = [each["definition"] for each in DASHBOARD["templating"]["list"] if each["type"] == "query"]
-    assert {name for each in (*_expressions(), *variables) for name in _asked(each)} <= _known()
+    variables = [variable["definition"] for variable in DASHBOARD["templating"]["list"] if variable["type"] == "query"]
+    assert {name for expression in (*_expressions(), *variables) for name in _asked(expression)} <= _known()
 
 
 def test_the_dashboard_shows_every_metric_of_a_card_and_of_a_pod() -> None:
@@ -89,7 +89,7 @@ def test_monitors_find_the_ports_by_their_names(objects: Objects) -> None:
     (service,) = objects.one("ServiceMonitor", "aliquot-scheduler")["spec"]["endpoints"]
     (pod,) = objects.one("PodMonitor", "aliquot-agent")["spec"]["podMetricsEndpoints"]
     made = [container for spec in objects.pods().values() for container in spec["containers"]]
-    ports = {port["name"] for each in made for port in each.get("ports", ())}
+    ports = {port["name"] for container in made for port in container.get("ports", ())}
     assert {service["port"], pod["port"]} <= ports
     assert pod["honorLabels"], "series of tenants carry their own namespace and pod"
 

@@ -38,7 +38,7 @@ def test_chart_and_package_are_of_one_version() -> None:
 
 
 def test_the_file_is_of_this_version(objects: Objects) -> None:
-    assert {each["metadata"]["labels"]["app.kubernetes.io/version"] for each in objects.all} == {aliquot.__version__}
+    assert {item["metadata"]["labels"]["app.kubernetes.io/version"] for item in objects.all} == {aliquot.__version__}
 
 
 def test_no_image_names_a_registry(objects: Objects) -> None:
@@ -49,9 +49,9 @@ def test_no_image_names_a_registry(objects: Objects) -> None:
 
 def test_every_object_is_in_its_namespace_or_of_the_whole_cluster(objects: Objects) -> None:
     outside = {
-        (each["kind"], each["metadata"]["name"])
-        for each in objects.all
-        if each["metadata"].get("namespace", NAMESPACE) != NAMESPACE
+        (item["kind"], item["metadata"]["name"])
+        for item in objects.all
+        if item["metadata"].get("namespace", NAMESPACE) != NAMESPACE
     }
     assert outside == {("Role", "aliquot-scheduler"), ("RoleBinding", "aliquot-scheduler")}, "gpushare's ConfigMaps"
 
@@ -77,7 +77,7 @@ def test_every_flag_is_one_that_the_program_knows(
     objects: Objects, maker: str, container: str, command: click.Command
 ) -> None:
     name, *words = objects.args(maker, container)
-    assert name in {each for each, _, _ in COMMANDS}
+    assert name in {command for command, _, _ in COMMANDS}
     known = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
     assert {word.partition("=")[0] for word in words} <= known
 
@@ -112,7 +112,7 @@ def test_what_the_leader_fills_in_is_made_empty_so_that_no_upgrade_resets_it(obj
 def test_services_lead_to_ports_that_are_there(objects: Objects) -> None:
     spec = objects.pods()["aliquot-scheduler"]
     named = {port["name"] for container in containers(spec) for port in container.get("ports", ())}
-    pointed = {port["targetPort"] for each in objects.of("Service") for port in each["spec"]["ports"]}
+    pointed = {port["targetPort"] for service in objects.of("Service") for port in service["spec"]["ports"]}
     assert pointed == {"extender", "webhook"} <= named
 
 
@@ -210,11 +210,11 @@ def _table(name: str) -> dict[str, Any]:
 
 
 def test_the_chart_knows_the_resources_of_each_dialect() -> None:
-    assert {name: tuple(each) for name, each in _table("resources").items()} == schedulerconfig.DIALECTS
+    assert {name: tuple(resources) for name, resources in _table("resources").items()} == schedulerconfig.DIALECTS
 
 
 def test_the_chart_knows_the_label_of_each_dialects_nodes() -> None:
-    found = {name: (each["key"], *each["values"]) for name, each in _table("nodeLabels").items()}
+    found = {name: (label["key"], *label["values"]) for name, label in _table("nodeLabels").items()}
     assert found == {
         qgpu.DIALECT: (qgpu.ENABLE_LABEL, "enable"),
         t9k.DIALECT: (t9k.ACCELERATOR_LABEL, "nvidia-gpu"),
@@ -225,12 +225,12 @@ def test_the_chart_knows_the_label_of_each_dialects_nodes() -> None:
 def _keys(values: object, path: str = "") -> set[str]:
     if not isinstance(values, dict):
         return {path}
-    return {path} | {key for name, each in values.items() for key in _keys(each, f"{path}.{name}")}
+    return {path} | {key for name, value in values.items() for key in _keys(value, f"{path}.{name}")}
 
 
 def _allowed(schema: Json, path: str = "") -> set[str]:
     below = schema.get("properties", {})
-    return {path} | {key for name, each in below.items() for key in _allowed(each, f"{path}.{name}")}
+    return {path} | {key for name, value in below.items() for key in _allowed(value, f"{path}.{name}")}
 
 
 def test_every_value_is_in_the_schema_and_nothing_else_is() -> None:
@@ -249,6 +249,6 @@ def test_every_value_is_told_of_on_the_page() -> None:
     page = (ROOT / "docs" / "install.md").read_text()
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     told = set(re.findall(r"`([\w.]+)`", page))
-    flat = {f"{name}.{key}" for name, each in values.items() if isinstance(each, dict) for key in each}
-    plain = {name for name, each in values.items() if not isinstance(each, dict)}
+    flat = {f"{name}.{key}" for name, value in values.items() if isinstance(value, dict) for key in value}
+    plain = {name for name, value in values.items() if not isinstance(value, dict)}
     assert flat | plain <= told

@@ -37,7 +37,7 @@ def pod(
     annotations: Mapping[str, object] | None = None,
     **spec: object,
 ) -> dict[str, Any]:
-    containers = [{"name": f"c{index}", "resources": {"limits": each}} for index, each in enumerate(limits)]
+    containers = [{"name": f"c{index}", "resources": {"limits": amounts}} for index, amounts in enumerate(limits)]
     metadata = {"name": "p", "labels": labels and dict(labels), "annotations": annotations and dict(annotations)}
     return {"kind": "Pod", "metadata": metadata, "spec": {"containers": containers, **spec}}
 

@@ -191,7 +191,7 @@ def only(manifest: object) -> dict[str, Any]:
 
 
 def names(manifest: object) -> list[str]:
-    return [each["metadata"]["name"] for each in pods_of(manifest)]
+    return [pod["metadata"]["name"] for pod in pods_of(manifest)]
 
 
 def test_manifest_of_a_pod_is_one_pod() -> None:

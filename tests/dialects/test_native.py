@@ -199,8 +199,8 @@ _UNKNOWN = st.dictionaries(
 def _with_more(value: object, draw: Callable[[], dict[str, Any]]) -> object:
     """The same JSON with fields that a later release may add, in whatever object of it."""
     if isinstance(value, dict):
-        return {**{key: _with_more(each, draw) for key, each in value.items()}, **draw()}
-    return [_with_more(each, draw) for each in value] if isinstance(value, list) else value
+        return {**{key: _with_more(inner, draw) for key, inner in value.items()}, **draw()}
+    return [_with_more(inner, draw) for inner in value] if isinstance(value, list) else value
 
 
 @given(st.data())

@@ -159,4 +159,4 @@ def test_an_inventory_that_cannot_be_read_is_an_error_and_not_an_empty_node(inve
 def test_a_node_that_cannot_be_read_is_an_error_that_names_the_field(manifest: object, field: str) -> None:
     parsed = parse_node(manifest)
     assert isinstance(parsed, tuple)
-    assert [each.field for each in parsed] == [field]
+    assert [problem.field for problem in parsed] == [field]

@@ -43,19 +43,19 @@ def test_misspelled_fields_are_limited_in_number() -> None:
 def specs(value: Any) -> list[dict[str, Any]]:
     """Whatever has containers, however deep."""
     if isinstance(value, list):
-        return [found for each in value for found in specs(each)]
+        return [found for item in value for found in specs(item)]
     if not isinstance(value, dict):
         return []
     here = [value] if isinstance(value.get("containers"), list) else []
-    return here + [found for each in value.values() for found in specs(each)]
+    return here + [found for item in value.values() for found in specs(item)]
 
 
 def test_examples_have_no_misspelled_fields() -> None:
     found = [
         spec
         for path in EXAMPLES.rglob("*.yaml")
-        for each in yaml.safe_load_all(path.read_text())
-        for spec in specs(each)
+        for document in yaml.safe_load_all(path.read_text())
+        for spec in specs(document)
     ]
     assert found
     assert [note for spec in found for note in unknown_fields(spec)] == []

@@ -40,7 +40,7 @@ def claim(manifest: dict[str, Any]) -> Claim:
 def fields(manifest: dict[str, Any]) -> list[str]:
     parsed = parse_pod(manifest)
     assert isinstance(parsed, tuple), parsed
-    return [each.field for each in parsed]
+    return [problem.field for problem in parsed]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_init_containers_come_first_and_those_that_always_restart_are_sidecars()
             ],
         )
     )
-    assert [(each.name, each.index, each.role) for each in parsed.containers] == [
+    assert [(container.name, container.index, container.role) for container in parsed.containers] == [
         ("init", 1, Role.INIT),
         ("side", 2, Role.SIDECAR),
         ("main", 0, Role.MAIN),
@@ -95,7 +95,7 @@ def test_init_containers_come_first_and_those_that_always_restart_are_sidecars()
 
 def test_claim_has_only_requesting_containers() -> None:
     parsed = claim(pod(container("a"), container("b", limits=GPU), container("c"), container("d", limits=GPU)))
-    assert [(each.name, each.index) for each in parsed.containers] == [("b", 1), ("d", 3)]
+    assert [(container.name, container.index) for container in parsed.containers] == [("b", 1), ("d", 3)]
 
 
 def test_ephemeral_containers_are_ignored() -> None:

@@ -322,18 +322,18 @@ def read_all(pod: object, node: object, rules: Rules) -> None:
     claim = parse_pod(pod, rules)
     assert claim is None or isinstance(claim, (Claim, tuple))
     made = expand(pod)
-    told = [each for each in (claim, parsed_node) if isinstance(each, tuple)]
+    told = [answer for answer in (claim, parsed_node) if isinstance(answer, tuple)]
     told += [(made,)] if isinstance(made, Invalid) else []
     for problems in told:
         assert problems
         assert all(problem.sentence() and problem.field for problem in problems)
-    for each in (claim if isinstance(claim, Claim) else CLAIM, CLAIM):
-        grant = parse_grant(pod, each, parsed_node if isinstance(parsed_node, Node) else None)
+    for of_claim in (claim if isinstance(claim, Claim) else CLAIM, CLAIM):
+        grant = parse_grant(pod, of_claim, parsed_node if isinstance(parsed_node, Node) else None)
         assert grant is None or isinstance(grant, (Grant, tuple))
-        missing_tolerations(pod, each)
+        missing_tolerations(pod, of_claim)
         read = read_object(node, NodeObject, "node")
         if isinstance(read, NodeObject):
-            node_refusals(pod, each, read)
+            node_refusals(pod, of_claim, read)
             taints(read.metadata.labels or {}, read.spec.taints or ())
     parse_unhealthy(pod)
     guess_gpushare_unit([node])

@@ -43,7 +43,7 @@ def only_piece(manifest: dict[str, Any], rules: Rules | None = None) -> tuple[Sl
 def sentences(manifest: dict[str, Any], rules: Rules | None = None) -> list[str]:
     parsed = parse_pod(manifest, rules or Rules())
     assert isinstance(parsed, tuple), parsed
-    return [each.sentence() for each in parsed]
+    return [problem.sentence() for problem in parsed]
 
 
 def sentence(manifest: dict[str, Any], rules: Rules | None = None) -> str:
@@ -219,7 +219,7 @@ def test_every_violation_is_reported_in_the_pods_order() -> None:
     manifest = pod(asking(memory="1.5", core=100), asking(memory=0), app_class=None)
     parsed = parse_pod(manifest)
     assert isinstance(parsed, tuple)
-    assert [each.value for each in parsed] == [100, "1.5", 0]
+    assert [problem.value for problem in parsed] == [100, "1.5", 0]
 
 
 # the vendor's rules of 2026
@@ -246,13 +246,13 @@ def test_2026_memory_of_whole_cards_is_still_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("core", "memory", "cards", "each"),
+    ("core", "memory", "cards", "per_card"),
     [(160, 60, 2, (80, 30)), (121, 31, 2, (60, 15)), (101, 2, 2, (50, 1)), (250, 10, 3, (83, 3))],
 )
 def test_2026_core_above_100_is_spread_evenly_and_rounded_down(
-    core: int, memory: int, cards: int, each: tuple[int, int]
+    core: int, memory: int, cards: int, per_card: tuple[int, int]
 ) -> None:
-    piece = Slice(memory_mib=each[1] * 1024, core_milli=each[0] * 10)
+    piece = Slice(memory_mib=per_card[1] * 1024, core_milli=per_card[0] * 10)
     assert only_piece(pod(asking(core=core, memory=memory)), LATER) == (piece, cards)
 
 

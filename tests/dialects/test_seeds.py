@@ -17,9 +17,9 @@ from aliquot.model.refusal import Invalid
 def claims(text: str) -> list[Claim]:
     made = expand(yaml.safe_load(text))
     assert not isinstance(made, Invalid)
-    parsed = [parse_pod(each) for each in made]
-    assert all(isinstance(each, Claim) for each in parsed), parsed
-    return [each for each in parsed if isinstance(each, Claim)]
+    parsed = [parse_pod(pod) for pod in made]
+    assert all(isinstance(claim, Claim) for claim in parsed), parsed
+    return [claim for claim in parsed if isinstance(claim, Claim)]
 
 
 def claim(text: str) -> Claim:
@@ -185,9 +185,9 @@ spec:
           limits:
             aliyun.com/gpu-mem: 3
 """)
-    assert [each.key for each in parsed] == ["default/binpack-1-0", "default/binpack-1-1", "default/binpack-1-2"]
-    assert {each.owner for each in parsed} == {"StatefulSet/default/binpack-1"}
-    assert [pieces(each) for each in parsed] == [[("binpack-1", Slice(memory_mib=3072), 1)]] * 3
+    assert [claim.key for claim in parsed] == ["default/binpack-1-0", "default/binpack-1-1", "default/binpack-1-2"]
+    assert {claim.owner for claim in parsed} == {"StatefulSet/default/binpack-1"}
+    assert [pieces(claim) for claim in parsed] == [[("binpack-1", Slice(memory_mib=3072), 1)]] * 3
 
 
 def test_004_the_node_has_8_cards_of_23_gib() -> None:

@@ -27,7 +27,7 @@ TAINT = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "No
 
 
 def pod(*limits: dict[str, object], **spec: object) -> dict[str, Any]:
-    containers = [{"name": f"c{index}", "resources": {"limits": each}} for index, each in enumerate(limits)]
+    containers = [{"name": f"c{index}", "resources": {"limits": amounts}} for index, amounts in enumerate(limits)]
     return {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": containers, **spec}}
 
 
@@ -40,7 +40,7 @@ def claim(manifest: dict[str, Any]) -> Claim:
 def sentences(manifest: dict[str, Any]) -> list[str]:
     parsed = parse_pod(manifest)
     assert isinstance(parsed, tuple), parsed
-    return [each.sentence() for each in parsed]
+    return [problem.sentence() for problem in parsed]
 
 
 def test_nvidia_gpu_is_that_many_exclusive_cards() -> None:

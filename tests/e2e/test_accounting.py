@@ -38,7 +38,7 @@ def test_pod_bound_without_extender_is_booked_on_likely_card(cluster: Wired) -> 
     cluster.placed(gpushare_pod("ours", 6))
     cluster.create(gpushare_pod("past", 4, node="n"))
     _wait_used(cluster, {("n", 0): 6, ("n", 1): 4})
-    (told,) = [each for each in cluster.status()["nodes"][0]["pods"] if each["pod"] == "default/past"]
+    (told,) = [pod for pod in cluster.status()["nodes"][0]["pods"] if pod["pod"] == "default/past"]
     assert told["doubt"] == "no annotation tells its cards"
     assert cluster.placed(gpushare_pod("next", 3)) == [("n", [1])]
     cluster.restart_ours()
@@ -55,7 +55,7 @@ def test_pods_of_the_peer_are_understood_by_its_annotations(cluster: Wired) -> N
     _wait_used(cluster, expected)
     cluster.restart_ours()
     assert _used(cluster) == expected
-    assert all(each["doubt"] is None for each in cluster.status()["nodes"][0]["pods"])
+    assert all(pod["doubt"] is None for pod in cluster.status()["nodes"][0]["pods"])
     assert cluster.placed(gpushare_pod("a", 8), gpushare_pod("b", 6)) == [("n", [0]), ("n", [2])]
 
 
@@ -72,7 +72,7 @@ def test_restart_restores_bookings(cluster: Wired) -> None:
         t9k_pod("cards", T9K_CARDS, 2),
     )
     before = _nodes(cluster)
-    assert sum(len(each["pods"]) for each in before) == 5
+    assert sum(len(node["pods"]) for node in before) == 5
     cluster.restart_ours()
     assert _nodes(cluster) == before
     # And what it decides next is as if it had never been away.

@@ -69,8 +69,8 @@ def test_binds_of_one_pod_to_two_nodes_at_once_bind_it_to_one(clean: ControlPlan
             said = list(pool.map(lambda name, pod=pod: extender.bind(pod, name), ["n", "m"] * 4))
             where = objects.bound_to(clean, pod["metadata"]["name"])
             assert where in ("n", "m")
-            for name, each in zip(["n", "m"] * 4, said, strict=True):
-                assert (each == "") == (name == where), said
+            for name, error in zip(["n", "m"] * 4, said, strict=True):
+                assert (error == "") == (name == where), said
     assert found.wrong == []
     assert_board_is_true(clean, ours)
 

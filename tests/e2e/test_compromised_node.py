@@ -47,9 +47,9 @@ def token_of(plane: ControlPlane, account: str = ACCOUNT, **bound: Any) -> Clien
 @pytest.fixture(scope="module")
 def installed(plane: ControlPlane) -> Iterator[ControlPlane]:
     """What the installation makes for agents, and two nodes with a Pod each."""
-    every = [each for each in yaml.safe_load_all(RENDERED.read_text()) if each]
-    named = [each for each in every if each["metadata"]["name"] in (ACCOUNT, SCHEDULER)]
-    ours = [each for each in named if each["kind"] in OF_THE_ACCOUNTS]
+    every = [item for item in yaml.safe_load_all(RENDERED.read_text()) if item]
+    named = [item for item in every if item["metadata"]["name"] in (ACCOUNT, SCHEDULER)]
+    ours = [item for item in named if item["kind"] in OF_THE_ACCOUNTS]
     assert [entry["kind"] for entry in ours].count("ValidatingAdmissionPolicy") == 2
     for account in (ACCOUNT, SCHEDULER):
         plane.kubeconfig_for(f"{SPACE}/{account}")  # makes both

@@ -95,7 +95,7 @@ def test_a_waiting_pod_is_listed_with_what_it_wants_and_why_it_waits(
     cluster.create(gpushare_pod(f"big-{cards}", gib, cards=cards))
 
     def waiting() -> Any:
-        entries = [each for each in asked("state")["waiting"]["pods"] if each["key"] == f"default/big-{cards}"]
+        entries = [entry for entry in asked("state")["waiting"]["pods"] if entry["key"] == f"default/big-{cards}"]
         return next((entry for entry in entries if entry["reason"]["text"].startswith("fits none of 1 node")), None)
 
     entry = wait_until(waiting, 10, "its reason is told", saw=lambda: asked("state")["waiting"])

@@ -104,7 +104,7 @@ def test_sigterm_finishes_binds_and_releases_lease(clean: ControlPlane, proxy: P
         ours.signal(signal.SIGTERM)
         wait_until(lambda: ours.ask("GET", "/readyz")[0] == 503, 5, "it says that it is ending", every=0.01)
         late = attempt(lambda: extender.bind(pods[4], "n"))
-        said = [each.result() for each in under_way]
+        said = [future.result() for future in under_way]
     assert said == [""] * 4
     assert "ending" in late
     assert ours.stop() == 0

@@ -64,7 +64,7 @@ class Kept:
 
     def condition(self, name: str) -> Object:
         conditions = objects.get_node(self.plane, name)["status"]["conditions"]
-        found: Object = {each["type"]: each for each in conditions}.get("GPUHealthy", {})
+        found: Object = {condition["type"]: condition for condition in conditions}.get("GPUHealthy", {})
         return found
 
     def told(self, name: str) -> list[str]:
@@ -123,7 +123,7 @@ def test_unhealthy_card_sets_condition_until_recovery(kept: Kept) -> None:
     kept.change("n1", annotations=inventory(True, True))
     soon(kept, "the node is well", lambda said: said["status"] == "True", lambda: kept.condition("n1"))
     conditions = objects.get_node(kept.plane, "n1")["status"]["conditions"]
-    assert {each["type"] for each in conditions} == {"Ready", "GPUHealthy"}
+    assert {condition["type"] for condition in conditions} == {"Ready", "GPUHealthy"}
     soon(kept, "events tell of it", lambda told: {"SickCards", "CardsHealthy"} <= set(told), lambda: kept.told("n1"))
     assert "SickCards" in kept.plane.kubectl("describe", "node", "n1")
 

@@ -143,7 +143,7 @@ def test_pending_pods_are_bound_together(cluster: Wired) -> None:
             delete_pod(cluster.plane, f"a{number}")
 
     def bound() -> int:
-        return sum(1 for each in objects.list_pods(cluster.plane) if each["spec"].get("nodeName"))
+        return sum(1 for pod in objects.list_pods(cluster.plane) if pod["spec"].get("nodeName"))
 
     began = time.monotonic()
     free()

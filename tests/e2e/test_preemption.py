@@ -16,7 +16,7 @@ def _pod(name: str, gib: int, *, important: bool = False, **more: Any) -> Object
 
 
 def _left(cluster: Wired) -> set[str]:
-    return {each["metadata"]["name"] for each in objects.list_pods(cluster.plane)}
+    return {pod["metadata"]["name"] for pod in objects.list_pods(cluster.plane)}
 
 
 def test_preemption_takes_card_of_lower_priority_pod(cluster: Wired) -> None:

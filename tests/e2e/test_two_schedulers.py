@@ -160,7 +160,7 @@ def test_a_leader_that_slept_longer_than_its_lease_binds_nothing_when_it_wakes(
         ]
         time.sleep(0.3)
         leader.signal(signal.SIGCONT)  # its cache is old, and six binds have waited for it
-        said = [each.result() for each in late]
+        said = [future.result() for future in late]
         assert all(said), said
         with asked_all_the_time([leader, standby], crowd):
             time.sleep(2)
@@ -194,8 +194,8 @@ def test_a_leader_cut_off_from_its_lease_stops_before_another_begins_also_with_s
             wait_leads(standby, 10)
             with asked_all_the_time([standby], crowd):
                 wait_until(lambda: bound(clean) == 8, 20, "every card is given out")
-                for each in asked:
-                    each.result()
+                for future in asked:
+                    future.result()
                 time.sleep(1)
         assert found.wrong == []
         assert bound(clean) == 8

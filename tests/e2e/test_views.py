@@ -115,7 +115,7 @@ def test_doctor_finds_an_extender_that_is_not_wired_and_is_content_when_it_is(
     kube_scheduler(wired(shell, ours.url), name="wired")
     objects.delete_pod(clean, "lost")
     leading = objects.wait_until(lambda: [e for e in findings(shell) if e["check"] == "scheduler"], 20, "a check")
-    assert [each["level"] for each in leading] == ["ok"]
+    assert [finding["level"] for finding in leading] == ["ok"]
     assert not [
         finding for finding in findings(shell) if finding["check"] == "extender" and finding["level"] == "finding"
     ]
@@ -124,7 +124,7 @@ def test_doctor_finds_an_extender_that_is_not_wired_and_is_content_when_it_is(
 def test_doctor_says_what_a_restricted_user_may_not_see(clean: ControlPlane, shell: Shell) -> None:
     nobody = clean.kubeconfig_for("default/nobody")
     told = findings(shell, nobody)
-    unseen = {each["check"]: each["what"] for each in told if each["level"] == "cannot look"}
+    unseen = {finding["check"]: finding["what"] for finding in told if finding["level"] == "cannot look"}
     assert {"nodes", "pods", "scheduler", "webhook"} <= set(unseen)
     assert all("forbidden" in what for what in unseen.values())
     inspected = shell("kubectl", "inspect", "gpushare", kubeconfig=nobody)

@@ -145,7 +145,7 @@ def test_a_t9k_pod_gets_its_toleration_and_its_scheduler(fresh: ControlPlane) ->
         own = created(fresh, objects.pod("own", {CARDS: 1}, scheduler="mine"))["spec"]
     assert TOLERATION in spec["tolerations"]
     assert TOLERATION not in shared["tolerations"]
-    assert [each["schedulerName"] for each in (spec, shared, own)] == ["t9k-scheduler", "t9k-scheduler", "mine"]
+    assert [pod_spec["schedulerName"] for pod_spec in (spec, shared, own)] == ["t9k-scheduler", "t9k-scheduler", "mine"]
 
 
 def test_a_grant_that_was_left_in_a_template_is_taken_off_and_kubectl_warns(fresh: ControlPlane) -> None:
@@ -224,8 +224,8 @@ def test_env_by_field_ref_is_what_the_binding_wrote(fresh: ControlPlane) -> None
     fresh.api("POST", "/api/v1/namespaces/default/pods/p/binding", binding)
     bound = objects.get_pod(fresh, "p")
     env = {
-        each["name"]: bound["metadata"]["annotations"][each["valueFrom"]["fieldRef"]["fieldPath"].split("'")[1]]
-        for each in bound["spec"]["containers"][0]["env"]
+        variable["name"]: bound["metadata"]["annotations"][variable["valueFrom"]["fieldRef"]["fieldPath"].split("'")[1]]
+        for variable in bound["spec"]["containers"][0]["env"]
     }
     assert env == {
         "NVIDIA_VISIBLE_DEVICES": "GPU-7",
@@ -268,7 +268,7 @@ def test_no_review_fails_while_certificates_and_authority_are_renewed(fresh: Con
             time.sleep(0.1)
     assert len(seen) >= 4
     assert max(bundles) >= 2
-    assert all(read_facts(each).names == {HOST} for each in seen)
+    assert all(read_facts(certificate).names == {HOST} for certificate in seen)
 
 
 def test_second_webhook_replica_shares_keys(fresh: ControlPlane) -> None:

@@ -70,14 +70,14 @@ def _apply(objects: Any) -> None:
         assert found.sentence()
         return
     home, applier = Home("/run/aliquot", "/var/lib/aliquot"), Applier(1000, 1000, "/", {"PATH": "/bin"})
-    for each in found:
-        if not each.makes_pods:
+    for item in found:
+        if not item.makes_pods:
             continue
-        template_of(each.manifest)
-        manifest = each.manifest
-        if each.kind != POD:
-            assert 0 <= amounts_of(each.manifest).replicas <= 256
-            manifest = pod_of(each.manifest, "x")
+        template_of(item.manifest)
+        manifest = item.manifest
+        if item.kind != POD:
+            assert 0 <= amounts_of(item.manifest).replicas <= 256
+            manifest = pod_of(item.manifest, "x")
         made = new_pod(manifest, None, applier, home, 0.0)
         logs = logs_of(home, made.uid)
         for state in made.state.containers:
@@ -96,7 +96,7 @@ _REQUESTS: list[Any] = [
     {"op": "policy", "policy": "best-effort", "release_delay": 0.1},
     {"op": "stop", "name": "x", "timeout": 1},
     {"op": "logs", "name": "x"},
-    *({"op": "apply", "objects": each, "cwd": "/", "env": {}, "dry_run": True} for each in _OBJECTS),
+    *({"op": "apply", "objects": objects, "cwd": "/", "env": {}, "dry_run": True} for objects in _OBJECTS),
     {"op": "delete", "kind": "Pod", "name": "p", "namespace": "default", "grace": 0},
     {"op": "object", "kind": "Pod", "name": "p"},
     {"op": "pod-logs", "name": "p", "container": "main"},
@@ -151,8 +151,8 @@ def _daemon() -> Iterator[Check]:
         answer = _answered(machine, line)
         assert b"stumbled" not in answer, answer
         assert b"internal error" not in answer, answer
-        for each in answer.splitlines():
-            json.loads(each)
+        for answered in answer.splitlines():
+            json.loads(answered)
         assert b'"ok"' in _answered(machine, b'{"op": "hello"}')
 
     try:

@@ -59,9 +59,9 @@ def _manifests(path: Path) -> None:
     except InputError as error:
         refused(error.format_message(), f"{path}:")
         return
-    for each in found:
-        assert isinstance(each.value, dict)
-        assert each.position >= (1, 1)
+    for document in found:
+        assert isinstance(document.value, dict)
+        assert document.position >= (1, 1)
 
 
 def _kubeconfig(path: Path) -> None:
@@ -117,9 +117,9 @@ def _store(path: Path) -> None:
                     store.objects.workloads()
                     store.objects.pods()
             store.close()
-        for each in path.parent.iterdir():
-            if each.is_file():
-                each.unlink()
+        for file in path.parent.iterdir():
+            if file.is_file():
+                file.unlink()
         path.write_bytes(data)
 
 

@@ -71,7 +71,7 @@ def any_json(of: st.SearchStrategy[Any] = atoms, keys: st.SearchStrategy[str] = 
 def changed(draw: st.DrawFn, recorded: Sequence[Any], of: st.SearchStrategy[Any] = atoms) -> Any:
     """One of the recorded values with some places of it changed: replaced, left out, doubled, taken from elsewhere."""
     whole = [copy.deepcopy(draw(st.sampled_from(recorded)))]
-    keys = sorted({key for each in recorded for key in _keys(each)}) or ["key"]
+    keys = sorted({key for document in recorded for key in _keys(document)}) or ["key"]
     fresh = any_json(of, st.sampled_from(keys) | texts)
     for _ in range(draw(st.integers(0, 4))):
         parent, at = _somewhere(draw, whole)
@@ -98,8 +98,8 @@ def changed(draw: st.DrawFn, recorded: Sequence[Any], of: st.SearchStrategy[Any]
 
 def _keys(value: Any) -> set[str]:
     if isinstance(value, dict):
-        return set(value) | {key for each in value.values() for key in _keys(each)}
-    return {key for each in value for key in _keys(each)} if isinstance(value, list) else set()
+        return set(value) | {key for inner in value.values() for key in _keys(inner)}
+    return {key for inner in value for key in _keys(inner)} if isinstance(value, list) else set()
 
 
 def _somewhere(draw: st.DrawFn, whole: list[Any]) -> tuple[Any, Any]:

@@ -72,11 +72,11 @@ _NODE = _parsed(NODES[0])
 
 def _said(found: object) -> None:
     """Whatever is refused can be told, and the sentence names the field."""
-    for each in found if isinstance(found, tuple | list) else (found,):
-        if isinstance(each, Invalid):
-            assert each.field
-            assert each.field[:20] in each.sentence()
-            assert len(each.sentence()) < 20_000
+    for problem in found if isinstance(found, tuple | list) else (found,):
+        if isinstance(problem, Invalid):
+            assert problem.field
+            assert problem.field[:20] in problem.sentence()
+            assert len(problem.sentence()) < 20_000
 
 
 def _pod(value: Any) -> None:
@@ -244,7 +244,7 @@ TARGETS: tuple[Target, ...] = (
     ),
     plain(
         "left-behind",
-        changed(_LEFT).map(json.dumps) | damaged([json.dumps(each).encode() for each in _LEFT]).map(_as_text) | texts,
+        changed(_LEFT).map(json.dumps) | damaged([json.dumps(item).encode() for item in _LEFT]).map(_as_text) | texts,
         _left_behind,
     ),
     plain("admission-review", changed([_reviewed(pod) for pod in PODS]) | any_json(), _review),

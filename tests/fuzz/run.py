@@ -33,7 +33,9 @@ def main() -> int:
     chosen = [target for target in TARGETS if not asked.targets or target.name in asked.targets]
     chance = time.time_ns() % 10**9 if asked.chance is None else asked.chance
     failed = [
-        each.name for at, each in enumerate(chosen, 1) if not _fuzzed(each, at, len(chosen), asked.seconds, chance)
+        target.name
+        for at, target in enumerate(chosen, 1)
+        if not _fuzzed(target, at, len(chosen), asked.seconds, chance)
     ]
     print(
         f"{len(chosen)} targets: " + (f"something was found in {', '.join(failed)}" if failed else "nothing was found")

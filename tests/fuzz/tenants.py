@@ -108,8 +108,8 @@ def _send(connection: socket.socket, folder: Path, data: bytes, kinds: list[str]
         with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
             socket.send_fds(connection, [data], handed, socket.MSG_DONTWAIT)
     finally:
-        for each in handed:
-            os.close(each)
+        for fd in handed:
+            os.close(fd)
 
 
 @contextlib.contextmanager

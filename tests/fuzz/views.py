@@ -84,7 +84,7 @@ def _spoken(draw: st.DrawFn) -> Any:
 
 def _worded(draw: st.DrawFn, value: Any, key: str) -> Any:
     if isinstance(value, dict):
-        return {each: _worded(draw, inner, each) for each, inner in value.items()}
+        return {key: _worded(draw, inner, key) for key, inner in value.items()}
     if isinstance(value, list):
         return [_worded(draw, inner, key) for inner in value]
     name = key in ("name", "namespace", "key") and value in ("web", "default", "default/web")  # or it is not found
@@ -122,9 +122,9 @@ def _cluster() -> Iterator[Check]:
         paper = FakeCluster(Path(folder))
 
         def check(objects: Any) -> None:
-            shown = [each for each in objects if isinstance(each, dict) and each.get("kind") in ("Node", "Pod")]
+            shown = [item for item in objects if isinstance(item, dict) and item.get("kind") in ("Node", "Pod")]
             paper.show(
-                *(each for each in shown if isinstance(each.get("metadata"), dict) and "name" in each["metadata"])
+                *(item for item in shown if isinstance(item.get("metadata"), dict) and "name" in item["metadata"])
             )
             for command, words in ((cluster_view, ["-o", "wide"]), (cluster_view, ["--pending"]), (inspect, [])):
                 done = CliRunner().invoke(command, words)

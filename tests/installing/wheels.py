@@ -61,7 +61,7 @@ def names(wheel: Path) -> set[str]:
 def binaries(wheel: Path) -> list[Binary]:
     with zipfile.ZipFile(wheel) as archive:
         found = [Binary(name, archive.read(name)) for name in archive.namelist()]
-    return [each for each in found if each.content.startswith(b"\x7fELF")]
+    return [file for file in found if file.content.startswith(b"\x7fELF")]
 
 
 def installed(wheel: Path, folder: Path) -> Path:

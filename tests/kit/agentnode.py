@@ -265,8 +265,8 @@ class AgentNode:
         self.kill_at: int | None = None
         self.health = Health(CARDS)
         self.driver: Callable[[Sequence[str]], Edits] = lambda uuids: Edits({})
-        for each in ("cdi", "a", "t"):
-            (folder / each).mkdir()
+        for name in ("cdi", "a", "t"):
+            (folder / name).mkdir()
         patch.setattr("aliquot.services.agent.service.Kubelet", self._fake_kubelet)
         patch.setattr("aliquot.services.agent.service.Kube", lambda server, agent: self.api)
         self._watch_writes()
@@ -388,7 +388,9 @@ class AgentNode:
 
     def made(self, pod: Json, container: str = "main") -> Created:
         """What the runtime makes of what it was told. Raises NotMade."""
-        answers = [each for key, each in self.kubelet.answers.items() if key[:2] == (pod["metadata"]["uid"], container)]
+        answers = [
+            answer for key, answer in self.kubelet.answers.items() if key[:2] == (pod["metadata"]["uid"], container)
+        ]
         specs = {spec.name.qualified: spec for spec in self.specs()}
         seen = Created({}, {})
         for name in (name for answer in answers for name in answer.cdi):
@@ -404,7 +406,7 @@ class AgentNode:
     def run(self, pod: Json) -> dict[str, Created]:
         """Bound, admitted, and all its containers started in turn."""
         self.admitted(self.bound(pod))
-        return {each["name"]: self.started(pod, each["name"]) for each, _ in containers_of(pod)}
+        return {spec["name"]: self.started(pod, spec["name"]) for spec, _ in containers_of(pod)}
 
     # --- what is there
 
@@ -454,9 +456,9 @@ def a_qgpu_pod(
 ) -> Json:
     """A bound Pod; each container asks for percent and GiB of one card, and was given that card."""
     amounts = containers or {"main": (core, gib)}
-    first = [_asks(each, *asked) for each, asked in (init or {}).items()]
-    first += [{**_asks(each, *asked), "restartPolicy": "Always"} for each, asked in (sidecars or {}).items()]
-    pod = a_pod(name, *(_asks(each, *asked) for each, asked in amounts.items()), init=first, on=node)
+    first = [_asks(container, *asked) for container, asked in (init or {}).items()]
+    first += [{**_asks(container, *asked), "restartPolicy": "Always"} for container, asked in (sidecars or {}).items()]
+    pod = a_pod(name, *(_asks(container, *asked) for container, asked in amounts.items()), init=first, on=node)
     pod["metadata"] |= {"uid": f"uid-{next(_uids)}", "namespace": "ml"}
     if granted:
         pod["metadata"]["annotations"] = grant_of(pod, card, node)

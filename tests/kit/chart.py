@@ -21,18 +21,18 @@ class Objects:
     """Rendered objects, to be asked for by kind and name."""
 
     def __init__(self, text: str) -> None:
-        self.all: list[Json] = [each for each in yaml.safe_load_all(text) if each]
+        self.all: list[Json] = [item for item in yaml.safe_load_all(text) if item]
 
     def one(self, kind: str, name: str, namespace: str | None = None) -> Json:
         (found,) = (
-            each
-            for each in self.of(kind)
-            if each["metadata"]["name"] == name and namespace in (None, each["metadata"].get("namespace"))
+            item
+            for item in self.of(kind)
+            if item["metadata"]["name"] == name and namespace in (None, item["metadata"].get("namespace"))
         )
         return found
 
     def of(self, *kinds: str) -> list[Json]:
-        return [each for each in self.all if each["kind"] in kinds]
+        return [item for item in self.all if item["kind"] in kinds]
 
     def pods(self) -> dict[str, Json]:
         """The spec of each Pod that is made from a template, by the name of what makes it."""
@@ -41,7 +41,7 @@ class Objects:
 
     def args(self, maker: str, container: str) -> list[str]:
         spec = self.pods()[maker]
-        (found,) = (each for each in containers(spec) if each["name"] == container)
+        (found,) = (candidate for candidate in containers(spec) if candidate["name"] == container)
         return [*found.get("command", ()), *found.get("args", ())]
 
 
@@ -76,9 +76,9 @@ def _holds(expression: Json, labels: Mapping[str, str]) -> bool:
 
 
 def _tolerated(spec: Json, taint: Mapping[str, str]) -> bool:
-    def matches(each: Json) -> bool:
-        if each.get("operator") != "Exists" and each.get("value", "") != taint.get("value", ""):
+    def matches(toleration: Json) -> bool:
+        if toleration.get("operator") != "Exists" and toleration.get("value", "") != taint.get("value", ""):
             return False
-        return each.get("key") in (None, taint["key"]) and each.get("effect") in (None, taint["effect"])
+        return toleration.get("key") in (None, taint["key"]) and toleration.get("effect") in (None, taint["effect"])
 
     return taint["effect"] == "PreferNoSchedule" or any(map(matches, spec.get("tolerations", ())))

@@ -92,8 +92,8 @@ def _merged(whole: Any, change: Any, *, by_type: bool) -> Any:
         merged = {**whole, **{key: _merged(whole.get(key), value, by_type=by_type) for key, value in change.items()}}
         return {key: value for key, value in merged.items() if value is not None}
     if by_type and isinstance(whole, list) and isinstance(change, list):
-        given = {each["type"] for each in change}
-        return [each for each in whole if each["type"] not in given] + change
+        given = {condition["type"] for condition in change}
+        return [condition for condition in whole if condition["type"] not in given] + change
     return change
 
 

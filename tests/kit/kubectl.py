@@ -58,8 +58,8 @@ class FakeCluster:
     def show(self, *objects: Json, **more: Any) -> None:
         """These Nodes, Pods and ConfigMaps; and whatever else, by path."""
         kinds: dict[str, list[Json]] = {"Node": [], "Pod": [], "ConfigMap": []}
-        for each in objects:
-            kinds[each["kind"]].append(each)
+        for item in objects:
+            kinds[item["kind"]].append(item)
         self.answers = {
             "/api/v1/nodes": kinds["Node"],
             "/api/v1/pods": kinds["Pod"],

@@ -65,13 +65,13 @@ def test_every_blob_that_is_named_is_there_with_its_digest_and_its_size(files: d
     found = list(_described(files))
 
     assert len(found) == 1 + 2 * 4
-    for each in found:
-        data = _blob(files, each)
-        assert (f"sha256:{hashlib.sha256(data).hexdigest()}", len(data)) == (each["digest"], each["size"])
+    for descriptor in found:
+        data = _blob(files, descriptor)
+        assert (f"sha256:{hashlib.sha256(data).hexdigest()}", len(data)) == (descriptor["digest"], descriptor["size"])
 
 
 def test_index_holds_no_unreferenced_blob(files: dict[str, bytes]) -> None:
-    named = {f"blobs/{each['digest'].replace(':', '/')}" for each in _described(files)}
+    named = {f"blobs/{descriptor['digest'].replace(':', '/')}" for descriptor in _described(files)}
 
     assert set(files) == {"oci-layout", "index.json", *named}
 
@@ -102,7 +102,9 @@ def test_a_platforms_manifest_is_that_of_its_own_archive(files: dict[str, bytes]
     (alone,) = json.loads(_files(_archive(arch))["index.json"])["manifests"]
     listed = json.loads(_blob(files, _top(files)))["manifests"]
 
-    assert [each["digest"] for each in listed if each["platform"]["architecture"] == arch] == [alone["digest"]]
+    assert [manifest["digest"] for manifest in listed if manifest["platform"]["architecture"] == arch] == [
+        alone["digest"]
+    ]
 
 
 def test_index_does_not_depend_on_the_order_of_archives() -> None:

@@ -31,7 +31,7 @@ def test_the_lock_is_of_todays_packages_and_constraints(arch: str) -> None:
 
 
 def test_both_architectures_are_made_of_the_same_versions() -> None:
-    amd64, arm64 = ({(each.kind, each.name, each.version) for each in _locked(arch)} for arch in ARCHES)
+    amd64, arm64 = ({(package.kind, package.name, package.version) for package in _locked(arch)} for arch in ARCHES)
 
     # A binary rebuild (+b1) is of one architecture; the source is the same.
     assert {(kind, name, version.partition("+b")[0]) for kind, name, version in amd64} == {

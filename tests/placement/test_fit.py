@@ -222,12 +222,12 @@ def test_where_a_node_never_fits_it_does_not_fit_healthy_and_empty_either(board:
             memory_mib=node.memory_mib,
         )
         of_node = [refusal for refusal in refusals if refusal.node == name]
-        if any(each.never for each in of_node if each.card is None):
+        if any(refusal.never for refusal in of_node if refusal.card is None):
             assert not _fits(a_board(healthy), claim)
         by_card: dict[int, bool] = {}
-        for each in of_node:
-            if each.card is not None:
-                by_card[each.card] = by_card.get(each.card, False) or each.never
+        for refusal in of_node:
+            if refusal.card is not None:
+                by_card[refusal.card] = by_card.get(refusal.card, False) or refusal.never
         if len(by_card) == len(node.cards) > 0 and all(by_card.values()):
             assert not _fits(a_board(healthy), claim)
 

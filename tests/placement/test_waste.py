@@ -25,7 +25,7 @@ def a_board(*used: Usage, cards: int = 2) -> Board:
 
 def wasted(board: Board, *seen: list[Usage]) -> float | None:
     waste = Waste(board)
-    waste.learn((each, 0) for each in seen)
+    waste.learn((usages, 0) for usages in seen)
     return waste.ratio()
 
 

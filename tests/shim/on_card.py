@@ -144,7 +144,7 @@ def inside() -> int:
     lookups()
     memory()
     time.sleep(0.3)
-    threads = [Path(f"/proc/self/task/{each}/comm").read_text().strip() for each in os.listdir("/proc/self/task")]
+    threads = [Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in os.listdir("/proc/self/task")]
     check("the link's thread runs: channel groups were seen", "aliquot" in threads, threads)
     cuda.cuCtxSynchronize()
     return failed

@@ -93,14 +93,14 @@ def test_the_page_is_laid_out_the_same(c: C) -> None:
     assert (c["struct alq_card.memory_limit"], c["struct alq_card.heartbeat_ns"]) == (page.LIMIT, page.HEARTBEAT)
     assert page.Page._at(3, 2) == page._SLOT_AT + 3 * page._SLOT_SIZE + c["struct alq_slot.use"] + 2 * page._USE_SIZE
     assert (page._USE_SIZE, page._USE.size) == (c["struct alq_use"],) * 2
-    assert [c[f"struct alq_page.{each}"] for each in ("magic", "version", "cards", "slots")] == [0, 4, 8, 12]
+    assert [c[f"struct alq_page.{field}"] for field in ("magic", "version", "cards", "slots")] == [0, 4, 8, 12]
     assert c["struct alq_slot.pid"] == 0
 
 
 def test_a_line_of_the_page_is_read_field_by_field_as_it_is_written(c: C) -> None:
     fields = [page.MEMORY, page.OVERHEAD, page.LAUNCHES, page.WAITING, page.GATE, page.PAUSED, page.WAKE, page.REFUSED]
     fields += [page.RESCUED, page.BUSY, page.BUSY_SINCE]
-    assert fields == [c[f"struct alq_use.{each}"] for each in _USE]
+    assert fields == [c[f"struct alq_use.{field}"] for field in _USE]
     assert list(page.Use.__dataclass_fields__) == _USE
     for at, field in enumerate(fields):  # the format's own idea of where each field is
         line = bytearray(page._USE_SIZE)

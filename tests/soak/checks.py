@@ -54,7 +54,7 @@ class Checks:
     def look(self, at: float) -> None:
         """One look at everything; nothing where the API server is away."""
         with contextlib.suppress(OSError):
-            nodes = {each["metadata"]["name"]: each for each in self._get("/api/v1/nodes")}
+            nodes = {node["metadata"]["name"]: node for node in self._get("/api/v1/nodes")}
             pods = self._get(f"/api/v1/namespaces/{SPACE}/pods")
             self.looks += 1
             for sentence in judge(nodes, pods):

@@ -95,9 +95,7 @@ def shapes(card_gib: int) -> dict[str, list[Shape]]:
             for gib, core in both
         ],
         "gpushare": [Shape({MEM: gib}, {}, gib / card_gib) for gib in sizes],
-        "two cards": [
-            Shape({MEM: 2 * each}, {COUNT: "2"}, 2 * each / card_gib) for each in range(1, card_gib // 4 + 1)
-        ],
+        "two cards": [Shape({MEM: 2 * gib}, {COUNT: "2"}, 2 * gib / card_gib) for gib in range(1, card_gib // 4 + 1)],
         "t9k": [Shape({T9K_PERCENT: core}, {}, core / 100) for core in _CORES],
     }
 
@@ -127,7 +125,7 @@ class Churn(Holdable):
         for workload in list(self.wanted.values()):
             if workload.until < now:
                 self._remove(workload)
-        living = [each for each in self.wanted.values() if each.kind != "Job"]
+        living = [workload for workload in self.wanted.values() if workload.kind != "Job"]
         if living and self._rng.random() < 0.25:
             workload = self._rng.choice(living)
             self._rng.choice((self._scale, self._roll, self._delete_pod))(workload)
@@ -136,8 +134,11 @@ class Churn(Holdable):
 
     def _room(self, weight: float, pods: int) -> bool:
         """Twice what runs may be there for a moment, while Pods end; so the half is of what is wanted."""
-        used = sum(each.weight for each in self.wanted.values())
-        return used + weight <= self._most and sum(each.replicas for each in self.wanted.values()) + pods <= MOST_PODS
+        used = sum(workload.weight for workload in self.wanted.values())
+        return (
+            used + weight <= self._most
+            and sum(workload.replicas for workload in self.wanted.values()) + pods <= MOST_PODS
+        )
 
     def _add(self, now: float) -> None:
         rng = self._rng

@@ -73,7 +73,7 @@ class Faults(Holdable):
 
     def _kill(self, program: str) -> str:
         found = [(node.name, pid) for node in self._cluster.nodes for pid in running(node, program)]
-        found = [each for each in found if each[1] not in self.spared]
+        found = [process for process in found if process[1] not in self.spared]
         if not found:
             return ""
         name, pid = self._rng.choice(found)

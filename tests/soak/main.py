@@ -158,10 +158,10 @@ class Soak:
         try:
             wait_until(lambda: not self._missing(wanted), _SLOW, "all that is wanted runs", every=0.5)
         except TimeoutError:
-            self.slow += [f"at {self.clock():.0f} s: {each}" for each in self.checks.missing(wanted)]
+            self.slow += [f"at {self.clock():.0f} s: {pod}" for pod in self.checks.missing(wanted)]
             with suppress(TimeoutError):
                 wait_until(lambda: not self._missing(wanted), SETTLE - _SLOW, "all that is wanted runs", every=0.5)
-        self.lost += [f"at {self.clock():.0f} s: {each}" for each in self.checks.missing(wanted)]
+        self.lost += [f"at {self.clock():.0f} s: {pod}" for pod in self.checks.missing(wanted)]
         self.calms.append(time.monotonic() - begun)
         self.stumbles |= set(self.checks.stumbles())
         self.churn.go_on()
@@ -189,8 +189,8 @@ class Soak:
         self.cluster.plane.api("DELETE", f"/api/v1/namespaces/{SPACE}")
         self.tell.say("uninstalling")
         uninstall(self.cluster)
-        label(self.cluster, *(f"{each.partition('=')[0]}-" for each in LABELS))
-        self.leaked += [f"after uninstall: {each}" for each in until_gone(self.cluster, before, 60)]
+        label(self.cluster, *(f"{label_text.partition('=')[0]}-" for label_text in LABELS))
+        self.leaked += [f"after uninstall: {leak}" for leak in until_gone(self.cluster, before, 60)]
 
 
 def _cgroup(pid: int) -> str:

@@ -42,10 +42,10 @@ class Life:
         inside = [sample for sample in self.samples if begin <= sample.at <= end]
         if len(inside) < 5 or inside[0].at > begin + 15 or inside[-1].at < end - 15:
             return None
-        mean_at = sum(each.at for each in inside) / len(inside)
-        mean = sum(each.rss_mib for each in inside) / len(inside)
-        across = sum((each.at - mean_at) ** 2 for each in inside)
-        slope = sum((each.at - mean_at) * (each.rss_mib - mean) for each in inside) / across
+        mean_at = sum(sample.at for sample in inside) / len(inside)
+        mean = sum(sample.rss_mib for sample in inside) / len(inside)
+        across = sum((sample.at - mean_at) ** 2 for sample in inside)
+        slope = sum((sample.at - mean_at) * (sample.rss_mib - mean) for sample in inside) / across
         return slope * (end - begin)
 
 

@@ -91,7 +91,7 @@ class Results:
 
 def results(soak: Soak) -> Results:
     plan, checks = soak.plan, soak.checks
-    stuck = [each for each in checks.wrong if each.startswith("stuck")]
+    stuck = [problem for problem in checks.wrong if problem.startswith("stuck")]
     return Results(
         minutes=plan.minutes,
         seed=plan.seed,
@@ -106,7 +106,7 @@ def results(soak: Soak) -> Results:
         calms=soak.calms,
         slow=soak.slow,
         lost=soak.lost,
-        over_allocated=[each for each in checks.wrong if each not in stuck],
+        over_allocated=[problem for problem in checks.wrong if problem not in stuck],
         stuck=stuck,
         leaked=soak.leaked,
         stumbles=sorted(soak.stumbles),
@@ -202,7 +202,7 @@ def _page(found: Results) -> str:
     )
     out = [head, *_table("", "", rows)]
     if found.wrong:
-        out += ["", "Failures:", "", *(f"- {each}" for each in found.wrong)]
+        out += ["", "Failures:", "", *(f"- {problem}" for problem in found.wrong)]
     out += ["", "## Memory", "", "![memory over the run](img/soak.svg)", "", *_memory(found)]
     out += ["", "## What was killed", "", *_table("fault", "times", list(found.faults.items()))]
     out += ["", "## Workload", "", *_table("", "", list(found.did.items()))]
@@ -220,7 +220,8 @@ def _memory(found: Results) -> list[str]:
     for life in found.lives:
         lives[life.role].append(life)
     rows = [
-        f"| {role} | {len(each)} | {max(life.most_mib for life in each):.0f} |" for role, each in sorted(lives.items())
+        f"| {role} | {len(of_role)} | {max(life.most_mib for life in of_role):.0f} |"
+        for role, of_role in sorted(lives.items())
     ]
     out = ["| program | processes | peak MiB of any |", "|---|---|---|", *rows]
     grown = found.growths()

@@ -57,14 +57,14 @@ def test_a_process_that_did_not_live_all_that_time_has_no_growth() -> None:
 
 
 def test_no_pod_wants_more_than_two_fifths_of_a_card_or_half_of_one_in_two_parts() -> None:
-    for dialect, some in shapes(16).items():
-        for shape in some:
+    for dialect, of_dialect in shapes(16).items():
+        for shape in of_dialect:
             assert 0 < shape.weight <= (HALF if dialect == "two cards" else 0.4)
 
 
 def test_the_pods_are_of_some_fifty_kinds_and_not_ever_new_ones() -> None:
     """Memory is to be flat once a scheduler has seen them all, within minutes."""
-    every = [shape for some in shapes(16).values() for shape in some]
+    every = [shape for of_dialect in shapes(16).values() for shape in of_dialect]
     assert 40 <= len(every) <= 60
     assert all(shape not in every[:number] for number, shape in enumerate(every))
 

@@ -60,7 +60,7 @@ def read_archive(archive: Path) -> tuple[str, dict[str, Blob]]:
     listed = json.loads(Blob(archive, index.offset_data, index.size).read())["manifests"]
     while listed[0]["mediaType"] == _INDEX:
         listed = json.loads(blobs[listed[0]["digest"]].read())["manifests"]
-    here = [each for each in listed if each.get("platform", {}).get("architecture", _here()) == _here()]
+    here = [manifest for manifest in listed if manifest.get("platform", {}).get("architecture", _here()) == _here()]
     return str(here[0]["digest"]), blobs
 
 
@@ -108,9 +108,9 @@ def _sources() -> Iterator[Path]:
     for name in _MADE_OF:
         path = _ROOT / name
         found = [path] if path.is_file() else sorted(path.rglob("*"))
-        for each in found:
-            if each.is_file() and not _NOT_PART & set(each.relative_to(_ROOT).parts):
-                yield each
+        for source in found:
+            if source.is_file() and not _NOT_PART & set(source.relative_to(_ROOT).parts):
+                yield source
 
 
 def kube_scheduler() -> Path:

@@ -62,4 +62,4 @@ class Extender:
         scores = self.ask("prioritize", args | {"NodeNames": found["NodeNames"]})
         if not scores:
             return "prioritize said nothing"
-        return self.bind(pod, max(scores, key=lambda each: each["Score"])["Host"])
+        return self.bind(pod, max(scores, key=lambda score: score["Score"])["Host"])

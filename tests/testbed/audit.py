@@ -52,8 +52,8 @@ def overbooked(pods: Iterable[Object], card_mib: int) -> list[str]:
 def _too_much(held: Iterable[Iterable[tuple[Card, int, int]]], card_mib: int) -> list[str]:
     memory: Counter[Card] = Counter()
     core: Counter[Card] = Counter()
-    for each in held:
-        for card, mib, milli in each:
+    for shares in held:
+        for card, mib, milli in shares:
             memory[card] += mib
             core[card] += milli
     return [f"{card}: {mib} MiB of {card_mib}" for card, mib in memory.items() if mib > card_mib] + [

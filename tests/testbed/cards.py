@@ -32,9 +32,9 @@ def qgpu_node(name: str, cards: int = 4) -> Object:
     return objects.node(name, amounts, labels={"qgpu-device-enable": "enable"})
 
 
-def cluster(plane: ControlPlane, each: int = 2) -> list[str]:
+def cluster(plane: ControlPlane, nodes_each: int = 2) -> list[str]:
     """So many nodes of two dialects each, with four cards each; their names."""
-    made = [gpushare_node(f"g{n}") for n in range(each)] + [qgpu_node(f"q{n}") for n in range(each)]
+    made = [gpushare_node(f"g{n}") for n in range(nodes_each)] + [qgpu_node(f"q{n}") for n in range(nodes_each)]
     return [node["metadata"]["name"] for node in objects.create(plane, *made)]
 
 

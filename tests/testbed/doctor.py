@@ -32,7 +32,7 @@ class Doctor:
         assert done.returncode in (0, 1), done.stderr
         found = [load for load in json.loads(done.stdout) if load["level"] not in ("ok", "note")]
         assert done.returncode == (1 if found else 0)
-        assert all(each["fix"] for each in found), found
+        assert all(finding["fix"] for finding in found), found
         return found
 
     def quiet(self, seconds: float = 20.0) -> None:

@@ -48,7 +48,7 @@ Object = dict[str, Any]
 
 MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 _KEY = "ALIYUN_COM_GPU_MEM_"
-IDX, DEV, POD, ASSIGNED, ASSUMED = (f"{_KEY}{each}" for each in ("IDX", "DEV", "POD", "ASSIGNED", "ASSUME_TIME"))
+IDX, DEV, POD, ASSIGNED, ASSUMED = (f"{_KEY}{suffix}" for suffix in ("IDX", "DEV", "POD", "ASSIGNED", "ASSUME_TIME"))
 CONTAINER = f"{_KEY}CONTAINER"
 ALLOCATION = "scheduler.framework.gpushare.allocation"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
@@ -116,7 +116,7 @@ class Extender:
             cards = {card: left for card, left in self._free(asked["Node"], pods).items() if left >= wants}
             if not cards:
                 return {"Error": f"the node {asked['Node']} can't place the pod {asked['PodName']}"}
-            card = min(cards, key=lambda each: (cards[each], each))
+            card = min(cards, key=lambda index: (cards[index], index))
             marks = {"metadata": {"annotations": self._annotations(pod, asked["Node"], card)}}
             self._api("PATCH", path, marks, content_type=STRATEGIC_PATCH)
             target = {"apiVersion": "v1", "kind": "Node", "name": asked["Node"]}
@@ -226,7 +226,7 @@ class Plugin:
         params = {"fieldSelector": f"spec.nodeName={self._node},status.phase=Pending"}
         pods = self._api("GET", "/api/v1/pods", params=params)["items"]
         assumed = [pod for pod in pods if (pod["metadata"].get("annotations") or {}).get(ASSIGNED) == "false"]
-        return sorted(assumed, key=lambda each: int(each["metadata"]["annotations"][ASSUMED]))
+        return sorted(assumed, key=lambda pod: int(pod["metadata"]["annotations"][ASSUMED]))
 
     def _container(self, card: int, pod: int, container: int) -> wire.ContainerAllocateResponse:
         uuid, size = self._cards[card]

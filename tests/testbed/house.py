@@ -58,8 +58,8 @@ def _mount(source: str, target: str, kind: str | None = None, flags: int = 0, op
 def _cover(folder: str) -> None:
     """What the machine has there can be read; what is written is the node's, and gone with it."""
     layers = f"/run/.layers{folder}"
-    for each in ("upper", "work"):
-        os.makedirs(f"{layers}/{each}")
+    for name in ("upper", "work"):
+        os.makedirs(f"{layers}/{name}")
     _mount("node", folder, "overlay", 0, f"lowerdir={folder},upperdir={layers}/upper,workdir={layers}/work")
 
 
@@ -134,9 +134,9 @@ def _make_cgroups(name: str) -> None:
     for hierarchy in hierarchies():
         folder = hierarchy / name
         folder.mkdir(exist_ok=True)
-        for each in ("cpuset.cpus", "cpuset.mems"):  # v1 leaves them empty, and then nobody may come in
+        for setting in ("cpuset.cpus", "cpuset.mems"):  # v1 leaves them empty, and then nobody may come in
             with contextlib.suppress(FileNotFoundError):
-                (folder / each).write_text((hierarchy / each).read_text())
+                (folder / setting).write_text((hierarchy / setting).read_text())
 
 
 def _remove_cgroups(name: str) -> None:

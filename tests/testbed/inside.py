@@ -143,7 +143,7 @@ def wait_offered(
         return [{resource: allocatable(node, resource) for resource in amounts} for node in nodes or fleet.nodes]
 
     def all_offered() -> bool:
-        return all(each == amounts for each in offered())
+        return all(offer == amounts for offer in offered())
 
     wait_until(all_offered, seconds, f"each node offers {dict(amounts)}", saw=offered)
 
@@ -207,7 +207,7 @@ def left_of_pods(fleet: Fleet) -> list[str]:
     found += [f"the board: {pod}" for pod in board["pending"]]
     for agent in fleet.agents.values():
         node = agent.node
-        found += [f"{node.name}: {each}" for each in agent.left()]
+        found += [f"{node.name}: {leftover}" for leftover in agent.left()]
         found += [f"{node.name}: database: {name}" for name in recorded(node)]
         found += [f"{node.name}: kubelet: {holder.name}" for holder in holders(node)]
     return found

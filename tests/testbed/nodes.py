@@ -86,7 +86,7 @@ class RealNode(Startable):
 
     def stop(self) -> None:
         """Nothing of it is left: not a process, a mount, a cgroup, an address, nor the Node."""
-        own = [each for each in (self._containerd, self._kubelet) if each is not None]
+        own = [program for program in (self._containerd, self._kubelet) if program is not None]
         for program in reversed([*own, *self._others]):
             program.kill()
         self._others.clear()
@@ -276,7 +276,7 @@ class RealNode(Startable):
 
         def found() -> dict[str, Any] | None:
             lines = self.lines(pod, container, namespace=namespace)
-            return next((each for each in reversed(lines) if each["event"] == event), None)
+            return next((line for line in reversed(lines) if line["event"] == event), None)
 
         def saw() -> object:
             told = objects.events_of(self.plane, pod, namespace)

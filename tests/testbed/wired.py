@@ -138,7 +138,9 @@ class Wired:
         name = "heard-of"
         self.create(objects.pod(name, {"aliyun.com/gpu-mem": 1}, scheduler="nobody"))
         heard = f"default/{name}"
-        wait_until(lambda: heard in [each["pod"] for each in self.status()["pending"]], 5, "ours is there", every=0.02)
+        wait_until(
+            lambda: heard in [entry["pod"] for entry in self.status()["pending"]], 5, "ours is there", every=0.02
+        )
         objects.delete_pod(self.plane, name)
 
     def status(self) -> dict[str, Any]:

@@ -15,12 +15,12 @@ from kit.manifests import QGPU_MEMORY, Json, a_node, asking, gpushare_node, gpus
 def sentence(pod: Json, cluster: list[Json]) -> str:
     verdict = take_snapshot(cluster, policy="binpack", rules=Rules()).place(pod)
     assert verdict.claim is not None
-    nodes = [each for each in cluster if each["kind"] == "Node"]
+    nodes = [item for item in cluster if item["kind"] == "Node"]
     return one_sentence(verdict.refusals, verdict.claim, len(nodes))
 
 
 def test_one_sentence_names_busy_nodes_first_and_what_decides_in_each_group() -> None:
-    busy = [each for at in range(3) for each in (gpushare_node(f"b{at}", 16), on_card(f"r{at}", 12, 0, f"b{at}"))]
+    busy = [item for at in range(3) for item in (gpushare_node(f"b{at}", 16), on_card(f"r{at}", 12, 0, f"b{at}"))]
     cluster = [*busy, a_node("other", 16), gpushare_node("closed", 16, unschedulable=True)]
     assert sentence(gpushare_pod("p", 12), cluster) == (
         "fits none of 5 nodes. "

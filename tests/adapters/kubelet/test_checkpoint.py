@@ -103,7 +103,7 @@ def test_checkpoint_never_raises(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "checkpoint"
     path.write_bytes(content)
     told = read_checkpoint(path)
-    assert told is None or all(isinstance(each, Entry) for each in told)
+    assert told is None or all(isinstance(entry, Entry) for entry in told)
 
 
 def test_checkpoint_of_endless_brackets_is_none(tmp_path: Path) -> None:

@@ -68,8 +68,8 @@ def test_the_file_of_any_other_program_is_left_as_it_is(tmp_path: Path) -> None:
 def theirs(folder: Path, *more: str) -> sqlite3.Connection:
     """A file of a program that knows nothing of us, open."""
     other = sqlite3.connect(folder / "a.db", isolation_level=None)
-    for each in (*more, "CREATE TABLE theirs (other TEXT)", "INSERT INTO theirs VALUES ('kept')"):
-        other.execute(each)
+    for statement in (*more, "CREATE TABLE theirs (other TEXT)", "INSERT INTO theirs VALUES ('kept')"):
+        other.execute(statement)
     return other
 
 

@@ -239,12 +239,12 @@ def test_podstore_killed_during_writes_has_all_that_returned(tmp_path: Path, lin
     added = [int(line.split()[1]) for line in told if line.startswith("added") and line.endswith("\n")]
     removed = {int(line.split()[1]) for line in told if line.startswith("removed") and line.endswith("\n")}
     store = a_store(tmp_path)
-    found = {int(each.created): each for each in store.tenancies()}
+    found = {int(tenancy.created): tenancy for tenancy in store.tenancies()}
     assert store.notes == []
     # One write more may be on the disk than was told.
     assert set(added) - removed - found.keys() <= {added[-1] - 1}
     assert found.keys() - set(added) <= {added[-1] + 1}
-    assert all(each.shares == (Share(0, at, uuid="GPU-0"),) for at, each in found.items())
+    assert all(tenancy.shares == (Share(0, at, uuid="GPU-0"),) for at, tenancy in found.items())
 
 
 # --- any order of events ---------------------------------------------------------------------------------------------

@@ -220,8 +220,8 @@ def test_a_sweep_removes_drafts_only_when_they_are_old(source: Path, state: Path
     assert sweep(state, set()) == []
     assert draft.exists()
     long_ago = time.time() - 7200
-    for each in (draft, link):
-        os.utime(each, (long_ago, long_ago), follow_symlinks=False)
+    for path in (draft, link):
+        os.utime(path, (long_ago, long_ago), follow_symlinks=False)
     assert sweep(state, set()) == []
     assert not [name for name in names(state) if name.startswith(".")]
 

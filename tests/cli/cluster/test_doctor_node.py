@@ -62,7 +62,7 @@ def told(node: FakeNode, *more: str) -> dict[str, list[Json]]:
 
 
 def checks(found: list[Json]) -> set[str]:
-    return {each["check"] for each in found}
+    return {finding["check"] for finding in found}
 
 
 OF_THE_NODE = {"kubelet", "agent", "database", "shim", "cards", "resources", "inventory", "cdi", "holdings"}
@@ -90,13 +90,13 @@ def test_doctor_on_a_machine_without_cards_gives_a_note(
         spec.unlink()
     found = told(node, "--nodename=n1")
     assert not checks(found["finding"]) & OF_THE_NODE
-    (note,) = [each for each in found["note"] if each["check"] == "agent"]
+    (note,) = [finding for finding in found["note"] if finding["check"] == "agent"]
     assert note["what"].startswith("no agent runs here, and the labels ask for none")
 
 
 def test_doctor_with_no_node_checks_the_cluster_only(node: FakeNode, api: FakeCluster) -> None:
     found = told(node, "--no-node")
-    assert not checks([each for level in found.values() for each in level]) & {"agent", "kubelet", "shim"}
+    assert not checks([finding for level in found.values() for finding in level]) & {"agent", "kubelet", "shim"}
 
 
 def test_doctor_without_kubelet_checks_the_cluster_only(api: FakeCluster, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_doctor_without_kubectl_finds_cards_given_twice(
     with ExitStack() as stack:
         node.start(stack)
         found = told(node)
-    (crowd,) = [each for each in found["finding"] if each["check"] == "over-allocated"]
+    (crowd,) = [finding for finding in found["finding"] if finding["check"] == "over-allocated"]
     assert crowd["about"] == ["n1, GPU 0"]
     assert crowd["what"] == "150% of its compute is given away"
 

@@ -133,9 +133,11 @@ def test_shortages_are_in_units_of_people(
     (entry,) = explained(tmp_path, [pod], cluster)
     assert not entry["fits"]
     told = [refusal for refusal in entry["refusals"] if refusal["reason"] == reason]
-    assert [(each["node"], each["wanted"], each["had"], each["never"]) for each in told] == [("n1", wanted, had, never)]
+    assert [(refusal["node"], refusal["wanted"], refusal["had"], refusal["never"]) for refusal in told] == [
+        ("n1", wanted, had, never)
+    ]
     assert (
-        f"fits none of {len([each for each in cluster if each['kind'] == 'Node'])} node"
+        f"fits none of {len([item for item in cluster if item['kind'] == 'Node'])} node"
         in run(tmp_path, [pod], cluster).stdout
     )
 
@@ -158,7 +160,7 @@ sizes = st.integers(1, 24)
 def pods_of(draw_limits: st.SearchStrategy[Json]) -> st.SearchStrategy[Callable[[str], Json]]:
     containers = st.lists(draw_limits, min_size=1, max_size=2)
     return containers.map(
-        lambda limits: lambda name: a_pod(name, *(a_container(f"c{at}", each) for at, each in enumerate(limits)))
+        lambda limits: lambda name: a_pod(name, *(a_container(f"c{at}", amounts) for at, amounts in enumerate(limits)))
     )
 
 
@@ -226,7 +228,7 @@ anything = st.recursive(
 def places_in(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The path to every value in a manifest."""
     below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(found for key, each in below for found in places_in(each, (*path, key)))]
+    return [path, *(found for key, value in below for found in places_in(value, (*path, key)))]
 
 
 def with_one_changed(manifest: Json, path: tuple[Any, ...], value: object) -> Any:
@@ -259,7 +261,7 @@ def test_explain_answers_any_input_or_fails_with_one_line(
     """One value anywhere in Pods and cluster becomes any other."""
     manifest = data.draw(st.sampled_from(GOOD))
     changed = with_one_changed(manifest, data.draw(st.sampled_from(places_in(manifest))), data.draw(anything))
-    others = [each for each in GOOD if each is not manifest]
+    others = [other for other in GOOD if other is not manifest]
     result = run(tmp_path_factory.mktemp("explain"), [changed], [*others, changed], "-o", "json")
     assert result.exception is None or isinstance(result.exception, SystemExit)
     if result.exit_code == 2:

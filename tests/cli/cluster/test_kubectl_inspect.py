@@ -24,8 +24,8 @@ from kit.manifests import (
 ALLOCATION = "scheduler.framework.gpushare.allocation"
 
 
-def shared(name: str, cards: int, each: int, address: str | None = "192.168.0.153") -> Json:
-    node = a_node(name, labels={"gpushare": "true"}, capacity={MEM: str(cards * each), COUNT: str(cards)})
+def shared(name: str, cards: int, per_card: int, address: str | None = "192.168.0.153") -> Json:
+    node = a_node(name, labels={"gpushare": "true"}, capacity={MEM: str(cards * per_card), COUNT: str(cards)})
     node["status"]["allocatable"] = node["status"]["capacity"]
     if address:
         hostname = {"type": "Hostname", "address": name}

@@ -216,7 +216,7 @@ def test_upgrade_removes_options_given_as_empty(api: FakeApi) -> None:
     def agent(*words: str) -> Any:
         result = invoked(upgrade, "--dry-run", "-o", "yaml", *words)
         assert result.exit_code == 0, result.output
-        (spec,) = [each["spec"] for each in yaml.safe_load_all(result.stdout) if each["kind"] == "DaemonSet"]
+        (spec,) = [item["spec"] for item in yaml.safe_load_all(result.stdout) if item["kind"] == "DaemonSet"]
         return spec["template"]["spec"]
 
     assert agent()["nodeSelector"] == {"pool": "gpu"}

@@ -256,7 +256,7 @@ def test_burn_marks_interpolate() -> None:
 
 
 def test_burn_percentiles() -> None:
-    assert percentiles([float(each) for each in range(1, 201)]) == {"p50": 100, "p90": 180, "p99": 198, "max": 200}
+    assert percentiles([float(value) for value in range(1, 201)]) == {"p50": 100, "p90": 180, "p99": 198, "max": 200}
     assert percentiles([7.0]) == {"p50": 7, "p90": 7, "p99": 7, "max": 7}
     assert percentiles([]) is None
 
@@ -269,8 +269,8 @@ def test_burn_queue_covers_descheduling(kernel_us: float, least_us: float) -> No
 
 
 def test_burn_merge_keeps_longest_gap() -> None:
-    each = {"seconds": 1.0, "kernels": 5.0, "share": 0.5, "series": [0.5], "longest_gap_ms": 3.0, "right": True}
-    both = merged([Outcome(each), Outcome({**each, "longest_gap_ms": 9.0, "right": False})]).result
+    result = {"seconds": 1.0, "kernels": 5.0, "share": 0.5, "series": [0.5], "longest_gap_ms": 3.0, "right": True}
+    both = merged([Outcome(result), Outcome({**result, "longest_gap_ms": 9.0, "right": False})]).result
     assert (both["share"], both["longest_gap_ms"], both["right"]) == (1.0, 9.0, False)
 
 

@@ -103,7 +103,7 @@ def test_ps_shows_who_runs_and_who_waits(machine: Machine) -> None:
     assert shown[3] == "big waits (1 of 1): card 0 is in use"
     told = json.loads(machine.aliquot("ps", "-o", "json").stdout)
     assert [tenant["name"] for tenant in told["tenants"]] == ["train"]
-    assert [(each["name"], each["position"]) for each in told["queue"]] == [("big", 1)]
+    assert [(entry["name"], entry["position"]) for entry in told["queue"]] == [("big", 1)]
 
 
 def test_top_shows_each_card_with_its_tenants(machine: Machine) -> None:

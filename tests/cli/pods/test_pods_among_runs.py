@@ -90,5 +90,5 @@ def test_completion_of_commands_types_and_names(daemon: FakeDaemon, words: str, 
     typed = f"aliquot {words}"
     asked = {"_ALIQUOT_COMPLETE": "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split(" ")) - 1)}
     said = subprocess.run(ALIQUOT, env={**os.environ, **asked}, capture_output=True, text=True, check=False)
-    assert said.stdout.split() == [f"plain,{each}" for each in completed]
+    assert said.stdout.split() == [f"plain,{name}" for name in completed]
     assert said.stderr == ""

@@ -36,7 +36,7 @@ def refused(*objects: Any) -> Invalid:
 def test_a_list_is_all_of_its_items_in_order() -> None:
     whole = {"kind": "List", "items": [a_pod("a"), a_workload("Deployment")]}
     pods = {"kind": "PodList", "items": [{**a_pod("b"), "kind": "Pod"}]}
-    assert [(each.kind, each.name) for each in read(whole, pods)] == [("Pod", "a"), ("Deployment", "web"), ("Pod", "b")]
+    assert [(item.kind, item.name) for item in read(whole, pods)] == [("Pod", "a"), ("Deployment", "web"), ("Pod", "b")]
 
 
 def test_what_makes_no_pods_is_passed_over_and_that_is_said() -> None:

@@ -26,13 +26,13 @@ def planned(*containers: dict[str, Any], **spec: Any) -> PodPlan:
 
 
 def command(**container: Any) -> tuple[str, ...]:
-    (each,) = planned({"name": "a", **container}).containers
-    return expand(each, METADATA, "node-0", has_card=True)[0]
+    (planned_container,) = planned({"name": "a", **container}).containers
+    return expand(planned_container, METADATA, "node-0", has_card=True)[0]
 
 
 def environment(*env: dict[str, Any]) -> dict[str, str]:
-    (each,) = planned({"name": "a", "env": list(env)}).containers
-    return expand(each, METADATA, "node-0", has_card=True)[1]
+    (planned_container,) = planned({"name": "a", "env": list(env)}).containers
+    return expand(planned_container, METADATA, "node-0", has_card=True)[1]
 
 
 def test_command_and_args_are_one_command() -> None:

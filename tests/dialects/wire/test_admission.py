@@ -220,7 +220,7 @@ def test_forged_grant_is_removed_with_warning() -> None:
 
 
 def env_of(container: Json) -> Json:
-    return {each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in container["env"]}
+    return {variable["name"]: variable["valueFrom"]["fieldRef"]["fieldPath"] for variable in container["env"]}
 
 
 def test_env_by_field_ref_is_off_by_default() -> None:
@@ -248,7 +248,7 @@ def test_env_by_field_ref_overrides_user_variables() -> None:
     container["env"] = [mine, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
     response = answer(asked(a_pod("p", container)), BY_ENV)
     env = patched(a_pod("p", container), response)["spec"]["containers"][0]["env"]
-    assert [each["name"] for each in env] == ["NVIDIA_VISIBLE_DEVICES", "MINE"]
+    assert [variable["name"] for variable in env] == ["NVIDIA_VISIBLE_DEVICES", "MINE"]
     assert "value" not in env[0]
     assert response["warnings"] == [
         "env NVIDIA_VISIBLE_DEVICES of container main was replaced: aliquot sets it",
@@ -257,7 +257,7 @@ def test_env_by_field_ref_overrides_user_variables() -> None:
 
 def test_env_annotation_keys_are_short_and_unique() -> None:
     one, other = "a" * 62 + "b", "a" * 62 + "c"
-    keys = {env_annotation(each, "ALIYUN_COM_GPU_MEM_CONTAINER") for each in (one, other)}
+    keys = {env_annotation(name, "ALIYUN_COM_GPU_MEM_CONTAINER") for name in (one, other)}
     assert len(keys) == 2
     assert all(len(key.partition("/")[2]) <= 63 for key in keys)
 
@@ -310,9 +310,9 @@ user_env = st.lists(
 def users_pods(draw: st.DrawFn) -> tuple[Json, Rules]:
     claim, rules = draw(claims)
     pod = render_pod(claim, rules)
-    for each in (*pod["spec"]["containers"], *pod["spec"].get("initContainers", ())):
+    for container in (*pod["spec"]["containers"], *pod["spec"].get("initContainers", ())):
         if draw(st.booleans()):
-            each["env"] = draw(user_env)
+            container["env"] = draw(user_env)
     if draw(st.booleans()):
         annotations = pod["metadata"].setdefault("annotations", {})
         annotations |= {"aliquot.dev/grant": "x", "ALIYUN_COM_GPU_MEM_IDX": "0", "own/a~b": "y"}

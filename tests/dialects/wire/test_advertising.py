@@ -30,7 +30,7 @@ def told(node: Node, rules: Rules = GIB) -> tuple[Advert, ...]:
 def totals(*offers: Offer, rules: Rules = GIB) -> dict[str, int]:
     """What a node of a 16 and a 24 GiB card with these offers advertises in all."""
     node = a_node("n1", 16, 24, offers=frozenset(offers))
-    return {each.resource: sum(each.amounts.values()) for each in told(node, rules)}
+    return {advert.resource: sum(advert.amounts.values()) for advert in told(node, rules)}
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ def test_a_node_without_cards_advertises_nothing() -> None:
 
 
 def test_cards_add_their_own_amounts() -> None:
-    (memory,) = (each for each in told(a_node("n1", 16, 24)) if each.resource == f"{QGPU}memory")
+    (memory,) = (advert for advert in told(a_node("n1", 16, 24)) if advert.resource == f"{QGPU}memory")
     assert memory.amounts == {"n1-0": 16, "n1-1": 24}
 
 
 def test_amounts_are_rounded_down_to_units() -> None:
     node = Node("n1", (Card(0, 32_510, "GPU-1"),), frozenset({Offer.QGPU, Offer.GPUSHARE}))
-    amounts = {each.resource: each.amounts["GPU-1"] for each in told(node)}
+    amounts = {advert.resource: advert.amounts["GPU-1"] for advert in told(node)}
     assert (amounts[f"{QGPU}memory"], amounts["aliyun.com/gpu-mem"]) == (31, 31)
 
 
@@ -119,7 +119,7 @@ offered = st.builds(
 @given(offers=offered, cards=st.integers(1, 16), gib=st.integers(1, 288), rest=st.integers(0, 1023))
 def test_advertised_amounts_parse_back_to_offers(offers: frozenset[Offer], cards: int, gib: int, rest: int) -> None:
     node = Node("n1", tuple(Card(j, gib * 1024 + rest, f"GPU-{j}") for j in range(cards)), offers)
-    capacity = {each.resource: sum(each.amounts.values()) for each in told(node)}
+    capacity = {advert.resource: sum(advert.amounts.values()) for advert in told(node)}
     labels = {key: value for offer in offers for key, value in LABELS[offer].items()}
     read = parse_node({"metadata": {"name": "n1", "labels": labels}, "status": {"capacity": capacity}}, GIB)
     assert isinstance(read, Node)
@@ -203,10 +203,10 @@ def loads(draw: st.DrawFn) -> tuple[Advert, list[Card], dict[str, frozenset[str]
     used = dict.fromkeys(amounts, 0)
     held: dict[str, frozenset[str]] = {}
     for on in draw(st.lists(st.sets(st.sampled_from(sorted(amounts)), min_size=1), max_size=5)):
-        each = draw(st.integers(0, min(amounts[uuid] - used[uuid] for uuid in on)))
+        amount_each = draw(st.integers(0, min(amounts[uuid] - used[uuid] for uuid in on)))
         for uuid in on:
-            used[uuid] += each
-        for name in names[len(held) : len(held) + each * len(on)]:
+            used[uuid] += amount_each
+        for name in names[len(held) : len(held) + amount_each * len(on)]:
             held[name] = frozenset(on)
     return Advert("r", amounts), cards, held, used
 

@@ -191,8 +191,8 @@ def test_reader_cache_distinguishes_pods_by(change: Callable[[Json], None]) -> N
     change(changed)
     for order in ((pod, changed), (changed, pod)):
         reader = PodReader(DEFAULT_RULES)
-        for each in (*order, *order):
-            assert reader.read(typed_pod(each)).claim == parse_pod(each)
+        for manifest in (*order, *order):
+            assert reader.read(typed_pod(manifest)).claim == parse_pod(manifest)
 
 
 @settings(max_examples=40)

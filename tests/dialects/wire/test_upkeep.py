@@ -45,7 +45,7 @@ def test_xgn_node_gets_taint_and_keeps_others() -> None:
     judged = upkeep(a_node("n1", labels=XGN, taints=[other]), NOW)
     assert judged.node is not None
     assert judged.node["spec"] == {"taints": [other, TAINT]}
-    assert [each.reason for each in judged.node_events] == ["TaintAdded"]
+    assert [event.reason for event in judged.node_events] == ["TaintAdded"]
 
 
 @pytest.mark.parametrize("labels", [{}, SGN, {**XGN, "sched.tensorstack.dev/accelerator": "amd-gpu"}])
@@ -53,7 +53,7 @@ def test_taint_is_removed_with_label(labels: dict[str, str]) -> None:
     judged = upkeep(a_node("n1", labels=labels, taints=[TAINT]), NOW)
     assert judged.node is not None
     assert judged.node["spec"] == {"taints": []}
-    assert [each.reason for each in judged.node_events] == ["TaintRemoved"]
+    assert [event.reason for event in judged.node_events] == ["TaintRemoved"]
 
 
 def test_correct_taint_needs_no_patch() -> None:
@@ -72,7 +72,7 @@ def test_patch_has_resource_version() -> None:
 def test_node_with_cards_gets_qgpu_label() -> None:
     judged = upkeep(with_cards(True, True), NOW)
     assert judged.node == {"metadata": {"labels": {"qgpu-device-enable": "enable"}, "resourceVersion": "7"}}
-    assert [each.message for each in judged.node_events] == ["qgpu-device-enable=enable: the agent found 2 cards"]
+    assert [event.message for event in judged.node_events] == ["qgpu-device-enable=enable: the agent found 2 cards"]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_unhealthy_card_is_named_in_condition() -> None:
             "lastTransitionTime": NOW,
         }
     ]
-    assert [(each.reason, each.type) for each in judged.status_events] == [("SickCards", "Warning")]
+    assert [(event.reason, event.type) for event in judged.status_events] == [("SickCards", "Warning")]
 
 
 def test_card_in_configmap_is_unhealthy() -> None:
@@ -133,7 +133,7 @@ def test_recovered_node_condition_is_true_once() -> None:
         "CardsHealthy",
         LATER,
     )
-    assert [each.type for each in judged.status_events] == ["Normal"]
+    assert [event.type for event in judged.status_events] == ["Normal"]
     assert not upkeep(with_condition(well, judged), LATER).needed
 
 

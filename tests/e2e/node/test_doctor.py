@@ -215,9 +215,9 @@ def test_a_fault_is_found_with_what_to_do_and_when_it_is_gone_nothing_is(
         found = case.doctor.wrong()
     finally:
         undo()
-    (it,) = [each for each in found if each["check"] == check and words in each["what"]]
+    (it,) = [finding for finding in found if finding["check"] == check and words in finding["what"]]
     assert fix in it["fix"]
-    assert {each["check"] for each in found} <= {check, "extender"}, found
+    assert {finding["check"] for finding in found} <= {check, "extender"}, found
     case.doctor.quiet()
 
 
@@ -231,14 +231,16 @@ def test_what_pods_that_are_gone_have_left_is_found_and_swept_out_by_a_restart(c
     spec.with_name(name).write_text(text)
     case.path(f"/run/aliquot/t/{NOBODY}").mkdir()
     case.path("/run/aliquot/a/link").symlink_to(f"/run/aliquot/t/{NOBODY}")
-    found = {each["about"][0]: each for each in case.doctor.wrong()}
-    assert {about: each["check"] for about, each in found.items()} == {
+    found = {finding["about"][0]: finding for finding in case.doctor.wrong()}
+    assert {about: finding["check"] for about, finding in found.items()} == {
         f"/var/run/cdi/{name}": "cdi",
         f"/run/aliquot/t/{NOBODY}": "tenants",
         "/run/aliquot/a/link": "tenants",
     }
-    assert all("of a Pod that is gone" in each["what"] or "which is gone" in each["what"] for each in found.values())
-    assert all("rm " in each["fix"] and "restart the agent" in each["fix"] for each in found.values())
+    assert all(
+        "of a Pod that is gone" in finding["what"] or "which is gone" in finding["what"] for finding in found.values()
+    )
+    assert all("rm " in finding["fix"] and "restart the agent" in finding["fix"] for finding in found.values())
     case.agent.restart()
     case.doctor.quiet()
 
@@ -246,8 +248,8 @@ def test_what_pods_that_are_gone_have_left_is_found_and_swept_out_by_a_restart(c
 def test_a_shim_that_was_deleted_is_found_and_installed_by_a_restart(case: Case) -> None:
     case.path(f"{STATE}/shim").joinpath(os.readlink(case.path(f"{STATE}/shim/current")), "libaliquot.so").unlink()
     found = case.doctor.wrong()
-    assert {each["check"] for each in found} == {"shim", "cdi"}
-    assert all("libaliquot.so" in each["what"] and "restart the agent" in each["fix"] for each in found)
+    assert {finding["check"] for finding in found} == {"shim", "cdi"}
+    assert all("libaliquot.so" in finding["what"] and "restart the agent" in finding["fix"] for finding in found)
     case.agent.restart()
     case.doctor.quiet()
 
@@ -284,7 +286,7 @@ def test_without_a_kubelet_processes_that_outlived_their_pod_are_found_and_both_
     case.node.stop_kubelet()
     case.remove("lives")
     wait_until(lambda: any(tenant["ended"] for tenant in case.agent.status()["tenants"]), 10, "the agent hears of it")
-    found = {each["check"]: each for each in case.doctor.wrong()}
+    found = {finding["check"]: finding for finding in case.doctor.wrong()}
     assert found.keys() - {"agent", "labels", "resources"} == {"kubelet", "holdings"}
     assert "the kubelet does not run" in found["kubelet"]["what"]
     assert "systemctl status kubelet" in found["kubelet"]["fix"]
@@ -358,7 +360,7 @@ _WITHOUT_AGENT = {
 def test_that_no_agent_runs_is_found_and_what_else_is_wrong_beside_that(case: Case) -> None:
     with _away(case):
         wait_until(lambda: _checks(case.doctor.wrong()) == {"agent", "labels"}, 20, "the kubelet has noticed")
-        (alone,) = [each for each in case.doctor.wrong() if each["check"] == "agent"]
+        (alone,) = [finding for finding in case.doctor.wrong() if finding["check"] == "agent"]
         assert alone["what"].startswith("no agent runs: nobody listens on /run/aliquot/control.sock")
         assert "kubectl logs --previous" in alone["fix"]
         for name, (plant, check, words, fix) in _WITHOUT_AGENT.items():
@@ -367,11 +369,11 @@ def test_that_no_agent_runs_is_found_and_what_else_is_wrong_beside_that(case: Ca
                 found = case.doctor.wrong()
             finally:
                 undo()
-            it = [each for each in found if each["check"] == check and words in each["what"]]
-            assert [fix in each["fix"] for each in it] == [True], (name, found)
+            it = [finding for finding in found if finding["check"] == check and words in finding["what"]]
+            assert [fix in finding["fix"] for finding in it] == [True], (name, found)
         assert _checks(case.doctor.wrong()) == {"agent", "labels"}
     case.doctor.quiet()
 
 
 def _checks(found: list[Told]) -> set[str]:
-    return {each["check"] for each in found}
+    return {finding["check"] for finding in found}

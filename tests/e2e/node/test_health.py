@@ -101,7 +101,7 @@ def test_who_is_on_a_card_that_fell_off_stays_accounted_and_starts_again_when_it
     (uuid,) = granted(objects.get_pod(fleet.plane, "stays"))["main"]
     lose(node, card)
     wait_offered(fleet, THREE_AND_ITS_POD, nodes=[node])
-    booked = {each["index"]: each["used_memory_mib"] for each in _board(fleet, node)}
+    booked = {card["index"]: card["used_memory_mib"] for card in _board(fleet, node)}
     assert booked[card] == 4 * 1024
     assert [tenant["name"] for tenant in fleet.agents[node.name].status()["tenants"]] == ["default/stays"]
     end_container(node, "stays")
@@ -118,7 +118,7 @@ def test_who_is_on_a_card_that_fell_off_stays_accounted_and_starts_again_when_it
 
 def _board(fleet: Fleet, node: RealNode) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = next(
-        each["cards"] for each in fleet.wired.status()["nodes"] if each["name"] == node.name
+        entry["cards"] for entry in fleet.wired.status()["nodes"] if entry["name"] == node.name
     )
     return found
 

@@ -218,7 +218,7 @@ def test_the_cards_of_a_pod_that_came_before_we_were_registered_are_free_again_a
 
     (name,) = wait_until(running, 40, "its successor runs", saw=lambda: [pod["status"] for pod in _of(fleet, "early")])
     assert wrong_cards(fleet, [name]) == []
-    board = next(each["cards"] for each in fleet.wired.status()["nodes"] if each["name"] == node.name)
+    board = next(entry["cards"] for entry in fleet.wired.status()["nodes"] if entry["name"] == node.name)
     assert sum(card["used_memory_mib"] for card in board) == 16 * 1024
 
 

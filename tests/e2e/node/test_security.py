@@ -72,7 +72,7 @@ def test_a_container_can_write_nothing_of_ours_but_its_own_page(fleet: Fleet) ->
     assert {path for path, mode in mounts.items() if mode == "rw"} == {f"{TENANT}/page", PLAYER}
     ours = (f"{TENANT}/more", "/usr/local/lib/aliquot/libaliquot.so", "/etc/ld.so.preload")
     _, *tried = fleet.ask("one", *(word for path in ours for word in ("write", path)))
-    assert {each["path"]: each["error"] for each in tried} == dict.fromkeys(ours, "EROFS")
+    assert {attempt["path"]: attempt["error"] for attempt in tried} == dict.fromkeys(ours, "EROFS")
 
 
 def test_a_container_sees_its_own_pods_folder_and_no_other(fleet: Fleet) -> None:

@@ -79,7 +79,7 @@ def test_000_001_an_ordinary_pod_has_its_part_of_one_card(fleet: Fleet) -> None:
         report = fleet.report(name)
         assert _seen(report) == _uuids(fleet, name) == [report["env"]["NVIDIA_VISIBLE_DEVICES"]]
         assert _sizes(report) == [5 * GIB]
-        assert [report[each] for each in ("shim_loaded", "socket_there", "page_writable")] == [True] * 3
+        assert [report[key] for key in ("shim_loaded", "socket_there", "page_writable")] == [True] * 3
 
 
 def test_000_001_an_ordinary_pod_gets_no_memory_past_its_quota_and_its_context_counts(fleet: Fleet) -> None:

@@ -79,7 +79,7 @@ def test_a_pod_has_its_environment_its_card_and_its_quota(old: Old) -> None:
         report = old.node.report(name)
         (uuid,) = granted(objects.get_pod(old.plane, name))["main"]
         assert report["env"]["NVIDIA_VISIBLE_DEVICES"] == uuid
-        assert [report[each] for each in ("shim_loaded", "socket_there", "page_writable")] == [True] * 3
+        assert [report[key] for key in ("shim_loaded", "socket_there", "page_writable")] == [True] * 3
         assert _size(report, uuid) == gib * GIB
         filled = old.node.line(name, "filled")
         assert filled["name"] == "CUDA_ERROR_OUT_OF_MEMORY"
@@ -137,7 +137,7 @@ def test_a_pod_that_the_webhook_did_not_see_is_refused_and_told_what_to_switch_o
     told = old.wired.told("unseen", "GPURefused", "without CDI", "--webhook-port", "--env-by-annotation")
     assert "create the Pod again" in told
     assert old.node.lines("unseen") == []
-    (found,) = [each for each in Doctor(old.node).wrong() if each["check"] == "cdi"]
+    (found,) = [finding for finding in Doctor(old.node).wrong() if finding["check"] == "cdi"]
     assert found["about"] == ["default/unseen"]
     assert "kubectl delete pod unseen -n default" in found["fix"]
     wait_until(lambda: _asked(old.plane), 10, "the webhook is asked again")

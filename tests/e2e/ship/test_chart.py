@@ -55,7 +55,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     except CannotBuildError as error:
         pytest.exit(f"no control plane to test on: {error}", returncode=1)
     with plane:
-        labels = {f"pod-security.kubernetes.io/{each}": "restricted" for each in ("warn", "audit")}
+        labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("warn", "audit")}
         plane.api("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE, "labels": labels}})
         yield plane
 
@@ -112,7 +112,7 @@ def test_a_mode_serves_its_dialects_and_says_nothing_of_others(helm: Helm, mode:
     )
     assert config == schedulerconfig.render_config(wired)
     unspoken = [name for name, names in schedulerconfig.DIALECTS.items() if name not in served for name in names]
-    assert [each for each in unspoken if f"{each}\n" in text] == []
+    assert [resource for resource in unspoken if f"{resource}\n" in text] == []
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -124,7 +124,7 @@ def test_the_agents_of_a_mode_run_on_its_nodes(helm: Helm, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_kube_systems_config_maps_are_read_for_gpushare_only(helm: Helm, mode: str) -> None:
     roles = [
-        each for each in Objects(render(helm, f"--set=mode={mode}")).of("Role") if "configmaps" in str(each["rules"])
+        role for role in Objects(render(helm, f"--set=mode={mode}")).of("Role") if "configmaps" in str(role["rules"])
     ]
     here = [role["metadata"]["namespace"] for role in roles if role["metadata"]["name"] == "aliquot-scheduler"]
     assert here == (["kube-system"] if "gpushare" in MODES[mode] else [])
@@ -361,4 +361,4 @@ def test_service_account_rights_are_sufficient(bare: Cluster) -> None:
     bare.kubectl("delete", "pods", "--all")
     uninstall(bare)
     label(bare, "qgpu-device-enable-", "gpushare-")
-    bare.kubectl("label", "node", "n2", *(each.partition("=")[0] + "-" for each in chosen))
+    bare.kubectl("label", "node", "n2", *(label.partition("=")[0] + "-" for label in chosen))

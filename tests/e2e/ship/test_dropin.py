@@ -163,8 +163,8 @@ class TestSeed000:
         report(qgpu, "qgpu")
 
         def found() -> list[Any]:
-            said = [each for agent in agents.values() for each in asked(qgpu, agent, "doctor")]
-            return [each for each in said if each["level"] not in ("ok", "note")]
+            said = [finding for agent in agents.values() for finding in asked(qgpu, agent, "doctor")]
+            return [finding for finding in said if finding["level"] not in ("ok", "note")]
 
         # The Pod of the test before is gone for the API server a moment before its agent has tidied up after it.
         wait_until(lambda: not found(), 10, "the doctor finds nothing wrong", saw=found)

@@ -74,7 +74,7 @@ class Built:
         found = {}
         for layer in self.layers:
             with tarfile.open(fileobj=io.BytesIO(layer)) as tar:
-                found.update({each.name: (each, _read(tar, each) if each.isfile() else b"") for each in tar})
+                found.update({member.name: (member, _read(tar, member) if member.isfile() else b"") for member in tar})
         return found
 
     @property
@@ -303,7 +303,7 @@ NAME = f"aliquot/aliquot:{image.project_version()}"
 @pytest.fixture(scope="session")
 def both(images: Mapping[str, Built], tmp_path_factory: pytest.TempPathFactory) -> Path:
     archive = tmp_path_factory.mktemp("both") / "both.tar"
-    assert index.main(["--out", str(archive), *(str(each.path) for each in images.values())]) == 0
+    assert index.main(["--out", str(archive), *(str(image.path) for image in images.values())]) == 0
     return archive
 
 
@@ -349,7 +349,7 @@ def test_both_are_pushed_by_one_name_and_a_runtime_pulls_its_own(
 
     depot.crane("validate", "--fast", "--remote", name)  # everything that is named is there
     listed = json.loads(depot.crane("manifest", name))["manifests"]
-    assert {each["platform"]["architecture"] for each in listed} == set(MACHINES)
+    assert {manifest["platform"]["architecture"] for manifest in listed} == set(MACHINES)
     runtime.ctr("images", "pull", "--plain-http", name)
     assert {oci.digest(layer) for layer in images[_here()].layers} <= runtime.blobs()
     _runs_as_its_own(runtime, name)

@@ -135,7 +135,7 @@ def test_install_objects_equal_chart_objects(cluster: Cluster, words: tuple[str,
     sets = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
     chart = cluster.helm("template", "aliquot", str(CHART), "--namespace", "elsewhere", "--no-hooks", *sets)
     ours = _comparable(yaml.safe_load_all(done.stdout))
-    theirs = _comparable(each for each in yaml.safe_load_all(chart) if each)
+    theirs = _comparable(item for item in yaml.safe_load_all(chart) if item)
     assert ours.keys() == theirs.keys()
     for name in ours:
         assert ours[name] == theirs[name], name
@@ -146,15 +146,15 @@ def _comparable(objects: Any) -> dict[str, Any]:
     import yaml
 
     found = {}
-    for each in objects:
-        text = json.dumps(each).replace(
+    for rendered in objects:
+        text = json.dumps(rendered).replace(
             '"app.kubernetes.io/managed-by": "Helm"', '"app.kubernetes.io/managed-by": "aliquot"'
         )
-        each = json.loads(text)
-        if "config.yaml" in each.get("data", {}):
-            each["data"]["config.yaml"] = yaml.safe_load(each["data"]["config.yaml"])
-        each.get("spec", {}).get("template", {}).get("metadata", {}).get("annotations", {}).pop(
+        item = json.loads(text)
+        if "config.yaml" in item.get("data", {}):
+            item["data"]["config.yaml"] = yaml.safe_load(item["data"]["config.yaml"])
+        item.get("spec", {}).get("template", {}).get("metadata", {}).get("annotations", {}).pop(
             "checksum/kube-scheduler", None
         )
-        found[f"{each['kind']} {each['metadata'].get('namespace')}/{each['metadata']['name']}"] = each
+        found[f"{item['kind']} {item['metadata'].get('namespace')}/{item['metadata']['name']}"] = item
     return found

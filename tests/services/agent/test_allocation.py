@@ -80,8 +80,8 @@ class TestOwner:
     def test_prepare_gives_two_containers_their_own_cards_and_one_folder(self, agent_node: AgentNode) -> None:
         pod = a_qgpu_pod(containers={"a": (20, 4), "b": (20, 4)}, card={"a": 0, "b": 1})
         seen = agent_node.run(pod)
-        assert {name: each.cards for name, each in seen.items()} == {"a": "GPU-0", "b": "GPU-1"}
-        assert {each.tenant for each in seen.values()} == {uid(pod)}
+        assert {name: seen_by.cards for name, seen_by in seen.items()} == {"a": "GPU-0", "b": "GPU-1"}
+        assert {seen_by.tenant for seen_by in seen.values()} == {uid(pod)}
 
     def test_prepare_again_for_a_restarted_container_injects_the_same(self, agent_node: AgentNode) -> None:
         first = agent_node.run(pod := a_qgpu_pod(card=1))["main"]
@@ -140,8 +140,8 @@ class TestInitContainers:
         self, agent_node: AgentNode, size: tuple[int, int]
     ) -> None:
         seen = agent_node.run(pod := a_qgpu_pod(init={"warm": size}, card=1))
-        assert {each.tenant for each in seen.values()} == {uid(pod)}
-        assert {each.cards for each in seen.values()} == {"GPU-1"}
+        assert {seen_by.tenant for seen_by in seen.values()} == {uid(pod)}
+        assert {seen_by.cards for seen_by in seen.values()} == {"GPU-1"}
 
     @pytest.mark.parametrize("size", [(10, 2), (40, 8)], ids=["smaller", "larger"])
     def test_init_container_of_another_size_gets_its_own_card(
@@ -152,7 +152,7 @@ class TestInitContainers:
 
     def test_init_container_that_shares_devices_with_two_containers_is_found(self, agent_node: AgentNode) -> None:
         pod = a_qgpu_pod(containers={"a": (20, 2), "b": (20, 2)}, init={"warm": (40, 4)})
-        assert {each.tenant for each in agent_node.run(pod).values()} == {uid(pod)}
+        assert {seen_by.tenant for seen_by in agent_node.run(pod).values()} == {uid(pod)}
 
     def test_sidecar_gets_its_own_devices_and_cards(self, agent_node: AgentNode) -> None:
         pod = a_qgpu_pod(sidecars={"side": (20, 4)}, card={"side": 1, "main": 0})
@@ -354,7 +354,7 @@ class TestRefusals:
         for pod in (first, first, second, first, second):
             refusal(agent_node, pod)
         said = [record for record in caplog.records if record.message == "container_refused"]
-        assert [each.__dict__["data"]["pod"] for each in said] == ["ml/first", "ml/second"]
+        assert [record.__dict__["data"]["pod"] for record in said] == ["ml/first", "ml/second"]
 
     def test_memory_of_logged_refusals_is_bounded(self, agent_node: AgentNode, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(allocation, "_MOST_LOGGED", 2)

@@ -90,7 +90,7 @@ def test_each_resource_is_a_plugin_that_requires_prestart() -> None:
     async def scene() -> None:
         async with a_kubelet() as kubelet, running(kubelet.folder, {CORE: some(100), MEMORY: some(16)}) as plugins:
             await offered(kubelet, CORE, MEMORY)
-            assert {name: len(each.devices) for name, each in kubelet.clients.items()} == {CORE: 100, MEMORY: 16}
+            assert {name: len(client.devices) for name, client in kubelet.clients.items()} == {CORE: 100, MEMORY: 16}
             assert all(client.options.pre_start_required for client in kubelet.clients.values())
             await until(lambda: plugins.registered == {CORE, MEMORY})
             assert len(kubelet.registrations) == 2

@@ -112,7 +112,7 @@ def _has(told: list[str], line: str) -> bool:
         labels, _, value = rest.rpartition("} ")
         return name, frozenset(labels.split(",")), value
 
-    return any(parts(each) == parts(line) for each in told)
+    return any(parts(other) == parts(line) for other in told)
 
 
 class TestPort:

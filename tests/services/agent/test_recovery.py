@@ -194,9 +194,9 @@ class TestRestore:
         assert agent_node.tenants.tenancies[uid(pod)].shares == before
 
     def test_restore_without_database_and_folders_reads_checkpoint_and_grants(self, agent_node: AgentNode) -> None:
-        for each in (pod := a_qgpu_pod(card=1), ended := a_qgpu_pod("ended")):
-            agent_node.run(each)
-            agent_node.api.put({**each, "status": {"phase": "Running"}})
+        for started in (pod := a_qgpu_pod(card=1), ended := a_qgpu_pod("ended")):
+            agent_node.run(started)
+            agent_node.api.put({**started, "status": {"phase": "Running"}})
         agent_node.api.delete(ended)  # the kubelet has not noticed yet
         before = agent_node.tenants.tenancies[uid(pod)].shares
         lose_everything(agent_node)

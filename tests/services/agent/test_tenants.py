@@ -290,7 +290,7 @@ class TestWithARealArbiter:
         )
         try:
             tenants.admit(a_tenancy())
-            modes = {each: stat.S_IMODE(os.lstat(tmp_path / "t" / "u1" / each).st_mode) for each in ("page", "sock")}
+            modes = {name: stat.S_IMODE(os.lstat(tmp_path / "t" / "u1" / name).st_mode) for name in ("page", "sock")}
             assert modes == {"page": 0o666, "sock": 0o666}
             page = (tmp_path / "t" / "u1" / "page").stat().st_ino
             tenants.admit(a_tenancy())

@@ -31,7 +31,7 @@ def offered(agent_node: AgentNode) -> dict[str, dict[str, bool]]:
 
 
 def falls_sick(agent_node: AgentNode, card: int) -> None:
-    cards = tuple(replace(each, healthy=each.index != card) for each in agent_node.health.cards)
+    cards = tuple(replace(known, healthy=known.index != card) for known in agent_node.health.cards)
     agent_node.health.cards, agent_node.health.why = cards, {f"GPU-{card}": "Xid 79"}
 
 
@@ -82,7 +82,7 @@ def test_unhealthy_card_makes_its_free_devices_unhealthy(agent_node: AgentNode) 
     agent_node.run(pod := a_qgpu_pod(card=1, core=20, gib=4))
     falls_sick(agent_node, 1)
     for resource, amount in ((QGPU_CORE, 80), (QGPU_MEMORY, 12)):
-        out = {each for each, healthy in offered(agent_node)[resource].items() if not healthy}
+        out = {device for device, healthy in offered(agent_node)[resource].items() if not healthy}
         assert len(out) == amount
         assert not out & agent_node.kubelet.held[pod["metadata"]["uid"]]["main", resource]
 
@@ -111,8 +111,12 @@ def test_policy_label_applies_at_once_and_a_bad_one_changes_nothing(
     for label in ({POLICY_LABEL: "fixed-share"}, {POLICY_LABEL: "fixed"}, {POLICY_LABEL: "bs"}, {}):
         node = {"metadata": {"name": NODE, "labels": {**QGPU, **label}}}
         agent_node.agent.reporter.changed(msgspec.convert(node, NodeObject))
-    assert [each.isolation for each in told] == [Isolation.FIXED_SHARE, Isolation.BURST_SHARE, Isolation.BEST_EFFORT]
-    assert len({each.release_delay for each in told}) == 1
+    assert [policy.isolation for policy in told] == [
+        Isolation.FIXED_SHARE,
+        Isolation.BURST_SHARE,
+        Isolation.BEST_EFFORT,
+    ]
+    assert len({policy.release_delay for policy in told}) == 1
 
 
 def test_upkeep_continues_when_the_database_cannot_be_written(

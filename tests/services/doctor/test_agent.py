@@ -33,8 +33,8 @@ def the_one(found: list[Finding]) -> Finding:
 
 def test_a_node_that_is_well_has_a_line_per_check_and_nothing_to_do() -> None:
     found = findings()
-    assert [each.level for each in found] == [Level.OK] * len(found)
-    assert [each.check for each in found] == [
+    assert [finding.level for finding in found] == [Level.OK] * len(found)
+    assert [finding.check for finding in found] == [
         "kubelet",
         "agent",
         "database",
@@ -44,7 +44,7 @@ def test_a_node_that_is_well_has_a_line_per_check_and_nothing_to_do() -> None:
         "inventory",
         "cdi",
     ]
-    assert {each.check: each.what for each in found}["agent"] == "pid 5 is ready: 2 cards, 1 Pod on them"
+    assert {finding.check: finding.what for finding in found}["agent"] == "pid 5 is ready: 2 cards, 1 Pod on them"
 
 
 def test_what_the_agent_does_without_is_a_note() -> None:
@@ -84,19 +84,23 @@ def test_a_kubelet_that_does_not_tell_whose_devices_are() -> None:
 
 
 def test_an_agent_that_does_not_run() -> None:
-    (finding,) = [each for each in wrong(findings(the_site(**NO_AGENT, lock_holder=None))) if each.check == "agent"]
+    (finding,) = [
+        finding for finding in wrong(findings(the_site(**NO_AGENT, lock_holder=None))) if finding.check == "agent"
+    ]
     assert finding.what.startswith("no agent runs: nobody listens on /run/aliquot/control.sock, and its lock is free")
     assert "DaemonSet" in str(finding.fix)
 
 
 def test_an_agent_that_hangs_is_known_by_its_lock() -> None:
-    (finding,) = [each for each in wrong(findings(the_site(**NO_AGENT, lock_holder=77))) if each.check == "agent"]
+    (finding,) = [
+        finding for finding in wrong(findings(the_site(**NO_AGENT, lock_holder=77))) if finding.check == "agent"
+    ]
     assert finding.what.startswith("process 77 holds the agent's lock, but does not answer")
 
 
 def test_a_daemon_of_one_machine_in_the_agents_place() -> None:
     daemon = msgspec.structs.replace(the_agent(), agent=msgspec.UNSET)
-    (finding,) = [each for each in wrong(findings(the_site(agent=daemon))) if each.check == "agent"]
+    (finding,) = [finding for finding in wrong(findings(the_site(agent=daemon))) if finding.check == "agent"]
     assert "a daemon of `aliquot up` (pid 5) has the cards" in finding.what
     assert str(finding.fix).startswith("aliquot down")
 
@@ -124,7 +128,7 @@ def test_a_database_of_another_program_is_not_the_agents_to_mend() -> None:
 
 def test_without_an_agent_the_next_one_mends_the_database() -> None:
     found = wrong(findings(the_site(**NO_AGENT, database_problem="is not there")))
-    (finding,) = [each for each in found if each.check == "database"]
+    (finding,) = [finding for finding in found if finding.check == "database"]
     assert "nothing is lost" in str(finding.fix)
     assert "--dbfile" in str(finding.fix)
 
@@ -174,14 +178,14 @@ def test_a_run_folder_that_outlives_a_reboot_is_only_a_note() -> None:
 
 def test_a_driver_that_cannot_be_used() -> None:
     found = wrong(findings(the_site(**NO_AGENT, nvml_problem="NVML: Driver Not Loaded")))
-    (finding,) = [each for each in found if each.check == "driver"]
+    (finding,) = [finding for finding in found if finding.check == "driver"]
     assert finding.what == "no card can be used: NVML: Driver Not Loaded"
     assert "nvidia-smi" in str(finding.fix)
 
 
 def test_a_driver_that_tells_of_no_card() -> None:
     found = wrong(findings(the_site(**NO_AGENT, nvml_cards=())))
-    assert [each.what for each in found if each.check == "driver"] == ["NVML tells of no card on this machine"]
+    assert [finding.what for finding in found if finding.check == "driver"] == ["NVML tells of no card on this machine"]
 
 
 def test_a_card_that_is_out_with_the_reason() -> None:
@@ -210,7 +214,7 @@ def test_that_a_card_which_is_out_does_not_answer_is_no_second_finding() -> None
     cards = (CARDS[0], replace(CARDS[1], healthy=False))
     silent = [OnCard(uuid, None, FindingKind.SILENT, "the card does not answer") for uuid in ("GPU-a", "GPU-b")]
     found = wrong(findings(the_site(agent=the_agent(cards=cards, findings=silent))))
-    assert [each.what.partition(":")[0] for each in found] == ["card 1 (GPU-b) is out", "on card 0"]
+    assert [finding.what.partition(":")[0] for finding in found] == ["card 1 (GPU-b) is out", "on card 0"]
 
 
 # --- what the Node tells ---------------------------------------------------------------------------------------------
@@ -240,13 +244,13 @@ def test_while_no_kubelet_runs_it_is_not_blamed_for_what_it_has_not_accepted() -
     assert agent.agent
     agent.agent.resources[QGPU_CORE].registered = False
     found = wrong(findings(the_site(agent=agent, kubelet_problem="nobody listens")))
-    assert [(each.check, each.fix) for each in found[1:]] == [("agent", "the kubelet first, as above")]
+    assert [(finding.check, finding.fix) for finding in found[1:]] == [("agent", "the kubelet first, as above")]
 
 
 @pytest.mark.parametrize("capacity", [{QGPU_MEMORY: "32"}, {QGPU_MEMORY: "32", QGPU_CORE: "0"}])
 def test_a_resource_that_the_node_does_not_advertise(capacity: Json) -> None:
     found = wrong(findings(node=the_node(capacity={"tke.cloud.tencent.com/qgpu-core-greedy": "200", **capacity})))
-    assert [each.what for each in found] == [
+    assert [finding.what for finding in found] == [
         f"{QGPU_CORE}: asked for by the node's labels, but the Node advertises none"
     ]
     assert "every 10 s" in str(found[0].fix)
@@ -254,8 +258,8 @@ def test_a_resource_that_the_node_does_not_advertise(capacity: Json) -> None:
 
 def test_without_an_agent_that_nothing_is_advertised_is_no_finding_of_its_own() -> None:
     found = findings(the_site(**NO_AGENT), the_node(capacity={}))
-    assert [each.check for each in wrong(found)] == ["agent"]
-    assert "resources" not in [each.check for each in found]
+    assert [finding.check for finding in wrong(found)] == ["agent"]
+    assert "resources" not in [finding.check for finding in found]
 
 
 def test_a_node_without_labels_is_only_told_how_to_get_them() -> None:
@@ -268,12 +272,16 @@ def test_a_node_without_labels_is_only_told_how_to_get_them() -> None:
 def test_too_many_devices_of_a_resource() -> None:
     huge = tuple(replace(card, memory_mib=20_000 * 1024) for card in CARDS)
     node = the_node(annotations=inventory(*huge))
-    found = [each for each in wrong(findings(the_site(agent=the_agent(cards=huge)), node)) if each.check == "resources"]
+    found = [
+        finding
+        for finding in wrong(findings(the_site(agent=the_agent(cards=huge)), node))
+        if finding.check == "resources"
+    ]
     assert "no more than 20000 devices of one resource" in found[0].what
 
 
 def test_an_inventory_that_is_not_on_the_node() -> None:
-    found = [each for each in wrong(findings(node=the_node(annotations={}))) if each.check == "inventory"]
+    found = [finding for finding in wrong(findings(node=the_node(annotations={}))) if finding.check == "inventory"]
     assert "has no annotation aliquot.dev/inventory" in found[0].what
     assert "patch nodes/status" in str(found[0].fix)
 
@@ -281,7 +289,7 @@ def test_an_inventory_that_is_not_on_the_node() -> None:
 def test_without_an_agent_an_inventory_that_is_gone_is_told_alone() -> None:
     """Nobody tells the cards, so what they would offer is not known either."""
     found = wrong(findings(the_site(**NO_AGENT), the_node(annotations={}, capacity={})))
-    assert [each.check for each in found] == ["agent", "inventory"]
+    assert [finding.check for finding in found] == ["agent", "inventory"]
 
 
 @pytest.mark.parametrize(
@@ -297,18 +305,18 @@ def test_without_an_agent_an_inventory_that_is_gone_is_told_alone() -> None:
 )
 def test_an_inventory_of_other_cards_than_the_drivers(cards: tuple[Card, ...], what: str) -> None:
     found = wrong(findings(node=the_node(annotations=inventory(*cards))))
-    (finding,) = [each for each in found if each.check == "inventory"]
+    (finding,) = [finding for finding in found if finding.check == "inventory"]
     assert what in finding.what
 
 
 def test_a_card_that_is_out_in_the_inventory_is_the_same_card() -> None:
     node = the_node(annotations=inventory(CARDS[0], replace(CARDS[1], healthy=False)))
-    assert [each for each in wrong(findings(node=node)) if each.check == "inventory"] == []
+    assert [finding for finding in wrong(findings(node=node)) if finding.check == "inventory"] == []
 
 
 def test_without_an_agent_the_drivers_own_cards_are_compared() -> None:
     found = findings(the_site(**NO_AGENT, nvml_cards=(CARDS[0],)))
-    assert "inventory" in [each.check for each in wrong(found)]
+    assert "inventory" in [finding.check for finding in wrong(found)]
 
 
 # --- the runtime -----------------------------------------------------------------------------------------------------
@@ -370,7 +378,7 @@ def test_why_an_agent_does_without_cdi(kubelet: str, why: str) -> None:
 def test_where_no_agent_runs_a_runtime_without_cdi_is_not_held_against_it() -> None:
     site = the_site(**NO_AGENT, cdi_problem="/var/run/cdi is not there")
     found = findings(site, the_node(runtime="docker://24.0.7"))
-    assert [each.check for each in wrong(found)] == ["agent"]
+    assert [finding.check for finding in wrong(found)] == ["agent"]
 
 
 def test_every_finding_says_what_to_do() -> None:
@@ -383,4 +391,4 @@ def test_every_finding_says_what_to_do() -> None:
         "disks": (Disk("/run/aliquot", 0, 0, "ext4"),),
         "places": Places(run=Path("/run/aliquot")),
     }
-    assert all(each.fix for each in wrong(findings(the_site(**broken), the_node(annotations={}, capacity={}))))
+    assert all(finding.fix for finding in wrong(findings(the_site(**broken), the_node(annotations={}, capacity={}))))

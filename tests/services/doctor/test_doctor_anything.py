@@ -65,7 +65,7 @@ WEBHOOK = {"webhooks": [{"clientConfig": {"caBundle": "eA=="}}]}
 
 def places_in(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     below = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(found for key, each in below for found in places_in(each, (*path, key)))]
+    return [path, *(found for key, value in below for found in places_in(value, (*path, key)))]
 
 
 def changed(value: Any, path: tuple[Any, ...], to: object) -> Any:
@@ -82,7 +82,7 @@ def test_cluster_findings_and_views_for_any_changed_value(data: st.DataObject) -
     whole: Any = {"objects": OBJECTS, "lease": LEASE, "webhook": WEBHOOK}
     places = [path for path in places_in(whole) if len(path) > 2 and path[-1] != "kind"]
     whole = changed(whole, data.draw(st.sampled_from(places)), data.draw(anything))
-    nodes, pods = ([each for each in whole["objects"] if each.get("kind") == kind] for kind in ("Node", "Pod"))
+    nodes, pods = ([item for item in whole["objects"] if item.get("kind") == kind] for kind in ("Node", "Pod"))
     rules = Rules()
 
     shared, unit, _ = shared_nodes(nodes, pods)
@@ -103,5 +103,5 @@ def test_cluster_findings_and_views_for_any_changed_value(data: st.DataObject) -
         *pod_findings(seen.snapshot, NOW),
         *waiting_findings(seen),
     ]
-    assert all(each.what and (each.whom or True) for each in grouped(findings))
-    assert all(each.advice is None or each.advice for each in grouped(findings))
+    assert all(group.what and (group.whom or True) for group in grouped(findings))
+    assert all(group.advice is None or group.advice for group in grouped(findings))

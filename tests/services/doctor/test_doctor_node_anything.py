@@ -33,4 +33,4 @@ def test_node_findings_for_any_changed_value(data: st.DataObject) -> None:
         *agent_findings(site, whole["node"], Rules()),
         *holding_findings(site, whole["node"], [whole["pod"]], Rules()),
     ]
-    assert all(each.what and (each.advice is None or each.advice) for each in grouped(findings))
+    assert all(group.what and (group.advice is None or group.advice) for group in grouped(findings))

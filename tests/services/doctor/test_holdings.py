@@ -55,7 +55,7 @@ def test_a_link_whose_pod_is_gone() -> None:
 def test_a_pod_that_has_run_to_its_end_is_as_good_as_gone() -> None:
     over = {**the_pod(), "status": {"phase": "Succeeded"}}
     site = the_site(agent=the_agent(tenancies=[]), held=())
-    assert [each.check for each in wrong(findings(site, over))] == ["cdi", "tenants"]
+    assert [finding.check for finding in wrong(findings(site, over))] == ["cdi", "tenants"]
 
 
 def test_where_no_agent_runs_leftovers_are_for_the_next_one() -> None:

@@ -40,12 +40,12 @@ def looked(*objects: Json) -> list[Finding]:
 
 
 def faults(*objects: Json) -> list[Finding]:
-    return [each for each in looked(*objects) if each.level is Level.FINDING]
+    return [finding for finding in looked(*objects) if finding.level is Level.FINDING]
 
 
 def test_cards_that_are_full_and_no_fuller_are_well() -> None:
     told = looked(gpushare_node("n1", 16), on_card("a", 8, 0), on_card("b", 8, 0))
-    assert [(each.level, each.what) for each in told] == [(Level.OK, "2 on nodes, no card given away twice")]
+    assert [(finding.level, finding.what) for finding in told] == [(Level.OK, "2 on nodes, no card given away twice")]
 
 
 def test_memory_given_away_twice_is_found_by_the_annotations_alone() -> None:

@@ -211,8 +211,8 @@ CONFIGURED = webhook_configuration(CA + b"-----BEGIN CERTIFICATE-----\nolder\n",
 
 
 def test_a_webhook_that_refuses_and_tolerates_is_well() -> None:
-    assert [each.level for each in looked(CONFIGURED)] == [Level.OK, Level.OK]
-    assert [each.level for each in looked(CONFIGURED, ca=None)] == [Level.OK, Level.OK]
+    assert [finding.level for finding in looked(CONFIGURED)] == [Level.OK, Level.OK]
+    assert [finding.level for finding in looked(CONFIGURED, ca=None)] == [Level.OK, Level.OK]
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_a_webhook_that_refuses_and_tolerates_is_well() -> None:
 )
 def test_webhook_fault_is_a_finding_with_a_fix(findings: list[Finding], what: str) -> None:
     told = [finding for finding in findings if finding.level is Level.FINDING]
-    assert [what in each.what for each in told] == [True]
+    assert [what in finding.what for finding in told] == [True]
     assert told[0].fix
 
 

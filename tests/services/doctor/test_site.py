@@ -46,7 +46,9 @@ def test_a_node_on_which_all_is_well(well: FakeNode) -> None:
     assert (site.node_name, [spec.pod_uid for spec in site.specs], site.folders) == ("n1", [UID], frozenset({UID}))
     assert site.agent is not None
     assert site.processes is not None
-    assert [(each.pod, each.amounts) for each in site.held or ()] == [("train", {QGPU_CORE: 30, QGPU_MEMORY: 4})]
+    assert [(holding.pod, holding.amounts) for holding in site.held or ()] == [
+        ("train", {QGPU_CORE: 30, QGPU_MEMORY: 4})
+    ]
 
 
 def test_node_name_without_agent_is_the_one_an_agent_would_take(

@@ -83,7 +83,7 @@ def test_damaged_keys_are_replaced_and_bundle_is_kept() -> None:
         replace(keys, authority=Pair(authority(keys).certificate, keys.serving.key)),
     ):
         after = renewed(damaged, NAMES, NOW, LIVES)
-        assert any(signed_by(after.serving.certificate, each) for each in split(after.trusted))
+        assert any(signed_by(after.serving.certificate, issuer) for issuer in split(after.trusted))
         assert authority(keys).certificate in after.trusted
         assert renewed(after, NAMES, NOW, LIVES) is after
 
@@ -101,8 +101,8 @@ def test_presented_certificate_is_always_in_the_previous_bundle(pauses: list[flo
     for pause in pauses:
         now += pause * DAY
         known = keys.trusted
-        ends = [read_facts(each.certificate).ends for each in (keys.serving, authority(keys))]
+        ends = [read_facts(pair.certificate).ends for pair in (keys.serving, authority(keys))]
         keys = renewed(keys, NAMES, now, LIVES)
         shown = keys.serving.certificate
         assert read_facts(shown).ends > now
-        assert min(ends) <= now or any(signed_by(shown, each) for each in split(known))
+        assert min(ends) <= now or any(signed_by(shown, issuer) for issuer in split(known))

@@ -211,7 +211,7 @@ def test_a_pod_that_is_not_ours_still_takes_cpu_and_its_place_on_the_node() -> N
     cluster.set_pod(live_pod("other", {"cpu": "3"}, on="n1"))
     refused = cluster.assume(claim_of(cluster, live_pod(limits={MEM: "1", "cpu": "2"})), "n1")
     assert isinstance(refused, list)
-    assert [each.reason for each in refused] == [Reason.CPU]
+    assert [refusal.reason for refusal in refused] == [Reason.CPU]
     assert isinstance(cluster.assume(claim_of(cluster, live_pod("all", {T9K_NODE: "1"})), "n1"), list)
 
 
@@ -329,7 +329,7 @@ def test_a_node_that_is_gone_keeps_what_is_booked_and_comes_back_with_it() -> No
     cluster.drop_node("n1")
     refused = cluster.assume(claim_of(cluster, live_pod("q")), "n1")
     assert isinstance(refused, list)
-    assert [each.reason for each in refused] == [Reason.NOT_READY]
+    assert [refusal.reason for refusal in refused] == [Reason.NOT_READY]
     cluster.set_node(live_node())
     assert free(cluster) == 12
 
@@ -727,8 +727,8 @@ class Events(RuleBasedStateMachine):
             (list(self.pods.values()), lambda pod: self.cluster.set_pod(as_pod(pod))),
         ):
             self.cluster.begin()
-            for each in data.draw(st.permutations(listed)):
-                tell(each)  # type: ignore[no-untyped-call]
+            for item in data.draw(st.permutations(listed)):
+                tell(item)  # type: ignore[no-untyped-call]
             for key in gone:
                 self.cluster.drop_pod(key)
             self.cluster.end()
@@ -770,7 +770,7 @@ class Events(RuleBasedStateMachine):
 
     @invariant()
     def the_board_is_what_the_facts_make_it(self) -> None:
-        if any(each.doubt or self._by_its_node(each) for each in self.cluster.placed.values()):
+        if any(placed.doubt or self._by_its_node(placed) for placed in self.cluster.placed.values()):
             return  # guesses depend on who was there when they were made
         fresh = Cluster(self.cluster.policy)
         for name, cards in self.sick.items():
@@ -856,7 +856,7 @@ def test_shortlist_answers_the_best_node_first() -> None:
 def test_shortlist_grows_with_each_try() -> None:
     cluster, claim, names = _many(1)
     told = [cluster.filter(claim, names).fit for _ in range(3)]
-    assert [len(each) for each in told] == [1, 16, 40]
+    assert [len(batch) for batch in told] == [1, 16, 40]
     assert told[1] == sorted(told[1], key=names.index)
     assert names[-1] in told[1]
 

@@ -398,8 +398,8 @@ def test_election_never_has_two_leaders_on_any_network(
                 others = [at for other, at in last.items() if other != name]
                 assert all(loop.time() - at >= WRITE - 0.1 for at in others)
             await asyncio.sleep(0.05)
-        for each in candidates:
-            each.die()
+        for candidate in candidates:
+            candidate.die()
 
     play(scene())
 

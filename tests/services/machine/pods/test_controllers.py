@@ -115,7 +115,7 @@ _PODS = st.lists(
         ending=st.booleans(),
     ),
     max_size=8,
-    unique_by=lambda each: each.name,
+    unique_by=lambda pod: pod.name,
 )
 
 

@@ -58,7 +58,7 @@ class Anything(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 10))
     def kill_a_container(self, at: int) -> None:
-        there = [each["pid"] for found in self.pods.all() for each in found["containers"] if each["pid"]]
+        there = [container["pid"] for found in self.pods.all() for container in found["containers"] if container["pid"]]
         if there:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(there[at % len(there)], signal.SIGKILL)

@@ -56,8 +56,8 @@ class Rig:
 
     def __init__(self, folder: str) -> None:
         home = Home(folder, folder)
-        for each in (home.tenants, home.logs, home.pod_logs):
-            os.makedirs(each)
+        for path in (home.tenants, home.logs, home.pod_logs):
+            os.makedirs(path)
         self.store = Store(home.database, home.tenants)
         node = LocalMachine(
             cards(2),
@@ -161,7 +161,7 @@ def test_pods_of_other_users_workload_are_not_adopted(rig: Rig) -> None:
 
     acted(act)
     (web,) = rig.pods.workloads.values()
-    assert [each.applier.user for each in rig.pods.owned(web)] == [BERT]
+    assert [pod.applier.user for pod in rig.pods.owned(web)] == [BERT]
     assert len(rig.pods.pods) == 2
 
 

@@ -51,7 +51,7 @@ def test_start_order_skips_ended_supervisor() -> None:
 
 def test_start_order_skips_silent_supervisor() -> None:
     now = 0.0
-    pods = {each: a_pod(each) for each in "ab"}
+    pods = {uid: a_pod(uid) for uid in "ab"}
     turns = StartOrder(pods, clock=lambda: now)
     turns.begin("a")
     turns.begin("b")
