@@ -11,7 +11,7 @@ from testbed.build import binaries
 from testbed.nodes import RealNode
 from testbed.processes import wait_until
 
-Told = dict[str, Any]
+FindingJson = dict[str, Any]
 
 
 class Doctor:
@@ -26,7 +26,7 @@ class Doctor:
     def call(self, *more: str) -> subprocess.CompletedProcess[str]:
         return self._node.call([*self._words, *more], environment=self._environment)
 
-    def wrong(self) -> list[Told]:
+    def wrong(self) -> list[FindingJson]:
         """All that is to be done, as programs read it; the exit code says the same."""
         done = self.call("-o", "json")
         assert done.returncode in (0, 1), done.stderr

@@ -24,7 +24,7 @@ from simgpu import faults
 from testbed import holdings, objects
 from testbed.agents import AliquotAgent
 from testbed.cards import QCORE, QMEM
-from testbed.doctor import Doctor, Told
+from testbed.doctor import Doctor, FindingJson
 from testbed.fleet import GPUSHARE, MIXED, SHARED, Fleet
 from testbed.images import programs
 from testbed.inside import DATABASE, holders, wait_running, wrong_cards
@@ -375,5 +375,5 @@ def test_that_no_agent_runs_is_found_and_what_else_is_wrong_beside_that(case: Ca
     case.doctor.quiet()
 
 
-def _checks(found: list[Told]) -> set[str]:
+def _checks(found: list[FindingJson]) -> set[str]:
     return {finding["check"] for finding in found}
