@@ -35,7 +35,9 @@ def claims(draw: st.DrawFn) -> Claim:
     return a_claim(
         *containers,
         offer=draw(offers),
-        together=draw(st.booleans()) and len({container.count for container in containers}) == 1,
+        together=draw(st.booleans())
+        and len({container.count for container in containers}) == 1
+        and not any(container.slice.exclusive for container in containers),  # no dialect stacks on a whole card
         models=draw(st.sampled_from([None, None, frozenset({"A"})])),
         cpu_milli=draw(st.sampled_from([0, 500, 3000])),
         memory_mib=draw(st.sampled_from([0, 512, 4096])),
