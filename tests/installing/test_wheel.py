@@ -96,7 +96,7 @@ def test_an_installed_wheel_runs_from_any_folder_with_nothing_set_up(wheels: dic
     port = _free_port()
     try:
         assert re.fullmatch(r"aliquot, version \d+\.\d+\.\d+\n", aliquot("--version"))
-        assert "starting one with simulated cards, 1x8GiB" in aliquot("run", "--simulate", "1x8GiB", *load)
+        assert "starting the daemon with simulated cards, 1x8GiB" in aliquot("run", "--simulate", "1x8GiB", *load)
         aliquot("down")
         aliquot("up", "--detach", "--simulate", "1x8GiB", "--listen", str(port))
         assert re.search(r"\d%", aliquot("run", "--memory", "2", *load))

@@ -91,7 +91,7 @@ def test_apierror_has_status_reason_and_message() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("body", "message"),
     [
         ("<html>bad gateway</html>", "<html>bad gateway</html>"),
         ("", "HTTP 502"),

@@ -62,7 +62,7 @@ def test_the_environment_may_name_another_kubectl(cluster: FakeCluster, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("said", "advice"),
+    ("output", "advice"),
     [
         ('Error from server (Forbidden): nodes is forbidden: User "x" cannot list resource "nodes"', "ask for a role"),
         ("error: You must be logged in to the server (Unauthorized)", "log in again"),
