@@ -130,7 +130,7 @@ web-built: $(NPM_STAMP)
 	    npm run --silent build -- --outDir ../out/web --emptyOutDir --logLevel warn
 	@diff -r out/web src/aliquot/static && echo "src/aliquot/static is what web/ builds"
 
-chart: $(TOOLS) ## render deploy/install.yaml, and its copy in the package, from deploy/chart; needs helm 4, or builds it with Go
+chart: $(TOOLS) ## render deploy/install.yaml from deploy/chart; needs helm 4, or builds it with Go
 	@$(BIN)/python deploy/chart/render.py
 
 docs: $(STAMP) ## generate docs/cli.md and the plots of docs/policies.md

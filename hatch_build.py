@@ -39,3 +39,4 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[misc, type-arg, unuse
         folder = Path(os.path.commonpath([str(each.parent) for each in made]))
         for each in made:
             build_data["force_include"][str(each)] = f"aliquot/lib/{each.relative_to(folder)}"
+        build_data["force_include"][str(Path(self.root) / "deploy" / "install.yaml")] = "aliquot/manifests/install.yaml"

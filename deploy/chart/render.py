@@ -1,4 +1,4 @@
-"""The chart as one file: deploy/install.yaml, for those without Helm, and the same inside of the package.
+"""The chart as one file: deploy/install.yaml, for those without Helm. The wheel carries it too (hatch_build.py).
 
 `make chart` runs it. HELM names the program; without it a Helm 4 in PATH is taken, or the one that the tests built.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 CHART = HERE / "aliquot"
 ROOT = HERE.parent.parent
-RENDERED = (ROOT / "deploy" / "install.yaml", ROOT / "src" / "aliquot" / "manifests" / "install.yaml")
+RENDERED = ROOT / "deploy" / "install.yaml"
 
 NAMESPACE = "aliquot-system"
 KUBERNETES = "1.36"
@@ -83,9 +83,8 @@ def main() -> None:
     lint = [helm, "lint", "--strict", "--quiet", str(CHART), "--set=kubeScheduler.image=x"]
     subprocess.run(lint, check=True)  # noqa: S603  # likewise
     text = render(helm)
-    for path in RENDERED:
-        path.write_text(text)
-        print(path.relative_to(ROOT))
+    RENDERED.write_text(text)
+    print(RENDERED.relative_to(ROOT))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from aliquot.cli.main import COMMANDS
 from aliquot.dialects import gpushare, qgpu, t9k
 from aliquot.dialects.wire import schedulerconfig
 from aliquot.dialects.wire.webhooks import CONFIGURATION, SECRET
-from kit.chart import CHART, INSTALL, PACKAGED, ROOT, Json, Objects, containers, installed
+from kit.chart import CHART, ROOT, Json, Objects, containers, installed
 
 NAMESPACE = "aliquot-system"
 
@@ -26,10 +26,6 @@ NAMESPACE = "aliquot-system"
 @pytest.fixture(scope="module")
 def objects() -> Objects:
     return installed()
-
-
-def test_the_file_in_the_package_is_the_one_in_deploy() -> None:
-    assert PACKAGED.read_text() == INSTALL.read_text(), "run make chart"
 
 
 def test_chart_and_package_are_of_one_version() -> None:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import tempfile
 import urllib.request
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,12 @@ def test_a_wheel_holds_the_package_and_nothing_else(wheels: dict[str, Path]) -> 
     found = {name for name in names(wheels[platform.machine()]) if ".dist-info/" not in name}
     assert {name for name in found if name.endswith(".py")} == tree
     assert [name for name in found if not name.endswith(".py") and not DATA.fullmatch(name)] == []
+
+
+def test_a_wheel_holds_the_manifest_that_install_applies(wheels: dict[str, Path]) -> None:
+    with zipfile.ZipFile(wheels[platform.machine()]) as wheel:
+        packaged = wheel.read("aliquot/manifests/install.yaml")
+    assert packaged == (ROOT / "deploy" / "install.yaml").read_bytes()
 
 
 def test_a_wheel_holds_the_whole_dashboard(wheels: dict[str, Path]) -> None:

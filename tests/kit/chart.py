@@ -11,7 +11,6 @@ import yaml
 ROOT = Path(__file__).parent.parent.parent
 CHART = ROOT / "deploy" / "chart" / "aliquot"
 INSTALL = ROOT / "deploy" / "install.yaml"
-PACKAGED = ROOT / "src" / "aliquot" / "manifests" / "install.yaml"
 
 Json = dict[str, Any]
 MODES = {"all": ("qgpu", "t9k", "gpushare"), "qgpu": ("qgpu",), "t9k": ("t9k",), "gpushare": ("gpushare",)}

@@ -164,8 +164,10 @@ def given_options(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def packaged_objects() -> list[dict[str, Any]]:
-    """The objects that `helm template` renders from the chart, from the copy in this package."""
+    """The objects that `helm template` renders from the chart: in the wheel, or in deploy/ of a checkout."""
     import yaml
 
-    text = (Path(aliquot.__file__).parent / "manifests" / "install.yaml").read_text()
+    package = Path(aliquot.__file__).parent
+    files = (package / "manifests" / "install.yaml", package.parents[1] / "deploy" / "install.yaml")
+    text = next((file for file in files if file.exists()), files[0]).read_text()
     return [obj for obj in yaml.load_all(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) if obj]
