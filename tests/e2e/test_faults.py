@@ -106,7 +106,7 @@ def test_sigterm_finishes_binds_and_releases_lease(clean: ControlPlane, proxy: P
         late = attempt(lambda: extender.bind(pods[4], "n"))
         said = [future.result() for future in under_way]
     assert said == [""] * 4
-    assert "ending" in late
+    assert "shutting down" in late
     assert ours.stop() == 0
     assert [objects.bound_to(clean, name_of(pod)) for pod in pods] == ["n"] * 4 + [None]
     assert not clean.api("GET", LEASE)["spec"].get("holderIdentity")

@@ -88,7 +88,7 @@ def test_the_views_show_what_the_scheduler_did(
     assert seen.returncode == 0, seen.stderr
     assert "15/32" in seen.stdout
     assert "default/large" in seen.stdout
-    assert "GPU memory: needs 20 GiB per card; the largest card has 16 GiB (2 cards)" in seen.stdout
+    assert "GPU memory: needs 20 GiB per card, the largest card has 16 GiB (2 cards)" in seen.stdout
 
     explained = shell("kubectl", "aliquot", "explain", "large")
     assert explained.returncode == 1
