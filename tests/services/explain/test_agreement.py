@@ -108,7 +108,7 @@ def test_explain_refuses_a_node_whose_agent_is_away() -> None:
     verdict = snapshot.place(pod)
     assert not verdict.fits
     assert [refusal.reason for refusal in verdict.refusals] == [Reason.HEALTH]
-    assert [note.text for note in snapshot.notes] == ["takes no new Pods of ours for now: its agent is away"]
+    assert [note.text for note in snapshot.notes] == ["takes no new GPU Pods for now: its agent is away"]
     assert filtered(watched(ClusterObjects([node], [], [], []), DEFAULT_RULES), pod, ["n1"]) == (set(), set())
 
 

@@ -73,6 +73,9 @@ class Store(TenantStore):
     def _open(self) -> Database:
         return Database(self.path, _STEPS)
 
+    def _before_write(self) -> None:
+        """Nothing to check: only the agent's store replaces a deleted file."""
+
     def _skip(self, problem: str) -> None:
         raise StoreError(problem)  # else its folder would be removed while it runs
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any, ClassVar
@@ -21,7 +22,7 @@ _SHARE_COLUMNS = tuple(field.name for field in fields(Share))
 _CLASSES = frozenset(AppClass)
 
 
-class TenantStore:
+class TenantStore(ABC):
     """See the head of the file. Used by one thread. Reads are answered from memory. Raises StoreError."""
 
     table: ClassVar[str]
@@ -44,13 +45,15 @@ class TenantStore:
                 name = "/".join(row[column] for column in ("namespace", "name") if column in row)
                 self._skip(f"{path}: {name} is of class {row['class']}, which is of a later release")
 
+    @abstractmethod
     def _open(self) -> Database:
-        raise NotImplementedError
+        """Open the file, or create it."""
 
     def _skip(self, problem: str) -> None:
         """A tenant cannot be read. Its row stays."""
         self.notes.append(problem)
 
+    @abstractmethod
     def _before_write(self) -> None:
         """Check the file, in stores that can replace it."""
 

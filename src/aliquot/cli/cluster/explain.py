@@ -235,7 +235,7 @@ def _write_table(verdicts: Iterable[Verdict], *, nodes: int, widths: list[int]) 
         ours, fits, others = ours + verdict.ours, fits + (verdict.ours and verdict.fits), others + (not verdict.ours)
     if alike:
         _echo(_paragraph(alike, nodes, widths))
-    total = "no Pods of ours" if not ours else f"all {ours:,} fit" if fits == ours else f"{fits:,} of {ours:,} fit"
+    total = "no GPU Pods" if not ours else f"all {ours:,} fit" if fits == ours else f"{fits:,} of {ours:,} fit"
     tail = f"; {others:,} {'are' if others > 1 else 'is'} not ours" if others else ""
     click.echo(f"\n{total}{tail}")
     return fits == ours

@@ -45,7 +45,7 @@ def node_findings(snapshot: Snapshot) -> Iterator[Finding]:
     offering = 0
     for name, broken in cluster.unusable.items():
         for invalid in broken:
-            what = f"breaks a rule, and so takes no Pods of ours: {invalid.sentence()}"
+            what = f"breaks a rule, so it takes no GPU Pods: {invalid.sentence()}"
             yield found("nodes", name, what, "correct it: kubectl edit node NODE")
     for name, obj in snapshot.nodes.items():
         node = cluster.board.node(name)

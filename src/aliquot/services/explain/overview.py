@@ -88,7 +88,7 @@ class Overview:
                 return f"its GPU would fit on {verdict.grant.node}, but kube-scheduler last said: {refusal}"
             return f"fits on {verdict.grant.node}: kube-scheduler has not tried it since, or does not ask us"
         if verdict.claim is None:
-            return "asks for no GPU of ours"
+            return "requests no shared GPU"
         nodes = len(self.snapshot.nodes) + len(self.snapshot.cluster.unusable)
         return one_sentence(verdict.refusals, verdict.claim, nodes)
 

@@ -122,7 +122,7 @@ class Snapshot:
                 missing = Invalid("metadata.name", None, "a node needs a name")
                 self.cluster.unusable[name] = (node if isinstance(node, Invalid) else missing,)
             broken = self.cluster.unusable.get(name, ())
-            self.notes += [Note(name, f"takes no Pods of ours: {invalid.sentence()}") for invalid in broken]
+            self.notes += [Note(name, f"takes no GPU Pods: {invalid.sentence()}") for invalid in broken]
             if isinstance(node, NodeObject) and not broken:
                 self.nodes[name] = node
                 self.notes += self._notes_on_node(node)
@@ -132,7 +132,7 @@ class Snapshot:
         shown = self.cluster.board.node(node.metadata.name)
         yield from (Note(node.metadata.name, text) for text in (shown.notes if shown else ()))
         if node.agent_away:
-            yield Note(node.metadata.name, "takes no new Pods of ours for now: its agent is away")
+            yield Note(node.metadata.name, "takes no new GPU Pods for now: its agent is away")
 
     def add_pods(self, manifests: Iterable[Json]) -> None:
         """The Pods there are. Those on nodes hold what their annotations say, or what is guessed around those."""
