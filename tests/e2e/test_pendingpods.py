@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kit.manifests import MEM, QGPU, QGPU_CORE, QGPU_MEMORY
+from kit.manifests import APP_CLASS, MEM, MIXED, QGPU, QGPU_CORE, QGPU_MEMORY
 from testbed import objects
 from testbed.gpus import gpushare_node, gpushare_pod, inventory, qgpu_node, unhealthy
 from testbed.objects import delete_pod, finish_pod, pod
@@ -56,6 +56,18 @@ def test_kube_scheduler_counts_the_nodes_that_give_the_same_reason(cluster: Wire
     busy = "3 GPU memory: needs 4 GiB per card; no card has that much free (aliquot:memory)"
     never = "1 GPU memory: needs 4 GiB per card; no card is that large (aliquot:memory)"
     cluster.waits("c", "0/4 nodes are available", busy, never)
+
+
+def test_the_event_of_kube_scheduler_has_no_trace_of_printf(cluster: Wired) -> None:
+    """kube-scheduler formats our sentence with Printf: a percent sign would become "80%!p(MISSING)er card"."""
+    cluster.create(qgpu_node("q", 16, labels=MIXED), pod("large", {QGPU_CORE: 70, QGPU_MEMORY: 4}))
+    assert cluster.bound("large") == {"large": "q"}
+    odd = pod("odd", {QGPU_MEMORY: 4}, annotations={APP_CLASS: "on%line 50%"})
+    cluster.create(pod("more", {QGPU_CORE: 80, QGPU_MEMORY: 4}), odd)
+    cluster.waits("more", "GPU compute: needs 80 percent per card; no card has that much free (aliquot:core)")
+    cluster.waits("odd", '"on(percent sign)line 50 percent"', "(aliquot:invalid-pod)")
+    for name in ("more", "odd"):
+        assert "%!" not in cluster.told(name, "FailedScheduling", "nodes are available")
 
 
 def test_pending_reason_of_invalid_pod(cluster: Wired) -> None:

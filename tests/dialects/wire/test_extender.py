@@ -26,6 +26,7 @@ from aliquot.dialects.wire.extender import (
     render_preemption,
     render_scores,
     requested_names,
+    without_percent_sign,
 )
 from kit.manifests import MEM, a_node, gpushare_pod
 
@@ -220,3 +221,33 @@ def test_render_binding_has_annotations_and_uid() -> None:
         "target": {"apiVersion": "v1", "kind": "Node", "name": "n1"},
     }
     assert "uid" not in render_binding(Binding(**BINDING), "", {})["metadata"]
+
+
+# --- percent signs: kube-scheduler uses what we answer as a format of Printf ------------------------------------------
+
+
+def test_percentages_are_written_in_words() -> None:
+    assert without_percent_sign("needs 80% of a card; 12.5 % free") == "needs 80 percent of a card; 12.5 percent free"
+    assert without_percent_sign('app-class: "%d%" is not allowed') == (
+        'app-class: "(percent sign)d(percent sign)" is not allowed'
+    )
+    assert without_percent_sign("no card is that large") == "no card is that large"
+
+
+@given(st.text() | st.text(alphabet="a1 %.!d"))
+def test_no_answer_has_a_percent_sign(sentence: str) -> None:
+    filtered = json.loads(render_filtered(args(NodeNames=["a", "b"]), ["a", "b"], [], {"a": sentence}, {"b": sentence}))
+    expected = without_percent_sign(sentence)
+    assert filtered["FailedNodes"] == {"a": expected}
+    assert filtered["FailedAndUnresolvableNodes"] == {"b": expected}
+    assert json.loads(render_error(sentence))["Error"] == json.loads(render_bound(sentence))["Error"] == expected
+    assert "%" not in expected
+    if "%" not in sentence:
+        assert expected == sentence
+
+
+def test_whole_nodes_keep_their_percent_signs() -> None:
+    """They are returned as they came: kube-scheduler prints none of them."""
+    node = a_node("n1", 16, labels={"note": "90% full"})
+    asked = args(Nodes={"items": [node]}, NodeNames=None)
+    assert json.loads(render_filtered(asked, ["n1"], ["n1"], {}, {}))["Nodes"]["items"] == [node]

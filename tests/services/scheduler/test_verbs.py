@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from aliquot.dialects.wire.extender import parse_args
+from aliquot.dialects import parse_pod
+from aliquot.dialects.wire.extender import parse_args, without_percent_sign
+from aliquot.model.claim import Claim
 from aliquot.model.refusal import Reason
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.verbs import (
@@ -15,10 +17,18 @@ from aliquot.services.scheduler.verbs import (
     scores_answer,
 )
 from aliquot.wording.reasons import codes
+from aliquot.wording.refusals import coded_reason
 from kit.manifests import (
     MEM,
+    MIXED,
     QGPU,
+    QGPU_CORE,
+    QGPU_GREEDY,
+    QGPU_MEMORY,
+    T9K_CARDS,
+    T9K_PERCENT,
     Json,
+    asking,
 )
 from kit.watchobjects import a_cluster, live_node, live_pod, node_json, pod_json
 
@@ -125,6 +135,44 @@ def test_filter_answers_have_a_code_for_unknown_and_invalid_nodes_and_pods() -> 
     assert codes(answer["FailedAndUnresolvableNodes"]["broken"]) == {Reason.INVALID}
     answer = filtered(a_cluster(live_node("a")), pod_json(limits={MEM: "5Gi"}), "a")
     assert codes(answer["FailedAndUnresolvableNodes"]["a"]) == {Reason.INVALID_POD}
+
+
+@pytest.mark.parametrize("reason", Reason)
+@pytest.mark.parametrize("never", [False, True])
+def test_every_reason_reaches_kube_scheduler_without_percent_signs_and_with_its_code(
+    reason: Reason, never: bool
+) -> None:
+    """It uses the sentence as a format of Printf: "80% of" would become "80%!o(MISSING)f"."""
+    for limits in (
+        {QGPU_CORE: 80, QGPU_MEMORY: 4},
+        {QGPU_GREEDY: 70, QGPU_MEMORY: 4},
+        {T9K_PERCENT: 30},
+        {T9K_CARDS: 2},
+        {MEM: 3},
+    ):
+        offline = {"tke.cloud.tencent.com/app-class": "offline"} if QGPU_GREEDY in limits else {}
+        claim = parse_pod(asking(limits, annotations=offline))
+        assert isinstance(claim, Claim)
+        sentence = without_percent_sign(coded_reason(reason, never, claim))
+        assert "%" not in sentence
+        assert codes(sentence) == {reason}
+
+
+def test_a_busy_card_is_described_in_percent_words() -> None:
+    cluster = a_cluster(live_node("a", labels=QGPU | MIXED))
+    cluster.set_pod(live_pod("q", {QGPU_CORE: "30", QGPU_MEMORY: "4"}, on="a", annotations=ON_CARD_0))
+    answer = filtered(cluster, pod_json(limits={QGPU_CORE: "80", QGPU_MEMORY: "4"}), "a")
+    assert answer["FailedNodes"] == {
+        "a": "GPU compute: needs 80 percent per card; no card has that much free (aliquot:core)"
+    }
+
+
+def test_percent_signs_that_a_user_wrote_are_named() -> None:
+    pod = pod_json(limits={QGPU_MEMORY: "4"}, annotations={"tke.cloud.tencent.com/app-class": "on%line 50%"})
+    (sentence,) = filtered(a_cluster(live_node("a", labels=QGPU)), pod, "a")["FailedAndUnresolvableNodes"].values()
+    assert '"on(percent sign)line 50 percent"' in sentence
+    assert "%" not in sentence
+    assert codes(sentence) == {Reason.INVALID_POD}
 
 
 # --- prioritize ------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The protocol between kube-scheduler and its extender (k8s.io/kube-scheduler/extender/v1).
 
 Keys are Go's field names, capitalised; we read them in any case, as Go does. kube-scheduler drops the body of an answer
-that is not 200: errors go into `Error`.
+that is not 200: errors go into `Error`. It uses our sentences as formats of Printf, so none may have a percent sign.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from aliquot.model.refusal import show
 # DNS-1123, as the API server checks the names of Pods, namespaces and nodes.
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _LONGEST_NAME = 253
+_PERCENTAGE = re.compile(r"(?<=\d) ?%")
 
 
 class WireError(ValueError):
@@ -161,6 +162,17 @@ def requested_names(args: Args) -> list[str]:
         raise WireError(f"Nodes.items: {error}") from error
 
 
+def without_percent_sign(sentence: str) -> str:
+    """The sentence in words: "80% free" becomes "80 percent free". A sign without a number was quoted from a user."""
+    return _PERCENTAGE.sub(" percent", sentence).replace("%", "(percent sign)") if "%" in sentence else sentence
+
+
+def _without_percent_signs(reasons: Mapping[str, str]) -> Mapping[str, str]:
+    """The same by node. Thousands of nodes share a few sentences."""
+    changed = {why: without_percent_sign(why) for why in set(reasons.values()) if "%" in why}
+    return {node: changed.get(why, why) for node, why in reasons.items()} if changed else reasons
+
+
 def render_filtered(
     args: Args, names: Sequence[str], fit: Sequence[str], busy: Mapping[str, str], never: Mapping[str, str]
 ) -> bytes:
@@ -174,8 +186,8 @@ def render_filtered(
         {
             "Nodes": nodes,
             "NodeNames": None if nodes is not None else fit,
-            "FailedNodes": busy,
-            "FailedAndUnresolvableNodes": never,
+            "FailedNodes": _without_percent_signs(busy),
+            "FailedAndUnresolvableNodes": _without_percent_signs(never),
             "Error": "",
         }
     )
@@ -184,7 +196,13 @@ def render_filtered(
 def render_error(error: str) -> bytes:
     """The answer of filter on an error."""
     return msgspec.json.encode(
-        {"Nodes": None, "NodeNames": None, "FailedNodes": None, "FailedAndUnresolvableNodes": None, "Error": error}
+        {
+            "Nodes": None,
+            "NodeNames": None,
+            "FailedNodes": None,
+            "FailedAndUnresolvableNodes": None,
+            "Error": without_percent_sign(error),
+        }
     )
 
 
@@ -195,7 +213,7 @@ def render_scores(names: Sequence[str], scores: Sequence[int]) -> bytes:
 
 def render_bound(error: str = "") -> bytes:
     """The answer of bind."""
-    return msgspec.json.encode({"Error": error})
+    return msgspec.json.encode({"Error": without_percent_sign(error)})
 
 
 def render_preemption(victims: Mapping[str, Victims]) -> bytes:
