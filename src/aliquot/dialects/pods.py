@@ -78,6 +78,14 @@ def amount_at(value: object, field: str, problems: list[Invalid]) -> Fraction:
     return amount
 
 
+def _is_zero(value: object) -> bool:
+    """Whether it is the quantity 0; what cannot be read is not."""
+    try:
+        return parse_quantity(value) == 0
+    except QuantityError:
+        return False
+
+
 def _count(value: object, field: str, *, allowed: str, least: int, most: int) -> int | Invalid:
     try:
         count = parse_count(value)
@@ -100,8 +108,12 @@ class Container:
     requests: Json
 
     def asks(self, *resources: str) -> bool:
-        """Whether it names any of the resources, however badly."""
-        return any(resource in self.limits or resource in self.requests for resource in resources)
+        """Whether it asks for any of the resources, however badly. An amount of 0 asks for nothing."""
+        return any(
+            resource in amounts and not _is_zero(amounts[resource])
+            for resource in resources
+            for amounts in (self.limits, self.requests)
+        )
 
     def field(self, resource: str) -> str:
         """Where the resource is written or, when it is not, would be."""
@@ -119,6 +131,8 @@ class Container:
 
         Extended resources cannot be overcommitted: requests equal limits, or only one of the two is given.
         """
+        if not self.asks(resource):
+            return None
         read: list[int] = []
         for side, amounts in (("limits", self.limits), ("requests", self.requests)):
             if resource not in amounts:
@@ -249,7 +263,7 @@ def _requests(spec: Json, containers: Iterable[Container], problems: list[Invali
     pod = Container("spec", "", 0, Role.MAIN, limits, requests)
 
     def total(resource: str, scale: int) -> int:
-        parts = [pod] if pod.asks(resource) else containers
+        parts = [pod] if resource in requests or resource in limits else containers
         peak_of_parts = _at_once((part.role, _requested(part, resource, scale, problems)) for part in parts)
         if resource not in overhead:
             return peak_of_parts

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aliquot.dialects import gpushare, native, pods, qgpu, t9k
+from aliquot.dialects.lookalikes import misspelled_marks, misspelled_resources
 from aliquot.dialects.pods import Pod, read_pod, with_requests
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.dialects.wire.objects import ContainerObject, PodObject, Resources, pod_names, pod_view, read_object
@@ -56,7 +57,16 @@ _OUR_ANNOTATIONS = frozenset(qgpu.ANNOTATIONS + t9k.ANNOTATIONS + gpushare.ANNOT
 def parse_pod(pod: object, rules: Rules = DEFAULT_RULES) -> Claim | tuple[Invalid, ...] | None:
     """The Pod's claim, every rule it violates, or None for a Pod without GPUs. Accepts any JSON, never raises."""
     view = read_pod(pod)
-    return None if view is None else _parse(view, rules)[0]
+    if view is None:
+        return None
+    claim = _parse(view, rules)[0]
+    if claim is None:
+        return None
+    # Only here: what `PodReader` keeps does not depend on these labels, and a Pod that exists cannot change them.
+    marks = misspelled_marks(view, rules.served)
+    if not marks:
+        return claim
+    return (*(claim if isinstance(claim, tuple) else ()), *marks)
 
 
 def _parse(view: Pod, rules: Rules) -> tuple[Claim | tuple[Invalid, ...] | None, Pod]:
@@ -64,6 +74,7 @@ def _parse(view: Pod, rules: Rules) -> tuple[Claim | tuple[Invalid, ...] | None,
     served = (dialect for dialect in _DIALECTS if dialect.name in rules.served)
     spoken = [(dialect, field) for dialect in served if (field := dialect.first_mention(view)) is not None]
     slips = _misplaced(view) if spoken or any(key in _OUR_ANNOTATIONS for key in view.misplaced) else []
+    slips += misspelled_resources(view, rules.served)
     if not spoken:
         return tuple(slips) or None, view
     view = with_requests(view)

@@ -6,6 +6,8 @@ import base64
 import copy
 
 from aliquot.dialects import gpushare, qgpu, t9k
+from aliquot.dialects.lookalikes import prefixes
+from aliquot.dialects.rules import DIALECTS
 from aliquot.dialects.wire.webhooks import FailurePolicy, ServiceRef, configured, webhook_configuration
 
 SERVICE = ServiceRef("kube-system", "aliquot-webhook")
@@ -36,7 +38,9 @@ def test_match_condition_names_all_resources() -> None:
     (webhook,) = webhook_configuration(b"", SERVICE)["webhooks"]
     (condition,) = webhook["matchConditions"]
     for resource in (*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES):
-        assert condition["expression"].count(f"'{resource}'") >= 4  # limits and requests, of two kinds of containers
+        (prefix,) = (prefix for prefix in prefixes(frozenset(DIALECTS)) if resource.startswith(prefix))
+        # limits and requests, of two kinds of containers
+        assert condition["expression"].count(f"r.startsWith('{prefix}')") == 4
 
 
 def test_configured_ignores_api_server_defaults() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from aliquot.dialects import gpushare
+from aliquot.dialects import gpushare, lookalikes
 from aliquot.dialects.wire import schedulerconfig
 
 PATH = "/review"
@@ -115,13 +115,15 @@ def configured(present: object, wanted: object) -> bool:
 
 
 def _asks_for_gpu(served: frozenset[str]) -> str:
-    """A CEL expression that selects the Pods of these dialects, as `first_mention` of each does.
+    """A CEL expression that selects the Pods of these dialects, as `first_mention` of each does, and those with
+    misspelled names under the same prefixes.
 
     The API server evaluates it, so that other Pods, nearly all of a cluster, cost no call.
     """
-    names = (name for dialect, names in schedulerconfig.DIALECTS.items() if dialect in served for name in names)
-    resources = ", ".join(f"'{name}'" for name in names)
-    side = "(has(c.resources.{0}) && c.resources.{0}.exists(r, r in [" + resources + "]))"
+    begins = " || ".join(f"r.startsWith('{prefix}')" for prefix in lookalikes.prefixes(served))
+    others = ", ".join(f"'{name}'" for name in lookalikes.others(served))
+    ours = f"({begins}) && !(r in [{others}])" if others else begins
+    side = "(has(c.resources.{0}) && c.resources.{0}.exists(r, " + ours + "))"
     asks = f"has(c.resources) && ({side.format('limits')} || {side.format('requests')})"
     mark = "(has(object.metadata.{0}) && '" + gpushare.COUNT + "' in object.metadata.{0})"
     return " || ".join(

@@ -1,0 +1,130 @@
+"""Names that nearly belong to a dialect: `aliyun.com/gpumem`, `tke.cloud.tencent.com/qgpu-mem`. Pure.
+
+A Pod with such a name would run without a card, or wait for a resource that no node has. So an unknown name under a
+prefix of a dialect is refused, with the name that was probably meant. Real names of other programs under the same
+prefixes pass.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from aliquot.dialects import gpushare, native, qgpu, t9k
+from aliquot.dialects.pods import Json, Pod
+from aliquot.model.refusal import Invalid
+
+_CLOSE = 0.8  # difflib's ratio of names under the same domain that are taken for each other
+_LONGEST = 253  # characters of a name that is compared; Kubernetes takes no longer one
+
+
+@dataclass(frozen=True, slots=True)
+class _Owned:
+    """Resource names under `prefix` belong to the dialect; `others` are real names of other programs there."""
+
+    dialect: str | None  # None: ours in every cluster
+    prefix: str
+    known: tuple[str, ...]
+    others: frozenset[str] = frozenset()
+
+    @property
+    def domain(self) -> str:
+        return self.prefix.partition("/")[0] + "/"
+
+
+_OWNED = (
+    _Owned(qgpu.DIALECT, "tke.cloud.tencent.com/qgpu", qgpu.RESOURCES),
+    _Owned(t9k.DIALECT, "tensorstack.dev/nvidia", t9k.RESOURCES),
+    _Owned(
+        gpushare.DIALECT,
+        "aliyun.com/gpu",
+        gpushare.RESOURCES,
+        # Whole cards chosen by topology, and the compute share of cGPU, both of Alibaba's ACK.
+        frozenset({"aliyun.com/gpu", "aliyun.com/gpu-core.percentage"}),
+    ),
+    _Owned(None, native.PREFIX, ()),  # no resource has our own prefix
+)
+
+
+def prefixes(served: frozenset[str]) -> tuple[str, ...]:
+    """What the resource names of these dialects, and names that may be misspelled ones, begin with."""
+    return tuple(owned.prefix for owned in _serving(served))
+
+
+def others(served: frozenset[str]) -> tuple[str, ...]:
+    """Names under `prefixes` that belong to other programs."""
+    return tuple(sorted(name for owned in _serving(served) for name in owned.others))
+
+
+def _serving(served: frozenset[str]) -> Iterator[_Owned]:
+    return (owned for owned in _OWNED if owned.dialect is None or owned.dialect in served)
+
+
+def misspelled_resources(pod: Pod, served: frozenset[str]) -> list[Invalid]:
+    """The resources of the Pod's containers whose names are unknown under a prefix of these dialects."""
+    owners = list(_serving(served))
+    found = []
+    for container in pod.containers:
+        for name in dict.fromkeys((*container.limits, *container.requests)):
+            allowed = _name_to_use(name, owners) if container.asks(name) else None
+            if allowed is not None:
+                found.append(Invalid(container.field(name), container.value(name), allowed))
+    return found
+
+
+def _name_to_use(name: object, owners: Iterable[_Owned]) -> str | None:
+    """What to write instead of the name; None: it is right, or not ours to judge."""
+    if not isinstance(name, str) or len(name) > _LONGEST or "/" not in name:
+        return None
+    lowered = name.lower()
+    for owned in owners:
+        if not lowered.startswith(owned.domain) or name in owned.known or name in owned.others:
+            continue
+        meant = _closest(lowered, owned.known)
+        if meant is not None or lowered.startswith(owned.prefix):
+            return _allowed(meant, owned)
+    return None
+
+
+def _allowed(meant: str | None, owned: _Owned) -> str:
+    if not owned.known:
+        return f"no resource begins with {owned.prefix}; remove it"
+    if meant is not None:
+        return f"no such resource; did you mean {meant}?"
+    return f"no such resource; known are {', '.join(sorted(owned.known))}"
+
+
+def _closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is nearly this one. The domain is equal, so only the rest is compared, without separators."""
+    bare = {_bare(candidate): candidate for candidate in known}
+    close = difflib.get_close_matches(_bare(name), bare, 1, _CLOSE)
+    return bare[close[0]] if close else None
+
+
+def _bare(name: str) -> str:
+    return "".join(letter for letter in name.partition("/")[2] if letter.isalnum())
+
+
+def misspelled_marks(pod: Pod, served: frozenset[str]) -> list[Invalid]:
+    """Labels and annotations of a GPU Pod that are nearly the ones that its dialect reads.
+
+    Only near misses: cloud vendors set other annotations under the same domains.
+    """
+    marks = ((qgpu.DIALECT, qgpu.MARKS), (gpushare.DIALECT, gpushare.MARKS))
+    known = [mark for dialect, names in marks if dialect in served for mark in names]
+    return [
+        problem
+        for kind, present in (("labels", pod.labels), ("annotations", pod.annotations))
+        for problem in _misspelled(kind, present, known)
+    ]
+
+
+def _misspelled(kind: str, present: Json, known: list[str]) -> Iterator[Invalid]:
+    for name, value in present.items():
+        if not isinstance(name, str) or name in known or len(name) > _LONGEST:
+            continue
+        domain = name.lower().partition("/")[0]
+        meant = _closest(name.lower(), [mark for mark in known if mark.partition("/")[0] == domain])
+        if meant is not None:
+            yield Invalid(f'metadata.{kind}["{name}"]', value, f"unknown; did you mean {meant}?")

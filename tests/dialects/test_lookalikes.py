@@ -1,0 +1,158 @@
+"""Misspelled names of resources, labels and annotations are refused; other programs' names are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.dialects import Rules, parse_pod
+from aliquot.dialects.lookalikes import others, prefixes
+from aliquot.dialects.registry import PodReader
+from aliquot.dialects.rules import DIALECTS
+from aliquot.dialects.wire import schedulerconfig
+from aliquot.dialects.wire.objects import PodObject, read_object
+from aliquot.dialects.wire.webhooks import webhook_configuration
+from aliquot.model.claim import Claim
+
+EVERY = frozenset(DIALECTS)
+KNOWN = sorted(name for names in schedulerconfig.DIALECTS.values() for name in names)
+
+
+def pod(limits: dict[str, object], metadata: dict[str, object] | None = None, side: str = "limits") -> dict[str, Any]:
+    container = {"name": "main", "image": "i", "resources": {side: limits}}
+    return {"kind": "Pod", "metadata": {"name": "p", **(metadata or {})}, "spec": {"containers": [container]}}
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("aliyun.com/gpumem", "aliyun.com/gpu-mem"),
+        ("aliyun.com/gpu-memory", "aliyun.com/gpu-mem"),
+        ("aliyun.com/gpu_count", "aliyun.com/gpu-count"),
+        ("aliyun.com/GPU-MEM", "aliyun.com/gpu-mem"),
+        ("tke.cloud.tencent.com/qgpu-mem", "tke.cloud.tencent.com/qgpu-memory"),
+        ("tke.cloud.tencent.com/qgpu-cores", "tke.cloud.tencent.com/qgpu-core"),
+        ("tke.cloud.tencent.com/gpu-memory", "tke.cloud.tencent.com/qgpu-memory"),
+        ("tke.cloud.tencent.com/qgpu-core-gredy", "tke.cloud.tencent.com/qgpu-core-greedy"),
+        ("tensorstack.dev/nvidia-gpus", "tensorstack.dev/nvidia-gpu"),
+        ("tensorstack.dev/nvidia-gpu-percentage", "tensorstack.dev/nvidia-gpu-percent"),
+    ],
+)
+@pytest.mark.parametrize("side", ["limits", "requests"])
+def test_a_misspelled_resource_is_refused_with_the_name_that_was_meant(written: str, meant: str, side: str) -> None:
+    found = parse_pod(pod({written: 4}, side=side))
+    assert isinstance(found, tuple)
+    assert found[0].field == f'spec.containers[0].resources.{side}["{written}"]'
+    assert found[0].value == 4
+    assert found[0].allowed == f"no such resource; did you mean {meant}?"
+
+
+def test_an_unknown_resource_under_a_prefix_of_ours_names_the_known_ones() -> None:
+    found = parse_pod(pod({"tke.cloud.tencent.com/qgpu-bandwidth-x": 1}))
+    assert isinstance(found, tuple)
+    assert "tke.cloud.tencent.com/qgpu-memory" in found[0].allowed
+    own = parse_pod(pod({"aliquot.dev/memory": 1}))
+    assert isinstance(own, tuple)
+    assert own[0].allowed == "no resource begins with aliquot.dev/; remove it"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "aliyun.com/gpu",  # whole cards by topology, ACK
+        "aliyun.com/gpu-core.percentage",  # compute of cGPU, ACK
+        "aliyun.com/eni",
+        "tke.cloud.tencent.com/eni-ip",
+        "tke.cloud.tencent.com/direct-eni",
+        "tensorstack.dev/amd-gpu",
+        "example.com/gpu-mem",
+        "nvidia.com/gpu",
+        "nvidia.com/gpumem",
+        "cpu",
+        "hugepages-2Mi",
+    ],
+)
+def test_names_of_other_programs_are_not_ours_to_judge(name: str) -> None:
+    assert parse_pod(pod({name: 1})) is None
+    assert isinstance(parse_pod(pod({name: 1, "aliyun.com/gpu-mem": 2})), Claim)
+
+
+def test_a_dialect_that_the_cluster_does_not_serve_has_no_misspelled_names() -> None:
+    assert parse_pod(pod({"aliyun.com/gpumem": 1}), Rules(served=frozenset({"qgpu"}))) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "written", "meant"),
+    [
+        ("annotations", "tke.cloud.tencent.com/appclass", "tke.cloud.tencent.com/app-class"),
+        ("annotations", "tke.cloud.tencent.com/app-clas", "tke.cloud.tencent.com/app-class"),
+        ("labels", "aliyun.com/gpu-counts", "aliyun.com/gpu-count"),
+    ],
+)
+def test_a_misspelled_mark_of_a_gpu_pod_is_refused(kind: str, written: str, meant: str) -> None:
+    found = parse_pod(pod({"aliyun.com/gpu-mem": 2}, {kind: {written: "2"}}))
+    assert isinstance(found, tuple)
+    assert found[0].field == f'metadata.{kind}["{written}"]'
+    assert found[0].allowed == f"unknown; did you mean {meant}?"
+    assert parse_pod(pod({}, {kind: {written: "2"}})) is None
+
+
+def test_other_annotations_under_the_same_domain_pass() -> None:
+    marks: dict[str, object] = {"annotations": {"tke.cloud.tencent.com/networks-status": "x", "aliyun.com/eci": "y"}}
+    assert isinstance(parse_pod(pod({"tke.cloud.tencent.com/qgpu-memory": 2}, marks)), Claim)
+
+
+def test_the_scheduler_reads_a_misspelled_resource_as_the_webhook_does() -> None:
+    manifest = pod({"aliyun.com/gpumem": 4})
+    read = read_object(manifest, PodObject, "pod")
+    assert isinstance(read, PodObject)
+    assert PodReader(Rules()).read(read).claim == parse_pod(manifest)
+
+
+def test_the_webhook_is_called_for_misspelled_names_and_not_for_those_of_others() -> None:
+    assert all(name.startswith(prefixes(EVERY)) for name in KNOWN)
+    webhook = webhook_configuration(b"", "https://x")["webhooks"][0]
+    (condition,) = webhook["matchConditions"]
+    for prefix in prefixes(EVERY):
+        assert f"r.startsWith('{prefix}')" in condition["expression"]
+    for name in others(EVERY):
+        assert f"'{name}'" in condition["expression"]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("zero", [0, "0", "0.0", 0.0, "0k"])
+def test_a_request_of_0_asks_for_nothing(name: str, zero: object) -> None:
+    assert parse_pod(pod({name: zero})) is None
+    assert parse_pod(pod({name: zero}, side="requests")) is None
+
+
+def test_a_request_of_0_beside_another_asks_for_the_other() -> None:
+    claim = parse_pod(pod({"tke.cloud.tencent.com/qgpu-memory": 4, "tke.cloud.tencent.com/qgpu-core": 0}))
+    assert isinstance(claim, Claim)
+    assert claim.containers[0].slice.core_milli is None
+    cards = parse_pod(pod({"tensorstack.dev/nvidia-gpu": 2, "tensorstack.dev/nvidia-gpu-percent": "0"}))
+    assert isinstance(cards, Claim)
+    assert cards.containers[0].count == 2
+
+
+def test_limits_of_0_beside_requests_are_refused() -> None:
+    manifest = pod({"aliyun.com/gpu-mem": 0})
+    manifest["spec"]["containers"][0]["resources"]["requests"] = {"aliyun.com/gpu-mem": 2}
+    assert isinstance(parse_pod(manifest), tuple)
+
+
+@given(st.sampled_from(KNOWN), st.data())
+def test_one_slip_of_the_keyboard_never_passes_unnoticed(name: str, data: st.DataObject) -> None:
+    at = data.draw(st.integers(name.index("/") + 1, len(name) - 1))
+    letter = data.draw(st.sampled_from("abcdefghijklmnopqrstuvwxyz0123456789-_."))
+    kind = data.draw(st.sampled_from(["drop", "replace", "insert"]))
+    rest = name[at + (kind != "insert") :]
+    written = name[:at] + ("" if kind == "drop" else letter) + rest
+    if written in KNOWN or written in others(EVERY):
+        return
+    found = parse_pod(pod({written: 1}))
+    assert isinstance(found, tuple), written
+    assert any("no such resource" in problem.allowed for problem in found)
