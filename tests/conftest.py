@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from kit import starvation
 from kit.kubectl import FakeCluster
 
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -34,6 +35,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 fewer = settings(own, max_examples=max(1, own.max_examples // 10))
                 name = "settings" if isinstance(test, type) else "_hypothesis_internal_use_settings"
                 setattr(getattr(test, "__func__", test), name, fewer)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Judge tests with other processes fairly on a starved machine."""
+    return starvation.run_judged(item, nextitem) or None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    starvation.skip_if_no_time_left()
 
 
 @pytest.fixture
