@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 
@@ -12,6 +11,11 @@ def main() -> None:
         from aliquot.cli.run.command import main as run
 
         sys.exit(run(sys.argv[2:]))
+    if sys.argv[1:2] == ["by-environment"] or (sys.argv[1:2] and sys.argv[1].startswith("-")):  # in a container
+        from aliquot.cli.cluster import entrypoint
+
+        if entrypoint.is_unnamed(sys.argv[1:]):
+            sys.argv[1:] = entrypoint.unnamed_words(sys.argv[1:])
     from aliquot.cli.main import main as others
 
     others()
@@ -31,17 +35,17 @@ def qgpu_manager() -> None:
 
 def gpushare_extender() -> None:
     """`gpushare-sche-extender`, as gpushare calls its own: `aliquot scheduler`."""
-    from aliquot.cli.cluster.peerflags import extender_arguments
+    from aliquot.cli.cluster.entrypoint import extender_words
 
-    sys.argv[1:] = ["scheduler", *extender_arguments(sys.argv[1:], os.environ)]
+    sys.argv[1:] = extender_words(sys.argv[1:])
     main()
 
 
 def gpushare_device_plugin() -> None:
     """`gpushare-device-plugin-v2`, likewise: `aliquot agent`."""
-    from aliquot.cli.cluster.peerflags import plugin_arguments
+    from aliquot.cli.cluster.entrypoint import plugin_words
 
-    sys.argv[1:] = ["agent", *plugin_arguments(sys.argv[1:])]
+    sys.argv[1:] = plugin_words(sys.argv[1:])
     main()
 
 

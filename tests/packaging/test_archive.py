@@ -101,6 +101,8 @@ def test_the_containerfile_gives_the_same_entrypoint_folder_and_user() -> None:
     last = CONTAINERFILE.partition("FROM scratch")[2]
 
     assert json.loads(entrypoint) == config["Entrypoint"]
+    (command,) = re.findall(r"^CMD (.*)$", CONTAINERFILE, re.MULTILINE)
+    assert json.loads(command) == config["Cmd"]
     assert re.findall(r"^WORKDIR (\S+)$", last, re.MULTILINE) == [config["WorkingDir"]]
     assert ("USER" in re.findall(r"^(\w+) ", last, re.MULTILINE)) is ("User" in config)
 

@@ -18,6 +18,7 @@ _CONFIG = "application/vnd.oci.image.config.v1+json"
 _LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 
 ENTRYPOINT = ("aliquot",)
+COMMAND = ("by-environment",)  # for manifests without command and args: cli/cluster/entrypoint.py
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -110,6 +111,7 @@ def _config(
         "created": created,
         "config": {
             "Entrypoint": list(ENTRYPOINT),
+            "Cmd": list(COMMAND),
             "Env": [f"{key}={value}" for key, value in {**ENVIRONMENT, **environment}.items()],
             "WorkingDir": "/",
             "Labels": labels(version),
