@@ -1,9 +1,9 @@
-"""`--priority=spread`: most free first, replicas apart."""
+"""`--priority=spread`: no second Pod on a card while another card has none, replicas apart."""
 
 from __future__ import annotations
 
 from kit.manifests import MIXED
-from testbed.gpus import gpushare_node, gpushare_pod, offline_pod, qgpu_node
+from testbed.gpus import gpushare_node, gpushare_pod, offline_pod, online_pod, qgpu_node
 from testbed.wired import Wired
 
 SCHEDULER_ARGS = ("--priority=spread",)
@@ -16,6 +16,18 @@ def test_spread_takes_the_emptiest_node_and_its_emptiest_card(cluster: Wired) ->
     for half in halves:
         assert sorted(half) == [("a", [0]), ("a", [1]), ("b", [0]), ("b", [1])]
         assert half[0][0] != half[1][0], "the second goes to the other node, though the first has a free card"
+
+
+def test_spread_leaves_no_card_empty_where_nodes_differ_in_size(cluster: Wired) -> None:
+    cluster.create(gpushare_node("a", 8), gpushare_node("b", 8, 8))
+    places = cluster.placed(*(gpushare_pod(f"p{number}", 3) for number in range(6)))
+    assert sorted(places[:3]) == sorted(places[3:]) == [("a", [0]), ("b", [0]), ("b", [1])]
+
+
+def test_online_pods_go_to_different_cards_where_nodes_differ_in_size(cluster: Wired) -> None:
+    cluster.create(qgpu_node("a", 32, labels=MIXED), qgpu_node("b", 32, 32, 32, 32, labels=MIXED))
+    places = cluster.placed(*(online_pod(f"p{number}", 3) for number in range(6)))
+    assert sorted(places[:5]) == [("a", [0]), ("b", [0]), ("b", [1]), ("b", [2]), ("b", [3])]
 
 
 def test_offline_pods_pack_even_so(cluster: Wired) -> None:

@@ -78,6 +78,7 @@ def test_spread_uses_different_nodes_and_then_different_cards() -> None:
 
 def test_spread_takes_the_node_and_card_with_most_left_in_mib_not_in_percent() -> None:
     board = a_board(a_node("small", 16), a_node("big", 16, 80))
+    board.take("small", Occupant({0: Usage(GIB, slices=1)}))
     board.take("big", Occupant({0: Usage(8 * GIB, slices=1), 1: Usage(40 * GIB, slices=1)}))
     assert _place(board, "spread", asking(2)) == [("big", [1])]
 

@@ -22,7 +22,7 @@ from aliquot.placement.board import Board, Floats, Ints
 from aliquot.placement.demand import Demand, demand_of
 from aliquot.placement.fit import fits, shortages
 from aliquot.placement.packing import Packing, dense, fgd
-from aliquot.placement.policies import APART, Policy, binpack, spread
+from aliquot.placement.policies import Policy, binpack, spread, spread_cards, spread_nodes
 from aliquot.placement.seat import Patience, grant_on, seat
 from aliquot.placement.verdicts import FITS, TOGETHER_NOT, verdicts
 
@@ -43,6 +43,17 @@ class _Kept:
     why_clock: int = -1
 
 
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """The scores of one claim whose owner has other replicas; right for the board at `clock`."""
+
+    claim: Claim
+    kept: _Kept
+    clock: int
+    scores: Floats
+    cards: Ints
+
+
 class Chooser:
     """Chooses on one board by one policy."""
 
@@ -51,13 +62,14 @@ class Chooser:
         self.policy = policy
         self._kept: OrderedDict[Demand, _Kept] = OrderedDict()
         self._latest: tuple[Claim, Demand] | None = None
+        self._own: _Own | None = None
 
     def choose(self, claim: Claim, among: Ints | None = None) -> Grant | None:
         """The best place for the claim, of all rows or of those; None when there is none now. Books nothing."""
         demand = self._demand(claim)
         kept = self._scores(demand)
-        scores = self._with_distance(claim, demand, kept.scores)
-        one_card = demand.exact and demand.parts and demand.parts[0].count == 1 and not self._distant(claim, demand)
+        scores, cards = self._own_scores(claim, demand, kept)
+        one_card = demand.exact and demand.parts and demand.parts[0].count == 1
         if not len(scores if among is None else among):
             return None
         patience = Patience()
@@ -66,13 +78,12 @@ class Chooser:
             if not np.isfinite(scores[row]):
                 return None
             if one_card:
-                return grant_on(self.board, row, claim, [[int(kept.cards[row])]] * len(claim.containers))
+                return grant_on(self.board, row, claim, [[int(cards[row])]] * len(claim.containers))
             had_patience = patience.untouched
             grant = self.seat(claim, row, patience)
             if grant is not None or not (patience.left or had_patience):
                 return grant
-            # Each container alone would fit, together they do not: known for good until the row changes.
-            kept.scores[row] = scores[row] = np.inf
+            self._exclude(kept, row)
 
     def fitting(self, claim: Claim, among: Ints | None = None) -> Ints:
         """The rows that the claim fits, of all or of those."""
@@ -85,14 +96,14 @@ class Chooser:
         patience = Patience()
         seated = np.array([self.seat(claim, int(row), patience) is not None for row in rows], bool)
         if patience.left:  # otherwise the search gave up on some
-            kept.scores[rows[~seated]] = np.inf
+            self._exclude(kept, rows[~seated])
         return rows[seated]
 
     def first_fitting(self, claim: Claim, among: Ints, most: int) -> Ints:
         """The best `count` of those rows that the claim fits; examines no more rows than needed."""
         demand = self._demand(claim)
         kept = self._scores(demand)
-        scores = self._with_distance(claim, demand, kept.scores)
+        scores, _ = self._own_scores(claim, demand, kept)
         rows = among[np.isfinite(scores[among])]
         found: list[int] = []
         patience = Patience()
@@ -102,7 +113,7 @@ class Chooser:
             if self.seat(claim, row, patience) is not None:
                 found.append(row)
             elif patience.left:  # otherwise the search gave up
-                kept.scores[row] = np.inf
+                self._exclude(kept, row)
         return np.array(found, np.int64)
 
     def exact(self, claim: Claim) -> bool:
@@ -112,7 +123,7 @@ class Chooser:
     def scores(self, claim: Claim) -> Floats:
         """By row, the smaller the better, infinite where the claim does not fit (of an inexact demand: may not)."""
         demand = self._demand(claim)
-        return self._with_distance(claim, demand, self._scores(demand).scores)
+        return self._own_scores(claim, demand, self._scores(demand))[0]
 
     def why_not(self, claim: Claim) -> Ints:
         """By row, the code of the one reason that keeps the claim away (verdicts.verdict_of), or FITS."""
@@ -134,10 +145,12 @@ class Chooser:
     def seat(self, claim: Claim, row: int, patience: Patience | None = None) -> Grant | None:
         """The claim's cards on that row, None when it does not fit there."""
         demand = self._demand(claim)
-        scores = self.policy.card_scores(self.board, demand, row)
-        for (at, slot), times in self._distant(claim, demand).items():
-            if at == row:
-                scores[slot] += APART * times
+        there = {place: times for place, times in self._replicas(claim, demand).items() if place[0] == row}
+        if there:
+            rows = np.array([row])
+            scores = spread_cards(self.board, demand, rows, self._counted(there, rows))[0]
+        else:
+            scores = self.policy.card_scores(self.board, demand, row)
         return seat(self.board, row, claim, demand, _order(scores), patience or Patience())
 
     def refusals(self, claim: Claim, among: Ints | None = None) -> list[Refusal]:
@@ -198,9 +211,9 @@ class Chooser:
             kept.clock = board.clock
         return kept
 
-    def _distant(self, claim: Claim, demand: Demand) -> Mapping[tuple[int, int], int]:
+    def _replicas(self, claim: Claim, demand: Demand) -> Mapping[tuple[int, int], int]:
         """Where the other replicas of its owner are, and how many, if the policy keeps them apart."""
-        if claim.owner is None or not self.policy.apart(demand):
+        if claim.owner is None or not demand.parts or not self.policy.spreads(demand):
             return {}
         return self.board.replicas.get(claim.owner, {})
 
@@ -210,15 +223,40 @@ class Chooser:
             self._latest = (claim, demand_of(claim))
         return self._latest[1]
 
-    def _with_distance(self, claim: Claim, demand: Demand, scores: Floats) -> Floats:
-        """The scores, with a penalty near the owner's other replicas; a copy if there are any."""
-        places = self._distant(claim, demand)
+    def _own_scores(self, claim: Claim, demand: Demand, kept: _Kept) -> tuple[Floats, Ints]:
+        """The shape's scores and cards; copies where rows with other replicas of the claim's owner differ.
+
+        A claim is usually asked about several times in a row: the latest copies are kept.
+        """
+        places = self._replicas(claim, demand)
         if not places:
-            return scores
-        scores = scores.copy()
-        for (row, _), times in places.items():
-            scores[row] += APART * times
-        return scores
+            return kept.scores, kept.cards
+        own, board = self._own, self.board
+        if own is not None and own.claim is claim and own.kept is kept and own.clock == board.clock:
+            return own.scores, own.cards
+        scores, cards = kept.scores.copy(), kept.cards.copy()
+        rows = np.unique(np.fromiter((row for row, _ in places), np.int64, len(places)))
+        rows = rows[np.isfinite(scores[rows])]
+        if len(rows):
+            _, fitting = fits(board, demand, rows)
+            scores[rows], cards[rows] = spread_nodes(board, demand, rows, fitting, self._counted(places, rows))
+        self._own = _Own(claim, kept, board.clock, scores, cards)
+        return scores, cards
+
+    def _counted(self, places: Mapping[tuple[int, int], int], rows: Ints) -> Ints:
+        """[row, slot]: how many of those places' replicas."""
+        counts = np.zeros((len(rows), self.board.width), np.int64)
+        at = {row: place for place, row in enumerate(rows.tolist())}
+        for (row, slot), times in places.items():
+            if row in at and slot < self.board.width:
+                counts[at[row], slot] += times
+        return counts
+
+    def _exclude(self, kept: _Kept, rows: int | Ints) -> None:
+        """Each container alone would fit there, together they do not: so until the rows change."""
+        kept.scores[rows] = np.inf
+        if self._own is not None and self._own.kept is kept:
+            self._own.scores[rows] = np.inf
 
 
 def _never_seats(node: Node, claim: Claim, patience: Patience) -> bool:

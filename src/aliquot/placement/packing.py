@@ -49,9 +49,9 @@ class Packing:
         self._workload = Workload()
         self._potential: Potential | None = None
 
-    def apart(self, demand: Demand) -> bool:
-        """Packing asks for no distance, except where qGPU's rule does."""
-        return demand.app_class is not AppClass.NORMAL and self._mixed.apart(demand)
+    def spreads(self, demand: Demand) -> bool:
+        """Only what qGPU's rule spreads."""
+        return self._mixed.spreads(demand)
 
     def observe(self, board: Board, demand: Demand) -> None:
         """Learn from one more Pod seen."""

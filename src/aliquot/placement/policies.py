@@ -1,7 +1,11 @@
 """Policies: which of the nodes that fit, and which of its cards. The smallest score wins, ties by the board's order.
 
-`binpack` fills the fullest node first (by the part of it that is used) and the card with least left; `spread` takes the
-node and the card with most left (by the MiB that are), replicas of one owner apart.
+`binpack` fills the fullest node first (by the part of it that is used) and the card with least left.
+
+`spread` puts no second replica of one owner, and no second Pod, on a card while another card with room, on whatever
+node, has none. Among equal cards it takes the node with fewest replicas of that owner, then the node with fewest Pods
+per card, then the card with most MiB left.
+
 Whatever the policy, Pods with an app-class follow qGPU's rule (seed 000): online Pods spread, first onto cards
 without offline Pods; offline Pods binpack, first onto cards without online Pods.
 """
@@ -18,10 +22,17 @@ from aliquot.placement.board import Board, Bools, Floats, Ints
 from aliquot.placement.demand import Demand
 
 # Keys of one order folded into one number, the weightier in the higher digits; all exact in a float64.
-_CARD_BITS, _NODE_BITS = 21, 24  # of MiB: cards up to 2 TiB, nodes up to 16 TiB; larger ones count as that
+_CARD_BITS = 21  # of MiB: cards up to 2 TiB; larger ones count as that
 _NODE = float(1 << _CARD_BITS)  # over what is left on any card
-_AVOID = _NODE * (1 << (_NODE_BITS + 1))  # over what is left on any node
-APART = _AVOID * 4.0  # over everything: another replica of the same owner
+_AVOID = _NODE * (1 << 11)  # over the load of any node
+
+# The keys of spread: each is over all that is counted of those before it.
+_CROWD, _MOST_CROWD = _NODE, (1 << 10) - 1  # Pods per card of the node, in sixteenths
+_CROWD_PARTS = 16
+_NODE_REPLICA, _MOST_REPLICAS = _CROWD * (1 << 10), (1 << 8) - 1
+_SHARED = _NODE_REPLICA * (1 << 8)  # the card has a Pod
+_BESIDE_OFFLINE = _SHARED * 2.0
+_CARD_REPLICA = _BESIDE_OFFLINE * 2.0
 
 
 class Policy(Protocol):
@@ -29,8 +40,8 @@ class Policy(Protocol):
 
     version: int  # changes when scores given before no longer hold
 
-    def apart(self, demand: Demand) -> bool:
-        """Whether replicas of one owner are kept apart."""
+    def spreads(self, demand: Demand) -> bool:
+        """Whether the demand is ranked by spread's rule (spread_nodes), which keeps replicas of one owner apart."""
 
     def node_scores(self, board: Board, demand: Demand, rows: Ints, cards: Bools) -> tuple[Floats, Ints]:
         """One score per row, all of which fit, and the card it would take first.
@@ -43,47 +54,78 @@ class Policy(Protocol):
 
 
 class Fill:
-    """binpack (sign 1) by how full the node is, spread (sign -1) by how much it has left; then by what the card has."""
+    """binpack (sign 1) or spread (sign -1), with qGPU's rule for Pods that have an app-class."""
 
     version = 0
 
     def __init__(self, sign: int) -> None:
         self.sign = sign
 
-    def apart(self, demand: Demand) -> bool:
-        """Spreading keeps replicas apart."""
-        return self._sign(demand) < 0
+    def spreads(self, demand: Demand) -> bool:
+        """Online Pods spread and offline Pods binpack, whatever the policy."""
+        if demand.app_class is AppClass.ONLINE:
+            return True
+        return demand.app_class is AppClass.NORMAL and self.sign < 0
 
     def node_scores(self, board: Board, demand: Demand, rows: Ints, cards: Bools) -> tuple[Floats, Ints]:
-        """First the cards to avoid, then the node, then the card."""
+        """Of binpack: first the cards to avoid, then the node, then the card."""
         if demand.whole_node:  # all of them are empty: the smallest that will do
             return board.cards[rows].astype(float), np.zeros(len(rows), int)
-        packing = self._sign(demand) > 0
-        preferred = board.load[rows] if packing else np.minimum(board.left[rows], (1 << _NODE_BITS) - 1)
         if not demand.parts:
-            return preferred * -_NODE, np.zeros(len(rows), int)
-        scores = np.where(cards, self._cards(board, demand, rows), np.inf)
-        count = demand.parts[0].count
-        last = scores.min(axis=1) if count == 1 else np.partition(scores, count - 1, axis=1)[:, count - 1]
-        return preferred * -_NODE + last, scores.argmin(axis=1)
+            preferred = board.left[rows] if self.spreads(demand) else board.load[rows]
+            return preferred * -1.0, np.zeros(len(rows), int)
+        if self.spreads(demand):
+            return spread_nodes(board, demand, rows, cards)
+        last, first = _last_and_first(_packed_cards(board, demand, rows), cards, demand.parts[0].count)
+        return board.load[rows] * -_NODE + last, first
 
     def card_scores(self, board: Board, demand: Demand, row: int) -> Floats:
-        """First the cards to avoid, then what is left."""
-        return self._cards(board, demand, np.array([row]))[0]
-
-    def _cards(self, board: Board, demand: Demand, rows: Ints) -> Floats:
-        left = np.minimum(board.milli[rows] * board.memory[rows] // CORE_MILLI, (1 << _CARD_BITS) - 1)
-        scores: Floats = left * float(self._sign(demand))
-        if demand.app_class is AppClass.ONLINE:
-            scores += (board.offline[rows] > 0) * _AVOID
-        elif demand.app_class is AppClass.OFFLINE:
-            scores += (board.online[rows] > 0) * _AVOID
+        """Of binpack: first the cards to avoid, then what is left."""
+        rows = np.array([row])
+        cards = spread_cards(board, demand, rows) if self.spreads(demand) else _packed_cards(board, demand, rows)
+        scores: Floats = cards[0]
         return scores
 
-    def _sign(self, demand: Demand) -> int:
-        if demand.app_class is AppClass.ONLINE:
-            return -1
-        return 1 if demand.app_class is AppClass.OFFLINE else self.sign
+
+def spread_nodes(
+    board: Board, demand: Demand, rows: Ints, cards: Bools, replicas: Ints | None = None
+) -> tuple[Floats, Ints]:
+    """As Policy.node_scores. The cards decide: the emptiest card may be on any node."""
+    return _last_and_first(spread_cards(board, demand, rows, replicas), cards, demand.parts[0].count)
+
+
+def spread_cards(board: Board, demand: Demand, rows: Ints, replicas: Ints | None = None) -> Floats:
+    """[row, slot]: the score of each card. `replicas`: how many of the owner's Pods are on each."""
+    pods = board.used_slices[rows]
+    crowd = pods.sum(axis=1) * _CROWD_PARTS // np.maximum(board.cards[rows], 1)
+    node = np.minimum(crowd, _MOST_CROWD) * _CROWD
+    if replicas is not None:
+        node += np.minimum(replicas.sum(axis=1), _MOST_REPLICAS) * _NODE_REPLICA
+    scores: Floats = node[:, None] - _left(board, rows) + (pods > 0) * _SHARED
+    if demand.app_class is AppClass.ONLINE:
+        scores += (board.offline[rows] > 0) * _BESIDE_OFFLINE
+    if replicas is not None:
+        scores += np.minimum(replicas, _MOST_REPLICAS) * _CARD_REPLICA
+    return scores
+
+
+def _packed_cards(board: Board, demand: Demand, rows: Ints) -> Floats:
+    scores: Floats = _left(board, rows).astype(float)
+    if demand.app_class is AppClass.OFFLINE:
+        scores += (board.online[rows] > 0) * _AVOID
+    return scores
+
+
+def _left(board: Board, rows: Ints) -> Ints:
+    """[row, slot]: MiB that are left of each card, by its scarcer dimension."""
+    return np.minimum(board.milli[rows] * board.memory[rows] // CORE_MILLI, (1 << _CARD_BITS) - 1)
+
+
+def _last_and_first(scores: Floats, cards: Bools, count: int) -> tuple[Floats, Ints]:
+    """By row: the score of the last of the `count` cards that it would take, and the first of them."""
+    scores = np.where(cards, scores, np.inf)
+    last = scores.min(axis=1) if count == 1 else np.partition(scores, count - 1, axis=1)[:, count - 1]
+    return last, scores.argmin(axis=1)
 
 
 def binpack() -> Fill:
@@ -92,5 +134,5 @@ def binpack() -> Fill:
 
 
 def spread() -> Fill:
-    """Most free first, replicas apart."""
+    """An empty card first, replicas apart."""
     return Fill(-1)

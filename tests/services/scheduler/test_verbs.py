@@ -11,7 +11,7 @@ from aliquot.dialects import parse_pod
 from aliquot.dialects.wire.extender import parse_args, without_percent_sign
 from aliquot.model.claim import Claim
 from aliquot.model.refusal import Reason
-from aliquot.services.scheduler.cluster import Cluster
+from aliquot.services.scheduler.cluster import Cluster, Placed
 from aliquot.services.scheduler.verbs import (
     filter_answer,
     scores_answer,
@@ -19,6 +19,7 @@ from aliquot.services.scheduler.verbs import (
 from aliquot.wording.reasons import codes
 from aliquot.wording.refusals import coded_reason
 from kit.manifests import (
+    APP_CLASS,
     MEM,
     MIXED,
     QGPU,
@@ -30,7 +31,7 @@ from kit.manifests import (
     Json,
     asking,
 )
-from kit.watchobjects import a_cluster, live_node, live_pod, node_json, pod_json
+from kit.watchobjects import a_cluster, as_pod, claim_of, live_node, live_pod, node_json, pod_json
 
 ON_CARD_0 = {"ALIYUN_COM_GPU_MEM_IDX": "0"}
 
@@ -202,3 +203,42 @@ def test_where_nothing_is_to_be_chosen_all_are_alike(limits: Json) -> None:
     answer, _, best = scores_answer(a_cluster(live_node("a")), question(pod_json(limits=limits), "a", "b"))
     assert json.loads(answer) == [{"Host": "a", "Score": 0}, {"Host": "b", "Score": 0}]
     assert best is None
+
+
+# --- spread ----------------------------------------------------------------------------------------------------------
+
+
+def _places(cluster: Cluster, pods: list[Json], *names: str) -> list[tuple[str, list[int]]]:
+    """Where kube-scheduler sends the Pods, one after the other, if it heeds filter and prioritize."""
+    places = []
+    for pod in pods:
+        fitting = filtered(cluster, pod, *names)["NodeNames"]
+        scores = scored(cluster, pod, *fitting)
+        node = max(scores, key=lambda name: scores[name])
+        assert list(scores.values()).count(scores[node]) == 1, "kube-scheduler breaks ties by chance"
+        placed = cluster.assume(claim_of(cluster, as_pod(pod)), node)
+        assert isinstance(placed, Placed)
+        places.append((node, [share.card for share in placed.grant.containers[0].shares]))
+    return places
+
+
+@pytest.mark.parametrize("shortlist", [0, 1])
+def test_spread_leaves_no_card_empty_where_nodes_differ_in_size(shortlist: int) -> None:
+    cluster = Cluster("spread", shortlist=shortlist)
+    for node in (live_node("a", 8), live_node("b", 8, 8)):
+        cluster.set_node(node)
+    places = _places(cluster, [pod_json(f"p{at}", {MEM: "3"}) for at in range(6)], "a", "b")
+    assert sorted(places[:3]) == sorted(places[3:]) == [("a", [0]), ("b", [0]), ("b", [1])]
+
+
+@pytest.mark.parametrize("shortlist", [0, 1])
+def test_online_replicas_go_to_different_cards_where_nodes_differ_in_size(shortlist: int) -> None:
+    cluster = Cluster("binpack", shortlist=shortlist)
+    for node in (live_node("a", 32), live_node("b", 32, 32, 32, 32)):
+        cluster.set_node(node)
+    pods = [
+        pod_json(f"p{at}", {QGPU_MEMORY: "3"}, annotations={APP_CLASS: "online"}, owner="ReplicaSet/web")
+        for at in range(6)
+    ]
+    places = _places(cluster, pods, "a", "b")
+    assert sorted(places[:5]) == [("a", [0]), ("b", [0]), ("b", [1]), ("b", [2]), ("b", [3])]

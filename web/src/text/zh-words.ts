@@ -72,9 +72,12 @@ const process = (number: number | undefined): string => (number === undefined ? 
 
 const PRIORITIES: Record<string, string> = {
   binpack: "有余量的节点和卡中最满的",
-  spread: "有余量的节点和卡中最空的",
+  spread: "先选没有同一属主 Pod 的卡，再选空卡，再选平均每卡 Pod 最少的节点",
   fgd: "对后续 Pod 造成碎片最少的位置",
   dense: "剩余部分对后续 Pod 价值最高的位置",
+  online: "先选没有同一属主 Pod 的卡，再选没有离线 Pod 的卡，再选空卡",
+  offline: "有余量的卡中最满的，先选没有在线 Pod 的",
+  "whole-node": "空节点中最小的",
 };
 const POLICIES: Record<string, string> = {
   "best-effort": "有任务的租户平分卡",

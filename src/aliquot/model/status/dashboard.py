@@ -42,7 +42,7 @@ class MessageCode(StrEnum):
     PLACED = "placed"  # cards, node
     NODE_GONE = "node-gone"  # node
     OFFERS = "offers"  # node, names
-    CHOSEN_BY = "chosen-by"  # name: the priority
+    CHOSEN_BY = "chosen-by"  # name: the priority, or online, offline, whole-node
     SHARED_WITH = "shared-with"  # card, count
     POLICY = "policy"  # name
     GUESSED = "guessed"  # detail

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import UNSET, convert, to_builtins
 
-from aliquot.model.claim import Claim
+from aliquot.model.claim import AppClass, Claim
 from aliquot.model.node import Isolation
 from aliquot.model.refusal import Invalid
 from aliquot.model.status.dashboard import FINDINGS, Message, Refused, Wants
@@ -33,9 +33,13 @@ _XID = re.compile(r"Xid (\d+)")
 
 _PRIORITIES = {
     "binpack": "the fullest of the nodes and cards with room",
-    "spread": "the emptiest of the nodes and cards with room",
+    "spread": "a card without a Pod of this owner, then an empty card, then the node with fewest Pods per card",
     "fgd": "where it spoils least of what is free for the Pods still to come",
     "dense": "where the remainders of the cards stay worth most to the Pods still to come",
+    # What these ask for goes before the policy.
+    "online": "a card without a Pod of this owner, then one without offline Pods, then an empty card",
+    "offline": "the fullest of the cards with room, first those without online Pods",
+    "whole-node": "the smallest of the empty nodes",
 }
 _POLICIES = {
     Isolation.BEST_EFFORT: "tenants with work share the card evenly",
@@ -174,9 +178,12 @@ def offers(node: str, names: Sequence[str]) -> Message:
     return Message(Code.OFFERS, text, node=node, names=[*names])
 
 
-def chosen_by(priority: str) -> Message:
-    """How the scheduler chose."""
-    return Message(Code.CHOSEN_BY, f"Chosen by {priority}: {_PRIORITIES[priority]}.", name=priority)
+def chosen_by(priority: str, claim: Claim) -> Message:
+    """The rule by which the scheduler chose."""
+    rule = priority if claim.app_class is AppClass.NORMAL else claim.app_class.value
+    rule = "whole-node" if claim.whole_node else rule
+    words = f"policy {rule}" if rule == priority else f"the rule for {rule} Pods"
+    return Message(Code.CHOSEN_BY, f"Chosen by {words}: {_PRIORITIES[rule]}.", name=rule)
 
 
 def shared_with(card: int, others: int) -> Message:

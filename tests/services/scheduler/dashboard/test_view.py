@@ -16,7 +16,7 @@ from aliquot.services.scheduler.dashboard.details import Details
 from aliquot.services.scheduler.dashboard.view import ClusterView, Surroundings
 from kit.fakeview import JsonView, texts
 from kit.manifests import APP_CLASS, MEM, QGPU_GREEDY, QGPU_MEMORY, T9K_CARDS
-from kit.watchobjects import a_cluster, as_node, live_node, live_pod, node_json, unhealthy
+from kit.watchobjects import a_cluster, as_node, claim_of, live_node, live_pod, node_json, unhealthy
 
 Json = dict[str, Any]
 ON_CARD = {at: {"ALIYUN_COM_GPU_MEM_IDX": str(at)} for at in range(2)}
@@ -290,6 +290,17 @@ def test_placed_pod_shows_where_and_why() -> None:
     }
     assert any("binpack" in text for text in texts(pod["why"]))
     assert a_view(cluster).pod("ns/nobody", 1000.0) is None
+
+
+def test_placed_pod_shows_the_rule_for_its_class_not_the_policy() -> None:
+    cluster = a_cluster(live_node("n1", 16))
+    pod = live_pod("p", {QGPU_MEMORY: "4"}, annotations={APP_CLASS: "online"})
+    cluster.set_pod(pod)
+    assert not isinstance(cluster.assume(claim_of(cluster, pod), "n1"), list)
+    shown = a_view(cluster).pod("ns/p", 1000.0)
+    assert shown is not None
+    assert [reason["name"] for reason in shown["why"] if reason["code"] == "chosen-by"] == ["online"]
+    assert any(text.startswith("Chosen by the rule for online Pods: a card without") for text in texts(shown["why"]))
 
 
 def test_waiting_pod_shows_every_reason_with_its_nodes() -> None:

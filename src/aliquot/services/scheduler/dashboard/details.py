@@ -125,7 +125,7 @@ class Details:
         yield messages.offers(node.name, [*node.offer_names])
         usage = grant.usage()
         if usage:
-            yield messages.chosen_by(self._cluster.policy)
+            yield messages.chosen_by(self._cluster.policy, claim)
         board, row = self._cluster.board, self._cluster.board.row_of[node.name]
         for slot in usage:
             yield messages.shared_with(slot, int(board.used_slices[row, slot]) - 1 if slot < board.width else 0)
