@@ -106,3 +106,42 @@ def test_simulate_plot(tmp_path: Path) -> None:
         element.text or "" for element in ElementTree.parse(tmp_path / "a.svg").iter("{http://www.w3.org/2000/svg}text")
     ]
     assert {text.split()[0] for text in texts if text.endswith("%") and text[0].isalpha()} >= set(POLICIES)
+
+
+def test_simulate_load_json(trace: list[str]) -> None:
+    result = results(*trace, "--load", "0.8", "--seed", "7")
+    assert (result["policy"], result["seed"], result["load"], result["gpus"]) == ("dense", 7, 0.8, 32)
+    assert [waits["size"] for waits in result["waits"]] == ["no GPU", "share", "1", "2"]
+    assert all(0 <= waits["p50_seconds"] <= waits["p99_seconds"] for waits in result["waits"])
+    assert 60 < result["allocated_percent"] < 81
+    again = results(*trace, "--load", "0.8", "--seed", "7")
+    assert lasting(again) == lasting(result)
+
+
+def test_simulate_load_table(trace: list[str]) -> None:
+    head, blank, columns, *rows = simulate(*trace, "--policy", "all", "--load", "1.2").splitlines()
+    assert head.startswith("8 nodes, 32 GPUs; ")
+    assert "come and go at a load of 120%" in head
+    assert (blank, columns.split()[:3]) == ("", ["POLICY", "ALLOCATED", "CARDS"])
+    assert [row.split()[0] for row in rows] == [policy for policy in POLICIES for _ in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--load", "0"], "--load: 0.0 is not allowed: a number above 0"),
+        (["--load", "90"], "0.9 is a load of 90%"),
+        (["--load", "nan"], "--load: nan is not allowed"),
+        (["--load", "0.9", "--plot", "a.svg"], "--plot: draws how Pods fill a cluster; it cannot be used with --load"),
+    ],
+)
+def test_simulate_load_refusals(trace: list[str], arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(cli, ["simulate", *trace, *arguments])
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_simulate_load_needs_pods_with_gpu(tmp_path: Path, trace: list[str]) -> None:
+    (tmp_path / "pods.csv").write_text(PODS.splitlines()[0] + "\np,1,1,0,0,\n")
+    result = CliRunner().invoke(cli, ["simulate", *trace, "--load", "0.9"])
+    assert (result.exit_code, "no Pod requests a GPU" in result.stderr) == (2, True)

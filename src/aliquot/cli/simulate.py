@@ -19,10 +19,12 @@ from aliquot.placement import POLICY_NAMES
 
 if TYPE_CHECKING:
     from aliquot.model.node import Node
+    from aliquot.sim.churn import Steady
     from aliquot.sim.replay import Outcome
     from aliquot.sim.trace import PodSpec
 
 _MOST_CARDS = 1_000_000  # of a generated cluster; more is a typing error
+_MOST_LOAD = 10
 
 
 @click.command()
@@ -42,6 +44,12 @@ _MOST_CARDS = 1_000_000  # of a generated cluster; more is a typing error
     "--target", type=float, default=1.3, show_default=True, help="Requested GPU as a multiple of the GPU capacity"
 )
 @click.option(
+    "--load",
+    type=float,
+    metavar="FRACTION",
+    help="Let Pods come and go instead: the GPU they request at a time, as a fraction of the capacity, for example 0.9",
+)
+@click.option(
     "--workload",
     type=click.Choice(["trace", "seen"]),
     default="trace",
@@ -59,6 +67,7 @@ def simulate(
     policy: str,
     seed: int,
     target: float,
+    load: float | None,
     workload: str,
     plot: Path | None,
     output: str,
@@ -68,30 +77,51 @@ def simulate(
     The Pods of the trace, and more drawn from it until they request TARGET times the GPU capacity, arrive in a random
     order. No Pod leaves; a Pod that does not fit is dropped; CPU and memory count.
 
+    With --load Pods come and go: they arrive at random, stay an hour on average, and one that does not fit waits until
+    it does, without holding up others. After two hours the cluster is measured for four: the GPU allocated, and how
+    long Pods waited by their size.
+
     \b
     aliquot simulate --generate 200x8 --policy all --plot packing.svg
+    aliquot simulate --generate 200x8 --policy all --load 0.9
     aliquot simulate --nodes nodes.csv --pods pods.csv --policy dense --seed 42 -o json
     """
     if not 0 < target <= 100:
         raise InputError(f"--target: {target} is not allowed: a number above 0, up to 100")
+    if load is not None and not 0 < load <= _MOST_LOAD:
+        raise InputError(f"--load: {load} is not allowed: a number above 0, up to {_MOST_LOAD}; 0.9 is a load of 90%")
+    if load is not None and plot is not None:
+        raise InputError("--plot: draws how Pods fill a cluster; it cannot be used with --load")
     if plot is not None:
         _check_writable(plot)
-    nodes, pods = _load(nodes_file, pods_file, generate, seed)
+    nodes, pods = _read(nodes_file, pods_file, generate, seed)
     names = POLICY_NAMES if policy == "all" else (policy,)
+    if load is not None:
+        if not any(pod.num_gpu for pod in pods):
+            raise InputError("--load: no Pod requests a GPU, so there is no load to reach; leave --load out")
+        steady = [_come_and_go(nodes, pods, name, seed, load, workload) for name in names]
+        _show([_steady_result(found, seed, len(nodes), workload) for found in steady], policy, output, _print_steady)
+        return
     outcomes = [_run(nodes, pods, name, seed, target, workload) for name in names]
     if plot is not None:
         _draw(plot, outcomes, len(nodes), seed)
     results = [_result(outcome, seed, target, len(nodes), workload) for outcome in outcomes]
+    _show(results, policy, output, lambda found: _print(found, plot))
+
+
+def _show(
+    results: list[dict[str, Any]], policy: str, output: str, print_table: Callable[[list[dict[str, Any]]], None]
+) -> None:
     if output == "json":
         import msgspec
 
         answer = results if policy == "all" else results[0]
         click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
     else:
-        _print(results, plot)
+        print_table(results)
 
 
-def _load(
+def _read(
     nodes_file: Path | None, pods_file: Path | None, generated: str | None, seed: int
 ) -> tuple[list[Node], list[PodSpec]]:
     from aliquot.sim import trace
@@ -142,6 +172,15 @@ def _run(nodes: list[Node], pods: list[PodSpec], policy: str, seed: int, target:
         return replay(nodes, coming, policy, known=known, clock=time.perf_counter, progress=progress)
 
 
+def _come_and_go(nodes: list[Node], pods: list[PodSpec], policy: str, seed: int, load: float, workload: str) -> Steady:
+    from aliquot.sim.churn import churn, come_and_go
+
+    known = pods if workload == "trace" else []
+    coming = come_and_go(pods, sum(len(node.cards) for node in nodes) * 1000, load, seed)
+    with _progress(policy, len(coming)) as progress:
+        return churn(nodes, pods, coming, policy, load=load, known=known, clock=time.perf_counter, progress=progress)
+
+
 @contextlib.contextmanager
 def _progress(policy: str, steps: int) -> Iterator[Callable[[int], None]]:
     """A progress bar on stderr, if it is a terminal."""
@@ -172,6 +211,55 @@ def _result(outcome: Outcome, seed: int, target: float, nodes: int, workload: st
         "gpus": outcome.total_milli // 1000,
         "workload": workload,
     }
+
+
+def _steady_result(steady: Steady, seed: int, nodes: int, workload: str) -> dict[str, Any]:
+    return {
+        "policy": steady.policy,
+        "seed": seed,
+        "load": steady.load,
+        "allocated_percent": round(steady.allocated_percent, 3),
+        "waits": [
+            {
+                "size": waits.size,
+                "pods": waits.pods,
+                "still_waiting": waits.waiting,
+                "mean_seconds": round(waits.mean, 1),
+                "p50_seconds": round(waits.p50, 1),
+                "p99_seconds": round(waits.p99, 1),
+            }
+            for waits in steady.waits
+        ],
+        "arrived": steady.arrived,
+        "seconds": round(steady.seconds, 3),
+        "nodes": nodes,
+        "gpus": steady.total_milli // 1000,
+        "workload": workload,
+    }
+
+
+def _print_steady(results: list[dict[str, Any]]) -> None:
+    from aliquot.cli.tables import table
+
+    first = results[0]
+    click.echo(
+        f"{first['nodes']:,} nodes, {first['gpus']:,} GPUs; {first['arrived']:,} Pods come and go "
+        f"at a load of {first['load']:.0%} (seed {first['seed']}); waiting times in seconds\n"
+    )
+    head = ("POLICY", "ALLOCATED", "CARDS", "PODS", "WAIT MEAN", "P50", "P99", "STILL WAITING")
+    rows = [
+        (
+            result["policy"],
+            f"{result['allocated_percent']:.2f}%",
+            waits["size"],
+            f"{waits['pods']:,}",
+            *(f"{waits[name]:,.0f}" for name in ("mean_seconds", "p50_seconds", "p99_seconds")),
+            f"{waits['still_waiting']:,}",
+        )
+        for result in results
+        for waits in result["waits"]
+    ]
+    click.echo(table(head, rows, right=frozenset({1, 3, 4, 5, 6, 7})))
 
 
 def _print(results: list[dict[str, Any]], plot: Path | None) -> None:

@@ -18,7 +18,7 @@ from aliquot.model.node import Node, Offer
 _CARD_MEMORY_MIB = 16 * 1024
 
 _MOST = 10**9  # of anything: larger numbers are slips, and would not fit the board's columns
-_MOST_CARDS = 128
+MOST_CARDS = 128
 
 
 class TraceError(ValueError):
@@ -64,7 +64,7 @@ def parse_nodes(lines: Iterable[str], source: str) -> list[Node]:
         if name in nodes:
             raise row.error("sn", f'"{name}" stands twice: every node needs a name of its own')
         model = row.cells["model"].strip()
-        cards = row.whole("gpu", most=_MOST_CARDS)
+        cards = row.whole("gpu", most=MOST_CARDS)
         nodes[name] = _node(name, row.whole("cpu_milli"), row.whole("memory_mib"), cards, model)
     return list(nodes.values())
 
@@ -73,7 +73,7 @@ def parse_pods(lines: Iterable[str], source: str, models: frozenset[str]) -> lis
     """The Pods of a CSV file, for nodes of those models; raises TraceError."""
     pods = []
     for row in _rows(lines, source, ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")):
-        cards = row.whole("num_gpu", most=_MOST_CARDS)
+        cards = row.whole("num_gpu", most=MOST_CARDS)
         # A Pod without a card asks for nothing of one.
         milli = row.whole("gpu_milli", least=1, most=CORE_MILLI) if cards else row.whole("gpu_milli", most=0)
         spec = [name.strip() for name in (row.cells.get("gpu_spec") or "").split("|") if name.strip()]
