@@ -104,7 +104,7 @@ def test_run_dashes_are_optional(machine: Machine) -> None:
     assert result.stdout == "--memory -- x\n"
 
 
-OF_CORE = "a whole number from 1 to 100, in percent of a card"
+OF_CORE = "a whole number from 1 to 100, in percent of a card (above 100: --rules 2026)"
 OF_MEMORY = "GiB, or with a unit, as in 10, 1.5GiB or 512MiB; at least 1MiB"
 OF_NAME = "at most 63 characters: letters, digits and . _ -, the first a letter or digit"
 OF_TIME = "seconds, or with a unit, as in 90, 100ms, 10s, 5m or 2h"

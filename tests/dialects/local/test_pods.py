@@ -120,11 +120,11 @@ def test_each_thing_that_means_nothing_here_is_said_once() -> None:
 
 def test_a_resource_that_nobody_here_knows_is_named() -> None:
     """A slip in the name would else read like a Pod that wants no card."""
-    pod = a_pod({"name": "a", "command": ["x"], "resources": {"limits": {"cpu": 1, "nvidia.com/gpu": 1}}})
+    pod = a_pod({"name": "a", "command": ["x"], "resources": {"limits": {"cpu": 1, "amd.com/gpu": 1}}})
     plan = plan_of(pod)
     assert isinstance(plan, PodPlan)
     assert notes_of(pod, plan, frozenset()) == [
-        "no card requested: nvidia.com/gpu is not a resource of qGPU, T9k or gpushare"
+        "no card requested: amd.com/gpu is not a resource of qGPU, T9k or gpushare, nor nvidia.com/gpu"
     ]
     assert notes_of(pod, plan, frozenset({"a"})) == []
 

@@ -99,3 +99,48 @@ def test_parse_run_request_shortens_long_command() -> None:
     ask = parse_run_request({"command": ["x" * 10_000] * 1000})
     assert isinstance(ask, RunRequest)
     assert (len(ask.command), len(ask.command[0])) == (64, 256)
+
+
+def run_2026(**more: Any) -> RunRequest | Invalid:
+    return parse_run_request({"command": ["x"], "rules": "2026", **more})
+
+
+@pytest.mark.parametrize(
+    ("core", "memory", "expected"),
+    [
+        (30, 1024, (30, 1024, 1)),
+        (100, None, (None, None, 1)),
+        (200, 1024, (None, None, 2)),  # whole cards come with all their memory
+        (160, 61440, (80, 30720, 2)),  # the vendor's example
+        (121, None, (60, None, 2)),
+    ],
+)
+def test_run_by_the_rules_of_2026_spreads_its_core_over_cards(
+    core: int, memory: int | None, expected: tuple[int | None, int | None, int]
+) -> None:
+    found = run_2026(core=core, memory_mib=memory)
+    assert isinstance(found, RunRequest)
+    assert (found.core, found.memory_mib, found.gpus) == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"core": 33}, "core"),
+        ({"core": 200, "gpus": 2}, "gpus"),
+        ({"core": 250, "memory_mib": 2}, "memory"),
+        ({"core": 200, "class": "offline"}, "core"),
+        ({"rules": "2027"}, "rules"),
+        ({"rules": 2026}, "rules"),
+    ],
+)
+def test_run_against_the_rules_of_2026_is_refused(more: dict[str, Any], field: str) -> None:
+    found = run_2026(**more)
+    assert isinstance(found, Invalid)
+    assert found.field == field
+
+
+def test_run_with_core_above_100_names_the_flag_that_allows_it() -> None:
+    found = parse_run_request({"command": ["x"], "core": 200})
+    assert isinstance(found, Invalid)
+    assert "--rules 2026" in found.allowed

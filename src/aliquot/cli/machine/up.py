@@ -40,6 +40,11 @@ NO_CARD = (
     "[default: as set last]",
 )
 @click.option(
+    "--rules",
+    type=click.Choice(["seed", "2026"]),
+    help="Version of qGPU's rules for `aliquot apply`  [default: as set last, at first seed]",
+)
+@click.option(
     "--simulate",
     metavar="SPEC",
     help="Simulate cards: 2x24GiB, or 2x8x24GiB for two nodes of eight cards",
@@ -58,6 +63,7 @@ def up(
     detach: bool,
     policy: str | None,
     release_delay: float | None,
+    rules: str | None,
     simulate: str | None,
     listen: str | None,
     token_file: Path | None,
@@ -77,13 +83,13 @@ def up(
     spec = parse_simulation(simulate)
     where = parse_listen(listen, token_file, option="--listen")
     if detach:
-        _in_background(policy, release_delay, simulate, listen, token_file)
+        _in_background(policy, release_delay, rules, simulate, listen, token_file)
         return
     home = own_home()
     if home not in homes()[:1]:
         _check_no_system_daemon(homes()[0])
     with or_no_player(home) as came_up:
-        _serve(home, policy, release_delay, spec, where, came_up)
+        _serve(home, policy, release_delay, rules, spec, where, came_up)
 
 
 @click.command()
@@ -132,7 +138,12 @@ def _check_no_system_daemon(machine: Home) -> None:
 
 
 def _in_background(
-    policy: str | None, delay: float | None, simulate: str | None, listen: str | None, token_file: Path | None
+    policy: str | None,
+    delay: float | None,
+    rules: str | None,
+    simulate: str | None,
+    listen: str | None,
+    token_file: Path | None,
 ) -> None:
     from aliquot.adapters.host.control import ControlError, NoDaemonError, connect
     from aliquot.cli.run.autostart import StartError, start
@@ -141,6 +152,7 @@ def _in_background(
     token = None if token_file is None else token_file.absolute()
     for flag, value in (
         ("--policy", policy),
+        ("--rules", rules),
         ("--simulate", simulate),
         ("--listen", listen),
         ("--token-file", token),
@@ -176,6 +188,7 @@ def _serve(
     home: Home,
     policy: str | None,
     delay: float | None,
+    rules: str | None,
     spec: Cards | None,
     where: Listen | None,
     came_up: Callable[[], None],
@@ -184,6 +197,7 @@ def _serve(
     from aliquot.adapters.gpu.nvml import Nvml, NvmlError
     from aliquot.adapters.host.logs import start_text_logging
     from aliquot.adapters.storage.store import StoreError
+    from aliquot.dialects import QgpuRules
     from aliquot.model.node import Isolation
     from aliquot.services.daemon import home as daemon_home
     from aliquot.services.machine import service
@@ -221,6 +235,7 @@ def _serve(
             front=front,
             policy=None if policy is None else Isolation(policy),
             release_delay=delay,
+            qgpu_rules=None if rules is None else QgpuRules(rules),
             simulated=None if playing is None else playing.spec,
             nodes=1 if playing is None else playing.nodes,
             listen=where or service.USUAL,

@@ -42,6 +42,9 @@ def _no_kustomize(_context: click.Context, _parameter: click.Parameter, folder: 
 @click.option("--timeout", type=Duration(), default="60s", show_default=True, help="Time limit of --wait")
 @click.option("-o", "--output", type=click.Choice(["table", "json", "name"]), default="table", show_default=True)
 @click.option(
+    "--rules", type=click.Choice(["seed", "2026"]), help="Version of qGPU's rules  [default: that of `aliquot up`]"
+)
+@click.option(
     "--simulate",
     metavar="[SPEC]",
     is_flag=False,
@@ -56,6 +59,7 @@ def apply(
     wait: bool,
     timeout: float,
     output: str,
+    rules: str | None,
     simulate: str | None,
 ) -> None:
     """Run the Pods of a manifest on this machine as local processes.
@@ -84,9 +88,9 @@ def apply(
         named(manifest, namespace)  # report errors in files before starting a daemon
     offline = dry_run and not _daemon_runs()
     if offline:
-        results = check_offline(manifests, namespace)
+        results = check_offline(manifests, namespace, rules)
     else:
-        results = send(_connected(simulate), manifests, namespace, dry_run=dry_run)
+        results = send(_connected(simulate), manifests, namespace, rules=rules, dry_run=dry_run)
     _write(results, output, dry_run)
     if others:
         _note(skipped(others))

@@ -88,14 +88,15 @@ def named(manifest: Manifest, namespace: str | None) -> tuple[Kind, str, str]:
     return kind, own or namespace or DEFAULT_NAMESPACE, name
 
 
-def check_offline(manifests: Sequence[Manifest], namespace: str | None) -> list[Json]:
+def check_offline(manifests: Sequence[Manifest], namespace: str | None, rules: str | None) -> list[Json]:
     """The results of a dry run without a daemon. Does not check whether the Pods fit. Raises InputError with file and
     line."""
+    from aliquot.dialects import QgpuRules, Rules
     from aliquot.dialects.local.objects import read_objects
     from aliquot.model.refusal import Invalid
 
     keys, objects = _with_namespaces(manifests, namespace)
-    found = read_objects(objects)
+    found = read_objects(objects, Rules(QgpuRules(rules or "seed")))
     if isinstance(found, Invalid):
         raise _located(found, manifests, keys)
     return [
@@ -117,12 +118,20 @@ def _with_namespaces(
     return keys, objects
 
 
-def send(connection: Connection, manifests: Sequence[Manifest], namespace: str | None, *, dry_run: bool) -> list[Json]:
+def send(
+    connection: Connection,
+    manifests: Sequence[Manifest],
+    namespace: str | None,
+    *,
+    rules: str | None = None,
+    dry_run: bool,
+) -> list[Json]:
     """The daemon's result per object. Raises InputError, with file and line for an invalid object."""
     from aliquot.adapters.host.control import LONGEST, AnswerError, ControlError
 
     keys, objects = _with_namespaces(manifests, namespace)
     request = {"op": "apply", "objects": objects, "cwd": os.getcwd(), "env": _environment(), "dry_run": dry_run}
+    request |= {} if rules is None else {"rules": rules}
     size = len(json.dumps(request))
     try:
         if size > LONGEST:

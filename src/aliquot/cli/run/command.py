@@ -40,6 +40,10 @@ from aliquot.cli.run.request import (
 )
 
 _CLASSES = ("online", "offline", "normal")
+_CORE = {  # by --rules
+    "seed": (100, "a whole number from 1 to 100, in percent of a card (above 100: --rules 2026)"),
+    "2026": (100 << 16, "a whole number, in percent of a card"),
+}
 
 USAGE = "aliquot run [OPTIONS] [--] COMMAND [ARGS]..."
 HELP = """\
@@ -64,6 +68,11 @@ OPTIONS = (
     ),
     ("--core", "PERCENT", "Compute of each card, 1 to 100. Without --memory: the same percentage of memory"),
     ("--gpus", "N", "Number of cards, with one slice on each  [default: 1]"),
+    (
+        "--rules",
+        "VERSION",
+        "2026: qGPU's later rules: --core in steps of 5, or 100 and more for several cards  [default: seed]",
+    ),
     ("--class", "CLASS", "online (preempts offline work), offline or normal  [default: normal]"),
     ("--name", "NAME", "Name for ps, stop and logs  [default: the command and a number]"),
     ("--no-wait", None, "If the machine is full, exit with code 75"),
@@ -167,10 +176,13 @@ def _request(options: dict[str, str], command: list[str]) -> dict[str, Any]:
     if not command:
         raise RunError(f"the command is missing: {USAGE}")
     request: dict[str, Any] = {"op": "run", "command": [word[:256] for word in command[:64]]}
+    if "--rules" in options:
+        if options["--rules"] not in _CORE:
+            raise not_allowed("--rules", options["--rules"], "seed or 2026")
+        request["rules"] = options["--rules"]
     if "--core" in options:
-        request["core"] = _whole(
-            "--core", options["--core"], 1, 100, "a whole number from 1 to 100, in percent of a card"
-        )
+        most, allowed = _CORE[options.get("--rules", "seed")]
+        request["core"] = _whole("--core", options["--core"], 1, most, allowed)
     if "--gpus" in options:
         request["gpus"] = _whole("--gpus", options["--gpus"], 1, 1 << 16, "a whole number, at least 1")
     if "--memory" in options:

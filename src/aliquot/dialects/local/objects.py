@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from aliquot.dialects.kube import WORKLOADS, expand
+from aliquot.dialects.local.claims import parse_local_pod
 from aliquot.dialects.local.pods import LABEL, NAME_ALLOWED, notes_of, plan_of
 from aliquot.dialects.pods import Json
-from aliquot.dialects.registry import parse_pod
+from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.model.claim import Claim
 from aliquot.model.refusal import Invalid
 
@@ -70,7 +71,7 @@ class Amounts:
     workers: bool = False
 
 
-def read_objects(objects: object) -> list[LocalObject] | Invalid:
+def read_objects(objects: object, rules: Rules = DEFAULT_RULES) -> list[LocalObject] | Invalid:
     """All objects, or the first invalid field. Never raises on any JSON."""
     if not isinstance(objects, list):
         return Invalid("objects", objects, "a list of Kubernetes objects")
@@ -88,7 +89,7 @@ def read_objects(objects: object) -> list[LocalObject] | Invalid:
                 (at, {"kind": of, **item} if of and isinstance(item, dict) else item) for item in reversed(items)
             )
             continue
-        read = _read(manifest, kind)
+        read = _read(manifest, kind, rules)
         if isinstance(read, Invalid):
             return read
         key = (read.kind, read.namespace, read.name)
@@ -100,7 +101,7 @@ def read_objects(objects: object) -> list[LocalObject] | Invalid:
     return list(found.values())
 
 
-def _read(manifest: dict[str, Any], kind: str) -> LocalObject | Invalid:
+def _read(manifest: dict[str, Any], kind: str, rules: Rules) -> LocalObject | Invalid:
     metadata = manifest.get("metadata")
     if not isinstance(metadata, dict):
         return Invalid(f"{kind}: metadata", metadata, "a mapping with a name")
@@ -115,20 +116,20 @@ def _read(manifest: dict[str, Any], kind: str) -> LocalObject | Invalid:
     if kind in _UNSUPPORTED:
         return Invalid(f"{label}: kind", kind, f"Pod, {', '.join(WORKLOADS)} or List")
     manifest = {**manifest, "metadata": {**metadata, "namespace": namespace}}
-    notes = _checked(manifest, kind)
+    notes = _checked(manifest, kind, rules)
     if isinstance(notes, Invalid):
         return Invalid(f"{label}: {notes.field}", notes.value, notes.allowed)
     return LocalObject(kind, namespace, name, manifest, tuple(notes))
 
 
-def _checked(manifest: dict[str, Any], kind: str) -> list[str] | Invalid:
+def _checked(manifest: dict[str, Any], kind: str, rules: Rules) -> list[str] | Invalid:
     """The notes of a valid object."""
     if kind == POD:
-        return _pod_notes(manifest)
+        return _pod_notes(manifest, rules)
     broken = _checked_amounts(manifest, kind)
     if broken is not None:
         return broken
-    notes = _pod_notes(pod_of(manifest, "x" * 63), "spec.template.spec")
+    notes = _pod_notes(pod_of(manifest, "x" * 63), rules, "spec.template.spec")
     if isinstance(notes, Invalid):
         # An invalid field of the Pod is an invalid field of the template.
         return Invalid(f"spec.template.{notes.field}", notes.value, notes.allowed)
@@ -157,11 +158,11 @@ def _checked_amounts(manifest: dict[str, Any], kind: str) -> Invalid | None:
     return None
 
 
-def _pod_notes(pod: dict[str, Any], path: str = "spec") -> list[str] | Invalid:
+def _pod_notes(pod: dict[str, Any], rules: Rules, path: str = "spec") -> list[str] | Invalid:
     plan = plan_of(pod)
     if isinstance(plan, Invalid):
         return plan
-    claim = parse_pod(pod)
+    claim = parse_local_pod(pod, rules)
     if isinstance(claim, tuple):
         return claim[0]
     with_cards = (

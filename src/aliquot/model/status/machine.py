@@ -24,6 +24,7 @@ class DaemonStatus(Struct):
     dashboard_elsewhere: str | UnsetType | None = UNSET
     token: bool | UnsetType = UNSET
     token_file: str | UnsetType | None = UNSET
+    rules: str | UnsetType = UNSET  # the version of qGPU's rules
     # of an agent
     node: str | UnsetType = UNSET
     database: str | UnsetType = UNSET

@@ -27,6 +27,7 @@ import msgspec
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.control import LONGEST
 from aliquot.adapters.storage.store import StoreError
+from aliquot.dialects import QgpuRules
 from aliquot.model.node import Isolation
 from aliquot.model.refusal import Invalid
 from aliquot.model.status.machine import DaemonStatus, Status
@@ -54,10 +55,17 @@ Send = Callable[[dict[str, Any]], None]
 class ControlServer:
     """See the module docstring."""
 
-    def __init__(self, machine: LocalMachine, meter: CardMeter, about: dict[str, Any], pods: PodManager) -> None:
+    def __init__(
+        self,
+        machine: LocalMachine,
+        meter: CardMeter,
+        about: dict[str, Any],
+        pods: PodManager,
+        rules: QgpuRules = QgpuRules.SEED,
+    ) -> None:
         self.machine = machine
         self.pods = pods
-        self._pod_api = PodApi(pods)
+        self._pod_api = PodApi(pods, rules)
         self.about = about
         self._meter = meter
         self._stopping = asyncio.Event()

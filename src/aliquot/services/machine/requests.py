@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aliquot.dialects import QgpuRules
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
 from aliquot.model.device import Card
 from aliquot.model.node import Offer
@@ -16,6 +17,8 @@ from aliquot.wording.amounts import memory, needed_and_had
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _NAME_ALLOWED = "at most 63 characters: letters, digits and . _ -, the first a letter or digit"
+CORE_ALLOWED = "a whole number from 1 to 100, in percent of a card's compute (above 100: --rules 2026)"
+CORE_2026 = "5 to 95 in steps of 5, or 100 and more for several cards, by qGPU's rules of 2026"
 _MOST_WORDS = 64  # of the command line, kept for display
 _LONGEST_WORD = 256
 _INTERPRETERS = re.compile(r"python[0-9.]*|torchrun|bash|sh|node|perl|ruby")
@@ -53,6 +56,16 @@ class RunRequest:
         return Claim(uid, "local", name, "run", Offer.ANY, (main,), app_class=self.app_class)
 
 
+def parse_rules(message: dict[str, Any], default: QgpuRules = QgpuRules.SEED) -> QgpuRules | Invalid:
+    """The version of qGPU's rules that the request names."""
+    named = message.get("rules")
+    if named is None:
+        return default
+    if named in tuple(QgpuRules):
+        return QgpuRules(named)
+    return Invalid("rules", named, " or ".join(QgpuRules))
+
+
 def parse_run_request(message: dict[str, Any]) -> RunRequest | Invalid:
     """The request, or its first invalid field."""
     command = message.get("command")
@@ -65,13 +78,22 @@ def parse_run_request(message: dict[str, Any]) -> RunRequest | Invalid:
         app_class = AppClass(message.get("class", "normal"))
     except ValueError:
         return Invalid("class", message.get("class"), "online, offline or normal")
+    rules = parse_rules(message)
+    if isinstance(rules, Invalid):
+        return rules
+    several = rules is QgpuRules.Y2026 and app_class is AppClass.NORMAL  # a core above 100 is that of several cards
     core, memory, gpus = message.get("core"), message.get("memory_mib"), message.get("gpus", 1)
-    if core is not None and not _within(core, 1, 100):
-        return Invalid("core", core, "a whole number from 1 to 100, in percent of a card's compute")
+    if core is not None and not _within(core, 1, 100 if not several else 100 << 16):
+        return Invalid("core", core, CORE_ALLOWED)
     if memory is not None and not _within(memory, 1, 1 << 30):
         return Invalid("memory", memory, "at least 1MiB")
     if not _within(gpus, 1, 1 << 16):
         return Invalid("gpus", gpus, "a whole number, at least 1")
+    if core is not None and several:
+        spread = _spread(core, memory, gpus)
+        if isinstance(spread, Invalid):
+            return spread
+        core, memory, gpus = spread
     for flag in ("wait", "detach"):
         if not isinstance(message.get(flag, False), bool):
             return Invalid(flag, message.get(flag), "true or false")
@@ -79,6 +101,21 @@ def parse_run_request(message: dict[str, Any]) -> RunRequest | Invalid:
     return RunRequest(
         words, name, app_class, core, memory, gpus, message.get("wait", True), message.get("detach", False)
     )
+
+
+def _spread(core: int, memory: int | None, gpus: int) -> tuple[int | None, int | None, int] | Invalid:
+    """Core, memory and number of cards by qGPU's rules of 2026."""
+    if core < 100:
+        return Invalid("core", core, CORE_2026) if core % 5 else (core, memory, gpus)
+    if gpus != 1:
+        return Invalid("gpus", gpus, f"nothing with a core of {core}: it is the compute of {-(-core // 100)} cards")
+    cards, rest = divmod(core, 100)
+    if not rest:
+        return None, None, cards  # whole cards come with all their memory
+    cards += 1
+    if memory is not None and memory < cards:
+        return Invalid("memory", f"{memory}MiB", f"at least {cards}MiB: a core of {core} is spread over {cards} cards")
+    return core // cards, None if memory is None else memory // cards, cards
 
 
 def never_fits(request: RunRequest, nodes: Sequence[Sequence[Card]]) -> Invalid | None:

@@ -22,6 +22,7 @@ from aliquot.adapters.host.home import NAME_VARIABLE, TENANT_VARIABLE, Home
 from aliquot.adapters.host.supervisors import Supervisors
 from aliquot.adapters.storage.store import Store
 from aliquot.arbiter.timeline import Record
+from aliquot.dialects import QgpuRules
 from aliquot.model.device import Card
 from aliquot.model.node import Isolation
 from aliquot.model.tenancy import Tenancy
@@ -66,6 +67,7 @@ class Setup:
     front: dict[str, list[str]]  # prepended to path lists of every tenant, for example LD_PRELOAD
     policy: Isolation | None = None
     release_delay: float | None = None
+    qgpu_rules: QgpuRules | None = None  # for manifests that are applied without --rules
     simulated: str | None = None  # the cards, as in --simulate
     nodes: int = 1  # the cards are distributed over them
     listen: Listen = USUAL  # of the dashboard
@@ -113,8 +115,11 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
     url = listening[1].url if listening else None
     access = _access_info(setup.listen, listening[1]) if listening else {}
     meter = CardMeter(cards, setup.nvml)
-    info = about(os.getpid(), time.time(), home=home.run, simulated=simulated, dashboard=url, **access)
-    control = ControlServer(machine, meter, info, pods)
+    qgpu = _qgpu_rules(store, setup.qgpu_rules)
+    info = about(
+        os.getpid(), time.time(), home=home.run, simulated=simulated, dashboard=url, rules=qgpu.value, **access
+    )
+    control = ControlServer(machine, meter, info, pods, qgpu)
     meter.start()
     if listening:
         arbiter.keep_trace(True)
@@ -127,7 +132,7 @@ async def _serve(setup: Setup, cards: Sequence[Card], store: Store) -> None:
         if listening:
             view = MachineView(control.status, Waste(machine.ledger.board), arbiter.records)
             dashboard = asyncio.create_task(show(view, *listening))
-        await control.serve(listener, lambda: setup.on_ready(_ready(machine, simulated, url)))
+        await control.serve(listener, lambda: setup.on_ready(_ready(machine, simulated, url, qgpu)))
     finally:
         await _cancel(dashboard)
         arbiter.stop()
@@ -159,6 +164,13 @@ def _rules(rules: SharingRules, policy: Isolation | None, delay: float | None) -
     return rules if delay is None else replace(rules, release_delay=delay)
 
 
+def _qgpu_rules(store: Store, chosen: QgpuRules | None) -> QgpuRules:
+    """The version of qGPU's rules, now and after every restart."""
+    rules = chosen or QgpuRules(store.setting("qgpu_rules") or QgpuRules.SEED)
+    store.set("qgpu_rules", rules.value)
+    return rules
+
+
 def _listening(listen: Listen) -> tuple[socket.socket, Access] | None:
     try:
         return bind(listen, "--listen")
@@ -182,7 +194,7 @@ async def _cancel(task: asyncio.Task[None] | None) -> None:
             await task
 
 
-def _ready(machine: LocalMachine, simulated: str | None, url: str | None) -> str:
+def _ready(machine: LocalMachine, simulated: str | None, url: str | None, qgpu: QgpuRules) -> str:
     kinds = Counter(f"{card.model} {memory(card.memory_mib)}" for card in machine.cards)
     cards = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     cards += f" on {len(machine.nodes)} nodes" if len(machine.nodes) > 1 else ""
@@ -191,6 +203,8 @@ def _ready(machine: LocalMachine, simulated: str | None, url: str | None) -> str
         f"ready: {count} {'simulated ' if simulated else ''}card{'s' * (count > 1)} ({cards})",
         f"policy {machine.rules.isolation.value}, release delay {machine.rules.release_delay * 1000:g}ms",
     ]
+    if qgpu is not QgpuRules.SEED:
+        words.append(f"qGPU's rules of {qgpu.value}")
     if machine.tenancies:
         count = len(machine.tenancies)
         words.append(f"adopted {count} running tenant{'s' * (count > 1)}")

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from aliquot.dialects import QgpuRules, Rules
 from aliquot.dialects.kube import WORKLOADS
 from aliquot.dialects.local.objects import POD, LocalObject, amounts_of, read_objects, template_of
 from aliquot.dialects.local.pods import LONGEST_GRACE
@@ -24,6 +25,7 @@ from aliquot.services.daemon.control import Caller, RefusedError, invalid
 from aliquot.services.machine.pods.creation import new_pod
 from aliquot.services.machine.pods.manager import PodManager, workload_key
 from aliquot.services.machine.pods.status import pod_object, workload_object
+from aliquot.services.machine.requests import parse_rules
 
 _MOST_PODS = 1024  # on one machine
 _MOST_OF_ONE_USER = 256  # so that only root can use up all Pods
@@ -39,8 +41,8 @@ Operation = Callable[[dict[str, Any], Caller, Send], Awaitable[dict[str, Any]]]
 class PodApi:
     """See the module docstring."""
 
-    def __init__(self, pods: PodManager) -> None:
-        self._pods = pods
+    def __init__(self, pods: PodManager, rules: QgpuRules = QgpuRules.SEED) -> None:
+        self._pods, self._rules = pods, rules
         self.operations: dict[str, Operation] = {
             "apply": self._apply,
             "delete": self._delete,
@@ -53,7 +55,10 @@ class PodApi:
     async def _apply(self, request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
         """Apply all objects or none."""
         self._pods.machine.may_run(caller)
-        objects = read_objects(request.get("objects"))
+        rules = parse_rules(request, self._rules)
+        if isinstance(rules, Invalid):
+            raise invalid(rules)
+        objects = read_objects(request.get("objects"), Rules(rules))
         if isinstance(objects, Invalid):
             raise invalid(objects)
         applier, now = _applier(request, caller), time.time()

@@ -8,6 +8,7 @@ from typing import Any
 
 from aliquot import dialects
 from aliquot.adapters.host.home import OF_A_TENANT
+from aliquot.dialects.local.claims import accepted_claim
 from aliquot.dialects.local.pods import ContainerPlan, PodPlan, expand, plan_of
 from aliquot.model.claim import Claim
 from aliquot.model.environment import with_granted
@@ -38,8 +39,8 @@ def plan(pod: LocalPod) -> PodPlan:
 
 def claim_of(pod: LocalPod) -> Claim | None:
     """Its claim, with its tenant id as uid; None: it requests no card."""
-    found = dialects.parse_pod(manifest_of(pod))
-    if not isinstance(found, Claim):
+    found = accepted_claim(manifest_of(pod))
+    if found is None:
         return None
     # CPU and memory of the machine are not booked.
     return replace(found, uid=pod.tenant, name=pod.key, cpu_milli=0, memory_mib=0)

@@ -1,0 +1,66 @@
+"""What a Pod asks of one machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.dialects import DEFAULT_RULES, QgpuRules
+from aliquot.dialects.local.claims import CARDS, accepted_claim, parse_local_pod
+from aliquot.model.claim import Claim, Role
+from kit.manifests import MEM, QGPU_CORE, QGPU_MEMORY
+
+Y2026 = replace(DEFAULT_RULES, qgpu=QgpuRules.Y2026)
+
+
+def a_pod(*limits: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    containers = [{"name": f"c{at}", "resources": {"limits": limit}} for at, limit in enumerate(limits)]
+    return {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": containers, **spec}}
+
+
+@pytest.mark.parametrize("count", [1, 2, "8"])
+def test_nvidia_gpus_are_as_many_whole_cards(count: object) -> None:
+    claim = parse_local_pod(a_pod({CARDS: count}))
+    assert isinstance(claim, Claim)
+    (container,) = claim.containers
+    assert (container.slice.exclusive, container.slice.memory_percent, container.count) == (True, 100, int(str(count)))
+    assert claim.dialect == "nvidia"
+
+
+def test_each_container_has_its_own_nvidia_gpus() -> None:
+    init = {"name": "first", "resources": {"requests": {CARDS: 1}}}
+    claim = parse_local_pod(a_pod({CARDS: 2}, {}, {CARDS: 1}, initContainers=[init]))
+    assert isinstance(claim, Claim)
+    found = [(container.name, container.role, container.count) for container in claim.containers]
+    assert found == [("first", Role.INIT, 1), ("c0", Role.MAIN, 2), ("c2", Role.MAIN, 1)]
+
+
+@pytest.mark.parametrize("limits", [{}, {"cpu": 1}, {CARDS: 0}, {"nvidia.com/mig-1g.5gb": 1}])
+def test_pod_without_nvidia_gpus_asks_for_no_card(limits: dict[str, Any]) -> None:
+    assert parse_local_pod(a_pod(limits)) is None
+
+
+@pytest.mark.parametrize("count", ["1.5", -1, "many", None])
+def test_part_of_an_nvidia_gpu_is_refused(count: object) -> None:
+    found = parse_local_pod(a_pod({CARDS: count}))
+    assert isinstance(found, tuple)
+    assert found[0].field == f'spec.containers[0].resources.limits["{CARDS}"]'
+
+
+def test_nvidia_gpus_beside_another_dialect_are_refused() -> None:
+    found = parse_local_pod(a_pod({MEM: 3}, {CARDS: 1}))
+    assert isinstance(found, tuple)
+    assert [invalid.field for invalid in found] == [f'spec.containers[1].resources.limits["{CARDS}"]']
+    assert "already uses gpushare" in found[0].allowed
+
+
+@given(st.integers(1, 400), st.integers(1, 64))
+def test_claim_accepted_under_either_version_of_the_rules_is_read_back(core: int, memory: int) -> None:
+    pod = a_pod({QGPU_CORE: core, QGPU_MEMORY: memory})
+    accepted = [claim for rules in (DEFAULT_RULES, Y2026) if isinstance(claim := parse_local_pod(pod, rules), Claim)]
+    assert all(claim == accepted[0] for claim in accepted)
+    assert accepted_claim(pod) == (accepted[0] if accepted else None)
