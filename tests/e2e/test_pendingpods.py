@@ -60,8 +60,8 @@ def test_kube_scheduler_counts_the_nodes_that_give_the_same_reason(cluster: Wire
 
 def test_the_event_of_kube_scheduler_has_no_trace_of_printf(cluster: Wired) -> None:
     """kube-scheduler formats our sentence with Printf: a percent sign would become "80%!p(MISSING)er card"."""
-    cluster.create(qgpu_node("q", 16, labels=MIXED), pod("large", {QGPU_CORE: 70, QGPU_MEMORY: 4}))
-    assert cluster.bound("large") == {"large": "q"}
+    cluster.create(qgpu_node("q", 16, 16, labels=MIXED))  # 40 are free on each card: to kube-scheduler that is 80
+    cluster.placed(*(pod(name, {QGPU_CORE: 60, QGPU_MEMORY: 4}) for name in ("a", "b")))
     odd = pod("odd", {QGPU_MEMORY: 4}, annotations={APP_CLASS: "on%line 50%"})
     cluster.create(pod("more", {QGPU_CORE: 80, QGPU_MEMORY: 4}), odd)
     cluster.waits("more", "GPU compute: needs 80 percent per card; no card has that much free (aliquot:core)")

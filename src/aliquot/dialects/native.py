@@ -3,7 +3,8 @@
     on a Node   aliquot.dev/inventory   {"v":1,"cards":[{"index":0,"uuid":"GPU-..","memory_mib":23028,"model":"A30"}]}
                 aliquot.dev/agent       0.1.0, or "away" while no agent serves the kubelet
                 aliquot.dev/left-behind {"v":1,"image":".."}: uninstalled, but files of running Pods are left
-    on a Pod    aliquot.dev/grant       {"v":1,"node":"n1","containers":[{"name":"main","cards":[{"index":0,..}]}]}
+    on a Pod    aliquot.dev/reviewed    "true": the webhook has reviewed it
+                aliquot.dev/grant       {"v":1,"node":"n1","containers":[{"name":"main","cards":[{"index":0,..}]}]}
 
 Fields with default values are omitted. Unknown fields are ignored, so that a newer writer may add some; a change that
 an older reader would misunderstand gets a new version. Only its writer ever rewrites an annotation, so ignored fields
@@ -36,6 +37,7 @@ AWAY = "away"  # no agent, or it is about to stop: a Pod bound there now would f
 LEFT_BEHIND = "aliquot.dev/left-behind"  # on a Node, after the agent: leftovers.py
 SEEN = "aliquot.dev/seen"  # on a Node: the scheduler acknowledges that the agent stops, and binds no Pod there
 RETRIED = "aliquot.dev/retried"  # on a Pod: when we last made kube-scheduler retry it
+REVIEWED = "aliquot.dev/reviewed"  # on a Pod: the webhook has reviewed it
 ANNOTATIONS = (GRANT,)
 
 _VERSION = 1

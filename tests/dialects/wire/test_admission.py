@@ -42,6 +42,7 @@ from kit.strategies import anything, mutated
 
 Json = dict[str, Any]
 TOLERATION = {"key": "sched.tensorstack.dev/xgn-mode", "value": "true", "effect": "NoSchedule", "operator": "Equal"}
+REVIEWED = {"aliquot.dev/reviewed": "true"}
 PLAIN, BY_ENV = AdmissionSettings(), AdmissionSettings(env_by_field_ref=True)
 
 
@@ -144,9 +145,10 @@ def test_review_applies_cluster_rules() -> None:
         asked(asking({QGPU_CORE: 1}), operation="DELETE"),
         asked(asking({QGPU_CORE: 1}), subResource="binding"),
         asked(asking({QGPU_CORE: 1}), kind={"group": "apps", "version": "v1", "kind": "Deployment"}),
+        asked(asking({QGPU_CORE: 1}), kind={"group": "example.com", "version": "v1", "kind": "Pod"}),
         asked(None),
     ],
-    ids=["no GPU", "an update", "a delete", "a binding", "another kind", "no object"],
+    ids=["no GPU", "an update", "a delete", "a binding", "a complete workload", "another kind", "no object"],
 )
 def test_review_passes_everything_but_new_gpu_pods(body: Json) -> None:
     assert answer(body) == {"uid": "u-1", "allowed": True}
@@ -186,7 +188,8 @@ def test_xgn_pod_keeps_its_tolerations() -> None:
 
 @pytest.mark.parametrize("limits", [{T9K_PERCENT: 30}, {MEM: 2}, {QGPU_MEMORY: 4}])
 def test_pods_without_xgn_get_no_toleration(limits: Json) -> None:
-    assert operations(answer(asked(asking(limits)))) == []
+    reviewed = {"op": "add", "path": "/metadata/annotations", "value": {"aliquot.dev/reviewed": "true"}}
+    assert operations(answer(asked(asking(limits)))) == [reviewed]
 
 
 @pytest.mark.parametrize("before", [None, "", "default-scheduler"])
@@ -210,7 +213,7 @@ def test_forged_grant_is_removed_with_warning() -> None:
     }
     pod = gpushare_pod(gib=12, annotations={**stale, COUNT: "4", "mine": "too"})
     response = answer(asked(pod))
-    assert patched(pod, response)["metadata"]["annotations"] == {COUNT: "4", "mine": "too"}
+    assert patched(pod, response)["metadata"]["annotations"] == {COUNT: "4", "mine": "too", **REVIEWED}
     assert response["warnings"][0] == ("annotation aliquot.dev/grant was removed: only the scheduler may set it")
     assert len(response["warnings"]) == len(stale)
     assert all(len(warning) <= 120 for warning in response["warnings"])
@@ -341,7 +344,7 @@ def test_review_always_removes_user_grants(case: tuple[Claim, Rules, Grant]) -> 
     written = render_grant(claim, grant, NODE, 1, rules)
     before = dict(pod["metadata"].setdefault("annotations", {}))
     pod["metadata"]["annotations"] |= written
-    assert patched(pod, answer(asked(pod), PLAIN, rules))["metadata"]["annotations"] == before
+    assert patched(pod, answer(asked(pod), PLAIN, rules))["metadata"]["annotations"] == before | REVIEWED
 
 
 @settings(max_examples=300)

@@ -8,39 +8,73 @@ import copy
 from aliquot.dialects import gpushare, qgpu, t9k
 from aliquot.dialects.lookalikes import prefixes
 from aliquot.dialects.rules import DIALECTS
+from aliquot.dialects.wire.podlimits import TEMPLATES
 from aliquot.dialects.wire.webhooks import FailurePolicy, ServiceRef, configured, webhook_configuration
 
 SERVICE = ServiceRef("kube-system", "aliquot-webhook")
 
 
 def test_service_configuration_has_ca_bundle() -> None:
-    (webhook,) = webhook_configuration(b"CA", SERVICE)["webhooks"]
-    assert webhook["clientConfig"] == {
-        "caBundle": base64.b64encode(b"CA").decode(),
-        "service": {"namespace": "kube-system", "name": "aliquot-webhook", "path": "/review", "port": 443},
-    }
+    """The same in every entry: so they share connections."""
+    for webhook in webhook_configuration(b"CA", SERVICE)["webhooks"]:
+        assert webhook["clientConfig"] == {
+            "caBundle": base64.b64encode(b"CA").decode(),
+            "service": {"namespace": "kube-system", "name": "aliquot-webhook", "path": "/review", "port": 443},
+        }
 
 
 def test_url_configuration_has_address() -> None:
-    (webhook,) = webhook_configuration(b"CA", "https://127.0.0.1:8443/")["webhooks"]
-    assert webhook["clientConfig"]["url"] == "https://127.0.0.1:8443/review"
+    for webhook in webhook_configuration(b"CA", "https://127.0.0.1:8443/")["webhooks"]:
+        assert webhook["clientConfig"]["url"] == "https://127.0.0.1:8443/review"
+
+
+def policies(chosen: FailurePolicy, name: str) -> list[str]:
+    entries = webhook_configuration(b"", SERVICE, failure_policy=chosen)["webhooks"]
+    assert len({entry["name"] for entry in entries}) == len(entries)
+    return [entry["failurePolicy"] for entry in entries if entry["name"].endswith(name)]
+
+
+def test_only_the_last_attempt_refuses_what_nobody_answered_about() -> None:
+    assert policies(FailurePolicy.IGNORE, "pods.aliquot.dev") == ["Ignore"] * 5
+    assert policies(FailurePolicy.FAIL, "pods.aliquot.dev") == [*["Ignore"] * 4, "Fail"]
+    assert policies(FailurePolicy.FAIL, "templates.aliquot.dev") == ["Ignore", "Ignore", "Fail"]
 
 
 def test_failure_policy_is_ignore_by_default() -> None:
-    policies = [
-        webhook_configuration(b"", SERVICE)["webhooks"][0]["failurePolicy"],
-        webhook_configuration(b"", SERVICE, failure_policy=FailurePolicy.FAIL)["webhooks"][0]["failurePolicy"],
-    ]
-    assert policies == ["Ignore", "Fail"]
+    assert {entry["failurePolicy"] for entry in webhook_configuration(b"", SERVICE)["webhooks"]} == {"Ignore"}
 
 
-def test_match_condition_names_all_resources() -> None:
-    (webhook,) = webhook_configuration(b"", SERVICE)["webhooks"]
-    (condition,) = webhook["matchConditions"]
-    for resource in (*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES):
-        (prefix,) = (prefix for prefix in prefixes(frozenset(DIALECTS)) if resource.startswith(prefix))
-        # limits and requests, of two kinds of containers
-        assert condition["expression"].count(f"r.startsWith('{prefix}')") == 4
+def test_further_attempts_skip_reviewed_pods() -> None:
+    first, *further = (
+        entry["matchConditions"][0]["expression"]
+        for entry in webhook_configuration(b"", SERVICE)["webhooks"]
+        if entry["name"].endswith("pods.aliquot.dev")
+    )
+    assert "aliquot.dev/reviewed" not in first
+    assert all(expression.endswith(f" && ({first})") for expression in further)
+    assert all("aliquot.dev/reviewed" in expression for expression in further)
+
+
+def test_match_conditions_name_all_resources() -> None:
+    """Of Pods also misspelled ones, which are refused."""
+    for webhook in webhook_configuration(b"", SERVICE)["webhooks"]:
+        (condition,) = webhook["matchConditions"]
+        for resource in (*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES):
+            (prefix,) = (prefix for prefix in prefixes(frozenset(DIALECTS)) if resource.startswith(prefix))
+            if "templates" in webhook["name"]:  # requests, of two kinds of containers
+                assert condition["expression"].count(f"'{resource}'") == 2
+            else:  # limits and requests, of two kinds of containers
+                assert condition["expression"].count(f"r.startsWith('{prefix}')") == 4
+    (one, *_) = webhook_configuration(b"", SERVICE, served=frozenset({"t9k"}))["webhooks"]
+    assert "aliyun" not in one["matchConditions"][0]["expression"]
+
+
+def test_every_workload_with_a_template_is_selected() -> None:
+    entry = next(
+        entry for entry in webhook_configuration(b"", SERVICE)["webhooks"] if entry["name"] == "templates.aliquot.dev"
+    )
+    selected = {(group, name) for rule in entry["rules"] for group in rule["apiGroups"] for name in rule["resources"]}
+    assert selected == {(group, f"{kind.lower()}s") for group, kind in TEMPLATES}
 
 
 def test_configured_ignores_api_server_defaults() -> None:

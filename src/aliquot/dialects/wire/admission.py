@@ -1,4 +1,4 @@
-"""AdmissionReview v1: the API server's review of a new Pod, and our answer. Pure.
+"""AdmissionReview v1: the API server's review of a new Pod or of a workload's template, and our answer. Pure.
 
 An invalid GPU Pod is refused with every rule it violates, so that `kubectl apply` prints them. A valid one gets a JSON
 patch:
@@ -7,6 +7,8 @@ patch:
     schedulerName    if one is configured; a name that the user chose stays
     annotations      of a grant are removed: only the scheduler grants cards
     env              for runtimes without CDI: each promised variable from an annotation that the binding will set
+    limits           of our resources, where there are only requests; also in the template of a workload (podlimits.py)
+    reviewed         an annotation, so that the API server need not ask again (webhooks.py)
 
 Reviewing the patched Pod again changes nothing. One webhook both mutates and refuses: `reinvocationPolicy: IfNeeded`
 calls it again if a later webhook has changed the Pod. A second, validating webhook would cost one call per Pod; and the
@@ -28,7 +30,9 @@ from aliquot.dialects.pods import Json, list_at, mapping_at
 from aliquot.dialects.registry import parse_pod, render_env
 from aliquot.dialects.rules import Rules
 from aliquot.dialects.t9k import missing_tolerations
+from aliquot.dialects.wire import schedulerconfig
 from aliquot.dialects.wire.objects import ContainerObject, FieldRef, PodObject
+from aliquot.dialects.wire.podlimits import TEMPLATES, Operation, complete_limits, escaped
 from aliquot.model.claim import Claim, ContainerClaim, Role
 from aliquot.model.device import Card
 from aliquot.model.grant import ContainerGrant, Grant, Share
@@ -43,6 +47,7 @@ _LONGEST_WARNING = 120  # characters; the API server truncates longer ones
 GRANT_ANNOTATIONS = (native.GRANT, *(key for key in gpushare.ANNOTATIONS if key != gpushare.COUNT))
 ENV_PREFIX = "env.aliquot.dev/"
 _LONGEST_KEY = 63  # of an annotation key, after its prefix
+_YES = "true"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +59,20 @@ class AdmissionSettings:
     env_by_field_ref: bool = False  # for runtimes without CDI
 
 
-Operation = dict[str, Any]
-
-
 def review(body: object, rules: Rules, settings: AdmissionSettings) -> dict[str, Any] | Invalid:
     """Answer a review; Invalid if the body is not a review. Accepts any JSON, never raises."""
     request = _request(body)
     if isinstance(request, Invalid):
         return request
     uid, pod = request["uid"], request.get("object")
+    template = _template(request)
+    if template is not None:
+        return _answer(uid, complete_limits(pod, template, _resources(rules), request.get("oldObject")))
     if not _is_new_pod(request):
         return _answer(uid)
     claim = parse_pod(pod, rules)
-    if claim is None:
-        return _answer(uid)
+    if claim is None:  # perhaps a request of 0, which Kubernetes wants a limit for too
+        return _answer(uid, complete_limits(pod, ("spec",), _resources(rules)))
     if isinstance(claim, tuple):
         return _answer(uid, refused=_status(claim, mapping_at(pod, "", [])))
     patch, warnings = _mutations(mapping_at(pod, "", []), claim, rules, settings)
@@ -91,9 +96,23 @@ def _request(body: object) -> Json | Invalid:
 
 def _is_new_pod(request: Json) -> bool:
     """Only creations are reviewed. An existing Pod was reviewed, and can change little that matters here."""
-    kind = request.get("kind")
-    is_pod = isinstance(kind, dict) and kind.get("kind") == "Pod" and not kind.get("group")
-    return is_pod and request.get("operation") == "CREATE" and not request.get("subResource")
+    return _kind(request) == ("", "Pod") and request.get("operation") == "CREATE" and not request.get("subResource")
+
+
+def _template(request: Json) -> tuple[str, ...] | None:
+    """The path of the Pod spec in a workload that is created or updated; None for everything else."""
+    changes = request.get("operation") in ("CREATE", "UPDATE") and not request.get("subResource")
+    return TEMPLATES.get(_kind(request)) if changes else None
+
+
+def _kind(request: Json) -> tuple[str, str]:
+    kind = mapping_at(request.get("kind"), "", [])
+    group, name = kind.get("group") or "", kind.get("kind")
+    return (group, name) if isinstance(group, str) and isinstance(name, str) else ("", "")
+
+
+def _resources(rules: Rules) -> frozenset[str]:
+    return frozenset(name for dialect in rules.served for name in schedulerconfig.DIALECTS[dialect])
 
 
 def _annotations(pod: Json) -> Json:
@@ -154,10 +173,16 @@ def _printable(text: str) -> str:
 
 def _mutations(pod: Json, claim: Claim, rules: Rules, settings: AdmissionSettings) -> tuple[list[Operation], list[str]]:
     spec, warnings = mapping_at(pod.get("spec"), "", []), []
+    annotations = _annotations(pod)
     patch: list[Operation] = []
-    for key in _forged_grants(_annotations(pod)):
-        patch.append({"op": "remove", "path": f"/metadata/annotations/{_escaped(key)}"})
+    for key in _forged_grants(annotations):
+        patch.append({"op": "remove", "path": f"/metadata/annotations/{escaped(key)}"})
         warnings.append(_warning(f"annotation {key} was removed: only the scheduler may set it"))
+    if not annotations:
+        patch.append({"op": "add", "path": "/metadata/annotations", "value": {native.REVIEWED: _YES}})
+    elif annotations.get(native.REVIEWED) != _YES:
+        patch.append({"op": "add", "path": f"/metadata/annotations/{escaped(native.REVIEWED)}", "value": _YES})
+    patch += complete_limits(pod, ("spec",), _resources(rules))
     missing = missing_tolerations(pod, claim)
     if missing and not spec.get("tolerations"):
         patch.append({"op": "add", "path": "/spec/tolerations", "value": missing})
@@ -180,11 +205,6 @@ def _forged_grants(annotations: Json) -> list[str]:
     """
     ours = (key for key in annotations if key in GRANT_ANNOTATIONS or key.startswith(ENV_PREFIX))
     return [key for key in ours if key.isprintable()]
-
-
-def _escaped(key: str) -> str:
-    """Escaped for a JSON Pointer."""
-    return key.replace("~", "~0").replace("/", "~1")
 
 
 def _warning(sentence: str) -> str:

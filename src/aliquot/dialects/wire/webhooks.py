@@ -1,30 +1,50 @@
 """The objects of the webhook at the API server.
 
-MutatingWebhookConfiguration   which Pods to review, where, and what to do if nobody answers
+MutatingWebhookConfiguration   which Pods and templates to review, where, and what to do if nobody answers
 Secret                         the webhook's keys, which its replicas share
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from aliquot.dialects import gpushare, lookalikes
 from aliquot.dialects.wire import schedulerconfig
+from aliquot.dialects.wire.matchconditions import asks_for_gpu, asks_for_gpu_unreviewed, lacks_limits
 
 PATH = "/review"
 CONFIGURATION = "aliquot"  # the object's name
 WEBHOOK = "pods.aliquot.dev"  # what a user sees: admission webhook "pods.aliquot.dev" denied the request
 CONFIGURATIONS_PATH = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
-_SECONDS = 5
+_TEMPLATES = "templates.aliquot.dev"
+_POD_RETRIES, _TEMPLATE_RETRIES = 4, 2  # each reaches one of two replicas by chance
+_SECONDS, _LAST_SECONDS = 2, 5  # of an attempt; an answer takes milliseconds
 _SYSTEM = "kube-system"
 _NAMESPACE_LABEL = "kubernetes.io/metadata.name"  # set on every namespace
 
 SECRET = "aliquot-webhook-tls"  # noqa: S105  # its name
 TLS_CERTIFICATE, TLS_KEY, CA_CERTIFICATES, CA_KEY = "tls.crt", "tls.key", "ca.crt", "ca.key"
+
+
+def _rule(group: str, resources: Sequence[str], *operations: str) -> dict[str, Any]:
+    return {
+        "apiGroups": [group],
+        "apiVersions": ["v1"],
+        "operations": list(operations),
+        "resources": list(resources),
+        "scope": "Namespaced",
+    }
+
+
+# The kinds of podlimits.TEMPLATES.
+_WORKLOADS = [
+    _rule("", ["replicationcontrollers"], "CREATE", "UPDATE"),
+    _rule("apps", ["daemonsets", "deployments", "replicasets", "statefulsets"], "CREATE", "UPDATE"),
+    _rule("batch", ["cronjobs", "jobs"], "CREATE", "UPDATE"),
+]
 
 
 class FailurePolicy(StrEnum):
@@ -57,46 +77,58 @@ def webhook_configuration(
 ) -> dict[str, Any]:
     """The object. `where` is a Service, or the address (https://HOST:PORT) of a webhook outside of the cluster.
 
-    It selects the Pods of the dialects `served`, except in the namespaces `spared` and kube-system: a cluster must
-    start whatever state we are in.
+    It selects the Pods of the dialects `served`, and workloads whose templates lack limits, except in the namespaces
+    `spared` and kube-system: a cluster must start whatever state we are in.
+
+    The API server calls a webhook once, and a replica that was just killed is still an endpoint of the Service for a
+    second or two. So there are several entries that do the same: all but the last let an object pass that nobody
+    answered about, and all but the first select only what has not been reviewed. They share connections, because their
+    clientConfig is the same.
     """
     client: dict[str, Any] = {"caBundle": base64.b64encode(ca_bundle).decode()}
     if isinstance(where, ServiceRef):
         client["service"] = {"namespace": where.namespace, "name": where.name, "path": PATH, "port": where.port}
     else:
         client["url"] = where.rstrip("/") + PATH
+    excluded = {"key": _NAMESPACE_LABEL, "operator": "NotIn", "values": sorted({_SYSTEM, *spared})}
+    shared = {
+        "clientConfig": client,
+        "namespaceSelector": {"matchExpressions": [excluded]},
+        "matchPolicy": "Equivalent",
+        "reinvocationPolicy": "IfNeeded",
+        "sideEffects": "None",
+        "admissionReviewVersions": ["v1"],
+    }
+    again = asks_for_gpu_unreviewed(served)
+    pods = [asks_for_gpu(served), *[again] * _POD_RETRIES]
+    templates = [lacks_limits(served)] * (1 + _TEMPLATE_RETRIES)
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
         "metadata": {"name": CONFIGURATION, "labels": {"app.kubernetes.io/name": "aliquot"}},
         "webhooks": [
-            {
-                "name": WEBHOOK,
-                "clientConfig": client,
-                "rules": [
-                    {
-                        "apiGroups": [""],
-                        "apiVersions": ["v1"],
-                        "operations": ["CREATE"],
-                        "resources": ["pods"],
-                        "scope": "Namespaced",
-                    }
-                ],
-                "namespaceSelector": {
-                    "matchExpressions": [
-                        {"key": _NAMESPACE_LABEL, "operator": "NotIn", "values": sorted({_SYSTEM, *spared})}
-                    ]
-                },
-                "matchConditions": [{"name": "asks-for-gpu", "expression": _asks_for_gpu(served)}],
-                "matchPolicy": "Equivalent",
-                "failurePolicy": str(failure_policy),
-                "reinvocationPolicy": "IfNeeded",
-                "sideEffects": "None",
-                "timeoutSeconds": _SECONDS,
-                "admissionReviewVersions": ["v1"],
-            }
+            entry | shared
+            for entry in (
+                *_attempts(WEBHOOK, [_rule("", ["pods"], "CREATE")], "asks-for-gpu", pods, failure_policy),
+                *_attempts(_TEMPLATES, _WORKLOADS, "lacks-limits", templates, failure_policy),
+            )
         ],
     }
+
+
+def _attempts(
+    name: str, rules: list[dict[str, Any]], condition: str, expressions: Sequence[str], failure_policy: FailurePolicy
+) -> Iterator[dict[str, Any]]:
+    """One entry for each expression."""
+    for number, expression in enumerate(expressions):
+        last = number == len(expressions) - 1
+        yield {
+            "name": f"retry-{number}.{name}" if number else name,
+            "rules": rules,
+            "matchConditions": [{"name": condition, "expression": expression}],
+            "failurePolicy": str(failure_policy if last else FailurePolicy.IGNORE),
+            "timeoutSeconds": _LAST_SECONDS if last else _SECONDS,
+        }
 
 
 def configured(present: object, wanted: object) -> bool:
@@ -112,27 +144,6 @@ def configured(present: object, wanted: object) -> bool:
             and all(configured(has, wants) for has, wants in zip(present, wanted, strict=True))
         )
     return present == wanted
-
-
-def _asks_for_gpu(served: frozenset[str]) -> str:
-    """A CEL expression that selects the Pods of these dialects, as `first_mention` of each does, and those with
-    misspelled names under the same prefixes.
-
-    The API server evaluates it, so that other Pods, nearly all of a cluster, cost no call.
-    """
-    begins = " || ".join(f"r.startsWith('{prefix}')" for prefix in lookalikes.prefixes(served))
-    others = ", ".join(f"'{name}'" for name in lookalikes.others(served))
-    ours = f"({begins}) && !(r in [{others}])" if others else begins
-    side = "(has(c.resources.{0}) && c.resources.{0}.exists(r, " + ours + "))"
-    asks = f"has(c.resources) && ({side.format('limits')} || {side.format('requests')})"
-    mark = "(has(object.metadata.{0}) && '" + gpushare.COUNT + "' in object.metadata.{0})"
-    return " || ".join(
-        (
-            f"object.spec.containers.exists(c, {asks})",
-            f"(has(object.spec.initContainers) && object.spec.initContainers.exists(c, {asks}))",
-            *((mark.format("labels"), mark.format("annotations")) if gpushare.DIALECT in served else ()),
-        )
-    )
 
 
 def secrets_path(namespace: str) -> str:

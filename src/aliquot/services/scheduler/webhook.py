@@ -317,10 +317,12 @@ def _data(keys: Keys) -> dict[str, bytes]:
 
 
 def _same_authority(found: Any, wanted: Any) -> bool:
-    """Whether the CA bundle is right. The rest is what we wrote plus what others added."""
+    """Whether the CA bundles are right. The rest is what we wrote plus what others added."""
+
+    def bundles(configuration: Any) -> list[str]:
+        return [entry["clientConfig"]["caBundle"] for entry in configuration["webhooks"]]
+
     try:
-        return bool(
-            found["webhooks"][0]["clientConfig"]["caBundle"] == wanted["webhooks"][0]["clientConfig"]["caBundle"]
-        )
-    except (KeyError, IndexError, TypeError):
+        return bundles(found) == bundles(wanted)
+    except (KeyError, TypeError):
         return False

@@ -1,0 +1,64 @@
+"""Which objects the API server sends to the webhook: CEL expressions, which it evaluates itself.
+
+Nearly all Pods and workloads of a cluster do not concern us, and cost no call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aliquot.dialects import gpushare, lookalikes, native
+from aliquot.dialects.wire import schedulerconfig
+from aliquot.dialects.wire.admission import ENV_PREFIX, GRANT_ANNOTATIONS
+
+_SPEC = "object.spec"
+# `Job` and the other workloads have the template at the same place; a ReplicationController may have none.
+_TEMPLATE_SPEC = (
+    "(request.kind.kind == 'CronJob' ? object.spec.jobTemplate.spec.template.spec : object.spec.template.spec)"
+)
+
+
+def asks_for_gpu(served: frozenset[str]) -> str:
+    """Selects the Pods of these dialects, as `first_mention` of each does, and those with misspelled names under the
+    same prefixes."""
+    begins = " || ".join(f"r.startsWith('{prefix}')" for prefix in lookalikes.prefixes(served))
+    others = lookalikes.others(served)
+    ours = f"({begins}) && !(r in {_listed(others)})" if others else begins
+    side = "(has(c.resources.{0}) && c.resources.{0}.exists(r, " + ours + "))"
+    asks = f"has(c.resources) && ({side.format('limits')} || {side.format('requests')})"
+    mark = "(has(object.metadata.{0}) && '" + gpushare.COUNT + "' in object.metadata.{0})"
+    marks = (mark.format("labels"), mark.format("annotations")) if gpushare.DIALECT in served else ()
+    return " || ".join((_any_container(_SPEC, asks), *marks))
+
+
+def asks_for_gpu_unreviewed(served: frozenset[str]) -> str:
+    """The same without Pods that an earlier attempt has reviewed.
+
+    A user may write the mark too: the first attempt ignores it, and it does not help a Pod that brings a grant along.
+    """
+    key = "object.metadata.annotations"
+    marked = f"has({key}) && '{native.REVIEWED}' in {key}"
+    grant = f"{key}.exists(k, k in {_listed(GRANT_ANNOTATIONS)} || k.startsWith('{ENV_PREFIX}'))"
+    return f"(!({marked}) || {grant}) && ({asks_for_gpu(served)})"
+
+
+def lacks_limits(served: frozenset[str]) -> str:
+    """Selects the workloads whose template requests our resources and has no limit, or another one."""
+    limited = "has(c.resources.limits) && r in c.resources.limits && c.resources.limits[r] == c.resources.requests[r]"
+    lacking = f"c.resources.requests.exists(r, r in {_listed(_resources(served))} && !({limited}))"
+    asks = f"has(c.resources) && has(c.resources.requests) && {lacking}"
+    present = "(request.kind.kind == 'CronJob' || has(object.spec.template))"
+    return f"{present} && ({_any_container(_TEMPLATE_SPEC, asks)})"
+
+
+def _any_container(spec: str, condition: str) -> str:
+    init = f"(has({spec}.initContainers) && {spec}.initContainers.exists(c, {condition}))"
+    return f"{spec}.containers.exists(c, {condition}) || {init}"
+
+
+def _resources(served: frozenset[str]) -> Iterable[str]:
+    return (name for dialect, names in schedulerconfig.DIALECTS.items() if dialect in served for name in names)
+
+
+def _listed(words: Iterable[str]) -> str:
+    return "[" + ", ".join(f"'{word}'" for word in words) + "]"
