@@ -45,7 +45,8 @@ def simulate(folder: Path, pods: str | bytes, nodes: str | bytes = NODES, *optio
     [
         ("", "pods:1:1: has no Pod in it: a Pod, Deployment, StatefulSet or Job is wanted"),
         ("---\n# nothing\n", "pods:1:1: has no Pod in it"),
-        ("kind: DaemonSet\n", "pods:1:1: has no Pod in it, only DaemonSet: "),
+        ("kind: Service\n", "pods:1:1: has no Pod in it, only Service: "),
+        ("kind: DaemonSet\n", "pods:1:1: metadata is missing"),
         ("- kind: Pod\n", "pods:1:1: the document is a list: expected a Kubernetes object"),
         ("[]", "pods:1:1: the document is a list"),
         ("just words", "pods:1:1: the document is not a mapping"),

@@ -27,24 +27,27 @@ def explained(folder: Path, pods: list[Json], cluster: list[Json], *options: str
     answer: list[Json] = json.loads(result.stdout)
     for entry in answer:
         assert_shape(entry)
-    assert result.exit_code == (0 if all(entry["fits"] for entry in answer) else 1)
+    assert result.exit_code == (1 if any(entry["fits"] is False for entry in answer) else 0)
     return answer
 
 
 def assert_shape(entry: Json) -> None:
     """The contract, strictly: these keys and no others, of these types."""
-    assert list(entry) == ["pod", "fits", "node", "containers", "error", "refusals"]
+    assert list(entry) == ["pod", "ours", "fits", "node", "containers", "error", "scheduling_gates", "refusals"]
     assert isinstance(entry["pod"], str)
-    assert isinstance(entry["fits"], bool)
+    assert isinstance(entry["ours"], bool)
+    assert isinstance(entry["fits"], bool) if entry["ours"] else entry["fits"] is None
     assert entry["node"] is None or (isinstance(entry["node"], str) and entry["fits"])
     assert entry["error"] is None or (isinstance(entry["error"], str) and not entry["fits"])
     assert bool(entry["containers"]) == (entry["node"] is not None)
     for shares in entry["containers"].values():
         for share in shares:
-            assert list(share) == ["card", "memory_gib", "core"]
+            assert list(share) == ["card", "memory_gib", "core", "core_greedy", "whole"]
             assert type(share["card"]) is int
             assert_amount(share["memory_gib"])
-            assert share["core"] is None or type(share["core"]) in (int, float)
+            for part in ("core", "core_greedy"):
+                assert share[part] is None or type(share[part]) in (int, float)
+            assert type(share["whole"]) is bool
     for refusal in entry["refusals"]:
         assert list(refusal) == ["node", "card", "reason", "wanted", "had", "never"]
         assert isinstance(refusal["node"], str)

@@ -252,7 +252,18 @@ def _owner(metadata: Json, namespace: str, problems: list[Invalid]) -> str | Non
 
 
 def _requests(spec: Json, containers: Iterable[Container], problems: list[Invalid]) -> tuple[int, int]:
-    """Milli-CPU and bytes as kube-scheduler counts them.
+    """Milli-CPU and bytes as kube-scheduler counts them."""
+    containers = tuple(containers)
+    return (
+        total_request(spec, containers, "cpu", 1000, problems),
+        total_request(spec, containers, "memory", 1, problems),
+    )
+
+
+def total_request(
+    spec: Json, containers: Iterable[Container], resource: str, scale: int, problems: list[Invalid]
+) -> int:
+    """What the Pod asks for as kube-scheduler counts it, in parts of 1/`scale`.
 
     The Pod's own figure where it gives one, else max(init peak, sum); and the runtime's overhead on top.
     """
@@ -261,15 +272,11 @@ def _requests(spec: Json, containers: Iterable[Container], problems: list[Invali
     requests = mapping_at(own.get("requests"), "spec.resources.requests", problems)
     overhead = mapping_at(spec.get("overhead"), "spec.overhead", problems)
     pod = Container("spec", "", 0, Role.MAIN, limits, requests)
-
-    def total(resource: str, scale: int) -> int:
-        parts = [pod] if resource in requests or resource in limits else containers
-        peak_of_parts = _at_once((part.role, _requested(part, resource, scale, problems)) for part in parts)
-        if resource not in overhead:
-            return peak_of_parts
-        return peak_of_parts + ceil(amount_at(overhead[resource], f'spec.overhead["{resource}"]', problems) * scale)
-
-    return total("cpu", 1000), total("memory", 1)
+    parts = [pod] if resource in requests or resource in limits else containers
+    peak_of_parts = _at_once((part.role, _requested(part, resource, scale, problems)) for part in parts)
+    if resource not in overhead:
+        return peak_of_parts
+    return peak_of_parts + ceil(amount_at(overhead[resource], f'spec.overhead["{resource}"]', problems) * scale)
 
 
 def _requested(container: Container, resource: str, scale: int, problems: list[Invalid]) -> int:

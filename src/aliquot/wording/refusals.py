@@ -23,7 +23,11 @@ from aliquot.placement.demand import demand_of
 from aliquot.wording import amounts, reasons
 from aliquot.wording.reasons import NEVER, ONE, OWN, UNKNOWN, Facts
 
-_CLOSING = frozenset({Reason.UNSCHEDULABLE, Reason.NOT_READY, Reason.TAINT})
+_CLOSING = frozenset({
+    Reason.UNSCHEDULABLE, Reason.NOT_READY, Reason.TAINT, Reason.POD_AFFINITY, Reason.SPREAD
+})  # fmt: skip
+# Nodes differ in what they have instead, but all lack the same.
+_BY_WANTED = frozenset({Reason.SELECTOR, Reason.RESOURCE, Reason.HOST_PORT, Reason.POD_AFFINITY, Reason.SPREAD})
 
 _MOST_LINES = 8  # of a group; five thousand nodes may have as many different taints
 _MOST_NAMES = 3  # of a line
@@ -166,6 +170,11 @@ def one_sentence(refusals: Sequence[Refusal], claim: Claim, nodes: int) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
+def held_back(gates: Iterable[str]) -> str:
+    """Why a Pod with scheduling gates waits, on a cluster and on one machine."""
+    return f"is held back by its scheduling gates: {', '.join(gates)}"
+
+
 def waiting_helps(refusals: Iterable[Refusal]) -> bool:
     """Whether any node could take the Pod later, as node and Pod are."""
     return any(group is not _NEVER for group in _groups(list(refusals)).values())
@@ -232,8 +241,7 @@ def _ranked(refusals: Iterable[Refusal], group: _Group) -> _Ranked:
     """The reasons of one group of nodes, the deciding ones first, then those of most nodes."""
     lines: dict[tuple[Reason, bool, object], _Line] = {}
     for refusal in refusals:
-        # Nodes differ in what they have instead of a label, but all lack the same one; taints differ.
-        detail = refusal.wanted if refusal.reason is Reason.SELECTOR else refusal.had
+        detail = refusal.wanted if refusal.reason in _BY_WANTED else refusal.had
         detail = detail if isinstance(detail, str) else None
         line = lines.setdefault((refusal.reason, refusal.never, detail), _Line())
         line.add(refusal)

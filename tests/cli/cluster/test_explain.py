@@ -27,6 +27,7 @@ from kit.manifests import (
     T9K_NODE,
     T9K_PERCENT,
     XGN,
+    Json,
     a_container,
     a_node,
     a_pod,
@@ -36,6 +37,12 @@ from kit.manifests import (
     on_card,
     replicas,
 )
+
+
+def a_share(card: int, gib: float, core: int | None, *, whole: bool = False) -> Json:
+    """A share in the JSON, of a Pod that is not offline."""
+    return {"card": card, "memory_gib": gib, "core": core, "core_greedy": None, "whole": whole}
+
 
 # --- the answer ---------------------------------------------------------------------------------------------------
 
@@ -48,10 +55,12 @@ def test_explain_json_has_cards_and_refusals_of_other_nodes(tmp_path: Path) -> N
     )
     assert entry == {
         "pod": "ns/name",
+        "ours": True,
         "fits": True,
         "node": "n1",
-        "containers": {"main": [{"card": 0, "memory_gib": 3, "core": 30}]},
+        "containers": {"main": [{"card": 0, "memory_gib": 3, "core": 30, "core_greedy": None, "whole": False}]},
         "error": None,
+        "scheduling_gates": [],
         "refusals": [
             {"node": "n2", "card": None, "reason": "unschedulable", "wanted": None, "had": "cordoned", "never": False}
         ],
@@ -74,11 +83,58 @@ def test_a_manifest_that_breaks_a_rule_has_the_sentence_as_its_error(tmp_path: P
     assert entry["refusals"] == []
 
 
+def test_json_has_the_greedy_figure_of_offline_pods_and_marks_whole_cards(tmp_path: Path) -> None:
+    offline = asking({QGPU_MEMORY: 2, QGPU_GREEDY: 50}, annotations={APP_CLASS: "offline"})
+    whole = asking({"tensorstack.dev/nvidia-gpu": 1}, "whole")
+    cluster = [a_node("n1", 16, labels=MIXED), a_node("n2", 16, labels=XGN)]
+    shares = [entry["containers"]["main"][0] for entry in explained(tmp_path, [offline, whole], cluster)]
+    assert [(share["core"], share["core_greedy"], share["whole"]) for share in shares] == [
+        (None, 50, False),
+        (100, None, True),
+    ]
+
+
+def test_a_pod_with_scheduling_gates_is_held_back(tmp_path: Path) -> None:
+    pod = gpushare_pod("p", 1, schedulingGates=[{"name": "example.com/quota"}])
+    (entry,) = explained(tmp_path, [pod], [gpushare_node()])
+    assert (entry["fits"], entry["scheduling_gates"]) == (False, ["example.com/quota"])
+    printed = run(tmp_path, [pod], [gpushare_node()])
+    assert printed.exit_code == 1
+    assert "default/p  is held back by its scheduling gates: example.com/quota" in printed.stdout
+
+
+def test_a_misspelled_resource_is_refused_with_the_name_that_was_meant(tmp_path: Path) -> None:
+    (entry,) = explained(tmp_path, [asking({"aliyun.com/gpumem": 1})], [gpushare_node()])
+    assert entry["fits"] is False
+    assert "did you mean aliyun.com/gpu-mem?" in entry["error"]
+
+
+def test_a_daemon_set_counts_as_one_pod_on_every_node_it_selects(tmp_path: Path) -> None:
+    cluster = [gpushare_node("n1", 16), gpushare_node("n2", 16), gpushare_node("n3", 16, labels={"zone": "b"})]
+    cluster[1]["spec"] = {"taints": [{"key": "team", "effect": "NoSchedule"}]}
+    daemon = replicas(1, gpushare_pod("d", 3), "DaemonSet", "d")
+    assert places(explained(tmp_path, [daemon], cluster)) == [("d-n1", "n1", [0]), ("d-n3", "n3", [0])]
+    daemon["spec"]["template"]["spec"]["nodeSelector"] = {"zone": "b"}
+    assert places(explained(tmp_path, [daemon], cluster)) == [("d-n3", "n3", [0])]
+
+
+def test_a_suspended_job_makes_no_pods_and_a_cron_job_those_of_one_run(tmp_path: Path) -> None:
+    job = replicas(1, gpushare_pod("j", 3), "Job", "j")
+    job["spec"]["parallelism"] = 2
+    spec = {"schedule": "* * * * *", "jobTemplate": {"spec": dict(job["spec"])}}
+    cron: Json = {"kind": "CronJob", "metadata": {"name": "c"}, "spec": spec}
+    answer = explained(tmp_path, [cron], [gpushare_node("n1", 16)])
+    assert [entry["pod"] for entry in answer] == ["default/c-0", "default/c-1"]
+    for suspended in (job, cron):
+        suspended["spec"]["suspend"] = True
+        assert explained(tmp_path, [suspended], [gpushare_node("n1", 16)]) == []
+
+
 def test_a_pod_that_is_not_ours_stands_in_nobodys_way(tmp_path: Path) -> None:
     result = run(tmp_path, [a_pod("web", a_container())], [gpushare_node()], "-o", "json")
     (entry,) = json.loads(result.stdout)
     assert_shape(entry)
-    assert (result.exit_code, entry["fits"], entry["node"]) == (0, True, None)
+    assert (result.exit_code, entry["fits"], entry["node"]) == (0, None, None)
     assert "default/web: asks for no GPU" in result.stderr
 
 
@@ -164,7 +220,7 @@ def test_seed_000_online_avoids_offline_and_offline_avoids_online(tmp_path: Path
     (first, second, third) = explained(tmp_path, [online, offline, plain], cluster)
     assert (first["node"], second["node"]) == ("mixed", "mixed")
     assert first["containers"]["main"][0]["card"] != second["containers"]["main"][0]["card"]
-    assert third["containers"]["main"][0] == {"card": 0, "memory_gib": 5, "core": 30}
+    assert third["containers"]["main"][0] == a_share(0, 5, 30)
     assert {"node": "plain", "card": None, "reason": "mixed", "never": True}.items() <= first["refusals"][0].items()
 
 
@@ -186,8 +242,8 @@ def test_the_rules_of_2026_spread_160_percent_over_two_cards(tmp_path: Path) -> 
     pod = asking({QGPU_CORE: 160, QGPU_MEMORY: 60})
     (entry,) = explained(tmp_path, [pod], [a_node("n1", 32, 32, labels=QGPU)], "--rules", "2026")
     assert entry["containers"]["main"] == [
-        {"card": 0, "memory_gib": 30, "core": 80},
-        {"card": 1, "memory_gib": 30, "core": 80},
+        a_share(0, 30, 80),
+        a_share(1, 30, 80),
     ]
     (entry,) = explained(tmp_path, [pod], [a_node("n1", 32, 32, labels=QGPU)])
     assert "160" in entry["error"]
@@ -198,8 +254,8 @@ def test_seed_003_whole_cards_shared_cards_and_whole_nodes_go_to_nodes_of_their_
     cluster = [a_node("s", 16, labels=SGN), a_node("x1", 16, 16, labels=XGN), a_node("x2", 8, 24, labels=XGN)]
     (two, part, whole) = explained(tmp_path, pods, cluster)
     assert (two["node"], part["node"], whole["node"]) == ("x1", "s", "x2")
-    assert two["containers"]["main"][1] == {"card": 1, "memory_gib": 16, "core": 100}
-    assert part["containers"]["main"] == [{"card": 0, "memory_gib": 4.8, "core": None}]
+    assert two["containers"]["main"][1] == a_share(1, 16, 100, whole=True)
+    assert part["containers"]["main"] == [a_share(0, 4.8, None)]
     assert [share["memory_gib"] for share in whole["containers"]["main"]] == [8, 24]
 
 
@@ -215,13 +271,13 @@ def test_seed_004_binpack_puts_three_times_3_gib_on_one_card(tmp_path: Path) -> 
 def test_seed_004_four_cards_of_3_gib_are_distinct_cards(tmp_path: Path) -> None:
     pod = gpushare_pod("p", 12, labels={COUNT: "4"})
     (entry,) = explained(tmp_path, [pod], [gpushare_node("n1", 16, 16, 2, 16, 16)])
-    assert entry["containers"]["main"] == [{"card": card, "memory_gib": 3, "core": None} for card in (0, 1, 3, 4)]
+    assert entry["containers"]["main"] == [a_share(card, 3, None) for card in (0, 1, 3, 4)]
 
 
 def test_gpu_mem_in_mib_is_known_by_the_nodes(tmp_path: Path) -> None:
     node = a_node("n1", labels={"gpushare": "true"}, capacity={MEM: "32256", COUNT: "2"})
     (entry,) = explained(tmp_path, [gpushare_pod("p", 1536)], [node])
-    assert entry["containers"]["main"] == [{"card": 0, "memory_gib": 1.5, "core": None}]
+    assert entry["containers"]["main"] == [a_share(0, 1.5, None)]
 
 
 # --- as the cluster's own scheduler does --------------------------------------------------------------------------

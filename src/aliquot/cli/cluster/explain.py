@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from aliquot.wording.amounts import in_units, memory, percent
 
 if TYPE_CHECKING:
     from aliquot.cli.manifests import Manifest
+    from aliquot.dialects.wire.objects import NodeObject
     from aliquot.model.grant import Grant, Share
     from aliquot.services.explain.snapshot import Note, Verdict
 
@@ -66,8 +67,9 @@ def explain(
 ) -> None:
     """Show where Pods would go on a cluster, or every reason why they do not fit.
 
-    POD is on the cluster already. The Pods of PODS.yaml (Deployments, StatefulSets and Jobs count as their replicas)
-    are placed in order, each booked before the next. The cluster is the one kubectl talks to, or CLUSTER.yaml. Nothing
+    POD is on the cluster already. The Pods of PODS.yaml (Deployments, StatefulSets and Jobs count as their replicas, a
+    DaemonSet as one Pod per node it selects, a CronJob as one run) are placed in order, each booked before the next.
+    The cluster is the one kubectl talks to, or CLUSTER.yaml. Nothing
     is changed. Assumptions about the cluster are notes on stderr. Exit code 0 if all fit, 1 if some do not, 2 if the
     input cannot be read.
 
@@ -80,7 +82,7 @@ def explain(
     from aliquot.services.doctor.locate import UnknownOptionError, default_location, find_scheduler
     from aliquot.services.explain.snapshot import pod_key, take_snapshot
 
-    pods, objects = _given(pod, namespace, filename, cluster, kubectl)
+    manifests, named, objects = _given(pod, namespace, filename, cluster, kubectl)
     nodes = [obj for obj in objects if obj.get("kind") == "Node"]
     if not nodes:
         raise InputError(
@@ -93,6 +95,7 @@ def explain(
     except UnknownOptionError as error:
         raise InputError(str(error)) from error
     snapshot = take_snapshot(objects, policy=policy, rules=by)
+    pods = named if filename is None else _pods(filename, manifests, snapshot.nodes.values())
     for line in _noted(snapshot.notes):
         click.echo(f"note: {printable(line)}", err=True)
     # One by one, and each written before the next: the reasons of 200 Pods on 5,000 nodes are more than memory holds.
@@ -107,8 +110,8 @@ def explain(
 
 def _given(
     pod: str | None, namespace: str | None, filename: Path | None, cluster: Path | None, kubectl: Kubectl
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The Pods to place, and what the cluster shows."""
+) -> tuple[list[Manifest], list[dict[str, Any]], list[dict[str, Any]]]:
+    """The manifests to place or the Pod of that name, and what the cluster shows."""
     from aliquot.cli.cluster.objects import cluster_objects
     from aliquot.cli.manifests import read_manifests
 
@@ -116,16 +119,16 @@ def _given(
         raise click.UsageError("either POD or -f PODS.yaml is wanted")
     if str(filename) == str(cluster) == "-":
         raise InputError("-f and --cluster cannot both be read from stdin")
-    pods = [] if filename is None else _pods(filename, read_manifests(filename))
+    manifests = [] if filename is None else read_manifests(filename)
     objects = (
         reach(lambda: cluster_objects(kubectl))
         if cluster is None
         else [manifest.value for manifest in read_manifests(cluster)]
     )
-    if pod is not None:
-        where = namespace or ("default" if cluster is not None else reach(kubectl.namespace))
-        pods = [_named(pod, where, objects)]
-    return pods, objects
+    if pod is None:
+        return manifests, [], objects
+    where = namespace or ("default" if cluster is not None else reach(kubectl.namespace))
+    return [], [_named(pod, where, objects)], objects
 
 
 def _named(name: str, namespace: str, objects: list[dict[str, Any]]) -> dict[str, Any]:
@@ -137,13 +140,13 @@ def _named(name: str, namespace: str, objects: list[dict[str, Any]]) -> dict[str
     raise InputError(f"{namespace}/{name} is not there: -n names another namespace; kubectl get pods -A lists them all")
 
 
-def _pods(path: Path, manifests: list[Manifest]) -> list[dict[str, Any]]:
+def _pods(path: Path, manifests: list[Manifest], nodes: Collection[NodeObject]) -> list[dict[str, Any]]:
     from aliquot.dialects import kube
     from aliquot.model.refusal import Invalid
 
     found: list[dict[str, Any]] = []
     for manifest in manifests:
-        made = kube.expand(manifest.value)
+        made = kube.expand(manifest.value, nodes)
         if isinstance(made, Invalid):
             raise manifest.error(made.sentence())
         found += made
@@ -181,7 +184,7 @@ def _write_json(verdicts: Iterable[Verdict]) -> bool:
         click.echo(f"{before}\n  " + entry.decode().replace("\n", "\n  "), nl=False)
         if verdict.remark:
             click.echo(f"note: {printable(verdict.pod)}: {verdict.remark}", err=True)
-        fits, before = fits and verdict.fits, ","
+        fits, before = fits and verdict.fits is not False, ","
     click.echo("\n]" if before == "," else "[]")
     return fits
 
@@ -189,10 +192,12 @@ def _write_json(verdicts: Iterable[Verdict]) -> bool:
 def _entry(verdict: Verdict) -> dict[str, Any]:
     return {
         "pod": verdict.pod,
+        "ours": verdict.ours,
         "fits": verdict.fits,
         "node": verdict.grant.node if verdict.grant else None,
         "containers": _containers(verdict.grant) if verdict.grant else {},
         "error": "; ".join(broken.sentence() for broken in verdict.broken) or None,
+        "scheduling_gates": list(verdict.gates),
     }
 
 
@@ -206,6 +211,8 @@ def _share(share: Share) -> dict[str, Any]:
         "card": share.card,
         "memory_gib": in_units(share.memory_mib, 1024),
         "core": None if core is None else in_units(core, 10),
+        "core_greedy": None if share.greedy_milli is None else in_units(share.greedy_milli, 10),
+        "whole": share.exclusive,
     }
 
 
@@ -232,7 +239,7 @@ def _write_table(verdicts: Iterable[Verdict], *, nodes: int, widths: list[int]) 
             _echo(_paragraph(alike, nodes, widths))
             alike = []
         alike.append(verdict)
-        ours, fits, others = ours + verdict.ours, fits + (verdict.ours and verdict.fits), others + (not verdict.ours)
+        ours, fits, others = ours + verdict.ours, fits + (verdict.fits is True), others + (not verdict.ours)
     if alike:
         _echo(_paragraph(alike, nodes, widths))
     total = "no GPU Pods" if not ours else f"all {ours:,} fit" if fits == ours else f"{fits:,} of {ours:,} fit"
@@ -248,11 +255,12 @@ def _echo(lines: Iterable[str]) -> None:
 
 def _alike(one: Verdict, other: Verdict) -> bool:
     """Whether both do not fit, for the same reasons: replicas, as a rule."""
-    return not one.fits and not other.fits and one.broken == other.broken and one.refusals is other.refusals
+    alike = one.broken == other.broken and one.gates == other.gates and one.refusals is other.refusals
+    return one.fits is False and other.fits is False and alike
 
 
 def _paragraph(alike: list[Verdict], nodes: int, widths: list[int]) -> Iterator[str]:
-    from aliquot.wording.refusals import why_not
+    from aliquot.wording.refusals import held_back, why_not
 
     verdict, many = alike[0], len(alike) > 1
     name = f"{verdict.pod} ... {alike[-1].pod} ({len(alike):,} Pods)" if many else verdict.pod
@@ -265,6 +273,8 @@ def _paragraph(alike: list[Verdict], nodes: int, widths: list[int]) -> Iterator[
         yield from (f"    {broken.sentence()}" for broken in verdict.broken)
     elif verdict.claim is None:
         yield f"{name}  -{remark}"
+    elif verdict.gates:
+        yield f"{name}  {held_back(verdict.gates)}"
     else:
         yield f"{name}  {'fit' if many else 'fits'} none of {nodes:,} node{'s' * (nodes > 1)}"
         yield from why_not(verdict.refusals, verdict.claim)

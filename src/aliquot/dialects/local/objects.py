@@ -114,7 +114,9 @@ def _read(manifest: dict[str, Any], kind: str, rules: Rules) -> LocalObject | In
         return Invalid(f"{kind} {name}: metadata.namespace", namespace, NAME_ALLOWED)
     label = f"{kind} {namespace}/{name}"
     if kind in _UNSUPPORTED:
-        return Invalid(f"{label}: kind", kind, f"Pod, {', '.join(WORKLOADS)} or List")
+        return Invalid(
+            f"{label}: kind", kind, f"Pod, {', '.join(kind for kind in WORKLOADS if kind not in _UNSUPPORTED)} or List"
+        )
     manifest = {**manifest, "metadata": {**metadata, "namespace": namespace}}
     notes = _checked(manifest, kind, rules)
     if isinstance(notes, Invalid):

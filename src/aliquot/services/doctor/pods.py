@@ -22,6 +22,7 @@ _NOT_BY_CARDS = (
     "see to what kube-scheduler names: taints, CPU, resources that nodes do not advertise; a T9k Pod that was made"
     " without the webhook lacks its toleration: delete and apply it again once the webhook runs"
 )
+_GATED = "the program that set the gates removes them: kubectl get pod POD -o jsonpath={.spec.schedulingGates}"
 _MOST_WAITING = 200  # Pods whose reasons are worked out; on 5,000 nodes each takes a tenth of a second
 _ADMISSION = "UnexpectedAdmissionError"
 
@@ -109,9 +110,9 @@ def waiting_findings(seen: Overview) -> Iterator[Finding]:
             if last_refusal(pod.read):  # where it was not even tried, the extender's checks say why
                 yield Finding("waiting", Level.NOTE, (pod.key,), seen.sentence(pod, verdict), _NOT_BY_CARDS)
             continue
-        hopeful = bool(verdict.refusals) and waiting_helps(verdict.refusals)
+        hopeful = bool(verdict.gates) or (bool(verdict.refusals) and waiting_helps(verdict.refusals))
         level = Level.NOTE if hopeful else Level.FINDING
-        advice = "correct its manifest" if verdict.broken else fix
+        advice = "correct its manifest" if verdict.broken else _GATED if verdict.gates else fix
         yield Finding("waiting", level, (pod.key,), seen.sentence(pod, verdict), advice)
     if len(seen.waiting) > _MOST_WAITING:
         what = f"{len(seen.waiting) - _MOST_WAITING:,} more Pods wait"

@@ -14,7 +14,7 @@ from aliquot.model.device import Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
 from aliquot.services.explain.snapshot import ClusterPod, Note, Snapshot, Verdict, take_snapshot
-from aliquot.wording.refusals import one_sentence
+from aliquot.wording.refusals import held_back, one_sentence
 
 Json = dict[str, Any]
 
@@ -73,13 +73,12 @@ class Overview:
 
     def why_waits(self, pod: ClusterPod) -> str:
         """One sentence, computed when asked for: on a large cluster each takes its time."""
-        gates = [str(gate.get("name")) for gate in pod.read.spec.scheduling_gates or () if isinstance(gate, dict)]
-        if gates:
-            return f"is held back by its scheduling gates: {', '.join(gates)}"
         return self.sentence(pod, self.verdict(pod))
 
     def sentence(self, pod: ClusterPod, verdict: Verdict) -> str:
         """Why the Pod, with that verdict, waits."""
+        if verdict.gates:
+            return held_back(verdict.gates)
         if verdict.broken:
             return f"breaks a rule: {verdict.broken[0].sentence()}"
         if verdict.grant is not None:

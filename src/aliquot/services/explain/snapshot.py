@@ -1,14 +1,14 @@
 """The scheduler's own cluster, filled from a list of Kubernetes objects, and where Pods would go on it.
 
-`Cluster` decides, as it does in the scheduler. Here are only: kube-scheduler's own conditions (taints, selectors,
-cordons), which nobody else applies to a command; notes on what had to be assumed; and the booking of one Pod after the
-other.
+`Cluster` decides, as it does in the scheduler. Here are only: kube-scheduler's own conditions (of a node by itself, and
+in `residents` of the Pods there), which nobody else applies to a command; notes on what had to be assumed; and the
+booking of one Pod after the other.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,12 +16,15 @@ import numpy as np
 
 from aliquot import dialects
 from aliquot.dialects import Rules, kube
-from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject, pod_names, read_object
+from aliquot.dialects.pods import read_pod
+from aliquot.dialects.podterms import PodTerms, scheduling_gates, terms_of
+from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject, pod_names, pod_view, read_object
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.refusal import Invalid, Reason, Refusal, show
 from aliquot.placement.board import Bools
 from aliquot.placement.demand import Demand, demand_of
+from aliquot.services.explain.residents import Residents
 from aliquot.services.scheduler.cluster import NEVER, Cluster, Placed
 
 Json = dict[str, Any]
@@ -48,6 +51,7 @@ class Verdict:
     broken: tuple[Invalid, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     remark: str | None = None
+    gates: tuple[str, ...] = ()  # its scheduling gates: kube-scheduler does not look at it while it has any
 
     @property
     def ours(self) -> bool:
@@ -55,9 +59,9 @@ class Verdict:
         return self.claim is not None or bool(self.broken)
 
     @property
-    def fits(self) -> bool:
-        """Whether it has a place, or needs none of ours."""
-        return self.grant is not None or not self.ours
+    def fits(self) -> bool | None:
+        """Whether it has a place; None: it needs no card of ours, and others decide."""
+        return self.grant is not None if self.ours else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,17 @@ class _Gate:
 
     rows: Bools
     closed: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Latest:
+    """The latest refusals, and of what."""
+
+    demand: Demand
+    gate: _Gate
+    near: tuple[Refusal, ...]
+    clock: int
+    refusals: tuple[Refusal, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +113,8 @@ class Snapshot:
     unheeded: dict[str, Invalid] = field(default_factory=dict)  # ConfigMaps that cannot be read, by namespace/name
     notes: list[Note] = field(default_factory=list)
     _gates: dict[str, _Gate] = field(default_factory=dict)
-    _latest: tuple[Demand, _Gate, int, tuple[Refusal, ...]] | None = None  # the latest refusals, and of what
+    _residents: Residents | None = None
+    _latest: _Latest | None = None
 
     # --- filling the cluster -----------------------------------------------------------------------------------
 
@@ -181,31 +197,56 @@ class Snapshot:
             return Verdict(key, broken=claim)
         if claim.key in self.running:
             return Verdict(key, claim, self.running[claim.key].grant, remark="runs there already")
+        spec = kube.mapping(manifest.get("spec"))
+        gates = scheduling_gates(spec)
+        if gates:
+            return Verdict(key, claim, gates=gates)
         if claim.uid not in cluster.pending:
             cluster.chooser.observe(claim)
-        gate = self._gate(manifest, claim)
-        grant = cluster.chooser.choose(claim, np.flatnonzero(gate.rows))
-        refusals = self._refusals(claim, gate) if grant is None or why_not_elsewhere else ()
+        gate, terms = self._gate(manifest, claim), _terms(manifest)
+        near = self._there().refusals(_kind(terms, spec), terms, spec)
+        rows = gate.rows.copy()
+        rows[[cluster.board.row_of[refusal.node] for refusal in near]] = False
+        grant = cluster.chooser.choose(claim, np.flatnonzero(rows))
+        refusals = self._refusals(claim, gate, near) if grant is None or why_not_elsewhere else ()
         if grant is not None and book:
             self._book(replace(claim, uid=self._new_uid(claim)), grant)
+            self._there().add(grant.node, terms)
         return Verdict(key, claim, grant, refusals=refusals)
+
+    def _there(self) -> Residents:
+        """All Pods on nodes; read when first asked for."""
+        if self._residents is None:
+            self._residents = Residents(self.nodes)
+            for pod in self.pods:
+                if pod.read.spec.node_name and not pod.read.finished:
+                    terms = terms_of(pod_view(pod.read), kube.mapping(pod.manifest.get("spec")))
+                    ending = pod.read.metadata.deletion_timestamp is not None
+                    self._residents.add(pod.read.spec.node_name, terms, ending=ending)
+        return self._residents
 
     def _book(self, claim: Claim, grant: Grant) -> None:
         """As the scheduler does after its answer to filter, and at bind."""
         self.cluster.hold(claim, grant, NEVER)
         self.cluster.assume(claim, grant.node)
 
-    def _refusals(self, claim: Claim, gate: _Gate) -> tuple[Refusal, ...]:
+    def _refusals(self, claim: Claim, gate: _Gate, near: tuple[Refusal, ...]) -> tuple[Refusal, ...]:
         """Every reason, of Kubernetes and ours. Replicas that all do not fit share one tuple: nothing changed."""
         demand, latest, clock = demand_of(claim), self._latest, self.cluster.board.clock
-        if latest is None or latest[0] != demand or latest[1] is not gate or latest[2] != clock:
-            latest = self._latest = (demand, gate, clock, (*gate.closed, *self.cluster.chooser.refusals(claim)))
-        return latest[3]
+        if (
+            latest is None
+            or latest.demand != demand
+            or latest.gate is not gate
+            or latest.near is not near
+            or latest.clock != clock
+        ):
+            refusals = (*gate.closed, *near, *self.cluster.chooser.refusals(claim))
+            latest = self._latest = _Latest(demand, gate, near, clock, refusals)
+        return latest.refusals
 
     def _gate(self, manifest: Json, claim: Claim) -> _Gate:
         """kube-scheduler's conditions; computed once per kind of Pod."""
-        spec = manifest.get("spec")
-        spec = spec if isinstance(spec, dict) else {}
+        spec = kube.mapping(manifest.get("spec"))
         try:
             key = json.dumps([dialects.tolerations(claim), *(spec.get(gate) for gate in _GATES)], default=str)
         except (ValueError, RecursionError):  # nested deeper than anything Kubernetes would take
@@ -249,6 +290,20 @@ def take_snapshot(objects: Iterable[object], *, policy: str, rules: Rules) -> Sn
     snapshot.add_nodes(kinds.get("Node", []))
     snapshot.add_pods(kinds.get("Pod", []))
     return snapshot
+
+
+def _terms(manifest: Json) -> PodTerms:
+    view = read_pod(manifest)
+    assert view is not None  # it has a claim
+    return terms_of(view, view.spec)
+
+
+def _kind(terms: PodTerms, spec: Mapping[str, Any]) -> str | None:
+    """Equal for Pods with equal terms that select the same nodes; None: nested deeper than Kubernetes would take."""
+    try:
+        return repr((terms, [spec.get(gate) for gate in _GATES]))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _metadata(obj: Json) -> Json:
