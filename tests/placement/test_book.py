@@ -218,7 +218,7 @@ class Bookings(RuleBasedStateMachine):
         for node, occupant, _ in self.held.values():
             for card, usage in occupant.usage.items():
                 used[node, card] = used.get((node, card), 0) + usage.memory_mib
-                slices[node, card] = slices.get((node, card), 0) + usage.slices
+                slices[node, card] = slices.get((node, card), 0) + min(usage.slices, 1)
         for name, row in self.board.row_of.items():
             for card in range(self.board.width):
                 assert self.board.used_memory[row, card] == used.pop((name, card), 0)

@@ -216,7 +216,9 @@ def test_a_card_that_fits_is_found_behind_one_that_looks_alike_and_does_not() ->
     """As much free on both; but the first has as many Pods as may share it, or is full in the dimension wanted."""
     for policy in POLICIES.values():
         board = a_board(Node("n1", tuple(Card(at, 16 * GIB, max_slices=8) for at in range(2)), frozenset(Offer)))
-        board.take("n1", Occupant({0: Usage(8 * GIB, slices=8), 1: Usage(8 * GIB, slices=1)}))
+        for _ in range(8):
+            board.take("n1", Occupant({0: Usage(GIB, slices=1)}))
+        board.take("n1", Occupant({1: Usage(8 * GIB, slices=1)}))
         grant = Chooser(board, policy()).choose(asking(1))
         assert grant is not None
         assert _cards(grant) == [1]

@@ -19,7 +19,7 @@ from enum import StrEnum
 from aliquot.dialects.nodes import Capacity, NodeView, advertised, advertised_percent
 from aliquot.dialects.pods import Container, Json, Pod, Words, unnamed
 from aliquot.model.claim import AppClass, Claim, ContainerClaim, Slice, Usage, peak
-from aliquot.model.device import CORE_MILLI, Card
+from aliquot.model.device import CORE_MILLI, Card, nominal_gib
 from aliquot.model.node import Isolation, Offer
 from aliquot.model.refusal import Invalid
 
@@ -259,8 +259,8 @@ def isolation(labels: Json, problems: list[Invalid]) -> Isolation:
 
 
 def max_slices(memory_mib: int, rules: QgpuRules) -> int:
-    """How many tenants may share a card. The seed's "32G" card really has 32,510 MiB: the size is rounded."""
-    return 16 if rules is QgpuRules.Y2026 else round(memory_mib / GIB) // 4
+    """How many Pods may share a card: by the seed a quarter of the GiB that it is sold with."""
+    return 16 if rules is QgpuRules.Y2026 else nominal_gib(memory_mib) // 4
 
 
 def capacity(node: NodeView, notes: list[str], problems: list[Invalid]) -> Capacity:

@@ -6,6 +6,21 @@ from dataclasses import dataclass
 
 CORE_MILLI = 1000  # the compute of one card, in milli-GPU
 
+# The sizes in GiB that cards are sold with, and the least part of it that programs see. On cards with GDDR memory ECC
+# takes a sixteenth, and the driver some more (A10: 22,731 MiB of 24 GiB); on the others only the driver takes some.
+_ECC_TAKES_SOME, _DRIVER_TAKES_SOME = 0.91, 0.97
+_SOLD_GIB = {
+    **dict.fromkeys((2, 4, 6, 10, 11, 40, 64, 80, 94, 96, 128, 141, 144, 180, 192), _DRIVER_TAKES_SOME),
+    **dict.fromkeys((8, 12, 16, 20, 24, 32, 48), _ECC_TAKES_SOME),
+}
+
+
+def nominal_gib(memory_mib: int) -> int:
+    """The size that the card is sold with: 16 for a T4, which has 15,360 MiB. Of an unknown size, the nearest GiB."""
+    seen = memory_mib / 1024
+    sold = min((size for size in _SOLD_GIB if size >= seen), default=0)
+    return sold if sold and seen >= sold * _SOLD_GIB[sold] else round(seen)
+
 
 @dataclass(frozen=True, slots=True)
 class Card:
@@ -17,4 +32,4 @@ class Card:
     model: str = ""
     healthy: bool = True
     numa: int | None = None
-    max_slices: int | None = None  # how many may share it; None: as many as have room
+    max_slices: int | None = None  # how many Pods may share it; None: as many as have room

@@ -95,7 +95,7 @@ class Board:
     used_memory: Ints
     used_core: Ints
     used_greedy: Ints
-    used_slices: Ints
+    used_slices: Ints  # Pods; how many containers each has on the card does not count
     exclusive: Ints
     online: Ints
     offline: Ints
@@ -253,7 +253,7 @@ class Board:
                 use.memory_mib,
                 use.core_milli,
                 use.greedy_milli,
-                use.slices,
+                min(use.slices, 1),
                 use.exclusive,
                 int(occupant.app_class is AppClass.ONLINE),
                 int(occupant.app_class is AppClass.OFFLINE),

@@ -20,9 +20,9 @@ _NONE = Usage()
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`count` cards that each have room for `slice`, which counts as `tenants` of the most that may share the card.
+    """`count` cards that each have room for `slice`; `tenants` is 1 where the card must have a place for one more Pod.
 
-    No tenants: the limit is not this claim's to heed. The role matters only where parts may go to different cards.
+    0: that limit is not this claim's to heed. The role matters only where parts may go to different cards.
     """
 
     slice: Slice
@@ -107,7 +107,7 @@ def _stacked(asking: tuple[ContainerClaim, ...], tenants: int) -> Part:
             exclusive=any(container.slice.exclusive for container in asking),
         ),
         max(container.count or 0 for container in asking),
-        tenants * peak((container.role, Usage(slices=1)) for container in asking).slices,
+        tenants,
     )
 
 

@@ -236,7 +236,7 @@ def short_of(board: Board, row: int, slot: int, use: Usage, *, limited: bool) ->
         return [(Reason.EXCLUSIVE, 0, max(others, 1))]
     room = int(board.room_memory[row, slot])
     found = [(Reason.MEMORY, use.memory_mib, room)] if room < use.memory_mib else []
-    slices = use.slices if limited and not use.exclusive else 0
+    slices = min(use.slices, 1) if limited and not use.exclusive else 0
     # What is not wanted is not short, even where others took more of it than there is.
     found += [
         (reason, wanted, int(column[row, slot]))

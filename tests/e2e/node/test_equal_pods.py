@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from testbed import objects
-from testbed.cards import MEM
+from testbed.cards import MEM, QCORE, QMEM
 from testbed.fleet import GPUSHARE, Fleet
 from testbed.inside import wait_nothing_left, wait_offered, wait_running, wrong_cards
 from testbed.nodes import probe, remove_pods
@@ -68,3 +68,12 @@ def test_pods_of_two_containers_and_several_sizes_each_see_their_own_cards_and_l
         for n in range(PODS * 2 // 5)
     ]
     _all_right_and_then_gone(gpushare_fleet, pods)
+
+
+def test_qgpu_pods_with_init_and_sidecar_containers_fill_every_place_of_every_card(fleet: Fleet) -> None:
+    """A card of 16 GiB takes four Pods, however many containers each has on it."""
+    limits = {QMEM: 1, QCORE: 5}
+    before = objects.container("before", limits, args=["exit", "0"])
+    beside = objects.container("beside", limits, restartPolicy="Always")
+    pods = [probe(f"full-{n}", limits=limits, init=[before, beside]) for n in range(2 * 4 * 4)]
+    _all_right_and_then_gone(fleet, pods)
