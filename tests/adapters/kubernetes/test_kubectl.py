@@ -79,21 +79,15 @@ def test_the_environment_may_name_another_kubectl(cluster: FakeCluster, monkeypa
 )
 def test_kubectl_errors_are_one_line_with_advice(cluster: FakeCluster, output: str, advice: str) -> None:
     cluster.answer("/api/v1/nodes", output)
-    result = invoked(inspect)
+    result = invoked(aliquot)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.count("\n") == 1
     assert advice in result.stderr
     assert "memcache" not in result.stderr
 
 
-def test_kubectl_missing_node_is_reported(cluster: FakeCluster) -> None:
-    result = invoked(inspect, "gone")
-    assert result.exit_code == 2
-    assert "(NotFound)" in result.stderr
-
-
 def test_kubectl_output_that_is_no_json_is_reported(cluster: FakeCluster) -> None:
     cluster.binary.write_text("#!/bin/sh\necho hello\n")
-    result = invoked(inspect)
+    result = invoked(aliquot)
     assert result.exit_code == 2
     assert "is no JSON" in result.stderr

@@ -128,9 +128,42 @@ def test_one_node_is_asked_for_alone(cluster: FakeCluster) -> None:
     ]
 
 
-def test_a_cluster_without_such_nodes_has_an_empty_table(cluster: FakeCluster) -> None:
-    cluster.show(a_node("n1", labels={"gpushare": "true"}))
-    assert printed() == ("NAME  IPADDRESS  GPU Memory(GiB)\n\nAllocated/Total GPU Memory In Cluster:\n0/0 (0%)  \n")
+@pytest.mark.parametrize("arguments", [(), ("n1",)])
+@pytest.mark.parametrize("nodes", [1, 0])
+def test_a_cluster_without_such_nodes_has_an_empty_table(
+    cluster: FakeCluster, nodes: int, arguments: tuple[str, ...]
+) -> None:
+    """The peer knows no unit then, and a rule of no dashes is an empty line."""
+    cluster.show(*[a_node("n1", labels={"gpushare": "true"})] * max(nodes, len(arguments)))
+    assert printed(*arguments) == (
+        "NAME  IPADDRESS  GPU Memory()\n\nAllocated/Total GPU Memory In Cluster:\n0/0 (0%)  \n"
+    )
+    assert printed("-d", *arguments) == "\n\nAllocated/Total GPU Memory In Cluster:  0/0 (0%)  \n"
+
+
+def test_an_unknown_node_is_answered_on_stdout_without_a_newline(cluster: FakeCluster) -> None:
+    cluster.show(shared("n1", 1, 16))
+    cluster.answer("/api/v1/nodes/nosuch", 'Error from server (NotFound): nodes "nosuch" not found')
+    done = invoked(inspect, "nosuch")
+    assert (done.exit_code, done.stdout, done.stderr) == (1, 'Failed due to nodes "nosuch" not found', "")
+
+
+def test_a_failure_is_answered_as_the_peer_does_and_the_advice_goes_to_stderr(cluster: FakeCluster) -> None:
+    cluster.answer("/api/v1/nodes", 'Error from server (Forbidden): nodes is forbidden: User "u" cannot list resource')
+    done = invoked(inspect)
+    assert (done.exit_code, done.stdout) == (1, 'Failed due to nodes is forbidden: User "u" cannot list resource')
+    assert "kubectl auth can-i" in done.stderr
+
+
+@pytest.mark.parametrize(("arguments", "more"), [((), ""), (("n1",), " in node n1")])
+def test_pods_that_cannot_be_read_are_named_as_the_peer_does(
+    cluster: FakeCluster, arguments: tuple[str, ...], more: str
+) -> None:
+    cluster.show(shared("n1", 1, 16))
+    cluster.answer("/api/v1/pods", "Error from server (Forbidden): pods is forbidden")
+    done = invoked(inspect, *arguments)
+    assert (done.exit_code, done.stdout) == (1, f"Failed due to failed to get Pods{more}")
+    assert "pods is forbidden" in done.stderr
 
 
 def test_the_unit_is_read_from_the_nodes(cluster: FakeCluster) -> None:

@@ -168,10 +168,10 @@ def _understood(text: str) -> KubectlError:
     return KubectlError(Trouble.OTHER, text)
 
 
-def both(kubectl: Kubectl, node: str | None = None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def both(kubectl: Kubectl) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Nodes and Pods, asked for at the same time: most of it is waiting for kubectl. Raises KubectlError."""
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as pool:
-        pods = pool.submit(kubectl.pods, node)
-        return kubectl.nodes(node), pods.result()
+        pods = pool.submit(kubectl.pods)
+        return kubectl.nodes(), pods.result()

@@ -1,21 +1,24 @@
 """`kubectl inspect gpushare`: who holds how much memory of which card, laid out to the byte as the peer's plugin does.
 
 Scripts read that output, so it stays as it is, with the unit in its head line and trailing spaces where the peer has
-them. What is better than there: cards of unequal size are shown with their own size, a Pod on several cards has one
-line, nodes and Pods come in a fixed order, and Pods of the other dialects that sit on the same cards are counted.
+them. So do failures: `Failed due to ...` on stdout without a newline, and exit code 1; what to do goes to stderr, where
+the peer prints nothing. What is better than there: cards of unequal size are shown with their own size, a Pod on
+several cards has one line, nodes and Pods come in a fixed order, and Pods of the other dialects that sit on the same
+cards are counted.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from aliquot.adapters.kubernetes.kubectl import Kubectl, both
-from aliquot.cli.errors import run_and_exit
-from aliquot.cli.kubectloptions import kubectl_options, reach
+from aliquot.adapters.kubernetes.kubectl import Kubectl, KubectlError, Trouble
+from aliquot.cli.errors import InputError, run_and_exit
+from aliquot.cli.kubectloptions import kubectl_options
 from aliquot.cli.tables import printable
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from aliquot.model.refusal import Invalid
 
 Json = dict[str, Any]
+_FROM_SERVER = re.compile(r"^Error from server \(\w+\): ")  # kubectl's own words before those of the API server
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ class SharedNode:
 @kubectl_options
 def inspect(node: str | None, details: bool, output: str, kubectl: Kubectl) -> None:
     """Show how much GPU memory is allocated on the nodes that share it, or on NODE alone."""
-    nodes, pods = reach(lambda: both(kubectl, node))
+    nodes, pods = _read_cluster(kubectl, node)
     shared, unit, notes = shared_nodes(nodes, pods)
     for note in notes:
         click.echo(f"note: {printable(note)}", err=True)
@@ -84,6 +88,33 @@ def inspect(node: str | None, details: bool, output: str, kubectl: Kubectl) -> N
         click.echo(msgspec.json.format(msgspec.json.encode(as_json(shared)), indent=2).decode())
     else:
         click.echo(detailed(shared) if details else summary(shared, unit), nl=False)
+
+
+def _read_cluster(kubectl: Kubectl, node: str | None) -> tuple[list[Json], list[Json]]:
+    """Nodes and Pods, asked for at the same time. A failure ends the command as it ends the peer's."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(kubectl.pods, node)
+        try:
+            nodes = kubectl.nodes(node)
+        except KubectlError as error:
+            raise _failure(error, _FROM_SERVER.sub("", error.text)) from error
+        try:
+            return nodes, asked.result()
+        except KubectlError as error:
+            why = "failed to get Pods" + ("" if node is None else f" in node {node}")
+            raise _failure(error, why, error.text) from error
+
+
+def _failure(error: KubectlError, why: str, *more: str) -> click.ClickException:
+    if error.trouble is Trouble.NO_KUBECTL:  # the peer needs none
+        return InputError(str(error))
+    click.echo(f"Failed due to {printable(why)}", nl=False)
+    advice = ": ".join(part for part in (*more, error.advice) if part)
+    if advice:
+        click.echo(f"\nnote: {printable(advice)}", err=True)
+    raise click.exceptions.Exit(1) from error
 
 
 def main() -> None:
@@ -113,7 +144,9 @@ def shared_nodes(nodes: Sequence[Json], pods: Iterable[Json]) -> tuple[list[Shar
         pod = read_object(obj, PodObject, "pod")
         if isinstance(pod, PodObject) and pod.spec.node_name in found:
             _count(pod, reader.read(pod).claim, *found[pod.spec.node_name], unit.mib, notes)
-    return [found[name][0] for name in sorted(found)], str(unit), notes
+    shared = [found[name][0] for name in sorted(found)]
+    # The peer learns the unit from the first node with cards, and prints none without.
+    return shared, str(unit) if any(node.cards for node in shared) else "", notes
 
 
 def _shared_node(obj: NodeObject, rules: Rules) -> tuple[SharedNode, Node | None] | None:
