@@ -26,13 +26,21 @@ from aliquot.cli.amounts import (
         ("10gib", 10240),
         ("1TiB", 1 << 20),
         ("0.5", 512),
+        ("10Gi", 10240),
+        ("10G", 10240),
+        ("10 GB", 10240),
+        ("10240Mi", 10240),
+        ("512M", 512),
+        ("1TB", 1 << 20),
     ],
 )
 def test_parse_memory(text: str, mib: int) -> None:
     assert parse_memory(text) == mib
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "x", "10GB", "10G", "1e3", "0.0001", "٣", "1" * 40, "nan", "1 GiB x"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "-1", "x", "10i", "10B", "10K", "1e3", "0.0001", "٣", "1" * 40, "nan", "1 GiB x"]
+)
 def test_parse_memory_refuses(text: str) -> None:
     with pytest.raises(AmountError, match="512MiB"):
         parse_memory(text)
@@ -67,7 +75,7 @@ def test_parse_cards() -> None:
         "2x512MiB",
         "2x2TiB",
         "2",
-        "2x24GB",
+        "2x24KB",
     ):
         with pytest.raises(AmountError, match="2x24GiB"):
             parse_cards(text)

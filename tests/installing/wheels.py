@@ -29,7 +29,8 @@ def build(target: str, out: Path, *, arch: str | None = None, tree: Path = ROOT)
 def unpacked(sdist: Path, into: Path) -> Path:
     """The source tree in it."""
     with tarfile.open(sdist) as archive:
-        archive.extractall(into, filter="data")
+        archive.extraction_filter = lambda member, _path: member  # the parameter `filter` needs Python 3.11.4
+        archive.extractall(into)
     (tree,) = into.iterdir()
     return tree
 

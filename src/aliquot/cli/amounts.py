@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-MEMORY_ALLOWED = "GiB, or with a unit, as in 10, 1.5GiB or 512MiB; at least 1MiB"
+MEMORY_ALLOWED = "GiB, or with a unit, as in 10, 1.5GiB or 512MiB; G, Gi and GB mean GiB too; at least 1MiB"
 DURATION_ALLOWED = "seconds, or with a unit, as in 90, 100ms, 10s, 5m or 2h"
 SIMULATE_ALLOWED = (
     "how many cards of how much memory, as in 2x24GiB, or nodes of as many, as in 2x8x24GiB; "
     "at most 64 cards in all, of 1GiB to 1024GiB"
 )
 
-_MEMORY = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(MiB|GiB|TiB|)", re.IGNORECASE)
+_MEMORY = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(?:([MGT])i?B?)?", re.IGNORECASE)
 _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(ms|s|m|h|)")
 _CARDS = re.compile(r"(?:([0-9]{1,4})x)?([0-9]{1,4})x([^x]+)")
 _MOST_CARDS = 64
-_PER_MIB = {"mib": 1, "gib": 1024, "tib": 1 << 20, "": 1024}
+# "10G" and "10GB" are GiB, as for docker and Slurm, and as in the name of an "80GB" card.
+_PER_MIB = {"M": 1, "G": 1024, "T": 1 << 20}
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 
 
@@ -27,7 +28,7 @@ class AmountError(ValueError):
 def parse_memory(text: str) -> int:
     """MiB."""
     match = _MEMORY.fullmatch(text.strip())
-    amount = int(float(match[1]) * _PER_MIB[match[2].lower()]) if match else 0
+    amount = int(float(match[1]) * _PER_MIB[(match[2] or "G").upper()]) if match else 0
     if not 1 <= amount <= 1 << 30:
         raise AmountError(MEMORY_ALLOWED)
     return amount

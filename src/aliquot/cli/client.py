@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,7 +15,6 @@ from aliquot.adapters.host.home import SYSTEM_RUN, homes
 from aliquot.cli.amounts import DURATION_ALLOWED, AmountError, parse_duration
 from aliquot.cli.errors import InputError
 from aliquot.model.status.machine import Status
-from aliquot.wording.amounts import duration
 
 _DENIED = 77
 _LONGEST_DELAY = 60.0
@@ -52,6 +52,20 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click
             return parse_duration(value)
         except AmountError:
             self.fail(f"{value} is not allowed: {DURATION_ALLOWED}", param, ctx)
+
+
+class Delay(Duration):
+    """A release delay. A number alone is refused: 100 would be seconds, and milliseconds are meant."""
+
+    name = "delay"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, str) and re.fullmatch(r"\s*[0-9.]*[1-9][0-9.]*\s*", value):
+            self.fail(f"{value} needs a unit, as in {value.strip()}ms: 0 to 60s", param, ctx)
+        seconds = super().convert(value, param, ctx)
+        if seconds > _LONGEST_DELAY:  # as the daemon would refuse it
+            self.fail(f"{value} is not allowed: 0 to 60s, for example 100ms", param, ctx)
+        return seconds
 
 
 def events(request: dict[str, Any], timeout: float | None = 10.0, what: str = "run") -> Iterator[dict[str, Any]]:
@@ -111,9 +125,3 @@ def _existing(names: Sequence[str], what: str) -> str:
         return f"there are {', '.join(names)}" if names else "there is none"
     runs = [name for name in names if "/" not in name]  # Pods are called NAMESPACE/NAME; `aliquot delete` ends them
     return f"there are {', '.join(runs)}" if runs else "only Pods run" if names else "nothing runs"
-
-
-def check_delay(seconds: float) -> None:
-    """Refuses it as the daemon would."""
-    if seconds > _LONGEST_DELAY:
-        raise InputError(f"release-delay: {duration(seconds)} is not allowed: 0 to 60s, for example 100ms")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,25 @@ class Manifest:
     value: dict[str, Any]
     path: Path
     position: Position
+    raw: bytes = field(default=b"", repr=False)  # the whole file
 
     def error(self, message: str) -> InputError:
-        """An error at its position."""
-        return _error(self.path, self.position, message)
+        """An error at the field that the message names, or at the object."""
+        from aliquot.cli.fieldpositions import position_in
+
+        return _error(self.path, position_in(self.raw, self.position, message), message)
 
 
 def read_manifests(path: Path) -> list[Manifest]:
     """The objects of all documents and Lists. "-" is standard input. Raises InputError."""
-    return [manifest for document in _read(path) for manifest in _objects(path, document)]
-
-
-def _read(path: Path) -> list[Document]:
     try:
         raw = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    return [manifest for document in _read(path, raw) for manifest in _objects(path, raw, document)]
+
+
+def _read(path: Path, raw: bytes) -> list[Document]:
     if raw.lstrip()[:1] == b"{":  # the JSON reader is twenty times faster than YAML's
         try:
             return [Document(msgspec.json.decode(raw))]
@@ -48,7 +51,7 @@ def _read(path: Path) -> list[Document]:
         raise _error(path, error.position, str(error)) from error
 
 
-def _objects(path: Path, document: Document) -> Iterator[Manifest]:
+def _objects(path: Path, raw: bytes, document: Document) -> Iterator[Manifest]:
     pending: list[tuple[str, Position, Any]] = [("", document.position, document.value)]
     while pending:
         where, position, value = pending.pop()
@@ -57,7 +60,7 @@ def _objects(path: Path, document: Document) -> Iterator[Manifest]:
             raise _error(path, position, f"{where or 'the document'} is {what}: expected a Kubernetes object")
         kind, items = value.get("kind"), value.get("items")
         if not isinstance(kind, str) or not kind.endswith("List") or "items" not in value:
-            yield Manifest(value, path, position)
+            yield Manifest(value, path, position, raw)
         elif not isinstance(items, list | None):
             raise _error(path, position, f"{where}{'.' if where else ''}items is not a list")
         else:

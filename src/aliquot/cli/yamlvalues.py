@@ -19,6 +19,7 @@ import yaml
 _DEEPEST = 200  # levels; the deepest schemas of Kubernetes have about sixty
 _MOST_REPEATED = 100_000  # values repeated by aliases; a few lines of aliases can expand to more than fits into memory
 
+_TAB = "a tab in the indentation: YAML is indented with spaces"
 _TAG = "tag:yaml.org,2002:"
 _Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser if available
 
@@ -59,11 +60,25 @@ def parse_yaml(raw: bytes) -> Iterator[Document]:
         position = _position(mark) if mark else (1, 1)
         # Without a final newline, the parser reports the end on a line that does not exist.
         end = raw.count(b"\n") + 1, len(raw) - raw.rfind(b"\n")
-        raise ValuesError(f"not valid YAML: {error.problem or error.context}", min(position, end)) from error
+        position = min(position, end)
+        tab = _tab_in_indentation(raw, position[0])
+        problem = _TAB if tab else error.problem or error.context
+        raise ValuesError(f"not valid YAML: {problem}", tab or position) from error
     except yaml.reader.ReaderError as error:
         before = raw[: error.position]
         position = before.count(b"\n") + 1, len(before) - before.rfind(b"\n")
         raise ValuesError(f"not valid YAML: {error.reason}", position) from error
+
+
+def _tab_in_indentation(raw: bytes, number: int) -> Position | None:
+    """Where the indentation of that line, or of the line before it, has a tab."""
+    lines = raw.split(b"\n")
+    for candidate in (number, number - 1):
+        line = lines[candidate - 1] if 0 < candidate <= len(lines) else b""
+        indentation = line[: len(line) - len(line.lstrip())]
+        if line.strip() and b"\t" in indentation:
+            return candidate, indentation.index(b"\t") + 1
+    return None
 
 
 def _documents(parser: Any) -> Iterator[Document]:

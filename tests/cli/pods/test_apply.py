@@ -133,7 +133,7 @@ def test_apply_skips_other_kinds_with_note(daemon: FakeDaemon, file: Path) -> No
         ("", ": no object found: expected Pod, "),
         ("a: b: c", ":1:5: not valid YAML: mapping values are not allowed"),
         ("metadata: {name: x}", ":1:1: kind is missing: expected Pod, "),
-        (f"{POD}---\nkind: Job\nmetadata: {{}}\n", ":6:1: Job: metadata.name is missing"),
+        (f"{POD}---\nkind: Job\nmetadata: {{}}\n", ":7:1: Job: metadata.name is missing"),
         (POD.replace("train", "train, namespace: a"), ":1:1: Pod train is in namespace a, which contradicts -n team"),
     ],
 )
@@ -162,7 +162,7 @@ def test_apply_refusal_has_file_and_line(daemon: FakeDaemon, file: Path) -> None
     daemon.answers["apply"] = [{"error": {"kind": "invalid", "field": field, "value": "A", "allowed": "a DNS label"}}]
     refused = apply("-f", str(file))
     assert refused.exit_code == 2
-    assert refused.stderr == f'aliquot: {file}:4:1: {field}: "A" is not allowed: a DNS label\n'
+    assert refused.stderr == f'aliquot: {file}:7:22: {field}: "A" is not allowed: a DNS label\n'
 
 
 def test_apply_refuses_too_large_request(daemon: FakeDaemon, file: Path) -> None:
@@ -262,13 +262,13 @@ def test_apply_invalid_name_has_file_and_line(nobody: Path, file: Path, name: st
     file.write_text(f"{POD}---\n{POD.replace('train', name)}")
     done = apply("-f", str(file), "--dry-run")
     assert done.exit_code == 2
-    assert done.stderr.startswith(f"aliquot: {file}:6:1: Pod: metadata.name: ")
+    assert done.stderr.startswith(f"aliquot: {file}:8:12: Pod: metadata.name: ")
 
 
 def test_apply_refused_name_has_file_and_line(daemon: FakeDaemon, file: Path) -> None:
     error = {"kind": "invalid", "field": "Pod: metadata.name", "value": "train", "allowed": "another"}
     daemon.answers["apply"] = [{"error": error}]
-    assert apply("-f", str(file)).stderr.startswith(f"aliquot: {file}:1:1: Pod: metadata.name: ")
+    assert apply("-f", str(file)).stderr.startswith(f"aliquot: {file}:3:12: Pod: metadata.name: ")
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n---\n"])

@@ -105,7 +105,7 @@ def test_run_dashes_are_optional(machine: Machine) -> None:
 
 
 OF_CORE = "a whole number from 1 to 100, in percent of a card (above 100: --rules 2026)"
-OF_MEMORY = "GiB, or with a unit, as in 10, 1.5GiB or 512MiB; at least 1MiB"
+OF_MEMORY = "GiB, or with a unit, as in 10, 1.5GiB or 512MiB; G, Gi and GB mean GiB too; at least 1MiB"
 OF_NAME = "at most 63 characters: letters, digits and . _ -, the first a letter or digit"
 OF_TIME = "seconds, or with a unit, as in 90, 100ms, 10s, 5m or 2h"
 OF_SIMULATE = (
@@ -123,7 +123,7 @@ REAL = "a daemon with real cards runs already; set ALIQUOT_HOME to start another
         (["--core=x", "--", "true"], 2, f"--core: x is not allowed: {OF_CORE}"),
         (["--memory", "25", "--", "true"], 2, "--memory: 25 GiB is not allowed: at most 24 GiB: the largest card here"),
         (["--memory", "0", "--", "true"], 2, f"--memory: 0 is not allowed: {OF_MEMORY}"),
-        (["--memory", "10GB", "--", "true"], 2, f"--memory: 10GB is not allowed: {OF_MEMORY}"),
+        (["--memory", "10KB", "--", "true"], 2, f"--memory: 10KB is not allowed: {OF_MEMORY}"),
         (["--class", "urgent", "--", "true"], 2, "--class: urgent is not allowed: online, offline or normal"),
         (["--gpus", "3", "--", "true"], 2, "--gpus: 3 is not allowed: at most 2: this machine has no more cards"),
         (["--gpus", "0", "--", "true"], 2, "--gpus: 0 is not allowed: a whole number, at least 1"),
@@ -132,6 +132,7 @@ REAL = "a daemon with real cards runs already; set ALIQUOT_HOME to start another
         (["--simulate", "2x", "--", "true"], 2, f"--simulate: 2x is not allowed: {OF_SIMULATE}"),
         (["--simulate", "--", "true"], 2, f"--simulate: {REAL}"),
         (["--what", "--", "true"], 2, "No such option: --what (see aliquot run --help)"),
+        (["--memry=1", "true"], 2, "No such option: --memry; did you mean --memory? (see aliquot run --help)"),
         (["--memory"], 2, "--memory needs a value: SIZE (see aliquot run --help)"),
         (["--memory", "1", "--"], 2, "the command is missing: aliquot run [OPTIONS] [--] COMMAND [ARGS]..."),
         (["--", "no-such-command"], 127, "no-such-command: command not found"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aliquot.adapters.host.home import SYSTEM_RUN, SYSTEM_STATE, Home
-from aliquot.cli.client import Duration, check_delay
+from aliquot.cli.client import Delay
 from aliquot.cli.cluster.dialectoption import HELP as DIALECTS_HELP
 from aliquot.cli.cluster.dialectoption import parse_dialects
 from aliquot.cli.errors import InputError
@@ -110,7 +110,7 @@ class Xids(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5
 )
 @click.option(
     "--release-delay",
-    type=Duration(),
+    type=Delay(),
     default="100ms",
     show_default=True,
     help="How long online work keeps a card after its last kernel; 0: release it at once",
@@ -149,7 +149,6 @@ def agent(**given: Any) -> None:
     aliquot agent --simulate 4x16GiB        try it on a node without GPUs
     qgpu-manager --nodename=gpu-7 --dbfile=/var/lib/qgpu/meta.db     the same, by the vendor's name
     """
-    check_delay(given["release_delay"])
     given["served"] = parse_dialects(given["dialects"])
     _serve(given)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from aliquot.cli.client import Duration, ask, check_delay
+from aliquot.cli.client import Delay, ask
 from aliquot.cli.machine.up import POLICY_CHOICES
 from aliquot.wording.amounts import duration
 
@@ -39,10 +39,9 @@ def set_policy(name: str) -> None:
 
 
 @policy.command(name="release-delay", short_help="Set how long an idle card stays reserved for online work.")
-@click.argument("delay", type=Duration())
+@click.argument("delay", type=Delay())
 def release_delay(delay: float) -> None:
     """Set how long an idle card stays reserved for online work: 100ms, or 0 to release it at once."""
-    check_delay(delay)
     _show(ask({"op": "policy", "release_delay": delay}))
 
 

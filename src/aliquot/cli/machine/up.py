@@ -14,7 +14,7 @@ import click
 
 from aliquot.adapters.host.home import SIM_VARIABLE, Home, HomeError, homes, own_home
 from aliquot.cli.amounts import Cards
-from aliquot.cli.client import Duration, NoDaemonRunsError, ask, check_delay, read_status
+from aliquot.cli.client import Delay, NoDaemonRunsError, ask, read_status
 from aliquot.cli.dashboardoptions import parse_listen
 from aliquot.cli.errors import InputError
 from aliquot.cli.simulated import or_no_player, parse_simulation, with_stand_ins
@@ -35,7 +35,7 @@ NO_CARD = (
 @click.option("--policy", type=click.Choice(POLICY_CHOICES), help="How tenants share a card  [default: as set last]")
 @click.option(
     "--release-delay",
-    type=Duration(),
+    type=Delay(),
     help="How long an idle card stays reserved for online work: 100ms, or 0 to release it at once  "
     "[default: as set last]",
 )
@@ -78,8 +78,6 @@ def up(
     aliquot up --policy fixed-share
     aliquot up --simulate 2x24GiB -d
     """
-    if release_delay is not None:
-        check_delay(release_delay)
     spec = parse_simulation(simulate)
     where = parse_listen(listen, token_file, option="--listen")
     if detach:

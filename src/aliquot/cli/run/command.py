@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from aliquot.adapters.host.control import Connection
@@ -156,7 +156,7 @@ def _split(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
         flag, equals, value = word.partition("=")
         flag = {"-d": "--detach", "-h": "--help"}.get(flag, flag)
         if flag not in known:
-            raise RunError(f"No such option: {flag} (see aliquot run --help)")
+            raise RunError(f"No such option: {flag}{_suggestion(flag, known)} (see aliquot run --help)")
         at += 1
         takes = known[flag]
         if takes is None and equals:
@@ -169,6 +169,13 @@ def _split(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
             value, at = arguments[at], at + 1
         options[flag] = value
     return options, arguments[at:]
+
+
+def _suggestion(flag: str, known: Iterable[str]) -> str:
+    import difflib  # not at the top: only this error needs it
+
+    close = difflib.get_close_matches(flag, list(known), 1, 0.7)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _request(options: dict[str, str], command: list[str]) -> dict[str, Any]:
