@@ -203,7 +203,8 @@ class Chooser:
             kept.cards = np.concatenate([kept.cards, np.zeros(missing, int)])
         if kept.clock < board.clock:
             stale = np.flatnonzero(board.changed[: board.rows] > kept.clock)
-            nodes, cards = fits(board, demand, stale)
+            # A slice copies no columns: a shape that is new looks at every row.
+            nodes, cards = fits(board, demand, slice(0, board.rows) if len(stale) == board.rows else stale)
             kept.scores[stale] = np.inf
             rows = stale[nodes]
             if len(rows):

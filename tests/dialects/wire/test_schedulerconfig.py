@@ -77,7 +77,7 @@ def test_in_place_config_has_default_and_t9k_profiles() -> None:
 def test_second_scheduler_has_own_names_and_lease() -> None:
     config = render_config(KubeSchedulerSettings((1, 36), URL, second=True))
     assert [profile["schedulerName"] for profile in config["profiles"]] == ["aliquot-scheduler", "t9k-scheduler"]
-    assert config["percentageOfNodesToScore"] == 100
+    assert "percentageOfNodesToScore" not in config
     assert config["leaderElection"]["resourceName"] == "aliquot-kube-scheduler"
 
 

@@ -45,7 +45,7 @@ class KubeSchedulerSettings:
     """`version` of kube-scheduler, `url` of our extender.
 
     `second`: a kube-scheduler in addition to the cluster's own, for control planes that cannot be changed. `percentage`
-    of the nodes are scored for each Pod; 0: kube-scheduler's default.
+    of the nodes are scored for each Pod; 0 or None: kube-scheduler's default.
     """
 
     version: tuple[int, int]
@@ -91,7 +91,6 @@ def config_api(version: tuple[int, int]) -> str | None:
 
 def render_config(settings: KubeSchedulerSettings) -> dict[str, Any]:
     """The KubeSchedulerConfiguration. Only for versions that have one."""
-    percentage = settings.percentage if settings.percentage is not None else 100 if settings.second else 0
     return {
         "apiVersion": f"{API_GROUP}/{config_api(settings.version)}",
         "kind": "KubeSchedulerConfiguration",
@@ -108,7 +107,7 @@ def render_config(settings: KubeSchedulerSettings) -> dict[str, Any]:
         },
         "podInitialBackoffSeconds": 1,
         "podMaxBackoffSeconds": 1,
-        **({"percentageOfNodesToScore": percentage} if percentage else {}),
+        **({"percentageOfNodesToScore": settings.percentage} if settings.percentage else {}),
         "profiles": [{"schedulerName": name} for name in settings.scheduler_names],
         "extenders": [
             {

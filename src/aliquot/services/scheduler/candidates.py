@@ -54,8 +54,18 @@ class Candidates:
             return np.fromiter((row_of.get(name, -1) for name in names), np.int64, len(names))
 
     def filter(self, claim: Claim, names: Sequence[str]) -> Filtered:
-        """Which of the nodes would take the claim now."""
+        """Which of the nodes would take the claim now.
+
+        A shortlist comes without reasons: kube-scheduler reads them only where no node is left. If none of the list
+        will do, the Pod comes again, and then every reason is there.
+        """
         rows = self._rows(names)
+        brief = self._shortlist > 0 and claim.uid not in self._tries
+        if brief and self._shortlist == 1:
+            best = self._chooser.choose(claim, rows if len(rows) and rows.min() >= 0 else rows[rows >= 0])
+            if best is not None:
+                self._count_try(claim, 1)
+                return Filtered([best.node], {}, (), best)
         fits = rows >= 0
         if self._chooser.exact(claim):
             fits[fits] = np.isfinite(self._chooser.scores(claim))[rows[fits]]
@@ -67,7 +77,7 @@ class Candidates:
             fits[fits] = np.isfinite(self._chooser.scores(claim))[rows[fits]] & bool(len(chosen))
         answered = names if len(chosen) == len(names) else [names[at] for at in chosen.tolist()]
         likely = self._chooser.choose(claim, rows[chosen]) if len(chosen) == 1 else None
-        if fits.all():
+        if (brief and len(chosen)) or fits.all():
             return Filtered(answered, {}, (), likely)
         there = rows >= 0  # rows of nodes that are gone are kept for what is booked on them: they give no reason
         there[there] = self._board.present[rows[there]]

@@ -1,0 +1,79 @@
+"""The short way of filter gives the same verdict as the long one, for any state of the cluster."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.model.claim import AppClass, Claim
+from aliquot.model.node import Offer
+from aliquot.placement.board import Board
+from aliquot.placement.book import Ledger
+from aliquot.placement.choose import POLICIES, Chooser
+from aliquot.services.scheduler.candidates import Candidates
+from kit.builders import GIB, a_claim, a_container, a_node, a_slice
+
+_sizes = st.lists(st.lists(st.sampled_from([8, 16, 24]), min_size=1, max_size=4), min_size=1, max_size=6)
+
+
+@st.composite
+def _claims(draw: st.DrawFn) -> list[Claim]:
+    claims = []
+    for at in range(draw(st.integers(1, 20))):
+        app_class = draw(st.sampled_from([AppClass.NORMAL, AppClass.NORMAL, AppClass.ONLINE, AppClass.OFFLINE]))
+        greedy = 30 if app_class is AppClass.OFFLINE else None
+        containers = [
+            a_container(
+                a_slice(draw(st.integers(1, 24)), None if greedy else draw(st.none() | st.integers(5, 99)), greedy),
+                draw(st.integers(1, 3)),
+                name=f"c{place}",
+                index=place,
+            )
+            for place in range(draw(st.sampled_from([1, 1, 2, 3])))
+        ]
+        claims.append(
+            a_claim(
+                *containers,
+                name=f"p{at}",
+                app_class=app_class,
+                offer=Offer.QGPU if app_class is AppClass.NORMAL else Offer.QGPU_MIXED,
+                owner=draw(st.sampled_from([None, "a", "b"])),
+                cpu_milli=draw(st.sampled_from([0, 1000, 8000])),
+            )
+        )
+    return claims
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(sizes=_sizes, claims=_claims(), data=st.data())
+def test_short_filter_answers_the_best_of_all_nodes_that_the_long_one_finds(
+    policy: str, sizes: list[list[int]], claims: list[Claim], data: st.DataObject
+) -> None:
+    board = Board()
+    for at, cards in enumerate(sizes):
+        board.set_node(a_node(f"n{at}", *cards, cpu_milli=16_000, memory_mib=64 * GIB))
+    ledger = Ledger(board)
+    chooser, fresh = Chooser(board, POLICIES[policy]()), Chooser(board, POLICIES[policy]())
+    short, long = Candidates(board, chooser, 1), Candidates(board, fresh, 0)
+    everyone = [f"n{at}" for at in range(len(sizes))]
+    for claim in claims:
+        names = data.draw(st.lists(st.sampled_from([*everyone, "unknown"]), unique=True))
+        found, every = short.filter(claim, names), long.filter(claim, names)
+        assert len(found.fit) == min(1, len(every.fit))
+        assert set(found.fit) <= set(every.fit)
+        if not found.fit:  # nobody fits: then every name comes with its reason
+            assert (found.codes, found.unknown, found.likely) == (every.codes, every.unknown, None)
+            continue
+        _, best = long.rank(claim, names)
+        assert best is not None
+        assert found.likely is not None
+        assert found.likely.node == found.fit[0] == best.node
+        assert not found.codes
+        again = short.filter(claim, names)  # it was refused elsewhere: more nodes, and the reasons of the others
+        assert set(again.fit) <= set(every.fit)
+        assert len(again.fit) == len(every.fit)
+        assert (again.codes, again.unknown) == (every.codes, every.unknown)
+        ledger.assume(claim, found.likely, 1.0)
+        if data.draw(st.booleans()):
+            ledger.forget(claim.uid)
