@@ -55,5 +55,11 @@ def test_absent_kubelet_is_an_error_that_names_its_socket(monkeypatch: pytest.Mo
         finally:
             await kubelet.close()
 
-    with a_folder() as folder, pytest.raises(KubeletError, match=r"pod-resources/kubelet\.sock"):
-        play(scene(folder))
+    with a_folder() as folder:
+        (folder / "pod-resources").mkdir()
+        with pytest.raises(KubeletError, match=r"pod-resources/kubelet\.sock"):
+            play(scene(folder))
+
+
+def test_container_without_the_folder_of_pod_resources_lists_no_holders(tmp_path: Path) -> None:
+    assert play(Kubelet(tmp_path).holders()) == []

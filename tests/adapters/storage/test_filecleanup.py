@@ -23,6 +23,8 @@ OURS = (
     "var/lib/aliquot/state.db",
     "var/lib/aliquot/shim/0.1.0-abc/libaliquot.so",
     "var/lib/kubelet/device-plugins/aliquot-qgpu-core-1.sock",
+    "var/lib/kubelet/device-plugins/aliquot/run/lock",
+    "var/lib/kubelet/device-plugins/aliquot/state/state.db",
     "var/run/cdi/aliquot.dev-gpu-x.yaml".replace("aliquot.dev-", "aliquot."),
     "var/run/cdi/.aliquot-x.17",
 )

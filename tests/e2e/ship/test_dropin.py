@@ -22,6 +22,7 @@ import yaml
 from testbed import objects
 from testbed.cards import MEM, QCORE, QMEM
 from testbed.cluster import Cluster
+from testbed.inside import granted
 from testbed.nodes import probe
 from testbed.processes import wait_until
 from testbed.shipping import install, label, report, uninstall
@@ -31,6 +32,8 @@ from testbed.wired import scheduler_config
 ROOT = Path(__file__).parents[3]
 SEEDS = ROOT / "examples" / "seeds"
 GPUSHARE = ROOT / "deploy" / "dropin" / "gpushare"
+OWN_FILES = Path(__file__).parent / "gpushare"
+MASTER = "node-role.kubernetes.io/master="
 GIB, MIB = 1 << 30, 1 << 20
 XGN, SGN = "sched.tensorstack.dev/node-alloc-mode=xgn", "sched.tensorstack.dev/node-alloc-mode=sgn"
 POLICY = "tke.cloud.tencent.com/qgpu-schedule-policy"
@@ -269,28 +272,86 @@ class TestSeed004:
         gpushare.kubectl("apply", "-f", str(SEEDS / "four-cards.yaml"))
         assert [card["total"] for card in report(gpushare, "four-cards")["cuda"]["cards"]] == [3 * GIB] * 4
 
-    def test_daemonset_without_host_access_names_missing_lines(self, gpushare: Cluster) -> None:
-        """As gpushare's own is: one volume, and no privilege to fetch the others."""
-        (made,) = yaml.safe_load_all((GPUSHARE / "device-plugin-ds.yaml").read_text())
-        inner = made["spec"]["template"]["spec"]
-        del inner["hostPID"]
-        kept = {"device-plugin", "pod-resources"}
-        inner["volumes"] = [volume for volume in inner["volumes"] if volume["name"] in kept]
-        inner["containers"][0]["volumeMounts"] = [
-            volume_mount for volume_mount in inner["containers"][0]["volumeMounts"] if volume_mount["name"] in kept
-        ]
-        poor = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "poor", "namespace": "kube-system"}}
-        gpushare.apply({**poor, "spec": {**inner, "restartPolicy": "Never", "nodeName": "n1"}})
 
-        def said() -> str:
-            return gpushare.kubectl("logs", "-n", "kube-system", "poor", check=False)
+@pytest.fixture(scope="class")
+def own_files(cluster: Cluster, untouched: Traces, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """gpushare's own files: an extender without a command, a device plugin without privilege and with one volume."""
+    cluster.heal()
+    folder = tmp_path_factory.mktemp("gpushare")
+    files = [folder / file.name for file in sorted(OWN_FILES.glob("*.yaml"))]
+    for file in files:
+        file.write_text((OWN_FILES / file.name).read_text().replace("IMAGE", cluster.image))
+    cluster.start_default_scheduler(scheduler_config("http://127.0.0.1:12345"))
+    cluster.kubectl("label", "node", "n1", MASTER)
+    label(cluster, "gpushare=true")
+    for file in files:
+        cluster.kubectl("create", "-f", str(file))
+    wait_runs(cluster, "component=gpushare-schd-extender", 1)
+    wait_runs(cluster, "component=gpushare-device-plugin", 2)
+    wait_offered(cluster, MEM, 64, "n1", "n2")
+    yield cluster
+    label(cluster, "gpushare-")
+    cluster.kubectl("label", "node", "n1", f"{MASTER.rstrip('=')}-")
+    tidy(cluster, untouched, *files)
 
-        try:
-            wait_until(lambda: "hostPID: true" in said(), 30, "it says what it lacks", saw=said)
-            assert "/run/aliquot, /var/lib/aliquot, /var/run/cdi" in said()
-            assert "not privileged" in said()
-        finally:
-            gpushare.kubectl("delete", "pod", "-n", "kube-system", "poor", "--grace-period=1")
+
+class TestGpushareOwnFiles:
+    """With only the image changed."""
+
+    @pytest.fixture
+    def pods(self, own_files: Cluster) -> Iterator[Cluster]:
+        yield own_files
+        own_files.kubectl("delete", "pods,statefulsets", "--all", "--grace-period=1")
+
+    def test_the_documents_app_has_its_part_of_a_card_and_its_environment(self, pods: Cluster) -> None:
+        pods.kubectl("apply", "-f", str(SEEDS / "binpack-1.yaml"))
+        for name in ("binpack-1-0", "binpack-1-1", "binpack-1-2"):
+            seen = report(pods, name)
+            assert [card["total"] for card in seen["cuda"]["cards"]] == [3 * GIB]
+            assert seen["env"]["ALIYUN_COM_GPU_MEM_CONTAINER"] == "3"
+            assert seen["env"]["NVIDIA_VISIBLE_DEVICES"] == seen["cuda"]["cards"][0]["uuid"]
+
+    def test_equal_pods_at_once_have_each_the_card_that_it_was_granted(self, pods: Cluster) -> None:
+        """Which of them an Allocate is for, gpushare guesses by size and age."""
+        names = [f"equal-{at}" for at in range(8)]
+        pods.apply(*(probe(name, limits={MEM: 9}) for name in names))
+        for name in names:
+            (card,) = report(pods, name)["cuda"]["cards"]
+            (uuid,) = granted(objects.get_pod(pods.plane, name))["main"]
+            assert (card["uuid"], card["total"]) == (uuid, 9 * GIB)
+
+    def test_memory_beyond_the_quota_is_refused(self, pods: Cluster) -> None:
+        pods.apply(probe("held", "alloc", "2GiB", "alloc", "2GiB", limits={MEM: 3}))
+        report(pods, "held")
+        node = pods.node(str(objects.bound_to(pods.plane, "held")))
+        node.line("held", "alloc")
+        wait_until(lambda: len(_allocations(node.lines("held"))) == 2, 60, "both allocations were tried")
+        assert _allocations(node.lines("held")) == ["CUDA_SUCCESS", "CUDA_ERROR_OUT_OF_MEMORY"]
+
+    def test_the_log_names_what_is_missing_and_the_lines_to_add(self, own_files: Cluster) -> None:
+        for name in wait_runs(own_files, "component=gpushare-device-plugin", 2):
+            lines = _log(own_files, name)
+            missing = {line["missing"]: line["add"] for line in lines if line["msg"] == "host_access_missing"}
+            volumes = {"/run/aliquot", "/var/lib/aliquot", "/var/run/cdi", "/var/lib/kubelet/pod-resources"}
+            assert missing.keys() == {*volumes, "hostPID"}
+            assert all(f"hostPath: {{path: {path}" in missing[path] for path in volumes)
+            assert missing["hostPID"] == "in the Pod's spec: hostPID: true"
+            assert not [line for line in lines if line["level"] in ("error", "critical")]
+
+    def test_the_extender_names_what_its_role_leaves_out(self, own_files: Cluster) -> None:
+        (name,) = wait_runs(own_files, "component=gpushare-schd-extender", 1)
+        lines = _log(own_files, name)
+        assert "election_disabled" in {line["msg"] for line in lines}
+        assert not [line for line in lines if line["level"] in ("error", "critical")]
+
+
+def _allocations(lines: list[Any]) -> list[str]:
+    return [line["name"] for line in lines if line["event"] == "alloc"]
+
+
+def _log(cluster: Cluster, pod: str) -> list[Any]:
+    text = cluster.kubectl("logs", "-n", "kube-system", pod)
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
 @pytest.fixture(scope="class")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from aliquot.adapters.gpu.driverfile import DriverFileError
+from aliquot.adapters.kubelet.podresources import Holder
 from aliquot.adapters.storage.podstore import PodStore, StoreError
 from aliquot.dialects import QgpuRules, Rules
 from aliquot.model.claim import AppClass
@@ -55,6 +56,22 @@ class TestOwner:
         for pod in pods:
             agent_node.admitted(agent_node.bound(pod))
         for at in (5, 0, 7, 2, 1, 6, 3, 4):
+            seen = agent_node.started(pods[at])
+            assert (seen.tenant, seen.cards) == (uid(pods[at]), f"GPU-{at % 2}")
+
+    def test_prepare_finds_the_owner_by_the_checkpoint_alone(
+        self, agent_node: AgentNode, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """In a container without the folder of PodResources, as gpushare's."""
+
+        async def none() -> list[Holder]:
+            return []
+
+        monkeypatch.setattr(agent_node.kubelet, "holders", none)
+        pods = [a_qgpu_pod(f"equal-{at}", card=at % 2, core=10, gib=2) for at in range(4)]
+        for pod in pods:
+            agent_node.admitted(agent_node.bound(pod))
+        for at in (3, 0, 2, 1):
             seen = agent_node.started(pods[at])
             assert (seen.tenant, seen.cards) == (uid(pods[at]), f"GPU-{at % 2}")
 

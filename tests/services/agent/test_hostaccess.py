@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from aliquot.services.agent.hostaccess import HostAccess, acquire_host_access, host_names
-from aliquot.services.daemon.home import mount_points, point_of
+from aliquot.adapters.host.hostmounts import HostAccessError
+from aliquot.services.agent import hostaccess
+from aliquot.services.agent.hostaccess import HostAccess, acquire_host_access, host_names, is_at_host_path
+from aliquot.services.daemon.home import StartError, mount_points, point_of
 
 MOUNTS = """\
 36 22 0:31 / / rw,relatime - overlay overlay rw,lowerdir=/l,upperdir=/u
@@ -52,3 +57,66 @@ def test_host_access_is_inherited_over_exec(monkeypatch: pytest.MonkeyPatch, tmp
     assert host_access.name("/host/var/lib/qgpu") == "/var/lib/qgpu"
     assert host_access.name("/run/aliquot") == "/run/aliquot"
     assert host_access.processes
+
+
+@pytest.mark.parametrize(
+    ("inner", "same"),
+    [
+        ("/var/lib/kubelet/device-plugins", True),
+        ("/lib/kubelet/device-plugins", True),  # /var is a file system of its own
+        ("/nodes/n1/var/lib/kubelet/device-plugins", True),  # the host's root is a folder
+        ("/data/kubelet/device-plugins", False),
+        ("/", False),
+    ],
+)
+def test_mount_at_its_host_path_is_recognised(inner: str, same: bool) -> None:
+    folder = "/var/lib/kubelet/device-plugins"
+    mounts = f"42 36 8:1 {inner} {folder} rw - ext4 /dev/sda1 rw"
+    assert is_at_host_path(folder, mounts) is same
+    assert not is_at_host_path("/run/aliquot", mounts)
+
+
+class TestWithoutPrivilege:
+    """gpushare's DaemonSet: of the host it has the kubelet's device-plugins folder, and nothing else."""
+
+    @pytest.fixture
+    def plugins(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+        def refuse(*_: object) -> None:
+            raise HostAccessError("the container is not privileged")
+
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+        monkeypatch.setattr(hostaccess, "_mount", refuse)
+        monkeypatch.setattr(hostaccess, "_sees_host", lambda kubelet: False)
+        folder = tmp_path / "k" / "device-plugins"
+        folder.mkdir(parents=True)
+        self.mountinfo = tmp_path / "mountinfo"
+        self.mountinfo.write_text(
+            f"36 22 0:31 / / rw - overlay overlay rw\n42 36 8:1 {folder} {folder} rw - ext4 x rw\n"
+        )
+        with socket.socket(socket.AF_UNIX) as kubelet:
+            kubelet.bind(str(folder / "kubelet.sock"))
+            kubelet.listen()
+            yield folder
+        os.environ.pop("ALIQUOT_MOVED_IN", None)
+
+    def test_missing_folders_are_in_the_plugins_folder_and_each_is_named(self, plugins: Path, tmp_path: Path) -> None:
+        run, state, cdi = (str(tmp_path / name) for name in ("r", "s", "c"))
+        access = acquire_host_access([run, state, cdi], plugins / "kubelet.sock", cdi=cdi, mountinfo=self.mountinfo)
+        assert (access.name(run), access.name(state)) == (f"{plugins}/aliquot/run", f"{plugins}/aliquot/state")
+        assert access.mounted == ()
+        resources = str(plugins.parent / "pod-resources")
+        assert [lack.missing for lack in access.lacking] == [run, state, cdi, resources, "hostPID"]
+        assert f"hostPath: {{path: {cdi}, type: DirectoryOrCreate}}" in access.lacking[2].add
+        assert Path(run).readlink() == plugins / "aliquot" / "run"
+        again = acquire_host_access([run, state, cdi], plugins / "kubelet.sock", cdi=cdi, mountinfo=self.mountinfo)
+        assert again == access, "over an exec"
+
+    def test_cdi_that_was_asked_for_is_not_given_up(self, plugins: Path, tmp_path: Path) -> None:
+        folders = [str(tmp_path / name) for name in ("r", "s", "c")]
+        with pytest.raises(StartError, match="not privileged"):
+            acquire_host_access(folders, plugins / "kubelet.sock", cdi=None, mountinfo=self.mountinfo)
+
+    def test_plugins_folder_at_another_path_is_no_place(self, plugins: Path, tmp_path: Path) -> None:
+        self.mountinfo.write_text(self.mountinfo.read_text().replace(f"8:1 {plugins}", "8:1 /data/device-plugins-x"))
+        with pytest.raises(StartError, match="hostPID: true"):
+            acquire_host_access([str(tmp_path / "r")], plugins / "kubelet.sock", mountinfo=self.mountinfo)

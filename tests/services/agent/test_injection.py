@@ -166,6 +166,41 @@ class TestCdiInjector:
             injector.inject(CORE, IDS, a_place(), a_pod())
 
 
+class TestEnvironmentByFile:
+    """For an agent without the CDI folder and without the webhook."""
+
+    @pytest.fixture
+    def by_file(self, tmp_path: Path, libraries: Libraries) -> MountInjector:
+        return MountInjector(tmp_path / "a", tmp_path / "t", libraries, by_file=True)
+
+    def file(self, by_file: MountInjector, ids: frozenset[str] = IDS) -> Path:
+        mounts = by_file.reserve(CORE, ids).mounts
+        return next(Path(mount.host) for mount in mounts if mount.container == "/run/aliquot/env")
+
+    def test_reserve_gives_every_card_until_the_owner_is_known(self, by_file: MountInjector) -> None:
+        assert by_file.reserve(CORE, IDS).env["NVIDIA_VISIBLE_DEVICES"] == "all"
+        assert not self.file(by_file).exists()
+
+    def test_inject_writes_the_environment_of_the_container(self, by_file: MountInjector) -> None:
+        file = self.file(by_file)
+        by_file.inject(CORE, IDS, a_place(card="GPU-1", env={"NVIDIA_VISIBLE_DEVICES": "GPU-1", "X": "a=b"}), a_pod())
+        assert file.read_bytes() == b"CUDA_VISIBLE_DEVICES=GPU-1\0NVIDIA_VISIBLE_DEVICES=GPU-1\0X=a=b\0"
+        assert file.stat().st_mode & 0o777 == 0o644
+
+    def test_remove_deletes_the_files_of_the_pod_and_no_others(self, by_file: MountInjector) -> None:
+        first, second = self.file(by_file), self.file(by_file, OTHERS)
+        by_file.inject(CORE, IDS, a_place("u1"), a_pod())
+        by_file.inject(CORE, OTHERS, a_place("u2"), a_pod())
+        by_file.remove("u1")
+        assert (first.exists(), second.exists()) == (False, True)
+
+    def test_inject_replaces_a_folder_that_the_runtime_created(self, by_file: MountInjector) -> None:
+        file = self.file(by_file)
+        file.mkdir(parents=True)
+        by_file.inject(CORE, IDS, a_place(), a_pod())
+        assert file.is_file()
+
+
 class TestMountInjector:
     def link(self, answer_of: MountInjector, ids: frozenset[str] = IDS) -> Path:
         (host,) = (

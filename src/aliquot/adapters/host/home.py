@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 SYSTEM_RUN = "/run/aliquot"
 SYSTEM_STATE = "/var/lib/aliquot"
+# The same in the kubelet's folder device-plugins, for an agent that has no other folder of the host.
+RUN_IN_PLUGINS = "aliquot/run"
+STATE_IN_PLUGINS = "aliquot/state"
 TENANT_VARIABLE = "ALIQUOT_TENANT"  # tells a process the folder of its tenant
 NAME_VARIABLE = "ALIQUOT_NAME"  # and the tenant's name
 SIM_VARIABLE = "ALIQUOT_SIMGPU"  # names the player's socket to the stand-ins

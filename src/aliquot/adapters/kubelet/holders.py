@@ -13,10 +13,16 @@ class Kubelet:
 
     def __init__(self, folder: Path) -> None:
         self.plugins = folder / "device-plugins"
-        self._resources = PodResources(folder / "pod-resources" / "kubelet.sock")
+        self._folder = folder / "pod-resources"
+        self._resources = PodResources(self._folder / "kubelet.sock")
 
     async def holders(self) -> list[Holder]:
-        """The holders by the PodResources API. Raises KubeletError."""
+        """The holders by the PodResources API. Raises KubeletError.
+
+        None in a container without its folder: there the checkpoint alone says who holds what.
+        """
+        if not self._folder.is_dir():
+            return []
         return await self._resources.holders()
 
     def checkpoint(self) -> tuple[Entry, ...] | None:

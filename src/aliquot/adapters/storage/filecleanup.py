@@ -12,11 +12,11 @@ import fcntl
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aliquot.adapters.host.home import SYSTEM_RUN, SYSTEM_STATE, Home
+from aliquot.adapters.host.home import RUN_IN_PLUGINS, STATE_IN_PLUGINS, SYSTEM_RUN, SYSTEM_STATE, Home
 from aliquot.adapters.storage.database import FOREIGN
 from aliquot.adapters.storage.podstore import examine
 
@@ -44,18 +44,21 @@ def sweep(root: Path, *, keep_running: bool, kubelet: Path = Path("/var/lib/kube
 
     Idempotent. Raises SweepError.
     """
-    run, state = (root / Path(folder).relative_to("/") for folder in (SYSTEM_RUN, SYSTEM_STATE))
+    plugins = kubelet / "device-plugins"
+    places = (SYSTEM_RUN, SYSTEM_STATE, plugins / RUN_IN_PLUGINS, plugins / STATE_IN_PLUGINS)
+    folders = [root / Path(folder).relative_to("/") for folder in places]
     swept = SweepResult()
     try:
-        _refuse_held(Home(str(run), str(state)))
-        for path in _leftovers(root, run, state, kubelet):
+        for run, state in (folders[:2], folders[2:]):
+            _refuse_held(Home(str(run), str(state)))
+        for path in _leftovers(root, folders, kubelet):
             shown = f"/{path.relative_to(root)}"
             if (keep_running and (path.name in _OF_PODS or path.suffix == ".yaml")) or _is_simulator(path):
                 swept.kept.append(shown)
                 continue
             _remove(path)
             swept.removed.append(shown)
-        for folder in (run, state, root / Path(_VENDOR_STATE).relative_to("/")):
+        for folder in (*folders, folders[2].parent, root / Path(_VENDOR_STATE).relative_to("/")):
             with contextlib.suppress(OSError):  # not empty, or a mount point
                 folder.rmdir()
     except OSError as error:
@@ -65,8 +68,8 @@ def sweep(root: Path, *, keep_running: bool, kubelet: Path = Path("/var/lib/kube
     return swept
 
 
-def _leftovers(root: Path, run: Path, state: Path, kubelet: Path) -> Iterator[Path]:
-    for folder in (run, state):
+def _leftovers(root: Path, folders: Sequence[Path], kubelet: Path) -> Iterator[Path]:
+    for folder in folders:
         if folder.is_dir():
             yield from sorted(folder.iterdir())
     vendors = root / Path(_VENDOR_STATE).relative_to("/")

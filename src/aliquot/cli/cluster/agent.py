@@ -21,6 +21,7 @@ from aliquot.cli.simulated import parse_simulation, with_stand_ins
 if TYPE_CHECKING:
     from aliquot.adapters.gpu.player import Playing
     from aliquot.adapters.kubernetes.kubeconfig import Server
+    from aliquot.services.agent.hostaccess import HostAccess
 
 log = logging.getLogger(__name__)
 
@@ -204,11 +205,21 @@ def _access_host(given: dict[str, Any], home: Home) -> Home:
     cdi = str(given["cdi_dir"].absolute())
     folders = [home.run, home.state, *([] if given["cdi"] == "off" else [cdi])]
     host_access = given["host_access"] = acquire_host_access(
-        folders, given["kubelet_dir"] / "device-plugins" / "kubelet.sock"
+        folders, given["kubelet_dir"] / "device-plugins" / "kubelet.sock", cdi=None if given["cdi"] == "on" else cdi
     )
+    if any(lack.missing == cdi for lack in host_access.lacking):
+        given["cdi"] = "off"
     given["cdi_dir"] = Path(host_access.name(cdi))
     given["dbfile"] = Path(host_access.name(home.state), given["dbfile"].name)
     return Home(host_access.name(home.run), host_access.name(home.state))
+
+
+def _notes(access: HostAccess, *, real: bool) -> tuple[str, ...]:
+    """What the Pod of the agent lacks, for its status."""
+    from aliquot.services.agent.hostaccess import OWN_IDS
+
+    lacking = (f"the agent's Pod lacks {lack.missing}: {lack.effect}. Add {lack.add}" for lack in access.lacking)
+    return (*lacking, *([OWN_IDS] if access.processes and real else ()))
 
 
 def _log_start(given: dict[str, Any]) -> None:
@@ -238,7 +249,6 @@ def _run(given: dict[str, Any], home: Home, server: Server, playing: Playing | N
     load_aiohttp()
     from aliquot.dialects import MemoryUnit, Rules
     from aliquot.services.agent.assembly import run_agent
-    from aliquot.services.agent.hostaccess import OWN_IDS
     from aliquot.services.agent.service import Settings
 
     settings = Settings(
@@ -247,6 +257,7 @@ def _run(given: dict[str, Any], home: Home, server: Server, playing: Playing | N
         links=Path(home.run, "a"),
         cdi={"auto": None, "on": True, "off": False}[given["cdi"]],
         cdi_folder=given["cdi_dir"],
+        environment_by_file=bool(given["host_access"].lacking),
         kubelet=given["kubelet_dir"],
         rules=Rules(gpushare_unit=MemoryUnit(given["memory_unit"]), served=given["served"]),
         release_delay=given["release_delay"],
@@ -254,7 +265,7 @@ def _run(given: dict[str, Any], home: Home, server: Server, playing: Playing | N
         bind_address=given["bind_address"],
         control=Path(home.control),
         simulated=None if playing is None else playing.spec,
-        notes=(OWN_IDS,) if given["host_access"].processes and playing is None else (),
+        notes=_notes(given["host_access"], real=playing is None),
     )
     try:
         run_agent(

@@ -3,7 +3,8 @@
     with CDI      `reserve` returns a device name; `inject` writes the CDI spec of that name: environment, shim, folder,
                   driver
     without CDI   `reserve` returns mounts, one of them of a path named after the devices; `inject` makes that path a
-                  link to the tenant's folder. The environment comes from annotations of the webhook (fieldRef)
+                  link to the tenant's folder. The environment comes from annotations of the webhook (fieldRef), or
+                  from a file that the shim reads, where the agent has too little of the host (hostaccess.py)
 
 Both are removed with the Pod, not when the container has started: a container that restarts before a restarted kubelet
 knows our plugins must find them unchanged.
@@ -30,6 +31,7 @@ from aliquot.services.agent.deviceplugins import Allocation, Refused
 # Paths inside the container.
 TENANT = "/run/aliquot/tenant"
 PRELOAD = "/etc/ld.so.preload"
+ENVIRONMENT = "/run/aliquot/env"  # shim/environment.c
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,22 +111,29 @@ class CdiInjector:
 
 
 class MountInjector:
-    """With mounts in the response to Allocate."""
+    """With mounts in the response to Allocate.
 
-    def __init__(self, links: Path, tenants: Path, libraries: Libraries) -> None:
-        self._links, self._tenants, self._libraries = links, tenants, libraries
+    `by_file`: the shim sets the environment from a file. Until then the container has every card of the node, for at
+    Allocate nothing says which will be its own.
+    """
+
+    def __init__(self, links: Path, tenants: Path, libraries: Libraries, *, by_file: bool = False) -> None:
+        self._links, self._tenants, self._libraries, self._by_file = links, tenants, libraries, by_file
 
     def reserve(self, resource: str, ids: frozenset[str]) -> Allocation:
         link, libraries = self._link(resource, ids), self._libraries
         _clear(link)
         driver = libraries.driver(())  # the cards are not known yet
-        return Allocation(
-            env={**driver.env, **libraries.env, TENANT_VARIABLE: TENANT},
-            mounts=(*driver.mounts, *libraries.mounts, *_tenant_mounts(link)),
-        )
+        env, mounts = {**driver.env, **libraries.env, TENANT_VARIABLE: TENANT}, _tenant_mounts(link)
+        if self._by_file:
+            _clear(_environment_of(link))
+            env["NVIDIA_VISIBLE_DEVICES"] = "all"
+            mounts = (*mounts, Mount(str(_environment_of(link)), ENVIRONMENT))
+        return Allocation(env=env, mounts=(*driver.mounts, *libraries.mounts, *mounts))
 
     def inject(self, resource: str, ids: frozenset[str], injection: Injection, pod: PodObject) -> None:
-        if injection.environment and not reads_environment(pod, injection.container, injection.environment):
+        by_annotation = reads_environment(pod, injection.container, injection.environment)
+        if injection.environment and not by_annotation and not self._by_file:
             raise Refused(
                 "this node runs containers without CDI, and the Pod has no environment by annotation: enable the "
                 "scheduler's webhook with --webhook-port and --env-by-annotation and create the Pod again, or enable "
@@ -134,6 +143,8 @@ class MountInjector:
         self._links.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not link.is_symlink():
             _clear(link)
+        if self._by_file:
+            self._write_environment(_environment_of(link), injection)
         fresh = link.with_name(f".{link.name}.{os.getpid()}")
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(self._tenants / injection.tenancy.id)
@@ -142,7 +153,14 @@ class MountInjector:
     def remove(self, uid: str) -> None:
         for link, owner in self._all().items():
             if owner == uid:
+                _clear(_environment_of(link))
                 link.unlink(missing_ok=True)
+
+    def _write_environment(self, path: Path, injection: Injection) -> None:
+        found = {"CUDA_VISIBLE_DEVICES": ",".join(injection.cards), **injection.environment}
+        _clear(path)
+        path.write_bytes(b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in found.items()))
+        path.chmod(0o644)  # containers run as any user
 
     def owners(self) -> dict[str, str]:
         return {link.name: owner for link, owner in self._all().items()}
@@ -186,6 +204,11 @@ def _clear(link: Path) -> None:
     if link.is_dir() and not link.is_symlink():
         shutil.rmtree(link)
     link.unlink(missing_ok=True)
+
+
+def _environment_of(link: Path) -> Path:
+    """The file with the environment of the container that the link is for."""
+    return link.with_name(f"{link.name}.env")
 
 
 def _tenant_mounts(folder: Path) -> tuple[Mount, ...]:

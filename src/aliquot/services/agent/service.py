@@ -95,6 +95,7 @@ class Settings:
     links: Path  # holds links to those, named after device IDs, for runtimes without CDI
     cdi: bool | None = None  # None: depends on the runtime's version
     cdi_folder: Path = Path("/var/run/cdi")
+    environment_by_file: bool = False  # without CDI and without the webhook: the shim sets the environment
     kubelet: Path = Path("/var/lib/kubelet")
     rules: Rules = dialects.DEFAULT_RULES
     release_delay: float = 0.1
@@ -129,7 +130,7 @@ class Agent:
         self.reporter = NodeReporter(kube, self.events, settings.node_name, changed=self._node_changed)
         self.injector = RuntimeInjector(
             CdiInjector(CdiFolder(settings.cdi_folder, render_spec, parse_spec), settings.tenants, parts.libraries),
-            MountInjector(settings.links, settings.tenants, parts.libraries),
+            MountInjector(settings.links, settings.tenants, parts.libraries, by_file=settings.environment_by_file),
             has_cdi=self._has_cdi,
         )
         self.tenants = PodTenants(
