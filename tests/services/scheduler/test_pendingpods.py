@@ -12,7 +12,7 @@ import pytest
 from aliquot.adapters.kubernetes.kube import ApiError, Kube
 from aliquot.dialects.wire.events import ObjectRef
 from aliquot.services.scheduler import pendingpods as module
-from aliquot.services.scheduler.pendingpods import PendingPods
+from aliquot.services.scheduler.pendingpods import PendingPods, parts_of
 from kit.manifests import MEM, QGPU_MEMORY, Json
 from kit.virtualclock import play
 from kit.watchobjects import a_cluster, live_node, live_pod
@@ -170,19 +170,68 @@ def test_pod_refused_by_stale_board_is_retried_once() -> None:
     waits(scene)
 
 
-def test_pending_pod_is_retried_at_most_once_per_second() -> None:
-    async def scene(rig: Rig) -> None:
-        rig.give_up("a")
-        for _ in range(20):
+def test_pod_that_stays_pending_is_retried_less_and_less_often() -> None:
+    """Room comes and goes ten times a second, and kube-scheduler never takes it: the API server hardly notices."""
+
+    async def flicker(rig: Rig, seconds: float) -> None:
+        end = rig.loop.time() + seconds
+        while rig.loop.time() < end:
             await asyncio.sleep(0.15)
             rig.free()
             await asyncio.sleep(0.15)
             rig.fill()
+
+    async def scene(rig: Rig) -> None:
+        rig.give_up("a")
+        await flicker(rig, 300.0)
         times = [at for at, _ in rig.retried]
-        assert len(times) >= 4
-        assert all(later - earlier >= 1.0 for earlier, later in itertools.pairwise(times))
+        pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
+        assert pauses[0] >= 1.0
+        assert 20 <= len(times) <= 25
+        assert max(pauses) <= 16.0
+        assert all(later >= earlier - 0.5 for earlier, later in itertools.pairwise(pauses))
+        await asyncio.sleep(90.0)  # nothing happens: it starts anew
+        before = len(rig.retried)
+        await flicker(rig, 4.0)
+        assert len(rig.retried) - before == 3
 
     waits(scene)
+
+
+def test_pod_is_retried_once_per_part_of_a_large_cluster() -> None:
+    """kube-scheduler looks at 100 of 250 nodes at a time: one attempt may miss the node that fits."""
+
+    async def scene(rig: Rig) -> None:
+        for at in range(249):
+            rig.cluster.set_node(live_node(f"small-{at}", 2))
+        rig.give_up("a")
+        await asyncio.sleep(5.0)
+        assert rig.names == []
+        rig.free()
+        await asyncio.sleep(60.0)
+        assert rig.names == ["a"] * 3
+        assert rig.retried[-1][0] - rig.retried[0][0] <= 3.0
+
+    waits(scene)
+
+
+def test_remaining_retries_end_when_the_room_is_taken() -> None:
+    async def scene(rig: Rig) -> None:
+        for at in range(249):
+            rig.cluster.set_node(live_node(f"small-{at}", 2))
+        rig.give_up("a")
+        rig.free()
+        await asyncio.sleep(0.5)
+        rig.fill()
+        await asyncio.sleep(60.0)
+        assert rig.names == ["a"]
+
+    waits(scene)
+
+
+@pytest.mark.parametrize(("nodes", "parts"), [(0, 1), (1, 1), (100, 1), (101, 2), (250, 3), (1000, 3), (15_000, 20)])
+def test_parts_are_those_of_kube_scheduler(nodes: int, parts: int) -> None:
+    assert parts_of(nodes) == parts
 
 
 def test_many_pending_pods_are_retried_in_batches() -> None:

@@ -4,6 +4,10 @@ kube-scheduler retries a refused Pod after any event of the cluster, often befor
 a moment behind and refuses again, and then nothing happens for up to five minutes. So when a node starts to fit a kind
 of Pod that it did not fit before, we annotate the Pods of that kind that kube-scheduler has given up. The annotation is
 an event too, and kube-scheduler retries them at once.
+
+Every such write makes kube-scheduler write too (an event, often the Pod's status), so a Pod that is still not placed is
+annotated less and less often. On more than 100 nodes kube-scheduler looks at a part of them at a time, and at the next
+part with the next attempt: there one node that fits is worth as many attempts as there are parts.
 """
 
 from __future__ import annotations
@@ -11,12 +15,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.dialects.native import RETRIED
 from aliquot.dialects.wire.events import ObjectRef
+from aliquot.model.backoff import backoff
 from aliquot.model.claim import Claim
 from aliquot.placement.board import Bools
 from aliquot.placement.demand import Demand, demand_of
@@ -27,13 +33,22 @@ from aliquot.wording.refusals import one_sentence
 log = logging.getLogger(__name__)
 
 _INTERVAL = 0.1  # seconds between two examinations of the board
-_RETRY_INTERVAL = 1.0  # seconds between two retries of one Pod
+_FIRST_RETRY, _LONGEST_RETRY = 1.0, 15.0  # seconds between two retries of one Pod: doubled each time
+_QUIET = 60.0  # seconds without a retry after which a Pod starts anew
 _RETRY_BATCH = 20  # Pods retried per interval
 _REPORT_INTERVAL = 15.0  # seconds between two events about one Pod
 _REPORT_BATCH = 5  # reasons computed per interval: each examines all nodes, about 100 ms for 5,000
 _REPORT_LIMIT = 0.02  # seconds per interval after which no further reason is started
 _REST = 10.0  # pause after computing reasons, as a multiple of the time taken: binds and filters come first
 _FRESH = 10.0  # seconds for which a reason is reused for other Pods of its kind, whatever changes on nodes
+
+
+@dataclass(slots=True)
+class _Retries:
+    """How often in a row a Pod was retried, and when last."""
+
+    count: int = 0
+    last: float = float("-inf")
 
 
 class PendingPods:
@@ -55,8 +70,8 @@ class PendingPods:
         self._fitted: dict[Demand, Bools] = {}  # rows that fitted each kind of pending Pod at the last examination
         self._examined = -1  # the board's clock then
         self._known: set[str] = set()  # uids that were given up then
-        self._to_retry: dict[str, None] = {}  # uids, in order
-        self._retried_at: dict[str, float] = {}
+        self._to_retry: dict[str, int] = {}  # uids, in order, and how many attempts are due
+        self._retries: dict[str, _Retries] = {}
         self._reported_at: dict[str, float] = {}
         self._next_report = 0.0
         self._sentences: dict[Demand, tuple[float, str]] = {}  # computed when, and the text
@@ -88,6 +103,7 @@ class PendingPods:
             if isinstance(pod.claim, Claim):
                 kinds.setdefault(demand_of(pod.claim), []).append(pod)
         before, self._fitted = self._fitted, {}
+        attempts = parts_of(int(board.present[: board.rows].sum()))
         for demand, pods in kinds.items():
             claim = pods[0].claim
             assert isinstance(claim, Claim)
@@ -95,9 +111,12 @@ class PendingPods:
             self._fitted[demand] = fits
             known = before.get(demand)
             if known is not None and _gained(known, fits):
-                self._to_retry |= dict.fromkeys(pod.uid for pod in pods)
-            elif fits.any():  # kube-scheduler asked while our board was a moment behind
-                self._to_retry |= dict.fromkeys(pod.uid for pod in pods if pod.uid in new)
+                self._to_retry |= dict.fromkeys((pod.uid for pod in pods), attempts)
+            elif fits.any():  # kube-scheduler asked while our board was a moment behind, or about other nodes
+                self._to_retry |= dict.fromkeys((pod.uid for pod in pods if pod.uid in new), attempts)
+            else:
+                for pod in pods:
+                    self._to_retry.pop(pod.uid, None)
 
     def _report(self, given_up: dict[str, Pending], now: float) -> None:
         """Emit an event with the reason on Pods without a recent one."""
@@ -143,13 +162,30 @@ class PendingPods:
         return sentence, True
 
     async def _retry(self, given_up: dict[str, Pending], now: float) -> None:
-        self._retried_at = {uid: at for uid, at in self._retried_at.items() if now - at < _RETRY_INTERVAL}
-        self._to_retry = {uid: None for uid in self._to_retry if uid in given_up}
-        ready = [uid for uid in self._to_retry if uid not in self._retried_at][:_RETRY_BATCH]
+        self._to_retry = {uid: left for uid, left in self._to_retry.items() if uid in given_up}
+        self._retries = {
+            uid: retries
+            for uid, retries in self._retries.items()
+            if uid in given_up and now - retries.last < _QUIET + _LONGEST_RETRY
+        }
+        parts = parts_of(int(self._cluster.board.present[: self._cluster.board.rows].sum())) if self._to_retry else 1
+        ready = [uid for uid in self._to_retry if now >= self._not_before(uid, parts)][:_RETRY_BATCH]
         for uid in ready:
-            del self._to_retry[uid]
-            self._retried_at[uid] = now
+            left = self._to_retry.pop(uid) - 1
+            if left:
+                self._to_retry[uid] = left  # after all others
+            retries = self._retries.setdefault(uid, _Retries())
+            retries.count = 1 if now - retries.last >= _QUIET else retries.count + 1
+            retries.last = now
         await asyncio.gather(*(self._retry_pod(given_up[uid]) for uid in ready))
+
+    def _not_before(self, uid: str, parts: int) -> float:
+        """When the Pod may be retried: the first round through all parts of the nodes is quick."""
+        retries = self._retries.get(uid)
+        if retries is None:
+            return float("-inf")
+        rounds = max(1, retries.count - parts + 1)
+        return retries.last + backoff(rounds, first=_FIRST_RETRY, longest=_LONGEST_RETRY)
 
     async def _retry_pod(self, pod: Pending) -> None:
         namespace, name = pod.key.split("/", 1)
@@ -160,6 +196,12 @@ class PendingPods:
         except (ApiError, Unreachable) as error:
             if not (isinstance(error, ApiError) and error.status in (404, 409)):  # deleted meanwhile
                 log.warning("pod_retry_failed", extra={"data": {"pod": pod.key, "why": str(error)}})
+
+
+def parts_of(nodes: int) -> int:
+    """How many attempts kube-scheduler needs to look at all nodes, if percentageOfNodesToScore is left to it."""
+    percentage = max(5, 50 - nodes // 125)
+    return -(-nodes // max(100, nodes * percentage // 100)) or 1
 
 
 def _gained(before: Bools, now: Bools) -> bool:
