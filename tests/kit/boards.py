@@ -54,11 +54,14 @@ def nodes(draw: st.DrawFn, name: str) -> Node:
             healthy=draw(st.integers(0, 5)) > 0,
             model=draw(st.sampled_from(["", "A"])),
             max_slices=draw(st.none() | st.integers(0, 4)),
+            withheld=draw(st.sampled_from(["", "", "", "MIG mode is on"])),
         )
         for index in range(draw(st.integers(0, 4)))
     )
     cpu = draw(st.none() | st.integers(0, 4000))
-    return Node(name, cards, draw(st.frozensets(offers)), cpu_milli=cpu, memory_mib=cpu)
+    others = draw(st.sampled_from([(), (), (), ("nvidia.com/gpu",)]))
+    offered = frozenset[Offer]() if others else draw(st.frozensets(offers))
+    return Node(name, cards, offered, cpu_milli=cpu, memory_mib=cpu, others=others)
 
 
 @st.composite

@@ -270,3 +270,13 @@ def test_a_pod_that_asks_for_absurdly_much_cpu_is_refused_and_harms_no_other() -
             chooser.observe(asking(1, name=f"p{at}", cpu_milli=10**21))
         assert chooser.choose(asking(1, cpu_milli=10**21)) is None
         assert chooser.choose(asking(1, cpu_milli=1000)) is not None
+
+
+def test_a_node_whose_cards_another_plugin_hands_out_says_so_and_nothing_else() -> None:
+    board = a_board(Node("n1", (Card(0, 16 * GIB),), others=("nvidia.com/gpu",)))
+    assert _refusals(board, asking(4)) == [Refusal("n1", None, Reason.OTHER_PLUGIN, 1, 0, never=True)]
+
+
+def test_a_card_that_is_withheld_is_not_unhealthy() -> None:
+    board = a_board(Node("n1", (Card(0, 16 * GIB, withheld="MIG mode is on"),), frozenset(Offer)))
+    assert _refusals(board, asking(4)) == [Refusal("n1", 0, Reason.WITHHELD, 1, 0, never=False)]

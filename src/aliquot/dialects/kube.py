@@ -106,6 +106,12 @@ def unselected(spec: Json, node: NodeObject) -> list[Refusal]:
     return refusals
 
 
+def selects_node(selector: object, name: str, labels: Mapping[str, object]) -> bool:
+    """Whether a NodeSelector, as any JSON, selects the node: one of its terms is enough."""
+    terms = (mapping(term) for term in sequence(mapping(selector).get("nodeSelectorTerms")))
+    return any(_term_matches(term, dict(labels), {"metadata.name": name}) for term in terms)
+
+
 def _term_matches(term: Json, labels: Json, fields: Json) -> bool:
     """All of a term must hold; a term that asks for nothing selects nothing."""
     expressions, on_fields = sequence(term.get("matchExpressions")), sequence(term.get("matchFields"))

@@ -54,6 +54,7 @@ class _Card(msgspec.Struct, kw_only=True, omit_defaults=True):
     model: str = ""
     healthy: bool = True
     numa: int | None = None
+    withheld: str = ""
 
 
 class _Versioned(msgspec.Struct):
@@ -137,6 +138,7 @@ def render_inventory(cards: Iterable[Card]) -> dict[str, str]:
                 model=card.model,
                 healthy=card.healthy,
                 numa=card.numa,
+                withheld=card.withheld,
             )
             for card in cards
         ],
@@ -166,7 +168,10 @@ def parse_inventory(node: NodeView, problems: list[Invalid]) -> tuple[Card, ...]
         if twice:
             problems.append(Invalid(field, twice[0], f"a unique {what} for every card"))
             return None
-    cards = (Card(card.index, card.memory_mib, card.uuid, card.model, card.healthy, card.numa) for card in wire.cards)
+    cards = (
+        Card(card.index, card.memory_mib, card.uuid, card.model, card.healthy, card.numa, withheld=card.withheld)
+        for card in wire.cards
+    )
     return tuple(sorted(cards, key=lambda card: card.index))
 
 

@@ -33,3 +33,9 @@ class Card:
     healthy: bool = True
     numa: int | None = None
     max_slices: int | None = None  # how many Pods may share it; None: as many as have room
+    withheld: str = ""  # why it is not offered although it is healthy: MIG mode, or a Pod of another plugin holds it
+
+    @property
+    def usable(self) -> bool:
+        """Whether new work may go there."""
+        return self.healthy and not self.withheld

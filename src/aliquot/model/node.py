@@ -43,6 +43,7 @@ class Node:
     cpu_milli: int | None = None
     memory_mib: int | None = None
     notes: tuple[str, ...] = ()  # what had to be assumed about it, in sentences
+    others: tuple[str, ...] = ()  # other plugins and DRA drivers that hand out its cards: then it offers nothing
 
     @property
     def offer_names(self) -> tuple[str, ...]:

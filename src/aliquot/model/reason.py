@@ -15,11 +15,13 @@ class Reason(StrEnum):
     SLICES = "slices"  # how many share the card
     EXCLUSIVE = "exclusive"  # one of the two wants the card for itself; the number of shares on it
     HEALTH = "health"  # the card is sick or gone
+    WITHHELD = "withheld"  # MIG mode is on, or a Pod of another plugin holds the card
     MODEL = "model"  # another GPU model was asked for
     # about a node
     CARDS = "cards"  # cards that fit, of those wanted
     CONTAINERS = "containers"  # each container alone would fit, together they do not
     MODE = "mode"  # the node does not serve this dialect or this way of use
+    OTHER_PLUGIN = "other-plugin"  # another device plugin or DRA driver hands out the node's cards
     MIXED = "mixed"  # the node does not mix online and offline Pods
     WHOLE_NODE = "whole-node"  # one of the two wants the node for itself; the number of Pods on it
     CPU = "cpu"  # milli-CPU

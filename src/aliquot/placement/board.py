@@ -30,14 +30,16 @@ Bools = npt.NDArray[np.bool_]
 UNLIMITED = 1 << 30  # more slices, MiB or milli-CPU than anything has; larger numbers are false and count as this much
 CLOSED = -1  # the room of a card that takes nothing
 
-_NO_COLUMNS = (np.zeros(0, int), np.zeros(0, bool), np.zeros(0, int), np.zeros(0, int))
+_NO_COLUMNS = (np.zeros(0, int), np.zeros(0, bool), np.zeros(0, bool), np.zeros(0, int), np.zeros(0, int))
 _SHUT = (CLOSED, CLOSED, CLOSED, CLOSED, 0)
 
 _OFFER_BIT = {offer: 1 << place for place, offer in enumerate(Offer)}
+OTHERS_BIT = 1 << len(Offer)  # of the `offers` column: other plugins hand out the node's cards, so it offers nothing
 _CARD_COLUMNS = (
     "memory",
     "max_slices",
     "healthy",
+    "withheld",
     "model",
     "used_memory",
     "used_core",
@@ -89,7 +91,8 @@ class Board:
     # per card [row, slot]: what there is ...
     memory: Ints  # MiB; 0: no such card
     max_slices: Ints
-    healthy: Bools
+    healthy: Bools  # and not withheld
+    withheld: Bools  # MIG mode is on, or a Pod of another plugin holds it
     model: Ints  # an index into `models`
     # ... what is taken ...
     used_memory: Ints
@@ -133,10 +136,10 @@ class Board:
         self._usual: int | None = None
         self._beyond: dict[tuple[int, int], list[int]] = {}  # what is booked on cards that no node has (see _add)
         self._spare: list[int] = []  # rows of nodes gone, to be used again
-        self._last_cards: tuple[tuple[Card, ...] | None, tuple[Ints, Bools, Ints, Ints]] = (None, _NO_COLUMNS)
+        self._last_cards: tuple[tuple[Card, ...] | None, tuple[Ints, Bools, Bools, Ints, Ints]] = (None, _NO_COLUMNS)
         self._stale: set[int] | None = None  # rows to be worked out when `together` ends
         for name in _CARD_COLUMNS:
-            setattr(self, name, np.zeros((0, 1), bool if name == "healthy" else np.int64))
+            setattr(self, name, np.zeros((0, 1), bool if name in ("healthy", "withheld") else np.int64))
         for name in _NODE_COLUMNS:
             setattr(self, name, np.zeros(0, bool if name == "present" else np.int64))
 
@@ -151,7 +154,7 @@ class Board:
         self.nodes[row] = node
         self._set_cards(row, node.cards)
         self.present[row] = True
-        self.offers[row] = sum(_OFFER_BIT[offer] for offer in node.offers)
+        self.offers[row] = OTHERS_BIT if node.others else sum(_OFFER_BIT[offer] for offer in node.offers)
         for column, room, value in (
             (self.cpu, self.room_cpu, node.cpu_milli),
             (self.host_memory, self.room_host, node.memory_mib),
@@ -169,18 +172,19 @@ class Board:
             columns = self._columns_of(row, cards)
             # What a slot without a card remembers of its model is the row's own: then the columns are not for others.
             self._last_cards = (cards, columns) if len(cards) == self.width else (None, columns)
-        self.memory[row], self.healthy[row], self.max_slices[row], self.model[row] = columns
+        self.memory[row], self.healthy[row], self.withheld[row], self.max_slices[row], self.model[row] = columns
 
-    def _columns_of(self, row: int, cards: tuple[Card, ...]) -> tuple[Ints, Bools, Ints, Ints]:
+    def _columns_of(self, row: int, cards: tuple[Card, ...]) -> tuple[Ints, Bools, Bools, Ints, Ints]:
         self._widen(max((card.index + 1 for card in cards), default=1))
-        memory, healthy, slices = [0] * self.width, [False] * self.width, [0] * self.width
+        memory, slices = [0] * self.width, [0] * self.width
+        healthy, withheld = [False] * self.width, [False] * self.width
         models = self.model[row].tolist()
         for card in cards:
             memory[card.index] = min(card.memory_mib, UNLIMITED)
-            healthy[card.index] = card.healthy
+            healthy[card.index], withheld[card.index] = card.usable, bool(card.withheld)
             slices[card.index] = UNLIMITED if card.max_slices is None else card.max_slices
             models[card.index] = self.models.setdefault(card.model, len(self.models))
-        return np.array(memory), np.array(healthy), np.array(slices), np.array(models)
+        return np.array(memory), np.array(healthy), np.array(withheld), np.array(slices), np.array(models)
 
     def drop_node(self, name: str) -> None:
         """The node is gone. Its row accepts no more claims, and is reused once nothing is booked on it."""

@@ -16,7 +16,7 @@ from aliquot.model.claim import Slice, Usage
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.node import Offer
 from aliquot.model.refusal import Reason, Refusal
-from aliquot.placement.board import Board, Bools, Ints, offer_bit
+from aliquot.placement.board import OTHERS_BIT, Board, Bools, Ints, offer_bit
 from aliquot.placement.demand import Demand, Part
 
 
@@ -150,18 +150,23 @@ def _about_nodes(board: Board, demand: Demand, rows: Ints) -> Iterator[Shortage]
         )  # fmt: skip
 
     serves = (board.offers[rows] & offer_bit(demand.offer)) != 0
+    others = board.offers[rows] == OTHERS_BIT
+    yield node_shortage(Reason.OTHER_PLUGIN, others, 1, 0, True)
     if demand.offer is Offer.QGPU_MIXED:
         plain = (board.offers[rows] & offer_bit(Offer.QGPU)) != 0
         yield node_shortage(Reason.MIXED, ~serves & plain, 1, 0, True)
-        yield node_shortage(Reason.MODE, ~serves & ~plain, 1, 0, True)
+        yield node_shortage(Reason.MODE, ~serves & ~plain & ~others, 1, 0, True)
     else:
-        yield node_shortage(Reason.MODE, ~serves, 1, 0, True)
+        yield node_shortage(Reason.MODE, ~serves & ~others, 1, 0, True)
     yield node_shortage(Reason.WHOLE_NODE, serves & (board.taken[rows] > 0), 0, board.taken[rows], False)
     if demand.whole_node:
         quiet = board.taken[rows] == 0
         yield node_shortage(Reason.WHOLE_NODE, serves & quiet & (board.pods[rows] > 0), 0, board.pods[rows], False)
         there = (board.memory[rows] > 0).sum(axis=1)
         sick = board.cards[rows] < np.maximum(there, 1)
+        withheld = board.withheld[rows].sum(axis=1)
+        yield node_shortage(Reason.WITHHELD, serves & quiet & (withheld > 0), 0, withheld, False)
+        sick &= withheld == 0
         yield node_shortage(Reason.HEALTH, serves & quiet & sick, 0, there - board.cards[rows], there == 0)
         busy = ((board.used_slices[rows] > 0) & (board.memory[rows] > 0)).any(axis=1) & (board.pods[rows] == 0)
         yield node_shortage(Reason.WHOLE_NODE, serves & quiet & busy, 0, 1, False)
@@ -190,7 +195,9 @@ def _about_cards(board: Board, part: Part, models: frozenset[str] | None, rows: 
         )  # fmt: skip
 
     healthy = board.healthy[rows]
-    yield short(Reason.HEALTH, there & free & ~healthy, 1, 0, ~could)
+    withheld = board.withheld[rows]
+    yield short(Reason.WITHHELD, there & free & withheld, 1, 0, ~could)
+    yield short(Reason.HEALTH, there & free & ~healthy & ~withheld, 1, 0, ~could)
     yield short(Reason.MODEL, there & free & ~right, 1, 0, True)
     # Held exclusively, or shared but wanted exclusively: what else the card lacks does not matter then.
     others = board.used_slices[rows] if part.slice.exclusive else board.exclusive[rows]
@@ -230,7 +237,8 @@ def _would_do(board: Board, part: Part, rows: Ints) -> Bools:
 def short_of(board: Board, row: int, slot: int, use: Usage, *, limited: bool) -> list[tuple[Reason, int, int]]:
     """(reason, wanted, had) of everything the card lacks for that usage. `limited`: heed how many may share it."""
     if slot >= board.width or not board.healthy[row, slot] or not board.memory[row, slot]:
-        return [(Reason.HEALTH, 1, 0)]
+        withheld = slot < board.width and board.withheld[row, slot]
+        return [(Reason.WITHHELD if withheld else Reason.HEALTH, 1, 0)]
     others = int(board.used_slices[row, slot] if use.exclusive else board.exclusive[row, slot])
     if others or (use.exclusive and use.slices > 1):
         return [(Reason.EXCLUSIVE, 0, max(others, 1))]

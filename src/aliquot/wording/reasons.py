@@ -88,6 +88,11 @@ _TABLE: dict[tuple[Reason, str], Words] = {
         "unhealthy or gone ({cards})",
         "is unhealthy or gone",
     ),
+    (Reason.WITHHELD, ""): Words(
+        "the GPUs that fit are held by Pods of another device plugin, or are in MIG mode",
+        "held by Pods of another device plugin, or in MIG mode ({cards})",
+        "is held by a Pod of another device plugin, or is in MIG mode",
+    ),
     (Reason.MODEL, ""): Words(
         "needs another GPU model",
         "needs another GPU model ({cards})",
@@ -109,6 +114,12 @@ _TABLE: dict[tuple[Reason, str], Words] = {
     (Reason.MODE, ""): Words(
         "does not serve {dialect} Pods: requires {requires}",
         "does not serve {dialect} Pods: requires {requires}",
+    ),
+    (Reason.OTHER_PLUGIN, ""): Words(
+        "another device plugin or DRA driver hands out the node's GPUs; its owner can share them: requires label "
+        "aliquot.dev/share-cards-with-other-plugins=true",
+        "another device plugin or DRA driver hands out its cards: switch that off, or share them by `kubectl label "
+        "node NODE aliquot.dev/share-cards-with-other-plugins=true`",
     ),
     (Reason.MIXED, ""): Words(
         "does not mix online and offline Pods: requires {requires}",

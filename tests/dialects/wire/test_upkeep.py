@@ -220,3 +220,18 @@ def test_upkeep_is_idempotent(node: Json) -> None:
     if judged.status:
         after["status"]["conditions"] += judged.status["status"]["conditions"]
     assert not upkeep(after, LATER).needed
+
+
+# Other plugins.
+
+
+@pytest.mark.parametrize("amount", ["2", "0"])
+def test_node_of_another_plugin_is_not_labelled(amount: str) -> None:
+    node = with_cards(True, capacity={"nvidia.com/gpu": amount})
+    assert not upkeep(node, NOW).needed
+    node["metadata"]["labels"] = {"aliquot.dev/share-cards-with-other-plugins": "true"}
+    assert upkeep(node, NOW).node is not None
+
+
+def test_node_of_dra_driver_is_not_labelled() -> None:
+    assert not upkeep(with_cards(True), NOW, drivers=("gpu.nvidia.com",)).needed

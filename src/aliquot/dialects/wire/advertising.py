@@ -1,7 +1,8 @@
 """The devices that a node advertises to the kubelet, for each resource that its labels enable.
 
 A device here is a token, named after a card as gpushare does (`<uuid>-_-<j>`), but not tied to it: the kubelet picks
-any, and the Pod's annotation says which card it really has. Therefore
+any, and the Pod's annotation says which card it really has. Therefore (a card that is
+withheld counts as unhealthy here)
 
     an unhealthy card  makes free tokens unhealthy, any of them, as many as the card has free. Tokens held by Pods on
                        the card stay healthy: kube-scheduler subtracts them as requests anyway. So kube-scheduler and
@@ -84,9 +85,9 @@ def _too_many(resource: str, rules: Rules) -> str:
 def tokens(advert: Advert, cards: Sequence[Card], held: Mapping[str, frozenset[str]]) -> tuple[Token, ...]:
     """The resource's devices. `held`: by token, the UUIDs of its holder's cards, on which they are spread evenly."""
     numa = _common_numa(cards)
-    healthy_cards = {card.uuid for card in cards if card.healthy}
+    healthy_cards = {card.uuid for card in cards if card.usable}
     if advert.whole:
-        healthy = all(card.healthy for card in cards)
+        healthy = all(card.usable for card in cards)
         return tuple(Token(name, healthy, numa) for names in _names(advert).values() for name in names)
     names = _names(advert)
     out = _unhealthy(names, names.keys() - healthy_cards, held)

@@ -1,7 +1,8 @@
 """The taint, label and condition that the scheduler maintains on a Node. Pure.
 
     taint       T9k's, while the labels say xgn; removed together with them (t9k.taints)
-    label       qGPU's, if the agent found cards and nobody chose another dialect; an existing label stays
+    label       qGPU's, if the agent found cards and nobody chose another dialect; an existing label stays. Never where
+                another plugin or DRA driver hands out the cards, unless the node's owner shares them (otherplugins.py)
     condition   GPUHealthy, False while a card is unhealthy. A node that never had an unhealthy card gets no such
                 condition: it would be thousands of writes without information
 
@@ -19,6 +20,8 @@ from aliquot.dialects import gpushare, native, qgpu, t9k
 from aliquot.dialects.nodereading import parse_node
 from aliquot.dialects.pods import Json, list_at, mapping_at
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
+from aliquot.dialects.wire.objects import NodeObject, read_object
+from aliquot.dialects.wire.otherplugins import may_label
 from aliquot.model.device import Card
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
@@ -92,8 +95,12 @@ def upkeep(
     *,
     rules: Rules = DEFAULT_RULES,
     unhealthy: frozenset[int] = frozenset(),
+    drivers: tuple[str, ...] = (),
 ) -> Upkeep:
-    """What the node lacks. `unhealthy` are the cards that a ConfigMap takes out. Accepts any JSON, never raises."""
+    """What the node lacks. `unhealthy`: the cards that a ConfigMap takes out; `drivers`: the DRA drivers of its cards.
+
+    Accepts any JSON, never raises.
+    """
     parsed = parse_node(node, rules, unhealthy)
     whole = mapping_at(node, "", [])
     metadata = mapping_at(whole.get("metadata"), "", [])
@@ -105,7 +112,8 @@ def upkeep(
     if isinstance(parsed, Node):
         conditions = list_at(mapping_at(whole.get("status"), "", []).get("conditions"), "", [])
         condition, status_events = _condition(parsed.cards, conditions, now)
-        if parsed.cards and _wants_qgpu_label(labels, annotations, rules):
+        free = isinstance(read := read_object(node, NodeObject, "node"), NodeObject) and may_label(read, drivers)
+        if parsed.cards and free and _wants_qgpu_label(labels, annotations, rules):
             patch["metadata"] = {"labels": {qgpu.ENABLE_LABEL: "enable"}}
             events.append(
                 NodeEvent("LabelAdded", f"{qgpu.ENABLE_LABEL}=enable: the agent found {_number(parsed.cards)}")

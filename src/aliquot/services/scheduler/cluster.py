@@ -24,6 +24,7 @@ import numpy as np
 from aliquot import dialects
 from aliquot.dialects import MemoryUnit, NodeReader, PodReader, Rules
 from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject, pod_names
+from aliquot.dialects.wire.otherplugins import Drivers, opted_in, other_resources, others_of
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
@@ -74,6 +75,7 @@ class Cluster:
     closed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # nodes that Kubernetes keeps Pods from, and why
     addresses: dict[str, str] = field(default_factory=dict)  # of nodes, within the cluster
     sick: dict[str, frozenset[int]] = field(default_factory=dict)  # cards that a ConfigMap takes out, by node
+    drivers: Drivers = field(default_factory=Drivers)  # DRA drivers that publish cards
     seen: dict[str, str] = field(default_factory=dict)  # key -> uid of every Pod there is
     priorities: dict[str, int] = field(default_factory=dict)  # of Pods on nodes; most have 0, which is left out
     ledger: Ledger = field(init=False)
@@ -84,6 +86,7 @@ class Cluster:
     _node_reader: NodeReader = field(init=False)
     _unnamed: dict[str, tuple[PodObject, Claim, str]] = field(default_factory=dict)  # guessed when a list ends
     _reported: dict[str, Node] = field(default_factory=dict)  # nodes as they describe themselves
+    _other_resources: dict[str, tuple[str, ...] | None] = field(default_factory=dict)  # None: its owner opted in
     _batch: ExitStack | None = None
 
     def __post_init__(self) -> None:
@@ -133,8 +136,21 @@ class Cluster:
         # Nobody would give a Pod its cards there now; what runs stays booked.
         if node.agent_away:
             reported = replace(reported, cards=tuple(replace(card, healthy=False) for card in reported.cards))
-        self._reported[name] = reported
-        self._show(reported)
+        resources = None if opted_in(node.metadata.labels) else other_resources(node)
+        self._other_resources.pop(name, None)
+        if resources != ():
+            self._other_resources[name] = resources
+        others = others_of(resources, self.drivers.on(name, node.metadata.labels))
+        self._reported[name] = replace(reported, others=others) if others else reported
+        self._show(self._reported[name])
+
+    def show_again(self, name: str) -> None:
+        """The DRA drivers that name this node have changed."""
+        reported = self._reported.get(name)
+        if reported is not None:
+            others = others_of(self._other_resources.get(name, ()), self.drivers.on(name, None))
+            self._reported[name] = replace(reported, others=others)
+            self._show(self._reported[name])
 
     def _show(self, node: Node) -> None:
         """Put the node on the board, less the cards that a ConfigMap takes out."""
@@ -142,6 +158,8 @@ class Cluster:
         if sick:
             cards = (replace(card, healthy=card.healthy and card.index not in sick) for card in node.cards)
             node = replace(node, cards=tuple(cards))
+        if node.others:
+            node = replace(node, offers=frozenset())
         before = self.board.node(node.name)
         if before == node:
             return
@@ -158,6 +176,7 @@ class Cluster:
         self.closed.pop(name, None)
         self.addresses.pop(name, None)
         self._reported.pop(name, None)
+        self._other_resources.pop(name, None)
         self.board.drop_node(name)
 
     def _reseat(self, node: Node) -> None:

@@ -75,13 +75,14 @@ class NodeUpkeep:
         is_leader: Callable[[], bool],
         clock: Callable[[], float],
         rules: Callable[[], Rules] = Rules,
+        drivers: Callable[[str, Mapping[str, str] | None], tuple[str, ...]] = lambda name, labels: (),
         per_second: float = 20.0,
         burst: int = 100,
     ) -> None:
         self.writes = 0
         self._kube, self._events = kube, events
         self._is_leader, self._clock = is_leader, clock
-        self._rules = rules
+        self._rules, self._drivers = rules, drivers
         self._pace = Pace(per_second=per_second, burst=burst)
         self._came: dict[str, tuple[NodeObject, tuple[Invalid, ...]]] = {}
         self._todo: dict[str, _Todo] = {}
@@ -173,12 +174,13 @@ class NodeUpkeep:
         )
         return (suspect or name in self._unhealthy) and self._judge(name, msgspec.to_builtins(node)).needed
 
-    def _judge(self, name: str, node: object) -> Upkeep:
+    def _judge(self, name: str, node: dict[str, Any]) -> Upkeep:
         return upkeep(
             node,
             timestamp(self._clock()),
             rules=self._rules(),
             unhealthy=self._unhealthy.get(name, frozenset()),
+            drivers=self._drivers(name, node["metadata"].get("labels")),
         )
 
     def _report(self, problems: tuple[Invalid, ...], node: ObjectRef) -> None:

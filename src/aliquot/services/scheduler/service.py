@@ -45,6 +45,7 @@ from aliquot.services.scheduler.http import Extender
 from aliquot.services.scheduler.metrics import exposition
 from aliquot.services.scheduler.nodeupkeep import NodeUpkeep
 from aliquot.services.scheduler.pendingpods import PendingPods
+from aliquot.services.scheduler.resourceslices import ResourceSlices, SliceSink
 from aliquot.services.scheduler.sinks import ConfigSink, NodeSink, PodSink
 
 if TYPE_CHECKING:
@@ -91,7 +92,14 @@ class Scheduler:
         self.events = Events(kube, "aliquot-scheduler", time.time)
         self.election = self._election()
         self.upkeep = (
-            NodeUpkeep(kube, self.events, is_leader=self._leading, clock=time.time, rules=lambda: cluster.rules)
+            NodeUpkeep(
+                kube,
+                self.events,
+                is_leader=self._leading,
+                clock=time.time,
+                rules=lambda: cluster.rules,
+                drivers=cluster.drivers.on,
+            )
             if settings.keep_nodes
             else None
         )
@@ -108,6 +116,7 @@ class Scheduler:
         self.configs = Reflector(
             kube, "/api/v1/namespaces/kube-system/configmaps", ConfigMapObject, ConfigSink(cluster, self.upkeep)
         )
+        self.slices = ResourceSlices(kube, SliceSink(cluster, self._reread_nodes))
         self.binder = Binder(
             kube,
             cluster,
@@ -130,6 +139,7 @@ class Scheduler:
             clock=time.monotonic,
         )
         self._rereading: asyncio.Task[None] | None = None
+        self._rereading_nodes: asyncio.Task[None] | None = None
         self._dashboard: tuple[socket.socket, Access] | None = None
 
     def _election(self) -> Election:
@@ -192,7 +202,8 @@ class Scheduler:
             *([self.configs.run] if self._watches_configmaps else []),
             *([self.election.run] if self.settings.leader_elect else []),
             self.handover.run,
-            *([self.upkeep.run] if self.upkeep is not None else []),
+            self.slices.run,
+            *([self._keep_nodes] if self.upkeep is not None else []),
             *([self._webhook] if self.settings.webhook is not None else []),
             *([self._show] if self._dashboard is not None else []),
         ]
@@ -214,6 +225,11 @@ class Scheduler:
         for task in tasks.values():
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+    async def _keep_nodes(self) -> None:
+        assert self.upkeep is not None
+        await self.slices.answered.wait()  # a node whose cards a DRA driver hands out gets no label
+        await self.upkeep.run()
 
     async def _webhook(self) -> None:
         from aliquot.services.scheduler.webhook import serve_webhook  # loads cryptography only if needed
@@ -261,8 +277,9 @@ class Scheduler:
         return render_env_annotations(placed.claim, placed.grant, node, self.cluster.rules)
 
     def _synced(self) -> bool:
-        """Whether we may answer: unhealthy cards are known by then, or our role does not let us read them."""
-        return self._listed() and (self.configs.answered.is_set() or not self._watches_configmaps)
+        """Whether we may answer: unhealthy cards and DRA drivers are known by then, or we may not read them."""
+        configs = self.configs.answered.is_set() or not self._watches_configmaps
+        return self._listed() and configs and self.slices.answered.is_set()
 
     @property
     def _watches_configmaps(self) -> bool:
@@ -291,6 +308,11 @@ class Scheduler:
         await freeze(self.pods.synced, collecting=False)
         size = {"nodes": int(self.cluster.board.present.sum()), "pods": len(self.cluster.seen)}
         log.info("cluster_synced", extra={"data": {**size, "server": self.kube.server.url}})
+
+    def _reread_nodes(self) -> None:
+        if self.nodes.synced.is_set():
+            self.nodes.report_all_again()
+            self._rereading_nodes = asyncio.get_running_loop().create_task(self.nodes.relist())
 
     def _reread_pods(self) -> None:
         if self.pods.synced.is_set():

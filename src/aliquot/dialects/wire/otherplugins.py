@@ -1,0 +1,250 @@
+"""Other device plugins and DRA drivers that hand out a node's NVIDIA cards, by what they publish. Pure.
+
+    device plugin   a resource in the Node's status: nvidia.com/gpu, nvidia.com/mig-1g.10gb, volcano.sh/vgpu-number
+    DRA driver      a ResourceSlice with NVIDIA cards: gpu.nvidia.com
+
+Such a node offers nothing until its owner opts in by the label `SHARE`: two programs that do not know each other would
+give one card away twice. An amount of 0 is no offer: the kubelet writes it after a plugin was removed. But it writes it
+also while it restarts, so such a node gets no label automatically either.
+
+Our own agent registers none of these names (wire/advertising.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from aliquot.dialects.kube import selects_node
+from aliquot.dialects.wire.objects import Amounts, Metadata, NodeObject
+from aliquot.model.quantity import QuantityError, parse_quantity
+
+SHARE = "aliquot.dev/share-cards-with-other-plugins"  # label of a Node; "true": its owner lets us share the cards
+
+# NVIDIA's plugin, also renamed and shared (gpu.shared); HAMi (gpumem, gpucores); Volcano; Koordinator; Tencent's
+# gpu-manager; 4paradigm; AWS.
+_PREFIXES = (
+    "nvidia.com/gpu",
+    "nvidia.com/mig-",
+    "nvidia.com/vgpu",
+    "volcano.sh/vgpu-",
+    "volcano.sh/gpu-",
+    "koordinator.sh/gpu",
+    "tencent.com/vcuda-",
+    "4pd.io/vgpu",
+    "k8s.amazonaws.com/vgpu",
+)
+_DRIVERS = frozenset({"gpu.nvidia.com", "hami-core-gpu.project-hami.io"})
+_UUIDS = ("GPU-", "MIG-")  # how NVIDIA names cards and their parts
+
+GROUP = "/apis/resource.k8s.io"
+VERSIONS = ("v1", "v1beta2", "v1beta1")  # of ResourceSlices, the newest first
+
+
+def is_other_resource(name: str) -> bool:
+    """Whether another product's plugin hands out NVIDIA cards by this resource."""
+    return name.startswith(_PREFIXES)
+
+
+def opted_in(labels: Mapping[str, str] | None) -> bool:
+    """Whether the node's owner lets us share its cards with other plugins."""
+    return (labels or {}).get(SHARE) == "true"
+
+
+def other_resources(node: NodeObject) -> tuple[str, ...]:
+    """The resources of other plugins that the node advertises now, sorted."""
+    found = {name for amounts in _sides(node) for name in amounts if is_other_resource(name) and _some(amounts[name])}
+    return tuple(sorted(found)) if found else ()
+
+
+def mentions_others(node: NodeObject) -> bool:
+    """Whether the node has, or had, a resource of another plugin."""
+    return any(is_other_resource(name) for amounts in _sides(node) for name in amounts)
+
+
+def serving_others(node: NodeObject, drivers: Iterable[str] = ()) -> tuple[str, ...]:
+    """The resources and drivers that keep us from using the node's cards; none where its owner has opted in."""
+    return others_of(None if opted_in(node.metadata.labels) else other_resources(node), drivers)
+
+
+def others_of(resources: tuple[str, ...] | None, drivers: Iterable[str]) -> tuple[str, ...]:
+    """The same, by the node's resources of others; None: its owner has opted in."""
+    return () if resources is None else (*resources, *(f"DRA driver {driver}" for driver in drivers))
+
+
+def may_label(node: NodeObject, drivers: Iterable[str] = ()) -> bool:
+    """Whether a label that shares the cards may be set without asking the owner."""
+    return opted_in(node.metadata.labels) or not (mentions_others(node) or tuple(drivers))
+
+
+def _sides(node: NodeObject) -> tuple[Amounts, Amounts]:
+    return node.status.capacity or {}, node.status.allocatable or {}
+
+
+def _some(amount: object) -> bool:
+    """Whether it is more than 0. An amount that cannot be read is taken for some."""
+    try:
+        return parse_quantity(amount) > 0
+    except QuantityError:
+        return True
+
+
+def share_command(node: str) -> str:
+    """The command by which the node's owner opts in."""
+    return f"kubectl label node {node} {SHARE}=true"
+
+
+def switch_off_command(node: str) -> str:
+    """The command that ends NVIDIA's device plugin of the GPU Operator on the node."""
+    return f"kubectl label node {node} --overwrite nvidia.com/gpu.deploy.device-plugin=false"
+
+
+# --- DRA drivers -----------------------------------------------------------------------------------------------------
+
+
+class _Attribute(msgspec.Struct, gc=False):
+    string: str | None = None
+
+
+class _Basic(msgspec.Struct, gc=False):
+    attributes: dict[str, _Attribute] | None = None
+
+
+class _Device(msgspec.Struct, rename="camel", gc=False):
+    attributes: dict[str, _Attribute] | None = None
+    basic: _Basic | None = None  # v1beta1 has the attributes in here
+    node_name: str | None = None
+    node_selector: Any = None
+    all_nodes: bool | None = None
+
+
+class _SliceSpec(msgspec.Struct, rename="camel", gc=False):
+    driver: str = ""
+    node_name: str | None = None
+    node_selector: Any = None
+    all_nodes: bool | None = None
+    per_device_node_selection: bool | None = None
+    devices: list[_Device] | None = None
+
+
+class SliceObject(msgspec.Struct, gc=False):
+    """A ResourceSlice, of any version since v1beta1."""
+
+    metadata: Metadata
+    spec: _SliceSpec = msgspec.field(default_factory=_SliceSpec)
+
+    @property
+    def has_cards(self) -> bool:
+        """Whether it publishes NVIDIA cards or parts of them, and not network cards or other vendors' cards."""
+        devices = self.spec.devices or ()
+        return bool(devices) and (self.spec.driver in _DRIVERS or any(map(_is_card, devices)))
+
+    @property
+    def nodes(self) -> frozenset[str] | None:
+        """The nodes that it names; None if it selects them by their labels, or all."""
+        places = self._places
+        if any(place.node_name is None for place in places):
+            return None
+        return frozenset(place.node_name for place in places if place.node_name is not None)
+
+    def covers(self, node: str, labels: Mapping[str, str]) -> bool:
+        """Whether its devices can be used on that node."""
+        return any(
+            place.node_name == node
+            or bool(place.all_nodes)
+            or (place.node_selector is not None and selects_node(place.node_selector, node, labels))
+            for place in self._places
+        )
+
+    @property
+    def _places(self) -> tuple[_SliceSpec | _Device, ...]:
+        return tuple(self.spec.devices or ()) if self.spec.per_device_node_selection else (self.spec,)
+
+
+def _is_card(device: _Device) -> bool:
+    attributes = device.attributes or (device.basic.attributes if device.basic else None) or {}
+    return any((attribute.string or "").startswith(_UUIDS) for attribute in attributes.values())
+
+
+class Drivers:
+    """The DRA drivers that publish NVIDIA cards, by node."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, dict[str, str]] = {}  # by node and slice: the driver
+        self._selecting: dict[str, SliceObject] = {}
+        self._nodes: dict[str, frozenset[str]] = {}  # by slice: the nodes it names
+
+    def put(self, item: SliceObject) -> frozenset[str] | None:
+        """A slice is there, or has changed. Returns the nodes for which that matters; None: any."""
+        name, before = item.metadata.name, self.drop(item.metadata.name)
+        nodes = item.nodes if item.has_cards else frozenset()
+        if nodes is None:
+            self._selecting[name] = item
+            return None
+        if nodes:
+            self._nodes[name] = nodes
+        for node in nodes:
+            self._named.setdefault(node, {})[name] = item.spec.driver
+        return None if before is None or (self._selecting and nodes) else before | nodes
+
+    def drop(self, name: str) -> frozenset[str] | None:
+        """A slice is gone. Returns the same."""
+        if self._selecting.pop(name, None) is not None:
+            return None
+        nodes = self._nodes.pop(name, frozenset())
+        for node in nodes:
+            self._named[node].pop(name)
+            if not self._named[node]:
+                del self._named[node]
+        return None if self._selecting and nodes else nodes  # which others a node has depends on its labels then
+
+    def on(self, node: str, labels: Mapping[str, str] | None) -> tuple[str, ...]:
+        """The drivers that publish cards on this node, sorted."""
+        if not self._named and not self._selecting:
+            return ()
+        found = set(self._named.get(node, {}).values())
+        found |= {item.spec.driver for item in self._selecting.values() if item.covers(node, labels or {})}
+        return tuple(sorted(found))
+
+
+def read_slices(objects: Iterable[object]) -> Drivers:
+    """The drivers of these ResourceSlices, as JSON. What cannot be read is left out: it is no slice."""
+    drivers = Drivers()
+    for obj in objects:
+        try:
+            drivers.put(msgspec.convert(obj, SliceObject))
+        except (msgspec.ValidationError, RecursionError, UnicodeError):
+            continue
+    return drivers
+
+
+# --- the IDs of devices ----------------------------------------------------------------------------------------------
+
+
+class CardIds:
+    """Finds the cards that another plugin's device IDs stand for.
+
+    GPU-<uuid> (NVIDIA), GPU-<uuid>::0 (its time-slicing and MPS), GPU-<uuid>-0 (HAMi, Volcano), MIG-GPU-<uuid>/1/0 (MIG
+    before driver 470) contain a card's UUID. MIG-<uuid> is a part of a card in MIG mode, which is not offered anyway.
+    "0" (NVIDIA's on Tegra, and others) is the card's number. nvidia0 (GKE) is the number of its device file.
+    """
+
+    def __init__(self, numbers: Mapping[str, int], minors: Mapping[str, int], mig: frozenset[str]) -> None:
+        """By UUID: the cards' numbers and those of their device files, where known; and the cards in MIG mode."""
+        self._uuids = tuple(numbers)
+        self._by_number = {str(number): uuid for uuid, number in numbers.items()}
+        self._by_file = {f"nvidia{minor}": uuid for uuid, minor in minors.items()}
+        self._mig = mig
+
+    def cards(self, resource: str, device: str) -> frozenset[str]:
+        """The UUIDs of the cards that this device may be on: all where that cannot be known."""
+        named = frozenset(uuid for uuid in self._uuids if uuid in device)
+        if named or not is_other_resource(resource):
+            return named
+        if device.startswith("MIG-") and self._mig:
+            return self._mig
+        bare = device.partition("::")[0].partition("/")[0]  # nvidia0/vgpu1 of GKE's time-sharing
+        uuid = self._by_number.get(bare) or self._by_file.get(bare)
+        return frozenset(self._uuids) if uuid is None else frozenset({uuid})

@@ -1,0 +1,215 @@
+"""Which nodes' cards other device plugins and DRA drivers hand out, and which cards their device IDs stand for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.dialects.wire.objects import NodeObject
+from aliquot.dialects.wire.otherplugins import (
+    SHARE,
+    CardIds,
+    Drivers,
+    SliceObject,
+    is_other_resource,
+    may_label,
+    other_resources,
+    read_slices,
+    serving_others,
+)
+from aliquot.dialects.wire.schedulerconfig import RESOURCES
+from kit.manifests import a_node
+from kit.strategies import anything
+
+Json = dict[str, Any]
+GPU = "nvidia.com/gpu"
+UUIDS = ("GPU-00000000-aaaa-bbbb-cccc-000000000000", "GPU-11111111-aaaa-bbbb-cccc-111111111111")
+
+
+def node(labels: dict[str, str] | None = None, **amounts: Any) -> NodeObject:
+    found: Json = {"metadata": {"name": "n1", "labels": labels or {}}, "status": {"capacity": amounts}}
+    return msgspec.convert(found, NodeObject)
+
+
+def a_slice(name: str = "s", driver: str = "gpu.nvidia.com", **spec: Any) -> Json:
+    spec = {"nodeName": "n1", **spec} if not {"allNodes", "nodeSelector", "perDeviceNodeSelection"} & {*spec} else spec
+    devices = spec.pop("devices", [{"name": "gpu-0", "attributes": {"uuid": {"string": UUIDS[0]}}}])
+    return {"metadata": {"name": name}, "spec": {"driver": driver, "devices": devices, **spec}}
+
+
+@pytest.mark.parametrize(
+    "resource",
+    [GPU, "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "nvidia.com/gpumem", "volcano.sh/vgpu-number"],
+)
+def test_node_with_resource_of_another_plugin_is_served_by_it(resource: str) -> None:
+    assert serving_others(node(**{resource: "2"})) == (resource,)
+    assert not may_label(node(**{resource: "2"}))
+
+
+@pytest.mark.parametrize("resource", ["cpu", "nvidia.com/hostdev", "rdma/hca", "amd.com/gpu", *sorted(RESOURCES)])
+def test_own_and_unrelated_resources_are_no_other_plugin(resource: str) -> None:
+    assert serving_others(node(**{resource: "2"})) == ()
+    assert may_label(node(**{resource: "2"}))
+
+
+def test_zero_left_behind_is_no_offer_but_no_reason_to_label_either() -> None:
+    """The kubelet writes 0 after a plugin was removed, and also while it restarts."""
+    assert serving_others(node(**{GPU: "0"})) == ()
+    assert not may_label(node(**{GPU: "0"}))
+    assert may_label(node())
+
+
+def test_amount_that_cannot_be_read_counts_as_an_offer() -> None:
+    assert serving_others(node(**{GPU: "many"})) == (GPU,)
+
+
+def test_allocatable_alone_is_an_offer() -> None:
+    found = msgspec.convert({"metadata": {"name": "n1"}, "status": {"allocatable": {GPU: "1"}}}, NodeObject)
+    assert other_resources(found) == (GPU,)
+
+
+@pytest.mark.parametrize(("value", "shares"), [("true", True), ("false", False), ("yes", False), ("", False)])
+def test_owner_opts_in_by_label(value: str, shares: bool) -> None:
+    found = node({SHARE: value}, **{GPU: "2"})
+    assert (serving_others(found, ["gpu.nvidia.com"]) == ()) is shares
+    assert may_label(found, ["gpu.nvidia.com"]) is shares
+
+
+# ResourceSlices.
+
+
+def test_slice_of_a_gpu_driver_serves_the_node_it_names() -> None:
+    drivers = read_slices([a_slice()])
+    assert drivers.on("n1", {}) == ("gpu.nvidia.com",)
+    assert drivers.on("n2", {}) == ()
+    assert serving_others(node(), drivers.on("n1", {})) == ("DRA driver gpu.nvidia.com",)
+    assert not may_label(node(), drivers.on("n1", {}))
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        a_slice(driver="dra.net", devices=[{"name": "eth0", "attributes": {"mac": {"string": "00:11"}}}]),
+        a_slice(driver="compute-domain.nvidia.com", devices=[{"name": "channel-0"}]),
+        a_slice(driver="gpu.nvidia.com", devices=[]),
+    ],
+)
+def test_slice_without_nvidia_cards_serves_no_node(found: Json) -> None:
+    assert read_slices([found]).on("n1", {}) == ()
+
+
+def test_slice_of_an_unknown_driver_is_recognised_by_the_uuids_of_its_devices() -> None:
+    beta = [{"name": "a", "basic": {"attributes": {"id": {"string": "MIG-1234"}}}}]
+    assert read_slices([a_slice(driver="cards.example.org")]).on("n1", {}) == ("cards.example.org",)
+    assert read_slices([a_slice(driver="cards.example.org", devices=beta)]).on("n1", {}) == ("cards.example.org",)
+
+
+def test_slice_with_a_selector_serves_only_the_nodes_it_selects() -> None:
+    terms = [{"matchExpressions": [{"key": "rack", "operator": "In", "values": ["7"]}]}]
+    drivers = read_slices([a_slice(nodeSelector={"nodeSelectorTerms": terms})])
+    assert drivers.on("n1", {"rack": "7"}) == ("gpu.nvidia.com",)
+    assert drivers.on("n1", {"rack": "8"}) == drivers.on("n1", None) == ()
+    assert read_slices([a_slice(allNodes=True)]).on("any", {}) == ("gpu.nvidia.com",)
+
+
+def test_slice_whose_devices_select_their_nodes() -> None:
+    card = {"attributes": {"uuid": {"string": UUIDS[0]}}}
+    devices = [{"name": "a", "nodeName": "n1", **card}, {"name": "b", "nodeName": "n2", **card}]
+    drivers = read_slices([a_slice(perDeviceNodeSelection=True, devices=devices)])
+    assert [drivers.on(name, {}) for name in ("n1", "n2", "n3")] == [("gpu.nvidia.com",), ("gpu.nvidia.com",), ()]
+
+
+def test_put_and_drop_return_the_nodes_for_which_that_matters() -> None:
+    drivers = Drivers()
+    named, moved = (msgspec.convert(a_slice(nodeName=name), SliceObject) for name in ("n1", "n2"))
+    assert drivers.put(named) == {"n1"}
+    assert drivers.put(moved) == {"n1", "n2"}
+    assert drivers.on("n1", {}) == ()
+    assert drivers.put(msgspec.convert(a_slice("all", allNodes=True), SliceObject)) is None
+    assert drivers.put(named) is None, "with a slice that selects nodes, their labels matter"
+    assert drivers.drop("all") is None
+    assert drivers.drop("s") == {"n1"}
+    assert drivers.drop("s") == frozenset()
+    assert drivers.on("n1", {}) == ()
+
+
+@given(steps=st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["n1", "n2", "all", "gone"]))))
+def test_drivers_by_node_are_those_of_the_slices_there_are(steps: list[tuple[str, str]]) -> None:
+    drivers, there = Drivers(), dict[str, str]()
+    for name, where in steps:
+        if where == "gone":
+            there.pop(name, None)
+            drivers.drop(name)
+            continue
+        there[name] = where
+        place: Json = {"allNodes": True} if where == "all" else {"nodeName": where}
+        drivers.put(msgspec.convert(a_slice(name, f"gpu-{name}.example.org", **place), SliceObject))
+    for node_name in ("n1", "n2"):
+        wanted = sorted(f"gpu-{name}.example.org" for name, where in there.items() if where in (node_name, "all"))
+        assert list(drivers.on(node_name, {})) == wanted
+
+
+@given(anything)
+def test_anything_instead_of_slices_is_left_out(value: object) -> None:
+    read_slices([value, {"metadata": {"name": "s"}, "spec": value}]).on("n1", {})
+
+
+# Device IDs.
+
+
+@pytest.mark.parametrize(
+    ("device", "cards"),
+    [
+        (UUIDS[1], {1}),
+        (f"{UUIDS[1]}::3", {1}),
+        (f"{UUIDS[0]}-9", {0}),
+        (f"MIG-{UUIDS[1]}/1/0", {1}),
+        ("1", {1}),
+        ("0::2", {0}),
+        ("nvidia0", {1}),
+        ("nvidia1/vgpu3", {0}),
+        ("7", {0, 1}),
+        ("nvidia9", {0, 1}),
+        ("MIG-22222222-aaaa-bbbb-cccc-222222222222", {0, 1}),
+        ("GPU-33333333-aaaa-bbbb-cccc-333333333333", {0, 1}),
+        ("", {0, 1}),
+    ],
+)
+def test_device_id_stands_for_cards(device: str, cards: set[int]) -> None:
+    ids = CardIds({UUIDS[0]: 0, UUIDS[1]: 1}, {UUIDS[0]: 1, UUIDS[1]: 0}, frozenset())
+    assert ids.cards(GPU, device) == {UUIDS[card] for card in cards}
+
+
+def test_part_of_a_card_is_on_a_card_in_mig_mode() -> None:
+    ids = CardIds({UUIDS[0]: 0, UUIDS[1]: 1}, {}, frozenset({UUIDS[1]}))
+    assert ids.cards("nvidia.com/mig-1g.10gb", "MIG-22222222-aaaa-bbbb-cccc-222222222222") == {UUIDS[1]}
+
+
+def test_device_file_without_known_number_may_be_any_card() -> None:
+    ids = CardIds({UUIDS[0]: 0, UUIDS[1]: 1}, {}, frozenset())
+    assert ids.cards(GPU, "nvidia0") == set(UUIDS)
+
+
+def test_devices_of_unrelated_resources_are_no_cards_unless_they_name_one() -> None:
+    ids = CardIds({UUIDS[0]: 0, UUIDS[1]: 1}, {UUIDS[0]: 0}, frozenset())
+    assert ids.cards("rdma/hca", "0") == ids.cards("example.org/fpga", "nvidia0") == frozenset()
+    assert ids.cards("example.org/renamed-gpu", UUIDS[0]) == {UUIDS[0]}
+
+
+@given(device=st.text(max_size=80), resource=st.sampled_from([GPU, "nvidia.com/mig-2g.20gb", "volcano.sh/vgpu-number"]))
+def test_no_device_of_another_plugin_is_on_no_card(device: str, resource: str) -> None:
+    """Whatever the ID: where nothing is known, every card may be held."""
+    assert CardIds({UUIDS[0]: 0, UUIDS[1]: 1}, {UUIDS[0]: 0}, frozenset()).cards(resource, device)
+
+
+@given(st.sampled_from(sorted(RESOURCES)))
+def test_no_resource_of_our_agent_counts_as_another_plugin(resource: str) -> None:
+    assert not is_other_resource(resource)
+
+
+def test_kit_node_is_served_by_nobody_else() -> None:
+    assert serving_others(msgspec.convert(a_node("n1"), NodeObject)) == ()
