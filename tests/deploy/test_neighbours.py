@@ -45,6 +45,16 @@ def test_agent_avoids_nodes_labelled_amd_or_huawei(agent: Json, theirs: Json, la
     assert not runs_on(agent, {**LINUX, **labels, **theirs})
 
 
+@pytest.mark.parametrize("labels", FOUND_BY_NFD, ids=str)
+def test_agent_avoids_nodes_of_the_gpu_operators_device_plugin(agent: Json, labels: Json) -> None:
+    theirs = {**LINUX, **labels, "nvidia.com/gpu.deploy.device-plugin": "true"}
+    share = "aliquot.dev/share-cards-with-other-plugins"
+    assert not runs_on(agent, theirs)
+    assert runs_on(agent, {**theirs, "nvidia.com/gpu.deploy.device-plugin": "false"})
+    assert runs_on(agent, {**theirs, share: "true"})
+    assert not runs_on(agent, {**theirs, **QGPU, share: "false"})
+
+
 @pytest.mark.parametrize("machine", [{"kubernetes.io/arch": "s390x"}, {"kubernetes.io/os": "windows"}], ids=str)
 def test_the_agent_runs_on_machines_that_it_is_built_for(agent: Json, machine: Json) -> None:
     assert runs_on(agent, {**LINUX, **QGPU, "kubernetes.io/arch": "arm64"})

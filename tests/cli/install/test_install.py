@@ -169,6 +169,44 @@ def test_install_refuses_beside_own_drop_in(api: FakeApi) -> None:
     assert api.writes == []
 
 
+OTHERS = {"metadata": {"name": "gpu-1", "labels": {}}, "status": {"capacity": {"nvidia.com/gpu": "2"}}}
+
+
+def test_install_and_upgrade_refuse_nodes_of_another_plugin_with_the_commands(api: FakeApi) -> None:
+    api.answers["/api/v1/nodes"] = {"items": [OTHERS]}
+    for command in (install, upgrade):
+        said = _refusal(command, "--kube-scheduler-image", "k")
+        assert "gpu-1 (nvidia.com/gpu)" in said
+        assert "kubectl label node gpu-1 --overwrite nvidia.com/gpu.deploy.device-plugin=false" in said
+        assert "kubectl label node gpu-1 aliquot.dev/share-cards-with-other-plugins=true" in said
+        assert "--beside-others" in said
+    assert api.writes == []
+
+
+def test_install_refuses_nodes_of_a_dra_driver(api: FakeApi) -> None:
+    api.answers["/api/v1/nodes"] = {"items": [{"metadata": {"name": "gpu-1"}}, {"metadata": {"name": "gpu-2"}}]}
+    api.answers["/apis/resource.k8s.io"] = {"versions": [{"version": "v1"}]}
+    spec = {"driver": "gpu.nvidia.com", "nodeName": "gpu-2", "devices": [{"name": "gpu-0"}]}
+    slices = {"items": [{"metadata": {"name": "s"}, "spec": spec}]}
+    api.answers["/apis/resource.k8s.io/v1/resourceslices"] = slices
+    said = _refusal(install, "--kube-scheduler-image", "k")
+    assert "the cards of gpu-2 (DRA driver gpu.nvidia.com):" in said
+
+
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_install_goes_on_where_owners_have_decided(api: FakeApi, value: str) -> None:
+    labels = {"aliquot.dev/share-cards-with-other-plugins": value}
+    api.answers["/api/v1/nodes"] = {"items": [{**OTHERS, "metadata": {"name": "gpu-1", "labels": labels}}]}
+    assert invoked(install, "--kube-scheduler-image", "k", "--dry-run", "-o", "yaml").exit_code == 0
+
+
+def test_install_beside_other_plugins_notes_the_nodes_that_offer_nothing(api: FakeApi) -> None:
+    api.answers["/api/v1/nodes"] = {"items": [OTHERS]}
+    said = invoked(install, "--kube-scheduler-image", "k", "--dry-run", "-o", "yaml", "--beside-others")
+    assert said.exit_code == 0
+    assert "gpu-1 offers nothing: nvidia.com/gpu" in said.stderr
+
+
 def test_install_refuses_helm_installation(api: FakeApi) -> None:
     labels = {MANAGED_LABEL: "Helm"}
     _running("/apis/apps/v1/daemonsets", "aliquot-agent", labels=labels)(api)

@@ -68,7 +68,8 @@ def test_agents_select_nodes_of_the_mode() -> None:
     spec = _by_kind(mode="gpushare")["DaemonSet"]["spec"]["template"]["spec"]
     terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     keys = [term["matchExpressions"][0]["key"] for term in terms]
-    assert keys == ["gpushare", "nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present"]
+    share = "aliquot.dev/share-cards-with-other-plugins"
+    assert keys == ["gpushare", share, "nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present"]
 
 
 def test_simulate_is_passed_to_agents() -> None:

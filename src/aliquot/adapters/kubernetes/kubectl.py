@@ -19,6 +19,8 @@ _PATIENCE = 120.0  # seconds for one page; kubectl has a --request-timeout of it
 
 NODES = "/api/v1/nodes"
 PODS = "/api/v1/pods"
+SLICES = "/apis/resource.k8s.io"
+SLICE_VERSIONS = ("v1", "v1beta2", "v1beta1")  # the newest first
 CONFIG_MAPS = "/api/v1/namespaces/kube-system/configmaps"
 
 
@@ -144,6 +146,18 @@ class Kubectl:
     def pods(self, node: str | None = None) -> list[dict[str, Any]]:
         """All Pods, or those of one node."""
         return self.items(PODS, "Pod", **({} if node is None else {"fieldSelector": f"spec.nodeName={node}"}))
+
+    def resource_slices(self) -> list[dict[str, Any]]:
+        """All ResourceSlices; none where the cluster has none, or where we may not read them. Raises KubectlError."""
+        try:
+            group = self.get(SLICES)
+            served = [version.get("version") for version in group.get("versions") or ()]
+            version = next((version for version in SLICE_VERSIONS if version in served), None)
+            return [] if version is None else self.items(f"{SLICES}/{version}/resourceslices", "ResourceSlice")
+        except KubectlError as error:
+            if error.trouble in (Trouble.NOT_FOUND, Trouble.FORBIDDEN):
+                return []
+            raise
 
     def namespace(self) -> str:
         """The one that kubectl would use by itself."""

@@ -222,12 +222,13 @@ def _examine(cluster: _Cluster, qgpu_rules: str | None) -> Iterator[Finding]:
     kubectl = cluster.kubectl
     nodes = cluster.allowed("nodes", kubectl.nodes, "nodes")
     pods = cluster.allowed("pods", kubectl.pods, "pods")
+    slices = cluster.allowed("nodes", kubectl.resource_slices, "resourceslices")
     sick = cluster.allowed("cards", lambda: kubectl.items(CONFIG_MAPS, "ConfigMap"), CONFIG_MAPS)
     try:
         rules = cluster.location.rules(qgpu_rules, "auto", nodes or [])
     except UnknownOptionError as error:
         raise InputError(str(error)) from error
-    overview = look([*(nodes or []), *(pods or []), *(sick or [])], rules)
+    overview = look([*(nodes or []), *(pods or []), *(sick or []), *(slices or [])], rules)
     control = cluster.control()
     yield from cluster.findings[1:]  # what we may not read
     cluster.findings[1:] = []

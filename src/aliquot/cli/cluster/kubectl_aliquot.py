@@ -161,7 +161,7 @@ def _per_kind(nodes: Sequence[NodeStanding]) -> str:
             policy,
             hardware,
             *_used(alike, in_cards=True),
-            f"{sum(not card.used.slices and card.card.healthy for node in alike for card in node.cards):,}",
+            f"{sum(not card.used.slices and card.card.usable for node in alike for card in node.cards):,}",
             *_people(alike),
         ]
         for (offers, policy, hardware), alike in sorted(kinds.items(), key=lambda kind: (-len(kind[1]), kind[0]))
@@ -201,7 +201,7 @@ def _people(nodes: Sequence[NodeStanding]) -> list[str]:
 
 def _card(standing: CardStanding) -> str:
     used, total = (in_units(mib, 1024) for mib in (standing.used.memory_mib, standing.card.memory_mib))
-    marks = "!" * (not standing.card.healthy) + "*" * bool(standing.used.exclusive)
+    marks = "!" * (not standing.card.usable) + "*" * bool(standing.used.exclusive)
     return f"{standing.card.index}:{used}/{total}{marks}"
 
 
@@ -209,7 +209,9 @@ def _state(node: NodeStanding) -> list[str]:
     # While the agent is away, no card of the node takes Pods: that says nothing about their health.
     away = "agent away" in node.trouble
     sick = [] if away else [str(card.card.index) for card in node.cards if not card.card.healthy]
-    return [*node.trouble, *([f"sick: GPU {', '.join(sick)}"] if sick else [])]
+    withheld = [str(card.card.index) for card in node.cards if card.card.withheld]
+    states = (("sick", sick), ("not offered", withheld))
+    return [*node.trouble, *(f"{state}: GPU {', '.join(cards)}" for state, cards in states if cards)]
 
 
 def _in_all(nodes: Sequence[NodeStanding]) -> str:
@@ -247,7 +249,7 @@ def details(nodes: Sequence[NodeStanding]) -> Iterator[str]:
                 "whole" if card.used.exclusive else f"{in_units(card.used.core_milli, 10)}/100%",
                 f"{in_units(card.used.greedy_milli, 10)}%" if card.used.greedy_milli else "-",
                 str(card.used.slices) + (f"/{card.card.max_slices}" if card.card.max_slices is not None else ""),
-                "ok" if card.card.healthy else "sick",
+                card.card.withheld or ("ok" if card.card.healthy else "sick"),
             ]
             for card in node.cards
         ]
@@ -343,6 +345,7 @@ def _node_json(node: NodeStanding) -> Json:
                 "uuid": card.card.uuid,
                 "model": card.card.model,
                 "healthy": card.card.healthy,
+                "withheld": card.card.withheld or None,
                 "memory_gib": in_units(card.card.memory_mib, 1024),
                 "memory_used_gib": in_units(card.used.memory_mib, 1024),
                 "core_used": in_units(1000 if card.used.exclusive else card.used.core_milli, 10),

@@ -10,8 +10,9 @@ from aliquot.adapters.kubernetes.kubectl import CONFIG_MAPS, Kubectl, KubectlErr
 
 
 def cluster_objects(kubectl: Kubectl) -> list[dict[str, Any]]:
-    """All that decides where Pods go: Nodes, Pods, and the ConfigMaps that take sick cards out. Raises KubectlError."""
+    """All that decides where Pods go: Nodes, Pods, ResourceSlices, sick cards' ConfigMaps. Raises KubectlError."""
     nodes, pods = both(kubectl)
+    slices = kubectl.resource_slices()
     try:
         sick = kubectl.items(CONFIG_MAPS, "ConfigMap")
     except KubectlError as error:  # most users may not; the cards' own health is still known
@@ -19,4 +20,4 @@ def cluster_objects(kubectl: Kubectl) -> list[dict[str, Any]]:
             f"note: {CONFIG_MAPS} cannot be read, so cards taken out there are not known: {error.text}", err=True
         )
         sick = []
-    return [*nodes, *pods, *sick]
+    return [*nodes, *pods, *sick, *slices]

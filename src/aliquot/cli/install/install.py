@@ -198,6 +198,10 @@ def _check(found: Preflight, given: dict[str, Any]) -> None:
             f"another product allocates the same cards: {'; '.join(found.competitors)}. To take over its running Pods "
             "see docs/migration.md, to end a drop-in docs/dropin.md; --beside-others installs anyway"
         )
+    if found.others and not given["beside_others"]:
+        from aliquot.services.install.otherplugins import refusal
+
+        raise InputError(refusal(found.others))
 
 
 async def _options(objects: ClusterObjects, given: dict[str, Any], found: Preflight) -> Options:
@@ -231,7 +235,10 @@ def _retagged(known: Record) -> str:
 
 
 def _notes(found: Preflight, known: Record | None) -> tuple[str, ...]:
+    from aliquot.dialects.wire.otherplugins import hand_out
+
     notes = [f"beside {competitor}" for competitor in found.competitors]
+    notes += [f"{node.name} offers nothing: {hand_out(node.others)}" for node in found.others]
     if known is not None and not known.settled:
         how = "applied with --no-wait and is not ready yet" if known.applied else "not finished"
         notes.append(f"an installation of {known.version} was {how}: resuming")

@@ -91,6 +91,11 @@ def _some(amount: object) -> bool:
         return True
 
 
+def hand_out(others: Iterable[str]) -> str:
+    """Who hands out a node's cards beside us, in words."""
+    return f"{', '.join(others)} of another device plugin or driver hands out its cards"
+
+
 def share_command(node: str) -> str:
     """The command by which the node's owner opts in."""
     return f"kubectl label node {node} {SHARE}=true"

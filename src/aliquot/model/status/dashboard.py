@@ -50,12 +50,14 @@ class MessageCode(StrEnum):
     CORDONED = "cordoned"
     NOT_READY = "not-ready"
     AGENT_AWAY = "agent-away"
+    OTHER_PLUGIN = "other-plugin"  # names: the resources and DRA drivers that hand out the node's cards
     CARDS_OUT = "cards-out"  # count
     FINDINGS = "findings"
     INVALID_NODE = "invalid-node"  # name: the field; detail: the whole sentence
     ASSUMED = "assumed"  # detail: what had to be assumed about a node
     XID = "xid"  # number
     DRIVER_SILENT = "driver-silent"  # detail
+    WITHHELD = "withheld"  # detail: MIG mode is on, or which Pod of another plugin holds the card
     OUT = "out"  # the scheduler does not know more
     # findings: see FindingKind; number: the pid; name: the tenant; detail
     STRANGER = "stranger"

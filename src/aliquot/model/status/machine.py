@@ -65,11 +65,12 @@ class CardStatus(Struct):
     node: str | UnsetType = UNSET  # of a machine
     healthy: bool | UnsetType = UNSET  # of an agent
     why_out: str | UnsetType | None = UNSET
+    withheld: str | UnsetType = UNSET  # why it is not offered although it is healthy
 
     @property
     def is_out(self) -> bool:
         """Whether no new tenant may go there."""
-        return self.healthy is False
+        return self.healthy is False or bool(self.withheld)
 
     @property
     def memory_mib(self) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import UNSET
+
 from aliquot.dialects.wire.advertising import Token
 from aliquot.model.claim import Usage
 from aliquot.model.device import Card
@@ -73,7 +75,8 @@ def _card(node: NodeState, card: Card, tenancies: Iterable[Tenancy]) -> CardStat
         tenants=len(shares),
         utilisation=measured.get("utilisation"),
         healthy=card.healthy,
-        why_out=node.why.get(card.uuid),
+        why_out=node.why.get(card.uuid, card.withheld or None),
+        withheld=card.withheld or UNSET,
     )
 
 

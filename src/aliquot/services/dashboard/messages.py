@@ -211,6 +211,17 @@ def closed(word: str) -> Message:
     return Message(_CLOSED[word], word)
 
 
+def other_plugins(names: Sequence[str]) -> list[Message]:
+    """That a node offers nothing because others hand out its cards; nothing where none do."""
+    text = f"offers nothing: {', '.join(names)} hands out its cards; docs/migration.md"
+    return [Message(Code.OTHER_PLUGIN, text, names=[*names])] if names else []
+
+
+def withheld(why: str) -> Message:
+    """Why a healthy card is not offered."""
+    return Message(Code.WITHHELD, f"not offered: {why}", detail=why)
+
+
 def cards_out(count: int) -> list[Message]:
     """Nothing where no card is out."""
     return [Message(Code.CARDS_OUT, f"{count} card{'s' * (count > 1)} out", count=count)] if count else []
@@ -234,6 +245,8 @@ def why_out(card: CardStatus) -> Message | None:
     if not card.is_out:
         return None
     text = card.why_out or ""
+    if card.withheld and card.healthy is not False:
+        return withheld(card.withheld)
     if xid := _XID.match(text):
         return Message(Code.XID, text, number=int(xid[1]), detail=text)
     return Message(Code.DRIVER_SILENT, text, detail=text) if text else OUT

@@ -174,7 +174,7 @@ def _driver(site: Site) -> Iterator[Finding]:
 def _cards(site: Site) -> Iterator[Finding]:
     if site.agent is None:
         return
-    out = [card for card in site.agent.cards if card.is_out]
+    out = [card for card in site.agent.cards if card.healthy is False]
     for card in out:
         what = f"card {card.index} ({card.uuid}) is out: {card.why_out or 'no reason given'}"
         fix = (

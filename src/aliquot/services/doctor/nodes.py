@@ -13,6 +13,7 @@ from aliquot.dialects.wire.schedulerconfig import DIALECTS
 from aliquot.model.node import Node, Offer
 from aliquot.model.quantity import QuantityError, parse_count
 from aliquot.services.doctor.findings import Finding, Level, found, ok
+from aliquot.services.doctor.otherplugins import other_plugin_findings
 from aliquot.services.explain.snapshot import Snapshot
 from aliquot.wording.amounts import memory
 
@@ -58,6 +59,7 @@ def node_findings(snapshot: Snapshot) -> Iterator[Finding]:
         if not obj.agent_away:  # while it is away, no card of the node takes Pods, well or not
             yield from _cards(node)
         yield from _inventory(obj, node, rules)
+    yield from other_plugin_findings(snapshot)
     if not offering:
         what = "no node offers GPUs in any of the dialects"
         words = [f"`kubectl label node NAME {label}`" for dialect, label in _LABELS.items() if dialect in rules.served]

@@ -9,6 +9,7 @@ from typing import Any
 
 from aliquot.dialects import Rules
 from aliquot.dialects.wire.objects import PodObject
+from aliquot.dialects.wire.otherplugins import hand_out
 from aliquot.model.claim import AppClass, Claim, Usage
 from aliquot.model.device import Card
 from aliquot.model.grant import Grant
@@ -124,10 +125,16 @@ def _nodes(snapshot: Snapshot, pods: dict[str, list[PodStanding]]) -> Iterator[N
         if node is None or not (node.cards or node.offers or name in pods):
             continue  # a node without cards, which asks nothing of us
         cards = tuple(CardStanding(card, cluster.board.usage(name, card.index)) for card in node.cards)
-        yield NodeStanding(name, node, cards, tuple(pods.get(name, ())), cluster.closed.get(name, ()))
+        yield NodeStanding(name, node, cards, tuple(pods.get(name, ())), _trouble(snapshot, name))
     for name, broken in cluster.unusable.items():
         sentences = tuple(invalid.sentence() for invalid in broken)
         yield NodeStanding(name, None, (), tuple(pods.get(name, ())), sentences)
+
+
+def _trouble(snapshot: Snapshot, name: str) -> tuple[str, ...]:
+    cluster = snapshot.cluster
+    others = cluster.others.get(name, ())
+    return (*cluster.closed.get(name, ()), *([f"offers nothing: {hand_out(others)}"] if others else ()))
 
 
 def last_refusal(pod: PodObject) -> str:

@@ -19,6 +19,7 @@ from aliquot.dialects import Rules, kube
 from aliquot.dialects.pods import read_pod
 from aliquot.dialects.podterms import PodTerms, scheduling_gates, terms_of
 from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject, pod_names, pod_view, read_object
+from aliquot.dialects.wire.otherplugins import hand_out, read_slices, share_command
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.refusal import Invalid, Reason, Refusal, show
@@ -147,6 +148,9 @@ class Snapshot:
     def _notes_on_node(self, node: NodeObject) -> Iterator[Note]:
         shown = self.cluster.board.node(node.metadata.name)
         yield from (Note(node.metadata.name, text) for text in (shown.notes if shown else ()))
+        others = self.cluster.others.get(node.metadata.name, ())
+        if others:
+            yield Note(node.metadata.name, f"offers nothing: {hand_out(others)}; {share_command(node.metadata.name)}")
         if node.agent_away:
             yield Note(node.metadata.name, "takes no new GPU Pods for now: its agent is away")
 
@@ -279,7 +283,7 @@ class Snapshot:
 
 
 def take_snapshot(objects: Iterable[object], *, policy: str, rules: Rules) -> Snapshot:
-    """The cluster that these objects show, in any order. Kinds other than Node, Pod and ConfigMap are ignored."""
+    """The cluster that these objects show, in any order. Other kinds than those read below are ignored."""
     kinds: dict[str, list[Json]] = {}
     for obj in objects:
         if isinstance(obj, dict):
@@ -287,6 +291,7 @@ def take_snapshot(objects: Iterable[object], *, policy: str, rules: Rules) -> Sn
     snapshot = Snapshot(Cluster(policy, rules))
     for config in kinds.get("ConfigMap", []):
         snapshot.add_config_map(config)
+    snapshot.cluster.drivers = read_slices(kinds.get("ResourceSlice", []))
     snapshot.add_nodes(kinds.get("Node", []))
     snapshot.add_pods(kinds.get("Pod", []))
     return snapshot

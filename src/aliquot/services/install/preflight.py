@@ -10,6 +10,7 @@ from aliquot.dialects.wire import workloads
 from aliquot.dialects.wire.deployment import DAEMON_SET, DEPLOYMENT, MANAGED_LABEL, MANAGER, SELECTOR, Json
 from aliquot.dialects.wire.installrecord import Record, settled_record
 from aliquot.services.install.clusterobjects import ClusterObjects
+from aliquot.services.install.otherplugins import OtherNode, nodes_of_others
 from aliquot.services.install.rollout import PROGRAMS, Rollout
 
 # Products that allocate the same cards, by the names of their Deployments and DaemonSets.
@@ -42,19 +43,21 @@ class Preflight:
     record: Record | None
     competitors: tuple[str, ...]  # programs that allocate the same cards
     missing_rights: tuple[str, ...]
+    others: tuple[OtherNode, ...]  # nodes whose cards another device plugin or DRA driver hands out
     foreign: tuple[str, ...]  # aliquot programs that were installed another way or elsewhere
 
 
 async def inspect(objects: ClusterObjects, rollout: Rollout) -> Preflight:
     """Read what is there. Writes nothing."""
-    version, record, competitors, missing, foreign = await asyncio.gather(
+    version, record, competitors, missing, others, foreign = await asyncio.gather(
         objects.kube.get("/version"),
         _current_record(objects, rollout),
         _competitors(objects),
         _missing_rights(objects),
+        nodes_of_others(objects),
         foreign_installations(objects, rollout.namespace),
     )
-    return Preflight(str(version.get("gitVersion")), record, competitors, missing, foreign)
+    return Preflight(str(version.get("gitVersion")), record, competitors, missing, others, foreign)
 
 
 async def _current_record(objects: ClusterObjects, rollout: Rollout) -> Record | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
@@ -78,6 +79,8 @@ def _card(node: LocalMachine, row: int, card: Card, measured: Mapping[str, Any])
         core_booked=int(board.used_core[row, card.index]) / 10,
         tenants=int(board.used_slices[row, card.index]),
         utilisation=measured.get("utilisation"),
+        why_out=card.withheld or UNSET,
+        withheld=card.withheld or UNSET,
     )
 
 

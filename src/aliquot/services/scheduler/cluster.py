@@ -73,6 +73,7 @@ class Cluster:
     unseated: dict[str, PodObject] = field(default_factory=dict)  # those of `placed` for which no card was found
     unusable: dict[str, tuple[Invalid, ...]] = field(default_factory=dict)  # nodes that break a rule, by name
     closed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # nodes that Kubernetes keeps Pods from, and why
+    others: dict[str, tuple[str, ...]] = field(default_factory=dict)  # nodes whose cards other plugins hand out
     addresses: dict[str, str] = field(default_factory=dict)  # of nodes, within the cluster
     sick: dict[str, frozenset[int]] = field(default_factory=dict)  # cards that a ConfigMap takes out, by node
     drivers: Drivers = field(default_factory=Drivers)  # DRA drivers that publish cards
@@ -130,6 +131,7 @@ class Cluster:
         if not isinstance(reported, Node):
             self.unusable[name] = reported
             self._reported.pop(name, None)
+            self.others.pop(name, None)
             self.board.drop_node(name)
             return
         self.unusable.pop(name, None)
@@ -158,7 +160,10 @@ class Cluster:
         if sick:
             cards = (replace(card, healthy=card.healthy and card.index not in sick) for card in node.cards)
             node = replace(node, cards=tuple(cards))
+        self.others.pop(node.name, None)
         if node.others:
+            if node.cards or node.offers:  # else it is not meant for us
+                self.others[node.name] = node.others
             node = replace(node, offers=frozenset())
         before = self.board.node(node.name)
         if before == node:
@@ -177,6 +182,7 @@ class Cluster:
         self.addresses.pop(name, None)
         self._reported.pop(name, None)
         self._other_resources.pop(name, None)
+        self.others.pop(name, None)
         self.board.drop_node(name)
 
     def _reseat(self, node: Node) -> None:

@@ -70,8 +70,8 @@ class Details:
             index=card.index,
             uuid=card.uuid,
             model=card.model,
-            healthy=card.healthy,
-            why_out=None if card.healthy else messages.OUT,
+            healthy=card.usable,
+            why_out=_why_out(card),
             memory_mib=card.memory_mib,
             memory_booked_mib=used.memory_mib,
             memory_used_mib=None,
@@ -85,10 +85,11 @@ class Details:
     def trouble(self, name: str) -> list[Message]:
         """What is wrong with the node."""
         cluster, node = self._cluster, self._cluster.board.node(name)
-        out = 0 if node is None else sum(not card.healthy for card in node.cards)
+        out = 0 if node is None else sum(not card.usable for card in node.cards)
         return [
             *messages.invalid_node(cluster.unusable.get(name, ())),
             *map(messages.closed, cluster.closed.get(name, ())),
+            *messages.other_plugins(cluster.others.get(name, ())),
             *messages.cards_out(out),
         ]
 
@@ -230,6 +231,12 @@ class Details:
             return None
         app_class = pending.claim.app_class if isinstance(pending.claim, Claim) else AppClass.NORMAL
         return FoundPod(key, None, app_class, "Pending")
+
+
+def _why_out(card: device.Card) -> Message | None:
+    if card.usable:
+        return None
+    return messages.withheld(card.withheld) if card.healthy else messages.OUT
 
 
 def _node(name: str, trouble: list[Message], node: ModelNode | None = None, cards: Sequence[Card] = ()) -> Node:

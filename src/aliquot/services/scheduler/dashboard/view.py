@@ -189,7 +189,7 @@ class ClusterView:
         """The totals, counted once for each state of the board."""
         cluster, board = self._cluster, self._cluster.board
         self._learn(now)
-        wrong = cluster.unusable.keys() | cluster.closed.keys()
+        wrong = cluster.unusable.keys() | cluster.closed.keys() | cluster.others.keys()
         known: tuple[object, ...] = (board.clock, len(cluster.pending), len(wrong), self._learn_next)
         if self._totals is not None and self._totals[0] == known:
             return self._totals[1]
@@ -252,7 +252,7 @@ class ClusterView:
             minlength=len(layout.names),
         )
         troubled = {*np.flatnonzero(out).tolist()}
-        for name in cluster.unusable.keys() | cluster.closed.keys():
+        for name in cluster.unusable.keys() | cluster.closed.keys() | cluster.others.keys():
             if name in layout.index_of:  # others have no cards and never had
                 troubled.add(layout.index_of[name])
         return {str(at): self._details.trouble(layout.names[at]) for at in sorted(troubled)}

@@ -1,0 +1,71 @@
+"""Nodes whose cards another device plugin or DRA driver hands out, looked for before an installation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from aliquot.adapters.kubernetes.kube import ApiError
+from aliquot.dialects.wire.objects import NodeObject, read_object
+from aliquot.dialects.wire.otherplugins import (
+    GROUP,
+    SHARE,
+    VERSIONS,
+    Drivers,
+    read_slices,
+    serving_others,
+    share_command,
+    switch_off_command,
+)
+from aliquot.services.install.clusterobjects import ClusterObjects
+
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class OtherNode:
+    """A node, and what hands out its cards."""
+
+    name: str
+    others: tuple[str, ...]
+
+
+async def nodes_of_others(objects: ClusterObjects) -> tuple[OtherNode, ...]:
+    """Those nodes, by name, without those whose owner has decided by our label."""
+    drivers = await _drivers(objects)
+    found = []
+    for obj in await objects.items("/api/v1/nodes"):
+        node = read_object(obj, NodeObject, "node")
+        if isinstance(node, NodeObject) and SHARE not in (node.metadata.labels or {}):
+            others = serving_others(node, drivers.on(node.metadata.name, node.metadata.labels))
+            if others:
+                found.append(OtherNode(node.metadata.name, others))
+    return tuple(sorted(found, key=lambda node: node.name))
+
+
+async def _drivers(objects: ClusterObjects) -> Drivers:
+    """None are known where the cluster has no ResourceSlices, or where we may not read them."""
+    try:
+        group: Any = await objects.kube.get(GROUP)
+        served = {version.get("version") for version in group.get("versions") or ()}
+        version = next((version for version in VERSIONS if version in served), None)
+        return read_slices([] if version is None else await objects.items(f"{GROUP}/{version}/resourceslices"))
+    except ApiError as error:
+        if error.status not in (403, 404):
+            raise
+        return Drivers()
+
+
+def refusal(nodes: tuple[OtherNode, ...]) -> str:
+    """Why we do not install beside the other plugins, and the commands to use."""
+    named = ", ".join(f"{node.name} ({', '.join(node.others)})" for node in nodes[:_MOST_NAMED])
+    more = f" and {len(nodes) - _MOST_NAMED:,} more" if len(nodes) > _MOST_NAMED else ""
+    first = nodes[0].name
+    return (
+        f"another device plugin or DRA driver hands out the cards of {named}{more}: both would give one card away. "
+        "Decide for each of these nodes:\n"
+        f"  use it with aliquot, GPU Operator:   {switch_off_command(first)}\n"
+        f"  leave it to the other plugin:        kubectl label node {first} {SHARE}=false\n"
+        f"  share its cards between both:        {share_command(first)}\n"
+        "or install now with --beside-others: these nodes offer nothing until they are labelled. See docs/migration.md"
+    )
