@@ -35,6 +35,10 @@ def node(labels: dict[str, str] | None = None, **amounts: Any) -> NodeObject:
     return msgspec.convert(found, NodeObject)
 
 
+def of(resource: str, amount: str) -> dict[str, Any]:
+    return {resource: amount}
+
+
 def a_slice(name: str = "s", driver: str = "gpu.nvidia.com", **spec: Any) -> Json:
     spec = {"nodeName": "n1", **spec} if not {"allNodes", "nodeSelector", "perDeviceNodeSelection"} & {*spec} else spec
     devices = spec.pop("devices", [{"name": "gpu-0", "attributes": {"uuid": {"string": UUIDS[0]}}}])
@@ -46,25 +50,25 @@ def a_slice(name: str = "s", driver: str = "gpu.nvidia.com", **spec: Any) -> Jso
     [GPU, "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "nvidia.com/gpumem", "volcano.sh/vgpu-number"],
 )
 def test_node_with_resource_of_another_plugin_is_served_by_it(resource: str) -> None:
-    assert serving_others(node(**{resource: "2"})) == (resource,)
-    assert not may_label(node(**{resource: "2"}))
+    assert serving_others(node(**of(resource, "2"))) == (resource,)
+    assert not may_label(node(**of(resource, "2")))
 
 
 @pytest.mark.parametrize("resource", ["cpu", "nvidia.com/hostdev", "rdma/hca", "amd.com/gpu", *sorted(RESOURCES)])
 def test_own_and_unrelated_resources_are_no_other_plugin(resource: str) -> None:
-    assert serving_others(node(**{resource: "2"})) == ()
-    assert may_label(node(**{resource: "2"}))
+    assert serving_others(node(**of(resource, "2"))) == ()
+    assert may_label(node(**of(resource, "2")))
 
 
 def test_zero_left_behind_is_no_offer_but_no_reason_to_label_either() -> None:
     """The kubelet writes 0 after a plugin was removed, and also while it restarts."""
-    assert serving_others(node(**{GPU: "0"})) == ()
-    assert not may_label(node(**{GPU: "0"}))
+    assert serving_others(node(**of(GPU, "0"))) == ()
+    assert not may_label(node(**of(GPU, "0")))
     assert may_label(node())
 
 
 def test_amount_that_cannot_be_read_counts_as_an_offer() -> None:
-    assert serving_others(node(**{GPU: "many"})) == (GPU,)
+    assert serving_others(node(**of(GPU, "many"))) == (GPU,)
 
 
 def test_allocatable_alone_is_an_offer() -> None:
@@ -74,7 +78,7 @@ def test_allocatable_alone_is_an_offer() -> None:
 
 @pytest.mark.parametrize(("value", "shares"), [("true", True), ("false", False), ("yes", False), ("", False)])
 def test_owner_opts_in_by_label(value: str, shares: bool) -> None:
-    found = node({SHARE: value}, **{GPU: "2"})
+    found = node({SHARE: value}, **of(GPU, "2"))
     assert (serving_others(found, ["gpu.nvidia.com"]) == ()) is shares
     assert may_label(found, ["gpu.nvidia.com"]) is shares
 
@@ -126,13 +130,13 @@ def test_slice_whose_devices_select_their_nodes() -> None:
 def test_put_and_drop_return_the_nodes_for_which_that_matters() -> None:
     drivers = Drivers()
     named, moved = (msgspec.convert(a_slice(nodeName=name), SliceObject) for name in ("n1", "n2"))
-    assert drivers.put(named) == {"n1"}
-    assert drivers.put(moved) == {"n1", "n2"}
+    assert drivers.put(named) == frozenset({"n1"})
+    assert drivers.put(moved) == frozenset({"n1", "n2"})
     assert drivers.on("n1", {}) == ()
     assert drivers.put(msgspec.convert(a_slice("all", allNodes=True), SliceObject)) is None
     assert drivers.put(named) is None, "with a slice that selects nodes, their labels matter"
     assert drivers.drop("all") is None
-    assert drivers.drop("s") == {"n1"}
+    assert drivers.drop("s") == frozenset({"n1"})
     assert drivers.drop("s") == frozenset()
     assert drivers.on("n1", {}) == ()
 

@@ -26,6 +26,10 @@ def a_slice(name: str = "s", **spec: Any) -> Json:
     return {"metadata": metadata, "spec": {"driver": "gpu.nvidia.com", "devices": CARDS, **spec}}
 
 
+def gpus(count: int) -> dict[str, Any]:
+    return {"nvidia.com/gpu": str(count)}
+
+
 def reasons(cluster: Cluster) -> list[Reason]:
     found = cluster.assume(claim_of(cluster, live_pod()), "n1")
     if isinstance(found, Placed):
@@ -35,20 +39,20 @@ def reasons(cluster: Cluster) -> list[Reason]:
 
 
 def test_node_of_another_plugin_offers_nothing_until_its_owner_opts_in() -> None:
-    cluster = a_cluster(live_node(**{"nvidia.com/gpu": "2"}))
+    cluster = a_cluster(live_node(**gpus(2)))
     assert cluster.assume(claim_of(cluster, live_pod()), "n1") == [
         Refusal("n1", None, Reason.OTHER_PLUGIN, 1, 0, never=True)
     ]
-    cluster.set_node(live_node(labels=OPTED_IN, **{"nvidia.com/gpu": "2"}))
+    cluster.set_node(live_node(labels=OPTED_IN, **gpus(2)))
     assert reasons(cluster) == []
-    cluster.set_node(live_node(**{"nvidia.com/gpu": "0"}))
+    cluster.set_node(live_node(**gpus(0)))
     assert reasons(cluster) == []
 
 
 def test_pods_on_a_node_stay_booked_when_another_plugin_comes() -> None:
     cluster = a_cluster(live_node())
     cluster.set_pod(live_pod(on="n1", annotations={"ALIYUN_COM_GPU_MEM_IDX": "0"}))
-    cluster.set_node(live_node(**{"nvidia.com/gpu": "1"}))
+    cluster.set_node(live_node(**gpus(1)))
     assert cluster.board.usage("n1", 0).memory_mib == 4096
     assert reasons(cluster) == [Reason.OTHER_PLUGIN]
 
