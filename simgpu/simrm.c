@@ -1,7 +1,7 @@
 /* simrm.c - libsimrm.so: the ioctl of a simulated RM file.
  *
  * Preloaded after the shim in a tenant, and alone in the daemon, so that both use plain ioctl() on a simulated card as
- * they do on a real one. Everything that is not a connection to the player goes on to libc untouched; the test for that
+ * they do on a real one. Everything that is not an RM file goes on to libc untouched; the test for that
  * costs nothing unless the request is one of RM's ('F').
  */
 #define _GNU_SOURCE

@@ -1,8 +1,11 @@
 /* wire.h - what the simulated libraries and the player say to each other.
  *
- * A process has one connection to the player: a SOCK_SEQPACKET unix socket, which is its "RM file". Whoever holds the
- * same open file may use it (that is the very property the arbiter lives on), so replies cannot come back on it: two
- * processes would read each other's. Every request therefore brings the socket for its reply as SCM_RIGHTS.
+ * A process sends requests over a SOCK_SEQPACKET unix socket. What it may do is decided by its "RM file": the write end
+ * of a named pipe that the player made for it (SIM_OPEN), passed along with every request. Whoever holds the same open
+ * file may use it (that is the very property the arbiter lives on), and its objects live until the last holder closes
+ * it. A pipe outlives the player, as does everything the player knows (player/store.c): after a crash the next player
+ * goes on where the last one stood, and a client only sends its request again. Replies come back on a socket that the
+ * request brings as SCM_RIGHTS: two processes on one connection would read each other's.
  *
  * Work takes no request at all. A context has a lane: a piece of shared memory, made by the player, with a ring that
  * the process fills and counters that the player advances. Entries carry the time of their submission, and the player
@@ -16,6 +19,7 @@
 
 #define SIM_MAGIC 0x4d495347u /* "GSIM" */
 #define SIM_ENV   "ALIQUOT_SIMGPU"
+#define SIM_AGAIN 0x80000000u /* in `kind`: sent before, with the same stamp, and not answered */
 
 #define SIM_CARDS_MAX   64
 #define SIM_MESSAGE_MAX 8192  /* a request, whole */
@@ -30,13 +34,14 @@ enum sim_kind {
     SIM_RESERVE,     /* struct sim_bytes                   -> errno (ENOMEM: the card is full) */
     SIM_RELEASE,     /* struct sim_bytes                   -> errno */
     SIM_MEMORY,      /* struct sim_bytes, card             -> struct sim_memory */
-    SIM_BELL,        /* no answer: look at my lanes */
+    SIM_BELL,        /* no answer: look at the lanes of this RM file, the first file that comes along */
     SIM_PROCESSES,   /* struct sim_since, card             -> struct sim_process[] */
     SIM_SAMPLES,     /* struct sim_since                   -> struct sim_process[], per mille of the time since */
     SIM_LOAD,        /* struct sim_since, card             -> struct sim_load */
     SIM_STATE,       /*                                    -> JSON, for tests and people */
     SIM_FAULT,       /* struct sim_fault                   -> errno; what happens to a card: for tests and people */
     SIM_EVENTS,      /* struct sim_since, since an event   -> struct sim_event[] after that one, as far as they are kept */
+    SIM_OPEN,        /*                                    -> errno; a new RM file as SCM_RIGHTS */
 };
 
 struct sim_head {
@@ -121,23 +126,25 @@ _Static_assert(offsetof(struct sim_lane, tail) == 128, "the two writers are on d
 
 /* ---- the libraries' side (wire.c) ---- */
 
-/* Connects to the player named by $ALIQUOT_SIMGPU. Returns a close-on-exec socket or -1 with errno. */
-int sim_connect(void);
+/* Opens an RM file at the player named by $ALIQUOT_SIMGPU. Returns a close-on-exec file or -1 with errno. */
+int sim_open(void);
 
-/* One request, one answer, on any thread of any process that holds `fd`. The payload of the answer goes to `out` (at
- * most `room` bytes; `got` says how many there were), a file that came with it to `file` (or is closed when NULL).
- * Returns 0 or an errno, the player's or that of the connection (ENODEV: the player is gone). */
-int sim_call(int fd, void *request, size_t size, void *out, size_t room, size_t *got, uint32_t *count, int *file);
+/* One request, one answer, on any thread of any process. `rm` is the RM file that it is for, -1: none. The payload of
+ * the answer goes to `out` (at most `room` bytes; `got` says how many there were), a file that came with it to `file`
+ * (or is closed when NULL). Without a player it waits for the next one. Returns 0 or an errno: the player's, or ENODEV
+ * when the player was ended on purpose (no socket is left) or none came for two minutes. */
+int sim_call(int rm, void *request, size_t size, void *out, size_t room, size_t *got, uint32_t *count, int *file);
 
-/* Tells the player to look at this process's lanes. Never blocks. */
-void sim_bell(int fd);
+/* Asks the player to look at the lanes of this RM file. Never blocks. Returns 0, also while there is hope for a player,
+ * or ENODEV. */
+int sim_bell(int rm);
 
 /* CLOCK_MONOTONIC in nanoseconds. */
 uint64_t sim_now(void);
 
-/* Does the ioctl of an RM file on a connection to the player. Returns 0, or -1 with errno. */
+/* Does the ioctl of an RM file. Returns 0, or -1 with errno. */
 int sim_rm_ioctl(int fd, unsigned long request, void *argument);
 
-/* 1 when `fd` is a connection to the player named by $ALIQUOT_SIMGPU. Leaves errno alone. */
+/* 1 when `fd` may be an RM file, where $ALIQUOT_SIMGPU names a player. Leaves errno alone. */
 int sim_is_rm_file(int fd);
 #endif

@@ -3,7 +3,6 @@
 #include "driver.h"
 #include <errno.h>
 #include <linux/futex.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -35,13 +34,6 @@ static bool over(const struct sim_lane *lane, uint32_t slot, uint64_t seq)
 bool lane_reached(CUcontext context, uint32_t slot, uint64_t seq)
 {
     return over(context->lane, slot, seq);
-}
-
-/* Whether nobody plays the card any more. */
-static bool player_gone(void)
-{
-    struct pollfd file = { driver.rm, 0, 0 };
-    return poll(&file, 1, 0) > 0 && file.revents & (POLLHUP | POLLERR | POLLNVAL);
 }
 
 /* Takes a place to wait at. NULL: all are taken. */
@@ -84,8 +76,8 @@ CUresult lane_wait(CUcontext context, uint32_t slot, uint64_t seq)
         if (__atomic_load_n(&context->lane->dead, __ATOMIC_ACQUIRE))
             return context->dead ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_LAUNCH_FAILED;
         if (wait_once(context, slot, seq)) continue;
-        if (player_gone()) return CUDA_ERROR_DEVICE_UNAVAILABLE;
-        sim_bell(driver.rm); /* in case one was lost in a full socket */
+        /* Again, in case one was lost in a full socket, or with its player. */
+        if (sim_bell(driver.rm) != 0) return CUDA_ERROR_DEVICE_UNAVAILABLE;
     }
     return CUDA_SUCCESS;
 }

@@ -41,7 +41,7 @@ static void drop(uint32_t handle)
 CUresult rm_open(void)
 {
     struct rm_alloc root = { .class_ = RM_CLASS_ROOT };
-    driver.rm = sim_connect();
+    driver.rm = sim_open();
     if (driver.rm < 0 || rm_ioctl(RM_IOC_ALLOC, &root) != 0 || root.status != RM_OK) return CUDA_ERROR_NO_DEVICE;
     driver.client = root.object;
     return CUDA_SUCCESS;

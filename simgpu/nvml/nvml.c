@@ -6,12 +6,11 @@
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
-#include <unistd.h>
 
 #define DRIVER_VERSION "580.0.0-simulated"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static int users, player = -1;
+static int users;
 static struct nvmlDevice_st cards[SIM_CARDS_MAX];
 static unsigned count;
 
@@ -20,8 +19,8 @@ nvmlReturn_t nvml_ask(uint32_t kind, uint32_t card, uint64_t since, void *out, s
 {
     struct sim_since request = { .head.kind = kind, .card = card, .since_us = since };
     struct sim_bytes bytes = { .head.kind = kind, .card = card };
-    int error = kind == SIM_MEMORY ? sim_call(player, &bytes, sizeof bytes, out, room, NULL, entries, NULL)
-                                   : sim_call(player, &request, sizeof request, out, room, NULL, entries, NULL);
+    int error = kind == SIM_MEMORY ? sim_call(-1, &bytes, sizeof bytes, out, room, NULL, entries, NULL)
+                                   : sim_call(-1, &request, sizeof request, out, room, NULL, entries, NULL);
     if (!error) return NVML_SUCCESS;
     return error == ENODEV ? NVML_ERROR_GPU_IS_LOST : NVML_ERROR_UNKNOWN;
 }
@@ -39,18 +38,13 @@ nvmlReturn_t nvml_check(nvmlDevice_t device)
     return NVML_ERROR_INVALID_ARGUMENT;
 }
 
-/* Connects and reads the cards. With the lock held. */
-static nvmlReturn_t open_player(void)
+/* With the lock held. */
+static nvmlReturn_t read_cards(void)
 {
     struct sim_card about[SIM_CARDS_MAX];
     uint32_t entries = 0;
-    player = sim_connect();
-    if (player < 0 || nvml_ask(SIM_CARDS, 0, 0, about, sizeof about, &entries) != NVML_SUCCESS ||
-        entries > SIM_CARDS_MAX) {
-        if (player >= 0) close(player);
-        player = -1;
+    if (nvml_ask(SIM_CARDS, 0, 0, about, sizeof about, &entries) != NVML_SUCCESS || entries > SIM_CARDS_MAX)
         return NVML_ERROR_DRIVER_NOT_LOADED;
-    }
     for (count = 0; count < entries; count++) cards[count] = (struct nvmlDevice_st){ count, about[count] };
     return NVML_SUCCESS;
 }
@@ -59,7 +53,7 @@ API nvmlInitWithFlags(unsigned int flags)
 {
     (void)flags;
     pthread_mutex_lock(&lock);
-    nvmlReturn_t result = users ? NVML_SUCCESS : open_player();
+    nvmlReturn_t result = users ? NVML_SUCCESS : read_cards();
     if (result == NVML_SUCCESS) users++;
     pthread_mutex_unlock(&lock);
     return result;
@@ -79,10 +73,7 @@ API nvmlShutdown(void)
 {
     pthread_mutex_lock(&lock);
     nvmlReturn_t result = users ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
-    if (users && --users == 0) {
-        close(player);
-        player = -1;
-    }
+    if (users) users--;
     pthread_mutex_unlock(&lock);
     return result;
 }

@@ -31,10 +31,10 @@ static int answer_ioctl(struct connection *connection, const uint8_t *message, s
 
 static int answer_cards(struct answer *answer)
 {
-    for (uint32_t i = 0; i < player.set.cards; i++) {
-        struct sim_card card = { .memory = player.card[i].memory };
-        memcpy(card.uuid, player.card[i].uuid, sizeof card.uuid);
-        strncpy(card.name, player.set.name, sizeof card.name - 1);
+    for (uint32_t i = 0; i < player->set.cards; i++) {
+        struct sim_card card = { .memory = player->card[i].memory };
+        memcpy(card.uuid, player->card[i].uuid, sizeof card.uuid);
+        strncpy(card.name, player->set.name, sizeof card.name - 1);
         put(answer, &card, sizeof card);
     }
     return 0;
@@ -48,36 +48,52 @@ static int answer_attach(struct connection *connection, const struct sim_attach 
     struct card *card = object->card;
     if (card->lost) return ENODEV;
     if (object->group->lane) return EBUSY;
-    if (card->memory - card->used < player.set.context_memory) return ENOMEM;
+    if (card->memory - card->used < player->set.context_memory) return ENOMEM;
     object->group->lane = lane_new(&answer->file);
     if (!object->group->lane) return errno;
-    card->used += player.set.context_memory;
-    connection->memory[card->index] += player.set.context_memory;
+    answer->lane = object->group->lane_number = object->group->lane->number;
+    card->used += player->set.context_memory;
     connection->contexts[card->index]++;
+    return 0;
+}
+
+uint64_t memory_held(const struct connection *connection, uint32_t card)
+{
+    return connection->memory[card] + connection->contexts[card] * player->set.context_memory;
+}
+
+/* A new RM file. */
+static int answer_open(const struct link *link, struct answer *answer)
+{
+    if (player->connection_count == CONNECTIONS_MAX) return EMFILE;
+    struct connection *made = connection_new(link->pid, &answer->file);
+    if (!made) return errno;
+    made->next = player->connections;
+    player->connections = made;
+    player->connection_count++;
     return 0;
 }
 
 static int answer_bytes(struct connection *connection, const struct sim_bytes *request, struct answer *answer)
 {
-    if (request->card >= player.set.cards) return EINVAL;
-    struct card *card = &player.card[request->card];
-    uint64_t *mine = &connection->memory[request->card];
-    uint64_t overhead = connection->contexts[request->card] * player.set.context_memory;
+    if (request->card >= player->set.cards) return EINVAL;
+    struct card *card = &player->card[request->card];
     if (card->lost && request->head.kind != SIM_RELEASE) return ENODEV;
     if (request->head.kind == SIM_MEMORY) {
         struct sim_memory memory = { card->memory, card->used };
         put(answer, &memory, sizeof memory);
         return 0;
     }
+    if (!connection) return EINVAL;
     if (request->head.kind == SIM_RESERVE) {
         if (request->bytes > card->memory - card->used) return ENOMEM;
         card->used += request->bytes;
-        *mine += request->bytes;
+        connection->memory[request->card] += request->bytes;
         return 0;
     }
-    if (request->bytes > *mine - overhead) return EINVAL;
+    if (request->bytes > connection->memory[request->card]) return EINVAL;
     card->used -= request->bytes;
-    *mine -= request->bytes;
+    connection->memory[request->card] -= request->bytes;
     return 0;
 }
 
@@ -85,11 +101,11 @@ static int answer_bytes(struct connection *connection, const struct sim_bytes *r
 static int answer_processes(const struct sim_since *request, struct answer *answer)
 {
     struct sim_process *list = (struct sim_process *)(void *)answer->bytes;
-    for (struct connection *c = player.connections; c; c = c->next) {
+    for (struct connection *c = player->connections; c; c = c->next) {
         if (!c->contexts[request->card]) continue;
         uint32_t i = 0;
         while (i < answer->head.count && list[i].pid != c->pid) i++;
-        struct sim_process entry = { .pid = c->pid, .memory = c->memory[request->card] };
+        struct sim_process entry = { .pid = c->pid, .memory = memory_held(c, request->card) };
         if (i < answer->head.count) list[i].memory += entry.memory;
         else put(answer, &entry, sizeof entry);
     }
@@ -99,10 +115,10 @@ static int answer_processes(const struct sim_since *request, struct answer *answ
 /* The time from `since_us` to the end of the last whole bucket, on the simulated clock. Empty: `from` >= `to`. */
 static void period(const struct sim_since *request, uint64_t *from, uint64_t *to)
 {
-    uint64_t now = player.card[request->card].now;
+    uint64_t now = player->card[request->card].now;
     *to = now / BUCKET * BUCKET;
     *from = *to > WINDOW ? *to - WINDOW : 0;
-    int64_t since = (int64_t)(request->since_us * US) - player.realtime_offset;
+    int64_t since = (int64_t)(request->since_us * US) - player->realtime_offset;
     if (!request->since_us) return;
     uint64_t oldest = *to > (BUCKETS - 1) * BUCKET ? *to - (BUCKETS - 1) * BUCKET : 0;
     uint64_t asked = since > 0 ? ((uint64_t)since + BUCKET / 2) / BUCKET * BUCKET : 0; /* answers end with a bucket */
@@ -120,15 +136,15 @@ static int answer_samples(const struct sim_since *request, struct answer *answer
     struct sim_process *list = (struct sim_process *)(void *)answer->bytes;
     uint64_t from, to;
     period(request, &from, &to);
-    for (struct connection *c = player.connections; c && from < to; c = c->next) {
+    for (struct connection *c = player->connections; c && from < to; c = c->next) {
         const struct usage *usage = c->usage[request->card];
         uint64_t busy = usage ? usage_between(usage, from, to) : 0;
         uint32_t i = 0;
         if (!busy) continue;
         while (i < answer->head.count && list[i].pid != c->pid) i++;
         struct sim_process entry = { .pid = c->pid, .permille = permille(busy, from, to),
-                                     .memory = c->memory[request->card],
-                                     .stamp_us = (uint64_t)((int64_t)to + player.realtime_offset) / US };
+                                     .memory = memory_held(c, request->card),
+                                     .stamp_us = (uint64_t)((int64_t)to + player->realtime_offset) / US };
         if (i < answer->head.count) list[i].permille += entry.permille;
         else put(answer, &entry, sizeof entry);
     }
@@ -137,7 +153,7 @@ static int answer_samples(const struct sim_since *request, struct answer *answer
 
 static int answer_load(const struct sim_since *request, struct answer *answer)
 {
-    const struct card *card = &player.card[request->card];
+    const struct card *card = &player->card[request->card];
     uint64_t from, to;
     period(request, &from, &to);
     struct sim_load load = { permille(usage_between(&card->usage, from, to), from, to),
@@ -149,25 +165,28 @@ static int answer_load(const struct sim_since *request, struct answer *answer)
 /* What happened to the cards after the event of that number. */
 static int answer_events(uint64_t since, struct answer *answer)
 {
-    uint64_t first = player.events < EVENTS_KEPT ? 1 : player.events - EVENTS_KEPT + 1;
-    for (uint64_t n = since < first ? first : since + 1; n <= player.events; n++)
-        put(answer, &player.event[n % EVENTS_KEPT], sizeof *player.event);
+    uint64_t first = player->events < EVENTS_KEPT ? 1 : player->events - EVENTS_KEPT + 1;
+    for (uint64_t n = since < first ? first : since + 1; n <= player->events; n++)
+        put(answer, &player->event[n % EVENTS_KEPT], sizeof *player->event);
     return 0;
 }
 
-/* Answers one request, whatever it holds. The error is in the answer. */
-void answer_request(struct connection *connection, const uint8_t *message, size_t size, struct answer *answer)
+/* Answers one request, whatever it holds. `connection` is NULL without an RM file. The error is in the answer. */
+void answer_request(const struct link *link, struct connection *connection, const uint8_t *message, size_t size,
+                    struct answer *answer)
 {
     union { struct sim_head head; struct sim_attach attach; struct sim_bytes bytes; struct sim_since since;
             struct sim_fault fault; } request;
     int error = EINVAL;
     memset(&request, 0, sizeof request);
     memcpy(&request, message, size < sizeof request ? size : sizeof request);
+    request.head.kind &= ~SIM_AGAIN;
     switch (request.head.kind) {
-    case SIM_IOCTL: error = answer_ioctl(connection, message, size, answer); break;
+    case SIM_OPEN: error = answer_open(link, answer); break;
+    case SIM_IOCTL: if (connection) error = answer_ioctl(connection, message, size, answer); break;
     case SIM_CARDS: error = answer_cards(answer); break;
     case SIM_ATTACH:
-        if (size == sizeof request.attach) error = answer_attach(connection, &request.attach, answer);
+        if (size == sizeof request.attach && connection) error = answer_attach(connection, &request.attach, answer);
         break;
     case SIM_RESERVE:
     case SIM_RELEASE:
@@ -177,8 +196,8 @@ void answer_request(struct connection *connection, const uint8_t *message, size_
     case SIM_PROCESSES:
     case SIM_SAMPLES:
     case SIM_LOAD:
-        if (size != sizeof request.since || request.since.card >= player.set.cards) break;
-        error = player.card[request.since.card].lost ? ENODEV
+        if (size != sizeof request.since || request.since.card >= player->set.cards) break;
+        error = player->card[request.since.card].lost ? ENODEV
               : request.head.kind == SIM_PROCESSES ? answer_processes(&request.since, answer)
               : request.head.kind == SIM_SAMPLES   ? answer_samples(&request.since, answer)
                                                    : answer_load(&request.since, answer);

@@ -33,7 +33,7 @@ static void switch_to(struct card *card, struct group *group)
     card->current = group;
     card->active = true;
     card->slice_start = card->now;
-    card->switch_end = card->now + player.set.switch_ns;
+    card->switch_end = card->now + player->set.switch_ns;
     card->switches++;
 }
 
@@ -144,7 +144,7 @@ uint64_t group_earliest(const struct group *group)
     if (card->current == group) return card->now;
     uint64_t idle = card->now + lane_left(card->current->lane);
     uint64_t turn = slice_end(card) > card->now ? slice_end(card) : card->now;
-    return (idle < turn ? idle : turn) + player.set.switch_ns;
+    return (idle < turn ? idle : turn) + player->set.switch_ns;
 }
 
 void group_join(struct card *card, struct group *group)

@@ -86,8 +86,8 @@ uint32_t rm_control_do(struct connection *connection, struct rm_control *control
     if (!object) return RM_INVALID_OBJECT;
     if (object->card && object->card->lost) return RM_GPU_IS_LOST;
     if (rm_is_scheduling_control(control->command)) {
-        if (player.set.refuse_controls) return RM_INSUFFICIENT_PERMISSIONS;
-        player.controls++;
+        if (player->set.refuse_controls) return RM_INSUFFICIENT_PERMISSIONS;
+        player->controls++;
     }
     if (object->class_ == RM_CLASS_GROUP && control->command >> 16 == RM_CLASS_GROUP)
         return group_control(object, control->command, params, length);

@@ -5,7 +5,7 @@
 /* Every context on the card is dead, as after a real card's fall: none of them comes back with the card. */
 static void kill_lanes(const struct card *card)
 {
-    for (struct connection *c = player.connections; c; c = c->next)
+    for (struct connection *c = player->connections; c; c = c->next)
         for (struct object *o = c->objects; o; o = o->next)
             if (o->class_ == RM_CLASS_GROUP && o->card == card && o->group->lane && !o->group->lane->dead)
                 lane_kill(o->group->lane);
@@ -14,8 +14,8 @@ static void kill_lanes(const struct card *card)
 /* Lets it happen. Losing a card twice, or restoring one that is there, changes nothing. Returns 0 or EINVAL. */
 int fault_happens(const struct sim_fault *fault)
 {
-    if (fault->card >= player.set.cards) return EINVAL;
-    struct card *card = &player.card[fault->card];
+    if (fault->card >= player->set.cards) return EINVAL;
+    struct card *card = &player->card[fault->card];
     switch (fault->what) {
     case SIM_LOSE:
         card->lost = true;
@@ -24,9 +24,9 @@ int fault_happens(const struct sim_fault *fault)
     case SIM_RESTORE: card->lost = false; return 0;
     case SIM_XID:
         if (fault->xid > UINT32_MAX) return EINVAL;
-        player.events++;
-        player.event[player.events % EVENTS_KEPT] =
-            (struct sim_event){ player.events, fault->card, (uint32_t)fault->xid };
+        player->events++;
+        player->event[player->events % EVENTS_KEPT] =
+            (struct sim_event){ player->events, fault->card, (uint32_t)fault->xid };
         return 0;
     default: return EINVAL;
     }

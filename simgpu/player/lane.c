@@ -6,7 +6,6 @@
 #define _GNU_SOURCE
 #include "player.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <stdlib.h>
@@ -18,31 +17,37 @@
 #define DURATION_MAX (1000ull * 1000 * 1000 * 1000 * 1000) /* a million seconds: the sums never overflow */
 #define LENIENCE (100 * US) /* how much later than it might somebody with a full queue is woken */
 #define STAMP_TRUST (1000ull * 1000 * 1000) /* a stamp further in the future is a lie and counts as now */
-#ifndef F_ADD_SEALS
-#define F_ADD_SEALS (1024 + 9)
-#endif
-#define SEALS (0x1 | 0x2 | 0x4) /* seal, shrink, grow: a client that shrinks it would kill us with SIGBUS */
+static void lists_empty(struct lane *lane)
+{
+    lane->spare = 0;
+    lane->held = 0;
+    for (uint16_t i = 0; i < HELD; i++) lane->work[i].next = i + 1 < HELD ? (uint16_t)(i + 1) : NONE;
+    for (int i = 0; i < LANE_STREAMS; i++) {
+        lane->queue[i].first = lane->queue[i].last = NONE;
+        lane->queue[i].channel = NULL;
+    }
+    memset(lane->active, 0, sizeof lane->active);
+}
 
-/* Makes the shared memory of a lane. Returns NULL with errno. */
+/* Makes the two files of a lane: ours, and the one that the process shares. Returns NULL with errno. */
 struct lane *lane_new(int *file)
 {
-    struct lane *lane = calloc(1, sizeof *lane);
-    int fd = lane ? (int)syscall(SYS_memfd_create, "simgpu-lane", 1u | 2u /* close on exec, sealable */) : -1;
-    if (fd < 0 || ftruncate(fd, sizeof *lane->shared) != 0 || fcntl(fd, F_ADD_SEALS, SEALS) != 0) goto failed;
-    lane->shared = mmap(NULL, sizeof *lane->shared, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (lane->shared == MAP_FAILED) goto failed;
+    uint64_t number = ++player->numbers;
+    struct lane *lane = store_map('l', number, sizeof *lane, NULL);
+    if (!lane) return NULL;
+    lane->number = number;
+    lane->shared = store_map('w', number, sizeof *lane->shared, file);
+    if (!lane->shared) {
+        int error = errno;
+        munmap(lane, sizeof *lane);
+        store_remove('l', number);
+        errno = error;
+        return NULL;
+    }
     lane->shared->magic = SIM_MAGIC;
     lane->running = -1;
-    for (uint16_t i = 0; i < HELD; i++) lane->work[i].next = i + 1 < HELD ? (uint16_t)(i + 1) : NONE;
-    for (int i = 0; i < LANE_STREAMS; i++) lane->queue[i].first = lane->queue[i].last = NONE;
-    *file = fd;
+    lists_empty(lane);
     return lane;
-failed:;
-    int error = errno;
-    if (fd >= 0) close(fd);
-    free(lane);
-    errno = error;
-    return NULL;
 }
 
 static void wake(uint32_t *word)
@@ -70,8 +75,10 @@ void lane_free(struct lane *lane)
 {
     if (!lane) return;
     lane_kill(lane);
+    store_remove('w', lane->number);
+    store_remove('l', lane->number);
     munmap(lane->shared, sizeof *lane->shared);
-    free(lane);
+    munmap(lane, sizeof *lane);
 }
 
 /* A channel is gone. Work that was still on it has nowhere to run: a fault. */
@@ -108,24 +115,94 @@ static bool bind_channel(struct group *group, const struct lane_item *item)
     return queue->channel != NULL;
 }
 
-/* Puts a checked entry at the end of its stream. */
-static void enqueue(struct group *group, const struct lane_item *item)
+/* Puts an entry in its slot at the end of its stream. */
+static void append(struct lane *lane, uint16_t slot)
 {
-    struct lane *lane = group->lane;
-    struct queue *queue = &lane->queue[item->stream];
-    uint16_t slot = lane->spare;
-    struct work *work = &lane->work[slot];
-    lane->spare = work->next;
+    uint16_t stream = lane->work[slot].item.stream;
+    struct queue *queue = &lane->queue[stream];
     lane->held++;
-    lane->seq = item->seq;
-    work->item = *item;
-    work->started = 0;
-    work->left = item->kind != LANE_RUN ? 0 : item->duration_ns < DURATION_MAX ? item->duration_ns : DURATION_MAX;
-    work->next = NONE;
+    lane->work[slot].next = NONE;
     if (queue->first == NONE) queue->first = slot;
     else lane->work[queue->last].next = slot;
     queue->last = slot;
-    lane->active[item->stream / 64] |= 1ull << (item->stream % 64);
+    lane->active[stream / 64] |= 1ull << (stream % 64);
+}
+
+/* Takes a checked entry into a slot. Its number is written last: then the next player has it too. */
+static void enqueue(struct lane *lane, const struct lane_item *item)
+{
+    uint16_t slot = lane->spare;
+    struct work *work = &lane->work[slot];
+    lane->spare = work->next;
+    work->item = *item;
+    work->item.seq = 0;
+    work->started = 0;
+    work->left = item->kind != LANE_RUN ? 0 : item->duration_ns < DURATION_MAX ? item->duration_ns : DURATION_MAX;
+    __atomic_store_n(&work->item.seq, item->seq, __ATOMIC_RELEASE);
+    lane->seq = item->seq;
+    append(lane, slot);
+}
+
+static struct lane *sorted; /* qsort has no argument for it */
+
+static int by_seq(const void *left, const void *right)
+{
+    uint64_t a = sorted->work[*(const uint16_t *)left].item.seq, b = sorted->work[*(const uint16_t *)right].item.seq;
+    return a < b ? -1 : a > b;
+}
+
+/* Puts what the last player held and had not finished into the queues again. */
+static void work_again(struct group *group, struct lane *lane)
+{
+    uint16_t held[HELD], spare = NONE;
+    unsigned count = 0;
+    lists_empty(lane);
+    for (int i = 0; i < LANE_STREAMS; i++)
+        if (lane->queue[i].seq > lane->seq) lane->seq = lane->queue[i].seq;
+    for (uint16_t slot = HELD; slot-- > 0;) {
+        struct lane_item *item = &lane->work[slot].item;
+        if (item->seq > lane->seq) lane->seq = item->seq;
+        if (item->seq && item->stream < LANE_STREAMS && item->seq > lane->queue[item->stream].seq) held[count++] = slot;
+        else {
+            item->seq = 0;
+            lane->work[slot].next = spare;
+            spare = slot;
+        }
+    }
+    lane->spare = spare;
+    sorted = lane;
+    qsort(held, count, sizeof *held, by_seq);
+    for (unsigned i = 0; i < count; i++) {
+        const struct lane_item *item = &lane->work[held[i]].item;
+        append(lane, held[i]);
+        lane->queue[item->stream].channel = channel_of(group->owner, group, item->channel);
+        if (!lane->queue[item->stream].channel) {
+            lane_kill(lane);
+            return;
+        }
+    }
+    if (lane->running >= LANE_STREAMS || (lane->running >= 0 && lane->queue[lane->running].first == NONE))
+        lane->running = -1;
+}
+
+struct lane *lane_again(struct group *group)
+{
+    struct lane *lane = store_map('l', group->lane_number, sizeof *lane, NULL);
+    struct sim_lane *shared = lane ? store_map('w', group->lane_number, sizeof *shared, NULL) : NULL;
+    if (!shared) {
+        if (lane) munmap(lane, sizeof *lane);
+        return NULL;
+    }
+    lane->shared = shared;
+    if (lane->dead) return lane;
+    work_again(group, lane);
+    for (int i = 0; i < LANE_STREAMS; i++)
+        if (lane->queue[i].seq) __atomic_store_n(&shared->done[i], lane->queue[i].seq, __ATOMIC_RELEASE);
+    uint64_t head = __atomic_load_n(&shared->head, __ATOMIC_ACQUIRE), tail = shared->tail;
+    while (tail < head && head - tail <= LANE_RING && shared->ring[tail % LANE_RING].seq <= lane->seq) tail++;
+    __atomic_store_n(&shared->tail, tail, __ATOMIC_RELEASE); /* taken, and then the last player died */
+    __atomic_store_n(&shared->rung, 0, __ATOMIC_SEQ_CST);
+    return lane;
 }
 
 /* When the host function at the head of this stream ended; NEVER: it has not. */
@@ -133,7 +210,7 @@ static uint64_t host_end(const struct lane *lane, int stream, const struct lane_
 {
     if (__atomic_load_n(&lane->shared->host[stream], __ATOMIC_ACQUIRE) < item->seq) return NEVER;
     uint64_t end = lane->shared->host_ns[stream];
-    return end <= player.real_now + STAMP_TRUST ? end : 0;
+    return end <= player->real_now + STAMP_TRUST ? end : 0;
 }
 
 /* When the next host function after `now` ended, or NEVER. */
@@ -163,7 +240,7 @@ static uint64_t take_arrivals(struct group *group, uint64_t now)
     }
     while (tail < head && lane->held < HELD) {
         struct lane_item item = shared->ring[tail % LANE_RING];
-        if (item.stamp > now && item.stamp <= player.real_now + STAMP_TRUST) {
+        if (item.stamp > now && item.stamp <= player->real_now + STAMP_TRUST) {
             __atomic_store_n(&shared->tail, tail, __ATOMIC_RELEASE);
             return item.stamp;
         }
@@ -171,7 +248,7 @@ static uint64_t take_arrivals(struct group *group, uint64_t now)
             lane_kill(lane);
             return NEVER;
         }
-        enqueue(group, &item);
+        enqueue(lane, &item);
         tail++;
     }
     if (lane->seq != taken) __atomic_store_n(&shared->tail, tail, __ATOMIC_RELEASE);
@@ -246,6 +323,7 @@ void lane_finish(struct lane *lane, int stream, uint64_t now)
         lane->active[stream / 64] &= ~(1ull << (stream % 64));
     }
     if (lane->running == stream) lane->running = -1;
+    work->item.seq = 0;
     work->next = lane->spare;
     lane->spare = slot;
     lane->held--;

@@ -10,7 +10,9 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -20,15 +22,16 @@
 #define FILES    4
 #define PENDING_MAX 256
 
-volatile sig_atomic_t loop_stop;
-
 struct message {
     _Alignas(16) uint8_t bytes[SIM_MESSAGE_MAX];
     size_t size;
-    uint64_t stamp;
-    struct connection *from;
+    uint64_t stamp, sent;          /* as of when it counts, and as it says */
+    struct link *from;
+    struct connection *connection; /* whose RM file came with it, or NULL */
     int reply;
 };
+static struct link *links;
+static unsigned link_count;
 static struct message batch[BATCH];
 static unsigned batched;
 
@@ -99,13 +102,42 @@ static bool is_scheduling(const struct message *message)
     struct { struct sim_ioctl head; struct rm_control control; } request;
     if (message->size < sizeof request) return false;
     memcpy(&request, message->bytes, sizeof request);
-    return request.head.head.kind == SIM_IOCTL && request.head.nr == RM_ESC_CONTROL &&
+    return (request.head.head.kind & ~SIM_AGAIN) == SIM_IOCTL && request.head.nr == RM_ESC_CONTROL &&
            rm_is_scheduling_control(request.control.command);
 }
 
 static void advance_all(uint64_t to)
 {
-    for (uint32_t i = 0; i < player.set.cards; i++) card_advance(&player.card[i], to);
+    for (uint32_t i = 0; i < player->set.cards; i++) card_advance(&player->card[i], to);
+}
+
+/* Keeps the answer for the case that we die before it is heard of (wire.h, SIM_AGAIN). */
+static void remember(const struct message *message, const struct answer *answer)
+{
+    struct last_answer *last = &player->last;
+    last->stamp = 0;
+    if (!message->connection || answer->size > sizeof last->bytes) return;
+    last->connection = message->connection->number;
+    last->lane = answer->lane;
+    last->head = answer->head;
+    last->size = answer->size;
+    memcpy(last->bytes, answer->bytes, answer->size);
+    __atomic_store_n(&last->stamp, message->sent, __ATOMIC_RELEASE);
+}
+
+/* Whether the last player did this already; the answer then is the one that it made. */
+static bool answered_before(const struct message *message, struct answer *answer)
+{
+    const struct last_answer *last = &player->last;
+    if (!message->connection || !last->stamp || last->stamp != message->sent ||
+        last->connection != message->connection->number)
+        return false;
+    answer->head = last->head;
+    answer->size = last->size;
+    memcpy(answer->bytes, last->bytes, last->size);
+    struct sim_lane *lane = last->lane ? store_map('w', last->lane, sizeof *lane, &answer->file) : NULL;
+    if (lane) munmap(lane, sizeof *lane);
+    return true;
 }
 
 /* A bell: the lanes of this connection may be rung again from now on. */
@@ -123,43 +155,60 @@ static void handle(struct message *message)
     memcpy(&head, message->bytes, sizeof head);
     if (head.kind == SIM_BELL || message->reply < 0) {
         if (message->reply >= 0) close(message->reply);
-        if (head.kind == SIM_BELL) take_bell(message->from);
+        if (head.kind == SIM_BELL && message->connection) take_bell(message->connection);
         return;
     }
     advance_all(message->stamp);
     answer.head = (struct sim_answer){ .magic = SIM_MAGIC };
     answer.size = 0;
     answer.file = -1;
-    bool hung = head.kind == SIM_IOCTL && player.controls >= player.set.hang_after;
-    if (!hung) answer_request(message->from, message->bytes, message->size, &answer);
+    answer.lane = 0;
+    bool hung = (head.kind & ~SIM_AGAIN) == SIM_IOCTL && player->controls >= player->set.hang_after;
+    if (!hung && !(head.kind & SIM_AGAIN && answered_before(message, &answer))) {
+        answer_request(message->from, message->connection, message->bytes, message->size, &answer);
+        remember(message, &answer);
+    }
     if (hung) {
         answer.head.error = ENODEV; /* for the one too many that cannot be kept waiting */
         reply_later(message->reply, &answer, NEVER);
     }
-    else if (player.set.control_ns && is_scheduling(message))
-        reply_later(message->reply, &answer, player.real_now + player.set.control_ns);
+    else if (player->set.control_ns && is_scheduling(message))
+        reply_later(message->reply, &answer, player->real_now + player->set.control_ns);
     else reply_with(message->reply, &answer);
 }
 
-/* Takes the first file of a message as the reply's socket, and closes the others. */
-static int take_reply(struct msghdr *header)
+/* The connection whose RM file this is, or NULL. */
+static struct connection *connection_of(int fd)
 {
-    int reply = -1;
+    struct stat found;
+    if (fd < 0 || fstat(fd, &found) != 0 || !S_ISFIFO(found.st_mode)) return NULL;
+    for (struct connection *c = player->connections; c; c = c->next)
+        if (c->ino == found.st_ino && c->dev == found.st_dev) return c;
+    return NULL;
+}
+
+/* Takes the files of a message: the socket for the reply, unless it is a bell, and the RM file. Closes the others. */
+static void take_files(struct msghdr *header, struct message *message, bool bell)
+{
+    int file[2] = { -1, -1 };
+    unsigned taken = bell;
     for (struct cmsghdr *c = CMSG_FIRSTHDR(header); c; c = CMSG_NXTHDR(header, c)) {
         if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
         size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
         for (size_t i = 0; i < count; i++) {
             int fd;
             memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
-            if (reply < 0) reply = fd;
+            if (taken < 2) file[taken++] = fd;
             else close(fd);
         }
     }
-    return reply;
+    message->reply = file[0];
+    message->connection = connection_of(file[1]);
+    if (file[1] >= 0) close(file[1]);
 }
 
-/* Reads what a connection has sent. An empty packet looks like the end of the file; only the poll knows which it is. */
-static void receive(struct connection *connection, bool hung_up)
+/* Reads what a process has sent. An empty packet looks like the end of the file; only the poll knows which it is. */
+static void receive(struct link *link, bool hung_up)
 {
     for (int i = 0; i < PER_TURN && batched < BATCH; i++) {
         struct message *message = &batch[batched];
@@ -167,23 +216,25 @@ static void receive(struct connection *connection, bool hung_up)
         struct iovec part = { message->bytes, sizeof message->bytes };
         struct msghdr header = { .msg_iov = &part, .msg_iovlen = 1,
                                  .msg_control = control.bytes, .msg_controllen = sizeof control.bytes };
-        ssize_t n = recvmsg(connection->fd, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        ssize_t n = recvmsg(link->fd, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
         if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-        message->reply = n < 0 ? -1 : take_reply(&header);
-        if (n < 0 || (n == 0 && hung_up)) {
-            if (message->reply >= 0) close(message->reply);
-            connection->closed = true;
-            return;
-        }
         struct sim_head head = { 0 };
         if (n >= (ssize_t)sizeof head) memcpy(&head, message->bytes, sizeof head);
+        message->reply = -1;
+        if (n >= 0) take_files(&header, message, head.kind == SIM_BELL);
+        if (n < 0 || (n == 0 && hung_up)) {
+            if (message->reply >= 0) close(message->reply);
+            link->closed = true;
+            return;
+        }
         if (head.magic != SIM_MAGIC || header.msg_flags & MSG_TRUNC) { /* not one of ours: as if never sent */
             if (message->reply >= 0) close(message->reply);
             continue;
         }
         message->size = (size_t)n;
-        message->from = connection;
-        message->stamp = head.stamp < player.real_now ? head.stamp : player.real_now;
+        message->from = link;
+        message->sent = head.stamp;
+        message->stamp = head.stamp < player->real_now ? head.stamp : player->real_now;
         batched++;
     }
 }
@@ -195,7 +246,7 @@ static int by_stamp(const void *left, const void *right)
     return a < b ? -1 : a > b;
 }
 
-/* Handles the batch in order of sending; messages of one connection stay in the order they came in. */
+/* Handles the batch in order of sending; messages of one process stay in the order they came in. */
 static void handle_batch(void)
 {
     struct message *order[BATCH];
@@ -216,37 +267,50 @@ static void accept_all(int listener)
         struct ucred peer = { 0 };
         socklen_t size = sizeof peer;
         getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size);
-        struct connection *made = player.connection_count < CONNECTIONS_MAX ? calloc(1, sizeof *made) : NULL;
+        struct link *made = link_count < CONNECTIONS_MAX ? calloc(1, sizeof *made) : NULL;
         if (!made) {
             close(fd);
             continue;
         }
-        made->fd = fd;
-        made->pid = (uint32_t)peer.pid;
-        made->next = player.connections;
-        player.connections = made;
-        player.connection_count++;
+        *made = (struct link){ .next = links, .fd = fd, .pid = (uint32_t)peer.pid };
+        links = made;
+        link_count++;
     }
 }
 
-/* All holders of the file are gone: its objects, work and memory go too. */
+/* Processes that hung up. What they made belongs to their RM files. */
+static void drop_links(void)
+{
+    for (struct link **link = &links; *link;) {
+        struct link *l = *link;
+        if (!l->closed) {
+            link = &l->next;
+            continue;
+        }
+        *link = l->next;
+        link_count--;
+        close(l->fd);
+        free(l);
+    }
+}
+
+/* All holders of an RM file are gone: its objects, work and memory go too. */
 static void drop_closed(void)
 {
-    for (struct connection **link = &player.connections; *link;) {
+    for (struct connection **link = &player->connections; *link;) {
         struct connection *c = *link;
         if (!c->closed) {
             link = &c->next;
             continue;
         }
         *link = c->next;
-        player.connection_count--;
+        player->connection_count--;
         objects_free_all(c);
-        for (uint32_t i = 0; i < player.set.cards; i++) {
-            player.card[i].used -= c->memory[i];
+        for (uint32_t i = 0; i < player->set.cards; i++) {
+            player->card[i].used -= c->memory[i];
             free(c->usage[i]);
         }
-        close(c->fd);
-        free(c);
+        connection_free(c);
     }
 }
 
@@ -267,8 +331,8 @@ static uint64_t serve_waits(struct card *card)
 static uint64_t serve_cards(void)
 {
     uint64_t when = pending ? pending->due : NEVER;
-    for (uint32_t i = 0; i < player.set.cards; i++) {
-        uint64_t next = serve_waits(&player.card[i]);
+    for (uint32_t i = 0; i < player->set.cards; i++) {
+        uint64_t next = serve_waits(&player->card[i]);
         if (next < when) when = next;
     }
     return when;
@@ -279,37 +343,49 @@ static int wait_until(struct pollfd *polls, nfds_t count, uint64_t when)
 {
     uint64_t now = sim_now(), left = when > now ? when - now : 0;
     struct timespec timeout = { (time_t)(left / 1000000000), (long)(left % 1000000000) };
-    sigset_t none; /* signals come here or not at all: one between the loop's test and this would be slept over */
-    sigemptyset(&none);
-    return ppoll(polls, count, when == NEVER ? NULL : &timeout, &none);
+    return ppoll(polls, count, when == NEVER ? NULL : &timeout, NULL);
+}
+
+/* What is to be waited for. Returns how many. */
+static nfds_t fill(struct pollfd *polls, int listener)
+{
+    nfds_t count = 2;
+    polls[0] = (struct pollfd){ listener, POLLIN, 0 };
+    polls[1] = (struct pollfd){ player->set.until_stdin_closes ? STDIN_FILENO : -1, POLLIN, 0 };
+    for (struct link *l = links; l; l = l->next)
+        polls[count++] = (struct pollfd){ l->fd, POLLIN | POLLRDHUP, 0 };
+    for (struct connection *c = player->connections; c; c = c->next)
+        polls[count++] = (struct pollfd){ c->fd, 0, 0 }; /* only its end: nothing is written to an RM file */
+    return count;
 }
 
 int loop_run(int listener)
 {
-    static struct pollfd polls[CONNECTIONS_MAX + 2];
-    static struct connection *whose[CONNECTIONS_MAX + 2];
-    uint64_t when = NEVER;
-    while (!loop_stop) {
-        nfds_t count = 2;
-        polls[0] = (struct pollfd){ listener, POLLIN, 0 };
-        polls[1] = (struct pollfd){ player.set.until_stdin_closes ? STDIN_FILENO : -1, POLLIN, 0 };
-        for (struct connection *c = player.connections; c; c = c->next, count++) {
-            polls[count] = (struct pollfd){ c->fd, POLLIN | POLLRDHUP, 0 };
-            whose[count] = c;
-        }
+    static struct pollfd polls[2 * CONNECTIONS_MAX + 2];
+    uint64_t when = sim_now();
+    bool ends = false;
+    while (!ends) {
+        nfds_t count = fill(polls, listener), i = 2;
         if (wait_until(polls, count, when) < 0 && errno != EINTR) return 1;
-        player.real_now = sim_now();
-        for (nfds_t i = 2; i < count; i++)
-            if (polls[i].revents) receive(whose[i], polls[i].revents & (POLLHUP | POLLRDHUP | POLLERR));
+        player->real_now = sim_now();
+        for (struct link *l = links; l; l = l->next, i++)
+            if (polls[i].revents) receive(l, polls[i].revents & (POLLHUP | POLLRDHUP | POLLERR));
+        for (struct connection *c = player->connections; c; c = c->next, i++)
+            if (polls[i].revents & (POLLHUP | POLLERR)) c->closed = true;
         handle_batch();
-        player.real_now = sim_now();
-        advance_all(player.real_now);
+        player->real_now = sim_now();
+        advance_all(player->real_now);
         drop_closed();
-        send_due(player.real_now);
+        drop_links();
+        send_due(player->real_now);
         if (polls[0].revents) accept_all(listener);
         char byte[64];
-        if (polls[1].revents && read(STDIN_FILENO, byte, sizeof byte) <= 0) loop_stop = 1;
+        ends = polls[1].revents && read(STDIN_FILENO, byte, sizeof byte) <= 0;
         when = serve_cards();
     }
+    for (struct link *l = links; l; l = l->next) l->closed = true;
+    for (struct connection *c = player->connections; c; c = c->next) c->closed = true;
+    drop_links();
+    drop_closed();
     return 0;
 }

@@ -7,7 +7,6 @@
  */
 #include "player.h"
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define RM_INSERT_DUPLICATE_NAME  0x19
@@ -28,7 +27,7 @@ struct object *object_find(struct connection *connection, uint32_t client, uint3
 
 static bool client_taken(uint32_t handle)
 {
-    for (struct connection *c = player.connections; c; c = c->next)
+    for (struct connection *c = player->connections; c; c = c->next)
         if (object_find(c, handle, handle)) return true;
     return false;
 }
@@ -42,18 +41,45 @@ static uint32_t fresh_handle(struct connection *connection, uint32_t client)
     return handle;
 }
 
+/* A slot for an object, empty; NULL: all are taken. */
+static struct object *free_slot(struct connection *connection)
+{
+    for (uint32_t i = 0; i < OBJECTS_MAX; i++)
+        if (!connection->slot[i].handle) {
+            memset(&connection->slot[i], 0, sizeof connection->slot[i]);
+            return &connection->slot[i];
+        }
+    return NULL;
+}
+
+static void link_object(struct connection *connection, struct object *o)
+{
+    o->next = connection->objects;
+    connection->objects = o;
+    connection->count++;
+}
+
+/* The object is complete: from now on it is there, for the next player too. */
+static void enter(struct connection *connection, struct object *made, uint32_t handle)
+{
+    __atomic_store_n(&made->handle, handle, __ATOMIC_RELEASE);
+    link_object(connection, made);
+}
+
 /* What is special about an object of its class, before it is entered. Returns an RM status. */
 static uint32_t prepare(struct connection *connection, struct object *made, const struct object *parent,
                         const void *params, uint32_t length)
 {
     made->card = parent->card;
+    made->card_number = parent->card_number;
     made->stop_at = NEVER;
     if (made->class_ == RM_CLASS_DEVICE) {
         uint32_t index = 0;
         if (parent->class_ != RM_CLASS_ROOT) return RM_INVALID_PARENT;
         if (length >= sizeof index) memcpy(&index, params, sizeof index); /* NV0080_ALLOC_PARAMETERS.deviceId */
-        if (index >= player.set.cards) return RM_INVALID_DEVICE;
-        made->card = &player.card[index];
+        if (index >= player->set.cards) return RM_INVALID_DEVICE;
+        made->card = &player->card[index];
+        made->card_number = index;
     }
     if (made->card && made->card->lost) return RM_GPU_IS_LOST;
     if (made->class_ == RM_CLASS_SUBDEVICE) {
@@ -64,8 +90,8 @@ static uint32_t prepare(struct connection *connection, struct object *made, cons
         if (length && length != sizeof group) return RM_INVALID_PARAMS;
         if (length) memcpy(&group, params, sizeof group);
         made->engine = group.engine;
-        if (!(made->group = calloc(1, sizeof *made->group))) return RM_INSUFFICIENT_RESOURCES;
-        *made->group = (struct group){ .owner = connection, .object = made, .slice = DEFAULT_SLICE };
+        made->group = &made->own;
+        made->own = (struct group){ .owner = connection, .object = made, .slice = DEFAULT_SLICE };
         group_join(made->card, made->group);
     } else if (rm_is_channel(made->class_)) {
         if (parent->class_ != RM_CLASS_GROUP) return RM_INVALID_PARENT;
@@ -83,21 +109,16 @@ static uint32_t allocate(struct connection *connection, uint32_t client, uint32_
     if (!parent) return RM_INVALID_OBJECT;
     if (!class_ || class_ == RM_CLASS_ROOT) return RM_INVALID_CLASS;
     if (*want && object_find(connection, client, *want)) return RM_INSERT_DUPLICATE_NAME;
-    struct object *made = connection->count < OBJECTS_MAX ? calloc(1, sizeof *made) : NULL;
+    struct object *made = free_slot(connection);
     if (!made) return RM_INSUFFICIENT_RESOURCES;
-    made->handle = *want ? *want : fresh_handle(connection, client);
+    uint32_t handle = *want ? *want : fresh_handle(connection, client);
     made->parent = parent_handle;
     made->client = client;
     made->class_ = class_;
     uint32_t status = prepare(connection, made, parent, params, length);
-    if (status != RM_OK) {
-        free(made);
-        return status;
-    }
-    made->next = connection->objects;
-    connection->objects = made;
-    connection->count++;
-    *want = made->handle;
+    if (status != RM_OK) return status;
+    enter(connection, made, handle);
+    *want = handle;
     return RM_OK;
 }
 
@@ -105,13 +126,11 @@ static uint32_t allocate(struct connection *connection, uint32_t client, uint32_
 static uint32_t allocate_root(struct connection *connection, uint32_t *want)
 {
     if (*want && client_taken(*want)) return RM_INSERT_DUPLICATE_NAME;
-    struct object *made = connection->count < OBJECTS_MAX ? calloc(1, sizeof *made) : NULL;
+    struct object *made = free_slot(connection);
     if (!made) return RM_INSUFFICIENT_RESOURCES;
-    while (!*want || client_taken(*want)) *want = FIRST_CLIENT + player.next_client++;
-    *made = (struct object){ .next = connection->objects, .handle = *want, .client = *want,
-                             .class_ = RM_CLASS_ROOT, .stop_at = NEVER };
-    connection->objects = made;
-    connection->count++;
+    while (!*want || client_taken(*want)) *want = FIRST_CLIENT + player->next_client++;
+    *made = (struct object){ .client = *want, .class_ = RM_CLASS_ROOT, .stop_at = NEVER };
+    enter(connection, made, *want);
     return RM_OK;
 }
 
@@ -119,20 +138,17 @@ static uint32_t allocate_root(struct connection *connection, uint32_t *want)
 static void dispose(struct connection *connection, struct object *o)
 {
     connection->count--;
+    __atomic_store_n(&o->handle, 0, __ATOMIC_RELEASE);
     if (o->class_ == RM_CLASS_GROUP) {
         for (struct object *c = connection->objects; c; c = c->next)
             if (c->group == o->group) c->group = NULL;
         group_leave(o->group);
         if (o->group->lane) {
-            uint64_t overhead = player.set.context_memory;
             connection->contexts[o->card->index]--;
-            connection->memory[o->card->index] -= overhead;
-            o->card->used -= overhead;
+            o->card->used -= player->set.context_memory;
         }
         lane_free(o->group->lane);
-        free(o->group);
     } else if (o->group && o->group->lane) lane_forget_channel(o->group->lane, o);
-    free(o);
 }
 
 /* Frees an object with everything under it. */
@@ -165,6 +181,39 @@ void objects_free_all(struct connection *connection)
         connection->objects = o->next;
         dispose(connection, o);
     }
+}
+
+/* A group of the last player, with its lane. */
+static void group_again(struct connection *connection, struct object *o)
+{
+    o->group = &o->own;
+    o->own.owner = connection;
+    o->own.object = o;
+    o->own.lane = NULL;
+    group_join(o->card, o->group);
+    if (!o->own.lane_number || !(o->own.lane = lane_again(o->group))) return;
+    connection->contexts[o->card->index]++;
+    o->card->used += player->set.context_memory;
+}
+
+void objects_again(struct connection *connection)
+{
+    connection->objects = NULL;
+    connection->count = 0;
+    for (uint32_t i = 0; i < OBJECTS_MAX; i++) {
+        struct object *o = &connection->slot[i];
+        if (!o->handle) continue;
+        o->card = o->class_ == RM_CLASS_ROOT || o->card_number >= player->set.cards ? NULL
+                : &player->card[o->card_number];
+        o->group = NULL;
+        link_object(connection, o);
+    }
+    for (struct object *o = connection->objects; o; o = o->next) { /* lanes look for their channels */
+        struct object *parent = rm_is_channel(o->class_) ? object_find(connection, o->client, o->parent) : NULL;
+        if (parent && parent->class_ == RM_CLASS_GROUP) o->group = &parent->own;
+    }
+    for (struct object *o = connection->objects; o; o = o->next)
+        if (o->class_ == RM_CLASS_GROUP && o->card) group_again(connection, o);
 }
 
 static uint32_t rm_alloc_do(struct connection *connection, struct rm_alloc *alloc, const void *params, uint32_t length)

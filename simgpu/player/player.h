@@ -31,14 +31,27 @@ struct usage {
 };
 
 struct connection;
-struct group;
 
-/* An RM object. Objects live in the list of their connection. */
+/* A channel group (TSG): what the card switches between. */
+struct group {
+    struct group *next, *previous; /* the card's runlist, circular */
+    struct card *card;
+    struct connection *owner;
+    struct object *object;
+    struct lane *lane;       /* NULL: never given any work */
+    uint64_t lane_number;    /* its files; 0: none */
+    uint64_t slice, busy;    /* ns */
+};
+
+/* An RM object, in a slot of its connection. The next player finds it there by its handle, and sets the pointers. */
 struct object {
+    uint32_t handle;         /* 0: the slot is free. Written last, and cleared first */
+    uint32_t parent, client, class_, engine;
+    uint32_t card_number;
     struct object *next;
-    uint32_t handle, parent, client, class_, engine;
     struct card *card;       /* NULL for a root */
-    struct group *group;     /* of a group, and of a channel */
+    struct group *group;     /* of a group (its own), and of a channel */
+    struct group own;
     uint64_t stop_at;        /* a channel: when it is (or was) disabled; NEVER: enabled */
 };
 
@@ -55,6 +68,7 @@ struct queue {               /* one stream */
     uint64_t seq;            /* the latest finished */
 };
 struct lane {
+    uint64_t number;         /* of its files */
     struct sim_lane *shared;
     struct work work[HELD];
     struct queue queue[LANE_STREAMS];
@@ -63,16 +77,6 @@ struct lane {
     int running;             /* stream of the entry begun and not finished, -1 */
     uint64_t seq;            /* the latest taken */
     bool dead;
-};
-
-/* A channel group (TSG): what the card switches between. */
-struct group {
-    struct group *next, *previous; /* the card's runlist, circular */
-    struct card *card;
-    struct connection *owner;
-    struct object *object;
-    struct lane *lane;       /* NULL: never given any work */
-    uint64_t slice, busy;    /* ns */
 };
 
 struct card {
@@ -89,28 +93,54 @@ struct card {
     struct usage usage;      /* kernels and switches */
 };
 
-/* One open file of the simulated /dev/nvidiactl. Gone when all holders have closed it. */
+/* One RM file: the simulated /dev/nvidiactl, opened once. Gone when all holders have closed it. */
 struct connection {
-    struct connection *next;
-    int fd;
+    uint32_t magic;          /* written when it is complete */
     uint32_t pid;            /* who opened it */
+    uint64_t number;         /* of its files */
+    uint64_t dev, ino;       /* of the named pipe: whoever holds that may use it */
+    struct connection *next;
+    int fd;                  /* the pipe's read end */
     bool closed;
     struct object *objects;
     uint32_t count, made;
-    uint64_t memory[SIM_CARDS_MAX];
+    uint64_t memory[SIM_CARDS_MAX]; /* reserved; contexts take more */
     uint32_t contexts[SIM_CARDS_MAX];
     struct usage *usage[SIM_CARDS_MAX]; /* NULL: never ran anything there */
+    struct object slot[OBJECTS_MAX];
+};
+
+/* A process that sends requests. */
+struct link {
+    struct link *next;
+    int fd;
+    uint32_t pid;
+    bool closed;
 };
 
 struct settings {
-    const char *socket, *name;
+    const char *socket, *state, *name;
     uint32_t cards;
+    uint64_t seed;                    /* of the UUIDs */
     uint64_t memory, context_memory;  /* bytes */
     uint64_t switch_ns, control_ns;
-    bool refuse_controls, until_stdin_closes;
+    bool refuse_controls, until_stdin_closes, any_user;
     uint64_t hang_after;              /* controls answered before the driver hangs; NEVER */
 };
+
+/* The latest answer, until the next: a client whose player died before it was sent asks for it again. */
+struct last_answer {
+    uint64_t stamp, connection, lane; /* lane: whose file goes with it; 0: none */
+    struct sim_answer head;
+    size_t size;
+    uint8_t bytes[SIM_STRUCT_MAX + SIM_PARAMS_MAX];
+};
+
+/* All that the player knows, in a file that the next player takes over; lists and pointers are made anew (store.c). */
 struct player {
+    uint64_t layout;                  /* of the structs in the files; written when the rest is */
+    char boot[40];                    /* since which times are counted */
+    uint64_t numbers;                 /* of files, given so far */
     struct settings set;
     struct card card[SIM_CARDS_MAX];
     struct connection *connections;
@@ -121,8 +151,17 @@ struct player {
     struct sim_event event[EVENTS_KEPT]; /* by number */
     uint64_t events;                  /* the number of the last */
     int64_t realtime_offset;          /* CLOCK_REALTIME - CLOCK_MONOTONIC, ns */
+    struct last_answer last;
 };
-extern struct player player;
+extern struct player *player;
+
+/* ---- store.c: what outlives the player ---- */
+bool store_open(const struct settings *set);            /* waits until it is our turn; false after a complaint */
+void *store_map(char kind, uint64_t number, size_t size, int *file); /* NULL: errno. `file`: the caller's to close, or NULL */
+void store_remove(char kind, uint64_t number);
+struct connection *connection_new(uint32_t pid, int *file); /* NULL: errno */
+void connection_free(struct connection *connection);    /* without objects, and out of the list */
+void store_remove_all(void);
 
 /* ---- card.c: whose turn it is ---- */
 void card_advance(struct card *card, uint64_t to);      /* plays up to `to`; nothing when that is past */
@@ -134,6 +173,7 @@ void group_leave(struct group *group);
 
 /* ---- lane.c: what there is to do ---- */
 struct lane *lane_new(int *file);                       /* NULL: errno. `file` is the caller's to close */
+struct lane *lane_again(struct group *group);           /* that of the last player; NULL: it is lost */
 void lane_kill(struct lane *lane);                      /* nothing more will be done on it; ends every wait on it */
 void lane_free(struct lane *lane);                      /* the same, and it is gone */
 uint64_t lane_admit(struct group *group, uint64_t now);  /* -> when the process changes something next */
@@ -153,6 +193,7 @@ void usage_charge(struct group *group, uint64_t from, uint64_t to);
 int rm_ioctl(struct connection *connection, uint32_t nr, uint32_t size, void *bytes, uint32_t length, void *params);
 struct object *object_find(struct connection *connection, uint32_t client, uint32_t handle);
 void objects_free_all(struct connection *connection);
+void objects_again(struct connection *connection);      /* those of the last player */
 
 /* ---- control.c ---- */
 uint32_t rm_control_do(struct connection *connection, struct rm_control *control, void *params, uint32_t length);
@@ -161,11 +202,14 @@ bool rm_is_scheduling_control(uint32_t command);
 /* ---- answers.c: everything but the ioctls ---- */
 struct answer {
     int file;                /* to pass on and then close, or -1 */
+    uint64_t lane;           /* whose file that is; 0: none's */
     size_t size;             /* of bytes */
     struct sim_answer head;
     uint8_t bytes[SIM_ANSWER_MAX];
 };
-void answer_request(struct connection *connection, const uint8_t *message, size_t size, struct answer *answer);
+void answer_request(const struct link *link, struct connection *connection, const uint8_t *message, size_t size,
+                    struct answer *answer);
+uint64_t memory_held(const struct connection *connection, uint32_t card);
 int fault_happens(const struct sim_fault *fault);       /* fault.c: 0 or an errno */
 size_t state_json(char *text, size_t room);             /* state.c */
 #endif

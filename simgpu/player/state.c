@@ -38,16 +38,16 @@ static void say_group(struct text *text, const struct object *o, const char *com
 size_t state_json(char *bytes, size_t room)
 {
     struct text text = { bytes, 0, room };
-    say(&text, "{\"connections\":%u,\"controls\":%llu,\"cards\":[", player.connection_count,
-        (unsigned long long)player.controls);
-    for (uint32_t i = 0; i < player.set.cards; i++) {
-        const struct card *card = &player.card[i];
+    say(&text, "{\"connections\":%u,\"controls\":%llu,\"cards\":[", player->connection_count,
+        (unsigned long long)player->controls);
+    for (uint32_t i = 0; i < player->set.cards; i++) {
+        const struct card *card = &player->card[i];
         const char *comma = "", *before = i ? "," : "";
         say(&text, "%s{\"uuid\":\"%s\",\"now_ns\":%llu,\"memory\":%llu,\"used\":%llu,\"busy_ns\":%llu,"
             "\"switches\":%llu,\"lost\":%s,\"groups\":[", before, card->uuid, (unsigned long long)card->now,
             (unsigned long long)card->memory, (unsigned long long)card->used, (unsigned long long)card->usage.total,
             (unsigned long long)card->switches, card->lost ? "true" : "false");
-        for (const struct connection *c = player.connections; c; c = c->next)
+        for (const struct connection *c = player->connections; c; c = c->next)
             for (const struct object *o = c->objects; o; o = o->next)
                 if (o->class_ == RM_CLASS_GROUP && o->card == card) {
                     say_group(&text, o, comma);

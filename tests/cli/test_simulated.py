@@ -119,6 +119,26 @@ def test_killed_simulated_daemon_adopts_tenants(machine: Machine) -> None:
     assert machine.status()["cards"][0]["memory_booked_bytes"] == 4 << 30
 
 
+@pytest.mark.parametrize("daemon_too", [False, True])
+def test_killed_player_of_simulated_cards_is_replaced(machine: Machine, daemon_too: bool) -> None:
+    """Programs on the cards go on, held to their shares, whoever was killed with the player."""
+    name = machine.detach("--memory", "4", "--core", "30", "--", *LOAD)
+    before = computes(machine, name)
+    record = machine.home / "player.json"
+    first = json.loads(record.read_text())["pid"]
+    if daemon_too:
+        os.kill(machine.status()["daemon"]["pid"], signal.SIGKILL)
+    os.kill(first, signal.SIGKILL)
+    if daemon_too:
+        started = machine.aliquot("run", "--memory", "1", "--", "echo", "on")
+        assert started.stdout == "on\n", started.stderr
+    eventually(lambda: json.loads(record.read_text())["pid"] != first)
+    after = computes(machine, name)
+    assert (after["pids"], after["uuid"], after["level"]) == (before["pids"], before["uuid"], "hardware")
+    assert after["memory_used_bytes"] == before["memory_used_bytes"]
+    assert machine.status()["daemon"]["simulated"] == "2x24GiB"
+
+
 def test_simulated_policy_change(machine: Machine) -> None:
     for name, core in (("third", "25"), ("most", "75")):
         machine.detach("--name", name, "--memory", "4", "--core", core, "--", *LOAD)

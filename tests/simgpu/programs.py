@@ -22,14 +22,10 @@ MIB = 1 << 20
 
 
 def rm_file() -> int:
-    """The descriptor of this process's RM file: its connection to the player."""
+    """The descriptor of this process's RM file: a pipe that the player made."""
     for name in os.listdir("/proc/self/fd"):
-        try:
-            with socket.socket(fileno=os.dup(int(name))) as candidate:
-                if candidate.getpeername() == os.environ["ALIQUOT_SIMGPU"]:
-                    return int(name)
-        except (OSError, ValueError):
-            continue
+        if "/s.state/f" in os.path.realpath(f"/proc/self/fd/{name}"):
+            return int(name)
     raise LookupError("no RM file")
 
 
@@ -86,11 +82,35 @@ def serve(link: socket.socket) -> None:
             link.send(json.dumps(result).encode())
 
 
+def busy(link: socket.socket, seconds: float) -> list[Any]:
+    """Launches, waits, allocates and frees all the time; how many kernels it launched and how many ended, every call
+    that failed, and the longest of them in seconds."""
+    session = Session()
+    out, stream = session.allocate(4096), session.stream(1)
+    launched, errors, longest = 0, [], 0.0
+    link.send(b'"ready"')
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        began = time.monotonic()
+        for us in (50, 500, 3):
+            session.launch(us, stream=stream, out=out)
+            launched += 1
+        address = c.c_uint64()
+        calls: list[tuple[Any, ...]] = [
+            ("cuMemAlloc_v2", c.byref(address), 64 * MIB),
+            ("cuStreamSynchronize", stream),
+            ("cuMemFree_v2", address),
+        ]
+        errors += [[call[0], status] for call in calls if (status := session.cuda.status(*call))]
+        longest = max(longest, time.monotonic() - began)
+    return [launched, session.read(out, 1)[0], errors, longest]
+
+
 def scribble() -> list[int]:
     """Overwrites the counter in the shared memory of its context's lane, as a program gone wild might."""
     session = Session()
     with open("/proc/self/maps") as maps:
-        lane = next(line for line in maps if "simgpu-lane" in line)
+        lane = next(line for line in maps if "/s.state/w" in line)
     session.launch(1000)
     c.memset(int(lane.split("-")[0], 16) + 64, 0xA5, 8)
     return [session.cuda.status("cuCtxSynchronize")]
@@ -131,6 +151,8 @@ def main() -> None:
         result = getattr(programs_nvml, name)(*arguments)
     elif name == "control_as_a_daemon":
         result = control_as_a_daemon(link)
+    elif name == "busy":
+        result = busy(link, *arguments)
     elif name == "scribble":
         result = scribble()
     else:

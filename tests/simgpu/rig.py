@@ -28,7 +28,7 @@ IOC_CONTROL = 0xC020462A
 SET_TIMESLICE, GET_TIMESLICE, DISABLE_CHANNELS, GET_GID_INFO = 0xA06C0103, 0xA06C0104, 0x2080110B, 0x2080014A
 
 MAGIC = 0x4D495347
-SIM_IOCTL, SIM_CARDS, SIM_STATE = 1, 2, 11
+SIM_IOCTL, SIM_CARDS, SIM_STATE, SIM_OPEN = 1, 2, 11, 14
 
 
 @functools.cache
@@ -65,7 +65,7 @@ def checked_player() -> Path:
     folder = ROOT / "build" / "sanitized"
     try:
         build.build(target, compiler, folder)
-    except (build.CannotBuild, OSError):
+    except (build.BuildError, OSError):
         return library_folder() / "player"
     return Path(folder / target.output)
 
@@ -119,17 +119,31 @@ class Player:
     def __init__(self, *options: str, program: Path | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="simgpu-"))  # short: the path of a socket has 107 bytes
         self.socket = str(self.folder / "s")
-        command = [
+        self.command = [
             str(program or library_folder() / "player"),
             "--socket",
             self.socket,
             "--until-stdin-closes",
             *options,
         ]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == b"ready\n"
+        self.process = self.another()
         self.tenants: list[Tenant] = []
+
+    def another(self) -> subprocess.Popen[bytes]:
+        """One more player of these cards: it stands by while one plays."""
+        process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        return process
+
+    def crash(self) -> None:
+        """Dies of kill -9. What it leaves is the next one's."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.kill()
+        self.process.wait(PATIENCE)
+        self.process.stdin.close()
+        self.process.stdout.close()
 
     def __enter__(self) -> Player:
         return self
@@ -151,6 +165,7 @@ class Player:
         code = self.process.wait(PATIENCE)
         self.process.stdin.close()
         self.process.stdout.close()
+        self.left = sorted(path.name for path in self.folder.iterdir())
         shutil.rmtree(self.folder)
         return code
 
@@ -172,6 +187,11 @@ class Player:
         """Runs one of programs.py to its end; what it returned."""
         return self.start(program, *arguments, **environment).result()
 
+    def open(self) -> int:
+        """A new RM file."""
+        _, (file,) = self.ask_for_files(SIM_OPEN)
+        return file
+
     def connect(self) -> socket.socket:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         made.connect(self.socket)
@@ -179,16 +199,21 @@ class Player:
 
     def ask(self, kind: int, payload: bytes = b"") -> bytes:
         """A request as the libraries make them; the payload of the answer."""
+        return self.ask_for_files(kind, payload)[0]
+
+    def ask_for_files(self, kind: int, payload: bytes = b"", rm: int | None = None) -> tuple[bytes, list[int]]:
+        """The same, by the holder of an RM file; also the files that came with the answer."""
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with self.connect() as connection, mine:
             mine.settimeout(PATIENCE)
             with theirs:
                 head = struct.pack("=IIQ", MAGIC, kind, time.monotonic_ns())
-                socket.send_fds(connection, [head + payload], [theirs.fileno()])
-            answer = mine.recv(1 << 17)
+                files = [theirs.fileno(), *([] if rm is None else [rm])]
+                socket.send_fds(connection, [head + payload], files)
+            answer, came, _, _ = socket.recv_fds(mine, 1 << 17, 1)
         magic, error, _, _ = struct.unpack_from("=IiII", answer)
         assert (magic, error) == (MAGIC, 0)
-        return answer[16:]
+        return answer[16:], came
 
     def cards(self) -> list[Card]:
         state = json.loads(self.ask(SIM_STATE))

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from simgpu.rig import MAGIC, SIM_IOCTL, Player, checked_player, library_folder, wait_until
+from simgpu.rig import MAGIC, SIM_CARDS, SIM_IOCTL, Player, checked_player, library_folder, wait_until
 
 SIM_ATTACH, SIM_BELL = 3, 7
 
@@ -27,7 +27,7 @@ def garbage(rng: random.Random) -> bytes:
     if rng.random() < 0.2:
         return noise
     head = struct.pack(
-        "=IIQ", MAGIC, rng.choice([*range(14), 2**32 - 1]), rng.choice([0, 2**64 - 1, rng.getrandbits(64)])
+        "=IIQ", MAGIC, rng.choice([*range(15), 2**31 + 1, 2**32 - 1]), rng.choice([0, 2**64 - 1, rng.getrandbits(64)])
     )
     if rng.random() < 0.5:
         return head + noise
@@ -88,8 +88,13 @@ def test_an_empty_packet_is_not_the_end_of_a_connection(player: Player) -> None:
     tenant = player.start("serve")
     tenant.hear()
     file = tenant.rm_file()
-    with socket.socket(fileno=os.dup(file.fd)) as connection:
+    with player.connect() as connection:
         connection.send(b"")
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with mine, theirs:
+            socket.send_fds(connection, [struct.pack("=IIQ", MAGIC, SIM_CARDS, 0)], [theirs.fileno()])
+            mine.settimeout(20)
+            assert mine.recv(1 << 16)
     assert file.get_slice(tenant.group()) == 2048
     assert tenant.ask({"do": "allocate", "mib": 1}) == 0
 
@@ -100,32 +105,26 @@ class RawContext:
     HEAD, RUNG, WAITS, RING = 64, 72, 3264, 69824
 
     def __init__(self, player: Player) -> None:
+        self.player, self.rm = player, player.open()
         self.connection = player.connect()
         self.client = self.allocate(0, 0, 0x41)
         device = self.allocate(self.client, self.client, 0x80)
         self.allocate(self.client, device, 0x2080)
         self.group = self.allocate(self.client, device, 0xA06C)
         self.channel = self.allocate(self.client, self.group, 0xC86F)
-        _, files = self.ask(SIM_ATTACH, struct.pack("=II", self.client, self.group))
-        self.lane = mmap.mmap(files[0], 69824 + 512 * 48)
-        with pytest.raises(PermissionError):
-            os.ftruncate(files[0], 0)  # it would kill the player
-        os.close(files[0])
+        request = struct.pack("=II", self.client, self.group)
+        _, (self.file,) = player.ask_for_files(SIM_ATTACH, request, self.rm)
+        self.lane = mmap.mmap(self.file, 69824 + 512 * 48)
 
-    def ask(self, kind: int, payload: bytes) -> tuple[bytes, list[int]]:
-        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with mine, theirs:
-            head = struct.pack("=IIQ", MAGIC, kind, time.monotonic_ns())
-            socket.send_fds(self.connection, [head + payload], [theirs.fileno()])
-            theirs.close()
-            mine.settimeout(20)
-            answer, files, _, _ = socket.recv_fds(mine, 1 << 16, 1)
-        assert struct.unpack_from("=Ii", answer) == (MAGIC, 0)
-        return answer[16:], files
+    def close(self) -> None:
+        self.lane.close()
+        self.connection.close()
+        os.close(self.file)
+        os.close(self.rm)
 
     def allocate(self, root: int, parent: int, class_: int) -> int:
         request = struct.pack("=4I", 0x2B, 32, 0, 0) + struct.pack("=4IQ2I", root, parent, 0, class_, 0, 0, 0)
-        handle, status = struct.unpack_from("=8xI16xI", self.ask(SIM_IOCTL, request)[0])
+        handle, status = struct.unpack_from("=8xI16xI", self.player.ask_for_files(SIM_IOCTL, request, self.rm)[0])
         assert status == 0
         return int(handle)
 
@@ -136,7 +135,7 @@ class RawContext:
             self.lane[at : at + 48] = item
             head += 1
         struct.pack_into("=Q", self.lane, self.HEAD, head % 2**64)
-        send(self.connection, struct.pack("=IIQ", MAGIC, SIM_BELL, 0), [])
+        send(self.connection, struct.pack("=IIQ", MAGIC, SIM_BELL, 0), [self.rm])
 
 
 def almost_right(rng: random.Random, context: RawContext, seq: int) -> bytes:
@@ -181,8 +180,10 @@ def test_noise_in_a_lane_harms_nobody_else(player: Player, seed: int) -> None:
                 struct.pack_into("=Q", context.lane, context.HEAD, rng.getrandbits(64))
             if rng.random() < 0.2:
                 player.card()
-        context.lane.close()
-        context.connection.close()
+            if rng.random() < 0.02:
+                os.ftruncate(context.file, rng.choice([0, 100, 8192]))
+                break
+        context.close()
     tenant.ask({"do": "launch", "us": 100, "slot": 0})
     tenant.ask({"do": "synchronize"})
     assert tenant.ask({"do": "times", "slot": 0})[0] == 1
@@ -223,7 +224,7 @@ def test_a_socket_left_by_a_dead_player_is_taken_over_and_a_live_one_is_not(play
     command = [str(library_folder() / "player"), "--socket", player.socket, "--until-stdin-closes"]
     second = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=20)
     assert second.returncode == 1
-    assert "in use" in second.stderr
+    assert "other cards are simulated here already: 1 of 8192 MiB" in second.stderr
     stale = str(player.folder / "stale")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
         dead.bind(stale)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import time
@@ -19,7 +20,7 @@ def test_another_connection_may_not_touch_them(player: Player) -> None:
     tenant = player.start("serve")
     tenant.hear()
     group = tenant.group()
-    stranger = RmFile(player, player.connect().detach())
+    stranger = RmFile(player, player.open())
     assert stranger.set_slice(group, 1) == INVALID_CLIENT
     assert stranger.pause(group) == INVALID_CLIENT
     assert tenant.rm_file().set_slice(group, 1) == OK
@@ -112,24 +113,26 @@ def test_many_deaths_at_any_moment_leak_nothing(player: Player) -> None:
     assert player.card().used == 0
 
 
-def test_programs_fail_when_the_player_is_gone() -> None:
-    """Within about a second, instead of waiting for ever."""
-    dying = Player("--memory", "8192")
-    tenant = dying.start("serve")
+def test_programs_fail_when_the_simulation_is_ended() -> None:
+    """Within about a second, instead of waiting for the next player."""
+    ending = Player("--memory", "8192")
+    tenant = ending.start("serve")
     tenant.hear()
     tenant.ask({"do": "launch", "us": 60_000_000})
     tenant.say({"do": "attempt", "call": "cuCtxSynchronize"})
     time.sleep(0.05)
-    dying.close(signal.SIGKILL)
+    os.unlink(ending.socket)
+    ending.crash()
     assert tenant.hear() == 46
     assert tenant.ask({"do": "allocate", "mib": 1}) == 46
     tenant.kill()
+    shutil.rmtree(ending.folder)
 
 
-def test_a_player_ends_on_sigterm_and_leaves_no_socket() -> None:
+def test_a_player_whose_input_ends_leaves_nothing() -> None:
     player = Player("--memory", "8192")
     tenant = player.start("serve")
     tenant.hear()
-    assert player.close(signal.SIGTERM) == 0
-    assert not os.path.exists(player.socket)
+    assert player.close() == 0
+    assert player.left == []
     tenant.kill()

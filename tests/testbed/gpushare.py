@@ -321,7 +321,7 @@ class Peer:
 
     def start_plugin(self, node: RealNode) -> None:
         words = ["plugin", f"--kubeconfig={self.plane.kubeconfig}", f"--node={node.name}", f"--cards={self.cards}"]
-        driver = {"LD_LIBRARY_PATH": player.simulation(), SIM_VARIABLE: "/run/aliquot/player.sock"}
+        driver = {"LD_LIBRARY_PATH": player.simulation(), SIM_VARIABLE: "/run/aliquot/player/sock"}
         program = node.run(_command(*words), name="gpushare-plugin", environment={**_path(), **driver})
         self.plugins[node.name] = program
         program.wait_ready(lambda: "registered" in program.said, 20)

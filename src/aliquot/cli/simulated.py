@@ -46,15 +46,18 @@ def or_no_player(home: Home) -> Iterator[Callable[[], None]]:
         raise
 
 
-def with_stand_ins(home: Home, spec: Cards) -> Playing:
-    """Start the player, then re-execute this program once with the stand-ins before the driver's libraries."""
+def with_stand_ins(home: Home, spec: Cards, node: str | None = None) -> Playing:
+    """Start the player, then re-execute this program once with the stand-ins before the driver's libraries.
+
+    When it returns, this process starts the next player whenever one dies. `node` is the name of an agent's node."""
     from aliquot.adapters.gpu import player
 
     stand_ins = f"{player.preloadable(home)}/simgpu"
     preload = f"{stand_ins}/libsimrm.so"
     running = player.playing(home)
-    playing = player.play(home, spec.cards, spec.memory_mib, nodes=spec.nodes)
+    playing = player.play(home, spec.cards, spec.memory_mib, nodes=spec.nodes, node=node)
     if os.environ.get(SIM_VARIABLE) == playing.socket and os.environ.get("LD_PRELOAD") == preload:
+        player.keep(home, playing)
         return playing
     path = os.environ.get("LD_LIBRARY_PATH")
     environment = {

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,6 +80,40 @@ def test_play_ends_a_player_whose_file_cannot_be_written(home: Home) -> None:
         player.play(home, 1, 8192)
     assert not processes.lives(int(Path(home.run, "pid").read_text()), None)
     Path(home.player).rmdir()
+
+
+def test_keep_starts_the_next_player_until_the_simulation_is_ended(home: Home) -> None:
+    first = player.play(home, 2, 24576)
+    player.keep(home, first)
+    os.kill(first.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while (found := player.playing(home)) is None or found.pid == first.pid:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert found.spec == first.spec
+    player.end(home)
+    while any(thread.name == "player" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert player.known(home) is None
+
+
+def test_a_player_of_another_boot_is_not_known(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    player.play(home, 2, 24576)
+    with monkeypatch.context() as later:
+        later.setattr(player, "_boot", lambda: "the next")
+        assert player.known(home) is None
+    assert player.known(home) is not None
+
+
+def test_uuids_differ_between_nodes_and_stay_the_same(home: Home) -> None:
+    def seed(node: str | None, at: Home = home) -> str:
+        return player.command(at, 1, 1024, node)[-1]
+
+    seeds = [seed("n1"), seed("n2"), seed(None), seed(None, Home("/elsewhere", "/elsewhere"))]
+    assert len(set(seeds)) == 4
+    assert seeds[:3] == [seed("n1"), seed("n2"), seed(None)]
+    assert seed("n1", Home("/elsewhere", "/elsewhere")) == seed("n1")
 
 
 def test_play_says_how_to_build_a_missing_player(home: Home) -> None:

@@ -102,9 +102,9 @@ def test_only_files_of_the_driver_are_sent_controls(tmp_path: Path) -> None:
     try:
         for fd in (reading, writing, folder, plain, null, ours.fileno()):
             assert not rm.is_rm_file(fd, simulated=False)
-        for fd in (reading, writing, folder, plain, null):
+        for fd in (ours.fileno(), folder, plain, null):
             assert not rm.is_rm_file(fd, simulated=True)
-        assert rm.is_rm_file(ours.fileno(), simulated=True)
+        assert rm.is_rm_file(writing, simulated=True)
     finally:
         for fd in (reading, writing, folder, plain, null):
             os.close(fd)

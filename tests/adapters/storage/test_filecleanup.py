@@ -83,19 +83,21 @@ def player(host: Path) -> Iterator[Path]:
     """Somebody who plays cards, and listens."""
     (host / "run/aliquot/player.json").touch()
     before = os.getcwd()
-    os.chdir(host / "run/aliquot")  # a socket's name is short
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind("player.sock")
+    (host / "run/aliquot/player").mkdir()
+    (host / "run/aliquot/player.state").mkdir()
+    os.chdir(host / "run/aliquot/player")  # a socket's name is short
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind("sock")
         os.chdir(before)
         listening.listen()
         yield host / "run/aliquot"
 
 
 def test_sweep_keeps_a_running_simulator(host: Path, player: Path) -> None:
-    if len(str(player / "player.sock")) > 100:
+    if len(str(player / "player/sock")) > 100:
         pytest.skip("the folder's name is too long for a socket in it")
     sweep(host, keep_running=False)
-    assert sorted(path.name for path in player.iterdir()) == ["player.json", "player.sock"]
+    assert sorted(path.name for path in player.iterdir()) == ["player", "player.json", "player.state"]
 
 
 def test_sweep_removes_a_stopped_simulator(host: Path) -> None:

@@ -134,7 +134,7 @@ class TestOptions:
         assert started.more["ignored_xids"] == {94, 63}
 
     def test_simulate_option_starts_player(self, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
-        def stand_ins(home: Home, spec: Cards) -> Playing:
+        def stand_ins(home: Home, spec: Cards, node: str) -> Playing:
             return Playing(1, 2, spec.cards, spec.memory_mib, home.player_socket)
 
         monkeypatch.setattr("aliquot.cli.cluster.agent.with_stand_ins", stand_ins)
@@ -244,8 +244,8 @@ class TestErrors:
         )
 
     def test_agent_file_error_is_reported(self, started: Started) -> None:
-        started.error = PermissionError(13, "Permission denied", "/run/aliquot/player.sock")
-        assert refused(started) == "aliquot: /run/aliquot/player.sock: Permission denied"
+        started.error = PermissionError(13, "Permission denied", "/run/aliquot/state.db")
+        assert refused(started) == "aliquot: /run/aliquot/state.db: Permission denied"
 
 
 class TestHelp:

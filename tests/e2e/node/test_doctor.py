@@ -33,10 +33,10 @@ from testbed.processes import wait_until
 
 CDI = "/run/cdi"
 STATE = "/var/lib/aliquot"
-PLAYER = "/run/aliquot/player.sock"
+PLAYER = "/run/aliquot/player/sock"
 PRELOAD = "/etc/ld.so.preload"
 NOBODY = "11111111-2222-3333-4444-555555555555"
-CARD = "GPU-5106f00{0}-51b6-4a11-9000-00000000000{0}"
+CARDS = ("GPU-cc7a231c-d45b-451e-9c87-6e4c9e436e00", "GPU-0eb7a560-9943-43e5-913e-5fa7d0bc4f01")  # made of the name n1
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def test_on_a_node_that_is_well_each_check_says_so(case: Case) -> None:
 
 def _damaged_spec(case: Case) -> Callable[[], object]:
     spec, text = case.spec(), case.spec().read_text()
-    spec.write_text(text.replace(CARD.format(0), CARD.format(1)))
+    spec.write_text(text.replace(*CARDS))
     return lambda: spec.write_text(text)
 
 
@@ -168,7 +168,7 @@ def _agent_hangs(case: Case) -> Callable[[], object]:
         pytest.param(
             _damaged_spec,
             "cdi",
-            f"NVIDIA_VISIBLE_DEVICES={CARD.format(1)}, but it was granted {CARD.format(0)}",
+            f"NVIDIA_VISIBLE_DEVICES={CARDS[1]}, but it was granted {CARDS[0]}",
             "kubectl delete pod well -n default",
             id="a-spec-of-another-card",
         ),

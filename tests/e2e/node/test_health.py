@@ -27,7 +27,7 @@ Lose = Callable[..., None]
 
 
 def _player(node: RealNode) -> str:
-    return str(node.path("/run/aliquot/player.sock"))
+    return str(node.path("/run/aliquot/player/sock"))
 
 
 @pytest.fixture

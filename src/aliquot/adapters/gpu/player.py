@@ -1,13 +1,22 @@
-"""The process that simulates the cards. Like real cards it outlives the daemon; `aliquot down` ends it."""
+"""The process that simulates the cards. Like real cards it outlives the daemon; `aliquot down` ends it.
+
+It may be killed at any time: programs wait, and the next player goes on (simgpu/player/store.c). The daemon, or the
+agent, starts that one. A second player of the same cards stands by.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import logging
 import os
 import re
 import select
+import shutil
+import socket
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +27,10 @@ from aliquot.adapters.host.home import Home, own_home
 
 _SEPARATORS = re.compile(r"[\s:]")
 _PATIENCE = 10.0  # seconds until it must report that it is ready
+_LOOK = 0.05  # seconds between two looks whether it lives
+_AGAIN = 1.0  # seconds until a player that cannot be started is tried again
+
+log = logging.getLogger(__name__)
 
 
 class PlayerError(Exception):
@@ -33,6 +46,8 @@ class Playing(NamedTuple):
     memory_mib: int
     socket: str
     nodes: int = 1  # that the cards are divided among
+    boot: str = ""
+    node: str | None = None  # the name that the UUIDs are made of; None: of the machine's
 
     @property
     def spec(self) -> str:
@@ -69,16 +84,35 @@ def simulation() -> str:
     return str(library() / "simgpu")
 
 
-def playing(home: Home) -> Playing | None:
-    """The player of this home, if it lives."""
+def known(home: Home) -> Playing | None:
+    """The player of this home that was started since the machine was, alive or not. `aliquot down` forgets it."""
     try:
         found = Playing(**json.loads(Path(home.player).read_text()))
     except (OSError, ValueError, TypeError):
         return None
-    return found if processes.lives(found.pid, found.started) else None
+    return found if found.boot == _boot() else None
 
 
-def play(home: Home, cards: int, memory_mib: int, *, nodes: int = 1) -> Playing:
+def playing(home: Home) -> Playing | None:
+    """The player of this home, if it lives."""
+    found = known(home)
+    return found if found is not None and processes.lives(found.pid, found.started) else None
+
+
+def command(home: Home, cards: int, memory_mib: int, node: str | None) -> list[str]:
+    """The program and its arguments. With the name of a node, users of the node's containers may connect. Raises
+    PlayerError."""
+    program = Path(simulation()) / "player"
+    if not os.access(program, os.X_OK):
+        raise PlayerError(f"{program} is not there: build it with `make native`")
+    places = ["--socket", home.player_socket, "--state", home.player_state]
+    # Containers run as any user. Host users get access, too: nobody has secrets on simulated cards.
+    who = [] if node is None else ["--any-user"]
+    amounts = ["--cards", str(cards), "--memory", str(memory_mib), "--seed", str(_seed(home, node))]
+    return [str(program), *places, *who, *amounts]
+
+
+def play(home: Home, cards: int, memory_mib: int, *, nodes: int = 1, node: str | None = None) -> Playing:
     """Start a player of such cards, or return the one that runs. Raises PlayerError."""
     found = playing(home)
     if found is not None:
@@ -86,23 +120,22 @@ def play(home: Home, cards: int, memory_mib: int, *, nodes: int = 1) -> Playing:
             where = "" if home.run == own_home().run else f"ALIQUOT_HOME={home.run} "
             raise PlayerError(f"{found.spec} are simulated here already: `{where}aliquot down` ends them")
         return found
-    program = Path(simulation()) / "player"
-    if not os.access(program, os.X_OK):
-        raise PlayerError(f"{program} is not there: build it with `make native`")
-    arguments = [str(program), "--socket", home.player_socket, "--cards", str(cards), "--memory", str(memory_mib)]
-    with open(f"{home.state}/player.log", "ab") as log:
+    arguments = command(home, cards, memory_mib, node)
+    with open(f"{home.state}/player.log", "ab") as output:
         process = subprocess.Popen(  # noqa: S603 - our own program
-            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True, cwd="/"
+            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output, start_new_session=True, cwd="/"
         )
     with process.stdout or contextlib.nullcontext():
-        _wait_until_ready(process)
+        _wait_until_ready(process, f"{home.state}/player.log")
     pid = processes.known_as(process.pid)
     started = processes.start_time(pid)
     if started is None:
-        raise PlayerError(f"{program} ended at once: {home.state}/player.log may say why")
-    found = Playing(pid, started, cards, memory_mib, home.player_socket, nodes)
+        raise PlayerError(f"{arguments[0]} ended at once: {home.state}/player.log may say why")
+    found = Playing(pid, started, cards, memory_mib, home.player_socket, nodes, _boot(), node)
+    written = Path(f"{home.player}~")
     try:
-        Path(home.player).write_text(json.dumps(found._asdict()))
+        written.write_text(json.dumps(found._asdict()))
+        written.rename(home.player)
     except OSError as error:  # nobody would find it again
         process.kill()
         process.wait()
@@ -111,17 +144,56 @@ def play(home: Home, cards: int, memory_mib: int, *, nodes: int = 1) -> Playing:
     return found
 
 
+def keep(home: Home, found: Playing) -> None:
+    """Start the next player whenever this one dies, as long as this process lives. In a thread of its own: everything
+    that asks the cards waits meanwhile."""
+    threading.Thread(target=_keep, args=(home, found), name="player", daemon=True).start()
+
+
+def _keep(home: Home, found: Playing) -> None:
+    while True:
+        while processes.lives(found.pid, found.started):
+            time.sleep(_LOOK)
+        with contextlib.suppress(OSError):  # it may be our child
+            os.waitpid(found.pid, os.WNOHANG)
+        if known(home) is None:  # ended on purpose
+            return
+        try:
+            found = play(home, found.cards, found.memory_mib, nodes=found.nodes, node=found.node)
+            log.warning("simulated_cards_restarted", extra={"data": {"pid": found.pid}})
+        except (PlayerError, OSError) as error:
+            log.warning("simulated_cards_not_restarted", extra={"data": {"error": str(error)}})
+            time.sleep(_AGAIN)
+
+
 def end(home: Home) -> bool:
-    """End the simulation. False if there was none."""
+    """End the simulation: programs stop waiting for the next player. False if there was none."""
     found = playing(home)
-    if found is not None:
-        processes.end(found.pid, found.started, patience=2.0)
     for path in (home.player, home.player_socket):
         Path(path).unlink(missing_ok=True)
+    if found is not None:
+        processes.end(found.pid, found.started, patience=2.0)
+    for folder in (os.path.dirname(home.player_socket), home.player_state):
+        shutil.rmtree(folder, ignore_errors=True)
     return found is not None
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes]) -> None:
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _seed(home: Home, node: str | None) -> int:
+    """Of the UUIDs: they differ between nodes, machines and homes, and stay the same for each."""
+    if node is None:
+        try:
+            machine = Path("/etc/machine-id").read_text().strip()
+        except OSError:
+            machine = socket.gethostname()
+        node = f"{machine}\0{home.run}"
+    return int.from_bytes(hashlib.sha256(node.encode()).digest()[:7], "big") + 1  # 0 means: no seed
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], log_file: str) -> None:
     assert process.stdout is not None
     output, deadline = b"", time.monotonic() + _PATIENCE
     while b"ready" not in output:
@@ -130,6 +202,5 @@ def _wait_until_ready(process: subprocess.Popen[bytes]) -> None:
         if not piece:
             process.kill()
             process.wait()
-            words = f": {output.decode(errors='replace')}" if output else ""
-            raise PlayerError(f"the player of the simulated cards did not come up{words}")
+            raise PlayerError(f"the player of the simulated cards did not come up: {log_file} may say why")
         output += piece

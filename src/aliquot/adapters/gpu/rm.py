@@ -57,7 +57,7 @@ def is_rm_file(fd: int, *, simulated: bool) -> bool:
     """Whether controls may be sent to this file: a tenant can pass any file."""
     mode = os.fstat(fd)
     if simulated:
-        return stat.S_ISSOCK(mode.st_mode)
+        return stat.S_ISFIFO(mode.st_mode)
     return stat.S_ISCHR(mode.st_mode) and (os.major(mode.st_rdev), os.minor(mode.st_rdev)) == _NVIDIACTL
 
 

@@ -51,8 +51,13 @@ class Home(NamedTuple):
 
     @property
     def player_socket(self) -> str:
-        """Where it listens."""
-        return f"{self.run}/player.sock"
+        """Where it listens: in a folder that containers mount, because every player makes a new socket."""
+        return f"{self.run}/player/sock"
+
+    @property
+    def player_state(self) -> str:
+        """What the next player goes on with when this one dies."""
+        return f"{self.run}/player.state"
 
     @property
     def database(self) -> str:

@@ -99,12 +99,12 @@ def _refuse_held(home: Home) -> None:
 
 def _is_simulator(path: Path) -> bool:
     """Whether it belongs to a simulator that answers."""
-    if path.name not in ("player.json", "player.sock"):
+    if path.name not in ("player", "player.json", "player.state"):
         return False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
         asking.settimeout(1.0)
         try:
-            asking.connect(str(path.with_name("player.sock")))
+            asking.connect(str(path.with_name("player") / "sock"))
         except OSError:
             return False
     return True

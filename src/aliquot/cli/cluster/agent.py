@@ -184,7 +184,7 @@ def _serve(given: dict[str, Any]) -> None:
             daemon_home.make_folder(home.state, 0o755, advice=f"{as_root}choose another folder with --dbfile")
         lock = daemon_home.take_lock(home)
         try:
-            playing = None if spec is None else with_stand_ins(home, spec)
+            playing = None if spec is None else with_stand_ins(home, spec, node=_node_name(given))
             start_logging(given["log_level"])
             _log_start(given)
             _run(given, home, server, playing)
@@ -234,6 +234,10 @@ def _log_start(given: dict[str, Any]) -> None:
         )
 
 
+def _node_name(given: dict[str, Any]) -> str:
+    return given["nodename"] or os.environ.get("NODE_NAME") or socket.gethostname().lower()
+
+
 def _find_server(kubeconfig: Path | None) -> Server:
     from aliquot.adapters.kubernetes.kubeconfig import KubeConfigError, find_server
 
@@ -252,7 +256,7 @@ def _run(given: dict[str, Any], home: Home, server: Server, playing: Playing | N
     from aliquot.services.agent.service import Settings
 
     settings = Settings(
-        node_name=given["nodename"] or os.environ.get("NODE_NAME") or socket.gethostname().lower(),
+        node_name=_node_name(given),
         tenants=Path(home.tenants),
         links=Path(home.run, "a"),
         cdi={"auto": None, "on": True, "off": False}[given["cdi"]],

@@ -101,7 +101,7 @@ def down() -> None:
     from aliquot.adapters.host import processes
 
     answer: dict[str, Any] = {}
-    simulated = any(player.playing(home) for home in homes())
+    simulated = any(player.known(home) for home in homes())
     try:
         answer = ask({"op": "down"})
     except NoDaemonRunsError:
@@ -208,7 +208,7 @@ def _serve(
         came_up()
         click.echo(f"aliquot: {text}", err=True)
 
-    playing = player.playing(home)
+    playing = player.known(home)
     if spec is None and playing is not None:  # a home stays simulated until `aliquot down`
         spec = Cards(playing.cards, playing.memory_mib, playing.nodes)
     try:

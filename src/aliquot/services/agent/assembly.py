@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Set
 from pathlib import Path
 
@@ -43,9 +42,6 @@ def run_agent(
     """Run until SIGTERM. Raises NvmlError, StoreError, ShimError, CdiError, and OSError for a bad address."""
     nvml = Nvml()
     store = PodStore(database)
-    if playing is not None:
-        # Containers run as any user. Host users get access, too: nobody has secrets on simulated cards.
-        os.chmod(playing.socket, 0o666)  # noqa: S103 - see above
     try:
         health = CardHealth(nvml, remembered=store.cards(), ignored=ignored_xids)
         if not health.cards:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -58,9 +59,10 @@ def _from_file(nvidia: DriverFile, uuids: Sequence[str], numbers: Mapping[str, i
 
 
 def _simulated(playing: Playing, uuids: Sequence[str]) -> Edits:
-    """Mount the simulator's socket at its host path, where the stand-ins look for it. Show only the granted cards, as a
-    real driver with NVIDIA's runtime does."""
+    """Mount the folder of the simulator's socket at its host path, where the stand-ins look for it: the next player
+    makes a new socket there. Show only the granted cards, as a real driver with NVIDIA's runtime does."""
     env = {SIM_VARIABLE: playing.socket, "LD_LIBRARY_PATH": shims.IN_CONTAINERS}
     if uuids:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
-    return Edits(env, mounts=(Mount(playing.socket, playing.socket, writable=True),))
+    folder = os.path.dirname(playing.socket)
+    return Edits(env, mounts=(Mount(folder, folder),))
