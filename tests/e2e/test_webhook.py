@@ -111,6 +111,18 @@ def test_kubectl_apply_says_which_rule_a_pod_breaks(fresh: ControlPlane) -> None
     assert objects.list_pods(fresh) == []
 
 
+def test_a_misspelled_resource_is_refused_with_the_name_that_was_meant(fresh: ControlPlane) -> None:
+    with a_webhook(fresh) as webhook:
+        for written, meant in (("aliyun.com/gpumem", SHARED), ("tke.cloud.tencent.com/qgpu-mem", MEMORY)):
+            manifest = yaml.safe_dump(objects.pod("p", {written: 4}))
+            said = fresh.kubectl("apply", "-f", "-", stdin=manifest, check=False)
+            assert f"no such resource; did you mean {meant}?" in said
+        before = webhook.calls["review"]
+        created(fresh, objects.pod("theirs", {"aliyun.com/gpu": 1, "aliyun.com/gpu-core.percentage": 10}))
+        assert webhook.calls["review"] == before
+    assert [pod["metadata"]["name"] for pod in objects.list_pods(fresh)] == ["theirs"]
+
+
 def test_replicaset_event_has_webhook_refusal(fresh: ControlPlane) -> None:
     template = objects.pod("p", {CORE: 30})
     labels = {"app": "web"}
