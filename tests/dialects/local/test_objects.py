@@ -50,7 +50,7 @@ def test_what_makes_no_pods_is_passed_over_and_that_is_said() -> None:
         ({"kind": "Pod"}, "Pod: metadata"),
         (a_pod("Upper"), "Pod: metadata.name"),
         (a_pod("p", namespace="no/way"), "Pod p: metadata.namespace"),
-        (a_workload("DaemonSet"), "DaemonSet default/web: kind"),
+        (a_workload("CronJob"), "CronJob default/web: spec.jobTemplate"),
         (a_workload("StatefulSet", replicas=-1), "StatefulSet default/web: spec.replicas"),
         (a_workload("StatefulSet", replicas=257), "StatefulSet default/web: spec.replicas"),
         (a_workload("Job", completions="many"), "Job default/web: spec.completions"),

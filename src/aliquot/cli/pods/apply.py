@@ -64,16 +64,18 @@ def apply(
 ) -> None:
     """Run the Pods of a manifest on this machine as local processes.
 
-    Takes the same manifests as Kubernetes: Pods, Deployments, StatefulSets, ReplicaSets and Jobs that request cards in
-    the dialect of qGPU, T9k or gpushare. Pods are placed as on a cluster and limited to their memory and compute.
-    Starts the daemon if none runs. Applying a changed manifest again changes only what differs.
+    Takes the same manifests as Kubernetes: Pods, Deployments, StatefulSets, ReplicaSets, DaemonSets (one Pod), Jobs and
+    CronJobs that request cards in the dialect of qGPU, T9k or gpushare. Pods are placed as on a cluster and limited to
+    their memory and compute. Starts the daemon if none runs. Applying a changed manifest again changes only what
+    differs.
 
     Differences from Kubernetes: there is one machine, and there are no containers. `command`, `args`, `env` and
     `workingDir` run as local processes under your user; the image is not used. A container without a command runs the
-    sample workload (`aliquot burn load`). Kinds that run nothing here (Service, ConfigMap, DaemonSet, ...) are skipped.
-    Notes on stderr list these differences.
+    sample workload (`aliquot burn load`). Kinds that run nothing here (Service, ConfigMap, ...) are skipped. Notes on
+    stderr list these differences.
 
-    All or nothing: if one object is invalid, none is started (exit code 2, with file and line).
+    All or nothing: if one object is invalid, or can never fit on this machine, none is started (exit code 2, with file
+    and line).
 
     \b
     aliquot apply -f binpack.yaml

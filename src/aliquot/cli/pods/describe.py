@@ -177,7 +177,14 @@ def _workload(status: Status, workload: WorkloadStatus) -> Iterator[str]:
     yield _line("Name", workload.name)
     yield _line("Namespace", workload.namespace)
     yield _line("Kind", workload.kind)
-    yield _line("Succeeded" if workload.kind == "Job" else "Ready", f"{workload.ready} of {workload.replicas}")
+    counted = {"Job": "Succeeded", "CronJob": "Active Jobs"}.get(workload.kind, "Ready")
+    yield _line(counted, f"{workload.ready} of {workload.replicas}")
+    if workload.suspended:
+        yield _line("Suspended", "yes: no new Pods until it is applied with suspend: false")
+    if workload.schedule is not None:
+        yield _line("Schedule", workload.schedule)
+    if workload.next_run is not None:
+        yield _line("Next run", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(workload.next_run)))
     yield _line("Created", _when(workload.created))
     owner = OwnerStatus(workload.kind, workload.name)
     owned = (pod for pod in status.pods or [] if pod.namespace == workload.namespace and pod.owner == owner)

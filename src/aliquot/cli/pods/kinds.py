@@ -34,7 +34,9 @@ WORKLOADS = (
     Kind("Deployment", "apps", ("deployments", "deployment", "deploy")),
     Kind("StatefulSet", "apps", ("statefulsets", "statefulset", "sts")),
     Kind("ReplicaSet", "apps", ("replicasets", "replicaset", "rs")),
+    Kind("DaemonSet", "apps", ("daemonsets", "daemonset", "ds")),
     Kind("Job", "batch", ("jobs", "job")),
+    Kind("CronJob", "batch", ("cronjobs", "cronjob", "cj")),
     Kind("ReplicationController", "", ("replicationcontrollers", "replicationcontroller", "rc")),
 )
 KINDS = (POD, NODE, *WORKLOADS)

@@ -47,6 +47,8 @@ def settled(applied: Json, status: Status) -> bool:
         return bool(pods) and rest
     for workload in status.workloads or []:
         if (workload.kind, workload.namespace, workload.name) == _key(applied):
+            if workload.suspended or workload.kind == "CronJob":  # there is nothing to wait for yet
+                return rest
             # A Job counts the Pods that have succeeded; all others the Pods that run.
             return rest and (workload.ready >= workload.replicas or (workload.kind == "Job" and bool(pods)))
     return False

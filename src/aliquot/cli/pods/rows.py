@@ -222,7 +222,7 @@ def owner_of(pod: PodStatus) -> str | None:
 
 
 def _workload_row(workload: WorkloadStatus, name: str, wide: bool) -> tuple[str, ...]:
-    made = f"{workload.ready}/{workload.replicas}"
+    made = f"{workload.ready}/{workload.replicas}{', suspended' * workload.suspended}"
     return (name, made, age(workload.created), *((str(workload.user),) if wide else ()))
 
 

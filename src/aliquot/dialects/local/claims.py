@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aliquot.dialects import gpushare, qgpu, t9k
 from aliquot.dialects.pods import Container, Pod, read_pod, unnamed
 from aliquot.dialects.qgpu import QgpuRules
 from aliquot.dialects.registry import parse_pod
@@ -43,6 +44,19 @@ def accepted_claim(pod: object) -> Claim | None:
         if not isinstance(found, tuple):
             return found
     return None
+
+
+def largest_request(pod: object, claim: Claim) -> tuple[str, object]:
+    """The field with the largest request of the claim, and its value."""
+    largest = max(
+        claim.containers, key=lambda part: (part.slice.memory_mib, part.slice.memory_percent, part.count or 0)
+    )
+    view = read_pod(pod)
+    for container in view.containers if view is not None else ():
+        for resource in (*qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES, CARDS):
+            if container.name == largest.name and container.asks(resource):
+                return container.field(resource), container.value(resource)
+    return "spec.containers", largest.name
 
 
 def _whole_cards(view: Pod, asking: list[Container]) -> Claim | tuple[Invalid, ...]:

@@ -1,7 +1,7 @@
 """Validates the Kubernetes objects that one machine runs, and creates Pods from workloads.
 
-Accepts Pods, Deployments, ReplicaSets, StatefulSets, ReplicationControllers and Jobs of any apiVersion, and Lists of
-them. Objects that create no Pods (a Service, a ConfigMap) are skipped with a note.
+Accepts Pods, Deployments, ReplicaSets, StatefulSets, ReplicationControllers, DaemonSets, Jobs and CronJobs of any
+apiVersion, and Lists of them. Objects that create no Pods (a Service, a ConfigMap) are skipped with a note.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aliquot.dialects.kube import WORKLOADS, expand
+from aliquot.dialects.kube import WORKLOADS, expand, job_of
 from aliquot.dialects.local.claims import parse_local_pod
+from aliquot.dialects.local.cron import ALLOWED, parse_schedule
 from aliquot.dialects.local.pods import LABEL, NAME_ALLOWED, notes_of, plan_of
 from aliquot.dialects.pods import Json
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
@@ -24,9 +25,10 @@ from aliquot.model.refusal import Invalid
 
 POD = "Pod"
 MOST_REPLICAS = 256  # of one workload: a Pod is at least two processes
-_UNSUPPORTED = ("DaemonSet", "CronJob")  # they create Pods, but not here
+CRON_JOB = "CronJob"
 _MOST_OBJECTS = 256
 _NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
+_LONGEST_CRON_NAME = 52  # as in Kubernetes: the name of a Job has the time in it too
 _NAME_ALLOWED = "at most 253 lower-case letters, digits, - and ., for example web-1"
 _BACKOFF_LIMIT = 6
 _MOST_ENDED = 1000  # finished Pods of a Job: they stay in the list
@@ -69,6 +71,7 @@ class Amounts:
     completions: int | None = None
     backoff_limit: int = _BACKOFF_LIMIT
     workers: bool = False
+    suspended: bool = False
 
 
 def read_objects(objects: object, rules: Rules = DEFAULT_RULES) -> list[LocalObject] | Invalid:
@@ -106,17 +109,13 @@ def _read(manifest: dict[str, Any], kind: str, rules: Rules) -> LocalObject | In
     if not isinstance(metadata, dict):
         return Invalid(f"{kind}: metadata", metadata, "a mapping with a name")
     name, namespace = metadata.get("name"), metadata.get("namespace") or "default"
-    if kind != POD and kind not in WORKLOADS and kind not in _UNSUPPORTED and isinstance(name, str):
+    if kind != POD and kind not in WORKLOADS and isinstance(name, str):
         return LocalObject(kind, str(namespace), name, manifest, (f"{kind} is skipped: it creates no Pods",))
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return Invalid(f"{kind}: metadata.name", name, _NAME_ALLOWED)
     if not isinstance(namespace, str) or not LABEL.fullmatch(namespace):
         return Invalid(f"{kind} {name}: metadata.namespace", namespace, NAME_ALLOWED)
     label = f"{kind} {namespace}/{name}"
-    if kind in _UNSUPPORTED:
-        return Invalid(
-            f"{label}: kind", kind, f"Pod, {', '.join(kind for kind in WORKLOADS if kind not in _UNSUPPORTED)} or List"
-        )
     manifest = {**manifest, "metadata": {**metadata, "namespace": namespace}}
     notes = _checked(manifest, kind, rules)
     if isinstance(notes, Invalid):
@@ -128,6 +127,8 @@ def _checked(manifest: dict[str, Any], kind: str, rules: Rules) -> list[str] | I
     """The notes of a valid object."""
     if kind == POD:
         return _pod_notes(manifest, rules)
+    if kind == CRON_JOB:
+        return _checked_cron_job(manifest, rules)
     broken = _checked_amounts(manifest, kind)
     if broken is not None:
         return broken
@@ -142,6 +143,32 @@ def _checked(manifest: dict[str, Any], kind: str, rules: Rules) -> list[str] | I
     if kind != "Job" and policy not in (None, "Always"):
         return Invalid("spec.template.spec.restartPolicy", policy, f"Always in a {kind}")
     return notes + [text for field, text in _NOTES.items() if spec.get(field)]
+
+
+_POLICIES = ("Allow", "Forbid", "Replace")
+_WHOLE_NUMBERS = ("successfulJobsHistoryLimit", "failedJobsHistoryLimit", "startingDeadlineSeconds")
+
+
+def _checked_cron_job(manifest: dict[str, Any], rules: Rules) -> list[str] | Invalid:
+    job = job_of(manifest)
+    if isinstance(job, Invalid):
+        return job
+    spec, name = manifest["spec"], manifest["metadata"]["name"]
+    if len(name) > _LONGEST_CRON_NAME:
+        return Invalid("metadata.name", name, f"at most {_LONGEST_CRON_NAME} characters")
+    if parse_schedule(spec.get("schedule")) is None:
+        return Invalid("spec.schedule", spec.get("schedule"), ALLOWED)
+    policy = spec.get("concurrencyPolicy")
+    if policy is not None and policy not in _POLICIES:
+        return Invalid("spec.concurrencyPolicy", policy, ", ".join(_POLICIES))
+    for field in _WHOLE_NUMBERS:
+        value = spec.get(field)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31):
+            return Invalid(f"spec.{field}", value, "a whole number, at least 0")
+    notes = _checked(job, "Job", rules)
+    if isinstance(notes, Invalid):
+        return Invalid(f"spec.jobTemplate.{notes.field}", notes.value, notes.allowed)
+    return notes
 
 
 def _checked_amounts(manifest: dict[str, Any], kind: str) -> Invalid | None:
@@ -189,7 +216,8 @@ def pod_of(workload: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def template_of(manifest: Json) -> str:
     """A digest of a Pod's spec, labels and annotations, or of a workload's template."""
-    template = manifest["spec"]["template"] if manifest["kind"] in WORKLOADS else _own_fields(manifest)
+    part = "jobTemplate" if manifest["kind"] == CRON_JOB else "template"
+    template = manifest["spec"][part] if manifest["kind"] in WORKLOADS else _own_fields(manifest)
     return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -202,11 +230,44 @@ def _own_fields(pod: Json) -> dict[str, Any]:
 def amounts_of(workload: Mapping[str, Any]) -> Amounts:
     """The number of Pods. The workload is valid."""
     spec, kind = workload["spec"], workload["kind"]
-    number = spec.get(WORKLOADS[kind])
+    if kind == CRON_JOB:
+        return Amounts(0, suspended=bool(spec.get("suspend")))
+    number = spec.get(WORKLOADS[kind]) if WORKLOADS[kind] else 1
     number = 1 if number is None else number
     if kind != "Job":
         return Amounts(number)
     completions, limit = spec.get("completions"), spec.get("backoffLimit")
     limit = _BACKOFF_LIMIT if limit is None else limit
     workers = completions is None and spec.get(WORKLOADS[kind]) is not None
-    return Amounts(number, 1 if completions is None else completions, limit, workers)
+    suspended = bool(spec.get("suspend"))
+    return Amounts(number, 1 if completions is None else completions, limit, workers, suspended)
+
+
+# --- the Jobs of a CronJob -------------------------------------------------------------------------------------------
+
+
+def run_of(cron_job: Mapping[str, Any], scheduled: int) -> dict[str, Any]:
+    """The Job of the run at `scheduled`, in minutes since 1970. The CronJob is valid."""
+    job = job_of(cron_job)
+    assert not isinstance(job, Invalid)
+    name = cron_job["metadata"]["name"]
+    owner = {"apiVersion": cron_job.get("apiVersion"), "kind": CRON_JOB, "name": name, "controller": True}
+    return {**job, "metadata": {**job["metadata"], "name": f"{name}-{scheduled}", "ownerReferences": [owner]}}
+
+
+def scheduled_of(job: Mapping[str, Any], cron_job: str) -> int | None:
+    """When the Job was to run, in minutes since 1970; None: it is not a Job of that CronJob."""
+    metadata = job["metadata"]
+    owners = metadata.get("ownerReferences")
+    owned = isinstance(owners, list) and any(
+        isinstance(owner, dict) and (owner.get("kind"), owner.get("name")) == (CRON_JOB, cron_job) for owner in owners
+    )
+    minutes = metadata["name"].removeprefix(f"{cron_job}-")
+    return int(minutes) if owned and minutes.isdecimal() and len(minutes) < 12 else None
+
+
+def template_pod_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A Pod as the valid object would make it; a Pod is itself."""
+    if manifest["kind"] == POD:
+        return dict(manifest)
+    return pod_of(run_of(manifest, 0) if manifest["kind"] == CRON_JOB else manifest, manifest["metadata"]["name"])

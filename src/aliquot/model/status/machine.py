@@ -244,7 +244,8 @@ class PodStatus(Struct):
 
 
 class WorkloadStatus(Struct):
-    """A Deployment, StatefulSet, ReplicaSet or Job of local Pods."""
+    """A Deployment, StatefulSet, ReplicaSet, DaemonSet, Job or CronJob of local Pods. Of a CronJob, `replicas` and
+    `ready` are its Jobs and those of them that are not over; `next_run` is in seconds since 1970."""
 
     kind: str
     namespace: str
@@ -254,6 +255,9 @@ class WorkloadStatus(Struct):
     created: float
     user: int
     labels: dict[str, str] = {}
+    suspended: bool = False
+    schedule: str | None = None
+    next_run: float | None = None
 
 
 class ResourceStatus(Struct):

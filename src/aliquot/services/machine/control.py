@@ -36,6 +36,7 @@ from aliquot.services.daemon.control import Caller, RefusedError, caller_of, clo
 from aliquot.services.daemon.control import send as send_to
 from aliquot.services.daemon.tasks import termination_signal
 from aliquot.services.machine.pods.api import PodApi
+from aliquot.services.machine.pods.cron import CronJobs
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.queue import QueuedRequest
 from aliquot.services.machine.requests import parse_run_request
@@ -65,7 +66,8 @@ class ControlServer:
     ) -> None:
         self.machine = machine
         self.pods = pods
-        self._pod_api = PodApi(pods, rules)
+        self._cron_jobs = CronJobs(pods)
+        self._pod_api = PodApi(pods, self._cron_jobs, rules)
         self.about = about
         self._meter = meter
         self._stopping = asyncio.Event()
@@ -101,6 +103,7 @@ class ControlServer:
             try:
                 if self.machine.has_orphans:
                     self.machine.sweep(time.time())
+                self._cron_jobs.tick(time.time())
                 self.pods.tick(time.time())
             except Exception:  # one failed sweep must not be the last
                 _LOG.exception("sweep_failed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from aliquot.model.claim import AppClass, Claim, ContainerClaim, Role, Slice
 from aliquot.model.device import Card
 from aliquot.model.node import Offer
 from aliquot.model.refusal import Invalid
-from aliquot.wording.amounts import memory, needed_and_had
+from aliquot.wording.amounts import count, memory, needed_and_had
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _NAME_ALLOWED = "at most 63 characters: letters, digits and . _ -, the first a letter or digit"
@@ -116,6 +117,12 @@ def _spread(core: int, memory: int | None, gpus: int) -> tuple[int | None, int |
     if memory is not None and memory < cards:
         return Invalid("memory", f"{memory}MiB", f"at least {cards}MiB: a core of {core} is spread over {cards} cards")
     return core // cards, None if memory is None else memory // cards, cards
+
+
+def card_sizes(cards: Sequence[Card]) -> str:
+    """The cards in a few words: "1 card of 80 GiB and 2 cards of 24 GiB"."""
+    kinds = Counter(card.memory_mib for card in cards)
+    return " and ".join(f"{count(kinds[size], 'card')} of {memory(size)}" for size in sorted(kinds, reverse=True))
 
 
 def never_fits(request: RunRequest, nodes: Sequence[Sequence[Card]]) -> Invalid | None:

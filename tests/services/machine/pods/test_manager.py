@@ -138,16 +138,6 @@ def test_missing_command_is_reason_while_restarting(pods: Pods) -> None:
     assert found["reason"] == "container main: no-such-program: command not found on this machine"
 
 
-def test_pod_that_never_fits_does_not_block_queue(pods: Pods) -> None:
-    pods.apply(pod("huge", container(gib=25)))
-    eventually(
-        lambda: "GPU memory: needs 25 GiB per card, the largest card has 24 GiB" in (pods.one("huge")["reason"] or "")
-    )
-    pods.apply(pod("small"))
-    pods.until("small")
-    assert pods.one("huge")["phase"] == "Pending"
-
-
 def test_pod_without_cards_sees_no_card(pods: Pods) -> None:
     pods.apply(pod("p", container("main", "sh", "-c", "echo :$CUDA_VISIBLE_DEVICES:", gib=None), restartPolicy="Never"))
     pods.until("p", "Succeeded")

@@ -19,6 +19,7 @@ from aliquot.model.localpod import Applier
 from aliquot.services.daemon.control import Caller, RefusedError
 from aliquot.services.machine.control import ControlServer
 from aliquot.services.machine.pods.api import PodApi
+from aliquot.services.machine.pods.cron import CronJobs
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.tenants import LocalMachine
 from kit.machine import PATIENCE, PaperArbiter, cards
@@ -69,7 +70,7 @@ class Rig:
         )
         self.supervisors = SilentSupervisors()
         self.pods = PodManager(node, self.store.objects, self.supervisors, lambda *_: {})  # type: ignore[arg-type] # a double
-        self.api = PodApi(self.pods)
+        self.api = PodApi(self.pods, CronJobs(self.pods))
 
     async def apply(self, user: int, *objects: Json, **env: str) -> list[Json]:
         request = {"objects": list(objects), "cwd": "/", "env": env}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from kit.machine import ALIQUOT, Machine, eventually
-from kit.machinepods import Json, Pods, workload
+from kit.machinepods import Json, Pods, container, pod, workload
 from kit.manifests import MEM
 
 UP = (*ALIQUOT, "up", "--simulate", "2x2x24GiB", "--listen", "0")
@@ -48,3 +48,26 @@ def test_statefulset_on_simulated_cards_starts_again_after_down(pods: Pods) -> N
     pods.machine.daemon.communicate()
     pods.machine.up()
     assert {pod["uid"] for pod in computing(pods)} == before
+
+
+def test_a_pod_that_fitted_the_cards_of_before_does_not_block_the_queue() -> None:
+    machine = Machine([*ALIQUOT, "up", "--simulate", "1x24GiB", "--listen", "0"])
+    machine.up()
+    pods = Pods(machine)
+    pods.apply(pod("large", container(gib=20)))
+    pods.until("large")
+    machine.aliquot("down")
+    assert machine.daemon is not None
+    machine.daemon.communicate()
+    machine._command = [*ALIQUOT, "up", "--simulate", "1x16GiB", "--listen", "0"]
+    machine.up()
+    try:
+        reason = "GPU memory: needs 20 GiB per card, the largest card has 16 GiB"
+        eventually(lambda: reason in (pods.one("large")["reason"] or ""))
+        pods.apply(pod("small"))
+        pods.until("small")
+        assert pods.one("large")["phase"] == "Pending"
+        pods.clear()
+        machine.aliquot("down")
+    finally:
+        machine.close()

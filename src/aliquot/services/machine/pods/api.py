@@ -16,16 +16,26 @@ from typing import Any
 
 from aliquot.dialects import QgpuRules, Rules
 from aliquot.dialects.kube import WORKLOADS
-from aliquot.dialects.local.objects import POD, LocalObject, amounts_of, read_objects, template_of
+from aliquot.dialects.local.claims import accepted_claim, largest_request
+from aliquot.dialects.local.objects import (
+    CRON_JOB,
+    POD,
+    LocalObject,
+    amounts_of,
+    read_objects,
+    template_of,
+    template_pod_of,
+)
 from aliquot.dialects.local.pods import LONGEST_GRACE
 from aliquot.dialects.local.status import without_values
 from aliquot.model.localpod import Applier, LocalPod, Workload
 from aliquot.model.refusal import Invalid
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
 from aliquot.services.machine.pods.creation import new_pod
+from aliquot.services.machine.pods.cron import CronJobs, zone_of
 from aliquot.services.machine.pods.manager import PodManager, workload_key
 from aliquot.services.machine.pods.status import pod_object, workload_object
-from aliquot.services.machine.requests import parse_rules
+from aliquot.services.machine.requests import card_sizes, parse_rules
 
 _MOST_PODS = 1024  # on one machine
 _MOST_OF_ONE_USER = 256  # so that only root can use up all Pods
@@ -41,8 +51,8 @@ Operation = Callable[[dict[str, Any], Caller, Send], Awaitable[dict[str, Any]]]
 class PodApi:
     """See the module docstring."""
 
-    def __init__(self, pods: PodManager, rules: QgpuRules = QgpuRules.SEED) -> None:
-        self._pods, self._rules = pods, rules
+    def __init__(self, pods: PodManager, cron_jobs: CronJobs, rules: QgpuRules = QgpuRules.SEED) -> None:
+        self._pods, self._cron_jobs, self._rules = pods, cron_jobs, rules
         self.operations: dict[str, Operation] = {
             "apply": self._apply,
             "delete": self._delete,
@@ -61,6 +71,8 @@ class PodApi:
         objects = read_objects(request.get("objects"), Rules(rules))
         if isinstance(objects, Invalid):
             raise invalid(objects)
+        for item in objects:
+            self._check_here(item)
         applier, now = _applier(request, caller), time.time()
         results: list[dict[str, Any]] = []
         applied: list[Workload | LocalPod] = []  # new and changed ones, in the order of the manifest
@@ -87,6 +99,21 @@ class PodApi:
             for result in results:
                 result["pods"] = self._names(result)
         return {"results": results}
+
+    def _check_here(self, item: LocalObject) -> None:
+        """Refuse what this machine can never run."""
+        if not item.makes_pods:
+            return
+        label, machine = f"{item.kind} {item.namespace}/{item.name}", self._pods.machine
+        zone = zone_of(item.manifest) if item.kind == CRON_JOB else None
+        if isinstance(zone, Invalid):
+            raise invalid(Invalid(f"{label}: {zone.field}", zone.value, zone.allowed))
+        pod = template_pod_of(item.manifest)
+        claim = accepted_claim(pod)
+        why = None if claim is None else machine.why_never(replace(claim, cpu_milli=0, memory_mib=0))
+        if claim is not None and why is not None:
+            field, value = largest_request(pod, claim)
+            raise invalid(Invalid(f"{label}: {field}", value, f"this machine has {card_sizes(machine.cards)}; {why}"))
 
     def _check_count(
         self, bare: list[LocalPod], workloads: list[Workload], replaced: list[LocalPod], user: int
@@ -192,7 +219,10 @@ class PodApi:
         self._pods.delete(workload=workload, pods=going, grace=None if grace is None else float(grace))
         for pod in going:
             send({"event": {"deleting": pod.key}})
-        await self._until_gone([pod.uid for pod in going])
+        uids = [pod.uid for pod in going]
+        if workload is not None and workload.kind == CRON_JOB:
+            uids += self._cron_jobs.delete_jobs(workload, None if grace is None else float(grace))
+        await self._until_gone(uids)
         return {"deleted": [pod.key for pod in going]}
 
     async def _until_gone(self, uids: list[str]) -> None:

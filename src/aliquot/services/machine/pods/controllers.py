@@ -2,7 +2,8 @@
 
 Deployment, ReplicaSet and ReplicationController keep N Pods of the current template. A StatefulSet keeps NAME-0 to
 NAME-(N-1) and recreates each once the Pod of that name is gone. A Job creates Pods until enough have succeeded or too
-many have failed, with exponential back-off after failures.
+many have failed, with exponential back-off after failures; a suspended Job ends those that run. A DaemonSet has one
+Pod: there is one machine. The Jobs of a CronJob: cron.py.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aliquot.dialects.local.objects import Amounts
+from aliquot.dialects.local.objects import CRON_JOB, Amounts
 from aliquot.model.backoff import backoff
 from aliquot.model.localpod import LocalPod, Phase, Workload
 from aliquot.services.machine.pods.lifecycle import FIRST_PAUSE, LONGEST_PAUSE
@@ -28,6 +29,8 @@ def decide(workload: Workload, amounts: Amounts, pods: Sequence[LocalPod], now: 
     """`pods` are all Pods that the workload owns; `now` is seconds since 1970."""
     if workload.kind == "StatefulSet":
         return _stateful(workload, amounts.replicas, pods)
+    if workload.kind == CRON_JOB:
+        return Decision()
     if workload.kind == "Job":
         return _job(amounts, pods, now)
     return _replicas(workload, amounts.replicas, pods)
@@ -64,13 +67,29 @@ def _stateful(workload: Workload, wanted: int, pods: Sequence[LocalPod]) -> Deci
     return Decision(tuple(make), tuple(wrong))
 
 
+def outcome(amounts: Amounts, pods: Sequence[LocalPod]) -> Phase:
+    """The phase of a Job; `pods` are all that it owns."""
+    here = [pod for pod in pods if pod.ending is None]
+    succeeded = sum(pod.state.phase is Phase.SUCCEEDED for pod in here)
+    if _tries(here) > amounts.backoff_limit:
+        return Phase.FAILED
+    active = any(not pod.state.phase.over for pod in here)
+    enough = not active and succeeded if amounts.workers else succeeded >= (amounts.completions or 0)
+    return Phase.SUCCEEDED if enough else Phase.RUNNING if active else Phase.PENDING
+
+
+def _tries(pods: Sequence[LocalPod]) -> int:
+    """How often Pods of a Job, and their containers, have failed."""
+    failed = [pod for pod in pods if pod.state.phase is Phase.FAILED]
+    return sum(1 + sum(container.restarts for container in pod.state.containers) for pod in failed)
+
+
 def _job(amounts: Amounts, pods: Sequence[LocalPod], now: float) -> Decision:
     here = [pod for pod in pods if pod.ending is None]
     active = [pod for pod in here if not pod.state.phase.over]
     succeeded = sum(pod.state.phase is Phase.SUCCEEDED for pod in here)
-    failed = [pod for pod in here if pod.state.phase is Phase.FAILED]
-    tries = sum(1 + sum(container.restarts for container in pod.state.containers) for pod in failed)
-    if tries > amounts.backoff_limit:
+    tries = _tries(here)
+    if tries > amounts.backoff_limit or amounts.suspended:
         return Decision(end=tuple(active))
     wanted = min(amounts.replicas, max(0, (amounts.completions or 0) - succeeded))
     if amounts.workers:

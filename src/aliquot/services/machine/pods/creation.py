@@ -9,8 +9,10 @@ from uuid import uuid4
 
 from aliquot.adapters.host.home import Home
 from aliquot.dialects.local.objects import pod_of, template_of
+from aliquot.dialects.podterms import scheduling_gates
 from aliquot.model.localpod import MOST_EVENTS, Applier, LocalPod, Phase, PodEvent, PodState, Workload
 from aliquot.services.machine.pods import launchspec
+from aliquot.wording.refusals import held_back
 from aliquot.wording.requests import requests, wants
 
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"  # as in Kubernetes: no vowels, so that no words appear
@@ -25,8 +27,10 @@ def new_pod(
         str(uuid4()), metadata["namespace"], metadata["name"], owner, manifest, template_of(manifest), applier, now
     )
     claim = launchspec.claim_of(pod)
+    gates = scheduling_gates(manifest["spec"])
     why = () if claim is None else (requests(wants(claim), claim.dialect),)
-    state = PodState(why=why, containers=launchspec.states(pod, "", None, logs_of(home, pod.uid)))
+    reason = held_back(gates) if gates else None
+    state = PodState(why=why, reason=reason, containers=launchspec.states(pod, "", None, logs_of(home, pod.uid)))
     by = "" if owner is None else f" by {owner[0]} {owner[1]}"
     return replace(pod, state=with_event(state, now, f"created{by}"))
 

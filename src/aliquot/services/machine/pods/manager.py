@@ -25,6 +25,7 @@ from aliquot.adapters.storage.database import StoreError
 from aliquot.adapters.storage.objectstore import ObjectStore
 from aliquot.dialects.local.objects import amounts_of
 from aliquot.dialects.local.pods import restart_policy_of
+from aliquot.dialects.podterms import scheduling_gates
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.localpod import LocalPod, Phase, Workload
@@ -184,7 +185,12 @@ class PodManager:
             if starting[pod.applier.user] >= _MOST_STARTING:
                 continue
             wanted = pod.supervisor is None and pod.ending is None and not pod.state.phase.over
-            if not wanted or pod.uid in self._clearing or self._not_before.get(pod.uid, 0.0) > clock:
+            if (
+                not wanted
+                or scheduling_gates(pod.manifest["spec"])
+                or pod.uid in self._clearing
+                or self._not_before.get(pod.uid, 0.0) > clock
+            ):
                 continue
             starting[pod.applier.user] += self._start_supervisor(pod, now)
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from aliquot.dialects.local.objects import amounts_of
+from aliquot.dialects.local.objects import CRON_JOB, amounts_of
 from aliquot.dialects.local.pods import restart_policy_of
 from aliquot.dialects.local.status import render_pod, render_workload
+from aliquot.dialects.podterms import scheduling_gates
 from aliquot.model.claim import AppClass, Claim
 from aliquot.model.localpod import ContainerState, LocalPod, Phase, Workload
 from aliquot.model.status.machine import (
@@ -25,7 +26,8 @@ from aliquot.model.status.machine import (
 )
 from aliquot.model.tenant import Standing
 from aliquot.services.machine.pods import launchspec
-from aliquot.services.machine.pods.controllers import ready
+from aliquot.services.machine.pods.controllers import outcome, ready
+from aliquot.services.machine.pods.cron import CronJobs, next_run
 from aliquot.services.machine.pods.manager import PodManager
 from aliquot.services.machine.queue import request_shape
 from aliquot.services.machine.tenants import LocalMachine
@@ -76,7 +78,7 @@ class _Reasons:
     def never(self, pod: LocalPod, claim: Claim | None) -> list[RefusalStatus] | UnsetType:
         """What the cards lack for a Pod that waits outside the queue, because none could ever take it."""
         waits = pod.state.phase is Phase.PENDING and pod.state.node is None and pod.state.reason is not None
-        if claim is None or not waits or pod.tenant in self._entries:
+        if claim is None or not waits or pod.tenant in self._entries or scheduling_gates(pod.manifest["spec"]):
             return UNSET
         shape = request_shape(claim)
         if shape not in self._never:
@@ -90,6 +92,8 @@ class _Reasons:
 
 def _workload(pods: PodManager, workload: Workload) -> WorkloadStatus:
     owned, amounts = pods.owned(workload), amounts_of(workload.manifest)
+    if workload.kind == CRON_JOB:
+        return _cron_job(pods, workload)
     done = sum(pod.state.phase is Phase.SUCCEEDED for pod in owned)
     return WorkloadStatus(
         kind=workload.kind,
@@ -100,6 +104,27 @@ def _workload(pods: PodManager, workload: Workload) -> WorkloadStatus:
         created=workload.created,
         user=workload.applier.user,
         labels=_labels(workload.manifest),
+        suspended=amounts.suspended,
+    )
+
+
+def _cron_job(pods: PodManager, workload: Workload) -> WorkloadStatus:
+    """Its Jobs, and those of them that are not over."""
+    jobs = CronJobs(pods).jobs(workload)
+    over = sum(outcome(amounts_of(job.manifest), pods.owned(job)).over for job in jobs)
+    suspended = amounts_of(workload.manifest).suspended
+    return WorkloadStatus(
+        kind=workload.kind,
+        namespace=workload.namespace,
+        name=workload.name,
+        replicas=len(jobs),
+        ready=len(jobs) - over,
+        created=workload.created,
+        user=workload.applier.user,
+        labels=_labels(workload.manifest),
+        suspended=suspended,
+        schedule=workload.manifest["spec"]["schedule"],
+        next_run=None if suspended else next_run(workload, time.time()),
     )
 
 
