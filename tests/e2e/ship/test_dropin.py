@@ -33,6 +33,7 @@ ROOT = Path(__file__).parents[3]
 SEEDS = ROOT / "examples" / "seeds"
 GPUSHARE = ROOT / "deploy" / "dropin" / "gpushare"
 OWN_FILES = Path(__file__).parent / "gpushare"
+PLUGINS = "/var/lib/kubelet/device-plugins"
 MASTER = "node-role.kubernetes.io/master="
 GIB, MIB = 1 << 30, 1 << 20
 XGN, SGN = "sched.tensorstack.dev/node-alloc-mode=xgn", "sched.tensorstack.dev/node-alloc-mode=sgn"
@@ -328,6 +329,20 @@ class TestGpushareOwnFiles:
         wait_until(lambda: len(_allocations(node.lines("held"))) == 2, 60, "both allocations were tried")
         assert _allocations(node.lines("held")) == ["CUDA_SUCCESS", "CUDA_ERROR_OUT_OF_MEMORY"]
 
+    def test_restarted_kubelet_leaves_the_agents_folder_alone(self, pods: Cluster) -> None:
+        """It removes files of its folder of device plugins when it starts, but no folders."""
+        pods.apply(probe("stays", "alloc", "1GiB", limits={MEM: 3}))
+        report(pods, "stays")
+        node = pods.node(str(objects.bound_to(pods.plane, "stays")))
+        folder = node.path(f"{PLUGINS}/aliquot/run/t/{objects.get_pod(pods.plane, 'stays')['metadata']['uid']}")
+        assert (folder / "page").exists()
+        node.restart_kubelet()
+        wait_until(lambda: list(node.path(PLUGINS).glob("aliquot-*.sock")), 60, "the agent has registered again")
+        wait_offered(pods, MEM, 64, node.name)
+        assert (folder / "page").exists()
+        pods.apply(probe("next", limits={MEM: 3}))
+        assert [card["total"] for card in report(pods, "next")["cuda"]["cards"]] == [3 * GIB]
+
     def test_the_log_names_what_is_missing_and_the_lines_to_add(self, own_files: Cluster) -> None:
         for name in wait_runs(own_files, "component=gpushare-device-plugin", 2):
             lines = _log(own_files, name)
@@ -336,6 +351,8 @@ class TestGpushareOwnFiles:
             assert missing.keys() == {*volumes, "hostPID"}
             assert all(f"hostPath: {{path: {path}" in missing[path] for path in volumes)
             assert missing["hostPID"] == "in the Pod's spec: hostPID: true"
+            notes = asked(own_files, name, "top", "--once")["agent"]["notes"]
+            assert len([note for note in notes if note.startswith("the agent's Pod lacks")]) == len(missing)
             assert not [line for line in lines if line["level"] in ("error", "critical")]
 
     def test_the_extender_names_what_its_role_leaves_out(self, own_files: Cluster) -> None:
