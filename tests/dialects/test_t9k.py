@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from aliquot.dialects import (
+    Rules,
     missing_tolerations,
     parse_grant,
     parse_node,
@@ -135,6 +136,43 @@ def parsed_node(manifest: dict[str, Any]) -> Node:
 )
 def test_a_node_offers_by_accelerator_and_mode(mode: object, accelerator: object, offers: set[Offer]) -> None:
     assert parsed_node(labelled(mode, accelerator)).offers == offers
+
+
+MIX = "aliquot.dev/mix-qgpu-and-whole-cards"
+
+
+@pytest.mark.parametrize(
+    ("mode", "more", "offers"),
+    [
+        ("xgn", {}, {Offer.QGPU}),
+        ("xgn", {MIX: "false"}, {Offer.QGPU}),
+        ("xgn", {MIX: "true"}, {Offer.QGPU, Offer.T9K_EXCLUSIVE}),
+        ("xgn", {"qgpu-device-enable": "disable"}, {Offer.T9K_EXCLUSIVE}),
+        ("sgn", {}, {Offer.QGPU, Offer.T9K_SHARED}),
+    ],
+)
+def test_a_node_of_qgpu_offers_no_whole_cards_unless_its_owner_mixes(
+    mode: str, more: dict[str, str], offers: set[Offer]
+) -> None:
+    """Seed 001."""
+    node = labelled(mode)
+    node["metadata"]["labels"] |= {"qgpu-device-enable": "enable", **more}
+    assert parsed_node(node).offers == offers
+
+
+def test_where_qgpu_is_not_served_its_label_does_not_keep_whole_cards_away() -> None:
+    node = labelled("xgn")
+    node["metadata"]["labels"]["qgpu-device-enable"] = "enable"
+    parsed = parse_node(node, Rules(served=frozenset({"t9k"})))
+    assert isinstance(parsed, Node)
+    assert parsed.offers == {Offer.T9K_EXCLUSIVE}
+
+
+def test_a_value_of_the_label_to_mix_that_is_neither_true_nor_false_is_an_error() -> None:
+    node = labelled("xgn")
+    node["metadata"]["labels"][MIX] = "yes"
+    [problem] = parse_node(node)  # type: ignore[misc]
+    assert (problem.field, problem.value) == (f'metadata.labels["{MIX}"]', "yes")
 
 
 @pytest.mark.parametrize("mode", ["XGN", "", "shared", 1, {}])

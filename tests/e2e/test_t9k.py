@@ -6,9 +6,20 @@ import json
 
 import pytest
 
-from kit.manifests import MEM, SGN, T9K_CARDS, T9K_NODE, T9K_PERCENT, XGN
+from kit.manifests import (
+    MEM,
+    QGPU,
+    QGPU_CORE,
+    QGPU_MEMORY,
+    SGN,
+    T9K_CARDS,
+    T9K_NODE,
+    T9K_PERCENT,
+    WHOLE_BESIDE_QGPU,
+    XGN,
+)
 from testbed import holdings, objects
-from testbed.gpus import TAINT, gpushare_node, sgn_node, t9k_pod, xgn_node
+from testbed.gpus import TAINT, TOLERATION, gpushare_node, sgn_node, t9k_pod, xgn_node
 from testbed.objects import node, pod
 from testbed.processes import wait_until
 from testbed.wired import Wired
@@ -51,6 +62,17 @@ def test_an_exclusive_pod_shares_its_cards_with_nobody(cluster: Wired) -> None:
     assert len({card for _, cards in places for card in cards}) == 3
     cluster.create(t9k_pod("more", T9K_CARDS, 2))
     cluster.waits("more", "Insufficient tensorstack.dev/nvidia-gpu")
+
+
+def test_a_node_of_qgpu_offers_no_whole_cards_until_its_owner_mixes(cluster: Wired) -> None:
+    """Seed 001. kubectl's field manager stands for the owner: a label that Aliquot set gives way."""
+    amounts = {QGPU_MEMORY: 32, QGPU_CORE: 200, T9K_CARDS: 2}
+    cluster.create(node("n", amounts, labels={**QGPU, **XGN}), t9k_pod("whole", T9K_CARDS, 1))
+    cluster.waits("whole", "a node of qGPU offers no whole cards", "(aliquot:qgpu-node)")
+    cluster.label_node("n", WHOLE_BESIDE_QGPU)
+    assert cluster.bound("whole") == {"whole": "n"}
+    share = pod("share", {QGPU_MEMORY: 4, QGPU_CORE: 20}, tolerations=[TOLERATION])
+    assert cluster.placed(share) == [("n", [1 - cluster.cards("whole")[0]])]
 
 
 def test_percentages_of_several_pods_share_a_card_up_to_all_of_it(cluster: Wired) -> None:

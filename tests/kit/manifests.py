@@ -17,6 +17,7 @@ T9K_NODE = "tensorstack.dev/nvidia-gpu-node"
 
 QGPU = {"qgpu-device-enable": "enable"}
 MIXED = {**QGPU, "mixed-qgpu-enable": "enable"}
+WHOLE_BESIDE_QGPU = {"aliquot.dev/mix-qgpu-and-whole-cards": "true"}
 XGN = {"sched.tensorstack.dev/accelerator": "nvidia-gpu", "sched.tensorstack.dev/node-alloc-mode": "xgn"}
 SGN = {"sched.tensorstack.dev/accelerator": "nvidia-gpu", "sched.tensorstack.dev/node-alloc-mode": "sgn"}
 

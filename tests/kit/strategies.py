@@ -28,6 +28,7 @@ from kit.manifests import (
     T9K_CARDS,
     T9K_NODE,
     T9K_PERCENT,
+    WHOLE_BESIDE_QGPU,
     XGN,
     Json,
 )
@@ -120,7 +121,14 @@ cards = st.lists(
 @st.composite
 def nodes(draw: st.DrawFn) -> Json:
     labels: dict[str, str] = {}
-    for more in ({"gpushare": "true"}, MIXED, XGN, SGN, {"tke.cloud.tencent.com/qgpu-schedule-policy": "fs"}):
+    for more in (
+        {"gpushare": "true"},
+        MIXED,
+        XGN,
+        SGN,
+        WHOLE_BESIDE_QGPU,
+        {"tke.cloud.tencent.com/qgpu-schedule-policy": "fs"},
+    ):
         labels |= more if draw(st.booleans()) else {}
     told = st.dictionaries(st.sampled_from([*RESOURCES, "cpu", "memory"]), counts, max_size=4)
     metadata: Json = {"name": draw(words), "labels": draw(optional(st.just(labels)))}
@@ -227,7 +235,7 @@ class ClusterObjects:
 def cluster_nodes(draw: st.DrawFn, name: str) -> Json:
     """A node that may be cordoned, tainted, not ready, without its agent, or break a rule."""
     labels: dict[str, str] = {"zone": draw(st.sampled_from("ab"))}
-    for more in ({"gpushare": "true"}, MIXED, draw(st.sampled_from([XGN, SGN]))):
+    for more in ({"gpushare": "true"}, MIXED, WHOLE_BESIDE_QGPU, draw(st.sampled_from([XGN, SGN]))):
         labels |= more if draw(st.booleans()) else {}
     sizes = draw(st.lists(st.sampled_from([8, 16]), max_size=3))
     annotations: dict[str, str] = {}

@@ -14,9 +14,9 @@ from aliquot.model.device import Card
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
 from aliquot.services.scheduler.cluster import Cluster
-from kit.manifests import MEM, MIXED, SGN, XGN, Json, a_container, a_pod
+from kit.manifests import MEM, MIXED, SGN, WHOLE_BESIDE_QGPU, XGN, Json, a_container, a_pod
 
-ALL = {"gpushare": "true", **MIXED, **XGN}
+ALL = {"gpushare": "true", **MIXED, **XGN, **WHOLE_BESIDE_QGPU}
 SHARED = {"gpushare": "true", **MIXED, **SGN}
 REFUSED = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}
 

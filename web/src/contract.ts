@@ -168,6 +168,7 @@ export const REASONS = [
   "mode",
   "other-plugin",
   "mixed",
+  "qgpu-node",
   "whole-node",
   "cpu",
   "host-memory",

@@ -12,7 +12,13 @@ an object without GPUs. Rendering takes our own values and relies on them.
 
 from aliquot.dialects.gpushare import MemoryUnit, parse_unhealthy
 from aliquot.dialects.native import render_inventory
-from aliquot.dialects.nodereading import NodeReader, advertised_gpushare_unit, guess_gpushare_unit, parse_node
+from aliquot.dialects.nodereading import (
+    WHOLE_CARDS_NEED,
+    NodeReader,
+    advertised_gpushare_unit,
+    guess_gpushare_unit,
+    parse_node,
+)
 from aliquot.dialects.qgpu import QgpuRules
 from aliquot.dialects.registry import (
     ENABLED_BY,
@@ -31,6 +37,7 @@ __all__ = [
     "DEFAULT_RULES",
     "DIALECTS",
     "ENABLED_BY",
+    "WHOLE_CARDS_NEED",
     "MemoryUnit",
     "NodeReader",
     "PodReader",

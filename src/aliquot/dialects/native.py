@@ -3,6 +3,7 @@
     on a Node   aliquot.dev/inventory   {"v":1,"cards":[{"index":0,"uuid":"GPU-..","memory_mib":23028,"model":"A30"}]}
                 aliquot.dev/agent       0.1.0, or "away" while no agent serves the kubelet
                 aliquot.dev/left-behind {"v":1,"image":".."}: uninstalled, but files of running Pods are left
+    (label)     aliquot.dev/mix-qgpu-and-whole-cards    "true": its owner wants both on one node
     on a Pod    aliquot.dev/reviewed    "true": the webhook has reviewed it
                 aliquot.dev/grant       {"v":1,"node":"n1","containers":[{"name":"main","cards":[{"index":0,..}]}]}
 
@@ -39,6 +40,7 @@ SEEN = "aliquot.dev/seen"  # on a Node: the scheduler acknowledges that the agen
 RETRIED = "aliquot.dev/retried"  # on a Pod: when we last made kube-scheduler retry it
 REVIEWED = "aliquot.dev/reviewed"  # on a Pod: the webhook has reviewed it
 ANNOTATIONS = (GRANT,)
+MIX_LABEL = "aliquot.dev/mix-qgpu-and-whole-cards"  # on a Node, by its owner: whole cards beside qGPU
 
 _VERSION = 1
 _ROOM_PERCENT = 105  # of today's value of a percentage: the size of a card varies a little with the driver version

@@ -8,6 +8,7 @@ from dataclasses import replace
 from aliquot.dialects import gpushare, native, qgpu, t9k
 from aliquot.dialects.gpushare import MemoryUnit
 from aliquot.dialects.nodes import Capacity, NodeView, cards_from
+from aliquot.dialects.pods import Json
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.dialects.wire.objects import NodeObject, node_view, read_object
 from aliquot.model.node import LIMITED_SHARING, Node, Offer
@@ -56,7 +57,20 @@ def _offers(node: NodeView, rules: Rules, problems: list[Invalid], *, inventory:
         found |= t9k.offers(node.labels, problems)
     if gpushare.DIALECT in rules.served:
         found |= gpushare.offers(node, inventory=inventory)
-    return found
+    mix = node.labels.get(native.MIX_LABEL, "false")
+    if mix not in ("true", "false"):
+        problems.append(Invalid(f'metadata.labels["{native.MIX_LABEL}"]', mix, "true or false"))
+    return found if mix == "true" or Offer.QGPU not in found else found - {Offer.T9K_EXCLUSIVE}
+
+
+def qgpu_bars_whole_cards(labels: Json, served: frozenset[str]) -> bool:
+    """Whether the labels ask for whole cards on a node of qGPU: it offers none (seed 001) unless its owner mixes."""
+    both = {qgpu.DIALECT, t9k.DIALECT} <= served and labels.get(native.MIX_LABEL) != "true"
+    return both and Offer.T9K_EXCLUSIVE in t9k.offers(labels, []) and Offer.QGPU in qgpu.offers(labels)
+
+
+# What a node of qGPU lacks to offer whole cards.
+WHOLE_CARDS_NEED = f"T9k's labels for xgn, and label {qgpu.ENABLE_LABEL}=disable or {native.MIX_LABEL}=true"
 
 
 class NodeReader:
@@ -91,7 +105,7 @@ class NodeReader:
         )
 
 
-_NODE_LABELS = qgpu.LABELS + t9k.LABELS + gpushare.LABELS
+_NODE_LABELS = (*qgpu.LABELS, *t9k.LABELS, *gpushare.LABELS, native.MIX_LABEL)
 _NODE_AMOUNTS = ("cpu", "memory", *qgpu.RESOURCES, *t9k.RESOURCES, *gpushare.RESOURCES)
 
 

@@ -152,9 +152,10 @@ def _about_nodes(board: Board, demand: Demand, rows: Ints) -> Iterator[Shortage]
     serves = (board.offers[rows] & offer_bit(demand.offer)) != 0
     others = board.offers[rows] == OTHERS_BIT
     yield node_shortage(Reason.OTHER_PLUGIN, others, 1, 0, True)
-    if demand.offer is Offer.QGPU_MIXED:
+    of_qgpu = {Offer.QGPU_MIXED: Reason.MIXED, Offer.T9K_EXCLUSIVE: Reason.QGPU_NODE}.get(demand.offer)
+    if of_qgpu is not None:
         plain = (board.offers[rows] & offer_bit(Offer.QGPU)) != 0
-        yield node_shortage(Reason.MIXED, ~serves & plain, 1, 0, True)
+        yield node_shortage(of_qgpu, ~serves & plain, 1, 0, True)
         yield node_shortage(Reason.MODE, ~serves & ~plain & ~others, 1, 0, True)
     else:
         yield node_shortage(Reason.MODE, ~serves & ~others, 1, 0, True)

@@ -125,6 +125,10 @@ _TABLE: dict[tuple[Reason, str], Words] = {
         "does not mix online and offline Pods: requires {requires}",
         "does not mix online and offline Pods: requires {requires}",
     ),
+    (Reason.QGPU_NODE, ""): Words(
+        "a node of qGPU offers no whole cards: requires {requires}",
+        "a node of qGPU offers no whole cards: requires {requires}",
+    ),
     (Reason.WHOLE_NODE, ""): Words(
         "another Pod has the whole node",
         "another Pod has the whole node",

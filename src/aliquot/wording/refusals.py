@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from aliquot.dialects import ENABLED_BY
+from aliquot.dialects import ENABLED_BY, WHOLE_CARDS_NEED
 from aliquot.model.claim import Claim
 from aliquot.model.refusal import Invalid, Reason, Refusal
 from aliquot.placement.demand import demand_of
@@ -40,8 +40,8 @@ def as_data(refusal: Refusal, claim: Claim | None) -> dict[str, object]:
     """The refusal as plain values, for JSON. `wanted` and `had` are numbers in `unit` (GiB, %, CPU; None: a count), or
     the words that name a condition."""
     wanted, had = reasons.numbers(refusal.reason, refusal.wanted, refusal.had)
-    if refusal.reason in (Reason.MODE, Reason.MIXED) and claim is not None:
-        wanted, had = ENABLED_BY[claim.offer], None
+    if claim is not None and (required := requires(refusal.reason, claim)) is not None:
+        wanted, had = required, None
     return {
         "code": refusal.reason.value,
         "node": refusal.node,
@@ -53,13 +53,20 @@ def as_data(refusal: Refusal, claim: Claim | None) -> dict[str, object]:
     }
 
 
+def requires(reason: Reason, claim: Claim) -> str | None:
+    """What a node lacks to serve the claim's dialect; None for other reasons."""
+    if reason is Reason.QGPU_NODE:
+        return WHOLE_CARDS_NEED
+    return ENABLED_BY[claim.offer] if reason in (Reason.MODE, Reason.MIXED) else None
+
+
 def short_reason(reason: Reason, never: bool, claim: Claim) -> str:
     """Why a node does not take the claim, in the same words for every such node: kube-scheduler counts equal ones."""
     amount = needed(reason, claim)
     wanted, _ = reasons.needed_and_had(reason, amount, 0)
     if reason is Reason.MEMORY and not amount:
         wanted = f"{needed_percent(claim)}%"
-    facts = Facts(wanted=wanted, dialect=claim.dialect, requires=ENABLED_BY[claim.offer])
+    facts = Facts(wanted=wanted, dialect=claim.dialect, requires=requires(reason, claim) or "")
     one = [ONE] * (amount <= 1)
     return reasons.short(reason, facts, *one, *_cases(reason, never, claim))
 
@@ -266,7 +273,12 @@ def _lines(refusals: Iterable[Refusal], claim: Claim, group: _Group) -> Iterator
 def _sentence(reason: Reason, never: bool, detail: object, line: _Line, claim: Claim) -> str:
     wanted, had = reasons.needed_and_had(reason, line.wanted, line.had)
     facts = Facts(
-        wanted, had, amounts.count(line.cards or line.had, "card"), str(detail), claim.dialect, ENABLED_BY[claim.offer]
+        wanted,
+        had,
+        amounts.count(line.cards or line.had, "card"),
+        str(detail),
+        claim.dialect,
+        requires(reason, claim) or "",
     )
     one = [ONE] * (line.wanted == 1) + [UNKNOWN] * (detail is None)
     return reasons.line(reason, facts, *one, *_cases(reason, never, claim))

@@ -88,6 +88,14 @@ def holding(limits: Json, **more: Any) -> Json:
         ("containers", a_pod("p", *THREE), [a_node("n1", 10, 10, labels=QGPU)], 3, None, True),
         ("mode", asking({T9K_CARDS: 1}), [a_node("n1", 16, labels=SGN)], NEEDS_XGN, None, True),
         (
+            "qgpu-node",
+            asking({T9K_CARDS: 1}),
+            [a_node("n1", 16, labels={**XGN, **QGPU})],
+            "T9k's labels for xgn, and label qgpu-device-enable=disable or aliquot.dev/mix-qgpu-and-whole-cards=true",
+            None,
+            True,
+        ),
+        (
             "mixed",
             asking({QGPU_MEMORY: 1}, annotations=ONLINE),
             [a_node("n1", 16, labels=QGPU)],

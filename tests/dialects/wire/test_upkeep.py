@@ -91,6 +91,26 @@ def test_qgpu_label_needs_served_dialect() -> None:
     assert not upkeep(with_cards(True), NOW, rules=Rules(served=frozenset({"gpushare"}))).needed
 
 
+def _labelled(manager: str, **more: str) -> Json:
+    """A node of qGPU that its owner then labelled for whole cards. `manager` wrote qGPU's label."""
+    node = with_cards(True, labels={**QGPU, **XGN, **more}, taints=[TAINT])
+    fields = {"f:metadata": {"f:labels": {".": {}, "f:qgpu-device-enable": {}}}}
+    node["metadata"]["managedFields"] = [{"manager": manager, "fieldsV1": fields}]
+    return node
+
+
+def test_automatic_qgpu_label_gives_way_to_whole_cards() -> None:
+    judged = upkeep(_labelled("aliquot"), NOW)
+    assert judged.node == {"metadata": {"labels": {"qgpu-device-enable": None}, "resourceVersion": "7"}}
+    assert [event.reason for event in judged.node_events] == ["LabelRemoved"]
+
+
+def test_qgpu_label_of_the_owner_stays_beside_the_label_for_whole_cards() -> None:
+    assert not upkeep(_labelled("kubectl-label"), NOW).needed
+    assert not upkeep(_labelled("aliquot", **{"aliquot.dev/mix-qgpu-and-whole-cards": "true"}), NOW).needed
+    assert not upkeep(_labelled("aliquot", **{"mixed-qgpu-enable": "enable"}), NOW).needed
+
+
 # Condition.
 
 

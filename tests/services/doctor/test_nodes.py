@@ -67,6 +67,13 @@ def test_nodes_that_are_well_are_counted_and_nothing_else() -> None:
         (a_node("n1", 16, capacity={T9K_CARDS: "1"}), "labels", "is not labelled", "node-alloc-mode=xgn"),
         (a_node("n1", 16, capacity={T9K_PERCENT: "100"}), "labels", "is not labelled", "node-alloc-mode=sgn"),
         (
+            a_node("n1", 16, labels={**XGN, **QGPU}, capacity={QGPU_MEMORY: "16"}, taints=[TAINT]),
+            "labels",
+            "a node of qGPU offers no whole cards",
+            "kubectl label node n1 --overwrite qgpu-device-enable=disable; or, to mix both on purpose, "
+            "kubectl label node n1 aliquot.dev/mix-qgpu-and-whole-cards=true",
+        ),
+        (
             a_node("n1", 16, labels=XGN, capacity={T9K_CARDS: "1"}),
             "taints",
             "lacks the taint",

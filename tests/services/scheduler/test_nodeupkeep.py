@@ -81,6 +81,18 @@ def test_node_with_cards_gets_qgpu_label() -> None:
     assert rig.node()["metadata"]["labels"] == QGPU
 
 
+@pytest.mark.parametrize(("manager", "kept"), [("aliquot", False), ("kubectl-label", True)])
+def test_automatic_qgpu_label_gives_way_to_whole_cards(manager: str, kept: bool) -> None:
+    node = a_node("n1", 16, labels={**QGPU, **XGN}, taints=[TAINT])
+    fields = {"f:metadata": {"f:labels": {"f:qgpu-device-enable": {}}}}
+    node["metadata"]["managedFields"] = [{"manager": manager, "fieldsV1": fields}]
+    rig = Rig(node)
+    rig.step()
+    assert ("qgpu-device-enable" in rig.node()["metadata"]["labels"]) == kept
+    rig.step(after=100)
+    assert len(rig.api.sent("patch")) == (not kept)
+
+
 def test_complete_node_is_not_read() -> None:
     rig = Rig(a_node("n1"), a_node("n2", 16, labels=QGPU), a_node("n3", labels=XGN, taints=[TAINT]))
     assert rig.step() == 60.0

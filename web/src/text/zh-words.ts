@@ -40,6 +40,7 @@ const REASONS: Record<Reason, (refused: Refused) => string> = {
   mode: ({ dialect }) => `节点没有为 ${dialect ?? ""} 的 Pod 启用`,
   "other-plugin": () => "节点的 GPU 由其他设备插件或 DRA 驱动分配；节点所有者可用标签 aliquot.dev/share-cards-with-other-plugins=true 共享",
   mixed: () => "节点不允许在线与离线 Pod 混部",
+  "qgpu-node": () => "qGPU 节点不提供整卡",
   "whole-node": ({ own }) => (own ? "需要整个节点，但节点上有其他 Pod" : "另一个 Pod 独占整个节点"),
   cpu: ({ wanted, never }) => `需要 ${cpus(wanted)} 核 CPU，${never ? "节点没有这么多" : "剩余不足"}`,
   "host-memory": ({ wanted, never }) => `需要内存 ${mib(wanted)}，${never ? "节点没有这么多" : "剩余不足"}`,

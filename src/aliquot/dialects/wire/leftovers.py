@@ -11,7 +11,7 @@ import msgspec
 
 from aliquot.dialects import native, t9k
 from aliquot.dialects.wire import schedulerconfig
-from aliquot.dialects.wire.upkeep import CONDITION
+from aliquot.dialects.wire.upkeep import CONDITION, written_labels
 from aliquot.model.refusal import Invalid
 
 Json = dict[str, Any]
@@ -83,7 +83,7 @@ def node_leftovers(
     metadata, status = node["metadata"], node.get("status") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     gone = {key for key, value in labelled.items() if labels.get(key) == value}
-    gone |= {key for key in _marks(metadata, "f:labels") if key in labels}
+    gone |= {key for key in written_labels(metadata) if key in labels}
     change: Json = {"labels": dict.fromkeys(sorted(gone))} if gone else {}
     noted = {} if left is None else {native.LEFT_BEHIND: render_left_behind(left)}
     ours = {key: noted.get(key) for key in (*annotations, *noted) if key.startswith(native.PREFIX)}
@@ -112,14 +112,4 @@ def _of_status(status: Json, *, theirs: bool) -> Json:
         stale = {key: None for key in names if not theirs or allocatable.get(key, "0") == "0"}
         if stale:
             found[side] = stale
-    return found
-
-
-def _marks(metadata: Json, part: str) -> set[str]:
-    """The keys that our programs wrote last, by the managedFields."""
-    found: set[str] = set()
-    for managedfield in metadata.get("managedFields") or ():
-        if str(managedfield.get("manager", "")).startswith("aliquot"):
-            fields = ((managedfield.get("fieldsV1") or {}).get("f:metadata") or {}).get(part) or {}
-            found |= {key.removeprefix("f:") for key in fields if key != "."}
     return found

@@ -2,7 +2,8 @@
 
     taint       T9k's, while the labels say xgn; removed together with them (t9k.taints)
     label       qGPU's, if the agent found cards and nobody chose another dialect; an existing label stays. Never where
-                another plugin or DRA driver hands out the cards, unless the node's owner shares them (otherplugins.py)
+                another plugin or DRA driver hands out the cards, unless the node's owner shares them (otherplugins.py).
+                Ours goes again if the owner then chooses whole cards (T9k's xgn), which a node of qGPU does not offer
     condition   GPUHealthy, False while a card is unhealthy. A node that never had an unhealthy card gets no such
                 condition: it would be thousands of writes without information
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aliquot.dialects import gpushare, native, qgpu, t9k
-from aliquot.dialects.nodereading import parse_node
+from aliquot.dialects.nodereading import parse_node, qgpu_bars_whole_cards
 from aliquot.dialects.pods import Json, list_at, mapping_at
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.dialects.wire.objects import NodeObject, read_object
@@ -71,6 +72,7 @@ def may_need_upkeep(
     """A quick check without false negatives: 5,000 nodes arrive at once, and nearly all need nothing."""
     return (
         _wants_qgpu_label(labels, annotations, rules)
+        or qgpu_bars_whole_cards(labels, rules.served)
         or _may_be_unhealthy(annotations.get(native.INVENTORY))
         or _our_condition(conditions) is not None
         or (t9k.DIALECT in rules.served and _taint_differs(labels, taints))
@@ -118,6 +120,11 @@ def upkeep(
             events.append(
                 NodeEvent("LabelAdded", f"{qgpu.ENABLE_LABEL}=enable: the agent found {_number(parsed.cards)}")
             )
+    barred = qgpu_bars_whole_cards(labels, rules.served) and labels.get(qgpu.MIXED_LABEL) != "enable"
+    if barred and qgpu.ENABLE_LABEL in written_labels(metadata):
+        patch["metadata"] = {"labels": {qgpu.ENABLE_LABEL: None}}
+        message = f"{qgpu.ENABLE_LABEL}, which was set automatically: label {t9k.MODE_LABEL} is xgn"
+        events.append(NodeEvent("LabelRemoved", f"{message}, and a node of qGPU offers no whole cards"))
     present = list_at(mapping_at(whole.get("spec"), "", []).get("taints"), "", [])
     taints = [taint for taint in present if isinstance(taint, dict)]
     change = t9k.taints(labels, taints) if t9k.DIALECT in rules.served else t9k.Taints()
@@ -141,6 +148,17 @@ def _wants_qgpu_label(labels: Json, annotations: Json, rules: Rules) -> bool:
         return False
     chosen = (qgpu.ENABLE_LABEL, t9k.MODE_LABEL, t9k.ACCELERATOR_LABEL, gpushare.NODE_LABEL)
     return native.INVENTORY in annotations and not any(label in labels for label in chosen)
+
+
+def written_labels(metadata: Json) -> set[str]:
+    """The labels that our programs wrote last, by the managedFields. Of any JSON."""
+    found: set[str] = set()
+    for entry in list_at(metadata.get("managedFields"), "", []):
+        managed = mapping_at(entry, "", [])
+        if str(managed.get("manager", "")).startswith("aliquot"):
+            fields = mapping_at(mapping_at(managed.get("fieldsV1"), "", []).get("f:metadata"), "", [])
+            found |= {key.removeprefix("f:") for key in mapping_at(fields.get("f:labels"), "", []) if key != "."}
+    return found
 
 
 def _taint_event(*, added: bool) -> NodeEvent:

@@ -8,6 +8,7 @@ import msgspec
 
 from aliquot import dialects
 from aliquot.dialects import Rules, gpushare, native, qgpu, t9k
+from aliquot.dialects.nodereading import qgpu_bars_whole_cards
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.schedulerconfig import DIALECTS
 from aliquot.model.node import Node, Offer
@@ -73,6 +74,11 @@ def _labels(node: NodeObject, served: frozenset[str]) -> Iterator[Finding]:
     ours = {resource for dialect in served for resource in DIALECTS[dialect]}
     labelled = set(qgpu.offers(labels)) | set(t9k.offers(labels, []))
     labelled |= {Offer.GPUSHARE} if labels.get(gpushare.NODE_LABEL) == "true" else set()
+    if qgpu_bars_whole_cards(labels, served):
+        labelled.discard(Offer.T9K_EXCLUSIVE)
+        what = "is labelled for whole cards (xgn) and for qGPU: a node of qGPU offers no whole cards"
+        fix = f"kubectl label node NODE --overwrite {qgpu.ENABLE_LABEL}=disable; or, to mix both on purpose,"
+        yield found("labels", name, what, f"{fix} kubectl label node NODE {native.MIX_LABEL}=true")
     for offer, (resource, label) in _ADVERTISED.items():
         amount = _advertised(node, resource)
         if offer in labelled and resource in ours and not amount:

@@ -21,6 +21,7 @@ import msgspec
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.dialects import Rules
+from aliquot.dialects.nodereading import qgpu_bars_whole_cards
 from aliquot.dialects.wire.objects import NodeObject
 from aliquot.dialects.wire.upkeep import NodeEvent, Upkeep, may_need_upkeep, upkeep
 from aliquot.model.backoff import backoff
@@ -172,6 +173,8 @@ class NodeUpkeep:
         suspect = may_need_upkeep(
             meta.labels or {}, meta.annotations or {}, node.spec.taints or (), types, rules=self._rules()
         )
+        if qgpu_bars_whole_cards(meta.labels or {}, self._rules().served):
+            return True  # only the managedFields tell whether the label is ours, and a watch does not decode them
         return (suspect or name in self._unhealthy) and self._judge(name, msgspec.to_builtins(node)).needed
 
     def _judge(self, name: str, node: dict[str, Any]) -> Upkeep:

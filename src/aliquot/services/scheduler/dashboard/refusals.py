@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from aliquot.dialects import ENABLED_BY
 from aliquot.model.claim import Claim
 from aliquot.model.reason import Reason
 from aliquot.model.refusal import Invalid
@@ -12,14 +11,14 @@ from aliquot.model.status.dashboard import Message, MessageCode, Refused
 from aliquot.wording import reasons
 from aliquot.wording.amounts import count
 from aliquot.wording.reasons import Facts
-from aliquot.wording.refusals import needed, needed_percent, short_reason, wants_alone
+from aliquot.wording.refusals import needed, needed_percent, requires, short_reason, wants_alone
 
 _MOST_REASONS = 3  # in one sentence
 
 
 def refused_by_nodes(reason: Reason, never: bool, claim: Claim, nodes: int, example: str) -> Refused:
     """Why so many nodes do not take a Pod: the same words for all of them."""
-    amount, serves = needed(reason, claim), reason in (Reason.MODE, Reason.MIXED)
+    amount, required = needed(reason, claim), requires(reason, claim)
     return Refused(
         reason=reason,
         text=short_reason(reason, never, claim),
@@ -27,8 +26,8 @@ def refused_by_nodes(reason: Reason, never: bool, claim: Claim, nodes: int, exam
         own=wants_alone(reason, claim),
         wanted=amount or None,
         percent=needed_percent(claim) if reason is Reason.MEMORY and not amount else None,
-        dialect=claim.dialect if serves else None,
-        requires=ENABLED_BY[claim.offer] if serves else None,
+        dialect=claim.dialect if required else None,
+        requires=required,
         nodes=nodes,
         example=example,
     )
