@@ -94,7 +94,7 @@ def test_qgpu_label_needs_served_dialect() -> None:
 def _labelled(manager: str, **more: str) -> Json:
     """A node of qGPU that its owner then labelled for whole cards. `manager` wrote qGPU's label."""
     node = with_cards(True, labels={**QGPU, **XGN, **more}, taints=[TAINT])
-    fields = {"f:metadata": {"f:labels": {".": {}, "f:qgpu-device-enable": {}}}}
+    fields: Json = {"f:metadata": {"f:labels": {".": {}, "f:qgpu-device-enable": {}}}}
     node["metadata"]["managedFields"] = [{"manager": manager, "fieldsV1": fields}]
     return node
 

@@ -84,7 +84,7 @@ def test_node_with_cards_gets_qgpu_label() -> None:
 @pytest.mark.parametrize(("manager", "kept"), [("aliquot", False), ("kubectl-label", True)])
 def test_automatic_qgpu_label_gives_way_to_whole_cards(manager: str, kept: bool) -> None:
     node = a_node("n1", 16, labels={**QGPU, **XGN}, taints=[TAINT])
-    fields = {"f:metadata": {"f:labels": {"f:qgpu-device-enable": {}}}}
+    fields: Json = {"f:metadata": {"f:labels": {"f:qgpu-device-enable": {}}}}
     node["metadata"]["managedFields"] = [{"manager": manager, "fieldsV1": fields}]
     rig = Rig(node)
     rig.step()
