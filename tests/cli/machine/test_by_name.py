@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from aliquot.adapters.host.users import user_name
 from aliquot.cli.machine.top import fitted
 from kit.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually, processes_of
 
@@ -97,8 +98,9 @@ def test_ps_shows_who_runs_and_who_waits(machine: Machine) -> None:
     machine.detach("--name", "train", "--class", "offline", "--core", "50", "--memory", "20", "--", *FOREVER)
     machine.detach("--name", "big", "--gpus", "2", "--", *FOREVER)
     shown = machine.aliquot("ps").stdout.splitlines()
-    assert shown[0].split() == ["NAME", "CLASS", "PID", "CARDS", "MEMORY", "CORE", "STATE", "SINCE", "COMMAND"]
-    assert shown[1].split()[:2] + shown[1].split()[3:7] == ["train", "offline", "0", "20", "GiB", "50%"]
+    assert shown[0].split() == ["NAME", "USER", "CLASS", "PID", "CARDS", "MEMORY", "CORE", "STATE", "SINCE", "COMMAND"]
+    user = user_name(os.geteuid())
+    assert shown[1].split()[:3] + shown[1].split()[4:8] == ["train", user, "offline", "0", "20", "GiB", "50%"]
     assert shown[2].split()[0] == "big"
     assert shown[3] == "big waits (1 of 1): card 0 is in use"
     told = json.loads(machine.aliquot("ps", "-o", "json").stdout)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from aliquot.adapters.host.users import user_name
 from kit.machine import ALIQUOT, FOREVER, PATIENCE, Machine, eventually
 
 NOBODY = 65534
@@ -45,8 +46,7 @@ def test_log_belongs_to_user_of_run(machine: Machine) -> None:
     eventually(lambda: as_nobody(machine, "logs", name).stdout == "mine\n")
     other = machine.detach("--memory", "1", "--", "echo", "yours")
     result = as_nobody(machine, "logs", other)
-    assert result.returncode == 2
-    assert "Permission denied" in result.stderr
+    assert (result.returncode, result.stderr) == (77, f"aliquot: only root may read the output of {other}\n")
 
 
 def test_run_name_cannot_truncate_other_users_log(machine: Machine) -> None:
@@ -63,7 +63,11 @@ def test_users_stop_only_their_own_runs(machine: Machine) -> None:
     result = as_nobody(machine, "stop", roots)
     assert (result.returncode, result.stderr) == (77, f"aliquot: only root may stop {roots}\n")
     name = as_nobody(machine, "run", "-d", "--memory", "1", "--", *FOREVER).stdout.strip()
+    shown = [line.split()[:2] for line in machine.aliquot("ps").stdout.splitlines()[1:]]
+    assert shown == [[roots, "root"], [name, user_name(NOBODY)]]
+    assert "USER" in machine.aliquot("top").stdout, "tenants of two users"
     assert as_nobody(machine, "stop", name).returncode == 0
+    assert "USER" not in machine.aliquot("top").stdout
     assert machine.names() == [roots]
 
 

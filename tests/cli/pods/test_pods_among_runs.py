@@ -24,7 +24,7 @@ def test_ps_shows_process_and_command_of_a_pod(daemon: FakeDaemon) -> None:
     two = [a_container(), a_container("side", "ended", command=["true"])]
     daemon.answers["status"] = a_status(a_pod("train", containers=two), tenants=[a_tenant("default/train")])
     row = shown("ps").splitlines()[1].split()
-    assert (row[0], row[2]) == ("default/train", "4711")
+    assert (row[0], row[3]) == ("default/train", "4711")
     assert " ".join(row[-5:]) == "python train.py (and 1 more)"
 
 
@@ -32,13 +32,13 @@ def test_ps_names_the_node_of_a_card_where_there_are_several(daemon: FakeDaemon)
     tenant = a_tenant("default/train", node="node-1", cards=[a_share(0), a_share(3)])
     nodes = [{**a_status()["nodes"][0], "name": name} for name in ("node-0", "node-1")]
     daemon.answers["status"] = a_status(tenants=[tenant], nodes=nodes)
-    assert shown("ps").splitlines()[1].split()[3] == "node-1/0,3"
+    assert shown("ps").splitlines()[1].split()[4] == "node-1/0,3"
 
 
 def test_ps_shows_pods_that_wait_with_the_reason(daemon: FakeDaemon) -> None:
     daemon.answers["status"] = a_status(pending("train", "no room"))
     _, row, why = shown("ps").splitlines()
-    assert row.split()[:7] == ["default/train", "normal", "-", "-", "-", "-", "pending"]
+    assert row.split()[:8] == ["default/train", "root", "normal", "-", "-", "-", "-", "pending"]
     assert why == "train waits: no room"
     assert [pod["key"] for pod in json.loads(shown("ps", "-o", "json"))["pods"]] == ["default/train"]
 
@@ -47,7 +47,7 @@ def test_ps_and_top_show_a_queued_pod_with_its_reason(daemon: FakeDaemon) -> Non
     entry = a_queue_entry("default/train", core=30, command=["keeper"])
     daemon.answers["status"] = a_status(pending("train", "number 1 of 1 in the queue: no room"), queue=[entry])
     _, row, why = shown("ps").splitlines()
-    assert row.split()[:8] == ["default/train", "normal", "-", "1", "wanted", "3", "GiB", "30%"]
+    assert row.split()[:9] == ["default/train", "root", "normal", "-", "1", "wanted", "3", "GiB", "30%"]
     assert row.endswith("python train.py")
     assert why == "train waits: number 1 of 1 in the queue: no room"
     assert shown("top").splitlines()[-1] == why

@@ -86,7 +86,7 @@ def test_top_of_a_ready_agent_has_no_readiness_line() -> None:
 
 def test_ps_shows_a_pod_without_a_process_id() -> None:
     train = FakeAgent().status().tenants[0]
-    assert _running(train)[:6] == ("ml/train-0", "offline", "-", "0", "4 GiB", "30%")
+    assert _running(train)[:7] == ("ml/train-0", "-", "offline", "-", "0", "4 GiB", "30%")
 
 
 def test_status_keeps_the_order_of_cards() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import Home
+from aliquot.adapters.host.users import user_name
 from aliquot.adapters.storage.store import Store
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
@@ -172,7 +173,7 @@ def test_submit_refuses_other_users_without_root(rig: Rig, monkeypatch: pytest.M
         rig.submit(caller, memory_mib=1)
     assert refused.value.details == {
         "kind": "denied",
-        "text": "this daemon runs as user 1000 and serves only that user",
+        "text": f"this daemon runs as {user_name(1000)} and serves only that user",
     }
 
 

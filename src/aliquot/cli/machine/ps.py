@@ -8,6 +8,7 @@ import shlex
 import click
 import msgspec
 
+from aliquot.adapters.host.users import user_name
 from aliquot.cli.client import ask, parse_status
 from aliquot.cli.pods.rows import age, apps, core, state_of, waiting_lines
 from aliquot.cli.tables import printable, table
@@ -27,7 +28,7 @@ def ps(output: str) -> None:
         click.echo(json.dumps({key: answer[key] for key in ("tenants", "queue", "pods") if key in answer}, indent=2))
         return
     status = parse_status(answer)
-    head = ("NAME", "CLASS", "PID", "CARDS", "MEMORY", "CORE", "STATE", "SINCE", "COMMAND")
+    head = ("NAME", "USER", "CLASS", "PID", "CARDS", "MEMORY", "CORE", "STATE", "SINCE", "COMMAND")
     pods = {pod.key: pod for pod in status.pods or []}
     names = {tenant.name for tenant in status.tenants} | {entry.name for entry in status.queue}
     pending = [pod for pod in pods.values() if pod.phase == "Pending"]
@@ -38,7 +39,7 @@ def ps(output: str) -> None:
     if not rows:
         click.echo("nothing runs")
         return
-    click.echo(table(head, rows, right=frozenset({2})))
+    click.echo(table(head, rows, right=frozenset({3})))
     for entry in status.queue:
         if entry.name not in pods:
             click.echo(
@@ -54,6 +55,7 @@ def _running(tenant: TenantStatus, pod: PodStatus | None = None, *, several: boo
     pid, command = (tenant.pid, _command(tenant.command)) if pod is None else _first(pod)
     return (
         tenant.name,
+        _user(tenant.uid if pod is None else pod.user),
         tenant.app_class,
         "-" if pid is None else str(pid),
         (f"{tenant.node}/" if several and tenant.node else "") + ",".join(str(share.index) for share in shares),
@@ -78,7 +80,8 @@ def _first(pod: PodStatus) -> tuple[int | None, str]:
 def _pending(pod: PodStatus) -> tuple[str, ...]:
     pid, command = _first(pod)
     shown = "-" if pid is None else str(pid)
-    return (pod.key, pod.app_class, shown, "-", "-", "-", state_of(pod).lower(), age(pod.created), command)
+    state, since = state_of(pod).lower(), age(pod.created)
+    return (pod.key, _user(pod.user), pod.app_class, shown, "-", "-", "-", state, since, command)
 
 
 def _waiting(entry: QueueEntry, pod: PodStatus | None = None) -> tuple[str, ...]:
@@ -89,7 +92,13 @@ def _waiting(entry: QueueEntry, pod: PodStatus | None = None) -> tuple[str, ...]
     since = duration(int(entry.waited_seconds))
     pid, command = (entry.pid, _command(entry.command)) if pod is None else _first(pod)
     shown = "-" if pid is None else str(pid)
-    return (entry.name, entry.app_class, shown, cards, wanted, core(entry.core), state, since, command)
+    user = _user(entry.uid)
+    return (entry.name, user, entry.app_class, shown, cards, wanted, core(entry.core), state, since, command)
+
+
+def _user(uid: int | str | None) -> str:
+    """Of an agent's Pods there is only the Pod's UID."""
+    return printable(user_name(uid)) if isinstance(uid, int) else "-"
 
 
 def _command(words: list[str], longest: int = _LONGEST_COMMAND) -> str:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import click
 import msgspec
 
+from aliquot.adapters.host.users import user_name
 from aliquot.cli.client import ask, parse_status, read_status
 from aliquot.cli.pods.rows import core, waiting_lines
 from aliquot.cli.tables import bar, printable, table
@@ -22,9 +23,7 @@ from aliquot.model.status.machine import CardStatus, FindingStatus, ShareStatus,
 from aliquot.wording.amounts import duration, memory
 from aliquot.wording.shortage import reason
 
-_HEAD = ("NAME", "CLASS", "CORE", "SHARE", "", "MEMORY", "STATE", "LEVEL", "PREEMPTED")
-_RIGHT = frozenset({2, 3, 8, 9})
-_REFUSED = "REFUSED"  # shown where there is any
+_RIGHT = ("CORE", "SHARE", "PREEMPTED", "REFUSED")
 _BAR = 10
 _MANY = 4  # cards; with more, those without tenants are summed up
 
@@ -49,6 +48,7 @@ def top(output: str, once: bool, interval: float) -> None:
     STATE      running, idle, paused (online work has the card), waiting (for its turn)
     LEVEL      hardware (cut off in mid-kernel) or gate (held before the next kernel)
     PREEMPTED  times that online work took the card; with release delay 0, requests in a row are one time
+    USER       shown where tenants of several users are on the cards
     REFUSED    allocations past the memory limit; shown where there were any
     """
     answer = ask({"op": "status"})
@@ -72,19 +72,18 @@ def view(status: Status) -> str:
         lines.append(f"not ready: {status.agent.waits_for}")
     refused = any(share.refused_allocations for tenant in status.tenants for share in tenant.cards)
     several = len({card.node for card in status.cards}) > 1
+    users = {tenant.uid for tenant in status.tenants if isinstance(tenant.uid, int)}
+    head = _head(shared=len(users) > 1, refused=refused)
     empty = _empty(status) if len(status.cards) > _MANY else []
     for card in status.cards:
         if card in empty:
             continue
         lines += ["", _card_line(card, several)]
         rows = [
-            (*_row(tenant, share), *([str(share.refused_allocations)] if refused else []))
-            for tenant in status.tenants
-            for share in tenant.cards
-            if share.uuid == card.uuid
+            _row(tenant, share, head) for tenant in status.tenants for share in tenant.cards if share.uuid == card.uuid
         ]
         if rows:
-            lines.append(table((*_HEAD, _REFUSED) if refused else _HEAD, rows, _RIGHT))
+            lines.append(table(head, rows, frozenset(head.index(name) for name in _RIGHT if name in head)))
     lines += ["", *_empty_lines(empty, several)] if empty else []
     waiting = list(_waiting(status))
     lines += ["", *waiting] if waiting else []
@@ -142,9 +141,15 @@ def _card_line(card: CardStatus, several: bool) -> str:
     return ", ".join(words)
 
 
-def _row(tenant: TenantStatus, share: ShareStatus) -> tuple[str, ...]:
+def _head(*, shared: bool, refused: bool) -> tuple[str, ...]:
+    user, refusals = ("USER",) if shared else (), ("REFUSED",) if refused else ()
+    return ("NAME", *user, "CLASS", "CORE", "SHARE", "", "MEMORY", "STATE", "LEVEL", "PREEMPTED", *refusals)
+
+
+def _row(tenant: TenantStatus, share: ShareStatus, head: tuple[str, ...]) -> tuple[str, ...]:
     return (
         tenant.name,
+        *([user_name(tenant.uid) if isinstance(tenant.uid, int) else "-"] if "USER" in head else []),
         tenant.app_class,
         core(share.core),
         "-" if share.share is None else f"{share.share:6.1%}",  # a fixed width: nothing moves from look to look
@@ -153,6 +158,7 @@ def _row(tenant: TenantStatus, share: ShareStatus) -> tuple[str, ...]:
         share.state,
         share.level,
         str(share.preemptions),
+        *([str(share.refused_allocations)] if "REFUSED" in head else []),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import UNSET
 
+from aliquot.adapters.host.users import user_name
 from aliquot.cli.client import read_status
 from aliquot.cli.errors import InputError
 from aliquot.cli.pods.kinds import DEFAULT_NAMESPACE, NODE, POD, Kind, Target
@@ -184,7 +185,7 @@ def head(kind: Kind, *, wide: bool, everywhere: bool) -> tuple[str, ...]:
         return (*_NODE_HEAD, *(("OFFERS", "MODEL", "FREE ON EACH (GiB)") if wide else ()))
     made = "COMPLETIONS" if kind.name == "Job" else "READY"
     columns = (
-        (*_POD_HEAD, *(("DIALECT", "OWNER", "PID") if wide else ()))
+        (*_POD_HEAD, *(("USER", "DIALECT", "OWNER", "PID") if wide else ()))
         if kind is POD
         else ("NAME", made, "AGE", *(("USER",) if wide else ()))
     )
@@ -212,7 +213,7 @@ def _pod_row(pod: PodStatus, name: str, wide: bool) -> tuple[str, ...]:
         pod.node or "-",
         *cards_of(pod.cards),
         pod.app_class,
-        *((pod.dialect or "-", owner_of(pod) or "-", ",".join(pids) or "-") if wide else ()),
+        *((user_name(pod.user), pod.dialect or "-", owner_of(pod) or "-", ",".join(pids) or "-") if wide else ()),
     )
 
 
@@ -223,7 +224,7 @@ def owner_of(pod: PodStatus) -> str | None:
 
 def _workload_row(workload: WorkloadStatus, name: str, wide: bool) -> tuple[str, ...]:
     made = f"{workload.ready}/{workload.replicas}{', suspended' * workload.suspended}"
-    return (name, made, age(workload.created), *((str(workload.user),) if wide else ()))
+    return (name, made, age(workload.created), *((user_name(workload.user),) if wide else ()))
 
 
 def cards_on(status: Status, node: NodeStatus) -> list[CardStatus]:

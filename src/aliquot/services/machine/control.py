@@ -26,6 +26,7 @@ import msgspec
 
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.control import LONGEST
+from aliquot.adapters.host.users import user_name
 from aliquot.adapters.storage.store import StoreError
 from aliquot.dialects import QgpuRules
 from aliquot.model.node import Isolation
@@ -241,7 +242,7 @@ class ControlServer:
         left = ", ".join(map(str, sorted(self.machine.all_processes(found)))) or "none"
         raise RefusedError("failed", text=f"{tenant.name} has not ended; processes left: {left}")
 
-    async def _logs(self, request: dict[str, Any], _caller: Caller, _send: Send) -> dict[str, Any]:
+    async def _logs(self, request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
         """The path of the output. The caller reads it with its own permissions."""
         name = request.get("name")
         try:
@@ -250,8 +251,11 @@ class ControlServer:
             # It may be a detached run that has ended. The checks keep the name inside the folder.
             path = self.machine.home.log_of(str(name))
             if isinstance(name, str) and "/" not in name and "\0" not in name and os.path.exists(path):
+                self._owner_only(caller, f"read the output of {name}", os.lstat(path).st_uid)
                 return {"name": name, "log": path, "running": False}
             raise
+        owner = found.uid if isinstance(found, QueuedRequest) else found.tenant.uid
+        self._owner_only(caller, f"read the output of {name}", owner)
         if isinstance(found, QueuedRequest):
             return {"name": found.name, "log": found.log, "running": True, "pid": found.pid, "output": None}
         pid = found.tenant.root
@@ -272,7 +276,7 @@ class ControlServer:
     def _owner_only(self, caller: Caller, what: str, *also: int | None) -> None:
         if caller.uid not in (0, os.geteuid(), *also):
             owner = also[0] if also else os.geteuid()
-            raise RefusedError("denied", text=f"only root{f' and user {owner}' if owner else ''} may {what}")
+            raise RefusedError("denied", text=f"only root{f' and {user_name(owner)}' if owner else ''} may {what}")
 
 
 def watch_root(machine: LocalMachine, tenancy: Tenancy) -> None:

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from aliquot.adapters.gpu.page import PageError
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import TENANT_VARIABLE, Home
+from aliquot.adapters.host.users import user_name
 from aliquot.adapters.storage.store import Store, StoreError
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
@@ -270,7 +271,9 @@ class LocalMachine:
     def may_run(self, caller: Caller) -> None:
         """Raises RefusedError. A daemon without root cannot give a folder to another user."""
         if os.geteuid() not in (0, caller.uid):
-            raise RefusedError("denied", text=f"this daemon runs as user {os.geteuid()} and serves only that user")
+            raise RefusedError(
+                "denied", text=f"this daemon runs as {user_name(os.geteuid())} and serves only that user"
+            )
 
     def _forget_earlier(self, pid: int, started: int) -> None:
         """A process asks once. If it asks again, it missed the answer, or its command was `aliquot run` again."""

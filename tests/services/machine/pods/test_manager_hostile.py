@@ -14,6 +14,7 @@ import pytest
 
 from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import Home
+from aliquot.adapters.host.users import user_name
 from aliquot.adapters.storage.store import Store
 from aliquot.model.localpod import Applier
 from aliquot.services.daemon.control import Caller, RefusedError
@@ -128,7 +129,7 @@ def test_apply_by_other_user_keeps_owner_and_environment(rig: Rig) -> None:
     (result,) = acted(act)
     (found,) = rig.pods.workloads.values()
     assert (found.applier.user, found.applier.environment) == (ANNA, {"HOME": "/home/anna"})
-    assert result["notes"][-1].startswith(f"user {ANNA} stays its owner")
+    assert result["notes"][-1].startswith(f"{user_name(ANNA)} stays its owner")
 
 
 def test_apply_by_root_keeps_pod_user(rig: Rig) -> None:

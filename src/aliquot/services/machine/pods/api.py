@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from aliquot.adapters.host.users import user_name
 from aliquot.dialects import QgpuRules, Rules
 from aliquot.dialects.kube import WORKLOADS
 from aliquot.dialects.local.claims import accepted_claim, largest_request
@@ -243,10 +244,11 @@ class PodApi:
         permitted = caller.uid in (0, os.geteuid(), found.applier.user)
         return {"object": shown if permitted else without_values(shown)}
 
-    async def _logs(self, request: dict[str, Any], _caller: Caller, _send: Send) -> dict[str, Any]:
+    async def _logs(self, request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
         """The path of the output. The caller reads it with its own permissions."""
         pod = self._find({**request, "kind": POD})
         assert isinstance(pod, LocalPod)
+        self._owner_only(caller.uid, f"read the output of {pod.key}", pod.applier.user)
         mains = [container.name for container in pod.state.containers if not container.init]
         name = mains[0] if request.get("container") is None else request["container"]
         found = next((container for container in pod.state.containers if container.name == name), None)
@@ -280,7 +282,7 @@ class PodApi:
 
     def _owner_only(self, user: int, what: str, owner: int) -> None:
         if user not in (0, os.geteuid(), owner):
-            raise RefusedError("denied", text=f"only root{f' and user {owner}' if owner else ''} may {what}")
+            raise RefusedError("denied", text=f"only root{f' and {user_name(owner)}' if owner else ''} may {what}")
 
     # --- supervisors -------------------------------------------------------------------------------------------
 
@@ -309,7 +311,7 @@ def _owner(owner: Applier, changing: Applier, notes: list[str]) -> Applier:
     if owner.user == changing.user:
         return changing
     notes.append(
-        f"user {owner.user} stays its owner: containers run as that user, in that user's folder and environment"
+        f"{user_name(owner.user)} stays its owner: containers run as that user, in that user's folder and environment"
     )
     return owner
 
