@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from aliquot.cli.cluster.kubectl_inspect import inspect, tabulated
+from aliquot.cli.cluster.kubectl_inspect import as_click_reads, inspect, tabulated
 from kit.kubectl import FakeCluster, invoked
 from kit.manifests import (
     COUNT,
@@ -146,6 +146,19 @@ def test_an_unknown_node_is_answered_on_stdout_without_a_newline(cluster: FakeCl
     cluster.answer("/api/v1/nodes/nosuch", 'Error from server (NotFound): nodes "nosuch" not found')
     done = invoked(inspect, "nosuch")
     assert (done.exit_code, done.stdout, done.stderr) == (1, 'Failed due to nodes "nosuch" not found', "")
+
+
+@pytest.mark.parametrize(
+    ("words", "read"),
+    [
+        (["--d"], ["-d"]),
+        (["-d=true", "n1"], ["-d", "n1"]),
+        (["-d=F", "n1"], ["n1"]),
+        (["-d=maybe", "--context=d"], ["-d=maybe", "--context=d"]),
+    ],
+)
+def test_details_are_asked_for_as_go_reads_flags(words: list[str], read: list[str]) -> None:
+    assert as_click_reads(words) == read
 
 
 def test_a_failure_is_answered_as_the_peer_does_and_the_advice_goes_to_stderr(cluster: FakeCluster) -> None:

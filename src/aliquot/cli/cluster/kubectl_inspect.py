@@ -10,6 +10,7 @@ cards are counted.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from aliquot.model.refusal import Invalid
 
 Json = dict[str, Any]
+_DETAILS = re.compile(r"--?d(?:=(1|0|[tTfF]|true|TRUE|True|false|FALSE|False))?")
 _FROM_SERVER = re.compile(r"^Error from server \(\w+\): ")  # kubectl's own words before those of the API server
 
 
@@ -119,7 +121,19 @@ def _failure(error: KubectlError, why: str, *more: str) -> click.ClickException:
 
 def main() -> None:
     """Entry point of the plugin, which kubectl finds by its name, kubectl-inspect-gpushare."""
-    run_and_exit(inspect, "kubectl inspect gpushare")
+    run_and_exit(inspect, "kubectl inspect gpushare", as_click_reads(sys.argv[1:]))
+
+
+def as_click_reads(words: Sequence[str]) -> list[str]:
+    """The words with -d as Go's package flag lets people write it: --d, -d=true, -d=0."""
+    found = []
+    for word in words:
+        written = _DETAILS.fullmatch(word)
+        if written is None:
+            found.append(word)
+        elif written[1] is None or written[1].lower() in ("1", "t", "true"):
+            found.append("-d")
+    return found
 
 
 # --- what there is -------------------------------------------------------------------------------------------------
