@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.scheduler.calls import OURS, Verbs
+from bench.scheduler.chart import scheduler_flags
 from bench.scheduler.line import Line, get
 
 from testbed.plane import HOST
@@ -47,7 +48,7 @@ class Contestant:
 
 def ours(flags: Sequence[str] = ()) -> Contestant:
     where = (f"--bind-address={HOST}", "--port={port}", "--kubeconfig={kubeconfig}")
-    command = (sys.executable, "-m", "aliquot", "scheduler", *where, *flags)
+    command = (sys.executable, "-m", "aliquot", "scheduler", *where, *scheduler_flags(), *flags)
     return Contestant(name="ours", verbs=OURS, command=command, ours=True)
 
 

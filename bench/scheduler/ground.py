@@ -13,9 +13,11 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from bench.scheduler.shapes import Shape, gpushare_shapes, weights
 
 from aliquot.dialects import gpushare, native
 from testbed import objects
@@ -51,6 +53,8 @@ class Ground:
         self._cards, self._resource, self._count, self.say = cards, resource, count_resource, tell
         self.nodes: dict[str, Object] = {}  # as the API server has them
         self._made = 0
+        self._shapes = gpushare_shapes()
+        self._chance = random.Random(7)
 
     # What is there before an extender comes
 
@@ -91,20 +95,39 @@ class Ground:
 
     # Pods that an extender places
 
-    def pods(self, count: int, gib: int = 4, **more: Any) -> list[Object]:
+    def pods(self, count: int, shapes: Sequence[Shape] | None = None, **more: Any) -> list[Object]:
         """That many, created; as the API server answers them."""
         return objects.bulk(
-            self.drafts(count, gib, **more),
+            self.drafts(count, shapes, **more),
             lambda thing: self.api("POST", "/api/v1/namespaces/default/pods", thing),
             threads=_THREADS,
         )
 
-    def drafts(self, count: int, gib: int = 4, **more: Any) -> list[Object]:
-        """That many, not created yet."""
+    def drafts(self, count: int, shapes: Sequence[Shape] | None = None, **more: Any) -> list[Object]:
+        """That many, not created yet; of those shapes, or of the usual mix of 411."""
         self._made += count
         first = self._made - count
         names = [f"tried-{number:06d}" for number in range(first, first + count)]
-        return [objects.pod(name, {self._resource: gib}, labels={_LABEL: _TRIED}, **more) for name in names]
+        chosen = shapes or self._chance.choices(self._shapes, weights(self._shapes), k=count)
+        return [
+            objects.pod(name, labels={_LABEL: _TRIED}, containers=self._renamed(shape), **more)
+            for name, shape in zip(names, chosen, strict=True)
+        ]
+
+    def each_draft(self) -> list[Object]:
+        """One Pod of each of the 411 shapes, not created."""
+        return self.drafts(len(self._shapes), self._shapes)
+
+    def _renamed(self, shape: Shape) -> list[Object]:
+        """The containers, with the resource that this trial is about."""
+        containers = shape.written()
+        for container in containers:
+            limits = container["resources"]["limits"]
+            container["resources"]["limits"] = {
+                self._resource if resource == gpushare.MEMORY else resource: amount
+                for resource, amount in limits.items()
+            }
+        return containers
 
     def big_pod(self) -> Object:
         """The Pod that only the empty node can take; it is asked about and never created."""

@@ -6,12 +6,12 @@ import threading
 import time
 from typing import Any
 
+from bench.scheduler.chart import kube_scheduler_config
 from bench.scheduler.contestants import Running
 from bench.scheduler.ground import Ground
 from bench.scheduler.trials import Numbers
 
 from testbed import objects
-from testbed.wired import scheduler_config
 
 _PODS_PATH = "/api/v1/namespaces/default/pods"
 
@@ -22,14 +22,15 @@ def through_kube_scheduler(
     """Pods a second: with their creation in it, and with all of them there before kube-scheduler starts."""
     plane = ground.plane
     assert plane is not None, "a control plane of our own"
-    config = _config(running, resource)
+    config = config_for(running, resource)
+    name = config["profiles"][0]["schedulerName"] if config.get("profiles") else None
     numbers: Numbers = {}
     wrongs: list[str] = []
     scheduler = plane.start_scheduler(config)
     try:
         with _Follower(ground, pods) as follower:
             began = time.monotonic()
-            drafts = ground.drafts(pods)
+            drafts = ground.drafts(pods, scheduler=name)
             objects.bulk(drafts, lambda pod: ground.api("POST", _PODS_PATH, pod) and None, threads=8)
             numbers["creation_s"] = time.monotonic() - began
             follower.wait(began + seconds)
@@ -38,7 +39,7 @@ def through_kube_scheduler(
         ground.clear()
     finally:
         scheduler.stop(patience=3)
-    ground.pods(pods)
+    ground.pods(pods, scheduler=name)
     with _Follower(ground, pods) as follower:
         scheduler = plane.start_scheduler(config)
         try:
@@ -61,15 +62,17 @@ def _wrongs(running: Running | None, ground: Ground, follower: _Follower) -> lis
     return wrongs
 
 
-def _config(running: Running | None, resource: str) -> dict[str, Any]:
-    """Ours is wired as the product says; a peer as its own documentation does, with the verbs it has."""
+def config_for(running: Running | None, resource: str) -> dict[str, Any]:
+    """Ours as the chart ships it; a peer as its own documentation wires it, with the verbs it has; or nobody."""
     if running is not None and running.contestant.ours:
-        config = scheduler_config(running.url)
-    else:
-        config = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
-    if running is not None and not running.contestant.ours:
+        return kube_scheduler_config(running.url)  # exactly what the chart ships
+    config: dict[str, Any] = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+    }
+    if running is not None:
         config["extenders"] = [_extender(running, resource)]
-    # Otherwise kube-scheduler's own 50 calls a second are what is measured, of everyone.
+    # Otherwise kube-scheduler's own 50 calls a second are what is measured.
     config["clientConnection"] = {**config.get("clientConnection", {}), "qps": 2000, "burst": 2000}
     return config
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,16 +16,21 @@ from bench.scheduler.calls import Verbs
 from bench.scheduler.contestants import Contestant, Running, ours, peer
 from bench.scheduler.ground import Ground, client_of
 from bench.scheduler.kube import through_kube_scheduler
+from bench.scheduler.load import busy_machine
 from bench.scheduler.neighbours import Neighbours
 from bench.scheduler.trials import Numbers, cold_start, latency, throughput
+from bench.scheduler.waiting import waiting
 
 TRIALS = {
     "latency": "filter and prioritize, one caller, the small cluster",
     "throughput": "filter + prioritize + bind by several streams, the small cluster",
     "kube": "Pods through a real kube-scheduler, the small cluster",
+    "waiting": "CPU of the API server while Pods wait, the small cluster",
     "large": "cold start, filter and prioritize with every name, memory: the large cluster",
+    "huge": "cold start, the huge cluster; only with --only, it takes ten minutes to make",
 }
 PLAIN = "kube-scheduler alone"
+BUSY = "ours, busy machine"
 _BUSY = 0.1  # of all cores: more than that, and the figures are not worth much
 
 
@@ -34,6 +39,7 @@ def _options(doc: str | None, argv: list[str] | None) -> argparse.Namespace:
     number = parser.add_argument
     number("--nodes", type=int, default=1_000, help="of the small cluster")
     number("--large-nodes", type=int, default=5_000, help="of the large one")
+    number("--huge-nodes", type=int, default=15_000, help="of the huge one")
     number("--cards", type=int, default=8, help="of a node")
     number("--names", type=int, default=420, help="in a call; kube-scheduler sends 420 of 1,000")
     number("--streams", type=int, default=8)
@@ -42,6 +48,7 @@ def _options(doc: str | None, argv: list[str] | None) -> argparse.Namespace:
     number("--calls", type=int, default=1_000, help="of each verb, for its latency")
     number("--seconds", type=float, default=30.0, help="that a slow extender may take for one trial")
     parser.add_argument("--only", default="", metavar="NAME,...", help="some trials; --list tells them")
+    parser.add_argument("--quiet-only", action="store_true", help="no second column with other programs beside")
     parser.add_argument("--list", action="store_true", help="the trials, and nothing is run")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=[VAR=VALUE ...] COMMAND")
     parser.add_argument("--no-ours", action="store_true", help="the peers alone")
@@ -84,36 +91,56 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace, ground: Ground, folder: Path) -> None:
         self._options, self._ground, self._folder = options, ground, folder
-        self.trials = [name for name in TRIALS if not options.only or name in options.only.split(",")]
+        wanted = options.only.split(",") if options.only else [name for name in TRIALS if name != "huge"]
+        self.trials = [name for name in TRIALS if name in wanted]
         self.results: dict[str, Numbers] = {}
 
     def run(self, field: list[Contestant]) -> None:
         options, ground = self._options, self._ground
         for contestant in field:
             self.results[contestant.name] = {}
-        if set(self.trials) - {"large"}:
+        if set(self.trials) - {"large", "huge"}:
             ground.grow(options.nodes)
         for contestant in field:
-            self._small(contestant)
+            self._small(contestant, contestant.name, ("latency", "throughput", "kube", "waiting"))
         if "kube" in self.trials and ground.plane is not None:
             ground.say(f"{PLAIN}: {options.kube_pods} Pods")
             self.results[PLAIN] = {}
             self._guard(PLAIN, lambda: self._through(None))
+            self._compare(field)
+        if field[0].ours and not options.quiet_only and {"latency", "throughput"} & set(self.trials):
+            ground.say("the same with other programs beside")
+            self.results[BUSY] = {}
+            with busy_machine():
+                self._small(field[0], BUSY, ("latency", "throughput"))
         if "large" in self.trials:
             ground.grow(options.large_nodes)
             for contestant in field:
                 self._guard(contestant.name, partial(self._large, contestant))
+        if "huge" in self.trials:
+            ground.grow(options.huge_nodes)
+            for contestant in field:
+                self._guard(contestant.name, partial(self._huge, contestant))
         for found in self.results.values():
             counts = [value for key, value in found.items() if key in ("wrongs", "kube_wrongs")]
             if counts:
                 found["all_wrongs"] = sum(counts)
 
-    def _small(self, contestant: Contestant) -> None:
+    def _compare(self, field: list[Contestant]) -> None:
+        """Through kube-scheduler, over the same without an extender."""
+        plain = self.results[PLAIN]
+        for contestant in field:
+            found = self.results[contestant.name]
+            for key, ratio in (("kube_pods_per_s", "kube_ratio"), ("kube_before_pods_per_s", "kube_before_ratio")):
+                if key in found and plain.get(key):
+                    found[ratio] = found[key] / plain[key]
+
+    def _small(self, contestant: Contestant, column: str, trials: Sequence[str]) -> None:
         options, ground = self._options, self._ground
-        for trial in (name for name in self.trials if name in ("latency", "throughput", "kube")):
-            if trial == "kube" and ground.plane is None:
+        for trial in (name for name in self.trials if name in trials):
+            if trial in ("kube", "waiting") and ground.plane is None:
                 continue
-            ground.say(f"{contestant.name}: {TRIALS[trial]}")
+            ground.say(f"{column}: {TRIALS[trial]}")
 
             def measure(trial: str = trial) -> Numbers:
                 with self._running(contestant) as running:
@@ -135,9 +162,11 @@ class Bench:
                             streams=options.streams,
                             seconds=options.seconds,
                         )
+                    if trial == "waiting":
+                        return waiting(running, ground, seconds=options.seconds / 2, resource=options.resource)
                     return self._through(running)
 
-            self._guard(contestant.name, measure)
+            self._guard(column, measure)
 
     def _through(self, running: Running | None) -> Numbers:
         options = self._options
@@ -159,6 +188,11 @@ class Bench:
             running.stop()
         told = {"memory_mb": memory["VmRSS"], "memory_peak_mb": memory["VmHWM"]} if memory else {}
         return {**calls, **told}
+
+    def _huge(self, contestant: Contestant) -> Numbers:
+        running, found = cold_start(contestant, self._ground, self._folder, seconds=4 * self._options.seconds)
+        running.stop()
+        return {key.replace("cold_", "cold_huge_"): value for key, value in found.items()}
 
     @contextmanager
     def _running(self, contestant: Contestant) -> Iterator[Running]:
@@ -204,7 +238,9 @@ def main(doc: str | None, argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="aliquot-bench-") as name, _ground(options, Path(name), tell) as ground:
         bench = Bench(options, ground, Path(name))
         bench.run(field)
-    rows = report.figures(options.nodes, options.large_nodes, options.names, options.streams, options.kube_pods)
+    rows = report.figures(
+        options.nodes, options.large_nodes, options.names, options.streams, options.kube_pods, options.huge_nodes
+    )
     mine = field[0].name
     whole = report.as_json(rows, bench.results, {**report.machine(), "seconds": round(time.monotonic() - began)})
     if options.out:

@@ -7,7 +7,7 @@ for: slices of several sizes and dialects, whole cards, online and offline work,
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ class Shape:
 
 def gpushare_shapes(count: int = SHAPES) -> list[Shape]:
     """Slices of memory alone, which every extender of that dialect can place."""
-    return _distinct(count, lambda chance: Shape((((gpushare.MEMORY, chance.choice(_GIB)),),), *_host(chance)))
+    return _distinct(count, _memory_only)
 
 
 def mixed_shapes(count: int = SHAPES) -> list[Shape]:
@@ -59,12 +59,12 @@ def mixed_shapes(count: int = SHAPES) -> list[Shape]:
     return _distinct(count, _mixed)
 
 
-def new_shapes(count: int, seed: int = 1) -> Iterator[Shape]:
+def new_shapes(count: int, *, gpushare_only: bool = False) -> Iterator[Shape]:
     """Shapes that are none of the others, each once: their amount of CPU is odd."""
-    chance = random.Random(seed)
+    chance = random.Random(1)
     for number in range(count):
-        shape = _mixed(chance)
-        yield Shape(shape.containers, 1 + 2 * number + 20_000 * seed % 7, shape.memory_mib, shape.annotations)
+        shape = _memory_only(chance) if gpushare_only else _mixed(chance)
+        yield Shape(shape.containers, 1 + 2 * number, shape.memory_mib, shape.annotations)
 
 
 def weights(shapes: Sequence[Shape]) -> list[float]:
@@ -76,11 +76,15 @@ def _host(chance: random.Random) -> tuple[int, int]:
     return chance.choice(_CPU), chance.choice(_MEMORY)
 
 
+def _memory_only(chance: random.Random) -> Shape:
+    return Shape((((gpushare.MEMORY, chance.choice(_GIB)),),), *_host(chance))
+
+
 def _mixed(chance: random.Random) -> Shape:
     kind = chance.random()
     host = _host(chance)
     if kind < 0.4:
-        return Shape((((gpushare.MEMORY, chance.choice(_GIB)),),), *host)
+        return _memory_only(chance)
     if kind < 0.75:
         return Shape((_sliced(chance),), *host)
     if kind < 0.83:
@@ -98,7 +102,7 @@ def _sliced(chance: random.Random) -> tuple[tuple[str, int], ...]:
     return (qgpu.CORE, chance.choice(_CORE)), (qgpu.MEMORY, chance.choice(_GIB))
 
 
-def _distinct(count: int, make: Any) -> list[Shape]:
+def _distinct(count: int, make: Callable[[random.Random], Shape]) -> list[Shape]:
     chance = random.Random(15)
     found: dict[Shape, None] = {}
     while len(found) < count:

@@ -7,6 +7,7 @@ import random
 import statistics
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -17,44 +18,68 @@ from bench.scheduler.calls import Crowd, Object, asked, binding, read_bound, rea
 from bench.scheduler.contestants import Contestant, Running
 from bench.scheduler.ground import EMPTY, Ground
 from bench.scheduler.line import Line
+from bench.scheduler.shapes import new_shapes
 
 Numbers = dict[str, float]
 
 _VARIETY = 16  # different requests, so that no two in a row are alike
-_WARM = 10
 
 
 def latency(running: Running, ground: Ground, *, names: int, calls: int, seconds: float, label: str) -> Numbers:
     """filter and prioritize by one caller, one after the other; at most so many calls, or so many seconds."""
     chance = random.Random(5)
-    pods = [msgspec.json.encode(trimmed(pod)) for pod in ground.pods(_VARIETY)]
-    crowds = [Crowd.of(ground.some_nodes(names, chance), running.verbs) for _ in pods]
+    crowds = [Crowd.of(ground.some_nodes(names, chance), running.verbs) for _ in range(_VARIETY)]
     found: Numbers = {}
     for verb, path in (("filter", running.verbs.filter), ("prioritize", running.verbs.prioritize)):
         if path is None:
             continue
-        requests = [asked(path, pod, crowd) for pod, crowd in zip(pods, crowds, strict=True)]
-        times = _timed(running, requests, calls, seconds)
-        found[f"{verb}_p50_{label}"] = statistics.median(times)
-        found[f"{verb}_p99_{label}"] = statistics.quantiles(times, n=100)[98] if len(times) > 1 else times[0]
-        found[f"{verb}_calls_{label}"] = len(times)
+        # Every call is of a Pod that was not asked about before: the second call of a Pod gets a longer answer.
+        seen = [_imagined(pod) for pod in ground.drafts(calls)]
+        first = _requests(path, [_imagined(pod) for pod in ground.each_draft()], crowds)
+        times = _timed(running, _requests(path, seen, crowds), calls, seconds, warm=first)
+        found |= _figures(f"{verb}_{{}}_{label}", times)
+        if verb == "filter":
+            shapes = list(new_shapes(calls // 2, gpushare_only=True))
+            unseen = [_imagined(pod) for pod in ground.drafts(len(shapes), shapes)]
+            times = _timed(running, _requests(path, unseen, crowds), calls, seconds)
+            found |= _figures(f"filter_{{}}_new_{label}", times)
     ground.clear()
     return found
 
 
-def _timed(running: Running, requests: Sequence[bytes], calls: int, seconds: float) -> list[float]:
+def _imagined(pod: Object) -> bytes:
+    """A Pod that is asked about and never created, as the API server would complete it."""
+    metadata = {**pod["metadata"], "uid": str(uuid.uuid4()), "creationTimestamp": "2026-01-01T12:00:00Z"}
+    return msgspec.json.encode({**pod, "metadata": metadata})
+
+
+def _requests(path: str, pods: Sequence[bytes], crowds: Sequence[Crowd]) -> list[bytes]:
+    return [asked(path, pod, crowds[at % len(crowds)]) for at, pod in enumerate(pods)]
+
+
+def _figures(key: str, times: Sequence[float]) -> Numbers:
+    return {
+        key.format("p50"): statistics.median(times),
+        key.format("p99"): statistics.quantiles(times, n=100)[98] if len(times) > 1 else times[0],
+        key.format("calls"): len(times),
+    }
+
+
+def _timed(
+    running: Running, requests: Sequence[bytes], calls: int, seconds: float, warm: Sequence[bytes] = ()
+) -> list[float]:
     times: list[float] = []
     with running.line() as line:
         turn = cycle(requests)
-        warm = time.perf_counter() + seconds / 3
-        for _ in range(_WARM):
-            _expect(line.call(next(turn)), running)
-            if time.perf_counter() > warm:
+        enough = time.perf_counter() + seconds / 3
+        for request in warm:
+            _expect(line.call(request), running)
+            if time.perf_counter() > enough:
                 break
         gc.disable()
         try:
             end = time.perf_counter() + seconds
-            while len(times) < calls and (began := time.perf_counter()) < end:
+            while len(times) < min(calls, len(requests)) and (began := time.perf_counter()) < end:
                 answer = line.call(next(turn))
                 times.append((time.perf_counter() - began) * 1000)
                 _expect(answer, running)
@@ -77,6 +102,7 @@ class _Race:
     pods: Iterator[tuple[Object, bytes, Crowd]]
     end: float
     bound: list[str] = field(default_factory=list)
+    binds: list[float] = field(default_factory=list)  # milliseconds
     refused: int = 0
     errors: list[str] = field(default_factory=list)
     last: float = 0.0
@@ -107,6 +133,7 @@ def throughput(running: Running, ground: Ground, *, names: int, pods: int, strea
         "pods_per_s": count / took if count else 0.0,
         "cpu_ms_per_pod": 1000 * cpu / count if count else float("nan"),
         "pods_bound": count,
+        **(_figures("bind_{}_small", race.binds) if race.binds else {}),
         "binds_refused": race.refused,
         "wrongs": len(wrongs),
     }
@@ -130,7 +157,7 @@ def _stream(race: _Race, seed: int) -> None:
         with race.running.line() as line:
             for pod, encoded, crowd in race.pods:
                 while (now := time.perf_counter()) < race.end:
-                    if _place(line, race.running, pod, encoded, crowd, chance) == "":
+                    if _place(line, race.running, pod, encoded, crowd, chance, race.binds) == "":
                         race.bound.append(pod["metadata"]["name"])
                         race.last = max(race.last, time.perf_counter())
                         break
@@ -141,7 +168,15 @@ def _stream(race: _Race, seed: int) -> None:
         race.errors.append(f"a stream ended early: {error!r}")
 
 
-def _place(line: Line, running: Running, pod: Object, encoded: bytes, crowd: Crowd, chance: random.Random) -> str:
+def _place(
+    line: Line,
+    running: Running,
+    pod: Object,
+    encoded: bytes,
+    crowd: Crowd,
+    chance: random.Random,
+    binds: list[float] | None = None,
+) -> str:
     """The three calls for one Pod; "" when it is bound, else why not."""
     verbs = running.verbs
     filtered = read_filtered(line.call(asked(verbs.filter, encoded, crowd))[1])
@@ -153,7 +188,11 @@ def _place(line: Line, running: Running, pod: Object, encoded: bytes, crowd: Cro
         scores = read_scores(line.call(asked(verbs.prioritize, encoded, crowd.fewer(fit, verbs)))[1])
         best = max((score.score for score in scores), default=0)
         node = chance.choice([score.host for score in scores if score.score == best] or fit)
-    return read_bound(line.call(binding(verbs.bind, pod, node))[1]).error
+    began = time.perf_counter()
+    error = read_bound(line.call(binding(verbs.bind, pod, node))[1]).error
+    if binds is not None:
+        binds.append((time.perf_counter() - began) * 1000)
+    return error
 
 
 def cold_start(contestant: Contestant, ground: Ground, folder: Path, *, seconds: float) -> tuple[Running, Numbers]:

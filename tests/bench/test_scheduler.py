@@ -12,10 +12,15 @@ from typing import Any
 import pytest
 from bench.scheduler import report
 from bench.scheduler.calls import OURS, Crowd, Verbs, asked, read_filtered
+from bench.scheduler.chart import kube_scheduler_config, scheduler_flags
 from bench.scheduler.contestants import peer
 from bench.scheduler.ground import audit
 from bench.scheduler.line import Line, get
 from bench.scheduler.main import main
+from bench.scheduler.shapes import Shape, gpushare_shapes, mixed_shapes, new_shapes
+
+from aliquot.dialects import parse_pod
+from aliquot.model.claim import Claim
 
 VERBS = Verbs(filter="/x/filter", prioritize=None, bind="/x/bind")
 MEMORY, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
@@ -127,11 +132,11 @@ def test_the_table_has_what_must_hold_the_verdict_and_how_many_times_ours_a_peer
         "old": {"filter_p50_small": 45.0, "pods_per_s": 25.0, "cold_s": float("inf")},
     }
     lines = report.render(rows, results, "ours").splitlines()
-    assert lines[1].split()[-6:] == ["<=", "1", "0.50", "ok", "45.00", "90"]
+    assert lines[1].split()[-6:] == ["<=", "0.7", "0.50", "ok", "45.00", "90"]
     assert any(line.split()[-4:] == ["100.0", "MISSED", "25.0", "0.25"] for line in lines)
     assert any("never" in line for line in lines)
     assert report.missed(rows, results, "ours") == [
-        "Pods/s filter + prioritize + bind, 1,000 nodes, 8 streams: 100.0, must be >= 150"
+        "Pods/s filter + prioritize + bind, 1,000 nodes, 8 streams: 100.0, must be >= 200"
     ]
 
 
@@ -146,3 +151,27 @@ def test_the_trials_are_listed_and_an_unknown_one_is_refused(capsys: pytest.Capt
     with pytest.raises(SystemExit):
         main(None, ["--only", "speed"])
     assert "no trial is called speed; allowed: latency" in capsys.readouterr().err
+
+
+def test_kube_scheduler_is_measured_with_what_the_chart_ships() -> None:
+    config = kube_scheduler_config("http://127.0.0.1:7")
+    assert config["extenders"][0]["urlPrefix"] == "http://127.0.0.1:7/aliquot"
+    assert "percentageOfNodesToScore" not in config
+    assert config["clientConnection"] == {"qps": 200, "burst": 400}
+    assert any(flag.startswith("--priority=") for flag in scheduler_flags())
+
+
+def test_shapes_are_distinct_and_new_ones_are_none_of_them() -> None:
+    for shapes in (gpushare_shapes(), mixed_shapes()):
+        assert len(set(shapes)) == len(shapes) == 411
+        assert set(shapes).isdisjoint(new_shapes(500))
+    assert len(set(new_shapes(500, gpushare_only=True))) == 500
+
+
+@pytest.mark.parametrize("shape", [*mixed_shapes(), *new_shapes(50)])
+def test_every_shape_is_a_pod_that_breaks_no_rule(shape: Shape) -> None:
+    pod = {
+        "metadata": {"name": "p", "annotations": dict(shape.annotations)},
+        "spec": {"containers": shape.written()},
+    }
+    assert isinstance(parse_pod(pod), Claim)
