@@ -12,6 +12,7 @@
     waste.py     how much of what is free is of no use to the Pods seen
     prices.py    what each remainder of a card is worth, for dense
     choose.py    the best node for a claim, with scores kept per shape
+    why.py       why a decision took its cards: what ruled the others out
     book.py      who holds what: assume, confirm, forget, expire
     crowding.py  one node, in plain numbers: would a Pod take a card beyond what it has
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from aliquot.model.choice import Choice
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.grant import Grant
@@ -25,6 +26,7 @@ from aliquot.placement.packing import Packing, dense, fgd
 from aliquot.placement.policies import Policy, binpack, spread, spread_cards, spread_nodes
 from aliquot.placement.seat import Patience, grant_on, seat
 from aliquot.placement.verdicts import FITS, TOGETHER_NOT, verdicts
+from aliquot.placement.why import choice_of
 
 POLICIES: dict[str, Callable[[], Policy]] = {"binpack": binpack, "spread": spread, "fgd": fgd, "dense": dense}
 
@@ -152,6 +154,13 @@ class Chooser:
         else:
             scores = self.policy.card_scores(self.board, demand, row)
         return seat(self.board, row, claim, demand, _order(scores), patience or Patience())
+
+    def why(self, claim: Claim, grant: Grant) -> Choice:
+        """Why `choose` took these cards. Ask before the grant is booked."""
+        demand = self._demand(claim)
+        places = self._replicas(claim, demand)
+        replicas = self._counted(places, np.arange(self.board.rows)) if places else None
+        return choice_of(self.board, self.policy, demand, grant, replicas)
 
     def refusals(self, claim: Claim, among: Ints | None = None) -> list[Refusal]:
         """Every reason why the claim does not go to the rows (all, or those) that it does not fit."""

@@ -53,6 +53,10 @@ class Packing:
         """Only what qGPU's rule spreads."""
         return self._mixed.spreads(demand)
 
+    def follows_class(self, demand: Demand) -> bool:
+        """Whether qGPU's rule decides instead of the potential."""
+        return demand.app_class is not AppClass.NORMAL
+
     def observe(self, board: Board, demand: Demand) -> None:
         """Learn from one more Pod seen."""
         self._workload.observe(demand, board.usual_memory())
@@ -66,7 +70,7 @@ class Packing:
 
     def node_scores(self, board: Board, demand: Demand, rows: Ints, cards: Bools) -> tuple[Floats, Ints]:
         """The potential's growth when the best cards of each node are taken."""
-        if demand.app_class is not AppClass.NORMAL:
+        if self.follows_class(demand):
             return self._mixed.node_scores(board, demand, rows, cards)
         potential = self._known(board)
         if not demand.parts or demand.parts[0].count > 1 or not demand.exact:
@@ -83,7 +87,7 @@ class Packing:
 
     def card_scores(self, board: Board, demand: Demand, row: int) -> Floats:
         """The potential's growth for each card of the row; whole cards in their order."""
-        if demand.app_class is not AppClass.NORMAL:
+        if self.follows_class(demand):
             return self._mixed.card_scores(board, demand, row)
         if not demand.parts or demand.parts[0].slice.exclusive or demand.parts[0].slice.core_milli == CORE_MILLI:
             return np.arange(board.width, dtype=float)

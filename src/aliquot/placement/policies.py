@@ -16,6 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
+from aliquot.model.choice import Rule
 from aliquot.model.claim import AppClass
 from aliquot.model.device import CORE_MILLI
 from aliquot.placement.board import Board, Bools, Floats, Ints
@@ -107,6 +108,29 @@ def spread_cards(board: Board, demand: Demand, rows: Ints, replicas: Ints | None
     if replicas is not None:
         scores += np.minimum(replicas, _MOST_REPLICAS) * _CARD_REPLICA
     return scores
+
+
+def spread_keys(board: Board, demand: Demand, rows: Ints, replicas: Ints | None) -> list[tuple[Rule, Floats]]:
+    """The keys that spread_cards folds into one number, the weightiest first."""
+    rest = spread_cards(board, demand, rows, replicas) + (_NODE - 1)  # what is left counts down from that
+    keys: list[tuple[Rule, Floats]] = []
+    for rule, weight in (
+        (Rule.FEWEST_REPLICAS, _CARD_REPLICA),
+        (Rule.NO_OFFLINE, _BESIDE_OFFLINE),
+        (Rule.EMPTY, _SHARED),
+        (Rule.NODE_REPLICAS, _NODE_REPLICA),
+        (Rule.NODE_PODS, _CROWD),
+    ):
+        key, rest = np.divmod(rest, weight)
+        keys.append((rule, key))
+    return [*keys, (Rule.MOST_FREE, rest)]
+
+
+def packed_keys(board: Board, demand: Demand, rows: Ints, _replicas: Ints | None) -> list[tuple[Rule, Floats]]:
+    """The keys of binpack, the weightiest first."""
+    avoided, left = np.divmod(_packed_cards(board, demand, rows), _AVOID)
+    load = np.broadcast_to(board.load[rows][:, None] * -1.0, left.shape)
+    return [(Rule.NO_ONLINE, avoided), (Rule.FULLEST_NODE, load), (Rule.LEAST_FREE, left)]
 
 
 def _packed_cards(board: Board, demand: Demand, rows: Ints) -> Floats:

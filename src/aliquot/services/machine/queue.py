@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from aliquot.model.choice import Choice
 from aliquot.model.claim import Claim, Slice
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.grant import Grant
@@ -41,7 +42,8 @@ class QueuedRequest:
     notify: Notify
     log: str | None = None
     last_position: dict[str, Any] | None = field(default=None)  # sent last
-    on_grant: Callable[[Tenancy, Grant], None] | None = None  # for a Pod: called instead of `notify`
+    on_grant: Callable[[Tenancy, Grant, Choice | None], None] | None = None  # for a Pod: called instead of `notify`
+    choice: Choice | None = None  # why it gets its cards
 
     @property
     def id(self) -> str:
@@ -84,7 +86,7 @@ class Queue:
         if not self._waiting:
             return None
         first, *others = self._waiting
-        grant = self._chooser.choose(first.claim)
+        grant = self._choose(first)
         if grant is not None:
             return first, grant
         if not others:
@@ -93,12 +95,17 @@ class Queue:
         self._ledger.confirm(first.id, target.node, occupant_of(first.claim, target))
         try:
             for entry in others:
-                grant = self._chooser.choose(entry.claim)
+                grant = self._choose(entry)
                 if grant is not None:
                     return entry, grant
         finally:
             self._ledger.forget(first.id)
         return None
+
+    def _choose(self, entry: QueuedRequest) -> Grant | None:
+        grant = self._chooser.choose(entry.claim)
+        entry.choice = None if grant is None else self._chooser.why(entry.claim, grant)
+        return grant
 
     def positions(self) -> list[tuple[QueuedRequest, dict[str, Any]]]:
         """Each request's position and reason: what each card lacks, or for whom the free slice is reserved."""

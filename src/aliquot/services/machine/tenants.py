@@ -25,6 +25,7 @@ from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import TENANT_VARIABLE, Home
 from aliquot.adapters.host.users import user_name
 from aliquot.adapters.storage.store import Store, StoreError
+from aliquot.model.choice import Choice
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
 from aliquot.model.grant import Grant
@@ -58,7 +59,7 @@ class GrantListener(Protocol):
     """A Pod in the queue."""
 
     def notify(self, message: dict[str, Any]) -> None: ...
-    def on_grant(self, tenancy: Tenancy, grant: Grant) -> None: ...
+    def on_grant(self, tenancy: Tenancy, grant: Grant, choice: Choice | None) -> None: ...
 
 
 class LocalMachine:
@@ -261,7 +262,7 @@ class LocalMachine:
             return
         self._watch(tenancy)
         if entry.on_grant is not None:
-            entry.on_grant(tenancy, grant)
+            entry.on_grant(tenancy, grant, entry.choice)
             return
         cards = [{"index": share.card, "uuid": share.uuid} for share in shares]
         entry.notify(

@@ -61,15 +61,6 @@ def run_request_of(pod: LocalPod, claim: Claim) -> RunRequest:
     )
 
 
-def placement_reason(grant: Grant) -> str:
-    """Why it was placed there, in one sentence."""
-    cards = sorted({share.card for container in grant.containers for share in container.shares})
-    if grant.whole_node:
-        return f"{grant.node} had no other tenant"
-    names = f"card{'s' * (len(cards) > 1)} {', '.join(map(str, cards))}"
-    return f"{names} of {grant.node}: least free of those that fit, so that the others stay free for larger Pods"
-
-
 def states(pod: LocalPod, node: str, grant: Grant | None, logs: str) -> tuple[ContainerState, ...]:
     """The states of its containers before any is started."""
     return tuple(

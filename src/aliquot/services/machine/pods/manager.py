@@ -26,6 +26,7 @@ from aliquot.adapters.storage.objectstore import ObjectStore
 from aliquot.dialects.local.objects import amounts_of
 from aliquot.dialects.local.pods import restart_policy_of
 from aliquot.dialects.podterms import scheduling_gates
+from aliquot.model.choice import Choice
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.localpod import LocalPod, Phase, Workload
@@ -38,6 +39,7 @@ from aliquot.services.machine.pods.startorder import StartOrder
 from aliquot.services.machine.pods.supervisor import POD_VARIABLE
 from aliquot.services.machine.queue import QueuedRequest
 from aliquot.services.machine.tenants import LocalMachine
+from aliquot.wording.placement import why_there
 
 _LOG = logging.getLogger("aliquot.pods")
 _MOST_STARTING = 8  # supervisors of one user at once: each takes some tens of milliseconds of a core
@@ -258,13 +260,15 @@ class PodManager:
             claim, launchspec.run_request_of(pod, claim), caller, pod.created, time.time(), listener
         )
 
-    def grant(self, uid: str, tenancy: Tenancy | None, grant: Grant | None, send: Send) -> None:
+    def grant(
+        self, uid: str, tenancy: Tenancy | None, grant: Grant | None, send: Send, choice: Choice | None = None
+    ) -> None:
         """The Pod may start: store that and send the launch spec."""
         pod = self.pods[uid]
         nodes = (node for node in self.machine.nodes if grant is not None and node.name == grant.node)
         node = next(nodes, self.machine.nodes[0])
         claim, logs, now = self.claims[uid], self.logs(pod), time.time()
-        placed = f"placed on {node.name}" if grant is None else launchspec.placement_reason(grant)
+        placed = f"placed on {node.name}" if grant is None else why_there(grant, choice)
         state = replace(
             creation.with_event(pod.state, now, placed),
             reason=None,
@@ -395,8 +399,8 @@ class _QueuedPod:
         if "error" in message:
             self._send(message)
 
-    def on_grant(self, tenancy: Tenancy, grant: Grant) -> None:
-        self._pods.grant(self._uid, tenancy, grant, self._send)
+    def on_grant(self, tenancy: Tenancy, grant: Grant, choice: Choice | None) -> None:
+        self._pods.grant(self._uid, tenancy, grant, self._send, choice)
 
 
 def workload_key(workload: Workload) -> WorkloadKey:
