@@ -4,8 +4,9 @@
         cluster.helm("install", "aliquot", "deploy/chart/aliquot")
         cluster.kubectl("get", "pods", "-A")
 
-`python tests/testbed/cluster.py` starts one to look at, until Ctrl-C. The cards of the nodes are simulated: each has a
-player that is a process of the node, as the driver would be there, and outlives agents in containers.
+`python tests/testbed/cluster.py` starts one to look at, until Ctrl-C. The nodes have no cards: whoever installs the
+product sets agent.simulate (shipping.py), or --simulate. Vendors' manifests have no such option: for them it is in the
+image's environment.
 """
 
 from __future__ import annotations
@@ -36,14 +37,6 @@ from testbed.processes import Startable
 
 NAMES = ("n1", "n2")
 _PLAIN = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
-_PLAY = (
-    "from aliquot.adapters.gpu import player\n"
-    "from aliquot.adapters.host.home import own_home\n"
-    "import os\n"
-    "home = own_home()\n"
-    "for folder in home.run, home.state: os.makedirs(folder, exist_ok=True)\n"
-    "player.play(home, {cards}, {memory_mib})\n"
-)
 
 
 class Cluster(Startable):
@@ -51,10 +44,10 @@ class Cluster(Startable):
 
     def __init__(self, folder: Path, *, cards: int = 4, memory_gib: int = 16) -> None:
         self._programs = binaries((*CONTROL_PLANE, *NODE, *SHIPPING))
-        self.folder, self._cards, self._memory_gib = folder, cards, memory_gib
+        self.folder, self.cards = folder, f"{cards}x{memory_gib}GiB"
         self.image, self.kube_scheduler_image = archives.IMAGE, archives.KUBE_SCHEDULER_IMAGE
         self._registry: Registry | None = None
-        self.plane = ControlPlane(folder / "plane")
+        self.plane = ControlPlane(folder / "plane", silent_nodes=False)
         self.nodes: tuple[RealNode, ...] = ()
         self.default_scheduler: KubeScheduler | None = None
         self._ending = ExitStack()
@@ -78,7 +71,6 @@ class Cluster(Startable):
         self.start_default_scheduler()
         for node in self.nodes:
             node.wait_ready()
-            self.start_cards(node)
 
     def stop(self) -> None:
         self._ending.close()
@@ -92,7 +84,7 @@ class Cluster(Startable):
         return registry
 
     def _archive(self, name: str) -> Path:
-        return archives.product(name, simulate=f"{self._cards}x{self._memory_gib}GiB")
+        return archives.product(name, simulate=self.cards)
 
     @cached_property
     def archive(self) -> Path:
@@ -111,16 +103,8 @@ class Cluster(Startable):
         self.plane.start_apiserver()
         for node in self.nodes:
             node.heal()
-            self.start_cards(node)
         if self.default_scheduler is None or not self.default_scheduler.running:
             self.start_default_scheduler()
-
-    def start_cards(self, node: RealNode) -> None:
-        """The player of the node's cards, where it does not run."""
-        code = _PLAY.format(cards=self._cards, memory_mib=self._memory_gib * 1024)
-        done = node.call([sys.executable, "-c", code])
-        if done.returncode:
-            raise RuntimeError(f"no simulated cards on {node.name}: {done.stderr.strip()}")
 
     def start_default_scheduler(self, config: Mapping[str, Any] | None = None) -> None:
         """The one that every cluster has, in place of the one before: Pods of DaemonSets need it too."""

@@ -233,7 +233,8 @@ class Plugin:
         own = {VISIBLE: uuid, IDX: str(card), POD: str(pod), CONTAINER: str(container), DEV: str(size)}
         # As NVIDIA's runtime would by NVIDIA_VISIBLE_DEVICES: the driver, and only that card.
         driver = {SIM_VARIABLE: self._sim, "LD_LIBRARY_PATH": _LIBRARIES, "CUDA_VISIBLE_DEVICES": uuid}
-        mounts = [wire.Mount(container_path=self._sim, host_path=self._sim)]
+        folder = str(Path(self._sim).parent)
+        mounts = [wire.Mount(container_path=folder, host_path=folder)]
         for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
             there = f"{player.simulation()}/{name}"
             mounts.append(wire.Mount(container_path=f"{_LIBRARIES}/{name}", host_path=there, read_only=True))
@@ -259,7 +260,7 @@ def serve_plugin(given: argparse.Namespace) -> None:
     for folder in home:
         Path(folder).mkdir(parents=True, exist_ok=True)
     count, gib = given.cards.removesuffix("GiB").split("x")
-    playing = player.play(home, int(count), int(gib) * 1024)
+    playing = player.play(home, int(count), int(gib) * 1024, node=given.node)
     cards = sorted(Nvml().cards(), key=lambda card: card.index)
     api = _client(given.kubeconfig)
     plugin = Plugin(api, given.node, [(card.uuid, card.memory_mib // 1024) for card in cards], playing.socket)

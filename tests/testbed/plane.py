@@ -4,9 +4,9 @@
         plane.api("POST", "/api/v1/nodes", objects.node("n1", {"qgpu": 8}))
         plane.kubectl("get", "nodes")
 
-`python tests/testbed/plane.py` starts one to look at, until Ctrl-C. Nodes are made by hand (objects.py): there is no
-kubelet, so the controllers that would judge silent nodes are off, and nobody ends a Pod that is given a grace period.
-Nodes of nodes.py are real.
+`python tests/testbed/plane.py` starts one to look at, until Ctrl-C. All controllers run. Nodes are made by hand
+(objects.py): there is no kubelet, so silent nodes count as alive for a day, and nobody ends a Pod that is given a grace
+period. Nodes of nodes.py are real.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ from testbed.processes import Program, Startable, free_port, wait_until
 HOST = "127.0.0.1"
 ADMIN = "admin"
 SCHEDULER = "system:kube-scheduler"
-
-# Nobody sends heartbeats for nodes made by hand: these two would declare them dead and evict their Pods.
-_CONTROLLERS_OFF = ("node-lifecycle-controller", "taint-eviction-controller")
+_A_DAY = "24h"
 
 
 class KubeScheduler(Program):
@@ -79,12 +77,21 @@ class KubeScheduler(Program):
 class ControlPlane(Startable):
     """One control plane with its own ports, data, certificates and tokens, in a folder of its own."""
 
-    def __init__(self, folder: Path | None = None, *, keep: bool = False, apiserver_flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        keep: bool = False,
+        apiserver_flags: Sequence[str] = (),
+        silent_nodes: bool = True,
+    ) -> None:
+        """With `silent_nodes`, no heartbeats are needed: for nodes made by hand."""
         self._programs = binaries()
         self.folder = folder or Path(tempfile.mkdtemp(prefix="aliquot-plane-"))
         self.folder.mkdir(parents=True, exist_ok=True)
         self._keep = keep or folder is not None
         self._apiserver_flags = tuple(apiserver_flags)
+        self._silent_nodes = silent_nodes
         self.port, self.etcd_port, self._etcd_peer_port = free_port(), free_port(), free_port()
         self.url = f"https://{HOST}:{self.port}"
         self.token = secrets.token_hex(16)
@@ -272,7 +279,8 @@ class ControlPlane(Startable):
             f"--service-account-signing-key-file={own_key}",
             "--service-cluster-ip-range=10.96.0.0/16",
             "--endpoint-reconciler-type=none",  # it would look for an address other than loopback
-            "--disable-admission-plugins=TaintNodesByCondition",  # cleared by a controller that is off
+            # A node made by hand would wait for a controller to clear its taint.
+            *(["--disable-admission-plugins=TaintNodesByCondition"] if self._silent_nodes else []),
             "--allow-privileged=true",
             "--kubelet-preferred-address-types=InternalIP",  # the names of real nodes are in no DNS
             "--max-requests-inflight=3000",  # benchmarks measure the product, not the API server's limits
@@ -282,10 +290,10 @@ class ControlPlane(Startable):
         ]
 
     def _start_controllers(self) -> None:
-        off = ",".join(f"-{controller}" for controller in _CONTROLLERS_OFF)
+        patience = [f"--node-{which}-grace-period={_A_DAY}" for which in ("monitor", "startup")]
         flags = [
             f"--kubeconfig={self.kubeconfig}",
-            f"--controllers=*,{off}",
+            *(patience if self._silent_nodes else []),
             f"--service-account-private-key-file={self._pki / 'apiserver.key'}",
             f"--root-ca-file={self.ca_file}",
             "--leader-elect=false",

@@ -16,8 +16,8 @@ NAMESPACE = "aliquot-system"
 def install(cluster: Cluster, *words: str, verb: str = "install") -> None:
     """As docs/install.md says; everything is ready when this returns."""
     where = ["--namespace", NAMESPACE, "--create-namespace", "--wait", "--timeout", "120s"]
-    image = f"kubeScheduler.image={cluster.kube_scheduler_image}"
-    cluster.helm(verb, "aliquot", str(CHART), *where, "--set", image, *words)
+    values = f"kubeScheduler.image={cluster.kube_scheduler_image},agent.simulate={cluster.cards}"
+    cluster.helm(verb, "aliquot", str(CHART), *where, "--set", values, *words)
 
 
 def uninstall(cluster: Cluster) -> None:

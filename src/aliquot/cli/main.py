@@ -46,6 +46,11 @@ COMMANDS = (
     ("install-shim", "cluster.installshim:install_shim", "Install the shim library that containers load on this host."),
     ("agent", "cluster.agent:agent", "Run the agent of one node of a Kubernetes cluster."),
     (
+        "simulated-cards",
+        "cluster.simulatedcards:simulated_cards",
+        "Run the simulated cards of a node, for an agent with the same --simulate.",
+    ),
+    (
         "install",
         "install.install:install",
         "Install aliquot on a cluster: scheduler, webhook, agents, and what they need.",

@@ -72,8 +72,29 @@ def test_agents_select_nodes_of_the_mode() -> None:
     assert keys == ["gpushare", share, "nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present"]
 
 
+def _daemon_sets(**options: Any) -> dict[str, Any]:
+    objects = tailor_objects(FILE, Options("here/aliquot:9", "kube-scheduler:9", **options), "9.9.9")
+    return {obj["metadata"]["name"]: obj for obj in objects if obj["kind"] == "DaemonSet"}
+
+
+def test_simulated_cards_run_beside_the_agents_and_outlive_them() -> None:
+    assert list(_daemon_sets()) == [deployment.DAEMON_SET]
+    options: dict[str, Any] = {"runtime_class": "nvidia", "driver_folder": "/etc/cdi", "node_selector": {"a": "b"}}
+    found = _daemon_sets(simulate="4x16GiB", mode="gpushare", **options)
+    agents, cards = (found[name]["spec"]["template"] for name in (deployment.DAEMON_SET, deployment.SIMULATED_CARDS))
+    assert found[deployment.SIMULATED_CARDS]["spec"]["updateStrategy"] == {"type": "OnDelete"}
+    (container,) = cards["spec"]["containers"]
+    assert container["args"] == ["simulated-cards", "--nodename=$(NODE_NAME)", "4x16GiB"]
+    assert container["image"] == "here/aliquot:9"
+    assert cards["spec"]["hostPID"]
+    assert not {"runtimeClassName", "hostNetwork", "initContainers"} & cards["spec"].keys()
+    for where in ("affinity", "nodeSelector", "tolerations"):
+        assert cards["spec"][where] == agents["spec"][where]
+    assert not cards["metadata"]["labels"].items() <= agents["metadata"]["labels"].items()
+
+
 def test_simulate_is_passed_to_agents() -> None:
-    agents = _containers(_by_kind(simulate="4x16GiB")["DaemonSet"])
+    agents = _containers(_daemon_sets(simulate="4x16GiB")[deployment.DAEMON_SET])
     assert agents["agent"]["args"][-2] == "--simulate=4x16GiB"
     assert not any("--simulate" in word for word in agents["install-shim"]["args"])
 

@@ -17,7 +17,7 @@ NAMES = ("n1", "n2")
 @pytest.fixture(scope="session")
 def nodes_plane(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """Not the one of the other tests, which remove every Node they find."""
-    with ControlPlane(tmp_path_factory.mktemp("nodes-plane")) as control_plane:
+    with ControlPlane(tmp_path_factory.mktemp("nodes-plane"), silent_nodes=False) as control_plane:
         yield control_plane
 
 

@@ -20,7 +20,9 @@ NOT_OURS = "somebody/else:1"  # an image that runs, and is no aliquot
 
 def _install(cluster: Cluster, *words: str, verb: str = "install", code: int = 0) -> str:
     done = cluster.aliquot(
-        verb, "--kube-scheduler-image", cluster.kube_scheduler_image, "--nodes", "n1,n2", "--timeout", "90s", *words
+        verb,
+        *("--kube-scheduler-image", cluster.kube_scheduler_image, "--simulate", cluster.cards),
+        *("--nodes", "n1,n2", "--timeout", "90s", *words),
     )
     assert done.returncode == code, done.stderr
     return done.stdout + done.stderr

@@ -6,6 +6,7 @@ rights; gpushare is its stand-in (testbed/gpushare.py), beside the cluster's own
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,7 @@ def _gpushare(cluster: Cluster, folder: Path) -> Iterator[Peer]:
         peer.stop()
         label(cluster, "gpushare-")
         for node in cluster.nodes:
+            node.call([sys.executable, "-m", "aliquot", "down"])  # the cards that its plugin started
             node.path(SOCKET).unlink(missing_ok=True)
             gone = {"status": {"capacity": {COUNT: None}, "allocatable": {COUNT: None}}}
             cluster.plane.api("PATCH", f"/api/v1/nodes/{node.name}/status", gone, content_type=MERGE_PATCH)

@@ -57,3 +57,45 @@ helm.sh/hook: pre-delete
 helm.sh/hook-weight: {{ . | quote }}
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
+
+{{/* The nodes of the agents. */}}
+{{- define "aliquot.agentPlacement" -}}
+affinity:
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms: # one of them is enough
+        {{- $dialects := splitList "," (include "aliquot.dialects" .) }}
+        {{- $known := include "aliquot.nodeLabels" . | fromYaml }}
+        {{- $labels := .Values.agent.nodeLabels }}
+        {{- if not $labels }}
+        {{- range $dialects }}{{ $labels = append $labels (index $known .) }}{{ end }}
+        {{- $labels = append $labels (dict "key" "aliquot.dev/share-cards-with-other-plugins" "values" (list "true")) }}
+        {{- $labels = append $labels (dict "key" "nvidia.com/gpu.present" "values" (list "true") "found" true) }}
+        {{- $labels = append $labels (dict "key" "feature.node.kubernetes.io/pci-10de.present" "values" (list "true") "found" true) }}
+        {{- end }}
+        {{- range $labels }}
+        - matchExpressions:
+            - {key: {{ .key }}, operator: In, values: {{ toJson .values }}}
+            - {key: kubernetes.io/os, operator: In, values: [linux]}
+            - {key: kubernetes.io/arch, operator: In, values: [amd64, arm64]}
+            # Nodes of AMD and Huawei are their own plugins'.
+            - {key: sched.tensorstack.dev/accelerator, operator: NotIn, values: [amd-gpu, huawei-npu]}
+            # Their owner leaves them to another device plugin.
+            - {key: aliquot.dev/share-cards-with-other-plugins, operator: NotIn, values: ["false"]}
+            {{- if .found }}
+            # The GPU Operator runs NVIDIA's device plugin there.
+            - {key: nvidia.com/gpu.deploy.device-plugin, operator: NotIn, values: ["true"]}
+            {{- end }}
+        {{- end }}
+tolerations:
+  - {key: sched.tensorstack.dev/xgn-mode, operator: Exists}
+  - {key: nvidia.com/gpu, operator: Exists}
+  - {key: node-role.kubernetes.io/control-plane, operator: Exists, effect: NoSchedule}
+  {{- with .Values.agent.tolerations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .Values.agent.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}

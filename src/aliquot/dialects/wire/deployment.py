@@ -22,6 +22,7 @@ Json = dict[str, Any]
 NAMESPACE = "aliquot-system"
 RECORD = "aliquot-installation"
 DEPLOYMENT, DAEMON_SET, WEBHOOK = "aliquot-scheduler", "aliquot-agent", "aliquot"
+SIMULATED_CARDS = "aliquot-simulated-cards"  # a DaemonSet, with --simulate
 MANAGER = "aliquot"  # value of the label managed-by
 FIELD_MANAGER = "aliquot-install"  # not the scheduler's: an upgrade must not remove what the scheduler applies
 
@@ -127,7 +128,9 @@ def in_order(objects: Iterable[Json]) -> list[Json]:
 
 def tailor_objects(objects: Iterable[Json], options: Options, version: str) -> list[Json]:
     """The rendered objects adapted to the options, in the order to apply them."""
-    wanted = (obj for obj in objects if _is_wanted(obj, options))
+    wanted = [obj for obj in objects if _is_wanted(obj, options)]
+    if options.simulate:
+        wanted += [_simulated_cards(obj, options.simulate) for obj in wanted if obj["kind"] == "DaemonSet"]
     result = in_order(_in_namespace(copy.deepcopy(obj), options.namespace) for obj in wanted)
     config = next(obj for obj in result if obj["kind"] == "ConfigMap" and _CONFIG in obj.get("data", {}))
     config["data"][_CONFIG] = _scheduler_config(options)
@@ -218,17 +221,51 @@ def _edit_agent(daemons: Json, options: Options) -> None:
             args.insert(-1, f"--simulate={options.simulate}")
         container["args"] = args
     inner = spec["template"]["spec"]
-    if options.runtime_class:
+    if options.runtime_class and identity(daemons).name == DAEMON_SET:
         inner["runtimeClassName"] = options.runtime_class
     if options.node_selector:
         inner["nodeSelector"] = dict(options.node_selector)
-    if options.driver_folder:
+    if options.driver_folder and identity(daemons).name == DAEMON_SET:
         _mount_driver(inner, options.driver_folder)
     required = inner["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     others = {label for dialect, label in _NODE_LABELS.items() if dialect not in _dialects(options)}
     required["nodeSelectorTerms"] = [
         term for term in required["nodeSelectorTerms"] if term["matchExpressions"][0]["key"] not in others
     ]
+
+
+def _simulated_cards(agents: Json, cards: str) -> Json:
+    """The DaemonSet of the chart's simulated-cards.yaml, on the nodes of the agents."""
+    daemons = copy.deepcopy(agents)
+    spec, inner = daemons["spec"], daemons["spec"]["template"]["spec"]
+    daemons["metadata"]["name"] = SIMULATED_CARDS
+    spec["updateStrategy"] = {"type": "OnDelete"}
+    spec["template"]["metadata"].pop("annotations")
+    for labels in (
+        daemons["metadata"]["labels"],
+        spec["selector"]["matchLabels"],
+        spec["template"]["metadata"]["labels"],
+    ):
+        labels[COMPONENT_LABEL] = "simulated-cards"
+    for name in ("initContainers", "hostNetwork", "dnsPolicy"):
+        inner.pop(name)
+    agent = inner["containers"][0]
+    inner["automountServiceAccountToken"] = False
+    inner["terminationGracePeriodSeconds"] = 1
+    inner["containers"] = [
+        {
+            "name": "cards",
+            "image": agent["image"],
+            "imagePullPolicy": agent["imagePullPolicy"],
+            "args": ["simulated-cards", "--nodename=$(NODE_NAME)", cards],
+            "env": [variable for variable in agent["env"] if variable["name"] == "NODE_NAME"],
+            "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
+            "securityContext": agent["securityContext"],
+            "volumeMounts": [mount for mount in agent["volumeMounts"] if mount["name"] == "run"],
+        }
+    ]
+    inner["volumes"] = [volume for volume in inner["volumes"] if volume["name"] == "run"]
+    return daemons
 
 
 def _mount_driver(inner: Json, folder: str) -> None:

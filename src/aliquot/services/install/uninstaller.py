@@ -26,6 +26,7 @@ from aliquot.dialects.wire.deployment import (
     MANAGER,
     RECORD,
     SELECTOR,
+    SIMULATED_CARDS,
     WEBHOOK,
     Identity,
     Json,
@@ -110,9 +111,11 @@ class Uninstaller:
         await self._stop(namespace, "Deployment", DEPLOYMENT, "scheduler")
 
     async def stop_programs(self, namespace: str) -> None:
-        """The same, and the agents."""
+        """The same, and the agents, with their cards where these are simulated."""
         await self.stop_scheduling(namespace)
         await self._stop(namespace, "DaemonSet", DAEMON_SET, "agent")
+        if await self.objects.get(Identity("apps/v1", "DaemonSet", namespace, SIMULATED_CARDS)) is not None:
+            await self._stop(namespace, "DaemonSet", SIMULATED_CARDS, "simulated-cards")
 
     async def _stop(self, namespace: str, kind: str, name: str, component: str) -> None:
         self._report("programs", name)
