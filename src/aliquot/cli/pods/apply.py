@@ -65,9 +65,9 @@ def apply(
     """Run the Pods of a manifest on this machine as local processes.
 
     Takes the same manifests as Kubernetes: Pods, Deployments, StatefulSets, ReplicaSets, DaemonSets (one Pod), Jobs and
-    CronJobs that request cards in the dialect of qGPU, T9k or gpushare. Pods are placed as on a cluster and limited to
-    their memory and compute. Starts the daemon if none runs. Applying a changed manifest again changes only what
-    differs.
+    CronJobs that request cards in the dialect of qGPU, T9k or gpushare, or whole ones as nvidia.com/gpu. Pods
+    are placed as on a cluster and limited to their memory and compute. Starts the daemon if none runs. Applying a
+    changed manifest again changes only what differs.
 
     Differences from Kubernetes: there is one machine, and there are no containers. `command`, `args`, `env` and
     `workingDir` run as local processes under your user; the image is not used. A container without a command runs the
