@@ -35,12 +35,12 @@ def all_flags() -> dict[str, set[str]]:
 
 BY_COMMAND = all_flags()
 OURS = set().union(*BY_COMMAND.values(), flags_of(kubectl_aliquot), flags_of(inspect))
-# Flags of other programs that we call or recommend: kubectl, kube-scheduler, helm, nvidia-smi, the player of cards.
+# Flags of other programs that we call or recommend: kubectl, kube-scheduler, helm, nvidia-smi.
 OTHERS = {
     *("--address", "--all-containers", "--field-selector", "--list", "--minify", "--overwrite", "--raw"),
     *("--policy-config-file", "--leader-elect-resource-name"),
     *("--reuse-values", "--set"),
-    *("--gpu-reset", "--socket", "--cards"),
+    "--gpu-reset",
 }
 
 
@@ -59,8 +59,10 @@ def messages(path: Path) -> Iterator[str]:
             yield node.value
 
 
+CALLS = {SOURCE / "adapters" / "gpu" / "player.py"}  # its flags are those of the player of simulated cards
 MESSAGES = {
-    path.relative_to(SOURCE): [text for text in messages(path) if "--" in text] for path in sorted(SOURCE.rglob("*.py"))
+    path.relative_to(SOURCE): [text for text in messages(path) if "--" in text]
+    for path in sorted(set(SOURCE.rglob("*.py")) - CALLS)
 }
 
 
