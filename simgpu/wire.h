@@ -42,6 +42,7 @@ enum sim_kind {
     SIM_FAULT,       /* struct sim_fault                   -> errno; what happens to a card: for tests and people */
     SIM_EVENTS,      /* struct sim_since, since an event   -> struct sim_event[] after that one, as far as they are kept */
     SIM_OPEN,        /*                                    -> errno; a new RM file as SCM_RIGHTS */
+    SIM_MIG_MODE,    /* struct sim_since, card             -> uint32_t, 1 while the card is in MIG mode */
 };
 
 struct sim_head {
@@ -69,6 +70,7 @@ enum sim_what {
     SIM_LOSE = 1,    /* off the bus: its contexts are dead, and nothing on it answers (ENODEV, RM_GPU_IS_LOST) ... */
     SIM_RESTORE,     /* ... until it is back, for new contexts */
     SIM_XID,         /* NVML's event sets hear of it; nothing else happens */
+    SIM_MIG,         /* `xid` 1: NVML says that MIG mode is on; 0: that the card has none */
 };
 #define RM_GPU_IS_LOST 0x0f
 

@@ -221,11 +221,23 @@ NUMBER(nvmlDeviceGetSupportedEventTypes, unsigned long long, NVML_EVENT_XID)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 NOT_SUPPORTED(nvmlDeviceGetNumaNodeId, unsigned int *node)
-NOT_SUPPORTED(nvmlDeviceGetMigMode, unsigned int *current, unsigned int *pending)
 NOT_SUPPORTED(nvmlDeviceGetMaxMigDeviceCount, unsigned int *most)
 NOT_SUPPORTED(nvmlDeviceGetAccountingMode, unsigned int *mode)
 NOT_SUPPORTED(nvmlDeviceGetFanSpeed, unsigned int *speed)
 #pragma GCC diagnostic pop
+
+/* A simulated card has no MIG mode until a test switches it on. */
+API nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending)
+{
+    uint32_t on = 0;
+    nvmlReturn_t result = nvml_check(device);
+    if (result != NVML_SUCCESS) return result;
+    if (!current || !pending) return NVML_ERROR_INVALID_ARGUMENT;
+    if (nvml_ask(SIM_MIG_MODE, device->card, 0, &on, sizeof on, NULL) != NVML_SUCCESS || !on)
+        return NVML_ERROR_NOT_SUPPORTED;
+    *current = *pending = 1;
+    return NVML_SUCCESS;
+}
 
 API nvmlDeviceGetTemperature(nvmlDevice_t device, unsigned int sensor, unsigned int *out)
 {

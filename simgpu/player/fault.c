@@ -28,6 +28,7 @@ int fault_happens(const struct sim_fault *fault)
         player->event[player->events % EVENTS_KEPT] =
             (struct sim_event){ player->events, fault->card, (uint32_t)fault->xid };
         return 0;
+    case SIM_MIG: card->mig = fault->xid != 0; return 0;
     default: return EINVAL;
     }
 }

@@ -84,6 +84,7 @@ struct card {
     char uuid[48];
     uint64_t memory, used;
     bool lost;               /* off the bus */
+    bool mig;                /* in MIG mode, says NVML */
     uint64_t now;            /* simulated time */
     struct group *runlist;   /* any of the circle */
     struct group *current;   /* whose state is loaded, busy or not */

@@ -8,7 +8,7 @@ import sys
 import time
 
 _MAGIC, _SIM_FAULT = 0x4D495347, 12
-_LOSE, _RESTORE, _XID = 1, 2, 3
+_LOSE, _RESTORE, _XID, _MIG = 1, 2, 3, 4
 _FELL_OFF = 79
 
 
@@ -27,6 +27,11 @@ def restore(player: str, card: int) -> None:
 def raise_xid(player: str, card: int, xid: int) -> None:
     """NVML tells of it; nothing else happens."""
     _happens(player, card, _XID, xid)
+
+
+def set_mig(player: str, card: int, *, on: bool) -> None:
+    """NVML says that its MIG mode is on, or that it has none."""
+    _happens(player, card, _MIG, int(on))
 
 
 def _happens(player: str, card: int, what: int, xid: int = 0) -> None:

@@ -110,3 +110,10 @@ def nvml_health(link: socket.socket) -> None:
     while link.recv(1 << 16):
         link.send(json.dumps([[card.healthy for card in kept.cards], list(kept.why.values())]).encode())
     kept.stop()
+
+
+def nvml_withheld() -> list[str]:
+    """Why each card is not offered."""
+    nvml = Nvml()
+    assert nvml.minors() == {card.uuid: card.index for card in nvml.cards()}
+    return [card.withheld for card in nvml.cards()]

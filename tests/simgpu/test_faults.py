@@ -136,3 +136,12 @@ class TestHealth:
 
 def becomes(keeper: Tenant, healthy: list[bool], *why: str) -> None:
     wait_until(lambda: keeper.ask("how are they?") == [healthy, list(why)], f"{healthy} {why}")
+
+
+class TestMigMode:
+    def test_nvml_says_that_mig_mode_is_on(self, two: Player) -> None:
+        assert two.run("nvml_withheld") == ["", ""]
+        faults.set_mig(two.socket, 1, on=True)
+        assert two.run("nvml_withheld") == ["", "MIG mode is on"]
+        faults.set_mig(two.socket, 1, on=False)
+        assert two.run("nvml_withheld") == ["", ""]

@@ -62,6 +62,7 @@ class PlayedNvml:
             "nvmlDeviceGetUUID": "GPU-0",
             "nvmlDeviceGetName": b"H200",
             "nvmlDeviceGetNumaNodeId": PlayedNotSupportedError(),
+            "nvmlDeviceGetMigMode": PlayedNotSupportedError(),
             "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=141 << 30, used=1 << 30),
             **answers,
         }
@@ -277,3 +278,11 @@ class TestReopen:
             for asker in askers:
                 asker.join()
         assert set(answers) <= {(0, 1)}
+
+
+@pytest.mark.parametrize(("modes", "why"), [([1, 1], "MIG mode is on"), ([1, 0], "MIG mode is on"), ([0, 1], "")])
+def test_card_in_mig_mode_is_withheld(played: PlayedNvml, modes: list[int], why: str) -> None:
+    """A mode that is only pending comes with the next reset."""
+    played.answers["nvmlDeviceGetMigMode"] = modes
+    (card,) = Nvml().cards()
+    assert card.withheld == why

@@ -201,3 +201,15 @@ def test_unexpected_error_does_not_fail_later_callers(monkeypatch: pytest.Monkey
             assert await ours.holders() == []
 
     play(scene())
+
+
+def test_holders_have_the_devices_of_dra_drivers() -> None:
+    async def scene() -> None:
+        async with asking() as (kubelet, ours):
+            kubelet.hold("pod", "main", {})
+            claim = kubelet.pods[0].containers[0].dynamic_resources.add().claim_resources.add()
+            claim.driver_name, claim.device_name = "gpu.nvidia.com", "gpu-1"
+            (holder,) = await ours.holders()
+            assert holder.devices == {"DRA driver gpu.nvidia.com": {"gpu-1"}}
+
+    play(scene())

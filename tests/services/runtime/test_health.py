@@ -255,3 +255,14 @@ class TestThreads:
         assert "hangs" in next(iter(health.why.values()))
         driver.hang.set()
         until(lambda: healthy(health) == [True, True], "its return")
+
+
+def test_mig_mode_is_noticed_when_it_is_switched_on_and_off() -> None:
+    driver = PlayedDriver(*CARDS)
+    health = CardHealth(driver)
+    for withheld in ("MIG mode is on", ""):
+        driver.listed = (replace(CARDS[0], withheld=withheld), CARDS[1])
+        for _ in range(module._RELIST):
+            health.check()
+        assert [card.withheld for card in health.cards] == [withheld, ""]
+        assert all(card.healthy for card in health.cards), "it is not sick"

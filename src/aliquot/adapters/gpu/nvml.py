@@ -16,6 +16,7 @@ from aliquot.model.health import DOUBLE_BIT_ECC
 
 _MIB = 1 << 20
 _UNKNOWN_MEMORY = (1 << 64) - 1  # NVML's answer where the driver model does not know
+MIG = "MIG mode is on"  # why such a card is not offered
 _PATIENCE = 5.0  # seconds in which pending calls must return
 
 
@@ -113,11 +114,28 @@ class Nvml:
             numa = None
         try:
             memory = nvml.nvmlDeviceGetMemoryInfo(handle).total // _MIB
-            card = Card(index, memory, uuid=uuid, model=_text(nvml.nvmlDeviceGetName(handle)), numa=numa)
+            model, withheld = _text(nvml.nvmlDeviceGetName(handle)), MIG if self._mig(handle) else ""
+            card = Card(index, memory, uuid=uuid, model=model, numa=numa, withheld=withheld)
         except nvml.NVMLError:
             return replace(self._cards.get(uuid, Card(index, 0, uuid=uuid, numa=numa)), index=index, healthy=False)
         self._cards[uuid] = card
         return card
+
+    def _mig(self, handle: Any) -> bool:
+        """Whether the card is in MIG mode: then whole-card contexts are impossible, and its parts are others'."""
+        try:
+            return bool(self._nvml.nvmlDeviceGetMigMode(handle)[0])
+        except (self._nvml.NVMLError, AttributeError):  # most cards cannot
+            return False
+
+    def minors(self) -> dict[str, int]:
+        """The numbers of the cards' device files (/dev/nvidia0), by UUID, where NVML says."""
+        found: dict[str, int] = {}
+        for card in self.cards():
+            with contextlib.suppress(NvmlError):
+                minor = self._ask("nvmlDeviceGetMinorNumber", card.uuid)
+                found |= {} if minor is None else {card.uuid: int(minor)}
+        return found
 
     def driver(self) -> str:
         """The driver's version."""

@@ -26,10 +26,12 @@ _TRIES = 10  # about five seconds with the pauses; the kubelet gives PreStartCon
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _PATIENCE = 5.0  # seconds for one call
 
+DRIVER = "DRA driver "
+
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A container with the IDs of the devices it holds, by resource."""
+    """A container with the IDs of the devices it holds, by resource; those of DRA by `DRIVER` and the driver's name."""
 
     namespace: str
     name: str
@@ -106,6 +108,8 @@ def _holders(response: wire.ListPodResourcesResponse) -> list[Holder]:
             devices: dict[str, set[str]] = {}
             for device in container.devices:  # the kubelet sends one entry per device
                 devices.setdefault(device.resource_name, set()).update(device.device_ids)
+            for claim in (claim for dynamic in container.dynamic_resources for claim in dynamic.claim_resources):
+                devices.setdefault(f"{DRIVER}{claim.driver_name}", set()).add(claim.device_name)
             if devices:
                 held = {resource: frozenset(ids) for resource, ids in devices.items()}
                 found.append(Holder(pod.namespace, pod.name, container.name, held))

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+aliquot/adapters/kubelet/podresources.proto\x12\x02v1\"\x19\n\x17ListPodResourcesRequest\"=\n\x10\x43ontainerDevices\x12\x15\n\rresource_name\x18\x01 \x01(\t\x12\x12\n\ndevice_ids\x18\x02 \x03(\t\"I\n\x12\x43ontainerResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32\x14.v1.ContainerDevices\"[\n\x0cPodResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12*\n\ncontainers\x18\x03 \x03(\x0b\x32\x16.v1.ContainerResources\"C\n\x18ListPodResourcesResponse\x12\'\n\rpod_resources\x18\x01 \x03(\x0b\x32\x10.v1.PodResourcesb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+aliquot/adapters/kubelet/podresources.proto\x12\x02v1\"\x19\n\x17ListPodResourcesRequest\"=\n\x10\x43ontainerDevices\x12\x15\n\rresource_name\x18\x01 \x01(\t\x12\x12\n\ndevice_ids\x18\x02 \x03(\t\"9\n\rClaimResource\x12\x13\n\x0b\x64river_name\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x04 \x01(\t\"=\n\x0f\x44ynamicResource\x12*\n\x0f\x63laim_resources\x18\x04 \x03(\x0b\x32\x11.v1.ClaimResource\"y\n\x12\x43ontainerResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32\x14.v1.ContainerDevices\x12.\n\x11\x64ynamic_resources\x18\x05 \x03(\x0b\x32\x13.v1.DynamicResource\"[\n\x0cPodResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12*\n\ncontainers\x18\x03 \x03(\x0b\x32\x16.v1.ContainerResources\"C\n\x18ListPodResourcesResponse\x12\'\n\rpod_resources\x18\x01 \x03(\x0b\x32\x10.v1.PodResourcesb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,10 +35,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTPODRESOURCESREQUEST']._serialized_end=76
   _globals['_CONTAINERDEVICES']._serialized_start=78
   _globals['_CONTAINERDEVICES']._serialized_end=139
-  _globals['_CONTAINERRESOURCES']._serialized_start=141
-  _globals['_CONTAINERRESOURCES']._serialized_end=214
-  _globals['_PODRESOURCES']._serialized_start=216
-  _globals['_PODRESOURCES']._serialized_end=307
-  _globals['_LISTPODRESOURCESRESPONSE']._serialized_start=309
-  _globals['_LISTPODRESOURCESRESPONSE']._serialized_end=376
+  _globals['_CLAIMRESOURCE']._serialized_start=141
+  _globals['_CLAIMRESOURCE']._serialized_end=198
+  _globals['_DYNAMICRESOURCE']._serialized_start=200
+  _globals['_DYNAMICRESOURCE']._serialized_end=261
+  _globals['_CONTAINERRESOURCES']._serialized_start=263
+  _globals['_CONTAINERRESOURCES']._serialized_end=384
+  _globals['_PODRESOURCES']._serialized_start=386
+  _globals['_PODRESOURCES']._serialized_end=477
+  _globals['_LISTPODRESOURCESRESPONSE']._serialized_start=479
+  _globals['_LISTPODRESOURCESRESPONSE']._serialized_end=546
 # @@protoc_insertion_point(module_scope)

@@ -45,7 +45,7 @@ VERSIONS = ("v1", "v1beta2", "v1beta1")  # of ResourceSlices, the newest first
 
 def is_other_resource(name: str) -> bool:
     """Whether another product's plugin hands out NVIDIA cards by this resource."""
-    return name.startswith(_PREFIXES)
+    return name.startswith(_PREFIXES) or name.removeprefix("DRA driver ") in _DRIVERS
 
 
 def opted_in(labels: Mapping[str, str] | None) -> bool:

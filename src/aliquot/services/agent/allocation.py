@@ -37,6 +37,7 @@ from aliquot.model.tenancy import Tenancy, shares_of
 from aliquot.placement.crowding import crowded
 from aliquot.services.agent.deviceplugins import Allocation, Refused
 from aliquot.services.agent.foreignpods import ForeignPods
+from aliquot.services.agent.heldcards import HeldCards
 from aliquot.services.agent.injection import Injection, Injector
 from aliquot.services.agent.tenants import AdmissionError, PodTenants
 from aliquot.services.daemon.events import EventSink, pod_ref
@@ -89,6 +90,7 @@ class Allocator:
         events: EventSink,
         node: Callable[[], Node],  # with the current state of its cards
         why_unhealthy: Callable[[str], str | None],  # by UUID; None: the card is healthy
+        held_cards: HeldCards,
         rules: Rules,
         clock: Callable[[], float],  # seconds since 1970
         foreign_pods: ForeignPods,
@@ -98,6 +100,7 @@ class Allocator:
         self._kubelet, self._pods, self._tenants, self._injector = kubelet, pods, tenants, injector
         self._events, self._node, self._why_unhealthy, self._clock = events, node, why_unhealthy, clock
         self._rules, self._mark_assigned, self._foreign_pods = rules, mark_assigned, foreign_pods
+        self._held_cards = held_cards
         # The scheduler that wrote a grant may have other qGPU rules than we: try ours first, then the others.
         order = sorted(QgpuRules, key=lambda qgpu: qgpu is not rules.qgpu)
         self._readers = tuple(PodReader(replace(rules, qgpu=qgpu)) for qgpu in order)
@@ -163,6 +166,7 @@ class Allocator:
             holders = await self._kubelet.holders()
         except KubeletError as error:
             raise Refused(f"the kubelet does not say which Pod holds these devices: {error}") from error
+        self._held_cards.update(holders)
         entries = [
             entry for entry in self._kubelet.checkpoint() or () if entry.resource == resource and entry.ids & ids
         ]
@@ -234,7 +238,14 @@ class Allocator:
             why = self._why_unhealthy(uuid)
             if why is not None:
                 raise Refused(why)
+            self._check_withheld(pod, uuid)
         return claim, grant
+
+    def _check_withheld(self, pod: PodObject, uuid: str) -> None:
+        """Refuse a card that is not offered, except to a Pod that has it already: its containers may restart."""
+        card = next((card for card in self._node().cards if card.uuid == uuid), None)
+        if card is not None and card.withheld and pod.metadata.uid not in self._tenants.tenancies:
+            raise Refused(f"card {card.index} ({uuid}) is not offered: {card.withheld}; create the Pod again")
 
     def read(self, pod: PodObject) -> tuple[Claim, Grant]:
         """The Pod's claim and its grant, of any cards. Raises Refused."""

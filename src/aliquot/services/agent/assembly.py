@@ -57,7 +57,14 @@ def run_agent(
             _run(
                 server,
                 settings,
-                Parts(store, arbiter, health, libraries, CardMeter(health.cards, nvml, every=_METER_INTERVAL)),
+                Parts(
+                    store,
+                    arbiter,
+                    health,
+                    libraries,
+                    CardMeter(health.cards, nvml, every=_METER_INTERVAL),
+                    nvml.minors(),
+                ),
             )
         )
     finally:

@@ -20,6 +20,7 @@ from aliquot.dialects import Rules
 from aliquot.dialects.native import SEEN, render_agent
 from aliquot.dialects.wire.cdi import is_silent
 from aliquot.dialects.wire.objects import Metadata, NodeObject, PodObject
+from aliquot.dialects.wire.otherplugins import mentions_others
 from aliquot.model.backoff import backoff
 from aliquot.model.claim import Claim
 from aliquot.model.device import Card
@@ -75,6 +76,11 @@ class NodeReporter:
     def exists(self) -> bool:
         """Whether there is a Node of our name."""
         return self._seen is not None
+
+    @property
+    def beside_others(self) -> bool:
+        """Whether another device plugin advertises cards on the Node, or did."""
+        return self._seen is not None and mentions_others(self._seen)
 
     @property
     def runtime(self) -> str:

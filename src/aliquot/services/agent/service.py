@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,6 +37,7 @@ from aliquot.dialects import Rules
 from aliquot.dialects.wire.advertising import Token, adverts, tokens
 from aliquot.dialects.wire.cdi import parse_spec, passes_cdi, reads_cdi, render_spec
 from aliquot.dialects.wire.objects import NodeObject, PodObject
+from aliquot.model.device import Card
 from aliquot.model.health import describe_out
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
@@ -50,6 +51,7 @@ from aliquot.services.agent.deviceholders import DeviceHolders
 from aliquot.services.agent.deviceplugins import ALLOCATE, PRESTART, Plugins, Refused, timed
 from aliquot.services.agent.foreignpods import ForeignPods
 from aliquot.services.agent.handover import hand_over
+from aliquot.services.agent.heldcards import HeldCards
 from aliquot.services.agent.http import AgentPort
 from aliquot.services.agent.injection import CdiInjector, Libraries, MountInjector, RuntimeInjector
 from aliquot.services.agent.live import AgentLive, Traced
@@ -116,6 +118,7 @@ class Parts:
     health: Health
     libraries: Libraries
     meter: CardMeter | None = None  # samples the cards' usage; None: usage is not known
+    minors: Mapping[str, int] = field(default_factory=dict)  # numbers of the cards' device files, by UUID
 
 
 class Agent:
@@ -147,6 +150,14 @@ class Agent:
         self.foreign_pods = ForeignPods(
             tenants=self.tenants, events=self.events, node=self.node, annotate=self.reporter.annotate
         )
+        self.held_cards = HeldCards(
+            self.kubelet,
+            self.pod_cache,
+            lambda: parts.health.cards,
+            minors=parts.minors,
+            beside_others=lambda: self.reporter.beside_others,
+            clock=time.monotonic,
+        )
         self.allocator = self._make_allocator()
         self.calls = Calls(lambda: timestamp(time.time()), (ALLOCATE, PRESTART))
         handler = timed(self.allocator, self.calls, time.monotonic)
@@ -171,6 +182,7 @@ class Agent:
             events=self.events,
             node=self.node,
             why_unhealthy=self._why_unhealthy,
+            held_cards=self.held_cards,
             rules=self.settings.rules.whole,  # Pods that run may use a dialect that is no longer served
             clock=time.time,
             foreign_pods=self.foreign_pods,
@@ -230,7 +242,15 @@ class Agent:
 
     def node(self) -> Node:
         """This node with the current state of its cards, and the offers of its labels."""
-        return self.reporter.node(self.parts.health.cards, self.settings.rules)
+        return self.reporter.node(self.cards, self.settings.rules)
+
+    @property
+    def cards(self) -> tuple[Card, ...]:
+        """The cards as they are now, with those withheld that Pods of other plugins hold."""
+        cards, held = self.parts.health.cards, self.held_cards.why
+        if not held:
+            return cards
+        return tuple(replace(card, withheld=card.withheld or held.get(card.uuid, "")) for card in cards)
 
     def _why_unhealthy(self, uuid: str) -> str | None:
         health = self.parts.health
@@ -280,7 +300,7 @@ class Agent:
         parts, tenants = self.parts, self.tenants
         node = NodeState(
             rules=self._rules,
-            cards=parts.health.cards,
+            cards=self.cards,
             why=parts.health.why,
             seen={} if parts.meter is None else parts.meter.readings,
             tenancies=tenants.tenancies.values(),
@@ -352,9 +372,10 @@ class Agent:
         while True:
             self._awake.clear()  # later changes start another round
             self._persist_cards()
+            await self.held_cards.refresh()
             await self._advertise()
             here = self._offered.keys() <= self.plugins.registered
-            self.reporter.publish(self.parts.health.cards, here=here)
+            self.reporter.publish(self.cards, here=here)
             self.reporter.report_health(self.parts.health, self.tenants.tenancies.values())
             self.reporter.report_findings(
                 self.foreign_pods.drop_expected(self.parts.arbiter.findings()), self.pod_cache
@@ -380,7 +401,7 @@ class Agent:
     async def _advertise(self) -> None:
         """Offer the devices to the kubelet, with those that unhealthy cards take out."""
         node = self.node()
-        if any(not card.healthy for card in node.cards):
+        if any(not card.usable for card in node.cards):
             await self._device_holders.refresh()
         held = self._device_holders.cards
         if (node, held) == self._offered_by:  # building up to 20,000 devices each second would cost too much

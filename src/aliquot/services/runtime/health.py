@@ -20,6 +20,7 @@ from aliquot.model.device import Card
 from aliquot.model.health import PATIENCE, Health, answered, hit, inventory, missed
 
 _EVERY = 1.0
+_RELIST = 5  # checks until the cards are listed again: MIG mode may have been switched on or off
 _HANGS = 10.0  # seconds without any answer that count as a missed check
 _REST = 100  # errors to read when a watch ends
 # Checks until NVML is reopened to find out whether a lost card was reset; each time twice as many, up to the second:
@@ -58,6 +59,7 @@ class CardHealth:
         self._lock = threading.Lock()  # guards what follows
         self._cards = {card.uuid: card for card in inventory(remembered, self._listed())}
         self._health = {uuid: _at_first(card) for uuid, card in self._cards.items()}
+        self._checks = 0
         self._asking: tuple[str, float] | None = None  # the card that the check waits for, and since when
         self._over = threading.Event()
         self._listening = threading.Event()
@@ -120,7 +122,17 @@ class CardHealth:
                 self._update(uuid, answered)
             finally:
                 self._asking = None
+        self._checks += 1
+        if self._checks % _RELIST == 0:
+            self._read_modes()
         self._publish_changes()
+
+    def _read_modes(self) -> None:
+        """Read again which cards are withheld."""
+        listed = {card.uuid: card.withheld for card in self._listed() if card.healthy}
+        with self._lock:
+            for uuid in listed.keys() & self._cards.keys():
+                self._cards[uuid] = replace(self._cards[uuid], withheld=listed[uuid])
 
     # --- the thread that listens -------------------------------------------------------------------------------
 

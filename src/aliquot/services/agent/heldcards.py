@@ -1,0 +1,113 @@
+"""Cards that Pods of other device plugins and DRA drivers hold, by the kubelet's own records: they are not offered.
+
+The kubelet is asked every two seconds where another plugin serves the node, seldom elsewhere, and before each container
+starts. PodResources does not list ordinary init containers, and lists Pods that have ended: therefore we also read the
+checkpoint and the API server's Pods. A device that cannot be matched to a card withholds all cards.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Protocol
+
+from aliquot.adapters.kubelet.channel import KubeletError
+from aliquot.adapters.kubelet.checkpoint import Entry
+from aliquot.adapters.kubelet.podresources import Holder
+from aliquot.dialects.wire.objects import PodObject
+from aliquot.dialects.wire.otherplugins import CardIds
+from aliquot.dialects.wire.schedulerconfig import RESOURCES
+from aliquot.model.device import Card
+
+log = logging.getLogger(__name__)
+
+_INTERVAL = 2.0  # seconds between two calls where another plugin serves the node ...
+_SELDOM = 10.0  # ... and where none is known
+_UNKNOWN = "the kubelet does not say which cards Pods of other device plugins hold"
+
+
+class Kubelet(Protocol):
+    """adapters/kubelet/holders.py."""
+
+    async def holders(self) -> list[Holder]: ...
+    def checkpoint(self) -> tuple[Entry, ...] | None: ...
+
+
+class Pods(Protocol):
+    """services/agent/podcache.py."""
+
+    def named(self, namespace: str, name: str) -> PodObject | None: ...
+    def by_uid(self, uid: str) -> PodObject | None: ...
+
+
+class HeldCards:
+    """See the head of the file. `why` has the reason of each card that is held, by UUID."""
+
+    def __init__(
+        self,
+        kubelet: Kubelet,
+        pods: Pods,
+        cards: Callable[[], Iterable[Card]],
+        *,
+        minors: Mapping[str, int],  # numbers of the cards' device files, by UUID
+        beside_others: Callable[[], bool],  # whether another plugin serves, or served, the node
+        clock: Callable[[], float],
+    ) -> None:
+        self.why: Mapping[str, str] = {}
+        self._kubelet, self._pods, self._cards, self._minors = kubelet, pods, cards, minors
+        self._beside_others, self._clock = beside_others, clock
+        self._asked = float("-inf")
+        self._answered = False
+
+    async def refresh(self) -> None:
+        """Call the kubelet again, unless it was called a moment ago."""
+        now = self._clock()
+        often = self._beside_others() or bool(self.why)
+        if now - self._asked < (_INTERVAL if often else _SELDOM):
+            return
+        self._asked = now
+        try:
+            holders = await self._kubelet.holders()
+        except KubeletError as error:  # it restarts: the last answer is still the best guess
+            log.warning("held_cards_unknown", extra={"data": {"why": str(error)}})
+            if not self._answered and often:
+                self._set({card.uuid: _UNKNOWN for card in self._cards()})
+            return
+        self.update(holders)
+
+    def update(self, holders: Iterable[Holder]) -> None:
+        """These are the holders now."""
+        self._answered = True
+        cards = tuple(self._cards())
+        mig = frozenset(card.uuid for card in cards if card.withheld)
+        ids = CardIds({card.uuid: card.index for card in cards}, self._minors, mig)
+        found: dict[str, set[str]] = {}
+        for pod, resource, devices in self._devices(holders):
+            for uuid in {uuid for device in devices for uuid in ids.cards(resource, device)}:
+                found.setdefault(uuid, set()).add(f"Pod {pod} holds it by {resource}")
+        self._set({uuid: _first(sentences) for uuid, sentences in sorted(found.items())})
+
+    def _set(self, why: Mapping[str, str]) -> None:
+        if why != self.why:
+            log.info("cards_held_by_others", extra={"data": {"cards": dict(why)}})
+        self.why = why
+
+    def _devices(self, holders: Iterable[Holder]) -> Iterator[tuple[str, str, frozenset[str]]]:
+        """Pod, resource and devices of everything that others gave to Pods that have not ended."""
+        for holder in holders:
+            pod = self._pods.named(holder.namespace, holder.name)
+            if pod is not None and pod.finished:
+                continue
+            for resource, devices in holder.devices.items():
+                if resource not in RESOURCES:
+                    yield f"{holder.namespace}/{holder.name}", resource, devices
+        for entry in self._kubelet.checkpoint() or ():
+            # The kubelet forgets entries of deleted Pods late; a Pod that we do not know yet is in PodResources.
+            pod = self._pods.by_uid(entry.pod_uid) if entry.resource not in RESOURCES else None
+            if pod is not None and not pod.finished:
+                yield f"{pod.metadata.namespace}/{pod.metadata.name}", entry.resource, entry.ids
+
+
+def _first(sentences: set[str]) -> str:
+    first, *others = sorted(sentences)
+    return f"{first}, and {len(others)} more" if others else first

@@ -1,0 +1,159 @@
+"""Cards that Pods of other device plugins hold are not offered, and no new Pod starts on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aliquot.services.agent.deviceplugins import Refused
+from aliquot.services.agent.heldcards import HeldCards
+from kit.agentnode import CARDS, AgentNode, Json, a_qgpu_pod, play
+from kit.manifests import QGPU_CORE, a_container, a_pod
+
+GPU = "nvidia.com/gpu"
+HELD = "Pod default/theirs holds it by nvidia.com/gpu"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def theirs(agent_node: AgentNode, *devices: str, resource: str = GPU, role: str = "main", phase: str = "") -> Json:
+    """A Pod of another plugin that holds these devices."""
+    uses = a_container("uses", {resource: len(devices)})
+    pod = a_pod("theirs", a_container("main"), init=[uses]) if role == "init" else a_pod("theirs", uses)
+    pod["metadata"] |= {"namespace": "default", "uid": "uid-theirs"}
+    pod["spec"]["nodeName"] = "n1"
+    if phase:
+        pod["status"] = {"phase": phase}
+    agent_node.bound(pod)
+    agent_node.kubelet.pods["uid-theirs"] = pod
+    agent_node.kubelet.held["uid-theirs"] = {("uses", resource): frozenset(devices)}
+    return pod
+
+
+def held(agent_node: AgentNode, **more: Any) -> HeldCards:
+    agent = agent_node.agent
+    settings: dict[str, Any] = {"minors": {}, "beside_others": lambda: True, "clock": Clock(), **more}
+    return HeldCards(agent_node.kubelet, agent.pod_cache, lambda: agent_node.health.cards, **settings)
+
+
+def why(agent_node: AgentNode) -> dict[str, str]:
+    found = held(agent_node)
+    play(found.refresh())
+    return dict(found.why)
+
+
+@pytest.mark.parametrize("device", ["GPU-1", "GPU-1::0", "1"])
+def test_card_of_another_plugins_pod_is_held(agent_node: AgentNode, device: str) -> None:
+    theirs(agent_node, device)
+    assert why(agent_node) == {"GPU-1": HELD}
+
+
+def test_device_that_cannot_be_matched_withholds_all_cards(agent_node: AgentNode) -> None:
+    theirs(agent_node, "strange")
+    assert why(agent_node) == {"GPU-0": HELD, "GPU-1": HELD}
+
+
+def test_claim_of_a_dra_driver_without_uuid_withholds_all_cards(agent_node: AgentNode) -> None:
+    theirs(agent_node, "gpu-1", resource="DRA driver gpu.nvidia.com")
+    assert set(why(agent_node)) == {"GPU-0", "GPU-1"}
+
+
+def test_init_container_of_another_plugins_pod_holds_its_card(agent_node: AgentNode) -> None:
+    theirs(agent_node, "GPU-0", role="init")
+    assert why(agent_node) == {"GPU-0": HELD}
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_pod_that_has_ended_holds_nothing(agent_node: AgentNode, phase: str) -> None:
+    theirs(agent_node, "GPU-0", phase=phase)
+    assert why(agent_node) == {}
+
+
+def test_own_pods_and_other_resources_hold_nothing(agent_node: AgentNode) -> None:
+    agent_node.run(a_qgpu_pod(card=1))
+    theirs(agent_node, "1", resource="rdma/hca")
+    assert why(agent_node) == {}
+
+
+def test_kubelet_is_asked_every_two_seconds_beside_others_and_seldom_elsewhere(agent_node: AgentNode) -> None:
+    for beside, interval in ((True, 2.0), (False, 10.0)):
+        clock = Clock()
+        cards = held(agent_node, clock=clock, beside_others=lambda beside=beside: beside)
+        play(cards.refresh())
+        theirs(agent_node, "GPU-0")
+        clock.now = interval - 0.1
+        play(cards.refresh())
+        assert not cards.why
+        clock.now = interval
+        play(cards.refresh())
+        assert cards.why
+        agent_node.kubelet.forget("uid-theirs")
+
+
+def test_last_answer_holds_while_the_kubelet_is_away(agent_node: AgentNode) -> None:
+    clock = Clock()
+    cards = held(agent_node, clock=clock)
+    theirs(agent_node, "GPU-0")
+    play(cards.refresh())
+    agent_node.kubelet.unreachable, clock.now = True, 5.0
+    play(cards.refresh())
+    assert cards.why == {"GPU-0": HELD}
+
+
+def test_all_cards_are_withheld_while_the_kubelet_never_answered(agent_node: AgentNode) -> None:
+    agent_node.kubelet.unreachable = True
+    assert set(why(agent_node)) == {"GPU-0", "GPU-1"}
+
+
+# In the agent.
+
+
+def test_new_pod_does_not_start_on_a_held_card(agent_node: AgentNode) -> None:
+    theirs(agent_node, "GPU-1")
+    pod = agent_node.admitted(agent_node.bound(a_qgpu_pod(card=1)))
+    with pytest.raises(Refused, match=f"card 1 .GPU-1. is not offered: {HELD}"):
+        agent_node.started(pod)
+    assert agent_node.started(agent_node.admitted(agent_node.bound(a_qgpu_pod("free", card=0)))).cards == "GPU-0"
+
+
+def test_held_card_is_found_right_before_the_start_and_not_only_by_and_by(agent_node: AgentNode) -> None:
+    pod = agent_node.admitted(agent_node.bound(a_qgpu_pod(card=1)))
+    assert not agent_node.agent.held_cards.why
+    theirs(agent_node, "GPU-1")
+    with pytest.raises(Refused):
+        agent_node.started(pod)
+    assert set(agent_node.agent.held_cards.why) == {"GPU-1"}
+
+
+def test_pod_that_has_the_card_may_restart_its_containers(agent_node: AgentNode) -> None:
+    pod = a_qgpu_pod(card=1)
+    agent_node.run(pod)
+    theirs(agent_node, "GPU-1")
+    assert agent_node.started(pod).cards == "GPU-1"
+
+
+def test_new_pod_does_not_start_on_a_card_in_mig_mode(agent_node: AgentNode) -> None:
+    agent_node.health.cards = (replace(CARDS[0], withheld="MIG mode is on"), CARDS[1])
+    pod = agent_node.admitted(agent_node.bound(a_qgpu_pod(card=0)))
+    with pytest.raises(Refused, match="MIG mode is on"):
+        agent_node.started(pod)
+
+
+def test_held_card_is_in_the_inventory_the_status_and_the_kubelets_devices(agent_node: AgentNode) -> None:
+    theirs(agent_node, "GPU-1")
+    agent = agent_node.agent
+    agent.held_cards.update(play(agent_node.kubelet.holders()))
+    agent.reporter.publish(agent.cards, here=True)
+    assert f'"withheld":"{HELD}"' in agent.reporter._inventory["aliquot.dev/inventory"]
+    assert [(card.is_out, card.why_out) for card in agent.status().cards] == [(False, None), (True, HELD)]
+    play(agent._advertise())
+    offered = agent._offered[QGPU_CORE]
+    assert sum(token.healthy for token in offered) == len(offered) // 2
