@@ -79,15 +79,15 @@ class PodTerms:
 
 def terms_of(pod: Pod, spec: Json) -> PodTerms:
     """The terms of a Pod; `spec` is all of its spec."""
-    affinity = mapping(spec.get("affinity"))
+    affinity = mapping(spec.get("affinity"))  # of few Pods: most of a cluster are read here for nothing
     return PodTerms(
         namespace=pod.namespace,
         labels=pod.labels,
         amounts=_amounts(pod, spec),
         ports=frozenset(_ports(spec)),
-        affinity=_pod_terms(affinity.get("podAffinity"), pod),
-        anti_affinity=_pod_terms(affinity.get("podAntiAffinity"), pod),
-        spread=tuple(_spread(spec, pod.labels)),
+        affinity=_pod_terms(affinity.get("podAffinity"), pod) if affinity else (),
+        anti_affinity=_pod_terms(affinity.get("podAntiAffinity"), pod) if affinity else (),
+        spread=tuple(_spread(spec, pod.labels)) if spec.get("topologySpreadConstraints") else (),
     )
 
 
@@ -115,7 +115,7 @@ def _ports(spec: Json) -> Iterable[Port]:
         if container.get("restartPolicy") == "Always"
     ]
     for container in [*sidecars, *map(mapping, sequence(spec.get("containers")))]:
-        for port in map(mapping, sequence(container.get("ports"))):
+        for port in map(mapping, sequence(container.get("ports")) if "ports" in container else ()):
             number = port.get("hostPort") or (port.get("containerPort") if spec.get("hostNetwork") is True else None)
             if isinstance(number, int):
                 yield as_text(port.get("hostIP") or _EVERY_ADDRESS), as_text(port.get("protocol") or "TCP"), number

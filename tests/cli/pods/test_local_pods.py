@@ -144,6 +144,29 @@ def test_apply_starts_nothing_if_one_object_is_invalid(machine: Machine, tmp_pat
     assert machine.aliquot("get", "pods").stdout == ""
 
 
+def test_apply_starts_nothing_if_one_pod_can_never_fit(machine: Machine) -> None:
+    code, printed, error = apply(machine, a_pod("good"), stateful("huge", 2, gib=25))
+    assert (code, printed) == (2, "")
+    assert "StatefulSet default/huge: spec.template.spec.containers[0]" in error
+    assert "25 is not allowed: this machine has 1 card of 24 GiB" in error
+    assert machine.aliquot("get", "pods").stdout == ""
+
+
+def test_get_and_describe_show_cron_jobs_and_suspended_jobs(machine: Machine) -> None:
+    template = {"spec": {**a_pod("")["spec"], "restartPolicy": "Never"}}
+    job = {"kind": "Job", "metadata": {"name": "once"}, "spec": {"suspend": True, "template": template}}
+    spec = {"schedule": "0 0 1 1 *", "jobTemplate": {"spec": {"template": template}}}
+    cron = {"kind": "CronJob", "metadata": {"name": "yearly"}, "spec": spec}
+    code, printed, _ = apply(machine, job, cron)
+    assert (code, printed) == (0, "job.batch/once created\ncronjob.batch/yearly created\n")
+    assert cells(machine, "jobs")[0][:3] == ["once", "0/1,", "suspended"]
+    assert cells(machine, "cj")[0][:2] == ["yearly", "0/0"]
+    shown = machine.aliquot("describe", "cronjob", "yearly").stdout
+    assert "Schedule:     0 0 1 1 *" in shown
+    assert "-01-01 00:00:00" in shown
+    assert "Suspended:    yes" in machine.aliquot("describe", "job", "once").stdout
+
+
 def test_apply_dry_run_starts_nothing(machine: Machine) -> None:
     assert apply(machine, a_pod("train"), words=("--dry-run",))[:2] == (0, "pod/train created (dry run)\n")
     assert machine.aliquot("get", "pods").stdout == ""

@@ -19,7 +19,9 @@ from kit.manifests import (
     T9K_CARDS,
     XGN,
     Json,
+    a_container,
     a_node,
+    a_pod,
     asking,
     gpushare_node,
     gpushare_pod,
@@ -84,6 +86,26 @@ def test_an_annotation_that_cannot_be_read_is_found() -> None:
 def test_a_bound_pod_that_breaks_a_rule_is_found() -> None:
     (finding,) = faults(gpushare_node("n1", 16), gpushare_pod("p", 3, on="n1", annotations={COUNT: "2"}))
     assert "breaks a rule" in finding.what
+
+
+def test_pods_with_a_misspelled_resource_are_found() -> None:
+    """The webhook did not see them; kube-scheduler does not ask us about them."""
+    bound, waiting = (
+        a_pod("bound", a_container("main", {"aliyun.com/gpumem": 2}), on="n1"),
+        asking({"tke.cloud.tencent.com/qgpu-mem": 2}, "waiting"),
+    )
+    (finding,) = faults(gpushare_node("n1", 16), bound)
+    assert "did you mean aliyun.com/gpu-mem?" in finding.what
+    seen = look([gpushare_node("n1", 16), waiting], Rules())
+    (finding,) = waiting_findings(seen)
+    assert (finding.level, finding.about) == (Level.FINDING, ("default/waiting",))
+    assert "did you mean tke.cloud.tencent.com/qgpu-memory?" in finding.what
+
+
+def test_a_pod_with_scheduling_gates_is_no_fault() -> None:
+    gated = gpushare_pod("p", 1, schedulingGates=[{"name": "example.com/quota"}])
+    (finding,) = waiting_findings(look([gpushare_node("n1", 16), gated], Rules()))
+    assert (finding.level, finding.what) == (Level.NOTE, "is held back by its scheduling gates: example.com/quota")
 
 
 @pytest.mark.parametrize(

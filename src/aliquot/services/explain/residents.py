@@ -66,8 +66,10 @@ class Residents:
         self._pods.append(_Resident(node, terms, ending))
         there = self._on.setdefault(node, _OnNode())
         there.pods += 1
-        there.amounts.update(terms.amounts)
-        there.ports |= terms.ports
+        if terms.amounts:
+            there.amounts.update(terms.amounts)
+        if terms.ports:
+            there.ports |= terms.ports
 
     def refusals(self, kind: str | None, terms: PodTerms, spec: Json) -> tuple[Refusal, ...]:
         """Why nodes do not take the Pod; the same tuple while nothing changes. `kind` is equal for equal Pods; None:

@@ -55,7 +55,8 @@ def test_a_pod_that_never_fits_is_refused_and_nothing_of_the_file_starts(pods: P
 @pytest.mark.parametrize("kind", ["Deployment", "StatefulSet", "DaemonSet", "Job"])
 def test_a_workload_whose_pods_never_fit_is_refused(pods: Pods, kind: str) -> None:
     whole = {"name": "main", "command": ["sleep", "600"], "resources": {"limits": {T9K_CARDS: 3}}}
-    assert refused(pods, workload(kind, "web", 1, whole))["field"].startswith(f"{kind} default/web: spec.containers[0]")
+    details = refused(pods, workload(kind, "web", 1, whole))
+    assert details["field"].startswith(f"{kind} default/web: spec.template.spec.containers[0].resources")
 
 
 def test_a_pod_that_only_has_to_wait_is_accepted(pods: Pods) -> None:
@@ -119,6 +120,13 @@ def cron_job(name: str = "nightly", *command: str, **spec: Any) -> Json:
         "metadata": {"name": name},
         "spec": {"schedule": "* * * * *", "jobTemplate": {"spec": template}, **spec},
     }
+
+
+def test_a_cron_job_whose_pods_never_fit_is_refused(pods: Pods) -> None:
+    huge = cron_job()
+    huge["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"] = [container(gib=25)]
+    path = "spec.jobTemplate.spec.template.spec.containers[0]"
+    assert refused(pods, huge)["field"].startswith(f"CronJob default/nightly: {path}")
 
 
 def test_a_cron_job_runs_at_its_time_and_goes_with_its_jobs(pods: Pods) -> None:

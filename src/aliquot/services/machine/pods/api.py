@@ -114,6 +114,7 @@ class PodApi:
         why = None if claim is None else machine.why_never(replace(claim, cpu_milli=0, memory_mib=0))
         if claim is not None and why is not None:
             field, value = largest_request(pod, claim)
+            field = {POD: "", CRON_JOB: "spec.jobTemplate.spec.template."}.get(item.kind, "spec.template.") + field
             raise invalid(Invalid(f"{label}: {field}", value, f"this machine has {card_sizes(machine.cards)}; {why}"))
 
     def _check_count(
