@@ -160,8 +160,14 @@ def test_scheduler_account_annotates_pod_for_retry(scheduler: Client) -> None:
 
 @pytest.mark.parametrize(
     "patch",
-    [IMAGE, {"metadata": {"labels": {"app": "bank"}}}, {"metadata": {"annotations": {"aliquot.dev/grant": "{}"}}}],
-    ids=["the image", "labels", "a grant"],
+    [
+        IMAGE,
+        {"metadata": {"labels": {"app": "bank"}}},
+        {"metadata": {"labels": {"bank": ""}}},
+        {"metadata": {"labels": {"aliquot.dev/webhook-slot": "0"}}},
+        {"metadata": {"annotations": {"aliquot.dev/grant": "{}"}}},
+    ],
+    ids=["the image", "labels", "an empty label", "its own label elsewhere", "a grant"],
 )
 def test_scheduler_account_cannot_change_other_pod_fields(scheduler: Client, patch: Any) -> None:
     assert "the scheduler patches nothing of a Pod" in patched(scheduler, POD.format("on-mine"), patch)

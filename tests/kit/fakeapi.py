@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -58,9 +58,13 @@ class Api:
             raise ApiError(409, "Conflict", path)
         return self._put(path, body)
 
-    async def patch(self, path: str, body: Json, *, form: str = "merge", **_: object) -> Json:
+    async def patch(
+        self, path: str, body: Json, *, form: str = "merge", params: Mapping[str, str] | None = None, **_: object
+    ) -> Json:
         self._asked("patch", path, body)
         if form == "apply":
+            if path in self.objects and "force" not in (params or {}):  # nothing that others wrote is changed
+                return self._put(path, _merged(body, self.objects[path], by_type=False))
             return self._put(path, body)
         whole = self._at(path.removesuffix("/status"))
         version = body.get("metadata", {}).get("resourceVersion")

@@ -4,23 +4,40 @@ from __future__ import annotations
 
 import base64
 import copy
+from dataclasses import replace
+
+from hypothesis import given
 
 from aliquot.dialects import gpushare, qgpu, t9k
 from aliquot.dialects.lookalikes import prefixes
 from aliquot.dialects.rules import DIALECTS
 from aliquot.dialects.wire.podlimits import TEMPLATES
-from aliquot.dialects.wire.webhooks import FailurePolicy, ServiceRef, configured, webhook_configuration
+from aliquot.dialects.wire.webhooks import (
+    FailurePolicy,
+    InstallerMarks,
+    ServiceRef,
+    configured,
+    installer_marks,
+    webhook_configuration,
+)
+from kit.strategies import anything
 
 SERVICE = ServiceRef("kube-system", "aliquot-webhook")
 
 
 def test_service_configuration_has_ca_bundle() -> None:
-    """The same in every entry: so they share connections."""
+    """The same in every entry, unless each slot has a Service."""
     for webhook in webhook_configuration(b"CA", SERVICE)["webhooks"]:
         assert webhook["clientConfig"] == {
             "caBundle": base64.b64encode(b"CA").decode(),
             "service": {"namespace": "kube-system", "name": "aliquot-webhook", "path": "/review", "port": 443},
         }
+
+
+def test_with_slots_every_attempt_but_the_last_goes_to_one_replica() -> None:
+    entries = webhook_configuration(b"CA", SERVICE, slots=True)["webhooks"]
+    names = [entry["clientConfig"]["service"]["name"] for entry in entries]
+    assert names == ["aliquot-webhook-0", "aliquot-webhook-1", "aliquot-webhook"] * 2
 
 
 def test_url_configuration_has_address() -> None:
@@ -35,8 +52,8 @@ def policies(chosen: FailurePolicy, name: str) -> list[str]:
 
 
 def test_only_the_last_attempt_refuses_what_nobody_answered_about() -> None:
-    assert policies(FailurePolicy.IGNORE, "pods.aliquot.dev") == ["Ignore"] * 5
-    assert policies(FailurePolicy.FAIL, "pods.aliquot.dev") == [*["Ignore"] * 4, "Fail"]
+    assert policies(FailurePolicy.IGNORE, "pods.aliquot.dev") == ["Ignore"] * 3
+    assert policies(FailurePolicy.FAIL, "pods.aliquot.dev") == ["Ignore", "Ignore", "Fail"]
     assert policies(FailurePolicy.FAIL, "templates.aliquot.dev") == ["Ignore", "Ignore", "Fail"]
 
 
@@ -75,6 +92,30 @@ def test_every_workload_with_a_template_is_selected() -> None:
     )
     selected = {(group, name) for rule in entry["rules"] for group in rule["apiGroups"] for name in rule["resources"]}
     assert selected == {(group, f"{kind.lower()}s") for group, kind in TEMPLATES}
+
+
+def test_installer_marks_are_those_of_helm_or_kubectl() -> None:
+    metadata = {
+        "labels": {"app.kubernetes.io/managed-by": "Helm"},
+        "annotations": {"meta.helm.sh/release-name": "a", "other": "x"},
+        "managedFields": [
+            {"manager": "aliquot", "operation": "Apply"},
+            {"manager": "someone", "operation": "Update"},
+            {"manager": "helm", "operation": "Apply"},
+        ],
+    }
+    marks = installer_marks({"metadata": metadata})
+    assert marks == InstallerMarks(metadata["labels"], {"meta.helm.sh/release-name": "a"}, "helm")  # type: ignore[arg-type]  # mypy sees lists
+    del metadata["managedFields"]
+    assert installer_marks({"metadata": metadata}) == replace(marks, manager="aliquot")
+    assert installer_marks({"metadata": {"name": "bare"}}) is None
+
+
+@given(anything)
+def test_installer_marks_accept_any_json(value: object) -> None:
+    for obj in (value, {"metadata": value}, {"metadata": {"labels": {"a": "b"}, "managedFields": value}}):
+        marks = installer_marks(obj)
+        assert marks is None or marks.labels
 
 
 def test_configured_ignores_api_server_defaults() -> None:

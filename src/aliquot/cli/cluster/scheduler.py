@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,11 @@ _DEFAULT_DASHBOARD = 12346
     "--webhook-service",
     metavar="NAMESPACE/NAME",
     help="Service of the webhook  [default: aliquot-webhook in the namespace of the Lease]",
+)
+@click.option(
+    "--webhook-slots/--no-webhook-slots",
+    default=None,
+    help="Services NAME-0 and NAME-1 select one replica each, by a label that it sets on its Pod  [default: off]",
 )
 @click.option(
     "--webhook-url", metavar="https://HOST:PORT", help="Address of the webhook for the API server, instead of a Service"
@@ -247,12 +253,14 @@ def _webhook(options: dict[str, Any], served: frozenset[str]) -> WebhookSettings
 
     port = options.pop("webhook_port", 0)
     service, url = options.pop("webhook_service", None), options.pop("webhook_url", None)
+    slots = bool(options.pop("webhook_slots", False))
     failure = options.pop("webhook_failure", "ignore")
     name, by_annotation = options.pop("scheduler_name", None), options.pop("env_by_annotation", False)
     if not port:
         for option, value in (
             ("--webhook-service", service),
             ("--webhook-url", url),
+            ("--webhook-slots", slots),
             ("--scheduler-name", name),
             ("--env-by-annotation", by_annotation),
         ):
@@ -262,6 +270,8 @@ def _webhook(options: dict[str, Any], served: frozenset[str]) -> WebhookSettings
     namespace = options["lease_namespace"]
     if url is not None and service is not None:
         raise InputError("--webhook-service and --webhook-url exclude each other: omit one of them")
+    if url is not None and slots:
+        raise InputError("--webhook-slots and --webhook-url exclude each other: omit one of them")
     if url is not None and not url.startswith("https://"):
         raise InputError(f'--webhook-url: "{url}" is not allowed: https://HOST:PORT')
     space, slash, service_name = (service or f"{namespace}/aliquot-webhook").partition("/")
@@ -272,6 +282,8 @@ def _webhook(options: dict[str, Any], served: frozenset[str]) -> WebhookSettings
         where=url or ServiceRef(namespace=space, name=service_name),
         **({"bind_address": options["bind_address"]} if "bind_address" in options else {}),
         namespace=namespace,
+        slots=slots,
+        replica=socket.gethostname(),  # of a Pod, its name
         served=served,
         failure_policy=FailurePolicy.FAIL if failure == "fail" else FailurePolicy.IGNORE,
         admission=AdmissionSettings(*_scheduler_names(name or ""), env_by_field_ref=by_annotation),

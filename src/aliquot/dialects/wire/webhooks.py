@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from aliquot.dialects.pods import list_at, mapping_at
 from aliquot.dialects.wire import schedulerconfig
 from aliquot.dialects.wire.matchconditions import asks_for_gpu, asks_for_gpu_unreviewed, lacks_limits
+from aliquot.dialects.wire.webhookslots import SLOTS
 
 PATH = "/review"
 CONFIGURATION = "aliquot"  # the object's name
+CONFIGURATION_KIND = "MutatingWebhookConfiguration"
+FIELD_MANAGER = "aliquot"
+_HELM_PREFIX = "meta.helm.sh/"
 WEBHOOK = "pods.aliquot.dev"  # what a user sees: admission webhook "pods.aliquot.dev" denied the request
 CONFIGURATIONS_PATH = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 _TEMPLATES = "templates.aliquot.dev"
-_POD_RETRIES, _TEMPLATE_RETRIES = 4, 2  # each reaches one of two replicas by chance
 _SECONDS, _LAST_SECONDS = 2, 5  # of an attempt; an answer takes milliseconds
 _SYSTEM = "kube-system"
 _NAMESPACE_LABEL = "kubernetes.io/metadata.name"  # set on every namespace
@@ -74,6 +78,7 @@ def webhook_configuration(
     failure_policy: FailurePolicy = FailurePolicy.IGNORE,
     served: frozenset[str] = frozenset(schedulerconfig.DIALECTS),
     spared: Sequence[str] = (),
+    slots: bool = False,
 ) -> dict[str, Any]:
     """The object. `where` is a Service, or the address (https://HOST:PORT) of a webhook outside of the cluster.
 
@@ -82,17 +87,14 @@ def webhook_configuration(
 
     The API server calls a webhook once, and a replica that was just killed is still an endpoint of the Service for a
     second or two. So there are several entries that do the same: all but the last let an object pass that nobody
-    answered about, and all but the first select only what has not been reviewed. They share connections, because their
-    clientConfig is the same.
+    answered about, and all but the first select only what has not been reviewed. With `slots` (webhookslots.py), each
+    but the last goes to one replica.
     """
-    client: dict[str, Any] = {"caBundle": base64.b64encode(ca_bundle).decode()}
-    if isinstance(where, ServiceRef):
-        client["service"] = {"namespace": where.namespace, "name": where.name, "path": PATH, "port": where.port}
-    else:
-        client["url"] = where.rstrip("/") + PATH
+    bundle = base64.b64encode(ca_bundle).decode()
+    ways = [*(slot_services(where) if slots and isinstance(where, ServiceRef) else [where] * len(SLOTS)), where]
+    clients = [{"caBundle": bundle, **_way(way)} for way in ways]
     excluded = {"key": _NAMESPACE_LABEL, "operator": "NotIn", "values": sorted({_SYSTEM, *spared})}
     shared = {
-        "clientConfig": client,
         "namespaceSelector": {"matchExpressions": [excluded]},
         "matchPolicy": "Equivalent",
         "reinvocationPolicy": "IfNeeded",
@@ -100,20 +102,32 @@ def webhook_configuration(
         "admissionReviewVersions": ["v1"],
     }
     again = asks_for_gpu_unreviewed(served)
-    pods = [asks_for_gpu(served), *[again] * _POD_RETRIES]
-    templates = [lacks_limits(served)] * (1 + _TEMPLATE_RETRIES)
+    pods = [asks_for_gpu(served), *[again] * len(SLOTS)]
+    templates = [lacks_limits(served)] * len(ways)
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
-        "kind": "MutatingWebhookConfiguration",
+        "kind": CONFIGURATION_KIND,
         "metadata": {"name": CONFIGURATION, "labels": {"app.kubernetes.io/name": "aliquot"}},
         "webhooks": [
-            entry | shared
-            for entry in (
-                *_attempts(WEBHOOK, [_rule("", ["pods"], "CREATE")], "asks-for-gpu", pods, failure_policy),
-                *_attempts(_TEMPLATES, _WORKLOADS, "lacks-limits", templates, failure_policy),
+            {**entry, "clientConfig": client, **shared}
+            for attempts in (
+                _attempts(WEBHOOK, [_rule("", ["pods"], "CREATE")], "asks-for-gpu", pods, failure_policy),
+                _attempts(_TEMPLATES, _WORKLOADS, "lacks-limits", templates, failure_policy),
             )
+            for entry, client in zip(attempts, clients, strict=True)
         ],
     }
+
+
+def slot_services(where: ServiceRef) -> list[ServiceRef]:
+    """The Services that select one replica each."""
+    return [replace(where, name=f"{where.name}-{slot}") for slot in SLOTS]
+
+
+def _way(where: ServiceRef | str) -> dict[str, Any]:
+    if isinstance(where, str):
+        return {"url": where.rstrip("/") + PATH}
+    return {"service": {"namespace": where.namespace, "name": where.name, "path": PATH, "port": where.port}}
 
 
 def _attempts(
@@ -163,16 +177,42 @@ def parse_secret(secret: object) -> dict[str, bytes]:
     return decoded
 
 
-def render_secret(name: str, namespace: str, data: Mapping[str, bytes]) -> dict[str, Any]:
-    """A new Secret."""
-    metadata = {"name": name, "namespace": namespace, "labels": {"app.kubernetes.io/name": "aliquot"}}
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "type": "kubernetes.io/tls",
-        "metadata": metadata,
-        "data": _in_base64(data),
-    }
+@dataclass(frozen=True, slots=True)
+class InstallerMarks:
+    """By what the program that installed us recognises its objects, in upgrades and when it uninstalls.
+
+    `manager` is its name as a field manager: under another one, its next server-side apply would find a conflict.
+    """
+
+    labels: Mapping[str, str] = field(default_factory=lambda: {"app.kubernetes.io/name": "aliquot"})
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    manager: str = FIELD_MANAGER
+
+    def render_empty(self, kind: str, name: str, namespace: str = "") -> dict[str, Any]:
+        """The Secret or the configuration as it was installed."""
+        metadata: dict[str, Any] = {"name": name, "labels": dict(self.labels), "annotations": dict(self.annotations)}
+        if kind == "Secret":
+            metadata["namespace"] = namespace
+            return {"apiVersion": "v1", "kind": kind, "type": "Opaque", "metadata": metadata}
+        return {"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": metadata}
+
+
+def installer_marks(obj: object) -> InstallerMarks | None:
+    """The marks on our Secret or configuration, for the other of the two. Accepts any JSON, never raises."""
+    metadata = mapping_at(mapping_at(obj, "", []).get("metadata"), "", [])
+    labels = _texts(metadata.get("labels"))
+    if not labels:
+        return None
+    annotations = _texts(metadata.get("annotations"))
+    helm = {key: value for key, value in annotations.items() if key.startswith(_HELM_PREFIX)}
+    entries = [mapping_at(entry, "", []) for entry in list_at(metadata.get("managedFields"), "", [])]
+    managers = [entry.get("manager") for entry in entries if entry.get("operation") == "Apply"]
+    others = [name for name in managers if isinstance(name, str) and name and name != FIELD_MANAGER]
+    return InstallerMarks(labels, helm, others[0] if others else FIELD_MANAGER)
+
+
+def _texts(value: object) -> dict[str, str]:
+    return {key: text for key, text in mapping_at(value, "", []).items() if isinstance(text, str)}
 
 
 def secret_patch(data: Mapping[str, bytes], version: str) -> dict[str, Any]:

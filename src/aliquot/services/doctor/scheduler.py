@@ -220,7 +220,10 @@ def webhook_findings(
     name = f"MutatingWebhookConfiguration {webhooks.CONFIGURATION}"
     if configuration is None:
         what = "does not exist: mistakes are told only after `kubectl apply`, and T9k Pods get no toleration"
-        fix = "if it is wanted: `aliquot scheduler --webhook-port 9443`; its log says what it lacks"
+        fix = (
+            "if it is wanted: `aliquot scheduler --webhook-port 9443`. A scheduler that has that port creates it within"
+        )
+        fix += " 20 seconds; if not, its log says what it lacks, and `helm upgrade` or `aliquot upgrade` create both"
         yield Finding("webhook", Level.NOTE, (name,), what, fix)
         return
     hooks = part(configuration, "webhooks")

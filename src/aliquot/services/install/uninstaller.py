@@ -105,10 +105,10 @@ class Uninstaller:
     async def stop_scheduling(self, namespace: str) -> None:
         """Delete webhook and scheduler, and wait until they are gone. From then on no Pod gets our cards."""
         self._report("programs", "the webhook")
-        await self.objects.delete(
-            Identity("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", "", WEBHOOK)
-        )
+        webhook = Identity("admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", "", WEBHOOK)
+        await self.objects.delete(webhook)
         await self._stop(namespace, "Deployment", DEPLOYMENT, "scheduler")
+        await self.objects.delete(webhook)  # a scheduler that took long to end may have created it again
 
     async def stop_programs(self, namespace: str) -> None:
         """The same, and the agents, with their cards where these are simulated."""

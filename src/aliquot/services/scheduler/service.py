@@ -242,11 +242,11 @@ class Scheduler:
             is_leader=self._leading,
             on_call=lambda verb: self.calls.count(verb, "ok", 0.0),
             clock=time.time,
-            on_listening=self._webhook_listens,
+            on_waiting=self._webhook_waits,
         )
 
-    def _webhook_listens(self) -> None:
-        self.extender.awaited = ""
+    def _webhook_waits(self, why: str) -> None:
+        self.extender.awaited = f"the webhook does not listen yet: {why}" if why else ""
 
     async def _show(self) -> None:
         assert self._dashboard is not None

@@ -2,8 +2,11 @@
 
     reviews         dialects.wire.admission computes the answer; this module serves it
     keys            in a Secret that the replicas share. The leader creates and renews them (certrotation.py), the
-                    others read them. A new certificate is used from the next handshake on; no connection is dropped
-    configuration   written by the leader, with every authority whose certificate a replica may still present
+                    others read them. A new certificate is used from the next handshake on; no connection is dropped.
+                    If somebody deletes the Secret, the leader saves the same keys again: nothing else changes
+    configuration   written by the leader, with every authority whose certificate a replica may still present, before
+                    it presents a certificate of a new one. It is created again too, but behind a Service only when it
+                    has been missing for a while: an uninstallation deletes it shortly before the scheduler
 
 If our role lacks a permission for this, we log it once and answer reviews all the same: with our own keys if we may
 not read the Secret.
@@ -30,20 +33,25 @@ from aliquot.dialects.wire.webhooks import (
     CA_CERTIFICATES,
     CA_KEY,
     CONFIGURATION,
+    CONFIGURATION_KIND,
     CONFIGURATIONS_PATH,
+    FIELD_MANAGER,
     PATH,
     SECRET,
     TLS_CERTIFICATE,
     TLS_KEY,
     FailurePolicy,
+    InstallerMarks,
     ServiceRef,
     configured,
+    installer_marks,
     parse_secret,
-    render_secret,
     secret_patch,
     secrets_path,
+    slot_services,
     webhook_configuration,
 )
+from aliquot.dialects.wire.webhookslots import REPLICAS, render_slot, slot_to_take
 from aliquot.model.backoff import backoff
 from aliquot.model.refusal import Invalid
 from aliquot.services.daemon.http import make_runner
@@ -52,7 +60,9 @@ from aliquot.services.scheduler.certrotation import Keys, Lifetimes, renewed
 log = logging.getLogger(__name__)
 
 LARGEST_BODY = 3 << 20  # bytes: the API server itself takes no larger object
-_CHECK_INTERVAL = 30.0
+_CHECK_INTERVAL = 5.0
+_UNINSTALLED = 10.0  # seconds in which the scheduler ends after its configuration was deleted
+_WAITS_LONG, _WAITS_ON = 10, 60  # steps without keys after which the log says why, and between two such lines
 _LEADER_CHECK = 1.0  # seconds between two checks whether we lead
 _FIRST_RETRY, _LAST_RETRY = 1.0, 60.0
 _OLD_PATH = "/mutate"
@@ -67,6 +77,8 @@ class WebhookSettings:
     bind_address: str = "0.0.0.0"  # noqa: S104  # the API server connects from outside the Pod
     namespace: str = "kube-system"  # of the Secret
     secret: str = SECRET
+    slots: bool = False  # two more Services select one replica each (webhookslots.py)
+    replica: str = ""  # the name of our Pod
     served: frozenset[str] = frozenset(DIALECTS)
     failure_policy: FailurePolicy = FailurePolicy.IGNORE
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
@@ -76,8 +88,9 @@ class WebhookSettings:
     def names(self) -> tuple[str, ...]:
         """The host names under which the API server connects to us."""
         if isinstance(self.where, ServiceRef):
-            host = f"{self.where.name}.{self.where.namespace}.svc"
-            return (host, f"{host}.cluster.local")
+            services = [self.where, *(slot_services(self.where) if self.slots else ())]
+            hosts = [f"{service.name}.{service.namespace}.svc" for service in services]
+            return tuple(name for host in hosts for name in (host, f"{host}.cluster.local"))
         return (urlsplit(self.where).hostname or "localhost",)
 
 
@@ -89,9 +102,12 @@ async def serve_webhook(
     is_leader: Callable[[], bool],
     on_call: Callable[[str], None],
     clock: Callable[[], float],
-    on_listening: Callable[[], None] = lambda: None,
+    on_waiting: Callable[[str], None] = lambda why: None,
 ) -> None:
-    """Run the webhook until cancelled. Raises OSError if its port is taken. `clock` returns seconds since 1970."""
+    """Run the webhook until cancelled. Raises OSError if its port is taken. `clock` returns seconds since 1970.
+
+    `on_waiting` gets the reason why it does not listen yet; "" once it does.
+    """
     keys = WebhookKeys(kube, settings, is_leader=is_leader, clock=clock)
     runner = make_runner(review_app(rules, settings.admission, on_call))
     await runner.setup()
@@ -104,10 +120,10 @@ async def serve_webhook(
                     runner, settings.bind_address, settings.port, ssl_context=keys.context, reuse_address=True
                 ).start()
                 listening = True
-                on_listening()
                 log.info("webhook_listening", extra={"data": {"port": settings.port, "names": settings.names}})
                 pause = 0.0  # now the API server may be configured
             keys.listening = listening
+            on_waiting("" if listening else keys.waiting)
             await sleep_unless_elected(pause, is_leader)
     finally:
         await runner.cleanup()
@@ -173,11 +189,14 @@ class WebhookKeys:
         self.context = server_context()
         self.keys: Keys | None = None  # in use
         self.listening = False  # until then the API server must not be configured
+        self.waiting = ""  # why there are no keys yet
         self._kube, self._settings = kube, settings
         self._is_leader, self._clock = is_leader, clock
         self._presented: Pair | None = None
         self._written: str | None = None  # resourceVersion of the configuration we wrote
-        self._failures = 0
+        self._missing_since: float | None = None  # since when there is no configuration
+        self._marks = InstallerMarks()  # of the one object, for the other if it is lost
+        self._failures = self._waits = 0
         self._warned: set[str] = set()
 
     async def step(self) -> float:
@@ -185,16 +204,21 @@ class WebhookKeys:
         try:
             keys = await self._shared()
             if keys is not None:
+                if self.listening and self._is_leader():
+                    await self._register(keys)
                 self._present(keys)
-            if self.listening and self.keys is not None and self._is_leader():
-                await self._register(self.keys)
+                await self._take_slot()
         except (ApiError, Unreachable, CertificateError) as error:
             self._failures += 1
+            self.waiting = str(error)
             if self._failures in (1, 4) or self._failures % 16 == 0:
                 log.warning("webhook_keys_failed", extra={"data": {"why": str(error)}})
             return backoff(self._failures, first=_FIRST_RETRY, longest=_LAST_RETRY)
         self._failures = 0
         if self.keys is None:
+            self._waits += 1
+            if self._waits % _WAITS_ON == _WAITS_LONG:
+                log.warning("webhook_waits", extra={"data": {"why": self.waiting}})
             return _FIRST_RETRY
         return min(_CHECK_INTERVAL, self._settings.lifetimes.certificate / 20)
 
@@ -219,15 +243,24 @@ class WebhookKeys:
             if error.status != 404:
                 raise
             secret = None
-        kept = _keys(parse_secret(secret))
-        if kept is None and parse_secret(secret):  # the chart creates it empty, which is fine
+        self._marks = installer_marks(secret) or self._marks
+        data = parse_secret(secret)
+        kept = _keys(data)
+        if kept is None and data:  # the chart creates it empty, which is fine
             self._warn(
                 "damaged",
                 f"Secret {settings.namespace}/{settings.secret} holds no valid keys; the leader replaces them",
             )
         if not self._is_leader():
+            self.waiting = (
+                f"Secret {settings.namespace}/{settings.secret} {'does not exist' if secret is None else 'has no keys'}"
+                " yet; the leader writes them, and its log says what it lacks"
+            )
             return kept
-        wanted = renewed(kept, settings.names, self._clock(), settings.lifetimes)
+        lost = self.keys if not data else None  # deleted or emptied: the other replicas still use them
+        if lost is not None and lost.authority is None:
+            return lost  # another program issues them, and will again
+        wanted = renewed(kept or lost, settings.names, self._clock(), settings.lifetimes)
         if wanted is kept:
             return kept
         return await self._save(path, secret, wanted)
@@ -237,20 +270,35 @@ class WebhookKeys:
         settings = self._settings
         try:
             if secret is None:
-                made = render_secret(settings.secret, settings.namespace, _data(keys))
-                await self._kube.create(secrets_path(settings.namespace), made)
-            else:  # of an existing Secret only the data is ours: the chart set its labels and type
-                await self._kube.patch(path, secret_patch(_data(keys), secret["metadata"]["resourceVersion"]))
+                await self._read_marks()
+                found = await self._create(path, "Secret", settings.secret, settings.namespace)
+                if parse_secret(found):
+                    return None
+            else:
+                found = secret
+            await self._kube.patch(path, secret_patch(_data(keys), found["metadata"]["resourceVersion"]))
         except ApiError as error:
             if error.status == 409:
                 return None
             if error.status != 403:
                 raise
-            verb = "create" if secret is None else "patch"
+            verb = "create and patch" if secret is None else "patch"
             self._lacks(verb, "secrets", settings.secret, "the keys cannot be saved")
             return self._own()
         log.info("webhook_keys_saved", extra={"data": {"created": secret is None}})
         return keys
+
+    async def _create(self, path: str, kind: str, name: str, namespace: str = "") -> Any:
+        """Create the object as the installer did. Not by POST: with the name in the path, a role can allow it alone."""
+        body = self._marks.render_empty(kind, name, namespace)
+        return await self._kube.patch(path, body, form="apply", params={"fieldManager": self._marks.manager})
+
+    async def _read_marks(self) -> None:
+        try:
+            found: Any = await self._kube.get(f"{CONFIGURATIONS_PATH}/{CONFIGURATION}")
+        except ApiError:  # missing, or not ours to read
+            return
+        self._marks = installer_marks(found) or self._marks
 
     def _own(self) -> Keys:
         """Keys that are not shared: good enough for one replica."""
@@ -265,22 +313,28 @@ class WebhookKeys:
             failure_policy=settings.failure_policy,
             served=settings.served,
             spared=(settings.namespace,),
+            slots=settings.slots,
         )
         path = f"{CONFIGURATIONS_PATH}/{CONFIGURATION}"
         verb = "get"
         try:
             try:
                 found: Any = await self._kube.get(path)
+                self._missing_since, self._marks = None, installer_marks(found) or self._marks
                 unchanged = self._written is not None and found["metadata"]["resourceVersion"] == self._written
                 if configured(found, wanted) or (unchanged and _same_authority(found, wanted)):
                     return
             except ApiError as error:
                 if error.status != 404:
                     raise
+                if self._may_be_uninstalled():
+                    return
+                verb = "patch"
+                await self._create(path, CONFIGURATION_KIND, CONFIGURATION)
             verb = "patch"
-            params = {"fieldManager": "aliquot", "force": "true"}
+            params = {"fieldManager": FIELD_MANAGER, "force": "true"}
             written: Any = await self._kube.patch(path, wanted, form="apply", params=params)
-            self._written = written["metadata"]["resourceVersion"]
+            self._written, self._missing_since = written["metadata"]["resourceVersion"], None
             log.info("webhook_configuration_written")
         except ApiError as error:
             if error.status != 403:
@@ -288,6 +342,29 @@ class WebhookKeys:
             resource = "mutatingwebhookconfigurations.admissionregistration.k8s.io"
             verbs = verb if verb == "get" else "create and patch"
             self._lacks(verbs, resource, CONFIGURATION, "the webhook cannot be configured")
+
+    async def _take_slot(self) -> None:
+        """Have one of the two Services select us, if it selects no replica."""
+        settings = self._settings
+        if not settings.slots:
+            return
+        path = f"/api/v1/namespaces/{settings.namespace}/pods"
+        try:
+            slot = slot_to_take(await self._kube.get(path, params={"labelSelector": REPLICAS}), settings.replica)
+            if slot is not None:
+                await self._kube.patch(f"{path}/{settings.replica}", render_slot(slot))
+                log.info("webhook_slot_taken", extra={"data": {"slot": slot}})
+        except ApiError as error:
+            if error.status not in (403, 404):
+                raise
+            self._lacks("patch", "pods", self._settings.namespace, "one Service leads to all replicas")
+
+    def _may_be_uninstalled(self) -> bool:
+        """Whether to wait with a new configuration. It would outlive us, and refuse GPU Pods in the whole cluster."""
+        if self._missing_since is None:
+            self._missing_since = self._clock()
+        installed = isinstance(self._settings.where, ServiceRef)
+        return installed and self._clock() - self._missing_since < _UNINSTALLED
 
     def _lacks(self, verb: str, resource: str, name: str, effect: str) -> None:
         self._warn(f"{verb} {resource}", f"{effect}: the role lacks {verb} on {resource} ({name})")
