@@ -209,8 +209,8 @@ void answer_request(const struct link *link, struct connection *connection, cons
         if (size == sizeof request.since) error = answer_events(request.since.since_us, answer);
         break;
     case SIM_MIG_MODE:
-        if (size != sizeof request.since || request.since.card >= player.set.cards) break;
-        put(answer, &(uint32_t){ player.card[request.since.card].mig }, sizeof(uint32_t));
+        if (size != sizeof request.since || request.since.card >= player->set.cards) break;
+        put(answer, &(uint32_t){ player->card[request.since.card].mig }, sizeof(uint32_t));
         error = 0;
         break;
     case SIM_STATE:
