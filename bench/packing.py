@@ -1,7 +1,7 @@
 """How densely the policies pack production traces: policy x trace, the mean over seeds.
 
     python bench/packing.py --data FOLDER [--policy fgd dense] [--seeds 42 43 44 45 46] [--plot FILE.svg] [-o json]
-    python bench/packing.py --data FOLDER --load 0.8 0.9 0.97 1.1 [--trace default] [--seeds 47 48 49] [--cpu 2.5]
+    python bench/packing.py --data FOLDER --load 0.8 0.9 0.97 1.1 [--trace default] [--seeds 47 48 49] [--cpu-pods 2.5]
 
 The first fills the cluster; with --load Pods come and go, and the waiting time by size is reported too.
 FOLDER holds openb_node_list_gpu_node.csv and openb_pod_list_*.csv, Alibaba's traces as published with the FGD paper
@@ -11,13 +11,13 @@ FOLDER holds openb_node_list_gpu_node.csv and openb_pod_list_*.csv, Alibaba's tr
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,28 +42,31 @@ AS_MUCH = 0.02
 AS_SHORT, SHORT_SECONDS = 1.5, 5.0
 
 
-def read(data: Path, trace: str, cpu: float) -> tuple[list[Node], list[PodSpec]]:
-    """The nodes and the Pods of one trace, these asking for `cpu` times their CPU."""
+def read(data: Path, trace: str, cpu_pods: float) -> tuple[list[Node], list[PodSpec]]:
+    """The nodes and the Pods of one trace, of those without GPU `cpu_pods` times as many."""
     nodes_file, pods_file = data / "openb_node_list_gpu_node.csv", data / f"openb_pod_list_{trace}.csv"
     with nodes_file.open() as file:
         nodes = parse_nodes(file, nodes_file.name)
     models = frozenset(card.model for node in nodes for card in node.cards)
     with pods_file.open() as file:
         pods = parse_pods(file, pods_file.name, models)
-    return nodes, [replace(pod, cpu_milli=round(cpu * pod.cpu_milli)) for pod in pods]
+    without = [pod for pod in pods if not pod.num_gpu]
+    wanted = round(cpu_pods * len(without))
+    more = list(itertools.islice(itertools.cycle(without), wanted)) if without else []
+    return nodes, [pod for pod in pods if pod.num_gpu] + more
 
 
-def run(data: Path, trace: str, policy: str, seed: int, target: float, workload: str, cpu: float) -> Outcome:
+def run(data: Path, trace: str, policy: str, seed: int, target: float, workload: str, cpu_pods: float) -> Outcome:
     """One policy on one order of one trace."""
-    nodes, pods = read(data, trace, cpu)
+    nodes, pods = read(data, trace, cpu_pods)
     total = sum(len(node.cards) for node in nodes) * 1000
     coming = arrivals(pods, round(target * total), seed)
     return replay(nodes, coming, policy, known=pods if workload == "trace" else [], clock=time.perf_counter)
 
 
-def run_load(data: Path, trace: str, policy: str, seed: int, load: float, workload: str, cpu: float) -> Steady:
+def run_load(data: Path, trace: str, policy: str, seed: int, load: float, workload: str, cpu_pods: float) -> Steady:
     """One policy on one trace whose Pods come and go."""
-    nodes, pods = read(data, trace, cpu)
+    nodes, pods = read(data, trace, cpu_pods)
     coming = come_and_go(pods, sum(len(node.cards) for node in nodes) * 1000, load, seed)
     known = pods if workload == "trace" else []
     return churn(nodes, pods, coming, policy, load=load, known=known, clock=time.perf_counter)
@@ -78,7 +81,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 43, 44, 45, 46])
     parser.add_argument("--target", type=float, default=1.3)
     parser.add_argument("--load", type=float, nargs="+", help="Pods come and go at these loads (1: all the GPU)")
-    parser.add_argument("--cpu", type=float, default=1.0, help="multiply the CPU that Pods ask for")
+    parser.add_argument("--cpu-pods", type=float, default=1.0, help="so many times the trace's Pods without GPU")
     parser.add_argument("--workload", choices=["trace", "seen"], default="trace")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--plot", type=Path, help="the first trace and seed, all policies")
@@ -93,10 +96,9 @@ def main() -> int:
         return come_and_go_table(options, traces)
 
     cases = [(trace, policy, seed) for trace in traces for policy in options.policy for seed in options.seeds]
+    settings = (options.target, options.workload, options.cpu_pods)
     with ProcessPoolExecutor(options.jobs) as pool:
-        jobs = {
-            case: pool.submit(run, options.data, *case, options.target, options.workload, options.cpu) for case in cases
-        }
+        jobs = {case: pool.submit(run, options.data, *case, *settings) for case in cases}
         outcomes = {}
         for case, job in jobs.items():
             outcomes[case] = job.result()
@@ -126,7 +128,7 @@ def main() -> int:
         ideal = [(0.0, 0.0), (100.0, 100.0), (top, 100.0)]
         x, y = "GPU requested so far, % of capacity", "GPU allocated, %"
         options.plot.write_text(line_chart("GPU allocated as Pods arrive", note, x, y, lines, ideal, (70.0, 70.0)))
-    missed = list(_missed(means)) if options.cpu == 1.0 else []
+    missed = list(_missed(means)) if options.cpu_pods == 1.0 else []
     print("\n".join(missed) if missed else "all limits held", file=sys.stderr)
     return 1 if missed else 0
 
@@ -142,7 +144,7 @@ def come_and_go_table(options: argparse.Namespace, traces: list[str]) -> int:
     ]
     found: dict[tuple[str, float, str], list[Steady]] = {}
     with ProcessPoolExecutor(options.jobs) as pool:
-        jobs = {case: pool.submit(run_load, options.data, *case, options.workload, options.cpu) for case in cases}
+        jobs = {case: pool.submit(run_load, options.data, *case, options.workload, options.cpu_pods) for case in cases}
         for (trace, policy, seed, load), job in jobs.items():
             found.setdefault((trace, load, policy), []).append(job.result())
             print(f"  {trace} {policy} seed {seed} load {load:.0%}", file=sys.stderr)

@@ -11,6 +11,7 @@
     potential.py what a node is still good for, as one number
     waste.py     how much of what is free is of no use to the Pods seen
     prices.py    what each remainder of a card is worth, for dense
+    reserve.py   room that dense keeps for Pods of several cards
     choose.py    the best node for a claim, with scores kept per shape
     why.py       why a decision took its cards: what ruled the others out
     book.py      who holds what: assume, confirm, forget, expire

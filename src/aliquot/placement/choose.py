@@ -239,11 +239,17 @@ class Chooser:
         A claim is usually asked about several times in a row: the latest copies are kept.
         """
         places = self._replicas(claim, demand)
-        if not places:
-            return kept.scores, kept.cards
         own, board = self._own, self.board
         if own is not None and own.claim is claim and own.kept is kept and own.clock == board.clock:
             return own.scores, own.cards
+        if not places:
+            dues = self.policy.dues(demand, kept.cards) if isinstance(self.policy, Packing) else None
+            if dues is None:
+                return kept.scores, kept.cards
+            scores = kept.scores.copy()
+            scores[dues[0]] += dues[1]
+            self._own = _Own(claim, kept, board.clock, scores, kept.cards)
+            return scores, kept.cards
         scores, cards = kept.scores.copy(), kept.cards.copy()
         rows = np.unique(np.fromiter((row for row, _ in places), np.int64, len(places)))
         rows = rows[np.isfinite(scores[rows])]

@@ -3,7 +3,7 @@
 Both score by how much the node's potential grows (potential.py):
 
     fgd    F alone, rounded as published
-    dense  V + 0.1 F + 0.1 S + 0.03 X, rounded to 10 milli
+    dense  V + 0.1 F + 0.1 S + 0.03 X, rounded to 10 milli; and it keeps room for Pods of several cards (reserve.py)
 
 The Pods still to come are taken to be like those seen; the estimate is made anew when what is seen has changed.
 """
@@ -22,6 +22,7 @@ from aliquot.placement.demand import Demand
 from aliquot.placement.fit import fitting_cards, memory_need
 from aliquot.placement.policies import Fill
 from aliquot.placement.potential import Potential, Weights
+from aliquot.placement.reserve import Reserve
 from aliquot.placement.workload import Workload
 
 # The published score is int(100 * sigmoid(-growth / 1000)): these are the growths where it changes. Without the
@@ -41,8 +42,10 @@ def _to_ten_milli(growth: Floats) -> Floats:
 class Packing:
     """The policy for one set of weights, with the workload it has learned."""
 
-    def __init__(self, weights: Weights, rounded: Callable[[Floats], Floats]) -> None:
+    def __init__(self, weights: Weights, rounded: Callable[[Floats], Floats], *, keeps_room: bool = False) -> None:
         self.version = 0
+        self._keeps_room = keeps_room
+        self._reserve: Reserve | None = None
         self._weights = weights
         self._rounded = rounded
         self._mixed = Fill(1)  # Pods with an app-class follow qGPU's rule
@@ -66,6 +69,8 @@ class Packing:
     def learn(self, board: Board) -> None:
         """Take the workload as seen so far for what is to come."""
         self._potential = Potential(board, self._weights, self._workload.lesson())
+        if self._keeps_room:
+            self._reserve = Reserve(board, self._workload.everything())
         self.version += 1
 
     def node_scores(self, board: Board, demand: Demand, rows: Ints, cards: Bools) -> tuple[Floats, Ints]:
@@ -95,6 +100,13 @@ class Packing:
         after = self._after(board, demand.parts[0].slice, rows)[0]
         rows = rows.repeat(board.width)
         return self._rounded(self._known(board).growth_of_one(rows, board.milli[row], after, demand.cpu_milli))
+
+    def dues(self, demand: Demand, cards: Ints) -> tuple[Ints, Floats] | None:
+        """Rows where the demand pays for taking room from Pods of several cards, and how much."""
+        if self._reserve is None or demand.app_class is not AppClass.NORMAL:
+            return None
+        found = self._reserve.dues(demand, cards)
+        return None if found is None else (found[0], self._rounded(found[1]))
 
     def _known(self, board: Board) -> Potential:
         if self._potential is None:
@@ -140,4 +152,4 @@ def fgd() -> Packing:
 
 def dense() -> Packing:
     """The densest rule we know."""
-    return Packing(Weights(value=1.0, fragments=0.1, stranded=0.1, ahead=0.03), _to_ten_milli)
+    return Packing(Weights(value=1.0, fragments=0.1, stranded=0.1, ahead=0.03), _to_ten_milli, keeps_room=True)

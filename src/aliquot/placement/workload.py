@@ -76,6 +76,10 @@ class Workload:
         moved = sum(abs(self._counts[shape] / total - self._learned[shape] / before) for shape in shapes) / 2
         return moved > _NEWS
 
+    def everything(self) -> list[tuple[Shape, int]]:
+        """All shapes remembered, the rare ones too, each with how often it was seen."""
+        return sorted(self._counts.items())
+
     def lesson(self) -> list[tuple[Shape, int]]:
         """The most frequent shapes that together cover 95%, each with how often it was seen."""
         self._learned = self._counts.copy()

@@ -1,0 +1,122 @@
+"""dense keeps room for Pods of several whole cards, while there is little of it and the cluster is not full."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aliquot.model.claim import Claim, Slice, Usage
+from aliquot.model.node import Offer
+from aliquot.placement.board import Board, Occupant
+from aliquot.placement.choose import POLICIES, Chooser
+from aliquot.placement.demand import demand_of
+from aliquot.placement.reserve import Reserve
+from aliquot.placement.workload import Shape
+from aliquot.sim.churn import churn, come_and_go
+from aliquot.sim.trace import generate
+from kit.builders import a_claim, a_container, a_node
+
+LARGE = Shape(4, 1000, 40_000)
+MIX = [(Shape(1, 1000, 4_000), 90), (LARGE, 10)]
+
+
+def _claim(milli: int, cards: int = 1, *, cores: int = 4, name: str = "p") -> Claim:
+    return a_claim(a_container(Slice(core_milli=milli), cards), name=name, offer=Offer.ANY, cpu_milli=1000 * cores)
+
+
+def _board(*used: int, cores: int = 64) -> Board:
+    """Nodes of four cards, the first so many of each used."""
+    board = Board()
+    for at, cards in enumerate(used):
+        board.set_node(a_node(f"n{at}", *[16] * 4, offers=frozenset({Offer.ANY}), cpu_milli=1000 * cores))
+        if cards:
+            board.take(f"n{at}", Occupant({card: Usage(core_milli=1000) for card in range(cards)}))
+    return board
+
+
+def _dues(board: Board, claim: Claim) -> dict[int, float]:
+    found = Reserve(board, MIX).dues(demand_of(claim), np.zeros(board.rows, np.int64) + 3)
+    return {} if found is None else dict(zip(found[0].tolist(), found[1].tolist(), strict=True))
+
+
+def test_a_small_pod_pays_for_breaking_a_node_that_a_large_one_needs() -> None:
+    assert _dues(_board(0, 1, 3), _claim(1000)) == {0: 4000.0}
+
+
+def test_a_pod_pays_for_cpu_that_a_large_one_needs() -> None:
+    assert _dues(_board(0, 1), a_claim(offer=Offer.ANY, cpu_milli=30_000)) == {0: 4000.0}
+    assert _dues(_board(0, 1), a_claim(offer=Offer.ANY, cpu_milli=20_000)) == {0: 0.0}
+
+
+def test_a_node_without_cpu_for_a_large_pod_is_no_place_for_it() -> None:
+    assert _dues(_board(0, 1, cores=32), _claim(1000)) == {}
+
+
+def test_nothing_is_kept_where_places_abound() -> None:
+    assert _dues(_board(*[0] * 40), _claim(1000)) == {}
+
+
+def test_nothing_is_kept_in_a_full_cluster() -> None:
+    """Less than 5% is free: four cards of 84."""
+    assert _dues(_board(0, *[4] * 20), _claim(1000)) == {}
+    assert _dues(_board(0, *[4] * 18), _claim(1000)) == {0: 4000.0}
+
+
+def test_nothing_is_kept_for_large_pods_that_nobody_asks_for() -> None:
+    board = _board(0, 1)
+    assert Reserve(board, [(Shape(1, 1000, 0), 5)]).dues(demand_of(_claim(1000)), np.zeros(2, np.int64)) is None
+
+
+def test_dense_sends_small_pods_to_nodes_that_are_broken_already() -> None:
+    board = _board(*[0] * 4, *[1] * 4)
+    chooser = Chooser(board, POLICIES["dense"]())
+    for at in range(100):
+        chooser.observe(_claim(1000, 4, cores=40, name=f"l{at}") if at % 10 == 0 else _claim(1000, name=f"s{at}"))
+    chooser.learn()
+    for at in range(12):
+        claim = _claim(1000, name=f"p{at}")
+        grant = chooser.choose(claim)
+        assert grant is not None
+        assert int(grant.node[1:]) >= 4
+        board.take(grant.node, Occupant({share.card: Usage(core_milli=1000) for share in grant.containers[0].shares}))
+    last = chooser.choose(_claim(1000, name="last"))
+    assert last is not None, "kept room is not refused to a Pod that fits nowhere else"
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), max_size=40))
+def test_places_follow_the_board(changes: list[tuple[int, int, bool]]) -> None:
+    board = _board(0, 1, 2, 0)
+    kept = Reserve(board, MIX)
+    taken: set[tuple[int, int]] = set()
+    for row, card, asks in changes:
+        what = Occupant({card: Usage(core_milli=500)}, cpu_milli=9_000)
+        if (row, card) in taken:
+            board.release(f"n{row}", what)
+        else:
+            board.take(f"n{row}", what)
+        taken ^= {(row, card)}
+        if asks:
+            cards = np.full(board.rows, card)
+            one, other = (
+                kept.dues(demand_of(_claim(500)), cards),
+                Reserve(board, MIX).dues(demand_of(_claim(500)), cards),
+            )
+            assert (one is None) == (other is None)
+            if one is not None and other is not None:
+                assert [part.tolist() for part in one] == [part.tolist() for part in other]
+
+
+def test_with_departures_large_pods_wait_no_longer_with_dense() -> None:
+    """The traces are not ours to ship; bench/packing.py --load has the real figures."""
+    cluster, sample = generate(48, 8, seed=3)
+    coming = come_and_go(sample, 48 * 8000, 0.8, 3)
+    found = {
+        policy: churn(cluster, sample, coming, policy, load=0.8, known=sample, clock=itertools.count().__next__)
+        for policy in ("binpack", "fgd", "dense")
+    }
+    waits = {policy: next(entry.mean for entry in run.waits if entry.size == "8") for policy, run in found.items()}
+    assert waits["dense"] <= 1.5 * min(waits["binpack"], waits["fgd"])
+    assert found["dense"].allocated_percent >= max(found[policy].allocated_percent for policy in ("binpack", "fgd"))
