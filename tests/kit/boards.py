@@ -82,7 +82,7 @@ def occupants(draw: st.DrawFn) -> Occupant:
         whole_node=draw(st.integers(0, 9)) == 0,
         cpu_milli=draw(st.sampled_from([0, 700])),
         memory_mib=draw(st.sampled_from([0, 700])),
-        daemon=draw(st.booleans()),
+        of_node=draw(st.booleans()),
     )
 
 

@@ -116,7 +116,7 @@ def test_a_whole_node_needs_a_node_free_of_other_pods_daemons_excepted() -> None
     board = a_board(a_node("busy", 16), a_node("quiet", 16), a_node("bare", offers=frozenset({Offer.T9K_EXCLUSIVE})))
     board.set_node(Node("bare", (), frozenset({Offer.T9K_EXCLUSIVE})))
     board.take("busy", Occupant({}))
-    board.take("quiet", Occupant({}, daemon=True))
+    board.take("quiet", Occupant({}, of_node=True))
     assert _fits(board, whole_node()) == ["quiet"]
     assert {(refusal.node, refusal.reason, refusal.had) for refusal in _refusals(board, whole_node())} == {
         ("busy", Reason.WHOLE_NODE, 1),
@@ -180,7 +180,7 @@ def _boards(draw: st.DrawFn) -> Board:
             if draw(st.booleans()):
                 use = Usage(draw(st.integers(0, 26)) * GIB, draw(st.integers(0, 1000)), draw(st.integers(0, 1000)), 1,
                             draw(st.integers(0, 1)))  # fmt: skip
-                board.take(node.name, Occupant({card.index: use}, daemon=draw(st.booleans())))
+                board.take(node.name, Occupant({card.index: use}, of_node=draw(st.booleans())))
     return board
 
 

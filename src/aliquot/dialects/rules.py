@@ -15,11 +15,12 @@ DIALECTS = (qgpu.DIALECT, t9k.DIALECT, gpushare.DIALECT)
 @dataclass(frozen=True, slots=True)
 class Rules:
     """Settings of a cluster. `served` are its dialects: Pods of other dialects are ignored, and nodes offer none of
-    their resources."""
+    their resources. `own_account`: namespace/name of our scheduler's service account, if it has one."""
 
     qgpu: QgpuRules = QgpuRules.SEED
     gpushare_unit: MemoryUnit = MemoryUnit.GIB
     served: frozenset[str] = frozenset(DIALECTS)
+    own_account: str | None = None
 
     @property
     def whole(self) -> Rules:

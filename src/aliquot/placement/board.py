@@ -82,7 +82,7 @@ class Occupant:
     whole_node: bool = False
     cpu_milli: int = 0
     memory_mib: int = 0
-    daemon: bool = False
+    of_node: bool = False  # not its users': a DaemonSet's, a static Pod, our own
 
 
 class Board:
@@ -115,7 +115,7 @@ class Board:
     host_memory: Ints
     room_cpu: Ints
     room_host: Ints
-    pods: Ints  # Pods on the node that are no DaemonSet's
+    pods: Ints  # Pods on the node that are its users'
     taken: Ints  # Pods that hold the whole node
     cards: Ints  # how many healthy cards
     load: Ints  # used thousandths over all its cards, 0..1000
@@ -267,7 +267,7 @@ class Board:
                 self._count_replica(occupant.owner, (row, slot), sign)
         self.room_cpu[row] -= sign * min(occupant.cpu_milli, UNLIMITED)
         self.room_host[row] -= sign * min(occupant.memory_mib, UNLIMITED)
-        self.pods[row] += 0 if occupant.daemon else sign
+        self.pods[row] += 0 if occupant.of_node else sign
         self.taken[row] += sign if occupant.whole_node else 0
         self._refresh(row)
 

@@ -284,9 +284,20 @@ def test_gpu_mem_in_mib_is_known_by_the_nodes(tmp_path: Path) -> None:
 
 
 def _scheduler_with(cluster: FakeCluster, *options: str) -> None:
-    spec = {"template": {"spec": {"containers": [{"name": "scheduler", "args": ["scheduler", *options]}]}}}
+    containers = [{"name": "scheduler", "args": ["scheduler", *options]}]
+    spec = {"template": {"spec": {"serviceAccountName": "aliquot-scheduler", "containers": containers}}}
     deployment = {"metadata": {"namespace": "gpu", "name": "aliquot-scheduler"}, "spec": spec}
     cluster.answer("/apis/apps/v1/deployments", [deployment])
+
+
+def test_explain_does_not_count_the_scheduler_itself_on_a_whole_node(cluster: FakeCluster, tmp_path: Path) -> None:
+    own = a_pod("aliquot-scheduler-x", a_container(), on="n1", serviceAccountName="aliquot-scheduler")
+    own["metadata"]["namespace"] = "gpu"
+    cluster.show(a_node("n1", 16, labels=XGN), own)
+    (tmp_path / "pod.json").write_text(json.dumps(asking({T9K_NODE: 1})))
+    assert "other Pods are on it" in invoked(explain, "-f", str(tmp_path / "pod.json")).output, "no Deployment tells"
+    _scheduler_with(cluster)
+    assert "other Pods are on it" not in invoked(explain, "-f", str(tmp_path / "pod.json")).output
 
 
 def test_explain_uses_the_options_of_the_clusters_scheduler(cluster: FakeCluster, tmp_path: Path) -> None:

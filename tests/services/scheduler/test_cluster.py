@@ -221,6 +221,34 @@ def test_a_daemons_pod_does_not_stand_in_the_way_of_a_whole_node() -> None:
     assert isinstance(cluster.assume(claim_of(cluster, live_pod("all", {T9K_NODE: "1"})), "n1"), Placed)
 
 
+OWN = "aliquot-system/aliquot-scheduler"
+
+
+@pytest.mark.parametrize(
+    ("namespace", "account", "annotations", "fits"),
+    [
+        ("aliquot-system", "aliquot-scheduler", {}, True),
+        ("kube-system", "default", {"kubernetes.io/config.mirror": "hash"}, True),
+        ("aliquot-system", "default", {}, False),
+        ("ns", "aliquot-scheduler", {}, False),
+        ("ns", None, {}, False),
+    ],
+    ids=["our own", "static", "another account", "an account of that name elsewhere", "no account"],
+)
+def test_only_pods_of_the_node_itself_do_not_stand_in_the_way_of_a_whole_node(
+    namespace: str, account: str | None, annotations: Json, fits: bool
+) -> None:
+    cluster = Cluster("binpack", Rules(own_account=OWN))
+    cluster.set_node(live_node())
+    # Labels are anybody's to set: they make no Pod ours.
+    labels = {"app.kubernetes.io/name": "aliquot", "app.kubernetes.io/component": "scheduler"}
+    pod = pod_json("there", {"cpu": "1"}, on="n1", annotations=annotations, labels=labels)
+    pod["metadata"]["namespace"], pod["spec"]["serviceAccountName"] = namespace, account
+    cluster.set_pod(as_pod(pod))
+    placed = cluster.assume(claim_of(cluster, live_pod("all", {T9K_NODE: "1"})), "n1")
+    assert isinstance(placed, Placed) == fits
+
+
 # --- Pods that nobody told the cards of ------------------------------------------------------------------------------
 
 

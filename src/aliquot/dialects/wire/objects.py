@@ -86,6 +86,7 @@ class PodSpec(msgspec.Struct, rename="camel", gc=False):
 
     node_name: str | None = None
     scheduler_name: str | None = None
+    service_account_name: str | None = None
     priority: int | None = None
     containers: list[ContainerObject] | None = None
     init_containers: list[ContainerObject] | None = None
@@ -135,7 +136,7 @@ class PodObject(msgspec.Struct, gc=False):
 
     @property
     def daemon(self) -> bool:
-        """Whether a DaemonSet owns it: such Pods do not stand in the way of a whole-node Pod."""
+        """Whether a DaemonSet owns it."""
         return any(
             reference.kind == "DaemonSet" and reference.controller for reference in self.metadata.owner_references or ()
         )

@@ -25,6 +25,7 @@ class SchedulerLocation(NamedTuple):
     name: str
     served: frozenset[str]
     options: Mapping[str, str] = {}
+    account: str | None = None  # namespace/name of its service account
 
     def option(self, name: str, allowed: Iterable[str], default: str) -> str:
         """What the scheduler was started with. Raises UnknownOptionError."""
@@ -42,7 +43,7 @@ class SchedulerLocation(NamedTuple):
         if memory_unit == "auto":
             memory_unit = self.option("memory-unit", ["auto", *MemoryUnit], "auto")
         unit = guess_gpushare_unit(nodes) if memory_unit == "auto" else MemoryUnit(memory_unit)
-        return Rules(QgpuRules(qgpu), unit, self.served)
+        return Rules(QgpuRules(qgpu), unit, self.served, self.account)
 
 
 def default_location() -> SchedulerLocation:
@@ -53,6 +54,7 @@ def default_location() -> SchedulerLocation:
 def find_scheduler(kubectl: Kubectl) -> SchedulerLocation:
     """The Deployment with our labels; the default location where there is none, or where we may not look."""
     from aliquot.dialects.wire.deployment import COMPONENT_LABEL, NAME_LABEL
+    from aliquot.dialects.wire.ownpods import account_of_deployment
 
     try:
         found = kubectl.items(
@@ -60,10 +62,9 @@ def find_scheduler(kubectl: Kubectl) -> SchedulerLocation:
         )
         if not found:
             return default_location()
-        options = options_of(found[0])
-        return SchedulerLocation(
-            found[0]["metadata"]["namespace"], found[0]["metadata"]["name"], _served(options), options
-        )
+        options, names = options_of(found[0]), found[0]["metadata"]
+        account = account_of_deployment(found[0])
+        return SchedulerLocation(names["namespace"], names["name"], _served(options), options, account)
     except (KubectlError, KeyError, TypeError):  # the namespace's option still works
         return default_location()
 

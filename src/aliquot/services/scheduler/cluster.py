@@ -25,6 +25,7 @@ from aliquot import dialects
 from aliquot.dialects import MemoryUnit, NodeReader, PodReader, Rules
 from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject, pod_names
 from aliquot.dialects.wire.otherplugins import Drivers, opted_in, other_resources, others_of
+from aliquot.dialects.wire.ownpods import belongs_to_node
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
@@ -292,8 +293,9 @@ class Cluster:
             claim = None  # somebody else's, and not on a card of ours
         if not isinstance(claim, Claim):
             self.placed.pop(uid, None)
+            of_node = belongs_to_node(pod, self.rules.own_account)
             self.ledger.confirm(
-                uid, name, Occupant({}, cpu_milli=asked.cpu_milli, memory_mib=asked.memory_mib, daemon=pod.daemon)
+                uid, name, Occupant({}, cpu_milli=asked.cpu_milli, memory_mib=asked.memory_mib, of_node=of_node)
             )
             return
         if isinstance(grant, Grant):

@@ -34,14 +34,14 @@ def victims(
 
 
 def _lesser(cluster: Cluster, priority: int, names: Iterable[str]) -> dict[str, list[str]]:
-    """The Pods on each of these nodes that may be evicted. Not those that a DaemonSet would start there again."""
+    """The Pods on each of these nodes that may be evicted. Not those of the node itself, as a DaemonSet's."""
     found: dict[str, list[str]] = {name: [] for name in names}
     for booking in cluster.ledger:
         if (
             booking.node in found
             and booking.uid not in cluster.assumed  # not there yet: kube-scheduler could not evict it
             and booking.uid not in cluster.held
-            and not booking.occupant.daemon
+            and not booking.occupant.of_node
             and cluster.priorities.get(booking.uid, 0) < priority
         ):
             found[booking.node].append(booking.uid)

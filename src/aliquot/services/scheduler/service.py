@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from aliquot.adapters.kubernetes.credentials import KubeConfigError
 from aliquot.adapters.kubernetes.kube import Kube, Server
 from aliquot.adapters.kubernetes.reflector import Reflector
 from aliquot.dialects import DIALECTS, MemoryUnit, QgpuRules, Rules, gpushare
 from aliquot.dialects.wire.admission import render_env_annotations
 from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
+from aliquot.dialects.wire.ownpods import account_of_token
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.events import Events
 from aliquot.services.daemon.http import make_runner
@@ -86,7 +88,7 @@ class Scheduler:
     def __init__(self, server: Server, settings: Settings) -> None:
         self.settings = settings
         self.kube = kube = Kube(server, agent="aliquot-scheduler")
-        rules = Rules(settings.rules, settings.memory_unit or MemoryUnit.GIB, settings.served)
+        rules = Rules(settings.rules, settings.memory_unit or MemoryUnit.GIB, settings.served, _own_account(server))
         self.cluster = cluster = Cluster(settings.priority, rules, settings.shortlist)
         self.calls = Calls(_stamp)
         self.events = Events(kube, "aliquot-scheduler", time.time)
@@ -344,6 +346,16 @@ class Scheduler:
 
 def _stamp() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _own_account(server: Server) -> str | None:
+    """The service account that we run as, by our own token; None with another credential."""
+    if server.credential.by_program:
+        return None
+    try:
+        return account_of_token(server.credential.token(time.monotonic()))
+    except KubeConfigError:  # not there yet: what asks the API server says so
+        return None
 
 
 def _own_address() -> str:
