@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from kit.manifests import T9K_NODE
 from testbed import objects
@@ -28,7 +29,7 @@ def test_whole_node_pod_goes_beside_our_scheduler_but_not_beside_a_pod_that_look
         ours = aliquot_scheduler(kubeconfig=kubeconfig)
         kube_scheduler(scheduler_config(ours.url))
         labels = {"app.kubernetes.io/name": "aliquot", "app.kubernetes.io/component": "scheduler"}
-        same = {"labels": labels, "serviceAccountName": ACCOUNT}
+        same: dict[str, Any] = {"labels": labels, "serviceAccountName": ACCOUNT}
         objects.create(
             clean,
             xgn_node("lookalike"),
