@@ -178,6 +178,12 @@ def test_simulate_needs_both_files_or_neither(tmp_path: Path) -> None:
     assert "give either --generate or --nodes" in simulate(tmp_path, PODS, NODES, "--generate", "2x2")
 
 
+def test_simulate_refuses_to_plot_other_formats(tmp_path: Path) -> None:
+    said = simulate(tmp_path, "this is never read", NODES, "--plot", str(tmp_path / "a.png"))
+    assert said == "--plot: a.png is not allowed: plots are SVG, name a file that ends with .svg"
+    assert not (tmp_path / "a.png").exists()
+
+
 def test_simulate_refuses_unwritable_plot_first(tmp_path: Path) -> None:
     plot = tmp_path / "no" / "such" / "a.svg"
     said = simulate(tmp_path, "this is never read", NODES, "--plot", str(plot))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aliquot.cli.tables import bar, printable, table
+from aliquot.cli.tables import bar, narrowed, printable, table
 
 
 def test_table_columns() -> None:
@@ -28,3 +28,21 @@ def test_printable_escapes_control_characters() -> None:
 
 def test_table_cell_is_one_line() -> None:
     assert table(("NAME", "N"), [("a\nb\x1b[2J", "1")]).splitlines() == ["NAME         N", "a\\nb\\x1b[2J  1"]
+
+
+@pytest.mark.parametrize(
+    ("width", "kept"),
+    [
+        (None, ["NAME", "PID", "STATE", "COMMAND"]),
+        (40, ["NAME", "PID", "STATE", "COMMAND"]),
+        (30, ["NAME", "PID", "STATE"]),
+        (14, ["NAME", "STATE"]),
+        (1, ["NAME", "STATE"]),
+    ],
+)
+def test_narrow_terminal_loses_the_least_columns(width: int | None, kept: list[str]) -> None:
+    head, rows = narrowed(
+        ("NAME", "PID", "STATE", "COMMAND"), [("a", "12", "running", "x" * 16)], width, ("COMMAND", "PID")
+    )
+    assert head == kept
+    assert [len(row) for row in rows] == [len(kept)]

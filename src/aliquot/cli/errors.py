@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import sys
 from typing import NoReturn
@@ -33,6 +35,7 @@ class InputError(click.ClickException):
 
 def run_and_exit(command: click.Command, name: str, arguments: list[str] | None = None) -> NoReturn:
     """Run the command and exit with its exit code."""
+    _make_streams_safe()
     try:
         code = _run(command, name, sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
@@ -46,6 +49,24 @@ def run_and_exit(command: click.Command, name: str, arguments: list[str] | None 
     if code not in (0, 1):  # the rest of the buffer cannot be written: do not try again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def _make_streams_safe() -> None:
+    """Closed streams go nowhere; signs that the terminal's encoding lacks are replaced."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the program ends
+        elif isinstance(stream, io.TextIOWrapper) and not (stream.encoding or "").lower().startswith("utf"):
+            codecs.register_error("aliquot", _plain)
+            stream.reconfigure(errors="aliquot")
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """Bars of number signs, and question marks for other signs that the encoding lacks."""
+    assert isinstance(error, UnicodeEncodeError)
+    lost = error.object[error.start : error.end]
+    return "".join("#" if "▁" <= sign <= "▐" else "?" for sign in lost), error.end
 
 
 def _run(command: click.Command, name: str, arguments: list[str]) -> int:

@@ -290,6 +290,8 @@ def _print(results: list[dict[str, Any]], plot: Path | None) -> None:
 
 def _check_writable(path: Path) -> None:
     """Report it before the simulation."""
+    if path.suffix.lower() not in ("", ".svg"):
+        raise InputError(f"--plot: {path} is not allowed: plots are SVG, name a file that ends with .svg")
     if not path.parent.is_dir():
         raise InputError(f"--plot: {path}: no such folder: {path.parent}")
     if not os.access(path if path.exists() else path.parent, os.W_OK):

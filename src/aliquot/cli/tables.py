@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import unicodedata
 from collections.abc import Sequence
 
@@ -13,6 +15,23 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[i
     return "\n".join(
         "  ".join(_pad(row[at], widths[at], at in right) for at in range(len(head))).rstrip() for row in every
     )
+
+
+def narrowed(
+    head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, droppable: Sequence[str]
+) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Head and rows without the first of the droppable columns, as many as must go for the table to fit the width."""
+    columns = list(range(len(head)))
+    gone = [at for name in droppable for at in range(len(head)) if head[at] == name]
+    sizes = [max(_width(printable(row[at])) for row in (head, *rows)) for at in columns]
+    while width is not None and gone and sum(sizes[at] + 2 for at in columns) - 2 > width:
+        columns.remove(gone.pop(0))
+    return [head[at] for at in columns], [[row[at] for at in columns] for row in rows]
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal; None if the output goes elsewhere, where lines may be long."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def bar(part: float, width: int) -> str:

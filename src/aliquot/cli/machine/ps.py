@@ -11,12 +11,13 @@ import msgspec
 from aliquot.adapters.host.users import user_name
 from aliquot.cli.client import ask, parse_status
 from aliquot.cli.pods.rows import age, apps, core, state_of, waiting_lines
-from aliquot.cli.tables import printable, table
+from aliquot.cli.tables import narrowed, printable, table, terminal_width
 from aliquot.model.status.machine import PodStatus, QueueEntry, TenantStatus
 from aliquot.wording.amounts import duration, memory
 from aliquot.wording.shortage import reason
 
 _LONGEST_COMMAND = 60
+_DROPPABLE = ("COMMAND", "SINCE", "PID", "CORE", "CLASS", "CARDS", "USER")  # on a narrow terminal, in this order
 
 
 @click.command()
@@ -39,7 +40,8 @@ def ps(output: str) -> None:
     if not rows:
         click.echo("nothing runs")
         return
-    click.echo(table(head, rows, right=frozenset({3})))
+    columns, cells = narrowed(head, rows, terminal_width(), _DROPPABLE)
+    click.echo(table(columns, cells, right=frozenset(at for at, name in enumerate(columns) if name == "PID")))
     for entry in status.queue:
         if entry.name not in pods:
             click.echo(

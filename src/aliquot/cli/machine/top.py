@@ -18,11 +18,12 @@ import msgspec
 from aliquot.adapters.host.users import user_name
 from aliquot.cli.client import ask, parse_status, read_status
 from aliquot.cli.pods.rows import core, waiting_lines
-from aliquot.cli.tables import bar, printable, table
+from aliquot.cli.tables import bar, narrowed, printable, table, terminal_width
 from aliquot.model.status.machine import CardStatus, FindingStatus, ShareStatus, Status, TenantStatus
 from aliquot.wording.amounts import duration, memory
 from aliquot.wording.shortage import reason
 
+_DROPPABLE = ("", "LEVEL", "PREEMPTED", "CORE", "CLASS", "USER", "REFUSED")  # on a narrow terminal, in this order
 _RIGHT = ("CORE", "SHARE", "PREEMPTED", "REFUSED")
 _BAR = 10
 _MANY = 4  # cards; with more, those without tenants are summed up
@@ -55,13 +56,13 @@ def top(output: str, once: bool, interval: float) -> None:
     if output == "json":
         click.echo(json.dumps(answer, indent=2))
     elif once or not sys.stdout.isatty():
-        click.echo(view(parse_status(answer)))
+        click.echo(view(parse_status(answer), terminal_width()))
     else:
         _live(parse_status(answer), interval)
 
 
-def view(status: Status) -> str:
-    """The whole of it, as text."""
+def view(status: Status, width: int | None = None) -> str:
+    """The whole of it, as text, for a terminal of that width."""
     node, simulated = status.daemon.node, status.daemon.simulated
     lines = [
         (f"node {node}, " if node else "")
@@ -83,7 +84,8 @@ def view(status: Status) -> str:
             _row(tenant, share, head) for tenant in status.tenants for share in tenant.cards if share.uuid == card.uuid
         ]
         if rows:
-            lines.append(table(head, rows, frozenset(head.index(name) for name in _RIGHT if name in head)))
+            columns, cells = narrowed(head, rows, width, _DROPPABLE)
+            lines.append(table(columns, cells, frozenset(at for at, name in enumerate(columns) if name in _RIGHT)))
     lines += ["", *_empty_lines(empty, several)] if empty else []
     waiting = list(_waiting(status))
     lines += ["", *waiting] if waiting else []
@@ -170,7 +172,7 @@ def _live(status: Status, interval: float) -> None:
     console = Console(highlight=False)
 
     def shown(status: Status) -> Text:
-        return Text(fitted(view(status), console.height), no_wrap=True, overflow="ellipsis")
+        return Text(fitted(view(status, console.width), console.height), no_wrap=True, overflow="ellipsis")
 
     with _keys() as left, Live(shown(status), console=console, screen=True, auto_refresh=False) as live:
         while not left(interval):

@@ -29,7 +29,7 @@ from aliquot.cli.pods.rows import (
     waiting_lines,
 )
 from aliquot.cli.pods.selectors import Selector, label_selector
-from aliquot.cli.tables import table
+from aliquot.cli.tables import narrowed, table, terminal_width
 from aliquot.model.status.machine import NodeStatus, PodStatus, Status
 
 Json = dict[str, Any]
@@ -38,6 +38,7 @@ Found = list[tuple[Kind, Object]]
 _EVERY = 0.5  # seconds from look to look
 _RETURN = 15.0  # seconds for which a watch waits for a daemon to come back
 _RIGHT = frozenset({"RESTARTS", "FREE"})
+_DROPPABLE = ("ON ONE CARD", "POLICY", "NODE", "CLASS", "RESTARTS", "AGE", "CORE", "READY")  # on a narrow terminal
 _STEERS = re.compile("[\x7f-\x9f]")  # commands to some terminals; JSON does not escape them
 
 
@@ -130,7 +131,8 @@ def _tables(status: Status, found: Found, *, wide: bool, everywhere: bool, heade
             for of, item in found
             if of is kind
         ]
-        lines = table(columns, rows, frozenset(at for at, name in enumerate(columns) if name in _RIGHT)).splitlines()
+        shown, cells = narrowed(columns, rows, None if wide else terminal_width(), _DROPPABLE)
+        lines = table(shown, cells, frozenset(at for at, name in enumerate(shown) if name in _RIGHT)).splitlines()
         click.echo("\n".join(lines if headed else lines[1:]))
     for line in () if not headed else waiting_lines(item for _, item in found if isinstance(item, PodStatus)):
         click.echo(line)

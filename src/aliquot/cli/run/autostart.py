@@ -16,6 +16,8 @@ _MOST_TRIES = 5
 _RUNS_ALREADY = 1  # exit code of a daemon that found another one running
 _KILLED = range(-64, 0)
 _LONGEST_LOG = 4 << 20
+_LEAST_FREE = 4 << 20
+_LEAST_FILES = 64
 
 # Variables that the daemon must not inherit from the command that starts it.
 _FOREIGN = ("LD_PRELOAD", *OF_A_TENANT, "CUDA_VISIBLE_DEVICES")
@@ -45,6 +47,7 @@ def start(arguments: Sequence[str]) -> tuple[Connection, Home]:
         home.check()
         os.makedirs(home.state, mode=0o755, exist_ok=True)
         _rotate(home.daemon_log)
+        _check_room(home)
     except HomeError as error:
         raise StartError(str(error)) from error
     except OSError as error:
@@ -56,7 +59,7 @@ def start(arguments: Sequence[str]) -> tuple[Connection, Home]:
             return answer, home
         if answer.code not in (_RUNS_ALREADY, *_KILLED):
             raise answer  # another attempt would fail in the same way
-    raise StartError(f"the daemon was killed {_MOST_TRIES} times before it answered", 1)
+    raise StartError(f"the daemon ended {_MOST_TRIES} times before it answered; the last time: {answer}", 1)
 
 
 def _try_start(home: Home, arguments: Sequence[str], deadline: float) -> Connection | StartError:
@@ -94,6 +97,20 @@ def wait_for_daemon(patience: float) -> tuple[Connection, Home]:
             if time.monotonic() > deadline:
                 raise
         time.sleep(0.1)
+
+
+def _check_room(home: Home) -> None:
+    """Raises StartError. On a full disk the daemon dies of whatever cannot be written first, and cannot log why."""
+    for folder in (home.state, home.run):
+        if os.path.isdir(folder):
+            disk = os.statvfs(folder)
+            free = disk.f_bavail * disk.f_frsize
+            if free < _LEAST_FREE or (disk.f_files and disk.f_favail < _LEAST_FILES):
+                what = f"{free >> 10} KiB" if free < _LEAST_FREE else f"room for {disk.f_favail} files"
+                raise StartError(
+                    f"{folder}: only {what} left on its disk, the daemon needs {_LEAST_FREE >> 20} MiB: "
+                    "make room, or set ALIQUOT_HOME to another folder"
+                )
 
 
 def _rotate(log: str) -> None:

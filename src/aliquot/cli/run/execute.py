@@ -27,8 +27,8 @@ def execute(granted: dict[str, Any], program: str, command: list[str]) -> NoRetu
     # Python ignores these two signals, and an exec keeps ignored signals ignored.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed before
+        stream.flush()
     try:
         os.execve(program, command, environment)  # noqa: S606 - the purpose of the command
     except OSError as error:
