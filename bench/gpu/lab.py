@@ -146,7 +146,7 @@ class Lab:
         self._simulated = Node({**self.env, "ALIQUOT_HOME": str(folder)}, folder, "best-effort", "100ms", self.simulate)
         self._simulated.up()
         stand_ins = ROOT / "src" / "aliquot" / "lib" / "simgpu"
-        return {**self.env, "LD_LIBRARY_PATH": str(stand_ins), "ALIQUOT_SIMGPU": str(folder / "player.sock")}
+        return {**self.env, "LD_LIBRARY_PATH": str(stand_ins), "ALIQUOT_SIMGPU": str(folder / "player" / "sock")}
 
     def _calibrate(self) -> float:
         """Once, while nobody else is there; every burn is told."""

@@ -259,7 +259,7 @@ def _simulated_cards(agents: Json, cards: str) -> Json:
             "imagePullPolicy": agent["imagePullPolicy"],
             "args": ["simulated-cards", "--nodename=$(NODE_NAME)", cards],
             "env": [variable for variable in agent["env"] if variable["name"] == "NODE_NAME"],
-            "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
+            "resources": {"requests": {"cpu": "250m", "memory": "32Mi"}},
             "securityContext": agent["securityContext"],
             "volumeMounts": [mount for mount in agent["volumeMounts"] if mount["name"] == "run"],
         }
