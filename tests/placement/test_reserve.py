@@ -1,4 +1,4 @@
-"""dense keeps room for Pods of several whole cards, while there is little of it and the cluster is not full."""
+"""dense keeps room for Pods of several whole cards, while there is little of it."""
 
 from __future__ import annotations
 
@@ -57,12 +57,6 @@ def test_a_node_without_cpu_for_a_large_pod_is_no_place_for_it() -> None:
 
 def test_nothing_is_kept_where_places_abound() -> None:
     assert _dues(_board(*[0] * 40), _claim(1000)) == {}
-
-
-def test_nothing_is_kept_in_a_full_cluster() -> None:
-    """Less than 5% is free: four cards of 84."""
-    assert _dues(_board(0, *[4] * 20), _claim(1000)) == {}
-    assert _dues(_board(0, *[4] * 18), _claim(1000)) == {0: 4000.0}
 
 
 def test_nothing_is_kept_for_large_pods_that_nobody_asks_for() -> None:

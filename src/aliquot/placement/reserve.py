@@ -6,8 +6,8 @@ hundred: nothing kept a small Pod from the last empty node, and where Pods come 
 For each kind of Pod that asks for several whole cards, and the CPU it asks for with them, this counts the places that
 the cluster has for it now. A kind is short when there are fewer than its margin: four standard deviations of how many
 such Pods, and larger ones, a full cluster would have at a time. A Pod that would take a place from a kind that is short
-pays for it, so that it goes elsewhere if it can. Where places abound, and where the cluster is full, nothing changes: a
-rule that always prefers broken nodes packs a point worse, because it wastes CPU.
+pays for it, so that it goes elsewhere if it can. Where places abound nothing changes: a rule that always prefers broken
+nodes packs a point worse, because it wastes CPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from aliquot.placement.workload import Shape
 
 _MARGIN = 4.0  # standard deviations; of 2 to 16, 4 to 8 let large Pods wait least
 _PRICE = float(CORE_MILLI)  # milli-GPU for every card of a place that is lost: more than any other term comes to
-_FULL = 0.05  # of the GPU is free: below that someone must wait, and keeping room would only choose small Pods for it
 _MOST_KINDS = 16  # the commonest
 
 
@@ -64,7 +63,7 @@ class Reserve:
         self._follow()
         there = int(board.cards[: board.rows].sum())
         short = self._total < _MARGIN * np.sqrt(self._per_card * there)
-        if not short.any() or int(board.free[: board.rows].sum()) < _FULL * CORE_MILLI * there:
+        if not short.any():
             return None
         rows = np.flatnonzero(self._places[: board.rows, short].any(axis=1))
         if not len(rows):
