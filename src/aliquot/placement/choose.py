@@ -218,6 +218,7 @@ class Chooser:
             rows = stale[nodes]
             if len(rows):
                 kept.scores[rows], kept.cards[rows] = policy.node_scores(board, demand, rows, cards[nodes])
+                kept.version = policy.version  # a policy that learns may have begun to with this call
             kept.clock = board.clock
         return kept
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.model.claim import AppClass, Claim
+from aliquot.model.grant import Grant
 from aliquot.model.node import Offer
 from aliquot.placement.board import Board
 from aliquot.placement.book import Ledger
@@ -77,3 +78,39 @@ def test_short_filter_answers_the_best_of_all_nodes_that_the_long_one_finds(
         ledger.assume(claim, found.likely, 1.0)
         if data.draw(st.booleans()):
             ledger.forget(claim.uid)
+
+
+def test_refusal_of_a_part_of_the_nodes_gives_the_same_reasons_for_every_part() -> None:
+    """kube-scheduler looks at 120 of 250 nodes at a time, and counts reasons: equal counts are not written again."""
+    board = Board()
+    for at in range(250):
+        board.set_node(a_node(f"n{at}", 8 if at % 7 else 16))
+    ledger, chooser = Ledger(board), Chooser(board, POLICIES["binpack"]())
+    for at in range(0, 250, 7):
+        full = a_claim(a_container(a_slice(16)), name=f"full-{at}")
+        assert not isinstance(ledger.assume(full, _on(chooser, full, f"n{at}"), 1.0), list)
+    candidates = Candidates(board, chooser, 1)
+    waiting = a_claim(a_container(a_slice(12)), name="waiting")
+    everyone = [f"n{at}" for at in range(250)]
+    first, second, every = (candidates.filter(waiting, names) for names in (everyone[:120], everyone[130:], everyone))
+    assert not first.fit
+    assert first.codes == second.codes == every.codes
+    assert len(set(every.codes.values())) == 2
+    few = candidates.filter(waiting, everyone[:40])  # its own checks left 40: it has looked at all nodes
+    assert few.codes.keys() == set(everyone[:40])
+
+
+def _on(chooser: Chooser, claim: Claim, name: str) -> Grant:
+    grant = chooser.seat(claim, chooser.board.row_of[name])
+    assert grant is not None
+    return grant
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_first_claim_of_all_gets_the_reason_of_containers_that_fit_only_one_by_one(policy: str) -> None:
+    board = Board()
+    for name, cards in (("one", [8, 4]), ("two", [8, 8])):
+        board.set_node(a_node(name, *cards))
+    two_fives = a_claim(a_container(a_slice(5), name="a"), a_container(a_slice(5), name="b", index=1))
+    found = Candidates(board, Chooser(board, POLICIES[policy]()), 0).filter(two_fives, ["one", "two"])
+    assert (found.fit, found.codes.keys()) == (["two"], {"one"})

@@ -18,6 +18,7 @@ from aliquot.placement.verdicts import FITS, TOGETHER_NOT
 
 _WIDER = 16  # times as many nodes in the answer to a Pod that comes again
 _MOST_TRIES = 20_000
+_MOST_REASONS = 5_000  # in an answer; for more nodes it would be larger than it is worth
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,11 @@ class Filtered:
     codes: dict[str, int]
     unknown: tuple[str, ...] = ()
     likely: Grant | None = None
+
+
+def sample_size(nodes: int) -> int:
+    """How many nodes that pass its own checks kube-scheduler looks for, if percentageOfNodesToScore is left to it."""
+    return min(nodes, max(100, nodes * max(5, 50 - nodes // 125) // 100))
 
 
 class Candidates:
@@ -85,8 +91,25 @@ class Candidates:
         why = self._chooser.why_not(claim)[rows[lost]]
         why[why == FITS] = TOGETHER_NOT  # a search found that, and it is not always kept
         codes = dict(zip([names[at] for at in lost.tolist()], why.tolist(), strict=True))
+        if self._shortlist and not len(chosen):
+            codes = {**self._not_asked(claim, names), **codes}
         unknown = tuple(names[at] for at in np.flatnonzero(~there).tolist())
         return Filtered(answered, codes, unknown, likely)
+
+    def _not_asked(self, claim: Claim, names: Sequence[str]) -> dict[str, int]:
+        """The reasons of the nodes that kube-scheduler left out because it looks at a part of them at a time.
+
+        It counts reasons in the Pod's condition. Another part, other counts: it would write the Pod anew with every
+        attempt.
+        """
+        board = self._board
+        there = board.present[: board.rows]
+        nodes = int(there.sum())
+        if len(names) >= nodes or nodes > _MOST_REASONS or len(names) != sample_size(nodes):
+            return {}
+        why = self._chooser.why_not(claim)
+        rows = np.flatnonzero(there & (why != FITS))
+        return dict(zip([board.names[row] for row in rows.tolist()], why[rows].tolist(), strict=True))
 
     def _best(self, claim: Claim, rows: Ints, fitting: Ints) -> Ints:
         """Of the places in `rows` that fit, the best few in the order asked: the best of all is chosen anyway.

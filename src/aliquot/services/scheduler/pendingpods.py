@@ -27,6 +27,7 @@ from aliquot.model.claim import Claim
 from aliquot.placement.board import Bools
 from aliquot.placement.demand import Demand, demand_of
 from aliquot.services.daemon.events import EventSink
+from aliquot.services.scheduler.candidates import sample_size
 from aliquot.services.scheduler.cluster import Cluster, Pending
 from aliquot.wording.refusals import one_sentence
 
@@ -200,8 +201,7 @@ class PendingPods:
 
 def parts_of(nodes: int) -> int:
     """How many attempts kube-scheduler needs to look at all nodes, if percentageOfNodesToScore is left to it."""
-    percentage = max(5, 50 - nodes // 125)
-    return -(-nodes // max(100, nodes * percentage // 100)) or 1
+    return -(-nodes // sample_size(nodes)) if nodes else 1
 
 
 def _gained(before: Bools, now: Bools) -> bool:
