@@ -115,7 +115,7 @@ def test_cards_of_another_plugin_are_used_only_after_the_owner_opted_in_and_neve
 
 def test_card_in_mig_mode_is_not_offered(fleet: Fleet) -> None:
     node = fleet.nodes[0]
-    player = str(node.path("/run/aliquot/player.sock"))
+    player = str(node.path("/run/aliquot/player/sock"))
     faults.set_mig(player, 3, on=True)
     try:
         wait_until(lambda: _withheld(node) == {3: "MIG mode is on"}, PATIENCE, "it is reported")
