@@ -121,6 +121,7 @@ def test_advertised_amounts_parse_back_to_offers(offers: frozenset[Offer], cards
     node = Node("n1", tuple(Card(j, gib * 1024 + rest, f"GPU-{j}") for j in range(cards)), offers)
     capacity = {advert.resource: sum(advert.amounts.values()) for advert in told(node)}
     labels = {key: value for offer in offers for key, value in LABELS[offer].items()}
+    labels["aliquot.dev/mix-qgpu-and-whole-cards"] = "true"
     read = parse_node({"metadata": {"name": "n1", "labels": labels}, "status": {"capacity": capacity}}, GIB)
     assert isinstance(read, Node)
     assert read.offers == offers
