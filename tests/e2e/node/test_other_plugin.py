@@ -42,8 +42,8 @@ def _labels(node: RealNode) -> dict[str, str]:
 
 
 def _ours(node: RealNode, name: str) -> dict[str, Any]:
-    """A Pod that wants all of one card's compute, on that node."""
-    return probe(name, limits={QCORE: 100, QMEM: 4}, nodeSelector={"kubernetes.io/hostname": node.name})
+    """A Pod on that node that shares its card with no other such Pod."""
+    return probe(name, limits={QCORE: 60, QMEM: 4}, nodeSelector={"kubernetes.io/hostname": node.name})
 
 
 def _why_waits(fleet: Fleet, name: str) -> str:
@@ -85,7 +85,12 @@ def test_cards_of_another_plugin_are_used_only_after_the_owner_opted_in_and_neve
 ) -> None:
     doctor = Doctor(node)
     fleet.create(*(_ours(node, f"ours-{number}") for number in range(3)))
-    wait_until(lambda: "(aliquot:other-plugin)" in _why_waits(fleet, "ours-0"), PATIENCE, "it says why it waits")
+    wait_until(
+        lambda: "(aliquot:other-plugin)" in _why_waits(fleet, "ours-0"),
+        PATIENCE,
+        "it says why it waits",
+        saw=lambda: _why_waits(fleet, "ours-0"),
+    )
     assert not any(fleet.node_of(f"ours-{number}") for number in range(3))
     assert any(f"offers nothing: {GPU}" in finding["what"] for finding in doctor.wrong())
 
