@@ -6,6 +6,7 @@ HYPOTHESIS_PROFILE=quick (`make quick`) runs a tenth of the examples, also of te
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,10 @@ from hypothesis import HealthCheck, settings
 
 from kit import starvation
 from kit.kubectl import FakeCluster
+
+# A shell starts background jobs with Ctrl-C ignored, and children inherit it: tests of Ctrl-C would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", _PATIENT)
