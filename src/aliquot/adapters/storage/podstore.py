@@ -141,5 +141,5 @@ def _insert_cards(connection: sqlite3.Connection, cards: Iterable[Card]) -> None
     connection.execute("DELETE FROM cards")
     connection.executemany(
         "INSERT INTO cards (number, memory_mib, uuid, model, healthy, numa, max_slices) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        [astuple(card) for card in cards],
+        [astuple(card)[:7] for card in cards],  # not `withheld`, which is found out anew
     )
