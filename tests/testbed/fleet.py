@@ -93,7 +93,7 @@ class Fleet:
         return self.line(pod, "report", container, **more)
 
     def line(
-        self, pod: str, event: str, container: str | None = None, *, seconds: float = 30.0, namespace: str = "default"
+        self, pod: str, event: str, container: str | None = None, *, seconds: float = 120.0, namespace: str = "default"
     ) -> dict[str, Any]:
         """The last of its lines with that event, once there is one."""
         objects.wait_bound(self.plane, pod, namespace=namespace, seconds=seconds)
