@@ -215,7 +215,7 @@ def events_of(plane: ControlPlane, name: str, namespace: str = "default") -> lis
     return [(event.get("reason", ""), event.get("message", "")) for event in items]
 
 
-def wait_bound(plane: ControlPlane, *names: str, namespace: str = "default", seconds: float = 20.0) -> dict[str, str]:
+def wait_bound(plane: ControlPlane, *names: str, namespace: str = "default", seconds: float = 120.0) -> dict[str, str]:
     """Where these Pods were put, once all are; the error tells who waits, and what the events say of the first."""
     where: dict[str, str] = {}
 
