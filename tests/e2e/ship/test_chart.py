@@ -353,8 +353,11 @@ def test_service_account_rights_are_sufficient(bare: Cluster) -> None:
     report(bare, "q")
     report(bare, "g")
     bare.apply(probe("t", limits={"tensorstack.dev/nvidia-gpu": 1}))  # waits for a node of its kind
-    chosen = ("sched.tensorstack.dev/accelerator=nvidia-gpu", "sched.tensorstack.dev/node-alloc-mode=xgn")
-    chosen += ("aliquot.dev/mix-qgpu-and-whole-cards=true",)
+    chosen = (
+        "sched.tensorstack.dev/accelerator=nvidia-gpu",
+        "sched.tensorstack.dev/node-alloc-mode=xgn",
+        "aliquot.dev/mix-qgpu-and-whole-cards=true",
+    )
     bare.kubectl("label", "node", "n2", *chosen)
     report(bare, "t")
     told = bare.kubectl("get", "pod", "g", "-o", "jsonpath={.metadata.annotations.ALIYUN_COM_GPU_MEM_ASSIGNED}")
