@@ -90,7 +90,9 @@ def test_pod_panel_shows_owner_and_command(browser: Browser, machine: Shown) -> 
 
 
 def test_waiting_pod_panel_shows_why(browser: Browser, machine: Shown) -> None:
-    machine.apply(pods(("late", {"tke.cloud.tencent.com/qgpu-memory": 30}, LOAD, None)), wait=False)
+    memory = {"tke.cloud.tencent.com/qgpu-memory": 20}  # of 24 GiB
+    names = ("early-a", "early-b", "late")
+    machine.apply(pods(*((name, memory, LOAD, None) for name in names)), wait=False)
     try:
         with visiting(browser, machine.url) as visit:
             waiting = visit.page.locator("section", has=visit.page.get_by_role("heading", name="Waiting Pods"))
@@ -98,9 +100,9 @@ def test_waiting_pod_panel_shows_why(browser: Browser, machine: Shown) -> None:
             waiting.get_by_role("button", name="late").click()
             panel = visit.page.get_by_role("dialog", name="default/late")
             expect(panel).to_contain_text("nowhere yet")
-            expect(panel).to_contain_text("30 GiB")
+            expect(panel).to_contain_text("20 GiB")
     finally:
-        machine.aliquot("delete", "pod", "late")
+        machine.aliquot("delete", "pod", *names)
 
 
 def test_policy_change_is_shown(browser: Browser, machine: Shown) -> None:
