@@ -4,7 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TOOLS  := $(VENV)/.tools
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+# A line that moves while a command runs.
+STEP   := $(PYTHON) deploy/step.py
 # The build backend of pyproject.toml. It stays installed: `make native` and `make wheel` need it too.
 BUILD  := hatchling editables ziglang
 
@@ -16,15 +18,14 @@ help: ## print this list
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "$(PYTHON) is %d.%d: Python 3.11 or newer is required, as in make PYTHON=python3.12" % sys.version_info[:2])'
-	@echo "installing into $(VENV) ..."
-	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) $(BUILD)
-	@$(PIP) --no-build-isolation --editable .
+	@echo "installing into $(VENV): about a minute, once"
+	@$(STEP) "1/3 virtual environment" $(PYTHON) -m venv $(VENV)
+	@$(STEP) "2/3 C compiler" $(PIP) $(BUILD)
+	@$(STEP) "3/3 Aliquot" $(PIP) --no-build-isolation --editable .
 	@touch $@
 
 $(TOOLS): $(STAMP)
-	@echo "installing development tools ..."
-	@$(PIP) --no-build-isolation --editable '.[dev]'
+	@$(STEP) "development tools" $(PIP) --no-build-isolation --editable '.[dev]'
 	@touch $@
 
 install: $(STAMP) ## create the virtual environment with the package; then .venv/bin/aliquot exists
@@ -41,7 +42,7 @@ protos: $(TOOLS) ## generate Python from the kubelet's .proto files
 	$(call PROTOC,src)
 
 run: $(STAMP) ## the two-minute demo, on real or simulated cards; ARGS="--seconds 30" for a shorter one
-	@$(BIN)/python shim/build.py >/dev/null
+	@$(STEP) "C parts" $(BIN)/python shim/build.py
 	@$(BIN)/aliquot demo $(ARGS)
 
 wheel: $(STAMP) ## build the package for both architectures, and its sources, into dist/

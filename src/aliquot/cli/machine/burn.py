@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -15,11 +13,12 @@ import click
 
 from aliquot.cli.amounts import AmountError, parse_memory
 from aliquot.cli.errors import InputError
+from aliquot.cli.machine.burnprogress import shown_progress
 from aliquot.cli.tables import printable
 
 if TYPE_CHECKING:
     from aliquot.services.burn.gates import FileGate
-    from aliquot.services.burn.workload import OnProgress, Outcome, Plan
+    from aliquot.services.burn.workload import Outcome, Plan
 
 _Answer = TypeVar("_Answer")
 _MICROSECONDS = {"us": 1.0, "ms": 1e3, "s": 1e6}
@@ -233,12 +232,8 @@ def _burn(plan: Plan, gate: FileGate, processes: int, run: Callable[..., Outcome
     if plan.iterations_per_us is None:
         plan = _calibrated(plan)
     if processes == 1:
-        on_progress = _progress()
-        try:
+        with shown_progress() as on_progress:
             return _guarded(lambda: run(plan, gate, 0, on_progress))
-        finally:
-            if on_progress is not None:
-                sys.stderr.write("\r" + 40 * " " + "\r")
     return _guarded(
         lambda: gates.merged(gates.spread(gate, processes, lambda child_gate, index: run(plan, child_gate, index)))
     )
@@ -281,23 +276,6 @@ def _guarded(work: Callable[[], _Answer]) -> _Answer:
 def _fail(text: str) -> NoReturn:
     click.echo(f"aliquot: {printable(text)}", err=True)
     raise click.exceptions.Exit(1)
-
-
-def _progress() -> OnProgress | None:
-    """A progress line on stderr, if it is a terminal."""
-    if not sys.stderr.isatty():
-        return None
-    shown = 0.0
-
-    def show(seconds: float, share: float) -> None:
-        nonlocal shown
-        now = time.monotonic()
-        if now - shown >= 0.25:
-            shown = now
-            sys.stderr.write(f"\r  {seconds:6.1f} s   {100 * share:5.1f}% of the card")
-            sys.stderr.flush()
-
-    return show
 
 
 def _finish(mode: str, outcome: Outcome, timeline: Path | None, output: str) -> None:
