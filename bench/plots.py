@@ -1,4 +1,4 @@
-"""The plots of docs/policies.md: the arbiter on a card in virtual time, the placement on a made-up cluster.
+"""The plots of the README and docs/policies.md: the arbiter on a card in virtual time, placement on a made-up cluster.
 
 Nothing here looks at a clock, so the same code draws the same picture to the byte: `make docs` writes them to docs/img,
 and tests/test_docs.py draws them again and compares.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,8 +21,10 @@ from aliquot.sim.arrivals import arrivals
 from aliquot.sim.replay import replay
 from aliquot.sim.trace import generate
 
-sys.path.append(str(Path(__file__).parents[1] / "tests"))  # the virtual card is the tests'
-from kit.virtualcard import Load, VirtualCard
+sys.path += [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parents[1])]  # the virtual card is the tests'
+from bench.gpu.drawing import Lane, Panel, Spans, timeline
+
+from kit.virtualcard import Event, Load, VirtualCard
 
 _QUOTAS = {"a, 20%": 0.2, "b, 30%": 0.3, "c, 50%": 0.5}
 _WORKS = 4.0  # c has work for so long, rests as long, and works again
@@ -93,6 +96,66 @@ def mixing(delay: float) -> str:
     )
 
 
+class StockCard(VirtualCard):
+    """The same card with the driver alone: the arbiter hears of nobody, so all keep the driver's slices of 2 ms."""
+
+    def post(self, event: Event) -> None:
+        """Drop it."""
+
+
+REQUEST, EVERY, EXCERPT = 0.010, 0.040, 0.120  # seconds: a request's work, how often one comes, what is drawn
+_BEFORE = 0.4003  # the first request comes here, at no special point of an offline slice
+
+
+def request_beside_training(card: VirtualCard, request: float = REQUEST, every: float = EVERY) -> tuple[Panel, float]:
+    """Who had the card, and the longest time that a request of the excerpt took, in milliseconds."""
+    card.admit("online", AppClass.ONLINE)
+    card.admit("offline", AppClass.OFFLINE, 0.5)
+    card.start("offline", "offline", Load(kernel=0.2))
+    card.start("online", "online", Load(work=request, period=every, start=_BEFORE, kernel=request))
+    card.run(_BEFORE + 9.9 * every)  # 4 ms before a request
+    begin = card.now
+    card.mark()
+    card.run(EXCERPT + every)
+    took = [1000 * seconds for seconds in card.latencies("online")]
+    came = [1000 * (_BEFORE + every * (10 + at) - begin) for at in range(len(took))]
+    last = 1000 * EXCERPT
+
+    def cut(spans: Spans) -> Spans:
+        return [(max(0.0, since), min(last, until)) for since, until in spans if until > 0 and since < last]
+
+    held = {
+        name: cut([(1000 * (since - begin), 1000 * (until - begin)) for since, until, who in card.held if who == name])
+        for name in ("online", "offline")
+    }
+    waits = cut([(at, at + spent) for at, spent in zip(came, took, strict=True)])
+    return Panel("", [Lane("online", held["online"], waits), Lane("offline", held["offline"])]), max(took)
+
+
+def online_beside_offline() -> str:
+    """One request after the other beside training: the driver alone, and Aliquot with both release delays."""
+    panels = []
+    for card, words in (
+        (StockCard(SharingRules(Isolation.BEST_EFFORT)), "stock driver: slices of 2 ms in turn; a request takes up to"),
+        (
+            VirtualCard(SharingRules(Isolation.BEST_EFFORT, 0.0)),
+            "Aliquot, release delay 0: offline work has every gap; a request takes",
+        ),
+        (
+            VirtualCard(SharingRules(Isolation.BEST_EFFORT, 0.1)),
+            "Aliquot, release delay 100 ms (default): offline work stays paused; a request takes",
+        ),
+    ):
+        panel, longest = request_beside_training(card)
+        panels.append(replace(panel, title=f"{words} {longest:.1f} ms"))
+    return timeline(
+        f"Online requests of {1000 * REQUEST:g} ms beside offline training: who has the card",
+        panels,
+        1000 * EXCERPT,
+        "Light red: the request waits. Virtual time: the real arbiter on a simulated card with an H200's slices.",
+    )
+
+
 def placement() -> str:
     """Every placement policy on the made-up cluster of `aliquot simulate --generate 200x8`."""
     nodes, pods = generate(200, 8, 42)
@@ -115,6 +178,7 @@ PLOTS: Mapping[str, Callable[[], str]] = {
     "release-delay-100ms.svg": partial(mixing, 0.1),
     "release-delay-0.svg": partial(mixing, 0.0),
     "placement.svg": placement,
+    "timeline.svg": online_beside_offline,
 }
 
 

@@ -11,15 +11,17 @@ from aliquot.cli.plot import COLOURS, STYLE
 Spans = Sequence[tuple[float, float]]
 
 _WIDTH, _LEFT, _RIGHT = 860, 84, 36
-_TOP, _PANEL, _LANE, _BAR, _BOTTOM = 56, 34, 26, 18, 44
+_TOP, _PANEL, _LANE, _BAR, _BOTTOM, _NOTE = 56, 34, 26, 18, 44, 24
+_WAITING = "#fca5a5"
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One tenant: when it held the card, in milliseconds."""
+    """One tenant: when it held the card, and when it had work but not the card, in milliseconds."""
 
     name: str
     spans: Spans
+    waits: Spans = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,10 @@ def held(kernels: Sequence[tuple[int, ...]], stops: Sequence[tuple[int, ...]]) -
     return spans
 
 
-def timeline(title: str, panels: Sequence[Panel], milliseconds: float) -> str:
-    """One SVG document: the panels below each other, on one axis of time."""
-    height = _TOP + sum(_PANEL + _LANE * len(panel.lanes) for panel in panels) + _BOTTOM
+def timeline(title: str, panels: Sequence[Panel], milliseconds: float, note: str = "") -> str:
+    """One SVG document: the panels below each other, on one axis of time; below it a note."""
+    bottom_margin = _BOTTOM + (_NOTE if note else 0)
+    height = _TOP + sum(_PANEL + _LANE * len(panel.lanes) for panel in panels) + bottom_margin
     across = _WIDTH - _LEFT - _RIGHT
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">',
@@ -59,7 +62,7 @@ def timeline(title: str, panels: Sequence[Panel], milliseconds: float) -> str:
         f'<rect class="back" width="{_WIDTH}" height="{height}"/>',
         f'<text class="title" x="{_LEFT}" y="30">{escape(title)}</text>',
     ]
-    bottom = height - _BOTTOM
+    bottom = height - bottom_margin
     for tick in range(7):
         x = _LEFT + across * tick / 6
         out.append(f'<line class="grid" x1="{x:.1f}" y1="{_TOP}" x2="{x:.1f}" y2="{bottom}"/>')
@@ -72,15 +75,20 @@ def timeline(title: str, panels: Sequence[Panel], milliseconds: float) -> str:
         for at, lane in enumerate(panel.lanes):
             out.extend(_lane(lane, COLOURS[at % len(COLOURS)], y, across / milliseconds))
             y += _LANE
+    if note:
+        out.append(f'<text class="note" x="{_LEFT}" y="{height - 14}">{escape(note)}</text>')
     out.append("</svg>\n")
     return "\n".join(out)
 
 
 def _lane(lane: Lane, colour: str, y: float, scale: float) -> list[str]:
     """A name and its bars; what is too short to be seen is drawn a hair wide."""
-    bars = ""
-    for begin, end in lane.spans:
-        width = max(0.3, scale * (end - begin))
-        bars += f"M{_LEFT + scale * begin:.2f},{y:.1f}h{width:.2f}v{_BAR}h-{width:.2f}z"
-    name = f'<text x="{_LEFT - 8}" y="{y + 14:.1f}" text-anchor="end" style="fill:{colour}">{escape(lane.name)}</text>'
-    return [name, f'<path fill="{colour}" d="{bars}"/>'] if bars else [name]
+    out = [f'<text x="{_LEFT - 8}" y="{y + 14:.1f}" text-anchor="end" style="fill:{colour}">{escape(lane.name)}</text>']
+    for spans, fill in ((lane.waits, _WAITING), (lane.spans, colour)):
+        bars = ""
+        for begin, end in spans:
+            width = max(0.3, scale * (end - begin))
+            bars += f"M{_LEFT + scale * begin:.2f},{y:.1f}h{width:.2f}v{_BAR}h-{width:.2f}z"
+        if bars:
+            out.append(f'<path fill="{fill}" d="{bars}"/>')
+    return out

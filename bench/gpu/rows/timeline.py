@@ -15,19 +15,19 @@ from bench.gpu.words import Ask
 
 EXCERPT_MS = 300.0
 _SECONDS = 1.2
+_REQUEST = "10ms"  # several of the stock driver's slices of 2 ms, so that it is seen how they take turns
 
 
 def measure(lab: Lab) -> list[Row]:
-    panels = []
+    panels = [_panel(lab, lab.stock, "stock driver", burst=False)]
     with lab.node(release_delay="0") as node:
         panels.append(_panel(lab, node, "aliquot, idle gaps handed back at once (release-delay 0)", burst=False))
         node.set_release_delay("100ms")
         panels.append(_panel(lab, node, "aliquot, kept for 100 ms after the last request (the default)", burst=True))
-    panels.append(_panel(lab, lab.stock, "stock driver", burst=False))
     where = lab.out / "timeline.svg"
     what = "the simulated card" if lab.simulate else "one card"
     where.write_text(
-        timeline(f"Who held {what}: requests of 1 ms beside kernels of {_kernel(lab)}", panels, EXCERPT_MS)
+        timeline(f"Who held {what}: requests of {_REQUEST} beside kernels of {_kernel(lab)}", panels, EXCERPT_MS)
     )
     lab.say(f"timeline: {where}")
     return []
@@ -37,12 +37,12 @@ def _panel(lab: Lab, ground: Ground, title: str, *, burst: bool) -> Panel:
     """`burst`: a request every 150 ms, so that it is seen how the card is kept and given back."""
     with lab.stage(ground) as stage:
         files = {name: stage.folder / f"{name}.timeline" for name in ("online", "offline")}
-        period = "150ms" if burst else "20ms"
+        period = "150ms" if burst else "40ms"
         offline = stage.load(
             Ask(name="offline", app_class="offline"), _kernel(lab), "--timeline", str(files["offline"])
         )
         online = stage.server(
-            Ask(name="online", app_class="online"), "1ms", period, _SECONDS, "--timeline", str(files["online"])
+            Ask(name="online", app_class="online"), _REQUEST, period, _SECONDS, "--timeline", str(files["online"])
         )
         stage.ready(offline, online)
         offline.start()
