@@ -2,6 +2,7 @@
 #include "player.h"
 #include <errno.h>
 #include <string.h>
+#include <unistd.h>
 
 #define WINDOW (1000ull * 1000 * 1000) /* utilisation is that of the last second unless a time is given */
 
@@ -62,11 +63,27 @@ uint64_t memory_held(const struct connection *connection, uint32_t card)
     return connection->memory[card] + connection->contexts[card] * player->set.context_memory;
 }
 
+bool is_ours(uint32_t uid)
+{
+    return uid == 0 || uid == geteuid();
+}
+
+/* Whether this user has as many RM files as one user may have. */
+static bool has_enough(uint32_t uid)
+{
+    uint32_t own = 0, strangers = 0;
+    for (const struct connection *c = player->connections; c; c = c->next) {
+        own += c->uid == uid;
+        strangers += !is_ours(c->uid);
+    }
+    return !is_ours(uid) && (own >= USER_MAX || strangers >= USERS_MAX);
+}
+
 /* A new RM file. */
 static int answer_open(const struct link *link, struct answer *answer)
 {
-    if (player->connection_count == CONNECTIONS_MAX) return EMFILE;
-    struct connection *made = connection_new(link->pid, &answer->file);
+    if (player->connection_count == CONNECTIONS_MAX || has_enough(link->uid)) return EMFILE;
+    struct connection *made = connection_new(link->pid, link->uid, &answer->file);
     if (!made) return errno;
     made->next = player->connections;
     player->connections = made;
@@ -203,7 +220,8 @@ void answer_request(const struct link *link, struct connection *connection, cons
                                                    : answer_load(&request.since, answer);
         break;
     case SIM_FAULT:
-        if (size == sizeof request.fault) error = fault_happens(&request.fault);
+        if (!is_ours(link->uid)) error = EPERM; /* it would end the work of others */
+        else if (size == sizeof request.fault) error = fault_happens(&request.fault);
         break;
     case SIM_EVENTS:
         if (size == sizeof request.since) error = answer_events(request.since.since_us, answer);
@@ -214,8 +232,8 @@ void answer_request(const struct link *link, struct connection *connection, cons
         error = 0;
         break;
     case SIM_STATE:
-        answer->size = state_json((char *)answer->bytes, sizeof answer->bytes / 2);
-        error = 0;
+        error = is_ours(link->uid) ? 0 : EPERM;
+        if (!error) answer->size = state_json((char *)answer->bytes, sizeof answer->bytes / 2);
         break;
     }
     answer->head.error = error;

@@ -260,6 +260,17 @@ static void handle_batch(void)
     batched = 0;
 }
 
+/* Whether this user has as many connections as one user may have. */
+static bool has_enough(uint32_t uid)
+{
+    unsigned own = 0, strangers = 0;
+    for (const struct link *l = links; l; l = l->next) {
+        own += l->uid == uid;
+        strangers += !is_ours(l->uid);
+    }
+    return !is_ours(uid) && (own >= USER_MAX || strangers >= USERS_MAX);
+}
+
 static void accept_all(int listener)
 {
     int fd;
@@ -267,12 +278,13 @@ static void accept_all(int listener)
         struct ucred peer = { 0 };
         socklen_t size = sizeof peer;
         getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size);
-        struct link *made = link_count < CONNECTIONS_MAX ? calloc(1, sizeof *made) : NULL;
+        bool room = link_count < CONNECTIONS_MAX && !has_enough(peer.uid);
+        struct link *made = room ? calloc(1, sizeof *made) : NULL;
         if (!made) {
             close(fd);
             continue;
         }
-        *made = (struct link){ .next = links, .fd = fd, .pid = (uint32_t)peer.pid };
+        *made = (struct link){ .next = links, .fd = fd, .pid = (uint32_t)peer.pid, .uid = peer.uid };
         links = made;
         link_count++;
     }

@@ -24,7 +24,7 @@ static const char USAGE[] =
     "usage: player --socket PATH [options]\n"
     "Plays GPUs for the simulated libcuda.so.1 and libnvidia-ml.so.1, which find it by ALIQUOT_SIMGPU=PATH.\n"
     "  --state FOLDER        what the next player goes on with (PATH.state)\n"
-    "  --any-user            users other than ours may connect\n"
+    "  --any-user            users other than ours may connect; they may not cause faults, nor see the state\n"
     "  --cards N             how many (1; at most 64)\n"
     "  --memory MIB          of each (81920)\n"
     "  --seed N              of their UUIDs; 0: the same everywhere (0)\n"
@@ -124,7 +124,8 @@ static int listen_at(const char *path)
     bool placed = fd >= 0 && (there || mkdir(made, 0755) == 0 || errno == EEXIST);
     if (placed) unlink(address.sun_path);
     placed = placed && bind(fd, (struct sockaddr *)&address, sizeof address) == 0 &&
-             (!player->set.any_user || chmod(address.sun_path, 0666) == 0) && listen(fd, 128) == 0 &&
+             (!player->set.any_user || (chmod(address.sun_path, 0666) == 0 && (there || chmod(made, 0755) == 0))) &&
+             listen(fd, 128) == 0 &&
              rename(there ? address.sun_path : made, there ? path : folder) == 0;
     if (placed) return fd;
     fprintf(stderr, "player: %s: %s\n", path, strerror(errno));

@@ -21,6 +21,8 @@
 #define NONE           UINT16_MAX
 #define OBJECTS_MAX    2048            /* per connection */
 #define CONNECTIONS_MAX 1000
+#define USER_MAX        250             /* of these, for one user other than ours and root ... */
+#define USERS_MAX       900             /* ... and for all of them: the daemon can always connect */
 #define EVENTS_KEPT    64              /* Xids; whoever asks more seldom misses some */
 
 /* Time spent on a card in the buckets of the last seconds. */
@@ -97,7 +99,7 @@ struct card {
 /* One RM file: the simulated /dev/nvidiactl, opened once. Gone when all holders have closed it. */
 struct connection {
     uint32_t magic;          /* written when it is complete */
-    uint32_t pid;            /* who opened it */
+    uint32_t pid, uid;       /* who opened it */
     uint64_t number;         /* of its files */
     uint64_t dev, ino;       /* of the named pipe: whoever holds that may use it */
     struct connection *next;
@@ -115,7 +117,7 @@ struct connection {
 struct link {
     struct link *next;
     int fd;
-    uint32_t pid;
+    uint32_t pid, uid;
     bool closed;
 };
 
@@ -160,7 +162,7 @@ extern struct player *player;
 bool store_open(const struct settings *set);            /* waits until it is our turn; false after a complaint */
 void *store_map(char kind, uint64_t number, size_t size, int *file); /* NULL: errno. `file`: the caller's to close, or NULL */
 void store_remove(char kind, uint64_t number);
-struct connection *connection_new(uint32_t pid, int *file); /* NULL: errno */
+struct connection *connection_new(uint32_t pid, uint32_t uid, int *file); /* NULL: errno */
 void connection_free(struct connection *connection);    /* without objects, and out of the list */
 void store_remove_all(void);
 
@@ -211,6 +213,7 @@ struct answer {
 void answer_request(const struct link *link, struct connection *connection, const uint8_t *message, size_t size,
                     struct answer *answer);
 uint64_t memory_held(const struct connection *connection, uint32_t card);
+bool is_ours(uint32_t uid);                             /* our user, or root */
 int fault_happens(const struct sim_fault *fault);       /* fault.c: 0 or an errno */
 size_t state_json(char *text, size_t room);             /* state.c */
 #endif

@@ -84,7 +84,7 @@ static bool open_pipe(struct connection *connection)
     return true;
 }
 
-struct connection *connection_new(uint32_t pid, int *file)
+struct connection *connection_new(uint32_t pid, uint32_t uid, int *file)
 {
     uint64_t number = ++player->numbers;
     if (mkfifo(path_of('f', number), 0600) != 0) return NULL;
@@ -92,6 +92,7 @@ struct connection *connection_new(uint32_t pid, int *file)
     if (made) {
         made->number = number;
         made->pid = pid;
+        made->uid = uid;
         if (open_pipe(made)) {
             *file = open(path_of('f', number), O_WRONLY | O_CLOEXEC);
             made->magic = SIM_MAGIC;

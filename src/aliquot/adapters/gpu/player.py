@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import aliquot
 from aliquot.adapters.host import processes
-from aliquot.adapters.host.home import Home, own_home
+from aliquot.adapters.host.home import Home, open_private, own_home
 
 _SEPARATORS = re.compile(r"[\s:]")
 _PATIENCE = 10.0  # seconds until it must report that it is ready
@@ -100,14 +100,13 @@ def playing(home: Home) -> Playing | None:
 
 
 def command(home: Home, cards: int, memory_mib: int, node: str | None) -> list[str]:
-    """The program and its arguments. With the name of a node, users of the node's containers may connect. Raises
-    PlayerError."""
+    """The program and its arguments. Raises PlayerError."""
     program = Path(simulation()) / "player"
     if not os.access(program, os.X_OK):
         raise PlayerError(f"{program} is not there: build it with `make native`")
     places = ["--socket", home.player_socket, "--state", home.player_state]
-    # Containers run as any user. Host users get access, too: nobody has secrets on simulated cards.
-    who = [] if node is None else ["--any-user"]
+    # Root's daemon serves all users, and a node's containers run as any user. They reach only their own RM files.
+    who = ["--any-user"] if node is not None or os.geteuid() == 0 else []
     amounts = ["--cards", str(cards), "--memory", str(memory_mib), "--seed", str(_seed(home, node))]
     return [str(program), *places, *who, *amounts]
 
@@ -121,20 +120,21 @@ def play(home: Home, cards: int, memory_mib: int, *, nodes: int = 1, node: str |
             raise PlayerError(f"{found.spec} are simulated here already: `{where}aliquot down` ends them")
         return found
     arguments = command(home, cards, memory_mib, node)
-    with open(f"{home.state}/player.log", "ab") as output:
+    with open_private(home.player_log, os.O_APPEND) as output:
         process = subprocess.Popen(  # noqa: S603 - our own program
             arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output, start_new_session=True, cwd="/"
         )
     with process.stdout or contextlib.nullcontext():
-        _wait_until_ready(process, f"{home.state}/player.log")
+        _wait_until_ready(process, home.player_log)
     pid = processes.known_as(process.pid)
     started = processes.start_time(pid)
     if started is None:
-        raise PlayerError(f"{arguments[0]} ended at once: {home.state}/player.log may say why")
+        raise PlayerError(f"{arguments[0]} ended at once: {home.player_log} may say why")
     found = Playing(pid, started, cards, memory_mib, home.player_socket, nodes, _boot(), node)
     written = Path(f"{home.player}~")
     try:
-        written.write_text(json.dumps(found._asdict()))
+        with open_private(str(written), os.O_TRUNC) as file:
+            file.write(json.dumps(found._asdict()).encode())
         written.rename(home.player)
     except OSError as error:  # nobody would find it again
         process.kill()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+import stat
+from typing import BinaryIO, NamedTuple
 
 SYSTEM_RUN = "/run/aliquot"
 SYSTEM_STATE = "/var/lib/aliquot"
@@ -79,6 +80,11 @@ class Home(NamedTuple):
         """What a daemon in the background says."""
         return f"{self.state}/daemon.log"
 
+    @property
+    def player_log(self) -> str:
+        """What the player of the simulated cards says."""
+        return f"{self.state}/player.log"
+
     def log_of(self, name: str) -> str:
         """The output of one detached tenant."""
         return f"{self.logs}/{name}.log"
@@ -91,6 +97,21 @@ class Home(NamedTuple):
                 f"{self.run} is {longest - _SUN_PATH} bytes too long a path for the sockets in it: "
                 "set ALIQUOT_HOME to a shorter one, such as /tmp/aliquot"
             )
+
+
+def open_private(path: str, flags: int) -> BinaryIO:
+    """Open the file to write, for this user alone from its creation on. `flags`: O_APPEND or O_TRUNC."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
+    os.fchmod(file, 0o600)  # it may be of an earlier release
+    return os.fdopen(file, "wb")
+
+
+def make_private(path: str) -> None:
+    """Take an existing file from all other users. Without opening it: closing it would drop locks of this process. Its
+    folder must be ours, so that nobody replaces it meanwhile. Raises OSError."""
+    found = os.lstat(path)
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+        os.chmod(path, 0o600)
 
 
 def own_home() -> Home:

@@ -20,6 +20,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from aliquot.adapters.host.home import make_private
+
 STRICT = "STRICT" if sqlite3.sqlite_version_info >= (3, 37) else ""
 
 FOREIGN = "is the state of another program"
@@ -107,6 +109,7 @@ class Database:
             raise self._store_error(error) from error
 
     def _open(self) -> sqlite3.Connection:
+        self._make_private()
         database = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
         try:
             (found,) = database.execute("PRAGMA integrity_check(1)").fetchone()
@@ -136,6 +139,15 @@ class Database:
             database.close()
             raise
         return database
+
+    def _make_private(self) -> None:
+        """Only our user may open the file, from its creation on: it has others' secrets, and a reader's lock would stop
+        every write. SQLite gives the mode of the file to its log and its index."""
+        with contextlib.suppress(OSError):  # SQLite says what is wrong
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        for more in ("", "-wal", "-shm"):
+            with contextlib.suppress(OSError):
+                make_private(self.path + more)
 
     def _mark(self, version: int) -> int:
         return version if version <= self._oldest else self._oldest << _VERSION_BITS | version

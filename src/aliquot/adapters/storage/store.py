@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
+from aliquot.adapters.host.home import open_private
 from aliquot.adapters.storage.database import STRICT, Database, StoreError
 from aliquot.adapters.storage.objectstore import STEP as OBJECTS
 from aliquot.adapters.storage.objectstore import ObjectStore
@@ -99,8 +101,8 @@ class Store(TenantStore):
         shares = [render_share(share) for share in tenancy.shares]
         row = {**self._render(tenancy), "command": list(tenancy.command), "shares": shares}
         try:
-            copy.write_text(json.dumps(row))
-            copy.chmod(0o600)
+            with open_private(str(copy), os.O_TRUNC) as file:
+                file.write(json.dumps(row).encode())
             super().add(tenancy)
         except OSError as error:
             raise StoreError(f"{copy}: {error.strerror}") from error

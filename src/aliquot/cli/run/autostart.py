@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from aliquot.adapters.host.control import Connection, ControlError, NoDaemonError, connect
-from aliquot.adapters.host.home import OF_A_TENANT, Home, HomeError, homes, own_home
+from aliquot.adapters.host.home import OF_A_TENANT, Home, HomeError, homes, open_private, own_home
 
 _PATIENCE = 60.0  # seconds; a cold start reads numpy from a slow disk, NVML wakes sleeping cards
 _STEP = 0.02
@@ -45,7 +45,7 @@ def start(arguments: Sequence[str]) -> tuple[Connection, Home]:
     home = own_home()
     try:
         home.check()
-        os.makedirs(home.state, mode=0o755, exist_ok=True)
+        os.makedirs(home.state, mode=0o711, exist_ok=True)
         _rotate(home.daemon_log)
         _check_room(home)
     except HomeError as error:
@@ -67,7 +67,7 @@ def _try_start(home: Home, arguments: Sequence[str], deadline: float) -> Connect
     import subprocess
 
     environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
-    with open(home.daemon_log, "ab") as log:
+    with open_private(home.daemon_log, os.O_APPEND) as log:
         log_start = log.tell()
         process = subprocess.Popen(  # noqa: S603 - ourselves
             [sys.executable, "-m", "aliquot", "up", *arguments],

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 from collections.abc import Iterable, Mapping
+from glob import escape, glob
 from pathlib import Path
 
-from aliquot.adapters.host.home import Home
+from aliquot.adapters.host.home import Home, make_private
 from aliquot.adapters.host.processes import own_number
 
 
@@ -21,10 +23,15 @@ class StartError(Exception):
 
 
 def make_home(home: Home) -> None:
-    """Make its folders. Other users may pass through to their own tenants' folders, and read nothing else."""
+    """Make its folders. Other users may pass through to what is theirs: tenants' folders and logs, whose names they
+    know. They can neither list nor read anything else: earlier releases left files that everybody could read."""
     home.check()
     for folder in (home.run, home.state, home.tenants, home.logs, home.pod_logs):
-        make_folder(folder, 0o755)
+        make_folder(folder, 0o711)
+    several = (path for start in (home.database, home.daemon_log) for path in glob(f"{escape(start)}*"))
+    for path in (home.lock, home.player, home.player_log, *several):
+        with contextlib.suppress(FileNotFoundError):
+            make_private(path)
 
 
 def make_folder(folder: str, mode: int, *, advice: str = "set ALIQUOT_HOME to a folder that you own") -> None:
@@ -74,7 +81,7 @@ def point_of(folder: str, points: Mapping[str, str]) -> str | None:
 
 def take_lock(home: Home) -> int:
     """Take the lock; it is held as long as the file is open. Raises AlreadyRunningError."""
-    handle = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
