@@ -15,7 +15,7 @@ from aliquot.arbiter.orders import Arm, Pause, Resume, SetSlice
 from aliquot.arbiter.roster import Member, Reading
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
-from aliquot.model.tenant import SharingRules
+from aliquot.model.tenant import SharingRules, State
 
 LONGEST_PAUSE = 12.0  # a tenant of a hundredth pays a debt of a tenth of a second
 _rules = st.builds(SharingRules, st.sampled_from(Isolation), st.sampled_from([0.0, 0.03, 0.1]))
@@ -173,7 +173,7 @@ class Anything(RuleBasedStateMachine):
             self.round()
             waiting = {name for name in waiting if self.processes[name].paused}
         held = self.arbiter.held
-        assert not waiting or (held and all(self.arbiter._is_offline(self.arbiter.roster.contexts[n]) for n in waiting))
+        assert not waiting or (held and all(self.arbiter.state(n) is State.PAUSED for n in waiting))
 
 
 TestAnything = Anything.TestCase

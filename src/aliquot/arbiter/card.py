@@ -3,10 +3,12 @@
 The wanted state follows from the roster, the rules and the time; orders are its difference from what was ordered
 before. So a context that registers again, or that was found changed, only has to be forgotten to be put right.
 
-Two ranks. In front: online work (and, where there is no online work, whatever is not offline). Behind: offline work
-beside it. Those in front share by policy, or compete freely if online. Of those behind at most one is enabled, with a
-slice so tiny that the hardware takes the card from it in mid-kernel whenever anybody in front has work; and none at
-all while the front was active within the release delay.
+Without online work on the card all tenants are in front and share it by policy, offline ones too.
+With online work there are two ranks. In front: online work and ordinary work (no class), which compete freely. Behind:
+offline work. Of those behind at most one is enabled, with a slice so tiny that the hardware takes the card from it in
+mid-kernel whenever anybody in front has work; and none at all while online work was active within the release delay.
+Such a slice would leave nothing beside busy ordinary work, and only online work may do that: so, while online work does
+not hold the card, ordinary and offline contexts take turns by policy.
 An idle context is never paused: it may be inside some call of the driver that needs the card and is no launch.
 """
 
@@ -47,17 +49,18 @@ class CardArbiter:
 
     rules: SharingRules = field(default_factory=SharingRules)
     deadline: float = FOREVER
-    held: bool = False  # offline work is paused because work in front was active just now
+    held_by: str | None = None  # the online tenant for which offline work is paused
     preemptions: Counter[str] = field(default_factory=Counter)  # by tenant
     takings: deque[Taken] = field(default_factory=lambda: deque(maxlen=64))  # the same one by one, for the timelines
     roster: Roster = field(default_factory=Roster)
     _ordered: dict[str, _Ordered] = field(default_factory=dict)
     _front: Windows = field(default_factory=Windows)
     _gated: Rotation = field(default_factory=Rotation)  # those in front, where slices do not bind
-    _behind: Rotation = field(default_factory=Rotation)
-    _capped: Windows = field(default_factory=Windows)  # those behind, under fixed-share
+    _behind: Rotation = field(default_factory=Rotation)  # offline contexts beside online ones, and ordinary ones
+    _capped: Windows = field(default_factory=Windows)  # the same, under fixed-share
     _former: tuple[str | None, str | None] = (None, None)  # whose windows it was before the last step
-    _front_was_active: bool = False
+    _lent: str | None = None  # the ordinary context that left a part of its turn to offline work
+    _online_was_active: bool = False
     _release: float = FOREVER  # when those held are let go if nothing happens before
 
     # --- events ----------------------------------------------------------------------------------------------
@@ -124,8 +127,8 @@ class CardArbiter:
         )
         front, behind = self._ranks()
         lengths = self._lengths(front, behind, now)
-        enabled = self._enabled_front(front, now)
-        enabled |= self._enabled_behind([context for context in front if context.name in enabled], behind, now)
+        enabled = self._enabled_front(front, now) | {context.name for context in behind}
+        enabled -= self._waiting_behind(front, behind, now)
         turns = (self._front, self._gated, self._behind, self._capped)
         interval = now + self._interval(front, behind)
         self.deadline = min(interval, settled, self._release, *(turn.until for turn in turns))
@@ -147,13 +150,18 @@ class CardArbiter:
             windows.switched(former, pauses.get(former or ""), resumes.get(windows.turn or ""))
         self.deadline = min(self.deadline, self._front.until, self._capped.until)
 
+    @property
+    def held(self) -> bool:
+        """Whether offline work is paused because online work was active just now."""
+        return self.held_by is not None
+
     def state(self, name: str) -> State:
         """What the context does at this moment."""
         context, ordered = self.roster.contexts.get(name), self._ordered.get(name)
         if context is None or ordered is None:
             return State.IDLE
         if ordered.enabled is False:
-            return State.PAUSED if self.held and self._is_offline(context) else State.WAITING
+            return State.PAUSED if self.held and self._class_of(context) is AppClass.OFFLINE else State.WAITING
         return State.IDLE if context.quiet and not context.active else State.RUNNING
 
     def weights(self) -> tuple[dict[str, int], dict[str, int]]:
@@ -180,34 +188,31 @@ class CardArbiter:
 
     # --- inside ----------------------------------------------------------------------------------------------
 
-    def _is_offline(self, context: Context) -> bool:
+    def _class_of(self, context: Context) -> AppClass | None:
         member = self.roster.members.get(context.tenant)
-        return member is not None and member.app_class is AppClass.OFFLINE
+        return None if member is None else member.app_class
 
     def _ranks(self) -> tuple[list[Context], list[Context]]:
         online, normal = self.roster.of_class(AppClass.ONLINE), self.roster.of_class(AppClass.NORMAL)
         offline = self.roster.of_class(AppClass.OFFLINE)
-        return (online + normal, offline) if online or normal else (offline, [])
+        return (online + normal, offline) if online else (normal + offline, [])
 
     def _has_online(self) -> bool:
         return bool(self.roster.of_class(AppClass.ONLINE))
 
     def _lengths(self, front: Sequence[Context], behind: Sequence[Context], now: float) -> dict[str, int]:
-        tiny = {context.name: slices.TINY if context.active else slices.BRIEF for context in behind}
-        if not front:
-            return tiny
         busy = self.roster.lately(front, now)
         if self._has_online():
-            cut = bool(behind) and self.rules.release_delay == 0
-            return tiny | slices.online(front, busy, cut=cut)
-        if behind and len(front) == 1:
-            return tiny | {front[0].name: slices.LONG}
+            tiny = {context.name: slices.TINY if context.active else slices.BRIEF for context in behind}
+            # Ordinary work takes turns with offline work: no length keeps the latter from cutting in.
+            online = all(self._class_of(context) is AppClass.ONLINE for context in busy)
+            return tiny | slices.online(front, busy, cut=bool(behind) and online and self.rules.release_delay == 0)
         if self.rules.isolation is Isolation.BURST_SHARE:
             by_quota = self.roster.quotas(context.tenant for context in front)
-            return tiny | slices.proportional(front, by_quota) | slices.proportional(busy, by_quota)
+            return slices.proportional(front, by_quota) | slices.proportional(busy, by_quota)
         if self._turns_in_front(front) is not None:  # a tenant's processes have its window for themselves
-            return tiny | {context.name: slices.FAIR for context in front}
-        return tiny | slices.equal(front) | slices.equal(busy)
+            return {context.name: slices.FAIR for context in front}
+        return slices.equal(front) | slices.equal(busy)
 
     def _enabled_front(self, front: Sequence[Context], now: float) -> set[str]:
         """Under fixed-share only the tenant whose window it is, beside those that have nothing to do.
@@ -235,24 +240,38 @@ class CardArbiter:
             return None
         return None if self.rules.isolation is Isolation.BEST_EFFORT else self.rules.isolation
 
-    def _enabled_behind(self, front: Sequence[Context], behind: Sequence[Context], now: float) -> set[str]:
-        """One of those that have work, or none; and those that have nothing to do. `front`: those that may run."""
-        working = [context for context in behind if context.active]
-        idle = {context.name for context in behind} - {context.name for context in working}
-        weights = self._weights_behind(working)
-        fixed = self.rules.isolation is Isolation.FIXED_SHARE
+    def _waiting_behind(self, front: Sequence[Context], behind: Sequence[Context], now: float) -> set[str]:
+        """Those with work that may not run now. One may: offline, or ordinary if there is ordinary work beside it."""
+        offline = [context for context in behind if context.active]
         self._former = (self._former[0], self._capped.turn)
-        self._note_front(front, working, now)
+        self._note_online(front, offline, now)
         if self.held:
-            self._behind.hold(weights, now)
+            self._behind.hold(self._weights_behind(offline), now)
             self._capped.hold(now)
-            return idle
-        turn = self._capped.step(weights, now) if fixed else self._behind.step(weights, now)
-        if fixed:
+            return {context.name for context in offline}
+        ordinary = [context for context in front if context.active and self._class_of(context) is AppClass.NORMAL]
+        working = [*ordinary, *offline] if offline else []
+        weights = self._weights_behind(working)
+        if self.rules.isolation is Isolation.FIXED_SHARE:
             self._behind = Rotation()
-        else:
-            self._capped = Windows()
-        return idle if turn is None else idle | {turn}
+            return weights.keys() - {self._capped.step(weights, now)}
+        self._capped = Windows()
+        turn = self._behind.step(weights, now)
+        return weights.keys() - {turn, self._lent_to(turn, ordinary, offline)}
+
+    def _lent_to(self, turn: str | None, ordinary: Sequence[Context], offline: Sequence[Context]) -> str | None:
+        """Who gets what an ordinary context leaves of its turn: the offline one that is next.
+
+        Only if it was seen without work in this turn: beside one that is always busy each slice's end costs a switch.
+        """
+        if self._lent != turn:
+            self._lent = None
+        for context in ordinary:
+            if context.name == turn and context.reading is not None and not context.reading.outstanding:
+                self._lent = turn
+        if self._lent is None:
+            return None
+        return self._behind.least(context.name for context in offline if context.preemptible)
 
     def _weights_behind(self, working: Sequence[Context]) -> dict[str, float]:
         """A tenant's weight is split over its processes: the promise is per tenant."""
@@ -260,28 +279,31 @@ class CardArbiter:
         if self.rules.isolation is Isolation.BEST_EFFORT:
             quotas = dict.fromkeys(processes, 1.0)
         else:
-            quotas = self.roster.quotas(context.tenant for context in self.roster.of_class(AppClass.OFFLINE))
+            classes = (AppClass.NORMAL, AppClass.OFFLINE)
+            quotas = self.roster.quotas(context.tenant for kind in classes for context in self.roster.of_class(kind))
         seldom = 1.0 if self.rules.isolation is Isolation.FIXED_SHARE else _SELDOM  # a window is nobody else's loss
         return {
             context.name: quotas[context.tenant] / processes[context.tenant] * (seldom if context.doubtful else 1.0)
             for context in working
         }
 
-    def _note_front(self, front: Sequence[Context], working: Sequence[Context], now: float) -> None:
-        """Whether offline work is held, and from whom the card was just taken."""
+    def _note_online(self, front: Sequence[Context], offline: Sequence[Context], now: float) -> None:
+        """Whether offline work is held, by whom, and from whom the card was just taken."""
+        online = [context for context in front if self._class_of(context) is AppClass.ONLINE]
         delay = self.rules.release_delay
-        if not all(context.preemptible for context in working):  # only a closed gate takes the card from them
+        if not all(context.preemptible for context in offline):  # only a closed gate takes the card from them
             delay = max(delay, IDLE_AFTER)
-        latest = max((context.last_active for context in front), default=float("-inf"))
-        was_held, self.held = self.held, bool(working) and delay > 0 and now < latest + delay
-        self._release = latest + delay if self.held else FOREVER
+        latest = max((context.last_active for context in online), default=float("-inf"))
+        by = next((context.tenant for context in online if context.last_active == latest), None)
+        was_held, held = self.held, bool(offline) and delay > 0 and now < latest + delay
+        self.held_by = by if held else None
+        self._release = latest + delay if held else FOREVER
         active = now - latest < max(delay, IDLE_AFTER)
-        taken = self.held and not was_held if delay > 0 else active and not self._front_was_active
+        taken = held and not was_held if delay > 0 else active and not self._online_was_active
         if taken:
-            self.preemptions.update(losers := {context.tenant for context in working})
-            by = next((context.tenant for context in front if context.last_active == latest), None)
+            self.preemptions.update(losers := {context.tenant for context in offline})
             self.takings.append(Taken(now, by, tuple(losers)))
-        self._front_was_active = active
+        self._online_was_active = active
 
     def _interval(self, front: Sequence[Context], behind: Sequence[Context]) -> float:
         """Seconds until activity is read again. An idle context wakes us by itself."""

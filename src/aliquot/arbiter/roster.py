@@ -20,6 +20,7 @@ SETTLING = 0.3
 LONGEST_SETTLING = 3.0
 # Slices are shared among the contexts that were active within this; longer, since each change costs an RM call.
 LATELY = 1.0
+_LEAST = 0.01  # the part of a card that is left to a tenant beside those who booked all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +122,22 @@ class Roster:
     def quotas(self, tenants: Iterable[str]) -> dict[str, float]:
         """Each tenant's part of the card, 0 to 1, never more than 1 together.
 
-        Tenants that asked for no quota share evenly what the others leave, but get at least as much as a hundredth.
+        An offline tenant's quota is a part of what the quotas of other classes leave. Tenants that asked for no quota
+        share evenly what is left after that. Both get at least a hundredth.
         """
         names = list(dict.fromkeys(tenants))
-        asked = {name: self.members[name].quota_milli for name in names}
-        given = {name: milli / CORE_MILLI for name, milli in asked.items() if milli is not None}
-        silent = [name for name in names if asked[name] is None]
+        offline = {name for name in names if self.members[name].app_class is AppClass.OFFLINE}
+        asked = {name: milli / CORE_MILLI for name in names if (milli := self.members[name].quota_milli) is not None}
+        given = {name: part for name, part in asked.items() if name not in offline}
+        silent = [name for name in names if name not in asked]
+        left = max(0.0, 1.0 - sum(given.values()))
+        greedy = {name: part * left for name, part in asked.items() if name in offline}
+        rivals = sum(name not in offline for name in silent)  # each gets as much as an offline tenant at least
+        most = left * len(greedy) / max(1, len(greedy) + rivals)
+        scale = min(1.0, most / max(sum(greedy.values()), 1e-9))
+        given |= {name: max(part * scale, min(_LEAST, asked[name])) for name, part in greedy.items()}
         if silent:
-            share = max(0.01, (1.0 - sum(given.values())) / len(silent))
-            given |= dict.fromkeys(silent, share)
+            given |= dict.fromkeys(silent, max(_LEAST, (1.0 - sum(given.values())) / len(silent)))
         total = sum(given.values())
         return {name: given[name] / max(1.0, total) for name in names}
 

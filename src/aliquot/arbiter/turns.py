@@ -1,14 +1,14 @@
 """Who may run at all, where only one may.
 
-Rotation: offline contexts beside online ones. Two contending tiny slices make no progress, so exactly one is enabled;
-by weight, and nobody's turn is wasted on one that is idle.
+Rotation: offline contexts beside online ones, and ordinary ones that share with them. Two contending tiny slices make
+no progress, so exactly one is enabled; by weight, and nobody's turn is wasted on one that is idle.
 Windows: fixed-share. Each tenant runs only in its own part of a period, whatever the others do; what a window overran
 or fell short is carried to the next, so that the mean is right although a pause takes its time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 FOREVER = float("inf")
@@ -32,13 +32,17 @@ class Rotation:
         # Whoever comes back has no claim on the time it was away.
         self._had = {name: max(least, self._had.get(name, least)) for name in weights}
         if self.turn not in weights or now >= self.until:
-            self.turn = min(weights, key=lambda name: (self._had[name], name), default=None)
+            self.turn = self.least(weights)
             self.until = FOREVER
         if len(weights) < 2:
             self.until = FOREVER
         elif self.until == FOREVER:
             self.until = now + self.quantum
         return self.turn
+
+    def least(self, names: Iterable[str]) -> str | None:
+        """Who of these is next."""
+        return min(names, key=lambda name: (self._had.get(name, 0.0), name), default=None)
 
     def hold(self, weights: Mapping[str, float], now: float) -> None:
         """Nobody runs for now. Afterwards the one with the least is next: a turn that was kept would be renewed by each

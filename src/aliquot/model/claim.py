@@ -10,7 +10,7 @@ from aliquot.model.node import Offer
 
 
 class AppClass(StrEnum):
-    """Online work takes the card from offline work; normal work shares by quota."""
+    """Online work takes the card from offline work; normal and offline work share it by policy."""
 
     NORMAL = "normal"
     ONLINE = "online"
