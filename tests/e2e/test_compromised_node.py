@@ -1,5 +1,4 @@
-"""Whoever takes a node over has its agent's account: what that may do to other nodes and their Pods is nothing. And
-whoever takes the scheduler's: no more than the scheduler does."""
+"""What an attacker can write who has the account of an agent (root of a node), the scheduler, or a Pod's author."""
 
 from __future__ import annotations
 
@@ -15,11 +14,18 @@ from testbed.client import Client, Refused
 from testbed.plane import HOST, ControlPlane
 from testbed.processes import wait_until
 
-SPACE, ACCOUNT, SCHEDULER = "aliquot-system", "aliquot-agent", "aliquot-scheduler"
+SPACE, ACCOUNT, SCHEDULER, GRANTS = "aliquot-system", "aliquot-agent", "aliquot-scheduler", "aliquot-grants"
+KUBE_SCHEDULER = "aliquot-kube-scheduler"  # the rights of the scheduler's own kube-scheduler, with the same account
 RENDERED = Path(__file__).parents[2] / "deploy/install.yaml"
 OF_THE_ACCOUNTS = ("ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 ASSIGNED = "ALIYUN_COM_GPU_MEM_ASSIGNED"
 GRANT = '{"v":1}'
+GONE = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "name": "gone",
+    "uid": "0" * 8,
+}  # the garbage collector deletes its dependants
 INVENTORY = {"metadata": {"annotations": {"aliquot.dev/inventory": "{}"}}}
 NODE, POD = "/api/v1/nodes/{}/status", "/api/v1/namespaces/default/pods/{}"
 
@@ -48,9 +54,9 @@ def token_of(plane: ControlPlane, account: str = ACCOUNT, **bound: Any) -> Clien
 def installed(plane: ControlPlane) -> Iterator[ControlPlane]:
     """What the installation makes for agents, and two nodes with a Pod each."""
     every = [item for item in yaml.safe_load_all(RENDERED.read_text()) if item]
-    named = [item for item in every if item["metadata"]["name"] in (ACCOUNT, SCHEDULER)]
+    named = [item for item in every if item["metadata"]["name"] in (ACCOUNT, SCHEDULER, GRANTS, KUBE_SCHEDULER)]
     ours = [item for item in named if item["kind"] in OF_THE_ACCOUNTS]
-    assert [entry["kind"] for entry in ours].count("ValidatingAdmissionPolicy") == 2
+    assert [entry["kind"] for entry in ours].count("ValidatingAdmissionPolicy") == 3
     for account in (ACCOUNT, SCHEDULER):
         plane.kubeconfig_for(f"{SPACE}/{account}")  # makes both
     plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(ours))
@@ -108,13 +114,26 @@ def test_agent_account_cannot_write_pods_of_another_node(agent: Client) -> None:
     ids=["labels", "a grant", "that there is one", "an annotation of others", "finalizers", "the image"],
 )
 def test_agent_account_cannot_change_other_pod_fields(installed: ControlPlane, agent: Client, patch: Any) -> None:
-    note = {"metadata": {"annotations": {"note": "the user's", "aliquot.dev/grant": GRANT}}}
+    note = {"metadata": {"annotations": {"note": "the user's"}}}
     installed.api("PATCH", POD.format("on-mine"), note, content_type="application/merge-patch+json")
+    patched(agent, POD.format("on-mine"), {"metadata": {"annotations": {"aliquot.dev/grant": GRANT}}})
     assert "an agent " in patched(agent, POD.format("on-mine"), patch)
 
 
-def test_agent_account_cannot_label_nodes(agent: Client) -> None:
-    assert "leaves the labels" in patched(agent, NODE.format("mine"), {"metadata": {"labels": {"zone": "vault"}}})
+@pytest.mark.parametrize(
+    "patch",
+    [
+        {"metadata": {"labels": {"zone": "vault"}}},
+        {"metadata": {"annotations": {"csi.volume.kubernetes.io/nodeid": "{}"}}},
+        {"metadata": {"finalizers": ["example.com/mine"]}},
+        {"metadata": {"ownerReferences": [GONE]}},
+        {"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.9"}]}},
+        {"status": {"capacity": {"example.com/gold": "9"}}},
+    ],
+    ids=["labels", "an annotation of others", "finalizers", "an owner", "addresses", "capacity"],
+)
+def test_agent_account_writes_only_our_annotations_of_its_node(agent: Client, patch: Any) -> None:
+    assert "an agent " in patched(agent, NODE.format("mine"), patch)
 
 
 def test_agent_account_cannot_remove_taints_or_bind_or_create_pods(installed: ControlPlane, agent: Client) -> None:
@@ -166,18 +185,192 @@ def test_scheduler_account_annotates_pod_for_retry(scheduler: Client) -> None:
         {"metadata": {"labels": {"bank": ""}}},
         {"metadata": {"labels": {"aliquot.dev/webhook-slot": "0"}}},
         {"metadata": {"annotations": {"aliquot.dev/grant": "{}"}}},
+        {"metadata": {"annotations": {"bank": ""}}},
+        {"metadata": {"finalizers": ["example.com/mine"]}},
+        {"metadata": {"ownerReferences": [GONE]}},
     ],
-    ids=["the image", "labels", "an empty label", "its own label elsewhere", "a grant"],
+    ids=[
+        "image",
+        "labels",
+        "empty label",
+        "its own label elsewhere",
+        "a grant",
+        "empty annotation",
+        "finalizer",
+        "owner",
+    ],
 )
 def test_scheduler_account_cannot_change_other_pod_fields(scheduler: Client, patch: Any) -> None:
-    assert "the scheduler patches nothing of a Pod" in patched(scheduler, POD.format("on-mine"), patch)
+    assert "the scheduler " in patched(scheduler, POD.format("on-mine"), patch)
+    kept = patch is IMAGE or "ownerReferences" in patch["metadata"]  # by the API server, in a write of the status
+    if not kept:  # kube-scheduler's rights, which the account has too, include the status
+        assert "the scheduler " in patched(scheduler, POD.format("on-mine") + "/status", patch)
 
 
-def test_scheduler_account_writes_only_its_taints_and_labels(scheduler: Client) -> None:
+def test_scheduler_account_writes_only_kube_schedulers_part_of_a_pods_status(
+    installed: ControlPlane, scheduler: Client
+) -> None:
+    objects.create(installed, objects.pod("nominated", schedulerName="none"))
+    status = POD.format("nominated") + "/status"
+    waits = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no card"}
+    assert patched(scheduler, status, {"status": {"conditions": [waits], "nominatedNodeName": "mine"}}) == ""
+    assert patched(scheduler, status, {"status": {"nominatedNodeName": None}}) == ""
+    for forged in (
+        {"phase": "Failed"},
+        {"podIP": "192.0.2.9", "podIPs": [{"ip": "192.0.2.9"}]},
+        {"conditions": [{"type": "Ready", "status": "True"}]},
+    ):
+        assert "the scheduler changes nothing in the status" in patched(scheduler, status, {"status": forged}), forged
+
+
+def test_scheduler_account_writes_its_own_part_of_a_node(scheduler: Client) -> None:
     node = "/api/v1/nodes/mine"
     assert patched(scheduler, node, {"spec": {"taints": [XGN]}}) == ""
     assert patched(scheduler, node, {"metadata": {"labels": {"qgpu-device-enable": "enable"}}}) == ""
-    assert "no label of a node" in patched(scheduler, node, {"metadata": {"labels": {"zone": "vault"}}})
-    foreign = {"key": "dedicated", "value": "bank", "effect": "NoSchedule"}
-    assert "no taint of a node" in patched(scheduler, node, {"spec": {"taints": [foreign]}})
-    assert "no taint of a node" in patched(scheduler, node, {"spec": {"unschedulable": True}})
+    assert patched(scheduler, f"{node}/status", {"metadata": {"annotations": {"aliquot.dev/seen": "true"}}}) == ""
+    for state in ("False", "True"):
+        sick = {"type": "GPUHealthy", "status": state, "reason": "Card", "message": "card 0"}
+        assert patched(scheduler, f"{node}/status", {"status": {"conditions": [sick]}}) == ""
+    assert patched(scheduler, node, {"spec": {"taints": None}}) == ""
+    assert patched(scheduler, node, {"metadata": {"labels": {"qgpu-device-enable": None}}}) == ""
+
+
+@pytest.mark.parametrize("sub", ["", "/status"], ids=["node", "status"])
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"labels": {"zone": "vault"}},
+        {"labels": {"zone": ""}},
+        {"labels": {"kubernetes.io/hostname": None}},
+        {"annotations": {"aliquot.dev/inventory": "forged"}},
+        {"annotations": {"csi.volume.kubernetes.io/nodeid": "{}"}},
+        {"finalizers": ["example.com/mine"]},
+        {"ownerReferences": [GONE]},
+    ],
+    ids=["label", "empty label", "label removed", "our inventory", "annotation of others", "finalizer", "owner"],
+)
+def test_scheduler_account_cannot_change_other_metadata_of_a_node(scheduler: Client, metadata: Any, sub: str) -> None:
+    assert "the scheduler writes no " in patched(scheduler, f"/api/v1/nodes/mine{sub}", {"metadata": metadata})
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"taints": [{"key": "dedicated", "value": "bank", "effect": "NoSchedule"}]},
+        {"unschedulable": True},
+        {"podCIDR": "192.0.2.0/24", "podCIDRs": ["192.0.2.0/24"]},
+        {"providerID": "vendor://other"},
+    ],
+    ids=lambda spec: next(iter(spec)),
+)
+def test_scheduler_account_cannot_change_other_fields_of_a_nodes_spec(scheduler: Client, spec: Any) -> None:
+    assert "the scheduler changes nothing in the spec" in patched(scheduler, "/api/v1/nodes/mine", {"spec": spec})
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"addresses": [{"type": "InternalIP", "address": "192.0.2.9"}]},
+        {"capacity": {"example.com/gold": "9"}},
+        {"allocatable": {"cpu": "0"}},
+        {"conditions": [{"type": "Ready", "status": "False"}]},
+        {"conditions": [{"type": "Other", "status": "True"}]},
+        {"daemonEndpoints": {"kubeletEndpoint": {"Port": 1}}},
+        {"volumesInUse": ["other"]},
+    ],
+    ids=["addresses", "capacity", "allocatable", "ready", "a condition of others", "port", "volumes"],
+)
+def test_scheduler_account_cannot_change_other_fields_of_a_nodes_status(scheduler: Client, status: Any) -> None:
+    assert "changes nothing in the status of a node" in patched(scheduler, NODE.format("mine"), {"status": status})
+
+
+# --- the account of a Pod's author -----------------------------------------------------------------------------------
+
+WRITES_PODS = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "ClusterRole",
+    "metadata": {"name": "writes-pods"},
+    "rules": [
+        {
+            "apiGroups": [""],
+            "resources": ["pods", "pods/status", "pods/binding", "bindings", "pods/resize"],
+            "verbs": ["create", "patch", "update", "get"],
+        }
+    ],
+}
+AUTHOR_WRITES_PODS = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "ClusterRoleBinding",
+    "metadata": {"name": "writes-pods"},
+    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "writes-pods"},
+    "subjects": [{"kind": "ServiceAccount", "name": "author", "namespace": "default"}],
+}
+
+
+@pytest.fixture(scope="module")
+def author(installed: ControlPlane, agent: Client) -> Iterator[Client]:
+    """May do anything to Pods; the Pod on-mine has cards."""
+    made = [WRITES_PODS, AUTHOR_WRITES_PODS]
+    installed.kubeconfig_for("default/author")
+    installed.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(made))
+    patched(agent, POD.format("on-mine"), {"metadata": {"annotations": {"aliquot.dev/grant": GRANT, ASSIGNED: "true"}}})
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
+    token = installed.api("POST", "/api/v1/namespaces/default/serviceaccounts/author/token", request)["status"]["token"]
+    client = Client(HOST, installed.port, installed.ca_file, str(token))
+    wait_until(lambda: patched(client, POD.format("on-mine"), MOVED), 20, "the policy is heeded")
+    yield client
+    installed.kubectl("delete", "-f", "-", stdin=yaml.safe_dump_all(made))
+
+
+MOVED = {"metadata": {"annotations": {"aliquot.dev/grant": '{"v":1,"node":"theirs"}'}}}
+
+
+@pytest.mark.parametrize("sub", ["", "/status"], ids=["pod", "status"])
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {"aliquot.dev/grant": '{"v":1,"node":"theirs"}'},
+        {"aliquot.dev/grant": None},
+        {"aliquot.dev/reviewed": None, "aliquot.dev/grant": None},
+        {"env.aliquot.dev/main.NVIDIA_VISIBLE_DEVICES": "all"},
+        {"ALIYUN_COM_GPU_MEM_IDX": "3"},
+        {ASSIGNED: "false"},
+        {"scheduler.framework.gpushare.allocation": "{}"},
+        {"aliyun.com/gpu-count": "2"},
+        {"tke.cloud.tencent.com/app-class": "online"},
+    ],
+    ids=["grant", "no grant", "no mark", "environment", "card", "assigned", "allocation", "count", "class"],
+)
+def test_pod_author_cannot_change_what_a_running_pod_has(author: Client, annotations: Any, sub: str) -> None:
+    patch = {"metadata": {"annotations": annotations}}
+    assert "only Aliquot writes the annotation" in patched(author, POD.format("on-mine") + sub, patch)
+
+
+def test_pod_author_cannot_change_a_running_pods_count_by_label(author: Client) -> None:
+    refused = patched(author, POD.format("on-mine"), {"metadata": {"labels": {"aliyun.com/gpu-count": "2"}}})
+    assert "says how many cards it has" in refused
+
+
+def test_pod_author_cannot_bring_a_grant_by_a_binding(installed: ControlPlane, author: Client) -> None:
+    objects.create(installed, objects.pod("waits", schedulerName="none"))
+    for path in (POD.format("waits") + "/binding", "/api/v1/namespaces/default/bindings"):
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": "waits", "annotations": {"aliquot.dev/grant": GRANT}},
+            "target": {"kind": "Node", "name": "mine"},
+        }
+        with pytest.raises(Refused) as refused:
+            author("POST", path, body)
+        assert "only Aliquot writes the annotation aliquot.dev/grant" in str(refused.value)
+    assert patched(author, POD.format("waits"), MOVED)  # before it is bound, too
+
+
+def test_pod_author_changes_everything_else(installed: ControlPlane, author: Client) -> None:
+    for sub in ("", "/status"):
+        free = {
+            "metadata": {"annotations": {"note": sub or "mine", "aliquot.example/grant": "x"}, "labels": {"app": "a"}}
+        }
+        assert patched(author, POD.format("on-mine") + sub, free) == ""
+    of_others = {"metadata": {"annotations": {"ALIYUN_COM_GPU_MEM_IDX": "0", "aliyun.com/gpu-count": "1"}}}
+    assert patched(author, POD.format("on-theirs"), of_others) == ""  # a Pod that Aliquot has no part in

@@ -53,6 +53,16 @@ CONTAINER = f"{_KEY}CONTAINER"
 ALLOCATION = "scheduler.framework.gpushare.allocation"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 
+# The peer's own accounts: our chart lets these two, and no other, write its annotations.
+_EXTENDER, _PLUGIN = "gpushare-schd-extender", "gpushare-device-plugin"
+_RIGHTS = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "ClusterRoleBinding",
+    "metadata": {"name": "gpushare"},
+    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+    "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": "kube-system"} for name in (_EXTENDER, _PLUGIN)],
+}
+
 _PREFIX = "/gpushare-scheduler"
 _PLUGINS = Path("/var/lib/kubelet/device-plugins")
 _SOCKET = "aliyungpushare.sock"
@@ -305,6 +315,8 @@ class Peer:
         form: str = "both",
     ) -> None:
         self.plane, self.nodes, self.folder, self.cards = plane, tuple(nodes), folder, cards
+        self.accounts = {name: plane.kubeconfig_for(f"kube-system/{name}") for name in (_EXTENDER, _PLUGIN)}
+        plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(_RIGHTS))
         self.port = free_port()
         self.start_scheduling(form)
         self.plugins: dict[str, NodeProgram] = {}
@@ -321,7 +333,7 @@ class Peer:
         self.extender = self._start_extender(form)
 
     def start_plugin(self, node: RealNode) -> None:
-        words = ["plugin", f"--kubeconfig={self.plane.kubeconfig}", f"--node={node.name}", f"--cards={self.cards}"]
+        words = ["plugin", f"--kubeconfig={self.accounts[_PLUGIN]}", f"--node={node.name}", f"--cards={self.cards}"]
         driver = {"LD_LIBRARY_PATH": player.simulation(), SIM_VARIABLE: "/run/aliquot/player/sock"}
         program = node.run(_command(*words), name="gpushare-plugin", environment={**_path(), **driver})
         self.plugins[node.name] = program
@@ -355,7 +367,7 @@ class Peer:
                 self.stop_plugin(node)
 
     def _start_extender(self, form: str) -> Program:
-        words = ["extender", f"--kubeconfig={self.plane.kubeconfig}", f"--port={self.port}", f"--form={form}"]
+        words = ["extender", f"--kubeconfig={self.accounts[_EXTENDER]}", f"--port={self.port}", f"--form={form}"]
         log = self.folder / "gpushare-extender.log"
         program = Program(_command(*words), log, name="gpushare-extender", environment=_path())
         wait_until(self._answers, 10, "gpushare's extender answers", saw=program.tail)
