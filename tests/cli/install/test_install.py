@@ -347,6 +347,37 @@ def test_uninstall_keep_running_marks_node_with_image(api: FakeApi) -> None:
     }
 
 
+CARDS = "/apis/apps/v1/namespaces/aliquot-system/daemonsets/aliquot-simulated-cards"
+
+
+@pytest.mark.parametrize("words", [(), ("--nodes-only",)])
+def test_uninstall_keep_running_keeps_simulated_cards_of_the_pods(api: FakeApi, words: tuple[str, ...]) -> None:
+    api.record()
+    api.hold()
+    api.answers[CARDS] = {"metadata": {"name": "aliquot-simulated-cards"}}
+    api.answers["/api/v1/namespaces/aliquot-system/serviceaccounts/aliquot-agent"] = {
+        "imagePullSecrets": [{"name": "s"}]
+    }
+    api.answers[SPACE] = {"metadata": {"name": "aliquot-system", "labels": {MANAGED_LABEL: "aliquot"}}}
+    result = invoked(uninstall, "--keep-running", *words)
+    assert result.exit_code == 0, result.output
+    assert "aliquot-simulated-cards in namespace aliquot-system" in result.stderr
+    assert "`aliquot uninstall --namespace aliquot-system` removes both" in result.stderr
+    assert "aliquot-simulated-cards" not in api.deleted
+    assert "aliquot-system" not in api.deleted
+    spec = api.patched[CARDS]["spec"]["template"]["spec"]
+    assert spec["serviceAccountName"] == "default", "the agents' account is deleted"
+    assert spec["imagePullSecrets"] == [{"name": "s"}]
+    assert '"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]' in json.dumps(spec)
+
+
+@pytest.mark.parametrize("words", [("--keep-running",), ("--delete-pods",), ()])
+def test_uninstall_deletes_simulated_cards_that_no_pod_uses(api: FakeApi, words: tuple[str, ...]) -> None:
+    api.answers[CARDS] = {"metadata": {"name": "aliquot-simulated-cards"}}
+    assert invoked(uninstall, *words).exit_code == 0
+    assert "aliquot-simulated-cards" in api.deleted
+
+
 @pytest.mark.parametrize("words", [(), ("--nodes-only",), ("--nodes-only", "--namespace", "aliquot-system")])
 def test_uninstall_sweeps_marked_node_with_its_image(api: FakeApi, words: tuple[str, ...]) -> None:
     """The record, the agents and the namespace are gone by then."""

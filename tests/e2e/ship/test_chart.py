@@ -130,6 +130,14 @@ def test_kube_systems_config_maps_are_read_for_gpushare_only(helm: Helm, mode: s
     assert here == (["kube-system"] if "gpushare" in MODES[mode] else [])
 
 
+@pytest.mark.parametrize(("pods", "kept"), [("keep", {"DaemonSet", "Namespace"}), ("refuse", set())])
+def test_helm_leaves_simulated_cards_to_pods_that_are_kept(helm: Helm, pods: str, kept: set[str]) -> None:
+    made = render(helm, f"--set=uninstall.runningPods={pods},agent.simulate=1x2GiB,namespace.create=true", "--no-hooks")
+    found = [item for item in yaml.safe_load_all(made) if item and "helm.sh/resource-policy" in json.dumps(item)]
+    assert {item["kind"] for item in found} == kept
+    assert len(found) == len(kept)
+
+
 def test_chart_package_has_only_chart_files(helm: Helm, tmp_path: Path) -> None:
     done(helm("package", str(CHART), f"--destination={tmp_path}"))
     (archive,) = tmp_path.glob("aliquot-*.tgz")

@@ -58,13 +58,14 @@ def test_from_nothing_by_one_command_to_the_first_shared_card_and_back_to_nothin
     assert "nothing is left" in _uninstall(bare, "--delete-pods")
 
 
-@pytest.mark.skip(reason="simulated cards now live in a DaemonSet, which uninstall deletes: decide who keeps them")
 def test_uninstall_keep_running_keeps_pods(bare: Cluster) -> None:
     _install(bare)
     bare.apply(probe("stays", "idle", limits=SMALL))
     report(bare, "stays")
     before = _running(bare, "stays")
-    assert "/var/lib/aliquot/shim" in _uninstall(bare, "--keep-running"), "it says what stays"
+    said = _uninstall(bare, "--keep-running")
+    assert "/var/lib/aliquot/shim" in said, "it says what stays"
+    assert f"DaemonSet aliquot-simulated-cards in namespace {NAMESPACE}" in said
     assert _running(bare, "stays") == before
     assert report(bare, "stays")["cuda"]["cards"][0]["total"] == 5 * GIB, "even held to its memory"
 

@@ -99,3 +99,12 @@ nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
+
+{{/* For Helm: leave it when the release is uninstalled, because Pods that run on may need their simulated cards. The hook deletes the
+cards if no Pod does. */}}
+{{- define "aliquot.keptCards" -}}
+{{- if and .Values.agent.enabled .Values.agent.simulate .Values.uninstall.sweepNodes (eq .Values.uninstall.runningPods "keep") -}}
+annotations:
+  helm.sh/resource-policy: keep
+{{- end }}
+{{- end }}

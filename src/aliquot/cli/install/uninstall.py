@@ -66,7 +66,8 @@ def uninstall(**given: Any) -> None:
     Refuses while Pods use shared cards, unless --keep-running or --delete-pods is given. If it is interrupted, run the
     same command again. It leaves the annotations of Pods, and the resources on Nodes, which a kubelet reports as 0
     until it restarts. With --keep-running, or if a node does not answer, it marks the Node; run `aliquot uninstall`
-    again when those Pods have ended to remove the rest. This also works after `helm uninstall`.
+    again when those Pods have ended to remove the rest. This also works after `helm uninstall`. Simulated cards of Pods
+    that run on stay until then, too.
 
     \b
     aliquot uninstall
@@ -107,6 +108,7 @@ def _this_node(given: dict[str, Any]) -> None:
 
 
 async def _work(kube: Kube, given: dict[str, Any], steps: Steps) -> int:
+    from aliquot.dialects.wire.deployment import SIMULATED_CARDS
     from aliquot.services.install.clusterobjects import InstallError
     from aliquot.services.install.uninstaller import Uninstaller
 
@@ -120,18 +122,32 @@ async def _work(kube: Kube, given: dict[str, Any], steps: Steps) -> int:
         installed, default = record.options.image if record else None, f"aliquot/aliquot:{aliquot.__version__}"
         settings = await uninstaller.sweep_settings(namespace, given["image"], installed, default)
         await uninstaller.stop_scheduling(namespace)
-        # Also those that arrived meanwhile: controllers recreate deleted Pods, but nobody schedules them any more.
-        keep = await _release_holders(uninstaller, given, steps)
-        cleaned = await uninstaller.clean(namespace, settings, record.labelled if record else {}, keep_running=keep)
+        # Also those that arrived meanwhile: controllers recreate deleted Pods, but nothing schedules them any more.
+        kept = await _release_holders(uninstaller, given, steps)
+        cleaned = await uninstaller.clean(
+            namespace,
+            settings,
+            record.labelled if record else {},
+            keep_running=bool(kept) or given["keep_running"],
+            cards_on={pod["spec"]["nodeName"] for pod in kept},
+        )
         if given["nodes_only"]:
             await uninstaller.delete_sweep_namespace(namespace)
         else:
-            await uninstaller.delete_objects(record, namespace, default_objects(namespace))
+            await uninstaller.delete_objects(
+                record, namespace, default_objects(namespace), cards_left=cleaned.cards_left
+            )
     except InstallError as error:
         raise InputError(str(error), code=1) from error
     steps.end()
     for problem in cleaned.problems:
         click.echo(f"aliquot: {problem}", err=True)
+    if cleaned.cards_left:
+        click.echo(
+            f"the Pods use simulated cards, which stay: DaemonSet {SIMULATED_CARDS} in namespace {namespace}, until "
+            f"`aliquot uninstall --namespace {namespace}` removes both when the Pods have ended",
+            err=True,
+        )
     nodes = f"{cleaned.nodes} node{'s' * (cleaned.nodes != 1)} cleaned"
     click.echo(f"aliquot is uninstalled: {nodes}, {_remains(cleaned, nodes_only=given['nodes_only'])}")
     return 1 if cleaned.problems else 0
@@ -167,16 +183,16 @@ async def _refuse_holders(uninstaller: Uninstaller, given: dict[str, Any], steps
         raise InputError(f"{_names(pods)}: end them first, or give --delete-pods or --keep-running{hint}", code=1)
 
 
-async def _release_holders(uninstaller: Uninstaller, given: dict[str, Any], steps: Steps) -> bool:
-    """Delete or keep the Pods on our cards. Returns whether Pods run on."""
+async def _release_holders(uninstaller: Uninstaller, given: dict[str, Any], steps: Steps) -> Sequence[Json]:
+    """Delete or keep the Pods on our cards. Returns those that run on."""
     pods = await uninstaller.holders()
     if given["delete_pods"]:
         await uninstaller.evict(pods)
-        return False
+        return ()
     if pods:
         steps.end()
         click.echo(f"{_names(pods)}; they run on, and {_FILES_STAY}", err=True)
-    return bool(pods) or bool(given["keep_running"])
+    return pods
 
 
 def _names(pods: Sequence[Json]) -> str:

@@ -268,6 +268,21 @@ def _simulated_cards(agents: Json, cards: str) -> Json:
     return daemons
 
 
+def cards_without_agents(nodes: Iterable[str], pull_secrets: Iterable[Mapping[str, Any]]) -> Json:
+    """The merge patch by which the DaemonSet of simulated cards stays on these nodes when the rest is uninstalled: it
+    then depends neither on labels of the nodes nor on the agents' account, which has `pull_secrets`."""
+    terms = [
+        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]} for node in sorted(set(nodes))
+    ]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    spec = {
+        "serviceAccountName": "default",
+        "imagePullSecrets": [dict(secret) for secret in pull_secrets],
+        "affinity": {"nodeAffinity": required},
+    }
+    return {"spec": {"template": {"spec": spec}}}
+
+
 def _mount_driver(inner: Json, folder: str) -> None:
     """Right after the folder of CDI specs that is always mounted, as in the chart."""
     mount = {"name": _DRIVER, "mountPath": folder, "readOnly": True}

@@ -3,9 +3,9 @@
 holders            Pods on our cards, which would lose them
 stop_scheduling    delete the webhook first, so that it admits nothing in vain; then the scheduler, so that no Pod
                    arrives
-clean              delete the agents; a Pod on each node that had one, or where files were left behind, removes our
-                   files; then remove labels, annotations, taint, condition and resources at 0 from the Nodes. A
-                   node where files stay gets a mark
+clean              delete the agents, and the simulated cards of nodes where no Pod runs on; a Pod on each node that had
+                   an agent, or where files were left behind, removes our files; then remove labels, annotations,
+                   taint, condition and resources at 0 from the Nodes. A node where files stay gets a mark
 delete_objects     everything else, the record last: killed before that, the same command resumes
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from aliquot.adapters.kubernetes.kube import ApiError, Kube
 from aliquot.dialects import native
@@ -30,6 +31,7 @@ from aliquot.dialects.wire.deployment import (
     WEBHOOK,
     Identity,
     Json,
+    cards_without_agents,
     identity,
 )
 from aliquot.dialects.wire.installrecord import Record, previous_record
@@ -50,6 +52,7 @@ class Cleaned:
     nodes: int  # that had marks of ours
     problems: tuple[str, ...]  # nodes that could not be swept, and why
     files_left: bool
+    cards_left: bool = False  # simulated ones, for the Pods that run on
 
 
 class Uninstaller:
@@ -110,19 +113,36 @@ class Uninstaller:
         await self._stop(namespace, "Deployment", DEPLOYMENT, "scheduler")
         await self.objects.delete(webhook)  # a scheduler that took long to end may have created it again
 
-    async def stop_programs(self, namespace: str) -> None:
-        """The same, and the agents, with their cards where these are simulated."""
+    async def stop_programs(
+        self, namespace: str, cards_on: Collection[str] = (), pull_secrets: Collection[Mapping[str, Any]] = ()
+    ) -> bool:
+        """The same, and the agents, with their cards where these are simulated. On the nodes `cards_on` those stay:
+        Pods there run on, and a real card would stay too. Returns whether simulated cards stay."""
         await self.stop_scheduling(namespace)
         await self._stop(namespace, "DaemonSet", DAEMON_SET, "agent")
-        if await self.objects.get(Identity("apps/v1", "DaemonSet", namespace, SIMULATED_CARDS)) is not None:
+        cards = Identity("apps/v1", "DaemonSet", namespace, SIMULATED_CARDS)
+        if await self.objects.get(cards) is None:
+            return False
+        if not cards_on:
             await self._stop(namespace, "DaemonSet", SIMULATED_CARDS, "simulated-cards")
+            return False
+        await self._kube.patch(cards.path, cards_without_agents(cards_on, pull_secrets), into=bytes)
+        await self._wait_ended(namespace, "simulated-cards", cards_on)
+        return True
 
     async def _stop(self, namespace: str, kind: str, name: str, component: str) -> None:
         self._report("programs", name)
         await self.objects.delete(Identity("apps/v1", kind, namespace, name))
-        selector = f"{SELECTOR},{COMPONENT_LABEL}={component}"
-        while pods := await self.objects.items(f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector):
-            self._check_time(f"Pod {pods[0]['metadata']['name']} did not end in time")
+        await self._wait_ended(namespace, component)
+
+    async def _wait_ended(self, namespace: str, component: str, except_on: Collection[str] = ()) -> None:
+        path, selector = f"/api/v1/namespaces/{namespace}/pods", f"{SELECTOR},{COMPONENT_LABEL}={component}"
+        while True:
+            pods = await self.objects.items(path, labelSelector=selector)
+            left = [pod for pod in pods if (pod.get("spec") or {}).get("nodeName") not in except_on]
+            if not left:
+                return
+            self._check_time(f"Pod {left[0]['metadata']['name']} did not end in time")
             await asyncio.sleep(_INTERVAL)
 
     # --- nodes ---------------------------------------------------------------------------------------------------
@@ -134,13 +154,16 @@ class Uninstaller:
         labelled: Mapping[str, Mapping[str, str]],
         *,
         keep_running: bool,
+        cards_on: Collection[str] = (),
     ) -> Cleaned:
-        """Delete the programs, then remove our files from the hosts and our marks from the Nodes."""
-        await self.stop_programs(namespace)
+        """Delete the programs, then remove our files from the hosts and our marks from the Nodes. `cards_on`: nodes
+        where simulated cards stay."""
+        cards_left = await self.stop_programs(namespace, cards_on, settings.pull_secrets)
         swept = await self._sweep(namespace, settings, keep_running=keep_running)
         left = [name for name, problem in swept.items() if keep_running or problem]
         nodes = await self.clean_nodes(labelled, settings, left)
-        return Cleaned(nodes, tuple(problem for problem in swept.values() if problem), bool(left))
+        problems = tuple(problem for problem in swept.values() if problem)
+        return Cleaned(nodes, problems, bool(left), cards_left)
 
     async def _nodes(self) -> list[Json]:
         return await self.objects.items("/api/v1/nodes")
@@ -244,15 +267,21 @@ class Uninstaller:
 
     # --- the rest ------------------------------------------------------------------------------------------------
 
-    async def delete_objects(self, record: Record | None, namespace: str, default: Sequence[Identity]) -> None:
-        """Every object that may exist, the record and the namespace last."""
+    async def delete_objects(
+        self, record: Record | None, namespace: str, default: Sequence[Identity], *, cards_left: bool = False
+    ) -> None:
+        """Every object that may exist, the record and the namespace last; if simulated cards are left, not these."""
         known = dict.fromkeys((*default, *(record.objects if record else ())))
         before = previous_record(record) if record else None
         known |= dict.fromkeys(before.objects if before else ())
         for which in reversed(known):
-            if which.kind != "Namespace" and await self.objects.delete(which):
+            if which.kind == "Namespace" or (cards_left and which.name == SIMULATED_CARDS):
+                continue
+            if await self.objects.delete(which):
                 self._report("objects", str(which))
         await self.objects.delete(Identity("v1", "ConfigMap", namespace, RECORD))
+        if cards_left:
+            return
         which = Identity("v1", "Namespace", "", namespace)
         found = await self.objects.get(which)
         if found is None:
