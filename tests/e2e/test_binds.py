@@ -165,10 +165,20 @@ def test_a_node_deleted_while_a_pod_is_bound_to_it_counts_the_pod_when_it_comes_
     assert_board_is_true(clean, ours)
 
 
-def test_pod_without_cards_is_bound_once(clean: ControlPlane, ours: AliquotScheduler) -> None:
+def test_pod_that_asks_for_no_cards_is_bound_once_to_a_node_that_exists(
+    clean: ControlPlane, ours: AliquotScheduler
+) -> None:
     extender = Extender(ours.port)
-    (pod,) = objects.create(clean, objects.pod("plain"))
+    (pod,) = objects.create(clean, objects.pod("zero", {"aliyun.com/gpu-mem": 0}))
+    assert 'no node "nowhere"' in extender.bind(pod, "nowhere")
     assert [extender.bind(pod, "n") for _ in range(2)] == [""] * 2
     assert "already bound to n" in extender.bind(pod, "m")
-    objects.delete_pod(clean, "plain")
+    objects.delete_pod(clean, "zero")
     assert "gone" in extender.bind(pod, "n")
+
+
+def test_pod_of_others_is_not_bound(clean: ControlPlane, ours: AliquotScheduler) -> None:
+    extender = Extender(ours.port)
+    (pod,) = objects.create(clean, objects.pod("plain", schedulerName="none"))
+    assert "asks for no resource of aliquot" in extender.bind(pod, "n")
+    assert objects.bound_to(clean, "plain") is None

@@ -59,6 +59,10 @@ class Api:
         if self.looks:
             raise self.looks.popleft()
         name = path.rpartition("/")[2]
+        if path.startswith("/api/v1/nodes/"):
+            if name == "nowhere":
+                raise ApiError(404, "NotFound", f'nodes "{name}" not found')
+            return as_pod(pod_json(name))
         if name not in self.pods:
             raise ApiError(404, "NotFound", f'pods "{name}" not found')
         return as_pod(self.pods[name])
@@ -471,16 +475,30 @@ def test_bind_refuses_invalid_pod() -> None:
     play(scene())
 
 
-def test_bind_accepts_pod_without_gpu_request() -> None:
+def test_bind_refuses_pod_of_others_and_node_that_does_not_exist() -> None:
     async def scene() -> None:
         rig = Rig(watch=False)
         rig.pod(limits={"cpu": "1"})
+        with pytest.raises(Refused, match="asks for no resource of aliquot"):
+            await rig.bind()
+        rig.pod("zero", {MEM: "0"})
+        with pytest.raises(Refused, match='no node "nowhere"'):
+            await rig.bind("zero", node="nowhere")
+        assert rig.binds == 0
+
+    play(scene())
+
+
+def test_bind_accepts_pod_that_asks_for_no_card() -> None:
+    async def scene() -> None:
+        rig = Rig(watch=False)
+        rig.pod(limits={MEM: "0"})
         await rig.bind()
         assert rig.api.pods["p"]["metadata"]["annotations"] == {}
         await rig.bind()
         with pytest.raises(Refused):
             await rig.bind(node="n2")
-        rig.pod("q", {"cpu": "1"})
+        rig.pod("q", {MEM: "0"})
         rig.api.writes.append(403)
         with pytest.raises(Refused, match="403"):
             await rig.bind("q")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aliquot.dialects import gpushare, qgpu, t9k
+from aliquot.dialects.wire.objects import PodObject
 from aliquot.model.refusal import Invalid
 
 API_GROUP = "kubescheduler.config.k8s.io"
@@ -66,6 +67,19 @@ class KubeSchedulerSettings:
     def resources(self) -> tuple[str, ...]:
         """The resources whose Pods kube-scheduler sends to us."""
         return tuple(name for dialect in self.dialects for name in DIALECTS[dialect])
+
+
+def is_managed(pod: PodObject) -> bool:
+    """Whether kube-scheduler asks an extender with our `managedResources` about the Pod: it names one, even with 0."""
+    containers = [*(pod.spec.containers or ()), *(pod.spec.init_containers or ())]
+    named = (
+        amounts
+        for resources in (container.resources for container in containers)
+        if resources is not None
+        for amounts in (resources.requests, resources.limits)
+        if amounts
+    )
+    return any(not RESOURCES.isdisjoint(amounts) for amounts in named)
 
 
 def parse_version(text: str) -> tuple[int, int] | Invalid:

@@ -16,12 +16,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from aliquot import dialects
 from aliquot.adapters.kubernetes.kube import ApiError, Kube, Unreachable
 from aliquot.dialects.wire import extender
 from aliquot.dialects.wire.extender import Binding
 from aliquot.dialects.wire.objects import PodObject
+from aliquot.dialects.wire.schedulerconfig import is_managed
 from aliquot.model.backoff import backoff
 from aliquot.model.claim import Claim
 from aliquot.wording.refusals import coded_reason
@@ -101,8 +103,8 @@ class Binder:
             if pod.spec.node_name:  # already bound, to the node that is meant
                 return
             claim = self._read(pod)
-        if claim is None:  # requests no cards, but we are asked to bind it
-            await self._bind_plain(binding)
+        if claim is None:
+            await self._bind_plain(binding, pod)
             return
         known = cluster.placement(claim.uid)
         if known is not None:
@@ -129,13 +131,23 @@ class Binder:
         grant = dialects.render_grant(placed.claim, placed.grant, node, self._now_ns(), self._cluster.rules)
         return {**grant, **self._extra_annotations(placed)}
 
-    async def _bind_plain(self, binding: Binding) -> None:
-        """Bind a Pod without cards: nothing to book."""
+    async def _bind_plain(self, binding: Binding, pod: PodObject) -> None:
+        """Bind a Pod that asks for 0 of our resources: nothing to book. kube-scheduler itself binds all other Pods.
+
+        The port may be open to strangers, and the API server binds a Pod to any name: so we check both.
+        """
+        if not is_managed(pod):
+            raise Refused(
+                f"{binding.PodNamespace}/{binding.PodName} asks for no resource of aliquot: kube-scheduler binds it."
+                " Its extender needs the managedResources that `aliquot manifests scheduler-config` prints"
+            )
+        if not await self._node_exists(binding.Node):
+            raise Refused(f'the cluster has no node "{binding.Node}"')
         try:
             await self._write(binding, binding.PodUID, {})
         except ApiError as error:
-            pod = await self._get_pod(binding) if error.status == 409 else None
-            if pod is None or pod.spec.node_name != binding.Node or pod.metadata.uid != binding.PodUID:
+            found = await self._get_pod(binding) if error.status == 409 else None
+            if found is None or found.spec.node_name != binding.Node or found.metadata.uid != binding.PodUID:
                 raise Refused(f"{binding.PodNamespace}/{binding.PodName}: {error}") from error
 
     async def _bindable_pod(self, binding: Binding) -> PodObject:
@@ -203,6 +215,15 @@ class Binder:
         except ApiError as error:
             if error.status == 404:
                 return None
+            raise Unreachable(str(error)) from error
+
+    async def _node_exists(self, name: str) -> bool:
+        try:
+            await self._kube.get(f"/api/v1/nodes/{quote(name, safe='')}", into=bytes, timeout=_TIMEOUT)
+            return True
+        except ApiError as error:
+            if error.status == 404:
+                return False
             raise Unreachable(str(error)) from error
 
     async def _settle_by_reading(self, binding: Binding, claim: Claim) -> bool:
