@@ -96,7 +96,7 @@ def test_help_of_every_command_starts_with_its_line_in_the_list() -> None:
 PAGES = sorted(
     page
     for folder in (ROOT, ROOT / "docs", ROOT / "examples")
-    for page in (folder.rglob("*.md") if folder.name == "examples" else folder.glob("*.md"))
+    for page in (folder.glob("*.md") if folder == ROOT else folder.rglob("*.md"))
 )
 _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
 
