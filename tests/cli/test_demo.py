@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ import pytest
 from aliquot.adapters.host import processes
 from aliquot.cli.demo import command, promises
 from aliquot.cli.demo.cleanup import clean_up
-from aliquot.cli.demo.command import Found, choose
-from aliquot.cli.demo.output import Row, lines
+from aliquot.cli.demo.command import Found, choose, print_results
+from aliquot.cli.demo.output import Part, PlainOutput, Row, lines, note
+from aliquot.cli.demo.output import command as command_line
 from aliquot.cli.demo.processes import Sandbox
 from aliquot.cli.demo.promises import REAL, SIMULATED, Counter, expected_shares, pace
 from aliquot.cli.demo.scenario import apply_pods
@@ -57,8 +58,8 @@ def test_promise_bounds_of_simulated_cards() -> None:
     measured = (0.46, 0.3, 0.2)
     real, simulated = (promises.shares("fixed-share", QUOTAS, measured, bounds) for bounds in (REAL, SIMULATED))
     assert (real.held, simulated.held) == (False, True)
-    assert "within 2 points" in real.promised
-    assert "within 5 points" in simulated.promised
+    assert real.promised.endswith("±2")
+    assert simulated.promised.endswith("±5")
 
 
 @pytest.mark.parametrize(("bounds", "held"), [(REAL, False), (SIMULATED, True)])
@@ -72,9 +73,18 @@ def test_promise_of_latency_uses_p99_or_p50(bounds: promises.Bounds, held: bool)
 def test_promise_of_latency_with_few_requests_uses_p90() -> None:
     alone, beside = {"p50": 1000.0, "p90": 1000.0, "p99": 1100.0}, {"p50": 1100.0, "p90": 1150.0, "p99": 5100.0}
     row = promises.added(alone, beside, REAL, delay="0", requests=80)
-    assert "p90 at most 300 us" in row.promised
-    assert row.measured == "p50 +100 us, p90 +150 us, p99 +4 ms"
+    assert row.promised.endswith("+300 us at most (p90)")
+    assert row.measured == "p90 +150 us, p99 +4 ms"
     assert row.held
+
+
+@pytest.mark.parametrize(("p50", "p99", "measured"), [(-8, -1200, "no measurable cost"), (0.4, 0, "no measurable cost"),
+    (86, -1600, "p50 +86 us, p99 no cost"), (-8, 900, "p50 no cost, p99 +900 us")])  # fmt: skip
+def test_latency_below_that_alone_is_no_negative_cost(p50: float, p99: float, measured: str) -> None:
+    """Alone and beside differ by chance too."""
+    alone = {"p50": 5000.0, "p90": 5000.0, "p99": 5000.0}
+    beside = {"p50": 5000 + p50, "p90": 5000.0, "p99": 5000 + p99}
+    assert promises.added(alone, beside, SIMULATED, delay="0", requests=1000).measured == measured
 
 
 def test_promise_of_resume() -> None:
@@ -91,7 +101,8 @@ def test_promise_of_nothing_lost(right: bool | None, same: bool) -> None:
 
 def test_promise_of_placement_has_reasons() -> None:
     row = promises.placed(wanted=3, running=2, reasons=["t9k: card 0 has 1 GiB free"])
-    assert (row.held, row.measured) == (False, "2 of 3 run: t9k: card 0 has 1 GiB free")
+    assert (row.held, row.measured) == (False, "2 of 3 run")
+    assert row.reasons == ("t9k: card 0 has 1 GiB free",)
 
 
 # --- what is measured ------------------------------------------------------------------------------------------------
@@ -133,6 +144,86 @@ def test_demo_bars() -> None:
     assert half == "serve  online 50%   50.0%  " + 15 * "█"
 
 
+def _promises(bounds: promises.Bounds, latency: float = 0.0) -> list[promises.Promise]:
+    """The rows of the table; requests take that many microseconds longer beside the job."""
+    alone = {"p50": 1000.0, "p90": 1000.0, "p99": 1000.0}
+    beside = {rank: value + latency for rank, value in alone.items()}
+    return [
+        promises.placed(wanted=3, running=3, reasons=()),
+        promises.shares("best-effort", QUOTAS, QUOTAS, bounds),
+        promises.shares("burst-share", QUOTAS, QUOTAS, bounds),
+        promises.shares("fixed-share", QUOTAS, QUOTAS, bounds),
+        promises.shares("fixed-share", QUOTAS, QUOTAS, bounds, idle=2),
+        promises.shares("burst-share", QUOTAS, QUOTAS, bounds, idle=2),
+        promises.whole(1.0, bounds),
+        promises.added(alone, beside, bounds, delay="0", requests=1),
+        promises.added(alone, beside, bounds, delay="100 ms", requests=1),
+        promises.kept_off(0.0, bounds),
+        promises.resumed(0.1, delay=0.1, bounds=bounds),
+        promises.nothing_lost(right=True, same_process=True, kernels=123_456),
+        promises.memory(refused=True, asked="3 GiB", quota="2 GiB"),
+    ]
+
+
+class Recorded:
+    """An output that keeps its lines and their styles."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.styles: list[list[str]] = []
+
+    def line(self, *parts: Part) -> None:
+        self.lines.append("".join(part if isinstance(part, str) else part[0] for part in parts))
+        self.styles.append([part[1] for part in parts if not isinstance(part, str)])
+
+    def show(self, rows: Sequence[Row]) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+@pytest.mark.parametrize("bounds", [REAL, SIMULATED])
+@pytest.mark.parametrize("latency", [0.0, 134.0, 3_210.0, 123_456.0])
+def test_demo_results_fit_80_columns(bounds: promises.Bounds, latency: float) -> None:
+    out = Recorded()
+    print_results(out, _promises(bounds, latency), bounds)
+    assert max(map(len, out.lines)) <= 80, out.lines
+
+
+def test_demo_results_begin_with_the_verdict() -> None:
+    out, rows = Recorded(), _promises(REAL)
+    missed = promises.placed(wanted=3, running=2, reasons=["t9k: card 0 has 1 GiB free"])
+    print_results(out, [missed, *rows[6:]], REAL)
+    at = next(at for at, line in enumerate(out.lines) if line)
+    assert (out.lines[at], out.styles[at]) == ("7 of 8 promises held", ["bold yellow"])
+    table = out.lines[out.lines.index(next(line for line in out.lines if line.startswith("RESULT"))) :]
+    assert table[1].startswith("MISSED  3 Pods")
+    assert table[2].strip() == "t9k: card 0 has 1 GiB free"
+    assert out.styles[out.lines.index(table[1])] == ["bold red"]
+    good = Recorded()
+    print_results(good, rows[6:7], REAL)
+    assert ["bold green"] in good.styles
+
+
+def test_demo_wraps_texts_and_continues_commands() -> None:
+    out = Recorded()
+    note(out, "word " * 40)
+    command_line(out, "aliquot run " + "--name x " * 20)
+    assert max(map(len, out.lines)) <= 80
+    pasted = " ".join(line.strip().removesuffix(" \\") for line in out.lines if "word" not in line)
+    assert pasted == ("$ aliquot run " + "--name x " * 20).strip()
+
+
+def test_plain_demo_prints_shares_while_it_measures(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    out = PlainOutput(clock=lambda: now)
+    for quarter in range(40):  # ten seconds
+        now = quarter / 4
+        out.show([Row("alpha", "quota 50%", 0.5), Row("beta", "quota 30%", None)])
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0].strip() for line in printed] == ["2 s", "5 s", "8 s"]
+    assert printed[0].endswith(": alpha 50%, beta 0%")
+
+
 def test_demo_pods_get_reduced_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "secret")
     sandbox, asked = Sandbox(folder), dict[str, Any]()
@@ -160,7 +251,7 @@ def no_daemon(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 def test_demo_without_gpu_uses_simulated_cards(held: contextlib.ExitStack) -> None:
     spec, line = choose(None, lambda: Found(why="no driver"), held)
     assert spec == "2x24GiB"
-    assert line.startswith("No NVIDIA GPU here (no driver): using two simulated cards (2x24GiB):")
+    assert line.startswith("No NVIDIA GPU here (no driver): using two simulated cards (2x24GiB).")
 
 
 @pytest.mark.usefixtures("no_daemon")
@@ -278,23 +369,5 @@ def test_demo_refuses_too_few_seconds() -> None:
 
 def test_docs_show_demo_promises() -> None:
     text = (Path(__file__).parents[2] / "docs" / "one-machine.md").read_text()
-    shown = re.findall(r"^(.+?)  +.+  held$", text, re.MULTILINE)
-    nothing, at = {"p50": 0.0, "p90": 0.0, "p99": 0.0}, SIMULATED
-    assert shown == [
-        row.promised
-        for row in (
-            promises.placed(wanted=3, running=3, reasons=()),
-            promises.shares("best-effort", QUOTAS, QUOTAS, at),
-            promises.shares("burst-share", QUOTAS, QUOTAS, at),
-            promises.shares("fixed-share", QUOTAS, QUOTAS, at),
-            promises.shares("fixed-share", QUOTAS, QUOTAS, at, idle=2),
-            promises.shares("burst-share", QUOTAS, QUOTAS, at, idle=2),
-            promises.whole(1.0, at),
-            promises.added(nothing, nothing, at, delay="0", requests=1),
-            promises.added(nothing, nothing, at, delay="100 ms", requests=1),
-            promises.kept_off(0.0, at),
-            promises.resumed(0.1, delay=0.1, bounds=at),
-            promises.nothing_lost(right=True, same_process=True, kernels=1),
-            promises.memory(refused=True, asked="3 GiB", quota="2 GiB"),
-        )
-    ]
+    shown = re.findall(r"^held +(.+?)  +.+$", text, re.MULTILINE)
+    assert shown == [row.promised for row in _promises(SIMULATED)]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -28,6 +29,7 @@ from aliquot.wording.amounts import memory
 
 SIMULATED = "2x24GiB"
 ON_REAL_CARDS = "\0aliquot-demo"  # an abstract socket: exclusive, and gone with the process
+_SIMULATED_MEANS = "Placement, shares and limits are real; only the computing on the cards is simulated."
 _MISSED, _TERMINATED = 1, 143
 _DAY = 86_400
 _LOOK = 0.5
@@ -60,7 +62,8 @@ def demo(seconds: float, simulate: str | None, strict: bool, stay: bool | None, 
     """
     began = time.monotonic()
     parse_simulation(simulate)
-    lively = output == "text" and sys.stdout.isatty()
+    terminal = output == "text" and sys.stdout.isatty()
+    lively = terminal and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
     with _terminated(), contextlib.ExitStack() as held:
         spec, line = choose(simulate, _find, held)
         with sandboxed() as sandbox, contextlib.ExitStack() as shown:
@@ -69,23 +72,22 @@ def demo(seconds: float, simulate: str | None, strict: bool, stay: bool | None, 
                 if lively
                 else console.PlainOutput(err=output == "json")
             )
-            out.line(line)
+            console.paragraph(out, line)
+            console.paragraph(out, "Starting a daemon of its own; the demo leaves nothing behind.")
             sandbox.up(spec)
             address = _dashboard(sandbox)
             if address:
-                out.line(f"Watch it live: {address}")
+                out.line("Watch it live: ", (address, "bold"))
             bounds = promises.REAL if spec is None else promises.SIMULATED
             demo_run = scenario.Scenario(sandbox, out, promises.pace(seconds), bounds, began)
             demo_run.run()
-            stays = stay if stay is not None else lively
+            stays = stay if stay is not None else terminal
             if output == "json":
                 click.echo(json.dumps(_data(demo_run, spec, address)))
             else:
-                _print(out, demo_run)
+                print_results(out, demo_run.outcome, demo_run.bounds)
                 if address:
-                    out.line(
-                        f"dashboard: {address}" + ("" if stays else " (ends with the demo; use --stay to keep it)")
-                    )
+                    out.line(f"Dashboard: {address}" + ("" if stays else " (ends with the demo; keep it with --stay)"))
             if stays:
                 _stay(sandbox, out)
     missed = [promise for promise in demo_run.outcome if not promise.held]
@@ -104,9 +106,9 @@ class Found:
 def choose(simulate: str | None, find: Callable[[], Found], held: contextlib.ExitStack) -> tuple[str | None, str]:
     """The spec of the simulated cards, or None for real ones; and the line that says so."""
     if simulate is not None:
-        return simulate, f"Using simulated cards, {simulate}: the scheduling is real, the kernels are not."
+        return simulate, f"Using simulated cards ({simulate}). {_SIMULATED_MEANS}"
     found = find()
-    simulated = f"using two simulated cards ({SIMULATED}): the scheduling is real, the kernels are not."
+    simulated = f"using two simulated cards ({SIMULATED}). {_SIMULATED_MEANS}"
     if not found.cards:
         return SIMULATED, f"No NVIDIA GPU here ({found.why}): {simulated}"
     _refuse_beside_daemon()
@@ -168,25 +170,30 @@ def _dashboard(sandbox: Sandbox) -> str | None:
     return sandbox.status().daemon.dashboard or None
 
 
-def _print(out: console.Output, demo_run: scenario.Scenario) -> None:
-    rows = [(row.promised, row.measured, "held" if row.held else "MISSED") for row in demo_run.outcome]
+def print_results(out: console.Output, outcome: Sequence[promises.Promise], bounds: promises.Bounds) -> None:
+    """The verdict, then the table."""
+    held = sum(row.held for row in outcome)
     out.line()
-    for line in table(("PROMISED", "MEASURED", ""), rows).splitlines():
-        out.line(line)
-    held = sum(row.held for row in demo_run.outcome)
+    out.line((f"{held} of {len(outcome)} promises held", "bold green" if held == len(outcome) else "bold yellow"))
+    if bounds.note:
+        console.paragraph(out, bounds.note)
+    if held < len(outcome) and bounds is promises.SIMULATED:
+        console.paragraph(out, _busy(os.getloadavg()[0], os.cpu_count() or 1))
     out.line()
-    out.line(
-        f"{held} of {len(rows)} held"
-        + (f" ({demo_run.bounds.note})" if demo_run.bounds.note else "")
-        + ("" if demo_run.first_share is None else f"; first share measured after {demo_run.first_share:.1f} s")
-    )
-    if held < len(rows) and demo_run.bounds is promises.SIMULATED:
-        out.line(_busy(os.getloadavg()[0], os.cpu_count() or 1))
+    rows = [("held" if row.held else "MISSED", row.promised, row.measured) for row in outcome]
+    head, *lines = table(("RESULT", "PROMISED", "MEASURED"), rows).splitlines()
+    out.line((head, "bold"))
+    for row, line in zip(outcome, lines, strict=True):
+        verdict = len("held" if row.held else "MISSED")
+        out.line((line[:verdict], "green" if row.held else "bold red"), line[verdict:])
+        for reason in () if row.held else row.reasons:
+            console.paragraph(out, reason, "        ", "  ")
+    out.line()
 
 
 def _busy(load: float, cores: int) -> str:
     """Simulated cards compete for the processor."""
-    return f"(simulated cards need processor time: the load of the last minute was {load:.1f} on {cores} cores)"
+    return f"The machine is busy: a load of {load:.1f} on {cores} cores in the last minute. Try again when it is idle."
 
 
 def _data(demo_run: scenario.Scenario, spec: str | None, address: str | None) -> dict[str, Any]:
@@ -195,7 +202,13 @@ def _data(demo_run: scenario.Scenario, spec: str | None, address: str | None) ->
         "first_share_seconds": demo_run.first_share,
         "dashboard": address,
         "promises": [
-            {"key": row.key, "promised": row.promised, "measured": row.measured, "held": row.held}
+            {
+                "key": row.key,
+                "promised": row.promised,
+                "measured": row.measured,
+                "held": row.held,
+                "reasons": list(row.reasons),
+            }
             for row in demo_run.outcome
         ],
     }
@@ -206,14 +219,22 @@ def _stay(sandbox: Sandbox, out: console.Output) -> None:
     try:
         scenario.keep_running(sandbox)
         out.line()
-        home = f"ALIQUOT_HOME={sandbox.home}"
-        out.line(f"The demo keeps running an offline job and a bursty server. To watch: {home} aliquot top")
-        out.line("Press Ctrl-C to end it.")
+        console.paragraph(out, "A job and a server that is busy every few seconds keep running. To watch them:")
+        out.line(f"  ALIQUOT_HOME={sandbox.home} {_program()} top")
+        out.line(("Press Ctrl-C to end the demo.", "bold"))
         while True:
             out.show(scenario.rows_of(sandbox.status()))
             time.sleep(_LOOK)
     except KeyboardInterrupt:
         return
+
+
+def _program() -> str:
+    """As it is typed here: `make run` leaves it outside PATH."""
+    program = sys.argv[0]
+    if shutil.which("aliquot") is not None or os.path.basename(program) != "aliquot":
+        return "aliquot"
+    return os.path.relpath(program) if len(os.path.relpath(program)) < len(program) else program
 
 
 @contextlib.contextmanager

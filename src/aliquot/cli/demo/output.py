@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,8 +14,10 @@ import click
 
 from aliquot.cli.tables import bar, printable, table
 
+WIDTH = 80
 _BAR = 30
 _INDENT = "     "
+_QUIET = 2.5  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,25 +29,52 @@ class Row:
     share: float | None
 
 
+Part = str | tuple[str, str]  # of a line: text, or text and its style
+
+
 class Output(Protocol):
     """Where the demo prints."""
 
-    def line(self, text: str = "") -> None:
+    def line(self, *parts: Part) -> None:
         """Print a line."""
 
     def show(self, rows: Sequence[Row]) -> None:
         """Show the current shares."""
 
+    def finish(self) -> None:
+        """All parts have run: show no remaining time."""
+
 
 def heading(out: Output, number: int, title: str) -> None:
     """Print the title of a part."""
     out.line()
-    out.line(f"{number}/4  {title}")
+    out.line((f"{number}/4  {title}", "bold"))
 
 
-def note(out: Output, text: str) -> None:
-    """Print an indented line."""
-    out.line(_INDENT + printable(text))
+def paragraph(out: Output, text: str, indent: str = "", hanging: str = "") -> None:
+    """Print a text, wrapped."""
+    for line in textwrap.wrap(
+        printable(text), _width(), initial_indent=indent, subsequent_indent=indent + hanging, break_on_hyphens=False
+    ):
+        out.line(line)
+
+
+def note(out: Output, text: str, level: int = 0) -> None:
+    """Print an indented text, wrapped."""
+    paragraph(out, text, _INDENT + level * "  ", "  ")
+
+
+def command(out: Output, text: str) -> None:
+    """Print a command. A long one continues after a backslash, so that it can be pasted."""
+    first, *rest = textwrap.wrap(
+        printable(text), _width() - len(_INDENT) - 6, break_on_hyphens=False, break_long_words=False
+    )
+    for at, line in enumerate((f"{_INDENT}$ {first}", *(f"{_INDENT}    {part}" for part in rest))):
+        out.line((line + (" \\" if at < len(rest) else ""), "cyan"))
+
+
+def _width() -> int:
+    return min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
 
 
 def bars(out: Output, rows: Sequence[Row]) -> None:
@@ -68,14 +99,22 @@ def _bar(share: float | None) -> str:
 class PlainOutput:
     """Plain lines; on stderr if stdout is for data."""
 
-    def __init__(self, *, err: bool = False) -> None:
-        self._err = err
+    def __init__(self, *, err: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self._err, self._clock = err, clock
+        self._began = self._printed = clock()
 
-    def line(self, text: str = "") -> None:
-        click.echo(text, err=self._err)
+    def line(self, *parts: Part) -> None:
+        click.echo("".join(_text(part) for part in parts), err=self._err)
+        self._printed = self._clock()
 
     def show(self, rows: Sequence[Row]) -> None:
-        """Nothing: plain output has no live bars."""
+        """A line of shares where nothing else was printed for a while: a measurement takes many seconds."""
+        if rows and self._clock() - self._printed >= _QUIET:
+            shares = ", ".join(f"{printable(row.name)} {row.share or 0.0:.0%}" for row in rows)
+            note(self, f"{self._clock() - self._began:.0f} s: {shares}", 1)
+
+    def finish(self) -> None:
+        """There is none to remove."""
 
 
 class LiveOutput:
@@ -85,26 +124,38 @@ class LiveOutput:
         self._live, self._seconds, self._clock = live, seconds, clock
         self._began = clock()
         self._rows: Sequence[Row] = ()
+        self._finished = False
 
-    def line(self, text: str = "") -> None:
+    def line(self, *parts: Part) -> None:
         from rich.text import Text
 
-        self._live.console.print(Text(text), soft_wrap=True)
+        self._live.console.print(Text.assemble(*parts), soft_wrap=True)
 
     def show(self, rows: Sequence[Row]) -> None:
         self._rows = rows
         self._live.update(self, refresh=True)
 
+    def finish(self) -> None:
+        self._finished = True
+
     def __rich__(self) -> Any:
         from rich.console import Group
         from rich.text import Text
 
-        elapsed = self._clock() - self._began
         parts = [Text(f"{_INDENT}  {line}", style="cyan", no_wrap=True) for line in lines(self._rows).splitlines()]
-        if elapsed < self._seconds:
-            line = f"{_INDENT}{bar(elapsed / self._seconds, _BAR):<{_BAR}}  {self._seconds - elapsed:.0f} s to go"
-            parts.append(Text(line, style="dim", no_wrap=True))
+        if not self._finished:
+            parts.append(Text(_INDENT + self._remaining(), style="dim", no_wrap=True))
         return Group(Text(), *parts)
+
+    def _remaining(self) -> str:
+        elapsed = self._clock() - self._began
+        left = self._seconds - elapsed
+        words = f"{left:.0f} s to go" if left > 0 else f"{-left:.0f} s more than planned"
+        return f"{bar(elapsed / self._seconds, _BAR):<{_BAR}}  {words}"
+
+
+def _text(part: Part) -> str:
+    return part if isinstance(part, str) else part[0]
 
 
 @contextlib.contextmanager

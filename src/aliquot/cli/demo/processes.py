@@ -190,6 +190,15 @@ class Sandbox:
         """Stop a run."""
         self.ask({"op": "stop", "name": name, "timeout": 1.0})
 
+    def end_if_running(self, name: str) -> None:
+        """Stop a run that may not have been started."""
+        if any(tenant.name == name for tenant in self.status().tenants):
+            self.end(name)
+
+    def occupy(self, name: str, mib: int) -> None:
+        """Book memory of one card for an idle tenant."""
+        self.command("run", "-d", "--name", name, "--memory", f"{mib}MiB", "--", *_IDLE)
+
     def policy(self, name: str | None = None, release_delay: float | None = None) -> None:
         """Change the policy."""
         request: dict[str, Any] = {"op": "policy"}

@@ -14,6 +14,7 @@ LEAST_SECONDS = 20
 _WITH_IDLE = 40  # seconds; shorter demos skip the part with an idle tenant
 _OVERHEAD = 9.0  # seconds of starting and ending processes
 _TELLS_P99 = 300  # requests; with fewer, p99 is a single outlier
+NO_COST = "no measurable cost"
 _SETTLE = 1.0  # seconds; `share` in the status is that of the last second
 
 
@@ -25,6 +26,7 @@ class Promise:
     promised: str
     measured: str
     held: bool
+    reasons: tuple[str, ...] = ()  # why it was missed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +39,13 @@ class Bounds:
     added_rank: str  # the percentile for that bound, given enough requests
     beside: float  # the largest share of offline work beside online work
     resume_ms: float  # the longest time to resume, after the release delay
-    note: str  # printed below the table
+    note: str  # printed above the table
 
 
 REAL = Bounds(points=2.0, whole=0.97, added_us=300.0, added_rank="p99", beside=0.01, resume_ms=100.0, note="")
 SIMULATED = Bounds(
     points=5.0, whole=0.90, added_us=1000.0, added_rank="p50", beside=0.02, resume_ms=300.0,
-    note="bounds for simulated cards, wider than for real ones",
+    note="Simulated cards share this machine's processor: their bounds are wider than those of real cards.",
 )  # fmt: skip
 
 
@@ -145,9 +147,13 @@ class Counter:
 
 def placed(*, wanted: int, running: int, reasons: Sequence[str]) -> Promise:
     """Pods of every dialect got their cards and run."""
-    held = running == wanted
-    text = f"{running} of {wanted} run" + ("" if held else f": {'; '.join(reasons)}")
-    return Promise(key="placed", promised="Pods of qGPU, T9k and gpushare on one machine", measured=text, held=held)
+    return Promise(
+        key="placed",
+        promised=f"{wanted} Pods of {wanted} vendors find a card",
+        measured=f"{running} of {wanted} run",
+        held=running == wanted,
+        reasons=tuple(reasons),
+    )
 
 
 def shares(
@@ -156,10 +162,10 @@ def shares(
     """The shares are close to what the policy promises."""
     expected = expected_shares(policy, quotas, idle)
     error = max(abs(a - b) for a, b in zip(expected, measured, strict=True))
-    rest = ", the last one idle" if idle is not None else ""
+    rest = ", one idle" if idle is not None else ""
     return Promise(
         key=policy + ("" if idle is None else "-idle"),
-        promised=f"{policy}{rest}: {_shares(expected)}, within {bounds.points:g} points",
+        promised=f"{policy}{rest}: {_shares(expected)} ±{bounds.points:g}",
         measured=_shares(measured),
         held=100 * error <= bounds.points,
     )
@@ -169,7 +175,7 @@ def whole(share: float, bounds: Bounds) -> Promise:
     """A tenant alone on the card."""
     return Promise(
         key="offline-alone",
-        promised=f"offline work alone: at least {bounds.whole:.0%} of the card",
+        promised=f"offline job alone: {bounds.whole:.0%} of the card or more",
         measured=f"{share:.1%}",
         held=share >= bounds.whole,
     )
@@ -182,10 +188,13 @@ def added(alone: Latency, beside: Latency, bounds: Bounds, *, delay: str, reques
     """The latency that the offline job adds to requests."""
     more = {rank: beside[rank] - alone[rank] for rank in ("p50", "p90", "p99")}
     rank = "p90" if bounds.added_rank == "p99" and requests < _TELLS_P99 else bounds.added_rank
+    shown = ("p50" if rank == "p99" else rank, "p99")
     return Promise(
         key=f"added-{delay}",
-        promised=f"latency added to online requests, delay {delay}: {rank} at most {microseconds(bounds.added_us)}",
-        measured=", ".join(f"{name} {_signed(more[name])}" for name in sorted({"p50", rank, "p99"})),
+        promised=f"delay {delay}: requests +{microseconds(bounds.added_us)} at most ({rank})",
+        measured=", ".join(f"{name} {_added(more[name])}" for name in shown)
+        if any(_costs(more[name]) for name in shown)
+        else NO_COST,
         held=more[rank] <= bounds.added_us,
     )
 
@@ -194,7 +203,7 @@ def kept_off(share: float, bounds: Bounds) -> Promise:
     """The share of offline work while online work holds the card."""
     return Promise(
         key="offline-beside",
-        promised=f"offline work beside online work: at most {bounds.beside:.0%} of the card",
+        promised=f"offline job during requests: at most {bounds.beside:.0%}",
         measured=f"{share:.1%}",
         held=share <= bounds.beside,
     )
@@ -205,7 +214,7 @@ def resumed(seconds: float | None, *, delay: float, bounds: Bounds) -> Promise:
     most = 1000 * delay + bounds.resume_ms
     return Promise(
         key="resumed",
-        promised=f"offline work resumes {1000 * delay:.0f} ms after the last request: a kernel within {most:.0f} ms",
+        promised=f"job resumes within {most:.0f} ms of last request",
         measured="it did not resume" if seconds is None else f"{1000 * seconds:.0f} ms",
         held=seconds is not None and seconds * 1000 <= most,
     )
@@ -213,11 +222,11 @@ def resumed(seconds: float | None, *, delay: float, bounds: Bounds) -> Promise:
 
 def nothing_lost(*, right: bool | None, same_process: bool, kernels: float) -> Promise:
     """The job verifies that each of its kernels ran exactly once."""
-    verdict = "each once" if right else "NOT each once"
+    found = f"all {kernels:,.0f} kernels once" if right else "NOT every kernel once"
     return Promise(
         key="nothing-lost",
-        promised="offline work continues where it stopped: no kernel lost or repeated, no restart",
-        measured=f"{kernels:,.0f} kernels, {verdict}, {'one process' if same_process else 'ANOTHER process'}",
+        promised="job continues where it stopped, same process",
+        measured=found if same_process else "ANOTHER process",
         held=bool(right) and same_process,
     )
 
@@ -226,7 +235,7 @@ def memory(*, refused: bool, asked: str, quota: str) -> Promise:
     """Memory beyond the quota is refused."""
     return Promise(
         key="memory",
-        promised=f"allocation of {asked} with a quota of {quota}: refused",
+        promised=f"{asked} with a quota of {quota}: refused",
         measured="refused" if refused else "GRANTED",
         held=refused,
     )
@@ -234,11 +243,18 @@ def memory(*, refused: bool, asked: str, quota: str) -> Promise:
 
 def microseconds(micros: float) -> str:
     """In us or ms."""
-    return f"{micros / 1000:.1f} ms".replace(".0 ", " ") if abs(micros) >= 1000 else f"{micros:.0f} us"
+    if micros < 999.5:
+        return f"{micros:.0f} us"
+    return f"{micros / 1000:.{0 if micros >= 9950 else 1}f} ms".replace(".0 ", " ")
 
 
-def _signed(micros: float) -> str:
-    return f"{'+' if micros >= 0 else '-'}{microseconds(abs(micros))}"
+def _costs(micros: float) -> bool:
+    """Less than nothing was added: the two measurements differ by chance."""
+    return round(micros) > 0
+
+
+def _added(micros: float) -> str:
+    return f"+{microseconds(micros)}" if _costs(micros) else "no cost"
 
 
 def _shares(values: Sequence[float]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aliquot.cli.demo import promises
-from aliquot.cli.demo.output import Output, Row, bars, heading, note
+from aliquot.cli.demo.output import Output, Row, bars, command, heading, note
 from aliquot.cli.demo.processes import DemoError, Sandbox, Tenant
 from aliquot.cli.demo.promises import Bounds, Pace, Promise, microseconds
 from aliquot.cli.pods.submit import PASSED_ON
@@ -20,9 +20,9 @@ from aliquot.wording.amounts import memory
 PODS = Path(__file__).parent / "pods.yaml"
 QUOTAS = (("alpha", 50), ("beta", 30), ("gamma", 20))
 POLICIES = (
-    ("best-effort", "equal shares for all tenants that have work; quotas are only booked"),
-    ("burst-share", "in proportion to the quotas; idle time goes to the others"),
-    ("fixed-share", "never more than the quota, even when the card is idle"),
+    ("best-effort", "all that have work get the same, whatever their quota"),
+    ("burst-share", "by quota; time that one leaves unused goes to the others"),
+    ("fixed-share", "by quota and never more, even when the card is idle"),
 )
 RESTING = (
     ("fixed-share", "its share stays unused"),
@@ -35,6 +35,11 @@ _DISAGREE = 0.05  # difference between the daemon's and the tenant's measurement
 _ENDED = ("Succeeded", "Failed")
 _DAY = 86_400
 _POD_PATIENCE = 15.0  # seconds until every Pod runs or has a reason
+_NOTEBOOK = "notebook"  # holds most of a card in the first part
+_ROOM = (
+    2048 + 1024,
+    0.2,
+)  # what it leaves: MiB, and a part of the card. Two Pods of pods.yaml fit beside it, not three
 
 
 @dataclass(slots=True)
@@ -52,6 +57,7 @@ class Scenario:
 
     def run(self) -> None:
         """Run all parts."""
+        self.output.line("Measuring the speed of an idle card ...")
         self.sandbox.calibrate()
         cards = self.sandbox.status().cards
         self.slice_mib = min(2048, cards[0].memory_mib // 8)
@@ -60,19 +66,23 @@ class Scenario:
         self._policies(others)
         self._classes()
         self._memory()
+        self.output.finish()
 
     # --- one: placement ----------------------------------------------------------------------------------------------
 
     def _dialects(self) -> None:
-        heading(self.output, 1, "Pods of three dialects on one machine, with their Kubernetes manifests")
-        self._note(f"$ aliquot apply -f {PODS.name}")
+        heading(self.output, 1, "Three Pods, written for three vendors: which card does each one get?")
+        self._fill_a_card()
+        self._note(f"free memory: {_free(self.sandbox.status())}")
+        self._command(f"aliquot apply -f {PODS.name}")
         apply_pods(self.sandbox)
         pods = settled_pods(self.sandbox)
         for pod in pods:
             where = ", ".join(f"card {share.index}" for share in pod.cards) or "no card yet"
-            self._note(f"{pod.key}: {where}")
+            self._note(f"{pod.name} -> {where}")
             for sentence in [pod.reason] if pod.reason else pod.why:
-                self._note(f"  {sentence}")
+                self._note(sentence, 1)
+        self._note(f"free memory now: {_free(self.sandbox.status())}")
         self._watch(self.pace.read)
         running = [pod for pod in pods if pod.phase == "Running"]
         reasons = [f"{pod.name}: {pod.reason or pod.phase}" for pod in pods if pod not in running]
@@ -80,16 +90,28 @@ class Scenario:
         for pod in pods:
             request = {"op": "delete", "kind": "Pod", "namespace": pod.namespace, "name": pod.name, "grace": 1.0}
             self.sandbox.ask(request)
+        self.sandbox.end_if_running(_NOTEBOOK)
+
+    def _fill_a_card(self) -> None:
+        """Where there are two cards, book most of one: otherwise they would be alike, and there would be no choice."""
+        cards = self.sandbox.status().cards
+        fixed, part = _ROOM
+        held = cards[0].memory_mib - fixed - int(part * cards[0].memory_mib)
+        held = held // 1024 * 1024
+        if len(cards) < 2 or held < 1024:
+            return
+        self._command(f"aliquot run -d --name {_NOTEBOOK} {_typed(held)} -- sleep infinity")
+        self.sandbox.occupy(_NOTEBOOK, held)
 
     # --- two: policies -----------------------------------------------------------------------------------------------
 
     def _policies(self, others: int) -> None:
-        quotas = ", ".join(f"{quota}" for _, quota in QUOTAS)
-        heading(self.output, 2, f"One card, three busy tenants, quotas of {quotas} percent")
+        quotas = ", ".join(f"{quota}%" for _, quota in QUOTAS)
+        heading(self.output, 2, f"One card, three busy programs with quotas of {quotas}")
         if others:
-            self._note(f"(only one card is used from here on; {_cards(others)} blocked)")
+            self._note(f"(only one card is used from here on; {_cards(others)} set aside)")
         for name, quota in QUOTAS:
-            self._note(f"$ aliquot run -d --name {name} --core {quota} {self._typed} -- aliquot burn load")
+            self._command(f"aliquot run -d --name {name} --core {quota} {self._typed} -- aliquot burn load")
         tenants = [
             self.sandbox.begin(
                 name, ["--core", str(quota), *self._slice], ["load"], kernel_us=_LOAD_US, stays=name == QUOTAS[-1][0]
@@ -125,18 +147,18 @@ class Scenario:
         for tenant, share in zip(tenants, found, strict=True):
             by_daemon = reported.get(tenant.name)
             if by_daemon is not None and abs(by_daemon - share) > _DISAGREE:
-                self._note(f"  ({tenant.name}: the daemon measured {by_daemon:.1%})")
+                self._note(f"({tenant.name}: the daemon measured {by_daemon:.1%})", 1)
         quotas = [quota / 100 for _, quota in QUOTAS]
         self.outcome.append(promises.shares(policy, quotas, found, self.bounds, idle))
 
     # --- three: online and offline -----------------------------------------------------------------------------------
 
     def _classes(self) -> None:
-        heading(self.output, 3, "An offline job on an idle card, and an online server that preempts it")
+        heading(self.output, 3, "A training job uses an idle card; a server takes it back at once")
         self.sandbox.policy(release_delay=0.0)
         alone = _latencies(self._serve(self.pace.alone))
-        self._note(f"request latency of the server alone: {_latency(alone)}")
-        self._note(f"$ aliquot run -d --name train --class offline {self._typed} -- aliquot burn load")
+        self._note(f"the server alone: {_latency(alone)}")
+        self._command(f"aliquot run -d --name train --class offline {self._typed} -- aliquot burn load")
         train = self.sandbox.begin(
             "train", ["--class", "offline", *self._slice], ["load", "--check"], kernel_us=_TRAIN_US
         )
@@ -158,20 +180,20 @@ class Scenario:
 
     def _in_gaps(self, train: Tenant, alone: promises.Latency) -> None:
         """Release delay 0: every request preempts an offline kernel."""
-        self._note(f"$ aliquot run --class online {self._typed} -- aliquot burn serve --kernel 1ms --period 10ms")
-        self._note("release delay 0: offline work runs between requests, and each request preempts it mid-kernel")
+        self._command(f"aliquot run --class online {self._typed} -- aliquot burn serve --kernel 1ms --period 10ms")
+        self._note("release delay 0: the job runs between requests, which interrupt it")
         served = self._serve(self.pace.gaps)
         begin, end = served["begin"], served["begin"] + served["seconds"]
         share = train.counter().share(begin, end, _TRAIN_US)
         latency = _latencies(served)
         bars(self.output, [Row("serve", "online", served["share"]), Row("train", "offline", share)])
-        self._note(f"  request latency: {_latency(latency)}")
+        self._note(f"beside the job: {_latency(latency)}", 1)
         self.outcome.append(promises.added(alone, latency, self.bounds, delay="0", requests=served["requests"]))
 
     def _kept_off(self, train: Tenant, alone: promises.Latency) -> None:
         """Release delay 100 ms: the server has the card to itself; offline work resumes when requests stop."""
         self.sandbox.policy(release_delay=RELEASE_DELAY)
-        self._note("release delay 100 ms (the default): offline work is paused while requests arrive")
+        self._note("release delay 100 ms (the default): the job is paused during requests")
         before = self._share("train")
         server = self._server(_DAY)
         server.wait_until_working()
@@ -180,7 +202,7 @@ class Scenario:
         self._watch(self.pace.kept)
         server.wait_for_work()
         with server.stopped():  # no more requests, but the server still runs: only the delay counts now
-            served, stood = server.counter(), train.counter()
+            served = server.counter()
             end = served.last or begin
             self._watch(max(self.pace.after, 5 * RELEASE_DELAY))
             counter, after = train.counter(), self._share("train")
@@ -192,17 +214,15 @@ class Scenario:
         bars(self.output, [Row("serve", "online", online), Row("train", "offline", share)])
         times = after.preemptions - before.preemptions
         paused = after.paused_seconds - before.paused_seconds
-        self._note(f"  request latency: {_latency(latency)}")
-        self._note(f"  train was preempted {_times(times)} and paused for {paused:.1f} s at kernel {stood.done:,.0f}")
+        self._note(f"beside the job: {_latency(latency)}", 1)
+        self._note(f"train was interrupted {_times(times)} and paused for {paused:.1f} s", 1)
         self.outcome.append(promises.added(alone, latency, self.bounds, delay="100 ms", requests=ended["requests"]))
         self.outcome.append(promises.kept_off(share, self.bounds))
         on = counter.first_after(end)
         gone = None if on is None else on - end
         self.outcome.append(promises.resumed(gone, delay=RELEASE_DELAY, bounds=self.bounds))
         if gone is not None:
-            self._note(
-                f"{1000 * gone:.0f} ms after the last request train finished its next kernel, now {counter.done:,.0f}"
-            )
+            self._note(f"{1000 * gone:.0f} ms after the last request, train had finished its next kernel", 1)
 
     def _serve(self, seconds: float) -> dict[str, Any]:
         server = self._server(seconds)
@@ -216,10 +236,10 @@ class Scenario:
     # --- four: memory ------------------------------------------------------------------------------------------------
 
     def _memory(self) -> None:
-        heading(self.output, 4, "More memory than the quota")
+        heading(self.output, 4, "A program asks for more memory than its quota")
         quota, asked = self.slice_mib, self.slice_mib * 3 // 2
         words = ("run", "--memory", f"{quota}MiB", "--", "aliquot", "burn", "load", "--memory", f"{asked}MiB")
-        self._note(f"$ aliquot {' '.join(words)}")
+        self._command(f"aliquot {' '.join(words)}")
         done = self.sandbox.tried(*words, "--seconds", "0.1")
         answer = (done.stderr.strip().splitlines() or ["it was granted"])[-1]
         self._note(answer)
@@ -231,8 +251,11 @@ class Scenario:
 
     # --- observation -------------------------------------------------------------------------------------------------
 
-    def _note(self, text: str) -> None:
-        note(self.output, text)
+    def _note(self, text: str, level: int = 0) -> None:
+        note(self.output, text, level)
+
+    def _command(self, text: str) -> None:
+        command(self.output, text)
 
     @property
     def _slice(self) -> list[str]:
@@ -240,8 +263,7 @@ class Scenario:
 
     @property
     def _typed(self) -> str:
-        gib, rest = divmod(self.slice_mib, 1024)
-        return f"--memory {self.slice_mib}MiB" if rest else f"--memory {gib}"
+        return _typed(self.slice_mib)
 
     def _watch(self, seconds: float, until: Callable[[], bool] | None = None) -> dict[str, float]:
         """Show the shares for that long, or until a condition holds. Returns the daemon's mean shares."""
@@ -323,6 +345,18 @@ def rows_of(status: Status) -> list[Row]:
     ]
 
 
+def _free(status: Status) -> str:
+    """The free memory of the cards; on several nodes, of the first node's."""
+    cards = [card for card in status.cards if card.node == status.cards[0].node]
+    return ", ".join(f"card {card.index}: {memory(card.free_mib)}" for card in cards)
+
+
+def _typed(mib: int) -> str:
+    """The option as people type it."""
+    gib, rest = divmod(mib, 1024)
+    return f"--memory {mib}MiB" if rest else f"--memory {gib}"
+
+
 def _cards(count: int) -> str:
     return "the other one is" if count == 1 else f"the other {count} are"
 
@@ -340,4 +374,4 @@ def _latencies(result: dict[str, Any]) -> promises.Latency:
 
 
 def _latency(found: promises.Latency) -> str:
-    return f"p50 {microseconds(found['p50'])}, p99 {microseconds(found['p99'])}"
+    return f"half of the requests within {microseconds(found['p50'])}, 99% within {microseconds(found['p99'])}"
