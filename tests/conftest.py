@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from kit import starvation
+from kit import starvation, timelimit
 from kit.kubectl import FakeCluster
 
 # A shell starts background jobs with Ctrl-C ignored, and children inherit it: tests of Ctrl-C would wait for ever.
@@ -48,9 +49,23 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     return starvation.run_judged(item, nextitem) or None
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
     starvation.skip_if_no_time_left()
+    with timelimit.limited(item, "set-up"):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    with timelimit.limited(item, "the test"):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    with timelimit.limited(item, "tidying up"):
+        return (yield)
 
 
 @pytest.fixture

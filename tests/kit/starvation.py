@@ -4,7 +4,7 @@ CI may run on a virtual machine whose host gives its processors to others for mi
 A test that waits for other processes, or measures shares of a card, then fails although the code is right. So a test
 that failed while the machine was starved runs again when the machine is calm, up to twice. If it was starved every
 time, it counts as skipped: it says nothing about the code. Tests of the packages without IO get no second chance;
-tests on a real cluster always do, since a dozen programs of others take part.
+tests on a real cluster always do, since a dozen programs of others take part; but not one that hung.
 
 ALIQUOT_TESTS_UNTIL, in seconds since 1970, is when no further test begins: the rest are skipped, and counted.
 """
@@ -20,6 +20,8 @@ from typing import Any, cast
 
 import pytest
 from _pytest.runner import runtestprotocol
+
+from kit import timelimit
 
 UNTIL = "ALIQUOT_TESTS_UNTIL"
 ATTEMPTS = 3
@@ -57,7 +59,10 @@ def no_time_left(environment: str | None, now: float) -> bool:
 
 
 def judge(
-    attempt: Callable[[], bool], stolen: Callable[[], float], wait: Callable[[], None], tolerated: float = STARVED
+    attempt: Callable[[], bool],
+    stolen: Callable[[], float],
+    wait: Callable[[], None],
+    tolerated: Callable[[], float] = lambda: STARVED,
 ) -> list[float]:
     """Repeat a failed attempt while the machine is starved; answer what was stolen during each attempt that failed.
 
@@ -70,7 +75,7 @@ def judge(
         if attempt():
             break
         lost.append(stolen())
-        if lost[-1] < tolerated:
+        if lost[-1] < tolerated():
             break
         if len(lost) < ATTEMPTS:
             wait()
@@ -134,8 +139,11 @@ def run_judged(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
         reports[:] = runtestprotocol(item, nextitem=nextitem, log=False)
         return not any(report.failed for report in reports)
 
+    def tolerated() -> float:
+        return 0.0 if "e2e" in item.path.parts and not item.stash.get(timelimit.HUNG, False) else STARVED
+
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    lost = judge(attempt, _Meter(), _wait_for_calm, tolerated=0.0 if "e2e" in item.path.parts else STARVED)
+    lost = judge(attempt, _Meter(), _wait_for_calm, tolerated)
     if len(lost) == ATTEMPTS and min(lost) >= STARVED:
         _excused(reports, lost)
     for report in reports:
