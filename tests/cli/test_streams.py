@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from aliquot.cli.errors import _make_streams_safe
 from aliquot.cli.tables import bar
 from kit.machine import ALIQUOT, Machine
+from kit.privileges import needs_mounts
 
 
 def test_signs_that_the_encoding_lacks_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +29,7 @@ def test_closed_streams_are_no_error(machine: Machine, words: list[str]) -> None
     assert subprocess.run(command, env=machine.environment, check=False).returncode == 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+@needs_mounts
 def test_up_names_the_full_folder(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from aliquot.adapters.gpu import player
+from kit.privileges import needs_mounts
 from kit.runtime import GIB, Node
 from simgpu import faults
 from simgpu.rig import Tenant, wait_until
 
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount and unshare")
+pytestmark = needs_mounts
 
 OUT_OF_MEMORY = 2
 

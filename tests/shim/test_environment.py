@@ -6,11 +6,9 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
-
+from kit.privileges import needs_mounts
 from shim.harness import Built
 
-as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount")
 FILE = "A=granted\\0LONG=x=y z\\0broken\\0"
 INSIDE = f"""
 mkdir -p /run/aliquot && mount -t tmpfs none /run/aliquot && printf '{FILE}' > /run/aliquot/env
@@ -26,13 +24,13 @@ def run_inside(built: Built, *command: str, **environment: str) -> dict[str, str
     return dict(entry.partition("=")[::2] for entry in done.stdout.decode().split("\0") if "=" in entry)
 
 
-@as_root
+@needs_mounts
 def test_variables_of_the_file_replace_those_of_the_container(built: Built) -> None:
     found = run_inside(built, "env", "-0", A="all", B="own")
     assert (found["A"], found["LONG"], found["B"]) == ("granted", "x=y z", "own")
 
 
-@as_root
+@needs_mounts
 def test_what_a_program_sets_for_its_children_stays(built: Built) -> None:
     """As torchrun does: one card for each worker."""
     assert run_inside(built, "env", "A=worker", "env", "-0")["A"] == "worker"

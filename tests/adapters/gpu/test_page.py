@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from aliquot.adapters.gpu import page as pages
 from aliquot.adapters.gpu.page import CARDS, SIZE, SLOTS, UNLIMITED, Page, PageError, _holder_in_proc
 from aliquot.model.tenant import Allotment
+from kit.privileges import needs_mounts
 
 GIB = 1 << 30
 ALLOTMENTS = (Allotment("GPU-one", 10 * GIB, 300), Allotment("GPU-two", None, None))
@@ -152,7 +153,7 @@ def test_page_holder_is_the_process_with_the_lock(page: Page, child: Child) -> N
     assert (page.holder(3), page.holder(4)) == (holding.pid, None)
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can unshare")
+@needs_mounts
 def test_a_holder_out_of_our_pid_namespace_has_the_number_that_proc_has_for_it(page: Page, child: Child) -> None:
     """As for an agent without hostPID that has fetched the host's /proc; with its own there is none."""
     holding = child(HOLD, page.path, 3, GIB)

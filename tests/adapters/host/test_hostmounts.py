@@ -18,8 +18,9 @@ import pytest
 
 from aliquot.adapters.host.hostmounts import listener_of
 from aliquot.adapters.host.processes import start_time
+from kit.privileges import needs_mounts
 
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can mount and unshare")
+pytestmark = needs_mounts
 
 # What a container of its own does: $HOST is what it is to fetch, and hides from it at first.
 _BEGIN = "mount -t tmpfs none $HOST && "

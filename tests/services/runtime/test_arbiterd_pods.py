@@ -21,11 +21,12 @@ from aliquot.model.tenant import Allotment, FindingKind, Tenant
 from aliquot.services.runtime import audit
 from kit.arbiterd import UUIDS, Guest, Rig, ask, open_files, until
 from kit.logged import logged
+from kit.privileges import needs_mounts
 
 POD, OTHER, UNKNOWN = "3f2a9c1e-8d47", "77777777-8d47", "99999999-8d47"
 NOBODY = 65534
 
-as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user, mount, and unshare")
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 
 
 @pytest.fixture
@@ -182,7 +183,7 @@ class TestPodAlive:
         assert not rig.daemon.alive(POD)
 
 
-@as_root
+@needs_mounts
 class TestContainers:
     def test_a_process_in_a_pid_namespace_below_ours_has_the_number_we_know_it_by(
         self, rig: Rig, pods: dict[int, str]
