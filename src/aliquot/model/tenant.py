@@ -72,8 +72,9 @@ class Standing:
     memory_limit: int | None
     processes: tuple[int, ...]  # PIDs in the node's PID namespace
     preemptions: int  # times online work took the card from it
-    paused_seconds: float
+    paused_seconds: float  # that online work took from it
     refused: int  # allocations refused because of its memory limit
+    paused_by: str | None = None  # the name of the online tenant that has the card
 
 
 class FindingKind(StrEnum):

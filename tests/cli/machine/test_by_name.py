@@ -112,8 +112,8 @@ def test_top_shows_each_card_with_its_tenants(machine: Machine) -> None:
     machine.detach("--name", "serve", "--class", "online", "--memory", "8", "--core", "30", "--", *FOREVER)
     shown = machine.aliquot("top").stdout
     assert "policy best-effort, release delay 100ms" in shown
-    assert "card 0  Paper 1000, busy 0%, 0 GiB of 24 GiB in use, 8 GiB booked" in shown
-    assert "serve  online   30%      -              0 GiB / 8 GiB  idle   none           0" in shown
+    assert "card 0  Paper 1000, busy 0%, 0 GiB of 24 GiB in use, 8 GiB and 30% of compute booked" in shown
+    assert "serve  online   30%      -              0 GiB / 8 GiB  none        -  idle" in shown
     told = machine.status()
     card = told["tenants"][0]["cards"][0]
     assert (card["core"], card["memory_limit_bytes"], card["state"], card["level"]) == (30, 8 << 30, "idle", "none")

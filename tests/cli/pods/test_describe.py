@@ -30,14 +30,15 @@ def test_describe_pod_shows_where_and_why(daemon: FakeDaemon) -> None:
 
 
 def test_describe_pod_shows_share_quota_and_memory(daemon: FakeDaemon) -> None:
-    card = a_share(1, 8, core=30, share=0.253, preemptions=2, paused_seconds=1.5, state="paused", refused_allocations=4)
+    paused = {"paused_seconds": 1.5, "state": "paused", "paused_by": "serve"}
+    card = a_share(1, 8, core=30, share=0.253, refused_allocations=4, **paused)
     daemon.answers["status"] = a_status(a_pod("train", cards=[card]))
     shown = flat(describe("pod/train").stdout)
     assert "Card 1: Paper 1000, GPU-1" in shown
     assert "compute: 25.3% of the card's time; quota 30% (best-effort)" in shown
     assert "memory: 64 MiB of 8 GiB; 4 allocations past the limit were refused" in shown
-    assert "state: paused, 1.5s paused in all" in shown
-    assert "preempted: 2 times" in shown
+    assert "state: paused: serve has the card" in shown
+    assert "paused: 1.5s in all" in shown
 
 
 def test_describe_shows_why_a_container_cannot_start(daemon: FakeDaemon) -> None:

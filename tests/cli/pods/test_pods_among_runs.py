@@ -92,3 +92,29 @@ def test_completion_of_commands_types_and_names(daemon: FakeDaemon, words: str, 
     said = subprocess.run(ALIQUOT, env={**os.environ, **asked}, capture_output=True, text=True, check=False)
     assert said.stdout.split() == [f"plain,{name}" for name in completed]
     assert said.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (("top", "--once"), "paused: serve has the card"),
+        (("ps",), "paused: serve has the card"),
+        (("get", "pods"), "train is paused: serve has the card"),
+    ],
+)
+def test_commands_name_the_tenant_that_has_the_card(daemon: FakeDaemon, command: tuple[str, ...], line: str) -> None:
+    share = a_share(0, state="paused", paused_by="serve", paused_seconds=12.34)
+    pod, tenant = a_pod("train", cards=[share]), a_tenant("default/train", cards=[share])
+    daemon.answers["status"] = a_status(pod, tenants=[tenant])
+    assert line in shown(*command)
+    if command[0] == "top":
+        assert "12.3s  paused" in shown(*command)
+
+
+def test_a_whole_card_is_promised_whole_in_every_table(daemon: FakeDaemon) -> None:
+    share = a_share(0, 24, exclusive=True)
+    daemon.answers["status"] = a_status(
+        a_pod("train", cards=[share]), tenants=[a_tenant("default/train", cards=[share])]
+    )
+    for command in (("top", "--once"), ("ps",), ("get", "pods")):
+        assert "whole" in next(row for row in shown(*command).splitlines() if "train" in row).split()

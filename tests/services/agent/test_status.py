@@ -95,8 +95,8 @@ def test_status_keeps_the_order_of_cards() -> None:
 
 def test_top_shows_refused_allocations() -> None:
     head, train, serve = view(FakeAgent().status()).splitlines()[3:6]
-    assert head.endswith("PREEMPTED  REFUSED")
-    assert [line.split()[-1] for line in (train, serve)] == ["2", "0"]
+    assert head.endswith("PAUSED  REFUSED  STATE")
+    assert [line.split()[-2] for line in (train, serve)] == ["2", "0"]
 
 
 def test_top_hides_refused_allocations_without_any() -> None:

@@ -296,7 +296,7 @@ def test_status_of_tenant(rig: Rig) -> None:
     rig.submit(memory_mib=4096, core=30, app_class=AppClass.OFFLINE)
     (tenant_id,) = rig.machine.tenancies
     rig.arbiter.standing = [
-        Standing(tenant_id, "GPU-0", State.PAUSED, Level.HARDWARE, 0.25, 1 << 30, 4 << 30, (7,), 3, 1.5, 2)
+        Standing(tenant_id, "GPU-0", State.PAUSED, Level.HARDWARE, 0.25, 1 << 30, 4 << 30, (7,), 3, 1.5, 2, "serve")
     ]
     measured = {"GPU-0": {"memory_used_bytes": 5, "utilisation": 0.5}}
     shown = msgspec.to_builtins(status(rig.machine, measured, 11.0, DaemonStatus(pid=1)))
@@ -318,6 +318,7 @@ def test_status_of_tenant(rig: Rig) -> None:
             "preemptions": 3,
             "paused_seconds": 1.5,
             "refused_allocations": 2,
+            "paused_by": "serve",
         }
     ]
     assert shown["cards"][0]["memory_used_bytes"] == 5

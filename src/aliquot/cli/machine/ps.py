@@ -10,11 +10,12 @@ import msgspec
 
 from aliquot.adapters.host.users import user_name
 from aliquot.cli.client import ask, parse_status
-from aliquot.cli.pods.rows import age, apps, core, state_of, waiting_lines
+from aliquot.cli.pods.rows import age, apps, compute, core, state_of, waiting_lines
 from aliquot.cli.tables import narrowed, printable, table, terminal_width
 from aliquot.model.status.machine import PodStatus, QueueEntry, TenantStatus
 from aliquot.wording.amounts import duration, memory
 from aliquot.wording.shortage import reason
+from aliquot.wording.states import state_words
 
 _LONGEST_COMMAND = 60
 _DROPPABLE = ("COMMAND", "SINCE", "PID", "CORE", "CLASS", "CARDS", "USER")  # on a narrow terminal, in this order
@@ -62,8 +63,8 @@ def _running(tenant: TenantStatus, pod: PodStatus | None = None, *, several: boo
         "-" if pid is None else str(pid),
         (f"{tenant.node}/" if several and tenant.node else "") + ",".join(str(share.index) for share in shares),
         "whole" if shares and shares[0].exclusive else memory(shares[0].limit_mib if shares else 0),
-        core(shares[0].core if shares else None),
-        ",".join(dict.fromkeys(share.state for share in shares)),
+        compute(shares[0]) if shares else "-",
+        ",".join(dict.fromkeys(state_words(share.state, share.paused_by) for share in shares)),
         duration(int(tenant.age_seconds)),
         command,
     )

@@ -17,14 +17,15 @@ import msgspec
 
 from aliquot.adapters.host.users import user_name
 from aliquot.cli.client import ask, parse_status, read_status
-from aliquot.cli.pods.rows import core, waiting_lines
+from aliquot.cli.pods.rows import compute, paused_time, waiting_lines
 from aliquot.cli.tables import bar, narrowed, printable, table, terminal_width
 from aliquot.model.status.machine import CardStatus, FindingStatus, ShareStatus, Status, TenantStatus
 from aliquot.wording.amounts import duration, memory
 from aliquot.wording.shortage import reason
+from aliquot.wording.states import state_words
 
-_DROPPABLE = ("", "LEVEL", "PREEMPTED", "CORE", "CLASS", "USER", "REFUSED")  # on a narrow terminal, in this order
-_RIGHT = ("CORE", "SHARE", "PREEMPTED", "REFUSED")
+_DROPPABLE = ("", "LEVEL", "PAUSED", "CORE", "CLASS", "USER", "REFUSED")  # on a narrow terminal, in this order
+_RIGHT = ("CORE", "SHARE", "PAUSED", "REFUSED")
 _BAR = 10
 _MANY = 4  # cards; with more, those without tenants are summed up
 
@@ -46,11 +47,12 @@ def top(output: str, once: bool, interval: float) -> None:
 
     \b
     SHARE      part of the card's time over the last second
-    STATE      running, idle, paused (online work has the card), waiting (for its turn)
+    CORE       compute that was promised; of an offline tenant, of what others leave
     LEVEL      hardware (cut off in mid-kernel) or gate (held before the next kernel)
-    PREEMPTED  times that online work took the card; with release delay 0, requests in a row are one time
+    PAUSED     time that online work took from an offline tenant, in all
     USER       shown where tenants of several users are on the cards
     REFUSED    allocations past the memory limit; shown where there were any
+    STATE      running, idle, paused (with the online tenant that has the card), waiting (for its turn)
     """
     answer = ask({"op": "status"})
     if output == "json":
@@ -137,7 +139,8 @@ def _card_line(card: CardStatus, several: bool) -> str:
         words.append(f"busy {card.utilisation:.0%}")
     used, total = card.memory_used_bytes, memory(card.memory_mib)
     words.append(total if used is None else f"{memory(used >> 20)} of {total} in use")
-    words.append(f"{memory(card.memory_booked_bytes >> 20)} booked")
+    promised = f" and {card.core_booked:g}% of compute" if card.core_booked else ""
+    words.append(f"{memory(card.memory_booked_bytes >> 20)}{promised} booked")
     if card.is_out:
         words.append(f"OUT: {printable(card.why_out or 'no reason given')}")
     return ", ".join(words)
@@ -145,7 +148,7 @@ def _card_line(card: CardStatus, several: bool) -> str:
 
 def _head(*, shared: bool, refused: bool) -> tuple[str, ...]:
     user, refusals = ("USER",) if shared else (), ("REFUSED",) if refused else ()
-    return ("NAME", *user, "CLASS", "CORE", "SHARE", "", "MEMORY", "STATE", "LEVEL", "PREEMPTED", *refusals)
+    return ("NAME", *user, "CLASS", "CORE", "SHARE", "", "MEMORY", "LEVEL", "PAUSED", *refusals, "STATE")
 
 
 def _row(tenant: TenantStatus, share: ShareStatus, head: tuple[str, ...]) -> tuple[str, ...]:
@@ -153,14 +156,14 @@ def _row(tenant: TenantStatus, share: ShareStatus, head: tuple[str, ...]) -> tup
         tenant.name,
         *([user_name(tenant.uid) if isinstance(tenant.uid, int) else "-"] if "USER" in head else []),
         tenant.app_class,
-        core(share.core),
+        compute(share),
         "-" if share.share is None else f"{share.share:6.1%}",  # a fixed width: nothing moves from look to look
         ("" if share.share is None else bar(share.share, _BAR)).ljust(_BAR),
         f"{memory(share.used_mib)} / {memory(share.limit_mib)}",
-        share.state,
         share.level,
-        str(share.preemptions),
+        paused_time(share),
         *([str(share.refused_allocations)] if "REFUSED" in head else []),
+        state_words(share.state, share.paused_by),  # the last: nothing moves when it becomes longer
     )
 
 

@@ -14,10 +14,12 @@ from aliquot.cli.pods.rows import (
     Object,
     age,
     cards_on,
+    compute,
     core,
     local_status,
     namespace_of,
     owner_of,
+    paused_time,
     ready,
     selected,
     state_of,
@@ -35,6 +37,7 @@ from aliquot.model.status.machine import (
     WorkloadStatus,
 )
 from aliquot.wording.amounts import duration, memory
+from aliquot.wording.states import state_words
 
 _KEY = 12  # columns of the names on the left
 
@@ -127,13 +130,8 @@ def _cards(status: Status, pod: PodStatus) -> Iterator[str]:
         refused = share.refused_allocations
         more = f"; {refused} allocations past the limit were refused" if refused else ""
         yield f"  {_line('memory', f'{memory(share.used_mib)} of {memory(share.limit_mib)}{more}')}"
-        paused = f", {duration(round(share.paused_seconds, 3))} paused in all" if share.paused_seconds else ""
-        yield f"  {_line('state', share.state + paused)}"
-        yield f"  {_line('preempted', _times(share.preemptions))}"
-
-
-def _times(count: int) -> str:
-    return "never" if not count else "once" if count == 1 else f"{count:,} times"
+        yield f"  {_line('state', state_words(share.state, share.paused_by))}"
+        yield f"  {_line('paused', f'{paused_time(share)} in all' if share.paused_seconds else 'never')}"
 
 
 def _containers(pod: PodStatus) -> Iterator[str]:
@@ -230,7 +228,7 @@ def _node_card(status: Status, card: CardStatus) -> Iterator[str]:
             tenant.name,
             tenant.app_class,
             "-" if share.share is None else f"{share.share:.1%}",
-            "whole" if share.exclusive else core(share.core),
+            compute(share),
             f"{memory(share.used_mib)} / {memory(share.limit_mib)}",
             share.state,
         )

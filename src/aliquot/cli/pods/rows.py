@@ -157,12 +157,22 @@ def core(percent: float | None) -> str:
     return "-" if percent is None else f"{percent:g}%"
 
 
+def compute(share: ShareStatus) -> str:
+    """What was promised of a card's compute."""
+    return "whole" if share.exclusive else core(share.core)
+
+
+def paused_time(share: ShareStatus) -> str:
+    """How long online work kept it from the card, in all."""
+    return duration(round(share.paused_seconds, 1)) if share.paused_seconds else "-"
+
+
 def cards_of(shares: Sequence[ShareStatus]) -> tuple[str, str, str]:
     """Which cards, how much memory of each, and how much compute of each."""
     if not shares:
         return "-", "-", "-"
     sizes = [memory(share.limit_mib) for share in shares]
-    cores = ["whole" if share.exclusive else core(share.core) for share in shares]
+    cores = [compute(share) for share in shares]
     return ",".join(str(share.index) for share in shares), _of_each(sizes), _of_each(cores)
 
 
@@ -264,9 +274,11 @@ def _node_row(status: Status, node: NodeStatus, name: str, wide: bool) -> tuple[
 
 
 def waiting_lines(pods: Iterable[PodStatus]) -> Iterator[str]:
-    """Why each Pod waits, or failed; Pods with the same reason in one line."""
+    """Why each Pod waits, failed or is paused; Pods with the same reason in one line."""
     alike: dict[tuple[str, str], list[str]] = {}
     for pod in pods:
+        for by in dict.fromkeys(share.paused_by for share in pod.cards if share.paused_by):
+            alike.setdefault(("is paused", f"{by} has the card"), []).append(pod.name)
         if pod.reason and (pod.phase in ("Pending", "Failed") or state_of(pod) != "Running"):
             verb = "waits" if pod.phase == "Pending" else "failed" if pod.phase == "Failed" else "is not ready"
             alike.setdefault((verb, pod.reason), []).append(pod.name)
@@ -274,4 +286,4 @@ def waiting_lines(pods: Iterable[PodStatus]) -> Iterator[str]:
         yield printable(f"{shortened(names)} {verb if len(names) == 1 else _PLURAL[verb]}: {reason}")
 
 
-_PLURAL = {"waits": "wait", "failed": "failed", "is not ready": "are not ready"}
+_PLURAL = {"waits": "wait", "failed": "failed", "is not ready": "are not ready", "is paused": "are paused"}

@@ -97,9 +97,10 @@ class ShareStatus(Struct):
     memory_used_bytes: int
     pids: list[int]
     preemptions: int
-    paused_seconds: float
+    paused_seconds: float  # that online work took from it, in all
     refused_allocations: int
     greedy: bool = False
+    paused_by: str | None = None  # the tenant that has the card while this one is paused
 
     @property
     def limit_mib(self) -> int:

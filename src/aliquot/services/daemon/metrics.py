@@ -30,7 +30,7 @@ _OF_TENANTS = (
     ("aliquot_tenant_share_ratio", "Part of the card's time over the last second.", False, "share"),
     ("aliquot_tenant_memory_used_bytes", "Memory in use on the card.", False, "memory_used_bytes"),
     ("aliquot_tenant_memory_limit_bytes", "Memory it may use on the card.", False, "memory_limit_bytes"),
-    ("aliquot_tenant_paused_seconds", "Time it was held off the card.", True, "paused_seconds"),
+    ("aliquot_tenant_paused_seconds", "Time that online work took from it.", True, "paused_seconds"),
     ("aliquot_tenant_preemptions", "Times online work took the card from it.", True, "preemptions"),
     ("aliquot_tenant_refused_allocations", "Allocations past its limit.", True, "refused_allocations"),
 )

@@ -14,6 +14,7 @@ import resource
 import shutil
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from aliquot.adapters.gpu.nvml import Nvml
@@ -138,7 +139,15 @@ class Arbiterd:
 
     def standings(self) -> list[Standing]:
         """Every tenant on every card."""
-        return [standing for loop in self._loops.values() for standing in loop.standings()]
+        return [
+            standing if standing.paused_by is None else replace(standing, paused_by=self._name_of(standing.paused_by))
+            for loop in self._loops.values()
+            for standing in loop.standings()
+        ]
+
+    def _name_of(self, tenant_id: str) -> str | None:
+        tenancy = self._tenancies.get(tenant_id)
+        return None if tenancy is None else tenancy.tenant.name
 
     def keep_trace(self, wanted: bool) -> None:
         """Whether somebody draws timelines, and asks for `records` at least every few seconds."""

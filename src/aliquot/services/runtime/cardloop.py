@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from aliquot.adapters.gpu import rm
 from aliquot.adapters.gpu.page import Page
@@ -22,7 +22,7 @@ from aliquot.arbiter.orders import Arm, Order, Pause, Resume, SetSlice
 from aliquot.arbiter.roster import Member, Reading
 from aliquot.arbiter.timeline import Came, Left, Record
 from aliquot.model.claim import AppClass
-from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Standing
+from aliquot.model.tenant import Finding, FindingKind, Level, SharingRules, Standing, State
 from aliquot.services.runtime import contextcontrol
 from aliquot.services.runtime.contexts import Context, TenantTotals, busy_ns, most_active, weakest
 from aliquot.services.runtime.trace import Trace
@@ -195,10 +195,29 @@ class CardLoop:
             if context.level is Level.HARDWARE and not use.paused and self.arbiter.paused(name):
                 self._resumed_itself(context, now)
         parts = divide(busy, *self.arbiter.weights())
+        if self._read_at:
+            self._count_paused(busy, parts, elapsed)
         self._shares.add(self._read_at, now, parts)
         self._trace.add((self._read_at, now, parts, self.arbiter.held))
         self._read_at = now
         self.arbiter.read(readings, now)
+
+    def _count_paused(self, busy: Mapping[str, float], parts: Mapping[str, float], elapsed: float) -> None:
+        """The time that online work took from offline tenants: all of it while they are paused for it, otherwise, with
+        a release delay of 0, what online work had of the card while they had work too."""
+        classes = {name: self._class_of(context) for name, context in self._contexts.items()}
+        taken = sum(parts.get(name, 0.0) for name, of in classes.items() if of is AppClass.ONLINE)
+        lost: dict[str, float] = {}  # by tenant: of its processes, the one that lost most
+        for name in (name for name, of in classes.items() if of is AppClass.OFFLINE):
+            part = 1.0 if self.arbiter.state(name) is State.PAUSED else min(taken, busy.get(name, 0.0))
+            tenant = self._contexts[name].tenant
+            lost[tenant] = max(part, lost.get(tenant, 0.0))
+        for tenant, part in lost.items():
+            self._totals[tenant].paused_seconds += part * elapsed
+
+    def _class_of(self, context: Context) -> AppClass | None:
+        totals = self._totals.get(context.tenant)
+        return None if totals is None else totals.member.app_class
 
     def _resumed_itself(self, context: Context, now: float) -> None:
         """Its shim missed our heartbeat, or claims so. Pause it again, but seldom: that takes the card's lock."""
@@ -248,7 +267,6 @@ class CardLoop:
         context = self._contexts.pop(name, None)
         if context is not None:
             self._release(context)  # it need not be dead: it may have reconnected, or was expelled
-            self._count_pause(context, time.monotonic())
             context.close()
             self._clear_findings(context.pid)
             self._trace.add(Left(name))
@@ -264,9 +282,7 @@ class CardLoop:
             self._trace.stop()
 
     def _came(self, context: Context) -> Came:
-        totals = self._totals.get(context.tenant)
-        offline = totals is not None and totals.member.app_class is AppClass.OFFLINE
-        return Came(context.name, context.tenant, offline)
+        return Came(context.name, context.tenant, self._class_of(context) is AppClass.OFFLINE)
 
     # --- orders ------------------------------------------------------------------------------------------------
 
@@ -295,18 +311,13 @@ class CardLoop:
             case SetSlice(_, microseconds):
                 contextcontrol.set_slice(context, microseconds)
             case Pause():
-                context.paused_since = time.monotonic()
                 contextcontrol.pause(context)
             case Resume():
-                self._resume(context)
+                contextcontrol.resume(context)
             case Arm():
                 if not contextcontrol.arm(context):
                     self.arbiter.wake(context.name, time.monotonic())
                     self.arbiter.deadline = 0.0
-
-    def _resume(self, context: Context) -> None:
-        self._count_pause(context, time.monotonic())
-        contextcontrol.resume(context)
 
     def _release(self, context: Context, *, for_now: bool = False) -> None:
         """Resume it for the last time, with the driver's own slice.
@@ -318,7 +329,7 @@ class CardLoop:
             with contextlib.suppress(rm.RmError):
                 contextcontrol.set_slice(context, _STOCK)
         with contextlib.suppress(rm.RmError):
-            self._resume(context)
+            contextcontrol.resume(context)
 
     def _degrade(self, context: Context, error: rm.RmError) -> None:
         """The driver refuses what it allowed at registration: hold it at the gate from now on."""
@@ -338,12 +349,6 @@ class CardLoop:
                 log.exception("release_failed", extra={"data": {"context": context.name}})
             context.close()
         self._contexts.clear()
-
-    def _count_pause(self, context: Context, now: float) -> None:
-        totals = self._totals.get(context.tenant)
-        if context.paused_since is not None and totals is not None:
-            totals.paused_seconds += now - context.paused_since
-        context.paused_since = None
 
     # --- findings and standings --------------------------------------------------------------------------------
 
@@ -389,16 +394,18 @@ class CardLoop:
     def _standing(self, tenant: str, totals: TenantTotals, now: float) -> Standing:
         contexts = [context for context in self._contexts.values() if context.tenant == tenant]
         used, refused = totals.measure(contexts, now)
+        state = most_active({self.arbiter.state(context.name) for context in contexts})
         return Standing(
             tenant=tenant,
             uuid=self.uuid,
-            state=most_active({self.arbiter.state(context.name) for context in contexts}),
+            state=state,
             level=weakest({context.level for context in contexts}),
             share=sum(self._shares.of(context.name) for context in contexts),
             memory_used=used,
             memory_limit=totals.limit,
             processes=tuple(sorted(context.pid for context in contexts)),
             preemptions=self.arbiter.preemptions[tenant],
-            paused_seconds=totals.paused_until(now, contexts),
+            paused_seconds=totals.paused_seconds,
             refused=refused,
+            paused_by=self.arbiter.held_by if state is State.PAUSED else None,
         )

@@ -34,7 +34,6 @@ class Context:
     joined: float = 0.0
     checks: list[float] = field(default_factory=list)  # when its slice is read back
     last: Use | None = None
-    paused_since: float | None = None
     resumed_itself: float = 0.0  # when it was last found running although paused
     stopped: set[tuple[int, int]] = field(default_factory=set)  # (client, channel) that we disabled
     moved: float = 0.0  # when it last launched something or did not wait
@@ -49,7 +48,7 @@ class Context:
         """Go on where the same process's former registration ended."""
         channels = {(group.client, channel) for group in self.groups for channel in group.channels}
         self.stopped = before.stopped & channels
-        self.paused_since, self.joined, self.last = before.paused_since, before.joined, before.last
+        self.joined, self.last = before.joined, before.last
 
     def waits(self, use: Use, now: float) -> bool:
         """Whether a thread of it waits for the card. A process that was stopped inside a wait (SIGSTOP, a debugger)
@@ -97,11 +96,6 @@ class TenantTotals:
         self.refused += max(0, on_page - self.on_page)
         self.on_page = on_page
         return min(MOST, used + self.others[0]), self.refused
-
-    def paused_until(self, now: float, contexts: Iterable[Context]) -> float:
-        """Seconds that it was held off the card, with the pauses that are not over."""
-        pauses = (now - context.paused_since for context in contexts if context.paused_since is not None)
-        return self.paused_seconds + sum(pauses)
 
 
 def most_active(states: Set[State]) -> State:

@@ -49,4 +49,5 @@ def _share(share: Share, standing: Standing | None) -> ShareStatus:
         preemptions=0 if standing is None else standing.preemptions,
         paused_seconds=0.0 if standing is None else standing.paused_seconds,
         refused_allocations=0 if standing is None else standing.refused,
+        paused_by=None if standing is None else standing.paused_by,
     )
