@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from aliquot.dialects.nodes import MOST_CARDS, NodeView
+from aliquot.dialects.nodes import MOST_CARDS
 from aliquot.dialects.pods import LARGEST_COUNT, Json
 from aliquot.model.claim import Claim, ContainerClaim, Slice
 from aliquot.model.device import Card
@@ -43,6 +43,7 @@ ANNOTATIONS = (GRANT,)
 MIX_LABEL = "aliquot.dev/mix-qgpu-and-whole-cards"  # on a Node, by its owner: whole cards beside qGPU
 
 _VERSION = 1
+_INVENTORY_FIELD = f'metadata.annotations["{INVENTORY}"]'
 _ROOM_PERCENT = 105  # of today's value of a percentage: the size of a card varies a little with the driver version
 
 Index = Annotated[int, msgspec.Meta(ge=0, lt=MOST_CARDS)]
@@ -153,28 +154,27 @@ def render_agent(version: str, *, here: bool) -> dict[str, str]:
     return {AGENT: version if here else AWAY}
 
 
-def parse_inventory(node: NodeView, problems: list[Invalid]) -> tuple[Card, ...] | None:
+def parse_inventory(annotations: Json, problems: list[Invalid]) -> tuple[Card, ...] | None:
     """The node's cards, sorted by index; None if the annotation is missing or invalid (added to `problems`)."""
-    if INVENTORY not in node.annotations:
+    if INVENTORY not in annotations:
         return None
-    field = f'metadata.annotations["{INVENTORY}"]'
-    wire = _decode(node.annotations[INVENTORY], field, _Inventory)
+    field = _INVENTORY_FIELD
+    wire = _decode(annotations[INVENTORY], field, _Inventory)
     if isinstance(wire, Invalid):
         problems.append(wire)
         return None
-    for what, seen in (
-        ("index", Counter(card.index for card in wire.cards)),
-        ("uuid", Counter(card.uuid for card in wire.cards if card.uuid)),
-    ):
-        twice = [value for value, times in seen.items() if times > 1]
-        if twice:
-            problems.append(Invalid(field, twice[0], f"a unique {what} for every card"))
+    indexes = [card.index for card in wire.cards]
+    uuids = [card.uuid for card in wire.cards if card.uuid]
+    for what, seen in (("index", indexes), ("uuid", uuids)):
+        if len(set(seen)) != len(seen):
+            twice = next(value for value, times in Counter(seen).items() if times > 1)
+            problems.append(Invalid(field, twice, f"a unique {what} for every card"))
             return None
-    cards = (
-        Card(card.index, card.memory_mib, card.uuid, card.model, card.healthy, card.numa, withheld=card.withheld)
+    cards = [
+        Card(card.index, card.memory_mib, card.uuid, card.model, card.healthy, card.numa, None, card.withheld)
         for card in wire.cards
-    )
-    return tuple(sorted(cards, key=lambda card: card.index))
+    ]
+    return tuple(cards if indexes == sorted(indexes) else sorted(cards, key=lambda card: card.index))
 
 
 def render_grant(grant: Grant) -> dict[str, str]:

@@ -11,6 +11,7 @@ from aliquot.dialects.nodes import Capacity, NodeView, cards_from
 from aliquot.dialects.pods import Json
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
 from aliquot.dialects.wire.objects import NodeObject, node_view, read_object
+from aliquot.model.device import Card
 from aliquot.model.node import LIMITED_SHARING, Node, Offer
 from aliquot.model.refusal import Invalid
 
@@ -25,7 +26,7 @@ def parse_node(
     view = node_view(read)
     problems = list(view.problems)
     notes: list[str] = []
-    inventory = native.parse_inventory(view, problems)
+    inventory = native.parse_inventory(view.annotations, problems)
     advertised = _capacities(view, rules, notes, problems)
     if inventory is None:
         cards = cards_from(advertised, notes, problems)
@@ -34,11 +35,9 @@ def parse_node(
     offers = _offers(view, rules, problems, inventory=inventory is not None)
     if unhealthy:
         cards = tuple(replace(card, healthy=card.healthy and card.index not in unhealthy) for card in cards)
-    if LIMITED_SHARING & offers:
-        cards = tuple(replace(card, max_slices=qgpu.max_slices(card.memory_mib, rules.qgpu)) for card in cards)
     result = Node(
         name=view.name,
-        cards=cards,
+        cards=_limited(cards, offers, rules),
         offers=offers,
         isolation=qgpu.isolation(view.labels, problems),
         cpu_milli=view.cpu_milli(problems),
@@ -46,6 +45,13 @@ def parse_node(
         notes=tuple(notes),
     )
     return tuple(problems) if problems else result
+
+
+def _limited(cards: tuple[Card, ...], offers: frozenset[Offer], rules: Rules) -> tuple[Card, ...]:
+    """The cards, with how many Pods may share each."""
+    if not LIMITED_SHARING & offers:
+        return cards
+    return tuple(card.shared_by(qgpu.max_slices(card.memory_mib, rules.qgpu)) for card in cards)
 
 
 def _offers(node: NodeView, rules: Rules, problems: list[Invalid], *, inventory: bool) -> frozenset[Offer]:
@@ -74,7 +80,7 @@ WHOLE_CARDS_NEED = f"T9k's labels for xgn, and label {qgpu.ENABLE_LABEL}=disable
 
 
 class NodeReader:
-    """Reads the Nodes of one cluster. Most are alike but for their names: each kind is read once."""
+    """Reads the Nodes of one cluster. Most differ in names and cards only: each kind is read once."""
 
     _MOST = 4096
 
@@ -84,21 +90,26 @@ class NodeReader:
 
     def read(self, node: NodeObject) -> Node | tuple[Invalid, ...]:
         """As `parse_node` says it."""
-        annotations = node.metadata.annotations
-        if (annotations and native.INVENTORY in annotations) or not node.metadata.name:
-            return parse_node(node, self.rules)  # cards have names of their own: no two such nodes are alike
-        key = self._kind(node)
+        name, annotations = node.metadata.name, node.metadata.annotations or {}
+        problems: list[Invalid] = []
+        inventory = native.parse_inventory(annotations, problems)
+        if problems or not name:
+            return parse_node(node, self.rules)
+        key = self._kind(node, inventory is not None)
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= self._MOST:
                 self._known.clear()
             known = self._known[key] = parse_node(node, self.rules)
-        return replace(known, name=node.metadata.name) if isinstance(known, Node) else known
+        if not isinstance(known, Node):
+            return known
+        return known.named(name, known.cards if inventory is None else _limited(inventory, known.offers, self.rules))
 
     @staticmethod
-    def _kind(node: NodeObject) -> object:
+    def _kind(node: NodeObject, inventory: bool) -> object:
         labels, status = node.metadata.labels, node.status
         return (
+            inventory,
             tuple(map(labels.get, _NODE_LABELS)) if labels else None,
             tuple(map(status.capacity.get, _NODE_AMOUNTS)) if status.capacity else None,
             tuple(map(status.allocatable.get, _NODE_AMOUNTS)) if status.allocatable else None,

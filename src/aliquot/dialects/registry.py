@@ -10,11 +10,12 @@ from aliquot.dialects import gpushare, native, pods, qgpu, t9k
 from aliquot.dialects.lookalikes import misspelled_marks, misspelled_resources
 from aliquot.dialects.pods import Pod, read_pod, with_requests
 from aliquot.dialects.rules import DEFAULT_RULES, Rules
-from aliquot.dialects.wire.objects import ContainerObject, PodObject, Resources, pod_names, pod_view, read_object
+from aliquot.dialects.wire.objects import ContainerObject, Names, PodObject, Resources, pod_names, pod_view, read_object
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant, Share
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid
+from aliquot.model.value import value
 
 # What a node needs for each offer, in words.
 ENABLED_BY = {**qgpu.ENABLED_BY, **t9k.ENABLED_BY, **gpushare.ENABLED_BY}
@@ -92,7 +93,7 @@ def _parse(view: Pod, rules: Rules) -> tuple[Claim | tuple[Invalid, ...] | None,
     return tuple(problems) if problems or isinstance(claim, list) else claim, view
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PodRequest:
     """What a Pod requests: cards, and CPU and memory of its node."""
 
@@ -114,8 +115,8 @@ class PodReader:
         self.rules = rules
         self._known: dict[object, PodRequest] = {}
 
-    def read(self, pod: PodObject) -> PodRequest:
-        """What the Pod requests."""
+    def read(self, pod: PodObject, names: Names | None = None) -> PodRequest:
+        """What the Pod requests. `names`: its `pod_names`, if they are known already."""
         key = self._shape(pod)
         known = self._known.get(key)
         if known is None:
@@ -125,7 +126,7 @@ class PodReader:
             self._keep(key, known)
         if not isinstance(known.claim, Claim):
             return known
-        return PodRequest(_claim_for(pod, known.claim), known.cpu_milli, known.memory_mib)
+        return PodRequest(_claim_for(names or pod_names(pod), known.claim), known.cpu_milli, known.memory_mib)
 
     def _keep(self, key: object, request: PodRequest) -> None:
         try:
@@ -166,9 +167,8 @@ def _resources_shape(resources: Resources | None) -> object:
     return tuple(limits.items()) if limits else None, tuple(requests.items()) if requests else None
 
 
-def _claim_for(pod: PodObject, template: Claim) -> Claim:
-    """The claim with this Pod's names."""
-    names = pod_names(pod)
+def _claim_for(names: Names, template: Claim) -> Claim:
+    """The claim with a Pod's names."""
     return Claim(
         uid=names.uid,
         namespace=names.namespace,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from aliquot.model.node import Offer
+from aliquot.model.value import value
 
 
 class AppClass(StrEnum):
@@ -51,7 +52,7 @@ class ContainerClaim:
     count: int | None = 1
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Claim:
     """One Pod's request. `containers` holds those that ask for GPU, init containers first, in the Pod's order."""
 
@@ -75,7 +76,7 @@ class Claim:
         return f"{self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Usage:
     """What is taken of one card."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import lru_cache
+
+from aliquot.model.value import value
 
 CORE_MILLI = 1000  # the compute of one card, in milli-GPU
 
@@ -15,6 +17,7 @@ _SOLD_GIB = {
 }
 
 
+@lru_cache(maxsize=256)
 def nominal_gib(memory_mib: int) -> int:
     """The size that the card is sold with: 16 for a T4, which has 15,360 MiB. Of an unknown size, the nearest GiB."""
     seen = memory_mib / 1024
@@ -22,7 +25,7 @@ def nominal_gib(memory_mib: int) -> int:
     return sold if sold and seen >= sold * _SOLD_GIB[sold] else round(seen)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Card:
     """One GPU of a node. `index` is its number on the node today; `uuid` is who it is (order changes over reboots)."""
 
@@ -34,6 +37,10 @@ class Card:
     numa: int | None = None
     max_slices: int | None = None  # how many Pods may share it; None: as many as have room
     withheld: str = ""  # why it is not offered although it is healthy: MIG mode, or a Pod of another plugin holds it
+
+    def shared_by(self, pods: int) -> Card:
+        """The card, with how many Pods may share it; `dataclasses.replace` takes three times as long."""
+        return Card(self.index, self.memory_mib, self.uuid, self.model, self.healthy, self.numa, pods, self.withheld)
 
     @property
     def usable(self) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from aliquot.model.claim import Role, Usage, peak
+from aliquot.model.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Share:
     """A part of one card, with percentages already turned into MiB."""
 
@@ -23,7 +22,7 @@ class Share:
         return Usage(self.memory_mib, self.core_milli or 0, self.greedy_milli or 0, 1, int(self.exclusive))
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ContainerGrant:
     """What one container got."""
 
@@ -33,7 +32,7 @@ class ContainerGrant:
     shares: tuple[Share, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Grant:
     """What one Pod got. `containers` in the Pod's order, init containers and sidecars first."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 
 from aliquot.model.device import Card
+from aliquot.model.value import value
 
 
 class Offer(StrEnum):
@@ -32,7 +33,7 @@ class Isolation(StrEnum):
     BURST_SHARE = "burst-share"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Node:
     """`cpu_milli` and `memory_mib` are None where nobody said: then they limit nothing."""
 
@@ -44,6 +45,10 @@ class Node:
     memory_mib: int | None = None
     notes: tuple[str, ...] = ()  # what had to be assumed about it, in sentences
     others: tuple[str, ...] = ()  # other plugins and DRA drivers that hand out its cards: then it offers nothing
+
+    def named(self, name: str, cards: tuple[Card, ...]) -> Node:
+        """The same node with another name and other cards; `dataclasses.replace` takes three times as long."""
+        return Node(name, cards, self.offers, self.isolation, self.cpu_milli, self.memory_mib, self.notes, self.others)
 
     @property
     def offer_names(self) -> tuple[str, ...]:

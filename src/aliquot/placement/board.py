@@ -11,9 +11,9 @@ because a node blinked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from aliquot.model.claim import AppClass, Usage
 from aliquot.model.device import CORE_MILLI, Card
 from aliquot.model.node import Node, Offer
+from aliquot.model.value import value
 
 Ints = npt.NDArray[np.signedinteger[Any]]
 Floats = npt.NDArray[np.floating[Any]]
@@ -54,7 +55,6 @@ _CARD_COLUMNS = (
     "room_slices",
     "milli",
 )
-_USED = ("used_memory", "used_core", "used_greedy", "used_slices", "exclusive", "online", "offline")
 _NODE_COLUMNS = (
     "present",
     "offers",
@@ -72,7 +72,7 @@ _NODE_COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Occupant:
     """What one Pod takes of its node. A Pod that uses no GPU has an empty `usage`."""
 
@@ -134,9 +134,9 @@ class Board:
         self.clock = 0  # counts changes; `changed` says at which count each row changed last
         self._booked: list[int] = []  # bookings per row: a row with any is kept
         self._usual: int | None = None
-        self._beyond: dict[tuple[int, int], list[int]] = {}  # what is booked on cards that no node has (see _add)
+        self._beyond: dict[tuple[int, int], dict[str, int]] = {}  # what is booked on cards that no node has (see _add)
         self._spare: list[int] = []  # rows of nodes gone, to be used again
-        self._last_cards: tuple[tuple[Card, ...] | None, tuple[Ints, Bools, Bools, Ints, Ints]] = (None, _NO_COLUMNS)
+        self._last_cards: tuple[object, tuple[Ints, Bools, Bools, Ints, Ints]] = (None, _NO_COLUMNS)
         self._stale: set[int] | None = None  # rows to be worked out when `together` ends
         for name in _CARD_COLUMNS:
             setattr(self, name, np.zeros((0, 1), bool if name in ("healthy", "withheld") else np.int64))
@@ -154,24 +154,27 @@ class Board:
         self.nodes[row] = node
         self._set_cards(row, node.cards)
         self.present[row] = True
-        self.offers[row] = OTHERS_BIT if node.others else sum(_OFFER_BIT[offer] for offer in node.offers)
-        for column, room, value in (
+        self.offers[row] = OTHERS_BIT if node.others else _offer_bits(node.offers)
+        for column, room, amount in (
             (self.cpu, self.room_cpu, node.cpu_milli),
             (self.host_memory, self.room_host, node.memory_mib),
         ):
-            total = UNLIMITED if value is None else min(value, UNLIMITED)
+            total = UNLIMITED if amount is None else min(amount, UNLIMITED)
             room[row] += total - column[row]
             column[row] = total
         self._refresh(row)
         return row
 
     def _set_cards(self, row: int, cards: tuple[Card, ...]) -> None:
-        """One write per column. Nodes that share one tuple of cards share the columns: many nodes are alike."""
+        """One write per column. Nodes with equal cards share the columns: many nodes are alike."""
+        kind = [
+            (card.index, card.memory_mib, card.healthy, card.withheld, card.max_slices, card.model) for card in cards
+        ]
         last, columns = self._last_cards
-        if last is not cards or len(columns[0]) != self.width:
+        if last != kind or len(columns[0]) != self.width:
             columns = self._columns_of(row, cards)
             # What a slot without a card remembers of its model is the row's own: then the columns are not for others.
-            self._last_cards = (cards, columns) if len(cards) == self.width else (None, columns)
+            self._last_cards = (kind if len(cards) == self.width else None, columns)
         self.memory[row], self.healthy[row], self.withheld[row], self.max_slices[row], self.model[row] = columns
 
     def _columns_of(self, row: int, cards: tuple[Card, ...]) -> tuple[Ints, Bools, Bools, Ints, Ints]:
@@ -253,38 +256,36 @@ class Board:
 
     def _change(self, row: int, occupant: Occupant, sign: int) -> None:
         for slot, use in occupant.usage.items():
-            amounts = (
-                use.memory_mib,
-                use.core_milli,
-                use.greedy_milli,
-                min(use.slices, 1),
-                use.exclusive,
-                int(occupant.app_class is AppClass.ONLINE),
-                int(occupant.app_class is AppClass.OFFLINE),
-            )
-            self._add(row, slot, [sign * min(amount, UNLIMITED) for amount in amounts])
+            self._add(row, slot, _used_by(use, occupant.app_class), sign)
             if occupant.owner is not None:
                 self._count_replica(occupant.owner, (row, slot), sign)
-        self.room_cpu[row] -= sign * min(occupant.cpu_milli, UNLIMITED)
-        self.room_host[row] -= sign * min(occupant.memory_mib, UNLIMITED)
-        self.pods[row] += 0 if occupant.of_node else sign
-        self.taken[row] += sign if occupant.whole_node else 0
+        # Only what changes: a write to one element of a column costs as much as all the rest here.
+        if occupant.cpu_milli:
+            self.room_cpu[row] -= sign * min(occupant.cpu_milli, UNLIMITED)
+        if occupant.memory_mib:
+            self.room_host[row] -= sign * min(occupant.memory_mib, UNLIMITED)
+        if not occupant.of_node:
+            self.pods[row] += sign
+        if occupant.whole_node:
+            self.taken[row] += sign
         self._refresh(row)
 
-    def _add(self, row: int, slot: int, amounts: list[int]) -> None:
+    def _add(self, row: int, slot: int, amounts: Iterable[tuple[str, int]], sign: int) -> None:
         """Add to the `used` columns of a card.
 
         A card that no node is wide enough for is kept aside until one is: otherwise an annotation that names card 127
         would make the board that wide for all.
         """
         if slot < self.width:
-            for column, amount in zip(_USED, amounts, strict=True):
-                if amount:
-                    getattr(self, column)[row, slot] += amount
+            for column, amount in amounts:
+                getattr(self, column)[row, slot] += sign * amount
             return
-        kept = self._beyond.setdefault((row, slot), [0] * len(_USED))
-        kept[:] = [before + amount for before, amount in zip(kept, amounts, strict=True)]
-        if not any(kept):
+        kept = self._beyond.setdefault((row, slot), {})
+        for column, amount in amounts:
+            kept[column] = kept.get(column, 0) + sign * amount
+            if not kept[column]:
+                del kept[column]
+        if not kept:
             del self._beyond[row, slot]
 
     def _count_replica(self, owner: str, place: tuple[int, int], sign: int) -> None:
@@ -424,7 +425,28 @@ class Board:
             setattr(self, name, new)
         self.width = width
         for row, slot in [place for place in self._beyond if place[1] < width]:
-            self._add(row, slot, self._beyond.pop((row, slot)))
+            self._add(row, slot, self._beyond.pop((row, slot)).items(), 1)
+
+
+def _used_by(use: Usage, app_class: AppClass) -> list[tuple[str, int]]:
+    """What a Pod adds to the columns of one card; most Pods change two of the seven."""
+    amounts = [("used_memory", min(use.memory_mib, UNLIMITED))] if use.memory_mib else []
+    if use.core_milli:
+        amounts.append(("used_core", min(use.core_milli, UNLIMITED)))
+    if use.greedy_milli:
+        amounts.append(("used_greedy", min(use.greedy_milli, UNLIMITED)))
+    if use.slices:
+        amounts.append(("used_slices", 1))
+    if use.exclusive:
+        amounts.append(("exclusive", use.exclusive))
+    if app_class is not AppClass.NORMAL:
+        amounts.append(("online" if app_class is AppClass.ONLINE else "offline", 1))
+    return amounts
+
+
+@lru_cache(maxsize=1024)
+def _offer_bits(offers: frozenset[Offer]) -> int:
+    return sum(_OFFER_BIT[offer] for offer in offers)
 
 
 def offer_bit(offer: Offer) -> int:

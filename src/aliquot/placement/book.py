@@ -12,18 +12,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from aliquot.model.claim import AppClass, Claim
 from aliquot.model.device import CORE_MILLI
 from aliquot.model.grant import Grant
 from aliquot.model.node import LIMITED_SHARING
 from aliquot.model.refusal import Reason, Refusal
+from aliquot.model.value import value
 from aliquot.placement.board import Board, Occupant
 from aliquot.placement.fit import short_of
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Booking:
     """One Pod's place. `deadline` is None once confirmed."""
 

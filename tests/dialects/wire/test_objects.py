@@ -238,6 +238,17 @@ def test_similar_nodes_keep_their_names() -> None:
     assert first.name == "a"
 
 
+def test_similar_nodes_keep_the_cards_of_their_inventories() -> None:
+    reader = NodeReader(DEFAULT_RULES)
+    for name, sizes in (("a", (16, 24)), ("b", (24, 16))):
+        node = a_node(name, *sizes, labels={"qgpu-device-enable": "enable"}, capacity={"cpu": "8"})
+        read = reader.read(typed_node(node))
+        assert read == parse_node(node)
+        assert isinstance(read, Node)
+        assert [(card.memory_mib, card.max_slices) for card in read.cards] == [(gib * 1024, gib // 4) for gib in sizes]
+    assert len(reader._known) == 1, "the rest of the node is read once"
+
+
 def test_pod_without_name_uses_available_fields() -> None:
     pod = typed_pod({"metadata": {"generateName": "web-"}})
     assert pod_names(pod) == ("default/web-", "default", "web-", None)

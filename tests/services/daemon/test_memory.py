@@ -62,9 +62,11 @@ def test_freeze_without_collecting_stops_the_collector_until_the_start_is_over()
         freezing = asyncio.create_task(freeze(started, collecting=False))
         await asyncio.sleep(0)
         assert not gc.isenabled()
+        early = weakref.ref(Ring())
         started.set()
         await freezing
         assert gc.isenabled()
         assert gc.get_freeze_count() > 1000
+        assert early() is not None, "no collection held up the start"
 
     asyncio.run(scene())

@@ -191,15 +191,18 @@ class NodeObject(msgspec.Struct, gc=False):
     @property
     def address(self) -> str | None:
         """Where it is reached within the cluster."""
-        addresses = self.status.addresses or ()
-        return next((address.address for address in addresses if address.type == "InternalIP"), None)
+        for address in self.status.addresses or ():
+            if address.type == "InternalIP":
+                return address.address
+        return None
 
     @property
     def ready(self) -> str:
         """The status of its Ready condition; "True" where it has none."""
-        return next(
-            (condition.status for condition in self.status.conditions or () if condition.type == "Ready"), "True"
-        )
+        for condition in self.status.conditions or ():
+            if condition.type == "Ready":
+                return condition.status
+        return "True"
 
     @property
     def closed(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ Our own agent registers none of these names (wire/advertising.py).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -55,13 +56,13 @@ def opted_in(labels: Mapping[str, str] | None) -> bool:
 
 def other_resources(node: NodeObject) -> tuple[str, ...]:
     """The resources of other plugins that the node advertises now, sorted."""
-    found = {name for amounts in _sides(node) for name in amounts if is_other_resource(name) and _some(amounts[name])}
+    found = {name for amounts in _sides(node) for name in _others_among(tuple(amounts)) if _some(amounts[name])}
     return tuple(sorted(found)) if found else ()
 
 
 def mentions_others(node: NodeObject) -> bool:
     """Whether the node has, or had, a resource of another plugin."""
-    return any(is_other_resource(name) for amounts in _sides(node) for name in amounts)
+    return any(_others_among(tuple(amounts)) for amounts in _sides(node))
 
 
 def serving_others(node: NodeObject, drivers: Iterable[str] = ()) -> tuple[str, ...]:
@@ -77,6 +78,12 @@ def others_of(resources: tuple[str, ...] | None, drivers: Iterable[str]) -> tupl
 def may_label(node: NodeObject, drivers: Iterable[str] = ()) -> bool:
     """Whether a label that shares the cards may be set without asking the owner."""
     return opted_in(node.metadata.labels) or not (mentions_others(node) or tuple(drivers))
+
+
+@lru_cache(maxsize=1024)
+def _others_among(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of other plugins; the nodes of a cluster have the same few sets of names."""
+    return tuple(filter(is_other_resource, names))
 
 
 def _sides(node: NodeObject) -> tuple[Amounts, Amounts]:

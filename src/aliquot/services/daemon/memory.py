@@ -18,19 +18,20 @@ _EVERY = 60.0  # seconds
 async def freeze(started: asyncio.Event, *, collecting: bool = True) -> None:
     """Wait for the start, then put aside what is loaded: no later collection looks at it.
 
-    `collecting=False`: the collector does not run before either. While a large first list is read, it would walk all of
-    it again and again and free nothing.
+    `collecting=False`: the collector does not run before or then. It would walk a large first list again and again and
+    free nothing; once more at its end, that is a quarter of a second at 15,000 nodes in which nothing is answered.
     """
     if collecting:
         await started.wait()
-    else:
-        gc.disable()
-        try:
-            await started.wait()
-        finally:
-            gc.enable()
-    gc.collect()
-    gc.freeze()
+        gc.collect()
+        gc.freeze()
+        return
+    gc.disable()
+    try:
+        await started.wait()
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 async def collect_garbage(started: asyncio.Event, *, every: float = _EVERY) -> None:

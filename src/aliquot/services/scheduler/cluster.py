@@ -23,13 +23,14 @@ import numpy as np
 
 from aliquot import dialects
 from aliquot.dialects import MemoryUnit, NodeReader, PodReader, Rules
-from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject, pod_names
+from aliquot.dialects.wire.objects import ConfigMapObject, Names, NodeObject, PodObject, pod_names
 from aliquot.dialects.wire.otherplugins import Drivers, opted_in, other_resources, others_of
 from aliquot.dialects.wire.ownpods import belongs_to_node
 from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
 from aliquot.model.node import Node
 from aliquot.model.refusal import Invalid, Reason, Refusal
+from aliquot.model.value import value
 from aliquot.placement.board import Board, Ints, Occupant
 from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
@@ -38,7 +39,7 @@ from aliquot.services.scheduler.candidates import Candidates, Filtered
 NEVER = float("inf")  # the deadline of what only the API server may end
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Placed:
     """A Pod of ours on a node."""
 
@@ -172,9 +173,9 @@ class Cluster:
         self.board.set_node(node)
         if before is None or before.cards != node.cards:
             self._reseat(node)
-            for uid, pod in list(self.unseated.items()):
+            for pod in list(self.unseated.values()):
                 if pod.spec.node_name == node.name:
-                    self._set_bound(pod, uid, node.name)
+                    self._set_bound(pod, pod_names(pod), node.name)
 
     def drop_node(self, name: str) -> None:
         """A node is gone; what runs there stays booked until its Pods are gone too."""
@@ -189,18 +190,16 @@ class Cluster:
     def _reseat(self, node: Node) -> None:
         """Cards are who their UUID says: what is booked follows them when their numbers change over a reboot."""
         today = {card.uuid: card.index for card in node.cards if card.uuid}
-        for uid in [uid for uid, kept in self.held.items() if kept.grant.node == node.name]:
+        for uid in [booking.uid for booking in self.ledger.on(node.name)]:
             self.release_hold(uid)
-        for known in (self.placed, self.assumed):
-            for uid, placed in list(known.items()):
-                if placed.grant.node != node.name or not today:
+            for known in (self.placed, self.assumed):
+                placed = known.get(uid)
+                if placed is None or not today:
                     continue
                 grant = _renumbered(placed.grant, today)
                 if grant != placed.grant:
                     known[uid] = replace(placed, grant=grant)
-                    booking = self.ledger.get(uid)
-                    if booking is not None:
-                        self.ledger.confirm(uid, node.name, occupant_of(placed.claim, grant))
+                    self.ledger.confirm(uid, node.name, occupant_of(placed.claim, grant))
 
     def set_unhealthy(self, config: ConfigMapObject) -> Invalid | None:
         """A ConfigMap is there, or has changed. Those that take cards out are heeded; an Invalid for a broken one."""
@@ -249,9 +248,9 @@ class Cluster:
         if pod.finished:
             self._forget(names.uid)
         elif pod.spec.node_name:
-            self._set_bound(pod, names.uid, pod.spec.node_name)
+            self._set_bound(pod, names, pod.spec.node_name)
         else:
-            self._set_pending(pod, key, names.uid)
+            self._set_pending(pod, key, names)
 
     def drop_pod(self, key: str) -> None:
         """A Pod is gone."""
@@ -267,8 +266,9 @@ class Cluster:
         self._candidates.forget(uid)
         self.priorities.pop(uid, None)
 
-    def _set_pending(self, pod: PodObject, key: str, uid: str) -> None:
-        claim = self._reader.read(pod).claim
+    def _set_pending(self, pod: PodObject, key: str, names: Names) -> None:
+        uid = names.uid
+        claim = self._reader.read(pod, names).claim
         if claim is None or pod.metadata.deletion_timestamp is not None or pod.spec.scheduling_gates:
             self.pending.pop(uid, None)
             return
@@ -277,7 +277,8 @@ class Cluster:
         scheduler = pod.spec.scheduler_name or "default-scheduler"
         self.pending[uid] = Pending(key, uid, claim, pod.refused, scheduler, pod.metadata.creation_timestamp)
 
-    def _set_bound(self, pod: PodObject, uid: str, name: str) -> None:
+    def _set_bound(self, pod: PodObject, names: Names, name: str) -> None:
+        uid = names.uid
         self.pending.pop(uid, None)
         self.held.pop(uid, None)
         self._candidates.forget(uid)
@@ -286,7 +287,7 @@ class Cluster:
         assumed = self.assumed.pop(uid, None)
         if pod.spec.priority:
             self.priorities[uid] = pod.spec.priority
-        asked = self._whole_reader.read(pod)
+        asked = self._whole_reader.read(pod, names)
         claim = asked.claim
         grant = dialects.parse_grant(pod, claim, self.board.node(name)) if isinstance(claim, Claim) else None
         if isinstance(claim, Claim) and claim.dialect not in self.rules.served and not isinstance(grant, Grant):
