@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 
-from aliquot.services.daemon.http import make_runner, serve_limited
+from aliquot.services.daemon.http import BodyError, Limits, listen, make_runner, serve_limited
 
 _QUESTION = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -26,7 +26,7 @@ def answers(*requests: bytes) -> list[bytes]:
     async def scenario() -> list[bytes]:
         app = web.Application()
         app.router.add_get("/broken", _broken)
-        runner = make_runner(app)
+        runner = make_runner(app, Limits(8))
         await runner.setup()
         try:
             await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -71,32 +71,108 @@ async def visitor(listener: socket.socket, sent: bytes) -> AsyncIterator[asyncio
             await writer.wait_closed()
 
 
-def test_serve_limited_closes_connections_beyond_the_limit() -> None:
-    async def scenario() -> list[bytes]:
-        lines = []
-        listener = socket.create_server(("127.0.0.1", 0))
-        runner = make_runner(web.Application())
-        async with serve_limited(runner, listener, 1):
-            async with visitor(listener, _QUESTION) as first:
-                lines.append(await first.readline())
-                async with visitor(listener, b"") as second:
-                    lines.append(await second.read())
-            while runner.server is not None and runner.server.connections:  # until it is noticed
-                await asyncio.sleep(0)
-            async with visitor(listener, _QUESTION) as third:
-                lines.append(await third.readline())
-        return lines
+def test_new_connection_replaces_the_idle_one_that_said_nothing_first() -> None:
+    """Silent strangers cannot lock kube-scheduler out, which keeps its connection for an hour."""
 
-    first, second, third = asyncio.run(scenario())
-    assert (first, second, third) == (b"HTTP/1.1 404 Not Found\r\n", b"", first)
+    async def scenario() -> list[bytes]:
+        listener = socket.create_server(("127.0.0.1", 0))
+        limits = Limits(2)
+        runner = make_runner(web.Application(), limits)
+        async with serve_limited(runner, listener, limits), visitor(listener, _QUESTION) as asked:
+            line = await asked.readline()
+            async with visitor(listener, b"GET / HTTP") as silent, visitor(listener, _QUESTION) as third:
+                return [line, await third.readline(), await silent.read()]
+
+    assert asyncio.run(scenario()) == [b"HTTP/1.1 404 Not Found\r\n", b"HTTP/1.1 404 Not Found\r\n", b""]
+
+
+def test_connection_is_closed_while_all_others_are_busy() -> None:
+    async def scenario() -> tuple[bytes, bytes]:
+        listener, busy, done = socket.create_server(("127.0.0.1", 0)), asyncio.Event(), asyncio.Event()
+
+        async def slow(request: web.Request) -> web.Response:
+            busy.set()
+            await done.wait()
+            return web.Response()
+
+        limits, app = Limits(1), web.Application()
+        app.router.add_get("/", slow)
+        serving = serve_limited(make_runner(app, limits), listener, limits)
+        async with serving, visitor(listener, _QUESTION) as first:
+            await busy.wait()
+            async with visitor(listener, _QUESTION) as second:
+                refused = await _rest(second)
+            done.set()
+            return await first.readline(), refused
+
+    assert asyncio.run(scenario()) == (b"HTTP/1.1 200 OK\r\n", b"")
+
+
+async def _rest(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
+
+
+def posted(*bodies: bytes, limits: Limits, most: int = 1 << 20) -> list[bytes]:
+    """The first lines of the answers to these POSTs, each sent before the first is answered."""
+
+    async def read(request: web.Request) -> web.Response:
+        try:
+            return web.Response(text=str(len(await limits.read_body(request, most))))
+        except BodyError as error:
+            answer = web.Response(status=error.status, text=str(error))
+            answer.force_close()
+            return answer
+
+    async def scenario() -> list[bytes]:
+        listener, app = socket.create_server(("127.0.0.1", 0)), web.Application()
+        app.router.add_post("/", read)
+        runner = make_runner(app, limits)
+        await runner.setup()
+        accepting = await listen(runner, listener, limits)
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                readers = [await stack.enter_async_context(visitor(listener, body)) for body in bodies]
+                return [await asyncio.wait_for(reader.readline(), 60) for reader in readers]
+        finally:
+            accepting.close()
+            await runner.cleanup()
+
+    return asyncio.run(scenario())
+
+
+def post(sent: int, claimed: int | None = None) -> bytes:
+    head = f"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {sent if claimed is None else claimed}\r\n\r\n"
+    return head.encode() + b"x" * sent
+
+
+def test_body_that_does_not_arrive_is_given_up() -> None:
+    (line,) = posted(post(10, claimed=11), limits=Limits(4, unfinished=1 << 20, body_seconds=0.05))
+    assert b"408" in line
+
+
+def test_body_beyond_the_limit_is_refused() -> None:
+    lines = posted(post(1000), post(1001), limits=Limits(4, unfinished=1 << 20), most=1000)
+    assert [line.split()[1] for line in lines] == [b"200", b"413"]
+
+
+def test_unfinished_bodies_together_are_bounded() -> None:
+    """Bodies that never end must not fill the memory; those that fit are read as soon as the others are gone."""
+    limits = Limits(8, unfinished=100_000, body_seconds=0.5)
+    stuck = [post(30_000, claimed=40_000)] * 6
+    lines = posted(*stuck, limits=limits)
+    assert {line.split()[1] for line in lines} == {b"408", b"503"}
+    assert posted(post(90_000), limits=limits)[0].split()[1] == b"200"
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: a\r\nX-Slow: "])
 def test_keepalive_closes_a_connection_with_an_unfinished_request(sent: bytes) -> None:
     async def scenario() -> bytes:
-        listener = socket.create_server(("127.0.0.1", 0))
-        runner = make_runner(web.Application(), keepalive=0.05)
-        async with serve_limited(runner, listener, 2), visitor(listener, sent) as reader:
+        listener, limits = socket.create_server(("127.0.0.1", 0)), Limits(2)
+        runner = make_runner(web.Application(), limits, keepalive=0.05)
+        async with serve_limited(runner, listener, limits), visitor(listener, sent) as reader:
             return await asyncio.wait_for(reader.read(), 10)
 
     assert asyncio.run(scenario()) == b""

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from aliquot.dialects import Rules
 from aliquot.dialects.wire.admission import AdmissionSettings
-from aliquot.services.daemon.http import make_runner
+from aliquot.services.daemon.http import Limits, make_runner
 from aliquot.services.scheduler.webhook import review_app
 from kit.manifests import QGPU_CORE, QGPU_MEMORY, asking
 
@@ -46,7 +46,8 @@ class Webhook:
 
     def ask(self, use: Callable[[aiohttp.ClientSession], Awaitable[Any]]) -> Any:
         async def scenario() -> Any:
-            runner = make_runner(review_app(Rules, AdmissionSettings(), self.calls.append))
+            limits = Limits(8, unfinished=16 << 20)
+            runner = make_runner(review_app(Rules, AdmissionSettings(), self.calls.append, limits), limits)
             await runner.setup()
             try:
                 await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -64,6 +65,28 @@ class Webhook:
 
         said: tuple[int, str] = self.ask(use)
         return said
+
+
+def test_event_loop_goes_on_while_a_large_review_is_answered() -> None:
+    """14,000 containers take a moment in which filter and the probes must not wait."""
+    pod = asking({QGPU_MEMORY: 4})
+    pod["spec"]["containers"] += [{"name": f"c{at}"} for at in range(14_000)]
+    body = json.dumps(review_of(pod)).encode()
+
+    async def use(client: aiohttp.ClientSession) -> tuple[int, int]:
+        async def post() -> int:
+            async with client.post("/review", data=body) as answer:
+                return answer.status
+
+        turns, asked = 0, asyncio.create_task(post())
+        while not asked.done():
+            await asyncio.sleep(0.001)
+            turns += 1
+        return turns, asked.result()
+
+    turns, status = Webhook().ask(use)
+    assert status == 200
+    assert turns > 12, "answered within the loop it takes about five turns"
 
 
 @pytest.mark.parametrize("path", ["/review", "/mutate"])

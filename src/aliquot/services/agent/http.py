@@ -15,11 +15,13 @@ from aliquot.model.status.dashboard import Node
 from aliquot.model.status.machine import Status
 from aliquot.services.agent.metrics import agent_exposition
 from aliquot.services.daemon.calls import Calls
-from aliquot.services.daemon.http import make_runner
+from aliquot.services.daemon.http import Limits, bind_port, listen, make_runner
 from aliquot.services.daemon.metrics import CONTENT_TYPE
 
 log = logging.getLogger(__name__)
 
+_CONNECTIONS = 128
+_IDLE = 300.0  # seconds that a connection may be open without a request; Prometheus asks more often
 _RETRY = 10.0  # seconds between two attempts to bind a port that another program has
 
 
@@ -75,13 +77,16 @@ class AgentPort:
         self._app = AgentHttp(agent).app()
         self._address, self._port = address, port
         self._runner: web.AppRunner | None = None
+        self._limits = Limits(_CONNECTIONS)
+        self._stack = AsyncExitStack()  # of the agent, set by `open`
         self.trouble: str | None = None  # why the port is not bound
 
     async def open(self, stack: AsyncExitStack) -> None:
         """Bind the port, or set `trouble`. Raises OSError for an address that this host does not have."""
         if not self._port:
             return
-        self._runner = make_runner(self._app)
+        self._stack = stack
+        self._runner = make_runner(self._app, self._limits, keepalive=_IDLE)
         await self._runner.setup()
         stack.push_async_callback(self._runner.cleanup)
         await self._try()
@@ -98,12 +103,12 @@ class AgentPort:
 
     async def _try(self) -> None:
         assert self._runner is not None
-        site = web.TCPSite(self._runner, self._address, self._port)
         try:
-            await site.start()
-            self.trouble = None
+            listener = bind_port(self._address, self._port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            await site.stop()
             self.trouble = f"another program listens on port {self._port} (set another with --port)"
+            return
+        self._stack.callback((await listen(self._runner, listener, self._limits)).close)
+        self.trouble = None

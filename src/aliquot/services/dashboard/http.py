@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
-from aliquot.services.daemon.http import make_runner, serve_limited
+from aliquot.services.daemon.http import Limits, make_runner, serve_limited
 from aliquot.services.daemon.metrics import CONTENT_TYPE
 from aliquot.services.dashboard.access import Access, Verdict, judge
 from aliquot.services.dashboard.assets import Asset, read_assets
@@ -210,6 +210,7 @@ def _refused(text: str) -> web.Response:
 @contextlib.asynccontextmanager
 async def serving(hub: Hub, access: Access, listener: socket.socket) -> AsyncIterator[None]:
     """The dashboard on that socket, as long as the context lasts."""
-    runner = make_runner(DashboardHttp(hub, access).app(), shutdown=0.5, keepalive=_IDLE)
-    async with serve_limited(runner, listener, _MOST_CONNECTIONS):
+    limits = Limits(_MOST_CONNECTIONS)
+    runner = make_runner(DashboardHttp(hub, access).app(), limits, shutdown=0.5, keepalive=_IDLE)
+    async with serve_limited(runner, listener, limits):
         yield

@@ -12,13 +12,13 @@ from typing import Any
 import aiohttp
 import msgspec
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 import aliquot
 from aliquot.adapters.kubernetes.kube import Unreachable
 from aliquot.dialects.wire import extender as wire
 from aliquot.dialects.wire.extender import WireError
 from aliquot.services.daemon.calls import Calls
+from aliquot.services.daemon.http import BodyError, Limits
 from aliquot.services.daemon.metrics import CONTENT_TYPE
 from aliquot.services.scheduler import reports, verbs
 from aliquot.services.scheduler.binder import Binder, Refused
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 # 15,000 node names or 2,000 whole nodes; kube-scheduler sends no more.
 LARGEST_BODY = 64 << 20
+_ALL_BODIES = 128 << 20  # bytes of bodies that arrive at the same time
+_CONNECTIONS = 512
 _HOLD = 2.0  # seconds for which the chosen cards are held between prioritize and bind
 _FORWARDED = "X-Aliquot-Forwarded"
 _JSON = "application/json"
@@ -51,6 +53,7 @@ class Extender:
         self._cluster, self._binder, self._calls = cluster, binder, calls
         self._synced, self._leading, self._leader_address = synced, leading, leader_address
         self._metrics, self._clock = metrics, clock
+        self.limits = Limits(_CONNECTIONS, unfinished=_ALL_BODIES)
         self._session: aiohttp.ClientSession | None = None
         self.stopping = False
         self.awaited = ""  # why we are not ready yet, beside the cluster not being read
@@ -82,12 +85,14 @@ class Extender:
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
             began = self._clock()
+            close = False
             try:
                 if not self._synced():
                     raise WireError("aliquot has not read the cluster yet; retry in a moment")
-                body = await answer(await _read(request), request)
+                body = await answer(await self.limits.read_body(request, LARGEST_BODY), request)
                 outcome = "ok"
-            except (WireError, Refused, Unreachable) as error:
+            except (WireError, Refused, Unreachable, BodyError) as error:
+                close = isinstance(error, BodyError)  # the rest of the body is not read
                 outcome = "refused" if isinstance(error, Refused) else "error"
                 log.log(
                     logging.INFO if outcome == "refused" else logging.WARNING,
@@ -99,7 +104,10 @@ class Extender:
                 log.exception(f"{name}_failed")
                 outcome, body = "error", failure("aliquot: internal error; see the log of aliquot scheduler")
             self._calls.count(name, outcome, self._clock() - began)
-            return web.Response(body=body, content_type=_JSON)
+            response = web.Response(body=body, content_type=_JSON)
+            if close:
+                response.force_close()
+            return response
 
         return handle
 
@@ -197,15 +205,6 @@ class Extender:
 
     async def _metrics_text(self, request: web.Request) -> web.Response:
         return web.Response(body=self._metrics(), headers={"Content-Type": CONTENT_TYPE})
-
-
-async def _read(request: web.Request) -> bytes:
-    try:
-        return await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        raise WireError(f"the body is larger than {LARGEST_BODY >> 20} MiB") from error
-    except (web.RequestPayloadError, HttpProcessingError, ConnectionError) as error:
-        raise WireError("the body is truncated, or its encoding does not match its header") from error
 
 
 def _json(value: object, status: int = 200) -> web.Response:

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import web
-
 from aliquot.adapters.kubernetes.credentials import KubeConfigError
 from aliquot.adapters.kubernetes.kube import Kube, Server
 from aliquot.adapters.kubernetes.reflector import Reflector
@@ -31,7 +29,7 @@ from aliquot.dialects.wire.objects import ConfigMapObject, NodeObject, PodObject
 from aliquot.dialects.wire.ownpods import account_of_token
 from aliquot.services.daemon.calls import Calls
 from aliquot.services.daemon.events import Events
-from aliquot.services.daemon.http import make_runner
+from aliquot.services.daemon.http import listen, make_runner
 from aliquot.services.daemon.memory import freeze
 from aliquot.services.daemon.tasks import run_forever, termination_signal
 from aliquot.services.dashboard.access import NO_DASHBOARD, Access, Listen
@@ -185,10 +183,10 @@ class Scheduler:
         if self._dashboard is not None:
             stack.callback(self._dashboard[0].close)
             log.info("dashboard_listening", extra={"data": {"url": self._dashboard[1].url}})
-        runner = make_runner(self.extender.app())
+        runner = make_runner(self.extender.app(), self.extender.limits)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        await web.SockSite(runner, listener).start()
+        stack.callback((await listen(runner, listener, self.extender.limits)).close)
         address = f"{settings.bind_address}:{settings.port}"
         log.info("listening", extra={"data": {"address": address, "identity": self.election.identity}})
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 from aiohttp import web
 
@@ -54,12 +53,15 @@ from aliquot.dialects.wire.webhooks import (
 from aliquot.dialects.wire.webhookslots import REPLICAS, render_slot, slot_to_take
 from aliquot.model.backoff import backoff
 from aliquot.model.refusal import Invalid
-from aliquot.services.daemon.http import make_runner
+from aliquot.services.daemon.http import BodyError, Limits, bind_port, listen, make_runner
 from aliquot.services.scheduler.certrotation import Keys, Lifetimes, renewed
 
 log = logging.getLogger(__name__)
 
 LARGEST_BODY = 3 << 20  # bytes: the API server itself takes no larger object
+_ALL_BODIES = 48 << 20  # bytes of reviews that arrive at the same time
+_CONNECTIONS = 512
+_LARGE = 128 << 10  # bytes from which on a review is answered beside the event loop, one at a time
 _CHECK_INTERVAL = 5.0
 _UNINSTALLED = 10.0  # seconds in which the scheduler ends after its configuration was deleted
 _WAITS_LONG, _WAITS_ON = 10, 60  # steps without keys after which the log says why, and between two such lines
@@ -109,16 +111,17 @@ async def serve_webhook(
     `on_waiting` gets the reason why it does not listen yet; "" once it does.
     """
     keys = WebhookKeys(kube, settings, is_leader=is_leader, clock=clock)
-    runner = make_runner(review_app(rules, settings.admission, on_call))
+    limits = Limits(_CONNECTIONS, unfinished=_ALL_BODIES)
+    runner = make_runner(review_app(rules, settings.admission, on_call, limits), limits)
     await runner.setup()
+    accepting: asyncio.Server | None = None
     try:
         listening = False
         while True:
             pause = await keys.step()
             if keys.keys is not None and not listening:
-                await web.TCPSite(
-                    runner, settings.bind_address, settings.port, ssl_context=keys.context, reuse_address=True
-                ).start()
+                listener = bind_port(settings.bind_address, settings.port)
+                accepting = await listen(runner, listener, limits, tls=keys.context)
                 listening = True
                 log.info("webhook_listening", extra={"data": {"port": settings.port, "names": settings.names}})
                 pause = 0.0  # now the API server may be configured
@@ -126,6 +129,8 @@ async def serve_webhook(
             on_waiting("" if listening else keys.waiting)
             await sleep_unless_elected(pause, is_leader)
     finally:
+        if accepting is not None:
+            accepting.close()
         await runner.cleanup()
 
 
@@ -141,33 +146,42 @@ async def sleep_unless_elected(seconds: float, is_leader: Callable[[], bool]) ->
 
 
 def review_app(
-    rules: Callable[[], Rules], admission: AdmissionSettings, on_call: Callable[[str], None]
+    rules: Callable[[], Rules], admission: AdmissionSettings, on_call: Callable[[str], None], limits: Limits
 ) -> web.Application:
     """The HTTP application that answers reviews. Bad input gets a sentence, never a traceback."""
 
     async def answer(request: web.Request) -> web.Response:
         on_call("review")
         try:
-            raw = await request.read()
-        except web.HTTPRequestEntityTooLarge:
-            return _error(413, f"the body is larger than {LARGEST_BODY} bytes, the limit of the API server", close=True)
-        except (aiohttp.ClientPayloadError, aiohttp.ClientError, ConnectionError) as error:
-            return _error(400, f"the body is truncated: {error}", close=True)
-        try:
-            body = msgspec.json.decode(raw)
-        except (msgspec.MsgspecError, ValueError) as error:
-            return _error(400, f"the body is not JSON: {error}")
-        except RecursionError:
-            return _error(400, "the body is nested too deeply for an AdmissionReview")
-        result = review(body, rules(), admission)
-        if isinstance(result, Invalid):
-            return _error(400, result.sentence())
-        return web.Response(body=msgspec.json.encode(result), content_type="application/json")
+            raw = await limits.read_body(request, LARGEST_BODY)
+        except BodyError as error:
+            return _error(error.status, str(error), close=True)
+        if len(raw) < _LARGE:
+            result = _reviewed(raw, rules(), admission)
+        else:  # thousands of containers: filter and the probes must not wait for it
+            async with large:
+                result = await asyncio.to_thread(_reviewed, raw, rules(), admission)
+        if isinstance(result, str):
+            return _error(400, result)
+        return web.Response(body=result, content_type="application/json")
 
+    large = asyncio.Lock()
     app = web.Application(client_max_size=LARGEST_BODY)
     app.router.add_post(PATH, answer)
     app.router.add_post(_OLD_PATH, answer)
     return app
+
+
+def _reviewed(raw: bytes, rules: Rules, admission: AdmissionSettings) -> bytes | str:
+    """The answer as JSON, or what is wrong with the request."""
+    try:
+        body = msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, ValueError) as error:
+        return f"the body is not JSON: {error}"
+    except RecursionError:
+        return "the body is nested too deeply for an AdmissionReview"
+    result = review(body, rules, admission)
+    return result.sentence() if isinstance(result, Invalid) else msgspec.json.encode(result)
 
 
 def _error(status: int, sentence: str, *, close: bool = False) -> web.Response:
