@@ -226,7 +226,7 @@ def _shows(machine: Machine, shown: str) -> bool:
 
 def _unmeasured(text: str) -> list[str]:
     lines = [re.sub(r"[█▏▎▍▌▋▊▉]+", " ", line) for line in text.strip().splitlines()]
-    return [" ".join(re.sub(r"[0-9.]+%|[0-9]+ MiB|[0-9]+$", "#", line).split()) for line in lines]
+    return [" ".join(re.sub(r"[0-9.]+%|[0-9]+ MiB|\b[0-9.]+m?s\b", "#", line).split()) for line in lines]
 
 
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="this machine has a GPU")
