@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 import unicodedata
 from collections.abc import Sequence
 
@@ -38,6 +39,11 @@ def bar(part: float, width: int) -> str:
     """A bar in eighths of a character; `part` is from 0 to 1."""
     eighths = round(max(0.0, min(1.0, part)) * width * 8)
     return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
+
+
+def date_time(epoch: float) -> str:
+    """In this machine's time zone."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(epoch))
 
 
 def printable(text: str) -> str:

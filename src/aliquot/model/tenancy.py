@@ -39,6 +39,21 @@ class Tenancy:
         return Tenant(self.id, self.key, self.app_class, allotments_of(self.shares), self.user, self.root)
 
 
+@dataclass(frozen=True, slots=True)
+class EndedRun:
+    """A run that is over. `ended` and `code` are None where that is not known; a signal is a negative code."""
+
+    id: str
+    name: str
+    app_class: AppClass
+    user: int
+    command: tuple[str, ...]
+    started: float  # seconds since 1970
+    ended: float | None
+    code: int | None
+    log: str | None
+
+
 def allotments_of(shares: tuple[Share, ...]) -> tuple[Allotment, ...]:
     """The limits that the arbiter enforces. A card held whole has none."""
     return tuple(

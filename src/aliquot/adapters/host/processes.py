@@ -211,23 +211,27 @@ def ancestors(pid: int) -> list[int]:
     return chain
 
 
-def when_ended(pid: int | None, started: int | None, then: Callable[[], None]) -> None:
-    """Let the running event loop call `then` once that very process is gone; soon, when it is gone already."""
+def when_ended(pid: int | None, started: int | None, then: Callable[[int | None], None]) -> None:
+    """Let the running event loop call `then` with the exit code (exitcodes.py) once that very process is gone; soon,
+    when it is gone already."""
     import asyncio  # not for `aliquot run`
+
+    from aliquot.adapters.host.exitcodes import exit_code
 
     loop = asyncio.get_running_loop()
     try:
         handle = os.pidfd_open(pid or 0)
     except OSError:
-        loop.call_soon(then)
+        loop.call_soon(then, None)
         return
 
     def ended() -> None:
         loop.remove_reader(handle)
+        code = exit_code(pid or 0, started, handle if alive else None)  # else it may be another process by now
         os.close(handle)
-        then()
+        then(code)
 
-    if lives(pid, started):
+    if alive := lives(pid, started):
         loop.add_reader(handle, ended)
     else:
         loop.call_soon(ended)

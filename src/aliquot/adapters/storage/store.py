@@ -16,6 +16,8 @@ from typing import ClassVar
 
 from aliquot.adapters.host.home import open_private
 from aliquot.adapters.storage.database import STRICT, Database, StoreError
+from aliquot.adapters.storage.history import STEP as HISTORY
+from aliquot.adapters.storage.history import History
 from aliquot.adapters.storage.objectstore import STEP as OBJECTS
 from aliquot.adapters.storage.objectstore import ObjectStore
 from aliquot.adapters.storage.tenantstore import TenantStore, parse_share, render_share
@@ -49,7 +51,9 @@ _STEPS = (
     CREATE TABLE settings (key TEXT PRIMARY KEY, value TEXT NOT NULL) {STRICT};
     """,
     OBJECTS,
+    HISTORY,
 )
+_OLDEST = 2  # the release that may still use the file: the history was only added
 
 
 class Store(TenantStore):
@@ -67,13 +71,14 @@ class Store(TenantStore):
         self._copies = Path(copies)
         super().__init__(path)
         self.objects = ObjectStore(self._database)
+        self.history = History(self._database)
         if self._database.damage:
             self.notes.append(f"{self._database.damage}; the policy is back to its default")
             self.notes.append("what was applied is lost: apply it again")
             self._rebuild()
 
     def _open(self) -> Database:
-        return Database(self.path, _STEPS)
+        return Database(self.path, _STEPS, oldest=_OLDEST)
 
     def _before_write(self) -> None:
         """Nothing to check: only the agent's store replaces a deleted file."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import click
 import msgspec
+from msgspec import UNSET
 
 from aliquot.adapters.host.users import user_name
 from aliquot.cli.client import ask, parse_status
 from aliquot.cli.pods.rows import age, apps, compute, core, state_of, waiting_lines
-from aliquot.cli.tables import narrowed, printable, table, terminal_width
-from aliquot.model.status.machine import PodStatus, QueueEntry, TenantStatus
+from aliquot.cli.tables import date_time, narrowed, printable, table, terminal_width
+from aliquot.model.status.machine import EndedStatus, PodStatus, QueueEntry, Status, TenantStatus
 from aliquot.wording.amounts import duration, memory
 from aliquot.wording.shortage import reason
 from aliquot.wording.states import state_words
@@ -22,14 +25,88 @@ _DROPPABLE = ("COMMAND", "SINCE", "PID", "CORE", "CLASS", "CARDS", "USER")  # on
 
 
 @click.command()
+@click.option("-a", "--all", "everything", is_flag=True, help="Also list what has ended: exit code, start and end")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def ps(output: str) -> None:
-    """List the running and queued tenants of this machine."""
+def ps(everything: bool, output: str) -> None:
+    """List the running and queued tenants of this machine.
+
+    With -a also the runs that have ended (the last 100 of each user), and the Pods that are over. The exit code of a
+    run in the foreground is known on Linux 6.15 and later; elsewhere often only its shell knows it.
+    """
     answer = ask({"op": "status"})
-    if output == "json":
-        click.echo(json.dumps({key: answer[key] for key in ("tenants", "queue", "pods") if key in answer}, indent=2))
-        return
     status = parse_status(answer)
+    if everything and status.agent is UNSET:  # an agent keeps no runs
+        answer |= ask({"op": "ended"})
+    if output == "json":
+        keys = ("tenants", "queue", "pods", "ended")
+        click.echo(json.dumps({key: answer[key] for key in keys if key in answer}, indent=2))
+        return
+    _print_present(status)
+    if everything:
+        _print_ended(msgspec.convert(answer.get("ended", []), list[EndedStatus]), status.pods or [])
+
+
+class _Ended(NamedTuple):
+    name: str
+    uid: int
+    app_class: str
+    exit: str
+    started: float | None
+    ended: float | None
+    command: str
+
+
+def _print_ended(runs: Sequence[EndedStatus], pods: Sequence[PodStatus]) -> None:
+    entries = [
+        _Ended(
+            run.name,
+            run.uid,
+            run.app_class,
+            _exit(run.exit_code, run.signal),
+            run.started,
+            run.ended,
+            _command(run.command),
+        )
+        for run in runs
+    ]
+    for pod in pods:
+        if pod.phase in ("Succeeded", "Failed"):
+            code = next((container.exit_code for container in apps(pod) if container.exit_code), 0)
+            command = _first(pod)[1]
+            entries.append(
+                _Ended(pod.key, pod.user, pod.app_class, _exit(code, None), pod.started, pod.finished, command)
+            )
+    if not entries:
+        click.echo("\nnothing has ended")
+        return
+    head = ("NAME", "USER", "CLASS", "EXIT", "STARTED", "ENDED", "COMMAND")
+    rows = [
+        (
+            entry.name,
+            _user(entry.uid),
+            entry.app_class,
+            entry.exit,
+            _time(entry.started),
+            _time(entry.ended),
+            entry.command,
+        )
+        for entry in sorted(entries, key=lambda entry: entry.ended or entry.started or 0.0)
+    ]
+    columns, cells = narrowed(head, rows, terminal_width(), ("COMMAND", "STARTED", "CLASS", "USER"))
+    click.echo(f"\n{table(columns, cells)}")
+
+
+def _time(epoch: float | None) -> str:
+    """-: not known."""
+    return "-" if epoch is None else date_time(epoch)
+
+
+def _exit(code: int | None, signal: str | None) -> str:
+    """-: not known."""
+    return "-" if code is None else f"{code} ({signal})" if signal else str(code)
+
+
+def _print_present(status: Status) -> None:
     head = ("NAME", "USER", "CLASS", "PID", "CARDS", "MEMORY", "CORE", "STATE", "SINCE", "COMMAND")
     pods = {pod.key: pod for pod in status.pods or []}
     names = {tenant.name for tenant in status.tenants} | {entry.name for entry in status.queue}

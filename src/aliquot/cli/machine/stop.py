@@ -8,10 +8,11 @@ import click
 
 from aliquot.cli.client import Duration, NoDaemonRunsError, events
 from aliquot.cli.errors import InputError
+from aliquot.cli.pods.completion import runs
 
 
 @click.command()
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=runs)
 @click.option("--timeout", type=Duration(), default="10s", show_default=True, help="Time from SIGTERM to SIGKILL")
 def stop(names: Sequence[str], timeout: float) -> None:
     """Stop runs.

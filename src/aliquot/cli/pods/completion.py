@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
+from aliquot.cli.client import ask
 from aliquot.cli.errors import InputError
 from aliquot.cli.pods.kinds import DEFAULT_NAMESPACE, KINDS, NODE, POD, Target, targets
 from aliquot.cli.pods.rows import listed, local_status, namespace_in
@@ -27,9 +30,28 @@ def types_and_names(context: click.Context, _parameter: click.Parameter, incompl
     ]
 
 
-def pod_names(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """For `logs`: the names of the Pods."""
-    return [name for name in names(Target((POD,)), context.params.get("namespace")) if name.startswith(incomplete)]
+def pods_and_runs(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """For `logs`: the names of the Pods, and of the runs with output, ended ones too."""
+    namespace = context.params.get("namespace")
+    found = names(Target((POD,)), namespace)
+    if namespace is None:
+        found += [
+            run["name"] for run in [*_of_daemon("status", "tenants"), *_of_daemon("ended", "ended")] if run["log"]
+        ]
+    return [name for name in dict.fromkeys(found) if name.startswith(incomplete)]
+
+
+def runs(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """For `stop`: the names of the runs, queued ones too."""
+    found = [run["name"] for run in [*_of_daemon("status", "tenants"), *_of_daemon("status", "queue")]]
+    return [name for name in found if "/" not in name and name.startswith(incomplete)]
+
+
+def _of_daemon(operation: str, key: str) -> list[dict[str, Any]]:
+    try:
+        return list(ask({"op": operation}).get(key, ()))
+    except InputError:
+        return []
 
 
 def names(wanted: Target, namespace: str | None) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Iterator, Sequence
 
 import click
@@ -25,7 +24,7 @@ from aliquot.cli.pods.rows import (
     state_of,
     whole,
 )
-from aliquot.cli.tables import printable, table
+from aliquot.cli.tables import date_time, printable, table
 from aliquot.model.status.machine import (
     CardStatus,
     ContainerStatus,
@@ -108,7 +107,7 @@ def _pod(status: Status, pod: PodStatus) -> Iterator[str]:
 
 
 def _when(epoch: float) -> str:
-    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(epoch))} ({age(epoch)} ago)"
+    return f"{date_time(epoch)} ({age(epoch)} ago)"
 
 
 def _why(sentences: Sequence[str]) -> Iterator[str]:
@@ -182,7 +181,7 @@ def _workload(status: Status, workload: WorkloadStatus) -> Iterator[str]:
     if workload.schedule is not None:
         yield _line("Schedule", workload.schedule)
     if workload.next_run is not None:
-        yield _line("Next run", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(workload.next_run)))
+        yield _line("Next run", date_time(workload.next_run))
     yield _line("Created", _when(workload.created))
     owner = OwnerStatus(workload.kind, workload.name)
     owned = (pod for pod in status.pods or [] if pod.namespace == workload.namespace and pod.owner == owner)

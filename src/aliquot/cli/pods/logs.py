@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import click
+import msgspec
 
 from aliquot.cli.client import NotFoundError, ask, read_status
 from aliquot.cli.errors import InputError
-from aliquot.cli.pods.completion import pod_names
+from aliquot.cli.pods.completion import pods_and_runs
 from aliquot.cli.pods.kinds import DEFAULT_NAMESPACE, NODE, POD, Target, targets
 from aliquot.cli.pods.rows import local_status, namespace_in, selected, shortened
-from aliquot.model.status.machine import OwnerStatus, PodStatus
+from aliquot.cli.tables import date_time, printable
+from aliquot.model.status.machine import EndedStatus, OwnerStatus, PodStatus
 
 _PIECE = 1 << 16
 _EVERY = 0.2  # seconds between checks
@@ -33,10 +35,11 @@ class _Output:
     path: str
     is_running: Callable[[], bool]
     why_none: str | None = None  # why there is no output yet
+    how_ended: Callable[[], str | None] = lambda: None  # a line for people, once it is over
 
 
 @click.command()
-@click.argument("name", metavar="NAME", shell_complete=pod_names)
+@click.argument("name", metavar="NAME", shell_complete=pods_and_runs)
 @click.option("-c", "--container", help="Container of the Pod  [default: the first]")
 @click.option("-n", "--namespace", help="Namespace of the Pod  [default: default]")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing while it runs")
@@ -48,8 +51,8 @@ def logs(
     """Show the output of a Pod or of a run started with --detach.
 
     NAME is the name of a run or Pod, NAMESPACE/NAME, pod/NAME, or a workload such as sts/NAME (its first Pod). If a run
-    and a Pod have the same name, the run is shown while it runs, then the Pod. Unlike in kubectl, the log continues
-    when a container restarts.
+    and a Pod have the same name, the run is shown while it runs, then the Pod. After the output of a run that has
+    ended, a line on stderr has its exit code. Unlike in kubectl, the log continues when a container restarts.
 
     \b
     aliquot logs binpack-1-0 -f
@@ -74,6 +77,8 @@ def logs(
             _copy(log)
     except OSError as error:
         raise InputError(f"{output.path}: {_NOT_OURS.get(error.errno or 0, error.strerror)}") from error
+    if line := output.how_ended():
+        click.echo(f"aliquot: {printable(line)}", err=True)  # stdout is the program's
 
 
 def _output(name: str, container: str | None, namespace: str | None) -> _Output:
@@ -96,6 +101,9 @@ def _output(name: str, container: str | None, namespace: str | None) -> _Output:
 
 
 def _of_run(name: str, answer: dict[str, Any]) -> _Output:
+    request = {"op": "logs", "name": name}
+    if answer["log"] is None and not answer["running"]:
+        raise InputError(f"{name} was not started with --detach: there is no output of it; {_how_ended(name, answer)}")
     if answer["log"] is None:
         where = answer.get("output")
         raise InputError(
@@ -103,7 +111,21 @@ def _of_run(name: str, answer: dict[str, Any]) -> _Output:
             + (where if where else "where it was started")
             + f" (pid {answer['pid']})"
         )
-    return _Output(answer["log"], lambda: bool(ask({"op": "logs", "name": name})["running"]))
+    return _Output(
+        answer["log"], lambda: bool(ask(request)["running"]), how_ended=lambda: _how_ended(name, ask(request))
+    )
+
+
+def _how_ended(name: str, answer: dict[str, Any]) -> str | None:
+    """None while it runs, and where the daemon keeps no record of it any more."""
+    if not answer.get("ended"):
+        return None
+    ended = msgspec.convert(answer["ended"], EndedStatus)
+    when = "" if ended.ended is None else f" at {date_time(ended.ended)}"
+    if ended.exit_code is None:
+        return f"{name} ended{when}; its exit code is not known"
+    why = "" if ended.signal is None else f" ({ended.signal})"
+    return f"{name} ended{when} with exit code {ended.exit_code}{why}"
 
 
 # --- a Pod -----------------------------------------------------------------------------------------------------------

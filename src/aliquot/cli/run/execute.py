@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import Any, NoReturn
 
 from aliquot.adapters.host.control import ControlError, NoDaemonError
+from aliquot.adapters.host.home import TENANT_VARIABLE
 from aliquot.cli.run.request import (
     INTERRUPTED,
     NOT_EXECUTABLE,
@@ -56,10 +58,18 @@ def run_detached(request: dict[str, Any], program: str, command: list[str], dead
     import json
 
     reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reader)
-        _in_background(request, program, command, deadline, writer)
+    if os.fork() == 0:
+        folder, folder_writer = os.pipe()
+        try:
+            os.setsid()
+            child = os.fork()
+            if child == 0:
+                os.close(reader)
+                os.close(folder)
+                _in_background(request, program, command, deadline, writer, folder_writer)
+            _keep(child, folder)
+        finally:
+            os._exit(1)
     os.close(writer)
     with open(reader, "rb") as pipe:
         reports = [json.loads(line) for line in pipe]
@@ -74,10 +84,24 @@ def run_detached(request: dict[str, Any], program: str, command: list[str], dead
     raise RunError("the run ended before it started the command", 1)
 
 
+def _keep(child: int, folder: int) -> NoReturn:
+    """Become the process that waits for the run (keeper.py). Without our environment: it may be another tenant's."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # that of the list itself
+            os.set_inheritable(number, number in (0, 1, 2, folder))
+    os.chdir("/")
+    words = [sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), "keeper.py"), str(child), str(folder)]
+    os.execve(sys.executable, words, {})  # noqa: S606 - ourselves
+
+
 def _in_background(
-    request: dict[str, Any], program: str, command: list[str], deadline: float | None, pipe: int
+    request: dict[str, Any], program: str, command: list[str], deadline: float | None, pipe: int, folder: int
 ) -> NoReturn:
-    """Never returns: the child must not run the code of the parent a second time."""
+    """Never returns: the child must not run the code of the parent a second time. The keeper reads the tenant's
+    folder from the other end of `folder`."""
     import json
 
     def report(**fields: Any) -> None:
@@ -100,6 +124,8 @@ def _in_background(
     try:
         os.setsid()
         granted = wait_for_grant(after_restart(False), request, deadline, on_waiting, after_restart)
+        with contextlib.suppress(BrokenPipeError):  # without a keeper the run has no exit code, and that is all
+            os.write(folder, os.fsencode(granted.get("set", {}).get(TENANT_VARIABLE, "")))
         report(name=granted["name"])
         if pipe >= 0:
             _redirect_to(granted["log"])

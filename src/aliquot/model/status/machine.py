@@ -174,6 +174,21 @@ class QueueEntry(Struct):
     log: str | None
 
 
+class EndedStatus(Struct):
+    """A run that is over; null where that is not known. After a signal, the exit code is that of a shell."""
+
+    id: str
+    name: str
+    app_class: AppClass = field(name="class")
+    uid: int
+    command: list[str]
+    started: float
+    ended: float | None
+    exit_code: int | None
+    signal: str | None
+    log: str | None
+
+
 class FindingStatus(Struct):
     """Something on a card that should not be."""
 

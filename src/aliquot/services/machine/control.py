@@ -36,6 +36,7 @@ from aliquot.model.tenancy import Tenancy
 from aliquot.services.daemon.control import Caller, RefusedError, caller_of, close_connection, invalid, request_of
 from aliquot.services.daemon.control import send as send_to
 from aliquot.services.daemon.tasks import termination_signal
+from aliquot.services.machine.history import ended_status
 from aliquot.services.machine.pods.api import PodApi
 from aliquot.services.machine.pods.cron import CronJobs
 from aliquot.services.machine.pods.manager import PodManager
@@ -80,6 +81,7 @@ class ControlServer:
             "policy": self._policy,
             "stop": self._stop,
             "logs": self._logs,
+            "ended": self._ended,
             "down": self._down,
             **self._pod_api.operations,
         }
@@ -236,6 +238,7 @@ class ControlServer:
                 living = self.machine.all_processes(found)  # started meanwhile
                 _signal_all(living, number)
                 if not living:
+                    await asyncio.sleep(0.02)  # `watch_root` calls it first: that knows the exit code
                     self.machine.ended(tenant.id, time.time())
             if tenant.id not in self.machine.tenancies:
                 return {"name": tenant.name, "was": "running", "signal": number.name}
@@ -248,11 +251,8 @@ class ControlServer:
         try:
             found = self.machine.find(name)
         except RefusedError:
-            # It may be a detached run that has ended. The checks keep the name inside the folder.
-            path = self.machine.home.log_of(str(name))
-            if isinstance(name, str) and "/" not in name and "\0" not in name and os.path.exists(path):
-                self._owner_only(caller, f"read the output of {name}", os.lstat(path).st_uid)
-                return {"name": name, "log": path, "running": False}
+            if isinstance(name, str) and (answer := self._log_of_ended(name, caller)) is not None:
+                return answer
             raise
         owner = found.uid if isinstance(found, QueuedRequest) else found.tenant.uid
         self._owner_only(caller, f"read the output of {name}", owner)
@@ -261,6 +261,21 @@ class ControlServer:
         pid = found.tenant.root
         output = None if pid is None else processes.output_of(pid)
         return {"name": found.tenant.name, "log": found.log, "running": True, "pid": pid, "output": output}
+
+    def _log_of_ended(self, name: str, caller: Caller) -> dict[str, Any] | None:
+        """None if no run of that name has ended. Its output outlives the record of how it ended."""
+        path: str | None = self.machine.home.log_of(name)
+        if path is None or "/" in name or "\0" in name or not os.path.exists(path):  # the name must stay in the folder
+            path = None
+        run = self.machine.history.last(name, path)
+        owner = os.lstat(path).st_uid if path else run.user if run else None
+        if owner is None:
+            return None
+        self._owner_only(caller, f"read the output of {name}", owner)
+        return {"name": name, "log": path, "running": False, "ended": msgspec.to_builtins(run and ended_status(run))}
+
+    async def _ended(self, _request: dict[str, Any], _caller: Caller, _send: Send) -> dict[str, Any]:
+        return {"ended": msgspec.to_builtins(self.machine.history.status())}
 
     async def _down(self, _request: dict[str, Any], caller: Caller, _send: Send) -> dict[str, Any]:
         self._owner_only(caller, "stop the daemon")
@@ -282,7 +297,7 @@ class ControlServer:
 def watch_root(machine: LocalMachine, tenancy: Tenancy) -> None:
     """Call `machine.ended` when the tenant's root process ends; soon, if it has ended already."""
     tenant = tenancy.tenant
-    processes.when_ended(tenant.root, tenancy.started, lambda: machine.ended(tenant.id, time.time()))
+    processes.when_ended(tenant.root, tenancy.started, lambda code: machine.ended(tenant.id, time.time(), code))
 
 
 async def _until_closed(reader: asyncio.StreamReader) -> None:

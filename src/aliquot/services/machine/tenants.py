@@ -37,6 +37,7 @@ from aliquot.placement.board import Board, Occupant
 from aliquot.placement.book import Ledger, occupant_of
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.services.daemon.control import Caller, RefusedError, invalid
+from aliquot.services.machine.history import RunHistory
 from aliquot.services.machine.queue import Notify, Queue, QueuedRequest
 from aliquot.services.machine.requests import RunRequest, never_fits, readable_name
 from aliquot.wording.refusals import one_sentence
@@ -93,6 +94,7 @@ class LocalMachine:
         self.queue = Queue(self.ledger, self.chooser)
         self._places = {card.uuid: (node.name, card.index) for node in self.nodes for card in node.cards}
         self.rules = self._stored_rules()
+        self.history = RunHistory(store.history, self.directory)
         self.rebooted = False  # since the previous daemon; set by `restore`
 
     # --- settings ----------------------------------------------------------------------------------------------
@@ -121,6 +123,7 @@ class LocalMachine:
             if same_boot and self._is_alive(tenancy):
                 self._adopt(tenancy)
             else:
+                self.history.add(tenancy, None)
                 self._discard(tenancy)
         self.store.set("boot", processes.boot_id())
         self._clear_strays()
@@ -323,15 +326,17 @@ class LocalMachine:
 
     # --- the end -----------------------------------------------------------------------------------------------
 
-    def ended(self, tenant_id: str, now: float) -> None:
-        """The root process has ended. The tenant ends with its last process."""
+    def ended(self, tenant_id: str, now: float, code: int | None = None) -> None:
+        """The root process has ended, with that code if it is known. The tenant ends with its last process."""
         tenancy = self.tenancies.get(tenant_id)
         if tenancy is None:
             return
+        self.history.root_ended(tenant_id, code)
         left = self._processes(tenancy.tenant)
         if left or self.arbiter.alive(tenant_id):
             self._orphans[tenant_id] = left
         else:
+            self.history.add(tenancy, now)
             self._discard(tenancy)
             self.advance(now)
 

@@ -224,7 +224,7 @@ class PodManager:
         """Call `_supervisor_ended` when the supervisor ends."""
         assert pod.supervisor is not None
         uid, (pid, started) = pod.uid, pod.supervisor
-        processes.when_ended(pid, started, lambda: self._supervisor_ended(uid, pid))
+        processes.when_ended(pid, started, lambda _code: self._supervisor_ended(uid, pid))
 
     # --- supervisors -------------------------------------------------------------------------------------------
 

@@ -1,0 +1,72 @@
+"""The runs that have ended, in the database of the machine's daemon: the newest of each user, and a limit for all."""
+
+from __future__ import annotations
+
+import json
+
+from aliquot.adapters.storage.database import STRICT, Database
+from aliquot.model.claim import AppClass
+from aliquot.model.tenancy import EndedRun
+
+STEP = f"""
+    CREATE TABLE ended (
+        id      TEXT PRIMARY KEY,
+        name    TEXT NOT NULL,
+        class   TEXT NOT NULL,
+        uid     INTEGER NOT NULL,
+        command TEXT NOT NULL,
+        started REAL NOT NULL,
+        ended   REAL,
+        code    INTEGER,
+        log     TEXT
+    ) {STRICT};
+    """
+OF_A_USER = 100  # a user who starts many does not push out those of others
+IN_ALL = 1000
+_LONGEST_COMMAND = 2048  # characters
+_COLUMNS = "id, name, class, uid, command, started, ended, code, log"
+
+
+class History:
+    """See the head of the file. Used by one thread. Raises StoreError."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, run: EndedRun) -> None:
+        """It is on the disk when this returns. A run that was added before a crash is not there twice."""
+        row = (run.id, run.name, run.app_class.value, run.user, json.dumps(_shortened(run.command)))
+        with self._database.transaction() as connection:
+            connection.execute(
+                f"INSERT OR REPLACE INTO ended ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - no input
+                (*row, run.started, run.ended, run.code, run.log),
+            )
+            connection.execute(
+                "DELETE FROM ended WHERE uid = ? AND rowid NOT IN"
+                " (SELECT rowid FROM ended WHERE uid = ? ORDER BY rowid DESC LIMIT ?)",
+                (run.user, run.user, OF_A_USER),
+            )
+            connection.execute(
+                "DELETE FROM ended WHERE rowid NOT IN (SELECT rowid FROM ended ORDER BY rowid DESC LIMIT ?)", (IN_ALL,)
+            )
+
+    def runs(self, name: str | None = None) -> list[EndedRun]:
+        """In the order in which they ended; only those of that name. Without those of a later release's classes."""
+        query = f"SELECT {_COLUMNS} FROM ended WHERE ? IN (name, '') ORDER BY rowid"  # noqa: S608 - no input
+        rows = self._database.all(query, name or "")
+        return [
+            EndedRun(key, name, AppClass(kind), uid, tuple(json.loads(command)), started, ended, code, log)
+            for key, name, kind, uid, command, started, ended, code, log in rows
+            if kind in frozenset(AppClass)
+        ]
+
+
+def _shortened(command: tuple[str, ...]) -> list[str]:
+    kept: list[str] = []
+    left = _LONGEST_COMMAND
+    for word in command:
+        if len(word) > left:
+            return [*kept, f"{word[:left]}..."]
+        kept.append(word)
+        left -= len(word)
+    return kept
