@@ -15,6 +15,8 @@ from click.testing import CliRunner, Result
 from aliquot.cli.cluster.explain import explain
 from aliquot.cli.main import COMMANDS
 from aliquot.cli.simulate import simulate
+from aliquot.dialects import parse_pod
+from aliquot.model.claim import AppClass, Claim
 from aliquot.placement.choose import POLICIES
 
 ROOT = Path(__file__).parent.parent
@@ -47,7 +49,24 @@ def test_both_readmes_have_the_same_sections_and_links() -> None:
     assert len(re.findall(r"^#+ ", english, re.MULTILINE)) == len(re.findall(r"^#+ ", chinese, re.MULTILINE))
     assert len(re.findall(r"^\|", english, re.MULTILINE)) == len(re.findall(r"^\|", chinese, re.MULTILINE))
     other = {"README.md", "README.zh-CN.md"}  # each links to the other
-    assert {link for link, _ in _LINK.findall(english)} - other == {link for link, _ in _LINK.findall(chinese)} - other
+    translated = {link.replace("docs/zh-CN/", "docs/") for link, _ in _LINK.findall(chinese)}
+    assert {link for link, _ in _LINK.findall(english)} - other == translated - other
+
+
+def test_chinese_readme_links_to_chinese_pages_where_they_exist() -> None:
+    linked = {link for link, _ in _LINK.findall((ROOT / "README.zh-CN.md").read_text())}
+    assert [page.name for page in (ROOT / "docs" / "zh-CN").glob("*.md") if f"docs/{page.name}" in linked] == []
+
+
+@pytest.mark.parametrize("readme", READMES)
+def test_readme_starts_with_a_pod_that_is_allowed(readme: str) -> None:
+    manifest = re.search(
+        r"^```yaml\n(.*?)^```", (ROOT / readme).read_text().partition("\n## ")[0], re.MULTILINE | re.DOTALL
+    )
+    assert manifest, "no manifest before the first section"
+    claim = parse_pod(yaml.safe_load(manifest[1]))
+    assert isinstance(claim, Claim), claim
+    assert claim.app_class == AppClass.ONLINE
 
 
 def test_explain_page_shows_what_explain_prints() -> None:
