@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from aliquot.model.device import CORE_MILLI
 from aliquot.model.node import Offer
 from aliquot.model.value import value
 
@@ -85,6 +86,11 @@ class Usage:
     greedy_milli: int = 0
     slices: int = 0
     exclusive: int = 0
+
+    @property
+    def booked_milli(self) -> int:
+        """Compute that is promised to others than offline work: a card held whole is booked whole."""
+        return CORE_MILLI if self.exclusive else self.core_milli
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(

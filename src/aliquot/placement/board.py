@@ -216,6 +216,10 @@ class Board:
             int(self.exclusive[at]),
         )
 
+    def booked_core(self, rows: Ints | slice, slots: Ints | slice) -> Ints:
+        """Thousandths of compute that are booked of each of these cards, as Usage.booked_milli."""
+        return np.where(self.exclusive[rows, slots] > 0, CORE_MILLI, self.used_core[rows, slots])
+
     def usual_memory(self) -> int:
         """MiB of the cluster's middle card, by which shares of memory are compared; 1 when there is no card."""
         if self._usual is None:

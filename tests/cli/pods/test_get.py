@@ -130,9 +130,10 @@ def test_get_nodes_shows_cards_and_free_amounts(daemon: FakeDaemon) -> None:
 
 def test_get_nodes_counts_whole_cards_as_used(daemon: FakeDaemon) -> None:
     alone = a_tenant("t", cards=[a_share(0, 24, exclusive=True)])
-    daemon.answers["status"] = a_status(cards=[a_card("box", 0, 24), a_card("box", 1)], tenants=[alone])
+    card = a_card("box", 0, 24, core_booked=100.0)
+    daemon.answers["status"] = a_status(cards=[card, a_card("box", 1)], tenants=[alone])
     assert "100% of 200%" in get("nodes").stdout
-    assert "the whole card is one tenant's" in CliRunner().invoke(cli, ["describe", "node"]).stdout
+    assert "100% booked by one tenant" in CliRunner().invoke(cli, ["describe", "node"]).stdout
 
 
 def test_get_pods_sorts_by_name(daemon: FakeDaemon) -> None:

@@ -16,16 +16,21 @@ from aliquot.adapters.host import processes
 from aliquot.adapters.host.home import Home
 from aliquot.adapters.host.users import user_name
 from aliquot.adapters.storage.store import Store
+from aliquot.cli.machine.top import view
 from aliquot.model.claim import AppClass
 from aliquot.model.node import Isolation
 from aliquot.model.status.machine import DaemonStatus
 from aliquot.model.tenancy import Tenancy
 from aliquot.model.tenant import Level, SharingRules, Standing, State
+from aliquot.placement.waste import Waste
 from aliquot.services.daemon.control import Caller, RefusedError
+from aliquot.services.daemon.metrics import exposition
 from aliquot.services.machine import tenants as module
+from aliquot.services.machine.dashboard import MachineView
 from aliquot.services.machine.requests import RunRequest
 from aliquot.services.machine.status import status
 from aliquot.services.machine.tenants import LocalMachine
+from kit.fakeview import EMPTY
 from kit.machine import PaperArbiter, cards
 
 
@@ -290,6 +295,16 @@ def test_restore_after_kill_at_any_step_adopts_living_tenants(
     assert rig.folders() == living | {f"{tenant_id}.json" for tenant_id in living}
     assert {tenancy.tenant.id for tenancy in rig.machine.store.tenancies()} == living
     assert set(rig.arbiter.tenants) == living
+
+
+def test_card_held_whole_is_booked_whole(rig: Rig) -> None:
+    rig.submit()
+    shown = status(rig.machine, {}, 11.0, DaemonStatus(pid=1))
+    assert [card.core_booked for card in shown.cards] == [100]
+    assert b'aliquot_card_core_booked_ratio{card="0",model="Paper 1000",uuid="GPU-0"} 1.0' in exposition(shown)
+    assert "24 GiB and 100% of compute booked" in view(shown)
+    totals = MachineView(lambda: shown, Waste(rig.machine.ledger.board), dict).state(11.0, EMPTY).totals
+    assert totals.core_booked == totals.core == 100
 
 
 def test_status_of_tenant(rig: Rig) -> None:

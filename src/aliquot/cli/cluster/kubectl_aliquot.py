@@ -187,7 +187,7 @@ def _used(nodes: Sequence[NodeStanding], *, in_cards: bool = False) -> list[str]
     """Memory and compute, used of what there is; compute in percent of a card, or in cards."""
     cards = [card for node in nodes for card in node.cards]
     used, total = sum(card.used.memory_mib for card in cards), sum(card.card.memory_mib for card in cards)
-    core = sum(1000 * bool(card.used.exclusive) or card.used.core_milli for card in cards)
+    core = sum(card.used.booked_milli for card in cards)
     of_all = f"{in_units(core, 1000):,}/{len(cards):,}" if in_cards else f"{in_units(core, 10)}/{100 * len(cards)}%"
     return [f"{in_units(used, 1024):,}/{in_units(total, 1024):,}", of_all]
 
@@ -348,7 +348,7 @@ def _node_json(node: NodeStanding) -> Json:
                 "withheld": card.card.withheld or None,
                 "memory_gib": in_units(card.card.memory_mib, 1024),
                 "memory_used_gib": in_units(card.used.memory_mib, 1024),
-                "core_used": in_units(1000 if card.used.exclusive else card.used.core_milli, 10),
+                "core_used": in_units(card.used.booked_milli, 10),
                 "greedy_used": in_units(card.used.greedy_milli, 10),
                 "shared_by": card.used.slices,
                 "exclusive": bool(card.used.exclusive),
@@ -366,7 +366,7 @@ def _node_json(node: NodeStanding) -> Json:
                     {
                         "index": card,
                         "memory_gib": in_units(use.memory_mib, 1024),
-                        "core": in_units(1000 if use.exclusive else use.core_milli, 10),
+                        "core": in_units(use.booked_milli, 10),
                         "greedy": in_units(use.greedy_milli, 10),
                     }
                     for card, use in pod.grant.usage().items()

@@ -220,8 +220,8 @@ def _node_card(status: Status, card: CardStatus) -> Iterator[str]:
     booked, total = memory(card.memory_booked_bytes >> 20), memory(card.memory_mib)
     yield f"  {_line('memory', f'{booked} of {total} booked, {memory(card.free_mib)} free')}"
     busy = "" if card.utilisation is None else f"; busy {card.utilisation:.0%}"
-    booked_core = "the whole card is one tenant's" if card.uuid in whole(status) else f"{card.core_booked:g}% booked"
-    yield f"  {_line('compute', booked_core + busy)}"
+    by_one = " by one tenant" * (card.uuid in whole(status))
+    yield f"  {_line('compute', f'{card.core_booked:g}% booked{by_one}{busy}')}"
     rows = [
         (
             tenant.name,
@@ -229,7 +229,7 @@ def _node_card(status: Status, card: CardStatus) -> Iterator[str]:
             "-" if share.share is None else f"{share.share:.1%}",
             compute(share),
             f"{memory(share.used_mib)} / {memory(share.limit_mib)}",
-            share.state,
+            state_words(share.state, share.paused_by),
         )
         for tenant in status.tenants
         for share in tenant.cards

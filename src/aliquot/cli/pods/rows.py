@@ -250,8 +250,7 @@ def whole(status: Status) -> set[str]:
 def _node_row(status: Status, node: NodeStatus, name: str, wide: bool) -> tuple[str, ...]:
     cards = cards_on(status, node)
     room = [card.free_mib for card in cards]
-    taken = whole(status)
-    compute = sum(max(0.0, 100 - card.core_booked) for card in cards if not card.is_out and card.uuid not in taken)
+    free_core = sum(max(0.0, 100 - card.core_booked) for card in cards if not card.is_out)
     out = sum(card.is_out for card in cards)
     pods = sum(pod.node == node.name and pod.phase in ("Pending", "Running") for pod in status.pods or [])
     models = sorted({card.model for card in cards})
@@ -262,7 +261,7 @@ def _node_row(status: Status, node: NodeStatus, name: str, wide: bool) -> tuple[
         str(sum(not card.tenants and not card.is_out for card in cards)),
         f"{memory(sum(room))} of {memory(sum(card.memory_mib for card in cards))}",
         memory(max(room, default=0)),
-        f"{compute:g}% of {100 * len(cards)}%",
+        f"{free_core:g}% of {100 * len(cards)}%",
         str(pods),
         node.policy,
         *(

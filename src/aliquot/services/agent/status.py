@@ -71,7 +71,7 @@ def _card(node: NodeState, card: Card, tenancies: Iterable[Tenancy]) -> CardStat
         memory_bytes=card.memory_mib << 20,
         memory_used_bytes=measured.get("memory_used_bytes"),
         memory_booked_bytes=booked.memory_mib << 20,
-        core_booked=booked.core_milli / 10,
+        core_booked=booked.booked_milli / 10,
         tenants=len(shares),
         utilisation=measured.get("utilisation"),
         healthy=card.healthy,

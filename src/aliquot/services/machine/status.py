@@ -76,7 +76,7 @@ def _card(node: LocalMachine, row: int, card: Card, measured: Mapping[str, Any])
         memory_bytes=card.memory_mib << 20,
         memory_used_bytes=measured.get("memory_used_bytes"),
         memory_booked_bytes=int(board.used_memory[row, card.index]) << 20,
-        core_booked=int(board.used_core[row, card.index]) / 10,
+        core_booked=board.usage(node.nodes[row].name, card.index).booked_milli / 10,
         tenants=int(board.used_slices[row, card.index]),
         utilisation=measured.get("utilisation"),
         why_out=card.withheld or UNSET,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 import aliquot
 from aliquot.model.device import CORE_MILLI
 from aliquot.services.daemon.calls import Calls
@@ -53,7 +55,7 @@ def _of_cluster(cluster: Cluster) -> tuple[tuple[str, str, float], ...]:
         (
             "aliquot_cards_core_booked_ratio",
             "Compute given to Pods, in cards.",
-            int(board.used_core[: board.rows][here].sum()) / 1000,
+            int(board.booked_core(np.flatnonzero(here), slice(None)).sum()) / CORE_MILLI,
         ),
         (
             "aliquot_cards_free_ratio",

@@ -88,7 +88,7 @@ def _placed_status(placed: Placed, doubt: str | None) -> PlacedStatus:
         app_class=placed.claim.app_class,
         doubt=doubt,
         cards=[
-            UseStatus(card, use.memory_mib, use.core_milli / 10, bool(use.exclusive))
+            UseStatus(card, use.memory_mib, use.booked_milli / 10, bool(use.exclusive))
             for card, use in placed.grant.usage().items()
         ],
     )
@@ -108,7 +108,7 @@ def _node_status(cluster: Cluster, node: Node, pods: list[PlacedStatus]) -> Clus
                 healthy=card.healthy,
                 memory_mib=card.memory_mib,
                 used_memory_mib=used[card.index].memory_mib,
-                used_core=used[card.index].core_milli / 10,
+                used_core=used[card.index].booked_milli / 10,
             )
             for card in node.cards
         ],

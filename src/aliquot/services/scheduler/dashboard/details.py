@@ -75,7 +75,7 @@ class Details:
             memory_mib=card.memory_mib,
             memory_booked_mib=used.memory_mib,
             memory_used_mib=None,
-            core_booked=used.core_milli / 10,
+            core_booked=used.booked_milli / 10,
             greedy_booked=used.greedy_milli / 10,
             busy=None,
             exclusive=bool(used.exclusive),

@@ -90,7 +90,7 @@ def card_bytes(board: Board, rows: Ints, slots: Ints) -> Bytes:
     online, offline = board.online[rows, slots] > 0, board.offline[rows, slots] > 0
     return {
         "memory": _bytes(board.used_memory[rows, slots], board.memory[rows, slots]),
-        "core": _bytes(board.used_core[rows, slots], CORE_MILLI),
+        "core": _bytes(board.booked_core(rows, slots), CORE_MILLI),
         "class": np.select(
             [~board.healthy[rows, slots], whole, online & offline, online, offline, shared],
             [OUT, WHOLE, MIXED, ONLINE, OFFLINE, NORMAL],

@@ -208,7 +208,7 @@ class ClusterView:
             memory_booked_mib=int(board.used_memory[rows, slots].sum()),
             memory_used_mib=None,
             core=100 * len(rows),
-            core_booked=round(int(board.used_core[rows, slots].sum()) / 10, 1),
+            core_booked=round(int(board.booked_core(rows, slots).sum()) / 10, 1),
             busy=None,
             fragmentation=None if waste is None else round(waste, 4),
             pods=PodCounts(
