@@ -131,6 +131,15 @@ def test_incomplete_binding_names_the_field(field: str) -> None:
         parse_binding(body(**{key: value for key, value in BINDING.items() if key != field}))
 
 
+@pytest.mark.parametrize("field", ["PodName", "PodNamespace", "Node"])
+@pytest.mark.parametrize(
+    "name", ["a/b", "../secrets/x", "a%2fb", "a?b", "a#b", "a b", "A", "a\n", "x" * 254, ".", ".."]
+)
+def test_name_in_a_binding_is_one_part_of_a_path(field: str, name: str) -> None:
+    with pytest.raises(WireError, match=f"(?s){field}: .* is not allowed: a Kubernetes name"):
+        parse_binding(body(**{**BINDING, field: name}))
+
+
 @given(st.binary(max_size=60) | st.text(max_size=30).map(str.encode))
 def test_parse_args_accepts_any_bytes(sent: bytes) -> None:
     for parse in (parse_args, parse_binding, parse_preemption):
