@@ -17,7 +17,7 @@ from bench.scheduler.contestants import Contestant, Running, ours, peer
 from bench.scheduler.ground import Ground, client_of
 from bench.scheduler.kube import through_kube_scheduler
 from bench.scheduler.load import busy_machine
-from bench.scheduler.neighbours import Neighbours
+from bench.scheduler.neighbours import Neighbours, settle
 from bench.scheduler.trials import Numbers, cold_start, latency, throughput
 from bench.scheduler.waiting import waiting
 
@@ -104,6 +104,7 @@ class Bench:
         for contestant in field:
             self._small(contestant, contestant.name, ("latency", "throughput", "kube", "waiting"))
         if "kube" in self.trials and ground.plane is not None:
+            settle(ground.say)
             ground.say(f"{PLAIN}: {options.kube_pods} Pods")
             self.results[PLAIN] = {}
             self._guard(PLAIN, lambda: self._through(None))
@@ -140,6 +141,8 @@ class Bench:
         for trial in (name for name in self.trials if name in trials):
             if trial in ("kube", "waiting") and ground.plane is None:
                 continue
+            if column != BUSY:
+                settle(ground.say)
             ground.say(f"{column}: {TRIALS[trial]}")
 
             def measure(trial: str = trial) -> Numbers:
@@ -176,6 +179,7 @@ class Bench:
 
     def _large(self, contestant: Contestant) -> Numbers:
         options, ground = self._options, self._ground
+        settle(ground.say)
         ground.say(f"{contestant.name}: cold start")
         running, found = cold_start(contestant, ground, self._folder, seconds=4 * options.seconds)
         self.results[contestant.name] |= found  # kept, even where it breaks down over what comes now
@@ -190,6 +194,7 @@ class Bench:
         return {**calls, **told}
 
     def _huge(self, contestant: Contestant) -> Numbers:
+        settle(self._ground.say)
         running, found = cold_start(contestant, self._ground, self._folder, seconds=4 * self._options.seconds)
         running.stop()
         return {key.replace("cold_", "cold_huge_"): value for key, value in found.items()}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_CALM, _CALM_SECONDS = 0.25, 3  # CPU seconds a second of a control plane at rest; how long it must be so
 
 
 class Neighbours:
@@ -21,6 +23,19 @@ class Neighbours:
         took = max(1e-9, (time.monotonic() - self._began) * (os.cpu_count() or 1))
         others = (_busy_seconds() - self._busy) - (_own_seconds() - self._own)
         return min(1.0, max(0.0, others / took))
+
+
+def settle(say: Callable[[str], None], *, seconds: float = 90.0) -> None:
+    """Until the programs that we started have done what is left of earlier work: garbage of the API server, controllers
+    that look at thousands of new objects. On two cores they are what a caller waits for otherwise."""
+    began, calm = time.monotonic(), 0
+    while calm < _CALM_SECONDS:
+        if time.monotonic() > began + seconds:
+            say(f"the control plane is still busy after {seconds:.0f} s; measured nevertheless")
+            return
+        before = sum(_child_seconds().values())
+        time.sleep(1.0)
+        calm = calm + 1 if sum(_child_seconds().values()) - before < _CALM else 0
 
 
 def _busy_seconds() -> float:

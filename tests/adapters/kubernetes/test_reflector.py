@@ -310,6 +310,18 @@ def test_after_410_reflector_lists_and_reports_only_differences(in_stream: bool)
     play(scene, before=three)
 
 
+def test_a_relist_is_read_in_smaller_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_NEXT_PAGE", 1)
+
+    async def scene(rig: Rig) -> None:
+        await rig.synced()
+        await rig.reflector.relist()
+        assert [call.query["limit"] for call in rig.server.asked(watch=False)] == ["1000", "1", "1", "1"]
+        assert rig.sink.drifts == [0, 0]
+
+    play(scene, before=three)
+
+
 def test_a_list_that_expires_between_two_pages_is_begun_anew_and_reports_nothing_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

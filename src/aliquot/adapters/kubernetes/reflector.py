@@ -24,7 +24,7 @@ from aliquot.model.backoff import backoff
 
 log = logging.getLogger(__name__)
 
-_PAGE = 1000
+_PAGE, _NEXT_PAGE = 1000, 200  # objects; smaller pages once we serve, whose callers wait while one is decoded
 _WATCH_SECONDS = (240, 480)  # the server ends a watch after that long; spread, so that not all are renewed at once
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 15.0
 _SOUND = 20.0  # seconds; a watch that lasted so long, or brought anything, was healthy: the next failure is a first one
@@ -252,7 +252,8 @@ class Reflector(Generic[T]):
                 coming.cancel()
 
     def _ask_page(self, more: str) -> asyncio.Task[Any]:
-        params = {**self._params, "limit": str(_PAGE), **({"continue": more} if more else {})}
+        limit = _NEXT_PAGE if self.synced.is_set() else _PAGE
+        params = {**self._params, "limit": str(limit), **({"continue": more} if more else {})}
         ask = self._kube.get(self.path, params=params, into=bytes, timeout=60.0)
         return asyncio.get_running_loop().create_task(ask)
 
