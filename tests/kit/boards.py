@@ -10,7 +10,7 @@ from aliquot.model.claim import AppClass, Claim, Role, Slice, Usage
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
 from aliquot.placement.board import Board, Occupant
-from kit.builders import GIB, a_claim, a_container, a_slice, whole_node
+from kit.builders import GIB, a_board, a_claim, a_container, a_node, a_slice, whole_node
 
 offers = st.sampled_from(list(Offer))
 slices = st.one_of(
@@ -136,3 +136,40 @@ def boards(draw: st.DrawFn) -> Board:
     for change in draw(st.lists(changes, max_size=6)):
         change(board, held)
     return board
+
+
+card_sizes = st.lists(st.lists(st.sampled_from([8, 16, 24]), min_size=1, max_size=4), min_size=1, max_size=6)
+
+
+def a_cluster(sizes: list[list[int]]) -> Board:
+    """Nodes n0, n1, ... with cards of those GiB and some CPU: most Pods of `arriving` fit several of them."""
+    return a_board(*(a_node(f"n{at}", *cards, cpu_milli=16_000, memory_mib=64 * GIB) for at, cards in enumerate(sizes)))
+
+
+@st.composite
+def arriving(draw: st.DrawFn) -> list[Claim]:
+    """qGPU Pods of every app-class, of one to three containers, some of one owner, in the order they come."""
+    coming = []
+    for at in range(draw(st.integers(1, 25))):
+        app_class = draw(st.sampled_from([AppClass.NORMAL, AppClass.NORMAL, AppClass.ONLINE, AppClass.OFFLINE]))
+        greedy = 30 if app_class is AppClass.OFFLINE else None
+        containers = [
+            a_container(
+                a_slice(draw(st.integers(1, 24)), None if greedy else draw(st.none() | st.integers(5, 99)), greedy),
+                draw(st.integers(1, 3)),
+                name=f"c{place}",
+                index=place,
+            )
+            for place in range(draw(st.sampled_from([1, 1, 1, 2, 3])))
+        ]
+        coming.append(
+            a_claim(
+                *containers,
+                name=f"p{at}",
+                app_class=app_class,
+                offer=Offer.QGPU if app_class is AppClass.NORMAL else Offer.QGPU_MIXED,
+                owner=draw(st.sampled_from([None, "a", "b"])),
+                cpu_milli=draw(st.sampled_from([0, 1000, 4000, 8000])),
+            )
+        )
+    return coming

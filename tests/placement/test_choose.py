@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.model.claim import AppClass, Claim, Role, Slice
+from aliquot.model.claim import Claim, Role, Slice
 from aliquot.model.device import Card
 from aliquot.model.node import Node, Offer
 from aliquot.model.refusal import Reason
@@ -17,53 +17,16 @@ from aliquot.placement.board import Board
 from aliquot.placement.book import Booking, Ledger
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.placement.packing import Packing
-from kit.builders import GIB, a_claim, a_container, a_node, a_slice
-
-
-def _cluster(sizes: list[list[int]]) -> Board:
-    board = Board()
-    for at, cards in enumerate(sizes):
-        board.set_node(a_node(f"n{at}", *cards, cpu_milli=16_000, memory_mib=64 * GIB))
-    return board
-
-
-_sizes = st.lists(st.lists(st.sampled_from([8, 16, 24]), min_size=1, max_size=4), min_size=1, max_size=5)
-
-
-@st.composite
-def _claims(draw: st.DrawFn) -> list[Claim]:
-    claims = []
-    for at in range(draw(st.integers(1, 25))):
-        app_class = draw(st.sampled_from([AppClass.NORMAL, AppClass.NORMAL, AppClass.ONLINE, AppClass.OFFLINE]))
-        greedy = 30 if app_class is AppClass.OFFLINE else None
-        containers = [
-            a_container(
-                a_slice(draw(st.integers(1, 12)), None if greedy else draw(st.none() | st.integers(5, 60)), greedy),
-                draw(st.integers(1, 2)),
-                name=f"c{place}",
-                index=place,
-            )
-            for place in range(draw(st.sampled_from([1, 1, 1, 2])))
-        ]
-        claims.append(
-            a_claim(
-                *containers,
-                name=f"p{at}",
-                app_class=app_class,
-                offer=Offer.QGPU if app_class is AppClass.NORMAL else Offer.QGPU_MIXED,
-                owner=draw(st.sampled_from([None, "a", "b"])),
-                cpu_milli=draw(st.sampled_from([0, 1000, 4000])),
-            )
-        )
-    return claims
+from kit.boards import a_cluster, arriving, card_sizes
+from kit.builders import GIB, a_claim, a_container, a_slice
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@given(sizes=_sizes, claims=_claims(), leaving=st.lists(st.booleans(), min_size=25, max_size=25))
+@given(sizes=card_sizes, claims=arriving(), leaving=st.lists(st.booleans(), min_size=25, max_size=25))
 def test_cached_scores_equal_fresh_scores(
     policy: str, sizes: list[list[int]], claims: list[Claim], leaving: list[bool]
 ) -> None:
-    board = _cluster(sizes)
+    board = a_cluster(sizes)
     ledger, kept = Ledger(board), Chooser(board, POLICIES[policy]())
     for at, claim in enumerate(claims):
         fresh = Chooser(board, POLICIES[policy]())
@@ -127,7 +90,7 @@ def test_seating_finds_a_solution_if_there_is_one(
             for at, (size, count, role) in enumerate(parts)
         )
     )
-    board = _cluster([free])
+    board = a_cluster([free])
     grant = Chooser(board, POLICIES[policy]()).choose(claim)
     assert (grant is not None) == _possible(free, claim)
     if grant is not None:
@@ -139,14 +102,14 @@ def test_seating_finds_a_solution_if_there_is_one(
 
 def test_a_pod_with_absurdly_many_containers_is_answered_in_bounded_time() -> None:
     """Two hundred containers on 16 cards with no way to seat them: patience ends, and the answer is no."""
-    board = _cluster([[8] * 16])
+    board = a_cluster([[8] * 16])
     claim = a_claim(*(a_container(a_slice(3), 8, name=f"c{at}", index=at) for at in range(200)))
     assert Chooser(board, POLICIES["binpack"]()).choose(claim) is None
 
 
 def test_a_pod_that_fits_nowhere_is_answered_in_bounded_time_on_many_nodes() -> None:
     """Nine containers of 60% never fit 8 cards; nine of all sizes end with the patience of the decision."""
-    board = _cluster([[16] * 8] * 300)
+    board = a_cluster([[16] * 8] * 300)
     alike = a_claim(*(a_container(Slice(memory_percent=60), name=f"c{at}", index=at) for at in range(9)))
     mixed = a_claim(*(a_container(Slice(memory_percent=52 + at), name=f"c{at}", index=at) for at in range(9)))
     for claim in (alike, mixed):
@@ -161,7 +124,7 @@ def test_the_command_line_offers_the_policies_there_are() -> None:
 
 
 def test_ties_go_to_the_first_node_of_the_board() -> None:
-    board = _cluster([[16], [16], [16]])
+    board = a_cluster([[16], [16], [16]])
     for policy in POLICIES.values():
         grant = Chooser(board, policy()).choose(a_claim(a_container(a_slice(4))))
         assert grant is not None

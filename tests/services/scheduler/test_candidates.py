@@ -6,54 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aliquot.model.claim import AppClass, Claim
+from aliquot.model.claim import Claim
 from aliquot.model.grant import Grant
-from aliquot.model.node import Offer
-from aliquot.placement.board import Board
 from aliquot.placement.book import Ledger
 from aliquot.placement.choose import POLICIES, Chooser
 from aliquot.services.scheduler.candidates import Candidates
-from kit.builders import GIB, a_claim, a_container, a_node, a_slice
-
-_sizes = st.lists(st.lists(st.sampled_from([8, 16, 24]), min_size=1, max_size=4), min_size=1, max_size=6)
-
-
-@st.composite
-def _claims(draw: st.DrawFn) -> list[Claim]:
-    claims = []
-    for at in range(draw(st.integers(1, 20))):
-        app_class = draw(st.sampled_from([AppClass.NORMAL, AppClass.NORMAL, AppClass.ONLINE, AppClass.OFFLINE]))
-        greedy = 30 if app_class is AppClass.OFFLINE else None
-        containers = [
-            a_container(
-                a_slice(draw(st.integers(1, 24)), None if greedy else draw(st.none() | st.integers(5, 99)), greedy),
-                draw(st.integers(1, 3)),
-                name=f"c{place}",
-                index=place,
-            )
-            for place in range(draw(st.sampled_from([1, 1, 2, 3])))
-        ]
-        claims.append(
-            a_claim(
-                *containers,
-                name=f"p{at}",
-                app_class=app_class,
-                offer=Offer.QGPU if app_class is AppClass.NORMAL else Offer.QGPU_MIXED,
-                owner=draw(st.sampled_from([None, "a", "b"])),
-                cpu_milli=draw(st.sampled_from([0, 1000, 8000])),
-            )
-        )
-    return claims
+from kit.boards import a_cluster, arriving, card_sizes
+from kit.builders import a_board, a_claim, a_container, a_node, a_slice
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@given(sizes=_sizes, claims=_claims(), data=st.data())
+@given(sizes=card_sizes, claims=arriving(), data=st.data())
 def test_short_filter_answers_the_best_of_all_nodes_that_the_long_one_finds(
     policy: str, sizes: list[list[int]], claims: list[Claim], data: st.DataObject
 ) -> None:
-    board = Board()
-    for at, cards in enumerate(sizes):
-        board.set_node(a_node(f"n{at}", *cards, cpu_milli=16_000, memory_mib=64 * GIB))
+    board = a_cluster(sizes)
     ledger = Ledger(board)
     chooser, fresh = Chooser(board, POLICIES[policy]()), Chooser(board, POLICIES[policy]())
     short, long = Candidates(board, chooser, 1), Candidates(board, fresh, 0)
@@ -82,9 +49,7 @@ def test_short_filter_answers_the_best_of_all_nodes_that_the_long_one_finds(
 
 def test_refusal_of_a_part_of_the_nodes_gives_the_same_reasons_for_every_part() -> None:
     """kube-scheduler looks at 120 of 250 nodes at a time, and counts reasons: equal counts are not written again."""
-    board = Board()
-    for at in range(250):
-        board.set_node(a_node(f"n{at}", 8 if at % 7 else 16))
+    board = a_board(*(a_node(f"n{at}", 8 if at % 7 else 16) for at in range(250)))
     ledger, chooser = Ledger(board), Chooser(board, POLICIES["binpack"]())
     for at in range(0, 250, 7):
         full = a_claim(a_container(a_slice(16)), name=f"full-{at}")
@@ -108,9 +73,7 @@ def _on(chooser: Chooser, claim: Claim, name: str) -> Grant:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_first_claim_of_all_gets_the_reason_of_containers_that_fit_only_one_by_one(policy: str) -> None:
-    board = Board()
-    for name, cards in (("one", [8, 4]), ("two", [8, 8])):
-        board.set_node(a_node(name, *cards))
+    board = a_board(a_node("one", 8, 4), a_node("two", 8, 8))
     two_fives = a_claim(a_container(a_slice(5), name="a"), a_container(a_slice(5), name="b", index=1))
     found = Candidates(board, Chooser(board, POLICIES[policy]()), 0).filter(two_fives, ["one", "two"])
     assert found.fit == ["two"]
