@@ -59,6 +59,18 @@ def test_nothing_is_kept_where_places_abound() -> None:
     assert _dues(_board(*[0] * 40), _claim(1000)) == {}
 
 
+def test_nothing_is_kept_where_cpu_runs_out_before_gpu() -> None:
+    """MIX asks for some 6 cores a card; with the CPU-heavy Pods for 17, of the 16 that the nodes have."""
+    board = _board(0, 1)
+    taking = (demand_of(_claim(1000)), np.full(board.rows, 3))
+    assert Reserve(board, MIX).dues(*taking) is not None
+    assert Reserve(board, [*MIX, (Shape(0, 0, 30_000), 50)]).dues(*taking) is None
+    board.take("n1", Occupant({}, cpu_milli=64_000))
+    assert Reserve(board, MIX).dues(*taking) is not None, "9 cores are left for each free card"
+    board.take("n0", Occupant({}, cpu_milli=24_000))
+    assert Reserve(board, MIX).dues(*taking) is None, "6 cores are left for each free card"
+
+
 def test_nothing_is_kept_for_large_pods_that_nobody_asks_for() -> None:
     board = _board(0, 1)
     assert Reserve(board, [(Shape(1, 1000, 0), 5)]).dues(demand_of(_claim(1000)), np.zeros(2, np.int64)) is None

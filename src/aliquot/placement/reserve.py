@@ -8,6 +8,9 @@ the cluster has for it now. A kind is short when there are fewer than its margin
 such Pods, and larger ones, a full cluster would have at a time. A Pod that would take a place from a kind that is short
 pays for it, so that it goes elsewhere if it can. Where places abound nothing changes: a rule that always prefers broken
 nodes packs a point worse, because it wastes CPU.
+
+Nor does anything change where the cluster runs out of CPU before it runs out of GPU. There the places go for want of
+CPU, all kinds are short from the start, and keeping room packs up to a point and a half worse.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from aliquot.placement.workload import Shape
 _MARGIN = 4.0  # standard deviations; of 2 to 16, 4 to 8 let large Pods wait least
 _PRICE = float(CORE_MILLI)  # milli-GPU for every card of a place that is lost: more than any other term comes to
 _MOST_KINDS = 16  # the commonest
+_CPU_TO_SPARE = 1.1  # times the CPU that the Pods seen ask for with as much GPU; less is scarce
 
 
 class Reserve:
@@ -37,6 +41,7 @@ class Reserve:
                 kinds[shape.count, shape.cpu_milli] += times
         common = sorted(sorted(kinds, key=lambda kind: (-kinds[kind], kind))[:_MOST_KINDS])
         asked = sum(shape.count * shape.milli * times for shape, times in shapes)
+        self._cpu_per_milli = sum(shape.cpu_milli * times for shape, times in shapes) / max(asked, 1)
         self._board = board
         self._count: Ints = np.array([count for count, _ in common], np.int64)
         self._cpu: Ints = np.array([max(cpu, 1) for _, cpu in common], np.int64)
@@ -63,7 +68,7 @@ class Reserve:
         self._follow()
         there = int(board.cards[: board.rows].sum())
         short = self._total < _MARGIN * np.sqrt(self._per_card * there)
-        if not short.any():
+        if not short.any() or self._cpu_is_scarce():
             return None
         rows = np.flatnonzero(self._places[: board.rows, short].any(axis=1))
         if not len(rows):
@@ -73,6 +78,14 @@ class Reserve:
         left = self._places_for(whole - taken, board.room_cpu[rows] - demand.cpu_milli)
         lost = ((self._places[rows] - left) * self._count)[:, short].sum(axis=1)
         return rows, _PRICE * lost
+
+    def _cpu_is_scarce(self) -> bool:
+        """In the whole cluster or in what is free of it: Pods that were not seen may hold CPU too."""
+        board, rows = self._board, self._board.rows
+        wanted = _CPU_TO_SPARE * self._cpu_per_milli
+        if int(board.cpu[:rows].sum()) < wanted * CORE_MILLI * int(board.cards[:rows].sum()):
+            return True
+        return int(np.maximum(board.room_cpu[:rows], 0).sum()) < wanted * int(board.free[:rows].sum())
 
     def _broken(self, demand: Demand, rows: Ints, cards: Ints, whole: Ints) -> Ints:
         """By row: how many of the `whole` cards the demand would take something of."""
