@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aliquot.model.node import Node
-from aliquot.sim.churn import MEAN_STAY, MEASURED, WARM_UP, Arrival, Steady, Waits, churn, come_and_go, size_of
+from aliquot.sim.churn import MEAN_STAY, MEASURED, WARM_UP, Arrival, Steady, Step, Waits, churn, come_and_go, size_of
 from aliquot.sim.trace import PodSpec, generate, parse_nodes
 
 BEGIN = WARM_UP * MEAN_STAY
@@ -40,6 +40,17 @@ def test_a_pod_waits_until_room_comes() -> None:
     assert waits(found, "1") == Waits("1", pods=2, waiting=0, mean=35.0, p50=35.0, p99=waits(found, "1").p99)
     assert waits(found, "1").p99 == pytest.approx(69.3)
     assert found.allocated_percent == pytest.approx(100 * 200 / (END - BEGIN))
+
+
+def test_watch_hears_of_every_step_in_its_order() -> None:
+    arrivals = [Arrival(0, 1, 100), Arrival(30, 1, 100), Arrival(40, 0, 10)]
+    steps: list[Step] = []
+    clock = itertools.count().__next__
+    churn(nodes("n1,9000,9000,1,A"), KINDS, arrivals, "binpack", load=1.0, known=KINDS, clock=clock, watch=steps.append)
+    found = [(step.uid, step.grant.node if step.grant else None, step.leaves) for step in steps]
+    gets, waits, leaves = ("n1", False), (None, False), (None, True)
+    steps_of = [(0, gets), (1, waits), (2, waits), (0, leaves), (1, gets), (1, leaves), (2, gets), (2, leaves)]
+    assert found == [(uid, *what) for uid, what in steps_of]
 
 
 def test_a_waiting_pod_holds_up_no_other() -> None:

@@ -47,6 +47,15 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that happens to the Pod that came as number `uid`: it begins to wait, gets its place, or leaves."""
+
+    uid: int
+    grant: Grant | None = None  # its place
+    leaves: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Waits:
     """How long the Pods of one size waited, in seconds; one that still waits counts with its time so far."""
 
@@ -124,9 +133,13 @@ def churn(
     known: Sequence[PodSpec],
     clock: Callable[[], float],
     progress: Callable[[int], None] = lambda _: None,
+    watch: Callable[[Step], None] = lambda _: None,
 ) -> Steady:
-    """Run one policy on the arrivals of one load. `known` is the workload it may know beforehand, as in `replay`."""
-    run = _Run(nodes, pods, policy, known)
+    """Run one policy on the arrivals of one load. `known` is the workload it may know beforehand, as in `replay`.
+
+    `watch` hears of everything that happens, in its order.
+    """
+    run = _Run(nodes, pods, policy, known, watch)
     every = max(1, len(coming) // _REPORTS)
     began = clock()
     for at, arrival in enumerate(coming):
@@ -144,7 +157,15 @@ def churn(
 class _Run:
     """The cluster, who runs, who waits."""
 
-    def __init__(self, nodes: Sequence[Node], pods: Sequence[PodSpec], policy: str, known: Sequence[PodSpec]) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        pods: Sequence[PodSpec],
+        policy: str,
+        known: Sequence[PodSpec],
+        watch: Callable[[Step], None],
+    ) -> None:
+        self.watch = watch
         self.board = Board()
         for node in nodes:
             self.board.set_node(node)
@@ -168,6 +189,7 @@ class _Run:
             at, uid, kind, row = heapq.heappop(self.leaving)
             self._pass(at)
             self.ledger.forget(str(uid))
+            self.watch(Step(uid, leaves=True))
             self.allocated -= self.pods[kind].demand_milli
             for waiting, arrival in self.queue.take(row):
                 claim = self.pods[arrival.kind].claim(str(waiting))
@@ -184,6 +206,7 @@ class _Run:
         grant = self.chooser.choose(claim)
         if grant is None:
             self.queue.add(uid, arrival)
+            self.watch(Step(uid))
         else:
             self._start(uid, arrival, claim, grant)
 
@@ -210,6 +233,7 @@ class _Run:
         assert isinstance(booked, Booking), f"chose what is not free: {booked}"
         self.allocated += self.pods[arrival.kind].demand_milli
         self.started[uid] = self.now
+        self.watch(Step(uid, grant))
         heapq.heappush(self.leaving, (self.now + arrival.stay, uid, arrival.kind, self.board.row_of[grant.node]))
 
     def _pass(self, time: float) -> None:
