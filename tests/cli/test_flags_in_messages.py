@@ -41,6 +41,7 @@ OTHERS = {
     *("--policy-config-file", "--leader-elect-resource-name"),
     *("--reuse-values", "--set"),
     "--gpu-reset",
+    *("--no-pager", "--quiet"),
 }
 
 

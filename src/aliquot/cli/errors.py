@@ -33,6 +33,23 @@ class InputError(click.ClickException):
         click.echo(f"aliquot: {self.format_message()}", err=True)
 
 
+class SuggestingGroup(click.Group):
+    """Suggests a command with a similar name."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib
+
+            close = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
+            if close and not args[0].startswith("-"):
+                raise click.UsageError(f'No such command "{args[0]}"; did you mean {close[0]}?', ctx) from error
+            raise
+
+
 def run_and_exit(command: click.Command, name: str, arguments: list[str] | None = None) -> NoReturn:
     """Run the command and exit with its exit code."""
     _make_streams_safe()

@@ -12,7 +12,7 @@ import sys
 import click
 
 import aliquot
-from aliquot.cli.errors import run_and_exit
+from aliquot.cli.errors import SuggestingGroup, run_and_exit
 
 _COMPLETE = "_ALIQUOT_COMPLETE"  # click's name for it
 
@@ -40,6 +40,7 @@ COMMANDS = (
     ("policy", "machine.policy:policy", "Show or change how tenants share the cards."),
     ("up", "machine.up:up", "Start the daemon of this machine."),
     ("down", "machine.up:down", "Stop the daemon of this machine."),
+    ("service", "machine.service:service", "Start the daemon of this machine at boot, with systemd."),
     ("dashboard", "dashboard:dashboard", "Print the address of the dashboard, or open it."),
     ("burn", "machine.burn:burn", "Run a sample workload: kernels with a fixed amount of work."),
     ("scheduler", "cluster.scheduler:scheduler", "Run the scheduler extender of a Kubernetes cluster."),
@@ -72,7 +73,7 @@ COMMANDS = (
 )
 
 
-class _Commands(click.Group):
+class _Commands(SuggestingGroup):
     """Loads a command when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -88,20 +89,6 @@ class _Commands(click.Group):
             found: click.Command = getattr(importlib.import_module(f"aliquot.cli.{module}"), attribute)
             return found
         return None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggests a command with a similar name."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            import difflib
-
-            close = difflib.get_close_matches(args[0], self.list_commands(ctx), 1)
-            if close and not args[0].startswith("-"):
-                raise click.UsageError(f'No such command "{args[0]}"; did you mean {close[0]}?', ctx) from error
-            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """From the table, without loading the commands."""

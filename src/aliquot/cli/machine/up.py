@@ -30,35 +30,77 @@ NO_CARD = (
 )
 
 
+_OPTIONS = (
+    click.option(
+        "--policy", type=click.Choice(POLICY_CHOICES), help="How tenants share a card  [default: as set last]"
+    ),
+    click.option(
+        "--release-delay",
+        type=Delay(),
+        help="How long an idle card stays reserved for online work: 100ms, or 0 to release it at once  "
+        "[default: as set last]",
+    ),
+    click.option(
+        "--rules",
+        type=click.Choice(["seed", "2026"]),
+        help="Version of qGPU's rules for `aliquot apply`  [default: as set last, at first seed]",
+    ),
+    click.option(
+        "--simulate",
+        metavar="SPEC",
+        help="Simulate cards: 2x24GiB, or 2x8x24GiB for two nodes of eight cards",
+    ),
+    click.option(
+        "--listen",
+        metavar="[ADDRESS:]PORT",
+        help="Address of the dashboard and the Prometheus metrics; 0: none  [default: 127.0.0.1:9478]",
+    ),
+    click.option(
+        "--token-file",
+        type=click.Path(path_type=Path),
+        help="File with the token; required if --listen is reachable from other machines",
+    ),
+)
+
+
+def up_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of the daemon, for `up` and for the unit that calls it."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def check_up_options(simulate: str | None, listen: str | None, token_file: Path | None, **_others: object) -> None:
+    """Raises InputError for what the daemon would refuse."""
+    parse_simulation(simulate)
+    parse_listen(listen, token_file, option="--listen")
+
+
+def up_words(
+    policy: str | None,
+    release_delay: float | None,
+    rules: str | None,
+    simulate: str | None,
+    listen: str | None,
+    token_file: Path | None,
+) -> list[str]:
+    """The same options as words of a command line."""
+    words = []
+    for flag, value in (
+        ("--policy", policy),
+        ("--rules", rules),
+        ("--simulate", simulate),
+        ("--listen", listen),
+        ("--token-file", None if token_file is None else token_file.absolute()),
+        ("--release-delay", None if release_delay is None else f"{release_delay * 1000:g}ms"),
+    ):
+        words += [] if value is None else [flag, str(value)]
+    return words
+
+
 @click.command()
 @click.option("-d", "--detach", is_flag=True, help="Run in the background; return when it is ready")
-@click.option("--policy", type=click.Choice(POLICY_CHOICES), help="How tenants share a card  [default: as set last]")
-@click.option(
-    "--release-delay",
-    type=Delay(),
-    help="How long an idle card stays reserved for online work: 100ms, or 0 to release it at once  "
-    "[default: as set last]",
-)
-@click.option(
-    "--rules",
-    type=click.Choice(["seed", "2026"]),
-    help="Version of qGPU's rules for `aliquot apply`  [default: as set last, at first seed]",
-)
-@click.option(
-    "--simulate",
-    metavar="SPEC",
-    help="Simulate cards: 2x24GiB, or 2x8x24GiB for two nodes of eight cards",
-)
-@click.option(
-    "--listen",
-    metavar="[ADDRESS:]PORT",
-    help="Address of the dashboard and the Prometheus metrics; 0: none  [default: 127.0.0.1:9478]",
-)
-@click.option(
-    "--token-file",
-    type=click.Path(path_type=Path),
-    help="File with the token; required if --listen is reachable from other machines",
-)
+@up_options
 def up(
     detach: bool,
     policy: str | None,
@@ -146,17 +188,6 @@ def _in_background(
     from aliquot.adapters.host.control import ControlError, NoDaemonError, connect
     from aliquot.cli.run.autostart import StartError, start
 
-    arguments = []
-    token = None if token_file is None else token_file.absolute()
-    for flag, value in (
-        ("--policy", policy),
-        ("--rules", rules),
-        ("--simulate", simulate),
-        ("--listen", listen),
-        ("--token-file", token),
-    ):
-        arguments += [] if value is None else [flag, str(value)]
-    arguments += [] if delay is None else ["--release-delay", f"{delay * 1000:g}ms"]
     try:
         connect(homes())[0].close()
     except NoDaemonError:
@@ -167,7 +198,7 @@ def _in_background(
         about = ask({"op": "hello"})
         raise _already_running(f"a daemon already runs for {about['home']}: pid {about['pid']}")
     try:
-        start(arguments)[0].close()
+        start(up_words(policy, delay, rules, simulate, listen, token_file))[0].close()
     except StartError as error:
         raise InputError(str(error), code=error.code) from error
     status = read_status()
@@ -194,6 +225,7 @@ def _serve(
     from aliquot.adapters.gpu import player
     from aliquot.adapters.gpu.nvml import Nvml, NvmlError
     from aliquot.adapters.host.logs import start_text_logging
+    from aliquot.adapters.host.systemd import notify_ready
     from aliquot.adapters.storage.store import StoreError
     from aliquot.dialects import QgpuRules
     from aliquot.model.node import Isolation
@@ -207,6 +239,7 @@ def _serve(
     def on_ready(text: str) -> None:
         came_up()
         click.echo(f"aliquot: {text}", err=True)
+        notify_ready()
 
     playing = player.known(home)
     if spec is None and playing is not None:  # a home stays simulated until `aliquot down`
