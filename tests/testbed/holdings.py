@@ -1,4 +1,5 @@
-"""Who holds what, by the API server alone: no line of the product is used, so that it cannot be wrong in the same way.
+"""Who holds what, by the API server alone. Of the product only the table of the sizes that cards are sold with is used,
+so that the judge cannot be wrong in the same way.
 
 All three dialects, with their rules for sharing; `audit` follows one kind of card through thousands of changes.
 """
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from aliquot.model.device import nominal_gib
 from testbed.objects import Object, list_pods
 from testbed.plane import ControlPlane
 
@@ -110,7 +112,7 @@ def _judge(name: str, node: Object | None, book: _Books) -> Iterable[str]:
         for what in (_CORE, _GREEDY):
             if use[what] > _WHOLE:
                 yield f"card {card} of {name}: {what} {use[what]} given to {book.pods[card]}"
-        if card in sizes and shared_by_four and len(book.qgpu[card]) > round(sizes[card] / 1024) // 4:
+        if card in sizes and shared_by_four and len(book.qgpu[card]) > nominal_gib(sizes[card]) // 4:
             yield f"card {card} of {name} is shared by {book.qgpu[card]}, more than its memory / 4"
 
 

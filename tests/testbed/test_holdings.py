@@ -67,6 +67,14 @@ def test_more_slices_than_a_quarter_of_the_gib_are_seen() -> None:
     assert len(judge(nodes, three)) == 1
 
 
+def test_the_quarter_is_of_the_size_that_the_card_is_sold_with() -> None:
+    t4 = {"index": 0, "memory_mib": 15360}
+    nodes = {"n": qgpu_node("n", 15, annotations={"aliquot.dev/inventory": json.dumps({"v": 1, "cards": [t4]})})}
+    pods = [_holding(name, _share(0, 1), limits={QGPU_MEMORY: 1}) for name in "abcde"]
+    assert judge(nodes, pods[:4]) == []
+    assert len(judge(nodes, pods)) == 1
+
+
 def test_pods_of_other_dialects_do_not_heed_qgpus_rule() -> None:
     nodes = {"n": qgpu_node("n", 8)}
     pods = [_holding(name, _share(0, 1), limits={QGPU_MEMORY: 1}) for name in "ab"]
