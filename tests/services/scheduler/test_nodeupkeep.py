@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 from typing import Any
@@ -214,6 +215,42 @@ def test_upkeep_backs_off_from_competing_writer() -> None:
         if rig.node()["spec"].get("taints"):
             rig.put(a_node("n1", labels=XGN))
     assert rig.upkeep.writes <= 10
+
+
+def test_owner_who_changes_the_labels_again_and_again_does_not_wait() -> None:
+    """Ten changes within ten minutes: the taint follows each at once. Only a writer that undoes ours is backed off."""
+    rig = Rig(a_node("n1"))
+    for number in range(10):
+        for labels, taints in ((XGN, [TAINT]), ({}, [])):
+            rig.put({**rig.node(), "metadata": {"name": "n1", "labels": dict(labels)}})
+            rig.step(after=5)
+            assert rig.node()["spec"].get("taints", []) == taints, number
+
+
+def test_change_of_labels_does_not_wait_for_a_write_that_is_backed_off() -> None:
+    rig = Rig(a_node("n1", labels=XGN))
+    for _ in range(200):
+        rig.step(after=1)
+        if rig.node()["spec"].get("taints"):
+            rig.put(a_node("n1", labels=XGN))
+    assert rig.upkeep.behind == 1, "it adds the taint again later"
+    node = a_node("n1")
+    node["spec"] = {"taints": [TAINT]}
+    rig.put(node)
+    rig.step()
+    assert rig.node()["spec"]["taints"] == []
+
+
+def test_condition_that_goes_back_and_forth_is_backed_off() -> None:
+    rig = Rig(unhealthy_node())
+    healthy = json.dumps({"v": 1, "cards": [{"index": 0, "memory_mib": 1024}, {"index": 1, "memory_mib": 1024}]})
+    inventories = itertools.cycle([healthy, unhealthy_node()["metadata"]["annotations"]["aliquot.dev/inventory"]])
+    for _ in range(600):
+        rig.step(after=1)
+        node = rig.node()
+        node["metadata"]["annotations"]["aliquot.dev/inventory"] = next(inventories)
+        rig.put(node)
+    assert rig.upkeep.writes <= 12
 
 
 def test_invalid_node_emits_one_event() -> None:

@@ -2,7 +2,8 @@
 
     observe   queues a node from the watch without examining it, because 5,000 nodes arrive at once
     run       examines the queue. If a node has to change, it is read again, examined again and patched, so that neither
-              a stale cache nor another writer does harm; failures are retried with back-off
+              a stale cache nor another writer does harm; failures are retried with back-off, and a change that another
+              writer keeps undoing is repeated ever later
 
 Only the leader writes. Followers keep the same list and remove what the leader did, so that a new leader knows at once
 what is left. A restart loses nothing.
@@ -37,6 +38,7 @@ _LONGEST_SLEEP = 60.0
 _FOLLOWER_SLEEP = 1.0
 _SETTLED = 600.0  # seconds without a write after which a node counts as stable
 _NODES = "/api/v1/nodes"
+_STATUS = ("status",)  # a kind of write
 
 
 @dataclass(slots=True)
@@ -47,11 +49,12 @@ class _Todo:
     failures: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Written:
-    """A node that was written: when last, and how many times in a short period."""
+    """The last write of a node: when, what it did (_kind), and how many times in a short period."""
 
     at: float
+    kind: tuple[str, ...]
     times: int = 1
 
 
@@ -108,7 +111,7 @@ class NodeUpkeep:
             self._unhealthy[name] = cards
         else:
             self._unhealthy.pop(name, None)
-        self._plan(name)  # to be read again: the node itself has not changed
+        self._plan(name, _STATUS)  # to be read again: the node itself has not changed
         self._wake.set()
 
     def forget(self, name: str) -> None:
@@ -150,32 +153,41 @@ class NodeUpkeep:
         while self._came:
             name, (node, problems) = self._came.popitem()
             self._report(problems, ObjectRef("Node", name, uid=node.metadata.uid))
-            if self._needs_write(name, node):
-                self._plan(name)
+            kind = self._needed(name, node)
+            if kind is not None:
+                self._plan(name, kind)
             elif name in self._todo and not self._todo[name].failures:
                 del self._todo[name]  # another writer has done it
             seen += 1
             if seen % _BATCH == 0:
                 await asyncio.sleep(0)
 
-    def _plan(self, name: str) -> None:
-        """Schedule a write. A failed node keeps its due time; a node that others keep changing back is backed off."""
+    def _plan(self, name: str, kind: tuple[str, ...]) -> None:
+        """Schedule a write. A failed node keeps its due time. If others keep undoing the same write it is backed off; a
+        node whose owner changes its labels again and again is not."""
         now, done = self._clock(), self._done.get(name)
         if done is not None and now - done.at > _SETTLED:
             del self._done[name]
             done = None
-        due = now if done is None else done.at + backoff(done.times, first=_FIRST_RETRY, longest=_LAST_RETRY)
-        self._todo.setdefault(name, _Todo(due=due))
+        again = done is not None and done.kind == kind
+        due = done.at + backoff(done.times, first=_FIRST_RETRY, longest=_LAST_RETRY) if done and again else now
+        todo = self._todo.setdefault(name, _Todo(due=due))
+        if not todo.failures:
+            todo.due = min(todo.due, due)
 
-    def _needs_write(self, name: str, node: NodeObject) -> bool:
+    def _needed(self, name: str, node: NodeObject) -> tuple[str, ...] | None:
+        """The kind of write that the node needs; None: it needs none."""
         meta, status = node.metadata, node.status
         types = ({"type": condition.type} for condition in status.conditions or ())
         suspect = may_need_upkeep(
             meta.labels or {}, meta.annotations or {}, node.spec.taints or (), types, rules=self._rules()
         )
-        if qgpu_bars_whole_cards(meta.labels or {}, self._rules().served):
-            return True  # only the managedFields tell whether the label is ours, and a watch does not decode them
-        return (suspect or name in self._unhealthy) and self._judge(name, msgspec.to_builtins(node)).needed
+        if not suspect and name not in self._unhealthy:
+            return None
+        judged = self._judge(name, msgspec.to_builtins(node))
+        # Only the managedFields tell whether qGPU's label is ours, and a watch does not decode them.
+        unclear = qgpu_bars_whole_cards(meta.labels or {}, self._rules().served)
+        return _kind(judged) if judged.needed or unclear else None
 
     def _judge(self, name: str, node: dict[str, Any]) -> Upkeep:
         return upkeep(
@@ -220,12 +232,16 @@ class NodeUpkeep:
             return error.status == 404 or self._refused("get nodes", name, error)
         judged = self._judge(name, node)
         about = ObjectRef("Node", name, uid=node["metadata"].get("uid", ""))
-        done = True
+        done, before = True, self.writes
         if judged.node is not None:
             done &= await self._write(_Write("patch nodes", path, judged.node, "merge"), about, judged.node_events)
         if judged.status is not None:
             write = _Write("patch nodes/status", f"{path}/status", judged.status, "strategic")
             done &= await self._write(write, about, judged.status_events)
+        if self.writes > before:
+            kind, last = _kind(judged), self._done.get(name)
+            times = last.times + 1 if last is not None and last.kind == kind else 1
+            self._done[name] = _Written(self._clock(), kind, times)
         return done
 
     async def _write(self, write: _Write, about: ObjectRef, events: tuple[NodeEvent, ...]) -> bool:
@@ -236,8 +252,6 @@ class NodeUpkeep:
                 return True
             return error.status != 409 and self._refused(write.right, about.name, error)
         self.writes += 1
-        before = self._done.get(about.name)
-        self._done[about.name] = _Written(self._clock(), 1 if before is None else before.times + 1)
         for event in events:
             self._events.emit(about, event.reason, event.message, type=event.type)
         return True
@@ -255,3 +269,9 @@ class NodeUpkeep:
         if kind not in self._warned:
             self._warned.add(kind)
             log.warning("node_upkeep_failed", extra={"data": {"node": name, "why": why}})
+
+
+def _kind(judged: Upkeep) -> tuple[str, ...]:
+    """What a write does: adds the taint, removes it, ... A condition that goes back and forth counts as one kind: each
+    write of it says little, and a card that fails now and then would cause many."""
+    return (*(event.reason for event in judged.node_events), *(_STATUS if judged.status is not None else ()))
