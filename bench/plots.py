@@ -97,7 +97,7 @@ def mixing(delay: float) -> str:
 
 
 class StockCard(VirtualCard):
-    """The same card with the driver alone: the arbiter hears of nobody, so all keep the driver's slices of 2 ms."""
+    """The same card with the driver alone: the arbiter knows no tenant, so all keep the driver's slices of 2 ms."""
 
     def post(self, event: Event) -> None:
         """Drop it."""

@@ -157,7 +157,7 @@ static int receive_with(int fd, struct sim_answer *answer, void *out, size_t roo
     return 0;
 }
 
-/* One attempt. EPIPE: nobody answered. */
+/* One attempt. EPIPE: no answer. */
 static int attempt(int fd, int rm, void *request, size_t size, struct sim_answer *answer, void *out, size_t room,
                    size_t *got, int *file)
 {

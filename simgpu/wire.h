@@ -1,8 +1,8 @@
 /* wire.h - what the simulated libraries and the player say to each other.
  *
  * A process sends requests over a SOCK_SEQPACKET unix socket. What it may do is decided by its "RM file": the write end
- * of a named pipe that the player made for it (SIM_OPEN), passed along with every request. Whoever holds the same open
- * file may use it (that is the very property the arbiter lives on), and its objects live until the last holder closes
+ * of a named pipe that the player made for it (SIM_OPEN), passed along with every request. A process that holds
+ * the same open file may use it (the arbiter relies on that), and its objects live until the last holder closes
  * it. A pipe outlives the player, as does everything the player knows (player/store.c): after a crash the next player
  * goes on where the last one stood, and a client only sends its request again. Replies come back on a socket that the
  * request brings as SCM_RIGHTS: two processes on one connection would read each other's.

@@ -1,4 +1,4 @@
-"""What the chart ships: the configuration of its kube-scheduler and the settings of ours, from deploy/install.yaml.
+"""What the chart ships: its kube-scheduler's configuration and our scheduler's settings, from deploy/install.yaml.
 
 install.yaml is the chart rendered with its own values; `make check` compares the two.
 """

@@ -63,7 +63,7 @@ def _wrongs(running: Running | None, ground: Ground, follower: _Follower) -> lis
 
 
 def config_for(running: Running | None, resource: str) -> dict[str, Any]:
-    """Ours as the chart ships it; a peer as its own documentation wires it, with the verbs it has; or nobody."""
+    """Ours as the chart ships it; a peer as its own documentation wires it, with the verbs it has; or no extender."""
     if running is not None and running.contestant.ours:
         return kube_scheduler_config(running.url)  # exactly what the chart ships
     config: dict[str, Any] = {

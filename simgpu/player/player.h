@@ -101,7 +101,7 @@ struct connection {
     uint32_t magic;          /* written when it is complete */
     uint32_t pid, uid;       /* who opened it */
     uint64_t number;         /* of its files */
-    uint64_t dev, ino;       /* of the named pipe: whoever holds that may use it */
+    uint64_t dev, ino;       /* of the named pipe: every process that holds it may use it */
     struct connection *next;
     int fd;                  /* the pipe's read end */
     bool closed;

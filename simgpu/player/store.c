@@ -58,7 +58,7 @@ void *store_map(char kind, uint64_t number, size_t size, int *file)
     return made == MAP_FAILED ? NULL : made;
 }
 
-/* A page of a file that is no longer that long, or for which there is no room: it gets a page of nobody's. */
+/* A page of a file that is no longer that long, or for which there is no room: it gets an empty page. */
 static void on_bus(int number, siginfo_t *info, void *context)
 {
     (void)number;
@@ -127,7 +127,7 @@ static void connection_again(uint64_t number)
         munmap(c, sizeof *c);
         return;
     }
-    c->closed = read(c->fd, &byte, 1) == 0; /* nobody can write: all holders are gone */
+    c->closed = read(c->fd, &byte, 1) == 0; /* no process can write: all holders are gone */
     memset(c->contexts, 0, sizeof c->contexts);
     memset(c->usage, 0, sizeof c->usage);
     for (uint32_t i = 0; i < player->set.cards; i++) player->card[i].used += c->memory[i];

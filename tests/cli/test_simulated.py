@@ -121,7 +121,7 @@ def test_killed_simulated_daemon_adopts_tenants(machine: Machine) -> None:
 
 @pytest.mark.parametrize("daemon_too", [False, True])
 def test_killed_player_of_simulated_cards_is_replaced(machine: Machine, daemon_too: bool) -> None:
-    """Programs on the cards go on, held to their shares, whoever was killed with the player."""
+    """Programs on the cards go on, held to their shares, whatever was killed with the player."""
     name = machine.detach("--memory", "4", "--core", "30", "--", *LOAD)
     before = computes(machine, name)
     record = machine.home / "player.json"

@@ -1,4 +1,4 @@
-"""T9k's whole node: our own scheduler on it does not keep the node from being empty, and nobody passes for it."""
+"""T9k's whole node: our own scheduler on it does not keep the node from being empty, and no other Pod passes for it."""
 
 from __future__ import annotations
 

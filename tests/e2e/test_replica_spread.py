@@ -1,4 +1,4 @@
-"""Kubernetes' own scheduler puts the replicas of ours on different nodes, in a cluster whose nodes name no zone too."""
+"""Kubernetes' own scheduler puts our replicas on different nodes, in a cluster whose nodes name no zone too."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@
         cluster.helm("install", "aliquot", "deploy/chart/aliquot")
         cluster.kubectl("get", "pods", "-A")
 
-`python tests/testbed/cluster.py` starts one to look at, until Ctrl-C. The nodes have no cards: whoever installs the
-product sets agent.simulate (shipping.py), or --simulate. Vendors' manifests have no such option: for them it is in the
-image's environment.
+`python tests/testbed/cluster.py` starts one to look at, until Ctrl-C. The nodes have no cards: an
+installation sets agent.simulate (shipping.py), or --simulate. Vendors' manifests have no such option: for them it is in
+the image's environment.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
         plane.kubectl("get", "nodes")
 
 `python tests/testbed/plane.py` starts one to look at, until Ctrl-C. All controllers run. Nodes are made by hand
-(objects.py): there is no kubelet, so silent nodes count as alive for a day, and nobody ends a Pod that is given a grace
-period. Nodes of nodes.py are real.
+(objects.py): there is no kubelet, so silent nodes count as alive for a day, and no program ends a Pod that is given a
+grace period. Nodes of nodes.py are real.
 """
 
 from __future__ import annotations

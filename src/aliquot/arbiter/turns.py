@@ -1,7 +1,7 @@
 """Who may run at all, where only one may.
 
 Rotation: offline contexts beside online ones, and ordinary ones that share with them. Two contending tiny slices make
-no progress, so exactly one is enabled; by weight, and nobody's turn is wasted on one that is idle.
+no progress, so exactly one is enabled; by weight, and no turn is wasted on one that is idle.
 Windows: fixed-share. Each tenant runs only in its own part of a period, whatever the others do; what a window overran
 or fell short is carried to the next, so that the mean is right although a pause takes its time.
 """

@@ -24,8 +24,8 @@ ENABLE = "qgpu-device-enable"
 
 
 def _cards(node: RealNode) -> list[dict[str, Any]]:
-    told = objects.get_node(node.plane, node.name)["metadata"]["annotations"][holdings.INVENTORY]
-    found: list[dict[str, Any]] = json.loads(told)["cards"]
+    inventory = objects.get_node(node.plane, node.name)["metadata"]["annotations"][holdings.INVENTORY]
+    found: list[dict[str, Any]] = json.loads(inventory)["cards"]
     return found
 
 

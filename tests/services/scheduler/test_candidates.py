@@ -30,7 +30,7 @@ def test_short_filter_answers_the_best_of_all_nodes_that_the_long_one_finds(
         found, every = short.filter(claim, names), long.filter(claim, names)
         assert len(found.fit) == min(1, len(every.fit))
         assert set(found.fit) <= set(every.fit)
-        if not found.fit:  # nobody fits: then every name comes with its reason
+        if not found.fit:  # no node fits: then every name comes with its reason
             assert (found.codes, found.unknown, found.likely) == (every.codes, every.unknown, None)
             continue
         _, best = long.rank(claim, names)

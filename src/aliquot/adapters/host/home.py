@@ -108,7 +108,7 @@ def open_private(path: str, flags: int) -> BinaryIO:
 
 def make_private(path: str) -> None:
     """Take an existing file from all other users. Without opening it: closing it would drop locks of this process. Its
-    folder must be ours, so that nobody replaces it meanwhile. Raises OSError."""
+    folder must be ours, so that no other user replaces it meanwhile. Raises OSError."""
     found = os.lstat(path)
     if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
         os.chmod(path, 0o600)

@@ -2,7 +2,7 @@
 
     a DaemonSet's   T9k's rule
     a static Pod's  the mirror of a file on the node. The kubelet runs no other Pod with that annotation: it deletes
-                    those without a file, so that nobody can hide behind it
+                    those without a file, so that no user can hide behind it
     our scheduler's known by its service account, in its own namespace. Labels would not do, any user sets those.
                     Who can create Pods with that account already has the scheduler's rights
 

@@ -1,7 +1,7 @@
 """The taint, label and condition that the scheduler maintains on a Node. Pure.
 
     taint       T9k's, while the labels say xgn; removed together with them (t9k.taints)
-    label       qGPU's, if the agent found cards and nobody chose another dialect; an existing label stays. Never where
+    label       qGPU's, if the agent found cards and no label names another dialect; an existing one stays. Never where
                 another plugin or DRA driver hands out the cards, unless the node's owner shares them (otherplugins.py).
                 Ours goes again if the owner then chooses whole cards (T9k's xgn), which a node of qGPU does not offer
     condition   GPUHealthy, False while a card is unhealthy. A node that never had an unhealthy card gets no such

@@ -1,6 +1,6 @@
 """The objects of the webhook at the API server.
 
-MutatingWebhookConfiguration   which Pods and templates to review, where, and what to do if nobody answers
+MutatingWebhookConfiguration   which Pods and templates to review, where, and what to do without an answer
 Secret                         the webhook's keys, which its replicas share
 """
 
@@ -86,8 +86,8 @@ def webhook_configuration(
     `spared` and kube-system: a cluster must start whatever state we are in.
 
     The API server calls a webhook once, and a replica that was just killed is still an endpoint of the Service for a
-    second or two. So there are several entries that do the same: all but the last let an object pass that nobody
-    answered about, and all but the first select only what has not been reviewed. With `slots` (webhookslots.py), each
+    second or two. So there are several entries that do the same: all but the last let an object pass without
+    an answer, and all but the first select only what has not been reviewed. With `slots` (webhookslots.py), each
     but the last goes to one replica.
     """
     bundle = base64.b64encode(ca_bundle).decode()

@@ -1,7 +1,7 @@
 """The scheduler's own cluster, filled from a list of Kubernetes objects, and where Pods would go on it.
 
 `Cluster` decides, as it does in the scheduler. Here are only: kube-scheduler's own conditions (of a node by itself, and
-in `residents` of the Pods there), which nobody else applies to a command; notes on what had to be assumed; and the
+in `residents` of the Pods there), which nothing else applies to a command; notes on what had to be assumed; and the
 booking of one Pod after the other.
 """
 
@@ -61,7 +61,7 @@ class Verdict:
 
     @property
     def fits(self) -> bool | None:
-        """Whether it has a place; None: it needs no card of ours, and others decide."""
+        """Whether it has a place; None: it needs no shared card, and others decide."""
         return self.grant is not None if self.ours else None
 
 
