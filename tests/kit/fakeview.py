@@ -51,7 +51,7 @@ class JsonView:
         return _json(asyncio.run(self._view.node(name, now)))
 
     def pod(self, key: str, now: float) -> Json | None:
-        return _json(self._view.pod(key, now))
+        return _json(asyncio.run(self._view.pod(key, now)))
 
     def search(self, words: str, limit: int) -> Json:
         return _json(self._view.search(words, limit)) or {}
@@ -97,7 +97,7 @@ class FakeView:
     async def node(self, name: str, now: float) -> Node | None:
         return Node(name, [], "best-effort") if name == "n1" else None
 
-    def pod(self, key: str, now: float) -> Pod | None:
+    async def pod(self, key: str, now: float) -> Pod | None:
         if key != "ns/p":
             return None
         return Pod(key, "pod", AppClass.NORMAL, None, "Running")

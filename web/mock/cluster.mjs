@@ -224,6 +224,7 @@ export class Cluster {
           state: null,
           preemptions: null,
           paused_seconds: null,
+          paused_by: null,
         })),
       };
     });

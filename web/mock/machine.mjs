@@ -164,6 +164,7 @@ export class Machine {
           state: paused ? "paused" : share ? "running" : "idle",
           preemptions: each.class === "offline" ? Math.floor((now - this.begun) / 14) : 0,
           paused_seconds: each.class === "offline" ? (now - this.begun) * 0.35 : 0,
+          paused_by: paused ? (here.find((other) => other.class === "online")?.key ?? null) : null,
         };
       }),
     };

@@ -96,6 +96,7 @@ export const MESSAGE_CODES = [
   "requests",
   "no-request",
   "promised",
+  "paused",
   "placed",
   "node-gone",
   "offers",
@@ -266,6 +267,7 @@ export interface Tenant {
   state: State | null;
   preemptions: number | null;
   paused_seconds: number | null;
+  paused_by: string | null;
 }
 
 export type State = "idle" | "running" | "paused" | "waiting";

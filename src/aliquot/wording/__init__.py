@@ -6,6 +6,7 @@
     refusals.py   why no node of a cluster takes a Pod
     placement.py  why a Pod is on its cards
     requests.py   what a Pod asks for
+    promises.py   what a Pod was promised
     states.py     what a tenant does on a card
 
 `aliquot run` loads the first three where it waits: nothing heavy in there.

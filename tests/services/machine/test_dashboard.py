@@ -207,6 +207,7 @@ def test_card_shows_tenants_with_promise_and_use() -> None:
             "state": "running",
             "preemptions": 2,
             "paused_seconds": 1.5,
+            "paused_by": None,
         }
     ]
 
@@ -259,7 +260,20 @@ def test_run_shows_where_and_why() -> None:
     assert pod is not None
     assert (pod["kind"], pod["phase"], pod["since"]) == ("run", "Running", 900.0)
     assert pod["cards"][0]["memory_mib"] == 6144
-    assert texts(pod["why"])[0] == "Promised 6 GiB and 30% of the compute of 1 card."
+    assert texts(pod["why"])[0] == "Promised 6 GiB of the card, and at least 30% of the compute (burst-share)."
+
+
+def test_paused_run_shows_who_has_the_card() -> None:
+    share = on(0, 6, 50.0, greedy=True, state="paused", paused_by="serve")
+    machine = Machine(tenants=[a_tenant("train", "offline", share)])
+    pod = machine.view.pod("train", 1000.0)
+    assert pod is not None
+    assert texts(pod["why"])[:2] == [
+        "Paused: serve has card 0. Online work took 1s from it in all.",
+        "Promised 6 GiB of the card,"
+        " and at least 50% of the compute that online work and other quotas leave (burst-share).",
+    ]
+    assert pod["why"][0] | {"text": ""} == {"code": "paused", "text": "", "card": 0, "name": "serve", "number": 1}
 
 
 def test_queued_run_shows_what_each_card_lacks() -> None:
@@ -276,6 +290,7 @@ def test_pod_shows_its_dialect_owner_and_place() -> None:
     assert (pod["dialect"], pod["owner"], pod["node"]) == ("gpushare", "StatefulSet/binpack-1", "node-1")
     assert texts(pod["why"]) == [
         "Requests 3 GiB (gpushare).",
+        "Promised 3 GiB of the card, and a part of the compute that quotas leave (burst-share).",
         "Card 0 of node-1: of the cards with room, the fullest (binpack).",
     ]
     state = machine.view.state(1000.0)

@@ -73,7 +73,7 @@ export const en = {
   exclusive: "whole",
   greedy: "spare compute",
   states: { running: "running", paused: "paused", waiting: "waiting", idle: "idle" } as Record<string, string>,
-  preempted: (count: number) => `preempted ${count}×`,
+  pausedBy: (name: string) => `paused: ${name} has the card`,
   pausedFor: (time: string) => `paused for ${time} in all`,
 
   timeline: "The last minute",

@@ -77,6 +77,25 @@ function request({ count = 1, whole, node, memory_mib, memory_percent, core, off
 
 const requests = (all: readonly RequestStatus[] = []): string => all.map(request).join(" + ");
 
+function promised(wants: readonly RequestStatus[], count = 1, of = "", policy = ""): string {
+  if (wants.every((each) => each.whole)) return `承诺 ${count} 张整卡`;
+  const sizes = [...new Set(wants.map((each) => memory(each.memory_mib ?? 0)))].join(" + ");
+  return `承诺 ${count === 1 ? "" : `${count} 张卡各 `}${sizes}，以及${computePromised(wants[0]?.core, of, policy)}`;
+}
+
+function computePromised(core: number | null | undefined, of: string, policy: string): string {
+  if (of === "online") return "有任务时的全部算力，先于离线任务";
+  const left = of === "offline" ? "在线任务" : "";
+  if (policy === "best-effort") {
+    const booked = core == null ? "" : `；${core}% 只用于登记`;
+    return `${left && `${left}余下的`}算力的均等部分（${policy}${booked}）`;
+  }
+  if (core == null) return `配额余下的一部分算力（${policy}）`;
+  const exact = policy === "fixed-share" ? "，不会更多" : "";
+  const least = policy === "burst-share" ? "至少 " : "";
+  return `${left && `${left}和其他配额余下的`}算力的${least}${core}%${exact}（${policy}）`;
+}
+
 const process = (number: number | undefined): string => (number === undefined ? "某进程" : `进程 ${number}`);
 
 const PRIORITIES: Record<string, string> = {
@@ -112,7 +131,8 @@ const MESSAGES: Record<MessageCode, (message: Message) => string> = {
   "pod-reason": () => "Pod 无法启动",
   requests: ({ wants, dialect }) => `申请 ${requests(wants)}（${dialect}）`,
   "no-request": () => "没有申请卡",
-  promised: ({ wants, count }) => `分得 ${count} 张卡，每张 ${requests(wants)}`,
+  promised: ({ wants = [], count, names = [] }) => promised(wants, count, names[0], names[1]),
+  paused: ({ card, name, number = 0 }) => `暂停：${name} 正在使用卡 ${card}。在线任务累计占用了它 ${number} 秒`,
   placed: ({ cards = [], node }) =>
     `${node === undefined ? "" : `${node} 的`}卡 ${cards.join("、")}：有余量的卡中最满的（binpack）`,
   "node-gone": ({ node }) => `${node} 已不存在；在 Kubernetes 删除该 Pod 之前，它的占用仍然计算在内`,

@@ -74,7 +74,7 @@ export const zh: Text = {
   exclusive: "整卡",
   greedy: "闲置算力",
   states: { running: "运行", paused: "暂停", waiting: "等待", idle: "空闲" },
-  preempted: (count) => `被抢占 ${count} 次`,
+  pausedBy: (name) => `暂停：${name} 正在使用卡`,
   pausedFor: (time) => `累计暂停 ${time}`,
 
   timeline: "最近一分钟",

@@ -77,7 +77,7 @@ function TenantRow({ tenant, measured, stated }: { tenant: Tenant; measured: boo
       ? ["", memory(tenant.memory_mib)]
       : memoryOf(tenant.memory_used_mib, tenant.memory_mib);
   const hint = [
-    tenant.preemptions ? text.preempted(tenant.preemptions) : "",
+    tenant.paused_by === null ? "" : text.pausedBy(tenant.paused_by),
     tenant.paused_seconds ? text.pausedFor(age(tenant.paused_seconds)) : "",
   ];
   return (
@@ -98,8 +98,11 @@ function TenantRow({ tenant, measured, stated }: { tenant: Tenant; measured: boo
       {measured && <td title={text.share}>{tenant.share === null ? "" : percent(tenant.share)}</td>}
       {stated && (
         <td class="state" title={hint.filter(Boolean).join(", ")}>
-          {tenant.state !== null && <span class={`state-${tenant.state}`}>{text.states[tenant.state]}</span>}
-          {tenant.preemptions ? <small> ⚡{tenant.preemptions}</small> : null}
+          {tenant.state !== null && (
+            <span class={`state-${tenant.state}`}>
+              {tenant.paused_by === null ? text.states[tenant.state] : text.pausedBy(shortKey(tenant.paused_by))}
+            </span>
+          )}
         </td>
       )}
     </tr>

@@ -38,7 +38,8 @@ class MessageCode(StrEnum):
     # why a Pod or a run is where it is
     REQUESTS = "requests"  # wants, dialect
     NO_REQUEST = "no-request"
-    PROMISED = "promised"  # wants: of each card; count: of cards
+    PROMISED = "promised"  # wants: of each card; count: of cards; names: class and policy
+    PAUSED = "paused"  # card; name: the tenant that has it; number: seconds that online work took in all
     PLACED = "placed"  # cards, node
     NODE_GONE = "node-gone"  # node
     OFFERS = "offers"  # node, names
@@ -137,6 +138,7 @@ class Tenant(Struct):
     state: State | None = None
     preemptions: int | None = None
     paused_seconds: float | None = None
+    paused_by: str | None = None
 
 
 class Card(Struct):

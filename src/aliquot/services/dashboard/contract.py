@@ -36,7 +36,7 @@ class View(Protocol):
     async def node(self, name: str, now: float) -> Node | None:
         """One node with its cards and their tenants; None: no such node."""
 
-    def pod(self, key: str, now: float) -> Pod | None:
+    async def pod(self, key: str, now: float) -> Pod | None:
         """One Pod or run: where it is and why; None: no such."""
 
     def search(self, words: str, limit: int) -> SearchResult:

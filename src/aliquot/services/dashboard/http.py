@@ -129,7 +129,7 @@ class DashboardHttp:
 
     async def _pod(self, request: web.Request) -> web.StreamResponse:
         key = request.match_info["key"]
-        found = self._hub.view.pod(key, self._clock())
+        found = await self._hub.view.pod(key, self._clock())
         return _not_found("Pod or run", key) if found is None else _compressed(request, encode(found))
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:

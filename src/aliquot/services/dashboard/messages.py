@@ -13,7 +13,7 @@ from msgspec import UNSET, convert, to_builtins
 from aliquot.model.claim import AppClass, Claim
 from aliquot.model.node import Isolation
 from aliquot.model.refusal import Invalid
-from aliquot.model.status.dashboard import FINDINGS, Message, Refused, Wants
+from aliquot.model.status.dashboard import FINDINGS, Message, PodCard, Refused, Wants
 from aliquot.model.status.dashboard import MessageCode as Code
 from aliquot.model.status.machine import (
     CardStatus,
@@ -24,8 +24,8 @@ from aliquot.model.status.machine import (
     RequestStatus,
     requests_of,
 )
-from aliquot.wording import shortage
-from aliquot.wording.amounts import memory
+from aliquot.wording import promises, shortage
+from aliquot.wording.amounts import duration, memory
 from aliquot.wording.requests import on_cards, wants
 from aliquot.wording.requests import requests as request_words
 
@@ -158,12 +158,21 @@ def placed(cards: Sequence[int], node: str | None) -> Message:
     return Message(Code.PLACED, text, cards=[*cards], node=node)
 
 
-def promised(request: RequestStatus, cards: int) -> Message:
-    """What a run has of each of its cards."""
-    core = "" if request.core is None else f" and {request.core:g}% of the compute"
-    amount = "all" if request.whole else f"{memory(request.memory_mib)}{core}"
-    text = f"Promised {amount} of {cards} card{'s' * (cards > 1)}."
-    return Message(Code.PROMISED, text, wants=[request], count=cards)
+def promised(cards: Sequence[PodCard], app_class: AppClass, isolation: str) -> Message:
+    """What a Pod or a run has of each of its cards, by its class and the node's policy."""
+    amounts = [
+        RequestStatus(whole=card.exclusive, memory_mib=card.memory_mib, core=card.core, offline=card.greedy)
+        for card in cards
+    ]
+    different = [amount for at, amount in enumerate(amounts) if amount not in amounts[:at]]
+    words = promises.promised(different, len(cards), app_class, Isolation(isolation))
+    return Message(Code.PROMISED, words, wants=different, count=len(cards), names=[app_class.value, isolation])
+
+
+def paused(card: int, by: str, seconds: float) -> Message:
+    """Why a Pod or a run stands still."""
+    text = f"Paused: {by} has card {card}. Online work took {duration(int(seconds))} from it in all."
+    return Message(Code.PAUSED, text, card=card, name=by, number=int(seconds))
 
 
 def node_gone(node: str) -> Message:

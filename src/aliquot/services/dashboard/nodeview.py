@@ -21,7 +21,6 @@ from aliquot.model.status.machine import (
     NodeStatus,
     PodStatus,
     QueueEntry,
-    RequestStatus,
     ShareStatus,
     Status,
     TenantStatus,
@@ -99,6 +98,7 @@ def _tenant(tenant: TenantStatus, share: ShareStatus, dialect: str) -> Tenant:
         state=share.state,
         preemptions=share.preemptions,
         paused_seconds=round(share.paused_seconds, 3),
+        paused_by=share.paused_by,
     )
 
 
@@ -110,16 +110,18 @@ def pod_view(status: Status, key: str, now: float) -> Pod | None:
     entry = next((entry for entry in status.queue if entry.name == key), None)
     for pod in status.pods or []:
         if pod.key == key:
-            return _pod(pod, entry)
+            return _pod(pod, entry, status.rules.policy)
     for tenant in status.tenants:
         if tenant.name == key:
-            return _run(tenant)
+            return _run(tenant, status.rules.policy)
     return None if entry is None else _queued(entry, now)
 
 
-def _pod(pod: PodStatus, entry: QueueEntry | None) -> Pod:
-    why = [messages.requests(Wants(pod.wants, pod.requests), pod.dialect) if pod.dialect else messages.NO_REQUEST]
+def _pod(pod: PodStatus, entry: QueueEntry | None, policy: str) -> Pod:
+    why = _paused(pod.cards)
+    why += [messages.requests(Wants(pod.wants, pod.requests), pod.dialect) if pod.dialect else messages.NO_REQUEST]
     if pod.node is not None and pod.cards:
+        why.append(messages.promised(_pod_cards(pod.cards), pod.app_class, policy))
         why.append(messages.placed([share.index for share in pod.cards], pod.node))
     reason = messages.pod_reason(pod) if entry is None else messages.short_of(entry)
     return Pod(
@@ -137,13 +139,12 @@ def _pod(pod: PodStatus, entry: QueueEntry | None) -> Pod:
     )
 
 
-def _run(tenant: TenantStatus) -> Pod:
+def _run(tenant: TenantStatus, policy: str) -> Pod:
     shares = tenant.cards
-    why = []
+    why = _paused(shares)
     if shares:
-        first = shares[0]
-        request = RequestStatus(whole=first.exclusive, memory_mib=first.limit_mib, core=first.core)
-        why = [messages.promised(request, len(shares)), messages.placed([share.index for share in shares], None)]
+        why.append(messages.promised(_pod_cards(shares), tenant.app_class, policy))
+        why.append(messages.placed([share.index for share in shares], None))
     return Pod(
         key=tenant.name,
         kind="run",
@@ -156,6 +157,10 @@ def _run(tenant: TenantStatus) -> Pod:
         since=tenant.created,
         why=why,
     )
+
+
+def _paused(shares: Iterable[ShareStatus]) -> list[Message]:
+    return [messages.paused(share.index, share.paused_by, share.paused_seconds) for share in shares if share.paused_by]
 
 
 def _pod_cards(shares: Sequence[ShareStatus]) -> list[PodCard]:

@@ -141,7 +141,7 @@ class MachineView:
     async def node(self, name: str, now: float) -> Node | None:
         return next((node for node in self._live(self._status(now), now, None) if node.name == name), None)
 
-    def pod(self, key: str, now: float) -> Pod | None:
+    async def pod(self, key: str, now: float) -> Pod | None:
         return pod_view(self._status(now), key, now)
 
     def search(self, words: str, limit: int) -> SearchResult:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aliquot.model.status.dashboard import SERIES, Message, MessageCode, Node, Timeline
+from aliquot.model.tenant import State
 from aliquot.services.dashboard.contract import FREE, MIXED, NORMAL, ONLINE, OUT, WHOLE
 from aliquot.services.scheduler.cluster import Cluster
 from aliquot.services.scheduler.dashboard.details import Details
@@ -274,6 +275,13 @@ def test_node_merges_the_live_view_of_its_agent() -> None:
         return None
 
     assert node_of(a_view(cluster, ask_agent=silent), "n1") == plain
+    tenant.state, tenant.paused_by, tenant.paused_seconds = State.PAUSED, "ns/serve", 7.0
+    paused = a_view(cluster, ask_agent=answer).pod("ns/p", 1000.0)
+    assert paused is not None
+    assert texts(paused["why"])[0] == "Paused: ns/serve has card 0. Online work took 7s from it in all."
+    unknown = a_view(cluster, ask_agent=silent).pod("ns/p", 1000.0)
+    assert unknown is not None
+    assert unknown["why"] == paused["why"][1:]
 
 
 def test_placed_pod_shows_where_and_why() -> None:

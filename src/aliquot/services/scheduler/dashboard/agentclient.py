@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 import aiohttp
 import msgspec
 
-from aliquot.model.status.dashboard import Card, Node, Tenant
+from aliquot.model.status.dashboard import Card, Node, Pod, Tenant
+from aliquot.services.dashboard import messages
 
 _PATIENCE = 1.0  # seconds: the rest of the page does not wait for longer
 _FRESH = 0.8  # seconds that an answer is good for other visitors
@@ -84,6 +85,17 @@ def merged(node: Node, live: Node | None) -> Node:
     )
 
 
+def with_pauses(pod: Pod, live: Node | None) -> Pod:
+    """The Pod with why it is paused and by whom, which only its node's agent knows."""
+    pauses = [
+        messages.paused(card.index, tenant.paused_by, tenant.paused_seconds or 0.0)
+        for card in (() if live is None else live.cards)
+        for tenant in card.tenants
+        if tenant.key == pod.key and tenant.paused_by
+    ]
+    return msgspec.structs.replace(pod, why=[*pauses, *pod.why])
+
+
 def _merged_card(card: Card, live: Card) -> Card:
     tenants = {tenant.key: tenant for tenant in live.tenants}
     return msgspec.structs.replace(
@@ -105,4 +117,5 @@ def _merged_tenant(tenant: Tenant, live: Tenant) -> Tenant:
         state=live.state,
         preemptions=live.preemptions,
         paused_seconds=live.paused_seconds,
+        paused_by=live.paused_by,
     )

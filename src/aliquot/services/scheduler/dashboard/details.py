@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 
@@ -108,13 +108,9 @@ class Details:
     def _placed(self, placed: Placed, phase: str) -> Pod:
         claim, grant = placed.claim, placed.grant
         node = self._cluster.board.node(grant.node)
-        uuids = {card.index: card.uuid for card in node.cards} if node else {}
         pod = _pod(claim.key, claim)
         pod.phase, pod.node, pod.why = phase, grant.node, [*self._why(placed, node)]
-        pod.cards = [
-            PodCard(slot, uuids.get(slot, ""), use.memory_mib, _core(use), use.greedy_milli > 0, bool(use.exclusive))
-            for slot, use in grant.usage().items()
-        ]
+        pod.cards = _pod_cards(grant.usage(), node)
         return pod
 
     def _why(self, placed: Placed, node: ModelNode | None) -> Iterator[Message]:
@@ -126,6 +122,7 @@ class Details:
         yield messages.offers(node.name, [*node.offer_names])
         usage = grant.usage()
         if usage:
+            yield messages.promised(_pod_cards(usage, node), claim.app_class, node.isolation)
             yield messages.chosen_by(self._cluster.policy, claim)
         board, row = self._cluster.board, self._cluster.board.row_of[node.name]
         for slot in usage:
@@ -263,6 +260,14 @@ def _pod(key: str, claim: Claim | None) -> Pod:
         containers=[] if claim is None else [Container(container.name, []) for container in claim.containers],
         owner=f"{kind}/{rest.partition('/')[2]}" if kind else None,
     )
+
+
+def _pod_cards(usage: Mapping[int, Usage], node: ModelNode | None) -> list[PodCard]:
+    uuids = {card.index: card.uuid for card in node.cards} if node else {}
+    return [
+        PodCard(slot, uuids.get(slot, ""), use.memory_mib, _core(use), use.greedy_milli > 0, bool(use.exclusive))
+        for slot, use in usage.items()
+    ]
 
 
 def _tenant(claim: Claim, use: Usage) -> Tenant:

@@ -32,7 +32,7 @@ from aliquot.placement.board import Ints
 from aliquot.placement.waste import Waste
 from aliquot.services.dashboard.contract import percent
 from aliquot.services.scheduler.cluster import Cluster
-from aliquot.services.scheduler.dashboard.agentclient import merged
+from aliquot.services.scheduler.dashboard.agentclient import merged, with_pauses
 from aliquot.services.scheduler.dashboard.details import Details
 from aliquot.services.scheduler.dashboard.layout import Bytes, Layout, card_bytes, encoded, lay_out
 
@@ -147,8 +147,11 @@ class ClusterView:
             return found
         return merged(found, await self._around.ask_agent(name))
 
-    def pod(self, key: str, now: float) -> Pod | None:
-        return self._details.pod(key)
+    async def pod(self, key: str, now: float) -> Pod | None:
+        found = self._details.pod(key)
+        if found is None or found.node is None or self._around.ask_agent is None:
+            return found
+        return with_pauses(found, await self._around.ask_agent(found.node))
 
     def search(self, words: str, limit: int) -> SearchResult:
         return self._details.search(words, limit, self._current().names)
