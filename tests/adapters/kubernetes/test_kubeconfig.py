@@ -210,7 +210,13 @@ def test_a_login_program_by_a_relative_path_is_beside_the_kubeconfig(tmp_path: P
     assert read_kubeconfig(written(tmp_path, config(user=user))).credential.token(0.0) == "relative"
 
 
-def test_a_login_program_that_is_missing_is_named_with_its_install_hint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("found", [False, True], ids=["nowhere", "not executable"])
+def test_a_login_program_that_cannot_be_run_is_named_with_its_install_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: bool
+) -> None:
+    if found:
+        (tmp_path / "no-such-login").touch(0o644)
+        monkeypatch.setenv("PATH", str(tmp_path))
     user = {"exec": {"apiVersion": EXEC, "command": "no-such-login", "installHint": "get it from example.com"}}
     with pytest.raises(KubeConfigError, match=r"no-such-login.*get it from example\.com"):
         read_kubeconfig(written(tmp_path, config(user=user))).credential.token(0.0)

@@ -187,9 +187,10 @@ class TestFolders:
         assert refused(started) == f"aliquot: {run} and {state}: mount them"
 
     def test_non_root_agent_is_advised(self, started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(os, "geteuid", lambda: 1000)
-        (tmp_path / "file").touch()
-        assert "run it as root, or choose another" in refused(started, f"--run-dir={tmp_path}/file/run")
+        owner = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: owner + 1000)
+        said = refused(started, f"--run-dir={tmp_path}")
+        assert f"belongs to user {owner}: run it as root, or choose another" in said
 
     def test_run_dir_too_long_for_sockets_is_refused(self, started: Started) -> None:
         said = refused(started, "--run-dir=/run/" + "x" * 60)

@@ -173,12 +173,13 @@ def test_submit_refuses_ended_or_foreign_process(rig: Rig) -> None:
 
 def test_submit_refuses_other_users_without_root(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     caller = rig.process()
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    another = os.geteuid() + 1000
+    monkeypatch.setattr(os, "geteuid", lambda: another)
     with pytest.raises(RefusedError) as refused:
         rig.submit(caller, memory_mib=1)
     assert refused.value.details == {
         "kind": "denied",
-        "text": f"this daemon runs as {user_name(1000)} and serves only that user",
+        "text": f"this daemon runs as {user_name(another)} and serves only that user",
     }
 
 

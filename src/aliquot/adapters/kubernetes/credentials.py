@@ -47,7 +47,7 @@ class ExecPlugin:
             )
             status = json.loads(done.stdout).get("status") or {}
             token = status.get("token")
-        except FileNotFoundError as error:
+        except (FileNotFoundError, PermissionError) as error:  # also where PATH has another user's folder
             hint = f": {self.install_hint}" if self.install_hint else ""
             raise KubeConfigError(f"the login program {program} of the kubeconfig failed: {error}{hint}") from error
         except subprocess.CalledProcessError as error:

@@ -173,15 +173,15 @@ def _serve(given: dict[str, Any]) -> None:
         raise InputError(
             f"--run-dir: {home.run} is too long for the paths of sockets: at most {_LONGEST_RUN_DIR} bytes"
         )
-    as_root = "run it as root, or " if os.geteuid() else ""
     try:
         home = _access_host(given, home)
         daemon_home.check_mounted([home.run, home.state])
         for folder, mode in ((home.run, 0o755), (home.tenants, 0o700), (f"{home.run}/a", 0o700)):
-            advice = f"{as_root}choose another folder, for the agent only, with --run-dir"
-            daemon_home.make_folder(folder, mode, advice=advice)
+            advice = "choose another folder, for the agent only, with --run-dir"
+            daemon_home.make_folder(folder, mode, advice=advice, for_root=True)
         if not os.path.exists(home.state):  # an existing folder keeps its mode: the database may be anywhere
-            daemon_home.make_folder(home.state, 0o755, advice=f"{as_root}choose another folder with --dbfile")
+            advice = "choose another folder with --dbfile"
+            daemon_home.make_folder(home.state, 0o755, advice=advice, for_root=True)
         lock = daemon_home.take_lock(home)
         try:
             playing = None if spec is None else with_stand_ins(home, spec, node=_node_name(given))

@@ -34,8 +34,14 @@ def make_home(home: Home) -> None:
             make_private(path)
 
 
-def make_folder(folder: str, mode: int, *, advice: str = "set ALIQUOT_HOME to a folder that you own") -> None:
-    """Make the folder with that mode; it must be ours. Raises StartError, with the advice."""
+def make_folder(
+    folder: str, mode: int, *, advice: str = "set ALIQUOT_HOME to a folder that you own", for_root: bool = False
+) -> None:
+    """Make the folder with that mode; it must be ours. Raises StartError, with the advice.
+
+    `for_root`: root may have it where others may not.
+    """
+    as_root = "run it as root, or " if for_root and os.geteuid() else ""
     try:
         os.makedirs(folder, mode=mode, exist_ok=True)
         owner, of_name = os.stat(folder).st_uid, os.lstat(folder).st_uid
@@ -43,10 +49,12 @@ def make_folder(folder: str, mode: int, *, advice: str = "set ALIQUOT_HOME to a 
             owner = of_name
         if owner == os.geteuid():
             os.chmod(folder, mode)
+    except PermissionError as error:
+        raise StartError(f"{folder}: {error.strerror}: {as_root}{advice}") from error
     except OSError as error:
         raise StartError(f"{folder}: {error.strerror}: {advice}") from error
     if owner != os.geteuid():  # its owner could replace anything in it
-        raise StartError(f"{folder} belongs to user {owner}: {advice}")
+        raise StartError(f"{folder} belongs to user {owner}: {as_root}{advice}")
 
 
 def check_mounted(folders: Iterable[str], *, mounts: Path = Path("/proc/self/mountinfo")) -> None:
