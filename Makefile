@@ -11,7 +11,7 @@ STEP   := $(PYTHON) deploy/step.py
 BUILD  := hatchling editables ziglang
 
 .DEFAULT_GOAL := help
-.PHONY: help install tools native protos run quick quick-static quick-tests test browser screenshots e2e check fuzz audit chart docs format wheel image images release web contract web-check web-built bench bench-gpu bench-scheduler bench-node bench-dashboard soak clean
+.PHONY: help install tools native protos run quick quick-static quick-tests test test-as-user browser screenshots e2e check fuzz audit chart docs format wheel image images release web contract web-check web-built bench bench-gpu bench-scheduler bench-node bench-dashboard soak clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,12 @@ test: native $(TOOLS) ## run every test that needs no cluster and no GPU; about 
 # The packages without IO: their tests need no library in C and no other process.
 PURE := tests/model tests/wording tests/dialects tests/placement tests/arbiter tests/sim
 
+# The packages whose programs do not act for every user as they act for root.
+BY_USER := tests/adapters tests/cli tests/runtime tests/services tests/shim tests/simgpu
+
+test-as-user: native $(TOOLS) ## as root, after make test: the tests of programs and devices again, as an ordinary user in a copy, with few examples
+	@HYPOTHESIS_PROFILE=quick tests/as_user.sh $(VENV) -n auto $(BY_USER)
+
 quick: $(TOOLS) ## lint, import rules, types, and the tests of the packages without IO with few examples; about a minute
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target quick-static quick-tests
 
@@ -93,7 +99,7 @@ screenshots: native $(TOOLS) ## make docs/img/dashboard.png, the dashboard of a 
 
 e2e: native $(TOOLS) ## test everything on a real Kubernetes with real nodes on loopback, as root; the first time builds it with Go, about twelve minutes
 	@$(BIN)/python tests/testbed/build.py
-	$(BIN)/python -m pytest tests/e2e
+	$(BIN)/python -m pytest -n 3 --dist loadgroup tests/e2e
 
 check: $(TOOLS) ## lint, types, import rules, generated files
 	@rm -rf out/protos && mkdir -p out/protos

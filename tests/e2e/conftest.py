@@ -19,6 +19,13 @@ from testbed.proxy import Proxy
 from testbed.wired import Wired
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Folders have a control plane each and wait for it most of the time: `make e2e` runs them side by side."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group(item.path.parent.name))
+
+
 @pytest.fixture(scope="session")
 def registry() -> Iterator[Registry]:
     """Any image that is pulled from it is the probe."""

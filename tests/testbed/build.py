@@ -13,6 +13,7 @@ import fcntl
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -268,6 +269,7 @@ def _say(line: str) -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it takes its `go` with it
     try:
         found = binaries(sys.argv[1:] or (*CONTROL_PLANE, *NODE, *SHIPPING))
     except CannotBuildError as error:

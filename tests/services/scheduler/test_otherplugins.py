@@ -105,6 +105,7 @@ class Slices:
     def __init__(self, *versions: str, status: int = 200) -> None:
         self.versions, self.status = versions, status
         self.paths: list[str] = []
+        self.ended = asyncio.Event()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.paths.append(request.path)
@@ -114,7 +115,7 @@ class Slices:
         if self.status != 200:
             return web.json_response({"kind": "Status", "code": self.status}, status=self.status)
         if request.query.get("watch"):
-            await asyncio.sleep(60)
+            await self.ended.wait()
         page = {"metadata": {"resourceVersion": "9"}, "items": [a_slice(nodeName="n1")]}
         return web.json_response(page)
 
@@ -136,6 +137,7 @@ class Slices:
             finally:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
+        self.ended.set()
         await runner.cleanup()
 
 
