@@ -63,8 +63,8 @@ export function App() {
             <NodePage key={route.node} name={route.node} />
           ) : (
             <>
-              <Everything />
               <Waiting />
+              <Everything />
               <Charts />
             </>
           )}
@@ -97,8 +97,8 @@ function Everything() {
           lines={["aliquot run --memory 10 --core 30 -- python train.py", "aliquot apply -f pod.yaml", "aliquot demo"]}
         />
       )}
-      {shown.map((name) => (
-        <NodeView key={name} name={name} alone={shown.length === 1} />
+      {shown.map((name, at) => (
+        <NodeView key={name} name={name} alone={shown.length === 1} first={at === 0} />
       ))}
     </>
   );

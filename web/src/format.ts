@@ -50,15 +50,23 @@ export function shortKey(key: string): string {
   return key.replace(/^default\//, "");
 }
 
-/** 45s, 12m, 3h 20m, 5d: as kubectl says ages. */
-export function age(seconds: number): string {
+/** 45s, 12m, 3h 20m, 5d: as kubectl says ages; in the units of the language. */
+export function age(seconds: number, { units }: { units: Units }): string {
   const whole = Math.max(0, Math.floor(seconds));
-  if (whole < 120) return `${whole}s`;
+  if (whole < 120) return `${whole}${units.seconds}`;
   const minutes = Math.floor(whole / 60);
-  if (minutes < 60) return `${minutes}m`;
+  if (minutes < 60) return `${minutes}${units.minutes}`;
   const hours = Math.floor(minutes / 60);
-  if (hours < 48) return minutes % 60 && hours < 10 ? `${hours}h ${minutes % 60}m` : `${hours}h`;
-  return `${Math.floor(hours / 24)}d`;
+  const rest = minutes % 60 && hours < 10 ? ` ${minutes % 60}${units.minutes}` : "";
+  if (hours < 48) return `${hours}${units.hours}${rest}`;
+  return `${Math.floor(hours / 24)}${units.days}`;
+}
+
+export interface Units {
+  seconds: string;
+  minutes: string;
+  hours: string;
+  days: string;
 }
 
 export function delay(seconds: number): string {

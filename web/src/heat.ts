@@ -5,8 +5,16 @@ import { FREE, FULL, OUT, WHOLE, type World } from "./world";
 
 /** A node with more cards than this takes a second column. */
 const TALLEST = 8;
-const LARGEST = 16;
+const LARGEST = 24;
 const SMALLEST = 3;
+/** From this pitch on every node has its name beside it, in columns at least so tall; else each line its first node's. */
+const NAMED = 9;
+const NAMED_TALL = 56;
+const NAME_WIDE = 13;
+const GUTTER = 76;
+/** Names below each other need so much. */
+const NAME_TALL = 13;
+const LETTER = 6;
 
 export interface Layout {
   /** Of a cell with its gap. */
@@ -20,6 +28,17 @@ export interface Layout {
   tall: number;
   /** How many blocks a line has: what "up" and "down" jump over. */
   perLine: number;
+  /** Whether every node has room for its name. */
+  named: boolean;
+}
+
+/** A node's name on the map: along its column, or at the edge of the line that it begins. */
+export interface Name {
+  text: string;
+  left: number;
+  top: number;
+  /** Of the column; of a line, the width. */
+  length: number;
 }
 
 export type Filter = "all" | "free" | "room" | "trouble";
@@ -56,29 +75,59 @@ function someCard(world: World, row: number, test: (card: number) => boolean): b
 export function layOut(rows: number[], cards: readonly number[], width: number, height: number): Layout {
   const tall = Math.min(TALLEST, Math.max(1, ...new Set(rows.map((row) => cards[row]!))));
   for (let pitch = LARGEST; ; pitch--) {
-    const layout = place(rows, cards, width, pitch, tall);
+    const layout = place(rows, cards, width, pitch, tall, pitch >= NAMED && tall * pitch >= NAMED_TALL);
     if (layout.height <= height || pitch <= SMALLEST) return layout;
   }
 }
 
-function place(rows: number[], cards: readonly number[], width: number, pitch: number, tall: number): Layout {
+function place(
+  rows: number[],
+  cards: readonly number[],
+  width: number,
+  pitch: number,
+  tall: number,
+  named: boolean,
+): Layout {
+  const start = named ? NAME_WIDE : gutter(width);
   const gap = pitch >= 8 ? pitch * 0.5 : pitch >= 6 ? 2 : 1;
   const line = tall * pitch + Math.max(3, Math.round(pitch * 0.6));
   const x = new Float64Array(rows.length);
   const y = new Float64Array(rows.length);
-  let [left, top, perLine] = [0, 0, 0];
+  let [left, top, perLine] = [start, 0, 0];
   rows.forEach((row, at) => {
     const wide = Math.ceil(cards[row]! / tall) * pitch;
-    if (left > 0 && left + wide > width) {
+    if (left > start && left + wide > width) {
       if (top === 0) perLine = at;
-      left = 0;
+      left = start;
       top += line;
     }
     x[at] = left;
     y[at] = top;
-    left += wide + gap;
+    left += wide + gap + (named ? NAME_WIDE : 0);
   });
-  return { pitch, height: rows.length ? top + line : 0, rows, x, y, tall, perLine: perLine || rows.length };
+  return { pitch, height: rows.length ? top + line : 0, rows, x, y, tall, perLine: perLine || rows.length, named };
+}
+
+function gutter(width: number): number {
+  return Math.min(GUTTER, Math.floor(width / 5));
+}
+
+/** The names to write. Of a name that is too long the end is kept: there nodes differ. */
+export function namesOf(layout: Layout, names: readonly string[], width: number): Name[] {
+  const length = layout.named ? layout.tall * layout.pitch : gutter(width) - LETTER;
+  const shown: Name[] = [];
+  layout.rows.forEach((row, at) => {
+    const [x, top] = [layout.x[at]!, layout.y[at]!];
+    const before = shown.at(-1);
+    if (!layout.named && before && top < before.top + NAME_TALL) return;
+    shown.push({ text: shortened(names[row]!, length), left: layout.named ? x - NAME_WIDE : 0, top, length });
+  });
+  return shown;
+}
+
+function shortened(name: string, length: number): string {
+  const most = Math.floor(length / LETTER);
+  return name.length <= most ? name : `…${name.slice(1 - most)}`;
 }
 
 export interface Cell {

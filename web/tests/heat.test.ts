@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 
-import { cellAt, kindSums, layOut, matching, moved } from "../src/heat";
+import { cellAt, kindSums, layOut, matching, moved, namesOf } from "../src/heat";
 import { byReason } from "../src/reasons";
 import type { DashboardState, WaitingPod } from "../src/contract";
 import { begin } from "../src/world";
@@ -53,8 +53,38 @@ describe("the map", () => {
 
   it("gives a node of sixteen cards a second column, and finds the cards in it", () => {
     const layout = layOut([0, 1], [16, 8], 400, 300);
-    expect(cellAt(layout, [16, 8], layout.pitch + 1, 1)).toEqual({ at: 0, card: 8 });
+    expect(cellAt(layout, [16, 8], layout.x[0]! + layout.pitch + 1, 1)).toEqual({ at: 0, card: 8 });
     expect(cellAt(layout, [16, 8], layout.x[1]! + 1, 1)).toEqual({ at: 1, card: 0 });
+  });
+
+  it("writes the name of every node beside its column where there is room", () => {
+    const few = rows.slice(0, 30);
+    const layout = layOut(few, cards, 1400, 560);
+    const names = namesOf(layout, few.map((row) => `node-${row}`), 1400);
+    expect(names.map((name) => name.text)).toEqual(few.map((row) => `node-${row}`));
+    names.forEach((name, at) => {
+      expect(name.left).toBeGreaterThanOrEqual(0);
+      expect(name.left).toBeLessThan(layout.x[at]!);
+      if (at > 0 && name.top === names[at - 1]!.top) expect(name.left).toBeGreaterThan(layout.x[at - 1]!);
+    });
+  });
+
+  it("writes the name of each line's first node where nodes are too many", () => {
+    const many = Array.from({ length: 5000 }, (_, row) => row);
+    const eight = many.map(() => 8);
+    const layout = layOut(many, eight, 1400, 560);
+    const names = namesOf(layout, many.map((row) => `a-rather-long-name-of-node-${row}`), 1400);
+    expect(layout.named).toBe(false);
+    expect(names.length).toBe(Math.ceil(5000 / layout.perLine));
+    expect(names[0]!.text).toMatch(/^….*node-0$/);
+    expect(names[1]!.text).toMatch(new RegExp(`node-${layout.perLine}$`));
+  });
+
+  it("never writes one name over another", () => {
+    const one = rows.map(() => 1);
+    const layout = layOut(rows, one, 300, 40);
+    const tops = namesOf(layout, rows.map(String), 300).map((name) => name.top);
+    tops.slice(1).forEach((top, at) => expect(top - tops[at]!).toBeGreaterThanOrEqual(12));
   });
 
   it("lets arrows walk over cards, nodes and lines, and never out of it", () => {

@@ -5,6 +5,7 @@ import { axisSeconds, bucketAt, nearestPreemption, runsOf } from "../src/lanes";
 import { waitBefore } from "../src/link";
 import { parseRoute, renderRoute } from "../src/route";
 import { shadeOf } from "../src/colour";
+import { TEXTS } from "../src/text";
 
 describe("figures", () => {
   it.each([
@@ -35,7 +36,11 @@ describe("figures", () => {
     [36_000, "10h"],
     [500_000, "5d"],
     [-3, "0s"],
-  ])("%d seconds are %s old", (seconds, told) => expect(age(seconds)).toBe(told));
+  ])("%d seconds are %s old", (seconds, told) => expect(age(seconds, TEXTS.en)).toBe(told));
+
+  it("ages have the units of the language", () => {
+    expect([age(45, TEXTS.zh), age(12_000, TEXTS.zh), age(500_000, TEXTS.zh)]).toEqual(["45 秒", "3 小时 20 分", "5 天"]);
+  });
 
   it("delays below a second are milliseconds", () => {
     expect([delay(0), delay(0.1), delay(2.5)]).toEqual(["0 s", "100 ms", "2.5 s"]);

@@ -78,7 +78,7 @@ function TenantRow({ tenant, measured, stated }: { tenant: Tenant; measured: boo
       : memoryOf(tenant.memory_used_mib, tenant.memory_mib);
   const hint = [
     tenant.paused_by === null ? "" : text.pausedBy(tenant.paused_by),
-    tenant.paused_seconds ? text.pausedFor(age(tenant.paused_seconds)) : "",
+    tenant.paused_seconds ? text.pausedFor(age(tenant.paused_seconds, text)) : "",
   ];
   return (
     <tr class={tenant.state === "paused" ? "paused" : ""}>
@@ -87,7 +87,8 @@ function TenantRow({ tenant, measured, stated }: { tenant: Tenant; measured: boo
           <Swatch tenant={tenant} /> <span>{shortKey(tenant.key)}</span>
         </button>
         <small>
-          <span class={`c-${tenant.class}`}>{text[tenant.class]}</span> · {tenant.dialect}
+          <span class={`c-${tenant.class}`}>{text[tenant.class]}</span> · {dialectName(tenant.dialect, text)}
+          {tenant.paused_by !== null && <b class="paused-by"> · {text.hasCard(shortKey(tenant.paused_by))}</b>}
         </small>
       </th>
       <td title={text.memory}>
@@ -98,11 +99,7 @@ function TenantRow({ tenant, measured, stated }: { tenant: Tenant; measured: boo
       {measured && <td title={text.share}>{tenant.share === null ? "" : percent(tenant.share)}</td>}
       {stated && (
         <td class="state" title={hint.filter(Boolean).join(", ")}>
-          {tenant.state !== null && (
-            <span class={`state-${tenant.state}`}>
-              {tenant.paused_by === null ? text.states[tenant.state] : text.pausedBy(shortKey(tenant.paused_by))}
-            </span>
-          )}
+          {tenant.state !== null && <span class={`state-${tenant.state}`}>{text.states[tenant.state]}</span>}
         </td>
       )}
     </tr>
@@ -111,6 +108,11 @@ function TenantRow({ tenant, measured, stated }: { tenant: Tenant; measured: boo
 
 export function Swatch({ tenant }: { tenant: Pick<Tenant, "key" | "class"> }) {
   return <i class="swatch" style={{ background: tenantColour(tenant.key, tenant.class) }} aria-hidden="true" />;
+}
+
+/** A run of one machine has no dialect. */
+export function dialectName(dialect: string, text: Text): string {
+  return dialect === "run" ? text.run : dialect;
 }
 
 export function quota(share: { core: number | null; greedy: boolean; exclusive: boolean }, text: Text): string {

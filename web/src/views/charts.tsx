@@ -27,15 +27,15 @@ export function Charts() {
   const day = useAsked<History>(range === "24h" ? "history?range=24h" : null, DAY_EVERY);
   const history = range === "10m" ? world.state.history : day.is === "here" ? day.value : null;
   const booked: Line[] = [
-    { name: "memory", label: text.memory, colour: "var(--accent)" },
-    { name: "core", label: text.compute, colour: "var(--second)" },
-    { name: "busy", label: text.busy, colour: "var(--third)" },
+    { name: "memory", label: text.memory, colour: "var(--memory)" },
+    { name: "core", label: text.compute, colour: "var(--compute)" },
+    { name: "busy", label: text.busy, colour: "var(--busy)" },
   ];
   const pods: Line[] = [
     { name: "online", label: text.online, colour: "var(--online)" },
     { name: "offline", label: text.offline, colour: "var(--offline)" },
     { name: "normal", label: text.normal, colour: "var(--normal)" },
-    { name: "waiting", label: text.waiting, colour: "var(--bad)" },
+    { name: "waiting", label: text.waiting, colour: "var(--waiting)" },
   ];
   return (
     <section class="box">
@@ -56,7 +56,7 @@ export function Charts() {
           <Chart title={text.chartBooked} lines={booked} history={history} top={100} />
           <Chart
             title={text.chartFragmentation}
-            lines={[{ name: "fragmentation", label: text.fragmentation, colour: "var(--accent)" }]}
+            lines={[{ name: "fragmentation", label: text.fragmentation, colour: "var(--fragmentation)" }]}
             history={history}
             top={null}
           />

@@ -125,6 +125,7 @@ export function Totals() {
       </Figure>
       <Figure
         name={text.memoryBooked}
+        measure="memory"
         value={percent(ratio(totals.memory_booked_mib, totals.memory_mib))}
         level={ratio(totals.memory_booked_mib, totals.memory_mib)}
       >
@@ -133,12 +134,13 @@ export function Totals() {
       </Figure>
       <Figure
         name={text.computeBooked}
+        measure="compute"
         value={percent(ratio(totals.core_booked, totals.core))}
         level={ratio(totals.core_booked, totals.core)}
       >
         {few(totals.core_booked / 100)} / {text.cards(grouped(totals.core / 100))}
       </Figure>
-      {totals.busy !== null && <Figure name={text.busyNow} value={percent(totals.busy)} level={totals.busy} />}
+      {totals.busy !== null && <Figure name={text.busyNow} measure="busy" value={percent(totals.busy)} level={totals.busy} />}
       <Figure name={text.pods} value={grouped(totals.pods.online + totals.pods.offline + totals.pods.normal)} broad>
         {(["online", "offline", "normal"] as const).map((name) => (
           <span class="count" key={name}>
@@ -146,18 +148,19 @@ export function Totals() {
           </span>
         ))}
       </Figure>
-      <Figure name={text.waiting} value={grouped(totals.waiting)} loud={totals.waiting > 0}>
-        {eldest < Infinity && text.waitsFor(age(world.state.now - eldest))}
+      <Figure name={text.waiting} value={grouped(totals.waiting)} tone={totals.waiting > 0 ? "waiting" : undefined}>
+        {eldest < Infinity && text.waitsFor(age(world.state.now - eldest, text))}
       </Figure>
       {totals.fragmentation !== null && (
         <Figure
           name={text.fragmentation}
+          measure="fragmentation"
           value={percent(totals.fragmentation, 1)}
           hint={text.fragmentationHint}
           level={totals.fragmentation}
         />
       )}
-      {totals.troubled > 0 && <Figure name={text.troubled} value={grouped(totals.troubled)} loud />}
+      {totals.troubled > 0 && <Figure name={text.troubled} value={grouped(totals.troubled)} tone="bad" />}
     </dl>
   );
 }
@@ -168,21 +171,24 @@ interface FigureProps {
   unit?: string;
   hint?: string;
   level?: number;
-  loud?: boolean;
+  /** Whose colour the level has. */
+  measure?: string;
+  /** The colour of the number. */
+  tone?: "waiting" | "bad" | undefined;
   broad?: boolean;
   children?: ComponentChildren;
 }
 
-function Figure({ name, value, unit, hint, level, loud, broad, children }: FigureProps) {
+function Figure({ name, value, unit, hint, level, measure = "cards", tone, broad, children }: FigureProps) {
   return (
-    <div class={["figure", loud && "loud", broad && "broad"].filter(Boolean).join(" ")} title={hint}>
+    <div class={["figure", tone, broad && "broad"].filter(Boolean).join(" ")} title={hint}>
       <dt>{name}</dt>
       <dd>
         <span class="big">{value}</span>
         {unit && <span class="unit"> {unit}</span>}
         {level !== undefined && (
           <span class="level" aria-hidden="true">
-            <i style={{ width: `${Math.min(100, level * 100)}%` }} />
+            <i class={`m-${measure}`} style={{ width: `${Math.min(100, level * 100)}%` }} />
           </span>
         )}
         <small>{children}</small>

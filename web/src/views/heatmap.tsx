@@ -4,7 +4,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { rgb } from "../colour";
 import { grouped, percent } from "../format";
-import { cellAt, layOut, moved, type Cell, type Layout } from "../heat";
+import { cellAt, layOut, moved, namesOf, type Cell, type Layout } from "../heat";
 import { useShared, useWidth } from "../hooks";
 import { go } from "../route";
 import type { Text, Words } from "../text";
@@ -73,6 +73,7 @@ export function HeatMap({ rows, colourBy }: { rows: number[]; colourBy: ColourBy
           onClick={(event) => open(under(event))}
           onKeyDown={onKey}
         />
+        {layout && <Names layout={layout} names={names} width={width} />}
         {cell && layout && (
           <i
             class="cursor"
@@ -89,9 +90,24 @@ export function HeatMap({ rows, colourBy }: { rows: number[]; colourBy: ColourBy
         )}
       </div>
       <p id="heat-told" class="told" role="status" aria-live={focused ? "polite" : "off"}>
-        {told ?? text.heatHint}
+        {told ?? [text.heatHint, ...(layout?.named ? [] : [text.heatEdge])].join(" ")}
       </p>
     </>
+  );
+}
+
+/** For those who see the map; others hear the name of each cell. */
+function Names({ layout, names, width }: { layout: Layout; names: readonly string[]; width: number }) {
+  const shown = useMemo(() => namesOf(layout, names, width), [layout, names, width]);
+  const along = layout.named ? "height" : "width";
+  return (
+    <div class={layout.named ? "names columns" : "names"} aria-hidden="true">
+      {shown.map(({ text, left, top, length }) => (
+        <span key={`${left} ${top}`} style={{ left: `${left}px`, top: `${top}px`, [along]: `${length}px` }}>
+          {text}
+        </span>
+      ))}
+    </div>
   );
 }
 
@@ -184,7 +200,7 @@ interface Palette {
 function paletteOf(theme: string, colourBy: ColourBy): Palette {
   const colour = (name: string): Triple => rgb(`var(--${name})`, theme);
   const free = colour("free");
-  const heat = colour("accent");
+  const heat = colour(colourBy === "core" ? "compute" : "memory");
   const table = (mixed: string): Uint32Array => {
     const words = new Uint32Array(CLASSES.length * (FULL + 1));
     CLASSES.forEach((name, kind) => {

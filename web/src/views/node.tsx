@@ -2,7 +2,8 @@
 
 import type { Node } from "../contract";
 import { delay } from "../format";
-import { useAsked, useShared } from "../hooks";
+import { columnsFor } from "../grid";
+import { useAsked, useShared, useWidth } from "../hooks";
 import type { Answer } from "../link";
 import { go } from "../route";
 import { CardView } from "./card";
@@ -10,6 +11,9 @@ import { Sentence } from "./sentence";
 import { TimelineView } from "./timeline";
 
 const EVERY = 2000;
+/** So wide is a card, or a timeline, at least. */
+const CARD = 380;
+const TIMELINE = 520;
 
 /** A machine tells its nodes with each tick; of a cluster's node one asks. */
 export function useNode(name: string): Answer<Node> {
@@ -28,12 +32,13 @@ export function NodePage({ name }: { name: string }) {
           ← {text.allNodes}
         </button>
       </nav>
-      <NodeView name={name} alone />
+      <NodeView name={name} alone first />
     </>
   );
 }
 
-export function NodeView({ name, alone = false }: { name: string; alone?: boolean }) {
+/** `first` of the page: it tells what the bars mean. */
+export function NodeView({ name, alone, first }: { name: string; alone: boolean; first: boolean }) {
   const { text } = useShared();
   const answer = useNode(name);
   if (answer.is === "gone") return <p class="box quiet">{text.gone(name)}</p>;
@@ -61,19 +66,31 @@ export function NodeView({ name, alone = false }: { name: string; alone?: boolea
             <Sentence of={trouble} />
           </span>
         ))}
+        {first && node.cards.some((card) => card.tenants.length > 0) && <small class="pale-hint">{text.paleHint}</small>}
       </div>
       {node.notes.map((note) => (
         <p class="note" key={note.text}>
           <Sentence of={note} />
         </p>
       ))}
-      <div class="cards">
+      <Body node={node} alone={alone} />
+    </section>
+  );
+}
+
+/** The cards, and below them who held them; one card alone has that beside it. */
+function Body({ node, alone }: { node: Node; alone: boolean }) {
+  const [holder, width] = useWidth<HTMLDivElement>();
+  const beside = node.cards.length === 1 && width >= 2 * CARD;
+  return (
+    <div class={beside ? "node-body beside" : "node-body"} ref={holder}>
+      <div class="cards" style={{ "--columns": columnsFor(node.cards.length, beside ? width / 2 : width, CARD) }}>
         {node.cards.map((card) => (
           <CardView key={card.uuid} card={card} />
         ))}
       </div>
-      <Timelines node={node} alone={alone} />
-    </section>
+      <Timelines node={node} alone={alone} width={beside ? width / 2 : width} />
+    </div>
   );
 }
 
@@ -85,14 +102,14 @@ function NodeLink({ name }: { name: string }) {
   );
 }
 
-function Timelines({ node, alone }: { node: Node; alone: boolean }) {
+function Timelines({ node, alone, width }: { node: Node; alone: boolean; width: number }) {
   const { text } = useShared();
   const { timeline } = node;
   if (!timeline) return alone ? <p class="quiet">{text.noTimeline}</p> : null;
   const held = node.cards.filter((card) => timeline.cards[card.uuid]?.tenants.length);
   if (held.length === 0) return null;
   return (
-    <section class="box timelines">
+    <section class="box timelines" style={{ "--columns": columnsFor(held.length, width, TIMELINE) }}>
       <div class="head">
         <h2>{text.timeline}</h2>
         <small>{text.timelineHint}</small>

@@ -32,7 +32,7 @@ export function Overview() {
           <Choice name={text.colourBy} options={COLOURS} labels={colours} value={colourBy} onChange={setColourBy} />
         </div>
         {rows.length > 0 ? <HeatMap rows={rows} colourBy={colourBy} /> : <p class="quiet">{text.nothingMatches}</p>}
-        {colourBy === "class" ? <Legend /> : <Scale />}
+        {colourBy === "class" ? <Legend /> : <Scale of={colourBy} />}
       </section>
     </>
   );
@@ -99,10 +99,10 @@ function Kinds({ chosen, onChoose }: { chosen: number | null; onChoose: (index: 
               </td>
               <td class="n">{grouped(sum.free)}</td>
               <td>
-                <Meter value={sum.memory} />
+                <Meter value={sum.memory} measure="memory" />
               </td>
               <td>
-                <Meter value={sum.core} />
+                <Meter value={sum.core} measure="compute" />
               </td>
             </tr>
           ))}
@@ -112,11 +112,11 @@ function Kinds({ chosen, onChoose }: { chosen: number | null; onChoose: (index: 
   );
 }
 
-function Meter({ value }: { value: number }) {
+function Meter({ value, measure }: { value: number; measure: string }) {
   return (
     <span class="meter">
       <i>
-        <i style={{ width: `${Math.min(1, value) * 100}%` }} />
+        <i class={`m-${measure}`} style={{ width: `${Math.min(1, value) * 100}%` }} />
       </i>
       <span>{percent(value)}</span>
     </span>
@@ -132,16 +132,21 @@ export function Legend() {
           <i class={`cell ${name}`} /> {{ ...text, free: text.freeCard, out: text.outCard }[name]}
         </li>
       ))}
+      <li class="paler">
+        <i class="cell p-35" />
+        <i class="cell p-70" />
+        <i class="cell normal" /> {text.paler}
+      </li>
     </ul>
   );
 }
 
-function Scale() {
+function Scale({ of }: { of: "memory" | "core" }) {
   const { text } = useShared();
   return (
     <ul class="legend">
       <li>
-        0% <i class="scale" /> 100%
+        0% <i class={`scale ${of}`} /> 100% {of === "memory" ? text.memoryBooked : text.computeBooked}
       </li>
       <li>
         <i class="cell out" /> {text.outCard}

@@ -48,7 +48,7 @@ function PodView({ pod }: { pod: Pod }) {
         {(pod.kind === "run" || pod.dialect !== null) && (
           <span class="chip">{pod.kind === "run" ? text.run : pod.dialect}</span>
         )}
-        {pod.since !== null && <span class="chip">{age(world.state.now - pod.since)}</span>}
+        {pod.since !== null && <span class="chip">{age(world.state.now - pod.since, text)}</span>}
         {pod.owner !== null && <span class="chip">{pod.owner}</span>}
       </p>
       <h3>{text.where}</h3>

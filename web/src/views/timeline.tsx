@@ -8,6 +8,7 @@ import { shortKey } from "../format";
 import { useShared, useWidth } from "../hooks";
 import { axisSeconds, bucketAt, nearestPreemption, runsOf } from "../lanes";
 import { go } from "../route";
+import type { Text } from "../text";
 import { Swatch } from "./card";
 
 const LANE = 26;
@@ -52,7 +53,7 @@ function Lanes({ told, timeline, label }: { told: CardTimeline; timeline: Timeli
 
   useEffect(() => {
     if (canvas.current && width > 0)
-      draw(canvas.current, told, timeline, { width, height, theme, mouse, now: text.now });
+      draw(canvas.current, told, timeline, { width, height, theme, mouse, text });
   }, [told, timeline, width, height, theme, mouse, text, world.revision]);
 
   const at = mouse === null ? null : bucketAt(mouse / Math.max(1, width), timeline);
@@ -96,7 +97,7 @@ interface Frame {
   height: number;
   theme: string;
   mouse: number | null;
-  now: string;
+  text: Text;
 }
 
 function draw(canvas: HTMLCanvasElement, told: CardTimeline, timeline: Timeline, frame: Frame): void {
@@ -117,7 +118,7 @@ function draw(canvas: HTMLCanvasElement, told: CardTimeline, timeline: Timeline,
       hatch(
         pen,
         { x: run.start * bucket, y: top, width: run.length * bucket, height: LANE },
-        resolved(colour, theme, 0.55),
+        resolved("var(--paused)", theme),
       );
     pen.fillStyle = resolved(colour, theme);
     lane.shares.forEach((share, at) => {
@@ -175,7 +176,7 @@ function marks(pen: CanvasRenderingContext2D, told: CardTimeline, timeline: Time
   }
 }
 
-function axis(pen: CanvasRenderingContext2D, timeline: Timeline, { width, height, theme, mouse, now }: Frame): void {
+function axis(pen: CanvasRenderingContext2D, timeline: Timeline, { width, height, theme, mouse, text }: Frame): void {
   const span = timeline.buckets * timeline.step;
   pen.fillStyle = resolved("var(--quiet)", theme);
   pen.font = "11px system-ui, sans-serif";
@@ -183,7 +184,7 @@ function axis(pen: CanvasRenderingContext2D, timeline: Timeline, { width, height
   for (const ago of axisSeconds(span, width)) {
     const x = width * (1 - ago / span);
     pen.textAlign = ago === 0 ? "right" : ago >= span ? "left" : "center";
-    pen.fillText(ago === 0 ? now : `−${ago} s`, x, height - 2);
+    pen.fillText(ago === 0 ? text.now : text.secondsAgo(ago), x, height - 2);
   }
   if (mouse === null) return;
   pen.fillStyle = resolved("var(--ink)", theme, 0.4);

@@ -7,6 +7,7 @@ import { age, grouped, shortKey } from "../format";
 import { useShared } from "../hooks";
 import { byReason } from "../reasons";
 import { go } from "../route";
+import { dialectName } from "./card";
 import { Sentence } from "./sentence";
 
 /** Up to so many are listed one by one. */
@@ -16,13 +17,13 @@ export function Waiting() {
   const { world, text } = useShared();
   const { count, pods } = world.state.waiting;
   const unseen = count - pods.length;
+  if (count === 0) return null; // the tile above says so
   return (
     <section class="box waiting">
       <div class="head">
         <h2>{text.waitingTitle}</h2>
         <small>{grouped(count)}</small>
       </div>
-      {count === 0 && <p class="quiet">{text.nobodyWaits}</p>}
       {pods.length <= FEW
         ? pods.map((pod) => <Row key={pod.key} pod={pod} reason />)
         : byReason(pods).map((group) => <Group key={group.reason.text} {...group} />)}
@@ -53,11 +54,11 @@ function Row({ pod, reason = false }: { pod: WaitingPod; reason?: boolean }) {
       </button>
       <small>
         <span class={`c-${pod.class}`}>{text[pod.class]}</span>
-        {pod.dialect !== null && ` · ${pod.dialect}`} · {text.wants} {words.wants(pod.wants)}
+        {pod.dialect !== null && ` · ${dialectName(pod.dialect, text)}`} · {text.wants} {words.wants(pod.wants)}
         {pod.since !== null && (
           <>
             {" · "}
-            <span class="unbroken">{text.waitsFor(age(world.state.now - pod.since))}</span>
+            <span class="unbroken">{text.waitsFor(age(world.state.now - pod.since, text))}</span>
           </>
         )}
       </small>
