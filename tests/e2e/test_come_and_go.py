@@ -14,6 +14,7 @@ from aliquot.sim.trace import PodSpec
 from kit.builders import a_node
 from kit.manifests import COUNT, MEM
 from testbed import objects
+from testbed.cards import assert_board_is_true
 from testbed.gpus import gpushare_node
 from testbed.objects import Object, pod
 from testbed.wired import Wired
@@ -70,6 +71,8 @@ def test_a_real_kube_scheduler_places_and_delays_pods_as_simulated(cluster: Wire
         what = f"step {at} of {len(steps)}: {name}, {spec}"
         if step.leaves:
             objects.delete_pod(cluster.plane, name)
+            # Ours hears of it by its own watch, which may come after kube-scheduler's question about the next Pod.
+            assert_board_is_true(cluster.plane, cluster.ours, 60)
             continue
         if step.uid not in came:
             came.add(step.uid)
